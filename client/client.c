@@ -127,7 +127,8 @@ static ep_err check_config(const ep_client_config *config, ep_error *out_error)
         (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0, EP_TOKENS_MAX,
                             out_error)) != EP_OK ||
         (config->hedge_permille != EP_HEDGE_BY_POLICY &&
-         (err = check_number("hedge_permille", config->hedge_permille, 0, EP_HEDGE_PERMILLE_MAX, out_error)) != EP_OK)) {
+         (err = check_number("hedge_permille", config->hedge_permille, 0, EP_HEDGE_PERMILLE_MAX, out_error)) !=
+             EP_OK)) {
         return err;
     }
     if (config->numerics != NULL &&

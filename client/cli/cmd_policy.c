@@ -72,7 +72,8 @@ static error_t parse_change(int key, char *arg, struct argp_state *state)
         add_change(state, options, arg);
         return 0;
     case ARGP_KEY_NO_ARGS:
-        argp_error(state, "%s is missing; expertctl policy show lists the keys", options->is_unset ? "KEY" : "KEY=VALUE");
+        argp_error(state, "%s is missing; expertctl policy show lists the keys",
+                   options->is_unset ? "KEY" : "KEY=VALUE");
         return EINVAL;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -87,7 +88,8 @@ static error_t parse_show(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option change_options[] = {
-    {"expect-revision", KEY_EXPECT_REVISION, "N", 0, "Only if the policy is at this revision: nobody else has changed it", 1},
+    {"expect-revision", KEY_EXPECT_REVISION, "N", 0,
+     "Only if the policy is at this revision: nobody else has changed it", 1},
     {0},
 };
 static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
@@ -108,9 +110,12 @@ static const struct argp set_argp = {
     parse_change,
     "KEY=VALUE...",
     "Sets keys of the policy, all of them or none, without a restart and without failing a call."
-    "\vA key that is set stands in for what configuration files say, until it is unset; a coordinator with a store keeps it over a restart. "
-    "What a caller sets itself, in its client's configuration or for a call, stays in force for that caller. Each change is a revision. The "
-    "command ends when the change is written; callers have it with the next routing table, nodes with the next heartbeat.\n\n"
+    "\vA key that is set stands in for what configuration files say, until it is unset; a coordinator with a store "
+    "keeps it over a restart. "
+    "What a caller sets itself, in its client's configuration or for a call, stays in force for that caller. Each "
+    "change is a revision. The "
+    "command ends when the change is written; callers have it with the next routing table, nodes with the next "
+    "heartbeat.\n\n"
     "Examples:\n"
     "  expertctl policy set decode_tokens_max=128 --admin tcp://127.0.0.1:7412\n"
     "  expertctl policy set copies=2 hedge_permille=50 --expect-revision 7 \\\n"
@@ -147,20 +152,22 @@ static bool print_json(const Expertd__V1__PolicyReply *reply)
     for (size_t i = 0; i < reply->n_entries; i++) {
         const Expertd__V1__PolicyEntry *entry = reply->entries[i];
         json_array_append_new(
-            entries, json_pack("{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o}", "key", ep_cli_json_text(entry->key), "value",
-                               ep_cli_json_text(entry->value), "origin", ep_cli_json_text(entry->origin), "revision", (json_int_t)entry->revision,
-                               "set_at", (json_int_t)entry->set_at, "who", ep_cli_json_text(entry->who), "allowed",
-                               ep_cli_json_text(entry->allowed), "unused", ep_cli_json_text(entry->unused), "help", ep_cli_json_text(entry->help)));
+            entries, json_pack("{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o}", "key", ep_cli_json_text(entry->key),
+                               "value", ep_cli_json_text(entry->value), "origin", ep_cli_json_text(entry->origin),
+                               "revision", (json_int_t)entry->revision, "set_at", (json_int_t)entry->set_at, "who",
+                               ep_cli_json_text(entry->who), "allowed", ep_cli_json_text(entry->allowed), "unused",
+                               ep_cli_json_text(entry->unused), "help", ep_cli_json_text(entry->help)));
     }
-    return ep_cli_json_print(json_pack("{s:I, s:b, s:o, s:o}", "revision", (json_int_t)reply->revision, "kept", (int)reply->kept, "store",
-                                       ep_cli_json_text(reply->store), "entries", entries),
+    return ep_cli_json_print(json_pack("{s:I, s:b, s:o, s:o}", "revision", (json_int_t)reply->revision, "kept",
+                                       (int)reply->kept, "store", ep_cli_json_text(reply->store), "entries", entries),
                              stdout);
 }
 
 static bool print_table(const Expertd__V1__PolicyReply *reply)
 {
     ep_cli_table *table = ep_cli_table_create("KEY|VALUE|ORIGIN|3SET|2BY|1ALLOWED");
-    ep_cli_line(stdout, "policy revision %" PRIu64 ", %s%s", reply->revision, reply->kept ? "kept in " : "not written yet to ", reply->store);
+    ep_cli_line(stdout, "policy revision %" PRIu64 ", %s%s", reply->revision,
+                reply->kept ? "kept in " : "not written yet to ", reply->store);
     putchar('\n');
     for (size_t i = 0; table != NULL && i < reply->n_entries; i++) {
         const Expertd__V1__PolicyEntry *entry = reply->entries[i];
@@ -177,8 +184,8 @@ static bool print_table(const Expertd__V1__PolicyReply *reply)
     ep_cli_table_destroy(table);
     for (size_t i = 0; i < reply->n_entries; i++) {
         if (reply->entries[i]->unused[0] != '\0') {
-            ep_cli_line(stdout, "%s is set at revision %" PRIu64 " and not in force: it %s", reply->entries[i]->key, reply->entries[i]->revision,
-                        reply->entries[i]->unused);
+            ep_cli_line(stdout, "%s is set at revision %" PRIu64 " and not in force: it %s", reply->entries[i]->key,
+                        reply->entries[i]->revision, reply->entries[i]->unused);
         }
     }
     return good;
@@ -191,12 +198,15 @@ static void print_changes(const char *program, const policy_options *options, co
         for (size_t i = 0; i < reply->n_entries; i++) {
             const Expertd__V1__PolicyEntry *entry = reply->entries[i];
             if (strcmp(entry->key, options->changes[c].key) == 0) {
-                ep_cli_line(stdout, "%s is %s, %s", entry->key, entry->value[0] != '\0' ? entry->value : "not set", entry->origin);
+                ep_cli_line(stdout, "%s is %s, %s", entry->key, entry->value[0] != '\0' ? entry->value : "not set",
+                            entry->origin);
             }
         }
     }
     if (strcmp(reply->store, "memory") == 0) {
-        ep_cli_line(stderr, "%s: the coordinator keeps its state in memory: a restart ends the policy; state_dir keeps it", program);
+        ep_cli_line(stderr,
+                    "%s: the coordinator keeps its state in memory: a restart ends the policy; state_dir keeps it",
+                    program);
     }
 }
 
@@ -213,13 +223,13 @@ static void say_who(char *out, size_t bytes)
     snprintf(out, bytes, "%.30s@%.30s", user != NULL ? user->pw_name : "uid", host);
 }
 
-static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect, const Expertd__V1__PolicyRequest *request, uint64_t end_ns,
-                  Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
+static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect, const Expertd__V1__PolicyRequest *request,
+                  uint64_t end_ns, Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
     const uint64_t now_ns = ep_clock_now_ns();
-    ep_err err = ep_cli_admin_call(control, connect, "Policy", &request->base, (end_ns > now_ns ? end_ns - now_ns : 0) / EP_NS_PER_US + 1,
-                                   &message, out_error);
+    ep_err err = ep_cli_admin_call(control, connect, "Policy", &request->base,
+                                   (end_ns > now_ns ? end_ns - now_ns : 0) / EP_NS_PER_US + 1, &message, out_error);
     if (err == EP_OK) {
         if (*out_reply != NULL) {
             protobuf_c_message_free_unpacked(&(*out_reply)->base, NULL);
@@ -230,7 +240,8 @@ static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect, const 
 }
 
 /* Asks again until the change is written. */
-static ep_err change(ep_cli_control *control, const policy_options *options, Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
+static ep_err change(ep_cli_control *control, const policy_options *options, Expertd__V1__PolicyReply **out_reply,
+                     ep_error *out_error)
 {
     struct timespec pause = {.tv_nsec = (long)POLL_NS_MIN};
     const uint64_t end_ns = ep_clock_now_ns() + options->connect.timeout_us * EP_NS_PER_US;
@@ -251,7 +262,8 @@ static ep_err change(ep_cli_control *control, const policy_options *options, Exp
     const uint64_t revision = err == EP_OK ? (*out_reply)->revision : 0;
     while (err == EP_OK && !(*out_reply)->kept) {
         if (ep_clock_now_ns() >= end_ns) {
-            return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "policy revision %" PRIu64 " is taken, but not written after %g s: %s", revision,
+            return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                                "policy revision %" PRIu64 " is taken, but not written after %g s: %s", revision,
                                 (double)options->connect.timeout_us / 1e6,
                                 (*out_reply)->store_error[0] != '\0' ? (*out_reply)->store_error : "the store is slow");
         }
@@ -354,4 +366,5 @@ static int run_policy(int argc, char **argv)
     return ep_cli_run_verb(argc, argv, verb_at, &argp);
 }
 
-const ep_cli_command ep_cli_policy = {"policy", "what is set for the whole service while it runs", &argp, run_policy, verb_at};
+const ep_cli_command ep_cli_policy = {"policy", "what is set for the whole service while it runs", &argp, run_policy,
+                                      verb_at};

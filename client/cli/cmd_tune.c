@@ -45,9 +45,12 @@ static void parse_tokens(struct argp_state *state, tune_options *options, const 
         const char *comma = strchr(at, ',');
         const size_t bytes = comma != NULL ? (size_t)(comma - at) : strlen(at);
         snprintf(text, sizeof(text), "%.*s", bytes < sizeof(text) ? (int)bytes : (int)sizeof(text) - 1, at);
-        const uint32_t tokens = (uint32_t)ep_cli_arg_whole(state, "--tokens", text, 1, EP_TOKENS_MAX < POLICY_TOKENS_MAX ? EP_TOKENS_MAX : POLICY_TOKENS_MAX);
-        if (options->count == EP_CLI_TUNE_SIZES_MAX || (options->count > 0 && tokens <= options->sizes[options->count - 1].tokens)) {
-            argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg, EP_CLI_TUNE_SIZES_MAX);
+        const uint32_t tokens = (uint32_t)ep_cli_arg_whole(
+            state, "--tokens", text, 1, EP_TOKENS_MAX < POLICY_TOKENS_MAX ? EP_TOKENS_MAX : POLICY_TOKENS_MAX);
+        if (options->count == EP_CLI_TUNE_SIZES_MAX ||
+            (options->count > 0 && tokens <= options->sizes[options->count - 1].tokens)) {
+            argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg,
+                       EP_CLI_TUNE_SIZES_MAX);
         }
         options->sizes[options->count++].tokens = tokens;
         at = comma != NULL ? comma + 1 : NULL;
@@ -64,7 +67,8 @@ static error_t parse_load(int key, char *arg, struct argp_state *state, tune_opt
         parse_tokens(state, options, arg);
         return 0;
     case KEY_ROUNDS:
-        options->rounds = (uint32_t)ep_cli_arg_whole(state, "--rounds", arg, EP_CLI_TUNE_ROUNDS_MIN, EP_CLI_TUNE_ROUNDS_MAX);
+        options->rounds =
+            (uint32_t)ep_cli_arg_whole(state, "--rounds", arg, EP_CLI_TUNE_ROUNDS_MIN, EP_CLI_TUNE_ROUNDS_MAX);
         return 0;
     case KEY_SECONDS:
         options->request.duration_us = ep_cli_arg_time_us(state, "--seconds", arg, MEASURE_US_MIN, MEASURE_US_MAX);
@@ -123,28 +127,29 @@ static const struct argp_option option_list[] = {
 };
 static const struct argp_child children[] = {
     {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {option_list,
-                                 parse,
-                                 "--model NAME --layer L",
-                                 "Measures at which size of a batch prefill becomes the faster mode, and suggests decode_tokens_max for the "
-                                 "service's policy."
-                                 "\vBoth modes are measured in turn, round by round. WINS are the rounds that decode and prefill won; one of "
-                                 "them is called the faster only where equal modes would not look so in 19 of 20 times, and by more than 2 %. "
-                                 "The suggestion is the largest size measured at which prefill does not win. Where the figures do not tell, "
-                                 "there is none, and the exit code is 1. Nothing is changed.\n\n"
-                                 "It puts load on the service, and other load is noise to it. It says nothing of hedge_permille: what hedges "
-                                 "gain depends on nodes that are slow now and then, which a short quiet run does not show.\n\n"
-                                 "Examples:\n"
-                                 "  expertctl tune --model demo --layer 0\n"
-                                 "  expertctl tune --model demo --layer 0 --tokens 64,128,256,512,1024,2048 \\\n"
-                                 "      --seconds 500ms --threads 4\n\n" EP_CLI_EXIT_HELP,
-                                 children,
-                                 NULL,
-                                 NULL};
+static const struct argp argp = {
+    option_list,
+    parse,
+    "--model NAME --layer L",
+    "Measures at which size of a batch prefill becomes the faster mode, and suggests decode_tokens_max for the "
+    "service's policy."
+    "\vBoth modes are measured in turn, round by round. WINS are the rounds that decode and prefill won; one of "
+    "them is called the faster only where equal modes would not look so in 19 of 20 times, and by more than 2 %. "
+    "The suggestion is the largest size measured at which prefill does not win. Where the figures do not tell, "
+    "there is none, and the exit code is 1. Nothing is changed.\n\n"
+    "It puts load on the service, and other load is noise to it. It says nothing of hedge_permille: what hedges "
+    "gain depends on nodes that are slow now and then, which a short quiet run does not show.\n\n"
+    "Examples:\n"
+    "  expertctl tune --model demo --layer 0\n"
+    "  expertctl tune --model demo --layer 0 --tokens 64,128,256,512,1024,2048 \\\n"
+    "      --seconds 500ms --threads 4\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
 
 /* One mode at one size for a while: the median of its calls. */
-static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer, uint32_t tokens, ep_moe_mode mode,
-                      double *out_us, ep_error *out_error)
+static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer, uint32_t tokens,
+                      ep_moe_mode mode, double *out_us, ep_error *out_error)
 {
     ep_cli_bench_request request = options->request;
     ep_cli_bench_result result = {0};
@@ -168,7 +173,8 @@ static ep_err measure_all(ep_client *client, tune_options *options, const ep_lay
             for (uint32_t turn = 0; turn < 2; turn++) {
                 const bool is_decode = (round + turn) % 2 == 0;
                 double *to = is_decode ? &size->decode_us[round] : &size->prefill_us[round];
-                ep_err err = measure(client, options, layer, size->tokens, is_decode ? EP_MOE_DECODE : EP_MOE_PREFILL, to, out_error);
+                ep_err err = measure(client, options, layer, size->tokens, is_decode ? EP_MOE_DECODE : EP_MOE_PREFILL,
+                                     to, out_error);
                 if (err != EP_OK) {
                     return err;
                 }
@@ -184,14 +190,16 @@ static bool print_json(const tune_options *options, uint32_t chosen, const char 
     json_t *sizes = json_array();
     for (size_t s = 0; s < options->count; s++) {
         const ep_cli_tune_verdict *verdict = &options->verdicts[s];
-        json_array_append_new(sizes, json_pack("{s:I, s:f, s:f, s:f, s:I, s:I, s:s}", "tokens", (json_int_t)options->sizes[s].tokens, "decode_us",
-                                               verdict->decode_us, "prefill_us", verdict->prefill_us, "prefill_over_decode", verdict->ratio,
-                                               "decode_wins", (json_int_t)verdict->decode_wins, "prefill_wins", (json_int_t)verdict->prefill_wins,
-                                               "faster", winner_words[verdict->winner]));
+        json_array_append_new(
+            sizes, json_pack("{s:I, s:f, s:f, s:f, s:I, s:I, s:s}", "tokens", (json_int_t)options->sizes[s].tokens,
+                             "decode_us", verdict->decode_us, "prefill_us", verdict->prefill_us, "prefill_over_decode",
+                             verdict->ratio, "decode_wins", (json_int_t)verdict->decode_wins, "prefill_wins",
+                             (json_int_t)verdict->prefill_wins, "faster", winner_words[verdict->winner]));
     }
-    return ep_cli_json_print(json_pack("{s:I, s:I, s:o, s:o, s:s*}", "rounds", (json_int_t)options->rounds, "wins_needed",
-                                       (json_int_t)ep_cli_tune_wins_needed(options->rounds), "sizes", sizes, "decode_tokens_max",
-                                       chosen != 0 ? json_integer(chosen) : json_null(), "why", why),
+    return ep_cli_json_print(json_pack("{s:I, s:I, s:o, s:o, s:s*}", "rounds", (json_int_t)options->rounds,
+                                       "wins_needed", (json_int_t)ep_cli_tune_wins_needed(options->rounds), "sizes",
+                                       sizes, "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(),
+                                       "why", why),
                              stdout);
 }
 
@@ -220,7 +228,8 @@ static bool print_table(const char *program, const tune_options *options, uint32
 
 static int run(int argc, char **argv)
 {
-    static tune_options options = {.request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1}, .rounds = ROUNDS_DEFAULT};
+    static tune_options options = {.request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1},
+                                   .rounds = ROUNDS_DEFAULT};
     ep_client *client = NULL;
     ep_layer_desc layer;
     ep_error error;
@@ -243,8 +252,10 @@ static int run(int argc, char **argv)
         ep_cli_tune_judge(&options.sizes[s], &options.verdicts[s]);
     }
     const uint32_t chosen = ep_cli_tune_choose(options.sizes, options.verdicts, options.count, &why);
-    bool good = options.format == EP_CLI_JSON ? print_json(&options, chosen, why) : print_table(argv[0], &options, chosen, why);
+    bool good =
+        options.format == EP_CLI_JSON ? print_json(&options, chosen, why) : print_table(argv[0], &options, chosen, why);
     return good && chosen != 0 ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_tune = {"tune", "measures where prefill is the faster mode, and suggests a policy", &argp, run, NULL};
+const ep_cli_command ep_cli_tune = {"tune", "measures where prefill is the faster mode, and suggests a policy", &argp,
+                                    run, NULL};

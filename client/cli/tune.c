@@ -37,7 +37,8 @@ static double median(const double *values, uint32_t count)
 void ep_cli_tune_judge(const ep_cli_tune_size *size, ep_cli_tune_verdict *out_verdict)
 {
     double ratios[EP_CLI_TUNE_ROUNDS_MAX];
-    ep_cli_tune_verdict verdict = {.decode_us = median(size->decode_us, size->rounds), .prefill_us = median(size->prefill_us, size->rounds)};
+    ep_cli_tune_verdict verdict = {.decode_us = median(size->decode_us, size->rounds),
+                                   .prefill_us = median(size->prefill_us, size->rounds)};
     for (uint32_t r = 0; r < size->rounds; r++) {
         ratios[r] = size->prefill_us[r] / size->decode_us[r];
         verdict.decode_wins += ratios[r] > 1;
@@ -53,24 +54,29 @@ void ep_cli_tune_judge(const ep_cli_tune_size *size, ep_cli_tune_verdict *out_ve
     *out_verdict = verdict;
 }
 
-uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_verdict *verdicts, size_t count, const char **out_why)
+uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_verdict *verdicts, size_t count,
+                            const char **out_why)
 {
     size_t first_prefill = count, decodes = 0;
     *out_why = NULL;
     for (size_t i = 0; i < count; i++) {
         if (verdicts[i].winner == EP_CLI_TUNE_DECODE && first_prefill < count) {
-            *out_why = "prefill is the faster at a size below one where decode is: there is no single size where that changes";
+            *out_why =
+                "prefill is the faster at a size below one where decode is: there is no single size where that changes";
             return 0;
         }
         decodes += verdicts[i].winner == EP_CLI_TUNE_DECODE;
         first_prefill = first_prefill == count && verdicts[i].winner == EP_CLI_TUNE_PREFILL ? i : first_prefill;
     }
     if (decodes == 0 && first_prefill == count) {
-        *out_why = "the modes differ by no more than noise at every size: any value does as well, or more --rounds and longer ones tell them apart";
+        *out_why = "the modes differ by no more than noise at every size: any value does as well, or more --rounds and "
+                   "longer ones tell them apart";
     } else if (first_prefill == count) {
-        *out_why = "decode is the faster, or no slower, up to the largest size measured: measure larger ones (--tokens)";
+        *out_why =
+            "decode is the faster, or no slower, up to the largest size measured: measure larger ones (--tokens)";
     } else if (decodes == 0) {
-        *out_why = "prefill is the faster, or no slower, from the smallest size measured on: measure smaller ones (--tokens)";
+        *out_why =
+            "prefill is the faster, or no slower, from the smallest size measured on: measure smaller ones (--tokens)";
     } else {
         return sizes[first_prefill - 1].tokens;
     }

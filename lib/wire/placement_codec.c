@@ -393,7 +393,8 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
     return decode_copies(message, ids, &table->layers[index], out_error);
 }
 
-/* After the table's own checksum. Whoever acts on a damaged policy hedges as nobody wants: the table is refused with it. */
+/* After the table's own checksum. Whoever acts on a damaged policy hedges as nobody wants: the table is refused with
+ * it. */
 static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing_table *table, ep_error *out_error)
 {
     if (message == NULL) {

@@ -102,10 +102,11 @@ static void on_set_default_version(Expertd__V1__Admin_Service *rpc, const Expert
                      .kind = ORDER_DEFAULT, .call = closure_data, .request.set_default = request, .reply.set_default = closure});
 }
 
-static void on_policy(Expertd__V1__Admin_Service *rpc, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
-                      void *closure_data)
+static void on_policy(Expertd__V1__Admin_Service *rpc, const Expertd__V1__PolicyRequest *request,
+                      Expertd__V1__PolicyReply_Closure closure, void *closure_data)
 {
-    enqueue(rpc, &(order){.kind = ORDER_POLICY, .call = closure_data, .request.policy = request, .reply.policy = closure});
+    enqueue(rpc,
+            &(order){.kind = ORDER_POLICY, .call = closure_data, .request.policy = request, .reply.policy = closure});
 }
 
 static const Expertd__V1__Admin_Service rpc_template = EXPERTD__V1__ADMIN__INIT(on_);
@@ -154,9 +155,10 @@ static void do_policy(ep_admin_service *self, const order *asked)
 {
     ep_error error;
     ep_error_clear(&error);
-    ep_err err = self->config.policy != NULL
-                     ? self->config.policy(self->config.arg, asked->request.policy, asked->reply.policy, asked->call, &error)
-                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node has no policy of its own: ask the coordinator");
+    ep_err err =
+        self->config.policy != NULL
+            ? self->config.policy(self->config.arg, asked->request.policy, asked->reply.policy, asked->call, &error)
+            : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node has no policy of its own: ask the coordinator");
     ep_rpc_call_finish(asked->call, err, err != EP_OK ? &error : NULL);
 }
 
@@ -180,7 +182,8 @@ static void do_reload(ep_admin_service *self, const order *asked)
 }
 
 /* The value that is in force: one that waits for a restart is not shown. */
-static bool fill_entry(const ep_admin_config *config, size_t index, ep_admin_override *override, Expertd__V1__ConfigEntry *out_entry)
+static bool fill_entry(const ep_admin_config *config, size_t index, ep_admin_override *override,
+                       Expertd__V1__ConfigEntry *out_entry)
 {
     const ep_reload *reload = config->reload;
     ep_options_entry entry;

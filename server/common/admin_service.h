@@ -39,8 +39,8 @@ typedef struct ep_admin_config {
     /* As the SetDefaultVersion method; out_before[EP_VERSION_BYTES]. NULL: not a coordinator, the call is UNIMPLEMENTED. */
     ep_err (*set_default)(void *arg, const char *model, const char *version, char *out_before, ep_error *out_error);
     /* As the Policy method; answers through closure. NULL: not a coordinator, the call is UNIMPLEMENTED. */
-    ep_err (*policy)(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure, void *closure_data,
-                     ep_error *out_error);
+    ep_err (*policy)(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
+                     void *closure_data, ep_error *out_error);
     /* True when the policy stands in for what the configuration says of the key; NULL: never. */
     bool (*overrides)(void *arg, const char *key, ep_admin_override *out_override);
     void *arg;

@@ -134,8 +134,8 @@ static ep_err on_set_default(void *arg, const char *model, const char *version, 
     return ep_coordinator_service_set_default(self->service, model, version, out_before, out_error);
 }
 
-static ep_err on_policy(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure, void *closure_data,
-                        ep_error *out_error)
+static ep_err on_policy(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
+                        void *closure_data, ep_error *out_error)
 {
     coordinator *self = arg;
     return ep_policy_report_answer(self->service, self->reload, request, closure, closure_data, out_error);
@@ -371,8 +371,8 @@ static ep_err start_service(coordinator *self, ep_error *out_error)
             return err != EP_ERR_IO ? err : ep_error_prefix(out_error, err, "make room on the disk of state_dir, or repair its rights");
         }
         ep_log(EP_LOG_INFO, "state-restored", EP_KV(path, self->store->place), EP_KV(term, cluster.term),
-               EP_KV(nodes, kept.nodes_count), EP_KV(nodes_drained, kept.drained_count), EP_KV(policy_revision, kept.policy.revision),
-               EP_KV(has_table, (bool)(kept.published != NULL)));
+               EP_KV(nodes, kept.nodes_count), EP_KV(nodes_drained, kept.drained_count),
+               EP_KV(policy_revision, kept.policy.revision), EP_KV(has_table, (bool)(kept.published != NULL)));
     }
     ep_err err = ep_coordinator_service_create(&cluster, self->store, &kept, &self->service);
     ep_coordinator_kept_fini(&kept);

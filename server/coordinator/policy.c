@@ -58,13 +58,19 @@ const char *ep_policy_unused(ep_policy_key key, const ep_coordinator_state_confi
     if (key == EP_POLICY_SPARE_COPIES && !configured->is_balanced) {
         return "is only used with placement: balanced";
     }
-    return (key == EP_POLICY_COPIES || key == EP_POLICY_MOVE_RATE) && configured->expert_map != NULL ? "is not used with placement: static" : NULL;
+    return (key == EP_POLICY_COPIES || key == EP_POLICY_MOVE_RATE) && configured->expert_map != NULL
+               ? "is not used with placement: static"
+               : NULL;
 }
 
 char *ep_policy_format(ep_policy_key key, uint64_t number, char out[EP_QUANTITY_BYTES])
 {
     const ep_option_type type = ep_policy_option(key)->type;
-    return ep_quantity_format(number, type == EP_OPTION_US ? EP_UNIT_US : type == EP_OPTION_SIZE ? EP_UNIT_BYTES : EP_UNIT_NONE, out);
+    return ep_quantity_format(number,
+                              type == EP_OPTION_US     ? EP_UNIT_US
+                              : type == EP_OPTION_SIZE ? EP_UNIT_BYTES
+                                                       : EP_UNIT_NONE,
+                              out);
 }
 
 bool ep_policy_value_is_good(ep_policy_key key, uint64_t number)
@@ -87,7 +93,8 @@ static ep_err parse(ep_policy_key key, const char *text, uint64_t *out_number, e
 {
     const ep_option *option = ep_policy_option(key);
     ep_option_value value = {0};
-    ep_err err = ep_option_set_scalar(option, option->name, text, (ep_value_source){.origin = "policy"}, &value, out_error);
+    ep_err err =
+        ep_option_set_scalar(option, option->name, text, (ep_value_source){.origin = "policy"}, &value, out_error);
     if (err != EP_OK) {
         out_error->code = err == EP_ERR_BAD_CONFIG ? EP_ERR_INVALID_ARGUMENT : err;
         return out_error->code;
@@ -97,8 +104,9 @@ static ep_err parse(ep_policy_key key, const char *text, uint64_t *out_number, e
     return EP_OK;
 }
 
-ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_config *configured, const ep_policy_change *changes, size_t count,
-                       const char *who, uint64_t unix_now, ep_policy *out_policy, ep_error *out_error)
+ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_config *configured,
+                       const ep_policy_change *changes, size_t count, const char *who, uint64_t unix_now,
+                       ep_policy *out_policy, ep_error *out_error)
 {
     ep_policy next = *policy;
     uint32_t seen = 0;
@@ -110,7 +118,8 @@ ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_confi
             return unknown_key(changes[i].key, out_error);
         }
         if (seen & 1u << key) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "policy: %s is given twice, allowed: once", rows[key].name);
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "policy: %s is given twice, allowed: once",
+                                rows[key].name);
         }
         seen |= 1u << key;
         ep_policy_value *value = &next.values[key];
@@ -125,13 +134,15 @@ ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_confi
         }
         const char *unused = ep_policy_unused(key, configured);
         if (unused != NULL) {
-            return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "policy: %s %s, and this coordinator has placement: %s",
-                                rows[key].name, unused, ep_coordinator_state_policy(configured));
+            return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                                "policy: %s %s, and this coordinator has placement: %s", rows[key].name, unused,
+                                ep_coordinator_state_policy(configured));
         }
         if (value->revision == 0 || value->number != number) {
             is_change = true;
             *value = (ep_policy_value){.revision = policy->revision + 1, .number = number, .set_at = unix_now};
-            snprintf(value->who, sizeof(value->who), "%s", who[0] != 0 && ep_text_printable_bytes(who, false) == strlen(who) ? who : "unknown");
+            snprintf(value->who, sizeof(value->who), "%s",
+                     who[0] != 0 && ep_text_printable_bytes(who, false) == strlen(who) ? who : "unknown");
         }
     }
     next.revision += is_change;
@@ -139,7 +150,8 @@ ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_confi
     return EP_OK;
 }
 
-void ep_policy_in_force(const ep_policy *policy, const ep_coordinator_state_config *configured, ep_coordinator_state_config *out_config)
+void ep_policy_in_force(const ep_policy *policy, const ep_coordinator_state_config *configured,
+                        ep_coordinator_state_config *out_config)
 {
     *out_config = *configured;
     const ep_policy_value *rate = &policy->values[EP_POLICY_MOVE_RATE];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What operators set while the service runs: a few keys, each with a number, under one revision that grows with every change. A key
- * that is set stands in for what configuration files say, over restarts too, until it is unset.
+ * What operators set while the service runs: a few keys, each with a number, under one revision that grows with every
+ * change. A key that is set stands in for what configuration files say, over restarts too, until it is unset.
  *
  *   copies, spare_copies, move_rate     are read by the coordinator
  *   decode_tokens_max, hedge_permille   by callers, with the routing table
@@ -35,13 +35,16 @@ typedef struct ep_policy_change {
 } ep_policy_change;
 
 /*
- * The policy after the changes; the next revision, or the same when they change nothing. who may be "". Errors: INVALID_ARGUMENT naming
- * key, value and what is allowed, or the keys there are; FAILED_PRECONDITION for a key that this configuration does not use; NO_MEMORY.
+ * The policy after the changes; the next revision, or the same when they change nothing. who may be "". Errors:
+ * INVALID_ARGUMENT naming key, value and what is allowed, or the keys there are; FAILED_PRECONDITION for a key that
+ * this configuration does not use; NO_MEMORY.
  */
-ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_config *configured, const ep_policy_change *changes, size_t count,
-                       const char *who, uint64_t unix_now, ep_policy *out_policy, ep_error *out_error);
+ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_config *configured,
+                       const ep_policy_change *changes, size_t count, const char *who, uint64_t unix_now,
+                       ep_policy *out_policy, ep_error *out_error);
 
 /* The configuration with what the policy sets in it. */
-void ep_policy_in_force(const ep_policy *policy, const ep_coordinator_state_config *configured, ep_coordinator_state_config *out_config);
+void ep_policy_in_force(const ep_policy *policy, const ep_coordinator_state_config *configured,
+                        ep_coordinator_state_config *out_config);
 
 #endif

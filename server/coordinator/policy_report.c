@@ -32,7 +32,8 @@ static ep_err fill_configured(report *r, ep_policy_key key, const ep_reload *rel
     const ep_options_spec *spec = reload->started->spec;
     const ep_option *option = ep_policy_option(key);
     ep_options_entry entry;
-    ep_err err = ep_options_entry_read(ep_reload_in_force(reload, option), ep_options_find(spec->options, spec->options_count, option->name), &entry);
+    ep_err err = ep_options_entry_read(ep_reload_in_force(reload, option),
+                                       ep_options_find(spec->options, spec->options_count, option->name), &entry);
     if (err == EP_OK) {
         r->configured[key] = entry.value;
         r->entries[key].value = entry.value;
@@ -71,14 +72,16 @@ static ep_err fill_entry(report *r, ep_policy_key key, const ep_reload *reload)
     return fill_configured(r, key, reload);
 }
 
-ep_err ep_policy_report_answer(ep_coordinator_service *service, const ep_reload *reload, const Expertd__V1__PolicyRequest *request,
-                               Expertd__V1__PolicyReply_Closure closure, void *closure_data, ep_error *out_error)
+ep_err ep_policy_report_answer(ep_coordinator_service *service, const ep_reload *reload,
+                               const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
+                               void *closure_data, ep_error *out_error)
 {
     ep_policy_change changes[CHANGES_MAX];
     report *r = calloc(1, sizeof(*r));
     if (request->n_changes > CHANGES_MAX) {
         free(r);
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%zu changes of the policy at once, allowed 0..%d", request->n_changes, CHANGES_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%zu changes of the policy at once, allowed 0..%d",
+                            request->n_changes, CHANGES_MAX);
     }
     for (size_t i = 0; i < request->n_changes; i++) {
         const Expertd__V1__PolicyChange *change = request->changes[i];

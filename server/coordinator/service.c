@@ -198,7 +198,8 @@ static void publish(ep_coordinator_service *self)
         return;
     }
     if (encode_news(self->served, table, &snapshot)) {
-        adopt(self, table, snapshot, ep_coordinator_state_committed_epoch(self->cluster), ep_coordinator_state_get_policy(self->cluster));
+        adopt(self, table, snapshot, ep_coordinator_state_committed_epoch(self->cluster),
+              ep_coordinator_state_get_policy(self->cluster));
     }
     if (snapshot != NULL) {
         ep_placement_snapshot_free(snapshot);
@@ -426,7 +427,8 @@ static void fill_leaving(ep_coordinator_service *self, const Expertd__V1__Heartb
 {
     if (strcmp(request->state, "leaving") == 0) {
         ep_coordinator_state_leaving(self->cluster, request->node, drain);
-        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster), self->served, false, drain);
+        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster), self->served, false,
+                                 drain);
         reply->copies_listed = drain->copies_to_move;
         reply->note = drain->note;
     }
@@ -822,7 +824,8 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *self, const char *no
     ep_err err = ep_coordinator_state_drain(self->cluster, node, undo, out_drain, out_error);
     if (err == EP_OK) {
         announce(self);
-        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster), self->served, undo, out_drain);
+        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster), self->served, undo,
+                                 out_drain);
         if (out_drain->is_news) { /* who waits for the end asks again and again */
             ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", EP_KV(node, out_drain->node),
                    EP_KV(state, out_drain->state), EP_KV(copies_to_move, out_drain->copies_to_move));
@@ -859,12 +862,13 @@ static ep_err change_policy(ep_coordinator_service *self, const ep_policy_order 
     const ep_policy *before = ep_coordinator_state_get_policy(self->cluster);
     const uint64_t revision = before->revision;
     if (order->has_expect_revision && order->expect_revision != revision) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "the policy is at revision %llu, and %llu was expected: somebody changed it; see expertctl policy show",
-                            (unsigned long long)revision, (unsigned long long)order->expect_revision);
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "the policy is at revision %llu, and %llu was expected: somebody changed it; see expertctl policy show",
+            (unsigned long long)revision, (unsigned long long)order->expect_revision);
     }
-    ep_err err = ep_policy_apply(before, ep_coordinator_state_configured(self->cluster), order->changes, order->count, order->who,
-                                 (uint64_t)time(NULL), &next, out_error);
+    ep_err err = ep_policy_apply(before, ep_coordinator_state_configured(self->cluster), order->changes, order->count,
+                                 order->who, (uint64_t)time(NULL), &next, out_error);
     if (err != EP_OK || next.revision == revision) {
         return err;
     }
@@ -875,13 +879,15 @@ static ep_err change_policy(ep_coordinator_service *self, const ep_policy_order 
     self->policy_changed = ep_coordinator_state_revision(self->cluster);
     for (size_t i = 0; i < order->count; i++) {
         ep_log(EP_LOG_INFO, "policy", EP_KV(revision, next.revision), EP_KV(key, order->changes[i].key),
-               EP_KV(value, order->changes[i].value != NULL ? order->changes[i].value : "unset"), EP_KV(who, order->who[0] != 0 ? order->who : NULL));
+               EP_KV(value, order->changes[i].value != NULL ? order->changes[i].value : "unset"),
+               EP_KV(who, order->who[0] != 0 ? order->who : NULL));
     }
     announce(self);
     return EP_OK;
 }
 
-ep_err ep_coordinator_service_policy(ep_coordinator_service *self, const ep_policy_order *order, ep_policy_view *out_view, ep_error *out_error)
+ep_err ep_coordinator_service_policy(ep_coordinator_service *self, const ep_policy_order *order,
+                                     ep_policy_view *out_view, ep_error *out_error)
 {
     pthread_mutex_lock(&self->lock);
     ep_err err = order->count > 0 || order->has_expect_revision ? change_policy(self, order, out_error) : EP_OK;

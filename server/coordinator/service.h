@@ -60,8 +60,10 @@ typedef struct ep_policy_view {
     ep_coordinator_state_config configured;
 } ep_policy_view;
 
-/* As ep_policy_apply and ep_coordinator_state_set_policy; FAILED_PRECONDITION when another revision was expected. Any thread. */
-ep_err ep_coordinator_service_policy(ep_coordinator_service *service, const ep_policy_order *order, ep_policy_view *out_view, ep_error *out_error);
+/* As ep_policy_apply and ep_coordinator_state_set_policy; FAILED_PRECONDITION when another revision was expected. Any
+ * thread. */
+ep_err ep_coordinator_service_policy(ep_coordinator_service *service, const ep_policy_order *order,
+                                     ep_policy_view *out_view, ep_error *out_error);
 
 typedef struct ep_coordinator_stats {
     ep_epoch epoch;                  /* number 0: no table yet */

@@ -69,7 +69,7 @@ typedef struct ep_coordinator_state_config {
     uint32_t restore_ms;             /* a node silent for that long after it became suspect loses its experts to others */
     uint32_t nodes_max;
     uint32_t decode_tokens_max;      /* goes into the table */
-    uint64_t move_rate;              /* bytes per second of loads for balance and for copies beyond the first (move_pace.h); 0: no limit */
+    uint64_t move_rate;              /* bytes per second (move_pace.h); 0: no limit */
     uint64_t term;
     const ep_expert_map *expert_map; /* static placement; NULL: none. Borrowed */
     bool is_balanced;                /* placement by heat, without a map: ep_placement_balanced */
@@ -107,8 +107,8 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster);
 
 /*
- * Another policy (ep_policy_apply): what it sets stands in for the configuration at once, and in the next table. It is kept with the state.
- * Errors: RESOURCE_EXHAUSTED when tables would grow beyond what clients take.
+ * Another policy (ep_policy_apply): what it sets stands in for the configuration at once, and in the next table. It is
+ * kept with the state. Errors: RESOURCE_EXHAUSTED when tables would grow beyond what clients take.
  */
 ep_err ep_coordinator_state_set_policy(ep_coordinator_state *cluster, const ep_policy *policy, ep_error *out_error);
 const ep_policy *ep_coordinator_state_get_policy(const ep_coordinator_state *cluster);

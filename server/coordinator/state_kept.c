@@ -54,7 +54,8 @@ static ep_err save_nodes(const ep_coordinator_state *cluster, ep_coordinator_kep
 
 ep_err ep_coordinator_state_save(const ep_coordinator_state *cluster, ep_coordinator_kept *out_kept)
 {
-    ep_coordinator_kept kept = {.number = cluster->counter, .next_node_id = cluster->next_node_id, .policy = cluster->policy};
+    ep_coordinator_kept kept = {
+        .number = cluster->counter, .next_node_id = cluster->next_node_id, .policy = cluster->policy};
     ep_err err = save_nodes(cluster, &kept);
     if (err == EP_OK && cluster->placed_once) {
         err = cluster_build_table(cluster, is_assigned, &kept.assigned);

@@ -377,8 +377,8 @@ static uint32_t holders(const ep_coordinator_state *cluster, const layer_plan *p
 }
 
 /*
- * What is to be loaded is paid for. Copies that an expert gets beyond those it has wait while nothing is left for them; its first one,
- * and those that take the place of others, never do.
+ * What is to be loaded is paid for. Copies that an expert gets beyond those it has wait while nothing is left for them;
+ * its first one, and those that take the place of others, never do.
  */
 static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan)
 {

@@ -22,13 +22,16 @@ ep_err ep_coordinator_state_set_policy(ep_coordinator_state *cluster, const ep_p
 {
     ep_coordinator_state_config next;
     ep_policy_in_force(policy, &cluster->configured, &next);
-    const bool is_placed_anew = next.copies != cluster->config.copies || next.spare_copies != cluster->config.spare_copies;
+    const bool is_placed_anew =
+        next.copies != cluster->config.copies || next.spare_copies != cluster->config.spare_copies;
     const uint64_t bytes = is_placed_anew ? cluster_table_bytes(cluster, &next) : 0;
     if (bytes > EP_COORDINATOR_TABLE_BYTES_MAX) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "with copies %u and spare_copies %u all layers together would make a table of up to %llu bytes, clients take up to "
+                            "with copies %u and spare_copies %u all layers together would make a table of up to %llu "
+                            "bytes, clients take up to "
                             "%llu; set fewer",
-                            next.copies, next.spare_copies, (unsigned long long)bytes, (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
+                            next.copies, next.spare_copies, (unsigned long long)bytes,
+                            (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
     }
     cluster->policy = *policy;
     cluster->config = next;

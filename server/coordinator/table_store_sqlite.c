@@ -4,7 +4,8 @@
  * cut off is damage, whatever the moment of a crash was, and is never taken for a first start.
  *
  * SQLite's own check does not see flipped bits inside of values. Tables carry their checksum, everything else is under
- * one digest in the meta table; the policy is under one of its own, so that a build that does not know it can write the rest.
+ * one digest in the meta table; the policy is under one of its own, so that a build that does not know it can write the
+ * rest.
  */
 #include "coordinator/table_store_sqlite.h"
 
@@ -35,8 +36,8 @@ typedef struct sqlite_store {
 } sqlite_store;
 
 /* Files of builds that knew no policy get it when they are opened; those builds leave it alone. */
-#define POLICY_SQL                                                                                                                          \
-    "CREATE TABLE IF NOT EXISTS policy(key TEXT PRIMARY KEY, value INTEGER NOT NULL, revision INTEGER NOT NULL,"                           \
+#define POLICY_SQL                                                                                                     \
+    "CREATE TABLE IF NOT EXISTS policy(key TEXT PRIMARY KEY, value INTEGER NOT NULL, revision INTEGER NOT NULL,"       \
     " set_at INTEGER NOT NULL, who TEXT NOT NULL) STRICT;"
 
 static const char schema_sql[] =
@@ -252,13 +253,13 @@ static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row,
     }
     if (err != EP_OK) {
         sqlite3_finalize(statement);
-        return err == EP_ERR_DATA_LOSS ? damaged(store, out_error, "a row does not fit")
-               : err == EP_ERR_NOT_FOUND
-                   ? ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                                  "%s keeps a key of the policy that this build does not know: use the build that wrote it, and there "
-                                  "expertctl policy unset",
-                                  store->base.place)
-                   : failed(store, SQLITE_NOMEM, "reading", out_error);
+        return err == EP_ERR_DATA_LOSS   ? damaged(store, out_error, "a row does not fit")
+               : err == EP_ERR_NOT_FOUND ? ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                                                        "%s keeps a key of the policy that this build does not know: "
+                                                        "use the build that wrote it, and there "
+                                                        "expertctl policy unset",
+                                                        store->base.place)
+                                         : failed(store, SQLITE_NOMEM, "reading", out_error);
     }
     if (code != SQLITE_DONE) {
         sqlite3_finalize(statement);
@@ -313,7 +314,8 @@ static ep_err read_policy(sqlite_store *store, ep_coordinator_kept *kept, ep_err
         return failed(store, code, "reading", out_error);
     }
     kept->policy.revision = (uint64_t)revision;
-    ep_err err = read_rows(store, "SELECT key, value, revision, set_at, who FROM policy", read_policy_value, kept, out_error);
+    ep_err err =
+        read_rows(store, "SELECT key, value, revision, set_at, who FROM policy", read_policy_value, kept, out_error);
     if (err == EP_OK && (revision < 0 || digest_of_policy(&kept->policy) != (uint64_t)digest)) {
         err = damaged(store, out_error, "its policy differs from its digest");
     }
@@ -460,7 +462,9 @@ static int write_meta(sqlite_store *store, const ep_coordinator_kept *kept, uint
 static int write_rows(sqlite_store *store, const ep_coordinator_kept *kept)
 {
     int code = EP_FAILPOINT(write_begun) ? SQLITE_FULL : SQLITE_OK;
-    code = code != SQLITE_OK ? code : execute(store, "DELETE FROM node; DELETE FROM drained; DELETE FROM policy; DELETE FROM placement");
+    code = code != SQLITE_OK
+               ? code
+               : execute(store, "DELETE FROM node; DELETE FROM drained; DELETE FROM policy; DELETE FROM placement");
     code = code != SQLITE_OK ? code : EP_FAILPOINT(write_cleared) ? SQLITE_FULL : SQLITE_OK;
     for (size_t n = 0; code == SQLITE_OK && n < kept->nodes_count; n++) {
         code = write_node(store, n, &kept->nodes[n]);

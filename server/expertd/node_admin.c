@@ -72,15 +72,17 @@ void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy)
     if (window_us > EP_STEP_GROUP_US_MAX) {
         if (revision != node->policy_refused) { /* it comes with every heartbeat */
             node->policy_refused = revision;
-            ep_log(EP_LOG_WARN, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us), EP_KV(value_us_max, EP_STEP_GROUP_US_MAX),
-                   EP_KV(revision, revision), EP_KV(effect, "what is in force stays"), EP_KV(hint, "is this coordinator of a newer version?"));
+            ep_log(EP_LOG_WARN, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us),
+                   EP_KV(value_us_max, EP_STEP_GROUP_US_MAX), EP_KV(revision, revision),
+                   EP_KV(effect, "what is in force stays"), EP_KV(hint, "is this coordinator of a newer version?"));
         }
         return;
     }
     if (window_us != node->step_group_us) {
         ep_batcher_set_group_window(node->batcher, window_us * EP_NS_PER_US);
-        ep_log(EP_LOG_INFO, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us), EP_KV(value_before_us, node->step_group_us),
-               EP_KV(revision, revision), EP_KV(reason, is_set ? "the coordinator's policy" : "the configuration: the policy does not say"));
+        ep_log(EP_LOG_INFO, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us),
+               EP_KV(value_before_us, node->step_group_us), EP_KV(revision, revision),
+               EP_KV(reason, is_set ? "the coordinator's policy" : "the configuration: the policy does not say"));
     }
     node->step_group_us = window_us;
     node->policy_revision = revision;
@@ -93,6 +95,7 @@ bool ep_node_overrides(void *arg, const char *key, ep_admin_override *out_overri
         return false;
     }
     ep_quantity_format(node->step_group_us, EP_UNIT_US, out_override->value);
-    snprintf(out_override->origin, sizeof(out_override->origin), "policy revision %llu", (unsigned long long)node->policy_revision);
+    snprintf(out_override->origin, sizeof(out_override->origin), "policy revision %llu",
+             (unsigned long long)node->policy_revision);
     return true;
 }

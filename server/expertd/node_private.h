@@ -111,7 +111,8 @@ struct ep_node {
     _Atomic bool has_started; /* was ready once */
     bool is_draining;         /* loop thread */
     _Atomic bool is_leaving;  /* an operator wants it emptied; it serves on. Written by the loop thread */
-    uint64_t policy_revision; /* of the coordinator's policy that step_group_us is from; 0: it is the configuration's. Loop thread, as the next */
+    uint64_t policy_revision; /* of the coordinator's policy that step_group_us is from; 0: it is the configuration's.
+                                 Loop thread, as the next */
     uint32_t step_group_us;   /* in force */
     uint64_t policy_refused;  /* revision that said something this build does not take */
     bool ports_written;

@@ -89,8 +89,9 @@ static bool live(void)
     must_be_memory(err, &error, "begin_term");
     if (err == EP_OK) {
         must(kept.number == written, "what was written last is not there");
-        must(written == 0 || (kept.nodes_count == NODES && kept.drained_count == 1 && kept.published != NULL &&
-                              kept.assigned != NULL && kept.published->epoch.number == written && kept.policy.revision == written),
+        must(written == 0 ||
+                 (kept.nodes_count == NODES && kept.drained_count == 1 && kept.published != NULL &&
+                  kept.assigned != NULL && kept.published->epoch.number == written && kept.policy.revision == written),
              "a half state came back");
         ep_coordinator_kept_fini(&kept);
         err = ep_table_store_write(store, &want, &error);

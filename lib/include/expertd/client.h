@@ -19,9 +19,10 @@
  *            and leaves that as it was.
  * Callbacks  run on the library's threads, never inside the call that began them; they may begin calls, not
  *            block, not destroy the client.
- * Policy     operators may set values for all callers while the service runs (expertctl policy). They come with the routing table,
- *            calls that begin afterwards go by them, and none fails for it. Who decides, first to last: the call's argument (mode);
- *            the client's configuration (hedge_permille); the policy of the service; the coordinator's configuration; the default.
+ * Policy     operators may set values for all callers while the service runs (expertctl policy). They come with the
+ *            routing table, calls that begin afterwards go by them, and none fails for it. Who decides, first to last:
+ *            the call's argument (mode); the client's configuration (hedge_permille); the policy of the service; the
+ *            coordinator's configuration; the default.
  * Structs    set struct_bytes by the _init function first; then change fields. Unset pointers are NULL.
  *            Structs the library fills: set struct_bytes to sizeof, no more than that is written (0: this version's size).
  */
@@ -60,9 +61,9 @@ typedef struct ep_client_config {
                                        rows would exceed buffer_bytes_max / 8 */
     uint32_t chunk_bytes_max;       /* prefill frames, 1 MiB */
     bool payload_crc;               /* on untrusted lanes; default true; must equal the nodes' setting */
-    uint32_t hedge_permille;        /* frames that may be sent a second time to another copy when the answer is later than the measured
-                                       95th percentile, of 1000 sent; 0: never. Default EP_HEDGE_BY_POLICY: as the service's policy says,
-                                       and 30 where it says nothing */
+    uint32_t hedge_permille;        /* frames that may be sent a second time to another copy when the answer is later
+                                       than the measured 95th percentile, of 1000 sent; 0: never. Default
+                                       EP_HEDGE_BY_POLICY: as the service's policy says, 30 where it says nothing */
     const char *lanes;              /* NULL: shared memory with nodes of this host that offer it, else the URL's lane; "stream": the
                                        URL's only. The environment variable LIBEXPERTD_LANES is taken where this is NULL */
 } ep_client_config;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The policy against real processes: a caller's next call, the nodes and the table follow it while calls go on; it outlives a SIGKILL of
- * the coordinator; what is taken back is gone; a change that expects another revision is refused.
+ * The policy against real processes: a caller's next call, the nodes and the table follow it while calls go on; it
+ * outlives a SIGKILL of the coordinator; what is taken back is gone; a change that expects another revision is refused.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -13,11 +13,13 @@
 #include "base/clock.h"
 
 /* Of config -o json. */
-#define ENTRY(key, value, origin) "\"key\": \"" key "\",\n      \"value\": \"" value "\",\n      \"origin\": \"" origin "\""
+#define ENTRY(key, value, origin)                                                                                      \
+    "\"key\": \"" key "\",\n      \"value\": \"" value "\",\n      \"origin\": \"" origin "\""
 
 static fault_fixture f;
 
-#define POLICY(code, text, ...) ADMIN_CTL(&f.cluster, code, text, "policy", __VA_ARGS__, "--admin", f.cluster.coordinator.admin_url)
+#define POLICY(code, text, ...)                                                                                        \
+    ADMIN_CTL(&f.cluster, code, text, "policy", __VA_ARGS__, "--admin", f.cluster.coordinator.admin_url)
 
 static uint64_t patience(void)
 {
@@ -66,7 +68,9 @@ static void wait_window(const char *text)
         bool found = false;
         for (const uint64_t end_ns = patience(); !found;) {
             char *output = NULL;
-            EP_TEST_CHECK(ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output) == 0, "%s", output);
+            EP_TEST_CHECK(ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL,
+                                              EP_TEST_PATIENCE_MS, &output) == 0,
+                          "%s", output);
             found = strstr(output, text) != NULL;
             EP_TEST_CHECK(found || ep_clock_now_ns() < end_ns, "node%u never said %s: %s", n, text, output);
             free(output);
@@ -82,7 +86,8 @@ static void refusals(void)
     POLICY(1, "the policy is at revision 0, and 4 was expected", "set", "copies=3", "--expect-revision", "4");
     POLICY(2, "KEY=VALUE is missing", "set");
     ADMIN_CTL(&f.cluster, 1, "ask the coordinator", "policy", "show", "--admin", f.cluster.nodes[0].admin_url);
-    ADMIN_CTL(&f.cluster, 1, "operators connect to admin_listen", "policy", "show", "--admin", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 1, "operators connect to admin_listen", "policy", "show", "--admin",
+              f.cluster.coordinator.rpc_url);
     POLICY(0, "policy revision 0", "show");
 }
 
@@ -93,11 +98,13 @@ static void set_live(void)
     wait_mode(EP_MOE_PREFILL, "decode_tokens_max=1");
     expect_own_mode(EP_MOE_DECODE);
     wait_copies(2);
-    POLICY(0, "policy revision 2", "set", "copies=3", "step_group_us=7ms", "hedge_permille=5", "--expect-revision", "1");
+    POLICY(0, "policy revision 2", "set", "copies=3", "step_group_us=7ms", "hedge_permille=5", "--expect-revision",
+           "1");
     POLICY(1, "the policy is at revision 2, and 1 was expected", "set", "copies=1", "--expect-revision", "1");
     wait_copies(3);
     wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
-    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "3", "policy revision 2"), "config", "-o", "json", "--admin", f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "3", "policy revision 2"), "config", "-o", "json", "--admin",
+              f.cluster.coordinator.admin_url);
 }
 
 static void kill_coordinator(void)
@@ -109,7 +116,8 @@ static void kill_coordinator(void)
     POLICY(0, "\"revision\": 2,\n  \"kept\": true", "show", "-o", "json");
     ep_client *second = ep_test_cluster_client(&f.cluster, NULL);
     ep_moe_result result;
-    EP_TEST_CHECK(ep_test_batch_call(&f.all[0], second, 0, &result) && result.mode == EP_MOE_PREFILL, "the policy is gone: mode %d", (int)result.mode);
+    EP_TEST_CHECK(ep_test_batch_call(&f.all[0], second, 0, &result) && result.mode == EP_MOE_PREFILL,
+                  "the policy is gone: mode %d", (int)result.mode);
     ep_client_destroy(second);
     wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
     for (uint32_t n = 0; n < FAULT_NODES; n++) {
@@ -120,25 +128,45 @@ static void kill_coordinator(void)
 
 static void unset(void)
 {
-    POLICY(0, "decode_tokens_max is 256, default", "unset", "decode_tokens_max", "copies", "step_group_us", "--expect-revision", "2");
+    POLICY(0, "decode_tokens_max is 256, default", "unset", "decode_tokens_max", "copies", "step_group_us",
+           "--expect-revision", "2");
     wait_mode(EP_MOE_DECODE, "unset");
     expect_own_mode(EP_MOE_PREFILL);
     wait_copies(2);
     wait_window(ENTRY("step_group_us", "200us", "default"));
     POLICY(0, "policy revision 3", "unset", "copies"); /* again: nothing changes */
-    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "2", "flag --copies"), "config", "-o", "json", "--admin", f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "2", "flag --copies"), "config", "-o", "json", "--admin",
+              f.cluster.coordinator.admin_url);
 }
 
 /* It measures with the service as it is, and says a value or why there is none; which one, is the machine's affair. */
 static void tune(void)
 {
     char *output = NULL;
-    const char *const args[] = {"tune", "--model", "demo", "--layer", "0", "--tokens", "2,4", "--rounds", "6", "--seconds", "5ms", "-o", "json",
-                                "--coordinator", f.cluster.coordinator.rpc_url, NULL};
-    const int code = ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    const char *const args[] = {"tune",
+                                "--model",
+                                "demo",
+                                "--layer",
+                                "0",
+                                "--tokens",
+                                "2,4",
+                                "--rounds",
+                                "6",
+                                "--seconds",
+                                "5ms",
+                                "-o",
+                                "json",
+                                "--coordinator",
+                                f.cluster.coordinator.rpc_url,
+                                NULL};
+    const int code =
+        ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output);
     const bool is_chosen = strstr(output, "\"decode_tokens_max\": 2") != NULL;
-    const bool is_refused = strstr(output, "\"decode_tokens_max\": null") != NULL && strstr(output, "\"why\": \"") != NULL;
-    EP_TEST_CHECK(is_chosen != is_refused && code == (is_chosen ? 0 : 1) && strstr(output, "\"wins_needed\": 6") != NULL, "%d: %s", code, output);
+    const bool is_refused =
+        strstr(output, "\"decode_tokens_max\": null") != NULL && strstr(output, "\"why\": \"") != NULL;
+    EP_TEST_CHECK(is_chosen != is_refused && code == (is_chosen ? 0 : 1) &&
+                      strstr(output, "\"wins_needed\": 6") != NULL,
+                  "%d: %s", code, output);
     free(output);
 }
 

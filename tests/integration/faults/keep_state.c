@@ -2,12 +2,12 @@
 /*
  * The coordinator ends at a named point of its start, of a registration, of a write or of a publication, while
  * calls go on. Then its store holds a whole table or none, and the coordinator started next serves at once,
- * under an epoch above every one that a client saw; nodes come back with the experts they had; no call notices. An operator's policy
- * is as it was.
+ * under an epoch above every one that a client saw; nodes come back with the experts they had; no call notices. An
+ * operator's policy is as it was.
  *
  * "points": each point of failpoints.def. "random": SIGKILL at random moments while tables change; EP_TEST_LONG=1
- * for many rounds. "full": writes fail; the old table is served until they work again. "limit": the same by RLIMIT_FSIZE,
- * whose signal would end a program.
+ * for many rounds. "full": writes fail; the old table is served until they work again. "limit": the same by
+ * RLIMIT_FSIZE, whose signal would end a program.
  *
  * Tables change because a ghost registers over and over: a node without models, each time at another url.
  */
@@ -137,8 +137,11 @@ static void set_policy(void)
     snprintf(change, sizeof(change), "hedge_permille=%u", 100 + ++test.policy_number % 900);
     snprintf(expect, sizeof(expect), "%llu", (unsigned long long)test.policy_revision);
     snprintf(says, sizeof(says), "policy revision %llu\n", (unsigned long long)++test.policy_revision);
-    const char *const args[] = {"policy", "set", change, "--expect-revision", expect, "--admin", test.fixture.cluster.coordinator.admin_url, NULL};
-    int code = ep_test_process_run(test.fixture.cluster.dir, "expertctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    const char *const args[] = {
+        "policy", "set", change, "--expect-revision", expect, "--admin", test.fixture.cluster.coordinator.admin_url,
+        NULL};
+    int code = ep_test_process_run(test.fixture.cluster.dir, "expertctl", ep_test_expertctl, args, NULL,
+                                   EP_TEST_PATIENCE_MS, &output);
     EP_TEST_CHECK(code == 0 && strncmp(output, says, strlen(says)) == 0, "%d: %s", code, output);
     free(output);
 }
@@ -149,7 +152,8 @@ static void check_policy(const ep_policy *policy)
     EP_TEST_CHECK(policy->revision == test.policy_revision && value->revision == policy->revision &&
                       value->number == 100 + test.policy_number % 900,
                   "the stored policy is at %llu with %llu, set was %llu with %u", (unsigned long long)policy->revision,
-                  (unsigned long long)value->number, (unsigned long long)test.policy_revision, 100 + test.policy_number % 900);
+                  (unsigned long long)value->number, (unsigned long long)test.policy_revision,
+                  100 + test.policy_number % 900);
 }
 
 /* ---- checks ---- */

@@ -6,7 +6,8 @@
 #include "coordinator/policy.h"
 
 static const ep_coordinator_state_config uniform = {.copies = 2, .decode_tokens_max = 256};
-static const ep_coordinator_state_config balanced = {.copies = 2, .decode_tokens_max = 256, .is_balanced = true, .spare_copies = 3};
+static const ep_coordinator_state_config balanced = {
+    .copies = 2, .decode_tokens_max = 256, .is_balanced = true, .spare_copies = 3};
 
 static ep_policy policy;
 static ep_error error;
@@ -18,7 +19,8 @@ static ep_err apply(const ep_coordinator_state_config *config, const char *key, 
     return ep_policy_apply(&policy, config, &change, 1, "alice@host", 1700000000, &policy, &error);
 }
 
-static void refuse(const ep_coordinator_state_config *config, const char *key, const char *value, ep_err code, const char *text)
+static void refuse(const ep_coordinator_state_config *config, const char *key, const char *value, ep_err code,
+                   const char *text)
 {
     const ep_policy before = policy;
     cr_assert_eq(apply(config, key, value), code, "%s=%s: %s", key, value, error.text);
@@ -46,7 +48,8 @@ Test(coordinator_policy, each_change_is_a_revision_and_none_is_none)
 
 Test(coordinator_policy, changes_are_taken_all_or_none)
 {
-    const ep_policy_change both[] = {{"copies", "3"}, {"hedge_permille", "1001"}}, twice[] = {{"copies", "3"}, {"copies", NULL}};
+    const ep_policy_change both[] = {{"copies", "3"}, {"hedge_permille", "1001"}},
+                           twice[] = {{"copies", "3"}, {"copies", NULL}};
     ep_policy next = {.revision = 77};
     cr_assert_eq(ep_policy_apply(&policy, &uniform, both, 2, "", 1, &next, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(next.revision, 77u);
@@ -64,8 +67,10 @@ Test(coordinator_policy, mistakes_are_named_with_what_is_allowed)
     refuse(&uniform, "copies", "-1", EP_ERR_INVALID_ARGUMENT, "copies: '-1'");
     refuse(&uniform, "decode_tokens_max", "0", EP_ERR_INVALID_ARGUMENT, "allowed: 1..65536 tokens");
     refuse(&uniform, "hedge_permille", "1001", EP_ERR_INVALID_ARGUMENT, "allowed: 0..1000");
-    refuse(&uniform, "step_group_us", "2s", EP_ERR_INVALID_ARGUMENT, "step_group_us: '2s' is out of range; allowed: 0..1s");
-    refuse(&uniform, "spare_copies", "3", EP_ERR_FAILED_PRECONDITION, "only used with placement: balanced, and this coordinator has placement: uniform");
+    refuse(&uniform, "step_group_us", "2s", EP_ERR_INVALID_ARGUMENT,
+           "step_group_us: '2s' is out of range; allowed: 0..1s");
+    refuse(&uniform, "spare_copies", "3", EP_ERR_FAILED_PRECONDITION,
+           "only used with placement: balanced, and this coordinator has placement: uniform");
     ep_expert_map map = {0};
     ep_coordinator_state_config fixed = uniform;
     fixed.expert_map = &map;

@@ -1657,7 +1657,8 @@ static ep_policy policy_of(const char *key, const char *value)
     ep_policy next;
     ep_error error;
     const ep_policy_change change = {.key = key, .value = value};
-    cr_assert_eq(ep_policy_apply(ep_coordinator_state_get_policy(cluster), ep_coordinator_state_configured(cluster), &change, 1, "me", 1, &next, &error),
+    cr_assert_eq(ep_policy_apply(ep_coordinator_state_get_policy(cluster), ep_coordinator_state_configured(cluster),
+                                 &change, 1, "me", 1, &next, &error),
                  EP_OK, "%s", error.text);
     return next;
 }
@@ -1792,7 +1793,8 @@ Test(coordinator_state, further_copies_come_at_the_pace_of_moves)
     cr_assert_eq(copies_after(0, 3), all + PACE_COPIES);
     for (uint32_t second = 1; second < all / PACE_COPIES; second++) {
         const uint32_t copies = copies_after(1000, 3);
-        cr_assert(copies >= all + second * PACE_COPIES && copies <= all + (second + 1) * PACE_COPIES, "%u copies after %u s", copies, second);
+        cr_assert(copies >= all + second * PACE_COPIES && copies <= all + (second + 1) * PACE_COPIES,
+                  "%u copies after %u s", copies, second);
     }
     copies_after(2000, 3);
     assert_copies(2);

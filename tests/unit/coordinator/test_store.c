@@ -81,8 +81,10 @@ static void make_kept(uint64_t number, ep_coordinator_kept *kept)
     }
     snprintf(kept->drained[0], sizeof(kept->drained[0]), "node-1");
     kept->policy.revision = number + 2;
-    kept->policy.values[EP_POLICY_COPIES] = (ep_policy_value){.revision = number, .number = 2, .set_at = 1700000000, .who = "alice@host"};
-    kept->policy.values[EP_POLICY_HEDGE_PERMILLE] = (ep_policy_value){.revision = number + 1, .number = 0, .set_at = 1700000001, .who = "unknown"};
+    kept->policy.values[EP_POLICY_COPIES] =
+        (ep_policy_value){.revision = number, .number = 2, .set_at = 1700000000, .who = "alice@host"};
+    kept->policy.values[EP_POLICY_HEDGE_PERMILLE] =
+        (ep_policy_value){.revision = number + 1, .number = 0, .set_at = 1700000001, .who = "unknown"};
     kept->assigned = make_table(number - 1);
     kept->published = make_table(number);
 }

@@ -23,7 +23,8 @@ Test(move_pace, bytes_bound_the_copies_whatever_their_size)
     cr_assert_eq(ep_move_pace_copies(&pace, MIB, 64), 64u, "small ones as many as ever");
     cr_assert_eq(ep_move_pace_copies(&pace, 88 * MIB, 64), 12u);
     cr_assert_eq(ep_move_pace_copies(&pace, 0, 64), 64u, "nobody said how large they are");
-    cr_assert_eq(ep_move_pace_copies(&pace, 5000 * MIB, 64), 2u, "larger than a second's bytes, and it goes on all the same");
+    cr_assert_eq(ep_move_pace_copies(&pace, 5000 * MIB, 64), 2u,
+                 "larger than a second's bytes, and it goes on all the same");
     cr_assert_eq(ep_move_pace_copies(&pace, 5000 * MIB, 1), 1u);
 }
 
@@ -39,7 +40,8 @@ Test(move_pace, what_was_loaded_is_paid_by_time)
         loaded += copies * 300 * MIB;
         now_ns += EP_NS_PER_S / 10;
     }
-    cr_assert(loaded >= 59 * 100 * MIB && loaded <= 61 * 100 * MIB + 600 * MIB, "%llu MiB in a minute", (unsigned long long)(loaded / MIB));
+    cr_assert(loaded >= 59 * 100 * MIB && loaded <= 61 * 100 * MIB + 600 * MIB, "%llu MiB in a minute",
+              (unsigned long long)(loaded / MIB));
 }
 
 Test(move_pace, a_quiet_time_saves_up_one_second)

@@ -292,7 +292,8 @@ Test(batcher_groups, a_window_ends_by_itself)
 Test(batcher_groups, another_window_holds_for_groups_that_begin_later)
 {
     ep_timer_service *timers;
-    const ep_batch_step waits = {.layer = &queues, .group = 1, .size = 2, .member = 1}, goes = {.layer = &queues, .group = 2, .size = 2, .member = 1};
+    const ep_batch_step waits = {.layer = &queues, .group = 1, .size = 2, .member = 1},
+                        goes = {.layer = &queues, .group = 2, .size = 2, .member = 1};
     cr_assert_eq(ep_timer_service_create("test", &timers), EP_OK);
     const ep_batch_policy_config policy = {.jobs_max = 2, .tenants_count = 1, .group_window_ns = 3600 * EP_NS_PER_S};
     start_batcher(&policy, timers);

@@ -65,7 +65,8 @@ static ep_routing_table *random_table(uint64_t seed)
     table->epoch = (ep_epoch){below(&state, 3), below(&state, 1000)};
     table->decode_tokens_max = below(&state, 500);
     if (below(&state, 2) == 0) {
-        table->caller_policy = (ep_caller_policy){.revision = 1 + below(&state, 9), .has_hedge_permille = below(&state, 2) == 0};
+        table->caller_policy =
+            (ep_caller_policy){.revision = 1 + below(&state, 9), .has_hedge_permille = below(&state, 2) == 0};
         table->caller_policy.hedge_permille = table->caller_policy.has_hedge_permille ? below(&state, 1001) : 0;
     }
     strcpy(table->policy, below(&state, 2) ? "uniform" : "");
@@ -331,9 +332,11 @@ Test(placement_codec, a_damaged_policy_is_refused_with_its_table)
     DAMAGED(s->caller_policy->has_hedge_permille = false);
     DAMAGED(s->caller_policy->checksum ^= 1);
 #undef DAMAGED
-    expect_refused(with_signed_policy((ep_caller_policy){.revision = 0}), EP_ERR_INVALID_ARGUMENT, "policy has revision 0: allowed 1 or more");
-    expect_refused(with_signed_policy((ep_caller_policy){.revision = 1, .has_hedge_permille = true, .hedge_permille = 1001}),
-                   EP_ERR_INVALID_ARGUMENT, "hedge_permille 1001: allowed 0..1000");
+    expect_refused(with_signed_policy((ep_caller_policy){.revision = 0}), EP_ERR_INVALID_ARGUMENT,
+                   "policy has revision 0: allowed 1 or more");
+    expect_refused(
+        with_signed_policy((ep_caller_policy){.revision = 1, .has_hedge_permille = true, .hedge_permille = 1001}),
+        EP_ERR_INVALID_ARGUMENT, "hedge_permille 1001: allowed 0..1000");
     expect_refused(with_signed_policy((ep_caller_policy){.revision = 1, .hedge_permille = 5}), EP_ERR_INVALID_ARGUMENT,
                    "hedge_permille 5: allowed 0..0");
 }
