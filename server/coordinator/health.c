@@ -29,7 +29,7 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_NODE_LOST] = {"node-lost", true, false, "start it again, or expertctl drain NODE if it is gone for good"},
     [EP_HEALTH_CERTIFICATE_ENDED] = {"certificate-ended", true, false, "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
     [EP_HEALTH_TLS_REFUSED] = {"tls-refused", false, false, "repair the file that is named before a restart, then expertctl reload"},
-    [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false, "start another node, or lower copies"},
+    [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false, "start another node, or lower copies; lost copies load at move_rate"},
     [EP_HEALTH_ONE_HOST] = {"one-host", false, false, "give the nodes of other hosts more memory (weight_bytes_max), or add nodes there"},
     [EP_HEALTH_NUMERICS] = {"numerics", false, false,
                             "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
