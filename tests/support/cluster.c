@@ -18,6 +18,7 @@
 #define CLUSTERS_MAX 8
 #define DIRS_MAX 16
 #define ARG_BYTES 1024
+#define ANY_PORT "tcp://127.0.0.1:0"
 #define HEARTBEAT_MS 50
 #define HEARTBEAT_DEAD_COUNT 100 /* 5 s: a busy machine must not look like a dead node */
 
@@ -157,7 +158,8 @@ static void start_coordinator(ep_test_cluster *cluster, const char *url)
                   "the coordinator does not listen");
 }
 
-static void start_node(ep_test_cluster *cluster, uint32_t index)
+/* url: where it listens. */
+static void start_node(ep_test_cluster *cluster, uint32_t index, const char *url)
 {
     const ep_test_cluster_options *options = &cluster->options;
     const char *program = options->node_programs != NULL ? options->node_programs[index] : NULL;
@@ -177,7 +179,7 @@ static void start_node(ep_test_cluster *cluster, uint32_t index)
     if (options->advertise_urls != NULL) {
         add_arg(list, "--advertise-url=%s", options->advertise_urls[index]);
     }
-    add_arg(list, "--listen=tcp://127.0.0.1:0");
+    add_arg(list, "--listen=%s", url);
     add_arg(list, "--probe-address=127.0.0.1:0");
     add_arg(list, "--admin-listen=tcp://127.0.0.1:0");
     add_arg(list, "--threads=%u", options->threads > 0 ? options->threads : 1);
@@ -202,7 +204,7 @@ void ep_test_cluster_start(ep_test_cluster *cluster, const ep_test_cluster_optio
                   "no memory");
     start_coordinator(cluster, "tcp://127.0.0.1:0");
     for (uint32_t i = 0; i < options->nodes_count; i++) {
-        start_node(cluster, i);
+        start_node(cluster, i, ANY_PORT);
     }
     for (uint32_t i = 0; i < options->nodes_count; i++) {
         EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[i], EP_TEST_PATIENCE_MS),
@@ -210,11 +212,29 @@ void ep_test_cluster_start(ep_test_cluster *cluster, const ep_test_cluster_optio
     }
 }
 
-void ep_test_cluster_restart_node(ep_test_cluster *cluster, uint32_t node)
+static void restart_node(ep_test_cluster *cluster, uint32_t node, const char *url)
 {
     ep_test_process_destroy(&cluster->nodes[node]);
-    start_node(cluster, node);
+    start_node(cluster, node, url);
     EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[node], EP_TEST_PATIENCE_MS), "node%u does not listen", node);
+}
+
+void ep_test_cluster_restart_node(ep_test_cluster *cluster, uint32_t node)
+{
+    restart_node(cluster, node, ANY_PORT);
+}
+
+void ep_test_cluster_return_node(ep_test_cluster *cluster, uint32_t node)
+{
+    char url[EP_TEST_PATH_BYTES];
+    snprintf(url, sizeof(url), "%s", cluster->nodes[node].rpc_url);
+    restart_node(cluster, node, url);
+}
+
+void ep_test_cluster_add_node(ep_test_cluster *cluster)
+{
+    EP_TEST_CHECK(cluster->options.nodes_count < EP_TEST_NODES_MAX, "%u nodes", cluster->options.nodes_count);
+    ep_test_cluster_restart_node(cluster, cluster->options.nodes_count++);
 }
 
 void ep_test_cluster_spawn_coordinator(ep_test_cluster *cluster)
@@ -300,10 +320,10 @@ ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_cl
     return client;
 }
 
-/* node "": as a client. */
-static ep_err call_once(ep_test_cluster *cluster, const char *node, const char *url, const char *service,
-                        const char *method, const ProtobufCMessage *request, uint64_t deadline_ns,
-                        ProtobufCMessage **out_reply, ep_error *out_error)
+/* node: of role "node" only, else "". */
+static ep_err call_once(ep_test_cluster *cluster, const char *role, const char *node, const char *url,
+                        const char *service, const char *method, const ProtobufCMessage *request,
+                        uint64_t deadline_ns, ProtobufCMessage **out_reply, ep_error *out_error)
 {
     ep_rpc_channel *channel = NULL;
     ep_rpc_channel_config config = {
@@ -311,7 +331,7 @@ static ep_err call_once(ep_test_cluster *cluster, const char *node, const char *
                    .pool = cluster->pool,
                    .token = "",
                    .node = node,
-                   .role = node[0] != 0 ? "node" : "client",
+                   .role = role,
                    .incarnation = ep_random_id(),
                    .payload_crc = true},
         .address = {.url = url},
@@ -335,10 +355,11 @@ ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url
     ProtobufCMessage *reply = NULL;
     ep_error error;
     uint64_t deadline_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
-    ep_err err = call_once(cluster, "", url, service, method, request, deadline_ns, &reply, &error);
+    const char *role = strcmp(service, "expertd.v1.Admin") == 0 ? "operator" : "client";
+    ep_err err = call_once(cluster, role, "", url, service, method, request, deadline_ns, &reply, &error);
     for (int i = 0; i < OBSERVER_TRIES && (err == EP_ERR_CONNECTION_LOST || err == EP_ERR_UNAVAILABLE); i++) {
         fprintf(stderr, "%s: %s.%s again: %s\n", url, service, method, error.text);
-        err = call_once(cluster, "", url, service, method, request, deadline_ns, &reply, &error);
+        err = call_once(cluster, role, "", url, service, method, request, deadline_ns, &reply, &error);
     }
     EP_TEST_CHECK(err == EP_OK, "%s: %s.%s: %s", url, service, method, error.text);
     return reply;
@@ -375,8 +396,8 @@ void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const 
     request.url = (char *)(uintptr_t)url;
     request.host = (char *)(uintptr_t)host;
     request.incarnation = 1;
-    ep_err err = call_once(cluster, name, cluster->coordinator.rpc_url, "expertd.v1.Coordinator", "RegisterNode",
-                           &request.base, deadline_ns, &reply, &error);
+    ep_err err = call_once(cluster, "node", name, cluster->coordinator.rpc_url, "expertd.v1.Coordinator",
+                           "RegisterNode", &request.base, deadline_ns, &reply, &error);
     EP_TEST_CHECK(err == EP_OK, "RegisterNode of %s: %s", name, error.text);
     protobuf_c_message_free_unpacked(reply, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches with the oracle's answers, and a closed loop of asynchronous calls over them. */
+/* Batches with the oracle's answers, and asynchronous calls over them. */
 #include "support/load.h"
 
 #include <pthread.h>
@@ -176,6 +176,7 @@ typedef struct load_slot {
     uint16_t *y;
     uint64_t began_ns;
     bool running; /* between the call's begin and its one end */
+    bool is_taken; /* of an open loop; under the lock */
 } load_slot;
 
 struct ep_test_load {
@@ -186,12 +187,13 @@ struct ep_test_load {
     ep_test_load_counts counts;
     uint64_t begun;
     bool stopping;
+    pthread_t pacer; /* of an open loop */
 };
 
 static void on_done(void *arg, const ep_moe_result *result);
 
 /* Takes the next batch; the caller has counted the call as in flight. */
-static void begin(load_slot *slot, uint64_t number)
+static void begin(load_slot *slot, uint64_t number, uint64_t due_ns)
 {
     const ep_test_load_config *config = &slot->load->config;
     ep_moe_args args;
@@ -199,14 +201,34 @@ static void begin(load_slot *slot, uint64_t number)
     slot->batch = &config->batches[number % config->batches_count];
     ep_tensor out = ep_tensor_2d(slot->y, EP_DTYPE_BF16, slot->batch->tokens, slot->batch->hidden);
     ep_test_batch_args(slot->batch, &args);
+    args.version = config->version;
     args.mode = config->mode;
     args.comm_alg = config->comm_alg;
     args.combine_at = config->combine_at;
     args.deadline_us = config->deadline_us;
     slot->running = true;
-    slot->began_ns = ep_clock_now_ns();
+    slot->began_ns = due_ns;
     ep_err err = ep_moe_forward_async(config->client, &args, &out, on_done, slot, NULL, &error);
     EP_TEST_CHECK(err == EP_OK, "a call was not begun: %s", error.text);
+}
+
+static void judge(const load_slot *slot, const ep_moe_result *result, uint64_t now_ns)
+{
+    const ep_test_load_config *config = &slot->load->config;
+    bool good = result->error.code == EP_OK;
+    if (config->on_end != NULL) {
+        config->on_end(config->arg, slot->batch, result, good ? slot->y : NULL, slot->began_ns, now_ns);
+    } else if (good && config->expect != NULL) {
+        config->expect(slot->batch, slot->y);
+    } else if (good && config->combine_at == EP_MOE_COMBINE_NODE_SUM) {
+        ep_test_batch_expect_sums(slot->batch, slot->y);
+    } else if (good) {
+        ep_test_batch_expect(slot->batch, slot->y);
+    } else if (config->on_failure != NULL) {
+        config->on_failure(config->arg, slot->batch, result, slot->began_ns, now_ns);
+    } else {
+        ep_test_fail("a call failed with %s: %s", ep_err_name(result->error.code), result->error.text);
+    }
 }
 
 static void on_done(void *arg, const ep_moe_result *result)
@@ -217,31 +239,66 @@ static void on_done(void *arg, const ep_moe_result *result)
     uint64_t now_ns = ep_clock_now_ns();
     EP_TEST_CHECK(slot->running, "a call ended twice");
     slot->running = false;
-    if (good && load->config.expect != NULL) {
-        load->config.expect(slot->batch, slot->y);
-    } else if (good && load->config.combine_at == EP_MOE_COMBINE_NODE_SUM) {
-        ep_test_batch_expect_sums(slot->batch, slot->y);
-    } else if (good) {
-        ep_test_batch_expect(slot->batch, slot->y);
-    } else if (load->config.on_failure != NULL) {
-        load->config.on_failure(load->config.arg, slot->batch, result, slot->began_ns, now_ns);
-    } else {
-        ep_test_fail("a call failed with %s: %s", ep_err_name(result->error.code), result->error.text);
-    }
+    judge(slot, result, now_ns);
     memset(slot->y, 0xee, (size_t)slot->batch->tokens * slot->batch->hidden * sizeof(*slot->y));
     pthread_mutex_lock(&load->lock);
     load->counts.succeeded += good;
     load->counts.failed += !good;
     load->counts.rerouted_frames += result->rerouted_frames;
     load->counts.hedged_frames += result->hedged_frames;
-    bool again = !load->stopping;
+    bool again = !load->stopping && load->config.calls_per_s == 0;
     uint64_t number = load->begun;
     load->begun += again;
     load->counts.in_flight -= !again;
+    slot->is_taken = again;
     pthread_cond_broadcast(&load->changed);
     pthread_mutex_unlock(&load->lock);
     if (again) {
-        begin(slot, number);
+        begin(slot, number, now_ns);
+    }
+}
+
+/* Lock held. NULL: all are in flight, and the call has failed. */
+static load_slot *take_slot(ep_test_load *load)
+{
+    for (uint32_t i = 0; i < load->config.calls_in_flight; i++) {
+        if (!load->slots[i].is_taken) {
+            load->slots[i].is_taken = true;
+            load->counts.in_flight++;
+            return &load->slots[i];
+        }
+    }
+    load->counts.failed++;
+    return NULL;
+}
+
+/* Begins calls when they are due. */
+static void *pace(void *arg)
+{
+    ep_test_load *load = arg;
+    const uint64_t step_ns = (uint64_t)(1e9 / load->config.calls_per_s);
+    for (uint64_t due_ns = ep_clock_now_ns();; due_ns += step_ns) {
+        const struct timespec due = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
+                                     .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
+        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) != 0) {
+        }
+        pthread_mutex_lock(&load->lock);
+        if (load->stopping) {
+            pthread_mutex_unlock(&load->lock);
+            return NULL;
+        }
+        uint64_t number = load->begun++;
+        load_slot *slot = take_slot(load);
+        pthread_mutex_unlock(&load->lock);
+        if (slot != NULL) {
+            begin(slot, number, due_ns);
+        } else if (load->config.on_end != NULL) {
+            ep_moe_result result = {.struct_bytes = sizeof(result)};
+            ep_error_set(&result.error, EP_ERR_RESOURCE_EXHAUSTED, "%u calls are in flight",
+                         load->config.calls_in_flight);
+            load->config.on_end(load->config.arg, &load->config.batches[number % load->config.batches_count],
+                                &result, NULL, due_ns, ep_clock_now_ns());
+        }
     }
 }
 
@@ -261,13 +318,17 @@ ep_test_load *ep_test_load_start(const ep_test_load_config *config)
         elements = wants > elements ? wants : elements;
     }
     load->slots = need(config->calls_in_flight, sizeof(*load->slots));
-    load->begun = config->calls_in_flight;
-    load->counts.in_flight = config->calls_in_flight;
     for (uint32_t i = 0; i < config->calls_in_flight; i++) {
         load->slots[i] = (load_slot){.load = load, .y = need(elements, sizeof(uint16_t))};
     }
+    if (config->calls_per_s > 0) {
+        EP_TEST_CHECK(pthread_create(&load->pacer, NULL, pace, load) == 0, "no thread");
+        return load;
+    }
+    load->begun = config->calls_in_flight;
+    load->counts.in_flight = config->calls_in_flight;
     for (uint32_t i = 0; i < config->calls_in_flight; i++) {
-        begin(&load->slots[i], i);
+        begin(&load->slots[i], i, ep_clock_now_ns());
     }
     return load;
 }
@@ -316,6 +377,11 @@ void ep_test_load_stop(ep_test_load *load, ep_test_load_counts *out_counts)
 {
     pthread_mutex_lock(&load->lock);
     load->stopping = true;
+    pthread_mutex_unlock(&load->lock);
+    if (load->config.calls_per_s > 0) {
+        pthread_join(load->pacer, NULL);
+    }
+    pthread_mutex_lock(&load->lock);
     while (load->counts.in_flight > 0) {
         wait_event(load);
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls that go on all the time: a fixed number in flight, each begun from the completion of the one before,
- * every result compared with the oracle's, bit for bit unless the test says otherwise.
+ * Calls that go on all the time: a fixed number in flight, each begun from the completion of the one before, or so
+ * many a second whether or not those before have ended. Every result is compared with the oracle's, bit for bit
+ * unless the test says otherwise.
  *
  * Threads    start, wait and stop on one thread; the calls run on the library's threads.
  */
@@ -50,22 +51,30 @@ bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t 
 typedef void (*ep_test_failure_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
                                      uint64_t began_ns, uint64_t ended_ns);
 
+/* Looks at every call instead: y is its result, not compared with anything; NULL: it failed. Runs on a library
+ * thread. */
+typedef void (*ep_test_end_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
+                                 const uint16_t *y, uint64_t began_ns, uint64_t ended_ns);
+
 typedef struct ep_test_load_config {
     ep_client *client;
     const ep_test_batch *batches; /* taken in turn */
     uint32_t batches_count;
-    uint32_t calls_in_flight;
+    uint32_t calls_in_flight;     /* with calls_per_s: at most; a call beyond it fails at once */
+    double calls_per_s;           /* 0: each begun from the end of another. Times count from when a call was due */
+    const char *version;          /* of the model; NULL: none is named */
     uint64_t deadline_us; /* 0: the client's */
     ep_moe_mode mode;
     ep_moe_comm comm_alg;
     ep_moe_combine_at combine_at; /* NODE_SUM: of batches with joint and apart */
     void (*expect)(const ep_test_batch *batch, const uint16_t *y); /* fails the test; NULL: the bits are compared */
     ep_test_failure_func on_failure; /* NULL: a failed call fails the test */
+    ep_test_end_func on_end;         /* NULL: the two above */
     void *arg;
 } ep_test_load_config;
 
 typedef struct ep_test_load_counts {
-    uint64_t succeeded; /* with the right result; wrong ones fail the test at once */
+    uint64_t succeeded; /* with the right result, unless on_end judges; wrong ones fail the test at once */
     uint64_t failed;
     uint64_t rerouted_frames;
     uint64_t hedged_frames;

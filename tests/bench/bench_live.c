@@ -1,0 +1,650 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a service under decode and prefill load pays for what happens to it: experts that move, a node that joins, nodes
+ * that are killed, a new version. Each result is compared with the oracle's, bit by bit.
+ *
+ *     bench_live [JSON] [long] [moves] [join] [kills] [loss] [upgrade]
+ *
+ * long, or EP_TEST_LONG=1: five minutes of moves and of kills in the place of 15 and 20 seconds.
+ */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "admin.pb-c.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "bench/bench_report.h"
+#include "bench/live_log.h"
+#include "client_core.h"
+#include "placement/balance.h"
+#include "ref_checkpoint.h"
+#include "support/cluster.h"
+
+enum {
+    HIDDEN = 64,
+    EXPERTS = 8,
+    TOP_K = 2,
+    NODES = 4,
+    BATCHES = 32,
+    DECODE_TOKENS = 4,
+    PREFILL_TOKENS = 256,
+    EXTRA_MAX = 100000
+};
+#define DECODE_PER_S 200.0
+#define PREFILL_PER_S 10.0
+#define DECODE_IN_FLIGHT 24 /* of a closed loop, as the next */
+#define PREFILL_IN_FLIGHT 4
+#define LOOK_NS (5 * EP_NS_PER_MS)
+#define PATIENCE_NS (60 * EP_NS_PER_S)
+#define MODEL "demo"
+
+typedef struct load {
+    ep_test_batch batches[BATCHES];
+    ep_test_batch others[BATCHES]; /* the same inputs, of the new version */
+    live_log *log;
+    ep_test_load *load;
+} load;
+
+static bool is_long;
+static bench_report *report;
+static ep_test_cluster cluster;
+static ep_client *client;
+static char paths[2][EP_TEST_PATH_BYTES]; /* checkpoints of the old and the new version */
+static load decode, prefill;
+
+/* ---- the model and its calls ---- */
+
+/* hot: experts from which all tokens of batch b take theirs, TOP_K of each batch; NULL: any. */
+static void make_batches(ep_test_batch *out, const char *path, uint32_t tokens, const int32_t *hot)
+{
+    struct ref_checkpoint checkpoint;
+    struct ref_layer reference;
+    ref_checkpoint_open(path, &checkpoint);
+    ref_layer_load(&checkpoint, 0, &reference);
+    for (uint32_t b = 0; b < BATCHES; b++) {
+        ep_test_batch_init(&out[b], &reference, MODEL, 0, tokens, TOP_K, tokens + b,
+                           hot != NULL ? hot + b * TOP_K : NULL, TOP_K);
+    }
+    ref_layer_free(&reference);
+    ref_checkpoint_close(&checkpoint);
+}
+
+static void free_batches(ep_test_batch *batches)
+{
+    for (uint32_t b = 0; b < BATCHES; b++) {
+        ep_test_batch_fini(&batches[b]);
+    }
+}
+
+/* Calls that become due whatever the service does. */
+static ep_test_load_config open_loop(ep_moe_mode mode)
+{
+    return (ep_test_load_config){
+        .calls_in_flight = 512, .calls_per_s = mode == EP_MOE_DECODE ? DECODE_PER_S : PREFILL_PER_S, .mode = mode};
+}
+
+/* So many in flight at any time. */
+static ep_test_load_config closed_loop(ep_moe_mode mode)
+{
+    return (ep_test_load_config){.calls_in_flight = mode == EP_MOE_DECODE ? DECODE_IN_FLIGHT : PREFILL_IN_FLIGHT,
+                                 .mode = mode};
+}
+
+static void begin_load(load *l, const char *name, const ep_test_batch *batches, const ep_test_batch *others,
+                       ep_test_load_config config)
+{
+    l->log = live_log_create(name, batches, others);
+    config.client = client;
+    config.batches = batches;
+    config.batches_count = BATCHES;
+    l->load = live_load_start(l->log, config);
+}
+
+static void end_load(load *l)
+{
+    ep_test_load_counts counts;
+    if (l->load != NULL) {
+        ep_test_load_stop(l->load, &counts);
+        l->load = NULL;
+    }
+}
+
+static void begin_loads(ep_test_load_config (*form)(ep_moe_mode mode))
+{
+    begin_load(&decode, "decode", decode.batches, NULL, form(EP_MOE_DECODE));
+    begin_load(&prefill, "prefill", prefill.batches, NULL, form(EP_MOE_PREFILL));
+}
+
+static void begin_service(const ep_test_cluster_options *options)
+{
+    ep_test_cluster_start(&cluster, options);
+    client = ep_test_cluster_client(&cluster, NULL);
+}
+
+static void end_service(void)
+{
+    ep_client_destroy(client);
+    ep_test_cluster_stop(&cluster);
+}
+
+/* ---- the table that calls go by ---- */
+
+typedef bool (*table_test)(const ep_routing_table *table, void *arg);
+
+static bool table_is(table_test test, void *arg)
+{
+    ep_view *view = ep_cluster_acquire_view(client->cluster);
+    EP_TEST_CHECK(view != NULL, "no table");
+    const bool is = test(view->table, arg);
+    ep_view_unref(view);
+    return is;
+}
+
+/* When it came to be so. */
+static uint64_t wait_table(const char *what, table_test test, void *arg)
+{
+    const uint64_t end_ns = ep_clock_now_ns() + PATIENCE_NS;
+    while (!table_is(test, arg)) {
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "not within a minute: %s", what);
+        live_sleep_until(ep_clock_now_ns() + LOOK_NS);
+    }
+    return ep_clock_now_ns();
+}
+
+static uint32_t node_copies(const ep_routing_table *table, const char *name)
+{
+    uint32_t copies = 0;
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        for (uint32_t c = 0; c < layer->offsets[layer->shape.experts]; c++) {
+            copies += strcmp(table->nodes[layer->copies[c]].name, name) == 0;
+        }
+    }
+    return copies;
+}
+
+typedef struct wanted_node {
+    char name[32];
+    uint32_t copies;
+} wanted_node;
+
+static bool has_copies(const ep_routing_table *table, void *arg)
+{
+    const wanted_node *wanted = arg;
+    return node_copies(table, wanted->name) == wanted->copies;
+}
+
+typedef struct wanted_copies {
+    ep_epoch after;
+    uint32_t copies_min;
+    uint32_t nodes;
+} wanted_copies;
+
+/* A table newer than `after` whose experts all have their copies. */
+static bool has_all(const ep_routing_table *table, void *arg)
+{
+    const wanted_copies *wanted = arg;
+    bool good = ep_epoch_compare(table->epoch, wanted->after) > 0 && table->nodes_count == wanted->nodes &&
+                table->layers_count > 0;
+    for (uint32_t l = 0; good && l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        for (uint32_t e = 0; e < layer->shape.experts; e++) {
+            good = good && layer->offsets[e + 1] - layer->offsets[e] >= wanted->copies_min;
+        }
+    }
+    return good;
+}
+
+static bool read_epoch(const ep_routing_table *table, void *arg)
+{
+    *(ep_epoch *)arg = table->epoch;
+    return true;
+}
+
+/* ---- rows ---- */
+
+static void add_row(const char *name, double value, const char *unit, bench_better better, double bar)
+{
+    bench_row row = {
+        .value = value, .unit = unit, .limit = NAN, .rival = NAN, .ratio = NAN, .better = better, .bar = bar};
+    snprintf(row.name, sizeof(row.name), "%s", name);
+    bench_report_add(report, &row);
+}
+
+static void add_damage(const char *scene, load *const *loads, size_t count)
+{
+    char name[96];
+    uint64_t calls = 0, failed = 0, wrong = 0;
+    for (size_t i = 0; i < count; i++) {
+        failed += live_log_count(loads[i]->log, LIVE_FAILED, 0, UINT64_MAX);
+        wrong += live_log_count(loads[i]->log, LIVE_WRONG, 0, UINT64_MAX);
+        calls += live_log_count(loads[i]->log, LIVE_GOOD, 0, UINT64_MAX) +
+                 live_log_count(loads[i]->log, LIVE_OTHER, 0, UINT64_MAX);
+    }
+    snprintf(name, sizeof(name), "%s: calls failed, of %llu", scene, (unsigned long long)(calls + failed + wrong));
+    add_row(name, (double)failed, "calls", BENCH_LOWER, 0);
+    snprintf(name, sizeof(name), "%s: calls with wrong bits", scene);
+    add_row(name, (double)wrong, "calls", BENCH_LOWER, 0);
+}
+
+static void end_loads(const char *scene)
+{
+    load *const both[] = {&decode, &prefill};
+    for (int i = 0; i < 2; i++) {
+        end_load(both[i]);
+    }
+    add_damage(scene, both, 2);
+    for (int i = 0; i < 2; i++) {
+        live_log_destroy(both[i]->log);
+    }
+}
+
+/* ---- moves ---- */
+
+enum { PHASE_S = 2, ORDER_S = 1, PAIRS_MAX = 160 };
+
+static void drain(const char *node, bool undo)
+{
+    Expertd__V1__DrainRequest request = EXPERTD__V1__DRAIN_REQUEST__INIT;
+    request.node = (char *)(uintptr_t)node;
+    request.undo = undo;
+    protobuf_c_message_free_unpacked(
+        ep_test_cluster_call(&cluster, cluster.coordinator.admin_url, "expertd.v1.Admin", "Drain", &request.base),
+        NULL);
+}
+
+/* A node's experts leave it, and as many come back, ORDER_S apart; how many in all. */
+static uint32_t move_experts(uint32_t node, uint64_t from_ns)
+{
+    wanted_node wanted = {.copies = 0};
+    snprintf(wanted.name, sizeof(wanted.name), "node%u", node);
+    drain(wanted.name, false);
+    wait_table("the drained node has no copies", has_copies, &wanted);
+    live_sleep_until(from_ns + ORDER_S * EP_NS_PER_S);
+    drain(wanted.name, true);
+    wanted.copies = EXPERTS / NODES;
+    wait_table("the node has its part again", has_copies, &wanted);
+    return 2 * wanted.copies;
+}
+
+/* One move a second on the average, in phases with a quiet one before each. A load's p99 in both is compared. */
+static void bench_moves(void)
+{
+    static const char *const node_args[] = {"--drop-grace-ms=200", NULL}; /* what comes back must be loaded again */
+    const uint32_t pairs = is_long ? 300 / PHASE_S : 15 / PHASE_S + 1;
+    double ratios[2][PAIRS_MAX];
+    load *const loads[2] = {&decode, &prefill};
+    const ep_test_model model = {MODEL, paths[0]};
+    begin_service(
+        &(ep_test_cluster_options){.nodes_count = NODES, .models = &model, .models_count = 1, .node_args = node_args});
+    begin_loads(open_loop);
+    live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
+    uint32_t moves = 0;
+    for (uint32_t p = 0; p < pairs; p++) {
+        const uint64_t quiet_ns = ep_clock_now_ns(), moving_ns = quiet_ns + PHASE_S * EP_NS_PER_S;
+        live_sleep_until(moving_ns);
+        moves += move_experts(p % NODES, moving_ns);
+        const uint64_t end_ns = moving_ns + PHASE_S * EP_NS_PER_S;
+        live_sleep_until(end_ns);
+        for (int i = 0; i < 2; i++) {
+            ratios[i][p] = live_log_quantile_ms(loads[i]->log, moving_ns, end_ns, 0.99) /
+                           live_log_quantile_ms(loads[i]->log, quiet_ns, moving_ns, 0.99);
+        }
+    }
+    end_loads("moves");
+    add_row("moves: experts moved in a second of the moving phases", moves / (double)(pairs * PHASE_S), "experts",
+            BENCH_HIGHER, 1);
+    add_row("moves: decode p99 against the quiet phase before", bench_quantile(ratios[0], pairs, 0.5), "times",
+            BENCH_LOWER, 1.2);
+    add_row("moves: prefill p99 against the quiet phase before", bench_quantile(ratios[1], pairs, 0.5), "times",
+            BENCH_LOWER, 1.2);
+    end_service();
+}
+
+/* ---- join ---- */
+
+#define SKEW 1.2
+
+typedef struct balance_case {
+    double heat[EXPERTS];
+    uint32_t nodes;
+    double ratio; /* what was seen last */
+} balance_case;
+
+/* TOP_K experts of each batch by zipf; what each expert gets of all of them. */
+static void draw_hot(int32_t out_hot[BATCHES * TOP_K], double out_heat[EXPERTS])
+{
+    uint64_t random = 7;
+    memset(out_heat, 0, EXPERTS * sizeof(*out_heat));
+    for (uint32_t b = 0; b < BATCHES; b++) {
+        double weights[EXPERTS];
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            weights[e] = pow(e + 1, -SKEW);
+        }
+        for (uint32_t k = 0; k < TOP_K; k++) {
+            double sum = 0;
+            for (uint32_t e = 0; e < EXPERTS; e++) {
+                sum += weights[e];
+            }
+            double point = (double)(ep_splitmix64(&random) >> 11) * 0x1p-53 * sum;
+            uint32_t e = 0;
+            while (e + 1 < EXPERTS && (point -= weights[e]) >= 0) {
+                e++;
+            }
+            out_hot[b * TOP_K + k] = (int32_t)e;
+            weights[e] = 0;
+            out_heat[e] += 1;
+        }
+    }
+}
+
+/* Within 1.1 of what no placement of so many copies can beat. */
+static bool is_balanced(const ep_routing_table *table, void *arg)
+{
+    balance_case *c = arg;
+    double speeds[NODES];
+    uint32_t slots[NODES];
+    ep_balance *b = NULL;
+    const ep_routing_layer *layer = &table->layers[0];
+    for (uint32_t n = 0; n < NODES; n++) {
+        speeds[n] = 1;
+        slots[n] = EXPERTS;
+    }
+    ep_balance_input in = {.experts = EXPERTS,
+                           .nodes = table->nodes_count,
+                           .heat = c->heat,
+                           .speeds = speeds,
+                           .slots = slots,
+                           .copies_min = 1,
+                           .copies_total = layer->offsets[EXPERTS]};
+    if (table->nodes_count != c->nodes || ep_balance_create(&in, &b, NULL) != EP_OK) {
+        return false; /* an expert has no copy just now */
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        for (uint32_t i = layer->offsets[e]; i < layer->offsets[e + 1]; i++) {
+            ep_balance_put(b, e, layer->copies[i]);
+        }
+    }
+    c->ratio = ep_balance_busiest(b) / ep_balance_bound(&in, true);
+    ep_balance_destroy(b);
+    return c->ratio <= 1.1;
+}
+
+static void bench_join(void)
+{
+    static const char *const balanced[] = {"--placement=balanced", "--spare-copies=4", NULL};
+    static int32_t hot[BATCHES * TOP_K];
+    static load skewed;
+    const ep_test_model model = {MODEL, paths[0]};
+    balance_case c = {.nodes = NODES - 1};
+    draw_hot(hot, c.heat);
+    make_batches(skewed.batches, paths[0], 64, hot);
+    begin_service(&(ep_test_cluster_options){
+        .nodes_count = NODES - 1, .models = &model, .models_count = 1, .coordinator_args = balanced});
+    begin_load(&skewed, "join", skewed.batches, NULL, open_loop(EP_MOE_DECODE));
+    wait_table("three nodes are balanced", is_balanced, &c);
+    const uint64_t joined_ns = ep_clock_now_ns();
+    c.nodes = NODES;
+    ep_test_cluster_add_node(&cluster);
+    const uint64_t balanced_ns = wait_table("four nodes are balanced", is_balanced, &c);
+    live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
+    end_load(&skewed);
+    load *const loads[] = {&skewed};
+    add_row("join: from the start of a fourth node to within 1.1 of the bound", (double)(balanced_ns - joined_ns) / 1e9,
+            "s", BENCH_LOWER, 10);
+    add_damage("join", loads, 1);
+    live_log_destroy(skewed.log);
+    free_batches(skewed.batches);
+    end_service();
+}
+
+/* ---- kills ---- */
+
+#define KILL_PAUSE_NS (2 * EP_NS_PER_S)
+
+static uint64_t kill_node(uint32_t node, ep_epoch *out_before)
+{
+    table_is(read_epoch, out_before);
+    const uint64_t now_ns = ep_clock_now_ns();
+    EP_TEST_CHECK(ep_test_process_signal(&cluster.nodes[node], SIGKILL), "not killed");
+    return now_ns;
+}
+
+static void bench_kills(void)
+{
+    static double extra[EXTRA_MAX];
+    uint64_t kills_ns[200];
+    uint32_t kills = 0;
+    size_t hit = 0;
+    uint64_t random = 11;
+    const ep_test_model model = {MODEL, paths[0]};
+    begin_service(&(ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .models = &model, .models_count = 1});
+    begin_loads(closed_loop);
+    const uint64_t end_ns = ep_clock_now_ns() + (is_long ? 300 : 20) * EP_NS_PER_S;
+    for (uint64_t next_ns = ep_clock_now_ns() + KILL_PAUSE_NS; next_ns < end_ns && kills < EP_ARRAY_COUNT(kills_ns);
+         next_ns = kills_ns[kills - 1] + KILL_PAUSE_NS) {
+        live_sleep_until(next_ns);
+        const uint32_t victim = (uint32_t)(ep_splitmix64(&random) >> 33) % NODES;
+        wanted_copies wanted = {.copies_min = 2, .nodes = NODES};
+        kills_ns[kills++] = kill_node(victim, &wanted.after);
+        ep_test_cluster_return_node(&cluster, victim);
+        wait_table("all copies are there again", has_all, &wanted);
+    }
+    load *const loads[2] = {&decode, &prefill};
+    for (int i = 0; i < 2; i++) {
+        end_load(loads[i]);
+        for (uint32_t k = 0; k < kills; k++) {
+            const double typical_ms = live_log_quantile_ms(loads[i]->log, kills_ns[k] - EP_NS_PER_S, kills_ns[k], 0.5);
+            hit += live_log_extra_ms(loads[i]->log, kills_ns[k], typical_ms, extra + hit, EXTRA_MAX - hit);
+        }
+    }
+    char scene[64];
+    snprintf(scene, sizeof(scene), "%u kills", kills);
+    end_loads(scene);
+    snprintf(scene, sizeof(scene), "kills: extra time p99 of %zu calls in flight", hit);
+    add_row(scene, bench_quantile(extra, hit, 0.99), "ms", BENCH_LOWER, 50);
+    end_service();
+}
+
+/* A node goes for good; heartbeats as they are by default. */
+static void bench_loss(const char *restore, double bar_s)
+{
+    char name[96];
+    const char *const coordinator_args[] = {restore, NULL};
+    const ep_test_model model = {MODEL, paths[0]};
+    wanted_copies wanted = {.copies_min = 2, .nodes = NODES - 1};
+    begin_service(&(ep_test_cluster_options){.nodes_count = NODES,
+                                             .copies = 2,
+                                             .heartbeat_ms = 500,
+                                             .heartbeat_dead_count = 3,
+                                             .models = &model,
+                                             .models_count = 1,
+                                             .coordinator_args = restore != NULL ? coordinator_args : NULL});
+    begin_loads(open_loop);
+    live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
+    const uint64_t killed_ns = kill_node(1, &wanted.after);
+    const uint64_t back_ns = wait_table("two copies on those left", has_all, &wanted);
+    end_loads(restore != NULL ? "loss" : "loss with defaults");
+    snprintf(name, sizeof(name), "loss: until each expert has two copies again, %s",
+             restore != NULL ? restore + 2 : "default restore_ms");
+    add_row(name, (double)(back_ns - killed_ns) / 1e9, "s", BENCH_LOWER, bar_s);
+    ep_test_process_destroy(&cluster.nodes[1]);
+    end_service();
+}
+
+/* ---- upgrade ---- */
+
+typedef struct versions {
+    char names[2][32];
+    bool both; /* listed, with all their experts */
+} versions;
+
+static bool read_version(const ep_routing_table *table, void *arg)
+{
+    EP_TEST_CHECK(table->models_count == 1, "%u models", table->models_count);
+    snprintf(arg, 32, "%s", table->models[0].version);
+    return true;
+}
+
+/* The version that is not the first one, once all of its experts have copies on every node. */
+static bool has_second(const ep_routing_table *table, void *arg)
+{
+    versions *v = arg;
+    uint32_t whole = 0;
+    for (uint32_t l = 0; l < table->layers_count; l++) {
+        const ep_routing_layer *layer = &table->layers[l];
+        bool good = true;
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            good = good && layer->offsets[e + 1] - layer->offsets[e] >= 2;
+        }
+        whole += good;
+        if (strcmp(table->models[layer->model_index].version, v->names[0]) != 0) {
+            snprintf(v->names[1], sizeof(v->names[1]), "%s", table->models[layer->model_index].version);
+        }
+    }
+    return whole == 2;
+}
+
+/* When the coordinator had said yes. */
+static uint64_t set_default(const char *version)
+{
+    Expertd__V1__DefaultVersionRequest request = EXPERTD__V1__DEFAULT_VERSION_REQUEST__INIT;
+    request.model = (char *)(uintptr_t)MODEL;
+    request.version = (char *)(uintptr_t)version;
+    protobuf_c_message_free_unpacked(ep_test_cluster_call(&cluster, cluster.coordinator.admin_url, "expertd.v1.Admin",
+                                                          "SetDefaultVersion", &request.base),
+                                     NULL);
+    return ep_clock_now_ns();
+}
+
+/* One node after the other is stopped in order and started with these models; each has its experts before the next one
+ * goes. */
+static void roll(const ep_test_model *models, size_t count)
+{
+    cluster.options.models = models;
+    cluster.options.models_count = count;
+    for (uint32_t n = 0; n < NODES; n++) {
+        wanted_copies wanted = {.copies_min = 2, .nodes = NODES};
+        table_is(read_epoch, &wanted.after);
+        const int code = ep_test_process_stop(&cluster.nodes[n], SIGTERM, EP_TEST_PATIENCE_MS);
+        EP_TEST_CHECK(code == 0, "node%u ended with %d", n, code);
+        ep_test_cluster_restart_node(&cluster, n);
+        if (n + 1 < NODES) {
+            wanted.copies_min = 1; /* a version that is coming, or going, is on few nodes */
+        }
+        wait_table("a node is back", has_all, &wanted);
+        live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S / 2);
+    }
+}
+
+static double ms_after(uint64_t ns, uint64_t from_ns)
+{
+    return ns > from_ns ? (double)(ns - from_ns) / 1e6 : 0;
+}
+
+static void bench_upgrade(void)
+{
+    static load named[2];
+    const ep_test_model models[2] = {{MODEL, paths[0]}, {MODEL, paths[1]}};
+    static versions v;
+    load *const loads[] = {&decode, &named[0], &named[1]};
+    begin_service(&(ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .models = models, .models_count = 1});
+    table_is(read_version, v.names[0]);
+    ep_test_load_config config = open_loop(EP_MOE_DECODE);
+    begin_load(&decode, "no version named", decode.batches, decode.others, config);
+    config.version = v.names[0];
+    begin_load(&named[0], "the old version", decode.batches, NULL, config);
+    roll(models, 2);
+    wait_table("both versions have all copies", has_second, &v);
+    config.version = v.names[1];
+    begin_load(&named[1], "the new version", decode.others, NULL, config);
+    live_sleep_until(ep_clock_now_ns() + 2 * EP_NS_PER_S);
+    const uint64_t early = live_log_count(decode.log, LIVE_OTHER, 0, UINT64_MAX);
+    const uint64_t switched_ns = set_default(v.names[1]);
+    live_sleep_until(ep_clock_now_ns() + 2 * EP_NS_PER_S);
+    const double switch_ms = ms_after(live_log_last_ns(decode.log, LIVE_GOOD), switched_ns);
+    const uint64_t back_ns = set_default(v.names[0]);
+    live_sleep_until(ep_clock_now_ns() + 2 * EP_NS_PER_S);
+    const double back_ms = ms_after(live_log_last_ns(decode.log, LIVE_OTHER), back_ns);
+    set_default(v.names[1]);
+    live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
+    end_load(&named[0]); /* nobody asks for the old one any more */
+    const uint64_t last_ns = ep_clock_now_ns();
+    roll(models + 1, 1);
+    live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
+    for (int i = 0; i < 3; i++) {
+        end_load(loads[i]);
+    }
+    add_damage("upgrade", loads, 3);
+    add_row("upgrade: new bits before the switch, no version named", (double)early, "calls", BENCH_LOWER, 0);
+    add_row("upgrade: old bits after the old one is gone",
+            (double)live_log_count(decode.log, LIVE_GOOD, last_ns, UINT64_MAX), "calls", BENCH_LOWER, 0);
+    add_row("upgrade: switched at the caller, after the order", switch_ms, "ms", BENCH_LOWER, 1000);
+    add_row("upgrade: rolled back at the caller, after the order", back_ms, "ms", BENCH_LOWER, 1000);
+    for (int i = 0; i < 3; i++) {
+        live_log_destroy(loads[i]->log);
+    }
+    end_service();
+}
+
+static void bench_losses(void)
+{
+    bench_loss("--restore-ms=2000", 5);
+    bench_loss(NULL, NAN);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } scenes[] = {{"moves", bench_moves},
+                  {"join", bench_join},
+                  {"kills", bench_kills},
+                  {"loss", bench_losses},
+                  {"upgrade", bench_upgrade}};
+    const char *long_text = getenv("EP_TEST_LONG");
+    bool chosen[EP_ARRAY_COUNT(scenes)] = {false}, any = false;
+    is_long = long_text != NULL && strcmp(long_text, "0") != 0;
+    for (int i = 2; i < argc; i++) {
+        bool known = strcmp(argv[i], "long") == 0;
+        is_long |= known;
+        for (size_t s = 0; s < EP_ARRAY_COUNT(scenes); s++) {
+            const bool is = strcmp(argv[i], scenes[s].name) == 0;
+            chosen[s] |= is;
+            known |= is;
+            any |= is;
+        }
+        if (!known) {
+            fprintf(stderr, "bench_live: '%s' is no option; there are: long moves join kills loss upgrade\n", argv[i]);
+            return 2;
+        }
+    }
+    ep_fixture_config fixture = ep_fixture_default();
+    fixture.layers = 1;
+    fixture.hidden = fixture.inner = HIDDEN;
+    fixture.experts = EXPERTS;
+    for (int i = 0; i < 2; i++) {
+        fixture.seed += (uint64_t)i;
+        ep_test_checkpoint_new(&fixture, paths[i]);
+    }
+    make_batches(decode.batches, paths[0], DECODE_TOKENS, NULL);
+    make_batches(decode.others, paths[1], DECODE_TOKENS, NULL);
+    make_batches(prefill.batches, paths[0], PREFILL_TOKENS, NULL);
+    report = bench_report_create("Placement changes, joins, kills and a new version under decode and prefill load");
+    for (size_t s = 0; s < EP_ARRAY_COUNT(scenes); s++) {
+        if (!any || chosen[s]) {
+            scenes[s].run();
+        }
+    }
+    free_batches(decode.batches);
+    free_batches(decode.others);
+    free_batches(prefill.batches);
+    ep_test_dir_remove(paths[0]);
+    ep_test_dir_remove(paths[1]);
+    return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
+}
