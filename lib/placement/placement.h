@@ -72,7 +72,8 @@ typedef struct ep_placement {
 
 /*
  * Equal counts: what nodes hold stays (the surplus goes, from the fullest nodes first); experts that lack
- * copies go to the node with the fewest experts of that layer, then of all layers, then the lowest index.
+ * copies go to the node with the fewest experts of that layer, then with the fewest in common with the nodes that hold
+ * the same expert (so that a lost node's work goes to all others), then of all layers, then the lowest index.
  * First copies are placed before second ones. With moves_max > 0 copies then move from the fullest to the
  * emptiest node of a layer until they differ by at most one.
  * Errors: INVALID_ARGUMENT (names the field), RESOURCE_EXHAUSTED naming layer and expert when a first copy fits

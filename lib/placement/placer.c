@@ -47,6 +47,7 @@ static bool allocate_layer(ep_placer_layer *layer, uint32_t experts, uint32_t wi
 }
 
 #define LOOKS_MAX (1u << 20)
+#define ROWS_MAX (UINT64_C(1) << 25) /* about a ns each: who solves may hold a lock */
 
 static const char *host_name(const ep_placement_node *node)
 {
@@ -82,8 +83,11 @@ ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32
     placer->total = calloc((size_t)input->nodes_count + 1, sizeof(*placer->total));
     placer->bytes = calloc((size_t)input->nodes_count + 1, sizeof(*placer->bytes));
     placer->host_of = calloc((size_t)input->nodes_count + 1, sizeof(*placer->host_of));
-    bool ok = placer->layers != NULL && placer->total != NULL && placer->bytes != NULL && placer->host_of != NULL;
+    placer->together = calloc((size_t)input->nodes_count + 1, sizeof(*placer->together));
+    bool ok = placer->layers != NULL && placer->total != NULL && placer->bytes != NULL && placer->host_of != NULL &&
+              placer->together != NULL;
     placer->looks_left = LOOKS_MAX;
+    placer->rows_left = ROWS_MAX;
     if (ok && input->copies > 1) {
         find_hosts(placer);
     }
@@ -108,6 +112,7 @@ void ep_placer_fini(ep_placer *placer)
     free(placer->total);
     free(placer->bytes);
     free(placer->host_of);
+    free(placer->together);
 }
 
 static uint32_t *row_of(const ep_placer *placer, uint32_t layer, uint32_t expert)
@@ -257,18 +262,69 @@ static bool gains_host(const ep_placer *placer, uint32_t layer, uint32_t expert,
     return ep_hosts_gain(&placer->hosts, row_of(placer, layer, expert), placer->layers[layer].counts[expert], from, to);
 }
 
-uint32_t ep_placer_emptiest(const ep_placer *placer, uint32_t layer, uint32_t expert)
+static void add_together(ep_placer *placer, uint32_t layer, uint32_t node)
+{
+    const ep_placer_layer *l = &placer->layers[layer];
+    if (placer->rows_left < l->experts) {
+        return;
+    }
+    placer->rows_left -= l->experts;
+    for (uint32_t e = 0; e < l->experts; e++) {
+        const uint32_t *row = row_of(placer, layer, e);
+        const uint32_t count = ep_placer_holds(placer, layer, e, node) ? l->counts[e] : 0;
+        for (uint32_t i = 0; i < count; i++) {
+            placer->together[row[i]] += row[i] != node;
+        }
+    }
+}
+
+static void clear_together(ep_placer *placer)
+{
+    memset(placer->together, 0, placer->input->nodes_count * sizeof(*placer->together));
+}
+
+void ep_placer_count_together(ep_placer *placer, uint32_t layer, uint32_t node)
+{
+    clear_together(placer);
+    add_together(placer, layer, node);
+}
+
+uint32_t ep_placer_in_common(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from)
+{
+    const uint32_t *row = row_of(placer, layer, expert);
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < placer->layers[layer].counts[expert]; i++) {
+        sum += row[i] != from ? placer->together[row[i]] : 0;
+    }
+    return sum;
+}
+
+static bool is_emptier(const ep_placer *placer, const uint32_t *load, uint32_t a, uint32_t b)
+{
+    if (load[a] != load[b]) {
+        return load[a] < load[b];
+    }
+    if (placer->together[a] != placer->together[b]) {
+        return placer->together[a] < placer->together[b];
+    }
+    return placer->total[a] < placer->total[b];
+}
+
+uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert)
 {
     const uint32_t *load = placer->layers[layer].load;
     uint32_t best = EP_PLACER_NO_NODE;
     bool best_gains = false;
+    clear_together(placer);
+    for (uint32_t i = 0; expert != EP_NO_EXPERT && i < placer->layers[layer].counts[expert]; i++) {
+        add_together(placer, layer, row_of(placer, layer, expert)[i]);
+    }
     for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
         if (!ep_placer_has_room(placer, layer, n) || (expert != EP_NO_EXPERT && ep_placer_holds(placer, layer, expert, n))) {
             continue;
         }
         const bool gains = expert != EP_NO_EXPERT && gains_host(placer, layer, expert, EP_PLACER_NO_NODE, n);
-        const bool better = best == EP_PLACER_NO_NODE || load[n] < load[best] ||
-                            (load[n] == load[best] && placer->total[n] < placer->total[best]);
+        const bool better = best == EP_PLACER_NO_NODE || is_emptier(placer, load, n, best);
         if (gains != best_gains ? gains : better) {
             best = n;
             best_gains = gains;

@@ -24,6 +24,8 @@ typedef struct {
     uint32_t *host_of; /* [nodes] */
     ep_hosts hosts;    /* of host_of */
     uint32_t looks_left; /* at experts to change places with, for the sake of hosts: who solves may hold a lock */
+    uint32_t *together;  /* [nodes] of ep_placer_count_together */
+    uint64_t rows_left;  /* to look at for it; then copies go wherever there is room */
     uint32_t copies_missing;
 } ep_placer;
 
@@ -53,9 +55,16 @@ ep_err ep_placer_keep_owned(ep_placer *placer, uint32_t layer, uint32_t first, u
 ep_err ep_placer_fill(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copy_index,
                       ep_error *out_error);
 
-/* The node with the fewest experts of the layer, then of all layers, then the lowest index; with room and,
- * unless expert is EP_NO_EXPERT, without that expert, on a host without it while it shall be on more. EP_PLACER_NO_NODE if there is none. */
-uint32_t ep_placer_emptiest(const ep_placer *placer, uint32_t layer, uint32_t expert);
+/*
+ * together[n]: experts of the layer that n holds as this node does. When a node is lost, all others shall get a part of
+ * its work, and not one of them the whole. The second: its sum over the expert's holders but `from`.
+ */
+void ep_placer_count_together(ep_placer *placer, uint32_t layer, uint32_t node);
+uint32_t ep_placer_in_common(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from);
+/* The node with the fewest experts of the layer, then (if expert has copies) with the fewest in common with those that
+ * hold it, then with the fewest of all layers, then the lowest index; with room and, unless expert is EP_NO_EXPERT,
+ * without that expert, on a host without it while it shall be on more. EP_PLACER_NO_NODE if there is none. */
+uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert);
 /* Counts what experts of [first, experts) lack of `copies` copies into copies_missing. */
 void ep_placer_count_missing(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copies);
 /* The result with its certificate. */

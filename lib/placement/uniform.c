@@ -19,17 +19,22 @@ static ep_err keep_and_fill(ep_placer *placer, uint32_t copies, ep_error *out_er
     return err;
 }
 
-/* A copy on `from` that may move to `to`; EP_NO_EXPERT if there is none. */
+/* A copy on `from` that may move to `to`, whose holders have least in common with `to`; EP_NO_EXPERT if there is none.
+ */
 static uint32_t movable_expert(const ep_placer *placer, uint32_t layer, uint32_t from, uint32_t to,
                                bool owned_too)
 {
-    for (uint32_t e = placer->layers[layer].experts; e-- > 0;) {
+    uint32_t best = EP_NO_EXPERT, least = UINT32_MAX;
+    for (uint32_t e = placer->layers[layer].experts; e-- > 0 && least > 0;) {
         if (ep_placer_holds(placer, layer, e, from) && !ep_placer_holds(placer, layer, e, to) &&
-            (owned_too || !ep_placer_was_owned(placer, layer, e, from)) && ep_placer_may_move(placer, layer, e, from, to)) {
-            return e;
+            (owned_too || !ep_placer_was_owned(placer, layer, e, from)) &&
+            ep_placer_may_move(placer, layer, e, from, to)) {
+            const uint32_t common = ep_placer_in_common(placer, layer, e, from);
+            best = common < least ? e : best;
+            least = common < least ? common : least;
         }
     }
-    return EP_NO_EXPERT;
+    return best;
 }
 
 /* Moves one copy to the emptiest node of the layer from the fullest one that can give; false when no move
@@ -40,6 +45,9 @@ static bool balance_step(ep_placer *placer, uint32_t layer, bool owned_too)
     uint32_t to = ep_placer_emptiest(placer, layer, EP_NO_EXPERT);
     uint32_t from = EP_PLACER_NO_NODE;
     uint32_t expert = EP_NO_EXPERT;
+    if (to != EP_PLACER_NO_NODE) {
+        ep_placer_count_together(placer, layer, to);
+    }
     for (uint32_t n = 0; to != EP_PLACER_NO_NODE && n < placer->input->nodes_count; n++) {
         bool fuller = from == EP_PLACER_NO_NODE || load[n] > load[from] ||
                       (load[n] == load[from] && placer->total[n] > placer->total[from]);

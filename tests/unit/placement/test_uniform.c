@@ -163,6 +163,45 @@ Test(uniform, a_lost_node_costs_only_its_own_copies)
     ep_placement_destroy(after);
 }
 
+/* Experts of node `lost` whose other copy is on `heir`. */
+static uint32_t inherited(const ep_placed_layer *layer, uint32_t lost, uint32_t heir)
+{
+    uint32_t count = 0;
+    for (uint32_t e = 0; e < layer->experts; e++) {
+        count += holds(layer, e, lost) && holds(layer, e, heir);
+    }
+    return count;
+}
+
+static void check_heirs(const ep_placement *placement, uint32_t nodes, uint32_t more)
+{
+    for (uint32_t lost = 0; lost < nodes; lost++) {
+        const uint32_t load = load_of(&placement->layers[0], lost), fair = (load + nodes - 2) / (nodes - 1);
+        for (uint32_t heir = 0; heir < nodes; heir++) {
+            const uint32_t count = heir != lost ? inherited(&placement->layers[0], lost, heir) : 0;
+            cr_assert_leq(count, fair + more, "node %u of %u leaves %u of its %u experts to node %u", lost, nodes,
+                          count, load, heir);
+        }
+    }
+}
+
+Test(uniform, a_lost_nodes_work_goes_to_all_others)
+{
+    for (uint32_t nodes = 3; nodes < NODES_MAX; nodes++) {
+        problem p, joined;
+        setup(&p, nodes, 1, 56, 2);
+        ep_placement *placement = solve(&p);
+        check_heirs(placement, nodes, 1);
+        setup(&joined, nodes + 1, 1, 56, 2);
+        joined.input.moves_max = UINT32_MAX;
+        adopt(&joined, placement);
+        ep_placement *more = solve(&joined);
+        check_heirs(more, nodes + 1, 3);
+        ep_placement_destroy(placement);
+        ep_placement_destroy(more);
+    }
+}
+
 Test(uniform, a_new_node_gets_missing_copies_and_moves_only_when_asked)
 {
     problem p;
