@@ -151,8 +151,9 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
         snprintf(error->node, sizeof(error->node), "%.*s", (int)sizeof(error->node) - 1,
                  ep_peer_label(frame->peer));
     }
-    if (node == UINT32_MAX || error->code == EP_ERR_RESOURCE_EXHAUSTED ||
-        mark_named(call, frame, error, node)) {
+    const bool has_no_room = error->code == EP_ERR_RESOURCE_EXHAUSTED &&
+                             !ep_call_state_is_too_late(&call->state, ep_clock_now_ns(), error);
+    if (node == UINT32_MAX || has_no_room || mark_named(call, frame, error, node)) {
         return;
     }
     if (ep_peer_lost_only_shm(frame->peer, frame->class_index, frame->channel)) {

@@ -444,8 +444,14 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
 static void route_list(ep_call *call, uint32_t window, slot_list *list, bool again, ep_call_actions *actions)
 {
     uint32_t with_copy = 0;
-    ep_error error;
+    ep_error error = call->state.last_error;
     ep_err err = split_list(call, list, &with_copy);
+    if (err == EP_OK && with_copy < list->count && !call->state.allow_missing &&
+        ep_call_state_is_too_late(&call->state, ep_clock_now_ns(), &error)) {
+        ep_error_prefix(&error, error.code, "node %s", error.node);
+        fail(call, &error, actions); /* what other nodes would still compute is of no use */
+        return;
+    }
     if (err == EP_OK && with_copy < list->count) {
         err = keep_stuck(call, window, list->numbers + with_copy, list->count - with_copy);
     }

@@ -461,6 +461,12 @@ static bool is_final(ep_err code)
            code != EP_ERR_DEADLINE_EXCEEDED;
 }
 
+bool ep_call_state_is_too_late(const ep_call_state *state, uint64_t now_ns, const ep_error *error)
+{
+    const uint64_t left_ns = state->deadline_ns > now_ns ? state->deadline_ns - now_ns : 0;
+    return error->code == EP_ERR_RESOURCE_EXHAUSTED && error->retry_after_us >= left_ns / EP_NS_PER_US;
+}
+
 static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
                           ep_call_actions *actions)
 {
@@ -477,12 +483,15 @@ static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_e
         delay(state, event->parcel, error->code, state->deadline_ns);
         return;
     case EP_ERR_RESOURCE_EXHAUSTED:
-        if (ep_retry_budget_take(state->budget)) {
-            pause_parcel(state, now_ns, event->parcel, error);
-        } else {
+        if (!ep_retry_budget_take(state->budget)) {
             finish_with(state, error, event->parcel, now_ns, actions);
+            return;
         }
-        return;
+        if (!ep_call_state_is_too_late(state, now_ns, error)) {
+            pause_parcel(state, now_ns, event->parcel, error);
+            return;
+        }
+        break; /* another copy may be quicker */
     default:
         if (is_final(error->code)) {
             finish_with(state, error, event->parcel, now_ns, actions);

@@ -213,6 +213,8 @@ bool ep_call_state_wants_wake(const ep_call_state *state);
  * NO_MEMORY. */
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer);
 /* The copy of expert on node is not to be tried again in this round. */
+/* A node had no room, and will have none before the deadline: asking it again, or waiting for it, is of no use. */
+bool ep_call_state_is_too_late(const ep_call_state *state, uint64_t now_ns, const ep_error *error);
 void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
                               uint32_t node);
 /* ep_choose_copies, leaving out tried copies; usable [nodes]: 0 no, 1 yes, 2 only when the expert has no

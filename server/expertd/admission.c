@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two budgets of a node, and the quotas of its tenants. */
+/* The two budgets of a node, the quotas of its tenants, and who comes too late. */
 #include "expertd/admission.h"
 
 #include <inttypes.h>
@@ -10,12 +10,24 @@
 
 #define RETRY_US_MIN 500
 #define RETRY_US_MAX 1000000
+#define LATE_NS EP_NS_PER_S /* after a request was late, or was refused as that, all are judged for so long */
+#define LEARN_NS (EP_NS_PER_S / 5)
+
+/* Requests of one tenant and class, which wait behind one another. */
+typedef struct request_lane {
+    uint64_t tokens;
+    uint64_t busy_ns; /* of late, while it had requests; and tokens of those that were answered meanwhile */
+    uint64_t done_tokens;
+    uint64_t counted_ns;      /* busy_ns is counted up to here */
+    _Atomic uint64_t late_ns; /* until then requests are judged */
+} request_lane;
 
 typedef struct tenant_use {
     uint64_t tokens_budget; /* of inflight_tokens */
     uint64_t spill_bytes;
     int64_t rate_left; /* tokens * EP_NS_PER_S it may still take now; below 0: it took more */
     uint64_t rate_ns;  /* when that was */
+    request_lane lanes[2]; /* decode, prefill */
     ep_admission_tenant_stats stats;
 } tenant_use;
 
@@ -31,8 +43,9 @@ struct ep_admission {
 
 /* Why a request may not come in. */
 typedef struct refusal {
-    enum { NONE, BUDGETS, TENANT_TOKENS, TENANT_RATE } reason;
+    enum { NONE, BUDGETS, TENANT_TOKENS, TENANT_RATE, LATE } reason;
     ep_admission_stats stats;
+    uint64_t wait_us; /* LATE: expected */
     uint64_t tenant_tokens;
     uint64_t retry_us;
 } refusal;
@@ -69,9 +82,10 @@ static uint64_t tenant_part(const ep_admission *admission, uint64_t budget)
 }
 
 /* Lock held. */
-static bool take(ep_admission *admission, uint32_t tenant, uint32_t tokens, uint64_t bytes,
-                 ep_ticket *out_ticket)
+static bool take(ep_admission *admission, const ep_admission_request *request, ep_ticket *out_ticket)
 {
+    const uint32_t tenant = request->tenant, tokens = request->tokens;
+    const uint64_t bytes = request->bytes;
     ep_admission_stats *stats = &admission->stats;
     tenant_use *use = &admission->uses[tenant];
     const uint64_t spill_part = tenant_part(admission, admission->spill_bytes);
@@ -110,23 +124,51 @@ static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, ten
     return use->rate_left > 0 ? 0 : (uint64_t)-use->rate_left / rate / EP_NS_PER_US + 1;
 }
 
-/* Lock held. */
-static refusal enter(ep_admission *admission, uint32_t tenant, uint32_t tokens, uint64_t bytes,
-                     uint64_t now_ns, ep_ticket *out_ticket)
+/* Lock held. How long so many tokens take, by what was done of late. What was computed too late is not done: the more of
+ * that, the less comes in. */
+static uint64_t time_of(const request_lane *lane, uint64_t tokens)
 {
-    tenant_use *use = &admission->uses[tenant];
-    const ep_tenant_limits *limits = &admission->tenants->limits[tenant];
-    refusal no = {.retry_us = rate_wait_us(admission, tenant, use, now_ns)};
+    return (uint64_t)((double)lane->busy_ns / (double)(lane->done_tokens + 1) * (double)tokens);
+}
+
+/* Lock held. 0, or how long the request would be in, when that is too long. Half of that is kept beside, as the last of
+ * several nodes ends a call. */
+static uint64_t too_late_us(request_lane *lane, const ep_admission_request *request, uint64_t now_ns)
+{
+    const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
+    const uint64_t wait_ns = time_of(lane, lane->tokens + request->tokens) / 2 * 3;
+    if (lane->tokens == 0 || now_ns >= lane->late_ns || request->deadline_ns == EP_TIME_NEVER || wait_ns <= left_ns) {
+        return 0;
+    }
+    lane->late_ns = now_ns + LATE_NS;
+    return wait_ns / EP_NS_PER_US + 1;
+}
+
+/* Lock held. */
+static refusal enter(ep_admission *admission, const ep_admission_request *request, uint64_t now_ns,
+                     ep_ticket *out_ticket)
+{
+    const uint32_t tokens = request->tokens;
+    tenant_use *use = &admission->uses[request->tenant];
+    request_lane *lane = &use->lanes[request->is_prefill];
+    const ep_tenant_limits *limits = &admission->tenants->limits[request->tenant];
+    refusal no = {.retry_us = rate_wait_us(admission, request->tenant, use, now_ns)};
     if (no.retry_us > 0) {
         no.reason = TENANT_RATE;
     } else if (limits->inflight_tokens != 0 && use->stats.tokens_used > 0 &&
                use->stats.tokens_used + tokens > limits->inflight_tokens) {
         no.reason = TENANT_TOKENS;
         no.retry_us = admission->mean_us;
-    } else if (!take(admission, tenant, tokens, bytes, out_ticket)) {
+    } else if ((no.wait_us = too_late_us(lane, request, now_ns)) > 0) {
+        no.reason = LATE;
+        no.retry_us = no.wait_us;
+    } else if (!take(admission, request, out_ticket)) {
         no.reason = BUDGETS;
         no.retry_us = admission->mean_us;
     } else {
+        lane->counted_ns = lane->tokens == 0 ? now_ns : lane->counted_ns;
+        lane->tokens += tokens;
+        out_ticket->is_prefill = request->is_prefill;
         use->stats.tokens_used += tokens;
         use->stats.tokens_total += tokens;
         use->rate_left -= limits->tokens_per_s != 0 ? (int64_t)(tokens * EP_NS_PER_S) : 0;
@@ -140,9 +182,11 @@ static refusal enter(ep_admission *admission, uint32_t tenant, uint32_t tokens, 
 }
 
 /* True: no waiting helps. */
-static bool describe(const ep_admission *admission, uint32_t tenant, uint32_t tokens, uint64_t bytes,
+static bool describe(const ep_admission *admission, const ep_admission_request *request, uint64_t now_ns,
                      const refusal *no, ep_error *out_error)
 {
+    const uint32_t tenant = request->tenant, tokens = request->tokens;
+    const uint64_t bytes = request->bytes;
     const ep_tenant_limits *limits = &admission->tenants->limits[tenant];
     const char *label = ep_tenants_label(admission->tenants, tenant);
     if (no->reason == TENANT_RATE) {
@@ -155,6 +199,14 @@ static bool describe(const ep_admission *admission, uint32_t tenant, uint32_t to
         ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                      "%u tokens: tenant '%s' has %" PRIu64 " of its inflight_tokens %u in use (key tenants)",
                      tokens, label, no->tenant_tokens, limits->inflight_tokens);
+        return false;
+    }
+    if (no->reason == LATE) {
+        const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
+        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                     "%u tokens would take about %" PRIu64 " us here and have %" PRIu64
+                     " us left: the node has more work than it can do in time; ask for less, allow more time or add nodes",
+                     tokens, no->wait_us, (uint64_t)(left_ns / EP_NS_PER_US));
         return false;
     }
     bool never_fits = tokens > tenant_part(admission, admission->inflight_tokens) &&
@@ -170,17 +222,19 @@ static bool describe(const ep_admission *admission, uint32_t tenant, uint32_t to
     return never_fits;
 }
 
-ep_err ep_admission_enter(ep_admission *admission, uint32_t tenant, uint32_t tokens, uint64_t bytes,
-                          uint64_t now_ns, ep_ticket *out_ticket, ep_error *out_error)
+ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *request, uint64_t now_ns,
+                          ep_ticket *out_ticket, ep_error *out_error)
 {
     pthread_mutex_lock(&admission->lock);
-    refusal no = enter(admission, tenant, tokens, bytes, now_ns, out_ticket);
+    refusal no = enter(admission, request, now_ns, out_ticket);
     pthread_mutex_unlock(&admission->lock);
     if (no.reason == NONE) {
         return EP_OK;
     }
-    bool never_fits = describe(admission, tenant, tokens, bytes, &no, out_error);
-    if (out_error != NULL && !never_fits) {
+    bool never_fits = describe(admission, request, now_ns, &no, out_error);
+    if (out_error != NULL && no.reason == LATE) {
+        out_error->retry_after_us = no.retry_us; /* whatever it is: after the deadline */
+    } else if (out_error != NULL && !never_fits) {
         out_error->retry_after_us = no.retry_us < RETRY_US_MIN   ? RETRY_US_MIN
                                     : no.retry_us > RETRY_US_MAX ? RETRY_US_MAX
                                                                  : no.retry_us;
@@ -188,10 +242,40 @@ ep_err ep_admission_enter(ep_admission *admission, uint32_t tenant, uint32_t tok
     return EP_ERR_RESOURCE_EXHAUSTED;
 }
 
-void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t took_ns)
+/* Lock held. */
+static void learn(request_lane *lane, const ep_ticket *ticket, uint64_t now_ns, ep_err result)
+{
+    lane->busy_ns += now_ns > lane->counted_ns ? now_ns - lane->counted_ns : 0;
+    lane->counted_ns = now_ns;
+    lane->done_tokens += result == EP_OK ? ticket->tokens : 0;
+    while (lane->busy_ns > LEARN_NS) {
+        lane->busy_ns /= 2;
+        lane->done_tokens /= 2;
+    }
+    if (result == EP_ERR_DEADLINE_EXCEEDED) {
+        lane->late_ns = now_ns + LATE_NS;
+    }
+    lane->tokens -= ticket->tokens;
+}
+
+bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, uint64_t deadline_ns, uint64_t now_ns)
+{
+    request_lane *lane = &admission->uses[ticket->tenant].lanes[ticket->is_prefill];
+    if (now_ns >= lane->late_ns || deadline_ns == EP_TIME_NEVER) {
+        return now_ns >= deadline_ns;
+    }
+    pthread_mutex_lock(&admission->lock);
+    const uint64_t own_ns = time_of(lane, ticket->tokens);
+    pthread_mutex_unlock(&admission->lock);
+    return now_ns + own_ns >= deadline_ns;
+}
+
+void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns, uint64_t took_ns,
+                        ep_err result)
 {
     pthread_mutex_lock(&admission->lock);
     tenant_use *use = &admission->uses[ticket->tenant];
+    learn(&use->lanes[ticket->is_prefill], ticket, now_ns, result);
     use->stats.tokens_used -= ticket->tokens;
     if (ticket->is_spilled) {
         admission->stats.spill_used_bytes -= ticket->bytes;

@@ -275,7 +275,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     uint64_t now_ns = ep_clock_now_ns();
     uint64_t took_ns = now_ns - ep_rpc_call_received_ns(request->call);
     uint64_t rows = request->view.own_slots;
-    ep_admission_leave(handler->config.admission, &request->ticket, took_ns);
+    ep_admission_leave(handler->config.admission, &request->ticket, now_ns, took_ns, result);
     count_result(handler, request->call, result, rows, took_ns);
     if (result == EP_OK) {
         uint64_t started_ns = atomic_load(&request->first_start_ns);
@@ -414,7 +414,8 @@ static bool is_dropped(const ep_work *work)
 {
     const forward_request *request = work->arg;
     return atomic_load(&request->first_error) != EP_OK || ep_rpc_call_is_cancelled(request->call) ||
-           ep_clock_now_ns() >= request->deadline_ns;
+           ep_admission_is_lost(request->handler->config.admission, &request->ticket, request->deadline_ns,
+                                ep_clock_now_ns());
 }
 
 /* Sizes of the arena's parts. The counts come from a checked frame, so 64-bit sums cannot overflow. */
@@ -698,19 +699,21 @@ static ep_err admit(ep_forward_handler *handler, ep_rpc_call *call, const ep_for
                     const Expertd__V1__ForwardRequest *header, uint64_t bytes, ep_ticket *out_ticket, ep_error *out_error)
 {
     size_t frame_bytes;
-    uint32_t tokens = view->rows; /* no overflow: a frame has fewer rows, and parts */
-    const uint32_t tenant = ep_tenants_find(handler->config.tenants, ep_rpc_call_metadata(call, "tenant"));
+    ep_admission_request request = {
+        .tenant = ep_tenants_find(handler->config.tenants, ep_rpc_call_metadata(call, "tenant")),
+        .tokens = view->rows, /* no overflow: a frame has fewer rows, and parts */
+        .is_prefill = header->prefill,
+        .deadline_ns = ep_rpc_call_deadline_ns(call)};
     ep_rpc_call_tensors(call, &frame_bytes);
-    bytes += frame_bytes;
+    request.bytes = bytes + frame_bytes;
     for (uint32_t i = 0; i < parts_of(header); i++) {
         uint32_t part_rows;
         uint64_t part_bytes;
         ep_relay_bound(view, header->relay[i + 1]->slots_count, &part_rows, &part_bytes);
-        tokens += part_rows;
-        bytes += part_bytes;
+        request.tokens += part_rows;
+        request.bytes += part_bytes;
     }
-    return ep_admission_enter(handler->config.admission, tenant, tokens, bytes, ep_clock_now_ns(), out_ticket,
-                              out_error);
+    return ep_admission_enter(handler->config.admission, &request, ep_clock_now_ns(), out_ticket, out_error);
 }
 
 /* Memory for the request and its reply, within budgets. On error nothing is held. */
@@ -741,7 +744,7 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     }
     if (err != EP_OK) {
         ep_buffer_unref(arena);
-        ep_admission_leave(handler->config.admission, &ticket, 0);
+        ep_admission_leave(handler->config.admission, &ticket, ep_clock_now_ns(), 0, err);
         return ep_error_set(
             out_error, err,
             "no buffer of %zu bytes for the reply or %zu for the request; see buffer_bytes_max", reply_bytes,

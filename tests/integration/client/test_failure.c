@@ -218,6 +218,25 @@ Test(client_failure, an_error_no_copy_can_mend_ends_the_call_at_once)
     harness_close(&h);
 }
 
+Test(client_failure, where_a_node_would_be_too_late_another_copy_is_asked_and_without_one_the_call_ends)
+{
+    batch b;
+    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
+    batch_make(&b, &h, 9, 2, 1);
+    fake_node_set_fault(h.nodes[0], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
+    expect_ok(&b, "the other node has room");
+    const uint64_t asked = fake_node_requests(h.nodes[0]) + fake_node_requests(h.nodes[1]);
+    fake_node_set_fault(h.nodes[1], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
+    memset(b.out, 0xa5, b.out_bytes);
+    cr_assert_eq(run(&b), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert(has("told to fail") && has("node n"), "%s", result.error.text);
+    cr_assert_lt(result.total_us, b.args.deadline_us, "there is nothing to wait for");
+    cr_assert_leq(fake_node_requests(h.nodes[0]) + fake_node_requests(h.nodes[1]), asked + 4, "each copy once");
+    cr_assert(batch_untouched(&b));
+    batch_free(&b);
+    harness_close(&h);
+}
+
 /* ---- sole owner ---- */
 
 Test(client_failure, a_sole_owner_that_fails_once_is_asked_again)

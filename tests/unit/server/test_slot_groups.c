@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Grouping slots, and the two budgets of admission. */
+/* Grouping slots, and admission: its two budgets, tenants, and who would be late. */
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "expertd/admission.h"
 #include "expertd/slot_groups.h"
 
@@ -38,6 +39,21 @@ Test(slot_groups, unsorted_slots_are_bounded_by_experts_and_sorted_stably)
     }
 }
 
+#define SECOND 1000000000ull
+
+static ep_err enter_bytes(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t bytes, uint64_t now_ns,
+                          ep_ticket *out_ticket, ep_error *out_error)
+{
+    const ep_admission_request request = {
+        .tenant = tenant, .tokens = tokens, .bytes = bytes, .deadline_ns = EP_TIME_NEVER};
+    return ep_admission_enter(a, &request, now_ns, out_ticket, out_error);
+}
+
+static void leave(ep_admission *a, const ep_ticket *ticket, uint64_t took_ns)
+{
+    ep_admission_leave(a, ticket, took_ns, took_ns, EP_OK);
+}
+
 Test(admission, tokens_then_spill_then_refusal)
 {
     ep_admission *a;
@@ -46,22 +62,22 @@ Test(admission, tokens_then_spill_then_refusal)
     ep_error e;
     ep_tenants_init(&tenants);
     cr_assert_eq(ep_admission_create(100, 1000, &tenants, &a), EP_OK);
-    cr_assert_eq(ep_admission_enter(a, 0, 100, 5000, 0, &first, &e), EP_OK);
+    cr_assert_eq(enter_bytes(a, 0, 100, 5000, 0, &first, &e), EP_OK);
     cr_expect_not(first.is_spilled);
-    cr_assert_eq(ep_admission_enter(a, 0, 1, 600, 0, &second, &e), EP_OK);
+    cr_assert_eq(enter_bytes(a, 0, 1, 600, 0, &second, &e), EP_OK);
     cr_expect(second.is_spilled);
-    cr_assert_eq(ep_admission_enter(a, 0, 2, 500, 0, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_eq(enter_bytes(a, 0, 2, 500, 0, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect_str_eq(
         e.text, "2 tokens, 500 bytes: 100 of inflight_tokens 100 and 600 of spill_bytes 1000 are in use");
     cr_expect_gt(e.retry_after_us, 0);
-    cr_assert_eq(ep_admission_enter(a, 0, 101, 1001, 0, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_assert_eq(enter_bytes(a, 0, 101, 1001, 0, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect(strstr(e.text, "never fits") != NULL, "%s", e.text);
     cr_expect_eq(e.retry_after_us, 0, "coming back would not help");
-    ep_admission_leave(a, &first, 1000000);
-    cr_assert_eq(ep_admission_enter(a, 0, 2, 500, 0, &third, &e), EP_OK);
+    leave(a, &first, 1000000);
+    cr_assert_eq(enter_bytes(a, 0, 2, 500, 0, &third, &e), EP_OK);
     cr_expect_not(third.is_spilled);
-    ep_admission_leave(a, &second, 1000000);
-    ep_admission_leave(a, &third, 1000000);
+    leave(a, &second, 1000000);
+    leave(a, &third, 1000000);
     ep_admission_stats stats;
     ep_admission_read_stats(a, &stats);
     cr_expect_eq(stats.tokens_used, 0);
@@ -70,12 +86,10 @@ Test(admission, tokens_then_spill_then_refusal)
     ep_admission_destroy(a);
 }
 
-#define SECOND 1000000000ull
-
 static ep_err enter(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t now_ns, ep_ticket *out_ticket,
                     ep_error *out_error)
 {
-    return ep_admission_enter(a, tenant, tokens, tokens * 100, now_ns, out_ticket, out_error);
+    return enter_bytes(a, tenant, tokens, tokens * 100, now_ns, out_ticket, out_error);
 }
 
 Test(admission, a_tenant_is_held_to_its_tokens_in_work)
@@ -93,7 +107,7 @@ Test(admission, a_tenant_is_held_to_its_tokens_in_work)
     cr_expect_str_eq(e.text, "1 tokens: tenant 'batchy' has 50 of its inflight_tokens 10 in use (key tenants)");
     cr_expect_gt(e.retry_after_us, 0);
     cr_expect_eq(enter(a, 0, 50, 1, &other, &e), EP_OK);
-    ep_admission_leave(a, &first, 1000);
+    leave(a, &first, 1000);
     cr_expect_eq(enter(a, batchy, 6, 1, &first, &e), EP_OK);
     cr_expect_eq(enter(a, batchy, 4, 1, &second, &e), EP_OK);
     ep_admission_tenant_stats stats;
@@ -169,9 +183,86 @@ Test(admission, a_tenants_rate_survives_times_out_of_order)
     ep_tenants_add(&tenants, "t", &(ep_tenant_limits){.weight = 1, .tokens_per_s = 10});
     const uint32_t tenant = ep_tenants_find(&tenants, "t");
     cr_assert_eq(ep_admission_create(1000, 1000, &tenants, &a), EP_OK);
-    cr_assert_eq(ep_admission_enter(a, tenant, 10, 1, 2000000000, &ticket, &e), EP_OK);
-    cr_expect_eq(ep_admission_enter(a, tenant, 1, 1, 1999999999, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
-    cr_expect_eq(ep_admission_enter(a, tenant, 1, 1, 2000000000, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
-    cr_expect_eq(ep_admission_enter(a, tenant, 1, 1, 2200000000, &ticket, &e), EP_OK);
+    cr_assert_eq(enter_bytes(a, tenant, 10, 1, 2000000000, &ticket, &e), EP_OK);
+    cr_expect_eq(enter_bytes(a, tenant, 1, 1, 1999999999, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(enter_bytes(a, tenant, 1, 1, 2000000000, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(enter_bytes(a, tenant, 1, 1, 2200000000, &ticket, &e), EP_OK);
     ep_admission_destroy(a);
+}
+
+/* ---- requests that would be late ---- */
+
+#define MS 1000000ull
+
+typedef struct late_rig {
+    ep_tenants tenants;
+    ep_admission *admission;
+} late_rig;
+
+static ep_err enter_late(late_rig *rig, bool is_prefill, uint64_t now_ns, uint64_t left_ns, ep_ticket *out_ticket,
+                         ep_error *out_error)
+{
+    const ep_admission_request request = {
+        .tokens = 10, .bytes = 1, .is_prefill = is_prefill, .deadline_ns = now_ns + left_ns};
+    return ep_admission_enter(rig->admission, &request, now_ns, out_ticket, out_error);
+}
+
+/* Requests of 10 tokens take 10 ms each, one after the other, up to `until_ns`; one more is in. */
+static void work_steadily(late_rig *rig, uint64_t until_ns, ep_ticket *out_last)
+{
+    ep_error e;
+    ep_tenants_init(&rig->tenants);
+    cr_assert_eq(ep_admission_create(1000000, 0, &rig->tenants, &rig->admission), EP_OK);
+    cr_assert_eq(enter_late(rig, false, 0, SECOND, out_last, &e), EP_OK);
+    for (uint64_t now_ns = 10 * MS; now_ns <= until_ns; now_ns += 10 * MS) {
+        ep_ticket next;
+        cr_assert_eq(enter_late(rig, false, now_ns, SECOND, &next, &e), EP_OK);
+        ep_admission_leave(rig->admission, out_last, now_ns, 10 * MS, EP_OK);
+        *out_last = next;
+    }
+}
+
+Test(admission, nobody_is_judged_where_nobody_was_late)
+{
+    static late_rig rig;
+    ep_ticket last, hasty;
+    ep_error e;
+    work_steadily(&rig, SECOND, &last);
+    cr_expect_eq(enter_late(&rig, false, SECOND, MS, &hasty, &e), EP_OK);
+    cr_expect_not(ep_admission_is_lost(rig.admission, &last, SECOND + MS, SECOND));
+    cr_expect(ep_admission_is_lost(rig.admission, &last, SECOND, SECOND), "its deadline is over");
+    ep_admission_destroy(rig.admission);
+}
+
+Test(admission, once_one_was_late_those_that_would_be_are_refused)
+{
+    static late_rig rig;
+    ep_ticket last, tickets[10], hasty;
+    ep_error e;
+    work_steadily(&rig, SECOND, &last);
+    for (int i = 0; i < 10; i++) { /* 100 ms of work before those to come, and 10 that is under way */
+        cr_assert_eq(enter_late(&rig, false, SECOND, SECOND, &tickets[i], &e), EP_OK);
+    }
+    ep_admission_leave(rig.admission, &last, SECOND + 10 * MS, 10 * MS, EP_ERR_DEADLINE_EXCEEDED);
+    const uint64_t now_ns = SECOND + 10 * MS;
+    cr_expect_eq(enter_late(&rig, false, now_ns, 110 * MS, &hasty, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect(strstr(e.text, "have 110000 us left") != NULL, "%s", e.text);
+    cr_expect_gt(e.retry_after_us, 110000, "coming back before the deadline is of no use");
+    cr_expect_eq(enter_late(&rig, true, now_ns, 110 * MS, &hasty, &e), EP_OK, "prefill waits elsewhere");
+    cr_expect(ep_admission_is_lost(rig.admission, &tickets[0], now_ns + 5 * MS, now_ns), "it takes 10 ms");
+    cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], now_ns + 50 * MS, now_ns));
+    cr_expect_eq(enter_late(&rig, false, now_ns, 500 * MS, &hasty, &e), EP_OK, "it has the time");
+    cr_expect_eq(enter_late(&rig, false, now_ns + 2 * SECOND, MS, &hasty, &e), EP_OK, "long ago");
+    ep_admission_destroy(rig.admission);
+}
+
+Test(admission, one_that_is_alone_is_never_too_late)
+{
+    static late_rig rig;
+    ep_ticket last, hasty;
+    ep_error e;
+    work_steadily(&rig, SECOND, &last);
+    ep_admission_leave(rig.admission, &last, SECOND + 10 * MS, 10 * MS, EP_ERR_DEADLINE_EXCEEDED);
+    cr_expect_eq(enter_late(&rig, false, SECOND + 10 * MS, MS, &hasty, &e), EP_OK);
+    ep_admission_destroy(rig.admission);
 }
