@@ -19,27 +19,14 @@
 #include "base/random.h"
 #include "bench/bench_report.h"
 #include "bench/live_log.h"
-#include "client_core.h"
-#include "placement/balance.h"
-#include "ref_checkpoint.h"
+#include "bench/live_table.h"
 #include "support/cluster.h"
 
-enum {
-    HIDDEN = 64,
-    EXPERTS = 8,
-    TOP_K = 2,
-    NODES = 4,
-    BATCHES = 32,
-    DECODE_TOKENS = 4,
-    PREFILL_TOKENS = 256,
-    EXTRA_MAX = 100000
-};
+enum { HIDDEN = 64, EXPERTS = 8, NODES = 4, BATCHES = 32, DECODE_TOKENS = 4, PREFILL_TOKENS = 256, EXTRA_MAX = 100000 };
 #define DECODE_PER_S 200.0
 #define PREFILL_PER_S 10.0
 #define DECODE_IN_FLIGHT 24 /* of a closed loop, as the next */
 #define PREFILL_IN_FLIGHT 4
-#define LOOK_NS (5 * EP_NS_PER_MS)
-#define PATIENCE_NS (60 * EP_NS_PER_S)
 #define MODEL "demo"
 
 typedef struct load {
@@ -57,28 +44,6 @@ static char paths[2][EP_TEST_PATH_BYTES]; /* checkpoints of the old and the new 
 static load decode, prefill;
 
 /* ---- the model and its calls ---- */
-
-/* hot: experts from which all tokens of batch b take theirs, TOP_K of each batch; NULL: any. */
-static void make_batches(ep_test_batch *out, const char *path, uint32_t tokens, const int32_t *hot)
-{
-    struct ref_checkpoint checkpoint;
-    struct ref_layer reference;
-    ref_checkpoint_open(path, &checkpoint);
-    ref_layer_load(&checkpoint, 0, &reference);
-    for (uint32_t b = 0; b < BATCHES; b++) {
-        ep_test_batch_init(&out[b], &reference, MODEL, 0, tokens, TOP_K, tokens + b,
-                           hot != NULL ? hot + b * TOP_K : NULL, TOP_K);
-    }
-    ref_layer_free(&reference);
-    ref_checkpoint_close(&checkpoint);
-}
-
-static void free_batches(ep_test_batch *batches)
-{
-    for (uint32_t b = 0; b < BATCHES; b++) {
-        ep_test_batch_fini(&batches[b]);
-    }
-}
 
 /* Calls that become due whatever the service does. */
 static ep_test_load_config open_loop(ep_moe_mode mode)
@@ -133,28 +98,6 @@ static void end_service(void)
 
 /* ---- the table that calls go by ---- */
 
-typedef bool (*table_test)(const ep_routing_table *table, void *arg);
-
-static bool table_is(table_test test, void *arg)
-{
-    ep_view *view = ep_cluster_acquire_view(client->cluster);
-    EP_TEST_CHECK(view != NULL, "no table");
-    const bool is = test(view->table, arg);
-    ep_view_unref(view);
-    return is;
-}
-
-/* When it came to be so. */
-static uint64_t wait_table(const char *what, table_test test, void *arg)
-{
-    const uint64_t end_ns = ep_clock_now_ns() + PATIENCE_NS;
-    while (!table_is(test, arg)) {
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "not within a minute: %s", what);
-        live_sleep_until(ep_clock_now_ns() + LOOK_NS);
-    }
-    return ep_clock_now_ns();
-}
-
 static uint32_t node_copies(const ep_routing_table *table, const char *name)
 {
     uint32_t copies = 0;
@@ -176,33 +119,6 @@ static bool has_copies(const ep_routing_table *table, void *arg)
 {
     const wanted_node *wanted = arg;
     return node_copies(table, wanted->name) == wanted->copies;
-}
-
-typedef struct wanted_copies {
-    ep_epoch after;
-    uint32_t copies_min;
-    uint32_t nodes;
-} wanted_copies;
-
-/* A table newer than `after` whose experts all have their copies. */
-static bool has_all(const ep_routing_table *table, void *arg)
-{
-    const wanted_copies *wanted = arg;
-    bool good = ep_epoch_compare(table->epoch, wanted->after) > 0 && table->nodes_count == wanted->nodes &&
-                table->layers_count > 0;
-    for (uint32_t l = 0; good && l < table->layers_count; l++) {
-        const ep_routing_layer *layer = &table->layers[l];
-        for (uint32_t e = 0; e < layer->shape.experts; e++) {
-            good = good && layer->offsets[e + 1] - layer->offsets[e] >= wanted->copies_min;
-        }
-    }
-    return good;
-}
-
-static bool read_epoch(const ep_routing_table *table, void *arg)
-{
-    *(ep_epoch *)arg = table->epoch;
-    return true;
 }
 
 /* ---- rows ---- */
@@ -263,11 +179,11 @@ static uint32_t move_experts(uint32_t node, uint64_t from_ns)
     wanted_node wanted = {.copies = 0};
     snprintf(wanted.name, sizeof(wanted.name), "node%u", node);
     drain(wanted.name, false);
-    wait_table("the drained node has no copies", has_copies, &wanted);
+    live_table_wait(client, "the drained node has no copies", has_copies, &wanted);
     live_sleep_until(from_ns + ORDER_S * EP_NS_PER_S);
     drain(wanted.name, true);
     wanted.copies = EXPERTS / NODES;
-    wait_table("the node has its part again", has_copies, &wanted);
+    live_table_wait(client, "the node has its part again", has_copies, &wanted);
     return 2 * wanted.copies;
 }
 
@@ -309,88 +225,23 @@ static void bench_moves(void)
 
 #define SKEW 1.2
 
-typedef struct balance_case {
-    double heat[EXPERTS];
-    uint32_t nodes;
-    double ratio; /* what was seen last */
-} balance_case;
-
-/* TOP_K experts of each batch by zipf; what each expert gets of all of them. */
-static void draw_hot(int32_t out_hot[BATCHES * TOP_K], double out_heat[EXPERTS])
-{
-    uint64_t random = 7;
-    memset(out_heat, 0, EXPERTS * sizeof(*out_heat));
-    for (uint32_t b = 0; b < BATCHES; b++) {
-        double weights[EXPERTS];
-        for (uint32_t e = 0; e < EXPERTS; e++) {
-            weights[e] = pow(e + 1, -SKEW);
-        }
-        for (uint32_t k = 0; k < TOP_K; k++) {
-            double sum = 0;
-            for (uint32_t e = 0; e < EXPERTS; e++) {
-                sum += weights[e];
-            }
-            double point = (double)(ep_splitmix64(&random) >> 11) * 0x1p-53 * sum;
-            uint32_t e = 0;
-            while (e + 1 < EXPERTS && (point -= weights[e]) >= 0) {
-                e++;
-            }
-            out_hot[b * TOP_K + k] = (int32_t)e;
-            weights[e] = 0;
-            out_heat[e] += 1;
-        }
-    }
-}
-
-/* Within 1.1 of what no placement of so many copies can beat. */
-static bool is_balanced(const ep_routing_table *table, void *arg)
-{
-    balance_case *c = arg;
-    double speeds[NODES];
-    uint32_t slots[NODES];
-    ep_balance *b = NULL;
-    const ep_routing_layer *layer = &table->layers[0];
-    for (uint32_t n = 0; n < NODES; n++) {
-        speeds[n] = 1;
-        slots[n] = EXPERTS;
-    }
-    ep_balance_input in = {.experts = EXPERTS,
-                           .nodes = table->nodes_count,
-                           .heat = c->heat,
-                           .speeds = speeds,
-                           .slots = slots,
-                           .copies_min = 1,
-                           .copies_total = layer->offsets[EXPERTS]};
-    if (table->nodes_count != c->nodes || ep_balance_create(&in, &b, NULL) != EP_OK) {
-        return false; /* an expert has no copy just now */
-    }
-    for (uint32_t e = 0; e < EXPERTS; e++) {
-        for (uint32_t i = layer->offsets[e]; i < layer->offsets[e + 1]; i++) {
-            ep_balance_put(b, e, layer->copies[i]);
-        }
-    }
-    c->ratio = ep_balance_busiest(b) / ep_balance_bound(&in, true);
-    ep_balance_destroy(b);
-    return c->ratio <= 1.1;
-}
-
 static void bench_join(void)
 {
     static const char *const balanced[] = {"--placement=balanced", "--spare-copies=4", NULL};
-    static int32_t hot[BATCHES * TOP_K];
+    static int32_t hot[BATCHES * LIVE_TOP_K];
     static load skewed;
     const ep_test_model model = {MODEL, paths[0]};
-    balance_case c = {.nodes = NODES - 1};
-    draw_hot(hot, c.heat);
-    make_batches(skewed.batches, paths[0], 64, hot);
+    live_balance c = {.nodes = NODES - 1, .good = 1.1};
+    live_draw_zipf(SKEW, EXPERTS, BATCHES, hot, c.heat);
+    live_batches_init(skewed.batches, BATCHES, paths[0], MODEL, 64, hot);
     begin_service(&(ep_test_cluster_options){
         .nodes_count = NODES - 1, .models = &model, .models_count = 1, .coordinator_args = balanced});
     begin_load(&skewed, "join", skewed.batches, NULL, open_loop(EP_MOE_DECODE));
-    wait_table("three nodes are balanced", is_balanced, &c);
+    live_table_wait(client, "three nodes are balanced", live_table_is_balanced, &c);
     const uint64_t joined_ns = ep_clock_now_ns();
     c.nodes = NODES;
     ep_test_cluster_add_node(&cluster);
-    const uint64_t balanced_ns = wait_table("four nodes are balanced", is_balanced, &c);
+    const uint64_t balanced_ns = live_table_wait(client, "four nodes are balanced", live_table_is_balanced, &c);
     live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
     end_load(&skewed);
     load *const loads[] = {&skewed};
@@ -398,7 +249,7 @@ static void bench_join(void)
             "s", BENCH_LOWER, 10);
     add_damage("join", loads, 1);
     live_log_destroy(skewed.log);
-    free_batches(skewed.batches);
+    live_batches_fini(skewed.batches, BATCHES);
     end_service();
 }
 
@@ -408,7 +259,7 @@ static void bench_join(void)
 
 static uint64_t kill_node(uint32_t node, ep_epoch *out_before)
 {
-    table_is(read_epoch, out_before);
+    *out_before = live_table_epoch(client);
     const uint64_t now_ns = ep_clock_now_ns();
     EP_TEST_CHECK(ep_test_process_signal(&cluster.nodes[node], SIGKILL), "not killed");
     return now_ns;
@@ -429,10 +280,10 @@ static void bench_kills(void)
          next_ns = kills_ns[kills - 1] + KILL_PAUSE_NS) {
         live_sleep_until(next_ns);
         const uint32_t victim = (uint32_t)(ep_splitmix64(&random) >> 33) % NODES;
-        wanted_copies wanted = {.copies_min = 2, .nodes = NODES};
+        live_copies wanted = {.copies_min = 2, .nodes = NODES};
         kills_ns[kills++] = kill_node(victim, &wanted.after);
         ep_test_cluster_return_node(&cluster, victim);
-        wait_table("all copies are there again", has_all, &wanted);
+        live_table_wait(client, "all copies are there again", live_table_has_copies, &wanted);
     }
     load *const loads[2] = {&decode, &prefill};
     for (int i = 0; i < 2; i++) {
@@ -456,7 +307,7 @@ static void bench_loss(const char *restore, double bar_s)
     char name[96];
     const char *const coordinator_args[] = {restore, NULL};
     const ep_test_model model = {MODEL, paths[0]};
-    wanted_copies wanted = {.copies_min = 2, .nodes = NODES - 1};
+    live_copies wanted = {.copies_min = 2, .nodes = NODES - 1};
     begin_service(&(ep_test_cluster_options){.nodes_count = NODES,
                                              .copies = 2,
                                              .heartbeat_ms = 500,
@@ -467,7 +318,7 @@ static void bench_loss(const char *restore, double bar_s)
     begin_loads(open_loop);
     live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
     const uint64_t killed_ns = kill_node(1, &wanted.after);
-    const uint64_t back_ns = wait_table("two copies on those left", has_all, &wanted);
+    const uint64_t back_ns = live_table_wait(client, "two copies on those left", live_table_has_copies, &wanted);
     end_loads(restore != NULL ? "loss" : "loss with defaults");
     snprintf(name, sizeof(name), "loss: until each expert has two copies again, %s",
              restore != NULL ? restore + 2 : "default restore_ms");
@@ -528,15 +379,15 @@ static void roll(const ep_test_model *models, size_t count)
     cluster.options.models = models;
     cluster.options.models_count = count;
     for (uint32_t n = 0; n < NODES; n++) {
-        wanted_copies wanted = {.copies_min = 2, .nodes = NODES};
-        table_is(read_epoch, &wanted.after);
+        live_copies wanted = {.copies_min = 2, .nodes = NODES};
+        wanted.after = live_table_epoch(client);
         const int code = ep_test_process_stop(&cluster.nodes[n], SIGTERM, EP_TEST_PATIENCE_MS);
         EP_TEST_CHECK(code == 0, "node%u ended with %d", n, code);
         ep_test_cluster_restart_node(&cluster, n);
         if (n + 1 < NODES) {
             wanted.copies_min = 1; /* a version that is coming, or going, is on few nodes */
         }
-        wait_table("a node is back", has_all, &wanted);
+        live_table_wait(client, "a node is back", live_table_has_copies, &wanted);
         live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S / 2);
     }
 }
@@ -553,13 +404,13 @@ static void bench_upgrade(void)
     static versions v;
     load *const loads[] = {&decode, &named[0], &named[1]};
     begin_service(&(ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .models = models, .models_count = 1});
-    table_is(read_version, v.names[0]);
+    live_table_is(client, read_version, v.names[0]);
     ep_test_load_config config = open_loop(EP_MOE_DECODE);
     begin_load(&decode, "no version named", decode.batches, decode.others, config);
     config.version = v.names[0];
     begin_load(&named[0], "the old version", decode.batches, NULL, config);
     roll(models, 2);
-    wait_table("both versions have all copies", has_second, &v);
+    live_table_wait(client, "both versions have all copies", has_second, &v);
     config.version = v.names[1];
     begin_load(&named[1], "the new version", decode.others, NULL, config);
     live_sleep_until(ep_clock_now_ns() + 2 * EP_NS_PER_S);
@@ -632,18 +483,18 @@ int main(int argc, char **argv)
         fixture.seed += (uint64_t)i;
         ep_test_checkpoint_new(&fixture, paths[i]);
     }
-    make_batches(decode.batches, paths[0], DECODE_TOKENS, NULL);
-    make_batches(decode.others, paths[1], DECODE_TOKENS, NULL);
-    make_batches(prefill.batches, paths[0], PREFILL_TOKENS, NULL);
+    live_batches_init(decode.batches, BATCHES, paths[0], MODEL, DECODE_TOKENS, NULL);
+    live_batches_init(decode.others, BATCHES, paths[1], MODEL, DECODE_TOKENS, NULL);
+    live_batches_init(prefill.batches, BATCHES, paths[0], MODEL, PREFILL_TOKENS, NULL);
     report = bench_report_create("Placement changes, joins, kills and a new version under decode and prefill load");
     for (size_t s = 0; s < EP_ARRAY_COUNT(scenes); s++) {
         if (!any || chosen[s]) {
             scenes[s].run();
         }
     }
-    free_batches(decode.batches);
-    free_batches(decode.others);
-    free_batches(prefill.batches);
+    live_batches_fini(decode.batches, BATCHES);
+    live_batches_fini(decode.others, BATCHES);
+    live_batches_fini(prefill.batches, BATCHES);
     ep_test_dir_remove(paths[0]);
     ep_test_dir_remove(paths[1]);
     return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
