@@ -280,7 +280,20 @@ static bool gains_host(const ep_balance *b, uint32_t expert, uint32_t from, uint
            ep_hosts_gain(b->in->hosts, &b->holders[(size_t)expert * b->in->nodes], b->copies[expert], from, to);
 }
 
-/* On a host without it, while it shall be on more. */
+/* Experts that the node has in common with those that hold this one: they are its work too when one of them is lost. */
+static uint32_t in_common(const ep_balance *b, uint32_t expert, uint32_t node)
+{
+    uint32_t sum = 0;
+    for (uint32_t c = 0; c < b->copies[expert]; c++) {
+        const uint32_t holder = b->holders[(size_t)expert * b->in->nodes + c];
+        for (uint32_t i = 0; i < b->counts[holder]; i++) {
+            sum += ep_balance_holds(b, b->listed[(size_t)holder * b->width + i], node);
+        }
+    }
+    return sum;
+}
+
+/* On a host without it, while it shall be on more; of those alike the one that has least in common with its holders. */
 static uint32_t least_busy(const ep_balance *b, const ranked *r)
 {
     uint32_t best = NO_NODE;
@@ -292,7 +305,9 @@ static uint32_t least_busy(const ep_balance *b, const ranked *r)
         }
         const double then = b->busy[n] + r->share / b->in->speeds[n];
         const bool gains = gains_host(b, r->expert, NO_NODE, n);
-        if (gains != best_gains ? gains : best == NO_NODE || then < least) {
+        const bool alike = best != NO_NODE && fabs(then - least) <= LEAST_GAIN * least && b->copies[r->expert] > 0;
+        const bool better = alike ? in_common(b, r->expert, n) < in_common(b, r->expert, best) : then < least;
+        if (gains != best_gains ? gains : best == NO_NODE || better) {
             best = n;
             least = then;
             best_gains = gains;

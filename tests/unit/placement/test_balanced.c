@@ -359,3 +359,32 @@ Test(balanced, without_heat_it_is_even_and_bad_numbers_are_refused)
     cr_assert_eq(ep_placement_balanced(&p.input, &placement, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "node n2 has speed inf"), "%s", error.text);
 }
+
+static uint32_t inherited(const ep_placed_layer *layer, uint32_t lost, uint32_t heir)
+{
+    uint32_t count = 0;
+    for (uint32_t e = 0; e < layer->experts; e++) {
+        uint32_t here = 0;
+        for (uint32_t i = layer->offsets[e]; i < layer->offsets[e + 1]; i++) {
+            here += layer->copies[i] == lost || layer->copies[i] == heir;
+        }
+        count += here == 2;
+    }
+    return count;
+}
+
+Test(balanced, without_heat_a_lost_nodes_work_goes_to_all_others)
+{
+    problem p;
+    setup(&p, 8, 1, 56, 2, 1);
+    p.layers[0].heat = NULL;
+    ep_placement *placement = solve(&p);
+    for (uint32_t lost = 0; lost < 8; lost++) {
+        for (uint32_t heir = 0; heir < 8; heir++) {
+            cr_assert(heir == lost || inherited(&placement->layers[0], lost, heir) <= 4,
+                      "node %u leaves %u of its 14 experts to node %u", lost, inherited(&placement->layers[0], lost, heir),
+                      heir);
+        }
+    }
+    ep_placement_destroy(placement);
+}
