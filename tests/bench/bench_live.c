@@ -300,7 +300,8 @@ static void bench_kills(void)
     end_loads(scene);
     snprintf(scene, sizeof(scene), "kills: extra time p99 of %zu calls in flight", hit);
     add_row(scene, bench_quantile(extra, hit, 0.99), "ms", BENCH_LOWER, 50);
-    add_row("kills: the same half a second before each", bench_quantile(quiet, quiet_hit, 0.99), "ms", BENCH_LOWER, NAN);
+    add_row("kills: the same half a second before each", bench_quantile(quiet, quiet_hit, 0.99), "ms", BENCH_LOWER,
+            NAN);
     end_service();
 }
 

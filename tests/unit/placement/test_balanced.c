@@ -382,8 +382,8 @@ Test(balanced, without_heat_a_lost_nodes_work_goes_to_all_others)
     for (uint32_t lost = 0; lost < 8; lost++) {
         for (uint32_t heir = 0; heir < 8; heir++) {
             cr_assert(heir == lost || inherited(&placement->layers[0], lost, heir) <= 4,
-                      "node %u leaves %u of its 14 experts to node %u", lost, inherited(&placement->layers[0], lost, heir),
-                      heir);
+                      "node %u leaves %u of its 14 experts to node %u", lost,
+                      inherited(&placement->layers[0], lost, heir), heir);
         }
     }
     ep_placement_destroy(placement);
