@@ -23,6 +23,9 @@ typedef struct paced_job {
     struct paced_job *next;
 } paced_job;
 
+/* A node that a busy machine kept from working catches up with so much of its work, as a device of its own would have. */
+#define CATCH_UP_NS (50 * EP_NS_PER_MS)
+
 static ep_backend_ops paced_ops;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -87,8 +90,8 @@ static ep_err paced_submit(ep_backend *backend, ep_job *job)
     pthread_mutex_lock(&lock);
     const ep_err err = ep_backend_cpu_ops.submit(backend, job);
     if (err == EP_OK) {
-        const uint64_t now_ns = ep_clock_now_ns();
-        free_ns = (free_ns > now_ns ? free_ns : now_ns) + job->rows_count * row_ns;
+        const uint64_t earliest_ns = ep_clock_now_ns() - CATCH_UP_NS;
+        free_ns = (free_ns > earliest_ns ? free_ns : earliest_ns) + job->rows_count * row_ns;
         p->due_ns = free_ns;
         *last = p;
         last = &p->next;
