@@ -562,6 +562,9 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->state = (char *)(uintptr_t)view->state;
     entry->incarnation = view->incarnation;
     entry->rows_served = view->rows_served;
+    entry->requests_failed = view->requests_failed;
+    entry->requests_hedged = view->requests_hedged;
+    entry->requests_refused = view->requests_refused;
     entry->tls_expiry = view->tls_expiry;
     entry->tls_error = (char *)(uintptr_t)view->tls_error;
     entry->behind_ms = view->behind_ns / EP_NS_PER_MS;
@@ -608,6 +611,16 @@ static bool collect_nodes(ep_coordinator_service *self, status_parts *parts, uin
     parts->reply.nodes = parts->list;
     parts->reply.n_nodes = here + lost;
     return true;
+}
+
+/* Lock held. The nodes that are here come first. */
+static void count_moves(ep_coordinator_service *self, status_parts *parts)
+{
+    ep_coordinator_state_node_view view;
+    for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
+        ep_coordinator_state_moves(self->cluster, i, &parts->entries[i].copies_to_load,
+                                   &parts->entries[i].copies_to_drop);
+    }
 }
 
 /* Lock held, as long as the parts are used: they borrow names. False without memory; status_fini in any case. */
@@ -685,6 +698,16 @@ static bool add_problems(status_parts *parts)
     return true;
 }
 
+/* Lock held. All that ClusterStatus tells; otherwise as status_init. */
+static bool status_init_whole(ep_coordinator_service *self, status_parts *parts)
+{
+    if (!status_init(self, parts) || !add_problems(parts)) {
+        return false;
+    }
+    count_moves(self, parts);
+    return true;
+}
+
 static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__Empty *request,
                               Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
 {
@@ -692,13 +715,46 @@ static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Exper
     (void)request;
     status_parts parts;
     pthread_mutex_lock(&self->lock);
-    bool good = status_init(self, &parts) && add_problems(&parts);
+    bool good = status_init_whole(self, &parts);
     if (good) {
         closure(&parts.reply, closure_data); /* packs it */
     }
     pthread_mutex_unlock(&self->lock);
     status_fini(&parts);
     ep_rpc_call_finish(closure_data, good ? EP_OK : EP_ERR_NO_MEMORY, NULL);
+}
+
+Expertd__V1__ClusterStatusReply *ep_coordinator_service_status(ep_coordinator_service *self,
+                                                               ep_routing_table **out_table)
+{
+    status_parts parts;
+    uint8_t *packed = NULL;
+    size_t bytes = 0;
+    pthread_mutex_lock(&self->lock);
+    if (status_init_whole(self, &parts)) {
+        packed = malloc(expertd__v1__cluster_status_reply__get_packed_size(&parts.reply) + 1);
+        bytes = packed != NULL ? expertd__v1__cluster_status_reply__pack(&parts.reply, packed) : 0;
+    }
+    *out_table = packed != NULL && self->served != NULL ? ep_routing_table_ref(self->served) : NULL;
+    pthread_mutex_unlock(&self->lock);
+    status_fini(&parts);
+    Expertd__V1__ClusterStatusReply *reply =
+        packed != NULL ? expertd__v1__cluster_status_reply__unpack(NULL, bytes, packed) : NULL;
+    free(packed);
+    if (reply == NULL) {
+        ep_routing_table_unref(*out_table);
+        *out_table = NULL;
+    }
+    return reply;
+}
+
+bool ep_coordinator_service_layer(ep_coordinator_service *self, const char *model, const char *version,
+                                  uint32_t layer, ep_coordinator_layer_view *out_view)
+{
+    pthread_mutex_lock(&self->lock);
+    bool good = ep_coordinator_state_layer(self->cluster, model, version, layer, out_view);
+    pthread_mutex_unlock(&self->lock);
+    return good;
 }
 
 static void on_statistics(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__StatisticsRequest *request,

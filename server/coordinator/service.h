@@ -80,6 +80,13 @@ typedef struct ep_coordinator_stats {
 void ep_coordinator_service_watch(ep_coordinator_service *service, const ep_pool_watch *pool, ep_tls_watch *tls);
 /* Judges the service now; free() it. NULL without memory. Any thread. */
 ep_health *ep_coordinator_service_judge(ep_coordinator_service *service);
+/* What ClusterStatus answers, freed with protobuf_c_message_free_unpacked, and the table of that moment, a
+ * reference, NULL before the first. NULL without memory. Any thread. */
+Expertd__V1__ClusterStatusReply *ep_coordinator_service_status(ep_coordinator_service *service,
+                                                               ep_routing_table **out_table);
+/* As ep_coordinator_state_layer. Any thread. */
+bool ep_coordinator_service_layer(ep_coordinator_service *service, const char *model, const char *version,
+                                  uint32_t layer, ep_coordinator_layer_view *out_view);
 /* What watchers have, a reference; NULL before the first. Any thread. */
 ep_routing_table *ep_coordinator_service_table(ep_coordinator_service *service);
 void ep_coordinator_service_read_stats(ep_coordinator_service *service, ep_coordinator_stats *out_stats);

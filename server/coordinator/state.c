@@ -582,6 +582,9 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     cluster->revision++;
     node->loaded_number = 0;
     node->rows_served = 0;
+    node->requests_failed = 0;
+    node->requests_hedged = 0;
+    node->requests_refused = 0;
     node->tls_expiry = 0;
     node->capacity_bytes = request->capacity_bytes;
     cluster->rebalance |= node_has_no_device(node) && !is_same; /* it can compute again */
@@ -654,6 +657,9 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     uint64_t loaded_before = node->loaded_number;
     node->last_seen_ns = now_ns;
     node->rows_served = request->rows_served;
+    node->requests_failed = request->requests_failed;
+    node->requests_hedged = request->requests_hedged;
+    node->requests_refused = request->requests_refused;
     node->tls_expiry = request->tls_expiry;
     node->devices = request->devices;
     node->devices_lost = request->devices_lost;
@@ -798,6 +804,9 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .state = node_is_emptied(node) ? drained_name(cluster, node) : state_names[node->state],
         .incarnation = node->incarnation,
         .rows_served = node->rows_served,
+        .requests_failed = node->requests_failed,
+        .requests_hedged = node->requests_hedged,
+        .requests_refused = node->requests_refused,
         .last_seen_ns = node->last_seen_ns,
         .behind_ns = node->last_seen_ns - node->current_ns,
         .tls_expiry = node->tls_expiry,

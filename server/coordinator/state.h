@@ -188,6 +188,9 @@ typedef struct ep_coordinator_state_node_view {
     const char *state;
     uint64_t incarnation;
     uint64_t rows_served;
+    uint64_t requests_failed; /* as in HeartbeatRequest, as the next two */
+    uint64_t requests_hedged;
+    uint64_t requests_refused;
     uint64_t last_seen_ns;
     uint64_t behind_ns;          /* for so long it has not loaded the newest assignment */
     uint64_t tls_expiry;
@@ -196,9 +199,33 @@ typedef struct ep_coordinator_state_node_view {
     const char *tls_error;
 } ep_coordinator_state_node_view;
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
+/* Of the node at that index: copies that it was given and has not loaded, or could not; copies that it has
+ * loaded and is to give up. */
+void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index, uint32_t *out_to_load,
+                                uint32_t *out_to_drop);
 /* Nodes that fell silent and were forgotten, the longest away first, as state EP_NODE_LOST: until they register again or are drained by
  * name. Not kept over a restart of the coordinator; at most nodes_max. False past the end. */
 #define EP_NODE_LOST "lost"
 bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
+
+#define EP_COORDINATOR_MOVES_MAX 4096
+typedef struct ep_coordinator_copies {
+    size_t count; /* of all; the list has up to EP_COORDINATOR_MOVES_MAX */
+    struct {
+        uint32_t expert;
+        uint32_t node_id;
+    } list[EP_COORDINATOR_MOVES_MAX];
+} ep_coordinator_copies;
+
+/* What the table does not tell of a layer. */
+typedef struct ep_coordinator_layer_view {
+    uint32_t heat_count;           /* E; 0: none was taken yet */
+    double *heat;                  /* [heat_count]; free() it */
+    ep_coordinator_copies to_load; /* as ep_coordinator_state_moves, as the next */
+    ep_coordinator_copies to_drop;
+} ep_coordinator_layer_view;
+/* Empty for a layer that is not known. False without memory. */
+bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model, const char *version,
+                                uint32_t layer, ep_coordinator_layer_view *out_view);
 
 #endif

@@ -35,6 +35,9 @@ typedef struct cluster_node {
     uint64_t current_ns;         /* when it last had loaded the newest assignment, or registered */
     uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
     uint64_t rows_served;
+    uint64_t requests_failed;
+    uint64_t requests_hedged;
+    uint64_t requests_refused;
     uint64_t tls_expiry;
     uint64_t capacity_bytes;     /* weights it keeps in memory; 0: no limit */
     uint32_t devices;

@@ -453,6 +453,9 @@ static void send_heartbeat(ep_membership *m)
     request.epoch = &epoch;
     request.state = (char *)(uintptr_t)report.state;
     request.rows_served = report.rows_served;
+    request.requests_failed = report.requests_failed;
+    request.requests_hedged = report.requests_hedged;
+    request.requests_refused = report.requests_refused;
     request.tls_expiry = report.tls_expiry;
     request.devices = report.devices;
     request.devices_lost = report.devices_lost;

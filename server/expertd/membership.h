@@ -27,6 +27,9 @@ typedef struct ep_membership ep_membership;
 typedef struct ep_membership_report {
     const char *state; /* static text */
     uint64_t rows_served;
+    uint64_t requests_failed;
+    uint64_t requests_hedged;
+    uint64_t requests_refused;
     uint64_t tls_expiry; /* as ep_tls_watch_expiry */
     uint32_t devices;
     uint64_t devices_lost; /* bit d: device d */

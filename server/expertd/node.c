@@ -269,10 +269,15 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     ep_node *node = arg;
     ep_forward_stats requests;
     ep_weight_stats weights;
+    ep_admission_stats admission;
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_weight_store_read_stats(node->store, &weights);
+    ep_admission_read_stats(node->admission, &admission);
     out_report->state = ep_node_state_text(node);
     out_report->rows_served = requests.rows_served;
+    out_report->requests_failed = requests.failed;
+    out_report->requests_hedged = requests.hedged;
+    out_report->requests_refused = admission.refused_total;
     out_report->tls_expiry = ep_tls_watch_expiry(&node->tls_watch);
     out_report->devices = node->devices.count;
     out_report->devices_lost = ep_node_devices_lost(&node->devices);

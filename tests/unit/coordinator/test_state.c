@@ -507,6 +507,74 @@ Test(coordinator_state, a_node_gets_no_more_than_it_has_memory_for_while_others_
     }
 }
 
+static void expect_moves(size_t index, uint32_t to_load, uint32_t to_drop)
+{
+    uint32_t load_count, drop_count;
+    ep_coordinator_state_moves(cluster, index, &load_count, &drop_count);
+    cr_assert(load_count == to_load && drop_count == to_drop, "node %zu: %u to load, %u to drop", index,
+              load_count, drop_count);
+}
+
+/* Drained, a node's experts are loaded by the other one before it gives them up. */
+Test(coordinator_state, moves_are_counted_until_they_are_done)
+{
+    ep_coordinator_drain drain;
+    ep_coordinator_layer_view *view = malloc(sizeof(*view));
+    start(1, 2, NULL);
+    cr_assert(join(0, NULL) == EP_OK && join(1, NULL) == EP_OK);
+    expect_moves(0, EXPERTS, 0);
+    load_all(2);
+    expect_moves(0, 0, 0);
+    expect_moves(1, 0, 0);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, nodes[0].name, false, &drain, NULL), EP_OK);
+    expect_moves(0, 0, EXPERTS);
+    expect_moves(1, EXPERTS, 0);
+    cr_assert(ep_coordinator_state_layer(cluster, "demo", "v1", 4, view));
+    cr_assert(view->heat_count == 0 && view->to_load.count == EXPERTS / 2 &&
+              view->to_drop.count == EXPERTS / 2);
+    for (size_t i = 0; i < view->to_load.count; i++) {
+        cr_assert_eq(view->to_load.list[i].expert, view->to_drop.list[i].expert,
+                     "what one loads the other gives up");
+        cr_assert(owns(0, 1, view->to_drop.list[i].expert) &&
+                  view->to_load.list[i].node_id != view->to_drop.list[i].node_id);
+    }
+    load_all(2);
+    expect_moves(0, 0, 0);
+    expect_moves(1, 0, 0);
+    uint64_t sums[EXPERTS] = {[3] = 100000};
+    ep_coordinator_state_take_heat(cluster, "demo", "v1", 4, sums, EXPERTS);
+    cr_assert(ep_coordinator_state_layer(cluster, "demo", "v1", 4, view));
+    cr_assert(view->heat_count == EXPERTS && view->heat[3] == 100000.0 && view->to_load.count == 0);
+    free(view->heat);
+    cr_assert(ep_coordinator_state_layer(cluster, "demo", "v1", 99, view));
+    cr_assert(view->heat_count == 0 && view->to_drop.count == 0);
+    free(view);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, calls_of_a_node_begin_anew_with_its_process)
+{
+    ep_coordinator_state_node_view view;
+    bool reregister;
+    start(1, 1, NULL);
+    cr_assert_eq(join(0, NULL), EP_OK);
+    Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
+    request.node = nodes[0].name;
+    request.incarnation = nodes[0].incarnation;
+    request.state = (char *)(uintptr_t) "serving";
+    request.requests_failed = 4;
+    request.requests_hedged = 3;
+    request.requests_refused = 2;
+    cr_assert_eq(ep_coordinator_state_heartbeat(cluster, now_ns, &request, &reregister, NULL), EP_OK);
+    cr_assert(ep_coordinator_state_node(cluster, 0, &view));
+    cr_assert(view.requests_failed == 4 && view.requests_hedged == 3 && view.requests_refused == 2);
+    nodes[0].incarnation++;
+    cr_assert_eq(join(0, NULL), EP_OK);
+    cr_assert(ep_coordinator_state_node(cluster, 0, &view));
+    cr_assert(view.requests_failed == 0 && view.requests_hedged == 0 && view.requests_refused == 0);
+    ep_coordinator_state_destroy(cluster);
+}
+
 static void take_heat(uint64_t factor, uint32_t hot, uint64_t *sums)
 {
     for (uint32_t e = 0; e < EXPERTS; e++) {

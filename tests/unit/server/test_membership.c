@@ -36,6 +36,7 @@ typedef struct coordinator {
     uint32_t owned[EXPERTS];
     size_t owned_count;
     char state[16];
+    bool counts_told; /* all that report() counts */
 } coordinator;
 
 static struct rig {
@@ -123,6 +124,8 @@ static void note_heartbeat(coordinator *c, const Expertd__V1__HeartbeatRequest *
     c->heartbeats++;
     c->reported = (ep_epoch){in->epoch->term, in->epoch->number};
     snprintf(c->state, sizeof(c->state), "%s", in->state);
+    c->counts_told = in->rows_served == 5 && in->requests_failed == 4 && in->requests_hedged == 3 &&
+                     in->requests_refused == 2;
     if (in->n_models > 0) {
         const Expertd__V1__LayerInfo *layer = in->models[0]->layers[0];
         c->owned_count = layer->n_owned;
@@ -254,6 +257,9 @@ static void report(void *arg, ep_membership_report *out)
     (void)arg;
     out->state = rig.state;
     out->rows_served = 5;
+    out->requests_failed = 4;
+    out->requests_hedged = 3;
+    out->requests_refused = 2;
 }
 
 static void ignore(void *arg)
@@ -402,6 +408,7 @@ Test(membership, assignments_are_loaded_reported_and_old_experts_go_after_the_co
     cr_expect_eq(c.registered, 1);
     cr_expect_eq(c.owned[2], 2);
     cr_expect_str_eq(c.state, "serving");
+    cr_expect(c.counts_told);
     ep_membership_read(rig.membership, &view);
     cr_expect(view.is_connected);
     cr_expect(view.was_assigned);

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is under way: copies that nodes were given and have not loaded, and copies that they are to give up.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/state_private.h"
+
+void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index, uint32_t *out_to_load,
+                                uint32_t *out_to_drop)
+{
+    const cluster_node *node = cluster->nodes[index];
+    *out_to_load = 0;
+    *out_to_drop = 0;
+    for (uint32_t l = 0; node_is_listed(node) && l < cluster->layers_count; l++) {
+        const node_layer *layer = &node->layers[l];
+        for (size_t w = 0; w < layer_words(&cluster->layers[l]); w++) {
+            *out_to_load += (uint32_t)__builtin_popcountll(layer->assigned[w] & ~layer->owned[w]);
+            *out_to_drop += (uint32_t)__builtin_popcountll(layer->owned[w] & ~layer->assigned[w]);
+        }
+    }
+}
+
+static void add_copies(uint64_t bits, uint32_t first_expert, uint32_t node_id,
+                       ep_coordinator_copies *io_copies)
+{
+    for (; bits != 0; bits &= bits - 1, io_copies->count++) {
+        if (io_copies->count < EP_COORDINATOR_MOVES_MAX) {
+            io_copies->list[io_copies->count].expert = first_expert + (uint32_t)__builtin_ctzll(bits);
+            io_copies->list[io_copies->count].node_id = node_id;
+        }
+    }
+}
+
+bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model, const char *version,
+                                uint32_t layer, ep_coordinator_layer_view *out_view)
+{
+    const uint32_t m = cluster_find_model(cluster, model, version);
+    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, m, layer);
+    *out_view = (ep_coordinator_layer_view){0};
+    if (index == UINT32_MAX) {
+        return true;
+    }
+    const cluster_layer *of = &cluster->layers[index];
+    if (of->heat != NULL) {
+        out_view->heat = malloc(of->shape.experts * sizeof(*out_view->heat));
+        if (out_view->heat == NULL) {
+            return false;
+        }
+        memcpy(out_view->heat, of->heat, of->shape.experts * sizeof(*out_view->heat));
+        out_view->heat_count = of->shape.experts;
+    }
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        const cluster_node *node = cluster->nodes[n];
+        const node_layer *bits = &node->layers[index];
+        for (size_t w = 0; node_is_listed(node) && w < layer_words(of); w++) {
+            add_copies(bits->assigned[w] & ~bits->owned[w], (uint32_t)w * 64, node->node_id,
+                       &out_view->to_load);
+            add_copies(bits->owned[w] & ~bits->assigned[w], (uint32_t)w * 64, node->node_id,
+                       &out_view->to_drop);
+        }
+    }
+    return true;
+}
