@@ -99,28 +99,66 @@ ep_err ep_probes_check_address(const char *address, ep_error *out_error)
     return parse_address(address, &parsed, host, sizeof(host), out_error);
 }
 
-static enum MHD_Result reply(struct MHD_Connection *connection, unsigned status, const char *type, void *text,
-                             size_t bytes, enum MHD_ResponseMemoryMode mode)
+/* Takes the body's release, also when it fails. */
+static enum MHD_Result reply(struct MHD_Connection *connection, const ep_probe_page *page,
+                             const char *location)
 {
-    struct MHD_Response *response = MHD_create_response_from_buffer(bytes, text, mode);
+    struct MHD_Response *response =
+        page->release == NULL
+            ? MHD_create_response_from_buffer(page->bytes, (void *)(uintptr_t)page->body,
+                                              MHD_RESPMEM_PERSISTENT)
+            : MHD_create_response_from_buffer_with_free_callback_cls(
+                  page->bytes, (void *)(uintptr_t)page->body, page->release, page->release_arg);
     if (response == NULL) {
-        if (mode == MHD_RESPMEM_MUST_FREE) {
-            free(text);
+        if (page->release != NULL) {
+            page->release(page->release_arg);
         }
         return MHD_NO;
     }
-    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, page->type);
     MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
-    enum MHD_Result result = MHD_queue_response(connection, status, response);
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    if (page->policy != NULL) {
+        MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_SECURITY_POLICY, page->policy);
+    }
+    if (location != NULL) {
+        MHD_add_response_header(response, MHD_HTTP_HEADER_LOCATION, location);
+    }
+    enum MHD_Result result = MHD_queue_response(connection, page->status, response);
     MHD_destroy_response(response);
     return result;
 }
 
-static enum MHD_Result reply_text(struct MHD_Connection *connection, unsigned status, const char *text)
+static enum MHD_Result reply_text(struct MHD_Connection *connection, unsigned status, const char *text,
+                                  const char *location)
 {
-    return reply(connection, status, "text/plain; charset=utf-8", (void *)(uintptr_t)text, strlen(text),
-                 MHD_RESPMEM_MUST_COPY);
+    char *copy = strdup(text);
+    if (copy == NULL) {
+        return MHD_NO;
+    }
+    const ep_probe_page page = {.status = status,
+                                .type = "text/plain; charset=utf-8",
+                                .body = copy,
+                                .bytes = strlen(copy),
+                                .release = free,
+                                .release_arg = copy};
+    return reply(connection, &page, location);
+}
+
+const char *ep_probe_query_value(const ep_probe_query *query, const char *key)
+{
+    struct MHD_Connection *connection = (struct MHD_Connection *)(uintptr_t)query;
+    const char *value = NULL;
+    /* A key without a value has none to look up: a plain look-up would not tell it from an absent key. */
+    bool is_there = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, key, strlen(key), &value,
+                                                  NULL) == MHD_YES;
+    return is_there && value == NULL ? "" : value;
+}
+
+static const ep_probe_query *query_of(struct MHD_Connection *connection)
+{
+    return (const ep_probe_query *)(const void *)connection;
 }
 
 static size_t put_check(char *body, size_t n, const ep_probe_check *check)
@@ -142,9 +180,7 @@ static enum MHD_Result reply_probe(const ep_probes *probes, struct MHD_Connectio
     bool ok = true;
     size_t count = probes->config.checks(probes->config.arg, kind, checks);
     EP_ASSERT(count <= EP_PROBE_CHECKS_MAX);
-    /* "?verbose" has no value: a plain look-up would not tell it from an absent key. */
-    bool verbose = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, "verbose",
-                                                 strlen("verbose"), NULL, NULL) == MHD_YES;
+    bool verbose = ep_probe_query_value(query_of(connection), "verbose") != NULL;
     for (size_t i = 0; i < count; i++) {
         ok = ok && checks[i].ok;
         if (verbose || !checks[i].ok) {
@@ -154,7 +190,8 @@ static enum MHD_Result reply_probe(const ep_probes *probes, struct MHD_Connectio
     if (n < sizeof(body)) {
         snprintf(body + n, sizeof(body) - n, "%s\n", ok ? "ok" : "not ok");
     }
-    return reply_text(connection, ok ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, empty_body ? "" : body);
+    return reply_text(connection, ok ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, empty_body ? "" : body,
+                      NULL);
 }
 
 static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connection *connection)
@@ -162,22 +199,34 @@ static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connect
     char *text;
     size_t bytes;
     if (ep_metrics_write(probes->config.metrics, &text, &bytes) != EP_OK) {
-        return reply_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n");
+        return reply_text(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory\n", NULL);
     }
-    return reply(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text, bytes,
-                 MHD_RESPMEM_MUST_FREE);
+    const ep_probe_page page = {.status = MHD_HTTP_OK,
+                                .type = "text/plain; version=0.0.4; charset=utf-8",
+                                .body = text,
+                                .bytes = bytes,
+                                .release = free,
+                                .release_arg = text};
+    return reply(connection, &page, NULL);
 }
 
-static enum MHD_Result reply_unknown(const ep_probes_config *config, struct MHD_Connection *connection)
+/* What this port is. A browser at / goes on to the front page; whoever follows nothing reads the same words
+ * there. */
+static enum MHD_Result reply_unknown(const ep_probes_config *config, struct MHD_Connection *connection,
+                                     bool is_root)
 {
     char text[BODY_BYTES];
     bool is_node = config->node != NULL;
     bool has_admin = config->admin_url[0] != 0;
+    bool has_front = config->page != NULL;
     snprintf(text, sizeof(text),
-             "expertd: %s%s: calls go to %s%s%s\nno such path; there are /livez /readyz /startupz /health /metrics\n",
+             "expertd: %s%s: calls go to %s%s%s\nno such path; there are %s%s%s/livez /readyz /startupz "
+             "/health /metrics\n",
              is_node ? "node " : "the coordinator", is_node ? config->node : "", config->rpc_url,
-             has_admin ? ", operators' orders to " : "", config->admin_url);
-    return reply_text(connection, MHD_HTTP_NOT_FOUND, text);
+             has_admin ? ", operators' orders to " : "", config->admin_url, has_front ? "/" : "",
+             has_front ? config->front : "", has_front ? " " : "");
+    return is_root && has_front ? reply_text(connection, MHD_HTTP_FOUND, text, config->front)
+                                : reply_text(connection, MHD_HTTP_NOT_FOUND, text, NULL);
 }
 
 static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *url,
@@ -190,7 +239,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
     (void)upload_bytes;
     (void)request_state;
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0) {
-        return reply_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET and HEAD only\n");
+        return reply_text(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "GET and HEAD only\n", NULL);
     }
     if (strcmp(url, "/metrics") == 0) {
         return reply_metrics(probes, connection);
@@ -200,7 +249,12 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
             return reply_probe(probes, connection, paths[i].kind, paths[i].empty_body);
         }
     }
-    return reply_unknown(&probes->config, connection);
+    ep_probe_page page = {0};
+    if (probes->config.page != NULL &&
+        probes->config.page(probes->config.arg, url, query_of(connection), &page)) {
+        return reply(connection, &page, NULL);
+    }
+    return reply_unknown(&probes->config, connection, strcmp(url, "/") == 0);
 }
 
 static void drop(ep_probes *probes, probe_conn *conn, uint64_t now_ns, const char *why)

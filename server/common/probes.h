@@ -5,6 +5,7 @@
  *     /health                        as /readyz
  *     /v2/health/live, .../ready     as /livez, /readyz with an empty body
  *     /metrics                       Prometheus text
+ *     what config.page answers       with `front` as where / leads
  *     others                         404, and what this port is: "expertd: node a: calls go to tcp://...", which
  *                                    lib/rpc/rpc_look.c reads
  *
@@ -37,10 +38,28 @@ typedef struct ep_probe_check {
 
 typedef struct ep_probes ep_probes;
 
+/* The query of a request. Keys without a value have "", keys that are not there NULL. */
+typedef struct ep_probe_query ep_probe_query;
+const char *ep_probe_query_value(const ep_probe_query *query, const char *key);
+
+/* An answer to a path of its own that a program has. */
+typedef struct ep_probe_page {
+    unsigned status;       /* of HTTP */
+    const char *type;      /* of the body; static */
+    const char *policy;    /* Content-Security-Policy; NULL: none */
+    const char *body;
+    size_t bytes;
+    void (*release)(void *arg); /* once it is sent, on the door's thread or in ep_probes_stop; NULL: it stays */
+    void *release_arg;
+} ep_probe_page;
+
 typedef struct ep_probes_config {
     const char *address; /* "127.0.0.1:7421", "[::1]:0", "0.0.0.0:7421"; port 0: any free one */
     /* Fills out[EP_PROBE_CHECKS_MAX] and returns how many; the probe succeeds when all are ok. */
     size_t (*checks)(void *arg, ep_probe_kind kind, ep_probe_check *out);
+    /* Fills out_page for a path ("/status") that it knows (false: it does not); must not block. NULL: no such pages. */
+    bool (*page)(void *arg, const char *path, const ep_probe_query *query, ep_probe_page *out_page);
+    const char *front;        /* static, with page: the path that / leads to, without its slash */
     void *arg;
     ep_metrics *metrics;      /* borrowed */
     const char *node;         /* borrowed; NULL: the coordinator's */

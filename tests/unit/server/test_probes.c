@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Probe paths, their codes and bodies, over a real socket. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,6 +22,65 @@ static size_t checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
     out[0] = (ep_probe_check){.name = "loop", .ok = true, .text = "turns"};
     out[1] = (ep_probe_check){.name = "state", .ok = kind == EP_PROBE_LIVE || is_ready, .text = "loading"};
     return 2;
+}
+
+static int released;
+
+static void release(void *arg)
+{
+    released++;
+    free(arg);
+}
+
+/* Says what it was asked. */
+static bool page(void *arg, const char *path, const ep_probe_query *query, ep_probe_page *out_page)
+{
+    const char *a = ep_probe_query_value(query, "a");
+    char *text = NULL;
+    (void)arg;
+    if (strcmp(path, "/mirror") != 0 || asprintf(&text, "a is %s", a != NULL ? a : "not there") < 0) {
+        return false;
+    }
+    *out_page = (ep_probe_page){.status = 200,
+                                .type = "text/plain",
+                                .policy = "default-src 'none'",
+                                .body = text,
+                                .bytes = strlen(text),
+                                .release = release,
+                                .release_arg = text};
+    return true;
+}
+
+static void start_with_page(void)
+{
+    ep_error e;
+    const ep_probes_config config = {.address = "127.0.0.1:0",
+                                     .checks = checks,
+                                     .page = page,
+                                     .front = "mirror",
+                                     .rpc_url = "tcp://c:1",
+                                     .admin_url = "",
+                                     .metrics = metrics,
+                                     .timers = timers};
+    ep_probes_stop(probes);
+    cr_assert_eq(ep_probes_start(&config, &probes, &e), EP_OK, "%s", e.text);
+    ep_probes_url(probes, url, sizeof(url));
+}
+
+/* All that comes back, head and body. */
+static void send_text(const char *text, char *out_answer, size_t bytes)
+{
+    size_t used = 0;
+    ssize_t got = 1;
+    int fd = ep_test_tcp_connect(url);
+    cr_assert(fd >= 0);
+    send(fd, text, strlen(text), MSG_NOSIGNAL);
+    while (got > 0 && used + 1 < bytes) {
+        got = recv(fd, out_answer + used, bytes - used - 1, 0);
+        used += got > 0 ? (size_t)got : 0;
+    }
+    out_answer[used] = 0;
+    close(fd);
 }
 
 static void setup(void)
@@ -92,6 +152,52 @@ Test(probes, other_methods_and_garbage_are_refused_and_the_server_goes_on)
         close(fd);
     }
     expect("/livez", 200, "ok\n");
+}
+
+Test(probes, a_page_gets_the_query_and_its_body_is_released)
+{
+    start_with_page();
+    expect("/mirror", 200, "a is not there");
+    expect("/mirror?a", 200, "a is ");
+    expect("/mirror?b=1&a=x%20%3Cy%3E&a=2", 200, "a is x <y>");
+    expect("/livez", 200, "ok\n");
+    cr_expect_eq(ep_test_http_get(url, "/mirrors", NULL), 404);
+    ep_probes_stop(probes);
+    probes = NULL;
+    cr_expect_eq(released, 3);
+}
+
+/* rpc_look.c reads the first words of the body whatever the status. */
+Test(probes, the_root_leads_to_the_page_and_says_what_the_port_is)
+{
+    char answer[2048];
+    cr_expect_eq(ep_test_http_get(url, "/", NULL), 404, "without a page");
+    start_with_page();
+    send_text("GET / HTTP/1.0\r\n\r\n", answer, sizeof(answer));
+    cr_expect(strstr(answer, " 302 ") != NULL && strstr(answer, "\r\nLocation: mirror\r\n") != NULL, "%s",
+              answer);
+    cr_expect(strstr(answer, "\r\n\r\nexpertd: the coordinator: calls go to tcp://c:1\n") != NULL, "%s",
+              answer);
+    send_text("HEAD /mirror?a=1 HTTP/1.1\r\nHost: x\r\n\r\n", answer, sizeof(answer));
+    cr_expect(strstr(answer, " 200 ") != NULL && strstr(answer, "Content-Length: 6\r\n") != NULL &&
+                  strstr(answer, "a is") == NULL,
+              "%s", answer);
+    cr_expect(strstr(answer, "Content-Security-Policy: default-src 'none'\r\n") != NULL, "%s", answer);
+}
+
+Test(probes, pages_take_no_other_methods_and_no_huge_query)
+{
+    static char request[40000];
+    char answer[2048];
+    start_with_page();
+    send_text("POST /mirror HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", answer, sizeof(answer));
+    cr_expect(strstr(answer, " 405 ") != NULL, "%s", answer);
+    memset(request, 'a', sizeof(request) - 1);
+    memcpy(request, "GET /mirror?a=", strlen("GET /mirror?a="));
+    strcpy(request + sizeof(request) - 32, " HTTP/1.1\r\nHost: x\r\n\r\n");
+    send_text(request, answer, sizeof(answer));
+    cr_expect(strstr(answer, " 200 ") == NULL, "%s", answer);
+    expect("/mirror?a=1", 200, "a is 1");
 }
 
 Test(probes, addresses_are_checked)
