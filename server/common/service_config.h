@@ -45,7 +45,8 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .type = EP_OPTION_STRING,                                                                           \
          .max = 80,                                                                                          \
          .default_text = default_probe,                                                                      \
-         .help = "host:port of /livez, /readyz and /metrics, open to all who reach it; empty: off"},         \
+         .help = "host:port of /livez, /readyz, /metrics and, of a coordinator, /status, open to all who "   \
+                 "reach it; empty: off"},                                                                    \
         {.name = "ports_file",                                                                               \
          .type = EP_OPTION_PATH,                                                                             \
          .min = 1,                                                                                           \

@@ -23,6 +23,7 @@
 #include "coordinator/policy_report.h"
 #include "coordinator/service.h"
 #include "coordinator/statistics.h"
+#include "coordinator/status_page.h"
 #include "coordinator/table_store_sqlite.h"
 #include "common/rpc_metrics.h"
 #include "common/service_tokens.h"
@@ -44,6 +45,7 @@ typedef struct coordinator {
     ep_admin_service *admin;
     ep_rpc_server *server;
     ep_metrics *metrics;
+    ep_status_page *page;
     ep_probes *probes;
     ep_service_loop *loop;
     ep_loop_timer *tick;
@@ -263,6 +265,13 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
     return count;
 }
 
+static bool on_page(void *arg, const char *path, const ep_probe_query *query, ep_probe_page *out_page)
+{
+    coordinator *self = arg;
+    return ep_status_page_answer(self->page, __atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE), path, query,
+                                 out_page);
+}
+
 static void collect_health(coordinator *self)
 {
     ep_metrics *m = self->metrics;
@@ -439,11 +448,17 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
     if (service->probe_address[0] != 0) {
         ep_probes_config config = {.address = service->probe_address,
                                    .checks = on_checks,
+                                   .page = on_page,
+                                   .front = "status",
                                    .arg = self,
                                    .metrics = self->metrics,
                                    .timers = self->timers,
                                    .rpc_url = self->rpc_url,
                                    .admin_url = self->admin_url};
+        err = ep_status_page_create(self->service, &self->page);
+        if (err != EP_OK) {
+            return ep_error_set(out_error, err, "cannot start the status page: %s", ep_err_text(err));
+        }
         err = ep_probes_start(&config, &self->probes, out_error);
         if (err != EP_OK) {
             return err;
@@ -481,6 +496,7 @@ static void stop(coordinator *self)
         ep_ports_file_remove(self->config->service.ports_file);
     }
     ep_probes_stop(self->probes);
+    ep_status_page_destroy(self->page);
     if (self->service != NULL) {
         ep_coordinator_service_stop(self->service);
     }

@@ -221,6 +221,16 @@ static void run_wrong_http(const hostile_door *door)
         "GET /livez HTTP/9.9\r\n\r\n",
         "POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551615\r\n\r\nx",
         "POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx",
+        /* of the status page, which a node has not */
+        "POST /status.json HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        "DELETE / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /placement.json HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /placement.json?model&layer HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /placement.json?model=%ff%00%0d%0aX:%20y&version=%1b%5b31m&layer=0 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /placement.json?layer=99999999999999999999999&model=demo HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /placement.json?layer=-1&model=demo HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /placement.json?model=demo&layer=0&version=%s%n HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /status.json/.. HTTP/1.1\r\nHost: x\r\n\r\n",
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(requests); i++) {
         int fd = hostile_connect(door->url);
