@@ -3,13 +3,14 @@
 import base64, json, os, select, subprocess, time
 
 PATIENCE_S = 60
-KEYS = {"Escape": 27, "Tab": 9, "Enter": 13, "ArrowRight": 39, "ArrowLeft": 37, "ArrowDown": 40}
+KEYS = {"Escape": 27, "Tab": 9, "Enter": 13, "ArrowRight": 39, "ArrowLeft": 37, "ArrowDown": 40, "ArrowUp": 38, "End": 35, "Home": 36, "PageDown": 34}
 
 
 class Browser:
-    """In a profile of its own below folder. Everything that went wrong in a page is in errors."""
+    """In a profile of its own below folder. Everything that went wrong in a page is in errors; so is a URL that does not begin as origin."""
 
-    def __init__(self, program, folder, width=1280, height=800):
+    def __init__(self, program, folder, width=1280, height=800, origin="file:"):
+        self.origin = origin
         ours_read, theirs_write = os.pipe()
         theirs_read, ours_write = os.pipe()
         spare = [os.dup(theirs_read), os.dup(theirs_write)]  # above 4, so that neither is overwritten below
@@ -66,7 +67,7 @@ class Browser:
             if said.get("method") == "Runtime.exceptionThrown" or (said.get("method") == "Log.entryAdded" and
                                                                    said["params"]["entry"]["level"] == "error"):
                 self.errors.append(json.dumps(said["params"])[:2000])
-            elif said.get("method") == "Network.requestWillBeSent" and not said["params"]["request"]["url"].startswith("file:"):
+            elif said.get("method") == "Network.requestWillBeSent" and not said["params"]["request"]["url"].startswith((self.origin, "about:")):
                 self.errors.append("asks the network for " + said["params"]["request"]["url"])
 
     def run(self, script):
