@@ -2,9 +2,14 @@
 /* Histograms of answer times: one relaxed addition for each answer, a percentile every few. */
 #include "answer_times.h"
 
+#include <math.h>
+
 #define FIRST_OCTAVE 13u /* 8,192 ns */
 #define REFRESH 16u      /* answers between two looks at the percentile */
 #define LATE_OF 20u      /* one in so many is late */
+#define PACE_STEP (EP_PACE_OCTAVE / 16)
+#define NORM_STEP (EP_PACE_OCTAVE / 32)
+#define PACE_STEPS 128 /* of which the median is found, from -EP_PACE_MAX to EP_PACE_MAX */
 
 static uint32_t size_of(uint32_t slots)
 {
@@ -82,4 +87,80 @@ uint64_t ep_answer_times_late_ns(const ep_answer_times *times, uint32_t slots)
 {
     uint64_t late_ns = __atomic_load_n(&times->sizes[size_of(slots)].late_ns, __ATOMIC_RELAXED);
     return late_ns != 0 ? late_ns : EP_ANSWER_TIMES_UNKNOWN;
+}
+
+/* The logarithm, straight within an octave. */
+static int32_t octaves_of(uint64_t took_ns)
+{
+    took_ns = took_ns < EP_PACE_OCTAVE ? EP_PACE_OCTAVE : took_ns;
+    uint32_t octave = 63u - (uint32_t)__builtin_clzll(took_ns);
+    return (int32_t)(octave * EP_PACE_OCTAVE + (uint32_t)((took_ns >> (octave - 10)) & (EP_PACE_OCTAVE - 1)));
+}
+
+static void step_pace(ep_answer_times *times, int32_t step)
+{
+    int32_t pace = __atomic_load_n(&times->pace, __ATOMIC_RELAXED) + step;
+    if (pace >= -EP_PACE_MAX && pace <= EP_PACE_MAX) {
+        __atomic_store_n(&times->pace, pace, __ATOMIC_RELAXED);
+    }
+}
+
+void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t slots, uint64_t took_ns,
+                        bool is_in_step)
+{
+    int32_t *normal = &norm->sizes[size_of(slots)];
+    int32_t before = __atomic_load_n(normal, __ATOMIC_RELAXED);
+    int32_t octaves = octaves_of(took_ns);
+    if (before != 0) {
+        bool is_slower = octaves - before > __atomic_load_n(&times->pace, __ATOMIC_RELAXED);
+        step_pace(times, is_slower ? PACE_STEP : is_in_step ? -PACE_STEP : -2 * PACE_STEP);
+    }
+    if (is_in_step) {
+        int32_t step = octaves > before ? NORM_STEP : -NORM_STEP;
+        __atomic_store_n(normal, before == 0 ? octaves : before + step, __ATOMIC_RELAXED);
+    }
+}
+
+void ep_answer_pace_add_lost(ep_answer_times *times)
+{
+    step_pace(times, PACE_STEP);
+}
+
+/* The lower median of the usable nodes' paces, to a sixteenth of an octave. */
+static float median_of(const float *paces, const uint8_t *usable, uint32_t nodes)
+{
+    uint32_t counts[PACE_STEPS + 1] = {0};
+    uint32_t total = 0;
+    for (uint32_t n = 0; n < nodes; n++) {
+        if (usable[n] == 1) {
+            counts[(uint32_t)((paces[n] + EP_PACE_MAX) * (PACE_STEPS / (2.0f * EP_PACE_MAX)))]++;
+            total++;
+        }
+    }
+    uint32_t step = 0;
+    for (uint32_t below = counts[0]; step < PACE_STEPS && 2 * below < total;) {
+        below += counts[++step];
+    }
+    return (float)step * (2.0f * EP_PACE_MAX / PACE_STEPS) - EP_PACE_MAX;
+}
+
+bool ep_answer_slowness(float *io_values, const uint8_t *usable, uint32_t nodes)
+{
+    float least = EP_PACE_MAX;
+    float most = -EP_PACE_MAX;
+    for (uint32_t n = 0; n < nodes; n++) {
+        if (usable[n] == 1) {
+            least = io_values[n] < least ? io_values[n] : least;
+            most = io_values[n] > most ? io_values[n] : most;
+        }
+    }
+    if (most - least < EP_PACE_OCTAVE) {
+        return false;
+    }
+    float median = median_of(io_values, usable, nodes);
+    for (uint32_t n = 0; n < nodes; n++) {
+        float slowness = exp2f((io_values[n] - median) / EP_PACE_OCTAVE);
+        io_values[n] = slowness < EP_SLOWNESS_MIN ? 1 : slowness;
+    }
+    return true;
 }

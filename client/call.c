@@ -53,6 +53,7 @@ void ep_call_free(ep_call *call)
     free(call->chosen);
     free(call->host_slots);
     free(call->usable);
+    free(call->slowness);
     free(call->room_bytes);
     free(call->served);
     free(call->combine_scratch);

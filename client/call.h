@@ -55,6 +55,7 @@ typedef struct ep_call_frame {
     bool given_up;    /* cancelled by us, because its node is silent */
     uint64_t sent_bytes;
     uint64_t sent_ns;
+    float slowness;   /* of its node when it was sent */
     char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */
     /* set by its answer */
     bool ok;
@@ -121,9 +122,12 @@ struct ep_call {
     size_t rows_left_bytes;
     uint32_t *chosen;         /* [experts] node of each expert in this round */
     uint32_t *grouped;        /* [experts] what stands for its host; behind chosen */
+    uint32_t *expert_slots;   /* [experts] of the window; behind grouped, with a scratch of as many */
     uint32_t chosen_capacity;
     uint8_t *usable;      /* [nodes] */
     uint64_t *room_bytes; /* [nodes] what a frame to it may carry */
+    float *slowness;      /* [nodes] as in ep_copy_choice; behind it a scratch of as many */
+    bool has_slow;        /* some are above 1; else slowness holds nothing */
     uint32_t nodes_capacity;
     const ep_peer **served; /* peers that got rows in this run; compared only */
     uint32_t served_count;

@@ -325,9 +325,12 @@ void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
     for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
         ep_call_frame *frame = call->frames[i];
         if (call->state.parcels[i].phase == EP_PARCEL_ZOMBIE && frame->rpc_id != 0) {
-            ep_peer_link *link = &frame->peer->links[frame->class_index];
-            ep_answer_times_add_lost(&link->times, frame->slots_count,
-                                     now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0);
+            ep_answer_times *times = &frame->peer->links[frame->class_index].times;
+            uint64_t waited_ns = now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0;
+            ep_answer_times_add_lost(times, frame->slots_count, waited_ns);
+            if (why == EP_OK) {
+                ep_answer_pace_add_lost(times);
+            }
             ep_call_trace_exchange_drop(frame, why);
             (why == EP_OK ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(frame->channel, frame->rpc_id);
             frame->rpc_id = 0;

@@ -93,10 +93,10 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
         return;
     }
     ep_call_refresh_view(call);
-    ep_call_choose(call, call->frames[parcel]->peer);
+    ep_call_choose(call, NULL, call->frames[parcel]->peer);
     if (silent && !all_have_copy(call, numbers, count) &&
         ep_call_state_ask_anew(&call->state, parcel, ep_clock_now_ns(), AGAIN_NS)) {
-        ep_choose_copies(call->layer, call->usable, call->spread + call->state.attempt, call->chosen);
+        ep_call_choose_anew(call);
     }
     if (!all_have_copy(call, numbers, count) ||
         ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK) {

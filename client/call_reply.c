@@ -69,7 +69,9 @@ void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *erro
     }
     if (error == NULL) {
         uint64_t took_ns = ep_clock_now_ns() - frame->sent_ns;
-        ep_answer_times_add(&frame->peer->links[frame->class_index].times, frame->slots_count, took_ns);
+        ep_answer_times *times = &frame->peer->links[frame->class_index].times;
+        ep_answer_times_add(times, frame->slots_count, took_ns);
+        ep_answer_pace_add(times, &frame->call->client->norms[frame->class_index], frame->slots_count, took_ns, frame->slowness == 1);
     }
     if (error == NULL || draining) {
         ep_peer_heard(frame->peer, draining);

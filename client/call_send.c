@@ -79,12 +79,13 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     uint32_t nodes = view->table->nodes_count;
     if (experts > call->chosen_capacity) {
-        uint32_t *chosen = realloc(call->chosen, 2 * (size_t)experts * sizeof(*chosen));
+        uint32_t *chosen = realloc(call->chosen, 4 * (size_t)experts * sizeof(*chosen));
         if (chosen == NULL) {
             return EP_ERR_NO_MEMORY;
         }
         call->chosen = chosen;
         call->grouped = chosen + experts;
+        call->expert_slots = call->grouped + experts;
         call->chosen_capacity = experts;
     }
     if (nodes > call->nodes_capacity) {
@@ -92,7 +93,9 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
         call->usable = usable != NULL ? usable : call->usable;
         uint64_t *room_bytes = realloc(call->room_bytes, nodes * sizeof(*room_bytes));
         call->room_bytes = room_bytes != NULL ? room_bytes : call->room_bytes;
-        if (usable == NULL || room_bytes == NULL) {
+        float *slowness = realloc(call->slowness, 2 * (size_t)nodes * sizeof(*slowness));
+        call->slowness = slowness != NULL ? slowness : call->slowness;
+        if (usable == NULL || room_bytes == NULL || slowness == NULL) {
             return EP_ERR_NO_MEMORY;
         }
         call->nodes_capacity = nodes;
@@ -167,18 +170,42 @@ static uint8_t grade(const ep_call *call, uint32_t node)
     return ep_peer_is_draining(peer) || ep_peer_is_suspected(peer, class_of(call)) ? 2 : 1;
 }
 
-void ep_call_choose(ep_call *call, const ep_peer *avoid)
+static void choose(ep_call *call, const uint32_t *slots, const uint8_t *tried)
 {
-    for (uint32_t n = 0; n < call->view->table->nodes_count; n++) {
-        uint64_t frame_bytes_max = __atomic_load_n(&call->view->peers[n]->frame_bytes_max, __ATOMIC_RELAXED);
+    const ep_copy_choice choice = {.nodes_count = call->view->table->nodes_count,
+                                   .usable = call->usable,
+                                   .tried = tried,
+                                   .slowness = call->has_slow ? call->slowness : NULL,
+                                   .slots = slots,
+                                   .spread = call->spread + call->state.attempt,
+                                   .order = call->expert_slots + call->chosen_capacity,
+                                   .busy = call->slowness + call->nodes_capacity};
+    ep_choose_copies(call->layer, &choice, call->chosen);
+}
+
+void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid)
+{
+    const uint32_t nodes = call->view->table->nodes_count;
+    for (uint32_t n = 0; n < nodes; n++) {
+        const ep_peer *peer = call->view->peers[n];
+        uint64_t frame_bytes_max = __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED);
         call->usable[n] = grade(call, n);
         call->room_bytes[n] = ep_flow_room_bytes(&call->flow, frame_bytes_max);
-        if (avoid != NULL && (call->view->peers[n] == avoid || call->usable[n] == 2)) {
+        call->slowness[n] = (float)__atomic_load_n(&peer->links[class_of(call)].times.pace, __ATOMIC_RELAXED);
+        if (avoid != NULL && (peer == avoid || call->usable[n] == 2)) {
             call->usable[n] = 0;
         }
     }
-    ep_call_state_choose(&call->state, call->layer, call->usable, call->spread + call->state.attempt,
-                         call->chosen);
+    call->has_slow = ep_answer_slowness(call->slowness, call->usable, nodes);
+    if (window != NULL) {
+        ep_batch_count_slots(&call->spec.batch, &call->layer->shape, window->begin, window->end, call->expert_slots);
+    }
+    choose(call, window != NULL ? call->expert_slots : NULL, ep_call_state_tried(&call->state));
+}
+
+void ep_call_choose_anew(ep_call *call)
+{
+    choose(call, NULL, NULL);
 }
 
 /* ---- one frame ---- */
@@ -288,6 +315,7 @@ static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chun
     frame->rows_count = chunk->rows_count;
     frame->peer = ep_peer_ref(call->view->peers[chunk->node]);
     frame->class_index = class_of(call);
+    frame->slowness = call->has_slow ? call->slowness[chunk->node] : 1;
     memcpy(frame->numerics, call->view->pins[call->model_index], sizeof(frame->numerics));
     return EP_OK;
 }
@@ -323,11 +351,14 @@ static bool is_hedge(ep_send_reason reason)
 }
 
 /* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a node that falls
- * silent is given up. */
+ * silent is given up. A slow node's answer is late when a quick one's would be: to try it again shall cost no call much. */
 static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 {
     uint64_t late_ns =
         ep_answer_times_late_ns(&frame->peer->links[frame->class_index].times, frame->slots_count);
+    if (frame->slowness >= EP_COPY_SLOW && late_ns != EP_ANSWER_TIMES_UNKNOWN) {
+        late_ns = (uint64_t)((float)late_ns / frame->slowness);
+    }
     late_ns = late_ns < EP_HEDGE_DELAY_MIN_NS ? EP_HEDGE_DELAY_MIN_NS : late_ns;
     ep_call_state_watch(&call->state, frame->index,
                         as_hedge || late_ns == EP_ANSWER_TIMES_UNKNOWN ? EP_TIME_NEVER : frame->sent_ns + late_ns,
@@ -587,7 +618,7 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     size_t per_token = ep_call_slots_per_token(call);
     memset(call->rows + window->begin * per_token, 0,
            (window->end - window->begin) * per_token * sizeof(*call->rows));
-    ep_call_choose(call, NULL);
+    ep_call_choose(call, window, NULL);
     route_window(call, index, actions);
     ep_call_trace_plan_end(call);
     if (call->is_piecewise && !actions->complete) {
@@ -664,7 +695,7 @@ void ep_call_resend(ep_call *call, ep_call_actions *actions)
     uint64_t seen = ep_call_registry_generation(&call->client->registry);
     ep_call_trace_plan_begin(call, 0, call->tokens_sent);
     ep_call_refresh_view(call);
-    ep_call_choose(call, NULL);
+    ep_call_choose(call, NULL, NULL);
     for (uint32_t w = 0; w < EP_CALL_WINDOWS && !actions->complete; w++) {
         slot_list list;
         if (absorb_routable(call, w, &list) != EP_OK) {

@@ -687,34 +687,7 @@ void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *laye
     }
 }
 
-/* The first copy, counted from a place that differs from call to call, that is usable at this grade and not
- * tried. */
-static uint32_t next_copy(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable,
-                          uint8_t grade, uint64_t spread, uint32_t expert)
+const uint8_t *ep_call_state_tried(const ep_call_state *state)
 {
-    uint32_t begin = layer->offsets[expert];
-    uint32_t count = layer->offsets[expert + 1] - begin;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t copy = begin + (uint32_t)((expert + spread + i) % count);
-        if (usable[layer->copies[copy]] == grade && state->tried[copy] == 0) {
-            return layer->copies[copy];
-        }
-    }
-    return EP_NO_EXPERT;
-}
-
-void ep_call_state_choose(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable,
-                          uint64_t spread, uint32_t *out_chosen)
-{
-    uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
-    ep_choose_copies(layer, usable, spread, out_chosen);
-    for (uint32_t e = 0; e < experts; e++) {
-        if (out_chosen[e] == EP_NO_EXPERT || (usable[out_chosen[e]] == 1 && state->tried_marks == 0)) {
-            continue;
-        }
-        out_chosen[e] = next_copy(state, layer, usable, 1, spread, e);
-        if (out_chosen[e] == EP_NO_EXPERT) {
-            out_chosen[e] = next_copy(state, layer, usable, 2, spread, e);
-        }
-    }
+    return state->tried_marks > 0 ? state->tried : NULL;
 }

@@ -217,9 +217,7 @@ ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *lay
 bool ep_call_state_is_too_late(const ep_call_state *state, uint64_t now_ns, const ep_error *error);
 void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
                               uint32_t node);
-/* ep_choose_copies, leaving out tried copies; usable [nodes]: 0 no, 1 yes, 2 only when the expert has no
- * better one. */
-void ep_call_state_choose(const ep_call_state *state, const ep_routing_layer *layer, const uint8_t *usable,
-                          uint64_t spread, uint32_t *out_chosen);
+/* As ep_copy_choice.tried, for the layer in use. */
+const uint8_t *ep_call_state_tried(const ep_call_state *state);
 
 #endif

@@ -1,36 +1,137 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which copy of an expert serves one call. */
+#include <math.h>
+
 #include "base/random.h"
 #include "moe/routing_plan.h"
 
-static uint32_t count_usable(const uint32_t *copies, uint32_t count, const uint8_t *usable)
+#define NO_NODE UINT32_MAX
+
+/* The better ones first. */
+typedef enum copy_rank { RANK_QUICK, RANK_SLOW, RANK_LAST, RANK_NONE } copy_rank;
+
+typedef struct chooser {
+    const ep_routing_layer *layer;
+    const ep_copy_choice *choice;
+    uint32_t probed; /* a slow node that counts as quick this time */
+} chooser;
+
+static float slowness_of(const chooser *c, uint32_t node)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        n += usable[copies[i]] != 0;
-    }
-    return n;
+    return c->choice->slowness == NULL || node == c->probed ? 1 : c->choice->slowness[node];
 }
 
-static uint32_t nth_usable(const uint32_t *copies, const uint8_t *usable, uint32_t nth)
+static copy_rank rank_of(const chooser *c, uint32_t copy)
 {
-    uint32_t i = 0;
-    while (usable[copies[i]] == 0 || nth-- > 0) {
-        i++;
+    uint32_t node = c->layer->copies[copy];
+    uint8_t usable = c->choice->usable[node];
+    if (usable == 0 || (c->choice->tried != NULL && c->choice->tried[copy] != 0)) {
+        return RANK_NONE;
     }
-    return copies[i];
+    return usable != 1 ? RANK_LAST : slowness_of(c, node) >= EP_COPY_SLOW ? RANK_SLOW : RANK_QUICK;
 }
 
-void ep_choose_copies(const ep_routing_layer *layer, const uint8_t *usable, uint64_t spread,
-                      uint32_t *out_chosen)
+static uint32_t pick_probed(const ep_copy_choice *choice)
 {
+    uint64_t state = ~choice->spread;
+    uint64_t draw = ep_splitmix64(&state);
+    uint32_t slow = 0;
+    if (choice->slowness == NULL || choice->slots == NULL || draw % EP_COPY_PROBE_OF != 0) {
+        return NO_NODE;
+    }
+    for (uint32_t n = 0; n < choice->nodes_count; n++) {
+        slow += choice->usable[n] == 1 && choice->slowness[n] > 1;
+    }
+    uint64_t nth = slow > 0 ? draw / EP_COPY_PROBE_OF % slow : 0;
+    for (uint32_t n = 0; n < choice->nodes_count && slow > 0; n++) {
+        if (choice->usable[n] == 1 && choice->slowness[n] > 1 && nth-- == 0) {
+            return n;
+        }
+    }
+    return NO_NODE;
+}
+
+static float work_of(const chooser *c, uint32_t expert)
+{
+    return (float)EP_COPY_PASS_SLOTS + (c->choice->slots != NULL ? (float)c->choice->slots[expert] : 1);
+}
+
+static uint32_t choose_one(const chooser *c, uint32_t expert)
+{
+    uint32_t begin = c->layer->offsets[expert];
+    uint32_t end = c->layer->offsets[expert + 1];
+    copy_rank best = RANK_NONE;
+    uint32_t count = 0; /* copies of that rank */
+    for (uint32_t copy = begin; copy < end; copy++) {
+        copy_rank rank = rank_of(c, copy);
+        count = rank < best ? 1 : count + (rank == best);
+        best = rank < best ? rank : best;
+    }
+    if (best == RANK_NONE) {
+        return EP_NO_EXPERT;
+    }
+    uint64_t state = expert; /* one step of splitmix64 is the hash */
+    uint32_t skip = count > 1 ? (uint32_t)((ep_splitmix64(&state) + c->choice->spread) % count) : 0;
+    uint32_t chosen = EP_NO_EXPERT;
+    float chosen_time = INFINITY;
+    uint32_t seen = 0;
+    for (uint32_t copy = begin; seen < skip + count; copy = copy + 1 < end ? copy + 1 : begin) {
+        uint32_t node = c->layer->copies[copy];
+        if (rank_of(c, copy) != best || seen++ < skip) {
+            continue;
+        }
+        float time = slowness_of(c, node) * (c->choice->busy[node] + work_of(c, expert));
+        if (time < chosen_time) {
+            chosen = node;
+            chosen_time = time;
+        }
+    }
+    c->choice->busy[chosen] += work_of(c, expert);
+    return chosen;
+}
+
+/* The most slots first, then by number: Shell's sort, which takes no memory. */
+static void sort_by_slots(uint32_t *experts, uint32_t count, const uint32_t *slots)
+{
+    for (uint32_t gap = count / 2; gap > 0; gap = gap == 2 ? 1 : gap * 5 / 11) {
+        for (uint32_t i = gap; i < count; i++) {
+            uint32_t e = experts[i];
+            uint32_t at = i;
+            for (uint32_t o; at >= gap; at -= gap) {
+                o = experts[at - gap];
+                if (slots[o] > slots[e] || (slots[o] == slots[e] && o < e)) {
+                    break;
+                }
+                experts[at] = o;
+            }
+            experts[at] = e;
+        }
+    }
+}
+
+void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choice, uint32_t *out_chosen)
+{
+    const chooser c = {layer, choice, pick_probed(choice)};
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
+    uint32_t open = 0;
+    for (uint32_t n = 0; n < choice->nodes_count; n++) {
+        choice->busy[n] = 0;
+    }
     for (uint32_t e = 0; e < experts; e++) {
-        const uint32_t *copies = layer->copies + layer->offsets[e];
-        uint32_t count = count_usable(copies, layer->offsets[e + 1] - layer->offsets[e], usable);
-        uint64_t state = e; /* one step of splitmix64 is the hash */
-        out_chosen[e] =
-            count == 0 ? EP_NO_EXPERT
-                       : nth_usable(copies, usable, (uint32_t)((ep_splitmix64(&state) + spread) % count));
+        out_chosen[e] = EP_NO_EXPERT;
+        if (choice->slots != NULL && choice->slots[e] == 0) {
+            continue;
+        }
+        if (layer->offsets[e + 1] - layer->offsets[e] > 1) {
+            choice->order[open++] = e;
+        } else {
+            out_chosen[e] = choose_one(&c, e);
+        }
+    }
+    if (choice->slots != NULL) {
+        sort_by_slots(choice->order, open, choice->slots);
+    }
+    for (uint32_t i = 0; i < open; i++) {
+        out_chosen[choice->order[i]] = choose_one(&c, choice->order[i]);
     }
 }

@@ -164,16 +164,34 @@ static bool is_plain(const ep_batch *batch)
     return batch->mask_tokens == NULL && batch->mask_slots.data == NULL && batch->form != EP_RESULT_PARTIAL;
 }
 
-static ep_slot_kind slot_kind(const build_input *in, uint32_t token, uint32_t slot, uint32_t *out_expert)
+static inline ep_slot_kind slot_kind(const ep_batch *batch, const ep_layer_shape *shape, bool plain, uint32_t token, uint32_t slot,
+                                     uint32_t *out_expert)
 {
-    if (in->is_plain && slot < in->batch->top_k) {
-        int64_t id = ep_batch_id(in->batch, token, slot);
-        if (id >= 0 && id < in->layer->shape.experts) {
+    if (plain && slot < batch->top_k) {
+        int64_t id = ep_batch_id(batch, token, slot);
+        if (id >= 0 && id < shape->experts) {
             *out_expert = (uint32_t)id;
             return EP_SLOT_ROUTED;
         }
     }
-    return ep_batch_slot(in->batch, &in->layer->shape, token, slot, out_expert);
+    return ep_batch_slot(batch, shape, token, slot, out_expert);
+}
+
+void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token_begin, uint32_t token_end,
+                          uint32_t *out_slots)
+{
+    const bool plain = is_plain(batch);
+    const uint32_t per_token = ep_batch_slots_per_token(batch, shape);
+    memset(out_slots, 0, ((size_t)shape->experts + shape->shared_experts) * sizeof(*out_slots));
+    for (uint32_t t = token_begin; t < token_end; t++) {
+        for (uint32_t k = 0; k < per_token; k++) {
+            uint32_t expert;
+            ep_slot_kind kind = slot_kind(batch, shape, plain, t, k, &expert);
+            if (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) {
+                out_slots[expert]++;
+            }
+        }
+    }
 }
 
 /* Remembers a slot that needs a row, and counts it for its expert and for its token's slots at a node. */
@@ -181,7 +199,7 @@ static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t 
                          uint32_t *needed_count, ep_error *out_error)
 {
     uint32_t expert;
-    ep_slot_kind kind = slot_kind(in, token, slot_number - token * in->slots_per_token, &expert);
+    ep_slot_kind kind = slot_kind(in->batch, &in->layer->shape, in->is_plain, token, slot_number - token * in->slots_per_token, &expert);
     if (kind != EP_SLOT_ROUTED && kind != EP_SLOT_SHARED) {
         return EP_OK;
     }

@@ -59,14 +59,35 @@ void ep_routing_plan_fini(ep_routing_plan *plan);
 ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token, uint32_t experts, uint32_t nodes,
                                uint32_t chunks_max);
 
+#define EP_COPY_PASS_SLOTS 16 /* reading an expert's weights takes about as long as so many slots more */
+#define EP_COPY_SLOW 4.0f     /* a node this many times as slow as others is left alone where there is another copy */
+#define EP_COPY_PROBE_OF 256  /* one call in so many tries a slow node as if it were quick: it may be by now */
+
+/* What copies are chosen by, and memory to do it in. */
+typedef struct ep_copy_choice {
+    uint32_t nodes_count;
+    const uint8_t *usable;  /* [nodes] 0 no, 1 yes, 2 only where the expert has no better copy */
+    const uint8_t *tried;   /* [copies of the layer] 1: not this one; NULL: none is left out */
+    const float *slowness;  /* [nodes] time for the same work against the others' 1; NULL: all are 1 */
+    const uint32_t *slots;  /* [experts] of this build, 0: the expert is not needed; NULL: all are, and none is a probe */
+    uint64_t spread;        /* differs from call to call (call sequence): spreads calls over copies that are as good */
+    uint32_t *order;        /* [experts] scratch, as the next */
+    float *busy;            /* [nodes] */
+} ep_copy_choice;
+
+/* Slots of each expert, [experts], in tokens [token_begin, token_end) of a checked batch. */
+void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token_begin,
+                          uint32_t token_end, uint32_t *out_slots);
+
 /*
- * Which copy serves which expert in one build: chosen[e] is a node index, or EP_NO_EXPERT when no usable copy is left.
- *   usable      [nodes_count] 0 or 1
- *   spread      a number that differs from call to call (call sequence): spreads calls over copies
- * Choice: among usable copies, the one at (hash(e) + spread) mod count, so that one call's experts spread over nodes too, and all slots of
- * one expert in a build go to one copy. Pure.
+ * Which copy serves which expert in one build: chosen[e] is a node index, or EP_NO_EXPERT when no usable copy is left or
+ * the expert is not needed. All slots of one expert in a build go to one copy.
+ * Choice: first experts with one copy, then the others by their slots, the most first, each to the copy whose node ends
+ * first with what it has got and this, by slots, passes over weights and slowness; among equals, by (hash(e) + spread).
+ * A few tokens thus go to where the fewest experts are read, many to where the fewest slots are. Nodes from
+ * EP_COPY_SLOW on come behind the quicker ones. Pure.
  */
-void ep_choose_copies(const ep_routing_layer *layer, const uint8_t *usable, uint64_t spread, uint32_t *out_chosen);
+void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choice, uint32_t *out_chosen);
 
 /*
  * Builds a plan for all routed and shared slots of tokens [token_begin, token_end) of a checked batch or, when slot_numbers is

@@ -6,6 +6,7 @@
 #include "answer_times.h"
 #include "base/clock.h"
 #include "base/random.h"
+#include "moe/routing_plan.h"
 #include "silence.h"
 
 #define US EP_NS_PER_US
@@ -157,4 +158,132 @@ Test(silence, one_ping_serves_all_frames)
     cr_assert_eq(judge(1310, 1200, 990, 1100), EP_SILENCE_SILENT);
     cr_assert_eq(judge(1290, 1200, 990, 1100), EP_SILENCE_NOT, "a frame gets its time");
     cr_assert_eq(next, 1300 * MS);
+}
+
+/* ---- pace ---- */
+
+#define PEERS 4
+
+static ep_answer_times peers[PEERS];
+static ep_answer_norm norm;
+static float slowness[PEERS];
+static const uint8_t usable[PEERS] = {1, 1, 1, 1};
+
+static void answers(uint32_t peer, uint32_t slots, double us, uint32_t count)
+{
+    static uint64_t random = 5;
+    for (uint32_t i = 0; i < count; i++) {
+        double u = (double)(ep_splitmix64(&random) >> 11) / 9007199254740992.0;
+        ep_answer_pace_add(&peers[peer], &norm, slots, (uint64_t)(us * (0.8 + 0.4 * u) * 1000), slowness[peer] <= 1);
+    }
+}
+
+static bool compare(void)
+{
+    for (uint32_t p = 0; p < PEERS; p++) {
+        slowness[p] = (float)peers[p].pace;
+    }
+    bool has_slow = ep_answer_slowness(slowness, usable, PEERS);
+    for (uint32_t p = 0; p < PEERS && !has_slow; p++) {
+        slowness[p] = 1;
+    }
+    return has_slow;
+}
+
+static void all_answer(uint32_t rounds, double us_of_last)
+{
+    for (uint32_t r = 0; r < rounds; r++) {
+        for (uint32_t p = 0; p < PEERS; p++) {
+            answers(p, 20, p + 1 < PEERS ? 300 : us_of_last, 1);
+        }
+        compare();
+    }
+}
+
+Test(answer_pace, equal_nodes_are_equal_whatever_sizes_they_get)
+{
+    cr_assert(!compare(), "nothing is known");
+    for (uint32_t r = 0; r < 300; r++) {
+        answers(0, 4, 100, 1);
+        answers(1, 4000, 9000, 1);
+        answers(2, r % 2 ? 4 : 4000, r % 2 ? 100 : 9000, 1);
+        answers(3, 20, 300, 1);
+        cr_assert(!compare());
+    }
+}
+
+Test(answer_pace, a_slow_node_is_found_within_a_few_answers_and_so_is_its_recovery)
+{
+    all_answer(100, 300);
+    cr_assert(!compare());
+    all_answer(40, 3000);
+    cr_assert(compare() && slowness[3] >= EP_COPY_SLOW, "%.1f", (double)slowness[3]);
+    all_answer(100, 3000);
+    cr_assert(slowness[3] > 7 && slowness[3] < 14 && slowness[0] == 1 && slowness[2] == 1, "%.1f", (double)slowness[3]);
+    answers(3, 20, 300, 3);
+    cr_assert(compare() && slowness[3] >= EP_COPY_SLOW, "a few quick ones may be luck: %.1f", (double)slowness[3]);
+    answers(3, 20, 300, 12);
+    cr_assert(!compare() || slowness[3] < EP_COPY_SLOW, "%.1f", (double)slowness[3]);
+    answers(3, 20, 300, 24);
+    cr_assert(!compare());
+}
+
+Test(answer_pace, answers_that_took_for_ever_make_no_slow_node_while_most_are_quick)
+{
+    for (uint32_t r = 0; r < 300; r++) {
+        all_answer(1, 300);
+        all_answer(1, r % 2 ? 300 : 1e6);
+        all_answer(1, 300);
+        cr_assert_leq(slowness[3], 1.0f, "%.2f", (double)slowness[3]);
+    }
+}
+
+Test(answer_pace, all_nodes_that_slow_down_together_stay_in_step)
+{
+    all_answer(100, 300);
+    for (uint32_t r = 0; r < 200; r++) {
+        for (uint32_t p = 0; p < PEERS; p++) {
+            answers(p, 20, 6000, 1);
+        }
+        compare();
+        cr_assert(r < 1 || slowness[0] < EP_COPY_SLOW, "round %u: %.1f", r, (double)slowness[0]);
+    }
+    cr_assert(!compare());
+    all_answer(20, 300);
+    cr_assert(!compare());
+}
+
+/* A slow node's probes are overtaken by a copy, but for one in ten. */
+Test(answer_pace, what_is_seldom_quick_stays_slow)
+{
+    all_answer(100, 3000);
+    for (int i = 0; i < 1000; i++) {
+        if (i % 10 == 0) {
+            answers(3, 20, 300, 1);
+        } else {
+            ep_answer_pace_add_lost(&peers[3]);
+        }
+        cr_assert(compare() && slowness[3] >= EP_COPY_SLOW, "%d: %.1f", i, (double)slowness[3]);
+    }
+    cr_assert_lt(slowness[3], 33.0f);
+}
+
+Test(answer_pace, never_more_than_half_of_the_nodes_are_slow)
+{
+    uint64_t random = 17;
+    for (int round = 0; round < 2000; round++) {
+        float values[9];
+        uint8_t can[9];
+        uint32_t nodes = 1 + (uint32_t)(ep_splitmix64(&random) % 9), slow = 0, live = 0;
+        for (uint32_t n = 0; n < nodes; n++) {
+            values[n] = (float)(int32_t)(ep_splitmix64(&random) % (2 * EP_PACE_MAX + 1)) - EP_PACE_MAX;
+            can[n] = ep_splitmix64(&random) % 4 != 0;
+        }
+        bool has_slow = ep_answer_slowness(values, can, nodes);
+        for (uint32_t n = 0; n < nodes; n++) {
+            live += can[n];
+            slow += has_slow && can[n] && values[n] > 1;
+        }
+        cr_assert_leq(2 * slow, live, "%u of %u", slow, live);
+    }
 }
