@@ -11,6 +11,7 @@
 
 /* A node that serves may load what moved to it for so long; what it should drop waits meanwhile on all nodes. */
 #define BEHIND_WARN_MS 300000u
+#define SLOW_WARN_MS 5000u
 
 const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_MEMORY] = {"memory", true, true, "raise buffer_bytes_max, or find in the log (pool-exhausted) who holds it"},
@@ -38,6 +39,8 @@ const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
     [EP_HEALTH_NODE_DRAINING] = {"node-draining", false, false, "wait until it is drained, or expertctl drain --undo"},
     [EP_HEALTH_NODE_DRAINED] = {"node-drained", false, false, "expertctl drain NODE --undo when it shall take part again"},
     [EP_HEALTH_NODE_BEHIND] = {"node-behind", false, false, "its log shows how far loading is; is its disk slow, or weight_load_rate low?"},
+    [EP_HEALTH_NODE_SLOW] = {"node-slow", false, false,
+                             "see its host: other load, heat, a power limit, memory errors; expertctl drain NODE takes it out of service"},
     [EP_HEALTH_HOST_UNKNOWN] = {"host-unknown", false, false, "set host, or EXPERTD_BOOT_ID as the shipped unit does"},
     [EP_HEALTH_CERTIFICATE_ENDS] = {"certificate-ends", false, false,
                                     "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
@@ -121,6 +124,12 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
     } else if (node->behind_ms >= BEHIND_WARN_MS) {
         add(health, EP_HEALTH_NODE_BEHIND, "node %s serves by an old assignment: for %" PRIu64 " s it has not loaded the newest", node->name,
             node->behind_ms / 1000);
+    } else if (node->slow_ms >= SLOW_WARN_MS) {
+        add(health, EP_HEALTH_NODE_SLOW, "node %s is slow: for %" PRIu64 " s it has computed %.2f of what the median node does in a time",
+            node->name, node->slow_ms / 1000, node->speed);
+    }
+    if (!is_lost && node->speed > 0 && node->speed < health->speed_min) {
+        health->speed_min = node->speed;
     }
     snprintf(who, sizeof(who), "node %s", node->name);
     judge_tls(who, is_lost ? 0 : node->tls_expiry, is_lost ? "" : node->tls_error, unix_now, health);
@@ -280,7 +289,7 @@ static void judge_service(const ep_health_facts *facts, ep_health *health)
 void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
 {
     const Expertd__V1__ClusterStatusReply *cluster = facts->cluster;
-    *out_health = (ep_health){0};
+    *out_health = (ep_health){.speed_min = 1};
     for (size_t i = 0; i < cluster->n_nodes; i++) {
         judge_node(cluster->nodes[i], facts->unix_now, out_health);
     }

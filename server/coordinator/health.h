@@ -37,6 +37,7 @@ typedef enum ep_health_code {
     EP_HEALTH_NODE_DRAINING,
     EP_HEALTH_NODE_DRAINED,
     EP_HEALTH_NODE_BEHIND,
+    EP_HEALTH_NODE_SLOW,
     EP_HEALTH_HOST_UNKNOWN,
     EP_HEALTH_CERTIFICATE_ENDS,
     EP_HEALTH_CODES
@@ -70,6 +71,7 @@ typedef struct ep_health {
     uint32_t problems_dropped;
     uint32_t nodes_seen;                /* starting, serving or degraded */
     uint32_t nodes_expected;            /* those, the suspect and lost ones; at least min_nodes without the drained ones */
+    double speed_min;                   /* of the slowest node, as NodeEntry.speed; 1 where none is known */
     uint64_t experts_without_copy;      /* over all layers of the table */
     uint64_t experts_with_few_copies;   /* at least one, fewer than wanted */
     ep_health_problem problems[EP_HEALTH_PROBLEMS_MAX];

@@ -570,6 +570,8 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->behind_ms = view->behind_ns / EP_NS_PER_MS;
     entry->devices = view->devices;
     entry->devices_lost = view->devices_lost;
+    entry->speed = view->speed;
+    entry->slow_ms = view->slow_ns / EP_NS_PER_MS;
     entry->last_seen_ms = (now_ns - view->last_seen_ns) / EP_NS_PER_MS;
 }
 

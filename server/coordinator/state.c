@@ -585,6 +585,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->requests_failed = 0;
     node->requests_hedged = 0;
     node->requests_refused = 0;
+    node->speed = is_same ? node->speed : (node_speed){0};
     node->tls_expiry = 0;
     node->capacity_bytes = request->capacity_bytes;
     cluster->rebalance |= node_has_no_device(node) && !is_same; /* it can compute again */
@@ -664,6 +665,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node->devices = request->devices;
     node->devices_lost = request->devices_lost;
     snprintf(node->tls_error, sizeof(node->tls_error), "%s", request->tls_error);
+    cluster_take_speed(node, request);
     node->state = state_from_name(request->state);
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
@@ -744,6 +746,7 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
         cluster_publish(cluster);
     }
     cluster_place_waiting(cluster);
+    cluster_compare_speeds(cluster, now_ns);
 }
 
 ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *cluster)
@@ -813,6 +816,8 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .devices = node->devices,
         .devices_lost = node->devices_lost,
         .tls_error = node->tls_error,
+        .speed = node->speed.against_median,
+        .slow_ns = node->speed.slow_since_ns != 0 ? cluster->compared_ns - node->speed.slow_since_ns : 0,
     };
     return true;
 }

@@ -197,6 +197,8 @@ typedef struct ep_coordinator_state_node_view {
     uint32_t devices;            /* as in HeartbeatRequest, as the next */
     uint64_t devices_lost;
     const char *tls_error;
+    double speed;                /* as in NodeEntry, as the next */
+    uint64_t slow_ns;
 } ep_coordinator_state_node_view;
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
 /* Of the node at that index: copies that it was given and has not loaded, or could not; copies that it has

@@ -64,7 +64,8 @@ static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_in
                 .node_id = node->node_id,
                 .name = node->name,
                 .host = node->host,
-                .capacity_bytes = capacity_left(cluster, node, model_index)};
+                .capacity_bytes = capacity_left(cluster, node, model_index),
+                .speed = node->speed.placed};
             p->node_of[p->nodes_count] = n;
             p->solver_node_of[n] = p->nodes_count++;
         }

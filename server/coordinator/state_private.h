@@ -20,6 +20,16 @@ typedef struct node_layer {
     bool offered;                /* the node can load this layer */
 } node_layer;
 
+/* How quick this incarnation computes (state_speed.c). */
+typedef struct node_speed {
+    uint64_t busy_us;            /* told, up to where rate was taken */
+    uint64_t busy_work;
+    double rate;                 /* work in a microsecond, smoothed; 0 not known */
+    double against_median;       /* of the rates; 0 not known */
+    double placed;               /* the same, for placement: seldom changed; 0: 1 */
+    uint64_t slow_since_ns;      /* 0: it is not */
+} node_speed;
+
 typedef struct cluster_node {
     uint32_t node_id;
     char name[EP_NODE_NAME_BYTES];
@@ -43,6 +53,7 @@ typedef struct cluster_node {
     uint32_t devices;
     uint64_t devices_lost;       /* bit d: device d */
     char tls_error[EP_ERROR_TEXT_BYTES];
+    node_speed speed;
     node_layer *layers;          /* [cluster->layers_count] */
     char (*numerics)[EP_NUMERICS_BYTES]; /* [cluster->models_count]; "" not served */
 } cluster_node;
@@ -100,7 +111,8 @@ struct ep_coordinator_state {
     ep_move_pace pace;
     bool waits_moves;            /* moves for balance that the pace did not allow */
     bool waits_copies;           /* further copies, the same */
-    bool has_news;               /* heat was taken, or copies moved by it, since the last look */
+    bool has_news;               /* heat or another speed was taken, or copies moved by them, since the last look */
+    uint64_t compared_ns;        /* when speeds were */
     uint64_t revision;           /* grows when something worth keeping changes */
     size_t drained_count;
     char (*drained)[EP_NODE_NAME_BYTES]; /* by name: a drained node may be away for long and come back */
@@ -231,6 +243,10 @@ uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index, 
 /* The operator's list of drained names. */
 bool cluster_is_drained(const ep_coordinator_state *cluster, const char *name);
 bool cluster_drained_add(ep_coordinator_state *cluster, const char *name);
+/* Takes what a heartbeat tells of the node's work. */
+void cluster_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request);
+/* Compares the nodes. Placement is due for another look where it goes by another speed then. */
+void cluster_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns);
 /* Nodes that fell silent (state_lost.c). */
 bool cluster_is_lost(const ep_coordinator_state *cluster, const char *name);
 void cluster_lost_add(ep_coordinator_state *cluster, const cluster_node *node);

@@ -13,6 +13,8 @@
 #include "base/check.h"
 #include "base/clock.h"
 
+#define PASS_ROWS 16 /* see HeartbeatRequest.busy_work */
+
 /* A job on the backend. */
 typedef struct backend_job {
     ep_job job;
@@ -35,6 +37,7 @@ struct ep_batcher {
     ep_err close_reason;
     uint32_t callbacks; /* done() calls of the backend that have not left our code yet */
     ep_batcher_stats stats;
+    uint64_t busy_since_ns; /* while jobs are in flight */
 };
 
 /* Work that ended without the backend; its done() is called once the lock is gone. */
@@ -213,10 +216,22 @@ static void unbegin_works(const ep_batch_pick *pick, ep_err err)
 
 static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
 {
-    batcher->stats.in_flight++;
+    if (batcher->stats.in_flight++ == 0) {
+        batcher->busy_since_ns = pick->works->started_ns;
+    }
     batcher->stats.jobs_total[pick->work_class]++;
     batcher->stats.works_total[pick->work_class] += pick->works_count;
     batcher->stats.rows_total[pick->work_class] += pick->rows;
+}
+
+/* Lock held. */
+static void count_ended(ep_batcher *batcher, const ep_job *job)
+{
+    const uint64_t weights = (uint64_t)job->weights->hidden * job->weights->inner;
+    batcher->stats.busy_work += (job->rows_count + PASS_ROWS) * weights / 65536 + 1;
+    if (--batcher->stats.in_flight == 0) {
+        batcher->stats.busy_ns += ep_clock_now_ns() - batcher->busy_since_ns;
+    }
 }
 
 /* Lock held. Hands a pick to the backend. False: the backend is full and the works are back in their queue. */
@@ -305,7 +320,7 @@ static void on_job_done(ep_job *job, ep_err result)
     ep_batch_policy_done(&batcher->policy, &run->pick);
     run->next_free = batcher->free;
     batcher->free = run;
-    batcher->stats.in_flight--;
+    count_ended(batcher, job);
     batcher->callbacks++;
     pump(batcher, &ended);
     pthread_mutex_unlock(&batcher->lock);
@@ -391,6 +406,9 @@ void ep_batcher_read_stats(ep_batcher *batcher, ep_batcher_stats *out_stats)
 {
     pthread_mutex_lock(&batcher->lock);
     *out_stats = batcher->stats;
+    if (out_stats->in_flight > 0) {
+        out_stats->busy_ns += ep_clock_now_ns() - batcher->busy_since_ns;
+    }
     for (int c = 0; c < EP_WORK_CLASSES; c++) {
         out_stats->waiting[c] = batcher->policy.waiting[c];
     }

@@ -48,6 +48,8 @@ typedef struct ep_batcher_stats {
     uint64_t jobs_total[EP_WORK_CLASSES];
     uint64_t works_total[EP_WORK_CLASSES]; /* in these jobs */
     uint64_t rows_total[EP_WORK_CLASSES];
+    uint64_t busy_ns;   /* with a job on the backend */
+    uint64_t busy_work; /* of jobs that ended, as HeartbeatRequest.busy_work */
 } ep_batcher_stats;
 
 /* timers end the windows of step groups; NULL: nobody waits for a group. Errors: NO_MEMORY. */

@@ -459,6 +459,8 @@ static void send_heartbeat(ep_membership *m)
     request.tls_expiry = report.tls_expiry;
     request.devices = report.devices;
     request.devices_lost = report.devices_lost;
+    request.busy_us = report.busy_us;
+    request.busy_work = report.busy_work;
     request.last_error = report.last_error;
     request.tls_error = report.tls_error;
     request.secret = m->secret;

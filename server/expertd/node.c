@@ -270,6 +270,8 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     ep_forward_stats requests;
     ep_weight_stats weights;
     ep_admission_stats admission;
+    ep_batcher_stats jobs;
+    ep_batcher_read_stats(node->batcher, &jobs);
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_weight_store_read_stats(node->store, &weights);
     ep_admission_read_stats(node->admission, &admission);
@@ -279,6 +281,8 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     out_report->requests_hedged = requests.hedged;
     out_report->requests_refused = admission.refused_total;
     out_report->tls_expiry = ep_tls_watch_expiry(&node->tls_watch);
+    out_report->busy_us = jobs.busy_ns / EP_NS_PER_US;
+    out_report->busy_work = jobs.busy_work;
     out_report->devices = node->devices.count;
     out_report->devices_lost = ep_node_devices_lost(&node->devices);
     ep_tls_watch_refusal(&node->tls_watch, out_report->tls_error);

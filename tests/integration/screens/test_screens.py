@@ -171,7 +171,7 @@ with Cluster() as c:
     bench = [EXPERTCTL, "bench", *where, "--model", "demo", "--layer", str(LAYER), "--tokens", "4"]
     ctl = lambda *arguments: (EXPERTCTL, *arguments)
     check_widths([
-        (ctl("status", *where), ["NODE", "STATE", "ROWS SERVED", "LAST SEEN", "MODEL", "COPIES", "healthy"], ["HOST", "URL", "NUMERICS"], (0,)),
+        (ctl("status", *where), ["NODE", "STATE", "ROWS SERVED", "SPEED", "LAST SEEN", "MODEL", "COPIES", "healthy"], ["HOST", "URL", "NUMERICS"], (0,)),
         (ctl("status", "--node", nodes[0]["rpc_url"]), ["NODE", "STATE", "ROWS SERVED", "FAILED", "LAYER", "healthy"], ["WEIGHTS", "UPTIME", "URL"], (0,)),
         (ctl("status", "--coordinator", "tcp://127.0.0.1:1"), [], [], (3,)),
         (ctl("table", *where, "--layer", "0"), ["LAYER", "EXPERT", "NODES"], ["MODEL", "VERSION"], (0,)),

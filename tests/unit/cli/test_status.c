@@ -38,6 +38,7 @@ static void setup(cluster_fixture *f)
         f->nodes[i].requests_failed = 3;
         f->nodes[i].copies_to_load = 2;
         f->nodes[i].last_seen_ms = 300;
+        f->nodes[i].speed = 0.25;
         f->list[i] = &f->nodes[i];
     }
     f->reply.judged = true;
@@ -83,8 +84,8 @@ Test(status, all_serving_is_healthy)
     char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
     cr_assert(strstr(text, "epoch        7/2\n") && strstr(text, "uniform, 1 copies\n"));
     cr_assert_not_null(strstr(text,
-                              "NODE  STATE    ROWS SERVED  FAILED  LAST SEEN  HOST           URL\n"
-                              "a     serving          100       3       0.3s  a7b6c5d4-e3f2  tcp://h:1\n"));
+                              "NODE  STATE    ROWS SERVED  FAILED  SPEED  LAST SEEN  HOST           URL\n"
+                              "a     serving          100       3   0.25       0.3s  a7b6c5d4-e3f2  tcp://h:1\n"));
     cr_assert_not_null(strstr(text, "MODEL  VERSION  LAYERS  EXPERTS  COPIES  NUMERICS\n"
                                     "demo   v1            1        3     1-2  portable\n"));
     cr_assert_not_null(strstr(text, "\nhealthy\n"));

@@ -201,6 +201,14 @@ Test(health, states_of_nodes_are_told)
     f.entries[1].behind_ms = 301000;
     expect(EP_HEALTH_NODE_BEHIND, "node b serves by an old assignment: for 301 s");
     f.entries[1].behind_ms = 0;
+    f.entries[1].speed = 0.125;
+    f.entries[1].slow_ms = 4999;
+    judge();
+    cr_assert_eq(health.problems_count, 0u, "it may be passing");
+    cr_assert_eq(health.speed_min, 0.125);
+    f.entries[1].slow_ms = 7000;
+    expect(EP_HEALTH_NODE_SLOW, "node b is slow: for 7 s it has computed 0.12 of what the median node does");
+    f.entries[1].slow_ms = 0;
     f.entries[1].host = text_of("");
     expect(EP_HEALTH_HOST_UNKNOWN, "node b does not know");
 }

@@ -24,6 +24,8 @@ typedef struct fake_node {
     size_t owned_count[LAYERS];
     uint32_t devices;
     uint64_t devices_lost;
+    uint64_t busy_us;
+    uint64_t busy_work;
     uint32_t weights; /* expert e has the digest weights + e; 0: the node tells none */
     uint32_t digests[LAYERS][EXPERTS];
     Expertd__V1__LayerInfo layers[LAYERS];
@@ -118,6 +120,8 @@ static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error 
     request.secret = (char *)(uintptr_t)(nodes[i].secret != NULL ? nodes[i].secret : "");
     request.devices = nodes[i].devices;
     request.devices_lost = nodes[i].devices_lost;
+    request.busy_us = nodes[i].busy_us;
+    request.busy_work = nodes[i].busy_work;
     request.models = nodes[i].model_list;
     request.n_models = 1;
     describe(&nodes[i]);
@@ -575,6 +579,19 @@ Test(coordinator_state, calls_of_a_node_begin_anew_with_its_process)
     ep_coordinator_state_destroy(cluster);
 }
 
+static void start_balanced(void)
+{
+    start(1, 3, NULL);
+    config.is_balanced = true;
+    config.spare_copies = 2;
+    ep_coordinator_state_destroy(cluster);
+    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    load_all(3);
+}
+
 static void take_heat(uint64_t factor, uint32_t hot, uint64_t *sums)
 {
     for (uint32_t e = 0; e < EXPERTS; e++) {
@@ -590,15 +607,7 @@ static void take_heat(uint64_t factor, uint32_t hot, uint64_t *sums)
 Test(coordinator_state, balanced_placement_follows_the_heat_and_no_copy_is_ever_missing)
 {
     uint64_t sums[EXPERTS] = {0};
-    start(1, 3, NULL);
-    config.is_balanced = true;
-    config.spare_copies = 2;
-    ep_coordinator_state_destroy(cluster);
-    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
-    for (int i = 0; i < 3; i++) {
-        cr_assert_eq(join(i, NULL), EP_OK);
-    }
-    load_all(3);
+    start_balanced();
     cr_assert_str_eq(ep_coordinator_state_table(cluster)->policy, "balanced");
     take_heat(1, 5, sums); /* a few slots say nothing */
     const ep_epoch before = ep_coordinator_state_table(cluster)->epoch;
@@ -614,6 +623,103 @@ Test(coordinator_state, balanced_placement_follows_the_heat_and_no_copy_is_ever_
     const ep_epoch settled = ep_coordinator_state_table(cluster)->epoch;
     take_heat(1000, 2, sums);
     cr_assert_eq(ep_coordinator_state_table(cluster)->epoch.number, settled.number, "the same load moves nothing");
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        cr_assert_geq(copies_of(0, e), 1u);
+    }
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* Half a second in which nodes were busy for so long; node 2 has done share of the others' work. */
+static void work_on(uint64_t busy_us, double share)
+{
+    now_ns += 500 * EP_NS_PER_MS;
+    for (int i = 0; i < 3; i++) {
+        nodes[i].busy_us += busy_us;
+        nodes[i].busy_work += (uint64_t)((double)busy_us * 40 * (i == 2 ? share : 1));
+        beat(i, "serving");
+    }
+    ep_coordinator_state_tick(cluster, now_ns);
+}
+
+static ep_coordinator_state_node_view view_of(size_t i)
+{
+    ep_coordinator_state_node_view view;
+    cr_assert(ep_coordinator_state_node(cluster, i, &view));
+    return view;
+}
+
+Test(coordinator_state, a_slow_node_is_known_after_some_work_and_forgiven_when_it_is_quick_again)
+{
+    start_balanced();
+    work_on(0, 1);
+    cr_assert_eq(view_of(2).speed, 0.0, "nobody told anything");
+    work_on(100, 0.1);
+    cr_assert_eq(view_of(2).speed, 0.0, "a hundred microseconds say nothing");
+    for (int i = 0; i < 4; i++) {
+        work_on(200000, 1);
+    }
+    cr_assert_float_eq(view_of(0).speed, 1, 0.01);
+    cr_assert(view_of(2).speed > 0.9 && view_of(2).slow_ns == 0);
+    work_on(200000, 0.1);
+    cr_assert(view_of(2).speed > 0.5, "once is not for ever: %.2f", view_of(2).speed);
+    for (int i = 0; i < 20; i++) {
+        work_on(200000, 0.1);
+    }
+    cr_assert_float_eq(view_of(2).speed, 0.1, 0.01);
+    cr_assert_geq(view_of(2).slow_ns, 5 * EP_NS_PER_S);
+    cr_assert(view_of(0).slow_ns == 0 && view_of(0).speed > 0.99);
+    cr_assert_str_eq(view_of(2).state, "serving");
+    work_on(0, 1);
+    cr_assert_float_eq(view_of(2).speed, 0.1, 0.01, "nothing new is known");
+    for (int i = 0; i < 30; i++) {
+        work_on(200000, 0.4);
+    }
+    cr_assert_neq(view_of(2).slow_ns, 0, "between a third and a half it stays what it was");
+    for (int i = 0; i < 4; i++) {
+        work_on(200000, 1);
+    }
+    cr_assert_eq(view_of(2).slow_ns, 0);
+    nodes[2].busy_us = nodes[2].busy_work = 0; /* a report that was under way for long */
+    beat(2, "serving");
+    cr_assert_gt(view_of(2).speed, 0.5);
+    nodes[2].incarnation++;
+    cr_assert_eq(join(2, NULL), EP_OK);
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert_eq(view_of(2).speed, 0.0, "another process may be on another machine");
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* Heat that a node has by its copies, when copies share it by speed. */
+static double heat_of(int node, double speed)
+{
+    double heat = 0;
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        double speeds = 0;
+        for (int i = 0; i < 3; i++) {
+            speeds += owns(i, 0, e) ? (i == 2 ? speed : 1) : 0;
+        }
+        heat += owns(node, 0, e) ? (e == 5 ? 10 : 1) * (node == 2 ? speed : 1) / speeds : 0;
+    }
+    return heat;
+}
+
+Test(coordinator_state, balanced_placement_gives_a_slow_node_less)
+{
+    uint64_t sums[EXPERTS] = {0};
+    start_balanced();
+    for (int round = 0; round < 6; round++) {
+        work_on(200000, 1);
+        take_heat(1000, 5, sums);
+    }
+    double even = heat_of(2, 1);
+    for (int i = 0; i < 20; i++) {
+        work_on(200000, 0.2);
+    }
+    for (int round = 0; round < 6; round++) { /* the heat is as before */
+        ep_coordinator_state_rebalance(cluster);
+        load_all(3);
+    }
+    cr_assert_lt(heat_of(2, 0.2), even / 2, "%.1f of %.1f", heat_of(2, 0.2), even);
     for (uint32_t e = 0; e < EXPERTS; e++) {
         cr_assert_geq(copies_of(0, e), 1u);
     }

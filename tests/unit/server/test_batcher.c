@@ -17,6 +17,7 @@ static ep_batcher *batcher;
 static ep_work works[WORKS];
 static ep_work_queue queues[WORKS];
 static ep_job_row rows[WORKS];
+static ep_backend_weights weights = {.hidden = 64, .inner = 2048};
 static char log_text[1024]; /* work numbers in the order of done() */
 static bool dropped[WORKS];
 static ep_err results[WORKS];
@@ -44,7 +45,7 @@ static void start_batcher(const ep_batch_policy_config *policy, ep_timer_service
     for (int i = 0; i < WORKS; i++) {
         rows[i].x = &works[i];
         works[i] = (ep_work){.backend = &hand.base,
-                             .job = {.rows = &rows[i], .rows_count = 1},
+                             .job = {.weights = &weights, .rows = &rows[i], .rows_count = 1},
                              .place = {.queue = &queues[i]},
                              .done = on_done,
                              .is_dropped = is_dropped};
@@ -122,6 +123,29 @@ Test(batcher, one_experts_works_ride_one_job_and_each_is_told_its_end)
     cr_expect_eq(stats.jobs_total[EP_WORK_DECODE], 4);
     cr_expect_eq(stats.works_total[EP_WORK_DECODE], 6);
     cr_expect_eq(stats.rows_total[EP_WORK_DECODE], 6);
+}
+
+Test(batcher, busy_time_runs_while_jobs_are_on_the_backend)
+{
+    ep_batcher_stats stats, later;
+    ep_batcher_submit(batcher, works, 2, NULL);
+    hand_backend_complete(&hand, EP_OK);
+    ep_batcher_read_stats(batcher, &stats);
+    const uint64_t work = stats.busy_work;
+    cr_expect_gt(work, 0);
+    uint64_t begin_ns = ep_clock_now_ns();
+    while (ep_clock_now_ns() == begin_ns) {
+    }
+    ep_batcher_read_stats(batcher, &later);
+    cr_expect_gt(later.busy_ns, stats.busy_ns, "one is still there");
+    hand_backend_complete(&hand, EP_OK);
+    ep_batcher_read_stats(batcher, &stats);
+    cr_expect_eq(stats.busy_work, 2 * work);
+    begin_ns = ep_clock_now_ns();
+    while (ep_clock_now_ns() == begin_ns) {
+    }
+    ep_batcher_read_stats(batcher, &later);
+    cr_expect_eq(later.busy_ns, stats.busy_ns, "none is");
 }
 
 Test(batcher, decode_goes_first)

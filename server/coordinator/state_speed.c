@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How quick nodes compute, by what they tell of busy time and work; against the median node, so that no unit matters.
+ * See lib/placement/README.md for what counts.
+ */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "coordinator/state_private.h"
+
+#define BUSY_US_MIN 10000 /* less says little */
+#define SLOW_BELOW (1.0 / 3)
+#define SLOW_UNTIL 0.5
+#define EVEN_MAX 1.5      /* up to there, and down to its inverse, placement takes nodes for equal */
+#define NEWS_FACTOR 1.25  /* placement goes by another speed once it differs so */
+#define PLACED_MAX 8.0
+
+void cluster_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request)
+{
+    node_speed *speed = &node->speed;
+    if (request->busy_us < speed->busy_us || request->busy_work < speed->busy_work) {
+        return; /* an old report, or nonsense */
+    }
+    const uint64_t busy_us = request->busy_us - speed->busy_us;
+    const uint64_t work = request->busy_work - speed->busy_work;
+    if (busy_us < BUSY_US_MIN || work == 0) {
+        return; /* they count with those to come */
+    }
+    const double rate = (double)work / (double)busy_us;
+    speed->rate = speed->rate == 0 ? rate : speed->rate + (rate - speed->rate) / 4;
+    speed->busy_us = request->busy_us;
+    speed->busy_work = request->busy_work;
+}
+
+static int compare_rates(const void *left, const void *right)
+{
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+/* Of nodes that serve, the upper one of two: never more than half of the nodes are slow. 0: none is known, or only one. */
+static double median_rate(const ep_coordinator_state *cluster)
+{
+    size_t count = 0;
+    double *rates = calloc(cluster->nodes_count + 1, sizeof(*rates));
+    for (size_t n = 0; rates != NULL && n < cluster->nodes_count; n++) {
+        const cluster_node *node = cluster->nodes[n];
+        if (node_is_listed(node) && node->speed.rate > 0) {
+            rates[count++] = node->speed.rate;
+        }
+    }
+    if (count > 1) {
+        qsort(rates, count, sizeof(*rates), compare_rates);
+    }
+    double median = count > 1 ? rates[count / 2] : 0;
+    free(rates);
+    return median;
+}
+
+/* What placement goes by: equal where they nearly are, and never a node for a hundred. */
+static double placed_of(double speed)
+{
+    if (speed == 0 || (speed <= EVEN_MAX && speed >= 1 / EVEN_MAX)) {
+        return 0;
+    }
+    return speed > PLACED_MAX ? PLACED_MAX : speed < 1 / PLACED_MAX ? 1 / PLACED_MAX : speed;
+}
+
+static bool is_news(double before, double placed)
+{
+    double a = before == 0 ? 1 : before;
+    double b = placed == 0 ? 1 : placed;
+    return a > b * NEWS_FACTOR || b > a * NEWS_FACTOR;
+}
+
+void cluster_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns)
+{
+    const double median = median_rate(cluster);
+    cluster->compared_ns = now_ns;
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        node_speed *speed = &cluster->nodes[n]->speed;
+        speed->against_median = median > 0 ? speed->rate / median : 0;
+        const double bound = speed->slow_since_ns != 0 ? SLOW_UNTIL : SLOW_BELOW;
+        if (speed->against_median == 0 || speed->against_median >= bound || !node_is_listed(cluster->nodes[n])) {
+            speed->slow_since_ns = 0;
+        } else if (speed->slow_since_ns == 0) {
+            speed->slow_since_ns = now_ns;
+        }
+        const double placed = placed_of(speed->against_median);
+        if (is_news(speed->placed, placed)) {
+            speed->placed = placed;
+            cluster->has_news = true;
+        }
+    }
+}
