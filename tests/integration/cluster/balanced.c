@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Placement by heat over real daemons: most tokens want two of eight experts, these get more copies, and when the load
- * turns to two others, the copies follow. Calls go on all the time; none fails and every bit is the oracle's.
+ * turns to two others, the copies follow. Meanwhile each node's speed becomes known. Calls go on all the time; none fails and every bit is the oracle's.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -47,6 +47,25 @@ static void read_copies(size_t out_copies[EXPERTS])
     free(output);
 }
 
+/* Every node's speed against the median one, as an operator sees it. */
+static bool knows_speeds(void)
+{
+    const char *args[] = {"status", "-o", "json", NULL};
+    char *output = NULL;
+    (void)ep_test_cluster_ctl(&cluster, args, &output); /* healthy or not */
+    json_t *status = json_loads(output, 0, NULL);
+    const json_t *nodes = json_object_get(status, "nodes");
+    size_t known = 0;
+    for (size_t n = 0; n < json_array_size(nodes); n++) {
+        double speed = json_real_value(json_object_get(json_array_get(nodes, n), "speed"));
+        EP_TEST_CHECK(speed >= 0 && speed < 1e6, "%s", output);
+        known += speed > 0;
+    }
+    json_decref(status);
+    free(output);
+    return known == NODES;
+}
+
 /* Calls until both experts have a copy more than they were given for being there. */
 static void load_until_copied(ep_client *client, const ep_test_batch *batches, const int32_t hot[TOP_K])
 {
@@ -64,7 +83,7 @@ static void load_until_copied(ep_client *client, const ep_test_batch *batches, c
         read_copies(copies);
         EP_TEST_CHECK(counts.succeeded < 2000000, "experts %d and %d have %zu and %zu copies", hot[0], hot[1],
                       copies[hot[0]], copies[hot[1]]);
-    } while (copies[hot[0]] < 2 || copies[hot[1]] < 2);
+    } while (copies[hot[0]] < 2 || copies[hot[1]] < 2 || !knows_speeds());
     ep_test_load_wait_succeeded(load, 200); /* with the new table too */
     ep_test_load_stop(load, &counts);
     EP_TEST_CHECK(counts.failed == 0, "%llu calls failed", (unsigned long long)counts.failed);
