@@ -32,7 +32,7 @@ typedef struct {
     uint64_t bytes_all;
     uint32_t loads_left;
     uint64_t work_left;
-    ep_placed_layer *certificates; /* [layers] */
+    ep_layer_balance *certificates; /* [layers] */
 } balancer;
 
 static ep_err check_numbers(const ep_placement_input *input, ep_error *out_error)
@@ -56,20 +56,6 @@ static ep_err check_numbers(const ep_placement_input *input, ep_error *out_error
 static uint32_t experts_of(const balancer *b, uint32_t layer)
 {
     return b->placer.layers[layer].experts;
-}
-
-/* Heat of the layer's experts; a shared one takes every token. Without any, all are alike. */
-static void take_heat(balancer *b, uint32_t layer)
-{
-    const ep_placement_layer *in = &b->input->layers[layer];
-    double sum = 0;
-    for (uint32_t e = 0; in->heat != NULL && e < in->shape.experts; e++) {
-        b->heat[e] = in->heat[e];
-        sum += in->heat[e];
-    }
-    for (uint32_t e = sum > 0 ? in->shape.experts : 0; e < experts_of(b, layer); e++) {
-        b->heat[e] = sum > 0 ? sum / (in->shape.top_k > 0 ? in->shape.top_k : 1) : 1;
-    }
 }
 
 /* How many copies of this layer a node can take, so that the layers to come find their part of its capacity. */
@@ -162,21 +148,6 @@ static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
     }
 }
 
-static void certify(balancer *b, uint32_t layer, const ep_balance *balance, const ep_balance_input *problem, double bound)
-{
-    double heat = 0, speed = 0;
-    for (uint32_t e = 0; e < problem->experts; e++) {
-        heat += problem->heat[e];
-    }
-    for (uint32_t n = 0; n < problem->nodes; n++) {
-        speed += problem->speeds[n];
-    }
-    b->certificates[layer].busiest = ep_balance_busiest(balance);
-    b->certificates[layer].mean = heat / speed;
-    /* The sharper bound takes a millisecond of a large layer: only where the other one leaves a doubt. */
-    b->certificates[layer].bound = b->certificates[layer].busiest > REPAIR_GOOD * bound ? ep_balance_bound(problem, true) : bound;
-}
-
 /* Each layer has its part of the copies that may move, and the layers to come what it leaves; some exchanges need two. */
 static void repair(balancer *b, uint32_t layer, ep_balance *balance, double bound)
 {
@@ -222,7 +193,7 @@ static ep_err place_layer(balancer *b, uint32_t layer, ep_error *out_error)
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "layer %" PRIu32 " has %" PRIu32 " experts, nodes have room for %" PRIu64,
                             input->layers[layer].shape.layer, experts, slots);
     }
-    take_heat(b, layer);
+    ep_placer_heat(&input->layers[layer], b->heat);
     const ep_balance_input problem = {.experts = experts,
                                       .nodes = input->nodes_count,
                                       .heat = b->heat,
@@ -240,7 +211,7 @@ static ep_err place_layer(balancer *b, uint32_t layer, ep_error *out_error)
     }
     if (err == EP_OK) {
         take_over(b, layer, balance);
-        certify(b, layer, balance, &problem, bound);
+        b->certificates[layer] = ep_placer_certify(&problem, ep_balance_busiest(balance), bound);
         ep_placer_count_missing(&b->placer, layer, 0, copies);
     }
     ep_balance_destroy(balance);
@@ -263,7 +234,7 @@ static ep_err prepare(balancer *b, ep_error *out_error)
         return EP_ERR_NO_MEMORY;
     }
     for (uint32_t n = 0; n < input->nodes_count; n++) {
-        b->speeds[n] = input->nodes[n].speed > 0 ? input->nodes[n].speed : 1;
+        b->speeds[n] = ep_placer_speed(&input->nodes[n]);
     }
     for (uint32_t l = 0; l < input->layers_count; l++) {
         b->experts_all += experts_of(b, l);

@@ -107,4 +107,19 @@ ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out
 
 void ep_placement_destroy(ep_placement *placement);
 
+/* As of ep_placed_layer. */
+typedef struct ep_layer_balance {
+    double busiest;
+    double mean;
+    double bound;
+} ep_layer_balance;
+
+/*
+ * The certificate of any placement of input->layers[layer]: offsets [E+S+1] and copies, nodes of the input, each once.
+ * The bound counts the copies that input asks for where there are fewer, and not what nodes have room for. All 0 when
+ * an expert has no copy. Errors: NO_MEMORY.
+ */
+ep_err ep_placement_judge(const ep_placement_input *input, uint32_t layer, const uint32_t *offsets,
+                          const uint32_t *copies, ep_layer_balance *out_balance);
+
 #endif

@@ -3,6 +3,7 @@
 #ifndef EP_PLACEMENT_PLACER_H
 #define EP_PLACEMENT_PLACER_H
 
+#include "placement/balance.h"
 #include "placement/hosts.h"
 #include "placement/placement.h"
 
@@ -67,6 +68,13 @@ uint32_t ep_placer_in_common(const ep_placer *placer, uint32_t layer, uint32_t e
 uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert);
 /* Counts what experts of [first, experts) lack of `copies` copies into copies_missing. */
 void ep_placer_count_missing(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copies);
+/* Heat [E+S] of the layer's experts: a shared one takes every token. Without any, all are alike. */
+void ep_placer_heat(const ep_placement_layer *layer, double *out_heat);
+/* 0 is as the others. */
+double ep_placer_speed(const ep_placement_node *node);
+/* bound: ep_balance_bound without slots. The sharper one takes a millisecond of a large layer: only where this one
+ * leaves a doubt. */
+ep_layer_balance ep_placer_certify(const ep_balance_input *problem, double busiest, double bound);
 /* The result with its certificate. */
 ep_err ep_placer_finish(const ep_placer *placer, ep_placement **out_placement);
 

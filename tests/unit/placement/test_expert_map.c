@@ -156,3 +156,42 @@ Test(expert_map, reads_a_file_longer_than_one_read_and_names_a_missing_one)
     cr_assert_str_eq(error.text, "/nonexistent/map.json: cannot open: No such file or directory");
     cr_assert_eq(ep_expert_map_read_file("/tmp", &map, &error), EP_ERR_IO);
 }
+
+Test(expert_map, what_is_written_reads_back)
+{
+    static const uint32_t offsets[2][4] = {{0, 1, 3, 4}, {0, 2, 3, 4}}, devices[2][4] = {{2, 0, 2, 0}, {0, 1, 0, 0}};
+    char path[] = "/tmp/expert-map-XXXXXX";
+    ep_expert_map *map = NULL, *back = NULL;
+    ep_error error = {0};
+    cr_assert_geq(mkstemp(path), 0);
+    cr_assert_eq(ep_expert_map_create(2, &map, &error), EP_OK);
+    for (uint32_t l = 0; l < 2; l++) {
+        cr_assert_eq(ep_expert_map_set_layer(map, l, 3, offsets[l], devices[l], 3 - l, &error), EP_OK, "%s",
+                     error.text);
+    }
+    cr_assert_eq(ep_expert_map_write_file(map, path, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_expert_map_read_file(path, &back, &error), EP_OK, "%s", error.text);
+    static const uint32_t begin[2][4] = {{0, 2, 2, 4}, {0, 3, 4, 0}}, experts[2][4] = {{1, 2, 0, 1}, {0, 1, 2, 0}};
+    cr_assert_eq(back->layers_count, 2);
+    for (uint32_t l = 0; l < 2; l++) {
+        cr_assert_eq(back->layers[l].devices_count, 3 - l);
+        cr_assert_eq(memcmp(back->layers[l].offsets, begin[l], (4 - l) * sizeof(uint32_t)), 0);
+        cr_assert_eq(memcmp(back->layers[l].experts, experts[l], 4 * sizeof(uint32_t)), 0);
+    }
+    ep_expert_map_destroy(back);
+    ep_expert_map_destroy(map);
+    unlink(path);
+}
+
+Test(expert_map, what_no_map_can_say_is_not_written)
+{
+    static const uint32_t offsets[] = {0, 1, 1}, devices[] = {0};
+    ep_expert_map *map = NULL;
+    ep_error error = {0};
+    cr_assert_eq(ep_expert_map_create(0, &map, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_expert_map_create(1, &map, &error), EP_OK);
+    cr_assert_eq(ep_expert_map_set_layer(map, 0, 2, offsets, devices, 1, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_str_eq(error.text, "layer_id 0: expert 1 has no copy, and an expert map needs one of each");
+    cr_assert_eq(ep_expert_map_set_layer(map, 0, 2, offsets, devices, 0, &error), EP_ERR_INVALID_ARGUMENT);
+    ep_expert_map_destroy(map);
+}
