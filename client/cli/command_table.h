@@ -27,6 +27,7 @@ extern const ep_cli_command ep_cli_completion;
 extern const ep_cli_command ep_cli_frame_command;
 extern const ep_cli_command ep_cli_trace_command;
 extern const ep_cli_command ep_cli_drain;
+extern const ep_cli_command ep_cli_plan;
 extern const ep_cli_command ep_cli_model;
 extern const ep_cli_command ep_cli_policy;
 extern const ep_cli_command ep_cli_reload;

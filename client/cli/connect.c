@@ -276,6 +276,9 @@ static error_t parse_admin(int key, char *arg, struct argp_state *state)
         connect->admin_url = check_url(state, "--admin", arg);
         return 0;
     case ARGP_KEY_END:
+        if (connect->asks_nobody) {
+            return 0;
+        }
         if (connect->admin_url == NULL && ep_cli_settings_context() != NULL) {
             argp_error(state, "--admin is missing; context %s names none", ep_cli_settings_context());
         }

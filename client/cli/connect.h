@@ -25,6 +25,7 @@ typedef struct ep_cli_connect {
     const char *node_urls[EP_CLI_NODES_MAX];
     size_t node_urls_count;
     const char *admin_url;                  /* of ep_cli_admin_argp */
+    bool asks_nobody;                       /* set while options are read: ep_cli_admin_argp then requires nothing */
     const char *token_file;                 /* NULL none */
     char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
     const char *admin_token_file;           /* NULL none */

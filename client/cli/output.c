@@ -273,13 +273,18 @@ void ep_cli_table_count(ep_cli_table *table, uint64_t count)
     add_cell(table, text, ep_cli_count_text(count, brief));
 }
 
-void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes)
+const char *ep_cli_bytes_text(uint64_t bytes, char out[EP_CLI_BRIEF_BYTES])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    return brief_text(bytes, 1023, 1024.0, units, out);
+}
+
+void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes)
+{
     char text[EP_CLI_BRIEF_BYTES];
     char brief[EP_CLI_BRIEF_BYTES];
     snprintf(text, sizeof(text), "%" PRIu64, bytes);
-    add_cell(table, text, brief_text(bytes, 1023, 1024.0, units, brief));
+    add_cell(table, text, ep_cli_bytes_text(bytes, brief));
 }
 
 /* ---- tables: what is shown of them ---- */

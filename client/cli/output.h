@@ -62,6 +62,8 @@ bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t f
 
 /* 48211 -> "48.2k". */
 const char *ep_cli_count_text(uint64_t count, char out[EP_CLI_BRIEF_BYTES]);
+/* 1610612736 -> "1.5GiB". */
+const char *ep_cli_bytes_text(uint64_t bytes, char out[EP_CLI_BRIEF_BYTES]);
 /* 1234 seconds -> "20m34s". */
 const char *ep_cli_duration_text(double seconds, char out[EP_CLI_BRIEF_BYTES]);
 

@@ -6,12 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "admin.pb-c.h"
 #include "options/options_internal.h"
 #include "common/version.h"
 #include "moe/routing_table.h"
 
-typedef enum order_kind { ORDER_DRAIN, ORDER_RELOAD, ORDER_CONFIG, ORDER_DEFAULT, ORDER_POLICY } order_kind;
+typedef enum order_kind { ORDER_DRAIN, ORDER_RELOAD, ORDER_CONFIG, ORDER_DEFAULT, ORDER_POLICY, ORDER_PLAN } order_kind;
 
 /* A call that waits for the loop. */
 typedef struct order {
@@ -21,6 +20,7 @@ typedef struct order {
         const Expertd__V1__DrainRequest *drain;
         const Expertd__V1__DefaultVersionRequest *set_default;
         const Expertd__V1__PolicyRequest *policy;
+        const Expertd__V1__PlanRequest *plan;
     } request; /* valid until the call is finished */
     union {
         Expertd__V1__DrainReply_Closure drain;
@@ -28,6 +28,7 @@ typedef struct order {
         Expertd__V1__ConfigReply_Closure config;
         Expertd__V1__DefaultVersionReply_Closure set_default;
         Expertd__V1__PolicyReply_Closure policy;
+        Expertd__V1__PlanReply_Closure plan;
     } reply;
     struct order *next;
 } order;
@@ -109,6 +110,12 @@ static void on_policy(Expertd__V1__Admin_Service *rpc, const Expertd__V1__Policy
             &(order){.kind = ORDER_POLICY, .call = closure_data, .request.policy = request, .reply.policy = closure});
 }
 
+static void on_plan_placement(Expertd__V1__Admin_Service *rpc, const Expertd__V1__PlanRequest *request,
+                              Expertd__V1__PlanReply_Closure closure, void *closure_data)
+{
+    enqueue(rpc, &(order){.kind = ORDER_PLAN, .call = closure_data, .request.plan = request, .reply.plan = closure});
+}
+
 static const Expertd__V1__Admin_Service rpc_template = EXPERTD__V1__ADMIN__INIT(on_);
 
 /* ---- on the loop's thread ---- */
@@ -160,6 +167,22 @@ static void do_policy(ep_admin_service *self, const order *asked)
             ? self->config.policy(self->config.arg, asked->request.policy, asked->reply.policy, asked->call, &error)
             : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node has no policy of its own: ask the coordinator");
     ep_rpc_call_finish(asked->call, err, err != EP_OK ? &error : NULL);
+}
+
+static void do_plan(ep_admin_service *self, const order *asked)
+{
+    const Expertd__V1__PlanRequest *request = asked->request.plan;
+    Expertd__V1__PlanReply *reply = NULL;
+    ep_error error;
+    ep_error_clear(&error);
+    ep_err err = self->config.plan != NULL
+                     ? self->config.plan(self->config.arg, request->apply, request->with_copies, &reply, &error)
+                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node places nothing: ask the coordinator");
+    if (err == EP_OK) {
+        asked->reply.plan(reply, asked->call);
+        expertd__v1__plan_reply__free_unpacked(reply, NULL);
+    }
+    ep_rpc_call_finish(asked->call, err, err == EP_OK ? NULL : &error);
 }
 
 static void do_reload(ep_admin_service *self, const order *asked)
@@ -267,6 +290,9 @@ static void on_task(void *arg)
             break;
         case ORDER_POLICY:
             do_policy(self, asked);
+            break;
+        case ORDER_PLAN:
+            do_plan(self, asked);
             break;
         }
         free(asked);

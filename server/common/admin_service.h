@@ -43,6 +43,8 @@ typedef struct ep_admin_config {
                      void *closure_data, ep_error *out_error);
     /* True when the policy stands in for what the configuration says of the key; NULL: never. */
     bool (*overrides)(void *arg, const char *key, ep_admin_override *out_override);
+    /* As the PlanPlacement method; *out_reply is freed here. NULL as above. */
+    ep_err (*plan)(void *arg, bool apply, bool with_copies, Expertd__V1__PlanReply **out_reply, ep_error *out_error);
     void *arg;
 } ep_admin_config;
 

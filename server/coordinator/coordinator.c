@@ -149,6 +149,12 @@ static bool on_overrides(void *arg, const char *key, ep_admin_override *out_over
     return ep_policy_report_override(self->service, key, out_override);
 }
 
+static ep_err on_plan(void *arg, bool apply, bool with_copies, Expertd__V1__PlanReply **out_reply, ep_error *out_error)
+{
+    coordinator *self = arg;
+    return ep_coordinator_service_plan(self->service, apply, with_copies, out_reply, out_error);
+}
+
 static ep_err add_admin(coordinator *self, ep_error *out_error)
 {
     const ep_admin_config admin = {.loop = self->loop,
@@ -158,6 +164,7 @@ static ep_err add_admin(coordinator *self, ep_error *out_error)
                                    .set_default = on_set_default,
                                    .policy = on_policy,
                                    .overrides = on_overrides,
+                                   .plan = on_plan,
                                    .arg = self};
     ep_err err = ep_admin_service_create(&admin, &self->admin);
     return err == EP_OK ? ep_rpc_server_add_service(self->server, ep_admin_service_rpc(self->admin), out_error)

@@ -838,7 +838,7 @@ ep_load_sums *ep_coordinator_service_loads(ep_coordinator_service *self)
     return self->loads;
 }
 
-/* Lock held. */
+/* Lock held. Every policy's plan and balance are told by heat. */
 static void balance_by_heat(ep_coordinator_service *self)
 {
     ep_load_layer *layers = NULL;
@@ -867,7 +867,7 @@ void ep_coordinator_service_tick(ep_coordinator_service *self)
     }
     self->ticked_ns = now_ns;
     ep_coordinator_state_tick(self->cluster, now_ns);
-    if (self->config.is_balanced && now_ns - self->balanced_ns >= BALANCE_NS) {
+    if (now_ns - self->balanced_ns >= BALANCE_NS) {
         self->balanced_ns = now_ns;
         balance_by_heat(self);
     }
@@ -955,6 +955,27 @@ ep_err ep_coordinator_service_policy(ep_coordinator_service *self, const ep_poli
                                      .store = self->store != NULL ? self->store->place : "memory",
                                      .configured = *ep_coordinator_state_configured(self->cluster)};
         memcpy(out_view->store_error, self->stats.store_error.text, sizeof(out_view->store_error));
+    }
+    pthread_mutex_unlock(&self->lock);
+    return err;
+}
+
+ep_err ep_coordinator_service_plan(ep_coordinator_service *self, bool apply, bool with_copies,
+                                   Expertd__V1__PlanReply **out_reply, ep_error *out_error)
+{
+    pthread_mutex_lock(&self->lock);
+    ep_err err = ep_coordinator_state_plan(self->cluster, apply, with_copies, out_reply, out_error);
+    if (apply) {
+        announce(self);
+    }
+    if (err == EP_OK && (*out_reply)->applied) {
+        uint64_t copies = 0, bytes = 0;
+        for (size_t l = 0; l < (*out_reply)->n_layers; l++) {
+            copies += (*out_reply)->layers[l]->copies_to_load;
+            bytes += (*out_reply)->layers[l]->bytes_to_load;
+        }
+        ep_log(EP_LOG_INFO, "plan-applied", EP_KV(policy, (*out_reply)->policy), EP_KV(copies_to_load, copies),
+               EP_KV(bytes_to_load, bytes));
     }
     pthread_mutex_unlock(&self->lock);
     return err;

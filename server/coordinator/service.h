@@ -64,6 +64,9 @@ typedef struct ep_policy_view {
  * thread. */
 ep_err ep_coordinator_service_policy(ep_coordinator_service *service, const ep_policy_order *order,
                                      ep_policy_view *out_view, ep_error *out_error);
+/* As ep_coordinator_state_plan. Any thread. */
+ep_err ep_coordinator_service_plan(ep_coordinator_service *service, bool apply, bool with_copies,
+                                   Expertd__V1__PlanReply **out_reply, ep_error *out_error);
 
 typedef struct ep_coordinator_stats {
     ep_epoch epoch;                  /* number 0: no table yet */

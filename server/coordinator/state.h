@@ -17,6 +17,7 @@
 #ifndef EP_COORDINATOR_STATE_H
 #define EP_COORDINATOR_STATE_H
 
+#include "admin.pb-c.h"
 #include "coordinator.pb-c.h"
 #include "moe/routing_table.h"
 #include "placement/expert_map.h"
@@ -115,6 +116,14 @@ const ep_policy *ep_coordinator_state_get_policy(const ep_coordinator_state *clu
 /* The configuration with what the policy sets in it, and as it was given. */
 const ep_coordinator_state_config *ep_coordinator_state_in_force(const ep_coordinator_state *cluster);
 const ep_coordinator_state_config *ep_coordinator_state_configured(const ep_coordinator_state *cluster);
+
+/*
+ * What placement would do now with as many moves for balance as help, or apply: does; nodes then load it as after any
+ * change, and the pace of _rebalance is as before. *out_reply: expertd__v1__plan_reply__free_unpacked. Errors:
+ * UNAVAILABLE (nothing is placed yet; apply while nodes still load), NO_MEMORY (an order is then done all the same).
+ */
+ep_err ep_coordinator_state_plan(ep_coordinator_state *cluster, bool apply, bool with_copies,
+                                 Expertd__V1__PlanReply **out_reply, ep_error *out_error);
 
 /* "uniform", "balanced" or "static". */
 const char *ep_coordinator_state_policy(const ep_coordinator_state_config *config);

@@ -4,143 +4,16 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "coordinator/state_private.h"
-#include "placement/placement.h"
+#include "coordinator/state_problem.h"
 
 #define MOVES_AT_ONCE 64 /* copies that are loaded elsewhere before the load is looked at again */
 /* Fewer slots than these say little: who is busiest among nodes with 1024 slots each is off by a tenth by chance alone. */
 #define HEAT_SLOTS_OF_EXPERT 32
 #define HEAT_SLOTS_OF_NODE 1024
 
-/* One model's problem: input for the solver, and which cluster layer and node each index stands for. */
-typedef struct problem {
-    uint32_t nodes_count;
-    ep_placement_node *nodes;
-    uint32_t *node_of;           /* solver node -> cluster node */
-    uint32_t *solver_node_of;    /* cluster node -> solver node, or EP_PLACEMENT_NODE_GONE */
-    uint32_t layers_count;
-    ep_placement_layer *layers;
-    uint32_t *layer_of;          /* solver layer -> cluster layer */
-    const char *numerics;        /* of the nodes, a cluster node's; NULL: any */
-} problem;
-
-static void problem_fini(problem *p)
-{
-    for (uint32_t l = 0; l < p->layers_count; l++) {
-        free((void *)(uintptr_t)p->layers[l].owned_offsets);
-        free((void *)(uintptr_t)p->layers[l].owned);
-    }
-    free(p->nodes);
-    free(p->node_of);
-    free(p->solver_node_of);
-    free(p->layers);
-    free(p->layer_of);
-}
-
-/* What other models leave of a node's memory for weights; 0: no limit. */
-static uint64_t capacity_left(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t model_index)
-{
-    uint64_t left = node->capacity_bytes;
-    for (uint32_t l = 0; l < cluster->layers_count && node->capacity_bytes != 0; l++) {
-        const cluster_layer *layer = &cluster->layers[l];
-        uint64_t bytes = 0;
-        for (size_t w = 0; layer->model_index != model_index && w < layer_words(layer); w++) {
-            bytes += (uint64_t)__builtin_popcountll(node->layers[l].assigned[w]) * layer->expert_bytes;
-        }
-        left = left > bytes ? left - bytes : 1; /* nothing is left, which is not "no limit" */
-    }
-    return left;
-}
-
-static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index, problem *p)
-{
-    const char *id = cluster_placed_numerics(cluster, model_index);
-    p->numerics = id;
-    for (uint32_t n = 0; n < cluster->nodes_count; n++) {
-        const cluster_node *node = cluster->nodes[n];
-        p->solver_node_of[n] = EP_PLACEMENT_NODE_GONE;
-        if (cluster_node_offers(node, model_index) && (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
-            p->nodes[p->nodes_count] = (ep_placement_node){
-                .node_id = node->node_id,
-                .name = node->name,
-                .host = node->host,
-                .capacity_bytes = capacity_left(cluster, node, model_index),
-                .speed = node->speed.placed};
-            p->node_of[p->nodes_count] = n;
-            p->solver_node_of[n] = p->nodes_count++;
-        }
-    }
-}
-
-static int by_layer_number(const void *left, const void *right, void *arg)
-{
-    const ep_coordinator_state *cluster = arg;
-    uint32_t a = cluster->layers[*(const uint32_t *)left].shape.layer, b = cluster->layers[*(const uint32_t *)right].shape.layer;
-    return a < b ? -1 : a > b;
-}
-
-/* What nodes were given or already hold stays where it is: a node that comes back keeps its loaded experts. */
-static bool holds(const node_layer *layer, uint32_t expert)
-{
-    return bit_get(layer->assigned, expert) || bit_get(layer->owned, expert);
-}
-
-static bool collect_owned(const ep_coordinator_state *cluster, const problem *p, uint32_t layer_index, ep_placement_layer *out)
-{
-    uint32_t experts = layer_experts(&cluster->layers[layer_index]), used = 0;
-    uint32_t *offsets = calloc(experts + 1u, sizeof(uint32_t));
-    uint32_t *owned = calloc((size_t)experts * p->nodes_count + 1, sizeof(uint32_t));
-    if (offsets == NULL || owned == NULL) {
-        free(offsets);
-        free(owned);
-        return false;
-    }
-    for (uint32_t e = 0; e < experts; e++) {
-        offsets[e] = used;
-        for (uint32_t n = 0; n < p->nodes_count; n++) {
-            if (holds(&cluster->nodes[p->node_of[n]]->layers[layer_index], e)) {
-                owned[used++] = n;
-            }
-        }
-    }
-    offsets[experts] = used;
-    out->shape = cluster->layers[layer_index].shape;
-    out->expert_bytes = cluster->layers[layer_index].expert_bytes;
-    out->heat = cluster->layers[layer_index].heat;
-    out->owned_offsets = offsets;
-    out->owned = owned;
-    return true;
-}
-
-static bool problem_init(const ep_coordinator_state *cluster, uint32_t model_index, problem *p)
-{
-    memset(p, 0, sizeof(*p));
-    p->nodes = calloc(cluster->nodes_count + 1, sizeof(*p->nodes));
-    p->node_of = calloc(cluster->nodes_count + 1, sizeof(uint32_t));
-    p->solver_node_of = calloc(cluster->nodes_count + 1, sizeof(uint32_t));
-    p->layers = calloc(cluster->layers_count + 1u, sizeof(*p->layers));
-    p->layer_of = calloc(cluster->layers_count + 1u, sizeof(uint32_t));
-    if (p->nodes == NULL || p->node_of == NULL || p->solver_node_of == NULL || p->layers == NULL || p->layer_of == NULL) {
-        return false;
-    }
-    collect_nodes(cluster, model_index, p);
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < cluster->layers_count; i++) {
-        if (cluster->layers[i].model_index == model_index) {
-            p->layer_of[count++] = i;
-        }
-    }
-    qsort_r(p->layer_of, count, sizeof(uint32_t), by_layer_number, (void *)(uintptr_t)cluster);
-    for (; p->layers_count < count; p->layers_count++) {
-        if (!collect_owned(cluster, p, p->layer_of[p->layers_count], &p->layers[p->layers_count])) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Device d of a static map is the node the configuration names d-th; a named node that is not there yet is an error. */
-static ep_err map_devices(const ep_coordinator_state *cluster, const problem *p, uint32_t **out_devices, ep_error *out_error)
+static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t **out_devices,
+                          ep_error *out_error)
 {
     const ep_coordinator_state_config *config = &cluster->config;
     *out_devices = NULL;
@@ -171,8 +44,8 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const problem *p,
 }
 
 /* Where the nodes' memory does not hold all copies, it bounds none: a node serves more than it keeps in memory, only slower. */
-static ep_err solve_by_room(const ep_coordinator_state *cluster, const problem *p, const ep_placement_input *input, ep_placement **out_placement,
-                            ep_error *out_error)
+static ep_err solve_by_room(const ep_coordinator_state *cluster, const cluster_problem *p,
+                            const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error)
 {
     ep_err (*const place)(const ep_placement_input *, ep_placement **, ep_error *) =
         cluster->config.is_balanced ? ep_placement_balanced : ep_placement_uniform;
@@ -198,7 +71,7 @@ static bool is_paced(const ep_coordinator_state *cluster)
 }
 
 /* Copies that may move for balance now; fewer than would else: the others wait. */
-static uint32_t moves_allowed(const ep_coordinator_state *cluster, const problem *p, uint32_t wanted)
+static uint32_t moves_allowed(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t wanted)
 {
     uint64_t bytes = 0; /* of the largest expert */
     for (uint32_t l = 0; l < p->layers_count; l++) {
@@ -207,18 +80,13 @@ static uint32_t moves_allowed(const ep_coordinator_state *cluster, const problem
     return is_paced(cluster) ? ep_move_pace_copies(&cluster->pace, bytes, wanted) : wanted;
 }
 
-static ep_err solve(ep_coordinator_state *cluster, const problem *p, ep_placement **out_placement, ep_error *out_error)
+/* is_order: somebody asks for all of it now. */
+static ep_err solve(ep_coordinator_state *cluster, const cluster_problem *p, bool is_order,
+                    ep_placement **out_placement, ep_error *out_error)
 {
     const uint32_t moves_wanted = !cluster->rebalance ? 0 : cluster->is_pacing ? MOVES_AT_ONCE : UINT32_MAX;
-    ep_placement_input input = {
-        .nodes_count = p->nodes_count,
-        .nodes = p->nodes,
-        .layers_count = p->layers_count,
-        .layers = p->layers,
-        .copies = cluster->config.copies,
-        .spare_copies = cluster->config.spare_copies,
-        .moves_max = moves_allowed(cluster, p, moves_wanted),
-    };
+    ep_placement_input input = cluster_problem_input(cluster, p);
+    input.moves_max = is_order ? moves_wanted : moves_allowed(cluster, p, moves_wanted);
     ep_err err;
     if (cluster->config.expert_map == NULL) {
         err = solve_by_room(cluster, p, &input, out_placement, out_error);
@@ -263,7 +131,7 @@ static uint32_t row_count(const layer_plan *plan, uint32_t node)
 }
 
 /* The node with the fewest experts of the layer that has not failed with this one and was not given it. */
-static uint32_t another_owner(const ep_coordinator_state *cluster, const problem *p, const layer_plan *plan,
+static uint32_t another_owner(const ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan,
                               uint32_t expert)
 {
     uint32_t best = UINT32_MAX;
@@ -281,7 +149,7 @@ static uint32_t another_owner(const ep_coordinator_state *cluster, const problem
 }
 
 /* How well a node keeps an expert that no other one can take: in placement, else at least with the bits the others compute. */
-static int keeper_rank(const ep_coordinator_state *cluster, const problem *p, uint32_t model_index, uint32_t n)
+static int keeper_rank(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t model_index, uint32_t n)
 {
     if (p->solver_node_of[n] != EP_PLACEMENT_NODE_GONE) {
         return 2;
@@ -290,7 +158,8 @@ static int keeper_rank(const ep_coordinator_state *cluster, const problem *p, ui
 }
 
 /* The best node that has the expert loaded. */
-static uint32_t present_owner(const ep_coordinator_state *cluster, const problem *p, const layer_plan *plan, uint32_t expert)
+static uint32_t present_owner(const ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan,
+                              uint32_t expert)
 {
     const uint32_t model_index = cluster->layers[plan->index].model_index;
     uint32_t best = UINT32_MAX;
@@ -320,7 +189,7 @@ static bool has_good_owner(const ep_coordinator_state *cluster, const layer_plan
  * The expert was given to a node that could not load it. Another node gets it; where none is left (and with a
  * static map, which is the operator's word) whoever has it loaded keeps it, also when drained.
  */
-static void avoid_failed(ep_coordinator_state *cluster, const problem *p, const layer_plan *plan,
+static void avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan,
                          uint32_t failed_node, uint32_t expert)
 {
     bool is_static = cluster->config.expert_map != NULL;
@@ -346,7 +215,7 @@ static void avoid_failed(ep_coordinator_state *cluster, const problem *p, const 
                  present != UINT32_MAX ? cluster->nodes[present]->name : "");
 }
 
-static void plan_fill(const problem *p, const ep_placed_layer *placed, const layer_plan *plan)
+static void plan_fill(const cluster_problem *p, const ep_placed_layer *placed, const layer_plan *plan)
 {
     for (uint32_t e = 0; e < placed->experts; e++) {
         for (uint32_t c = placed->offsets[e]; c < placed->offsets[e + 1]; c++) {
@@ -355,7 +224,7 @@ static void plan_fill(const problem *p, const ep_placed_layer *placed, const lay
     }
 }
 
-static void plan_avoid_failed(ep_coordinator_state *cluster, const problem *p, const layer_plan *plan)
+static void plan_avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan)
 {
     uint32_t experts = layer_experts(&cluster->layers[plan->index]);
     for (uint32_t i = 0; i < p->nodes_count; i++) {
@@ -368,20 +237,26 @@ static void plan_avoid_failed(ep_coordinator_state *cluster, const problem *p, c
     }
 }
 
+/* It need not be read from the disk. */
+static bool is_there(const node_layer *layer, uint32_t expert)
+{
+    return bit_get(layer->assigned, expert) || bit_get(layer->owned, expert);
+}
+
 static uint32_t holders(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t expert)
 {
     uint32_t count = 0;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
-        count += holds(layer_of(cluster, plan, n), expert);
+        count += is_there(layer_of(cluster, plan, n), expert);
     }
     return count;
 }
 
 /*
  * What is to be loaded is paid for. Copies that an expert gets beyond those it has wait while nothing is left for them;
- * its first one, and those that take the place of others, never do.
+ * its first one, and those that take the place of others, never do; nor does what somebody asks for now.
  */
-static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan)
+static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan, bool is_order)
 {
     const cluster_layer *layer = &cluster->layers[plan->index];
     for (uint32_t e = 0; e < layer_experts(layer); e++) {
@@ -391,10 +266,10 @@ static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan)
             wanted += bit_get(plan_row(plan, n), e);
         }
         for (uint32_t n = 0; n < cluster->nodes_count; n++) {
-            if (!bit_get(plan_row(plan, n), e) || holds(layer_of(cluster, plan, n), e)) {
+            if (!bit_get(plan_row(plan, n), e) || is_there(layer_of(cluster, plan, n), e)) {
                 continue;
             }
-            if (wanted > before && ep_move_pace_copies(&cluster->pace, layer->expert_bytes, 1) == 0) {
+            if (!is_order && wanted > before && ep_move_pace_copies(&cluster->pace, layer->expert_bytes, 1) == 0) {
                 bit_clear(plan_row(plan, n), e);
                 wanted--;
                 cluster->waits_copies = true;
@@ -406,7 +281,7 @@ static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan)
 }
 
 /* Writes a plan into the nodes' bits; true when anything differs from before. */
-static bool plan_apply(ep_coordinator_state *cluster, const layer_plan *plan)
+static bool plan_apply(ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan)
 {
     bool changed = false;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
@@ -416,13 +291,14 @@ static bool plan_apply(ep_coordinator_state *cluster, const layer_plan *plan)
         uint64_t *assigned = cluster->nodes[n]->layers[plan->index].assigned;
         changed |= memcmp(assigned, plan_row(plan, n), plan->words * sizeof(uint64_t)) != 0;
         memcpy(assigned, plan_row(plan, n), plan->words * sizeof(uint64_t));
+        cluster->nodes[n]->layers[plan->index].is_placed = p->solver_node_of[n] != EP_PLACEMENT_NODE_GONE;
     }
     return changed;
 }
 
 /* Layers whose plan has no memory keep what they had. */
-static ep_err apply(ep_coordinator_state *cluster, const problem *p, const ep_placement *placement,
-                    bool *io_changed)
+static ep_err apply(ep_coordinator_state *cluster, const cluster_problem *p, const ep_placement *placement,
+                    cluster_place_watch *watch, bool *io_changed)
 {
     for (uint32_t l = 0; l < placement->layers_count; l++) {
         uint32_t index = p->layer_of[l];
@@ -433,10 +309,15 @@ static ep_err apply(ep_coordinator_state *cluster, const problem *p, const ep_pl
         }
         plan_fill(p, &placement->layers[l], &plan);
         plan_avoid_failed(cluster, p, &plan);
-        if (is_paced(cluster)) {
-            plan_pace(cluster, &plan);
+        if (watch != NULL && !watch->has_failed) {
+            watch->has_failed =
+                !watch->see(watch->arg, p, l, &(cluster_rows){.wanted = plan.wanted, .words = plan.words});
         }
-        *io_changed |= plan_apply(cluster, &plan);
+        const bool is_dry = watch != NULL && watch->is_dry;
+        if (is_paced(cluster) && !is_dry) {
+            plan_pace(cluster, &plan, watch != NULL);
+        }
+        *io_changed |= !is_dry && plan_apply(cluster, p, &plan);
         free(plan.wanted);
     }
     return EP_OK;
@@ -458,27 +339,45 @@ static ep_err check_nowhere_else(const ep_coordinator_state *cluster, uint32_t m
     return EP_OK;
 }
 
-static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, bool *io_changed, ep_error *out_error)
+static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, cluster_place_watch *watch,
+                          bool *io_changed, ep_error *out_error)
 {
-    problem p;
+    cluster_problem p;
     ep_placement *placement = NULL;
     ep_err err = EP_OK;
-    if (!problem_init(cluster, model_index, &p)) {
+    if (!cluster_problem_init(cluster, model_index, &p)) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s", cluster->models[model_index].name);
     } else if (p.nodes_count == 0) {
         err = check_nowhere_else(cluster, model_index, out_error);
     } else if (p.layers_count > 0) {
-        err = solve(cluster, &p, &placement, out_error);
+        err = solve(cluster, &p, watch != NULL, &placement, out_error);
     }
-    if (err == EP_OK && placement != NULL && apply(cluster, &p, placement, io_changed) != EP_OK) {
+    if (err == EP_OK && placement != NULL && apply(cluster, &p, placement, watch, io_changed) != EP_OK) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s", cluster->models[model_index].name);
     }
     ep_placement_destroy(placement);
-    problem_fini(&p);
+    cluster_problem_fini(&p);
     return err;
 }
 
-void cluster_place(ep_coordinator_state *cluster)
+/* False: some model keeps what it had, and placement_error says why. */
+static bool place_models(ep_coordinator_state *cluster, cluster_place_watch *watch, bool *io_changed)
+{
+    bool is_placed = true;
+    ep_error_clear(&cluster->placement_error);
+    ep_error_clear(&cluster->left_out);
+    for (uint32_t m = 0; m < cluster->models_count; m++) {
+        ep_error error;
+        cluster_note_left_out(cluster, m, &cluster->left_out);
+        if (place_model(cluster, m, watch, io_changed, &error) != EP_OK) {
+            cluster->placement_error = error;
+            is_placed = false;
+        }
+    }
+    return is_placed;
+}
+
+static void place(ep_coordinator_state *cluster, cluster_place_watch *watch)
 {
     uint32_t able = 0;
     for (size_t n = 0; n < cluster->nodes_count; n++) {
@@ -488,19 +387,9 @@ void cluster_place(ep_coordinator_state *cluster)
         return;
     }
     bool changed = !cluster->placed_once;
-    bool is_placed = true;
     cluster->waits_copies = false;
     cluster->waits_moves &= !cluster->rebalance;
-    ep_error_clear(&cluster->placement_error);
-    ep_error_clear(&cluster->left_out);
-    for (uint32_t m = 0; m < cluster->models_count; m++) {
-        ep_error error;
-        cluster_note_left_out(cluster, m, &cluster->left_out);
-        if (place_model(cluster, m, &changed, &error) != EP_OK) {
-            cluster->placement_error = error; /* this model keeps what it had */
-            is_placed = false;
-        }
-    }
+    const bool is_placed = place_models(cluster, watch, &changed);
     cluster->rebalance = false;
     cluster->is_pacing = false;
     cluster->placed_once |= is_placed;
@@ -508,6 +397,31 @@ void cluster_place(ep_coordinator_state *cluster)
         cluster->revision++;
         cluster->assignment_number = ++cluster->counter;
     }
+}
+
+void cluster_place(ep_coordinator_state *cluster)
+{
+    place(cluster, NULL);
+}
+
+void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch, ep_error *out_note)
+{
+    const ep_error placement_error = cluster->placement_error, left_out = cluster->left_out;
+    const bool rebalance = cluster->rebalance, is_pacing = cluster->is_pacing;
+    bool changed = false;
+    cluster->rebalance = true;
+    cluster->is_pacing = false;
+    if (!watch->is_dry) {
+        place(cluster, watch);
+        *out_note = cluster->placement_error;
+        return;
+    }
+    (void)place_models(cluster, watch, &changed);
+    *out_note = cluster->placement_error;
+    cluster->placement_error = placement_error;
+    cluster->left_out = left_out;
+    cluster->rebalance = rebalance;
+    cluster->is_pacing = is_pacing;
 }
 
 void cluster_place_waiting(ep_coordinator_state *cluster)

@@ -18,6 +18,7 @@ typedef struct node_layer {
     uint64_t *failed;            /* given to this incarnation, which could not load it, or loaded other weights than are in force */
     uint32_t *digests;           /* [experts] of what this incarnation has loaded, also if it dropped it since; 0: not known. NULL: none */
     bool offered;                /* the node can load this layer */
+    bool is_placed; /* the newest assignment decided about this node: what it holds beyond assigned is given up */
 } node_layer;
 
 /* How quick this incarnation computes (state_speed.c). */

@@ -176,6 +176,7 @@ with Cluster() as c:
         (ctl("status", "--coordinator", "tcp://127.0.0.1:1"), [], [], (3,)),
         (ctl("table", *where, "--layer", "0"), ["LAYER", "EXPERT", "NODES"], ["MODEL", "VERSION"], (0,)),
         (ctl("stats", *where, "--experts"), ["MODEL", "LAYER", "SLOTS", "MAX/MEAN", "GINI", "EXPERT", "SHARE"], ["VERSION", "EXPERTS"], (0,)),
+        (ctl("plan", "--admin", ports["admin_url"]), ["NODE", "COPIES", "TO LOAD", "LAYER", "/MEAN", "/BOUND"], ["VERSION", "GIVEN UP"], (0,)),
         (ctl("config", "--admin", ports["admin_url"]), ["KEY", "VALUE"], ["ORIGIN", "RELOAD", "flag --listen"], (0,)),
         (ctl("doctor", *where), ["healthy"], [], (0,)),
         (ctl("doctor", "--coordinator", "tcp://127.0.0.1:1", "--timeout", "3s"), ["error ", "Do: "], [], (1,)),

@@ -39,7 +39,7 @@ static const usage_case wrong_lines[] = {
     {{"fly", NULL},
      2,
      "expertctl: there is no command 'fly', allowed: status table stats forward generate bench tune rpc frame trace "
-     "doctor top drain model policy reload config context completion help"},
+     "doctor top plan drain model policy reload config context completion help"},
     {{"help", "fly", NULL}, 2, "there is no command 'fly'"},
     {{"forward", "--model=m", "--layer=0", "--in=x", "--out=y", "--dispatch-quant=int4", NULL},
      2,

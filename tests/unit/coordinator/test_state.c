@@ -149,7 +149,7 @@ static bool owns(int i, int l, uint32_t expert)
  * The node takes what it is given, but not expert `bad` of any layer (EXPERTS: takes all), says so, and once the
  * assignment is committed drops the rest, as expertd does.
  */
-static void load_without(int i, uint32_t bad)
+static void load_until(int i, uint32_t bad, int passes)
 {
     Expertd__V1__NodeAssignment **list;
     size_t count;
@@ -163,7 +163,7 @@ static void load_without(int i, uint32_t bad)
     }
     ep_coordinator_state_assignments_free(list, count);
     nodes[i].loaded_number = ep_coordinator_state_assignment_epoch(cluster).number;
-    for (int pass = 0; pass < 2; pass++) {
+    for (int pass = 0; pass < passes; pass++) {
         bool drops = pass == 1;
         for (int l = 0; l < LAYERS; l++) {
             uint32_t owned[EXPERTS], owned_count = 0;
@@ -183,9 +183,22 @@ static void load_without(int i, uint32_t bad)
     }
 }
 
+static void load_without(int i, uint32_t bad)
+{
+    load_until(i, bad, 2);
+}
+
 static void load(int i)
 {
     load_without(i, EXPERTS);
+}
+
+/* Within the grace, in which nothing is dropped. */
+static void load_and_keep(int count)
+{
+    for (int i = 0; i < count; i++) {
+        load_until(i, EXPERTS, 1);
+    }
 }
 
 static uint32_t copies_of(uint32_t layer_index, uint32_t expert)
@@ -579,11 +592,11 @@ Test(coordinator_state, calls_of_a_node_begin_anew_with_its_process)
     ep_coordinator_state_destroy(cluster);
 }
 
-static void start_balanced(void)
+static void start_balanced(uint32_t spare_copies)
 {
     start(1, 3, NULL);
     config.is_balanced = true;
-    config.spare_copies = 2;
+    config.spare_copies = spare_copies;
     ep_coordinator_state_destroy(cluster);
     cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
     for (int i = 0; i < 3; i++) {
@@ -592,14 +605,19 @@ static void start_balanced(void)
     load_all(3);
 }
 
+static void note_heat(const uint64_t *sums)
+{
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        ep_coordinator_state_take_heat(cluster, "demo", "v1", l + 3, sums, EXPERTS);
+    }
+}
+
 static void take_heat(uint64_t factor, uint32_t hot, uint64_t *sums)
 {
     for (uint32_t e = 0; e < EXPERTS; e++) {
         sums[e] += e == hot ? 10 * factor : factor;
     }
-    for (uint32_t l = 0; l < LAYERS; l++) {
-        ep_coordinator_state_take_heat(cluster, "demo", "v1", l + 3, sums, EXPERTS);
-    }
+    note_heat(sums);
     ep_coordinator_state_rebalance(cluster);
     load_all(3);
 }
@@ -607,7 +625,7 @@ static void take_heat(uint64_t factor, uint32_t hot, uint64_t *sums)
 Test(coordinator_state, balanced_placement_follows_the_heat_and_no_copy_is_ever_missing)
 {
     uint64_t sums[EXPERTS] = {0};
-    start_balanced();
+    start_balanced(2);
     cr_assert_str_eq(ep_coordinator_state_table(cluster)->policy, "balanced");
     take_heat(1, 5, sums); /* a few slots say nothing */
     const ep_epoch before = ep_coordinator_state_table(cluster)->epoch;
@@ -650,7 +668,7 @@ static ep_coordinator_state_node_view view_of(size_t i)
 
 Test(coordinator_state, a_slow_node_is_known_after_some_work_and_forgiven_when_it_is_quick_again)
 {
-    start_balanced();
+    start_balanced(2);
     work_on(0, 1);
     cr_assert_eq(view_of(2).speed, 0.0, "nobody told anything");
     work_on(100, 0.1);
@@ -706,7 +724,7 @@ static double heat_of(int node, double speed)
 Test(coordinator_state, balanced_placement_gives_a_slow_node_less)
 {
     uint64_t sums[EXPERTS] = {0};
-    start_balanced();
+    start_balanced(2);
     for (int round = 0; round < 6; round++) {
         work_on(200000, 1);
         take_heat(1000, 5, sums);
@@ -723,6 +741,118 @@ Test(coordinator_state, balanced_placement_gives_a_slow_node_less)
     for (uint32_t e = 0; e < EXPERTS; e++) {
         cr_assert_geq(copies_of(0, e), 1u);
     }
+    ep_coordinator_state_destroy(cluster);
+}
+
+static Expertd__V1__PlanReply *plan(bool apply)
+{
+    Expertd__V1__PlanReply *reply = NULL;
+    ep_error error;
+    cr_assert_eq(ep_coordinator_state_plan(cluster, apply, true, &reply, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(reply->n_layers, (size_t)LAYERS);
+    return reply;
+}
+
+static void free_plan(Expertd__V1__PlanReply *reply)
+{
+    expertd__v1__plan_reply__free_unpacked(reply, NULL);
+}
+
+/* A plan says what its order then does, and alone changes nothing. */
+Test(coordinator_state, a_plan_changes_nothing_until_it_is_applied)
+{
+    uint64_t sums[EXPERTS];
+    ep_error error;
+    Expertd__V1__PlanReply *reply = NULL;
+    start(1, 3, NULL);
+    cr_assert_eq(ep_coordinator_state_plan(cluster, false, false, &reply, &error), EP_ERR_UNAVAILABLE);
+    cr_assert_str_eq(error.text,
+                     "nothing is placed yet: the coordinator waits until min_nodes 3 have registered, 0 are here");
+    ep_coordinator_state_destroy(cluster);
+
+    start_balanced(1);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        sums[e] = e % 3 == 0 ? 9000 + 500u * e : 1000;
+    }
+    note_heat(sums);
+    const uint64_t revision = ep_coordinator_state_revision(cluster);
+    const ep_epoch before = ep_coordinator_state_assignment_epoch(cluster);
+    Expertd__V1__PlanReply *dry = plan(false), *again = plan(false);
+    cr_assert_eq(ep_coordinator_state_revision(cluster), revision);
+    cr_assert_eq(ep_coordinator_state_assignment_epoch(cluster).number, before.number);
+    uint32_t to_load = 0, on_nodes = 0;
+    for (size_t l = 0; l < LAYERS; l++) {
+        const Expertd__V1__LayerPlan *layer = dry->layers[l];
+        cr_assert(layer->has_heat);
+        cr_assert_eq(layer->copies, EXPERTS + 1u + layer->copies_to_load - layer->copies_given_up);
+        cr_assert_lt(layer->after->busiest_over_bound, layer->before->busiest_over_bound);
+        cr_assert_geq(layer->after->busiest_over_mean, 1 - 1e-9);
+        cr_assert_eq(layer->n_node_indexes, (size_t)layer->copies);
+        cr_assert_eq(again->layers[l]->copies_to_load, layer->copies_to_load);
+        to_load += layer->copies_to_load;
+    }
+    for (size_t n = 0; n < dry->n_nodes; n++) {
+        on_nodes += dry->nodes[n]->copies_to_load;
+        cr_assert_str_eq(dry->nodes[n]->name, nodes[n].name);
+    }
+    cr_assert_gt(to_load, 0u);
+    cr_assert_eq(on_nodes, to_load);
+    cr_assert_not(dry->applied);
+
+    Expertd__V1__PlanReply *done = plan(true);
+    cr_assert(done->applied);
+    cr_assert_gt(ep_coordinator_state_assignment_epoch(cluster).number, before.number);
+    for (size_t l = 0; l < LAYERS; l++) {
+        cr_assert_eq(memcmp(done->layers[l]->node_indexes, dry->layers[l]->node_indexes,
+                            dry->layers[l]->copies * sizeof(uint32_t)),
+                     0);
+    }
+    cr_assert_eq(ep_coordinator_state_plan(cluster, true, false, &reply, &error), EP_ERR_UNAVAILABLE);
+    cr_assert_not_null(strstr(error.text, "still load what they were given before"), "%s", error.text);
+    Expertd__V1__PlanReply *meanwhile = plan(false);
+    cr_assert_gt(meanwhile->n_loading, 0u);
+    load_all(3);
+    Expertd__V1__PlanReply *left = plan(false);
+    cr_assert_eq(left->n_loading, 0u);
+    for (size_t l = 0; l < LAYERS; l++) {
+        cr_assert_eq(left->layers[l]->copies_to_load + left->layers[l]->copies_given_up, 0u);
+        cr_assert_float_eq(left->layers[l]->before->busiest_over_bound, done->layers[l]->after->busiest_over_bound,
+                           1e-9);
+    }
+    free_plan(dry);
+    free_plan(again);
+    free_plan(done);
+    free_plan(meanwhile);
+    free_plan(left);
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* What a node gave up it still holds for a while; who places must not take that for copies, nor move back and forth.
+ */
+Test(coordinator_state, copies_given_up_are_none)
+{
+    uint64_t sums[EXPERTS];
+    start_balanced(0);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        sums[e] = 100 + (uint64_t)e * e * 200;
+    }
+    note_heat(sums);
+    ep_coordinator_state_rebalance(cluster);
+    const ep_epoch moved = ep_coordinator_state_assignment_epoch(cluster);
+    cr_assert_gt(moved.number, ep_coordinator_state_committed_epoch(cluster).number, "nothing moved");
+    load_and_keep(3);
+    cr_assert_eq(ep_coordinator_state_committed_epoch(cluster).number, moved.number);
+    cr_assert_gt(held(0) + held(1) + held(2), (uint32_t)(LAYERS * EXPERTS), "nobody holds what it gave up");
+    Expertd__V1__PlanReply *left = plan(false);
+    cr_assert_eq(left->layers[0]->copies_given_up + left->layers[1]->copies_given_up, 0u);
+    free_plan(left);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        sums[e] *= 2;
+    }
+    note_heat(sums);
+    ep_coordinator_state_rebalance(cluster);
+    cr_assert_eq(ep_coordinator_state_assignment_epoch(cluster).number, moved.number,
+                 "the same load moved copies again");
     ep_coordinator_state_destroy(cluster);
 }
 
