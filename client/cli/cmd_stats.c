@@ -62,18 +62,21 @@ static const struct argp_option option_list[] = {
     {0},
 };
 static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {option_list,
-                                 parse,
-                                 NULL,
-                                 "Prints how evenly slots fall on the routed experts of each layer: slots computed since the coordinator "
-                                 "started, the fullest expert's load over the mean, the Gini coefficient (0 even), and, where the gateway saw "
-                                 "logits, the load-balancing loss (1 even). Nodes report once a second."
-                                 "\vExamples:\n"
-                                 "  expertctl stats\n"
-                                 "  expertctl stats --model mixtral --layer 3 --experts -o json\n\n" EP_CLI_EXIT_HELP,
-                                 children,
-                                 NULL,
-                                 NULL};
+static const struct argp argp = {
+    option_list,
+    parse,
+    NULL,
+    "Prints how evenly slots fall on the routed experts of each layer: slots computed since the coordinator "
+    "started, the fullest expert's load over the mean, the Gini coefficient (0 even), and, where the gateway saw "
+    "logits, the load-balancing loss (1 even); and how evenly they fall on the nodes: the load of late of the "
+    "busiest node over the mean, and over the least that any placement of as many copies could give it. Nodes "
+    "report once a second; balance is told once a layer has 32 slots an expert and 1,024 a node."
+    "\vExamples:\n"
+    "  expertctl stats\n"
+    "  expertctl stats --model mixtral --layer 3 --experts -o json\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
 
 /* ---- json ---- */
 
@@ -95,6 +98,10 @@ static json_t *layer_json(const Expertd__V1__LayerStatistics *layer)
                              layer->gini, "logit_tokens", (json_int_t)layer->logit_tokens);
     if (layer->logit_tokens > 0) {
         json_object_set_new(json, "auxiliary_loss", json_real(layer->auxiliary_loss));
+    }
+    if (layer->busiest_over_mean > 0) {
+        json_object_set_new(json, "node_busiest_over_mean", json_real(layer->busiest_over_mean));
+        json_object_set_new(json, "node_busiest_over_bound", json_real(layer->busiest_over_bound));
     }
     if (layer->n_counts > 0) {
         json_t *experts = json_array();
@@ -124,10 +131,19 @@ static void layer_cells(ep_cli_table *table, const Expertd__V1__LayerStatistics 
     ep_cli_table_cell(table, "%" PRIu32, layer->layer);
 }
 
+static void ratio_cell(ep_cli_table *table, bool is_known, double ratio)
+{
+    if (is_known) {
+        ep_cli_table_cell(table, "%.3f", ratio);
+    } else {
+        ep_cli_table_cell(table, "-");
+    }
+}
+
 static bool print_layers(const Expertd__V1__StatisticsReply *reply)
 {
-    ep_cli_table *table =
-        ep_cli_table_create("MODEL|2VERSION|>LAYER|1>EXPERTS|>SLOTS|>MAX/MEAN|4>FULLEST|>GINI|3>AUX LOSS");
+    ep_cli_table *table = ep_cli_table_create(
+        "MODEL|2VERSION|>LAYER|1>EXPERTS|>SLOTS|>MAX/MEAN|4>FULLEST|>GINI|3>AUX LOSS|>NODE/MEAN|5>NODE/BOUND");
     for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
         const Expertd__V1__LayerStatistics *layer = reply->layers[i];
         layer_cells(table, layer);
@@ -136,11 +152,9 @@ static bool print_layers(const Expertd__V1__StatisticsReply *reply)
         ep_cli_table_cell(table, "%.3f", layer->max_over_mean);
         ep_cli_table_cell(table, "%" PRIu32, layer->max_expert);
         ep_cli_table_cell(table, "%.3f", layer->gini);
-        if (layer->logit_tokens > 0) {
-            ep_cli_table_cell(table, "%.3f", layer->auxiliary_loss);
-        } else {
-            ep_cli_table_cell(table, "-");
-        }
+        ratio_cell(table, layer->logit_tokens > 0, layer->auxiliary_loss);
+        ratio_cell(table, layer->busiest_over_mean > 0, layer->busiest_over_mean);
+        ratio_cell(table, layer->busiest_over_mean > 0, layer->busiest_over_bound);
     }
     bool good = table != NULL && ep_cli_table_print(table, stdout);
     ep_cli_table_destroy(table);

@@ -320,7 +320,8 @@ static void on_collect(void *arg)
     ep_gateway_collect(self->gateway);
     ep_pool_watch_collect(&self->pool_watch, m);
     ep_tls_watch_collect(&self->tls_watch, m);
-    ep_statistics_collect(ep_coordinator_service_loads(self->service), m, self->config->metrics_per_expert);
+    ep_statistics_collect(ep_coordinator_service_loads(self->service), ep_coordinator_service_balance, self->service,
+                          m, self->config->metrics_per_expert);
     collect_health(self);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0), (double)stats.watchers);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_routing_epoch", "Number of the newest routing table", NULL, 0), (double)stats.epoch.number);

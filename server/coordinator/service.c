@@ -762,7 +762,8 @@ bool ep_coordinator_service_layer(ep_coordinator_service *self, const char *mode
 static void on_statistics(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__StatisticsRequest *request,
                           Expertd__V1__StatisticsReply_Closure closure, void *closure_data)
 {
-    ep_statistics_answer(self_of(rpc)->loads, request, closure, closure_data);
+    ep_coordinator_service *self = self_of(rpc);
+    ep_statistics_answer(self->loads, ep_coordinator_service_balance, self, request, closure, closure_data);
 }
 
 static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDINATOR__INIT(on_);
@@ -979,6 +980,16 @@ ep_err ep_coordinator_service_plan(ep_coordinator_service *self, bool apply, boo
     }
     pthread_mutex_unlock(&self->lock);
     return err;
+}
+
+bool ep_coordinator_service_balance(void *service, const char *model, const char *version, uint32_t layer,
+                                    ep_coordinator_balance *out_balance)
+{
+    ep_coordinator_service *self = service;
+    pthread_mutex_lock(&self->lock);
+    const bool is_known = ep_coordinator_state_balance(self->cluster, model, version, layer, out_balance);
+    pthread_mutex_unlock(&self->lock);
+    return is_known;
 }
 
 void ep_coordinator_service_stop(ep_coordinator_service *self)

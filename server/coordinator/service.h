@@ -68,6 +68,10 @@ ep_err ep_coordinator_service_policy(ep_coordinator_service *service, const ep_p
 ep_err ep_coordinator_service_plan(ep_coordinator_service *service, bool apply, bool with_copies,
                                    Expertd__V1__PlanReply **out_reply, ep_error *out_error);
 
+/* As ep_coordinator_state_balance; service is an ep_coordinator_service: an ep_statistics_balance_func. Any thread. */
+bool ep_coordinator_service_balance(void *service, const char *model, const char *version, uint32_t layer,
+                                    ep_coordinator_balance *out_balance);
+
 typedef struct ep_coordinator_stats {
     ep_epoch epoch;                  /* number 0: no table yet */
     uint32_t nodes_listed;           /* starting, serving or degraded */

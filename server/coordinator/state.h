@@ -107,6 +107,16 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
  * only. */
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster);
 
+/* How even the load is over the nodes: by the newest table, and by the heat of now. */
+typedef struct ep_coordinator_balance {
+    double busiest_over_mean;  /* load of the busiest node over the mean of all */
+    double busiest_over_bound; /* over what no placement of as many copies can beat */
+} ep_coordinator_balance;
+/* False: not known, for no heat was taken yet or an expert has no copy. Worked out when it is asked for after a
+ * change. */
+bool ep_coordinator_state_balance(ep_coordinator_state *cluster, const char *model, const char *version,
+                                  uint32_t layer, ep_coordinator_balance *out_balance);
+
 /*
  * Another policy (ep_policy_apply): what it sets stands in for the configuration at once, and in the next table. It is
  * kept with the state. Errors: RESOURCE_EXHAUSTED when tables would grow beyond what clients take.

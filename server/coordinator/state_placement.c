@@ -471,6 +471,7 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
         to->heat[e] = to->heat[e] / 2 + (double)(counts[e] - to->counted[e]);
         to->counted[e] = counts[e];
     }
+    to->heat_number++;
     cluster->has_news = true;
 }
 

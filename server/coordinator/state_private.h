@@ -72,6 +72,10 @@ typedef struct cluster_layer {
     uint64_t expert_bytes;       /* in memory, of the largest expert; 0: nobody said */
     double *heat;                /* [E] slots of late; NULL: none was taken yet */
     uint64_t *counted;           /* [E] of which these sums are taken */
+    uint64_t heat_number;        /* how often */
+    uint64_t judged_heat;        /* balance is of this heat and of this table */
+    uint64_t judged_table;
+    ep_coordinator_balance balance; /* both 0: an expert has no copy */
 } cluster_layer;
 
 /* A node that was forgotten may come back: until then its numerics id counts for the model as if it were here. */

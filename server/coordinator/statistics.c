@@ -2,6 +2,7 @@
 #include "coordinator/statistics.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,19 +57,25 @@ static ep_err describe(const ep_load_layer *layer, bool per_expert, Expertd__V1_
 }
 
 /* Packs the reply of the layers that are asked for. NOT_FOUND: named, and not there. */
-static ep_err reply(const ep_load_layer *layers, size_t count, const Expertd__V1__StatisticsRequest *request,
-                    Expertd__V1__StatisticsReply_Closure closure, ep_rpc_call *call)
+static ep_err reply(const ep_load_layer *layers, size_t count, ep_statistics_balance_func balance_of, void *arg,
+                    const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
+                    ep_rpc_call *call)
 {
     Expertd__V1__StatisticsReply message = EXPERTD__V1__STATISTICS_REPLY__INIT;
     Expertd__V1__LayerStatistics *entries = calloc(count + 1, sizeof(*entries));
     Expertd__V1__LayerStatistics **list = calloc(count + 1, sizeof(Expertd__V1__LayerStatistics *));
     double **means = calloc(count + 1, sizeof(double *));
+    ep_coordinator_balance balance;
     ep_err err = entries != NULL && list != NULL && means != NULL ? EP_OK : EP_ERR_NO_MEMORY;
     for (size_t i = 0; err == EP_OK && i < count; i++) {
         if (is_asked(request, &layers[i])) {
             list[message.n_layers] = &entries[i];
             message.n_layers++;
             err = describe(&layers[i], request->per_expert, &entries[i], &means[i]);
+            if (err == EP_OK && balance_of(arg, layers[i].model, layers[i].version, layers[i].layer, &balance)) {
+                entries[i].busiest_over_mean = balance.busiest_over_mean;
+                entries[i].busiest_over_bound = balance.busiest_over_bound;
+            }
         }
     }
     bool names_some = request->model[0] != 0 || request->version[0] != 0 || request->has_layer;
@@ -108,14 +115,15 @@ static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_lo
                  model, version, known);
 }
 
-void ep_statistics_answer(ep_load_sums *loads, const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
+void ep_statistics_answer(ep_load_sums *loads, ep_statistics_balance_func balance_of, void *arg,
+                          const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
                           ep_rpc_call *call)
 {
     ep_load_layer *layers = NULL;
     size_t count = 0;
     ep_error error;
     ep_err err = ep_load_sums_read(loads, &layers, &count);
-    err = err != EP_OK ? err : reply(layers, count, request, closure, call);
+    err = err != EP_OK ? err : reply(layers, count, balance_of, arg, request, closure, call);
     if (err == EP_ERR_NOT_FOUND) {
         not_found(request, layers, count, &error);
     } else if (err != EP_OK) {
@@ -162,7 +170,39 @@ static void collect_layer(const ep_load_layer *layer, ep_metrics *metrics, bool 
     }
 }
 
-void ep_statistics_collect(ep_load_sums *loads, ep_metrics *metrics, bool per_expert)
+/* Of each model, which stand together, its worst layer: a series for each layer would be many for what one says. */
+static void collect_placement(const ep_load_layer *layers, size_t count, ep_statistics_balance_func balance_of,
+                              void *arg, ep_metrics *metrics)
+{
+    for (size_t begin = 0, end = 0; begin < count; begin = end) {
+        const ep_load_layer *first = &layers[begin];
+        const ep_metric_label labels[] = {{"model", first->model}, {"version", first->version}};
+        ep_coordinator_balance worst = {0}, balance;
+        for (; end < count && strcmp(layers[end].model, first->model) == 0 &&
+               strcmp(layers[end].version, first->version) == 0;
+             end++) {
+            if (balance_of(arg, first->model, first->version, layers[end].layer, &balance)) {
+                worst.busiest_over_mean = fmax(worst.busiest_over_mean, balance.busiest_over_mean);
+                worst.busiest_over_bound = fmax(worst.busiest_over_bound, balance.busiest_over_bound);
+            }
+        }
+        if (worst.busiest_over_mean > 0) {
+            ep_gauge_set(
+                ep_metrics_gauge(metrics, "expertd_placement_busiest_over_mean",
+                                 "Load of the busiest node over the mean of all, in the layer where it is worst",
+                                 labels, EP_ARRAY_COUNT(labels)),
+                worst.busiest_over_mean);
+            ep_gauge_set(ep_metrics_gauge(metrics, "expertd_placement_busiest_over_bound",
+                                          "Load of the busiest node over the least that any placement can have, in "
+                                          "the layer where it is worst",
+                                          labels, EP_ARRAY_COUNT(labels)),
+                         worst.busiest_over_bound);
+        }
+    }
+}
+
+void ep_statistics_collect(ep_load_sums *loads, ep_statistics_balance_func balance_of, void *arg, ep_metrics *metrics,
+                           bool per_expert)
 {
     ep_load_layer *layers = NULL;
     size_t count = 0;
@@ -172,5 +212,6 @@ void ep_statistics_collect(ep_load_sums *loads, ep_metrics *metrics, bool per_ex
     for (size_t i = 0; i < count; i++) {
         collect_layer(&layers[i], metrics, per_expert);
     }
+    collect_placement(layers, count, balance_of, arg, metrics);
     ep_load_layers_free(layers, count);
 }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """expertctl plan says what would move and changes nothing; --apply moves it while calls go on, none fails and every bit is the oracle's; the
 placement written as an expert map is the one that a second service has from it."""
-import json, os, struct, subprocess
+import json, re, struct, urllib.request
 
 from door_cluster import EXPERTCTL, EXPERTS, HIDDEN, LAYER, TOP_K, Cluster, safetensors, read_safetensors, wait_for
 
@@ -22,6 +22,16 @@ def plan(c, admin, *options):
     return json.loads(c.run(EXPERTCTL, "plan", *admin, *options, "-o", "json").stdout)
 
 
+def balance(c, where, ports):
+    """Busiest over mean and over bound, of the layer with load: expertctl stats and /metrics say the same."""
+    layers = json.loads(c.run(EXPERTCTL, "stats", *where, "-o", "json").stdout)["layers"]
+    (said,) = [(l["node_busiest_over_mean"], l["node_busiest_over_bound"]) for l in layers if "node_busiest_over_mean" in l]
+    page = urllib.request.urlopen(ports["probe_url"] + "/metrics", timeout=60).read().decode()
+    gauges = sorted(re.findall(r'^expertd_placement_busiest_over_(mean|bound)\{model="demo",version="\w+"\} (\S+)$', page, re.M))
+    assert [(name, f"{float(value):.6f}") for name, value in gauges] == [("bound", f"{said[1]:.6f}"), ("mean", f"{said[0]:.6f}")], (gauges, said)
+    return {"busiest_over_mean": said[0], "busiest_over_bound": said[1]}
+
+
 def load_batch(c, slots_of_expert):
     """A batch that gives each expert so many slots: the slots in order, cut into TOP_K parts that stand side by side."""
     slots = [e for e, count in enumerate(slots_of_expert) for _ in range(count)]
@@ -36,7 +46,7 @@ def start(c, *options):
     ports = c.coordinator("--heartbeat-ms=100", "--admin-listen=tcp://127.0.0.1:0", f"--min-nodes={NODES}", *options)
     nodes = [c.node(f"n{n}", "--admin-listen=tcp://127.0.0.1:0", "--coordinator-url=" + ports["rpc_url"]) for n in range(NODES)]
     c.wait_serving("--coordinator", ports["rpc_url"])
-    return ("--coordinator", ports["rpc_url"]), ("--admin", ports["admin_url"]), nodes
+    return ("--coordinator", ports["rpc_url"]), ("--admin", ports["admin_url"]), ports, nodes
 
 
 def forward(c, where, batch):
@@ -45,7 +55,7 @@ def forward(c, where, batch):
 
 
 with Cluster() as c:
-    where, admin, nodes = start(c, "--placement=balanced")
+    where, admin, ports, nodes = start(c, "--placement=balanced")
     assert "a node places nothing: ask the coordinator" in c.run(EXPERTCTL, "plan", "--admin", nodes[0]["admin_url"], code=1).stderr.decode()
     quiet = plan(c, admin)
     assert quiet["policy"] == "balanced" and not any(l["load_known"] for l in quiet["layers"]) and quiet["sum"]["copies_to_load"] == 0, quiet
@@ -65,6 +75,7 @@ with Cluster() as c:
     assert layer["after"]["busiest_over_bound"] < 1.05 and layer["copies_to_load"] == layer["copies_given_up"] == 2, layer
     assert dry["sum"]["bytes_to_load"] == layer["bytes_to_load"] > 0 and not dry["applied"] and dry["sum"]["copies_to_load"] == 2, dry
     assert sum(n["copies_to_load"] for n in dry["nodes"]) == 2 and [n["node"] for n in dry["nodes"]] == ["n0", "n1", "n2", "n3"], dry
+    assert balance(c, where, ports) == layer["before"]
     assert placement(c, where) == before and plan(c, admin) == dry, "a plan alone changed something"
     text = c.run(EXPERTCTL, "plan", *admin).stdout.decode()
     assert "2 copies to load" in text and f"{busiest:.3f} of the mean, after 1.0" in text, text
@@ -85,6 +96,7 @@ with Cluster() as c:
     moved = [e for e in range(EXPERTS) if after[LAYER][e] != before[LAYER][e]]
     assert len(moved) == 2 and [a for l, a in enumerate(after) if l != LAYER] == [b for l, b in enumerate(before) if l != LAYER], (before, after)
     assert now["layers"][LAYER]["before"] == now["layers"][LAYER]["after"] == layer["after"], now
+    assert balance(c, where, ports) == layer["after"]
     assert not plan(c, admin, "--apply")["applied"], "nothing was left to do"
     (said,) = [line for line in c.log("coordinator") if line.get("event") == "plan-applied"]
     assert said["copies_to_load"] in ("2", 2) and said["policy"] == "balanced", said
@@ -99,7 +111,7 @@ with Cluster() as c:
     c.stop()
 
 with Cluster() as c:
-    where, admin, _ = start(c, "--placement=static", "--expert-map-file=" + c.write("map.json", expert_map))
+    where, admin, _, _ = start(c, "--placement=static", "--expert-map-file=" + c.write("map.json", expert_map))
     assert placement(c, where) == after, "the map gives another placement"
     static = plan(c, admin, "--write-map", c.path("again.json"))
     assert static["policy"] == "static" and static["sum"]["copies_to_load"] == static["sum"]["copies_given_up"] == 0, static

@@ -758,6 +758,14 @@ static void free_plan(Expertd__V1__PlanReply *reply)
     expertd__v1__plan_reply__free_unpacked(reply, NULL);
 }
 
+static void assert_balance(const Expertd__V1__LayerBalance *as)
+{
+    ep_coordinator_balance balance;
+    cr_assert(ep_coordinator_state_balance(cluster, "demo", "v1", 3, &balance));
+    cr_assert_float_eq(balance.busiest_over_mean, as->busiest_over_mean, 1e-9);
+    cr_assert_float_eq(balance.busiest_over_bound, as->busiest_over_bound, 1e-9);
+}
+
 /* A plan says what its order then does, and alone changes nothing. */
 Test(coordinator_state, a_plan_changes_nothing_until_it_is_applied)
 {
@@ -771,6 +779,10 @@ Test(coordinator_state, a_plan_changes_nothing_until_it_is_applied)
     ep_coordinator_state_destroy(cluster);
 
     start_balanced(1);
+    ep_coordinator_balance balance;
+    cr_assert_not(ep_coordinator_state_balance(cluster, "demo", "v1", 3, &balance),
+                  "nothing is known of the load yet");
+    cr_assert_not(ep_coordinator_state_balance(cluster, "demo", "v2", 3, &balance));
     for (uint32_t e = 0; e < EXPERTS; e++) {
         sums[e] = e % 3 == 0 ? 9000 + 500u * e : 1000;
     }
@@ -795,6 +807,7 @@ Test(coordinator_state, a_plan_changes_nothing_until_it_is_applied)
         on_nodes += dry->nodes[n]->copies_to_load;
         cr_assert_str_eq(dry->nodes[n]->name, nodes[n].name);
     }
+    assert_balance(dry->layers[0]->before);
     cr_assert_gt(to_load, 0u);
     cr_assert_eq(on_nodes, to_load);
     cr_assert_not(dry->applied);
@@ -814,6 +827,7 @@ Test(coordinator_state, a_plan_changes_nothing_until_it_is_applied)
     load_all(3);
     Expertd__V1__PlanReply *left = plan(false);
     cr_assert_eq(left->n_loading, 0u);
+    assert_balance(dry->layers[0]->after);
     for (size_t l = 0; l < LAYERS; l++) {
         cr_assert_eq(left->layers[l]->copies_to_load + left->layers[l]->copies_given_up, 0u);
         cr_assert_float_eq(left->layers[l]->before->busiest_over_bound, done->layers[l]->after->busiest_over_bound,
