@@ -23,6 +23,7 @@ typedef struct ep_model_config {
     const ep_model_type *type; /* NULL: without a row */
     ep_layer_map layer_map;    /* what keys say; info.moe_layers are its MoE layers */
     ep_quant_config quant;
+    bool is_quantised;         /* the file says something about that */
     bool shared_gate_required; /* the model type's shared expert always has its own gate */
     bool shared_halved;        /* shared and routed experts are averaged */
 } ep_model_config;

@@ -393,7 +393,7 @@ static void read_words(const walk *w, const json_t *quantised, unsigned method, 
     config->has_order = config->has_order || (method == GPTQ && json_is_true(json_object_get(quantised, "desc_act")));
 }
 
-void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config)
+bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config)
 {
     char text[EP_JSON_TEXT_BYTES];
     const char *key = "";
@@ -410,11 +410,11 @@ void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
         if (json_is_object(also) && json_equal(also, quantised) == 0) {
             ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is not the %s of the whole file, allowed the same", key,
                            names[i]);
-            return;
+            return true;
         }
     }
     if (quantised == NULL) {
-        return;
+        return false;
     }
     walk w = {.reader = reader, .root = key};
     const char *method = json_string_value(json_object_get(quantised, "quant_method"));
@@ -426,9 +426,10 @@ void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
                        "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend, "
                        "modelopt, gptq, awq",
                        key, method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
-        return;
+        return true;
     }
     check_object(&w, quantised);
     read_sizes(&w, quantised, out_config);
     read_words(&w, quantised, w.methods, out_config);
+    return true;
 }

@@ -32,9 +32,9 @@ typedef struct ep_quant_config {
 } ep_quant_config;
 
 /*
- * root: of the whole file; the reader may stand one level down. Errors, kept in the reader: UNIMPLEMENTED (the key,
- * its value, what is allowed).
+ * root: of the whole file; the reader may stand one level down. False: the file has none. Errors, kept in the reader:
+ * UNIMPLEMENTED (the key, its value, what is allowed).
  */
-void ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config);
+bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config);
 
 #endif

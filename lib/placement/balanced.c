@@ -14,7 +14,6 @@
 #define REPAIR_GOOD 1.05  /* a layer that is placed: the next 0.03 would cost as many copies to load again */
 #define REPAIR_AT 1.10    /* few copies may move, and again soon: less than this is noise of the heat, which would move them for ever */
 #define ROUNDING 1e-9
-#define CELLS_MAX (UINT64_C(1) << 25) /* experts of all layers x nodes, four bytes each: 61 layers of 512 experts on 1024 nodes are less */
 #define WORK_MAX (UINT64_C(1) << 23) /* pairs of copies, some ns each: who solves may hold a lock */
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
@@ -250,7 +249,7 @@ static bool is_too_large(const ep_placement_input *input)
     for (uint32_t l = 0; l < input->layers_count; l++) {
         cells += ((uint64_t)input->layers[l].shape.experts + input->layers[l].shape.shared_experts) * input->nodes_count;
     }
-    return cells > CELLS_MAX;
+    return cells > EP_PLACEMENT_CELLS_MAX;
 }
 
 ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error)

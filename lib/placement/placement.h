@@ -18,6 +18,9 @@
 #include "placement/expert_map.h"
 
 #define EP_PLACEMENT_NODE_GONE UINT32_MAX
+/* Experts of all layers x nodes that ep_placement_balanced takes on: 61 layers of 512 experts on 1024 nodes are less.
+ */
+#define EP_PLACEMENT_CELLS_MAX (UINT64_C(1) << 25)
 
 typedef struct ep_placement_node {
     uint32_t node_id;
@@ -100,7 +103,8 @@ ep_err ep_placement_static(const ep_placement_input *input, const ep_expert_map 
  * nothing is held yet is placed within 1.001 of the bound where that can be found; what nodes hold stays, but up to moves_max copies, all
  * layers together, are loaded elsewhere until the busiest node is within 1.05 of the bound, those first that help most (balance.h). With
  * moves_max below UINT32_MAX that begins beyond 1.10 only: the same heat again, or with a little noise, moves nothing.
- * Where room is too short for every layer's part, or layers x experts x nodes are beyond 2^25, ep_placement_uniform decides.
+ * Where room is too short for every layer's part, or layers x experts x nodes are beyond EP_PLACEMENT_CELLS_MAX,
+ * ep_placement_uniform decides.
  * Errors: as ep_placement_uniform.
  */
 ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error);

@@ -4,7 +4,7 @@
 placement written as an expert map is the one that a second service has from it."""
 import json, re, struct, urllib.request
 
-from door_cluster import EXPERTCTL, EXPERTS, HIDDEN, LAYER, TOP_K, Cluster, safetensors, read_safetensors, wait_for
+from door_cluster import EXPERTCTL, EXPERTS, HIDDEN, LAYER, MODEL, TOP_K, Cluster, safetensors, read_safetensors, wait_for
 
 NODES, SLOTS = 4, 4096  # the coordinator judges by 1024 slots a node: fewer, as while some are not told yet, are not taken
 LIGHT, HEAVY = 174, 338  # of 256: one node has 1.08 of the mean, which the coordinator leaves alone, and an exchange makes all equal
@@ -108,6 +108,21 @@ with Cluster() as c:
     expert_map = open(c.path("map.json"), "rb").read()
     lost = c.run(EXPERTCTL, "plan", "--write-map", "/nonexistent/map.json", *admin, code=1).stderr.decode()
     assert "cannot write the expert map /nonexistent/map.json: No such file or directory" in lost, lost
+
+    # The load of all layers, as it was counted, on machines that do not exist yet: four of them are what is here.
+    load = load_batch(c, slots)
+    for other in range(len(after)):
+        if other != LAYER:
+            c.run(EXPERTCTL, "forward", "--model", "demo", "--layer", str(other), "--in", load, "--out", c.path("y"), *where)
+    stats = lambda: c.run(EXPERTCTL, "stats", "--experts", *where, "-o", "json").stdout
+    wait_for("the load of all layers", lambda: [l["slots"] >= SLOTS for l in json.loads(stats())["layers"]] == [True] * len(after))
+    offline = ("plan", "--model", MODEL + "/config.json", "--nodes", str(NODES), "--trace", c.write("stats.json", stats()))
+    four = json.loads(c.run(EXPERTCTL, *offline, "--write-map", c.path("four.json"), "-o", "json").stdout)
+    assert [l["layer"] for l in four["layers"]] == list(range(len(after))) and "zipf" not in four["assumptions"] and four["trace"], four
+    assert abs(four["layers"][LAYER]["uniform"]["busiest_over_mean"] - busiest) < 0.05, four["layers"][LAYER]
+    assert four["uniform"]["node_bytes_max"] == dry["nodes"][0]["bytes_before"] and four["balanced"]["worst_busiest_over_bound"] < 1.05, four
+    assert [len(d["device_expert"]) for l in json.load(open(c.path("four.json")))["layer_list"] for d in l["device_list"]] == [EXPERTS // NODES] * NODES * len(after)
+    assert "assumed: 256 tokens a step" in c.run(EXPERTCTL, *offline).stdout.decode()
     c.stop()
 
 with Cluster() as c:

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* expertctl plan for machines that do not exist yet: a model's config.json, a load, and numbers of nodes. */
+#ifndef EP_CLI_PLAN_OFFLINE_H
+#define EP_CLI_PLAN_OFFLINE_H
+
+#include "output.h"
+#include "plan_cost.h"
+
+typedef struct ep_cli_plan_offline {
+    const char *config_file;
+    const char *trace_file; /* NULL: load is drawn */
+    double zipf;
+    uint64_t seed;
+    uint32_t nodes;
+    uint32_t copies;        /* of each expert */
+    uint32_t spare_copies;  /* of each layer, by load */
+    uint32_t weight_bits;   /* 0: of the config's dtype */
+    uint64_t tokens;        /* of a step */
+    ep_plan_machine machine;
+    const char *map_file;   /* NULL: none */
+} ep_cli_plan_offline;
+
+/* An ep_cli_exit. */
+int ep_cli_plan_offline_run(const char *program, ep_cli_format format, const ep_cli_plan_offline *options);
+
+#endif
