@@ -151,9 +151,9 @@ static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
 static void repair(balancer *b, uint32_t layer, ep_balance *balance, double bound)
 {
     const bool is_paced = b->input->moves_max != UINT32_MAX;
-    const uint32_t part = b->loads_left / (b->input->layers_count - layer) + 2;
+    const uint64_t part = (uint64_t)b->loads_left / (b->input->layers_count - layer) + 2;
     if (ep_balance_busiest(balance) > (is_paced ? REPAIR_AT : REPAIR_GOOD) * bound) {
-        b->loads_left -= ep_balance_repair(balance, REPAIR_GOOD, part < b->loads_left ? part : b->loads_left);
+        b->loads_left -= ep_balance_repair(balance, REPAIR_GOOD, part < b->loads_left ? (uint32_t)part : b->loads_left);
     }
 }
 
@@ -267,6 +267,9 @@ ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out
     }
     if (err == EP_OK) {
         err = ep_placer_finish(&b.placer, out_placement);
+    }
+    if (err == EP_OK) {
+        (*out_placement)->is_cut = b.work_left == 0;
     }
     for (uint32_t l = 0; l < input->layers_count && err == EP_OK; l++) {
         ep_placed_layer *placed = &(*out_placement)->layers[l];

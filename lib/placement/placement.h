@@ -69,6 +69,7 @@ typedef struct ep_placement {
     uint32_t copies_dropped; /* owned before (by a node still there), no longer wanted */
     uint32_t copies_missing; /* wanted, but no node had room */
     uint64_t bytes_added;
+    bool is_cut; /* ep_placement_balanced ended with its limit of work: exchanges that help may be left */
     uint32_t node_copies_max; /* load of the fullest node, all layers */
     uint32_t node_copies_min;
 } ep_placement;

@@ -302,6 +302,61 @@ Test(balanced, a_layer_too_large_to_be_searched_is_spread_evenly)
     ep_placement_destroy(placement);
 }
 
+/* Two nodes of two experts each: 9 + 8 against 2 + 1, where an exchange is two loads. */
+Test(balanced, the_last_layer_has_all_that_is_left_of_moves_without_limit)
+{
+    static const uint32_t offsets[] = {0, 1, 2, 3, 4}, owned[] = {0, 0, 1, 1};
+    static const double heat[] = {9, 8, 2, 1};
+    problem p;
+    setup(&p, 2, 1, 4, 1, 1);
+    p.layers[0].heat = heat;
+    p.layers[0].owned_offsets = offsets;
+    p.layers[0].owned = owned;
+    p.input.moves_max = UINT32_MAX;
+    ep_placement *placement = solve(&p);
+    cr_assert_float_eq(placement->layers[0].busiest, 10, 1e-9);
+    cr_assert_eq(placement->copies_added, 2);
+    ep_placement_destroy(placement);
+}
+
+Test(balanced, it_says_when_its_work_ended_before_all_was_looked_at)
+{
+    enum { NODES = 512, EXPERTS = 2048, LAYERS = 8 };
+    static ep_placement_node nodes[NODES];
+    static double heat[EXPERTS];
+    static uint32_t offsets[EXPERTS + 1], owned[EXPERTS];
+    uint64_t random = 1;
+    for (uint32_t n = 0; n < NODES; n++) {
+        nodes[n] = (ep_placement_node){.node_id = n, .name = "n"};
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        heat[e] = pow(1.0 + (double)(ep_splitmix64(&random) % 100), 2);
+        owned[e] = e % NODES;
+        offsets[e + 1] = e + 1;
+    }
+    ep_placement_layer layers[LAYERS];
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        layers[l] = (ep_placement_layer){.shape = {.layer = l, .experts = EXPERTS, .top_k = 2},
+                                         .heat = heat,
+                                         .owned_offsets = offsets,
+                                         .owned = owned};
+    }
+    problem p = {.input = {.nodes_count = NODES,
+                           .nodes = nodes,
+                           .layers_count = LAYERS,
+                           .layers = layers,
+                           .copies = 1,
+                           .moves_max = UINT32_MAX}};
+    ep_placement *placement = solve(&p);
+    cr_assert(placement->is_cut);
+    cr_assert_gt(placement->layers[LAYERS - 1].busiest, 1.1 * placement->layers[LAYERS - 1].bound);
+    ep_placement_destroy(placement);
+    p.input.moves_max = 10;
+    placement = solve(&p);
+    cr_assert_not(placement->is_cut, "ten moves took all work");
+    ep_placement_destroy(placement);
+}
+
 Test(balanced, a_node_that_joins_gets_its_part_and_one_that_leaves_is_replaced)
 {
     problem p, more;
