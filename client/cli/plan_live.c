@@ -78,10 +78,10 @@ static bool print_json(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
     for (size_t n = 0; n < reply->n_loading; n++) {
         json_array_append_new(loading, ep_cli_json_text(reply->loading[n]));
     }
-    return ep_cli_json_print(json_pack("{s:o, s:b, s:o, s:o, s:{s:I, s:I, s:I, s:o, s:o}, s:o, s:o}", "policy",
-                                       ep_cli_json_text(reply->policy), "applied", (int)reply->applied, "loading",
-                                       loading, "note", ep_cli_json_text(reply->note), "sum", "copies_to_load",
-                                       (json_int_t)sum->copies_to_load, "copies_given_up",
+    return ep_cli_json_print(json_pack("{s:o, s:b, s:b, s:o, s:o, s:{s:I, s:I, s:I, s:o, s:o}, s:o, s:o}", "policy",
+                                       ep_cli_json_text(reply->policy), "applied", (int)reply->applied, "is_cut",
+                                       (int)reply->is_cut, "loading", loading, "note", ep_cli_json_text(reply->note),
+                                       "sum", "copies_to_load", (json_int_t)sum->copies_to_load, "copies_given_up",
                                        (json_int_t)sum->copies_given_up, "bytes_to_load",
                                        (json_int_t)sum->bytes_to_load, "worst_before", balance_json(&sum->before),
                                        "worst_after", balance_json(&sum->after), "layers", layers, "nodes", nodes),
@@ -112,6 +112,10 @@ static void print_sum(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
     }
     for (size_t n = 0; n < reply->n_loading; n++) {
         ep_cli_line(stdout, "node %s still loads what it was given before, which counts as loaded", reply->loading[n]);
+    }
+    if (reply->is_cut) {
+        ep_cli_line(stdout,
+                    "the solver looked at as much as it may at once: when this is applied, plan again for more");
     }
     if (reply->note[0] != '\0') {
         ep_cli_line(stdout, "%s", reply->note);

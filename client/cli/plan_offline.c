@@ -18,6 +18,7 @@
 typedef struct policy_result {
     ep_placement **placements; /* [placed_count] one of all layers, or one of each */
     uint32_t placed_count;
+    bool is_cut;
     ep_layer_balance *balances; /* [layers] */
     ep_plan_cost *costs;        /* [layers] */
     double *node_bytes;         /* [nodes] of weights */
@@ -176,6 +177,7 @@ static ep_err place(const plan *p, bool by_load, policy_result *of, ep_error *ou
         const ep_placement_input input =
             input_of(p, of->placed_count, layers / wanted, by_load ? p->options->spare_copies : 0);
         err = by_load ? ep_placement_balanced(&input, out, out_error) : ep_placement_uniform(&input, out, out_error);
+        of->is_cut |= err == EP_OK && (*out)->is_cut;
         of->placed_count += err == EP_OK;
     }
     return err;
@@ -292,13 +294,13 @@ static bool print_json(const plan *p)
                               (json_int_t)shape->top_k, "expert_bytes", expert_bytes(p, l, shape->inner), "uniform",
                               layer_result_json(&p->uniform, l), "balanced", layer_result_json(&p->balanced, l)));
     }
-    return ep_cli_json_print(json_pack("{s:o, s:I, s:I, s:I, s:b, s:s*, s:o, s:o, s:o, s:o}", "model_type",
+    return ep_cli_json_print(json_pack("{s:o, s:I, s:I, s:I, s:b, s:b, s:s*, s:o, s:o, s:o, s:o}", "model_type",
                                        ep_cli_json_text(info->model_type), "nodes", (json_int_t)p->options->nodes,
                                        "copies", (json_int_t)p->options->copies, "spare_copies",
                                        (json_int_t)p->options->spare_copies, "layers_on_their_own", (int)is_beyond(p),
-                                       "trace", p->options->trace_file, "assumptions", assumptions_json(p), "uniform",
-                                       result_json(&p->uniform), "balanced", result_json(&p->balanced), "layers",
-                                       layers),
+                                       "is_cut", (int)p->balanced.is_cut, "trace", p->options->trace_file,
+                                       "assumptions", assumptions_json(p), "uniform", result_json(&p->uniform),
+                                       "balanced", result_json(&p->balanced), "layers", layers),
                              stdout);
 }
 
@@ -322,6 +324,9 @@ static void print_head(const plan *p)
                     "a coordinator spreads evenly beyond %" PRIu64
                     " experts times nodes: balanced is what it would be with each layer on its own",
                     EP_PLACEMENT_CELLS_MAX);
+    }
+    if (p->balanced.is_cut) {
+        ep_cli_line(stdout, "the solver's limit of work ended its search: balanced may get better than this");
     }
     if (options->trace_file != NULL) {
         ep_cli_line(stdout, "load: %s", options->trace_file);

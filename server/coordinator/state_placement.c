@@ -352,6 +352,9 @@ static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, c
     } else if (p.layers_count > 0) {
         err = solve(cluster, &p, watch != NULL, &placement, out_error);
     }
+    if (watch != NULL && placement != NULL) {
+        watch->is_cut |= placement->is_cut;
+    }
     if (err == EP_OK && placement != NULL && apply(cluster, &p, placement, watch, io_changed) != EP_OK) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s", cluster->models[model_index].name);
     }

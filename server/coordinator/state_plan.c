@@ -249,6 +249,7 @@ static ep_err make_plan(ep_coordinator_state *cluster, bool apply, planner *to, 
     ep_error note;
     cluster_place_seen(cluster, &watch, &note);
     reply->applied = cluster->assignment_number != before;
+    reply->is_cut = watch.is_cut;
     if (reply->applied) {
         cluster_publish(cluster);
     }

@@ -33,6 +33,7 @@ typedef struct cluster_rows {
 /* Who looks at a placement, layer by layer, before it is in force. */
 typedef struct cluster_place_watch {
     bool is_dry;     /* it will not be */
+    bool is_cut;     /* a solver ended with its limit of work */
     bool has_failed; /* see returned false; it is not called again, and placement goes on */
     bool (*see)(void *arg, const cluster_problem *problem, uint32_t layer,
                 const cluster_rows *rows); /* layer: of the problem */
