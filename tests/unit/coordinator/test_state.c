@@ -841,6 +841,49 @@ Test(coordinator_state, a_plan_changes_nothing_until_it_is_applied)
     ep_coordinator_state_destroy(cluster);
 }
 
+/* move_rate is for what the coordinator does by itself: an order is done at once, and what comes after pays for it. */
+Test(coordinator_state, a_plan_is_applied_whatever_the_pace)
+{
+    uint64_t sums[EXPERTS];
+    start(1, 3, NULL);
+    config.is_balanced = true;
+    config.move_rate = 100;
+    ep_coordinator_state_destroy(cluster);
+    cr_assert_eq(ep_coordinator_state_create(&config, &cluster), EP_OK);
+    for (int i = 0; i < 3; i++) {
+        join_with_room(i, 0);
+    }
+    load_all(3);
+    ep_coordinator_state_tick(cluster, now_ns);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        sums[e] = e % 3 == 0 ? 9000 + 500u * e : 1000;
+    }
+    note_heat(sums);
+    Expertd__V1__PlanReply *dry = plan(false), *done = plan(true);
+    uint64_t bytes = 0;
+    for (size_t l = 0; l < LAYERS; l++) {
+        cr_assert_eq(done->layers[l]->copies_to_load, dry->layers[l]->copies_to_load);
+        bytes += done->layers[l]->bytes_to_load;
+    }
+    cr_assert_gt(bytes, 2 * config.move_rate, "the pace would have allowed it");
+    load_all(3);
+    Expertd__V1__PlanReply *left = plan(false);
+    for (size_t l = 0; l < LAYERS; l++) {
+        cr_assert_eq(left->layers[l]->copies_to_load, 0u, "copies of the order waited");
+    }
+    const ep_epoch after = ep_coordinator_state_assignment_epoch(cluster);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        sums[e] += e % 3 == 1 ? 90000 : 1000;
+    }
+    note_heat(sums);
+    ep_coordinator_state_rebalance(cluster);
+    cr_assert_eq(ep_coordinator_state_assignment_epoch(cluster).number, after.number, "the order was not paid for");
+    free_plan(dry);
+    free_plan(done);
+    free_plan(left);
+    ep_coordinator_state_destroy(cluster);
+}
+
 /* What a node gave up it still holds for a while; who places must not take that for copies, nor move back and forth.
  */
 Test(coordinator_state, copies_given_up_are_none)
