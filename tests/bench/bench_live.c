@@ -48,8 +48,9 @@ static load decode, prefill;
 /* Calls that become due whatever the service does. */
 static ep_test_load_config open_loop(ep_moe_mode mode)
 {
-    return (ep_test_load_config){
-        .calls_in_flight = 512, .calls_per_s = mode == EP_MOE_DECODE ? DECODE_PER_S : PREFILL_PER_S, .mode = mode};
+    return (ep_test_load_config){.calls_in_flight = mode == EP_MOE_DECODE ? 2000 : 200, /* ten and twenty seconds of them */
+                                 .calls_per_s = mode == EP_MOE_DECODE ? DECODE_PER_S : PREFILL_PER_S,
+                                 .mode = mode};
 }
 
 /* So many in flight at any time. */
@@ -84,10 +85,15 @@ static void begin_loads(ep_test_load_config (*form)(ep_moe_mode mode))
     begin_load(&prefill, "prefill", prefill.batches, NULL, form(EP_MOE_PREFILL));
 }
 
+static void many_calls(ep_client_config *config)
+{
+    config->calls_max = 8192;
+}
+
 static void begin_service(const ep_test_cluster_options *options)
 {
     ep_test_cluster_start(&cluster, options);
-    client = ep_test_cluster_client(&cluster, NULL);
+    client = ep_test_cluster_client(&cluster, many_calls);
 }
 
 static void end_service(void)
@@ -435,6 +441,11 @@ static void bench_upgrade(void)
         end_load(loads[i]);
     }
     add_damage("upgrade", loads, 3);
+    double longest_ms = 0;
+    for (int i = 0; i < 3; i++) {
+        longest_ms = fmax(longest_ms, live_log_quantile_ms(loads[i]->log, 0, UINT64_MAX, 1));
+    }
+    add_row("upgrade: the longest call", longest_ms, "ms", BENCH_LOWER, NAN);
     add_row("upgrade: new bits before the switch, no version named", (double)early, "calls", BENCH_LOWER, 0);
     add_row("upgrade: old bits after the old one is gone",
             (double)live_log_count(decode.log, LIVE_GOOD, last_ns, UINT64_MAX), "calls", BENCH_LOWER, 0);
