@@ -11,6 +11,7 @@
 
 #include "admin_ctl.h"
 #include "base/clock.h"
+#include "client_core.h"
 
 /* Of config -o json. */
 #define ENTRY(key, value, origin)                                                                                      \
@@ -48,6 +49,23 @@ static void expect_own_mode(ep_moe_mode mode)
     EP_TEST_CHECK(ep_moe_forward(f.client, &args, &out, &result) == EP_OK, "%s", result.error.text);
     EP_TEST_CHECK(result.mode == mode, "the policy took the caller's own mode away");
     free(y);
+}
+
+/* Of the client, when a call has begun by the newest table. */
+static void wait_hedges(ep_client *client, uint32_t permille)
+{
+    ep_moe_result result;
+    uint32_t share = UINT32_MAX;
+    for (const uint64_t end_ns = patience(); share != permille;) {
+        EP_TEST_CHECK(ep_test_batch_call(&f.all[0], client, 0, &result), "%s", result.error.text);
+        share = __atomic_load_n(&client->budget.hedge_permille, __ATOMIC_RELAXED);
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "%u of 1000 frames may be hedged, not %u", share, permille);
+    }
+}
+
+static void hedge_77(ep_client_config *config)
+{
+    config->hedge_permille = 77;
 }
 
 static void wait_copies(uint32_t copies)
@@ -94,6 +112,7 @@ static void refusals(void)
 static void set_live(void)
 {
     wait_mode(EP_MOE_DECODE, "before");
+    wait_hedges(f.client, 30);
     POLICY(0, "decode_tokens_max is 1, policy revision 1", "set", "decode_tokens_max=1");
     wait_mode(EP_MOE_PREFILL, "decode_tokens_max=1");
     expect_own_mode(EP_MOE_DECODE);
@@ -102,6 +121,10 @@ static void set_live(void)
            "1");
     POLICY(1, "the policy is at revision 2, and 1 was expected", "set", "copies=1", "--expect-revision", "1");
     wait_copies(3);
+    wait_hedges(f.client, 5);
+    ep_client *own = ep_test_cluster_client(&f.cluster, hedge_77);
+    wait_hedges(own, 77);
+    ep_client_destroy(own);
     wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
     ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "3", "policy revision 2"), "config", "-o", "json", "--admin",
               f.cluster.coordinator.admin_url);
@@ -129,10 +152,11 @@ static void kill_coordinator(void)
 static void unset(void)
 {
     POLICY(0, "decode_tokens_max is 256, default", "unset", "decode_tokens_max", "copies", "step_group_us",
-           "--expect-revision", "2");
+           "hedge_permille", "--expect-revision", "2");
     wait_mode(EP_MOE_DECODE, "unset");
     expect_own_mode(EP_MOE_PREFILL);
     wait_copies(2);
+    wait_hedges(f.client, 30);
     wait_window(ENTRY("step_group_us", "200us", "default"));
     POLICY(0, "policy revision 3", "unset", "copies"); /* again: nothing changes */
     ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "2", "flag --copies"), "config", "-o", "json", "--admin",
