@@ -412,5 +412,6 @@ void ep_batcher_read_stats(ep_batcher *batcher, ep_batcher_stats *out_stats)
     for (int c = 0; c < EP_WORK_CLASSES; c++) {
         out_stats->waiting[c] = batcher->policy.waiting[c];
     }
+    out_stats->group_window_ns = batcher->policy.config.group_window_ns;
     pthread_mutex_unlock(&batcher->lock);
 }

@@ -50,6 +50,7 @@ typedef struct ep_batcher_stats {
     uint64_t rows_total[EP_WORK_CLASSES];
     uint64_t busy_ns;   /* with a job on the backend */
     uint64_t busy_work; /* of jobs that ended, as HeartbeatRequest.busy_work */
+    uint64_t group_window_ns; /* in force */
 } ep_batcher_stats;
 
 /* timers end the windows of step groups; NULL: nobody waits for a group. Errors: NO_MEMORY. */

@@ -470,7 +470,6 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         return err;
     }
     ep_batch_policy_config policy;
-    node->step_group_us = config->step_group_us;
     fill_policy(config, &node->devices, &policy);
     if ((err = ep_admission_create(node->inflight_tokens, config->spill_bytes, &config->tenants,
                                    &node->admission)) != EP_OK ||

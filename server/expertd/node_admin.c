@@ -63,12 +63,20 @@ ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drai
     return EP_OK;
 }
 
+static uint64_t group_window_us(const ep_node *node)
+{
+    ep_batcher_stats stats;
+    ep_batcher_read_stats(node->batcher, &stats);
+    return stats.group_window_ns / EP_NS_PER_US;
+}
+
 void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy)
 {
     ep_node *node = arg;
     const bool is_set = policy != NULL && policy->has_step_group_us;
     const uint64_t revision = is_set ? policy->revision : 0;
     const uint32_t window_us = is_set ? policy->step_group_us : node->config->step_group_us;
+    const uint64_t window_before_us = group_window_us(node);
     if (window_us > EP_STEP_GROUP_US_MAX) {
         if (revision != node->policy_refused) { /* it comes with every heartbeat */
             node->policy_refused = revision;
@@ -78,13 +86,12 @@ void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy)
         }
         return;
     }
-    if (window_us != node->step_group_us) {
+    if (window_us != window_before_us) {
         ep_batcher_set_group_window(node->batcher, window_us * EP_NS_PER_US);
         ep_log(EP_LOG_INFO, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us),
-               EP_KV(value_before_us, node->step_group_us), EP_KV(revision, revision),
+               EP_KV(value_before_us, window_before_us), EP_KV(revision, revision),
                EP_KV(reason, is_set ? "the coordinator's policy" : "the configuration: the policy does not say"));
     }
-    node->step_group_us = window_us;
     node->policy_revision = revision;
 }
 
@@ -94,7 +101,7 @@ bool ep_node_overrides(void *arg, const char *key, ep_admin_override *out_overri
     if (node->policy_revision == 0 || strcmp(key, "step_group_us") != 0) {
         return false;
     }
-    ep_quantity_format(node->step_group_us, EP_UNIT_US, out_override->value);
+    ep_quantity_format(group_window_us(node), EP_UNIT_US, out_override->value);
     snprintf(out_override->origin, sizeof(out_override->origin), "policy revision %llu",
              (unsigned long long)node->policy_revision);
     return true;
