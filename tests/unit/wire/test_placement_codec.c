@@ -347,7 +347,7 @@ Test(placement_codec, the_policy_of_another_table_does_not_fit)
     ep_routing_table *table;
     ep_error error;
     other->epoch->number++;
-    cr_assert_eq(ep_placement_decode(with_policy(), &table, &error), EP_OK);
+    cr_assert_eq(ep_placement_decode(s, &table, &error), EP_OK);
     table->epoch.number++;
     other->checksum = ep_routing_table_checksum(table);
     ep_routing_table_unref(table);
