@@ -208,19 +208,19 @@ static uint32_t calls_to(scene *s, uint32_t node, uint64_t calls)
 
 Test(copy_choice, a_slow_node_is_tried_by_few_calls)
 {
-    enum { CALLS = EP_COPY_PROBE_OF * 100 };
+    enum { CALLS = EP_COPY_PROBE_OF * 50 };
     scene s;
     make_scene(&s, 12, 4);
     s.slowness[2] = EP_COPY_SLOW;
     uint32_t alone = calls_to(&s, 2, CALLS);
-    cr_assert(alone > 60 && alone < 140, "%u", alone);
+    cr_assert(alone > 25 && alone < 75, "%u", alone);
     for (uint64_t spread = 0; spread < CALLS; spread++) {
         choose(&s, spread);
         cr_assert(given_to(&s, 2) == 0 || given_to(&s, 2) == 3, "a probe is a share like the others'");
     }
     s.slowness[3] = 30;
     uint32_t first = calls_to(&s, 2, CALLS), second = calls_to(&s, 3, CALLS);
-    cr_assert(first > 20 && second > 20 && first + second < 140, "%u, %u", first, second);
+    cr_assert(first > 10 && second > 10 && first + second < 75, "%u, %u", first, second);
     s.choice.slots = NULL;
     cr_assert_eq(calls_to(&s, 2, CALLS), 0, "what is sent again is no probe");
     s.usable[0] = s.usable[1] = 0;
