@@ -35,7 +35,8 @@ static bool tensor_exists(const char *name, void *arg)
     return ep_checkpoint_entry_find(arg, name) != NULL;
 }
 
-static ep_err read_text(const ep_model_dir *dir, const char *name, size_t bytes_max, char **out_text,
+/* The file stays open: other nodes may ask for it. */
+static ep_err read_text(ep_checkpoint *self, const ep_model_dir *dir, const char *name, size_t bytes_max, char **out_text,
                         size_t *out_count, ep_error *out_error)
 {
     ep_model_file file;
@@ -43,9 +44,9 @@ static ep_err read_text(const ep_model_dir *dir, const char *name, size_t bytes_
     if (err != EP_OK) {
         return err;
     }
-    err = ep_model_file_read_all(&file, bytes_max, out_text, out_count, out_error);
-    ep_model_file_close(&file);
-    return err;
+    EP_ASSERT(self->texts_count < EP_ARRAY_COUNT(self->texts));
+    self->texts[self->texts_count++] = file;
+    return ep_model_file_read_all(&file, bytes_max, out_text, out_count, out_error);
 }
 
 static ep_err sha256(const void *bytes, size_t count, uint8_t out[EP_SHA256_BYTES], ep_error *out_error)
@@ -68,7 +69,7 @@ static ep_err load_config(ep_checkpoint *self, const ep_model_dir *dir, uint8_t 
 {
     char *text = NULL;
     size_t count = 0;
-    ep_err err = read_text(dir, EP_MODEL_CONFIG_NAME, EP_MODEL_CONFIG_BYTES_MAX, &text, &count, out_error);
+    ep_err err = read_text(self, dir, EP_MODEL_CONFIG_NAME, EP_MODEL_CONFIG_BYTES_MAX, &text, &count, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -129,7 +130,7 @@ static ep_err load_sharded(ep_checkpoint *self, const ep_model_dir *dir, ep_erro
     ep_shard_index index = {0};
     char *text = NULL;
     size_t count = 0;
-    ep_err err = read_text(dir, EP_SHARD_INDEX_NAME, EP_SHARD_INDEX_BYTES_MAX, &text, &count, out_error);
+    ep_err err = read_text(self, dir, EP_SHARD_INDEX_NAME, EP_SHARD_INDEX_BYTES_MAX, &text, &count, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -613,6 +614,9 @@ void ep_checkpoint_close(ep_checkpoint *checkpoint)
     for (size_t i = 0; i < checkpoint->shards_count; i++) {
         ep_safetensors_close(checkpoint->shards[i]);
     }
+    for (size_t i = 0; i < checkpoint->texts_count; i++) {
+        ep_model_file_close(&checkpoint->texts[i]);
+    }
     free(checkpoint->shards);
     free(checkpoint->entries);
     ep_model_config_fini(&checkpoint->config);
@@ -672,4 +676,34 @@ ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, voi
     }
     err = ep_safetensors_read(entry->shard, entry->tensor, 0, out, bytes, out_error);
     return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "tensor %.200s", name);
+}
+
+size_t ep_checkpoint_files_count(const ep_checkpoint *checkpoint)
+{
+    return checkpoint->texts_count + checkpoint->shards_count;
+}
+
+void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const char **out_name, uint64_t *out_bytes)
+{
+    EP_ASSERT(index < ep_checkpoint_files_count(checkpoint));
+    if (index < checkpoint->texts_count) {
+        *out_name = checkpoint->texts[index].name;
+        *out_bytes = checkpoint->texts[index].bytes;
+    } else {
+        const ep_safetensors *shard = checkpoint->shards[index - checkpoint->texts_count];
+        *out_name = ep_safetensors_name(shard);
+        *out_bytes = ep_safetensors_bytes(shard);
+    }
+}
+
+ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, uint64_t offset, void *out, size_t bytes,
+                               ep_error *out_error)
+{
+    EP_ASSERT(index < ep_checkpoint_files_count(checkpoint));
+    if (index >= checkpoint->texts_count) {
+        return ep_safetensors_read_raw(checkpoint->shards[index - checkpoint->texts_count], offset, out, bytes, out_error);
+    }
+    const ep_model_file *file = &checkpoint->texts[index];
+    ep_err err = ep_model_file_read(file, offset, out, bytes, out_error);
+    return err == EP_OK ? ep_model_file_check_unchanged(file, out_error) : err;
 }

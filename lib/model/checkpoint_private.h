@@ -16,6 +16,8 @@ typedef struct ep_checkpoint_entry {
 struct ep_checkpoint {
     ep_model_config config;
     ep_tensor_names names;
+    ep_model_file texts[2]; /* config.json and the index, those that there are */
+    size_t texts_count;
     ep_safetensors **shards; /* sorted by name */
     size_t shards_count;
     ep_checkpoint_entry *entries; /* sorted by name */

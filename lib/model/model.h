@@ -111,6 +111,13 @@ const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
 ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint, uint8_t out_identity[EP_SHA256_BYTES],
                               ep_error *out_error);
 
+/* The files it was opened from, as they are on disk: config.json and the index, where there are any, then the shards. */
+size_t ep_checkpoint_files_count(const ep_checkpoint *checkpoint);
+void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const char **out_name, uint64_t *out_bytes);
+/* Exactly bytes of a file from offset, which must be inside. Errors: BAD_FILE (the file changed since open), IO. */
+ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, uint64_t offset, void *out, size_t bytes,
+                               ep_error *out_error);
+
 /* A tensor's place. */
 typedef struct ep_tensor_info {
     const char *name;

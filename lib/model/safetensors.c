@@ -415,11 +415,16 @@ static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_er
 ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
                            void *out, size_t bytes, ep_error *out_error)
 {
-    const uint64_t begin = file->data_begin + tensor->begin + offset;
-    uint64_t bytes_before, bytes_after, end;
-    ep_err err;
     EP_ASSERT(offset <= ep_safetensors_tensor_bytes(tensor));
     EP_ASSERT(bytes <= ep_safetensors_tensor_bytes(tensor) - offset);
+    return ep_safetensors_read_raw(file, file->data_begin + tensor->begin + offset, out, bytes, out_error);
+}
+
+ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes, ep_error *out_error)
+{
+    uint64_t bytes_before, bytes_after, end;
+    ep_err err;
+    EP_ASSERT(begin <= file->file.bytes && bytes <= file->file.bytes - begin);
     do { /* again at most once: when the file was cut meanwhile */
         err = check_state(file, &bytes_before, out_error);
         const bool is_cut = err == EP_OK && bytes_before < file->file.bytes;

@@ -104,5 +104,7 @@ static inline size_t ep_safetensors_tensor_bytes(const ep_safetensors_tensor *te
  * open), IO. Of a file that has only lost its end, what is left can be read. */
 ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
                            void *out, size_t bytes, ep_error *out_error);
+/* The same by the place in the file, head and all. */
+ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes, ep_error *out_error);
 
 #endif

@@ -162,6 +162,24 @@ static token_worth weigh(ep_rpc_credentials *credentials, const char *token)
     return worth;
 }
 
+bool ep_rpc_credentials_prove_nodes(ep_rpc_credentials *credentials)
+{
+    bool proves = false, is_shared = false;
+    if (credentials == NULL) {
+        return false;
+    }
+    pthread_mutex_lock(&credentials->lock);
+    for (size_t n = 0; n < EP_TOKENS_PER_ROLE; n++) {
+        const char *of_node = credentials->tokens.text[EP_ROLE_NODE][n];
+        proves |= of_node[0] != 0;
+        for (size_t c = 0; c < EP_TOKENS_PER_ROLE && of_node[0] != 0; c++) {
+            is_shared |= ep_rpc_token_equal(of_node, credentials->tokens.text[EP_ROLE_CLIENT][c]);
+        }
+    }
+    pthread_mutex_unlock(&credentials->lock);
+    return proves && !is_shared;
+}
+
 static ep_err refuse(ep_rpc_refusal refusal, ep_rpc_refusal *out_refusal)
 {
     *out_refusal = refusal;

@@ -85,6 +85,9 @@ void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token
 void ep_rpc_credentials_show(ep_rpc_credentials *credentials, ep_rpc_role role,
                              char out[EP_TOKEN_BYTES_MAX + 1]);
 
+/* Whether nodes are told from clients: they have tokens, none of which a client has. credentials NULL allowed. */
+bool ep_rpc_credentials_prove_nodes(ep_rpc_credentials *credentials);
+
 /* Time depends on the length of what was given, never on where it differs. */
 bool ep_rpc_token_equal(const char *expected, const char *given);
 

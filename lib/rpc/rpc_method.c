@@ -15,7 +15,7 @@ static const ProtobufCServiceDescriptor *const services[] = {
     &expertd__v1__expert_service__descriptor, &expertd__v1__node_info__descriptor,
     &expertd__v1__coordinator__descriptor,    &expertd__v1__health__descriptor,
     &expertd__v1__reflection__descriptor,     &expertd__v1__gateway__descriptor,
-    &expertd__v1__admin__descriptor,
+    &expertd__v1__admin__descriptor,          &expertd__v1__weight_files__descriptor,
 };
 
 static const struct {

@@ -523,13 +523,18 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
                                    .run_reload = ep_node_reload,
                                    .overrides = ep_node_overrides,
                                    .arg = node};
+    const ep_weight_serve_config weight_serve = {.models = &node->models,
+                                                 .credentials = service->credentials,
+                                                 .bytes_per_s = node->config->serve_bytes_per_s};
     if ((err = ep_admin_service_create(&admin, &node->admin)) != EP_OK) {
         return ep_error_set(out_error, err, "no memory for the admin service");
     }
     if ((err = ep_rpc_server_add_service(node->server, ep_admin_service_rpc(node->admin), out_error)) != EP_OK ||
         (err = ep_rpc_server_add_service(node->server, &node->expert_service.base.base, out_error)) !=
             EP_OK ||
-        (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) != EP_OK) {
+        (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) != EP_OK ||
+        (err = ep_weight_serve_create(&weight_serve, &node->weight_serve, out_error)) != EP_OK ||
+        (err = ep_rpc_server_add_service(node->server, ep_weight_serve_rpc(node->weight_serve), out_error)) != EP_OK) {
         return err;
     }
     ep_process_raise_fd_limit(); /* listeners have as many places as it allows */
@@ -726,11 +731,13 @@ void ep_node_destroy(ep_node *node)
         ep_weight_store_close(node->store, EP_ERR_DRAINING);
     }
     ep_admin_service_stop(node->admin);
+    ep_weight_serve_stop(node->weight_serve);
     ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */
     if (node->store != NULL) {
         ep_weight_store_stop(node->store); /* its threads may still be leaving the last requests, which they ended */
     }
     ep_admin_service_destroy(node->admin);
+    ep_weight_serve_destroy(node->weight_serve);
     ep_batcher_destroy(node->batcher);
     ep_relay_destroy(node->relay); /* after whatever ends requests, before what they end in */
     ep_forward_handler_destroy(node->handler);

@@ -141,6 +141,12 @@ static const ep_option node_options[] = {
      .max = 1ull << 46,
      .default_text = "0",
      .help = "Bytes per second at which experts are loaded while the node serves; 0: no limit"},
+    {.name = "weight_serve_rate",
+     .type = EP_OPTION_SIZE,
+     .max = 1ull << 46,
+     .default_text = "256M",
+     .help = "Bytes per second of its models' files that this node gives to nodes without them (only where node_token_file tells nodes "
+             "from clients); 0: no limit"},
     {.name = "inflight_tokens",
      .type = EP_OPTION_INT,
      .unit = "tokens",
@@ -444,6 +450,7 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->pins_threads = ep_options_bool(options, "pin_threads");
     config->weight_bytes_max = ep_options_number(options, "weight_bytes_max");
     config->load_bytes_per_s = ep_options_number(options, "weight_load_rate");
+    config->serve_bytes_per_s = ep_options_number(options, "weight_serve_rate");
     config->prefetches = ep_options_bool(options, "weight_prefetch");
     config->weight_cache_dir = ep_options_text(options, "weight_cache_dir");
     config->weight_cache_bytes = ep_options_number(options, "weight_cache_bytes");

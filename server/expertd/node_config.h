@@ -49,6 +49,7 @@ typedef struct ep_node_config {
     bool pins_threads;
     uint64_t weight_bytes_max; /* 0 unlimited */
     uint64_t load_bytes_per_s; /* 0 unlimited */
+    uint64_t serve_bytes_per_s; /* of files, to other nodes; 0 unlimited */
     bool prefetches;
     const char *weight_cache_dir; /* "" none */
     uint64_t weight_cache_bytes;  /* 0 unlimited */

@@ -192,9 +192,8 @@ static void list_models(const ep_node_models *models, char *out, size_t bytes)
     }
 }
 
-ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
-                           uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
-                           ep_error *out_error)
+ep_err ep_node_models_find_model(const ep_node_models *models, const char *name, const char *version, ep_node_model **out_model,
+                                 ep_error *out_error)
 {
     ep_node_model *found = NULL;
     uint32_t matches = 0;
@@ -208,9 +207,21 @@ ep_err ep_node_models_find(const ep_node_models *models, const char *name, const
     if (matches != 1) {
         char served[256];
         list_models(models, served, sizeof(served));
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                            "%s model '%.100s' version '%.40s' layer %u; served: %s",
-                            matches == 0 ? "no" : "more than one", name, version, layer, served);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s model '%.100s' version '%.40s'; served: %s",
+                            matches == 0 ? "no" : "more than one", name, version, served);
+    }
+    *out_model = found;
+    return EP_OK;
+}
+
+ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
+                           uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
+                           ep_error *out_error)
+{
+    ep_node_model *found = NULL;
+    const ep_err err = ep_node_models_find_model(models, name, version, &found, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     ep_node_layer *found_layer = find_layer(found, layer);
     if (found_layer == NULL) {

@@ -15,6 +15,7 @@
 #include "expertd/membership.h"
 #include "expertd/node.h"
 #include "expertd/node_devices.h"
+#include "expertd/weight_serve.h"
 
 typedef enum ep_node_state {
     EP_NODE_STARTING,
@@ -51,6 +52,7 @@ typedef struct ep_node_gauges {
     ep_metric_series *experts_failed;
     ep_metric_series *experts_pending;
     ep_metric_series *weight_bytes;
+    ep_metric_series *weight_files_sent;
     ep_metric_series *experts_owned;
     ep_metric_series *expert_waits;
     ep_metric_series *expert_uses[2];       /* hit, miss */
@@ -100,6 +102,7 @@ struct ep_node {
     ep_probes *probes;
     ep_membership *membership;
     ep_admin_service *admin;
+    ep_weight_serve *weight_serve;
     ep_node_expert_service expert_service;
     ep_node_info_service info_service;
     ep_node_gauges gauges;

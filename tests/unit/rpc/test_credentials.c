@@ -150,6 +150,28 @@ Test(credentials, two_tokens_are_let_in_and_the_first_is_shown, .fini = take)
     free(long_token);
 }
 
+Test(credentials, nodes_are_proven_by_tokens_that_no_client_has)
+{
+    cr_expect_not(ep_rpc_credentials_prove_nodes(NULL));
+    const struct {
+        const char *client, *node;
+        bool proves;
+    } rows[] = {{NULL, NULL, false},
+                {CLIENT_TOKEN, NULL, false},
+                {CLIENT_TOKEN, CLIENT_TOKEN, false},
+                {CLIENT_TOKEN, NODE_TOKEN, true},
+                {NULL, NODE_TOKEN, true}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        give(rows[i].client, rows[i].node, ADMIN_TOKEN);
+        cr_expect_eq(ep_rpc_credentials_prove_nodes(credentials), rows[i].proves, "row %zu", i);
+        take();
+    }
+    ep_rpc_tokens second = {.of = {{CLIENT_TOKEN, "shared-token-000"}, {NODE_TOKEN, "shared-token-000"}}};
+    cr_assert_eq(ep_rpc_credentials_create(&second, &credentials, &error), EP_OK);
+    cr_expect_not(ep_rpc_credentials_prove_nodes(credentials), "the second tokens are the same");
+    take();
+}
+
 Test(credentials, methods_of_nodes_and_operators_are_for_just_these)
 {
     for (int has = 0; has < EP_ROLES_COUNT; has++) {
