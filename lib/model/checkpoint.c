@@ -3,6 +3,7 @@
  * checkpoint_experts.c. */
 #include "model/checkpoint_private.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include "base/check.h"
 #include "model/expert_plan.h"
 #include "model/gguf.h"
+#include "model/mirror.h"
 #include "model/shard_index.h"
 
 #define SINGLE_FILE_NAME "model.safetensors"
@@ -583,27 +585,59 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_f
     return err;
 }
 
-ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error)
+/* Takes dir: it is closed. */
+static ep_err open_in(const char *path, ep_model_dir *dir, const ep_gguf_files *gguf, ep_checkpoint **out_checkpoint, ep_error *out_error)
 {
-    ep_model_dir dir;
-    ep_gguf_files gguf;
-    ep_err err = ep_gguf_files_find(path, &dir, &gguf, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
+    ep_err err;
     ep_checkpoint *self = calloc(1, sizeof(*self));
     if (self == NULL) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: allocation failed", path);
     } else {
-        err = load(self, &dir, &gguf, out_error);
+        err = load(self, dir, gguf, out_error);
     }
-    ep_model_dir_close(&dir);
+    ep_model_dir_close(dir);
     if (err != EP_OK) {
         ep_checkpoint_close(self);
         return err;
     }
     *out_checkpoint = self;
     return EP_OK;
+}
+
+ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error)
+{
+    ep_model_dir dir;
+    ep_gguf_files gguf;
+    const ep_err err = ep_gguf_files_find(path, &dir, &gguf, out_error);
+    return err == EP_OK ? open_in(path, &dir, &gguf, out_checkpoint, out_error) : err;
+}
+
+ep_err ep_checkpoint_open_mirror(ep_mirror *mirror, ep_checkpoint **out_checkpoint, ep_error *out_error)
+{
+    const char *path = ep_mirror_path(mirror);
+    ep_model_dir dir;
+    ep_gguf_files gguf = {.count = 0};
+    ep_checkpoint *checkpoint = NULL;
+    ep_err err = ep_model_dir_open(path, &dir, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    dir.mirror = mirror;
+    err = ep_gguf_files_find_in(&dir, &gguf, out_error);
+    if (err != EP_OK) {
+        ep_model_dir_close(&dir);
+        return err;
+    }
+    err = open_in(path, &dir, &gguf, &checkpoint, out_error);
+    if (err == EP_OK && strcmp(checkpoint->config.info.version, ep_mirror_version(mirror)) != 0) {
+        err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: its files are version %s, and were said to be %s; empty it, and all is fetched again", path,
+                           checkpoint->config.info.version, ep_mirror_version(mirror));
+        ep_checkpoint_close(checkpoint);
+    }
+    if (err == EP_OK) {
+        *out_checkpoint = checkpoint;
+    }
+    return err;
 }
 
 void ep_checkpoint_close(ep_checkpoint *checkpoint)
@@ -700,10 +734,16 @@ ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, ui
                                ep_error *out_error)
 {
     EP_ASSERT(index < ep_checkpoint_files_count(checkpoint));
-    if (index >= checkpoint->texts_count) {
-        return ep_safetensors_read_raw(checkpoint->shards[index - checkpoint->texts_count], offset, out, bytes, out_error);
+    const bool is_text = index < checkpoint->texts_count;
+    const ep_model_file *file = is_text ? &checkpoint->texts[index] : NULL;
+    const ep_safetensors *shard = is_text ? NULL : checkpoint->shards[index - checkpoint->texts_count];
+    if (is_text ? !ep_model_file_has(file, offset, bytes) : !ep_safetensors_has_raw(shard, offset, bytes)) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s: bytes from %" PRIu64 " are not here yet",
+                            is_text ? file->name : ep_safetensors_name(shard), offset);
     }
-    const ep_model_file *file = &checkpoint->texts[index];
+    if (!is_text) {
+        return ep_safetensors_read_raw(shard, offset, out, bytes, out_error);
+    }
     ep_err err = ep_model_file_read(file, offset, out, bytes, out_error);
     return err == EP_OK ? ep_model_file_check_unchanged(file, out_error) : err;
 }

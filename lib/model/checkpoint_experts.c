@@ -50,6 +50,10 @@ ep_err ep_checkpoint_layer_error(const ep_checkpoint *self, uint32_t layer, ep_e
 
 static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash, ep_error *out_error)
 {
+    ep_err needed = ep_safetensors_need(run->entry->shard, run->entry->tensor, run->offset, run->bytes, out_error);
+    if (needed != EP_OK) {
+        return ep_error_prefix(out_error, needed, "tensor %.200s", run->entry->name);
+    }
     for (size_t at = 0; at < run->bytes;) {
         size_t piece = run->bytes - at < READ_PIECE_BYTES ? run->bytes - at : READ_PIECE_BYTES;
         ep_err err = ep_safetensors_read(run->entry->shard, run->entry->tensor, run->offset + at, out + at, piece,

@@ -54,6 +54,8 @@ typedef struct ep_gguf_files {
  * first).
  */
 ep_err ep_gguf_files_find(const char *path, ep_model_dir *out_dir, ep_gguf_files *out_files, ep_error *out_error);
+/* In an open directory; files as they were where a config.json is, or none is found. */
+ep_err ep_gguf_files_find_in(const ep_model_dir *dir, ep_gguf_files *files, ep_error *out_error);
 /* Whether the keys of file index < count say that it is this part of so many. Errors: BAD_FILE. */
 ep_err ep_gguf_files_check(const ep_gguf_files *files, uint32_t index, const json_t *keys, ep_error *out_error);
 /* Of file index < count. */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "model/json_reader.h"
+#include "model/mirror.h"
 #include "model/model_config.h"
 
 #define END ".gguf"
@@ -101,9 +102,31 @@ static ep_err take_file(const char *name, ep_gguf_files *out_files, ep_error *ou
     return EP_OK;
 }
 
+static ep_err take_part(const ep_model_dir *dir, const char *name, ep_gguf_files *files, ep_error *out_error)
+{
+    uint32_t part = 0, count = 0;
+    if (!ends_with(name, END)) {
+        return EP_OK;
+    }
+    read_part(name, &part, &count);
+    if (part == 1 && files->count > 0) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%.200s: has %.100s and %.100s, allowed one GGUF model: name the file", dir->path,
+                            files->first, name);
+    }
+    return part == 1 ? take_file(name, files, out_error) : EP_OK;
+}
+
 /* The one model of a directory; none leaves files as they are. */
 static ep_err scan(const ep_model_dir *dir, ep_gguf_files *files, ep_error *out_error)
 {
+    ep_err err = EP_OK;
+    if (dir->mirror != NULL) {
+        const ep_mirror_entry *file;
+        for (size_t i = 0; err == EP_OK && (file = ep_mirror_entry_at(dir->mirror, i)) != NULL; i++) {
+            err = take_part(dir, file->name, files, out_error);
+        }
+        return err;
+    }
     const int fd = dup(dir->fd);
     DIR *list = fd < 0 ? NULL : fdopendir(fd);
     if (list == NULL) {
@@ -113,27 +136,15 @@ static ep_err scan(const ep_model_dir *dir, ep_gguf_files *files, ep_error *out_
         return ep_error_set(out_error, EP_ERR_IO, "%.300s: cannot be listed", dir->path);
     }
     rewinddir(list);
-    ep_err err = EP_OK;
     const struct dirent *entry;
     while (err == EP_OK && (entry = readdir(list)) != NULL) {
-        uint32_t part = 0, count = 0;
-        if (!ends_with(entry->d_name, END)) {
-            continue;
-        }
-        read_part(entry->d_name, &part, &count);
-        if (part == 1 && files->count > 0) {
-            err = ep_error_set(out_error, EP_ERR_BAD_FILE,
-                               "%.200s: has %.100s and %.100s, allowed one GGUF model: name the file", dir->path,
-                               files->first, entry->d_name);
-        } else if (part == 1) {
-            err = take_file(entry->d_name, files, out_error);
-        }
+        err = take_part(dir, entry->d_name, files, out_error);
     }
     closedir(list);
     return err;
 }
 
-static ep_err find_in(const ep_model_dir *dir, ep_gguf_files *files, ep_error *out_error)
+ep_err ep_gguf_files_find_in(const ep_model_dir *dir, ep_gguf_files *files, ep_error *out_error)
 {
     ep_model_file config;
     ep_error ignored;
@@ -152,7 +163,7 @@ ep_err ep_gguf_files_find(const char *path, ep_model_dir *out_dir, ep_gguf_files
     if (!ends_with(name, END)) {
         ep_err err = ep_model_dir_open(path, out_dir, out_error);
         if (err == EP_OK) {
-            err = find_in(out_dir, &files, out_error);
+            err = ep_gguf_files_find_in(out_dir, &files, out_error);
             if (err != EP_OK) {
                 ep_model_dir_close(out_dir);
             }

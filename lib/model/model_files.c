@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "model/mirror.h"
 
 /* O_NONBLOCK: opening a pipe without a writer must not hang. It changes nothing for a regular file. */
 #define OPEN_FLAGS (O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
@@ -213,6 +214,9 @@ ep_err ep_model_file_open(const ep_model_dir *dir, const char *name, ep_model_fi
 {
     struct stat st;
     EP_ASSERT(ep_model_file_name_ok(name));
+    if (dir->mirror != NULL) {
+        return ep_mirror_open_file(dir->mirror, name, out_file, out_error);
+    }
     if (fstatat(dir->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) {
             return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: there is no such file in %.300s", name,
@@ -262,6 +266,9 @@ void ep_model_file_close(ep_model_file *file)
 ep_err ep_model_file_check_unchanged(const ep_model_file *file, ep_error *out_error)
 {
     struct stat st;
+    if (file->mirrored != NULL) {
+        return ep_mirror_file_check_unchanged(file->mirrored, file, out_error);
+    }
     if (fstat(file->fd, &st) != 0) {
         return system_error(out_error, "stat", file->name);
     }
@@ -282,6 +289,10 @@ ep_err ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out,
 {
     uint8_t *at = out;
     size_t left = bytes;
+    const ep_err err = ep_model_file_need(file, offset, bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
     while (left > 0) {
         size_t piece = left < READ_PIECE_BYTES ? left : READ_PIECE_BYTES;
         ssize_t got = pread(file->fd, at, piece, (off_t)offset);
@@ -302,6 +313,16 @@ ep_err ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out,
         offset += (uint64_t)got;
     }
     return EP_OK;
+}
+
+ep_err ep_model_file_need(const ep_model_file *file, uint64_t offset, uint64_t bytes, ep_error *out_error)
+{
+    return file->mirrored == NULL ? EP_OK : ep_mirror_file_need(file->mirrored, offset, bytes, out_error);
+}
+
+bool ep_model_file_has(const ep_model_file *file, uint64_t offset, uint64_t bytes)
+{
+    return file->mirrored == NULL || ep_mirror_file_has(file->mirrored, offset, bytes);
 }
 
 ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char **out_bytes,

@@ -8,6 +8,8 @@
  * Directories, pipes and devices are refused. Data is read by pread into memory we own: a file that is cut
  * later gives an error, never SIGBUS.
  *
+ * Of a mirror (mirror.h) what is not here yet is fetched before it is read.
+ *
  * Threads  an open file is immutable; reads are safe from any thread.
  */
 #ifndef EP_MODEL_MODEL_FILES_H
@@ -19,8 +21,12 @@
 
 #define EP_MODEL_FILE_NAME_BYTES 256
 
+struct ep_mirror;
+struct ep_mirror_file;
+
 typedef struct ep_model_dir {
     int fd;
+    struct ep_mirror *mirror; /* NULL: all files are whole */
     char *path; /* resolved */
     char *root; /* links must end below it; == path but in a Hugging Face cache */
 } ep_model_dir;
@@ -31,6 +37,7 @@ typedef struct ep_model_file {
     uint64_t bytes;                      /* at open */
     struct timespec modified;            /* at open */
     struct timespec changed;             /* at open; moves with names and rights too */
+    struct ep_mirror_file *mirrored;     /* NULL: it is whole */
 } ep_model_file;
 
 /* Errors: NOT_FOUND, BAD_FILE (not a directory), IO, NO_MEMORY. */
@@ -52,6 +59,10 @@ ep_err ep_model_file_check_unchanged(const ep_model_file *file, ep_error *out_er
 /* Exactly bytes from offset. Errors: BAD_FILE (the file ends before), IO. */
 ep_err ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes,
                           ep_error *out_error);
+/* Fetches what is missing of a range, all of it before the first read. Errors: as ep_mirror_file_need. */
+ep_err ep_model_file_need(const ep_model_file *file, uint64_t offset, uint64_t bytes, ep_error *out_error);
+/* Whether a read of a range would fetch nothing. */
+bool ep_model_file_has(const ep_model_file *file, uint64_t offset, uint64_t bytes);
 /* The whole file, plus a zero byte that is not counted; free() it. Errors: BAD_FILE (larger than bytes_max),
  * IO, NO_MEMORY. */
 ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char **out_bytes,

@@ -420,6 +420,17 @@ ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tens
     return ep_safetensors_read_raw(file, file->data_begin + tensor->begin + offset, out, bytes, out_error);
 }
 
+ep_err ep_safetensors_need(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset, size_t bytes,
+                           ep_error *out_error)
+{
+    return ep_model_file_need(&file->file, file->data_begin + tensor->begin + offset, bytes, out_error);
+}
+
+bool ep_safetensors_has_raw(const ep_safetensors *file, uint64_t begin, size_t bytes)
+{
+    return ep_model_file_has(&file->file, begin, bytes);
+}
+
 ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes, ep_error *out_error)
 {
     uint64_t bytes_before, bytes_after, end;
