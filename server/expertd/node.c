@@ -431,6 +431,20 @@ static ep_err open_backend(ep_node *node, const ep_backend_config *backend, ep_e
     }
 }
 
+static ep_err start_fetch(ep_node *node, ep_error *out_error)
+{
+    const ep_node_config *config = node->config;
+    bool is_needed = false;
+    for (uint32_t m = 0; m < config->models_count; m++) {
+        is_needed = is_needed || config->models[m].is_mirrored;
+    }
+    const ep_weight_fetch_config fetch = {.common = &node->common,
+                                          .tls = &config->service.tls,
+                                          .coordinator_url = config->coordinator_url,
+                                          .insecure = config->service.insecure};
+    return is_needed ? ep_weight_fetch_create(&fetch, &node->weight_fetch, out_error) : EP_OK;
+}
+
 static ep_err start_compute(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
@@ -463,8 +477,9 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
     }
     store.cache = node->cache;
     err = ep_weight_store_create(&store, &node->store, out_error);
+    err = err == EP_OK ? start_fetch(node, out_error) : err;
     err = err == EP_OK ? ep_node_models_open(&node->models, config, node->devices.backends,
-                                             node->devices.backends_count, node->store, out_error)
+                                             node->devices.backends_count, node->store, node->weight_fetch, out_error)
                        : err;
     if (err != EP_OK) {
         return err;
@@ -733,6 +748,7 @@ void ep_node_destroy(ep_node *node)
     ep_admin_service_stop(node->admin);
     ep_weight_serve_stop(node->weight_serve);
     ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */
+    ep_weight_fetch_stop(node->weight_fetch); /* the store's thread may wait for it */
     if (node->store != NULL) {
         ep_weight_store_stop(node->store); /* its threads may still be leaving the last requests, which they ended */
     }
@@ -745,6 +761,7 @@ void ep_node_destroy(ep_node *node)
     ep_weight_store_destroy(node->store);
     ep_weight_cache_close(node->cache);
     ep_node_models_close(&node->models);
+    ep_weight_fetch_destroy(node->weight_fetch);
     ep_node_devices_close(&node->devices);
     ep_node_observe_fini(node);
     ep_metrics_destroy(node->metrics);

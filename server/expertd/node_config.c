@@ -34,6 +34,16 @@ static const ep_option model_fields[] = {
      .max = 2048,
      .default_text = "auto",
      .help = "auto, all, assigned, or indexes like 0-3,5"},
+    {.name = "weights_from",
+     .type = EP_OPTION_ENUM,
+     .allowed = "files|nodes",
+     .default_text = "files",
+     .help = "nodes: path is a directory, empty at first, that is filled from nodes that serve the model, as it is needed"},
+    {.name = "version",
+     .type = EP_OPTION_STRING,
+     .max = 16,
+     .default_text = "",
+     .help = "the version that the files must be; empty: whichever they are"},
 };
 
 static const ep_option tenant_fields[] = {
@@ -303,6 +313,28 @@ static ep_err load_experts(const ep_options *options, size_t index, bool has_coo
     return EP_OK;
 }
 
+/* What other nodes give needs a coordinator that names them, and a token that tells them from clients. */
+static ep_err load_source(const ep_options *options, size_t index, const ep_node_config *config, ep_node_model_config *model, ep_error *out_error)
+{
+    struct stat st;
+    const char *why = NULL;
+    model->version = ep_options_list_text(options, "models", index, "version");
+    model->is_mirrored = strcmp(ep_options_list_text(options, "models", index, "weights_from"), "nodes") == 0;
+    if (!model->is_mirrored) {
+        return EP_OK;
+    }
+    if (config->coordinator_url[0] == 0) {
+        why = "needs coordinator_url, which tells what nodes there are";
+    } else if (!ep_rpc_credentials_prove_nodes(config->service.credentials)) {
+        why = "needs node_token_file, with a token that no client has: other nodes give nothing without";
+    } else if (model->choice == EP_EXPERTS_LISTED) {
+        why = "cannot be with listed experts; allowed: experts auto, all, assigned";
+    } else if (stat(model->path, &st) != 0 || !S_ISDIR(st.st_mode) || access(model->path, W_OK | X_OK) != 0) {
+        why = "needs a path that is a directory this user may write";
+    }
+    return why == NULL ? EP_OK : ep_options_fail_item(options, "models", index, "weights_from", out_error, "'nodes' %s", why);
+}
+
 static ep_err load_models(const ep_options *options, ep_node_config *config, ep_error *out_error)
 {
     size_t count = ep_options_list_count(options, "models");
@@ -334,6 +366,7 @@ static ep_err load_models(const ep_options *options, ep_node_config *config, ep_
                                         "its .gguf file", model->path);
         }
         ep_err err = load_experts(options, i, config->coordinator_url[0] != 0, model, out_error);
+        err = err == EP_OK ? load_source(options, i, config, model, out_error) : err;
         if (err != EP_OK) {
             return err;
         }
@@ -553,7 +586,7 @@ static ep_err check_model(const ep_options *options, size_t index, const ep_node
     const bool is_preflight = ep_options_get_action(options) == EP_ACTION_CHECK;
     ep_checkpoint *checkpoint = NULL;
     ep_error error;
-    if (!is_listed && !is_preflight) {
+    if ((!is_listed && !is_preflight) || model->is_mirrored) { /* what of it is there only the node that has it open can tell */
         return EP_OK;
     }
     if (ep_checkpoint_open(model->path, &checkpoint, &error) != EP_OK) {

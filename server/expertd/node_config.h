@@ -29,6 +29,8 @@ typedef struct ep_expert_range {
 typedef struct ep_node_model_config {
     const char *name;
     const char *path;
+    const char *version; /* NULL, "" any */
+    bool is_mirrored;    /* path is filled from other nodes */
     ep_experts_choice choice;
     uint32_t ranges_count;
     ep_expert_range *ranges; /* owned */

@@ -102,14 +102,35 @@ static ep_err find_numerics(ep_node_model *model, ep_backend *const *backends, u
     return EP_OK;
 }
 
-static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_backend *const *backends,
-                         uint32_t backends_count, ep_weight_store *store, ep_error *out_error)
+static ep_err open_files(ep_node_model *model, ep_weight_fetch *fetch, ep_error *out_error)
 {
-    ep_err err = ep_checkpoint_open(model->config->path, &model->checkpoint, out_error);
+    const ep_node_model_config *config = model->config;
+    const char *version = config->version != NULL ? config->version : "";
+    ep_err err;
+    if (config->is_mirrored) {
+        err = ep_weight_fetch_open(fetch, config->name, version, config->path, &model->mirror, out_error);
+        err = err == EP_OK ? ep_checkpoint_open_mirror(model->mirror, &model->checkpoint, out_error) : err;
+    } else {
+        err = ep_checkpoint_open(config->path, &model->checkpoint, out_error);
+    }
     if (err != EP_OK) {
-        return ep_error_prefix(out_error, err, "model %s in %.200s", model->config->name, model->config->path);
+        return ep_error_prefix(out_error, err, "model %s in %.200s", config->name, config->path);
     }
     model->info = ep_checkpoint_info(model->checkpoint);
+    if (version[0] != 0 && strcmp(version, model->info->version) != 0) {
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "model %s in %.200s: the files are version %s, models asks for version %s", config->name,
+                            config->path, model->info->version, version);
+    }
+    return EP_OK;
+}
+
+static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_backend *const *backends,
+                         uint32_t backends_count, ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error)
+{
+    ep_err err = open_files(model, fetch, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
     if (model->info->moe_layers_count == 0) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer", model->config->name,
                             model->config->path);
@@ -123,7 +144,7 @@ static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_
 }
 
 ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *const *backends,
-                           uint32_t backends_count, ep_weight_store *store, ep_error *out_error)
+                           uint32_t backends_count, ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error)
 {
     *models = (ep_node_models){.store = store};
     models->models = calloc(config->models_count, sizeof(*models->models));
@@ -133,7 +154,7 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
     for (uint32_t i = 0; i < config->models_count; i++) {
         ep_node_model *model = &models->models[models->count++];
         model->config = &config->models[i];
-        ep_err err = open_model(model, config, backends, backends_count, store, out_error);
+        ep_err err = open_model(model, config, backends, backends_count, store, fetch, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -162,6 +183,7 @@ void ep_node_models_close(ep_node_models *models)
         }
         free(model->layers);
         ep_checkpoint_close(model->checkpoint);
+        ep_mirror_close(model->mirror);
     }
     free(models->models);
     *models = (ep_node_models){0};

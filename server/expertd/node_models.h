@@ -13,6 +13,7 @@
 #include "common.pb-c.h"
 #include "expertd/batcher.h"
 #include "expertd/node_config.h"
+#include "expertd/weight_fetch.h"
 #include "expertd/weight_store.h"
 #include "model/model.h"
 
@@ -26,6 +27,7 @@ typedef struct ep_node_layer {
 
 typedef struct ep_node_model {
     const ep_node_model_config *config;
+    ep_mirror *mirror; /* of the checkpoint; NULL: its files are all here */
     ep_checkpoint *checkpoint;
     const ep_model_info *info;
     char numerics[EP_NUMERICS_ID_BYTES];
@@ -39,10 +41,10 @@ typedef struct ep_node_models {
     ep_weight_store *store; /* borrowed */
 } ep_node_models;
 
-/* Opens every checkpoint and adds its layers to the store of these instances of a backend, which must not run yet. On error call _close too.
- */
+/* Opens every checkpoint and adds its layers to the store of these instances of a backend, which must not run yet. fetch: fills those that
+ * are mirrored; NULL when none is. On error call _close too. */
 ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *const *backends,
-                           uint32_t backends_count, ep_weight_store *store, ep_error *out_error);
+                           uint32_t backends_count, ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error);
 void ep_node_models_close(ep_node_models *models);
 
 /* version "": the only version of that name. Errors: NOT_FOUND naming what is there. */

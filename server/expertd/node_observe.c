@@ -34,7 +34,8 @@ static void collect_weights(ep_node *node)
     ep_gauge_set(g->experts_pending, (double)weights.pending_count);
     ep_gauge_set(g->experts_failed, (double)weights.failed_count);
     ep_gauge_set(g->weight_bytes, (double)weights.resident_bytes);
-    ep_counter_set(g->weight_files_sent, ep_weight_serve_bytes(node->weight_serve));
+    ep_counter_set(g->weight_files[0], ep_weight_serve_bytes(node->weight_serve));
+    ep_counter_set(g->weight_files[1], ep_weight_fetch_bytes(node->weight_fetch));
     ep_gauge_set(g->experts_owned, (double)weights.owned_count);
     ep_gauge_set(g->expert_waits, (double)weights.waiting_count);
     ep_counter_set(g->expert_uses[0], weights.hits_total);
@@ -239,9 +240,11 @@ static void make_gauges(ep_node *node)
     g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
     g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");
     g->weight_bytes = gauge(node, "expertd_weights_bytes", "Memory of packed weights");
-    const ep_metric_label sent = {"direction", "sent"};
-    g->weight_files_sent = ep_metrics_counter(node->metrics, "expertd_weight_files_bytes_total",
-                                              "Bytes of model files that nodes get from nodes", &sent, 1);
+    for (int i = 0; i < 2; i++) {
+        const ep_metric_label direction = {"direction", i == 0 ? "sent" : "received"};
+        g->weight_files[i] = ep_metrics_counter(node->metrics, "expertd_weight_files_bytes_total",
+                                                "Bytes of model files that nodes get from nodes", &direction, 1);
+    }
     g->epoch = gauge(node, "expertd_routing_epoch", "Number of the newest assignment worked through; experts that failed are counted apart");
     g->coordinator_connected =
         gauge(node, "expertd_coordinator_connected", "1 when registered with the coordinator");

@@ -52,7 +52,7 @@ typedef struct ep_node_gauges {
     ep_metric_series *experts_failed;
     ep_metric_series *experts_pending;
     ep_metric_series *weight_bytes;
-    ep_metric_series *weight_files_sent;
+    ep_metric_series *weight_files[2]; /* sent, received */
     ep_metric_series *experts_owned;
     ep_metric_series *expert_waits;
     ep_metric_series *expert_uses[2];       /* hit, miss */
@@ -103,6 +103,7 @@ struct ep_node {
     ep_membership *membership;
     ep_admin_service *admin;
     ep_weight_serve *weight_serve;
+    ep_weight_fetch *weight_fetch; /* NULL: no model is mirrored */
     ep_node_expert_service expert_service;
     ep_node_info_service info_service;
     ep_node_gauges gauges;

@@ -452,7 +452,7 @@ static uint32_t short_digest(const uint8_t *sha256)
 /* Reasons that have nothing to do with the expert's bytes, and may be gone the next time. */
 static bool is_passing(ep_err err)
 {
-    return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_RESOURCE_EXHAUSTED;
+    return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_UNAVAILABLE || err == EP_ERR_RESOURCE_EXHAUSTED;
 }
 
 /* No lock held. A disk, a system without memory, or a lost device fails every load: one line a second says so. */
@@ -502,6 +502,8 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
     } else if (had_no_room) {
         entry->state = EP_EXPERT_ABSENT;
         ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted); /* it may have been dropped meanwhile */
+    } else if (kind == LOAD_FIRST && err == EP_ERR_UNAVAILABLE) { /* its bytes are on other nodes, and may come yet */
+        ep_weight_entry_queue_first(store, entry);
     } else if (entry->is_owned && is_passing(err)) {
         entry->state = EP_EXPERT_ABSENT;
         entry->retry_ns = ep_clock_now_ns() + RETRY_NS;

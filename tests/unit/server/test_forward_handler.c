@@ -170,7 +170,7 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     ep_node_epoch_init(&rig.epoch);
     ep_weight_store_config store = {.backends = &rig.backend, .backends_count = 1, .on_change = signal_change};
     cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
-    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, &e), EP_OK, "%s",
+    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e), EP_OK, "%s",
                  e.text);
     cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
     for (uint32_t l = 0; l < rig.models.models[0].layers_count; l++) {

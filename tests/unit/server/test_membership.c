@@ -309,7 +309,7 @@ static void setup(void)
     rig.weights_task = (ep_loop_task){.func = weights_on_loop};
     ep_weight_store_config store = {.backends = &rig.backend, .backends_count = 1, .on_change = on_weights};
     cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
-    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, &e), EP_OK, "%s",
+    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e), EP_OK, "%s",
                  e.text);
     cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
     cr_assert_eq(ep_timer_service_create("rig", &rig.timers), EP_OK);

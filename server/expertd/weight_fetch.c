@@ -1,0 +1,617 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "expertd/weight_fetch.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "common/sd_notify.h"
+#include "common/service_config.h"
+#include "coordinator.pb-c.h"
+#include "expert.pb-c.h"
+#include "expertd/weight_serve.h"
+#include "transport/address.h"
+#include "wire/frame.h"
+
+#define CALL_NS (10 * EP_NS_PER_S)
+#define DIAL_NS (3 * EP_NS_PER_S)
+#define FETCH_NS (20 * EP_NS_PER_S) /* one piece: then its load fails, and is tried again */
+#define FIND_NS (60 * EP_NS_PER_S)  /* a model, at the first start */
+#define ROUND_NS (EP_NS_PER_S / 5)  /* from a round without success to the next */
+#define PROGRESS_NS (10 * EP_NS_PER_S)
+#define EXTEND_US 30000000ull
+
+typedef struct source {
+    char name[EP_NODE_NAME_BYTES];
+    char url[EP_URL_BYTES];
+    ep_rpc_channel *channel; /* NULL: none is open */
+    bool is_passed;          /* in this round */
+    bool was_said;           /* why it is passed over, since it gave something */
+    bool is_gone;            /* the coordinator no longer names it */
+    struct source *next;
+} source;
+
+typedef struct mirrored_model {
+    ep_weight_fetch *fetch;
+    char *name;
+    char version[EP_MIRROR_VERSION_BYTES];
+    struct mirrored_model *next;
+} mirrored_model;
+
+struct ep_weight_fetch {
+    ep_weight_fetch_config config;
+    ep_rpc_channel *coordinator;
+    mirrored_model *models;
+    pthread_mutex_t one; /* one fetch at a time; before lock. What follows is its: */
+    source *sources;
+    source *last; /* that gave something; NULL none */
+    uint64_t progress_ns;
+    uint64_t progress_bytes;
+    _Atomic uint64_t bytes;
+    pthread_mutex_t lock; /* everything below */
+    pthread_cond_t stopped;
+    bool stop;
+    ep_rpc_channel *reading; /* the channel and id of the call that runs; 0 none */
+    ep_rpc_call_id reading_id;
+};
+
+/* ---- waiting ---- */
+
+static bool is_stopped(ep_weight_fetch *fetch)
+{
+    pthread_mutex_lock(&fetch->lock);
+    const bool stop = fetch->stop;
+    pthread_mutex_unlock(&fetch->lock);
+    return stop;
+}
+
+/* False: stopped. */
+static bool pause_round(ep_weight_fetch *fetch)
+{
+    const uint64_t until_ns = ep_clock_now_ns() + ROUND_NS;
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                                   .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    pthread_mutex_lock(&fetch->lock);
+    while (!fetch->stop && ep_clock_now_ns() < until_ns) {
+        pthread_cond_timedwait(&fetch->stopped, &fetch->lock, &until);
+    }
+    const bool goes_on = !fetch->stop;
+    pthread_mutex_unlock(&fetch->lock);
+    return goes_on;
+}
+
+static ep_err ends(ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the node ends");
+}
+
+/* ---- who there is ---- */
+
+static void hang_up(source *s)
+{
+    ep_rpc_channel_destroy(s->channel);
+    s->channel = NULL;
+}
+
+static ep_err take_entry(ep_weight_fetch *fetch, const Expertd__V1__NodeEntry *entry, ep_error *out_error)
+{
+    source **at = &fetch->sources;
+    if (strcmp(entry->name, fetch->config.common->node) == 0 || strcmp(entry->state, "lost") == 0 ||
+        strlen(entry->name) >= sizeof((*at)->name) || strlen(entry->url) >= sizeof((*at)->url)) {
+        return EP_OK;
+    }
+    while (*at != NULL && (strcmp((*at)->name, entry->name) != 0 || strcmp((*at)->url, entry->url) != 0)) {
+        at = &(*at)->next;
+    }
+    if (*at == NULL) {
+        *at = calloc(1, sizeof(**at));
+        if (*at == NULL) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the nodes of the cluster");
+        }
+        strcpy((*at)->name, entry->name);
+        strcpy((*at)->url, entry->url);
+    }
+    (*at)->is_gone = false;
+    (*at)->is_passed = false;
+    return EP_OK;
+}
+
+/* Begins a round with the nodes that the coordinator names. Without an answer with those of before. */
+static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
+{
+    Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
+    ProtobufCMessage *reply = NULL;
+    ep_err err = ep_rpc_call_sync(fetch->coordinator, "expertd.v1.Coordinator", "ClusterStatus", &empty.base,
+                                  ep_clock_now_ns() + DIAL_NS, &reply, out_error);
+    for (source *s = fetch->sources; s != NULL; s = s->next) {
+        s->is_passed = false;
+        s->is_gone = err == EP_OK;
+    }
+    if (err != EP_OK) {
+        return ep_error_prefix(out_error, err, "coordinator at %s", fetch->config.coordinator_url);
+    }
+    const Expertd__V1__ClusterStatusReply *status = (const Expertd__V1__ClusterStatusReply *)(const void *)reply;
+    for (size_t i = 0; err == EP_OK && i < status->n_nodes; i++) {
+        err = take_entry(fetch, status->nodes[i], out_error);
+    }
+    protobuf_c_message_free_unpacked(reply, NULL);
+    for (source **at = &fetch->sources; *at != NULL;) {
+        source *s = *at;
+        if (s->is_gone) {
+            *at = s->next;
+            fetch->last = fetch->last == s ? NULL : fetch->last;
+            hang_up(s);
+            free(s);
+        } else {
+            at = &s->next;
+        }
+    }
+    return err;
+}
+
+static ep_err dial(ep_weight_fetch *fetch, source *s, ep_error *out_error)
+{
+    ep_lane_address address;
+    if (s->channel != NULL) {
+        return EP_OK;
+    }
+    ep_err err = ep_address_for_dial(s->url, fetch->config.tls, !fetch->config.insecure, &address, out_error);
+    const ep_rpc_channel_config channel = {
+        .common = *fetch->config.common, .address = address, .connection_class = "bulk"};
+    err = err == EP_OK ? ep_rpc_channel_create(&channel, &s->channel, out_error) : err;
+    err = err == EP_OK ? ep_rpc_channel_wait_ready(s->channel, ep_clock_now_ns() + DIAL_NS, out_error) : err;
+    if (err != EP_OK) {
+        hang_up(s);
+    }
+    return err;
+}
+
+/* Every failure has one line, until the node gives something again. */
+static void pass_over(source *s, const mirrored_model *model, const char *file, const ep_error *error)
+{
+    s->is_passed = true;
+    if (s->channel != NULL && ep_rpc_channel_get_state(s->channel) != EP_CHANNEL_READY) {
+        hang_up(s);
+    }
+    if (!s->was_said && error->code != EP_ERR_RESOURCE_EXHAUSTED) { /* it is busy */
+        s->was_said = true;
+        ep_log(EP_LOG_WARN, "weights-source", EP_KV(model, model->name), EP_KV(version, model->version),
+               EP_KV(file, file), EP_KV(node, s->name), EP_KV(url, s->url), EP_KV(reason, error->text),
+               EP_KV(effect, "another node is asked"));
+    }
+}
+
+/* ---- one read ---- */
+
+typedef struct piece_call {
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+    bool ended;
+    ep_error error;
+    void *out;
+    size_t bytes;
+} piece_call;
+
+static void on_piece(void *arg, const ep_rpc_reply *reply, const ep_error *error)
+{
+    piece_call *call = arg;
+    pthread_mutex_lock(&call->lock);
+    if (error != NULL) {
+        call->error = *error;
+    } else if (reply->tensor_bytes != call->bytes) {
+        ep_error_set(&call->error, EP_ERR_DATA_LOSS, "it gave %zu bytes, asked for were %zu", reply->tensor_bytes,
+                     call->bytes);
+    } else if (ep_crc32c(0, reply->tensors, call->bytes) !=
+               ((const Expertd__V1__WeightReadReply *)(const void *)reply->header)->crc32c) {
+        ep_error_set(&call->error, EP_ERR_DATA_LOSS, "the checksum of what it gave is wrong");
+    } else {
+        memcpy(call->out, reply->tensors, call->bytes);
+    }
+    call->ended = true;
+    pthread_cond_signal(&call->done);
+    pthread_mutex_unlock(&call->lock);
+}
+
+static void await_end(piece_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    while (!call->ended) {
+        pthread_cond_wait(&call->done, &call->lock);
+    }
+    pthread_mutex_unlock(&call->lock);
+}
+
+/* So that stop can cancel it. False: stopped. */
+static bool set_reading(ep_weight_fetch *fetch, ep_rpc_channel *channel, ep_rpc_call_id id)
+{
+    pthread_mutex_lock(&fetch->lock);
+    const bool goes_on = !fetch->stop;
+    fetch->reading = channel;
+    fetch->reading_id = id;
+    pthread_mutex_unlock(&fetch->lock);
+    return goes_on;
+}
+
+static ep_err read_from(ep_weight_fetch *fetch, source *s, const mirrored_model *model, const char *file,
+                        uint64_t offset, void *out, size_t bytes, ep_error *out_error)
+{
+    Expertd__V1__WeightReadRequest request = EXPERTD__V1__WEIGHT_READ_REQUEST__INIT;
+    piece_call call = {.out = out, .bytes = bytes};
+    ep_err err = dial(fetch, s, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    request.model = model->name;
+    request.version = (char *)(uintptr_t)model->version;
+    request.file = (char *)(uintptr_t)file;
+    request.offset = offset;
+    request.bytes = (uint32_t)bytes;
+    const ep_rpc_request sent = {.id = ep_rpc_call_id_next(),
+                                 .method = ep_rpc_method_by_name("expertd.v1.WeightFiles", "Read"),
+                                 .header = &request.base,
+                                 .deadline_ns = ep_clock_now_ns() + CALL_NS};
+    pthread_mutex_init(&call.lock, NULL);
+    pthread_cond_init(&call.done, NULL);
+    ep_error_clear(&call.error);
+    err = ep_rpc_call_start(s->channel, &sent, on_piece, &call, NULL, out_error);
+    if (err == EP_OK) {
+        if (!set_reading(fetch, s->channel, sent.id)) {
+            ep_rpc_call_cancel(s->channel, sent.id);
+        }
+        await_end(&call);
+        (void)set_reading(fetch, NULL, 0);
+        err = call.error.code;
+        if (err != EP_OK) {
+            *out_error = call.error;
+        }
+    }
+    pthread_cond_destroy(&call.done);
+    pthread_mutex_destroy(&call.lock);
+    return err;
+}
+
+/* ---- a piece ---- */
+
+static void count(ep_weight_fetch *fetch, source *s, const mirrored_model *model, size_t bytes)
+{
+    const uint64_t all = atomic_fetch_add_explicit(&fetch->bytes, bytes, memory_order_relaxed) + bytes;
+    const uint64_t now_ns = ep_clock_now_ns(), passed_ns = now_ns - fetch->progress_ns;
+    s->was_said = false;
+    fetch->last = s;
+    if (fetch->progress_ns != 0 && passed_ns < PROGRESS_NS) {
+        return;
+    }
+    ep_sd_notify_extend_timeout(EXTEND_US); /* the start may take that long */
+    const uint64_t rate =
+        fetch->progress_ns == 0
+            ? 0
+            : (uint64_t)((double)(all - fetch->progress_bytes) / (double)passed_ns * (double)EP_NS_PER_S);
+    ep_log(EP_LOG_INFO, "weights-fetch", EP_KV(model, model->name), EP_KV(version, model->version),
+           EP_KV(node, s->name), EP_KV(url, s->url), EP_KV(bytes, all), EP_KV(bytes_per_s, rate));
+    fetch->progress_ns = now_ns;
+    fetch->progress_bytes = all;
+}
+
+/* The one that gave last, else the first that is not passed over; NULL: the round is over. */
+static source *next_source(ep_weight_fetch *fetch)
+{
+    if (fetch->last != NULL && !fetch->last->is_passed) {
+        return fetch->last;
+    }
+    source *s = fetch->sources;
+    while (s != NULL && s->is_passed) {
+        s = s->next;
+    }
+    return s;
+}
+
+static ep_err fetch_locked(ep_weight_fetch *fetch, const mirrored_model *model, const char *file, uint64_t offset,
+                           void *out, size_t bytes, ep_error *out_error)
+{
+    const uint64_t deadline_ns = ep_clock_now_ns() + FETCH_NS;
+    char asked[EP_NODE_NAME_BYTES] = "none";
+    ep_error why;
+    ep_error_set(&why, EP_ERR_UNAVAILABLE, "the coordinator names no other node");
+    for (source *s = fetch->sources; s != NULL; s = s->next) {
+        s->is_passed = false;
+    }
+    for (;;) {
+        source *s = next_source(fetch);
+        if (is_stopped(fetch)) {
+            return ends(out_error);
+        }
+        if (s != NULL && read_from(fetch, s, model, file, offset, out, bytes, &why) == EP_OK) {
+            count(fetch, s, model, bytes);
+            return EP_OK;
+        }
+        if (s != NULL) {
+            snprintf(asked, sizeof(asked), "%s", s->name);
+            if (!is_stopped(fetch)) {
+                pass_over(s, model, file, &why);
+            }
+        } else if (ep_clock_now_ns() > deadline_ns) {
+            return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                                "no node gives %s of version %s from byte %" PRIu64
+                                "; asked last: %s: %.200s; start a node that has the files",
+                                file, model->version, offset, asked, why.text);
+        } else if (!pause_round(fetch)) {
+            return ends(out_error);
+        } else {
+            (void)begin_round(fetch, &why);
+        }
+    }
+}
+
+static ep_err on_fetch(void *arg, const char *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error)
+{
+    const mirrored_model *model = arg;
+    ep_weight_fetch *fetch = model->fetch;
+    pthread_mutex_lock(&fetch->one);
+    const ep_err err = fetch_locked(fetch, model, file, offset, out, bytes, out_error);
+    pthread_mutex_unlock(&fetch->one);
+    return err;
+}
+
+/* ---- the list of files ---- */
+
+typedef struct found_model {
+    char version[EP_MIRROR_VERSION_BYTES];
+    char node[EP_NODE_NAME_BYTES];
+    ep_mirror_entry *entries;
+    size_t count;
+    size_t said; /* by the node */
+} found_model;
+
+/* One reply's files. Names and sizes are judged by ep_mirror_create. */
+static ep_err take_files(const Expertd__V1__WeightListReply *reply, found_model *found, ep_error *out_error)
+{
+    if (reply->files_count < 1 || reply->files_count > EP_MIRROR_FILES_MAX ||
+        (found->said != 0 && found->said != reply->files_count) || reply->n_files < 1 ||
+        reply->n_files > reply->files_count - found->count || strlen(reply->version) >= sizeof(found->version) ||
+        (found->said != 0 && strcmp(reply->version, found->version) != 0)) {
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                            "its list of %zu files of %u, after %zu, of version '%.40s' is not to be had",
+                            reply->n_files, reply->files_count, found->count, reply->version);
+    }
+    if (found->entries == NULL) {
+        found->entries = calloc(reply->files_count, sizeof(*found->entries));
+        if (found->entries == NULL) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u files", reply->files_count);
+        }
+    }
+    found->said = reply->files_count;
+    strcpy(found->version, reply->version);
+    for (size_t i = 0; i < reply->n_files; i++) {
+        ep_mirror_entry *entry = &found->entries[found->count];
+        if (strlen(reply->files[i]->name) >= sizeof(entry->name)) {
+            return ep_error_set(out_error, EP_ERR_DATA_LOSS, "a file's name has %zu bytes, allowed up to %zu",
+                                strlen(reply->files[i]->name), sizeof(entry->name) - 1);
+        }
+        strcpy(entry->name, reply->files[i]->name);
+        entry->bytes = reply->files[i]->bytes;
+        found->count++;
+    }
+    return EP_OK;
+}
+
+static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, const char *version, found_model *found,
+                        ep_error *out_error)
+{
+    Expertd__V1__WeightListRequest request = EXPERTD__V1__WEIGHT_LIST_REQUEST__INIT;
+    request.model = (char *)(uintptr_t)model;
+    request.version = (char *)(uintptr_t)version;
+    ep_err err = dial(fetch, s, out_error);
+    do {
+        ProtobufCMessage *reply = NULL;
+        request.first = (uint32_t)found->count;
+        err = err == EP_OK ? ep_rpc_call_sync(s->channel, "expertd.v1.WeightFiles", "List", &request.base,
+                                              ep_clock_now_ns() + DIAL_NS, &reply, out_error)
+                           : err;
+        if (err == EP_OK) {
+            err = take_files((const Expertd__V1__WeightListReply *)(const void *)reply, found, out_error);
+            protobuf_c_message_free_unpacked(reply, NULL);
+        }
+    } while (err == EP_OK && found->count < found->said);
+    snprintf(found->node, sizeof(found->node), "%s", s->name);
+    if (err == EP_OK && version[0] != 0 && strcmp(found->version, version) != 0) {
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "it lists version %s for %s", found->version, version);
+    }
+    return err;
+}
+
+/* Asks every node: where they differ, nobody here can say which is meant. */
+static ep_err list_round(ep_weight_fetch *fetch, const mirrored_model *model, found_model *out_found,
+                         ep_error *out_error)
+{
+    ep_err err = begin_round(fetch, out_error);
+    found_model first = {.count = 0};
+    if (err == EP_OK) {
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the coordinator names no other node");
+    }
+    for (source *s = fetch->sources; s != NULL && !is_stopped(fetch); s = s->next) {
+        found_model found = {.count = 0};
+        ep_error why;
+        const ep_err one = list_from(fetch, s, model->name, model->version, &found, &why);
+        if (one != EP_OK) {
+            pass_over(s, model, "", &why);
+            err = first.count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "node %s: %.300s", s->name, why.text)
+                                   : err;
+        } else if (first.count == 0) {
+            first = found;
+            err = EP_OK;
+            continue;
+        } else if (strcmp(first.version, found.version) != 0) {
+            err = ep_error_set(
+                out_error, EP_ERR_FAILED_PRECONDITION,
+                "node %s serves version %s, node %s version %s; name one of them as version of this model in models",
+                first.node, first.version, found.node, found.version);
+        }
+        free(found.entries);
+        if (err == EP_ERR_FAILED_PRECONDITION) {
+            break;
+        }
+    }
+    if (err != EP_OK) {
+        free(first.entries);
+        return err;
+    }
+    *out_found = first;
+    return EP_OK;
+}
+
+static ep_err find_model(ep_weight_fetch *fetch, const mirrored_model *model, found_model *out_found,
+                         ep_error *out_error)
+{
+    const uint64_t deadline_ns = ep_clock_now_ns() + FIND_NS;
+    uint64_t said_ns = 0;
+    for (;;) {
+        const ep_err err = list_round(fetch, model, out_found, out_error);
+        const uint64_t now_ns = ep_clock_now_ns();
+        if (err == EP_OK || err == EP_ERR_FAILED_PRECONDITION) {
+            return err;
+        }
+        if (now_ns > deadline_ns) {
+            return ep_error_prefix(out_error, EP_ERR_UNAVAILABLE,
+                                   "no node gives its files: start one that has them, with node_token_file");
+        }
+        if (now_ns - said_ns > PROGRESS_NS) {
+            said_ns = now_ns;
+            ep_sd_notify_extend_timeout(EXTEND_US);
+            ep_log(EP_LOG_WARN, "weights-fetch", EP_KV(model, model->name), EP_KV(state, "waiting"),
+                   EP_KV(reason, out_error->text),
+                   EP_KV(hint, "start a node that has the model's files, with node_token_file"));
+        }
+        if (!pause_round(fetch)) {
+            return ends(out_error);
+        }
+    }
+}
+
+static ep_err make_mirror(ep_weight_fetch *fetch, const mirrored_model *model, const char *path, ep_error *out_error)
+{
+    found_model found = {.count = 0};
+    pthread_mutex_lock(&fetch->one);
+    ep_err err = find_model(fetch, model, &found, out_error);
+    pthread_mutex_unlock(&fetch->one);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_mirror_create(path, found.version, found.entries, found.count, out_error);
+    if (err == EP_OK) {
+        ep_log(EP_LOG_INFO, "weights-fetch", EP_KV(model, model->name), EP_KV(version, found.version),
+               EP_KV(state, "listed"), EP_KV(node, found.node), EP_KV(files, found.count), EP_KV(path, path));
+    }
+    free(found.entries);
+    return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "as node %s lists it", found.node);
+}
+
+/* ---- life ---- */
+
+ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *name, const char *version, const char *path,
+                            ep_mirror **out_mirror, ep_error *out_error)
+{
+    mirrored_model *model = calloc(1, sizeof(*model));
+    ep_mirror *mirror = NULL;
+    if (model == NULL || (model->name = strdup(name)) == NULL) {
+        free(model);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "model %s: no memory", name);
+    }
+    model->fetch = fetch;
+    model->next = fetch->models;
+    fetch->models = model;
+    snprintf(model->version, sizeof(model->version), "%s", version);
+    ep_err err = ep_mirror_open(path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error);
+    if (err == EP_ERR_NOT_FOUND) {
+        err = make_mirror(fetch, model, path, out_error);
+        err = err == EP_OK ? ep_mirror_open(path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error) : err;
+    }
+    if (err == EP_OK && version[0] != 0 && strcmp(version, ep_mirror_version(mirror)) != 0) {
+        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                           "it mirrors version %s, configured is %s; give that one an empty directory",
+                           ep_mirror_version(mirror), version);
+        ep_mirror_close(mirror);
+    }
+    if (err == EP_OK) {
+        strcpy(model->version, ep_mirror_version(mirror));
+        *out_mirror = mirror;
+    }
+    return err;
+}
+
+ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fetch **out_fetch, ep_error *out_error)
+{
+    ep_weight_fetch *fetch = calloc(1, sizeof(*fetch));
+    pthread_condattr_t monotonic;
+    if (fetch == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for fetching weights");
+    }
+    fetch->config = *config;
+    pthread_mutex_init(&fetch->one, NULL);
+    pthread_mutex_init(&fetch->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&fetch->stopped, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    ep_rpc_channel_config channel = {.common = *config->common,
+                                     .address = {.url = config->coordinator_url,
+                                                 .tls = ep_url_is_tls(config->coordinator_url) ? config->tls : NULL},
+                                     .connection_class = "control",
+                                     .reconnect = true};
+    ep_rpc_limits_raise_for_control(&channel.common.limits);
+    const ep_err err = ep_rpc_channel_create(&channel, &fetch->coordinator, out_error);
+    if (err != EP_OK) {
+        ep_weight_fetch_destroy(fetch);
+        return err;
+    }
+    *out_fetch = fetch;
+    return EP_OK;
+}
+
+void ep_weight_fetch_stop(ep_weight_fetch *fetch)
+{
+    if (fetch == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&fetch->lock);
+    fetch->stop = true;
+    pthread_cond_broadcast(&fetch->stopped);
+    if (fetch->reading != NULL) { /* its thread takes the lock before it lets the channel go */
+        ep_rpc_call_cancel(fetch->reading, fetch->reading_id);
+    }
+    pthread_mutex_unlock(&fetch->lock);
+}
+
+void ep_weight_fetch_destroy(ep_weight_fetch *fetch)
+{
+    if (fetch == NULL) {
+        return;
+    }
+    ep_weight_fetch_stop(fetch);
+    ep_rpc_channel_destroy(fetch->coordinator);
+    for (source *s = fetch->sources, *next; s != NULL; s = next) {
+        next = s->next;
+        hang_up(s);
+        free(s);
+    }
+    for (mirrored_model *m = fetch->models, *next; m != NULL; m = next) {
+        next = m->next;
+        free(m->name);
+        free(m);
+    }
+    pthread_cond_destroy(&fetch->stopped);
+    pthread_mutex_destroy(&fetch->lock);
+    pthread_mutex_destroy(&fetch->one);
+    free(fetch);
+}
+
+uint64_t ep_weight_fetch_bytes(const ep_weight_fetch *fetch)
+{
+    return fetch == NULL ? 0 : atomic_load_explicit(&fetch->bytes, memory_order_relaxed);
+}
