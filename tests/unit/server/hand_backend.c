@@ -41,9 +41,13 @@ static ep_err hand_load(ep_backend *backend, const ep_expert_source *source, ep_
                         ep_error *out_error)
 {
     (void)backend;
-    (void)source;
-    *out_weights = malloc(1);
-    return *out_weights != NULL ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
+    ep_backend_weights *weights = malloc(sizeof(*weights));
+    if (weights == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
+    }
+    *weights = (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
+    *out_weights = weights;
+    return EP_OK;
 }
 
 static void hand_unload(ep_backend *backend, ep_backend_weights *weights)
