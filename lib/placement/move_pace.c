@@ -31,7 +31,8 @@ uint32_t ep_move_pace_copies(const ep_move_pace *pace, uint64_t copy_bytes, uint
     return copies < copies_max ? (uint32_t)copies : copies_max;
 }
 
-void ep_move_pace_charge(ep_move_pace *pace, uint64_t bytes)
+void ep_move_pace_charge(ep_move_pace *pace, uint64_t copy_bytes)
 {
-    pace->left_bytes -= (double)bytes;
+    const double debt_max = fmax((double)pace->bytes_per_s, EXCHANGE_COPIES * (double)copy_bytes);
+    pace->left_bytes = fmax(pace->left_bytes - (double)copy_bytes, -debt_max);
 }

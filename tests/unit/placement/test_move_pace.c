@@ -12,7 +12,9 @@ Test(move_pace, without_a_rate_there_is_no_limit)
     ep_move_pace pace = {0};
     cr_assert_eq(ep_move_pace_copies(&pace, 100 * MIB, 64), 64u);
     ep_move_pace_tick(&pace, 0, 5 * EP_NS_PER_S);
-    ep_move_pace_charge(&pace, 1000 * MIB);
+    for (int copy = 0; copy < 10; copy++) {
+        ep_move_pace_charge(&pace, 100 * MIB);
+    }
     cr_assert_eq(ep_move_pace_copies(&pace, 100 * MIB, UINT32_MAX), UINT32_MAX);
 }
 
@@ -36,7 +38,9 @@ Test(move_pace, what_was_loaded_is_paid_by_time)
     for (int tick = 0; tick < 600; tick++) { /* a minute */
         ep_move_pace_tick(&pace, 100 * MIB, now_ns);
         const uint32_t copies = ep_move_pace_copies(&pace, 300 * MIB, 64);
-        ep_move_pace_charge(&pace, copies * 300 * MIB);
+        for (uint32_t copy = 0; copy < copies; copy++) {
+            ep_move_pace_charge(&pace, 300 * MIB);
+        }
         loaded += copies * 300 * MIB;
         now_ns += EP_NS_PER_S / 10;
     }
@@ -54,6 +58,26 @@ Test(move_pace, a_quiet_time_saves_up_one_second)
     cr_assert_eq(ep_move_pace_copies(&pace, MIB, 1000), 25u);
     ep_move_pace_tick(&pace, 100 * MIB, 3600 * EP_NS_PER_S);
     cr_assert_eq(ep_move_pace_copies(&pace, MIB, 1000), 100u);
+}
+
+Test(move_pace, an_order_leaves_a_second_to_pay_or_an_exchange)
+{
+    ep_move_pace pace = {0};
+    ep_move_pace_tick(&pace, 100 * MIB, EP_NS_PER_S);
+    for (int copy = 0; copy < 20000; copy++) {
+        ep_move_pace_charge(&pace, MIB);
+    }
+    ep_move_pace_tick(&pace, 100 * MIB, 2 * EP_NS_PER_S);
+    cr_assert_eq(ep_move_pace_copies(&pace, MIB, 64), 0u);
+    ep_move_pace_tick(&pace, 100 * MIB, 2 * EP_NS_PER_S + EP_NS_PER_S / 4);
+    cr_assert_eq(ep_move_pace_copies(&pace, MIB, 64), 25u);
+    ep_move_pace_charge(&pace, 500 * MIB);
+    ep_move_pace_charge(&pace, 500 * MIB);
+    ep_move_pace_charge(&pace, 500 * MIB);
+    ep_move_pace_tick(&pace, 100 * MIB, 12 * EP_NS_PER_S);
+    cr_assert_eq(ep_move_pace_copies(&pace, 500 * MIB, 64), 0u);
+    ep_move_pace_tick(&pace, 100 * MIB, 12 * EP_NS_PER_S + EP_NS_PER_S / 2);
+    cr_assert_eq(ep_move_pace_copies(&pace, 500 * MIB, 64), 2u);
 }
 
 Test(move_pace, another_rate_begins_at_once)
