@@ -4,9 +4,12 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "coordinator/state_problem.h"
 
 #define MOVES_AT_ONCE 64 /* copies that are loaded elsewhere before the load is looked at again */
+#define PAUSE_MIN_NS (5 * EP_NS_PER_S)
+#define PAUSE_MAX_NS (40 * EP_NS_PER_S)
 /* Fewer slots than these say little: who is busiest among nodes with 1024 slots each is off by a tenth by chance alone. */
 #define HEAT_SLOTS_OF_EXPERT 32
 #define HEAT_SLOTS_OF_NODE 1024
@@ -399,6 +402,7 @@ static void place(ep_coordinator_state *cluster, cluster_place_watch *watch)
     if (changed) {
         cluster->revision++;
         cluster->assignment_number = ++cluster->counter;
+        cluster->assigned_ns = cluster->pace.seen_ns;
     }
 }
 
@@ -427,11 +431,19 @@ void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watc
     cluster->is_pacing = is_pacing;
 }
 
+/*
+ * Nothing commits while nodes have a newer assignment to load, so the next copies come once all have loaded. A node that never
+ * does holds them up only for a pause, which doubles: else a slow one would never be done.
+ */
 void cluster_place_waiting(ep_coordinator_state *cluster)
 {
     const bool is_loaded = cluster->committed_number == cluster->assignment_number;
     const bool moves = cluster->waits_moves && is_loaded;
-    if ((moves || cluster->waits_copies) && ep_move_pace_copies(&cluster->pace, 1, 1) > 0) {
+    cluster->pause_ns = is_loaded ? PAUSE_MIN_NS : cluster->pause_ns;
+    const bool copies =
+        cluster->waits_copies && (is_loaded || cluster->pace.seen_ns - cluster->assigned_ns >= cluster->pause_ns);
+    if ((moves || copies) && ep_move_pace_copies(&cluster->pace, 1, 1) > 0) {
+        cluster->pause_ns = is_loaded || cluster->pause_ns >= PAUSE_MAX_NS ? cluster->pause_ns : 2 * cluster->pause_ns;
         cluster->rebalance |= moves;
         cluster_place(cluster);
         cluster_publish(cluster);

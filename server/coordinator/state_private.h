@@ -39,6 +39,7 @@ typedef struct cluster_node {
     node_state state;
     bool is_drained;             /* by an operator: stands in cluster->drained */
     bool is_leaving;             /* by its own word, while this incarnation says so: placed like a drained one, never kept */
+    bool is_out;                 /* emptied, and others have loaded all: what comes after does not list it again */
     bool is_restored;            /* from the store and not heard of since: stands in the table with what it held */
     uint64_t incarnation;
     char secret[EP_NODE_SECRET_BYTES]; /* of this incarnation: never told, logged or kept; "" an older version has none */
@@ -109,6 +110,8 @@ struct ep_coordinator_state {
     uint32_t likely_layer;       /* index after the layer found last: nodes name layers in one order */
     uint64_t counter;            /* last number given, to assignments and tables alike */
     uint64_t assignment_number;
+    uint64_t assigned_ns;        /* when it was made */
+    uint64_t pause_ns;           /* copies that wait do so for that long while nodes load */
     uint64_t committed_number;   /* newest assignment that every listed node had loaded */
     bool placed_once;
     bool rebalance;              /* the next placement may move copies for balance */

@@ -20,13 +20,29 @@ static int compare_layers(const void *left, const void *right, void *arg)
     return a->shape.layer < b->shape.layer ? -1 : a->shape.layer > b->shape.layer;
 }
 
+/* Some listed node has loaded the copy it was given. */
+static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, uint32_t expert)
+{
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        const node_layer *layer = &cluster->nodes[n]->layers[layer_index];
+        if (node_is_listed(cluster->nodes[n]) && bit_get(layer->assigned, expert) && bit_get(layer->owned, expert)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A copy that is to move stays in the table until its new owners have loaded it. */
 bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index,
                       uint32_t expert)
 {
     const node_layer *layer = &node->layers[layer_index];
     bool is_moving = cluster->committed_number < cluster->assignment_number;
-    return node_is_listed(node) && bit_get(layer->owned, expert) && (is_moving || bit_get(layer->assigned, expert));
+    if (!node_is_listed(node) || !bit_get(layer->owned, expert)) {
+        return false;
+    }
+    return bit_get(layer->assigned, expert) ||
+           (is_moving && (!node->is_out || !is_kept(cluster, layer_index, expert)));
 }
 
 uint32_t cluster_copies_of(const ep_coordinator_state *cluster, const cluster_node *node)
@@ -150,18 +166,6 @@ static bool settled(const ep_coordinator_state *cluster)
         }
     }
     return true;
-}
-
-/* Some listed node has loaded the copy it was given. */
-static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, uint32_t expert)
-{
-    for (size_t n = 0; n < cluster->nodes_count; n++) {
-        const node_layer *layer = &cluster->nodes[n]->layers[layer_index];
-        if (node_is_listed(cluster->nodes[n]) && bit_get(layer->assigned, expert) && bit_get(layer->owned, expert)) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* No copy that nodes may drop after the commit is the last one of its expert. */
@@ -290,6 +294,9 @@ void cluster_publish(ep_coordinator_state *cluster)
     }
     const uint64_t committed_before = cluster->committed_number;
     cluster->committed_number = is_settled ? cluster->assignment_number : committed_before;
+    for (size_t n = 0; is_settled && n < cluster->nodes_count; n++) {
+        cluster->nodes[n]->is_out = node_is_emptied(cluster->nodes[n]);
+    }
     if (!cluster_republish(cluster)) {
         cluster->committed_number = committed_before; /* nodes keep what the table that is served on needs */
     } else if (cluster->committed_number != committed_before) {

@@ -145,11 +145,8 @@ static bool owns(int i, int l, uint32_t expert)
     return false;
 }
 
-/*
- * The node takes what it is given, but not expert `bad` of any layer (EXPERTS: takes all), says so, and once the
- * assignment is committed drops the rest, as expertd does.
- */
-static void load_until(int i, uint32_t bad, int passes)
+/* The node has loaded what it is given, but not expert `bad` of any layer (EXPERTS: all); or drops the rest. */
+static void take(int i, uint32_t bad, bool drops)
 {
     Expertd__V1__NodeAssignment **list;
     size_t count;
@@ -163,19 +160,24 @@ static void load_until(int i, uint32_t bad, int passes)
     }
     ep_coordinator_state_assignments_free(list, count);
     nodes[i].loaded_number = ep_coordinator_state_assignment_epoch(cluster).number;
-    for (int pass = 0; pass < passes; pass++) {
-        bool drops = pass == 1;
-        for (int l = 0; l < LAYERS; l++) {
-            uint32_t owned[EXPERTS], owned_count = 0;
-            for (uint32_t e = 0; e < EXPERTS; e++) {
-                bool had = owns(i, l, e);
-                if (had ? given[l][e] || !drops : given[l][e] && e != bad) {
-                    owned[owned_count++] = e;
-                }
+    for (int l = 0; l < LAYERS; l++) {
+        uint32_t owned[EXPERTS], owned_count = 0;
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            bool had = owns(i, l, e);
+            if (had ? given[l][e] || !drops : given[l][e] && e != bad) {
+                owned[owned_count++] = e;
             }
-            memcpy(nodes[i].owned[l], owned, sizeof(owned));
-            nodes[i].owned_count[l] = owned_count;
         }
+        memcpy(nodes[i].owned[l], owned, sizeof(owned));
+        nodes[i].owned_count[l] = owned_count;
+    }
+}
+
+/* The node loads, says so, and once the assignment is committed drops the rest, as expertd does. */
+static void load_until(int i, uint32_t bad, int passes)
+{
+    for (int pass = 0; pass < passes; pass++) {
+        take(i, bad, pass == 1);
         cr_assert_not(beat(i, "serving"));
         if (ep_coordinator_state_committed_epoch(cluster).number < nodes[i].loaded_number) {
             return;
@@ -2229,5 +2231,61 @@ Test(coordinator_state, a_node_that_joins_gets_its_part_at_the_pace)
     for (int i = 0; i < 3; i++) {
         cr_assert(held(i) >= 4 && held(i) <= 6, "node %d holds %u of 16", i, held(i));
     }
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* Half a second goes on, within the grace. Who has loaded what it was given says so with its next heartbeat; `stuck` never
+ * has. */
+static void late_beats(int count, bool have_loaded, int stuck)
+{
+    now_ns += 500 * EP_NS_PER_MS;
+    for (int i = 0; i < count; i++) {
+        cr_assert_not(beat(i, "serving"));
+        if (have_loaded && i != stuck) {
+            take(i, EXPERTS, false);
+        }
+    }
+    ep_coordinator_state_tick(cluster, now_ns);
+}
+
+Test(coordinator_state, a_drain_ends_while_copies_wait_for_the_pace)
+{
+    ep_coordinator_drain drain;
+    start_paced(2, 5);
+    copies_after(2000, 5);
+    set_policy("copies", "4"); /* 32 copies more, two a second */
+    late_beats(5, true, -1);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-4", false, &drain, NULL), EP_OK);
+    for (int i = 0; i < 9; i++) {
+        late_beats(5, i % 3 == 2, -1);
+    }
+    cr_assert_str_eq(state_of(4), "drained");
+    uint32_t copies = 0;
+    for (int i = 0; i < 4; i++) {
+        copies += listed(i);
+    }
+    cr_assert_lt(copies, 3u * LAYERS * EXPERTS, "none waits any more: this shows nothing");
+    for (int i = 0; i < 100; i++) {
+        late_beats(5, true, -1);
+        cr_assert_str_eq(state_of(4), "drained", "what was given out later listed it again");
+    }
+    assert_copies(4);
+    ep_coordinator_state_destroy(cluster);
+}
+
+Test(coordinator_state, a_node_that_never_loads_does_not_stop_further_copies)
+{
+    start_paced(1, 4);
+    copies_after(2000, 4);
+    set_policy("copies", "2");
+    for (int i = 0; i < 20; i++) {
+        late_beats(4, true, 0);
+    }
+    const uint32_t before = listed(1) + listed(2) + listed(3);
+    cr_assert_lt(before, 24u, "none waits any more: this shows nothing");
+    for (int i = 0; i < 600; i++) {
+        late_beats(4, true, 0);
+    }
+    cr_assert_eq(listed(1) + listed(2) + listed(3), 24u);
     ep_coordinator_state_destroy(cluster);
 }
