@@ -95,14 +95,15 @@ static bool print_json(const char *url, const Expertd__V1__ClusterStatusReply *c
                        const ep_routing_table *table, const ep_cli_problems *problems, FILE *out)
 {
     return ep_cli_json_print(
-        json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:{s:I, s:I}, s:o, s:I, s:I, s:I, s:o, s:o}", "healthy",
+        json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:{s:I, s:I}, s:o, s:I, s:I, s:I, s:I, s:o, s:o}", "healthy",
                   problems->count == 0, "problems", ep_cli_problems_json(problems), "coordinator",
                   ep_cli_json_text(url), "store", ep_cli_json_text(cluster->store), "store_error",
                   ep_cli_json_text(cluster->store_error), "placement_error", ep_cli_json_text(cluster->placement_error),
                   "min_nodes", (json_int_t)cluster->min_nodes, "epoch", "term",
                   (json_int_t)(cluster->epoch != NULL ? cluster->epoch->term : 0), "number",
                   (json_int_t)(cluster->epoch != NULL ? cluster->epoch->number : 0), "policy",
-                  ep_cli_json_text(cluster->policy), "copies", (json_int_t)cluster->copies, "watchers",
+                  ep_cli_json_text(cluster->policy), "copies", (json_int_t)cluster->copies, "copies_waiting",
+                  (json_int_t)cluster->copies_waiting, "watchers",
                   (json_int_t)cluster->watchers, "uptime_us", (json_int_t)cluster->uptime_us, "nodes",
                   nodes_json(cluster), "models", models_json(table)),
         out);

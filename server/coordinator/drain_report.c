@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/quantity.h"
+
 uint32_t ep_table_copies_on(const ep_routing_table *table, const char *node)
 {
     uint32_t count = 0;
@@ -37,6 +39,25 @@ static uint32_t experts_short(const ep_routing_table *table, uint32_t copies_wan
     return count;
 }
 
+/* Why: some wait, others are on their way, or there is no room. */
+static void note_fewer(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config, uint32_t fewer,
+                       char out[EP_ERROR_TEXT_BYTES])
+{
+    const uint32_t waiting = ep_coordinator_state_copies_waiting(cluster, NULL, NULL);
+    const bool is_loading = ep_epoch_compare(ep_coordinator_state_committed_epoch(cluster),
+                                             ep_coordinator_state_assignment_epoch(cluster)) < 0;
+    const size_t used =
+        (size_t)snprintf(out, EP_ERROR_TEXT_BYTES, "%u experts have fewer than %u copies: ", fewer, config->copies);
+    if (waiting > 0) {
+        char rate[EP_QUANTITY_BYTES];
+        snprintf(out + used, EP_ERROR_TEXT_BYTES - used, "%u copies wait for move_rate %s", waiting,
+                 ep_quantity_format(config->move_rate, EP_UNIT_BYTES, rate));
+    } else {
+        snprintf(out + used, EP_ERROR_TEXT_BYTES - used, "%s",
+                 is_loading ? "other nodes still load" : "too few other nodes can hold them, start one or lower copies");
+    }
+}
+
 void ep_drain_report_complete(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config,
                               const ep_routing_table *served, bool undo, ep_coordinator_drain *io_drain)
 {
@@ -56,7 +77,6 @@ void ep_drain_report_complete(const ep_coordinator_state *cluster, const ep_coor
     if (io_drain->copies_to_move > 0 && problem->code != EP_OK) {
         snprintf(io_drain->note, sizeof(io_drain->note), "%s", problem->text);
     } else if (fewer > 0) {
-        snprintf(io_drain->note, sizeof(io_drain->note),
-                 "%u experts have fewer than %u copies: too few other nodes can hold them, start one or lower copies", fewer, config->copies);
+        note_fewer(cluster, config, fewer, io_drain->note);
     }
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/quantity.h"
 #include "common/service_tls.h"
 #include "coordinator/state.h"
 
@@ -171,16 +172,18 @@ static void judge_hosts(const ep_routing_table *table, uint32_t model_index, ep_
 {
     const ep_routing_model *model = &table->models[model_index];
     expert_lack near = {0};
-    uint32_t first_near = 0, first_node = UINT32_MAX;
+    uint32_t first_near = 0;
+    const char *first_host = NULL;
     bool are_several = false;
     for (uint32_t l = 0; l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
         const uint32_t experts = layer->model_index == model_index ? layer->shape.experts + layer->shape.shared_experts : 0;
         for (uint32_t e = 0; e < experts; e++) {
             const uint32_t *nodes = layer->copies + layer->offsets[e], count = layer->offsets[e + 1] - layer->offsets[e];
-            first_node = first_node == UINT32_MAX && count > 0 ? nodes[0] : first_node;
             for (uint32_t i = 0; i < count && !are_several; i++) {
-                are_several = strcmp(table->nodes[nodes[i]].host, table->nodes[first_node].host) != 0;
+                const char *host = table->nodes[nodes[i]].host;
+                first_host = first_host == NULL && host[0] != '\0' ? host : first_host;
+                are_several = host[0] != '\0' && strcmp(host, first_host) != 0;
             }
             if (on_one_host(table, nodes, count)) {
                 first_near = near.experts == 0 ? layer->shape.layer : first_near;
@@ -194,8 +197,22 @@ static void judge_hosts(const ep_routing_table *table, uint32_t model_index, ep_
     }
 }
 
-static void judge_copies(const ep_routing_table *table, uint32_t model_index, uint32_t copies, bool is_mapped, ep_health *health)
+static void add_few(const ep_health_facts *facts, uint32_t model_index, const expert_lack *few, ep_health *health)
 {
+    const ep_routing_model *model = &facts->table->models[model_index];
+    const uint32_t waiting = facts->copies_waiting != NULL ? facts->copies_waiting[model_index] : 0;
+    char rate[EP_QUANTITY_BYTES], wait[EP_QUANTITY_BYTES + 64] = "";
+    if (waiting > 0) {
+        snprintf(wait, sizeof(wait), "; %u copies wait for move_rate %s", waiting,
+                 ep_quantity_format(facts->move_rate, EP_UNIT_BYTES, rate));
+    }
+    add(health, EP_HEALTH_FEW_COPIES, "model %s %s: %" PRIu64 " experts in %u layers have fewer than %u copies%s", model->name,
+        model->version, few->experts, few->layers, facts->cluster->copies, wait);
+}
+
+static void judge_copies(const ep_health_facts *facts, uint32_t model_index, bool is_mapped, ep_health *health)
+{
+    const ep_routing_table *table = facts->table;
     const ep_routing_model *model = &table->models[model_index];
     expert_lack none = {0};
     expert_lack few = {0};
@@ -210,7 +227,7 @@ static void judge_copies(const ep_routing_table *table, uint32_t model_index, ui
         for (uint32_t e = 0; e < experts + layer->shape.shared_experts; e++) {
             uint32_t count = layer->offsets[e + 1] - layer->offsets[e];
             /* An expert map names the copies of routed experts itself; `copies` is then about the shared ones only. */
-            uint32_t wanted = is_mapped && e < experts ? 1 : copies;
+            uint32_t wanted = is_mapped && e < experts ? 1 : facts->cluster->copies;
             listed += count;
             if (count == 0) {
                 first_none = none.experts == 0 ? layer->shape.layer : first_none;
@@ -227,8 +244,7 @@ static void judge_copies(const ep_routing_table *table, uint32_t model_index, ui
             model->version, none.experts, none.layers, first_none, none.expert);
     }
     if (few.experts > 0) {
-        add(health, EP_HEALTH_FEW_COPIES, "model %s %s: %" PRIu64 " experts in %u layers have fewer than %u copies", model->name,
-            model->version, few.experts, few.layers, copies);
+        add_few(facts, model_index, &few, health);
     }
 }
 
@@ -299,8 +315,11 @@ void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
     }
     judge_service(facts, out_health);
     for (uint32_t m = 0; facts->table != NULL && m < facts->table->models_count; m++) {
-        judge_copies(facts->table, m, cluster->copies, strcmp(cluster->policy, "static") == 0, out_health);
-        judge_hosts(facts->table, m, out_health);
+        const bool is_mapped = strcmp(cluster->policy, "static") == 0;
+        judge_copies(facts, m, is_mapped, out_health);
+        if (!is_mapped) { /* a map's copies stand where its author wants them */
+            judge_hosts(facts->table, m, out_health);
+        }
         judge_model(facts->table, m, out_health);
     }
 }

@@ -54,6 +54,8 @@ extern const ep_health_rule ep_health_rules[EP_HEALTH_CODES];
 typedef struct ep_health_facts {
     const Expertd__V1__ClusterStatusReply *cluster; /* all but what is filled from the judgement */
     const ep_routing_table *table;                  /* the one that is served; NULL: none yet */
+    const uint32_t *copies_waiting;                 /* of each model of the table; NULL: none */
+    uint64_t move_rate;                             /* what they wait for */
     const char *memory_error;                       /* why even nodes and operators get no memory; NULL: they do */
     uint64_t tls_expiry;                            /* of the coordinator, as HeartbeatRequest.tls_expiry */
     const char *tls_error;                          /* of the coordinator, as HeartbeatRequest.tls_error */

@@ -585,6 +585,7 @@ typedef struct status_parts {
     Expertd__V1__Problem **problem_list;
     ep_health *health;
     char tls_error[EP_ERROR_TEXT_BYTES];
+    uint32_t copies_waiting[EP_MODELS_MAX];
 } status_parts;
 
 /* Lock held. Nodes that are here, then the lost ones. */
@@ -638,6 +639,11 @@ static bool status_init(ep_coordinator_service *self, status_parts *parts)
     parts->epoch = epoch_message(self->served != NULL ? self->served->epoch : (ep_epoch){0});
     reply->epoch = &parts->epoch;
     reply->policy = (char *)(uintptr_t)ep_coordinator_state_policy(&self->config);
+    reply->copies_waiting = ep_coordinator_state_copies_waiting(self->cluster, NULL, NULL);
+    for (uint32_t m = 0; self->served != NULL && m < self->served->models_count; m++) {
+        const ep_routing_model *model = &self->served->models[m];
+        parts->copies_waiting[m] = ep_coordinator_state_copies_waiting(self->cluster, model->name, model->version);
+    }
     reply->copies = ep_coordinator_state_in_force(self->cluster)->copies;
     reply->watchers = self->stats.watchers;
     reply->uptime_us = (now_ns - self->started_ns) / EP_NS_PER_US;
@@ -656,6 +662,8 @@ static bool status_init(ep_coordinator_service *self, status_parts *parts)
     }
     const ep_health_facts facts = {.cluster = reply,
                                    .table = self->served,
+                                   .copies_waiting = parts->copies_waiting,
+                                   .move_rate = ep_coordinator_state_in_force(self->cluster)->move_rate,
                                    .memory_error = memory.ok ? NULL : memory.text,
                                    .tls_expiry = self->tls_watch != NULL ? ep_tls_watch_expiry(self->tls_watch) : 0,
                                    .tls_error = parts->tls_error,

@@ -275,7 +275,7 @@ static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan, boo
             if (!is_order && wanted > before && ep_move_pace_copies(&cluster->pace, layer->expert_bytes, 1) == 0) {
                 bit_clear(plan_row(plan, n), e);
                 wanted--;
-                cluster->waits_copies = true;
+                cluster->models[layer->model_index].copies_waiting++;
             } else {
                 ep_move_pace_charge(&cluster->pace, layer->expert_bytes);
             }
@@ -393,7 +393,9 @@ static void place(ep_coordinator_state *cluster, cluster_place_watch *watch)
         return;
     }
     bool changed = !cluster->placed_once;
-    cluster->waits_copies = false;
+    for (uint32_t m = 0; m < cluster->models_count; m++) {
+        cluster->models[m].copies_waiting = 0;
+    }
     cluster->waits_moves &= !cluster->rebalance;
     const bool is_placed = place_models(cluster, watch, &changed);
     cluster->rebalance = false;
@@ -431,6 +433,17 @@ void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watc
     cluster->is_pacing = is_pacing;
 }
 
+uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster, const char *model, const char *version)
+{
+    uint32_t count = 0;
+    for (uint32_t m = 0; m < cluster->models_count; m++) {
+        const cluster_model *of = &cluster->models[m];
+        const bool is_asked = model == NULL || (strcmp(of->name, model) == 0 && strcmp(of->version, version) == 0);
+        count += is_asked ? of->copies_waiting : 0;
+    }
+    return count;
+}
+
 /*
  * Nothing commits while nodes have a newer assignment to load, so the next copies come once all have loaded. A node that never
  * does holds them up only for a pause, which doubles: else a slow one would never be done.
@@ -441,7 +454,8 @@ void cluster_place_waiting(ep_coordinator_state *cluster)
     const bool moves = cluster->waits_moves && is_loaded;
     cluster->pause_ns = is_loaded ? PAUSE_MIN_NS : cluster->pause_ns;
     const bool copies =
-        cluster->waits_copies && (is_loaded || cluster->pace.seen_ns - cluster->assigned_ns >= cluster->pause_ns);
+        ep_coordinator_state_copies_waiting(cluster, NULL, NULL) > 0 &&
+        (is_loaded || cluster->pace.seen_ns - cluster->assigned_ns >= cluster->pause_ns);
     if ((moves || copies) && ep_move_pace_copies(&cluster->pace, 1, 1) > 0) {
         cluster->pause_ns = is_loaded || cluster->pause_ns >= PAUSE_MAX_NS ? cluster->pause_ns : 2 * cluster->pause_ns;
         cluster->rebalance |= moves;

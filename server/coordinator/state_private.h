@@ -64,6 +64,7 @@ typedef struct cluster_model {
     char name[EP_MODEL_NAME_BYTES];
     char version[EP_VERSION_BYTES];
     bool is_default;             /* at most one of a name */
+    uint32_t copies_waiting;     /* further copies that the pace did not allow */
 } cluster_model;
 
 typedef struct cluster_layer {
@@ -118,7 +119,6 @@ struct ep_coordinator_state {
     bool is_pacing;              /* and only a few of them */
     ep_move_pace pace;
     bool waits_moves;            /* moves for balance that the pace did not allow */
-    bool waits_copies;           /* further copies, the same */
     bool has_news;               /* heat or another speed was taken, or copies moved by them, since the last look */
     uint64_t compared_ns;        /* when speeds were */
     uint64_t revision;           /* grows when something worth keeping changes */

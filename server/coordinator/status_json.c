@@ -158,13 +158,14 @@ char *ep_status_json(const Expertd__V1__ClusterStatusReply *cluster, const ep_ro
 {
     const bool answers =
         !stopping && (cluster->n_problems == 0 || !cluster->problems[0]->ends_service); /* the worst first */
-    return dump(json_pack("{s:o, s:b, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+    return dump(json_pack("{s:o, s:b, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
                           "software", text(cluster->software), "stopping", stopping, "healthy",
                           !stopping && cluster->n_problems == 0, "answers", answers, "summary",
                           summary_json(cluster, stopping), "problems", problems_json(cluster),
                           "problems_more", count(cluster->problems_dropped), "epoch",
                           epoch_json(cluster->epoch->term, cluster->epoch->number), "policy",
-                          text(cluster->policy), "copies", count(cluster->copies), "watchers",
+                          text(cluster->policy), "copies", count(cluster->copies), "copies_waiting",
+                          count(cluster->copies_waiting), "watchers",
                           count(cluster->watchers), "uptime_ms", count(cluster->uptime_us / 1000), "nodes",
                           nodes_json(cluster, table, unix_now), "models", models_json(table)));
 }

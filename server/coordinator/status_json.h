@@ -5,8 +5,8 @@
  *
  * /status.json     {"software", "stopping", "healthy", "answers" (calls can be answered), "summary" (one sentence),
  *                  "problems": [{"code", "is_error", "ends_service", "text", "advice"}], "problems_more",
- *                  "epoch": {"term" (text: above 2^53), "number"}, "policy", "copies", "watchers", "uptime_ms",
- *                  "nodes": [{"id", "name", "url", "host", "state", "last_seen_ms", "behind_ms", "rows_served",
+ *                  "epoch": {"term" (text: above 2^53), "number"}, "policy", "copies",
+ *                  "copies_waiting" (for move_rate), "watchers", "uptime_ms", "nodes": [{"id", "name", "url", "host", "state", "last_seen_ms", "behind_ms", "rows_served",
  *                  "requests_failed", "requests_hedged", "requests_refused", "experts" (copies in the table),
  *                  "copies_to_load", "copies_to_drop", "devices", "devices_lost",
  *                  "tls_days" (until the first certificate ends, below 0 it has; null: no TLS)}],

@@ -162,8 +162,9 @@ function showNodes() {
   nodesTable.draw();
   const sum = key => now.nodes.reduce((total, node) => total + node[key], 0);
   const load = sum('copies_to_load'), drop = sum('copies_to_drop');
-  setText($('moves'), load + drop === 0 ? `${number(now.nodes.length)}, no copy is moving`
-    : `${number(now.nodes.length)}, ${number(load)} copies to load, ${number(drop)} to give up`);
+  const wait = now.copies_waiting > 0 ? `, ${number(now.copies_waiting)} wait for move_rate` : '';
+  setText($('moves'), load + drop === 0 && wait === '' ? `${number(now.nodes.length)}, no copy is moving`
+    : `${number(now.nodes.length)}, ${number(load)} copies to load, ${number(drop)} to give up${wait}`);
 }
 
 function showStatus(status) {

@@ -20,7 +20,7 @@ PROBLEM = {"code": str, "is_error": bool, "ends_service": bool, "text": str, "ad
 MODEL = {"name": str, "version": str, "is_default": bool, "layers": [int]}
 EPOCH = {"term": str, "number": int}
 STATUS = {"software": str, "stopping": bool, "healthy": bool, "answers": bool, "summary": str, "problems": [PROBLEM], "problems_more": int,
-          "epoch": EPOCH, "policy": str, "copies": int, "watchers": int, "uptime_ms": int, "nodes": [NODE], "models": [MODEL]}
+          "epoch": EPOCH, "policy": str, "copies": int, "copies_waiting": int, "watchers": int, "uptime_ms": int, "nodes": [NODE], "models": [MODEL]}
 PLACEMENT = {"model": str, "version": str, "layer": int, "epoch": EPOCH, "experts": int, "shared_experts": int, "top_k": int, "copies": [[int]],
              "heat": ([int], type(None)), "slots": ([int], type(None)), "to_load": [[int]], "to_load_more": int, "to_drop": [[int]],
              "to_drop_more": int}
@@ -237,7 +237,7 @@ def made_up():
               "tls_days": (None, -1, 2**40)[n % 3]} for n in range(NODES)]
     problem = {"code": "tls-refused", "is_error": True, "ends_service": False, "text": f"node {EVIL}: {'<svg onload=document.title=1>' * 9}", "advice": "repair it"}
     status = {"software": "s", "stopping": False, "healthy": False, "answers": True, "summary": "Calls are answered, with 64 errors.", "problems": [problem] * 64,
-              "problems_more": 9, "epoch": {"term": "1", "number": 2}, "policy": "balanced", "copies": 2, "watchers": 1, "uptime_ms": 1, "nodes": nodes,
+              "problems_more": 9, "epoch": {"term": "1", "number": 2}, "policy": "balanced", "copies": 2, "copies_waiting": 3, "watchers": 1, "uptime_ms": 1, "nodes": nodes,
               "models": [{"name": "large", "version": "v1", "is_default": True, "layers": list(range(3, 3 + LAYERS))}]}
     heat = [1000 // (e + 1) for e in range(MANY_EXPERTS)]
     placement = {"model": "large", "version": "v1", "layer": 3, "epoch": {"term": "1", "number": 2}, "experts": MANY_EXPERTS, "shared_experts": 0, "top_k": 8,

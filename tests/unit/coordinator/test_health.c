@@ -223,6 +223,10 @@ Test(health, missing_and_few_copies_are_told_by_model)
     set_copies(1, 2, 1, 2);
     expect(EP_HEALTH_FEW_COPIES, "model demo v1: 1 experts in 1 layers have fewer than 2 copies");
     cr_assert_eq(health.experts_with_few_copies, 1u);
+    f.facts.copies_waiting = (const uint32_t[]){3, 0};
+    f.facts.move_rate = 100 << 20;
+    expect(EP_HEALTH_FEW_COPIES, "have fewer than 2 copies; 3 copies wait for move_rate 100M");
+    f.facts.copies_waiting = NULL;
     f.cluster.policy = text_of("static"); /* the map says how many */
     judge();
     cr_assert_eq(health.problems_count, 0u);
@@ -246,6 +250,13 @@ Test(health, copies_that_all_stand_on_one_host_are_told_when_there_are_others)
     strcpy(f.table->nodes[1].host, "h0");
     strcpy(f.table->nodes[2].host, "h1");
     expect(EP_HEALTH_ONE_HOST, "model demo v1: all copies of 1 experts in 1 layers are on one host, layer 7 expert 1 first");
+    f.cluster.policy = text_of("static");
+    judge();
+    cr_assert_eq(health.problems_count, 0u, "a map says where");
+    f.cluster.policy = text_of("uniform");
+    f.table->nodes[2].host[0] = '\0';
+    judge();
+    cr_assert_eq(health.problems_count, 0u, "another host that is not known is none");
     strcpy(f.table->nodes[2].host, "h0");
     judge();
     cr_assert_eq(health.problems_count, 0u, "there is no other host");

@@ -122,6 +122,10 @@ Test(status_json, one_sentence_follows_the_judgement)
     expect_verdict("Calls are answered, with 1 error and 0 warnings.", false, true, false);
     f.cluster.n_problems = 2;
     f.cluster.problems_dropped = 9;
+    f.cluster.copies_waiting = 12;
+    json_t *json = status(false);
+    cr_expect_eq(number_of(json, "copies_waiting"), 12);
+    json_decref(json);
     expect_verdict("Calls are answered, with 1 error and 1 warning, and more.", false, true, false);
     f.problem[0].ends_service = true;
     expect_verdict("No call can be answered: node c is lost.", false, false, false);
