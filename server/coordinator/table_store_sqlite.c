@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/printable.h"
 #include "coordinator/failpoint.h"
 #include "coordinator/policy.h"
 
@@ -232,7 +233,7 @@ static ep_err read_policy_value(sqlite3_stmt *statement, ep_coordinator_kept *ke
     }
     const ep_policy_key key = ep_policy_find(name);
     if (key == EP_POLICY_KEYS) {
-        return EP_ERR_NOT_FOUND;
+        return EP_ERR_NOT_FOUND; /* read_rows names it */
     }
     if (value.revision == 0 || !ep_policy_value_is_good(key, value.number)) {
         return EP_ERR_DATA_LOSS;
@@ -251,15 +252,19 @@ static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row,
         code = sqlite3_step(statement);
         err = code == SQLITE_ROW ? read_row(statement, kept) : EP_OK;
     }
+    if (err == EP_ERR_NOT_FOUND) {
+        char key[EP_TEXT_ESCAPED_BYTES(64)];
+        ep_text_escape((const char *)sqlite3_column_text(statement, 0), key, sizeof(key));
+        sqlite3_finalize(statement);
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "%s keeps the key %s of the policy, which this build does not know: use the build that "
+                            "wrote it, and there expertctl policy unset %s",
+                            store->base.place, key, key);
+    }
     if (err != EP_OK) {
         sqlite3_finalize(statement);
-        return err == EP_ERR_DATA_LOSS   ? damaged(store, out_error, "a row does not fit")
-               : err == EP_ERR_NOT_FOUND ? ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                                                        "%s keeps a key of the policy that this build does not know: "
-                                                        "use the build that wrote it, and there "
-                                                        "expertctl policy unset",
-                                                        store->base.place)
-                                         : failed(store, SQLITE_NOMEM, "reading", out_error);
+        return err == EP_ERR_DATA_LOSS ? damaged(store, out_error, "a row does not fit")
+                                       : failed(store, SQLITE_NOMEM, "reading", out_error);
     }
     if (code != SQLITE_DONE) {
         sqlite3_finalize(statement);
