@@ -186,18 +186,16 @@ static void collect_placement(const ep_load_layer *layers, size_t count, ep_stat
                 worst.busiest_over_bound = fmax(worst.busiest_over_bound, balance.busiest_over_bound);
             }
         }
-        if (worst.busiest_over_mean > 0) {
-            ep_gauge_set(
-                ep_metrics_gauge(metrics, "expertd_placement_busiest_over_mean",
-                                 "Load of the busiest node over the mean of all, in the layer where it is worst",
-                                 labels, EP_ARRAY_COUNT(labels)),
-                worst.busiest_over_mean);
-            ep_gauge_set(ep_metrics_gauge(metrics, "expertd_placement_busiest_over_bound",
-                                          "Load of the busiest node over the least that any placement can have, in "
-                                          "the layer where it is worst",
-                                          labels, EP_ARRAY_COUNT(labels)),
-                         worst.busiest_over_bound);
-        }
+        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_placement_busiest_over_mean",
+                                      "Load of the busiest node over the mean of all, in the layer where it is worst; "
+                                      "0 not known",
+                                      labels, EP_ARRAY_COUNT(labels)),
+                     worst.busiest_over_mean);
+        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_placement_busiest_over_bound",
+                                      "Load of the busiest node over the least that any placement can have, in "
+                                      "the layer where it is worst; 0 not known",
+                                      labels, EP_ARRAY_COUNT(labels)),
+                     worst.busiest_over_bound);
     }
 }
 

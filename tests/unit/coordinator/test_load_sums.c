@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums of reports: copies add up, restarts and late reports take nothing away, wrong reports are refused. */
-#include "coordinator/load_sums.h"
+#include "coordinator/statistics.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -175,5 +175,39 @@ Test(load_sums, wrong_reports)
     cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
     cr_assert(count == 2 && layers[0].layer == 2 && layers[1].tokens == 10 && layers[1].probability_sums[3] == 4 && layers[1].counts[0] == 1);
     ep_load_layers_free(layers, count);
+    ep_load_sums_destroy(sums);
+}
+
+static bool balance_of(void *arg, const char *model, const char *version, uint32_t layer, ep_coordinator_balance *out_balance)
+{
+    (void)model, (void)version, (void)layer;
+    *out_balance = (ep_coordinator_balance){1.5, 1.25};
+    return *(const bool *)arg;
+}
+
+static void expect_gauges(ep_load_sums *sums, ep_metrics *metrics, bool is_known, const char *mean, const char *bound)
+{
+    char *text, line[160];
+    size_t bytes;
+    ep_statistics_collect(sums, balance_of, &is_known, metrics, false);
+    cr_assert_eq(ep_metrics_write(metrics, &text, &bytes), EP_OK);
+    snprintf(line, sizeof(line), "expertd_placement_busiest_over_mean{model=\"m\",version=\"v\"} %s\n", mean);
+    cr_assert_not_null(strstr(text, line), "%s is not in %s", line, text);
+    snprintf(line, sizeof(line), "expertd_placement_busiest_over_bound{model=\"m\",version=\"v\"} %s\n", bound);
+    cr_assert_not_null(strstr(text, line), "%s is not in %s", line, text);
+    free(text);
+}
+
+Test(load_sums, a_balance_that_is_not_known_any_more_leaves_no_old_figure)
+{
+    ep_load_sums *sums;
+    ep_metrics *metrics;
+    ep_error error;
+    cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
+    cr_assert_eq(ep_metrics_create(&metrics), EP_OK);
+    REPORT("a", 1, LIST(0, 2), LIST(10, 5));
+    expect_gauges(sums, metrics, true, "1.5", "1.25");
+    expect_gauges(sums, metrics, false, "0", "0");
+    ep_metrics_destroy(metrics);
     ep_load_sums_destroy(sums);
 }
