@@ -130,7 +130,7 @@ const ep_coordinator_state_config *ep_coordinator_state_configured(const ep_coor
 /*
  * What placement would do now with as many moves for balance as help, or apply: does; nodes then load it as after any
  * change, and the pace of _rebalance is as before. *out_reply: expertd__v1__plan_reply__free_unpacked. Errors:
- * UNAVAILABLE (nothing is placed yet; apply while nodes still load), NO_MEMORY (an order is then done all the same).
+ * UNAVAILABLE (nothing is placed yet; apply while nodes still load or one is suspect), NO_MEMORY (an order is then done all the same).
  */
 ep_err ep_coordinator_state_plan(ep_coordinator_state *cluster, bool apply, bool with_copies,
                                  Expertd__V1__PlanReply **out_reply, ep_error *out_error);

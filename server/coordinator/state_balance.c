@@ -76,6 +76,13 @@ static const ep_routing_layer *find_listed(const ep_coordinator_state *cluster, 
     return fits ? listed : NULL;
 }
 
+void cluster_forget_balance(ep_coordinator_state *cluster)
+{
+    for (uint32_t l = 0; l < cluster->layers_count; l++) {
+        cluster->layers[l].judged_heat = 0;
+    }
+}
+
 bool ep_coordinator_state_balance(ep_coordinator_state *cluster, const char *model, const char *version, uint32_t layer,
                                   ep_coordinator_balance *out_balance)
 {

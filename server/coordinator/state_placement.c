@@ -386,6 +386,7 @@ static bool place_models(ep_coordinator_state *cluster, cluster_place_watch *wat
 static void place(ep_coordinator_state *cluster, cluster_place_watch *watch)
 {
     uint32_t able = 0;
+    cluster_forget_balance(cluster);
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         able += node_can_own(cluster->nodes[n]);
     }
@@ -433,6 +434,18 @@ void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watc
     cluster->is_pacing = is_pacing;
 }
 
+const cluster_node *cluster_find_suspect(const ep_coordinator_state *cluster)
+{
+    for (size_t n = 0; n < cluster->nodes_count; n++) {
+        for (uint32_t m = 0; cluster->nodes[n]->state == NODE_SUSPECT && m < cluster->models_count; m++) {
+            if (cluster_node_offers(cluster->nodes[n], m)) {
+                return cluster->nodes[n];
+            }
+        }
+    }
+    return NULL;
+}
+
 uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster, const char *model, const char *version)
 {
     uint32_t count = 0;
@@ -451,7 +464,7 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
 void cluster_place_waiting(ep_coordinator_state *cluster)
 {
     const bool is_loaded = cluster->committed_number == cluster->assignment_number;
-    const bool moves = cluster->waits_moves && is_loaded;
+    const bool moves = cluster->waits_moves && is_loaded && cluster_find_suspect(cluster) == NULL;
     cluster->pause_ns = is_loaded ? PAUSE_MIN_NS : cluster->pause_ns;
     const bool copies =
         ep_coordinator_state_copies_waiting(cluster, NULL, NULL) > 0 &&
@@ -510,7 +523,7 @@ void ep_coordinator_state_rebalance(ep_coordinator_state *cluster)
     if (!cluster->config.is_balanced || !cluster->has_news || !cluster->placed_once || cluster->committed_number < before) {
         return;
     }
-    if (ep_move_pace_copies(&cluster->pace, 1, 1) == 0) {
+    if (ep_move_pace_copies(&cluster->pace, 1, 1) == 0 || cluster_find_suspect(cluster) != NULL) {
         return; /* the next time: what is known of the heat stays news */
     }
     cluster->rebalance = true;

@@ -229,6 +229,13 @@ static ep_err check_ready(const ep_coordinator_state *cluster, bool apply, const
             "%zu nodes (%s%s) still load what they were given before: ask again once expertctl plan names none",
             reply->n_loading, reply->loading[0], reply->n_loading > 1 ? ", ..." : "");
     }
+    const cluster_node *suspect = apply ? cluster_find_suspect(cluster) : NULL;
+    if (suspect != NULL) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "node %s is suspect, and copies would move to it while it is silent: ask again once it "
+                            "serves or is lost (restore_ms), or drain it",
+                            suspect->name);
+    }
     return EP_OK;
 }
 

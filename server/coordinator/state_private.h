@@ -75,7 +75,7 @@ typedef struct cluster_layer {
     double *heat;                /* [E] slots of late; NULL: none was taken yet */
     uint64_t *counted;           /* [E] of which these sums are taken */
     uint64_t heat_number;        /* how often */
-    uint64_t judged_heat;        /* balance is of this heat and of this table */
+    uint64_t judged_heat;        /* balance is of this heat, 0: to be judged anew, and of this table */
     uint64_t judged_table;
     ep_coordinator_balance balance; /* both 0: an expert has no copy */
 } cluster_layer;
@@ -218,6 +218,8 @@ bool cluster_judge_copies(ep_coordinator_state *cluster);
 void cluster_place(ep_coordinator_state *cluster);
 /* Places what the pace did not allow before, when it does now. */
 void cluster_place_waiting(ep_coordinator_state *cluster);
+/* A node that is silent and may be given copies of a model; NULL: none. Nothing is moved for balance then. */
+const cluster_node *cluster_find_suspect(const ep_coordinator_state *cluster);
 /* Commits the assignment when all have loaded it; then, from the first commit on, as cluster_republish. */
 void cluster_publish(ep_coordinator_state *cluster);
 /*
@@ -255,6 +257,8 @@ bool cluster_drained_add(ep_coordinator_state *cluster, const char *name);
 void cluster_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request);
 /* Compares the nodes. Placement is due for another look where it goes by another speed then. */
 void cluster_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns);
+/* What is known of balance is judged anew: speeds, or what is wanted, changed. */
+void cluster_forget_balance(ep_coordinator_state *cluster);
 /* Nodes that fell silent (state_lost.c). */
 bool cluster_is_lost(const ep_coordinator_state *cluster, const char *name);
 void cluster_lost_add(ep_coordinator_state *cluster, const cluster_node *node);

@@ -90,6 +90,7 @@ void cluster_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns)
         if (is_news(speed->placed, placed)) {
             speed->placed = placed;
             cluster->has_news = true;
+            cluster_forget_balance(cluster);
         }
     }
 }

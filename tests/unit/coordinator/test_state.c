@@ -887,6 +887,42 @@ Test(coordinator_state, a_plan_is_applied_whatever_the_pace)
     ep_coordinator_state_destroy(cluster);
 }
 
+/* It would load nothing, and the copies would be missing once it is lost. */
+Test(coordinator_state, a_plan_is_not_applied_while_a_node_is_suspect)
+{
+    uint64_t sums[EXPERTS];
+    ep_error error;
+    Expertd__V1__PlanReply *reply = NULL;
+    ep_coordinator_drain drain;
+    start_balanced(0);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        sums[e] = 100 + (uint64_t)e * e * 200;
+    }
+    note_heat(sums);
+    now_ns += 2 * EP_NS_PER_S;
+    beat(0, "serving");
+    beat(1, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    const uint64_t number = ep_coordinator_state_assignment_epoch(cluster).number;
+    ep_coordinator_state_rebalance(cluster);
+    cr_assert_eq(ep_coordinator_state_plan(cluster, true, false, &reply, &error), EP_ERR_UNAVAILABLE);
+    cr_assert_not_null(strstr(error.text, "node node-2 is suspect"), "%s", error.text);
+    cr_assert_eq(ep_coordinator_state_assignment_epoch(cluster).number, number);
+    free_plan(plan(false));
+    beat(2, "serving");
+    ep_coordinator_state_rebalance(cluster);
+    cr_assert_gt(ep_coordinator_state_assignment_epoch(cluster).number, number, "nothing would have moved");
+    load_all(3);
+    now_ns += 2 * EP_NS_PER_S;
+    beat(0, "serving");
+    beat(1, "serving");
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert_eq(ep_coordinator_state_drain(cluster, "node-2", false, &drain, &error), EP_OK);
+    load_all(2);
+    free_plan(plan(true)); /* nothing is moved to a drained one */
+    ep_coordinator_state_destroy(cluster);
+}
+
 /* What a node gave up it still holds for a while; who places must not take that for copies, nor move back and forth.
  */
 Test(coordinator_state, copies_given_up_are_none)
@@ -2294,5 +2330,56 @@ Test(coordinator_state, a_node_that_never_loads_does_not_stop_further_copies)
         late_beats(4, true, 0);
     }
     cr_assert_eq(listed(1) + listed(2) + listed(3), 24u);
+    ep_coordinator_state_destroy(cluster);
+}
+
+static size_t given(int i)
+{
+    Expertd__V1__NodeAssignment **list;
+    size_t count, experts = 0;
+    cr_assert_eq(ep_coordinator_state_assignments(cluster, nodes[i].name, &list, &count), EP_OK);
+    for (size_t a = 0; a < count; a++) {
+        experts += list[a]->n_experts;
+    }
+    ep_coordinator_state_assignments_free(list, count);
+    return experts;
+}
+
+Test(coordinator_state, nothing_moves_to_a_suspect_node_for_balance)
+{
+    start_paced(2, 3);
+    copies_after(2000, 3);
+    cr_assert_eq(join(3, NULL), EP_OK);
+    settle(4);
+    const size_t before = given(3);
+    now_ns += 2000 * EP_NS_PER_MS;
+    copies_after(250, 3);
+    cr_assert_str_eq(state_of(3), "suspect");
+    copies_after(4000, 3);
+    cr_assert_eq(given(3), before);
+    beat(3, "serving");
+    copies_after(6000, 4);
+    cr_assert_eq(given(3), (size_t)LAYERS * EXPERTS / 2);
+    ep_coordinator_state_destroy(cluster);
+}
+
+/* The same heat and the same table. */
+Test(coordinator_state, balance_is_judged_anew_when_speeds_change)
+{
+    uint64_t sums[EXPERTS];
+    ep_coordinator_balance even, slow;
+    start_balanced(0);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        sums[e] = 1000;
+    }
+    note_heat(sums);
+    cr_assert(ep_coordinator_state_balance(cluster, "demo", "v1", 3, &even));
+    const uint64_t number = ep_coordinator_state_table(cluster)->epoch.number;
+    for (int i = 0; i < 20; i++) {
+        work_on(200000, 0.25);
+    }
+    cr_assert(ep_coordinator_state_balance(cluster, "demo", "v1", 3, &slow));
+    cr_assert_gt(slow.busiest_over_bound, 1.5 * even.busiest_over_bound);
+    cr_assert_eq(ep_coordinator_state_table(cluster)->epoch.number, number, "another table: this shows nothing");
     ep_coordinator_state_destroy(cluster);
 }
