@@ -465,7 +465,7 @@ void cluster_place_waiting(ep_coordinator_state *cluster)
 {
     const bool is_loaded = cluster->committed_number == cluster->assignment_number;
     const bool moves = cluster->waits_moves && is_loaded && cluster_find_suspect(cluster) == NULL;
-    cluster->pause_ns = is_loaded ? PAUSE_MIN_NS : cluster->pause_ns;
+    cluster->pause_ns = is_loaded || cluster->pause_ns == 0 ? PAUSE_MIN_NS : cluster->pause_ns;
     const bool copies =
         ep_coordinator_state_copies_waiting(cluster, NULL, NULL) > 0 &&
         (is_loaded || cluster->pace.seen_ns - cluster->assigned_ns >= cluster->pause_ns);

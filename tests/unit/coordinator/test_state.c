@@ -2319,7 +2319,6 @@ Test(coordinator_state, a_drain_ends_while_copies_wait_for_the_pace)
 Test(coordinator_state, a_node_that_never_loads_does_not_stop_further_copies)
 {
     start_paced(1, 4);
-    copies_after(2000, 4);
     set_policy("copies", "2");
     for (int i = 0; i < 20; i++) {
         late_beats(4, true, 0);
