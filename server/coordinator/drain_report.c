@@ -54,7 +54,8 @@ static void note_fewer(const ep_coordinator_state *cluster, const ep_coordinator
                  ep_quantity_format(config->move_rate, EP_UNIT_BYTES, rate));
     } else {
         snprintf(out + used, EP_ERROR_TEXT_BYTES - used, "%s",
-                 is_loading ? "other nodes still load" : "too few other nodes can hold them, start one or lower copies");
+                 is_loading ? "other nodes still load"
+                            : "too few other nodes can hold them, start one or lower copies");
     }
 }
 

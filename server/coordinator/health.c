@@ -206,8 +206,8 @@ static void add_few(const ep_health_facts *facts, uint32_t model_index, const ex
         snprintf(wait, sizeof(wait), "; %u copies wait for move_rate %s", waiting,
                  ep_quantity_format(facts->move_rate, EP_UNIT_BYTES, rate));
     }
-    add(health, EP_HEALTH_FEW_COPIES, "model %s %s: %" PRIu64 " experts in %u layers have fewer than %u copies%s", model->name,
-        model->version, few->experts, few->layers, facts->cluster->copies, wait);
+    add(health, EP_HEALTH_FEW_COPIES, "model %s %s: %" PRIu64 " experts in %u layers have fewer than %u copies%s",
+        model->name, model->version, few->experts, few->layers, facts->cluster->copies, wait);
 }
 
 static void judge_copies(const ep_health_facts *facts, uint32_t model_index, bool is_mapped, ep_health *health)

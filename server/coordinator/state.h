@@ -225,7 +225,8 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
 void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index, uint32_t *out_to_load,
                                 uint32_t *out_to_drop);
 /* Copies beyond an expert's first that are wanted of the model and wait for move_rate; model NULL: of all. */
-uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster, const char *model, const char *version);
+uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster, const char *model,
+                                             const char *version);
 /* Nodes that fell silent and were forgotten, the longest away first, as state EP_NODE_LOST: until they register again or are drained by
  * name. Not kept over a restart of the coordinator; at most nodes_max. False past the end. */
 #define EP_NODE_LOST "lost"

@@ -446,7 +446,8 @@ const cluster_node *cluster_find_suspect(const ep_coordinator_state *cluster)
     return NULL;
 }
 
-uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster, const char *model, const char *version)
+uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster, const char *model,
+                                             const char *version)
 {
     uint32_t count = 0;
     for (uint32_t m = 0; m < cluster->models_count; m++) {
@@ -458,8 +459,8 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
 }
 
 /*
- * Nothing commits while nodes have a newer assignment to load, so the next copies come once all have loaded. A node that never
- * does holds them up only for a pause, which doubles: else a slow one would never be done.
+ * Nothing commits while nodes have a newer assignment to load, so the next copies come once all have loaded. A node that
+ * never does holds them up only for a pause, which doubles: else a slow one would never be done.
  */
 void cluster_place_waiting(ep_coordinator_state *cluster)
 {
