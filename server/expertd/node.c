@@ -484,6 +484,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
+    ep_weight_fetch_opened(node->weight_fetch);
     ep_batch_policy_config policy;
     fill_policy(config, &node->devices, &policy);
     if ((err = ep_admission_create(node->inflight_tokens, config->spill_bytes, &config->tenants,

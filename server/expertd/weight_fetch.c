@@ -22,7 +22,8 @@
 
 #define CALL_NS (10 * EP_NS_PER_S)
 #define DIAL_NS (3 * EP_NS_PER_S)
-#define FETCH_NS (20 * EP_NS_PER_S) /* one piece: then its load fails, and is tried again */
+#define FETCH_NS (20 * EP_NS_PER_S) /* one piece, while models are opened, or while a source is busy */
+#define AGAIN_NS (5 * EP_NS_PER_S)  /* from a node, or a coordinator, that could not be reached to the next try */
 #define FIND_NS (60 * EP_NS_PER_S)  /* a model, at the first start */
 #define ROUND_NS (EP_NS_PER_S / 5)  /* from a round without success to the next */
 #define PROGRESS_NS (10 * EP_NS_PER_S)
@@ -32,6 +33,7 @@ typedef struct source {
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
     ep_rpc_channel *channel; /* NULL: none is open */
+    uint64_t ask_ns;         /* not before, once all models are open */
     bool is_passed;          /* in this round */
     bool was_said;           /* why it is passed over, since it gave something */
     bool is_gone;            /* the coordinator no longer names it */
@@ -52,6 +54,8 @@ struct ep_weight_fetch {
     pthread_mutex_t one; /* one fetch at a time; before lock. What follows is its: */
     source *sources;
     source *last; /* that gave something; NULL none */
+    bool is_opened; /* all models are */
+    uint64_t ask_ns; /* the coordinator, not before */
     uint64_t progress_ns;
     uint64_t progress_bytes;
     _Atomic uint64_t bytes;
@@ -134,6 +138,7 @@ static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
         s->is_passed = false;
         s->is_gone = err == EP_OK;
     }
+    fetch->ask_ns = ep_clock_now_ns() + (err == EP_OK ? EP_NS_PER_S : AGAIN_NS);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "coordinator at %s", fetch->config.coordinator_url);
     }
@@ -159,6 +164,9 @@ static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
 static ep_err dial(ep_weight_fetch *fetch, source *s, ep_error *out_error)
 {
     ep_lane_address address;
+    if (fetch->is_opened && ep_clock_now_ns() < s->ask_ns) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "it gave no answer a moment ago");
+    }
     if (s->channel != NULL) {
         return EP_OK;
     }
@@ -169,6 +177,7 @@ static ep_err dial(ep_weight_fetch *fetch, source *s, ep_error *out_error)
     err = err == EP_OK ? ep_rpc_channel_wait_ready(s->channel, ep_clock_now_ns() + DIAL_NS, out_error) : err;
     if (err != EP_OK) {
         hang_up(s);
+        s->ask_ns = ep_clock_now_ns() + AGAIN_NS;
     }
     return err;
 }
@@ -179,6 +188,9 @@ static void pass_over(source *s, const mirrored_model *model, const char *file, 
     s->is_passed = true;
     if (s->channel != NULL && ep_rpc_channel_get_state(s->channel) != EP_CHANNEL_READY) {
         hang_up(s);
+    }
+    if (error->code == EP_ERR_DEADLINE_EXCEEDED) {
+        s->ask_ns = ep_clock_now_ns() + AGAIN_NS;
     }
     if (!s->was_said && error->code != EP_ERR_RESOURCE_EXHAUSTED) { /* it is busy */
         s->was_said = true;
@@ -312,11 +324,34 @@ static source *next_source(ep_weight_fetch *fetch)
     return s;
 }
 
+/*
+ * Whether the sources are asked once more, after all failed. A start waits for one; one that is busy is waited for. Else
+ * a load fails after those that the coordinator names now, for other loads wait behind it. False: out_error is set.
+ */
+static bool goes_round(ep_weight_fetch *fetch, bool is_busy, uint64_t deadline_ns, bool *io_has_asked, ep_error *out_why)
+{
+    const uint64_t now_ns = ep_clock_now_ns();
+    if (!fetch->is_opened || is_busy) {
+        if (now_ns > deadline_ns || !pause_round(fetch)) {
+            return false;
+        }
+    } else if (*io_has_asked || now_ns < fetch->ask_ns) {
+        return false;
+    }
+    *io_has_asked = true;
+    ep_error why;
+    if (begin_round(fetch, &why) != EP_OK) {
+        *out_why = why;
+    }
+    return true;
+}
+
 static ep_err fetch_locked(ep_weight_fetch *fetch, const mirrored_model *model, const char *file, uint64_t offset,
                            void *out, size_t bytes, ep_error *out_error)
 {
     const uint64_t deadline_ns = ep_clock_now_ns() + FETCH_NS;
     char asked[EP_NODE_NAME_BYTES] = "none";
+    bool has_asked = false, is_busy = false;
     ep_error why;
     ep_error_set(&why, EP_ERR_UNAVAILABLE, "the coordinator names no other node");
     for (source *s = fetch->sources; s != NULL; s = s->next) {
@@ -333,18 +368,19 @@ static ep_err fetch_locked(ep_weight_fetch *fetch, const mirrored_model *model, 
         }
         if (s != NULL) {
             snprintf(asked, sizeof(asked), "%s", s->name);
+            is_busy = is_busy || why.code == EP_ERR_RESOURCE_EXHAUSTED;
             if (!is_stopped(fetch)) {
                 pass_over(s, model, file, &why);
             }
-        } else if (ep_clock_now_ns() > deadline_ns) {
-            return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                                "no node gives %s of version %s from byte %" PRIu64
-                                "; asked last: %s: %.200s; start a node that has the files",
-                                file, model->version, offset, asked, why.text);
-        } else if (!pause_round(fetch)) {
-            return ends(out_error);
+        } else if (!goes_round(fetch, is_busy, deadline_ns, &has_asked, &why)) {
+            return is_stopped(fetch)
+                       ? ends(out_error)
+                       : ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                                      "no node gives %s of version %s from byte %" PRIu64
+                                      "; asked last: %s: %.200s; start a node that has the files",
+                                      file, model->version, offset, asked, why.text);
         } else {
-            (void)begin_round(fetch, &why);
+            is_busy = false;
         }
     }
 }
@@ -572,6 +608,15 @@ ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fe
     }
     *out_fetch = fetch;
     return EP_OK;
+}
+
+void ep_weight_fetch_opened(ep_weight_fetch *fetch)
+{
+    if (fetch != NULL) {
+        pthread_mutex_lock(&fetch->one);
+        fetch->is_opened = true;
+        pthread_mutex_unlock(&fetch->one);
+    }
 }
 
 void ep_weight_fetch_stop(ep_weight_fetch *fetch)

@@ -38,6 +38,9 @@ void ep_weight_fetch_destroy(ep_weight_fetch *fetch);
  */
 ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *model, const char *version, const char *path,
                             ep_mirror **out_mirror, ep_error *out_error);
+/* All models are open: what is read from here on fails, UNAVAILABLE, once all sources were asked; before, it waits for
+ * one. NULL allowed. */
+void ep_weight_fetch_opened(ep_weight_fetch *fetch);
 /* Received so far; NULL: 0. */
 uint64_t ep_weight_fetch_bytes(const ep_weight_fetch *fetch);
 

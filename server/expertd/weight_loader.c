@@ -19,6 +19,7 @@
 #include "observe/trace.h"
 
 #define RETRY_NS (EP_NS_PER_S / 2)  /* from a load that failed for a passing reason to the next of the same expert */
+#define LATER_NS (2 * EP_NS_PER_S)  /* the same in the first pass, where nobody waits for it */
 #define SAID_NS EP_NS_PER_S /* from a line of the log on a reason that all loads share to the next */
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
 
@@ -471,8 +472,9 @@ static void log_failure(loader *self, const expert_entry *entry, ep_err err, con
         left_out = self->unsaid;
         self->unsaid = 0;
     }
-    ep_log(EP_LOG_ERROR, "expert-load", EP_KV(model, layer->layer.model), EP_KV(layer, layer->layer.shape.layer),
-           EP_KV(expert, entry->expert), EP_KV(reason, error->text), EP_KV(lines_left_out, left_out));
+    ep_log(err == EP_ERR_UNAVAILABLE ? EP_LOG_WARN : EP_LOG_ERROR, "expert-load", EP_KV(model, layer->layer.model),
+           EP_KV(layer, layer->layer.shape.layer), EP_KV(expert, entry->expert), EP_KV(reason, error->text),
+           EP_KV(lines_left_out, left_out));
 }
 
 /*
@@ -503,7 +505,10 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
         entry->state = EP_EXPERT_ABSENT;
         ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted); /* it may have been dropped meanwhile */
     } else if (kind == LOAD_FIRST && err == EP_ERR_UNAVAILABLE) { /* its bytes are on other nodes, and may come yet */
-        ep_weight_entry_queue_first(store, entry);
+        entry->state = EP_EXPERT_QUEUED;
+        entry->retry_ns = ep_clock_now_ns() + LATER_NS;
+        ep_entry_queue_add(&store->later, entry);
+        store->stats.pending_count++;
     } else if (entry->is_owned && is_passing(err)) {
         entry->state = EP_EXPERT_ABSENT;
         entry->retry_ns = ep_clock_now_ns() + RETRY_NS;
@@ -641,7 +646,7 @@ static void load_first(loader *self, expert_entry *entry)
         return;
     }
     load_one(self, entry, LOAD_FIRST);
-    if (self->has_progress) {
+    if (self->has_progress && entry->state != EP_EXPERT_QUEUED) { /* it comes again */
         const bool is_there = entry->state == EP_EXPERT_RESIDENT;
         pthread_mutex_unlock(&store->lock);
         ep_load_progress_add(&self->progress, 1, is_there ? bytes : 0);
@@ -750,10 +755,20 @@ static void load_ahead(loader *self, expert_entry *entry)
     }
 }
 
+/* Lock held. Experts that are due again go to the end of the first pass. */
+static void take_later(ep_weight_store *store)
+{
+    const uint64_t now_ns = ep_clock_now_ns();
+    while (store->later.first != NULL && store->later.first->retry_ns <= now_ns) {
+        ep_entry_queue_add(&store->first, ep_entry_queue_take(&store->later));
+    }
+}
+
 /* Lock held on entry and exit. False: nothing to do. */
 static bool work_once(loader *self)
 {
     ep_weight_store *store = self->store;
+    take_later(store);
     const bool owes_first = self->owes_first && store->first.first != NULL;
     expert_entry *entry = owes_first ? NULL : ep_entry_queue_take(&store->urgent);
     if (entry != NULL) {
@@ -781,6 +796,18 @@ static bool work_once(loader *self)
     return false;
 }
 
+/* Lock held, but for the wait. */
+static void await_work(ep_weight_store *store)
+{
+    if (store->later.first == NULL) {
+        pthread_cond_wait(&store->work, &store->lock);
+    } else {
+        const uint64_t due_ns = store->later.first->retry_ns;
+        const struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S), .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
+        pthread_cond_timedwait(&store->work, &store->lock, &until);
+    }
+}
+
 void *ep_weight_loader_main(void *arg)
 {
     loader self = {.store = arg};
@@ -788,7 +815,7 @@ void *ep_weight_loader_main(void *arg)
     pthread_mutex_lock(&store->lock);
     while (!store->stop) {
         if (!work_once(&self) && !store->stop) {
-            pthread_cond_wait(&store->work, &store->lock);
+            await_work(store);
         }
     }
     pthread_mutex_unlock(&store->lock);

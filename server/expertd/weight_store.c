@@ -72,6 +72,7 @@ ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_st
     init_devices(store);
     store->urgent.end = &store->urgent.first;
     store->first.end = &store->first.first;
+    store->later.end = &store->later.first;
     store->deadline_ns = EP_TIME_NEVER;
     ep_timer_init(&store->deadline, on_deadline, store);
     pthread_mutex_init(&store->lock, NULL);

@@ -71,6 +71,7 @@ struct ep_weight_store {
     layer_entry *layers;
     entry_queue urgent; /* requests wait for them */
     entry_queue first;  /* first pass */
+    entry_queue later;  /* the same, when retry_ns allows: nobody gave their bytes; in the order of that */
     uint32_t prefetches_due; /* of the last visit */
     ep_expert_heat *heat;
     ep_load_room room_ahead; /* is there time for prefetches? */

@@ -193,8 +193,9 @@ def refuses_others(c, model, other):
     url = coordinator(c, "--heartbeat-ms=1000", "--heartbeat-dead-count=100")
     with peer.Service({READ: peer.message((1, 1))}, node="a1") as liar: # the right list, and no bytes; it is asked first
         register(url, "a1", liar.url)
-        right, liar.answers[LIST] = version_of(start(c, "right", url, model)["rpc_url"])
-        wrong, _ = version_of(start(c, "wrong", url, other)["rpc_url"])
+        nodes = start(c, "right", url, model), start(c, "wrong", url, other)
+        wait_for("both to be registered", lambda: all(metric(n, "expertd_experts_owned") > 0 for n in nodes))
+        (right, liar.answers[LIST]), (wrong, _) = (version_of(n["rpc_url"]) for n in nodes)
         assert right != wrong
         ends_saying(c, spawn(c, "g", url, empty(c, "g.mirror")), "g", right, wrong, "as version of this model")
         spawn(c, "h", url, empty(c, "h.mirror"), version=right, experts="all")

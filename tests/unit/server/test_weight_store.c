@@ -502,6 +502,43 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
     backend->ops = plain_ops;
 }
 
+static _Atomic uint64_t unavailable_count;
+static _Atomic bool is_unavailable;
+
+static ep_err load_if_available(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    if (atomic_load(&is_unavailable)) {
+        atomic_fetch_add(&unavailable_count, 1);
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "made up: no node gives it");
+    }
+    return plain_ops->weights_load(base, source, out_weights, out_error);
+}
+
+/* Other loads wait behind each try. */
+Test(weight_store, what_no_node_gives_is_tried_by_the_first_pass_now_and_then)
+{
+    open_store(0);
+    ep_backend_ops *ops = change_ops();
+    ops->weights_load = load_if_available;
+    atomic_store(&is_unavailable, true);
+    const uint64_t begin_ns = ep_clock_now_ns();
+    ep_weight_store_want(store, 0, all);
+    while (atomic_load(&unavailable_count) < 9) { /* all of them, and one again */
+        usleep(5000);
+    }
+    usleep(50000); /* many tries, where it does not wait */
+    const uint64_t tries = atomic_load(&unavailable_count), passed_ns = ep_clock_now_ns() - begin_ns;
+    cr_expect_leq(tries, 8 * (1 + passed_ns / (2 * EP_NS_PER_S)));
+    ep_weight_stats stats;
+    ep_weight_store_read_stats(store, &stats);
+    cr_expect_eq(stats.pending_count, 8);
+    cr_expect_eq(stats.failed_count, 0);
+    cr_expect_eq(stats.owned_count, 0);
+    atomic_store(&is_unavailable, false);
+    cr_expect_eq(settle().owned_count, 8);
+    backend->ops = plain_ops;
+}
+
 static _Atomic int load_nice;
 
 static ep_err load_and_look(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
