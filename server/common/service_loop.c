@@ -163,6 +163,28 @@ ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service
     return EP_OK;
 }
 
+static void end_at_once(int number)
+{
+    (void)number;
+    _exit(0);
+}
+
+void ep_service_loop_catch_stop(ep_service_loop *loop, bool is_caught)
+{
+    for (int i = 0; i < SIGNALS_COUNT; i++) {
+        if (signals[i] == SIGHUP) {
+            continue;
+        }
+        if (is_caught) {
+            (void)uv_signal_start(&loop->signal_handles[i], on_signal, signals[i]);
+        } else {
+            const struct sigaction action = {.sa_handler = end_at_once}; /* the default does nothing to a container's first process */
+            uv_signal_stop(&loop->signal_handles[i]);
+            (void)sigaction(signals[i], &action, NULL);
+        }
+    }
+}
+
 void ep_service_loop_destroy(ep_service_loop *loop)
 {
     if (loop != NULL) {

@@ -42,6 +42,8 @@ typedef struct ep_loop_timer ep_loop_timer;
 /* Takes over the three signals. One loop per process. Errors: NO_MEMORY, IO. */
 ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service_loop **out_loop,
                               ep_error *out_error);
+/* False: until true is given SIGTERM and SIGINT end the process at once, with 0. For a start that waits for others. */
+void ep_service_loop_catch_stop(ep_service_loop *loop, bool is_caught);
 /* After _run returned. Tasks still queued never run. */
 void ep_service_loop_destroy(ep_service_loop *loop);
 /* Runs until _quit; may be run again. */

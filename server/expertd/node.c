@@ -478,9 +478,11 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
     store.cache = node->cache;
     err = ep_weight_store_create(&store, &node->store, out_error);
     err = err == EP_OK ? start_fetch(node, out_error) : err;
+    ep_service_loop_catch_stop(node->loop, node->weight_fetch == NULL); /* a mirror may wait for nodes; it survives such an end */
     err = err == EP_OK ? ep_node_models_open(&node->models, config, node->devices.backends,
                                              node->devices.backends_count, node->store, node->weight_fetch, out_error)
                        : err;
+    ep_service_loop_catch_stop(node->loop, true);
     if (err != EP_OK) {
         return err;
     }

@@ -209,6 +209,14 @@ def refuses_others(c, model, other):
     c.stop()
 
 
+def ends_while_it_waits(c, number):
+    process = spawn(c, "w", coordinator(c), empty(c, "w.mirror"))
+    wait_for("it to wait", lambda: [line for line in c.log("w") if line["event"] == "weights-fetch" and line["state"] == "waiting"])
+    process.send_signal(number)
+    assert process.wait(timeout=120) == 0
+    c.stop()
+
+
 def config_refuses(c, model):
     def check(words, *options, **fields):
         config = c.write("bad.yaml", ("models: [" + json.dumps({"name": "demo", "path": model, "weights_from": "nodes"} | fields) + "]\n").encode())
@@ -231,6 +239,9 @@ with Cluster() as c:
         joins_and_serves_its_part(inner, model, whole)
     with Cluster() as inner:
         goes_on_after_kills(inner, model, whole)
+    for how in signal.SIGTERM, signal.SIGINT:
+        with Cluster() as inner:
+            ends_while_it_waits(inner, how)
     with Cluster() as inner:
         refuses_a_list_with_paths(inner)
     with Cluster() as inner:
