@@ -56,7 +56,9 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
         return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "%s.%s arrived with no time left",
                             method->service->name, method->method->name);
     }
-    if (method->service == &expertd__v1__expert_service__descriptor && ep_rpc_server_is_draining(origin->server)) {
+    const bool is_work = method->service == &expertd__v1__expert_service__descriptor ||
+                         method->service == &expertd__v1__weight_files__descriptor;
+    if (is_work && ep_rpc_server_is_draining(origin->server)) {
         return ep_error_set(out_error, EP_ERR_DRAINING, "%s is draining and takes no new work",
                             origin->server->common.node[0] != 0 ? origin->server->common.node : "the node");
     }

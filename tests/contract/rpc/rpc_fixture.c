@@ -456,6 +456,7 @@ static void init_services(fixture *f)
     f->expert.f = f;
     f->coordinator.service = (Expertd__V1__Coordinator_Service)EXPERTD__V1__COORDINATOR__INIT(coordinator_);
     f->coordinator.f = f;
+    f->weights.base = (ProtobufCService){&expertd__v1__weight_files__descriptor, protobuf_c_service_invoke_internal, NULL};
     f->late_batch = 1;
 }
 
@@ -472,6 +473,7 @@ static void start_server(fixture *f, const fixture_options *options)
     if (ep_rpc_server_create(&config, &f->server, &error) != EP_OK ||
         ep_rpc_server_add_service(f->server, &f->expert.service.base, &error) != EP_OK ||
         ep_rpc_server_add_service(f->server, &f->coordinator.service.base, &error) != EP_OK ||
+        ep_rpc_server_add_service(f->server, &f->weights.base, &error) != EP_OK ||
         ep_rpc_server_listen(f->server, &(ep_lane_address){.url = options->url}, EP_ROLES_ALL, &error) != EP_OK) {
         die("server", &error);
     }

@@ -42,6 +42,7 @@ struct fixture {
     char url[EP_ADDRESS_BYTES];
     expert_impl expert;
     coordinator_impl coordinator;
+    Expertd__V1__WeightFiles_Service weights; /* without methods: for what is refused before */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;

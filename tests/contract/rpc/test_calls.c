@@ -304,6 +304,19 @@ LANE_TEST(health_says_what_was_set_and_watches_follow)
     fixture_fini(&f);
 }
 
+LANE_TEST(a_draining_node_gives_no_weights)
+{
+    fixture f;
+    ep_error error;
+    ProtobufCMessage *reply = NULL;
+    Expertd__V1__WeightListRequest request = EXPERTD__V1__WEIGHT_LIST_REQUEST__INIT;
+    fixture_init(&f, &(fixture_options){.url = url, .channel = as_node});
+    ep_rpc_server_set_state(f.server, "draining");
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.WeightFiles", "List", &request.base, EP_TIME_NEVER, &reply, &error),
+                 EP_ERR_DRAINING, "%s", error.text);
+    fixture_fini(&f);
+}
+
 LANE_TEST(reflection_lists_what_is_served)
 {
     fixture f;
@@ -316,12 +329,12 @@ LANE_TEST(reflection_lists_what_is_served)
                                   EP_TIME_NEVER, &message, &error),
                  EP_OK, "%s", error.text);
     Expertd__V1__ListServicesReply *reply = (Expertd__V1__ListServicesReply *)message;
-    cr_assert_eq(reply->n_services, 4);
+    cr_assert_eq(reply->n_services, 5);
     for (size_t i = 0; i < reply->n_services; i++) {
         methods += reply->services[i]->n_methods;
         cr_assert_str_neq(reply->services[i]->name, "expertd.v1.NodeInfo");
     }
-    cr_assert_eq(methods, 2 + 5 + 2 + 1);
+    cr_assert_eq(methods, 2 + 5 + 2 + 2 + 1);
     protobuf_c_message_free_unpacked(message, NULL);
     fixture_fini(&f);
 }
