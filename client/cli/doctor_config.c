@@ -84,7 +84,24 @@ static void unquote(const char *from, const char *end, char *out, size_t bytes)
     out[used] = '\0';
 }
 
-bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes)
+/* Whether the rest of a list's entry, from the line at on, says weights_from: nodes. */
+static bool is_mirrored(const char *at)
+{
+    static const char key[] = "weights_from: ";
+    for (; at[0] == ' '; at += strcspn(at, "\n"), at += at[0] == '\n') {
+        const char *word = at + strspn(at, " ");
+        if (word[0] == '-') {
+            return false;
+        }
+        if (strncmp(word, key, sizeof(key) - 1) == 0) {
+            word += sizeof(key) - 1;
+            return strncmp(word + (word[0] == '"'), "nodes", strlen("nodes")) == 0;
+        }
+    }
+    return false;
+}
+
+bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes, bool *out_is_mirrored)
 {
     static const char key[] = "path: ";
     const char *at = *io_at;
@@ -100,6 +117,7 @@ bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes)
         if (strncmp(word, key, sizeof(key) - 1) == 0) {
             unquote(word + sizeof(key) - 1, end, out_path, bytes);
             *io_at = at;
+            *out_is_mirrored = is_mirrored(at);
             return true;
         }
         if (*at == '\0') {
@@ -228,8 +246,13 @@ bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
     if (code == 0 && run(path, file, "--print-config", text, OUTPUT_BYTES) == 0) {
         const char *at = text;
         names_ascend = ep_doctor_names_ascend(text);
-        while (ep_doctor_next_model_path(&at, path, sizeof(path))) {
-            open_checkpoint(path, io_findings);
+        bool is_filled = false;
+        while (ep_doctor_next_model_path(&at, path, sizeof(path), &is_filled)) {
+            if (is_filled) { /* what of it is there only the node that has it open can tell */
+                ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "", "%s is filled from other nodes (weights_from: nodes)", path);
+            } else {
+                open_checkpoint(path, io_findings);
+            }
         }
     }
     free(text);
