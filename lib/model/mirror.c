@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,8 +56,7 @@ struct ep_mirror {
     ep_mirror_fetch fetch;
     void *arg;
     char *path;
-    int dir;
-    int list; /* locked */
+    int dir; /* locked */
     char version[EP_MIRROR_VERSION_BYTES];
     ep_mirror_entry *entries; /* sorted by name */
     ep_mirror_file *files;
@@ -212,7 +210,8 @@ static ep_err verify(ep_mirror_file *file, uint32_t piece, uint8_t *buffer, ep_e
     const size_t bytes = piece_bytes(file, piece);
     uint8_t digest[DIGEST_BYTES] = {0};
     const ssize_t got = pread_all(file->fd, buffer, bytes, place_of(file, piece));
-    if (got < 0) {
+    const bool is_unreadable = got < 0 && errno == EIO; /* once written again, the disk may have another place for it */
+    if (got < 0 && !is_unreadable) {
         return system_error("read", file->entry->name, out_error);
     }
     const bool is_whole = got == (ssize_t)bytes && digest_of(buffer, bytes, digest);
@@ -226,7 +225,7 @@ static ep_err verify(ep_mirror_file *file, uint32_t piece, uint8_t *buffer, ep_e
     pthread_mutex_unlock(&file->mirror->lock);
     if (was_noted && !is_good) {
         ep_log(EP_LOG_WARN, "mirror-piece", EP_KV(file, file->entry->name), EP_KV(offset, place_of(file, piece)),
-               EP_KV(bytes, bytes), EP_KV(reason, "it is not what was fetched before"),
+               EP_KV(bytes, bytes), EP_KV(reason, is_unreadable ? "it cannot be read from the disk" : "it is not what was fetched before"),
                EP_KV(effect, "it is fetched again"));
     }
     return EP_OK;
@@ -587,7 +586,6 @@ ep_err ep_mirror_open(const char *path, size_t piece_bytes_max, ep_mirror_fetch 
     }
     mirror->fetch = fetch;
     mirror->arg = arg;
-    mirror->list = -1;
     pthread_mutex_init(&mirror->fetching, NULL);
     pthread_mutex_init(&mirror->lock, NULL);
     mirror->path = strdup(path);
@@ -598,8 +596,9 @@ ep_err ep_mirror_open(const char *path, size_t piece_bytes_max, ep_mirror_fetch 
                      ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory", path)
                  : mirror->dir < 0 ? system_error("open the mirror", path, out_error)
                                    : EP_OK;
+    err = err == EP_OK ? ep_mirror_list_lock(mirror->dir, path, out_error) : err;
     err = err == EP_OK ? ep_mirror_list_read(mirror->dir, path, mirror->version, &mirror->entries, &mirror->count,
-                                             &mirror->list, out_error)
+                                             out_error)
                        : err;
     mirror->files = err == EP_OK ? calloc(mirror->count, sizeof(*mirror->files)) : NULL;
     if (err == EP_OK && mirror->files == NULL) {
@@ -634,7 +633,6 @@ void ep_mirror_close(ep_mirror *mirror)
         free(mirror->files[i].states);
         free(mirror->files[i].digests);
     }
-    close_fd(mirror->list);
     close_fd(mirror->dir);
     pthread_mutex_destroy(&mirror->fetching);
     pthread_mutex_destroy(&mirror->lock);

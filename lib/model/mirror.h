@@ -3,10 +3,12 @@
  * A directory that holds as much of a model's files as was needed so far. Reads of what is not here fetch it first, in
  * pieces.
  *
- *     expertd-mirror    version, names and sizes of all files; held locked while the mirror is open
+ *     expertd-mirror    version, names and sizes of all files
  *     NAME.part         a file that is not whole, at its full size, with holes
  *     NAME.pieces       its journal: a record, with a digest, of each piece that is here
  *     NAME              a file that is whole, as any other checkpoint has it
+ *
+ * The directory is locked while it is made a mirror, and while it is open.
  *
  * A hole reads as zeros, so nothing but this module opens a .part: ep_checkpoint_open does not find it. A piece is
  * noted once it is on the disk; one that an earlier process noted is compared with its digest before its first use,
@@ -37,7 +39,7 @@ typedef ep_err (*ep_mirror_fetch)(void *arg, const char *name, uint64_t offset, 
                                   ep_error *out_error);
 
 /* Makes an empty directory the mirror of a version. Errors: BAD_FILE (something is in it; a name, a size or their
- * number is not allowed), NOT_FOUND, IO, NO_MEMORY. */
+ * number is not allowed), NOT_FOUND, FAILED_PRECONDITION (another process has it), IO, NO_MEMORY. */
 ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_entry *entries, size_t count,
                         ep_error *out_error);
 /* piece_bytes: of one fetch at most; what was fetched in pieces of another size counts as missing. Errors: NOT_FOUND

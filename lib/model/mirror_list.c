@@ -99,6 +99,19 @@ static ep_err check(const char *path, const char *version, ep_mirror_entry *entr
 
 /* ---- writing ---- */
 
+ep_err ep_mirror_list_lock(int dir, const char *path, ep_error *out_error)
+{
+    if (flock(dir, LOCK_EX | LOCK_NB) == 0) {
+        return EP_OK;
+    }
+    return errno != EWOULDBLOCK
+               ? system_error("lock the directory", path, out_error)
+               : ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                              "%s: another process, or another model of this node, has this mirror open; each needs a "
+                              "directory of its own",
+                              path);
+}
+
 /* A file of somebody else's in it would be taken for one that was fetched. */
 static ep_err check_empty(int dir, const char *path, ep_error *out_error)
 {
@@ -115,7 +128,8 @@ static ep_err check_empty(int dir, const char *path, ep_error *out_error)
     rewinddir(list);
     while (err == EP_OK && (entry = readdir(list)) != NULL) {
         const char *name = entry->d_name;
-        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, NEW_NAME) != 0) {
+        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, NEW_NAME) != 0 &&
+            strcmp(name, "lost+found") != 0) { /* of a file system made for it */
             err = ep_error_set(
                 out_error, EP_ERR_BAD_FILE,
                 "%s: has %.200s in it; allowed: an empty directory, or one that weights_from: nodes has filled", path,
@@ -191,6 +205,7 @@ ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_e
     if (err == EP_OK && dir < 0) {
         err = system_error("open the directory", path, out_error);
     }
+    err = err == EP_OK ? ep_mirror_list_lock(dir, path, out_error) : err;
     err = err == EP_OK ? check_empty(dir, path, out_error) : err;
     err = err == EP_OK ? write_list(dir, path, version, sorted, count, out_error) : err;
     if (dir >= 0) {
@@ -254,7 +269,7 @@ static ep_err parse(const char *path, char *text, size_t bytes, char out_version
 }
 
 ep_err ep_mirror_list_read(int dir, const char *path, char out_version[EP_MIRROR_VERSION_BYTES],
-                           ep_mirror_entry **out_entries, size_t *out_count, int *out_fd, ep_error *out_error)
+                           ep_mirror_entry **out_entries, size_t *out_count, ep_error *out_error)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -267,20 +282,10 @@ ep_err ep_mirror_list_read(int dir, const char *path, char out_version[EP_MIRROR
         }
         return err;
     }
-    ep_err err = EP_OK;
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                           "%s: another process has this mirror open; each node needs a directory of its own", path);
-    } else {
-        ep_model_file file = {.fd = fd, .name = EP_MIRROR_LIST_NAME, .bytes = (uint64_t)st.st_size};
-        err = ep_model_file_read_all(&file, TEXT_BYTES_MAX, &text, &bytes, out_error);
-    }
+    ep_model_file file = {.fd = fd, .name = EP_MIRROR_LIST_NAME, .bytes = (uint64_t)st.st_size};
+    ep_err err = ep_model_file_read_all(&file, TEXT_BYTES_MAX, &text, &bytes, out_error);
     err = err == EP_OK ? parse(path, text, bytes, out_version, out_entries, out_count, out_error) : err;
     free(text);
-    if (err != EP_OK) {
-        close(fd);
-        return err;
-    }
-    *out_fd = fd;
-    return EP_OK;
+    close(fd);
+    return err;
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -511,6 +512,12 @@ Test(mirror, it_is_made_in_an_empty_directory_and_opened_by_one)
     const char *version = ep_checkpoint_info(source)->version;
     cr_expect_eq(ep_mirror_create(source_path, version, entries, FILES, &error), EP_ERR_BAD_FILE);
     cr_expect(strstr(error.text, "allowed: an empty directory") != NULL, "%s", error.text);
+    cr_assert_eq(mkdir(path_of("lost+found", ""), 0700), 0);
+    const int dir = open(mirror_path, O_RDONLY | O_DIRECTORY);
+    cr_assert_eq(flock(dir, LOCK_EX | LOCK_NB), 0); /* as one that makes it a mirror just now */
+    cr_expect_eq(ep_mirror_create(mirror_path, version, entries, FILES, &error), EP_ERR_FAILED_PRECONDITION);
+    cr_expect_not(is_there(EP_MIRROR_LIST_NAME, ""));
+    close(dir);
     create();
     cr_expect_eq(ep_mirror_create(mirror_path, version, entries, FILES, &error), EP_ERR_BAD_FILE);
     cr_assert_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &first, &error), EP_OK, "%s", error.text);
