@@ -16,6 +16,8 @@
 #include "base/log.h"
 #include "expertd/batch_policy.h"
 #include "expertd/weight_cache.h"
+#include "expertd/weight_serve.h"
+#include "model/mirror.h"
 #include "model/model.h"
 
 static const ep_option model_fields[] = {
@@ -156,7 +158,7 @@ static const ep_option node_options[] = {
      .max = 1ull << 46,
      .default_text = "256M",
      .help = "Bytes per second of its models' files that this node gives to nodes without them (only where node_token_file tells nodes "
-             "from clients); 0: no limit"},
+             "from clients), from 1M on; 0: no limit"},
     {.name = "inflight_tokens",
      .type = EP_OPTION_INT,
      .unit = "tokens",
@@ -331,6 +333,9 @@ static ep_err load_source(const ep_options *options, size_t index, const ep_node
         why = "cannot be with listed experts; allowed: experts auto, all, assigned";
     } else if (stat(model->path, &st) != 0 || !S_ISDIR(st.st_mode) || access(model->path, W_OK | X_OK) != 0) {
         why = "needs a path that is a directory this user may write";
+    } else if (model->version[0] != 0 && strspn(model->version, "0123456789abcdef") != EP_MIRROR_VERSION_BYTES - 1) {
+        return ep_options_fail_item(options, "models", index, "version", out_error,
+                                    "'%s', allowed: 16 hexadecimal digits (0-9, a-f)", model->version);
     }
     return why == NULL ? EP_OK : ep_options_fail_item(options, "models", index, "weights_from", out_error, "'nodes' %s", why);
 }
@@ -484,6 +489,10 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->weight_bytes_max = ep_options_number(options, "weight_bytes_max");
     config->load_bytes_per_s = ep_options_number(options, "weight_load_rate");
     config->serve_bytes_per_s = ep_options_number(options, "weight_serve_rate");
+    if (config->serve_bytes_per_s > 0 && config->serve_bytes_per_s < EP_WEIGHT_PIECE_BYTES) {
+        return ep_options_fail(options, "weight_serve_rate", out_error, "%llu bytes per second, allowed: 0 (no limit), 1M..64T",
+                               (unsigned long long)config->serve_bytes_per_s);
+    }
     config->prefetches = ep_options_bool(options, "weight_prefetch");
     config->weight_cache_dir = ep_options_text(options, "weight_cache_dir");
     config->weight_cache_bytes = ep_options_number(options, "weight_cache_bytes");

@@ -24,6 +24,7 @@
 #define DIAL_NS (3 * EP_NS_PER_S)
 #define FETCH_NS (20 * EP_NS_PER_S) /* one piece, while models are opened, or while a source is busy */
 #define AGAIN_NS (5 * EP_NS_PER_S)  /* from a node, or a coordinator, that could not be reached to the next try */
+#define LIST_NS (10 * EP_NS_PER_S)  /* of one node: all of its list */
 #define FIND_NS (60 * EP_NS_PER_S)  /* a model, at the first start */
 #define ROUND_NS (EP_NS_PER_S / 5)  /* from a round without success to the next */
 #define PROGRESS_NS (10 * EP_NS_PER_S)
@@ -311,17 +312,29 @@ static void count(ep_weight_fetch *fetch, source *s, const mirrored_model *model
     fetch->progress_bytes = all;
 }
 
-/* The one that gave last, else the first that is not passed over; NULL: the round is over. */
+/*
+ * The one that gave last, else the first that is not passed over; NULL: the round is over. Each node begins elsewhere
+ * among them, by its name: else all would ask the coordinator's first.
+ */
 static source *next_source(ep_weight_fetch *fetch)
 {
+    const char *own = fetch->config.common->node;
+    uint32_t count = 0, at = 0;
+    source *first = NULL;
     if (fetch->last != NULL && !fetch->last->is_passed) {
         return fetch->last;
     }
-    source *s = fetch->sources;
-    while (s != NULL && s->is_passed) {
-        s = s->next;
+    for (const source *s = fetch->sources; s != NULL; s = s->next) {
+        count++;
     }
-    return s;
+    const uint32_t begin = count > 0 ? ep_crc32c(0, own, strlen(own)) % count : 0;
+    for (source *s = fetch->sources; s != NULL; s = s->next, at++) {
+        if (!s->is_passed && at >= begin) {
+            return s;
+        }
+        first = first == NULL && !s->is_passed ? s : first;
+    }
+    return first;
 }
 
 /*
@@ -437,18 +450,23 @@ static ep_err take_files(const Expertd__V1__WeightListReply *reply, found_model 
     return EP_OK;
 }
 
-static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, const char *version, found_model *found,
-                        ep_error *out_error)
+static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, const char *version, uint64_t deadline_ns,
+                        found_model *found, ep_error *out_error)
 {
     Expertd__V1__WeightListRequest request = EXPERTD__V1__WEIGHT_LIST_REQUEST__INIT;
     request.model = (char *)(uintptr_t)model;
     request.version = (char *)(uintptr_t)version;
+    const uint64_t own_ns = ep_clock_now_ns() + LIST_NS;
+    const uint64_t until_ns = own_ns < deadline_ns ? own_ns : deadline_ns;
     ep_err err = dial(fetch, s, out_error);
     do {
         ProtobufCMessage *reply = NULL;
+        if (err == EP_OK && is_stopped(fetch)) {
+            err = ends(out_error);
+        }
         request.first = (uint32_t)found->count;
-        err = err == EP_OK ? ep_rpc_call_sync(s->channel, "expertd.v1.WeightFiles", "List", &request.base,
-                                              ep_clock_now_ns() + DIAL_NS, &reply, out_error)
+        err = err == EP_OK ? ep_rpc_call_sync(s->channel, "expertd.v1.WeightFiles", "List", &request.base, until_ns,
+                                              &reply, out_error)
                            : err;
         if (err == EP_OK) {
             err = take_files((const Expertd__V1__WeightListReply *)(const void *)reply, found, out_error);
@@ -463,18 +481,18 @@ static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, co
 }
 
 /* Asks every node: where they differ, nobody here can say which is meant. */
-static ep_err list_round(ep_weight_fetch *fetch, const mirrored_model *model, found_model *out_found,
-                         ep_error *out_error)
+static ep_err list_round(ep_weight_fetch *fetch, const mirrored_model *model, uint64_t deadline_ns,
+                         found_model *out_found, ep_error *out_error)
 {
     ep_err err = begin_round(fetch, out_error);
     found_model first = {.count = 0};
     if (err == EP_OK) {
         err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the coordinator names no other node");
     }
-    for (source *s = fetch->sources; s != NULL && !is_stopped(fetch); s = s->next) {
+    for (source *s = fetch->sources; s != NULL && !is_stopped(fetch) && ep_clock_now_ns() < deadline_ns; s = s->next) {
         found_model found = {.count = 0};
         ep_error why;
-        const ep_err one = list_from(fetch, s, model->name, model->version, &found, &why);
+        const ep_err one = list_from(fetch, s, model->name, model->version, deadline_ns, &found, &why);
         if (one != EP_OK) {
             pass_over(s, model, "", &why);
             err = first.count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "node %s: %.300s", s->name, why.text)
@@ -508,7 +526,7 @@ static ep_err find_model(ep_weight_fetch *fetch, const mirrored_model *model, fo
     const uint64_t deadline_ns = ep_clock_now_ns() + FIND_NS;
     uint64_t said_ns = 0;
     for (;;) {
-        const ep_err err = list_round(fetch, model, out_found, out_error);
+        const ep_err err = list_round(fetch, model, deadline_ns, out_found, out_error);
         const uint64_t now_ns = ep_clock_now_ns();
         if (err == EP_OK || err == EP_ERR_FAILED_PRECONDITION) {
             return err;

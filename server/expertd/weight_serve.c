@@ -86,7 +86,8 @@ static ep_err find_file(const ep_node_model *model, const Expertd__V1__WeightRea
 
 /* ---- the thread ---- */
 
-static void read_one(ep_weight_serve *serve, const waiting_read *read)
+/* False: nothing was read. */
+static bool read_one(ep_weight_serve *serve, const waiting_read *read)
 {
     Expertd__V1__WeightReadReply reply = EXPERTD__V1__WEIGHT_READ_REPLY__INIT;
     const Expertd__V1__WeightReadRequest *request = read->request;
@@ -95,7 +96,7 @@ static void read_one(ep_weight_serve *serve, const waiting_read *read)
     ep_error error;
     if (ep_rpc_call_is_cancelled(read->call)) {
         ep_rpc_call_finish(read->call, EP_ERR_CANCELLED, NULL);
-        return;
+        return false;
     }
     ep_err err = ep_buffer_acquire(ep_rpc_call_pool(read->call), bytes, &buffer);
     if (err != EP_OK) {
@@ -108,13 +109,14 @@ static void read_one(ep_weight_serve *serve, const waiting_read *read)
         ep_error_prefix(&error, err, "model %s", read->model->config->name);
         ep_buffer_unref(buffer);
         fail(read->call, &error);
-        return;
+        return false;
     }
     reply.crc32c = ep_crc32c(0, buffer->data, bytes);
     ep_rpc_call_attach(read->call, buffer);
     read->closure(&reply, read->call);
     ep_rpc_call_finish(read->call, EP_OK, NULL);
     atomic_fetch_add_explicit(&serve->bytes, bytes, memory_order_relaxed);
+    return true;
 }
 
 /* Lock held, but for the wait. False: the thread ends. */
@@ -143,13 +145,13 @@ static void *serve_main(void *arg)
         }
         const waiting_read read = serve->queue[serve->first];
         const uint64_t now_ns = ep_clock_now_ns(), rate = serve->config.bytes_per_s;
+        const uint64_t bytes = read.request->bytes; /* the request ends with its call */
         serve->first = (serve->first + 1) % EP_WEIGHT_READS_MAX;
         serve->count--;
         pthread_mutex_unlock(&serve->lock);
-        if (rate != 0) {
-            paid_until_ns = now_ns + (uint64_t)read.request->bytes * EP_NS_PER_S / rate;
+        if (read_one(serve, &read) && rate != 0) {
+            paid_until_ns = now_ns + bytes * EP_NS_PER_S / rate;
         }
-        read_one(serve, &read);
         pthread_mutex_lock(&serve->lock);
     }
     pthread_mutex_unlock(&serve->lock);

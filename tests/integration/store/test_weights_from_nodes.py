@@ -228,6 +228,8 @@ def config_refuses(c, model):
     check("needs node_token_file", with_url)
     check("needs node_token_file", with_url, secure(c)[0])
     check("cannot be with listed experts", with_url, *secure(c), experts="0-3")
+    check("'f00d', allowed: 16 hexadecimal digits", with_url, *secure(c), version="f00d")
+    check("allowed: 0 (no limit), 1M..64T", with_url, *secure(c), "--weight-serve-rate=1000K")
     check("allowed: files, nodes", with_url, *secure(c), weights_from="elsewhere")
 
 
