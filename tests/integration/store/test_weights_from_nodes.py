@@ -155,6 +155,19 @@ def goes_on_after_kills(c, model, whole):
     left = [line for line in c.log("f") if line["event"] == "weights-source" and line["node"] == dying]
     assert left and left[0]["model"] == "demo" and left[0]["effect"] == "another node is asked", c.log("f")
     answers_as_the_oracle(c, model, "--node", f["rpc_url"])
+    end(c, "f", signal.SIGTERM)
+
+    folder = empty(c, "g.mirror")
+    spawn(c, "g", url, folder, experts="all")
+    g = ports(c, "g")
+    wait_for("some of it", lambda: on_disk(folder) > 8 * MIB)
+    end(c, next(name for name in nodes if name != dying))
+    wait_for("it to say so", lambda: [line for line in c.log("g") if line["event"] == "expert-load" and "no node gives" in line["reason"]])
+    assert not [line for line in c.log("g") if line["level"] == "error"], c.log("g")
+    assert metric(g, "expertd_experts_loading") > 0 and metric(g, "expertd_experts_failed") == 0
+    start(c, "again", url, model)
+    wait_for("all of it", lambda: metric(g, "expertd_experts_owned") == LAYERS * EXPERTS)
+    answers_as_the_oracle(c, model, "--node", g["rpc_url"])
     c.stop()
 
 
