@@ -445,6 +445,19 @@ static ep_err start_fetch(ep_node *node, ep_error *out_error)
     return is_needed ? ep_weight_fetch_create(&fetch, &node->weight_fetch, out_error) : EP_OK;
 }
 
+/* A mirror may wait for other nodes meanwhile, and survives an end at once. */
+static ep_err open_models(ep_node *node, ep_error *out_error)
+{
+    ep_err err = start_fetch(node, out_error);
+    ep_service_loop_catch_stop(node->loop, node->weight_fetch == NULL);
+    err = err == EP_OK ? ep_node_models_open(&node->models, node->config, node->devices.backends,
+                                             node->devices.backends_count, node->store, node->weight_fetch, out_error)
+                       : err;
+    ep_service_loop_catch_stop(node->loop, true);
+    ep_weight_fetch_opened(node->weight_fetch);
+    return err;
+}
+
 static ep_err start_compute(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
@@ -477,16 +490,10 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
     }
     store.cache = node->cache;
     err = ep_weight_store_create(&store, &node->store, out_error);
-    err = err == EP_OK ? start_fetch(node, out_error) : err;
-    ep_service_loop_catch_stop(node->loop, node->weight_fetch == NULL); /* a mirror may wait for nodes; it survives such an end */
-    err = err == EP_OK ? ep_node_models_open(&node->models, config, node->devices.backends,
-                                             node->devices.backends_count, node->store, node->weight_fetch, out_error)
-                       : err;
-    ep_service_loop_catch_stop(node->loop, true);
+    err = err == EP_OK ? open_models(node, out_error) : err;
     if (err != EP_OK) {
         return err;
     }
-    ep_weight_fetch_opened(node->weight_fetch);
     ep_batch_policy_config policy;
     fill_policy(config, &node->devices, &policy);
     if ((err = ep_admission_create(node->inflight_tokens, config->spill_bytes, &config->tenants,
