@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "expertd/batch_policy.h"
 
 #define RETRY_US_MIN 500
 #define RETRY_US_MAX 1000000
@@ -15,9 +16,9 @@
 
 /* Requests of one tenant and class, which wait behind one another. */
 typedef struct request_lane {
-    uint64_t tokens;
-    uint64_t busy_ns; /* of late, while it had requests; and tokens of those that were answered meanwhile */
-    uint64_t done_tokens;
+    uint64_t work;    /* work_of the requests that are in */
+    uint64_t busy_ns; /* of late, while it had requests; and work of those that were answered meanwhile */
+    uint64_t done_work;
     uint64_t counted_ns;      /* busy_ns is counted up to here */
     _Atomic uint64_t late_ns; /* until then requests are judged */
 } request_lane;
@@ -124,23 +125,32 @@ static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, ten
     return use->rate_left > 0 ? 0 : (uint64_t)-use->rate_left / rate / EP_NS_PER_US + 1;
 }
 
-/* Lock held. How long so many tokens take, by what was done of late. What was computed too late is not done: the more of
- * that, the less comes in. */
-static uint64_t time_of(const request_lane *lane, uint64_t tokens)
+/* A request of a few tokens takes most of its time for reading weights. */
+static uint64_t work_of(uint32_t tokens)
 {
-    return (uint64_t)((double)lane->busy_ns / (double)(lane->done_tokens + 1) * (double)tokens);
+    return (uint64_t)tokens + EP_BATCH_WEIGHT_ROWS;
+}
+
+/* Lock held. How long so much work takes, by what was done of late. What was computed too late is not done: the more of
+ * that, the less comes in. */
+static uint64_t time_of(const request_lane *lane, uint64_t work)
+{
+    return (uint64_t)((double)lane->busy_ns / (double)(lane->done_work + 1) * (double)work);
 }
 
 /* Lock held. 0, or how long the request would be in, when that is too long. Half of that is kept beside, as the last of
- * several nodes ends a call. */
+ * several nodes ends a call. One that is too late by itself says nothing about the load. */
 static uint64_t too_late_us(request_lane *lane, const ep_admission_request *request, uint64_t now_ns)
 {
     const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
-    const uint64_t wait_ns = time_of(lane, lane->tokens + request->tokens) / 2 * 3;
-    if (lane->tokens == 0 || now_ns >= lane->late_ns || request->deadline_ns == EP_TIME_NEVER || wait_ns <= left_ns) {
+    const uint64_t work = work_of(request->tokens);
+    const uint64_t wait_ns = time_of(lane, lane->work + work) / 2 * 3;
+    if (lane->work == 0 || now_ns >= lane->late_ns || request->deadline_ns == EP_TIME_NEVER || wait_ns <= left_ns) {
         return 0;
     }
-    lane->late_ns = now_ns + LATE_NS;
+    if (time_of(lane, work) / 2 * 3 <= left_ns) {
+        lane->late_ns = now_ns + LATE_NS;
+    }
     return wait_ns / EP_NS_PER_US + 1;
 }
 
@@ -166,8 +176,8 @@ static refusal enter(ep_admission *admission, const ep_admission_request *reques
         no.reason = BUDGETS;
         no.retry_us = admission->mean_us;
     } else {
-        lane->counted_ns = lane->tokens == 0 ? now_ns : lane->counted_ns;
-        lane->tokens += tokens;
+        lane->counted_ns = lane->work == 0 ? now_ns : lane->counted_ns;
+        lane->work += work_of(tokens);
         out_ticket->is_prefill = request->is_prefill;
         use->stats.tokens_used += tokens;
         use->stats.tokens_total += tokens;
@@ -247,15 +257,15 @@ static void learn(request_lane *lane, const ep_ticket *ticket, uint64_t now_ns, 
 {
     lane->busy_ns += now_ns > lane->counted_ns ? now_ns - lane->counted_ns : 0;
     lane->counted_ns = now_ns;
-    lane->done_tokens += result == EP_OK ? ticket->tokens : 0;
+    lane->done_work += result == EP_OK ? work_of(ticket->tokens) : 0;
     while (lane->busy_ns > LEARN_NS) {
         lane->busy_ns /= 2;
-        lane->done_tokens /= 2;
+        lane->done_work /= 2;
     }
     if (result == EP_ERR_DEADLINE_EXCEEDED) {
         lane->late_ns = now_ns + LATE_NS;
     }
-    lane->tokens -= ticket->tokens;
+    lane->work -= work_of(ticket->tokens);
 }
 
 bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, uint64_t deadline_ns, uint64_t now_ns)
@@ -265,7 +275,8 @@ bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, uint
         return now_ns >= deadline_ns;
     }
     pthread_mutex_lock(&admission->lock);
-    const uint64_t own_ns = time_of(lane, ticket->tokens);
+    const uint64_t own = work_of(ticket->tokens);
+    const uint64_t own_ns = lane->work == own ? 0 : time_of(lane, own); /* one that is alone mends a wrong estimate */
     pthread_mutex_unlock(&admission->lock);
     return now_ns + own_ns >= deadline_ns;
 }

@@ -13,7 +13,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-#define PASS_ROWS 16 /* see HeartbeatRequest.busy_work */
 
 /* A job on the backend. */
 typedef struct backend_job {
@@ -228,7 +227,7 @@ static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
 static void count_ended(ep_batcher *batcher, const ep_job *job)
 {
     const uint64_t weights = (uint64_t)job->weights->hidden * job->weights->inner;
-    batcher->stats.busy_work += (job->rows_count + PASS_ROWS) * weights / 65536 + 1;
+    batcher->stats.busy_work += (job->rows_count + EP_BATCH_WEIGHT_ROWS) * weights / 65536 + 1;
     if (--batcher->stats.in_flight == 0) {
         batcher->stats.busy_ns += ep_clock_now_ns() - batcher->busy_since_ns;
     }

@@ -199,27 +199,39 @@ typedef struct late_rig {
     ep_admission *admission;
 } late_rig;
 
-static ep_err enter_late(late_rig *rig, bool is_prefill, uint64_t now_ns, uint64_t left_ns, ep_ticket *out_ticket,
-                         ep_error *out_error)
+static ep_err enter_tokens(late_rig *rig, uint32_t tokens, bool is_prefill, uint64_t now_ns, uint64_t left_ns,
+                           ep_ticket *out_ticket, ep_error *out_error)
 {
     const ep_admission_request request = {
-        .tokens = 10, .bytes = 1, .is_prefill = is_prefill, .deadline_ns = now_ns + left_ns};
+        .tokens = tokens, .bytes = 1, .is_prefill = is_prefill, .deadline_ns = now_ns + left_ns};
     return ep_admission_enter(rig->admission, &request, now_ns, out_ticket, out_error);
 }
 
-/* Requests of 10 tokens take 10 ms each, one after the other, up to `until_ns`; one more is in. */
-static void work_steadily(late_rig *rig, uint64_t until_ns, ep_ticket *out_last)
+static ep_err enter_late(late_rig *rig, bool is_prefill, uint64_t now_ns, uint64_t left_ns, ep_ticket *out_ticket,
+                         ep_error *out_error)
+{
+    return enter_tokens(rig, 10, is_prefill, now_ns, left_ns, out_ticket, out_error);
+}
+
+/* Requests take 10 ms each, one after the other, up to `until_ns`; one more is in. */
+static void work_with(late_rig *rig, uint32_t tokens, uint64_t until_ns, ep_ticket *out_last)
 {
     ep_error e;
     ep_tenants_init(&rig->tenants);
     cr_assert_eq(ep_admission_create(1000000, 0, &rig->tenants, &rig->admission), EP_OK);
-    cr_assert_eq(enter_late(rig, false, 0, SECOND, out_last, &e), EP_OK);
+    cr_assert_eq(enter_tokens(rig, tokens, false, 0, SECOND, out_last, &e), EP_OK);
     for (uint64_t now_ns = 10 * MS; now_ns <= until_ns; now_ns += 10 * MS) {
         ep_ticket next;
-        cr_assert_eq(enter_late(rig, false, now_ns, SECOND, &next, &e), EP_OK);
+        cr_assert_eq(enter_tokens(rig, tokens, false, now_ns, SECOND, &next, &e), EP_OK);
         ep_admission_leave(rig->admission, out_last, now_ns, 10 * MS, EP_OK);
         *out_last = next;
     }
+}
+
+/* Of 10 tokens. */
+static void work_steadily(late_rig *rig, uint64_t until_ns, ep_ticket *out_last)
+{
+    work_with(rig, 10, until_ns, out_last);
 }
 
 Test(admission, nobody_is_judged_where_nobody_was_late)
@@ -264,5 +276,46 @@ Test(admission, one_that_is_alone_is_never_too_late)
     work_steadily(&rig, SECOND, &last);
     ep_admission_leave(rig.admission, &last, SECOND + 10 * MS, 10 * MS, EP_ERR_DEADLINE_EXCEEDED);
     cr_expect_eq(enter_late(&rig, false, SECOND + 10 * MS, MS, &hasty, &e), EP_OK);
+    ep_admission_destroy(rig.admission);
+}
+
+Test(admission, after_a_stall_one_that_is_alone_is_computed)
+{
+    static late_rig rig;
+    ep_ticket last, alone, second;
+    ep_error e;
+    work_steadily(&rig, SECOND, &last);
+    const uint64_t now_ns = 11 * SECOND;
+    ep_admission_leave(rig.admission, &last, now_ns, 10 * SECOND, EP_ERR_DEADLINE_EXCEEDED);
+    cr_assert_eq(enter_late(&rig, false, now_ns, 100 * MS, &alone, &e), EP_OK);
+    cr_expect_not(ep_admission_is_lost(rig.admission, &alone, now_ns + 100 * MS, now_ns));
+    cr_expect_eq(enter_late(&rig, false, now_ns, 100 * MS, &second, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    ep_admission_leave(rig.admission, &alone, now_ns + 10 * MS, 10 * MS, EP_OK);
+    ep_admission_destroy(rig.admission);
+}
+
+Test(admission, a_request_is_judged_by_its_passes_over_weights_too)
+{
+    static late_rig rig;
+    ep_ticket last, next, large;
+    ep_error e;
+    work_with(&rig, 1, SECOND, &last);
+    cr_assert_eq(enter_tokens(&rig, 1, false, SECOND, SECOND, &next, &e), EP_OK);
+    ep_admission_leave(rig.admission, &last, SECOND + 10 * MS, 10 * MS, EP_ERR_DEADLINE_EXCEEDED);
+    cr_expect_eq(enter_tokens(&rig, 64, false, SECOND + 10 * MS, 200 * MS, &large, &e), EP_OK, "%s", e.text);
+    ep_admission_destroy(rig.admission);
+}
+
+Test(admission, one_without_hope_does_not_prolong_the_judgement_of_others)
+{
+    static late_rig rig;
+    ep_ticket last, next, hasty;
+    ep_error e;
+    work_steadily(&rig, SECOND, &last);
+    cr_assert_eq(enter_late(&rig, false, SECOND, SECOND, &next, &e), EP_OK);
+    const uint64_t now_ns = SECOND + 10 * MS;
+    ep_admission_leave(rig.admission, &last, now_ns, 10 * MS, EP_ERR_DEADLINE_EXCEEDED);
+    cr_expect_eq(enter_late(&rig, false, now_ns + SECOND / 2, MS, &hasty, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(enter_late(&rig, false, now_ns + SECOND, MS, &hasty, &e), EP_OK, "%s", e.text);
     ep_admission_destroy(rig.admission);
 }
