@@ -536,6 +536,39 @@ Test(forward_handler, cancelled_work_is_dropped_before_it_is_computed)
     cr_expect_eq(stats.hedged, 0);
 }
 
+/* Requests are late and nothing was done for very long: whatever has not begun is lost. */
+static void make_late(void)
+{
+    const uint64_t long_ns = 6500 * EP_NS_PER_S, now_ns = ep_clock_now_ns();
+    const ep_admission_request request = {.tokens = 1, .deadline_ns = EP_TIME_NEVER};
+    ep_ticket late;
+    cr_assert_eq(ep_admission_enter(rig.admission, &request, now_ns, &late, NULL), EP_OK);
+    ep_admission_leave(rig.admission, &late, now_ns + long_ns, long_ns, EP_ERR_DEADLINE_EXCEEDED);
+}
+
+Test(forward_handler, what_would_be_late_is_refused_and_what_has_begun_is_ended)
+{
+    ep_test_pending begun, lost;
+    ep_test_forward f = sample(EP_DTYPE_BF16);
+    ep_test_forward marker = f;
+    ep_error e;
+    marker.model = "other";
+    f.timeout_ms = 4000; /* less than the estimate */
+    start_with("hand", NULL, 1024, 1 << 20, 1); /* one job at a time */
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &begun, &e), EP_OK);
+    hand_backend_wait(&rig.hand, 1);
+    hand_backend_complete(&rig.hand, EP_OK);
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &lost, &e), EP_OK);
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND); /* behind the other */
+    make_late();
+    while (hand_backend_complete(&rig.hand, EP_OK)) {
+    }
+    cr_expect_eq(ep_test_forward_wait(&begun, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(ep_test_forward_wait(&lost, &e), EP_ERR_RESOURCE_EXHAUSTED, "%s", e.text);
+    cr_expect(strstr(e.text, "more work than it can do before the deadline") != NULL, "%s", e.text);
+    cr_expect_gt(e.retry_after_us, 0);
+}
+
 /* The caller uses the answer of another copy: what is dropped here is no failure. */
 Test(forward_handler, an_answered_call_counts_as_hedged)
 {
