@@ -20,6 +20,7 @@
 typedef struct slot_list {
     uint32_t *numbers;
     uint32_t count;
+    ep_error late; /* RESOURCE_EXHAUSTED: of the node that has no room for them before the deadline */
 } slot_list;
 
 static void fail(ep_call *call, const ep_error *error, ep_call_actions *actions)
@@ -427,13 +428,14 @@ ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_en
                                  out_error);
 }
 
-/* Keeps the slots without a copy as a stuck parcel. */
-static ep_err keep_stuck(ep_call *call, uint32_t window, const uint32_t *numbers, uint32_t count)
+/* Keeps the slots without a copy as a parcel: stuck, or is_late. */
+static ep_err keep(ep_call *call, uint32_t window, const uint32_t *numbers, uint32_t count, bool is_late)
 {
     uint32_t parcel = 0;
     ep_err err = ep_call_reserve_frames(call, ep_call_state_room(&call->state));
     if (err == EP_OK) {
-        err = ep_call_state_add_stuck(&call->state, window, ep_clock_now_ns(), &parcel);
+        err = is_late ? ep_call_state_add_late(&call->state, window, &parcel)
+                      : ep_call_state_add_stuck(&call->state, window, ep_clock_now_ns(), &parcel);
     }
     if (err == EP_OK) {
         err = give_slots(call, call->frames[parcel], count);
@@ -475,16 +477,16 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
 static void route_list(ep_call *call, uint32_t window, slot_list *list, bool again, ep_call_actions *actions)
 {
     uint32_t with_copy = 0;
-    ep_error error = call->state.last_error;
+    ep_error error = list->late;
+    const bool is_late = error.code != EP_OK;
     ep_err err = split_list(call, list, &with_copy);
-    if (err == EP_OK && with_copy < list->count && !call->state.allow_missing &&
-        ep_call_state_is_too_late(&call->state, ep_clock_now_ns(), &error)) {
+    if (err == EP_OK && with_copy < list->count && is_late && !call->state.allow_missing) {
         ep_error_prefix(&error, error.code, "node %s", error.node);
         fail(call, &error, actions); /* what other nodes would still compute is of no use */
         return;
     }
     if (err == EP_OK && with_copy < list->count) {
-        err = keep_stuck(call, window, list->numbers + with_copy, list->count - with_copy);
+        err = keep(call, window, list->numbers + with_copy, list->count - with_copy, is_late);
     }
     if (err != EP_OK) {
         fail_memory(call, actions);
@@ -653,19 +655,20 @@ static int ascending(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-static bool is_routable(const ep_call *call, uint32_t parcel, uint32_t window)
+static bool is_routable(const ep_call *call, uint32_t parcel, uint32_t window, bool is_late)
 {
     const ep_parcel *p = &call->state.parcels[parcel];
-    return p->phase == EP_PARCEL_ROUTABLE && p->window == window;
+    return p->phase == EP_PARCEL_ROUTABLE && p->window == window && (p->reason != EP_OK) == is_late;
 }
 
-/* Slots of a window's ROUTABLE parcels that hedges have not brought, ascending; the parcels are free then. */
-static ep_err absorb_routable(ep_call *call, uint32_t window, slot_list *out_list)
+/* Slots of a window's ROUTABLE parcels that hedges have not brought, ascending; the parcels are free then. is_late: of
+ * those whose nodes have no room before the deadline, else of the others. */
+static ep_err absorb_routable(ep_call *call, uint32_t window, bool is_late, slot_list *out_list)
 {
     size_t total = 0;
     *out_list = (slot_list){.count = 0};
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
-        total += is_routable(call, i, window) ? call->frames[i]->slots_count : 0;
+        total += is_routable(call, i, window, is_late) ? call->frames[i]->slots_count : 0;
     }
     if (total == 0) {
         return EP_OK;
@@ -676,7 +679,10 @@ static ep_err absorb_routable(ep_call *call, uint32_t window, slot_list *out_lis
     }
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         ep_call_frame *frame = call->frames[i];
-        if (is_routable(call, i, window)) {
+        if (is_routable(call, i, window, is_late)) {
+            if (is_late) {
+                out_list->late = frame->error;
+            }
             for (uint32_t k = 0; k < frame->slots_count; k++) {
                 if (call->rows[frame->slots[k]] == NULL) {
                     out_list->numbers[out_list->count++] = frame->slots[k];
@@ -696,12 +702,12 @@ void ep_call_resend(ep_call *call, ep_call_actions *actions)
     ep_call_trace_plan_begin(call, 0, call->tokens_sent);
     ep_call_refresh_view(call);
     ep_call_choose(call, NULL, NULL);
-    for (uint32_t w = 0; w < EP_CALL_WINDOWS && !actions->complete; w++) {
+    for (uint32_t i = 0; i < 2 * EP_CALL_WINDOWS && !actions->complete; i++) {
         slot_list list;
-        if (absorb_routable(call, w, &list) != EP_OK) {
+        if (absorb_routable(call, i / 2, i % 2 == 1, &list) != EP_OK) {
             fail_memory(call, actions);
         } else if (list.count > 0) {
-            route_list(call, w, &list, true, actions);
+            route_list(call, i / 2, &list, true, actions);
         }
         free(list.numbers);
     }

@@ -195,6 +195,13 @@ ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_pa
     return err;
 }
 
+static void delay(ep_call_state *state, uint32_t parcel, ep_err reason, uint64_t due_ns)
+{
+    state->parcels[parcel].reason = reason;
+    state->parcels[parcel].due_ns = due_ns;
+    set_phase(state, parcel, EP_PARCEL_DELAYED);
+}
+
 /* Half of it fixed, half random: callers that were hit by one failure do not come back in step. */
 static uint64_t jittered_ns(ep_call_state *state, uint64_t us)
 {
@@ -213,6 +220,15 @@ ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t n
     state->backoff_us =
         state->backoff_us * 2 > EP_CALL_BACKOFF_MAX_US ? EP_CALL_BACKOFF_MAX_US : state->backoff_us * 2;
     return EP_OK;
+}
+
+ep_err ep_call_state_add_late(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
+{
+    ep_err err = take_parcel(state, window, out_parcel);
+    if (err == EP_OK) {
+        delay(state, *out_parcel, EP_ERR_RESOURCE_EXHAUSTED, state->deadline_ns);
+    }
+    return err;
 }
 
 void ep_call_state_absorb(ep_call_state *state, uint32_t parcel)
@@ -288,13 +304,6 @@ static void check_window(ep_call_state *state, uint32_t window, ep_call_actions 
         state->backoff_us = EP_CALL_BACKOFF_MIN_US;
         actions->windows_done |= 1u << window;
     }
-}
-
-static void delay(ep_call_state *state, uint32_t parcel, ep_err reason, uint64_t due_ns)
-{
-    state->parcels[parcel].reason = reason;
-    state->parcels[parcel].due_ns = due_ns;
-    set_phase(state, parcel, EP_PARCEL_DELAYED);
 }
 
 static uint64_t pause_us(const ep_error *error)
@@ -471,6 +480,7 @@ static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_e
                           ep_call_actions *actions)
 {
     const ep_error *error = event->error;
+    const bool is_late = ep_call_state_is_too_late(state, now_ns, error);
     state->last_error = *error;
     state->last_error_ns = now_ns;
     if (state->parcels[event->parcel].hedge == EP_HEDGE_WHOLE && !is_final(error->code)) {
@@ -484,13 +494,18 @@ static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_e
         return;
     case EP_ERR_RESOURCE_EXHAUSTED:
         if (!ep_retry_budget_take(state->budget)) {
-            finish_with(state, error, event->parcel, now_ns, actions);
+            if (state->allow_missing && is_late) {
+                delay(state, event->parcel, error->code, state->deadline_ns);
+            } else {
+                finish_with(state, error, event->parcel, now_ns, actions);
+            }
             return;
         }
-        if (!ep_call_state_is_too_late(state, now_ns, error)) {
+        if (!is_late) {
             pause_parcel(state, now_ns, event->parcel, error);
             return;
         }
+        state->parcels[event->parcel].reason = error->code;
         break; /* another copy may be quicker */
     default:
         if (is_final(error->code)) {
@@ -585,6 +600,7 @@ static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken, e
         if (!is_waiting(p->phase) || !((woken && stuck) || p->due_ns <= now_ns)) {
             continue;
         }
+        p->reason = EP_OK;
         set_phase(state, i, EP_PARCEL_ROUTABLE);
         actions->route = true;
         if (stuck) {

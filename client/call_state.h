@@ -24,7 +24,8 @@
  *     slots wait (10 ms doubling to 200 ms, jittered, or until woken); then a new round begins in which every
  *     copy may be tried again.
  *   - RESOURCE_EXHAUSTED from a node waits retry_after_us and pays from the retry budget; with an empty
- *     budget it ends the call.
+ *     budget it ends the call. Where that is past the deadline another copy is tried at once; without one the call ends
+ *     or, with missing rows allowed, goes on with the others.
  *   - An error that no other copy can mend (INVALID_ARGUMENT, ...) ends the call at once.
  *   - At the deadline the call ends: UNAVAILABLE when slots wait for a copy, DEADLINE_EXCEEDED when a live
  *     node did not answer, or success with missing rows when that was allowed.
@@ -75,7 +76,7 @@ typedef enum ep_hedge_phase {
 typedef struct ep_parcel {
     ep_parcel_phase phase;
     uint32_t window; /* 0..EP_CALL_WINDOWS-1 */
-    ep_err reason;   /* why it is DELAYED */
+    ep_err reason;   /* why it is DELAYED; ROUTABLE: RESOURCE_EXHAUSTED where its node has no room before the deadline */
     uint64_t due_ns; /* DELAYED, STUCK */
     /* IN_FLIGHT: when its answer is late. It and HEDGE: when to look whether its node is silent. EP_TIME_NEVER */
     uint64_t hedge_ns;
@@ -188,13 +189,15 @@ void ep_call_state_looked(ep_call_state *state);
  * ep_call_state_add_hedge. False, and nothing changed, when it was done before or the budget does not allow it.
  * silent: its node is; nothing is paid. */
 bool ep_call_state_begin_hedge(ep_call_state *state, uint32_t parcel, uint32_t frames, bool silent);
-/* Errors: NO_MEMORY; the parcel then counts as not hedged. */
 /* True: a silent node's slots, of which each other copy has failed, may go to those once more now; and not again for
  * pause_ns. */
 bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns, uint64_t pause_ns);
+/* Errors: NO_MEMORY; the parcel then counts as not hedged. */
 ep_err ep_call_state_add_hedge(ep_call_state *state, uint32_t parcel, uint32_t *out_hedge);
 /* Adds a parcel of slots that have no copy left. Errors: NO_MEMORY. */
 ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns, uint32_t *out_parcel);
+/* The same of slots whose nodes have no room before the deadline: with allow_missing they are waited for until then. */
+ep_err ep_call_state_add_late(ep_call_state *state, uint32_t window, uint32_t *out_parcel);
 /* Its slots now travel in other parcels. ROUTABLE only. */
 void ep_call_state_absorb(ep_call_state *state, uint32_t parcel);
 /* The window's rows have been combined, or the run is over: its ARRIVED and SPENT parcels and its place become FREE. */
@@ -212,9 +215,9 @@ bool ep_call_state_wants_wake(const ep_call_state *state);
 /* Forgets which copies were tried and sizes the marks for a layer: another table is in use. Errors:
  * NO_MEMORY. */
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer);
-/* The copy of expert on node is not to be tried again in this round. */
 /* A node had no room, and will have none before the deadline: asking it again, or waiting for it, is of no use. */
 bool ep_call_state_is_too_late(const ep_call_state *state, uint64_t now_ns, const ep_error *error);
+/* The copy of expert on node is not to be tried again in this round. */
 void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
                               uint32_t node);
 /* As ep_copy_choice.tried, for the layer in use. */

@@ -223,6 +223,9 @@ Test(client_failure, where_a_node_would_be_too_late_another_copy_is_asked_and_wi
     batch b;
     harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
     batch_make(&b, &h, 9, 2, 1);
+    while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) { /* both are connected */
+        expect_ok(&b, "before");
+    }
     fake_node_set_fault(h.nodes[0], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
     expect_ok(&b, "the other node has room");
     const uint64_t asked = fake_node_requests(h.nodes[0]) + fake_node_requests(h.nodes[1]);
@@ -233,6 +236,59 @@ Test(client_failure, where_a_node_would_be_too_late_another_copy_is_asked_and_wi
     cr_assert_lt(result.total_us, b.args.deadline_us, "there is nothing to wait for");
     cr_assert_leq(fake_node_requests(h.nodes[0]) + fake_node_requests(h.nodes[1]), asked + 4, "each copy once");
     cr_assert(batch_untouched(&b));
+    batch_free(&b);
+    harness_close(&h);
+}
+
+/* Even experts are on nodes 0 and 2, odd ones on node 1 alone. */
+static void open_with_a_sole_owner(batch *out_batch)
+{
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 3, .copies = 1, .coordinator = true});
+    for (uint32_t e = 0; e < h.shape.experts; e++) {
+        h.owners[e] = e % 2 == 0 ? 1u << 0 | 1u << 2 : 1u << 1;
+    }
+    harness_own(&h);
+    harness_publish(&h);
+    batch_make(out_batch, &h, 9, 2, 1);
+    for (uint32_t n = 0; n < 3; n++) {
+        while (fake_node_requests(h.nodes[n]) == 0) {
+            expect_ok(out_batch, "before");
+        }
+    }
+}
+
+Test(client_failure, a_node_that_had_no_room_ends_no_call_whose_slots_wait_for_another)
+{
+    batch b;
+    open_with_a_sole_owner(&b);
+    fake_node_stop(h.nodes[1]);
+    h.nodes[1] = NULL;
+    fake_node_set_fault(h.nodes[0], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
+    b.args.deadline_us = 300000;
+    const uint64_t asked = fake_node_requests(h.nodes[0]);
+    while (fake_node_requests(h.nodes[0]) == asked) {
+        cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE, "%s", result.error.text);
+        cr_assert(has("no live copy"), "%s", result.error.text);
+    }
+    batch_free(&b);
+    harness_close(&h);
+}
+
+Test(client_failure, rows_of_a_node_without_room_before_the_deadline_may_be_missing)
+{
+    batch b;
+    open_with_a_sole_owner(&b);
+    fake_node_set_fault(h.nodes[1], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
+    b.args.allow_missing = true;
+    b.args.deadline_us = 500000;
+    uint32_t odd = 0;
+    for (uint32_t s = 0; s < 18; s++) {
+        odd += b.ids[s] % 2 == 1;
+    }
+    const uint64_t asked = fake_node_requests(h.nodes[1]);
+    cr_assert_eq(run(&b), EP_OK, "%s", result.error.text);
+    cr_assert_eq(result.missing_count, odd);
+    cr_assert_eq(fake_node_requests(h.nodes[1]), asked + 1, "it said when");
     batch_free(&b);
     harness_close(&h);
 }

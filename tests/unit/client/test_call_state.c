@@ -326,8 +326,35 @@ Test(call_state, a_node_without_room_before_the_deadline_is_not_waited_for)
     now += DEADLINE / 2;
     fail(a, EP_ERR_RESOURCE_EXHAUSTED, 500000);
     cr_assert(actions.route && !actions.complete, "another copy may be quicker");
-    cr_assert(ep_call_state_is_too_late(&state, now, &state.last_error));
+    cr_assert_eq(state.parcels[a].reason, EP_ERR_RESOURCE_EXHAUSTED);
     cr_assert_eq(budget.units, before - EP_RETRY_COST);
+    end();
+    begin(1, false);
+    a = add();
+    step(EP_EVENT_WINDOW, 0, NULL);
+    fail(a, EP_ERR_RESOURCE_EXHAUSTED, 40000);
+    now = ep_call_state_due_ns(&state);
+    step(EP_EVENT_TIMER, 0, NULL);
+    cr_assert(actions.route);
+    cr_assert_eq(state.parcels[a].reason, EP_OK, "its pause is over");
+    end();
+}
+
+Test(call_state, with_missing_rows_a_node_without_room_before_the_deadline_costs_its_rows_alone)
+{
+    begin(1, true);
+    uint32_t a = add(), kept;
+    budget.units = EP_RETRY_COST - 1;
+    fail(a, EP_ERR_RESOURCE_EXHAUSTED, 1000000);
+    cr_assert(!actions.route && !actions.complete);
+    cr_assert_eq(ep_call_state_add_late(&state, 0, &kept), EP_OK);
+    step(EP_EVENT_WAKE, 0, NULL);
+    cr_assert(!actions.route);
+    cr_assert_eq(ep_call_state_due_ns(&state), state.deadline_ns);
+    now = state.deadline_ns;
+    step(EP_EVENT_TIMER, 0, NULL);
+    cr_assert(actions.complete);
+    cr_assert_eq(state.code, EP_OK);
     end();
 }
 
