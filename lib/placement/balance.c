@@ -280,6 +280,13 @@ static bool gains_host(const ep_balance *b, uint32_t expert, uint32_t from, uint
            ep_hosts_gain(b->in->hosts, &b->holders[(size_t)expert * b->in->nodes], b->copies[expert], from, to);
 }
 
+static void spend(uint64_t *left, uint32_t work)
+{
+    if (left != NULL) {
+        *left -= work < *left ? work : *left;
+    }
+}
+
 /* Experts that the node has in common with those that hold this one: they are its work too when one of them is lost. */
 static uint32_t in_common(const ep_balance *b, uint32_t expert, uint32_t node)
 {
@@ -289,15 +296,18 @@ static uint32_t in_common(const ep_balance *b, uint32_t expert, uint32_t node)
         for (uint32_t i = 0; i < b->counts[holder]; i++) {
             sum += ep_balance_holds(b, b->listed[(size_t)holder * b->width + i], node);
         }
+        spend(b->in->common_left, b->counts[holder]);
     }
     return sum;
 }
 
-/* On a host without it, while it shall be on more; of those alike the one that has least in common with its holders. */
+/* On a host without it, while it shall be on more; of those alike the one that has least in common with its holders. What
+ * the best one has in common is counted once, when another is like it. */
 static uint32_t least_busy(const ep_balance *b, const ranked *r)
 {
     uint32_t best = NO_NODE;
     double least = 0;
+    uint32_t best_common = UINT32_MAX;
     bool best_gains = false;
     for (uint32_t n = 0; n < b->in->nodes; n++) {
         if (!has_slot(b, n) || ep_balance_holds(b, r->expert, n)) {
@@ -305,11 +315,17 @@ static uint32_t least_busy(const ep_balance *b, const ranked *r)
         }
         const double then = b->busy[n] + r->share / b->in->speeds[n];
         const bool gains = gains_host(b, r->expert, NO_NODE, n);
-        const bool alike = best != NO_NODE && fabs(then - least) <= LEAST_GAIN * least && b->copies[r->expert] > 0;
-        const bool better = alike ? in_common(b, r->expert, n) < in_common(b, r->expert, best) : then < least;
-        if (gains != best_gains ? gains : best == NO_NODE || better) {
+        const bool alike = best != NO_NODE && gains == best_gains && fabs(then - least) <= LEAST_GAIN * least &&
+                           b->copies[r->expert] > 0 && (b->in->common_left == NULL || *b->in->common_left > 0);
+        uint32_t common = UINT32_MAX;
+        if (alike) {
+            best_common = best_common == UINT32_MAX ? in_common(b, r->expert, best) : best_common;
+            common = in_common(b, r->expert, n);
+        }
+        if (gains != best_gains ? gains : best == NO_NODE || (alike ? common < best_common : then < least)) {
             best = n;
             least = then;
+            best_common = common;
             best_gains = gains;
         }
     }
@@ -558,13 +574,6 @@ static bool has_work_left(const ep_balance *b)
     return b->in->work_left == NULL || *b->in->work_left > 0;
 }
 
-static void spend(const ep_balance *b, uint32_t work)
-{
-    if (b->in->work_left != NULL) {
-        *b->in->work_left -= work < *b->in->work_left ? work : *b->in->work_left;
-    }
-}
-
 /* All that x.from can do with x.given and x.to. */
 static void try_pair(search *s, exchange x)
 {
@@ -577,7 +586,7 @@ static void try_pair(search *s, exchange x)
     if (s->allowed > 0 && is_plain && b->busy[x.to] >= s->allowed) {
         return; /* what relieves one of the two burdens the other as much */
     }
-    spend(b, 1);
+    spend(b->in->work_left, 1);
     if (s->allowed > 0 && x.kind == COPY && relief_of_copy(s, &x) <= -s->cost) {
         return;
     }
@@ -595,7 +604,7 @@ static void try_pair(search *s, exchange x)
             judge(s, &x);
         }
     }
-    spend(b, b->counts[x.to]);
+    spend(b->in->work_left, b->counts[x.to]);
 }
 
 static void try_node(search *s, uint32_t from, exchange_kind kind)
@@ -609,7 +618,7 @@ static void try_node(search *s, uint32_t from, exchange_kind kind)
         const uint32_t given = b->listed[(size_t)from * b->width + i];
         if (kind == DROP && b->copies[given] > b->in->copies_min) {
             judge(s, &(exchange){.kind = DROP, .from = from, .to = from, .given = given, .taken = NO_EXPERT});
-            spend(b, b->copies[given]);
+            spend(b->in->work_left, b->copies[given]);
         }
         for (uint32_t to = 0; kind != DROP && to < b->in->nodes; to++) {
             if (!ep_balance_holds(b, given, to)) {
@@ -710,7 +719,7 @@ static bool spread_once(ep_balance *b, uint32_t expert)
         for (x.to = 0; x.to < b->in->nodes; x.to++) {
             if (gains_host(b, expert, x.from, x.to)) {
                 consider_partner(b, x, &best, &least);
-                spend(b, b->counts[x.to]);
+                spend(b->in->work_left, b->counts[x.to]);
             }
         }
     }
@@ -724,6 +733,7 @@ static bool spread_once(ep_balance *b, uint32_t expert)
 static bool free_slot(ep_balance *b, uint32_t node)
 {
     for (uint32_t n = 0; n < b->in->nodes; n++) {
+        spend(b->in->work_left, has_slot(b, n) ? b->counts[node] : 1);
         for (uint32_t j = 0; has_slot(b, n) && j < b->counts[node]; j++) {
             const uint32_t expert = b->listed[(size_t)node * b->width + j];
             if (!ep_balance_holds(b, expert, n) && may_go(b, expert, node, n)) {
@@ -740,7 +750,7 @@ static bool spread_by_two(ep_balance *b, uint32_t expert)
 {
     for (uint32_t i = 0; i < b->copies[expert]; i++) {
         const uint32_t from = b->holders[(size_t)expert * b->in->nodes + i];
-        for (uint32_t to = 0; to < b->in->nodes; to++) {
+        for (uint32_t to = 0; to < b->in->nodes && has_work_left(b); to++) {
             if (gains_host(b, expert, from, to) && free_slot(b, to)) {
                 apply(b, &(exchange){.kind = MOVE, .from = from, .to = to, .given = expert, .taken = NO_EXPERT});
                 return true;

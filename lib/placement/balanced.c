@@ -15,6 +15,7 @@
 #define REPAIR_AT 1.10    /* few copies may move, and again soon: less than this is noise of the heat, which would move them for ever */
 #define ROUNDING 1e-9
 #define WORK_MAX (UINT64_C(1) << 23) /* pairs of copies, some ns each: who solves may hold a lock */
+#define COMMON_MAX (UINT64_C(1) << 27) /* experts of nodes, about a ns each: 61 layers of 512 experts with three copies need less */
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
@@ -31,6 +32,7 @@ typedef struct {
     uint64_t bytes_all;
     uint32_t loads_left;
     uint64_t work_left;
+    uint64_t common_left;
     ep_layer_balance *certificates; /* [layers] */
 } balancer;
 
@@ -201,7 +203,8 @@ static ep_err place_layer(balancer *b, uint32_t layer, ep_error *out_error)
                                       .copies_min = slots / experts < copies ? (uint32_t)(slots / experts) : copies,
                                       .copies_total = (uint32_t)(total < slots ? total : slots),
                                       .hosts = &b->placer.hosts,
-                                      .work_left = &b->work_left};
+                                      .work_left = &b->work_left,
+                                      .common_left = &b->common_left};
     const double bound = ep_balance_bound(&problem, false);
     ep_balance *balance = NULL;
     err = ep_balance_create(&problem, &balance, out_error);
@@ -257,7 +260,7 @@ ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out
     if (is_too_large(input)) {
         return ep_placement_uniform(input, out_placement, out_error);
     }
-    balancer b = {.input = input, .loads_left = input->moves_max, .work_left = WORK_MAX};
+    balancer b = {.input = input, .loads_left = input->moves_max, .work_left = WORK_MAX, .common_left = COMMON_MAX};
     ep_err err = check_numbers(input, out_error);
     if (err == EP_OK) {
         err = prepare(&b, out_error);

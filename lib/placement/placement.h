@@ -46,7 +46,7 @@ typedef struct ep_placement_input {
     const ep_placement_layer *layers; /* ascending shape.layer */
     uint32_t copies;                  /* wanted per expert, >= 1; at most one per node is made */
     uint32_t spare_copies;            /* of each layer, beyond these, for its hottest experts. ep_placement_balanced only */
-    uint32_t moves_max; /* copies that may move for balance alone, 0: what is owned stays where it is */
+    uint32_t moves_max; /* copies that may move for balance alone; to be on different hosts they move whatever it is */
 } ep_placement_input;
 
 typedef struct ep_placed_layer {

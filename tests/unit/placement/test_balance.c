@@ -287,6 +287,40 @@ Test(balance, a_slot_beyond_one_for_each_expert_is_none)
     }
 }
 
+Test(balance, fill_looks_at_what_nodes_have_in_common_while_it_is_allowed)
+{
+    uint64_t left = UINT64_MAX;
+    problem p;
+    draw(&p, 3, 64, 12, true);
+    for (uint32_t e = 0; e < 64; e++) {
+        p.heat[e] = 1;
+    }
+    p.in.copies_min = 2;
+    p.in.copies_total = 128;
+    for (uint32_t n = 0; n < 12; n++) {
+        p.slots[n] = 64;
+    }
+    p.in.common_left = &left;
+    ep_balance *all = solved(&p, 1);
+    const uint64_t needed = UINT64_MAX - left;
+    cr_assert_gt(needed, 0u);
+    check(&p, all);
+    left = needed / 2;
+    ep_balance *half = solved(&p, 1);
+    cr_assert_eq(left, 0u);
+    check(&p, half);
+    cr_assert_float_eq(ep_balance_busiest(half), ep_balance_busiest(all), 1e-9);
+    uint32_t others = 0;
+    for (uint32_t e = 0; e < 64; e++) {
+        for (uint32_t n = 0; n < 12; n++) {
+            others += ep_balance_holds(half, e, n) != ep_balance_holds(all, e, n);
+        }
+    }
+    cr_assert_gt(others, 0u, "it looked on");
+    ep_balance_destroy(half);
+    ep_balance_destroy(all);
+}
+
 Test(balance, search_and_repair_end_with_the_work_they_are_allowed)
 {
     uint64_t work = UINT64_MAX;
