@@ -6,10 +6,10 @@
  * Sizes      slots of the frame, in powers of four: a frame of 4,096 slots computes longer than one of 8.
  * Steps      a quarter of an octave from 8 us on; the percentile is the upper end of its step, so that at most
  *            one answer in twenty is later. Older answers lose weight: at EP_ANSWER_TIMES_KEPT all counts halve.
- * Pace       the median of an answer's time against what other nodes take for that size (ep_answer_norm, shared by
- *            a client's connections), as a logarithm: nodes are compared by it, whatever sizes each of them is sent.
- *            It goes up or down by a sixteenth of an octave with each answer, so that a few that took for ever, or
- *            never came, do not matter; of a slow node, which is asked seldom, down by an eighth.
+ * Pace       the median of an answer's time against what other nodes take for that size (ep_answer_norm, of a
+ *            model and shared by a client's connections), as a logarithm: nodes are compared by it, whatever sizes
+ *            each of them is sent. It goes up or down by a sixteenth of an octave with each answer, so that a few that
+ *            took for ever, or never came, do not matter; of a slow node, which is asked seldom, down by an eighth.
  * Threads    any, without a lock. Two threads may lose an answer to each other, no more.
  */
 #ifndef EP_CLIENT_ANSWER_TIMES_H

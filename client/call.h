@@ -56,6 +56,7 @@ typedef struct ep_call_frame {
     uint64_t sent_bytes;
     uint64_t sent_ns;
     float slowness;   /* of its node when it was sent */
+    ep_answer_norm *norm; /* of the client: what its answer is compared with */
     char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */
     /* set by its answer */
     bool ok;

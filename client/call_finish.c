@@ -328,7 +328,7 @@ void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
             ep_answer_times *times = &frame->peer->links[frame->class_index].times;
             uint64_t waited_ns = now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0;
             ep_answer_times_add_lost(times, frame->slots_count, waited_ns);
-            if (why == EP_OK) {
+            if (why == EP_OK && call->state.parcels[i].hedge_of == UINT32_MAX) { /* a hedge was sent later */
                 ep_answer_pace_add_lost(times);
             }
             ep_call_trace_exchange_drop(frame, why);

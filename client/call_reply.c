@@ -66,12 +66,12 @@ void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *erro
         frame->reply = ep_buffer_ref(reply->frame);
         frame->received_bytes = reply->frame->bytes;
         ep_call_timing_answered(frame, (const Expertd__V1__ForwardReply *)(const void *)reply->header);
-    }
-    if (error == NULL) {
         uint64_t took_ns = ep_clock_now_ns() - frame->sent_ns;
         ep_answer_times *times = &frame->peer->links[frame->class_index].times;
         ep_answer_times_add(times, frame->slots_count, took_ns);
-        ep_answer_pace_add(times, &frame->call->client->norms[frame->class_index], frame->slots_count, took_ns, frame->slowness == 1);
+        if (!frame->is_relayed) { /* else a neighbour may have been the slow one */
+            ep_answer_pace_add(times, frame->norm, frame->slots_count, took_ns, frame->slowness == 1);
+        }
     }
     if (error == NULL || draining) {
         ep_peer_heard(frame->peer, draining);

@@ -317,6 +317,7 @@ static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chun
     frame->peer = ep_peer_ref(call->view->peers[chunk->node]);
     frame->class_index = class_of(call);
     frame->slowness = call->has_slow ? call->slowness[chunk->node] : 1;
+    frame->norm = &call->client->norms[frame->class_index][call->model_index % EP_CLIENT_NORMS];
     memcpy(frame->numerics, call->view->pins[call->model_index], sizeof(frame->numerics));
     return EP_OK;
 }

@@ -17,6 +17,8 @@
 #include "fork_guard.h"
 #include "retry_budget.h"
 
+#define EP_CLIENT_NORMS 8 /* more models share them */
+
 typedef struct ep_client_counters { /* atomic */
     uint64_t calls;
     uint64_t calls_failed;
@@ -43,7 +45,7 @@ struct ep_client {
     ep_retry_budget budget;
     ep_client_counters counters;
     ep_flow_limits flow;
-    ep_answer_norm norms[EP_PEER_CLASSES];
+    ep_answer_norm norms[EP_PEER_CLASSES][EP_CLIENT_NORMS]; /* by model: experts of one may be larger than another's */
     uint64_t sequence;     /* atomic: calls begun, spreads them over copies */
     uint64_t window_bytes; /* atomic: reply rows that windows under way expect */
     uint64_t window_bytes_max;

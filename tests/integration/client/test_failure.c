@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "call.h"
 #include "harness.h"
 
 static harness h;
@@ -28,6 +29,24 @@ static void expect_ok(batch *b, const char *what)
 static bool has(const char *part)
 {
     return strstr(result.error.text, part) != NULL;
+}
+
+/* Of decode calls; the client's table lists the node. */
+static ep_answer_times *times_of(uint32_t node)
+{
+    ep_view *view = ep_cluster_acquire_view(h.client->cluster);
+    ep_answer_times *times = &view->peers[node]->links[EP_PEER_DECODE].times;
+    ep_view_unref(view);
+    return times;
+}
+
+static uint32_t answers_of(uint32_t node)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < EP_ANSWER_SIZES; i++) {
+        count += __atomic_load_n(&times_of(node)->sizes[i].total, __ATOMIC_RELAXED);
+    }
+    return count;
 }
 
 /* ---- load while something breaks ---- */
@@ -176,11 +195,13 @@ Test(client_failure, wrong_replies_are_not_used_and_another_copy_serves)
     while (fake_node_requests(h.nodes[0]) == 0) { /* one connected node makes the service ready */
         expect_ok(&b, "before");
     }
+    const uint32_t answers = answers_of(0);
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         fake_node_set_fault(h.nodes[0], faults[i], EP_OK, 0);
         expect_ok(&b, "wrong reply");
         cr_assert_geq(result.rerouted_frames, 1u);
     }
+    cr_assert_eq(answers_of(0), answers, "they say nothing about how quick it is");
     batch_free(&b);
     harness_close(&h);
 }
@@ -430,6 +451,45 @@ Test(client_failure, missing_rows_are_allowed_only_when_asked_for_and_listed)
     cr_assert_arr_eq(c.out, b.expected, b.out_bytes);
     batch_free(&b);
     batch_free(&c);
+    harness_close(&h);
+}
+
+/* ---- second sends ---- */
+
+static void *run_main(void *arg)
+{
+    cr_expect_eq(run(arg), EP_OK, "%s", result.error.text);
+    return NULL;
+}
+
+Test(client_failure, a_hedge_that_its_original_overtakes_does_not_make_its_node_slow)
+{
+    batch b;
+    pthread_t thread;
+    const int32_t slow = 3 * EP_PACE_OCTAVE;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    batch_make(&b, &h, 1, 1, 1);
+    while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) {
+        expect_ok(&b, "before");
+    }
+    for (uint32_t i = 0; i < EP_ANSWER_TIMES_MIN; i++) {
+        ep_answer_times_add(times_of(0), 1, EP_NS_PER_MS);
+    }
+    __atomic_store_n(&times_of(0)->pace, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&times_of(1)->pace, slow, __ATOMIC_RELAXED); /* calls go to the other node */
+    __atomic_store_n(&h.client->budget.hedge_units, EP_HEDGE_COST, __ATOMIC_RELAXED);
+    __atomic_store_n(&h.client->sequence, 1, __ATOMIC_RELAXED); /* no probe */
+    fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
+    fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
+    cr_assert_eq(pthread_create(&thread, NULL, run_main, &b), 0);
+    fake_node_wait_held(h.nodes[0]);
+    fake_node_wait_held(h.nodes[1]);
+    fake_node_release(h.nodes[0]);
+    pthread_join(thread, NULL);
+    cr_assert_eq(result.hedged_frames, 1u);
+    cr_assert_eq(__atomic_load_n(&times_of(1)->pace, __ATOMIC_RELAXED), slow);
+    fake_node_release(h.nodes[1]);
+    batch_free(&b);
     harness_close(&h);
 }
 
