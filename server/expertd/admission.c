@@ -268,7 +268,8 @@ static void learn(request_lane *lane, const ep_ticket *ticket, uint64_t now_ns, 
     lane->work -= work_of(ticket->tokens);
 }
 
-bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, uint64_t deadline_ns, uint64_t now_ns)
+bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left, uint64_t deadline_ns,
+                          uint64_t now_ns)
 {
     request_lane *lane = &admission->uses[ticket->tenant].lanes[ticket->is_prefill];
     if (now_ns >= lane->late_ns || deadline_ns == EP_TIME_NEVER) {
@@ -278,7 +279,7 @@ bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, uint
     const uint64_t own = work_of(ticket->tokens);
     const uint64_t own_ns = lane->work == own ? 0 : time_of(lane, own); /* one that is alone mends a wrong estimate */
     pthread_mutex_unlock(&admission->lock);
-    return now_ns + own_ns >= deadline_ns;
+    return now_ns + (uint64_t)((double)own_ns * left) >= deadline_ns;
 }
 
 void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns, uint64_t took_ns,

@@ -241,8 +241,8 @@ Test(admission, nobody_is_judged_where_nobody_was_late)
     ep_error e;
     work_steadily(&rig, SECOND, &last);
     cr_expect_eq(enter_late(&rig, false, SECOND, MS, &hasty, &e), EP_OK);
-    cr_expect_not(ep_admission_is_lost(rig.admission, &last, SECOND + MS, SECOND));
-    cr_expect(ep_admission_is_lost(rig.admission, &last, SECOND, SECOND), "its deadline is over");
+    cr_expect_not(ep_admission_is_lost(rig.admission, &last, 1, SECOND + MS, SECOND));
+    cr_expect(ep_admission_is_lost(rig.admission, &last, 1, SECOND, SECOND), "its deadline is over");
     ep_admission_destroy(rig.admission);
 }
 
@@ -261,8 +261,9 @@ Test(admission, once_one_was_late_those_that_would_be_are_refused)
     cr_expect(strstr(e.text, "have 110000 us left") != NULL, "%s", e.text);
     cr_expect_gt(e.retry_after_us, 110000, "coming back before the deadline is of no use");
     cr_expect_eq(enter_late(&rig, true, now_ns, 110 * MS, &hasty, &e), EP_OK, "prefill waits elsewhere");
-    cr_expect(ep_admission_is_lost(rig.admission, &tickets[0], now_ns + 5 * MS, now_ns), "it takes 10 ms");
-    cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], now_ns + 50 * MS, now_ns));
+    cr_expect(ep_admission_is_lost(rig.admission, &tickets[0], 1, now_ns + 5 * MS, now_ns), "it takes 10 ms");
+    cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], 0.25, now_ns + 5 * MS, now_ns), "the rest takes 2.5 ms");
+    cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], 1, now_ns + 50 * MS, now_ns));
     cr_expect_eq(enter_late(&rig, false, now_ns, 500 * MS, &hasty, &e), EP_OK, "it has the time");
     cr_expect_eq(enter_late(&rig, false, now_ns + 2 * SECOND, MS, &hasty, &e), EP_OK, "long ago");
     ep_admission_destroy(rig.admission);
@@ -288,7 +289,7 @@ Test(admission, after_a_stall_one_that_is_alone_is_computed)
     const uint64_t now_ns = 11 * SECOND;
     ep_admission_leave(rig.admission, &last, now_ns, 10 * SECOND, EP_ERR_DEADLINE_EXCEEDED);
     cr_assert_eq(enter_late(&rig, false, now_ns, 100 * MS, &alone, &e), EP_OK);
-    cr_expect_not(ep_admission_is_lost(rig.admission, &alone, now_ns + 100 * MS, now_ns));
+    cr_expect_not(ep_admission_is_lost(rig.admission, &alone, 1, now_ns + 100 * MS, now_ns));
     cr_expect_eq(enter_late(&rig, false, now_ns, 100 * MS, &second, &e), EP_ERR_RESOURCE_EXHAUSTED);
     ep_admission_leave(rig.admission, &alone, now_ns + 10 * MS, 10 * MS, EP_OK);
     ep_admission_destroy(rig.admission);
