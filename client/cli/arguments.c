@@ -119,3 +119,16 @@ error_t ep_cli_arg_unexpected(struct argp_state *state, const char *text)
     argp_error(state, "unexpected argument '%s', allowed: options only", text);
     return EINVAL;
 }
+
+error_t ep_cli_arg_verb(struct argp_state *state, int key, const char *text, const char *allowed)
+{
+    if (key == ARGP_KEY_ARG) {
+        argp_error(state, "there is no verb '%s', allowed: %s", text, allowed);
+        return EINVAL;
+    }
+    if (key == ARGP_KEY_NO_ARGS) {
+        argp_error(state, "no verb given, allowed: %s", allowed);
+        return EINVAL;
+    }
+    return ARGP_ERR_UNKNOWN;
+}

@@ -29,6 +29,8 @@ size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char 
 const char *ep_cli_arg_text(struct argp_state *state, const char *option, const char *text, size_t bytes_max);
 /* A required option that is not there. */
 void ep_cli_arg_required(struct argp_state *state, const char *option, const void *value);
+/* What a command says whose verb is missing, or is none of `allowed`. */
+error_t ep_cli_arg_verb(struct argp_state *state, int key, const char *text, const char *allowed);
 /* An argument where only options are allowed. */
 error_t ep_cli_arg_unexpected(struct argp_state *state, const char *text);
 

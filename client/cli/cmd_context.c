@@ -420,16 +420,7 @@ static const ep_cli_command *verb_at(size_t index)
 
 static error_t parse_verb(int key, char *arg, struct argp_state *state)
 {
-    switch (key) {
-    case ARGP_KEY_ARG:
-        argp_error(state, "there is no verb '%s', allowed: add, use, list, show, remove", arg);
-        return EINVAL;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "no verb given, allowed: add, use, list, show, remove");
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    return ep_cli_arg_verb(state, key, arg, "add, use, list, show, remove");
 }
 
 static const struct argp argp = {

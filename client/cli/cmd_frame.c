@@ -100,16 +100,7 @@ const ep_cli_command ep_cli_frame_list_command = {"list", "methods a frame may c
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    switch (key) {
-    case ARGP_KEY_ARG:
-        argp_error(state, "there is no verb '%s', allowed: encode, decode, list", arg);
-        return EINVAL;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "no verb given, allowed: encode, decode, list");
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    return ep_cli_arg_verb(state, key, arg, "encode, decode, list");
 }
 
 static const struct argp argp = {

@@ -333,16 +333,7 @@ static const ep_cli_command *verb_at(size_t index)
 
 static error_t parse_verb(int key, char *arg, struct argp_state *state)
 {
-    switch (key) {
-    case ARGP_KEY_ARG:
-        argp_error(state, "there is no verb '%s', allowed: show, set, unset", arg);
-        return EINVAL;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "no verb given, allowed: show, set, unset");
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    return ep_cli_arg_verb(state, key, arg, "show, set, unset");
 }
 
 static const struct argp argp = {

@@ -2,6 +2,7 @@
 /* expertctl trace: finds the verb. */
 #include "cmd_trace.h"
 
+#include "arguments.h"
 #include "exit_code.h"
 
 static const ep_cli_command *const verbs[] = {&ep_cli_trace_record_command, &ep_cli_trace_snapshot_command, &ep_cli_trace_report_command,
@@ -14,16 +15,7 @@ const ep_cli_command *ep_cli_trace_verb_at(size_t index)
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    switch (key) {
-    case ARGP_KEY_ARG:
-        argp_error(state, "there is no verb '%s', allowed: record, snapshot, report, export", arg);
-        return EINVAL;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "no verb given, allowed: record, snapshot, report, export");
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    return ep_cli_arg_verb(state, key, arg, "record, snapshot, report, export");
 }
 
 static const struct argp argp = {

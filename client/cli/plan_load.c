@@ -198,15 +198,9 @@ static ep_err read_root(reader *r, const json_t *root)
 static ep_err read_json(const char *path, json_t **out_root, ep_error *out_error)
 {
     static const ep_json_limits limits = {.depth_max = 8, .values_max = (size_t)1 << 25};
-    ep_model_file file;
     char *text = NULL;
     size_t count;
-    ep_err err = ep_model_file_open_path(path, &file, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_model_file_read_all(&file, FILE_BYTES_MAX, &text, &count, out_error);
-    ep_model_file_close(&file);
+    ep_err err = ep_model_file_read_path(path, FILE_BYTES_MAX, &text, &count, out_error);
     err = err != EP_OK ? err : ep_json_parse(path, text, count, &limits, out_root, out_error);
     free(text);
     return err;

@@ -47,15 +47,9 @@ static ep_err no_memory(ep_error *out_error)
 
 static ep_err read_config(const char *path, ep_model_config *out_config, ep_error *out_error)
 {
-    ep_model_file file;
     char *text = NULL;
     size_t count;
-    ep_err err = ep_model_file_open_path(path, &file, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_model_file_read_all(&file, EP_MODEL_CONFIG_BYTES_MAX, &text, &count, out_error);
-    ep_model_file_close(&file);
+    ep_err err = ep_model_file_read_path(path, EP_MODEL_CONFIG_BYTES_MAX, &text, &count, out_error);
     err = err != EP_OK ? err : ep_model_config_parse(path, text, count, out_config, out_error);
     free(text);
     return err;

@@ -347,3 +347,15 @@ ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char 
     *out_count = count;
     return EP_OK;
 }
+
+ep_err ep_model_file_read_path(const char *path, size_t bytes_max, char **out_bytes, size_t *out_count,
+                               ep_error *out_error)
+{
+    ep_model_file file;
+    ep_err err = ep_model_file_open_path(path, &file, out_error);
+    if (err == EP_OK) {
+        err = ep_model_file_read_all(&file, bytes_max, out_bytes, out_count, out_error);
+        ep_model_file_close(&file);
+    }
+    return err;
+}

@@ -67,5 +67,8 @@ bool ep_model_file_has(const ep_model_file *file, uint64_t offset, uint64_t byte
  * IO, NO_MEMORY. */
 ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char **out_bytes,
                               size_t *out_count, ep_error *out_error);
+/* The same of a file that an operator named. */
+ep_err ep_model_file_read_path(const char *path, size_t bytes_max, char **out_bytes, size_t *out_count,
+                               ep_error *out_error);
 
 #endif

@@ -12,7 +12,8 @@ static bool is_new(const uint32_t *of_node, const uint32_t *nodes, uint32_t coun
     return true;
 }
 
-uint32_t ep_hosts_count(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to)
+/* On how many hosts `nodes` are, counted up to spread, without `from` and with `to` (or nobody). */
+static uint32_t count_hosts(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to)
 {
     uint32_t found = 0;
     for (uint32_t i = 0; i < count && found < hosts->spread; i++) {
@@ -29,12 +30,12 @@ bool ep_hosts_allow(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count
     if (hosts->spread < 2) {
         return true;
     }
-    const uint32_t after = ep_hosts_count(hosts, nodes, count, from, to);
-    return after >= hosts->spread || after >= ep_hosts_count(hosts, nodes, count, EP_HOSTS_NO_NODE, EP_HOSTS_NO_NODE);
+    const uint32_t after = count_hosts(hosts, nodes, count, from, to);
+    return after >= hosts->spread || after >= count_hosts(hosts, nodes, count, EP_HOSTS_NO_NODE, EP_HOSTS_NO_NODE);
 }
 
 bool ep_hosts_gain(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to)
 {
-    return hosts->spread >= 2 && ep_hosts_count(hosts, nodes, count, from, to) >
-                                     ep_hosts_count(hosts, nodes, count, EP_HOSTS_NO_NODE, EP_HOSTS_NO_NODE);
+    return hosts->spread >= 2 && count_hosts(hosts, nodes, count, from, to) >
+                                     count_hosts(hosts, nodes, count, EP_HOSTS_NO_NODE, EP_HOSTS_NO_NODE);
 }

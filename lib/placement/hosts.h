@@ -13,8 +13,6 @@ typedef struct ep_hosts {
     uint32_t spread;         /* hosts that the copies of an expert shall be on; below 2: they may be anywhere */
 } ep_hosts;
 
-/* On how many hosts `nodes` are, counted up to spread, without `from` and with `to` (or nobody). */
-uint32_t ep_hosts_count(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to);
 /* A copy may go from `from` to `to`, or with nobody in place of one only come or go: the others and it are on as many
  * hosts as they shall be, or as they are. */
 bool ep_hosts_allow(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to);

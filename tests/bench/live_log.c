@@ -139,19 +139,6 @@ uint64_t live_log_last_ns(live_log *log, live_outcome outcome)
     return last_ns;
 }
 
-uint64_t live_log_first_ns(live_log *log, live_outcome outcome, uint64_t from_ns)
-{
-    uint64_t first_ns = 0;
-    pthread_mutex_lock(&log->lock);
-    for (size_t i = 0; i < log->count; i++) {
-        const live_call *c = &log->calls[i];
-        const bool fits = c->outcome == outcome && c->began_ns >= from_ns;
-        first_ns = fits && (first_ns == 0 || c->began_ns < first_ns) ? c->began_ns : first_ns;
-    }
-    pthread_mutex_unlock(&log->lock);
-    return first_ns;
-}
-
 void live_sleep_until(uint64_t when_ns)
 {
     const struct timespec when = {.tv_sec = (time_t)(when_ns / EP_NS_PER_S), .tv_nsec = (long)(when_ns % EP_NS_PER_S)};

@@ -35,9 +35,8 @@ uint64_t live_log_count(live_log *log, live_outcome outcome, uint64_t from_ns, u
 double live_log_quantile_ms(live_log *log, uint64_t from_ns, uint64_t to_ns, double quantile);
 /* How much longer than typical_ms each call took that was in flight at at_ns; how many. They must have ended. */
 size_t live_log_extra_ms(live_log *log, uint64_t at_ns, double typical_ms, double *out_extra, size_t extra_max);
-/* The newest time at which a call was due that ended so; 0: none. Of calls due from from_ns on the first one. */
+/* The newest time at which a call was due that ended so; 0: none. */
 uint64_t live_log_last_ns(live_log *log, live_outcome outcome);
-uint64_t live_log_first_ns(live_log *log, live_outcome outcome, uint64_t from_ns);
 
 void live_sleep_until(uint64_t when_ns);
 
