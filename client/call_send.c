@@ -353,7 +353,8 @@ static bool is_hedge(ep_send_reason reason)
 }
 
 /* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a node that falls
- * silent is given up. A slow node's answer is late when a quick one's would be: to try it again shall cost no call much. */
+ * silent is given up. A slow node's answer is late when a quick one's would be: to try it again shall cost no call
+ * much. */
 static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 {
     uint64_t late_ns =

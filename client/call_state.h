@@ -76,7 +76,7 @@ typedef enum ep_hedge_phase {
 typedef struct ep_parcel {
     ep_parcel_phase phase;
     uint32_t window; /* 0..EP_CALL_WINDOWS-1 */
-    ep_err reason;   /* why it is DELAYED; ROUTABLE: RESOURCE_EXHAUSTED where its node has no room before the deadline */
+    ep_err reason; /* why it is DELAYED; ROUTABLE: RESOURCE_EXHAUSTED where its node has no room before the deadline */
     uint64_t due_ns; /* DELAYED, STUCK */
     /* IN_FLIGHT: when its answer is late. It and HEDGE: when to look whether its node is silent. EP_TIME_NEVER */
     uint64_t hedge_ns;

@@ -22,8 +22,8 @@ typedef enum ep_send_reason {
 } ep_send_reason;
 /* For call_hedge.c. Takes the newest table, if it has the same layer. */
 void ep_call_refresh_view(ep_call *call);
-/* A copy for each expert of a window, or, with NULL, for all experts. avoid: NULL, or a peer that is to be left out, and with it those
- * that are draining or suspected. */
+/* A copy for each expert of a window, or, with NULL, for all experts. avoid: NULL, or a peer that is to be left out,
+ * and with it those that are draining or suspected. */
 void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid);
 /* The same nodes again, also copies that were tried. */
 void ep_call_choose_anew(ep_call *call);

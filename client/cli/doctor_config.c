@@ -249,7 +249,8 @@ bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
         bool is_filled = false;
         while (ep_doctor_next_model_path(&at, path, sizeof(path), &is_filled)) {
             if (is_filled) { /* what of it is there only the node that has it open can tell */
-                ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "", "%s is filled from other nodes (weights_from: nodes)", path);
+                ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "",
+                              "%s is filled from other nodes (weights_from: nodes)", path);
             } else {
                 open_checkpoint(path, io_findings);
             }

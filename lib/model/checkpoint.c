@@ -38,8 +38,8 @@ static bool tensor_exists(const char *name, void *arg)
 }
 
 /* The file stays open: other nodes may ask for it. */
-static ep_err read_text(ep_checkpoint *self, const ep_model_dir *dir, const char *name, size_t bytes_max, char **out_text,
-                        size_t *out_count, ep_error *out_error)
+static ep_err read_text(ep_checkpoint *self, const ep_model_dir *dir, const char *name, size_t bytes_max,
+                        char **out_text, size_t *out_count, ep_error *out_error)
 {
     ep_model_file file;
     ep_err err = ep_model_file_open(dir, name, &file, out_error);
@@ -586,7 +586,8 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_f
 }
 
 /* Takes dir: it is closed. */
-static ep_err open_in(const char *path, ep_model_dir *dir, const ep_gguf_files *gguf, ep_checkpoint **out_checkpoint, ep_error *out_error)
+static ep_err open_in(const char *path, ep_model_dir *dir, const ep_gguf_files *gguf, ep_checkpoint **out_checkpoint,
+                      ep_error *out_error)
 {
     ep_err err;
     ep_checkpoint *self = calloc(1, sizeof(*self));
@@ -630,8 +631,9 @@ ep_err ep_checkpoint_open_mirror(ep_mirror *mirror, ep_checkpoint **out_checkpoi
     }
     err = open_in(path, &dir, &gguf, &checkpoint, out_error);
     if (err == EP_OK && strcmp(checkpoint->config.info.version, ep_mirror_version(mirror)) != 0) {
-        err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: its files are version %s, and were said to be %s; empty it, and all is fetched again", path,
-                           checkpoint->config.info.version, ep_mirror_version(mirror));
+        err = ep_error_set(out_error, EP_ERR_BAD_FILE,
+                           "%s: its files are version %s, and were said to be %s; empty it, and all is fetched again",
+                           path, checkpoint->config.info.version, ep_mirror_version(mirror));
         ep_checkpoint_close(checkpoint);
     }
     if (err == EP_OK) {

@@ -110,7 +110,8 @@ static ep_err take_part(const ep_model_dir *dir, const char *name, ep_gguf_files
     }
     read_part(name, &part, &count);
     if (part == 1 && files->count > 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%.200s: has %.100s and %.100s, allowed one GGUF model: name the file", dir->path,
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%.200s: has %.100s and %.100s, allowed one GGUF model: name the file", dir->path,
                             files->first, name);
     }
     return part == 1 ? take_file(name, files, out_error) : EP_OK;

@@ -225,7 +225,8 @@ static ep_err verify(ep_mirror_file *file, uint32_t piece, uint8_t *buffer, ep_e
     pthread_mutex_unlock(&file->mirror->lock);
     if (was_noted && !is_good) {
         ep_log(EP_LOG_WARN, "mirror-piece", EP_KV(file, file->entry->name), EP_KV(offset, place_of(file, piece)),
-               EP_KV(bytes, bytes), EP_KV(reason, is_unreadable ? "it cannot be read from the disk" : "it is not what was fetched before"),
+               EP_KV(bytes, bytes),
+               EP_KV(reason, is_unreadable ? "it cannot be read from the disk" : "it is not what was fetched before"),
                EP_KV(effect, "it is fetched again"));
     }
     return EP_OK;

@@ -104,8 +104,8 @@ typedef struct ep_model_info {
  * Errors: NOT_FOUND, BAD_FILE (file, tensor or line, value, allowed range in the text), IO, NO_MEMORY,
  * UNIMPLEMENTED (an activation, a quantisation or tensor names this build has no code for). */
 ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error);
-/* The same of a mirror (mirror.h), which must outlive it: every read fetches what is not there. Errors also: those of a fetch; BAD_FILE when
- * the files are not of the version that they were said to be. */
+/* The same of a mirror (mirror.h), which must outlive it: every read fetches what is not there. Errors also: those of a
+ * fetch; BAD_FILE when the files are not of the version that they were said to be. */
 ep_err ep_checkpoint_open_mirror(struct ep_mirror *mirror, ep_checkpoint **out_checkpoint, ep_error *out_error);
 void ep_checkpoint_close(ep_checkpoint *checkpoint);
 const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
@@ -115,11 +115,12 @@ const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
 ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint, uint8_t out_identity[EP_SHA256_BYTES],
                               ep_error *out_error);
 
-/* The files it was opened from, as they are on disk: config.json and the index, where there are any, then the shards. */
+/* The files it was opened from, as they are on disk: config.json and the index, where there are any, then the shards.
+ */
 size_t ep_checkpoint_files_count(const ep_checkpoint *checkpoint);
 void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const char **out_name, uint64_t *out_bytes);
-/* Exactly bytes of a file from offset, which must be inside. Fetches nothing. Errors: UNAVAILABLE (of a mirror: not here yet), BAD_FILE (the
- * file changed since open), IO. */
+/* Exactly bytes of a file from offset, which must be inside. Fetches nothing. Errors: UNAVAILABLE (of a mirror: not
+ * here yet), BAD_FILE (the file changed since open), IO. */
 ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, uint64_t offset, void *out, size_t bytes,
                                ep_error *out_error);
 

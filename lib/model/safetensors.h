@@ -105,7 +105,8 @@ static inline size_t ep_safetensors_tensor_bytes(const ep_safetensors_tensor *te
 ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
                            void *out, size_t bytes, ep_error *out_error);
 /* The same by the place in the file, head and all. */
-ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes, ep_error *out_error);
+ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes,
+                               ep_error *out_error);
 /* Of a mirror: fetches what a read needs, all of it before the read; whether it is here. */
 ep_err ep_safetensors_need(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset, size_t bytes,
                            ep_error *out_error);

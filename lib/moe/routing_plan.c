@@ -164,8 +164,8 @@ static bool is_plain(const ep_batch *batch)
     return batch->mask_tokens == NULL && batch->mask_slots.data == NULL && batch->form != EP_RESULT_PARTIAL;
 }
 
-static inline ep_slot_kind slot_kind(const ep_batch *batch, const ep_layer_shape *shape, bool plain, uint32_t token, uint32_t slot,
-                                     uint32_t *out_expert)
+static inline ep_slot_kind slot_kind(const ep_batch *batch, const ep_layer_shape *shape, bool plain, uint32_t token,
+                                     uint32_t slot, uint32_t *out_expert)
 {
     if (plain && slot < batch->top_k) {
         int64_t id = ep_batch_id(batch, token, slot);
@@ -199,7 +199,8 @@ static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t 
                          uint32_t *needed_count, ep_error *out_error)
 {
     uint32_t expert;
-    ep_slot_kind kind = slot_kind(in->batch, &in->layer->shape, in->is_plain, token, slot_number - token * in->slots_per_token, &expert);
+    ep_slot_kind kind = slot_kind(in->batch, &in->layer->shape, in->is_plain, token,
+                                  slot_number - token * in->slots_per_token, &expert);
     if (kind != EP_SLOT_ROUTED && kind != EP_SLOT_SHARED) {
         return EP_OK;
     }

@@ -301,8 +301,8 @@ static uint32_t in_common(const ep_balance *b, uint32_t expert, uint32_t node)
     return sum;
 }
 
-/* On a host without it, while it shall be on more; of those alike the one that has least in common with its holders. What
- * the best one has in common is counted once, when another is like it. */
+/* On a host without it, while it shall be on more; of those alike the one that has least in common with its holders.
+ * What the best one has in common is counted once, when another is like it. */
 static uint32_t least_busy(const ep_balance *b, const ranked *r)
 {
     uint32_t best = NO_NODE;
@@ -656,7 +656,8 @@ static bool find_detour(const ep_balance *b, uint64_t *random, exchange *out)
         }
         x.given = b->listed[(size_t)x.from * b->width + (r >> 32) % b->counts[x.from]];
         x.taken = b->listed[(size_t)x.to * b->width + (r >> 45) % b->counts[x.to]];
-        const bool can_go = x.kind == COPY ? b->copies[x.taken] > b->in->copies_min : !ep_balance_holds(b, x.taken, x.from);
+        const bool can_go =
+            x.kind == COPY ? b->copies[x.taken] > b->in->copies_min : !ep_balance_holds(b, x.taken, x.from);
         if (can_go && !ep_balance_holds(b, x.given, x.to) && busiest_after(b, &x) < most && keeps_hosts(b, &x)) {
             *out = x;
             return true;
@@ -760,7 +761,8 @@ static bool spread_by_two(ep_balance *b, uint32_t expert)
     return false;
 }
 
-/* Hosts have slots enough for as many copies apart as there shall be; else who is left over would be looked for in vain. */
+/* Hosts have slots enough for as many copies apart as there shall be; else who is left over would be looked for in
+ * vain. */
 static bool has_room_apart(const ep_balance *b)
 {
     const ep_balance_input *in = b->in;

@@ -12,10 +12,12 @@
 
 #define SEARCH_GOOD 1.001 /* of the bound: a layer placed from nothing */
 #define REPAIR_GOOD 1.05  /* a layer that is placed: the next 0.03 would cost as many copies to load again */
-#define REPAIR_AT 1.10    /* few copies may move, and again soon: less than this is noise of the heat, which would move them for ever */
+/* Few copies may move, and again soon: less than this is noise of the heat, which would move them for ever. */
+#define REPAIR_AT 1.10
 #define ROUNDING 1e-9
 #define WORK_MAX (UINT64_C(1) << 23) /* pairs of copies, some ns each: who solves may hold a lock */
-#define COMMON_MAX (UINT64_C(1) << 27) /* experts of nodes, about a ns each: 61 layers of 512 experts with three copies need less */
+/* Experts of nodes, about a ns each: 61 layers of 512 experts with three copies need less. */
+#define COMMON_MAX (UINT64_C(1) << 27)
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
@@ -78,12 +80,13 @@ static uint32_t room_of(const balancer *b, uint32_t layer, uint32_t node)
 
 static uint32_t room_in(const balancer *b, uint32_t layer, uint32_t node)
 {
-    const uint32_t room = b->placer.layers[layer].load[node] + room_of(b, layer, node); /* what it holds is counted in its total */
+    const uint32_t room =
+        b->placer.layers[layer].load[node] + room_of(b, layer, node); /* what it holds is counted in its total */
     return room < experts_of(b, layer) ? room : experts_of(b, layer);
 }
 
-/* Hosts with few nodes need more slots on each, or copies would have to share a host; some are left for spare copies and
- * to exchange over. */
+/* Hosts with few nodes need more slots on each, or copies would have to share a host; some are left for spare copies
+ * and to exchange over. */
 static void give_hosts_slots(balancer *b, uint32_t layer)
 {
     const uint32_t experts = experts_of(b, layer), nodes = b->input->nodes_count;
@@ -149,7 +152,8 @@ static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
     }
 }
 
-/* Each layer has its part of the copies that may move, and the layers to come what it leaves; some exchanges need two. */
+/* Each layer has its part of the copies that may move, and the layers to come what it leaves; some exchanges need two.
+ */
 static void repair(balancer *b, uint32_t layer, ep_balance *balance, double bound)
 {
     const bool is_paced = b->input->moves_max != UINT32_MAX;
@@ -245,12 +249,14 @@ static ep_err prepare(balancer *b, ep_error *out_error)
     return EP_OK;
 }
 
-/* A node says how many experts there are: what it says must not take all memory, nor all time of who holds a lock meanwhile. */
+/* A node says how many experts there are: what it says must not take all memory, nor all time of who holds a lock
+ * meanwhile. */
 static bool is_too_large(const ep_placement_input *input)
 {
     uint64_t cells = 0;
     for (uint32_t l = 0; l < input->layers_count; l++) {
-        cells += ((uint64_t)input->layers[l].shape.experts + input->layers[l].shape.shared_experts) * input->nodes_count;
+        cells +=
+            ((uint64_t)input->layers[l].shape.experts + input->layers[l].shape.shared_experts) * input->nodes_count;
     }
     return cells > EP_PLACEMENT_CELLS_MAX;
 }

@@ -2,8 +2,8 @@
 /*
  * How much may be loaded at once where nothing would be lost by waiting: for balance, and for copies beyond an expert's
  * first. A rate in bytes per second, of which one second is saved up at most. While something is left a load may begin,
- * also a larger one; what it cost beyond that comes off the time after. What nobody waited to load counts too, but never
- * leaves more to pay than a second's bytes, or an exchange: else a drain would hold up lost copies for hours.
+ * also a larger one; what it cost beyond that comes off the time after. What nobody waited to load counts too, but
+ * never leaves more to pay than a second's bytes, or an exchange: else a drain would hold up lost copies for hours.
  *
  * Pure: no clock, no threads.
  */

@@ -61,13 +61,15 @@ static void find_hosts(ep_placer *placer)
     uint32_t count = 0;
     for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
         uint32_t first = host_name(&nodes[n])[0] == 0 ? n : 0;
-        while (first < n && (placer->host_of[first] != first || strcmp(host_name(&nodes[first]), host_name(&nodes[n])) != 0)) {
+        while (first < n &&
+               (placer->host_of[first] != first || strcmp(host_name(&nodes[first]), host_name(&nodes[n])) != 0)) {
             first++;
         }
         placer->host_of[n] = first;
         count += first == n;
     }
-    placer->hosts = (ep_hosts){.of_node = placer->host_of, .spread = placer->input->copies < count ? placer->input->copies : count};
+    placer->hosts =
+        (ep_hosts){.of_node = placer->host_of, .spread = placer->input->copies < count ? placer->input->copies : count};
 }
 
 ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32_t width, ep_error *out_error)
@@ -133,7 +135,8 @@ bool ep_placer_holds(const ep_placer *placer, uint32_t layer, uint32_t expert, u
 
 bool ep_placer_may_move(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t to)
 {
-    return ep_hosts_allow(&placer->hosts, row_of(placer, layer, expert), placer->layers[layer].counts[expert], from, to);
+    return ep_hosts_allow(&placer->hosts, row_of(placer, layer, expert), placer->layers[layer].counts[expert], from,
+                          to);
 }
 
 bool ep_placer_was_owned(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node)
@@ -320,7 +323,8 @@ uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert)
         add_together(placer, layer, row_of(placer, layer, expert)[i]);
     }
     for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
-        if (!ep_placer_has_room(placer, layer, n) || (expert != EP_NO_EXPERT && ep_placer_holds(placer, layer, expert, n))) {
+        if (!ep_placer_has_room(placer, layer, n) ||
+            (expert != EP_NO_EXPERT && ep_placer_holds(placer, layer, expert, n))) {
             continue;
         }
         const bool gains = expert != EP_NO_EXPERT && gains_host(placer, layer, expert, EP_PLACER_NO_NODE, n);

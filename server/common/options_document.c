@@ -126,8 +126,8 @@ static bool with_usage(const ep_options_spec *spec, const char *shell, FILE *out
     }
     char files[TEXT_BYTES], see[TEXT_BYTES];
     snprintf(files, sizeof(files), "%s, see %s.yaml(5)", spec->config_file, spec->program);
-    snprintf(see, sizeof(see), "%s.yaml(5), %s(8), expertctl(1), and the manual in /usr/share/doc/expertd/manual", spec->program,
-             strcmp(spec->program, "expertd") == 0 ? "expertd-coordinator" : "expertd");
+    snprintf(see, sizeof(see), "%s.yaml(5), %s(8), expertctl(1), and the manual in /usr/share/doc/expertd/manual",
+             spec->program, strcmp(spec->program, "expertd") == 0 ? "expertd-coordinator" : "expertd");
     ep_usage_section sections[EP_ARRAY_COUNT(program_sections) + 2];
     memcpy(sections, program_sections, sizeof(program_sections));
     sections[EP_ARRAY_COUNT(program_sections)] = (ep_usage_section){"FILES", files};

@@ -304,7 +304,8 @@ static void collect_health(coordinator *self)
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_with_few_copies", "Experts with a copy, and fewer than wanted", NULL, 0),
                  (double)health->experts_with_few_copies);
     ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_node_speed_min",
-                                  "What the slowest node computes in a time against the median node; 1 when not known", NULL, 0),
+                                  "What the slowest node computes in a time against the median node; 1 when not known",
+                                  NULL, 0),
                  health->speed_min);
     free(health);
 }

@@ -15,36 +15,55 @@
 #define SLOW_WARN_MS 5000u
 
 const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
-    [EP_HEALTH_MEMORY] = {"memory", true, true, "raise buffer_bytes_max, or find in the log (pool-exhausted) who holds it"},
-    [EP_HEALTH_MIN_NODES] = {"min-nodes", true, true, "start the missing nodes with this coordinator_url, or lower min_nodes"},
+    [EP_HEALTH_MEMORY] = {"memory", true, true,
+                          "raise buffer_bytes_max, or find in the log (pool-exhausted) who holds it"},
+    [EP_HEALTH_MIN_NODES] = {"min-nodes", true, true,
+                             "start the missing nodes with this coordinator_url, or lower min_nodes"},
     [EP_HEALTH_NO_TABLE] = {"no-table", true, true, "wait until the nodes have loaded; else see the other findings"},
     [EP_HEALTH_NOTHING_SERVED] = {"nothing-served", true, true, "start the nodes again; their logs say why they ended"},
     [EP_HEALTH_PLACEMENT] = {"placement", true, false, "add a node with room, or repair what is named"},
-    [EP_HEALTH_STORE] = {"store", true, false, "make room on the disk of state_dir, or repair its rights; it is tried again"},
-    [EP_HEALTH_COPY_DIFFERS] = {"copy-differs", true, false, "compare the checkpoints with a good copy to know which is wrong"},
-    [EP_HEALTH_NO_COPY] = {"no-copy", true, false, "calls that need them fail: start the node that held them, or one that can"},
-    [EP_HEALTH_DEVICE_LOST] = {"device-lost", true, false,
-                               "npu-smi info on its host shows the device; restart its expertd once it is well, or without it by "
-                               "ASCEND_RT_VISIBLE_DEVICES"},
+    [EP_HEALTH_STORE] = {"store", true, false,
+                         "make room on the disk of state_dir, or repair its rights; it is tried again"},
+    [EP_HEALTH_COPY_DIFFERS] = {"copy-differs", true, false,
+                                "compare the checkpoints with a good copy to know which is wrong"},
+    [EP_HEALTH_NO_COPY] = {"no-copy", true, false,
+                           "calls that need them fail: start the node that held them, or one that can"},
+    [EP_HEALTH_DEVICE_LOST] =
+        {"device-lost", true, false,
+         "npu-smi info on its host shows the device; restart its expertd once it is well, or without it by "
+         "ASCEND_RT_VISIBLE_DEVICES"},
     [EP_HEALTH_NODE_DEGRADED] = {"node-degraded", true, false, "see the finding on its experts, else its log"},
     [EP_HEALTH_NODE_SUSPECT] = {"node-suspect", true, false, "is its process alive, and can it reach the coordinator?"},
-    [EP_HEALTH_NODE_LOST] = {"node-lost", true, false, "start it again, or expertctl drain NODE if it is gone for good"},
-    [EP_HEALTH_CERTIFICATE_ENDED] = {"certificate-ended", true, false, "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
-    [EP_HEALTH_TLS_REFUSED] = {"tls-refused", false, false, "repair the file that is named before a restart, then expertctl reload"},
-    [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false, "start another node, or lower copies; lost copies load at move_rate"},
-    [EP_HEALTH_ONE_HOST] = {"one-host", false, false, "give the nodes of other hosts more memory (weight_bytes_max), or add nodes there"},
-    [EP_HEALTH_NUMERICS] = {"numerics", false, false,
-                            "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
-    [EP_HEALTH_VERSIONS] = {"versions", false, false, "finish the roll-out, or repair the node that differs; expertctl model default NAME VERSION moves callers that name none"},
+    [EP_HEALTH_NODE_LOST] = {"node-lost", true, false,
+                             "start it again, or expertctl drain NODE if it is gone for good"},
+    [EP_HEALTH_CERTIFICATE_ENDED] =
+        {"certificate-ended", true, false,
+         "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
+    [EP_HEALTH_TLS_REFUSED] = {"tls-refused", false, false,
+                               "repair the file that is named before a restart, then expertctl reload"},
+    [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false,
+                              "start another node, or lower copies; lost copies load at move_rate"},
+    [EP_HEALTH_ONE_HOST] = {"one-host", false, false,
+                            "give the nodes of other hosts more memory (weight_bytes_max), or add nodes there"},
+    [EP_HEALTH_NUMERICS] =
+        {"numerics", false, false,
+         "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
+    [EP_HEALTH_VERSIONS] =
+        {"versions", false, false,
+         "finish the roll-out, or repair the node that differs; expertctl model default NAME VERSION moves callers that name none"},
     [EP_HEALTH_NODE_STARTING] = {"node-starting", false, false, "wait; its log shows how far loading is"},
     [EP_HEALTH_NODE_DRAINING] = {"node-draining", false, false, "wait until it is drained, or expertctl drain --undo"},
-    [EP_HEALTH_NODE_DRAINED] = {"node-drained", false, false, "expertctl drain NODE --undo when it shall take part again"},
-    [EP_HEALTH_NODE_BEHIND] = {"node-behind", false, false, "its log shows how far loading is; is its disk slow, or weight_load_rate low?"},
-    [EP_HEALTH_NODE_SLOW] = {"node-slow", false, false,
-                             "see its host: other load, heat, a power limit, memory errors; expertctl drain NODE takes it out of service"},
+    [EP_HEALTH_NODE_DRAINED] = {"node-drained", false, false,
+                                "expertctl drain NODE --undo when it shall take part again"},
+    [EP_HEALTH_NODE_BEHIND] = {"node-behind", false, false,
+                               "its log shows how far loading is; is its disk slow, or weight_load_rate low?"},
+    [EP_HEALTH_NODE_SLOW] =
+        {"node-slow", false, false,
+         "see its host: other load, heat, a power limit, memory errors; expertctl drain NODE takes it out of service"},
     [EP_HEALTH_HOST_UNKNOWN] = {"host-unknown", false, false, "set host, or EXPERTD_BOOT_ID as the shipped unit does"},
-    [EP_HEALTH_CERTIFICATE_ENDS] = {"certificate-ends", false, false,
-                                    "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
+    [EP_HEALTH_CERTIFICATE_ENDS] =
+        {"certificate-ends", false, false,
+         "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
 };
 
 __attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_health_code code, const char *format, ...)
@@ -126,7 +145,8 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
         add(health, EP_HEALTH_NODE_BEHIND, "node %s serves by an old assignment: for %" PRIu64 " s it has not loaded the newest", node->name,
             node->behind_ms / 1000);
     } else if (node->slow_ms >= SLOW_WARN_MS) {
-        add(health, EP_HEALTH_NODE_SLOW, "node %s is slow: for %" PRIu64 " s it has computed %.2f of what the median node does in a time",
+        add(health, EP_HEALTH_NODE_SLOW,
+            "node %s is slow: for %" PRIu64 " s it has computed %.2f of what the median node does in a time",
             node->name, node->slow_ms / 1000, node->speed);
     }
     if (!is_lost && node->speed > 0 && node->speed < health->speed_min) {
@@ -160,7 +180,8 @@ static void lack_add(expert_lack *lack, uint32_t layer, uint32_t expert)
 static bool on_one_host(const ep_routing_table *table, const uint32_t *nodes, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        if (table->nodes[nodes[i]].host[0] == '\0' || strcmp(table->nodes[nodes[i]].host, table->nodes[nodes[0]].host) != 0) {
+        if (table->nodes[nodes[i]].host[0] == '\0' ||
+            strcmp(table->nodes[nodes[i]].host, table->nodes[nodes[0]].host) != 0) {
             return false;
         }
     }
@@ -177,9 +198,11 @@ static void judge_hosts(const ep_routing_table *table, uint32_t model_index, ep_
     bool are_several = false;
     for (uint32_t l = 0; l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
-        const uint32_t experts = layer->model_index == model_index ? layer->shape.experts + layer->shape.shared_experts : 0;
+        const uint32_t experts =
+            layer->model_index == model_index ? layer->shape.experts + layer->shape.shared_experts : 0;
         for (uint32_t e = 0; e < experts; e++) {
-            const uint32_t *nodes = layer->copies + layer->offsets[e], count = layer->offsets[e + 1] - layer->offsets[e];
+            const uint32_t *nodes = layer->copies + layer->offsets[e],
+                           count = layer->offsets[e + 1] - layer->offsets[e];
             for (uint32_t i = 0; i < count && !are_several; i++) {
                 const char *host = table->nodes[nodes[i]].host;
                 first_host = first_host == NULL && host[0] != '\0' ? host : first_host;
@@ -192,7 +215,8 @@ static void judge_hosts(const ep_routing_table *table, uint32_t model_index, ep_
         }
     }
     if (are_several && near.experts > 0) {
-        add(health, EP_HEALTH_ONE_HOST, "model %s %s: all copies of %" PRIu64 " experts in %u layers are on one host, layer %u expert %u first",
+        add(health, EP_HEALTH_ONE_HOST,
+            "model %s %s: all copies of %" PRIu64 " experts in %u layers are on one host, layer %u expert %u first",
             model->name, model->version, near.experts, near.layers, first_near, near.expert);
     }
 }

@@ -146,8 +146,9 @@ static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
     }
     uint64_t total = (uint64_t)info->experts + info->shared_experts;
     if (info->expert_bytes > EXPERT_BYTES_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: an expert of %llu bytes, allowed 0..%llu", model,
-                            info->layer, (unsigned long long)info->expert_bytes, (unsigned long long)EXPERT_BYTES_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "model %s, layer %u: an expert of %llu bytes, allowed 0..%llu", model, info->layer,
+                            (unsigned long long)info->expert_bytes, (unsigned long long)EXPERT_BYTES_MAX);
     }
     if (info->n_owned_digests != 0 && info->n_owned_digests != info->n_owned) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: %zu digests of %zu owned experts, allowed 0 or one each",
@@ -247,11 +248,12 @@ static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo *
                             models_after, layers_after, EP_MODELS_MAX, EP_TABLE_LAYERS_MAX);
     }
     if (bytes_after > EP_COORDINATOR_TABLE_BYTES_MAX) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "with these %zu models all layers together would make a table of up to %llu bytes with %u copies and %u spare ones, "
-                            "clients take up to %llu; serve fewer models, or versions, from one coordinator",
-                            count, (unsigned long long)bytes_after, cluster->config.copies, cluster->config.spare_copies,
-                            (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
+        return ep_error_set(
+            out_error, EP_ERR_RESOURCE_EXHAUSTED,
+            "with these %zu models all layers together would make a table of up to %llu bytes with %u copies and %u spare ones, "
+            "clients take up to %llu; serve fewer models, or versions, from one coordinator",
+            count, (unsigned long long)bytes_after, cluster->config.copies, cluster->config.spare_copies,
+            (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
     }
     return EP_OK;
 }

@@ -98,13 +98,13 @@ void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns,
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
 
 /*
- * Slots per routed expert of a layer, summed since somewhere. What is more than before is its heat, once it is enough to judge by; the
- * heat of before then counts half. So a layer that nobody calls keeps its heat.
+ * Slots per routed expert of a layer, summed since somewhere. What is more than before is its heat, once it is enough
+ * to judge by; the heat of before then counts half. So a layer that nobody calls keeps its heat.
  */
 void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model, const char *version, uint32_t layer,
                                     const uint64_t *counts, uint32_t experts);
-/* Moves copies by heat, a few at a time, once all nodes have loaded what they were given, until new heat moves none. Placement `balanced`
- * only. */
+/* Moves copies by heat, a few at a time, once all nodes have loaded what they were given, until new heat moves none.
+ * Placement `balanced` only. */
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster);
 
 /* How even the load is over the nodes: by the newest table, and by the heat of now. */
@@ -130,7 +130,8 @@ const ep_coordinator_state_config *ep_coordinator_state_configured(const ep_coor
 /*
  * What placement would do now with as many moves for balance as help, or apply: does; nodes then load it as after any
  * change, and the pace of _rebalance is as before. *out_reply: expertd__v1__plan_reply__free_unpacked. Errors:
- * UNAVAILABLE (nothing is placed yet; apply while nodes still load or one is suspect), NO_MEMORY (an order is then done all the same).
+ * UNAVAILABLE (nothing is placed yet; apply while nodes still load or one is suspect), NO_MEMORY (an order is then done
+ * all the same).
  */
 ep_err ep_coordinator_state_plan(ep_coordinator_state *cluster, bool apply, bool with_copies,
                                  Expertd__V1__PlanReply **out_reply, ep_error *out_error);

@@ -46,7 +46,8 @@ static bool judge(const ep_coordinator_state *cluster, const cluster_layer *laye
     bool good = index_of != NULL && copies != NULL && nodes != NULL;
     if (good) {
         const ep_placement_layer in = {.shape = layer->shape, .heat = layer->heat};
-        const ep_placement_input input = {.nodes_count = pick_nodes(cluster, layer->model_index, listed, index_of, nodes),
+        const ep_placement_input input = {.nodes_count =
+                                              pick_nodes(cluster, layer->model_index, listed, index_of, nodes),
                                           .nodes = nodes,
                                           .layers_count = 1,
                                           .layers = &in,

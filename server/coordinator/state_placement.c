@@ -10,7 +10,8 @@
 #define MOVES_AT_ONCE 64 /* copies that are loaded elsewhere before the load is looked at again */
 #define PAUSE_MIN_NS (5 * EP_NS_PER_S)
 #define PAUSE_MAX_NS (40 * EP_NS_PER_S)
-/* Fewer slots than these say little: who is busiest among nodes with 1024 slots each is off by a tenth by chance alone. */
+/* Fewer slots than these say little: who is busiest among nodes with 1024 slots each is off by a tenth by chance alone.
+ */
 #define HEAT_SLOTS_OF_EXPERT 32
 #define HEAT_SLOTS_OF_NODE 1024
 
@@ -459,8 +460,8 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
 }
 
 /*
- * Nothing commits while nodes have a newer assignment to load, so the next copies come once all have loaded. A node that
- * never does holds them up only for a pause, which doubles: else a slow one would never be done.
+ * Nothing commits while nodes have a newer assignment to load, so the next copies come once all have loaded. A node
+ * that never does holds them up only for a pause, which doubles: else a slow one would never be done.
  */
 void cluster_place_waiting(ep_coordinator_state *cluster)
 {
@@ -521,7 +522,8 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster)
 {
     const uint64_t before = cluster->assignment_number;
-    if (!cluster->config.is_balanced || !cluster->has_news || !cluster->placed_once || cluster->committed_number < before) {
+    if (!cluster->config.is_balanced || !cluster->has_news || !cluster->placed_once ||
+        cluster->committed_number < before) {
         return;
     }
     if (ep_move_pace_copies(&cluster->pace, 1, 1) == 0 || cluster_find_suspect(cluster) != NULL) {

@@ -38,7 +38,8 @@ static int compare_rates(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* Of nodes that serve, the upper one of two: never more than half of the nodes are slow. 0: none is known, or only one. */
+/* Of nodes that serve, the upper one of two: never more than half of the nodes are slow. 0: none is known, or only one.
+ */
 static double median_rate(const ep_coordinator_state *cluster)
 {
     size_t count = 0;

@@ -213,10 +213,11 @@ static bool describe(const ep_admission *admission, const ep_admission_request *
     }
     if (no->reason == LATE) {
         const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
-        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                     "%u tokens would take about %" PRIu64 " us here and have %" PRIu64
-                     " us left: the node has more work than it can do in time; ask for less, allow more time or add nodes",
-                     tokens, no->wait_us, (uint64_t)(left_ns / EP_NS_PER_US));
+        ep_error_set(
+            out_error, EP_ERR_RESOURCE_EXHAUSTED,
+            "%u tokens would take about %" PRIu64 " us here and have %" PRIu64
+            " us left: the node has more work than it can do in time; ask for less, allow more time or add nodes",
+            tokens, no->wait_us, (uint64_t)(left_ns / EP_NS_PER_US));
         return false;
     }
     bool never_fits = tokens > tenant_part(admission, admission->inflight_tokens) &&

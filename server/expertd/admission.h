@@ -66,8 +66,8 @@ ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *r
  * begins the judgement of lateness. */
 void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns, uint64_t took_ns,
                         ep_err result);
-/* Work on it would be for nothing: its deadline has passed or, where requests are late, comes before what is `left` of it
- * (of 1) can be done. The second never of one that is alone. */
+/* Work on it would be for nothing: its deadline has passed or, where requests are late, comes before what is `left` of
+ * it (of 1) can be done. The second never of one that is alone. */
 bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left, uint64_t deadline_ns,
                           uint64_t now_ns);
 void ep_admission_read_stats(ep_admission *admission, ep_admission_stats *out_stats);

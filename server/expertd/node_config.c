@@ -40,7 +40,8 @@ static const ep_option model_fields[] = {
      .type = EP_OPTION_ENUM,
      .allowed = "files|nodes",
      .default_text = "files",
-     .help = "nodes: path is a directory, empty at first, that is filled from nodes that serve the model, as it is needed"},
+     .help = "nodes: path is a directory, empty at first, that is filled from nodes that serve the model, as it is "
+             "needed"},
     {.name = "version",
      .type = EP_OPTION_STRING,
      .max = 16,
@@ -157,8 +158,8 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_SIZE,
      .max = 1ull << 46,
      .default_text = "256M",
-     .help = "Bytes per second of its models' files that this node gives to nodes without them (only where node_token_file tells nodes "
-             "from clients), from 1M on; 0: no limit"},
+     .help = "Bytes per second of its models' files that this node gives to nodes without them (only where "
+             "node_token_file tells nodes from clients), from 1M on; 0: no limit"},
     {.name = "inflight_tokens",
      .type = EP_OPTION_INT,
      .unit = "tokens",
@@ -316,7 +317,8 @@ static ep_err load_experts(const ep_options *options, size_t index, bool has_coo
 }
 
 /* What other nodes give needs a coordinator that names them, and a token that tells them from clients. */
-static ep_err load_source(const ep_options *options, size_t index, const ep_node_config *config, ep_node_model_config *model, ep_error *out_error)
+static ep_err load_source(const ep_options *options, size_t index, const ep_node_config *config,
+                          ep_node_model_config *model, ep_error *out_error)
 {
     struct stat st;
     const char *why = NULL;
@@ -337,7 +339,8 @@ static ep_err load_source(const ep_options *options, size_t index, const ep_node
         return ep_options_fail_item(options, "models", index, "version", out_error,
                                     "'%s', allowed: 16 hexadecimal digits (0-9, a-f)", model->version);
     }
-    return why == NULL ? EP_OK : ep_options_fail_item(options, "models", index, "weights_from", out_error, "'nodes' %s", why);
+    return why == NULL ? EP_OK
+                       : ep_options_fail_item(options, "models", index, "weights_from", out_error, "'nodes' %s", why);
 }
 
 static ep_err load_models(const ep_options *options, ep_node_config *config, ep_error *out_error)
@@ -490,7 +493,8 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     config->load_bytes_per_s = ep_options_number(options, "weight_load_rate");
     config->serve_bytes_per_s = ep_options_number(options, "weight_serve_rate");
     if (config->serve_bytes_per_s > 0 && config->serve_bytes_per_s < EP_WEIGHT_PIECE_BYTES) {
-        return ep_options_fail(options, "weight_serve_rate", out_error, "%llu bytes per second, allowed: 0 (no limit), 1M..64T",
+        return ep_options_fail(options, "weight_serve_rate", out_error,
+                               "%llu bytes per second, allowed: 0 (no limit), 1M..64T",
                                (unsigned long long)config->serve_bytes_per_s);
     }
     config->prefetches = ep_options_bool(options, "weight_prefetch");
@@ -595,7 +599,8 @@ static ep_err check_model(const ep_options *options, size_t index, const ep_node
     const bool is_preflight = ep_options_get_action(options) == EP_ACTION_CHECK;
     ep_checkpoint *checkpoint = NULL;
     ep_error error;
-    if ((!is_listed && !is_preflight) || model->is_mirrored) { /* what of it is there only the node that has it open can tell */
+    /* What of a mirror is there only the node that has it open can tell. */
+    if ((!is_listed && !is_preflight) || model->is_mirrored) {
         return EP_OK;
     }
     if (ep_checkpoint_open(model->path, &checkpoint, &error) != EP_OK) {

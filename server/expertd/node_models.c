@@ -118,7 +118,8 @@ static ep_err open_files(ep_node_model *model, ep_weight_fetch *fetch, ep_error 
     }
     model->info = ep_checkpoint_info(model->checkpoint);
     if (version[0] != 0 && strcmp(version, model->info->version) != 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "model %s in %.200s: the files are version %s, models asks for version %s", config->name,
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                            "model %s in %.200s: the files are version %s, models asks for version %s", config->name,
                             config->path, model->info->version, version);
     }
     return EP_OK;
@@ -214,8 +215,8 @@ static void list_models(const ep_node_models *models, char *out, size_t bytes)
     }
 }
 
-ep_err ep_node_models_find_model(const ep_node_models *models, const char *name, const char *version, ep_node_model **out_model,
-                                 ep_error *out_error)
+ep_err ep_node_models_find_model(const ep_node_models *models, const char *name, const char *version,
+                                 ep_node_model **out_model, ep_error *out_error)
 {
     ep_node_model *found = NULL;
     uint32_t matches = 0;

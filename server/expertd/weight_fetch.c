@@ -338,10 +338,12 @@ static source *next_source(ep_weight_fetch *fetch)
 }
 
 /*
- * Whether the sources are asked once more, after all failed. A start waits for one; one that is busy is waited for. Else
- * a load fails after those that the coordinator names now, for other loads wait behind it. False: out_error is set.
+ * Whether the sources are asked once more, after all failed. A start waits for one; one that is busy is waited for.
+ * Else a load fails after those that the coordinator names now, for other loads wait behind it. False: out_error is
+ * set.
  */
-static bool goes_round(ep_weight_fetch *fetch, bool is_busy, uint64_t deadline_ns, bool *io_has_asked, ep_error *out_why)
+static bool goes_round(ep_weight_fetch *fetch, bool is_busy, uint64_t deadline_ns, bool *io_has_asked,
+                       ep_error *out_why)
 {
     const uint64_t now_ns = ep_clock_now_ns();
     if (!fetch->is_opened || is_busy) {

@@ -238,7 +238,8 @@ static ep_err check_room(loader *self, ep_resident *resident, uint64_t bytes, lo
     return err;
 }
 
-/* Whether a load that ended so is worth another try: its device refused memory, and another one has room. No lock held. */
+/* Whether a load that ended so is worth another try: its device refused memory, and another one has room. No lock held.
+ */
 static bool asks_another(loader *self, const ep_resident *resident, ep_err err)
 {
     uint32_t device;
@@ -803,7 +804,8 @@ static void await_work(ep_weight_store *store)
         pthread_cond_wait(&store->work, &store->lock);
     } else {
         const uint64_t due_ns = store->later.first->retry_ns;
-        const struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S), .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
+        const struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
+                                       .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
         pthread_cond_timedwait(&store->work, &store->lock, &until);
     }
 }

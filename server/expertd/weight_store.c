@@ -122,12 +122,12 @@ static ep_err refuse_budget(const ep_weight_store *store, const ep_weight_layer 
                             ep_error *out_error)
 {
     const bool is_set = store->config.weight_bytes_max != 0;
-    return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                        "%s %" PRIu64 "%s, one %sexpert of layer %u of model %s needs %" PRIu64
-                        " bytes; allowed: at least that%s",
-                        is_set ? "weight_bytes_max is" : "a device has room for", smallest_limit(store),
-                        is_set ? "" : " bytes of weights", is_shared ? "shared " : "", layer->shape.layer, layer->model, bytes,
-                        is_set ? ", or 0" : "; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
+    return ep_error_set(
+        out_error, EP_ERR_BAD_CONFIG,
+        "%s %" PRIu64 "%s, one %sexpert of layer %u of model %s needs %" PRIu64 " bytes; allowed: at least that%s",
+        is_set ? "weight_bytes_max is" : "a device has room for", smallest_limit(store),
+        is_set ? "" : " bytes of weights", is_shared ? "shared " : "", layer->shape.layer, layer->model, bytes,
+        is_set ? ", or 0" : "; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
 }
 
 /* Errors: BAD_CONFIG (the budget cannot hold one). */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a node costs the calls in flight when it is killed, or stopped, while every expert has a copy on another node: the 99th percentile
- * of their extra latency, that is of what they took beyond the median before the fault. Only calls that were in flight at the fault count.
- * And what a node costs that lives, ten times as slow as before: stopped for nine milliseconds of ten. Of 4 nodes, every expert on 2, the
- * 99th percentile of calls from two seconds after on, against the one before. Each round has nodes of its own.
+ * What a node costs the calls in flight when it is killed, or stopped, while every expert has a copy on another node:
+ * the 99th percentile of their extra latency, that is of what they took beyond the median before the fault. Only calls
+ * that were in flight at the fault count. And what a node costs that lives, ten times as slow as before: stopped for
+ * nine milliseconds of ten. Of 4 nodes, every expert on 2, the 99th percentile of calls from two seconds after on,
+ * against the one before. Each round has nodes of its own.
  */
 #include <math.h>
 #include <pthread.h>
@@ -298,10 +299,14 @@ static void bench_slow(bench_report *report, const char *dir, const char *checkp
         hedged[r] = result.hedged_share;
         failed_calls += failed;
     }
-    bench_report_add(report, &(bench_row){.name = "10 x slow, p99 after 2 s, against healthy", .unit = "ms",
-                                          .value = bench_quantile(slow, ROUNDS, 0.5), .limit = NAN,
+    bench_report_add(report, &(bench_row){.name = "10 x slow, p99 after 2 s, against healthy",
+                                          .unit = "ms",
+                                          .value = bench_quantile(slow, ROUNDS, 0.5),
+                                          .limit = NAN,
                                           .rival = bench_quantile(healthy, ROUNDS, 0.5),
-                                          .ratio = bench_quantile(ratio, ROUNDS, 0.5), .better = BENCH_LOWER, .bar = 1.5});
+                                          .ratio = bench_quantile(ratio, ROUNDS, 0.5),
+                                          .better = BENCH_LOWER,
+                                          .bar = 1.5});
     bench_report_add(report, &(bench_row){.name = "10 x slow, frames hedged, share", .unit = "",
                                           .value = bench_quantile(hedged, ROUNDS, 1), .limit = NAN, .rival = NAN,
                                           .ratio = NAN, .better = BENCH_LOWER, .bar = 0.1});
@@ -333,7 +338,8 @@ int main(int argc, char **argv)
         ids[t * TOP_K + 1] = (ids[t * TOP_K] + 1) % EXPERTS;
         scales[t * TOP_K] = scales[t * TOP_K + 1] = 0.5f;
     }
-    bench_report *report = bench_report_create("A node fails, or is slow, under load, and every expert has copies on others");
+    bench_report *report =
+        bench_report_create("A node fails, or is slow, under load, and every expert has copies on others");
     bench_fault(report, dir, checkpoint, "SIGKILL", SIGKILL, 50);
     bench_fault(report, dir, checkpoint, "SIGSTOP", SIGSTOP, 500);
     bench_slow(report, dir, checkpoint);

@@ -48,7 +48,8 @@ static load decode, prefill;
 /* Calls that become due whatever the service does. */
 static ep_test_load_config open_loop(ep_moe_mode mode)
 {
-    return (ep_test_load_config){.calls_in_flight = mode == EP_MOE_DECODE ? 2000 : 200, /* ten and twenty seconds of them */
+    return (ep_test_load_config){.calls_in_flight =
+                                     mode == EP_MOE_DECODE ? 2000 : 200, /* ten and twenty seconds of them */
                                  .calls_per_s = mode == EP_MOE_DECODE ? DECODE_PER_S : PREFILL_PER_S,
                                  .mode = mode};
 }

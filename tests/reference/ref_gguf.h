@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF for the oracle: a file's head as the JSON that safetensors has, and its blocks. Trusted, as in ref_checkpoint.h. */
+/* GGUF for the oracle: a file's head as the JSON that safetensors has, and its blocks. Trusted, as in ref_checkpoint.h.
+ */
 #ifndef TESTS_REFERENCE_REF_GGUF_H
 #define TESTS_REFERENCE_REF_GGUF_H
 

@@ -104,7 +104,8 @@ void ep_test_cluster_add_node(ep_test_cluster *cluster);
 /* A client that is ready. change (may be NULL) edits the configuration first. Destroyed by the caller. */
 ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_client_config *config));
 
-/* A unary call to url from outside of libexpertd, of an operator where service is Admin; the reply is freed with protobuf_c_message_free_unpacked.
+/* A unary call to url from outside of libexpertd, of an operator where service is Admin; the reply is freed with
+ * protobuf_c_message_free_unpacked.
  */
 ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service,
                                        const char *method, const ProtobufCMessage *request);

@@ -23,7 +23,8 @@ typedef struct paced_job {
     struct paced_job *next;
 } paced_job;
 
-/* A node that a busy machine kept from working catches up with so much of its work, as a device of its own would have. */
+/* A node that a busy machine kept from working catches up with so much of its work, as a device of its own would have.
+ */
 #define CATCH_UP_NS (50 * EP_NS_PER_MS)
 
 static ep_backend_ops paced_ops;

@@ -456,7 +456,8 @@ static void init_services(fixture *f)
     f->expert.f = f;
     f->coordinator.service = (Expertd__V1__Coordinator_Service)EXPERTD__V1__COORDINATOR__INIT(coordinator_);
     f->coordinator.f = f;
-    f->weights.base = (ProtobufCService){&expertd__v1__weight_files__descriptor, protobuf_c_service_invoke_internal, NULL};
+    f->weights.base =
+        (ProtobufCService){&expertd__v1__weight_files__descriptor, protobuf_c_service_invoke_internal, NULL};
     f->late_batch = 1;
 }
 

@@ -312,8 +312,9 @@ LANE_TEST(a_draining_node_gives_no_weights)
     Expertd__V1__WeightListRequest request = EXPERTD__V1__WEIGHT_LIST_REQUEST__INIT;
     fixture_init(&f, &(fixture_options){.url = url, .channel = as_node});
     ep_rpc_server_set_state(f.server, "draining");
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.WeightFiles", "List", &request.base, EP_TIME_NEVER, &reply, &error),
-                 EP_ERR_DRAINING, "%s", error.text);
+    cr_assert_eq(
+        ep_rpc_call_sync(f.channel, "expertd.v1.WeightFiles", "List", &request.base, EP_TIME_NEVER, &reply, &error),
+        EP_ERR_DRAINING, "%s", error.text);
     fixture_fini(&f);
 }
 

@@ -548,8 +548,12 @@ static void choose(const uint8_t *usable, uint64_t spread, uint32_t *out_chosen)
 {
     uint32_t order[3];
     float busy[2];
-    const ep_copy_choice choice = {.nodes_count = 2, .usable = usable, .tried = ep_call_state_tried(&state), .spread = spread,
-                                   .order = order, .busy = busy};
+    const ep_copy_choice choice = {.nodes_count = 2,
+                                   .usable = usable,
+                                   .tried = ep_call_state_tried(&state),
+                                   .spread = spread,
+                                   .order = order,
+                                   .busy = busy};
     ep_choose_copies(&layer, &choice, out_chosen);
 }
 

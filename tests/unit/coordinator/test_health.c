@@ -249,7 +249,8 @@ Test(health, copies_that_all_stand_on_one_host_are_told_when_there_are_others)
     strcpy(f.table->nodes[0].host, "h0");
     strcpy(f.table->nodes[1].host, "h0");
     strcpy(f.table->nodes[2].host, "h1");
-    expect(EP_HEALTH_ONE_HOST, "model demo v1: all copies of 1 experts in 1 layers are on one host, layer 7 expert 1 first");
+    expect(EP_HEALTH_ONE_HOST,
+           "model demo v1: all copies of 1 experts in 1 layers are on one host, layer 7 expert 1 first");
     f.cluster.policy = text_of("static");
     judge();
     cr_assert_eq(health.problems_count, 0u, "a map says where");

@@ -178,7 +178,8 @@ Test(load_sums, wrong_reports)
     ep_load_sums_destroy(sums);
 }
 
-static bool balance_of(void *arg, const char *model, const char *version, uint32_t layer, ep_coordinator_balance *out_balance)
+static bool balance_of(void *arg, const char *model, const char *version, uint32_t layer,
+                       ep_coordinator_balance *out_balance)
 {
     (void)model, (void)version, (void)layer;
     *out_balance = (ep_coordinator_balance){1.5, 1.25};

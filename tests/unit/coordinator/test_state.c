@@ -2271,8 +2271,8 @@ Test(coordinator_state, a_node_that_joins_gets_its_part_at_the_pace)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* Half a second goes on, within the grace. Who has loaded what it was given says so with its next heartbeat; `stuck` never
- * has. */
+/* Half a second goes on, within the grace. Who has loaded what it was given says so with its next heartbeat; `stuck`
+ * never has. */
 static void late_beats(int count, bool have_loaded, int stuck)
 {
     now_ns += 500 * EP_NS_PER_MS;

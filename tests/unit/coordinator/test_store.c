@@ -309,7 +309,9 @@ Test(coordinator_store, a_key_of_a_newer_build_is_named)
 {
     fill(7);
     change("INSERT INTO policy VALUES('later', 1, 1, 1, 'x')");
-    expect_refusal(EP_ERR_FAILED_PRECONDITION, "keeps the key later of the policy, which this build does not know: use the build that wrote it, and there expertctl policy unset later");
+    expect_refusal(
+        EP_ERR_FAILED_PRECONDITION,
+        "keeps the key later of the policy, which this build does not know: use the build that wrote it, and there expertctl policy unset later");
 }
 
 Test(coordinator_store, a_log_without_its_file_is_refused)

@@ -196,7 +196,8 @@ Test(balanced, what_is_held_moves_only_as_far_as_the_budget_goes)
     ep_placement_destroy(placement);
 }
 
-/* Looks at the same popularity again and again, each time at a new sample of `slots` a layer (0: the very same heat). Returns the loads. */
+/* Looks at the same popularity again and again, each time at a new sample of `slots` a layer (0: the very same heat).
+ * Returns the loads. */
 static uint32_t look(problem *p, ep_placement **io_placement, uint32_t looks, double slots, uint64_t *random)
 {
     static double popularity[LAYERS_MAX][EXPERTS_MAX];
@@ -238,7 +239,8 @@ Test(balanced, the_same_load_again_moves_nothing_after_a_while)
         setup(&yesterday, 8, 3, EXPERTS_MAX, 1, seed + 1000);
         setup(&p, 8, 3, EXPERTS_MAX, 1, seed);
         p.input.spare_copies = yesterday.input.spare_copies = (uint32_t)(seed % 3) * 12;
-        p.nodes[0].capacity_bytes = yesterday.nodes[0].capacity_bytes = seed % 2 == 0 ? 0 : 1500; /* 15 experts of 192 */
+        p.nodes[0].capacity_bytes = yesterday.nodes[0].capacity_bytes =
+            seed % 2 == 0 ? 0 : 1500; /* 15 experts of 192 */
         p.input.moves_max = 64;
         ep_placement *placement = solve(&yesterday);
         first += look(&p, &placement, 20, 0, &random);
@@ -260,7 +262,8 @@ Test(balanced, a_full_node_changes_places_to_take_a_copy)
     p.layers[0].owned_offsets = offsets;
     p.layers[0].owned = owned;
     for (uint32_t e = 0; e < 8; e++) {
-        p.heat[0][e] = e == 3 || e == 5 ? 420 : 27; /* node 2 has room, all it holds is one copy of 5, and node 0 is full */
+        p.heat[0][e] =
+            e == 3 || e == 5 ? 420 : 27; /* node 2 has room, all it holds is one copy of 5, and node 0 is full */
     }
     ep_placement *placement = solve(&p);
     cr_assert_geq(copies_of(placement, 0, 5), 2u);
@@ -294,7 +297,8 @@ Test(balanced, a_layer_too_large_to_be_searched_is_spread_evenly)
         nodes[n] = (ep_placement_node){.node_id = n, .name = "n"};
     }
     const ep_placement_layer layer = {.shape = {.hidden = 4, .inner = 4, .experts = EP_EXPERTS_MAX, .top_k = 2}};
-    const problem p = {.input = {.nodes_count = NODES, .nodes = nodes, .layers_count = 1, .layers = &layer, .copies = 1}};
+    const problem p = {
+        .input = {.nodes_count = NODES, .nodes = nodes, .layers_count = 1, .layers = &layer, .copies = 1}};
     ep_placement *placement = solve(&p);
     cr_assert_eq(placement->copies_total, EP_EXPERTS_MAX);
     cr_assert_eq(placement->layers[0].bound, 0, "nobody has searched");

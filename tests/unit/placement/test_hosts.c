@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of an expert on different hosts, by both solvers: from nothing, as nodes and hosts come and go, where room is short. */
+/* Copies of an expert on different hosts, by both solvers: from nothing, as nodes and hosts come and go, where room is
+ * short. */
 #include "placement/placement.h"
 
 #include <criterion/criterion.h>
@@ -68,7 +69,8 @@ static uint32_t hosts_of(const problem *p, const ep_placed_layer *layer, uint32_
         bool is_new = true;
         for (uint32_t j = layer->offsets[expert]; j < i; j++) {
             cr_assert_neq(layer->copies[i], layer->copies[j], "two copies on one node");
-            is_new = is_new && (p->hosts[layer->copies[i]][0] == 0 || strcmp(p->hosts[layer->copies[i]], p->hosts[layer->copies[j]]) != 0);
+            is_new = is_new && (p->hosts[layer->copies[i]][0] == 0 ||
+                                strcmp(p->hosts[layer->copies[i]], p->hosts[layer->copies[j]]) != 0);
         }
         count += is_new;
     }
@@ -79,8 +81,8 @@ static void check_hosts(const problem *p, const ep_placement *placement, uint32_
 {
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (uint32_t e = 0; e < placement->layers[l].experts; e++) {
-            cr_assert_geq(hosts_of(p, &placement->layers[l], e), wanted, "layer %u, expert %u is on %u hosts of %u", l, e,
-                          hosts_of(p, &placement->layers[l], e), wanted);
+            cr_assert_geq(hosts_of(p, &placement->layers[l], e), wanted, "layer %u, expert %u is on %u hosts of %u", l,
+                          e, hosts_of(p, &placement->layers[l], e), wanted);
         }
     }
 }
@@ -141,8 +143,8 @@ Test(hosts, nodes_stay_even_where_hosts_are)
                 ep_placement *placement = solve(&p, solvers[s]);
                 check_hosts(&p, placement, 2);
                 /* By heat it is time that is even, not counts. */
-                cr_assert_leq(placement->node_copies_max - placement->node_copies_min, s == 0 ? 2u : 8u, "%u..%u copies on a node",
-                              placement->node_copies_min, placement->node_copies_max);
+                cr_assert_leq(placement->node_copies_max - placement->node_copies_min, s == 0 ? 2u : 8u,
+                              "%u..%u copies on a node", placement->node_copies_min, placement->node_copies_max);
                 ep_placement_destroy(placement);
             }
             ep_placement_destroy(alone);

@@ -145,7 +145,8 @@ Test(node_devices, devices_that_compute_different_bits_do_not_share_a_model)
     ep_node_model_config model = {.name = "demo", .path = dir, .choice = EP_EXPERTS_ALL};
     const ep_node_config config = {.models_count = 1, .models = &model};
     cr_assert_eq(open_fake(2, 0), EP_OK);
-    cr_expect_eq(ep_node_models_open(&models, &config, devices.backends, 2, NULL, NULL, &error), EP_ERR_FAILED_PRECONDITION);
+    cr_expect_eq(ep_node_models_open(&models, &config, devices.backends, 2, NULL, NULL, &error),
+                 EP_ERR_FAILED_PRECONDITION);
     cr_expect_not_null(strstr(error.text, "model demo: the devices of this node compute different bits (fake/bf16/0 and fake/bf16/1)"),
                        "%s", error.text);
     ep_node_models_close(&models);

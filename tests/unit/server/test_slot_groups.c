@@ -262,7 +262,8 @@ Test(admission, once_one_was_late_those_that_would_be_are_refused)
     cr_expect_gt(e.retry_after_us, 110000, "coming back before the deadline is of no use");
     cr_expect_eq(enter_late(&rig, true, now_ns, 110 * MS, &hasty, &e), EP_OK, "prefill waits elsewhere");
     cr_expect(ep_admission_is_lost(rig.admission, &tickets[0], 1, now_ns + 5 * MS, now_ns), "it takes 10 ms");
-    cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], 0.25, now_ns + 5 * MS, now_ns), "the rest takes 2.5 ms");
+    cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], 0.25, now_ns + 5 * MS, now_ns),
+                  "the rest takes 2.5 ms");
     cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], 1, now_ns + 50 * MS, now_ns));
     cr_expect_eq(enter_late(&rig, false, now_ns, 500 * MS, &hasty, &e), EP_OK, "it has the time");
     cr_expect_eq(enter_late(&rig, false, now_ns + 2 * SECOND, MS, &hasty, &e), EP_OK, "long ago");

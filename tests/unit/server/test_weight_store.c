@@ -505,7 +505,8 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
 static _Atomic uint64_t unavailable_count;
 static _Atomic bool is_unavailable;
 
-static ep_err load_if_available(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err load_if_available(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
+                                ep_error *out_error)
 {
     if (atomic_load(&is_unavailable)) {
         atomic_fetch_add(&unavailable_count, 1);
@@ -736,7 +737,8 @@ static uint64_t count_failures(int fd, int saved, const char *reason, uint64_t *
     while (fgets(line, sizeof(line), log) != NULL) {
         uint64_t others = 0;
         const char *more = strstr(line, " lines_left_out=");
-        cr_expect(strstr(line, "event=expert-load model=demo layer=") != NULL && strstr(line, reason) != NULL, "%s", line);
+        cr_expect(strstr(line, "event=expert-load model=demo layer=") != NULL && strstr(line, reason) != NULL, "%s",
+                  line);
         cr_assert(more != NULL && sscanf(more, " lines_left_out=%" SCNu64, &others) == 1, "%s", line);
         *out_said += 1 + others;
         lines++;
@@ -1112,8 +1114,10 @@ Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
                                    .shape = ep_checkpoint_info(checkpoint)->moe_layers[1]};
     cr_assert_eq(ep_weight_store_create(&sc, &crowded, &e), EP_OK);
     cr_expect_eq(ep_weight_store_add_layer(crowded, &layer, &slot, &e), EP_ERR_BAD_CONFIG);
-    cr_expect_str_eq(e.text, "a device has room for 100 bytes of weights, one expert of layer 1 of model demo needs 3072 bytes; allowed: at "
-                             "least that; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
+    cr_expect_str_eq(
+        e.text,
+        "a device has room for 100 bytes of weights, one expert of layer 1 of model demo needs 3072 bytes; allowed: at "
+        "least that; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
     ep_weight_store_destroy(crowded);
     backend->ops = plain_ops;
 }
@@ -1356,7 +1360,8 @@ Test(weight_devices, a_load_whose_device_is_lost_goes_on_elsewhere)
     ep_weight_store_stop(store);
 }
 
-static ep_err load_refused(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err load_refused(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
+                           ep_error *out_error)
 {
     if (base != instances[2]) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "made up");
@@ -1396,7 +1401,8 @@ Test(weight_devices, where_a_device_refuses_memory_another_one_is_asked)
 
 static sem_t load_begun, load_may_end;
 
-static ep_err load_held(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err load_held(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
+                        ep_error *out_error)
 {
     sem_post(&load_begun);
     while (sem_wait(&load_may_end) != 0) {
@@ -1435,7 +1441,9 @@ Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
     ask(&loading, 0, cold[0], UINT64_MAX);
     while (sem_wait(&load_begun) != 0) {
     }
-    queued = (asked){.wait = {.expert = cold[1], .deadline_ns = UINT64_MAX, .is_dropped = always, .ready = on_ready, .arg = &queued}};
+    queued = (asked){
+        .wait = {
+            .expert = cold[1], .deadline_ns = UINT64_MAX, .is_dropped = always, .ready = on_ready, .arg = &queued}};
     ep_weight_store_wait(store, 0, &queued.wait, 1);
     for (uint32_t d = 0; d < DEVICES; d++) {
         ep_weight_store_lose(store, d, "device is lost: test");
@@ -1452,5 +1460,6 @@ Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
     cr_expect_eq(stats.owned_count, 0);
     cr_expect_eq(stats.failed_count, 8);
     ep_weight_store_stop(store);
-    cr_expect_geq(changes, before_last + 2, "of the load, and of the one that was given up: the coordinator hears of both");
+    cr_expect_geq(changes, before_last + 2,
+                  "of the load, and of the one that was given up: the coordinator hears of both");
 }
