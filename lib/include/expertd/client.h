@@ -248,8 +248,8 @@ typedef struct ep_moe_result {
  *   UNAVAILABLE                      no live copy before the deadline: layer, expert, node, time waited, last
  *                                    report; or, at once, only nodes of other numerics ids
  *   DEADLINE_EXCEEDED                a live node did not answer: the same
- *   RESOURCE_EXHAUSTED               calls_max, buffer_bytes_max, or a node's admission beyond the retry
- *                                    budget
+ *   RESOURCE_EXHAUSTED               calls_max, buffer_bytes_max, a node's admission beyond the retry budget, or,
+ *                                    before the deadline, nodes with more work than they can do until then
  *   CANCELLED, CLOSED, FAILED_PRECONDITION, NO_MEMORY; any other error of a node no other copy can mend
  */
 EP_API ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
