@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "coordinator/state_private.h"
 
-#define BUSY_US_MIN 10000 /* less says little */
+#define BUSY_US_MIN 100000 /* less says little: a busy host takes a thread off its core for tens of milliseconds */
 #define SLOW_BELOW (1.0 / 3)
 #define SLOW_UNTIL 0.5
 #define EVEN_MAX 1.5      /* up to there, and down to its inverse, placement takes nodes for equal */

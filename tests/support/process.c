@@ -110,8 +110,11 @@ static bool has_name(const char *const *strings, const char *string)
     return false;
 }
 
-/* Our environment with the extra strings in front of (and so before) the old ones of the same name. */
-static char **make_environment(const char *const *extra)
+/*
+ * Our environment with the extra strings in front of (and so before) the old ones of the same name. The defaults keep a daemon out of the
+ * way of those that other tests run at the same time.
+ */
+static char **make_environment(const char *runtime_dir, const char *const *extra)
 {
     size_t count = 0, extra_count = 0;
     while (environ[count] != NULL) {
@@ -120,16 +123,16 @@ static char **make_environment(const char *const *extra)
     while (extra != NULL && extra[extra_count] != NULL) {
         extra_count++;
     }
-    static const char *const doors[] = {"EXPERTD_DOOR_LISTEN=tcp://127.0.0.1:0",
-                                        "EXPERTD_COORDINATOR_DOOR_LISTEN=tcp://127.0.0.1:0"};
-    char **all = calloc(count + extra_count + 3, sizeof(*all));
+    const char *const defaults[] = {"EXPERTD_DOOR_LISTEN=tcp://127.0.0.1:0",
+                                    "EXPERTD_COORDINATOR_DOOR_LISTEN=tcp://127.0.0.1:0", runtime_dir};
+    char **all = calloc(count + extra_count + 4, sizeof(*all));
     size_t n = 0;
     for (size_t i = 0; all != NULL && i < extra_count; i++) {
         all[n++] = (char *)(uintptr_t)extra[i];
     }
-    for (size_t i = 0; all != NULL && i < 2; i++) {
-        if (!has_name(extra, doors[i]) && !has_name((const char *const *)environ, doors[i])) {
-            all[n++] = (char *)(uintptr_t)doors[i];
+    for (size_t i = 0; all != NULL && i < 3; i++) {
+        if (!has_name(extra, defaults[i]) && !has_name((const char *const *)environ, defaults[i])) {
+            all[n++] = (char *)(uintptr_t)defaults[i];
         }
     }
     for (size_t i = 0; all != NULL && i < count; i++) {
@@ -164,14 +167,16 @@ bool ep_test_process_start(ep_test_process *process, const char *dir, const char
                            const char *const *args, const char *const *extra_environment, bool wants_ports)
 {
     char ports_flag[EP_TEST_PATH_BYTES + 32];
+    char runtime_dir[EP_TEST_PATH_BYTES + 32]; /* of its socket for shared memory */
     memset(process, 0, sizeof(*process));
     process->pid_fd = -1;
     snprintf(process->output_path, sizeof(process->output_path), "%s/%s.out", dir, name);
     snprintf(process->ports_path, sizeof(process->ports_path), "%s/%s.ports", dir, name);
     snprintf(ports_flag, sizeof(ports_flag), "--ports-file=%s", process->ports_path);
+    snprintf(runtime_dir, sizeof(runtime_dir), "RUNTIME_DIRECTORY=%s", dir);
     unlink(process->ports_path);
     int output = open(process->output_path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
-    char **environment = make_environment(extra_environment);
+    char **environment = make_environment(runtime_dir, extra_environment);
     pid_t pid = output >= 0 && environment != NULL
                     ? spawn(program, args, wants_ports ? ports_flag : NULL, environment, output)
                     : -1;

@@ -40,7 +40,7 @@ class Cluster:
         given = {o.split("=")[0] for o in options}
         command = [program, f"--ports-file={self.path(name)}", *options, *(f"{k}={v}" for k, v in addresses.items() if k not in given)]
         with open(self.path(name + ".log"), "wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={"RUNTIME_DIRECTORY": self.folder, **os.environ})
         self.processes.append((name, process))
         self.log_forms[name] = dict(o.partition("=")[::2] for o in options).get("--log-format", "journal" if "JOURNAL_STREAM" in os.environ else "text")
         wait_for(f"{name} to listen", lambda: process.poll() is not None or (os.path.exists(self.path(name)) and os.path.getsize(self.path(name))))

@@ -142,7 +142,7 @@ def use_keys(browser, page):
     """From a list to a call, in its timeline, and back; the address brings the same to somebody else."""
     browser.run("document.querySelector('#calls a').focus()")
     browser.press("Enter")
-    browser.wait("location.hash.includes('call=')")
+    browser.wait("location.hash.includes('call=') && !document.getElementById('back').hidden")  # the page follows its address later
     assert browser.run("document.activeElement.closest('#calls') !== null"), "the focus was lost"
     browser.run("document.getElementById('timeline-box').focus()")
     browser.press("n")
@@ -156,7 +156,7 @@ def use_keys(browser, page):
     assert 0 < int(some["visible"]) < whole and int(some["lanes"]) < len(CALL_LANES), (whole, some)
     check_lanes(browser)
     browser.press("Escape")
-    browser.wait("document.getElementById('view').dataset.value === 'slowest' && !location.hash.includes('call=')")
+    browser.wait("document.getElementById('view').dataset.value === 'slowest' && document.getElementById('back').hidden")
     browser.run("history.back()")
     browser.wait("location.hash.includes('call=')")
     browser.open(f"file://{page}{some['hash']}")
