@@ -15,6 +15,7 @@ typedef struct gate_buffers {
     float *logits;  /* [T,E] contiguous; rows of tokens that are masked out are 0 */
     int32_t *ids;   /* [T,K] */
     float *weights; /* [T,K] */
+    uint8_t *active; /* [T] */
 } gate_buffers;
 
 static void free_buffers(gate_buffers *buffers)
@@ -22,6 +23,7 @@ static void free_buffers(gate_buffers *buffers)
     free(buffers->logits);
     free(buffers->ids);
     free(buffers->weights);
+    free(buffers->active);
 }
 
 static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
@@ -92,16 +94,23 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
     buffers->logits = calloc(tokens * row + 1, sizeof(*buffers->logits));
     buffers->ids = calloc(tokens * gate->top_k + 1, sizeof(*buffers->ids));
     buffers->weights = calloc(tokens * gate->top_k + 1, sizeof(*buffers->weights));
-    if (buffers->logits == NULL || buffers->ids == NULL || buffers->weights == NULL) {
+    buffers->active = calloc(tokens + 1, sizeof(*buffers->active));
+    if (buffers->logits == NULL || buffers->ids == NULL || buffers->weights == NULL || buffers->active == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a gate of %zu tokens", tokens);
     }
     for (size_t t = 0; t < tokens; t++) {
         if (!is_masked(args, (int64_t)t)) {
+            buffers->active[t] = 1;
             memcpy(buffers->logits + t * row,
                    (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0], row * sizeof(float));
         }
     }
-    return ep_gate(gate, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights, out_error);
+    ep_gate_config plain = *gate;
+    plain.load = NULL; /* tokens that are masked out do not count */
+    ep_err err = ep_gate(&plain, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights, out_error);
+    return err != EP_OK || gate->load == NULL ? err
+                                              : ep_gate_load_compute(&plain, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->active,
+                                                                     gate->load, out_error);
 }
 
 /* The same call with the gate's choice, and the time the gate has left of it. */

@@ -239,7 +239,7 @@ static ep_err run_part(const forward_service *service, const forward_options *op
     args.want_timing = service->client != NULL; /* so that the nodes are known by name */
     ep_gate_config gate = {0};
     if (service->gate != NULL) {
-        gate = ep_cli_gate_config(service->gate, first, &args);
+        gate = ep_cli_gate_config(service->gate, &options->layer, first, &args);
     }
     ep_err err = call_service(service, &args, service->gate != NULL ? &gate : NULL, &logits, &part, &result);
     if (err != EP_OK) {

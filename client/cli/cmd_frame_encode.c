@@ -382,7 +382,7 @@ static ep_err encode_rows(const encode_options *options, const ep_cli_batch *bat
     if (layer->logits != NULL) {
         err = ep_cli_gate_read(layer->logits, layer->args.layer, &gate, out_error);
         err = err == EP_OK ? ep_cli_gate_choose(&gate, layer->in, batch, out_error) : err;
-        config = ep_cli_gate_config(&gate, 0, &args);
+        config = ep_cli_gate_config(&gate, layer, 0, &args);
     }
     err = err != EP_OK ? err
                        : ep_cli_gateway_request_make(&args, layer->logits != NULL ? &config : NULL, &batch->logits,

@@ -16,6 +16,9 @@ static void fill_gate(const ep_gate_config *gate, Expertd__V1__GateConfig *out_m
     out_message->scaling_factor = gate->scaling_factor;
     out_message->softcap = gate->softcap;
     out_message->jitter = gate->jitter;
+    out_message->noise_temperature = gate->noise_temperature;
+    out_message->expert_dropout = gate->expert_dropout;
+    out_message->seed = gate->seed;
     out_message->groups = gate->groups;
     out_message->groups_kept = gate->groups_kept;
     out_message->group_best = gate->group_best;

@@ -2,6 +2,7 @@
 #include "layer_options.h"
 
 #include "arguments.h"
+#include "expertd/gate.h"
 #include "moe/routing_table.h"
 
 enum {
@@ -10,6 +11,9 @@ enum {
     KEY_LAYER,
     KEY_IN,
     KEY_LOGITS,
+    KEY_NOISE,
+    KEY_DROPOUT,
+    KEY_GATE_SEED,
     KEY_MODE,
     KEY_WIRE,
     KEY_COMM_ALG,
@@ -110,6 +114,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_LOGITS:
         options->logits = arg;
         return 0;
+    case KEY_NOISE:
+        options->noise_temperature = ep_cli_arg_float(state, "--noise-temperature", arg, EP_GATE_NOISE_MIN, EP_GATE_NOISE_MAX);
+        return 0;
+    case KEY_DROPOUT:
+        options->expert_dropout = ep_cli_arg_float(state, "--expert-dropout", arg, 0, EP_GATE_DROPOUT_MAX);
+        return 0;
+    case KEY_GATE_SEED:
+        options->gate_seed = ep_cli_arg_whole(state, "--gate-seed", arg, 0, UINT64_MAX);
+        return 0;
     default:
         return parse_wish(key, arg, state, options);
     }
@@ -125,6 +138,9 @@ static const struct argp_option option_list[] = {
      1},
     {"logits", KEY_LOGITS, "DIR", 0,
      "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by them", 1},
+    {"noise-temperature", KEY_NOISE, "T", 0, "Gumbel noise times T is added to the logits (0.1..10; default: none)", 1},
+    {"expert-dropout", KEY_DROPOUT, "P", 0, "Chance that an expert is left out for a token (0..0.5; default: 0)", 1},
+    {"gate-seed", KEY_GATE_SEED, "N", 0, "Of noise and dropout (default: 0)", 1},
     {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 3},
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 3},
     {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0, "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 3},
@@ -144,6 +160,13 @@ void ep_cli_layer_require(struct argp_state *state, const ep_cli_layer_options *
 {
     ep_cli_arg_required(state, "--model", options->args.model);
     ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
+    const bool is_random = options->noise_temperature > 0 || options->expert_dropout > 0;
+    if (options->logits == NULL && (is_random || options->gate_seed != 0)) {
+        argp_error(state, "--noise-temperature, --expert-dropout or --gate-seed is given without --logits: the router takes them");
+    }
+    if (!is_random && options->gate_seed != 0) {
+        argp_error(state, "--gate-seed is given without --noise-temperature and --expert-dropout, which draw by it");
+    }
 }
 
 ep_dtype ep_cli_layer_out_dtype(const ep_cli_layer_options *options, const ep_cli_batch *batch)

@@ -13,6 +13,8 @@
 typedef struct ep_cli_layer_options {
     const char *in;
     const char *logits; /* checkpoint whose router turns logits into ids and scales; NULL: ids are given */
+    float noise_temperature, expert_dropout; /* of that router, as the next; 0: none */
+    uint64_t gate_seed;
     ep_moe_args args;   /* the wishes; tensors come from the file */
     bool has_layer;
     ep_dtype out_dtype; /* NONE: not given */

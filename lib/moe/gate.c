@@ -23,7 +23,7 @@ typedef struct {
     const ep_gate_config *config;
     const float *logits; /* [E] */
     float *scores;       /* [E] of a softmax exp(l - max), then selection scores */
-    float *capped;       /* [E] logits after the softcap; NULL without one */
+    float *changed;      /* [E] logits after softcap and noise; NULL without both */
     uint32_t token;
     float max; /* of the logits, for a softmax */
     float sum; /* of exp(l - max), ascending */
@@ -59,6 +59,11 @@ static double uniform_draw(const gate_token *g, uint32_t expert, uint32_t stream
     return ((double)(ep_splitmix64(&state) >> 12) + 0.5) * 0x1p-52; /* inside (0, 1) */
 }
 
+static float gumbel_draw(const gate_token *g, uint32_t expert)
+{
+    return (float)-log(-log(uniform_draw(g, expert, 0)));
+}
+
 static bool is_dropped(const gate_token *g, uint32_t expert)
 {
     return g->config->expert_dropout > 0.0f && uniform_draw(g, expert, 1) < (double)g->config->expert_dropout;
@@ -67,10 +72,11 @@ static bool is_dropped(const gate_token *g, uint32_t expert)
 static void prepare_logits(gate_token *g)
 {
     const ep_gate_config *config = g->config;
-    for (uint32_t e = 0; g->capped != NULL && e < config->experts; e++) {
-        g->capped[e] = tanhf(g->logits[e] / config->softcap) * config->softcap;
+    for (uint32_t e = 0; g->changed != NULL && e < config->experts; e++) {
+        float logit = config->softcap > 0.0f ? tanhf(g->logits[e] / config->softcap) * config->softcap : g->logits[e];
+        g->changed[e] = config->noise_temperature > 0.0f ? logit + gumbel_draw(g, e) * config->noise_temperature : logit;
     }
-    g->logits = g->capped != NULL ? g->capped : g->logits;
+    g->logits = g->changed != NULL ? g->changed : g->logits;
     if (config->select != EP_GATE_SOFTMAX && config->weight != EP_GATE_SOFTMAX) {
         return;
     }
@@ -91,12 +97,6 @@ static void make_scores(gate_token *g)
     for (uint32_t e = 0; e < config->experts; e++) {
         float score = config->select == EP_GATE_SOFTMAX ? g->scores[e] / g->sum : score_of(g, config->select, e);
         g->scores[e] = config->bias == NULL ? score : score + config->bias[e];
-    }
-    if (config->noise_temperature > 0.0f) {
-        for (uint32_t e = 0; e < config->experts; e++) {
-            float gumbel = (float)-log(-log(uniform_draw(g, e, 0)));
-            g->scores[e] = g->scores[e] + gumbel * config->noise_temperature;
-        }
     }
 }
 
@@ -260,12 +260,12 @@ static void route_token(gate_token *g, int32_t *out_ids, float *out_weights)
     finish_weights(g, out_ids, out_weights);
 }
 
-static EP_FLOAT_WORK void route(const ep_gate_config *config, uint32_t tokens, const float *logits, float *scores, float *capped,
+static EP_FLOAT_WORK void route(const ep_gate_config *config, uint32_t tokens, const float *logits, float *scores, float *changed,
                                 int32_t *out_ids, float *out_weights)
 {
     for (uint32_t t = 0; t < tokens; t++) {
         gate_token g = {
-            .config = config, .logits = logits + (size_t)t * config->experts, .scores = scores, .capped = capped, .token = t};
+            .config = config, .logits = logits + (size_t)t * config->experts, .scores = scores, .changed = changed, .token = t};
         route_token(&g, out_ids + (size_t)t * config->top_k, out_weights + (size_t)t * config->top_k);
     }
 }
@@ -287,10 +287,11 @@ ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logit
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to route over %u experts", config->experts);
     }
     const ep_float_env env = ep_float_env_begin();
-    route(config, tokens, logits, scores, config->softcap > 0.0f ? scores + config->experts : NULL, out_ids, out_weights);
+    const bool changes = config->softcap > 0.0f || config->noise_temperature > 0.0f;
+    route(config, tokens, logits, scores, changes ? scores + config->experts : NULL, out_ids, out_weights);
     ep_float_env_end(env);
     if (is_large) {
         free(scores);
     }
-    return EP_OK;
+    return config->load == NULL ? EP_OK : ep_gate_load_compute(config, tokens, logits, out_ids, NULL, config->load, out_error);
 }

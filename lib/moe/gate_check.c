@@ -39,9 +39,11 @@ static ep_err check_scores(const ep_gate_config *config, ep_error *out_error)
         return BAD("router selects by score %u and weighs by %u: allowed with 6 (sparsemixer): both 6", (unsigned)config->select,
                    (unsigned)config->weight);
     }
-    if (is_mixer && (config->bias != NULL || config->groups > 1 || config->chosen != NULL || config->noise_temperature != 0.0f ||
-                     config->expert_dropout != 0.0f)) {
-        return BAD("a sparsemixer router has a bias, groups, chosen experts, noise or dropout: allowed none");
+    if (is_mixer && (config->bias != NULL || config->groups > 1 || config->chosen != NULL || config->expert_dropout != 0.0f)) {
+        return BAD("a sparsemixer router has a bias, groups, chosen experts or dropout: allowed none");
+    }
+    if (config->chosen != NULL && (config->noise_temperature != 0.0f || config->expert_dropout != 0.0f)) {
+        return BAD("a router with chosen experts has noise or dropout: allowed neither, for nothing is left to choose");
     }
     return EP_OK;
 }
@@ -118,11 +120,19 @@ static ep_err check_numbers(const ep_gate_config *config, ep_error *out_error)
     return err == EP_OK ? check_finite("factor", config->expert_factors, config->experts, out_error) : err;
 }
 
+ep_err ep_gate_check_load(const ep_gate_load *load, ep_error *out_error)
+{
+    return load == NULL || load->struct_bytes == sizeof(*load)
+               ? EP_OK
+               : BAD("struct_bytes of the gate's load is %" PRIu32 ": this library expects %zu", load->struct_bytes, sizeof(*load));
+}
+
 ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error)
 {
     ep_err err = check_sizes(config, out_error);
     err = err == EP_OK ? check_scores(config, out_error) : err;
     err = err == EP_OK ? check_groups(config, out_error) : err;
+    err = err == EP_OK ? ep_gate_check_load(config->load, out_error) : err;
     return err == EP_OK ? check_numbers(config, out_error) : err;
 }
 

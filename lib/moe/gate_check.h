@@ -5,11 +5,8 @@
 
 #include "expertd/gate.h"
 
-#define EP_GATE_NOISE_MIN 0.1f
-#define EP_GATE_NOISE_MAX 10.0f
-#define EP_GATE_DROPOUT_MAX 0.5f
-
 /* Errors: INVALID_ARGUMENT naming the field, value and allowed range. */
+ep_err ep_gate_check_load(const ep_gate_load *load, ep_error *out_error); /* struct_bytes; NULL is right */
 ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error);
 /* A NaN logit anywhere and, for a softmax, a row without a finite maximum; a chosen id that is no expert: INVALID_ARGUMENT naming
  * token and expert. */

@@ -3,7 +3,7 @@
  * Router: from logits to the top-k experts and their weights. Pure code in f32; ties: the lower id wins; a NaN logit is an error.
  *
  * A rule is a few steps, each a field of ep_gate_config; what a step is not used for is 0:
- *   1  l = softcap * tanh(l / softcap)
+ *   1  l = softcap * tanh(l / softcap), plus noise: every later step takes this l
  *   2  selection score: `select` of l, plus bias; groups of experts compete by their best group_best scores, and the
  *      experts outside the groups kept get group_mask
  *   3  the K best scores are selected, or those that `chosen` names
@@ -28,6 +28,9 @@ extern "C" {
 #endif
 
 #define EP_GATE_GROUPS_MAX 256
+#define EP_GATE_NOISE_MIN 0.1f
+#define EP_GATE_NOISE_MAX 10.0f
+#define EP_GATE_DROPOUT_MAX 0.5f
 
 typedef enum ep_gate_score {
     EP_GATE_LOGIT = 1,            /* the logit itself */
@@ -39,6 +42,18 @@ typedef enum ep_gate_score {
 } ep_gate_score;
 
 typedef enum ep_group_mask { EP_GROUP_MASK_ZERO, EP_GROUP_MASK_MINUS_INF } ep_group_mask;
+
+/* How evenly the choice for one batch falls on the experts. C is the number of slots chosen, c_e of them fall on expert e. */
+typedef struct ep_gate_load {
+    uint32_t struct_bytes;       /* set by the caller: sizeof(ep_gate_load) */
+    double *fractions;           /* [E] of the caller, or NULL: f_e = c_e / C */
+    double *mean_probabilities;  /* [E] of the caller, or NULL: p_e, mean over tokens of softmax(logits)_e; for a sigmoid router of
+                                  * s_e / sum_j s_j (DeepSeek-V3 technical report, sequence-wise balance loss) */
+    uint64_t slots;              /* C */
+    double max_over_mean;        /* max_e c_e / (C / E); 0 without slots, as the next two */
+    double auxiliary_loss;       /* E * sum_e f_e * p_e, without the factor alpha (Switch Transformer, arXiv 2101.03961, equations 4-6) */
+    double z_loss;               /* mean over tokens of log(sum_e exp(l_e))^2 (ST-MoE, arXiv 2202.08906, equation 5) */
+} ep_gate_load;
 
 typedef struct ep_gate_config {
     uint32_t struct_bytes;       /* sizeof(ep_gate_config) */
@@ -59,13 +74,15 @@ typedef struct ep_gate_config {
     const float *expert_factors;  /* [E]; NULL none */
     float jitter;                /* sparsemixer: near is within 2 * jitter of the best, relative to the larger of it and |l| */
     const int32_t *chosen;       /* [T,K] ids of a layer that does not select (a table by token id); NULL */
-    /* Optional, off by default. */
-    float noise_temperature;     /* 0 off; 0.1..10: Gumbel noise times this is added to the selection score */
+    /* Optional, off by default; noise and dropout not with chosen, dropout not with sparsemixer. */
+    float noise_temperature;     /* 0 off; 0.1..10: Gumbel noise times this is added to each logit: with one expert, no bias and no groups,
+                                  * e is selected with probability softmax(l / temperature)_e */
     float expert_dropout;        /* 0 off; 0..0.5: chance that an expert is left out for a token (unless fewer than K are left) */
     uint64_t seed;               /* of noise and dropout; equal seeds, equal choices */
     /* NULL, or called with each selected slot after the weights are made: returns the weight to use. */
     float (*weight_func)(void *arg, uint32_t token, uint32_t slot, uint32_t expert, float weight);
     void *weight_func_arg;
+    ep_gate_load *load;          /* NULL, or written with the load of the batch; by ep_moe_forward_logits that of its active tokens */
 } ep_gate_config;
 
 /* Errors: INVALID_ARGUMENT naming the field or token, the value and the allowed range; outputs are then untouched. A softmax also
@@ -73,6 +90,12 @@ typedef struct ep_gate_config {
  * Allocates at most 2 E floats on the heap per call, none up to 1024 experts; NO_MEMORY. */
 EP_API ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logits, int32_t *out_ids, float *out_weights,
                       ep_error *out_error);
+
+/* The load of a choice ids [T,K] made by logits [T,E], as they are given: without softcap and noise. active [T]: 0 leaves a token out; NULL: all
+ * count. Errors: INVALID_ARGUMENT (struct_bytes, a logit that the gate refuses, an id that is no expert), NO_MEMORY; out_load and its arrays are
+ * then untouched. */
+EP_API ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const float *logits, const int32_t *ids,
+                                   const uint8_t *active, ep_gate_load *out_load, ep_error *out_error);
 
 #ifdef __cplusplus
 }

@@ -540,6 +540,23 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
     cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result), EP_OK, "%s",
                  result.error.text);
     cr_assert(batch_equal(&b));
+
+    /* the load is that of the tokens that are not masked out, */
+    double fractions[2][8];
+    ep_gate_load loads[2];
+    uint8_t active[20] = {1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0};
+    args.active_mask = ep_tensor_1d(active, EP_DTYPE_BOOL, 20);
+    for (int i = 0; i < 2; i++) {
+        loads[i] = (ep_gate_load){.struct_bytes = sizeof(loads[i]), .fractions = fractions[i]};
+    }
+    cr_assert_eq(ep_gate_load_compute(&gate, 20, logits, b.ids, active, &loads[0], &error), EP_OK, "%s", error.text);
+    cr_assert_eq(loads[0].slots, 36u);
+    gate.load = &loads[1];
+    cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    loads[0].fractions = loads[1].fractions = NULL;
+    cr_assert(memcmp(&loads[0], &loads[1], sizeof(loads[0])) == 0 && memcmp(fractions[0], fractions[1], sizeof(fractions[0])) == 0);
+    gate.load = NULL;
+    args.active_mask = ep_tensor_none();
     gate.experts = 7;
     cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result),
                  EP_ERR_INVALID_ARGUMENT);

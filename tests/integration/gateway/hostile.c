@@ -84,6 +84,8 @@ static const wrong_case cases[] = {
     {"groups 257", true, GATE(groups), true, 257, "gate.groups 257"},
     {"groups that do not divide", true, GATE(groups), true, 3, "3 groups"},
     {"groups_kept", true, GATE(groups_kept), true, 9, "9 groups"},
+    {"noise NaN", true, GATE(noise_temperature), true, 0x7fc00000, "noise temperature nan: allowed 0 (off) or 0.1..10"},
+    {"dropout 1.0", true, GATE(expert_dropout), true, 0x3f800000, "expert dropout 1: allowed 0..0.5"},
     {"group_mask", true, GATE(group_mask), true, 2, "gate.group_mask 2: allowed 0..1"},
 };
 

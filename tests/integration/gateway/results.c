@@ -107,7 +107,13 @@ static void compare(results *r, batch *b, uint32_t model, ep_dtype x_dtype, ep_d
     ep_moe_result c;
     ep_tensor logits = ep_tensor_2d(b->logits, EP_DTYPE_F32, b->tokens, GATEWAY_EXPERTS);
     ep_tensor out = ep_tensor_2d(direct, out_dtype, b->tokens, GATEWAY_HIDDEN);
-    const ep_gate_config *gate = gated ? &r->gates[model].layer.config : NULL;
+    ep_gate_config drawn = r->gates[model].layer.config;
+    const ep_gate_config *gate = gated ? &drawn : NULL;
+    if ((variant & 4) != 0) {
+        drawn.noise_temperature = 1.5f;
+        drawn.expert_dropout = 0.25f;
+        drawn.seed = 1ull << 40 | variant;
+    }
     arguments(b, r->f->models[model].name, gateway_layer(model), x_dtype, (variant & 4) != 0, masked, gated, &args);
     args.mode = mode;
     args.shared_source = (variant & 8) != 0 ? EP_MOE_SHARED_NONE : EP_MOE_SHARED_SERVICE;

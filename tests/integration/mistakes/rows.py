@@ -68,6 +68,8 @@ ctl("an order to nodes that are not there", PLAN + "--zipf 1 --apply", 2, "--app
 ctl("no model", "forward --layer 2 --in $folder/batch --out $folder/y", 2, "--model is missing", "expertctl status")
 ctl("no input", "forward --model demo --layer 2 --out $folder/y", 2, "--in and --random are both missing", "one of them")
 ctl("a misspelt word", "forward --mode fast", 2, "--mode is 'fast'", "allowed: auto, decode, prefill")
+ctl("noise without logits", FORWARD + "--noise-temperature 1", 2, "--noise-temperature", "without --logits")
+ctl("a seed for no draw", FORWARD + "--logits $folder --gate-seed 3", 2, "--gate-seed is given without --noise-temperature")
 ctl("a verb that is not there", "trace rekord", 2, "no verb 'rekord'", "allowed: record, snapshot, report, export")
 ctl("model default without its names", "model default --admin $coord_admin", 2, "NAME is missing", "expertctl status")
 ctl("a port that is none, for a context", "context add far --coordinator tcp://127.0.0.1:99999", 2, "--coordinator is 'tcp://127.0.0.1:99999'", "port 1..65535")

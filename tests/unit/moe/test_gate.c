@@ -411,6 +411,95 @@ Test(gate, noise_is_repeatable_by_seed_and_follows_gumbel_top_k)
     }
 }
 
+/* Each way to select, with a way to weigh that goes with it. */
+static const struct {
+    ep_gate_score select, weight;
+} families[] = {{EP_GATE_LOGIT, EP_GATE_SOFTMAX_SELECTED},
+                {EP_GATE_LOGIT, EP_GATE_LOGIT},
+                {EP_GATE_SOFTMAX, EP_GATE_SOFTMAX},
+                {EP_GATE_SIGMOID, EP_GATE_SIGMOID},
+                {EP_GATE_SQRT_SOFTPLUS, EP_GATE_SQRT_SOFTPLUS},
+                {EP_GATE_SPARSEMIXER, EP_GATE_SPARSEMIXER}};
+#define FAMILIES (sizeof(families) / sizeof(families[0]))
+
+/* Argmax of l / T + Gumbel noise is a draw from softmax(l / T): chi-square of the counts has E - 1 degrees of freedom. */
+static void check_draws(size_t family, float temperature)
+{
+    enum { TOKENS = 10000, E = 64 };
+    static float logits[TOKENS * E];
+    static int32_t ids[TOKENS];
+    static float weights[TOKENS];
+    unsigned counts[E] = {0};
+    int parts = 0;
+    double chi_square = 0;
+    for (int e = 0; e < E; e++) {
+        parts += e == 5 ? 0 : e % 7 + 1;
+    }
+    for (int t = 0; t < TOKENS; t++) {
+        for (int e = 0; e < E; e++) { /* expert 5 has 0.9, the others unequal parts of 0.1 */
+            logits[t * E + e] = temperature * logf(e == 5 ? 0.9f : 0.1f * (float)(e % 7 + 1) / (float)parts);
+        }
+    }
+    ep_gate_config c = make_config(R1, E, 1);
+    c.select = families[family].select;
+    c.weight = families[family].weight;
+    c.jitter = 0.01f;
+    c.noise_temperature = temperature;
+    c.seed = 42 + family;
+    cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, NULL), EP_OK);
+    for (int t = 0; t < TOKENS; t++) {
+        counts[ids[t]]++;
+    }
+    for (int e = 0; e < E; e++) {
+        double expected = TOKENS * exp((double)logits[e] / (double)temperature);
+        chi_square += ((double)counts[e] - expected) * ((double)counts[e] - expected) / expected;
+    }
+    cr_assert(chi_square < 63 + 5 * sqrt(2 * 63), "family %zu, temperature %g: chi-square %g, best %u of %d", family, (double)temperature,
+              chi_square, counts[5], TOKENS);
+}
+
+Test(gate, noise_draws_experts_by_their_probability_in_every_family)
+{
+    for (size_t family = 0; family < FAMILIES; family++) {
+        check_draws(family, 1.0f);
+        check_draws(family, 0.5f);
+        check_draws(family, 3.0f);
+    }
+}
+
+Test(gate, choice_and_weights_are_those_of_the_noised_logits)
+{
+    enum { TOKENS = 50, E = 16, K = 4 };
+    float logits[TOKENS * E], noised[TOKENS * E], all_weights[TOKENS * E];
+    int32_t all_ids[TOKENS * E];
+    uint64_t state = 7;
+    for (int i = 0; i < TOKENS * E; i++) {
+        logits[i] = (float)(uniform(&state) * 4 - 2);
+    }
+    ep_gate_config all = make_config(R1, E, E);
+    all.weight = EP_GATE_LOGIT; /* so that weights are the logits after noise */
+    all.softcap = 30.0f;
+    all.noise_temperature = 0.7f;
+    cr_assert_eq(ep_gate(&all, TOKENS, logits, all_ids, all_weights, NULL), EP_OK);
+    for (int i = 0; i < TOKENS * E; i++) {
+        noised[i / E * E + all_ids[i]] = all_weights[i];
+    }
+    for (size_t family = 0; family < FAMILIES; family++) {
+        int32_t ids[2][TOKENS * K];
+        float weights[2][TOKENS * K];
+        ep_gate_config c = make_config(R1, E, K);
+        c.select = families[family].select;
+        c.weight = families[family].weight;
+        c.jitter = 0.1f;
+        cr_assert_eq(ep_gate(&c, TOKENS, noised, ids[0], weights[0], NULL), EP_OK);
+        c.softcap = 30.0f;
+        c.noise_temperature = 0.7f;
+        cr_assert_eq(ep_gate(&c, TOKENS, logits, ids[1], weights[1], NULL), EP_OK);
+        cr_assert_eq(memcmp(ids[0], ids[1], sizeof(ids[0])), 0, "family %zu", family);
+        cr_assert_eq(memcmp(weights[0], weights[1], sizeof(weights[0])), 0, "family %zu", family);
+    }
+}
+
 Test(gate, dropout_leaves_experts_out_but_always_fills_every_slot)
 {
     enum { TOKENS = 20000 };
@@ -434,6 +523,51 @@ Test(gate, dropout_leaves_experts_out_but_always_fills_every_slot)
     for (int t = 0; t < TOKENS; t++) {
         cr_assert_eq(ids[2 * t] + ids[2 * t + 1], 1);
     }
+}
+
+/* Two tokens of known logits, by hand. */
+Test(gate, load_is_that_of_the_formulas)
+{
+    enum { E = 4, K = 2, TOKENS = 3 };
+    const float logits[TOKENS * E] = {0, logf(2), logf(4), logf(1), 9, 9, 9, 9, logf(8), 0, -INFINITY, logf(7)};
+    const uint8_t active[] = {1, 0, 1};
+    int32_t ids[TOKENS * K] = {0};
+    float weights[TOKENS * K];
+    double fractions[E], probabilities[E];
+    ep_error error;
+    ep_gate_load load = {.struct_bytes = sizeof(load), .fractions = fractions, .mean_probabilities = probabilities};
+    ep_gate_config c = make_config(R2, E, K);
+    cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_gate_load_compute(&c, TOKENS, logits, ids, active, &load, &error), EP_OK, "%s", error.text);
+    const double p[] = {(1.0 / 8 + 8.0 / 16) / 2, (2.0 / 8 + 1.0 / 16) / 2, (4.0 / 8) / 2, (1.0 / 8 + 7.0 / 16) / 2}; /* slots: 2, 1 and 0, 3 */
+    for (int e = 0; e < E; e++) {
+        cr_assert_float_eq(fractions[e], 0.25, 1e-12);
+        cr_assert_float_eq(probabilities[e], p[e], 1e-7);
+    }
+    cr_assert(load.slots == 4 && load.max_over_mean == 1);
+    cr_assert_float_eq(load.auxiliary_loss, 1, 1e-7, "even fractions");
+    cr_assert_float_eq(load.z_loss, (log(8) * log(8) + log(16) * log(16)) / 2, 1e-6);
+
+    c.load = &load; /* of all tokens: the second takes experts 0 and 1 */
+    cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, &error), EP_OK, "%s", error.text);
+    cr_assert(load.slots == 6 && fractions[0] == 2.0 / 6 && fractions[3] == 1.0 / 6 && load.max_over_mean == 2.0 / 6 * E);
+    cr_assert_float_eq(load.auxiliary_loss, E * (2 * (2 * p[0] + 0.25) / 3 + 2 * (2 * p[1] + 0.25) / 3 + (2 * p[2] + 0.25) / 3 + (2 * p[3] + 0.25) / 3) / 6,
+                       1e-7);
+    cr_assert_eq(ep_gate(&c, 0, logits, ids, weights, &error), EP_OK, "%s", error.text);
+    cr_assert(load.slots == 0 && load.auxiliary_loss == 0 && load.z_loss == 0 && fractions[0] == 0 && probabilities[0] == 0);
+
+    c.select = c.weight = EP_GATE_SIGMOID;
+    cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, &error), EP_OK, "%s", error.text);
+    const double sigmoids = 1.0 / 2 + 2.0 / 3 + 4.0 / 5 + 1.0 / 2;
+    cr_assert_float_eq(probabilities[2], 4.0 / 5 / sigmoids, 1e-7);
+
+    ids[1] = 4;
+    load.slots = 77;
+    cr_assert_eq(ep_gate_load_compute(&c, 1, logits, ids, NULL, &load, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert(strcmp(error.text, "expert of token 0, slot 1 is 4: allowed 0..3") == 0 && load.slots == 77, "%s", error.text);
+    load.struct_bytes = 8;
+    cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ids[1], 4, "outputs must stay untouched");
 }
 
 Test(gate, works_above_the_stack_limit_and_for_no_tokens)
@@ -500,8 +634,10 @@ Test(gate, refuses_a_wrong_configuration_by_name)
     REFUSED(c.select = EP_GATE_SOFTMAX_SELECTED, "router selects by score 5: allowed 1..4, 6");
     REFUSED(c.weight = (ep_gate_score)7, "router weighs by score 7: allowed 1..6");
     REFUSED(c.weight = EP_GATE_SPARSEMIXER, "router selects by score 3 and weighs by 6: allowed with 6 (sparsemixer): both 6");
-    REFUSED((c.select = c.weight = EP_GATE_SPARSEMIXER, c.noise_temperature = 1),
-            "a sparsemixer router has a bias, groups, chosen experts, noise or dropout: allowed none");
+    REFUSED((c.select = c.weight = EP_GATE_SPARSEMIXER, c.expert_dropout = 0.5f),
+            "a sparsemixer router has a bias, groups, chosen experts or dropout: allowed none");
+    REFUSED((c.chosen = chosen, c.noise_temperature = 1),
+            "a router with chosen experts has noise or dropout: allowed neither, for nothing is left to choose");
     REFUSED(c.experts = 0, "router has 0 experts: allowed 1..65535");
     REFUSED(c.top_k = 9, "router's top_k 9: allowed 1..8");
     REFUSED(c.top_k = 0, "router's top_k 0: allowed 1..8");
