@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From the public arguments of a call to what the files below use: an ep_batch, where the result goes, and
- * copies of the strings. Every tensor's form is checked here; values of ids and masks are checked by
- * ep_batch_check.
+ * From the public arguments of a call to what the files below use: an ep_batch, where the result
+ * goes, and copies of the strings. Every tensor's form is checked here; values of ids and masks are
+ * checked by ep_batch_check.
  */
 #ifndef EP_CLIENT_ARGS_H
 #define EP_CLIENT_ARGS_H
@@ -33,12 +33,12 @@ typedef struct ep_call_spec {
     ep_combine_out out;
 } ep_call_spec;
 
-/* args->struct_bytes, strings and enumerations. Errors: INVALID_ARGUMENT naming the field, UNIMPLEMENTED
- * (newer struct). */
+/* args->struct_bytes, strings and enumerations. Errors: INVALID_ARGUMENT naming the field,
+ * UNIMPLEMENTED (newer struct). */
 ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error);
 /*
- * Fills a spec from checked args for a layer. Errors: INVALID_ARGUMENT naming the tensor, its value and the
- * allowed range; UNIMPLEMENTED (memory that is not the host's).
+ * Fills a spec from checked args for a layer. Errors: INVALID_ARGUMENT naming the tensor, its value
+ * and the allowed range; UNIMPLEMENTED (memory that is not the host's).
  */
 ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model,
                          const ep_layer_shape *shape, ep_call_spec *out_spec, ep_error *out_error);
@@ -47,7 +47,8 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
 ep_err ep_args_fill_quant(const ep_moe_args *args, const ep_layer_shape *shape, ep_batch *batch,
                           ep_error *out_error);
 
-/* One tensor: host memory, rank, type among types (EP_DTYPE_NONE-terminated), contiguous inside a row. */
+/* One tensor: host memory, rank, type among types (EP_DTYPE_NONE-terminated), contiguous inside a
+ * row. */
 ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank, const ep_dtype *types,
                        ep_error *out_error);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Life of a call: references, the inbox, who is busy with it, its timer, and telling its end exactly once. */
+/* Life of a call: references, the inbox, who is busy with it, its timer, and telling its end
+ * exactly once. */
 #include "call.h"
 
 #include <inttypes.h>
@@ -111,7 +112,8 @@ void ep_call_use(ep_call *call)
     __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
 }
 
-/* The client's memory must outlive the end of the use: the call's own reference to it may go first. */
+/* The client's memory must outlive the end of the use: the call's own reference to it may go
+ * first. */
 void ep_call_unuse(ep_call *call)
 {
     ep_client *client = ep_client_ref(call->client);
@@ -141,7 +143,8 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
 {
     const ep_batch *batch = &call->spec.batch;
     size_t per_token = ep_batch_slots_per_token(batch, shape);
-    size_t pointers = batch->combine_quant != EP_COMBINE_PLAIN ? 2 : 1; /* of a slot: its row, its scales */
+    /* of a slot: its row, its scales */
+    size_t pointers = batch->combine_quant != EP_COMBINE_PLAIN ? 2 : 1;
     size_t rows_bytes = (batch->tokens * per_token * pointers + 1) *
                         sizeof(*call->rows); /* never none: an empty batch has an address too */
     /* Twice: each slot may be sent a second time. */
@@ -168,8 +171,9 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
     return EP_OK;
 }
 
-/* Frames of second sends that the budget can pay at once; a silent node's may be more, and then allocate. Thrice, with
- * the first ones: those of the two runs before may still wait for their end. */
+/* Frames of second sends that the budget can pay at once; a silent node's may be more, and then
+ * allocate. Thrice, with the first ones: those of the two runs before may still wait for their
+ * end. */
 static uint32_t hedges_max(uint32_t frames, uint64_t slots, uint32_t nodes)
 {
     uint64_t paid = EP_HEDGE_BUDGET_MAX / EP_HEDGE_COST;
@@ -193,7 +197,8 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
         uint32_t n = ep_flow_frames_max(&flow, batch, (uint64_t)flow.window_tokens * per_token, nodes);
         n *= flow.windows_count < EP_CALL_WINDOWS ? flow.windows_count : EP_CALL_WINDOWS;
         frames = n > frames ? n : frames;
-        uint64_t whole = (uint64_t)EP_CALL_WINDOWS * flow.window_tokens; /* a run of fewer tokens may be one window as large as all */
+        /* a run of fewer tokens may be one window as large as all */
+        uint64_t whole = (uint64_t)EP_CALL_WINDOWS * flow.window_tokens;
         flow.window_tokens = whole < batch->tokens ? (uint32_t)whole : batch->tokens;
         err = reserve_run(call, &layer->shape, &flow, out_error);
     }
@@ -255,7 +260,8 @@ static void perform(ep_call *call, ep_call_actions *actions)
     }
 }
 
-/* Takes everything out of the inbox and steps the state with it; called and returns with the lock held. */
+/* Takes everything out of the inbox and steps the state with it; called and returns with the lock
+ * held. */
 static void work(ep_call *call)
 {
     ep_call_frame *frame = call->inbox_head;
@@ -310,7 +316,8 @@ static void tell_end(ep_call *call)
     ep_call_unuse(call);
 }
 
-/* Only the busy thread arms. The armed timer holds a use; so does one whose function is just running. */
+/* Only the busy thread arms. The armed timer holds a use; so does one whose function is just
+ * running. */
 static bool arm_timer(ep_call *call, uint64_t due_ns)
 {
     if (!call->timer_used || !ep_timer_cancel(call->client->timers, &call->timer)) {
@@ -324,8 +331,8 @@ static bool arm_timer(ep_call *call, uint64_t due_ns)
     return true;
 }
 
-/* Arms the timer for what the state waits for. With no memory for that the call ends: it could not keep its
- * deadline. */
+/* Arms the timer for what the state waits for. With no memory for that the call ends: it could not
+ * keep its deadline. */
 static void sync_timer(ep_call *call)
 {
     uint64_t due_ns = ep_call_state_due_ns(&call->state);
@@ -353,8 +360,8 @@ static bool try_let_go(ep_call *call)
     return true;
 }
 
-/* Works while there are events, then lets go. Called busy, with the lock held and a reference; returns
- * without the lock. */
+/* Works while there are events, then lets go. Called busy, with the lock held and a reference;
+ * returns without the lock. */
 static void work_and_leave(ep_call *call)
 {
     do {
@@ -401,7 +408,8 @@ void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
         return;
     }
     call->busy = true;
-    if (ep_timer_on_thread(call->client->timers)) { /* packing, combining or a callback would delay every deadline */
+    /* packing, combining or a callback would delay every deadline */
+    if (ep_timer_on_thread(call->client->timers)) {
         pthread_mutex_unlock(&call->lock);
         hand_over(call);
         return;
@@ -438,7 +446,8 @@ void ep_call_cancel(ep_call *call)
     ep_call_use(call);
     bool mine = false;
     pthread_mutex_lock(&call->lock);
-    if (!call->done) { /* else there is nothing to cancel, and the workers may have ended with the client */
+    /* else there is nothing to cancel, and the workers may have ended with the client */
+    if (!call->done) {
         mine = !call->busy;
         call->flags |= EP_CALL_FLAG_CANCEL;
         call->busy = true;
@@ -534,7 +543,8 @@ static void reset_result(ep_call *call)
     call->slowest_wait_us = 0;
     ep_error_clear(&call->result.error);
     call->result.mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE;
-    /* Nodes pass rows on to whom the coordinator has named to them; a table made here knows of none. */
+    /* Nodes pass rows on to whom the coordinator has named to them; a table made here knows of
+     * none. */
     bool has_neighbours = call->view->table->epoch.term != 0;
     call->result.comm_alg = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY && has_neighbours ? EP_MOE_COMM_HIERARCHY : EP_MOE_COMM_FULLMESH;
     call->result.combine_at = call->spec.batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
@@ -611,8 +621,9 @@ void ep_call_leave(ep_call *call)
 }
 
 /*
- * With busy polling: looks for an event again and again for so long, which saves the wake-up. The lock is held, and free
- * between two looks, for whoever brings the event; the core now and then, for whoever needs it.
+ * With busy polling: looks for an event again and again for so long, which saves the wake-up. The
+ * lock is held, and free between two looks, for whoever brings the event; the core now and then,
+ * for whoever needs it.
  */
 static void look_for_event(ep_call *call, uint64_t due_ns)
 {

@@ -2,14 +2,15 @@
 /*
  * One call's life: begin, events, end. All three public forms share it.
  *
- * Events (answers, timer, wake, cancel) come from any thread and are put into the call's inbox. One thread at
- * a time is `busy` with a call: it steps call_state with the events and performs the actions, without holding
- * a lock; whoever posts to a call that nobody is busy with becomes that thread, or, on the timers' thread, makes
- * a worker that (call_workers.h). A blocking caller stays busy
- * and waits for events ("driven"), so that packing and combining run on its own thread.
+ * Events (answers, timer, wake, cancel) come from any thread and are put into the call's inbox. One
+ * thread at a time is `busy` with a call: it steps call_state with the events and performs the
+ * actions, without holding a lock; whoever posts to a call that nobody is busy with becomes that
+ * thread, or, on the timers' thread, makes a worker that (call_workers.h). A blocking caller stays
+ * busy and waits for events ("driven"), so that packing and combining run on its own thread.
  *
- * Ownership  a call is counted: its owner, and one use each for the run under way, every frame whose answer
- *            is not processed, an armed timer. With the last one it becomes spare or is freed.
+ * Ownership  a call is counted: its owner, and one use each for the run under way, every frame
+ *            whose answer is not processed, an armed timer. With the last one it becomes spare or
+ *            is freed.
  */
 #ifndef EP_CLIENT_CALL_H
 #define EP_CLIENT_CALL_H
@@ -157,15 +158,15 @@ void ep_call_unref(ep_call *call);
 void ep_call_use(ep_call *call);
 void ep_call_unuse(ep_call *call);
 
-/* Room for everything a run of spec's tokens, or fewer, needs, so that it allocates nothing. Errors:
- * NO_MEMORY. */
+/* Room for everything a run of spec's tokens, or fewer, needs, so that it allocates nothing.
+ * Errors: NO_MEMORY. */
 ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_layer *layer,
                        ep_error *out_error);
 
 /*
- * Checks the values of call->spec and starts a run with its first tokens; its deadline counts from begin_ns.
- * On an error nothing was begun. On success the caller is busy with the call: ep_call_leave or ep_call_drive
- * comes next.
+ * Checks the values of call->spec and starts a run with its first tokens; its deadline counts from
+ * begin_ns. On an error nothing was begun. On success the caller is busy with the call:
+ * ep_call_leave or ep_call_drive comes next.
  */
 ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns, ep_error *out_error);
 /* The same with the newest table, from now on. */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The end of a window and of a run: combine, the result, and an error that says what was waited for.
+ * The end of a window and of a run: combine, the result, and an error that says what was waited
+ * for.
  *
- * out is written only on success. A decode run is combined straight into it, once every row is here. Prefill is
- * combined token by token as rows land, while others are still computed and travel, into a scratch result that
- * is copied at the end: memory is bounded by four windows' rows and one result, whatever T is.
+ * out is written only on success. A decode run is combined straight into it, once every row is
+ * here. Prefill is combined token by token as rows land, while others are still computed and
+ * travel, into a scratch result that is copied at the end: memory is bounded by four windows' rows
+ * and one result, whatever T is.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -80,7 +82,8 @@ void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
     }
 }
 
-/* Tokens that wait for no row: those without one and, at the end of a run, those whose rows are missing. */
+/* Tokens that wait for no row: those without one and, at the end of a run, those whose rows are
+ * missing. */
 static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     uint32_t rest = call->is_piecewise ? 0 : token_end - token_begin;
@@ -140,22 +143,24 @@ void ep_call_end_window(ep_call *call, uint32_t window)
 {
     ep_call_window *ended = &call->windows[window];
     combine_rest(call, ended->begin, ended->end);
-    if (call->tokens_sent < call->spec.batch.tokens) { /* else other calls could leave this one without room halfway */
+    /* else other calls could leave this one without room halfway */
+    if (call->tokens_sent < call->spec.batch.tokens) {
         call->kept_bytes += ended->bytes;
         ended->bytes = 0;
     }
     release_window(call, window);
 }
 
-/* With allow_missing, at the deadline: slots whose row did not come, in windows under way and in those never
- * sent. */
+/* With allow_missing, at the deadline: slots whose row did not come, in windows under way and in
+ * those never sent. */
 static void count_missing(ep_call *call)
 {
     uint32_t per_token = ep_call_slots_per_token(call);
     size_t sent_end = (size_t)call->tokens_sent * per_token;
     size_t end = (size_t)call->spec.batch.tokens * per_token;
     memset(call->rows + sent_end, 0, (end - sent_end) * sizeof(*call->rows));
-    for (size_t s = 0; s < end; s++) { /* rows of windows that were combined are gone, but not NULL */
+    /* rows of windows that were combined are gone, but not NULL */
+    for (size_t s = 0; s < end; s++) {
         uint32_t expert;
         ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token),
                                           (uint32_t)(s % per_token), &expert);
@@ -199,7 +204,8 @@ static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
     return expert;
 }
 
-/* The node that held an expert before the table lost it; NULL: it has a copy, or nobody is known. */
+/* The node that held an expert before the table lost it; NULL: it has a copy, or nobody is
+ * known. */
 static ep_peer *former_owner(const ep_call *call, uint32_t expert)
 {
     const ep_routing_layer *layer = call->layer;
@@ -321,14 +327,16 @@ static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
 void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
 {
     bool is_short = call->state.code == EP_OK && call->result.missing_count > 0;
-    ep_err why = is_short ? EP_ERR_DEADLINE_EXCEEDED : call->state.code; /* OK: other copies had answered */
+    /* OK: other copies had answered */
+    ep_err why = is_short ? EP_ERR_DEADLINE_EXCEEDED : call->state.code;
     for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
         ep_call_frame *frame = call->frames[i];
         if (call->state.parcels[i].phase == EP_PARCEL_ZOMBIE && frame->rpc_id != 0) {
             ep_answer_times *times = &frame->peer->links[frame->class_index].times;
             uint64_t waited_ns = now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0;
             ep_answer_times_add_lost(times, frame->slots_count, waited_ns);
-            if (why == EP_OK && call->state.parcels[i].hedge_of == UINT32_MAX) { /* a hedge was sent later */
+            /* a hedge was sent later */
+            if (why == EP_OK && call->state.parcels[i].hedge_of == UINT32_MAX) {
                 ep_answer_pace_add_lost(times);
             }
             ep_call_trace_exchange_drop(frame, why);

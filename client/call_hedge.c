@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Second sends: slots whose answer is late, or whose node is silent, go to other copies while the first frame stays
- * in flight. call_state decides what counts; here is only who gets what. In a steady state nothing is allocated.
+ * Second sends: slots whose answer is late, or whose node is silent, go to other copies while the
+ * first frame stays in flight. call_state decides what counts; here is only who gets what. In a
+ * steady state nothing is allocated.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,8 @@
 #include "base/clock.h"
 #include "call_steps.h"
 
-/* When a silent node's slots have no other copy now, or only such as have failed, look for one again after so long. */
+/* When a silent node's slots have no other copy now, or only such as have failed, look for one
+ * again after so long. */
 #define AGAIN_NS (50 * EP_NS_PER_MS)
 
 static void sift_down(uint32_t *numbers, uint32_t root, uint32_t count)
@@ -66,8 +68,9 @@ static uint32_t slots_wanted(const ep_call *call, const ep_call_frame *frame, ui
     return count;
 }
 
-/* A late frame's second send is a wish: in a prepared call it takes no frame that is not there yet, nor one that the
- * next run's first sending may need while losers of this one still wait for their end. */
+/* A late frame's second send is a wish: in a prepared call it takes no frame that is not there yet,
+ * nor one that the next run's first sending may need while losers of this one still wait for their
+ * end. */
 static bool has_room(const ep_call *call, uint32_t chunks)
 {
     uint32_t used = ep_call_state_parcels_used(&call->state);
@@ -81,9 +84,10 @@ static void give_up(ep_call_frame *frame)
     ep_rpc_call_cancel(frame->channel, frame->rpc_id);
 }
 
-/* All of a frame's slots, or none: the window waits for the slowest of them anyhow. A frame of node sums only as one
- * frame again: sums over other groups of slots are other sums, and cannot be mixed with the first frame's. Where one
- * frame does not do, that of a silent node is given up: its end sends the slots to their other copies. */
+/* All of a frame's slots, or none: the window waits for the slowest of them anyhow. A frame of node
+ * sums only as one frame again: sums over other groups of slots are other sums, and cannot be mixed
+ * with the first frame's. Where one frame does not do, that of a silent node is given up: its end
+ * sends the slots to their other copies. */
 static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *numbers,
                        ep_call_actions *actions)
 {

@@ -31,7 +31,8 @@ void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay, Expertd__V1__
         const ep_routing_node *node = &call->view->table->nodes[part->node];
         Expertd__V1__RelayPart *message = &relay->messages[i];
         expertd__v1__relay_part__init(message);
-        message->node = (char *)(uintptr_t)node->name; /* message fields are char *; packing only reads them */
+        /* message fields are char *; packing only reads them */
+        message->node = (char *)(uintptr_t)node->name;
         message->url = (char *)(uintptr_t)node->url;
         message->slots_begin = part->begin;
         message->slots_count = part->count;

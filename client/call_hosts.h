@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm_alg = HIERARCHY: a window's first frames go one to a host; whatever is sent again goes straight to its owner. For the call's
- * busy thread. */
+/* comm_alg = HIERARCHY: a window's first frames go one to a host; whatever is sent again goes
+ * straight to its owner. For the call's busy thread. */
 #ifndef EP_CLIENT_CALL_HOSTS_H
 #define EP_CLIENT_CALL_HOSTS_H
 
@@ -16,7 +16,8 @@ typedef struct ep_call_relay {
     Expertd__V1__RelayPart *list[EP_RELAY_PARTS_MAX];
 } ep_call_relay;
 
-/* After copies were chosen: fills call->grouped, by which a plan for hosts is built, and makes room_bytes what all of a group take. */
+/* After copies were chosen: fills call->grouped, by which a plan for hosts is built, and makes
+ * room_bytes what all of a group take. */
 void ep_call_group_hosts(ep_call *call);
 /* Gives a chunk of such a plan to one of its owners. */
 void ep_call_split_chunk(ep_call *call, uint32_t chunk, ep_call_relay *out_relay);

@@ -36,8 +36,8 @@ void ep_call_registry_use(ep_call_registry *registry)
     __atomic_fetch_add(&registry->uses, 1, __ATOMIC_ACQ_REL);
 }
 
-/* The lock is taken for the last use only while closing; the caller keeps the client's memory alive by a
- * reference. */
+/* The lock is taken for the last use only while closing; the caller keeps the client's memory alive
+ * by a reference. */
 void ep_call_registry_unuse(ep_call_registry *registry)
 {
     if (__atomic_fetch_sub(&registry->uses, 1, __ATOMIC_ACQ_REL) == 1 &&

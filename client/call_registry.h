@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The calls of one client: those running, those that wait for a newer table or a node, and spare ones kept
- * for reuse.
+ * The calls of one client: those running, those that wait for a newer table or a node, and spare
+ * ones kept for reuse.
  *
  * Threads  any. No lock is held while a call is posted to.
  */
@@ -57,7 +57,8 @@ ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error 
 void ep_call_registry_remove(ep_call_registry *registry, ep_call *call);
 
 uint64_t ep_call_registry_generation(ep_call_registry *registry);
-/* The call is posted to at the next wake. False when a wake came after `seen`: then look again instead. */
+/* The call is posted to at the next wake. False when a wake came after `seen`: then look again
+ * instead. */
 bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t seen);
 /* Posts to every call that waits. */
 void ep_call_registry_wake(ep_call_registry *registry);
@@ -68,7 +69,8 @@ ep_call *ep_call_registry_take_spare(ep_call_registry *registry);
 bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size_t bytes);
 
 bool ep_call_registry_is_closing(ep_call_registry *registry);
-/* No new calls; cancels those running. Waits until uses is 0, at most timeout_us; true when it is. */
+/* No new calls; cancels those running. Waits until uses is 0, at most timeout_us; true when it
+ * is. */
 bool ep_call_registry_close(ep_call_registry *registry, uint64_t timeout_us);
 bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us);
 

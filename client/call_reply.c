@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers: checked on the transport's thread, taken by the call's busy thread. Rows stay in the reply's
- * buffer. */
+/* Answers: checked on the transport's thread, taken by the call's busy thread. Rows stay in the
+ * reply's buffer. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From slots to frames: the newest table, a copy for each expert, a plan, and one request per frame. */
+/* From slots to frames: the newest table, a copy for each expert, a plan, and one request per
+ * frame. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,9 +132,9 @@ static ep_peer_class class_of(const ep_call *call)
 }
 
 /*
- * Takes the newest table for this round. A table that does not list the layer, or lists another shape, is not
- * used: the nodes of the old one serve until its last user is gone, and if they do not, the call ends with
- * their reports.
+ * Takes the newest table for this round. A table that does not list the layer, or lists another
+ * shape, is not used: the nodes of the old one serve until its last user is gone, and if they do
+ * not, the call ends with their reports.
  */
 void ep_call_refresh_view(ep_call *call)
 {
@@ -145,7 +146,8 @@ void ep_call_refresh_view(ep_call *call)
         return;
     }
     const ep_layer_shape *old = &call->layer->shape;
-    /* The version that it began with, also when it named none and the default has moved: rows of two never mix. */
+    /* The version that it began with, also when it named none and the default has moved: rows of
+     * two never mix. */
     const char *version = call->view->table->models[call->model_index].version;
     if (ep_view_find(view, call->spec.model, version, call->spec.layer, &model_index, &layer, NULL) != EP_OK ||
         layer->shape.hidden != old->hidden || layer->shape.experts != old->experts ||
@@ -352,9 +354,9 @@ static bool is_hedge(ep_send_reason reason)
     return reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
 }
 
-/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a node that falls
- * silent is given up. A slow node's answer is late when a quick one's would be: to try it again shall cost no call
- * much. */
+/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a
+ * node that falls silent is given up. A slow node's answer is late when a quick one's would be: to
+ * try it again shall cost no call much. */
 static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 {
     uint64_t late_ns =
@@ -505,7 +507,8 @@ static void route_list(ep_call *call, uint32_t window, slot_list *list, bool aga
     ep_call_send_plan(call, window, again ? EP_SEND_AGAIN : EP_SEND_FIRST, UINT32_MAX, actions);
 }
 
-/* Slots that wait are woken by what changes from now on; what changed since `seen` is looked at again. */
+/* Slots that wait are woken by what changes from now on; what changed since `seen` is looked at
+ * again. */
 static void wait_for_wake(ep_call *call, uint64_t seen)
 {
     if (ep_call_state_wants_wake(&call->state) &&
@@ -557,8 +560,8 @@ static void route_window(ep_call *call, uint32_t window, ep_call_actions *action
     }
 }
 
-/* Claims room for the window's rows; without this, calls that each hold half their rows could wait for each
- * other for ever. */
+/* Claims room for the window's rows; without this, calls that each hold half their rows could wait
+ * for each other for ever. */
 static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_error)
 {
     ep_client *client = call->client;
@@ -598,7 +601,8 @@ static void count_rows_left(ep_call *call, const ep_call_window *window)
     }
 }
 
-/* False: there is no room for another window beside the ones under way. Nothing has changed then. */
+/* False: there is no room for another window beside the ones under way. Nothing has changed
+ * then. */
 static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
 {
     ep_error error;
@@ -663,8 +667,8 @@ static bool is_routable(const ep_call *call, uint32_t parcel, uint32_t window, b
     return p->phase == EP_PARCEL_ROUTABLE && p->window == window && (p->reason != EP_OK) == is_late;
 }
 
-/* Slots of a window's ROUTABLE parcels that hedges have not brought, ascending; the parcels are free then. is_late: of
- * those whose nodes have no room before the deadline, else of the others. */
+/* Slots of a window's ROUTABLE parcels that hedges have not brought, ascending; the parcels are
+ * free then. is_late: of those whose nodes have no room before the deadline, else of the others. */
 static ep_err absorb_routable(ep_call *call, uint32_t window, bool is_late, slot_list *out_list)
 {
     size_t total = 0;

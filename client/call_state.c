@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The policy of call_state.h. Every change of a parcel's phase goes through set_phase, which keeps the
- * counts. */
+/* The policy of call_state.h. Every change of a parcel's phase goes through set_phase, which keeps
+ * the counts. */
 #include "call_state.h"
 
 #include <stdlib.h>
@@ -462,8 +462,9 @@ static void hedge_answer(ep_call_state *state, uint64_t now_ns, const ep_call_ev
 
 /* ---- answers ---- */
 
-/* No copy can give another answer. CANCELLED and CLOSED are not our wish: the connection was closed under the
- * request. DEADLINE_EXCEEDED is the node's view of our own deadline, which is what ends the call. */
+/* No copy can give another answer. CANCELLED and CLOSED are not our wish: the connection was closed
+ * under the request. DEADLINE_EXCEEDED is the node's view of our own deadline, which is what ends
+ * the call. */
 static bool is_final(ep_err code)
 {
     return !ep_err_other_copy_may_help(code) && code != EP_ERR_CANCELLED && code != EP_ERR_CLOSED &&

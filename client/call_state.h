@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What one call does next: the retry and routing policy as step(state, now, event) -> actions. Pure: no I/O,
- * no clock, no threads, so that tests drive it with a fake clock and a simulator can run it unchanged. call.c
- * performs the actions.
+ * What one call does next: the retry and routing policy as step(state, now, event) -> actions.
+ * Pure: no I/O, no clock, no threads, so that tests drive it with a fake clock and a simulator can
+ * run it unchanged. call.c performs the actions.
  *
  * A parcel is a set of slots that travel together to one node. Its life:
  *
@@ -12,31 +12,36 @@
  *                 |                                   --> ROUTABLE: sent to another copy at once
  *                 +-- the node asks for a pause, or our own queue is full
  *                 |                                   --> DELAYED until due_ns, then ROUTABLE
- *                 +-- late, or its node silent: its slots are sent again as HEDGE parcels while it stays
- *                 |   IN_FLIGHT. Its rows first: the hedges are ZOMBIE. All the hedges' rows first: it is ZOMBIE.
- *                 |   It fails meanwhile: COVERED, the hedges bring its slots. A hedge fails: as if never sent
+ *                 +-- late, or its node silent: its slots are sent again as HEDGE parcels while it
+ *                 |   stays IN_FLIGHT. Its rows first: the hedges are ZOMBIE. All the hedges' rows
+ *                 |   first: it is ZOMBIE. It fails meanwhile: COVERED, the hedges bring its slots.
+ *                 |   A hedge fails: as if never sent
  *                 +-- call over                       --> ZOMBIE until its answer comes, then FREE
- *     ROUTABLE --no copy left that was not tried--> STUCK: a newer table, a node that returns, or back-off
- *                                                   makes it ROUTABLE
+ *     ROUTABLE --no copy left that was not tried--> STUCK: a newer table, a node that returns, or
+ *                                                   back-off makes it ROUTABLE
  *
  * Rules
- *   - Each copy of an expert is tried once per round at once, outside the retry budget. When none is left the
- *     slots wait (10 ms doubling to 200 ms, jittered, or until woken); then a new round begins in which every
- *     copy may be tried again.
- *   - RESOURCE_EXHAUSTED from a node waits retry_after_us and pays from the retry budget; with an empty
- *     budget it ends the call. Where that is past the deadline another copy is tried at once; without one the call ends
- *     or, with missing rows allowed, goes on with the others.
+ *   - Each copy of an expert is tried once per round at once, outside the retry budget. When none
+ *     is left the slots wait (10 ms doubling to 200 ms, jittered, or until woken); then a new round
+ *     begins in which every copy may be tried again.
+ *   - RESOURCE_EXHAUSTED from a node waits retry_after_us and pays from the retry budget; with an
+ *     empty budget it ends the call. Where that is past the deadline another copy is tried at once;
+ *     without one the call ends or, with missing rows allowed, goes on with the others.
  *   - An error that no other copy can mend (INVALID_ARGUMENT, ...) ends the call at once.
- *   - At the deadline the call ends: UNAVAILABLE when slots wait for a copy, DEADLINE_EXCEEDED when a live
- *     node did not answer, or success with missing rows when that was allowed.
- *   - Up to EP_CALL_WINDOWS windows are under way. Each parcel belongs to one; a window is done when all its parcels
- *     have arrived, whatever the other one does, and only then may another take its place.
- *   - A parcel whose answer is later than others of its kind were is hedged at most once, and pays for it from
- *     the hedge budget. When its node is silent it is a re-route, which pays nothing, as after a loss: a node
- *     that answers no ping is as good as lost, and with a budget most of what it holds would wait for it.
- *   - complete is given exactly once per run. Answers after it, or twice, are late: they change nothing.
+ *   - At the deadline the call ends: UNAVAILABLE when slots wait for a copy, DEADLINE_EXCEEDED when
+ *     a live node did not answer, or success with missing rows when that was allowed.
+ *   - Up to EP_CALL_WINDOWS windows are under way. Each parcel belongs to one; a window is done
+ *     when all its parcels have arrived, whatever the other one does, and only then may another
+ *     take its place.
+ *   - A parcel whose answer is later than others of its kind were is hedged at most once, and pays
+ *     for it from the hedge budget. When its node is silent it is a re-route, which pays nothing,
+ *     as after a loss: a node that answers no ping is as good as lost, and with a budget most of
+ *     what it holds would wait for it.
+ *   - complete is given exactly once per run. Answers after it, or twice, are late: they change
+ *     nothing.
  *
- * Memory   parcels and marks grow on reserve and add, and stay. Reserved once, a run allocates nothing.
+ * Memory   parcels and marks grow on reserve and add, and stay. Reserved once, a run allocates
+ *          nothing.
  * Threads  one at a time.
  */
 #ifndef EP_CLIENT_CALL_STATE_H
@@ -47,7 +52,8 @@
 #include "moe/routing_plan.h"
 #include "retry_budget.h"
 
-#define EP_CALL_WINDOWS EP_FLOW_WINDOWS /* some are packed and sent while others are computed and return */
+/* some are packed and sent while others are computed and return */
+#define EP_CALL_WINDOWS EP_FLOW_WINDOWS
 #define EP_CALL_BACKOFF_MIN_US 10000u
 #define EP_CALL_BACKOFF_MAX_US 200000u
 /* Least pause after RESOURCE_EXHAUSTED, also when our own queue is full. */
@@ -78,7 +84,8 @@ typedef struct ep_parcel {
     uint32_t window; /* 0..EP_CALL_WINDOWS-1 */
     ep_err reason; /* why it is DELAYED; ROUTABLE: RESOURCE_EXHAUSTED where its node has no room before the deadline */
     uint64_t due_ns; /* DELAYED, STUCK */
-    /* IN_FLIGHT: when its answer is late. It and HEDGE: when to look whether its node is silent. EP_TIME_NEVER */
+    /* IN_FLIGHT: when its answer is late. It and HEDGE: when to look whether its node is silent.
+     * EP_TIME_NEVER */
     uint64_t hedge_ns;
     uint64_t look_ns;
     uint64_t anew_ns; /* IN_FLIGHT: ep_call_state_ask_anew not before */
@@ -166,8 +173,8 @@ ep_err ep_call_state_reserve(ep_call_state *state, uint32_t parcels, uint32_t co
 /* Starts a run; not while RUNNING. Parcels of the run before that are still ZOMBIE stay so. */
 void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
                          bool allow_missing);
-/* Begins the next window if one is left and there is a free place: false otherwise. EP_EVENT_WINDOW follows when its
- * parcels have been added. */
+/* Begins the next window if one is left and there is a free place: false otherwise. EP_EVENT_WINDOW
+ * follows when its parcels have been added. */
 bool ep_call_state_open_window(ep_call_state *state, uint32_t *out_window);
 /* Takes back the last ep_call_state_open_window; nothing was added. */
 void ep_call_state_withdraw_window(ep_call_state *state, uint32_t window);
@@ -185,29 +192,31 @@ void ep_call_state_watch(ep_call_state *state, uint32_t parcel, uint64_t hedge_n
 uint32_t ep_call_state_next_due(const ep_call_state *state, uint64_t now_ns, uint32_t from);
 /* After all due parcels were looked at: when the next one is. */
 void ep_call_state_looked(ep_call_state *state);
-/* The slots of an IN_FLIGHT parcel are about to be sent again in so many frames, each of which is then given to
- * ep_call_state_add_hedge. False, and nothing changed, when it was done before or the budget does not allow it.
- * silent: its node is; nothing is paid. */
+/* The slots of an IN_FLIGHT parcel are about to be sent again in so many frames, each of which is
+ * then given to ep_call_state_add_hedge. False, and nothing changed, when it was done before or the
+ * budget does not allow it. silent: its node is; nothing is paid. */
 bool ep_call_state_begin_hedge(ep_call_state *state, uint32_t parcel, uint32_t frames, bool silent);
-/* True: a silent node's slots, of which each other copy has failed, may go to those once more now; and not again for
- * pause_ns. */
+/* True: a silent node's slots, of which each other copy has failed, may go to those once more now;
+ * and not again for pause_ns. */
 bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns, uint64_t pause_ns);
 /* Errors: NO_MEMORY; the parcel then counts as not hedged. */
 ep_err ep_call_state_add_hedge(ep_call_state *state, uint32_t parcel, uint32_t *out_hedge);
 /* Adds a parcel of slots that have no copy left. Errors: NO_MEMORY. */
 ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns, uint32_t *out_parcel);
-/* The same of slots whose nodes have no room before the deadline: with allow_missing they are waited for until then. */
+/* The same of slots whose nodes have no room before the deadline: with allow_missing they are
+ * waited for until then. */
 ep_err ep_call_state_add_late(ep_call_state *state, uint32_t window, uint32_t *out_parcel);
 /* Its slots now travel in other parcels. ROUTABLE only. */
 void ep_call_state_absorb(ep_call_state *state, uint32_t parcel);
-/* The window's rows have been combined, or the run is over: its ARRIVED and SPENT parcels and its place become FREE. */
+/* The window's rows have been combined, or the run is over: its ARRIVED and SPENT parcels and its
+ * place become FREE. */
 void ep_call_state_release_window(ep_call_state *state, uint32_t window);
 
 /* Adds to *actions, so that several events may be stepped before any is performed. */
 void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
                         ep_call_actions *actions);
-/* When EP_EVENT_TIMER is due: the deadline, the end of a pause, or a look at what is in flight. EP_TIME_NEVER
- * when not RUNNING. */
+/* When EP_EVENT_TIMER is due: the deadline, the end of a pause, or a look at what is in flight.
+ * EP_TIME_NEVER when not RUNNING. */
 uint64_t ep_call_state_due_ns(const ep_call_state *state);
 /* True when something waits for a newer table or for a node to return. */
 bool ep_call_state_wants_wake(const ep_call_state *state);
@@ -215,7 +224,8 @@ bool ep_call_state_wants_wake(const ep_call_state *state);
 /* Forgets which copies were tried and sizes the marks for a layer: another table is in use. Errors:
  * NO_MEMORY. */
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer);
-/* A node had no room, and will have none before the deadline: asking it again, or waiting for it, is of no use. */
+/* A node had no room, and will have none before the deadline: asking it again, or waiting for it,
+ * is of no use. */
 bool ep_call_state_is_too_late(const ep_call_state *state, uint64_t now_ns, const ep_error *error);
 /* The copy of expert on node is not to be tried again in this round. */
 void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,

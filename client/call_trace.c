@@ -63,7 +63,8 @@ static uint32_t window_of(const ep_call *call)
                : 0;
 }
 
-/* A call that began before tracing was switched on has no number: its inner spans are left out too. */
+/* A call that began before tracing was switched on has no number: its inner spans are left out
+ * too. */
 static bool has_number(const ep_call *call)
 {
     return call->trace.fields.call != 0;

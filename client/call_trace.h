@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The spans of a call (observe/trace_spans.def): forward, plan, pack, exchange, combine. Every end function does nothing when its begin
- * was not recorded, so that paths may meet. Off, each is a branch or two. For the call's busy thread.
+ * The spans of a call (observe/trace_spans.def): forward, plan, pack, exchange, combine. Every end
+ * function does nothing when its begin was not recorded, so that paths may meet. Off, each is a
+ * branch or two. For the call's busy thread.
  */
 #ifndef EP_CLIENT_CALL_TRACE_H
 #define EP_CLIENT_CALL_TRACE_H
@@ -43,9 +44,11 @@ void ep_call_trace_pack_begin(ep_call *call, ep_call_frame *frame);
 void ep_call_trace_pack_end(ep_call_frame *frame);
 /* rpc_id: of the request that is about to be started. */
 void ep_call_trace_exchange_begin(ep_call_frame *frame, uint64_t rpc_id);
-/* The frame's answer is not wanted any more: EP_OK, other copies have answered; else how the call ended. The first word counts. */
+/* The frame's answer is not wanted any more: EP_OK, other copies have answered; else how the call
+ * ended. The first word counts. */
 void ep_call_trace_exchange_drop(ep_call_frame *frame, ep_err why);
-/* status: of the answer. A dropped frame's exchange ends with no rows and, when it was answered or cancelled, with why it was dropped. */
+/* status: of the answer. A dropped frame's exchange ends with no rows and, when it was answered or
+ * cancelled, with why it was dropped. */
 void ep_call_trace_exchange_end(ep_call_frame *frame, ep_err status);
 
 /* Returns whether the begin was recorded. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two threads that are busy with calls where the thread at hand must not be: the timers' thread, which every
- * deadline, ping and back-off of the client depends on, and the caller's own where its callback would run inside
- * the function that began or cancelled the call. Two, so that a callback that blocks, which it must not, holds up
- * neither the deadlines nor the callbacks of other calls.
+ * Two threads that are busy with calls where the thread at hand must not be: the timers' thread,
+ * which every deadline, ping and back-off of the client depends on, and the caller's own where its
+ * callback would run inside the function that began or cancelled the call. Two, so that a callback
+ * that blocks, which it must not, holds up neither the deadlines nor the callbacks of other calls.
  *
- * Threads  post from any. Posting never fails and allocates nothing: a call is in the queue at most once.
+ * Threads  post from any. Posting never fails and allocates nothing: a call is in the queue at most
+ *          once.
  */
 #ifndef EP_CLIENT_CALL_WORKERS_H
 #define EP_CLIENT_CALL_WORKERS_H

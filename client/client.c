@@ -203,7 +203,8 @@ ep_client *ep_client_ref(ep_client *client)
     return client;
 }
 
-/* Everything that runs has ended in ep_client_destroy; the memory goes with the last prepared call. */
+/* Everything that runs has ended in ep_client_destroy; the memory goes with the last prepared
+ * call. */
 void ep_client_unref(ep_client *client)
 {
     if (__atomic_fetch_sub(&client->refs, 1, __ATOMIC_ACQ_REL) != 1) {
@@ -295,9 +296,9 @@ ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, 
 }
 
 /*
- * First the calls end, with their callbacks; then the connections, which ends what was still in flight on
- * them; then the threads. Should a callback of the program never return, the rest is left as it is rather
- * than pulled from under it.
+ * First the calls end, with their callbacks; then the connections, which ends what was still in
+ * flight on them; then the threads. Should a callback of the program never return, the rest is left
+ * as it is rather than pulled from under it.
  */
 void ep_client_destroy(ep_client *client)
 {

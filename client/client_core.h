@@ -2,9 +2,9 @@
 /*
  * What a client is made of, for the files of this folder.
  *
- * Ownership  a client is counted: its owner and every call object hold it. `uses` counts what still runs on
- *            its threads: calls under way, answers not yet processed, timers, functions of the public
- *            interface. ep_client_destroy waits for 0.
+ * Ownership  a client is counted: its owner and every call object hold it. `uses` counts what still
+ *            runs on its threads: calls under way, answers not yet processed, timers, functions of
+ *            the public interface. ep_client_destroy waits for 0.
  */
 #ifndef EP_CLIENT_CLIENT_CORE_H
 #define EP_CLIENT_CLIENT_CORE_H
@@ -64,8 +64,8 @@ static inline uint32_t ep_client_hedge_permille(const ep_client_config *config, 
 ep_client *ep_client_ref(ep_client *client);
 void ep_client_unref(ep_client *client);
 
-/* Begins a public function: FAILED_PRECONDITION in a forked child, CLOSED while being destroyed. Pair with
- * ep_client_leave. */
+/* Begins a public function: FAILED_PRECONDITION in a forked child, CLOSED while being destroyed.
+ * Pair with ep_client_leave. */
 ep_err ep_client_enter(ep_client *client, ep_error *out_error);
 void ep_client_leave(ep_client *client);
 

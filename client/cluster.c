@@ -181,7 +181,8 @@ static void on_seed_models(void *arg, ep_peer *seed, const Expertd__V1__Describe
         now.n_models = reply->n_models;
         hello = copy_hello(&now);
     }
-    const bool retries = hello == NULL && lacks_pin(cluster); /* a node that could not be reached counts from then on */
+    /* a node that could not be reached counts from then on */
+    const bool retries = hello == NULL && lacks_pin(cluster);
     pthread_mutex_unlock(&cluster->install_lock);
     if (hello != NULL) {
         replace_hello(cluster, seed, hello);
@@ -197,7 +198,8 @@ static void on_peer_unused(void *arg, ep_peer *peer)
     ep_peer_reaper_add(&cluster->reaper, peer);
 }
 
-/* What must not be dialed is refused by the lane. Without TLS the program itself has chosen to show its token in plain text. */
+/* What must not be dialed is refused by the lane. Without TLS the program itself has chosen to show
+ * its token in plain text. */
 static ep_lane_address address_of(const ep_cluster *cluster, const char *url)
 {
     ep_lane_address address;
@@ -270,8 +272,8 @@ static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *vie
 }
 
 /*
- * Without a coordinator the first node that speaks must not decide alone: all have spoken or could not be reached, or those
- * that have hold the whole model.
+ * Without a coordinator the first node that speaks must not decide alone: all have spoken or could
+ * not be reached, or those that have hold the whole model.
  */
 static bool may_pin(const ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index, const char *numerics)
 {
@@ -385,8 +387,9 @@ static bool some_owner_answers(const ep_view *view)
 }
 
 /*
- * A coordinator that has just restarted, or lost its nodes where we have not, publishes a table without a copy. It serves nobody;
- * the one before serves as long as its nodes answer. The next table is looked at anew.
+ * A coordinator that has just restarted, or lost its nodes where we have not, publishes a table
+ * without a copy. It serves nobody; the one before serves as long as its nodes answer. The next
+ * table is looked at anew.
  */
 static bool keeps_old(const ep_view *old, const ep_routing_table *offered)
 {
@@ -498,7 +501,8 @@ static bool model_is_connected(ep_view *view, uint32_t model_index, ep_error *ou
     if (!ep_view_has_numerics(view, model_index, out_missing)) {
         return false;
     }
-    /* A model without any copy has no pin. It must not keep the other models waiting: one of its nodes is enough. */
+    /* A model without any copy has no pin. It must not keep the other models waiting: one of its
+     * nodes is enough. */
     const bool is_loading = view->pins[model_index][0] == 0 && model->numerics_of_node != NULL &&
                             ep_numerics_pick(view->table, model_index) == NULL;
     char last[256] = "no node serves it";
@@ -665,8 +669,9 @@ static void init_locks(ep_cluster *cluster)
 }
 
 /*
- * The peers are made without a lock, for a failing one waits for its callbacks, and these take install_lock. A
- * node that answers before the list is there only leaves its Hello; what was left is installed at the end.
+ * The peers are made without a lock, for a failing one waits for its callbacks, and these take
+ * install_lock. A node that answers before the list is there only leaves its Hello; what was left
+ * is installed at the end.
  */
 static ep_err create_seeds(ep_cluster *cluster, ep_error *out_error)
 {

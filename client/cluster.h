@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the client knows of the service: the newest routing table as a view, and the peers behind it. Tables
- * come from a coordinator (watch.c) or are made of the nodes' own Hellos (hello_table.c). An older epoch
- * never replaces a newer one.
+ * What the client knows of the service: the newest routing table as a view, and the peers behind
+ * it. Tables come from a coordinator (watch.c) or are made of the nodes' own Hellos
+ * (hello_table.c). An older epoch never replaces a newer one.
  *
  * Threads  any. on_change runs on library threads with no lock held.
  */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pinned host memory that stands for a call's tensors on an Ascend device, and the copies between the two. The vendor's
- * runtime is opened with the first such tensor, by the backend's table; whoever has the tensors has initialised it, and
- * ends it.
+ * Pinned host memory that stands for a call's tensors on an Ascend device, and the copies between
+ * the two. The vendor's runtime is opened with the first such tensor, by the backend's table;
+ * whoever has the tensors has initialised it, and ends it.
  *
- * Use      a stage is zeroed first; then, for each set of tensors: begin, add each, place. It keeps its memory for the
- *          next set.
+ * Use      a stage is zeroed first; then, for each set of tensors: begin, add each, place. It keeps
+ *          its memory for the next set.
  * Threads  one at a time. add, place and copy work in the calling thread's context.
  */
 #ifndef EP_CLIENT_DEVICE_STAGE_H
@@ -48,23 +48,25 @@ typedef struct ep_stage {
 /* Forgets the tensors. A zeroed stage has none. */
 void ep_stage_begin(ep_stage *stage);
 /*
- * A tensor of the call, which is left as it is when it is in host memory or absent. Errors: FAILED_PRECONDITION (no
- * runtime: the library is named; no device in this thread), INVALID_ARGUMENT (form, device, sync_handle), named.
+ * A tensor of the call, which is left as it is when it is in host memory or absent. Errors:
+ * FAILED_PRECONDITION (no runtime: the library is named; no device in this thread),
+ * INVALID_ARGUMENT (form, device, sync_handle), named.
  */
 ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32_t ways, ep_error *out_error);
 /* Makes host tensors of those that were added. Errors: NO_MEMORY, DEVICE_LOST. */
 ep_err ep_stage_place(ep_stage *stage, ep_error *out_error);
 /*
- * Enqueues the copies of inputs (EP_STAGE_IN, or EP_STAGE_LATER: to the host) or outputs (EP_STAGE_OUT: to the device),
- * of parts with EP_STAGE_ROWS the first rows_max rows. Errors: the runtime's.
+ * Enqueues the copies of inputs (EP_STAGE_IN, or EP_STAGE_LATER: to the host) or outputs
+ * (EP_STAGE_OUT: to the device), of parts with EP_STAGE_ROWS the first rows_max rows. Errors: the
+ * runtime's.
  */
 ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_acl_stream stream, ep_error *out_error);
 /* Nothing is under way any more. */
 void ep_stage_fini(ep_stage *stage);
 
 /*
- * Streams, events and pinned memory belong to a context, and a context to a thread: the stage's while we work, then the
- * thread's own again. A thread of ours that has none keeps it.
+ * Streams, events and pinned memory belong to a context, and a context to a thread: the stage's
+ * while we work, then the thread's own again. A thread of ours that has none keeps it.
  */
 ep_err ep_stage_enter(const ep_stage *stage, ep_acl_context *out_before, ep_error *out_error);
 void ep_stage_leave(const ep_stage *stage, ep_acl_context before);

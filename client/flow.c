@@ -99,7 +99,8 @@ ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_e
 uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes)
 {
     uint64_t room = ep_flow_room_bytes(flow, 0) / one_slot_bytes(batch);
-    room = room > EP_TOKENS_MAX ? EP_TOKENS_MAX : room; /* rows of one frame, should each slot bring its own */
+    /* rows of one frame, should each slot bring its own */
+    room = room > EP_TOKENS_MAX ? EP_TOKENS_MAX : room;
     uint64_t frames = ep_plan_chunks_max(slots, room, nodes);
     return frames > UINT32_MAX ? UINT32_MAX : (uint32_t)frames;
 }

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How one call travels. Decode and prefill differ only in these numbers; no file below asks which it is,
- * except to pick the connection and to tell the node its scheduling class.
+ * How one call travels. Decode and prefill differ only in these numbers; no file below asks which
+ * it is, except to pick the connection and to tell the node its scheduling class.
  *
  *   decode    one frame per node on the decode connection
- *   prefill   windows of tokens, four under way at a time; in a window each node's tokens cut into frames whose
- *             request and reply both fit chunk_bytes_max, all in flight on the bulk connection
+ *   prefill   windows of tokens, four under way at a time; in a window each node's tokens cut into
+ *             frames whose request and reply both fit chunk_bytes_max, all in flight on the bulk
+ *             connection
  *
- * In both a window's reply rows are bounded, so that one call cannot take the whole buffer budget. Pure.
+ * In both a window's reply rows are bounded, so that one call cannot take the whole buffer budget.
+ * Pure.
  */
 #ifndef EP_CLIENT_FLOW_H
 #define EP_CLIENT_FLOW_H
@@ -18,7 +20,8 @@
 #define EP_FLOW_FRAME_OVERHEAD_BYTES 4096u
 #define EP_FLOW_DECODE_TOKENS_DEFAULT 256u
 #define EP_FLOW_WINDOW_TOKENS_MIN 256u
-#define EP_FLOW_WINDOWS 4u /* under way at once: with fewer, one that waits for its last rows leaves the wire idle */
+/* under way at once: with fewer, one that waits for its last rows leaves the wire idle */
+#define EP_FLOW_WINDOWS 4u
 
 typedef struct ep_flow_limits {
     size_t frame_bytes_max;     /* of any frame */
@@ -42,17 +45,19 @@ static inline bool ep_flow_is_piecewise(const ep_flow *flow)
 {
     return flow->prefill || flow->windows_count > 1;
 }
-/* Errors: INVALID_ARGUMENT when one row does not fit a frame, naming the limit and what is needed. */
+/* Errors: INVALID_ARGUMENT when one row does not fit a frame, naming the limit and what is
+ * needed. */
 ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_error);
 /* How the plan counts bytes; room_bytes is the caller's to set. */
 ep_plan_cut ep_flow_cut(const ep_batch *batch);
-/* Tensor bytes of one frame to a peer that accepts frames of peer_frame_bytes_max (0: not known). */
+/* Tensor bytes of one frame to a peer that accepts frames of peer_frame_bytes_max (0: not
+ * known). */
 uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max);
 /* Frames a window of this many slots is cut into at most, spread over nodes. */
 uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
 
-/* Bytes of pool buffers the replies to `slots` slots may hold, however they are spread over frames: a buffer
- * is below twice its frame, so below twice its rows plus the smallest class. */
+/* Bytes of pool buffers the replies to `slots` slots may hold, however they are spread over frames:
+ * a buffer is below twice its frame, so below twice its rows plus the smallest class. */
 uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tells whether this process is a child of the one that made a client: its threads and connections are not
- * here then. A page that the kernel wipes on fork answers with one load and hooks nothing into the process;
- * old kernels compare the pid.
+ * Tells whether this process is a child of the one that made a client: its threads and connections
+ * are not here then. A page that the kernel wipes on fork answers with one load and hooks nothing
+ * into the process; old kernels compare the pid.
  */
 #ifndef EP_CLIENT_FORK_GUARD_H
 #define EP_CLIENT_FORK_GUARD_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public forms of a call. All of them fill a call and start it; they differ in who waits for its end. */
+/* The public forms of a call. All of them fill a call and start it; they differ in who waits for
+ * its end. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -11,7 +12,8 @@
 
 /* ---- shared ---- */
 
-/* Looks the layer up, checks the tensors against it and fills the call; the model's version is fixed here. */
+/* Looks the layer up, checks the tensors against it and fills the call; the model's version is
+ * fixed here. */
 static ep_err fill_call(ep_call *call, const ep_view *view, const ep_moe_args *args, const ep_tensor *out,
                         ep_error *out_error)
 {

@@ -135,7 +135,8 @@ static ep_err fill_nodes(builder *b)
         ep_routing_node *node = &b->table->nodes[n];
         const char *name = node_name(&b->sources[n]);
         node->node_id = n + 1;
-        /* A URL may be longer than a name; its beginning tells nodes apart well enough for a person. */
+        /* A URL may be longer than a name; its beginning tells nodes apart well enough for a
+         * person. */
         snprintf(node->name, sizeof(node->name), "%.*s", (int)sizeof(node->name) - 1, name);
         snprintf(node->url, sizeof(node->url), "%s", b->sources[n].url);
         snprintf(node->host, sizeof(node->host), "%s", b->sources[n].hello->host);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gate, dispatch, experts and combine in one call: the gate's choice becomes the ids and scales of an
- * ordinary call. */
+/* Gate, dispatch, experts and combine in one call: the gate's choice becomes the ids and scales of
+ * an ordinary call. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The numerics id a client that names none is to pin for a model: that of most nodes which hold a copy of it; among equals
- * the one with most copies. Nodes without a copy do not count: they are drained, leaving or not loaded yet, and a coordinator
- * may well keep the experts on others.
+ * The numerics id a client that names none is to pin for a model: that of most nodes which hold a
+ * copy of it; among equals the one with most copies. Nodes without a copy do not count: they are
+ * drained, leaving or not loaded yet, and a coordinator may well keep the experts on others.
  *
  * Threads  the table is read only.
  */

@@ -22,7 +22,8 @@ static void note_error(ep_peer *peer, const ep_error *error)
 
 /* ---- shared memory ---- */
 
-/* A node that refuses us is asked seldom; one whose stream has just become ready is asked at once. */
+/* A node that refuses us is asked seldom; one whose stream has just become ready is asked at
+ * once. */
 #define SHM_REDIAL_MAX_MS 30000
 
 static void on_shm_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
@@ -61,7 +62,8 @@ static const char *shm_offer(const ep_peer *peer, const Expertd__V1__Hello *hell
 }
 
 /*
- * In on_state of link's own channel, which runs one at a time. A node that moved its socket keeps its stream.
+ * In on_state of link's own channel, which runs one at a time. A node that moved its socket keeps
+ * its stream.
  */
 static void take_offer(ep_peer_link *link, const Expertd__V1__Hello *hello)
 {
@@ -124,7 +126,8 @@ bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rp
 
 /* ---- the stream ---- */
 
-/* A connection that the network has forgotten carries nothing, while a new one would: it is lost after 1 s, not 2. */
+/* A connection that the network has forgotten carries nothing, while a new one would: it is lost
+ * after 1 s, not 2. */
 #define PING_MS 250
 
 static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
@@ -137,7 +140,8 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
         note_error(peer, error);
     }
     if (state != EP_CHANNEL_READY) {
-        __atomic_store_n(&link->ready, false, __ATOMIC_RELEASE); /* calls learn it from their own frames */
+        /* calls learn it from their own frames */
+        __atomic_store_n(&link->ready, false, __ATOMIC_RELEASE);
         return;
     }
     __atomic_store_n(&peer->draining, false, __ATOMIC_RELAXED);

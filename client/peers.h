@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One node as the client sees it: two connections, so that a large prefill frame never stands in front of a
- * decode frame, and what was last heard from it. The channels redial by themselves.
+ * One node as the client sees it: two connections, so that a large prefill frame never stands in
+ * front of a decode frame, and what was last heard from it. The channels redial by themselves.
  *
- * A node of our own host that offers shared memory in Hello gets a second channel per connection over that.
- * Calls
- * take it whenever it is ready, and the first one whenever it is not.
+ * A node of our own host that offers shared memory in Hello gets a second channel per connection
+ * over that. Calls take it whenever it is ready, and the first one whenever it is not.
  *
- * Ownership  counted. When the last reference goes, on_unused is called (any thread, a callback's too); its
- *            callee has ep_peer_destroy run where waiting is allowed.
+ * Ownership  counted. When the last reference goes, on_unused is called (any thread, a callback's
+ *            too); its callee has ep_peer_destroy run where waiting is allowed.
  * Threads    any.
  */
 #ifndef EP_CLIENT_PEERS_H
@@ -72,8 +71,8 @@ ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error
 /* A peer without connections, never ready, that reports `why`. Errors: NO_MEMORY. */
 ep_err ep_peer_create_refused(const ep_peer_config *config, const ep_error *why, ep_peer **out_peer,
                               ep_error *out_error);
-/* Ends its connections and waits for their callbacks; not from one. Calls in flight on them end first. NULL
- * allowed. */
+/* Ends its connections and waits for their callbacks; not from one. Calls in flight on them end
+ * first. NULL allowed. */
 void ep_peer_close(ep_peer *peer);
 /* The same, then frees it. */
 void ep_peer_destroy(ep_peer *peer);
@@ -93,22 +92,23 @@ static inline bool ep_peer_is_draining(const ep_peer *peer)
 
 /* Silent (silence.h) and not heard since: to be used only where there is no better copy. */
 bool ep_peer_is_suspected(ep_peer *peer, ep_peer_class class_index);
-/* Looks at a connection for a frame sent at sent_ns without an answer: pings, or finds the node silent, which is then
- * true for everyone until it speaks again. *out_next_ns: when to look again. */
+/* Looks at a connection for a frame sent at sent_ns without an answer: pings, or finds the node
+ * silent, which is then true for everyone until it speaks again. *out_next_ns: when to look
+ * again. */
 bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, uint64_t sent_ns,
                        uint64_t *out_next_ns);
 
 /*
- * ep_rpc_call_start on the best channel that is ready. *out_channel, for ep_rpc_call_cancel, is written
- * before on_reply can run.
+ * ep_rpc_call_start on the best channel that is ready. *out_channel, for ep_rpc_call_cancel, is
+ * written before on_reply can run.
  */
 ep_err ep_peer_call_start(ep_peer *peer, ep_peer_class class_index, const ep_rpc_request *request,
                           ep_rpc_reply_func on_reply, void *arg, ep_rpc_channel **out_channel,
                           ep_rpc_call_id *out_id, ep_error *out_error);
 
 /*
- * For a frame sent on `channel` that failed: only its shared memory was lost. The node lives, as far as its
- * stream tells, and what is sent to it from here on takes the stream.
+ * For a frame sent on `channel` that failed: only its shared memory was lost. The node lives, as
+ * far as its stream tells, and what is sent to it from here on takes the stream.
  */
 bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rpc_channel *channel);
 

@@ -36,8 +36,8 @@ static void *reaper_main(void *arg)
     return NULL;
 }
 
-/* The program's signals stay with the program's threads. A failure leaves the peer to the next add, or to
- * drain. */
+/* The program's signals stay with the program's threads. A failure leaves the peer to the next add,
+ * or to drain. */
 static void start_thread(ep_peer_reaper *reaper)
 {
     sigset_t all;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Destroys peers that nothing refers to any more. Closing a channel waits for its callbacks, so it can run
- * neither in a callback nor on the timer thread, and the last reference may be dropped in both. Tables rarely
- * lose a node: a thread exists only while there is something to close.
+ * Destroys peers that nothing refers to any more. Closing a channel waits for its callbacks, so it
+ * can run neither in a callback nor on the timer thread, and the last reference may be dropped in
+ * both. Tables rarely lose a node: a thread exists only while there is something to close.
  *
  * Threads  any; ep_peer_reaper_fini not from a callback.
  */
@@ -22,8 +22,8 @@ typedef struct ep_peer_reaper {
 
 void ep_peer_reaper_init(ep_peer_reaper *out_reaper);
 void ep_peer_reaper_add(ep_peer_reaper *reaper, ep_peer *taken_peer);
-/* Destroys what waits, and waits for the thread. Call again if peers were added meanwhile by what this
- * closed. */
+/* Destroys what waits, and waits for the thread. Call again if peers were added meanwhile by what
+ * this closed. */
 void ep_peer_reaper_drain(ep_peer_reaper *reaper);
 void ep_peer_reaper_fini(ep_peer_reaper *reaper);
 

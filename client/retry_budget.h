@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Share of extra sends a client may cause on its own: 10 % of what it sends anyway, plus a small allowance to
- * begin with. Without it, clients that repeat refused requests keep an overloaded node overloaded. Answers
- * that ask for a pause (RESOURCE_EXHAUSTED) and hedges are charged; re-routing after a loss is not: there each
- * live copy is asked once.
+ * Share of extra sends a client may cause on its own: 10 % of what it sends anyway, plus a small
+ * allowance to begin with. Without it, clients that repeat refused requests keep an overloaded node
+ * overloaded. Answers that ask for a pause (RESOURCE_EXHAUSTED) and hedges are charged; re-routing
+ * after a loss is not: there each live copy is asked once.
  *
- * Hedges have a smaller budget inside of it: so many of 1000 frames, and none to begin with. A hedge pays from
- * both: whatever the mixture, extra sends stay below 10 %.
+ * Hedges have a smaller budget inside of it: so many of 1000 frames, and none to begin with. A
+ * hedge pays from both: whatever the mixture, extra sends stay below 10 %.
  *
  * Threads  any.
  */
@@ -36,7 +36,8 @@ static inline void ep_retry_budget_init(ep_retry_budget *budget, uint32_t hedge_
 /* Another share from now on. With 0 what was saved up pays for nothing either. */
 static inline void ep_retry_budget_share(ep_retry_budget *budget, uint32_t hedge_permille)
 {
-    if (__atomic_load_n(&budget->hedge_permille, __ATOMIC_RELAXED) != hedge_permille) { /* each call comes here */
+    /* each call comes here */
+    if (__atomic_load_n(&budget->hedge_permille, __ATOMIC_RELAXED) != hedge_permille) {
         __atomic_store_n(&budget->hedge_permille, hedge_permille, __ATOMIC_RELAXED);
     }
 }
@@ -79,7 +80,8 @@ static inline bool ep_retry_budget_take(ep_retry_budget *budget)
     return ep_retry_units_take(&budget->units, EP_RETRY_COST);
 }
 
-/* Pays for `frames` hedges; false, and nothing is paid, when one of both budgets does not allow it. */
+/* Pays for `frames` hedges; false, and nothing is paid, when one of both budgets does not allow
+ * it. */
 static inline bool ep_retry_budget_take_hedge(ep_retry_budget *budget, uint32_t frames)
 {
     int64_t cost = (int64_t)frames * EP_HEDGE_COST;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * When a node that holds a frame counts as silent: it has said nothing at all for some time, and a ping that left
- * for it got no answer, or cannot leave because the node takes nothing any more. A node that only computes for long
- * answers pings. Much quicker than the connection's own pings (1 s, over shared memory 2 s), since nothing is lost by
- * a wrong guess: the connection stays, the frame is sent to a copy as well, and the first answer counts. Pure.
+ * When a node that holds a frame counts as silent: it has said nothing at all for some time, and a
+ * ping that left for it got no answer, or cannot leave because the node takes nothing any more. A
+ * node that only computes for long answers pings. Much quicker than the connection's own pings (1
+ * s, over shared memory 2 s), since nothing is lost by a wrong guess: the connection stays, the
+ * frame is sent to a copy as well, and the first answer counts. Pure.
  *
- * A process that was itself stopped wakes to long silences that are its own: it only pings then, and has read what
- * came in the meantime when the ping's time is over.
+ * A process that was itself stopped wakes to long silences that are its own: it only pings then,
+ * and has read what came in the meantime when the ping's time is over.
  */
 #ifndef EP_CLIENT_SILENCE_H
 #define EP_CLIENT_SILENCE_H
@@ -18,8 +19,8 @@
 
 #define EP_SILENCE_PING_NS (100 * EP_NS_PER_MS)   /* without a sign of life: a ping */
 #define EP_SILENCE_ANSWER_NS (150 * EP_NS_PER_MS) /* from the ping's leaving on: silent */
-/* While nothing leaves: silent. The largest frame (16 MiB) leaves in 134 ms on a link of 1 Gbit/s. A ping that leaves
- * just before and is not answered still ends within 500 ms. */
+/* While nothing leaves: silent. The largest frame (16 MiB) leaves in 134 ms on a link of 1 Gbit/s.
+ * A ping that leaves just before and is not answered still ends within 500 ms. */
 #define EP_SILENCE_BLOCKED_NS (200 * EP_NS_PER_MS)
 
 typedef enum ep_silence_verdict { EP_SILENCE_NOT, EP_SILENCE_PING, EP_SILENCE_SILENT } ep_silence_verdict;

@@ -73,7 +73,8 @@ static void wait_until(uint64_t due_ns)
 
 /* ---- the end of a run ---- */
 
-/* A result that is none is NaN in every type: rows that were not computed do not pass for some that were. */
+/* A result that is none is NaN in every type: rows that were not computed do not pass for some that
+ * were. */
 static void spoil_result(const ep_stream_call *s)
 {
     for (uint32_t i = 0; i < s->stage.parts_count; i++) {
@@ -149,7 +150,8 @@ static void start_run(ep_stream_call *s)
     const bool is_cancelled = s->is_cancelled;
     pthread_cond_broadcast(&all.changed);
     pthread_mutex_unlock(&all.lock);
-    if (err == EP_OK) { /* from here on s may be used by others, and be gone when the run has ended */
+    /* from here on s may be used by others, and be gone when the run has ended */
+    if (err == EP_OK) {
         if (is_cancelled) {
             ep_call_cancel(call);
         }
@@ -405,7 +407,8 @@ static bool settle(const ep_stream_call *s)
     if (err == EP_OK) {
         err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeStreamWithTimeout, s->stream, SETTLE_MS);
     }
-    if (err == EP_ERR_DEVICE_LOST) { /* or the wait took too long, which is told alike: it can still be spoken to */
+    /* or the wait took too long, which is told alike: it can still be spoken to */
+    if (err == EP_ERR_DEVICE_LOST) {
         ep_acl_event_status status = 0;
         err = EP_STAGE_CALL(&s->stage, &error, aclrtQueryEventStatus, s->taken, &status);
         return err == EP_ERR_DEVICE_LOST;
@@ -465,7 +468,9 @@ void ep_stream_call_destroy(ep_stream_call *s)
     if (s->reports != NULL) {
         leave_reports(s, is_settled);
     }
-    if (is_settled) { /* else what a stream may still use is left as it is, rather than pulled from under the device */
+    /* else what a stream may still use is left as it is, rather than pulled from under the
+     * device */
+    if (is_settled) {
         drop_objects(s);
         free(s);
     }
@@ -514,7 +519,8 @@ static ep_err enqueue_begin(ep_stream_call *s, ep_acl_stream stream, ep_error *o
         return EP_OK;
     }
     pthread_mutex_lock(&all.lock);
-    const bool is_mine = s->phase == PHASE_ENQUEUED; /* else the loss of the device was seen: the run is about to end */
+    /* else the loss of the device was seen: the run is about to end */
+    const bool is_mine = s->phase == PHASE_ENQUEUED;
     s->phase = is_mine ? PHASE_IDLE : s->phase;
     pthread_mutex_unlock(&all.lock);
     if (is_mine) {

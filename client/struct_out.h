@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writing a public struct that the caller's header may know smaller (or larger) than ours: as many bytes as both have, and never
- * past the caller's struct_bytes. struct_bytes 0 means this version's size.
+ * Writing a public struct that the caller's header may know smaller (or larger) than ours: as many
+ * bytes as both have, and never past the caller's struct_bytes. struct_bytes 0 means this version's
+ * size.
  */
 #ifndef EP_CLIENT_STRUCT_OUT_H
 #define EP_CLIENT_STRUCT_OUT_H

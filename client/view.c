@@ -66,7 +66,8 @@ static void list_models(const ep_routing_table *table, char *out_text, size_t by
     }
 }
 
-/* Without a default: which version is listed last is an accident of registration, so it is never chosen. */
+/* Without a default: which version is listed last is an accident of registration, so it is never
+ * chosen. */
 static ep_err check_one_version(const ep_routing_table *table, const char *model, ep_error *out_error)
 {
     char have[256] = "";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One routing table with the peers behind its node indexes, and which of them this client may use: nodes
- * whose numerics id is the pinned one. Immutable; calls hold one for each round of sending.
+ * One routing table with the peers behind its node indexes, and which of them this client may use:
+ * nodes whose numerics id is the pinned one. Immutable; calls hold one for each round of sending.
  *
  * Threads  read from any; ref and unref are atomic.
  */
@@ -34,12 +34,13 @@ ep_err ep_view_create(ep_routing_table *taken_table, ep_view **out_view);
 ep_view *ep_view_ref(ep_view *view);
 void ep_view_unref(ep_view *view);
 
-/* version "" or NULL: the model's default, or the only one there is. Errors: NOT_FOUND naming what the table has; INVALID_ARGUMENT
- * naming the versions when there are several without a default and none is asked for. */
+/* version "" or NULL: the model's default, or the only one there is. Errors: NOT_FOUND naming what
+ * the table has; INVALID_ARGUMENT naming the versions when there are several without a default and
+ * none is asked for. */
 ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
                     uint32_t *out_model_index, const ep_routing_layer **out_layer, ep_error *out_error);
-/* True when some node serves the model with the pinned id, or nothing is pinned yet. If not, *out_error names the pinned id
- * and those there are. */
+/* True when some node serves the model with the pinned id, or nothing is pinned yet. If not,
+ * *out_error names the pinned id and those there are. */
 bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error);
 
 /* Fills former from the view before this one. Before the view is shared. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who held an expert before the table lost its last copy: so that an error can still name the node. */
+/* Who held an expert before the table lost its last copy: so that an error can still name the
+ * node. */
 #include <stdlib.h>
 #include <string.h>
 

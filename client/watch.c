@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* WatchPlacement: one stream at a time, started when the channel is ready, restarted with jittered back-off
- * when it ends. */
+/* WatchPlacement: one stream at a time, started when the channel is ready, restarted with jittered
+ * back-off when it ends. */
 #include "watch.h"
 
 #include <pthread.h>
@@ -65,7 +65,8 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     ep_watch *watch = arg;
     if (error != NULL) {
         ep_error why = *error;
-        ep_error_prefix(&why, why.code, "%s", watch->url); /* it is the peer's text, which does not say who that is */
+        /* it is the peer's text, which does not say who that is */
+        ep_error_prefix(&why, why.code, "%s", watch->url);
         ep_cluster_report(watch->cluster, &why);
     } else if (reply->header != NULL) {
         take_snapshot(watch, reply);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stream of routing tables from the coordinator. It restarts by itself; the tables in use stay while it
- * is away. */
+/* The stream of routing tables from the coordinator. It restarts by itself; the tables in use stay
+ * while it is away. */
 #ifndef EP_CLIENT_WATCH_H
 #define EP_CLIENT_WATCH_H
 

@@ -11,8 +11,8 @@
 #include "control.h"
 
 /*
- * request NULL: Empty. *out_message: protobuf_c_message_free_unpacked(m, NULL). Errors: as ep_cli_control_ask, with a
- * word on what to do where a wrong kind of listener or token was tried.
+ * request NULL: Empty. *out_message: protobuf_c_message_free_unpacked(m, NULL). Errors: as
+ * ep_cli_control_ask, with a word on what to do where a wrong kind of listener or token was tried.
  */
 ep_err ep_cli_admin_call(ep_cli_control *control, const ep_cli_connect *connect, const char *method,
                          const ProtobufCMessage *request, uint64_t timeout_us, ProtobufCMessage **out_message,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Strict values of options. A wrong one ends the program through argp_error: a line naming option, value and
- * what is allowed, exit code 2.
+ * Strict values of options. A wrong one ends the program through argp_error: a line naming option,
+ * value and what is allowed, exit code 2.
  */
 #ifndef EP_CLI_ARGUMENTS_H
 #define EP_CLI_ARGUMENTS_H
@@ -17,7 +17,8 @@ uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const ch
                           uint64_t max);
 /* A decimal number min..max, read as f32 directly: the nearest float of the text. */
 float ep_cli_arg_float(struct argp_state *state, const char *option, const char *text, float min, float max);
-/* A size or a time of a kind, min..max of unit, in which it is returned; plain: what a number alone counts. */
+/* A size or a time of a kind, min..max of unit, in which it is returned; plain: what a number alone
+ * counts. */
 uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const char *text, ep_unit plain,
                              ep_unit unit, uint64_t min, uint64_t max);
 /* The same for times in microseconds; a number alone is seconds. */

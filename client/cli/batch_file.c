@@ -149,7 +149,8 @@ static void note_ignored(const ep_safetensors *file, ep_cli_batch *batch)
     size_t used = 0;
     for (size_t i = 0; i < ep_safetensors_count(file) && used < sizeof(batch->ignored); i++) {
         const char *name = ep_safetensors_at(file, i)->name;
-        bool is_useless = strcmp(name, "x_scales") == 0 && batch->x_scales.rank == 0; /* x is no i8 */
+        /* x is no i8 */
+        bool is_useless = strcmp(name, "x_scales") == 0 && batch->x_scales.rank == 0;
         size_t k = 0;
         while (k < sizeof(known) / sizeof(known[0]) && strcmp(known[k], name) != 0) {
             k++;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One layer call's inputs in a safetensors file:
- *     x [T,H]   expert_ids [T,K]   expert_scales [T,K]   optional: x_scales [T], active_mask [T] or [T,K],
- *     logits [T,E], token_ids [T]
+ *     x [T,H]   expert_ids [T,K]   expert_scales [T,K]
+ *     optional: x_scales [T], active_mask [T] or [T,K], logits [T,E], token_ids [T]
  * With logits the ids and scales may be absent.
- * Shapes are checked against each other here; element types and values by the library that gets them.
+ * Shapes are checked against each other here; element types and values by the library that gets
+ * them.
  */
 #ifndef EP_CLI_BATCH_FILE_H
 #define EP_CLI_BATCH_FILE_H
@@ -32,7 +33,8 @@ typedef struct ep_cli_batch {
 ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *out_error);
 void ep_cli_batch_free(ep_cli_batch *batch);
 
-/* Rows first .. first+count of a tensor's first dimension; the absent tensor stays absent. Borrows. */
+/* Rows first .. first+count of a tensor's first dimension; the absent tensor stays absent.
+ * Borrows. */
 ep_tensor ep_cli_tensor_rows(const ep_tensor *tensor, int64_t first, int64_t count);
 
 #endif

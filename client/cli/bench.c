@@ -152,7 +152,8 @@ static void *thread_main(void *arg)
     bench_thread *self = arg;
     bench_shared *shared = self->shared;
     ep_moe_result result;
-    bool good = call_once(self, 0, &result); /* connections and buffers are there before the clock counts */
+    /* connections and buffers are there before the clock counts */
+    bool good = call_once(self, 0, &result);
     uint64_t end_ns = wait_for_go(shared);
     for (uint64_t turn = 1; good && !__atomic_load_n(&shared->stop, __ATOMIC_RELAXED); turn++) {
         uint64_t begin_ns = ep_clock_now_ns();

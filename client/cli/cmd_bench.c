@@ -34,8 +34,10 @@ enum {
 };
 
 static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};
-static const char *const comm_words[] = {"auto", "fullmesh", "hierarchy", NULL}; /* as ep_moe_comm */
-static const char *const combine_words[] = {"rows", "node_sum", NULL};            /* as ep_moe_combine_at */
+/* as ep_moe_comm */
+static const char *const comm_words[] = {"auto", "fullmesh", "hierarchy", NULL};
+/* as ep_moe_combine_at */
+static const char *const combine_words[] = {"rows", "node_sum", NULL};
 
 typedef struct bench_options {
     ep_cli_connect connect;

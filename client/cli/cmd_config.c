@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl config: the options that are in force in a running program, and where each comes from. */
+/* expertctl config: the options that are in force in a running program, and where each comes
+ * from. */
 #include <string.h>
 
 #include "admin_call.h"

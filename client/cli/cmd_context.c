@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl context: named sets of connection settings, so that a call needs no flags and says which cluster it
- * means. */
+/* expertctl context: named sets of connection settings, so that a call needs no flags and says
+ * which cluster it means. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,7 +153,8 @@ static int run_add(int argc, char **argv)
     static context_options options;
     static ep_cli_given given;
     ep_error error;
-    if (!ep_cli_given_read(&add_argp, argc, argv, &given)) { /* the texts; the parser below checks them */
+    /* the texts; the parser below checks them */
+    if (!ep_cli_given_read(&add_argp, argc, argv, &given)) {
         ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for options");
         return ep_cli_fail(argv[0], &error);
     }

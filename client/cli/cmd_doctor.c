@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl doctor: gathers what can be known of the service from here, and says what is wrong and what to do. */
+/* expertctl doctor: gathers what can be known of the service from here, and says what is wrong and
+ * what to do. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -189,7 +189,8 @@ static int run(int argc, char **argv)
         err = ask(control, &options, ep_clock_now_ns() + options.connect.timeout_us * EP_NS_PER_US, &reply, &error);
     }
     ep_cli_control_close(control);
-    bool is_short = err == EP_OK && options.wait && reply->note[0] != '\0'; /* drained, and experts lack copies */
+    /* drained, and experts lack copies */
+    bool is_short = err == EP_OK && options.wait && reply->note[0] != '\0';
     int code = err != EP_OK ? ep_cli_fail(argv[0], &error)
                : print(&options, reply) && !is_short ? EP_CLI_EXIT_OK
                                                      : EP_CLI_EXIT_FAILED;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * expertctl forward: one MoE layer on a batch from a file, or on random tokens. Equal results give byte-identical
- * output files, whatever nodes, placement, mode and split.
+ * expertctl forward: one MoE layer on a batch from a file, or on random tokens. Equal results give
+ * byte-identical output files, whatever nodes, placement, mode and split.
  */
 #include <inttypes.h>
 #include <stdlib.h>

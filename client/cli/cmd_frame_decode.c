@@ -193,7 +193,8 @@ static json_t *metadata_to_json(const Expertd__V1__CallHeader *header)
     return list;
 }
 
-/* Adds "message", for requests "metadata", for errors "error". out_status: what the service said. */
+/* Adds "message", for requests "metadata", for errors "error". out_status: what the service
+ * said. */
 static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, ep_rpc_budget *budget,
                           json_t *json, ep_error *out_status, ep_error *out_error)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl generate: text from a byte-level model whose experts are the service's. stdout carries the text
- * and nothing else. */
+/* expertctl generate: text from a byte-level model whose experts are the service's. stdout carries
+ * the text and nothing else. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +15,8 @@
 #define BYTES_DEFAULT 128
 #define SEED_DEFAULT 1
 #define TEMPERATURE_DEFAULT 0.7f
-#define NODE_STATUS_TIMEOUT_US 1000000u /* for the report only: a dead node is not waited for long */
+/* for the report only: a dead node is not waited for long */
+#define NODE_STATUS_TIMEOUT_US 1000000u
 
 enum {
     KEY_CHECKPOINT = 0x200,
@@ -31,7 +32,8 @@ enum {
     KEY_REPORT_FILE
 };
 
-static const char *const report_words[] = {"table", "json", "none", NULL}; /* begins as ep_cli_format */
+/* begins as ep_cli_format */
+static const char *const report_words[] = {"table", "json", "none", NULL};
 #define REPORT_NONE 2
 
 typedef struct generate_options {
@@ -188,7 +190,8 @@ static ep_err generate_text(const generate_options *options, const service *to, 
     if (err == EP_OK && !options->stream) {
         err = open_out(options, &out, out_error);
         if (err == EP_OK) {
-            fwrite(result->text, 1, result->text_bytes, out); /* a failure shows when it is closed */
+            /* a failure shows when it is closed */
+            fwrite(result->text, 1, result->text_bytes, out);
         }
     }
     ep_err close_err = out != NULL ? close_out(options, out, &close_error) : EP_OK;
@@ -218,8 +221,8 @@ static ep_err write_report(const generate_options *options, const ep_cli_generat
                              out_error);
 }
 
-/* A newer list replaces the one from the start; when the coordinator is gone, the old one still says whom to
- * ask. */
+/* A newer list replaces the one from the start; when the coordinator is gone, the old one still
+ * says whom to ask. */
 static void ask_nodes(ep_cli_control *control, const ep_cli_connect *connect, ep_cli_node_list *list)
 {
     ep_cli_node_list newer;
@@ -235,7 +238,8 @@ static ep_err run_connected(const generate_options *options, const service *to, 
 {
     ep_cli_generate_result result = {0};
     ep_cli_node_list nodes = {0};
-    /* The gateway checks name, version (which stands for all shapes) and layer of each call itself. */
+    /* The gateway checks name, version (which stands for all shapes) and layer of each call
+     * itself. */
     ep_err err = to->client != NULL ? ep_cli_generate_match(to->client, options->request.model, model, out_error) : EP_OK;
     if (err != EP_OK) {
         return err;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl model: which version callers get that name none, and which types of model there are rules for. */
+/* expertctl model: which version callers get that name none, and which types of model there are
+ * rules for. */
 #include "admin_call.h"
 #include "arguments.h"
 #include "command_table.h"

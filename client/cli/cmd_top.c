@@ -15,7 +15,8 @@
 
 #define INTERVAL_US_DEFAULT 1000000u
 #define HOTTEST_DEFAULT 8
-#define ANSWER_US_MIN 2000000u /* a node that takes longer, and longer than the interval, is silent in that view */
+/* a node that takes longer, and longer than the interval, is silent in that view */
+#define ANSWER_US_MIN 2000000u
 
 enum { KEY_INTERVAL = 0x200, KEY_ONCE };
 

@@ -239,7 +239,8 @@ static const struct argp snapshot_argp = {
 static ep_err snapshot_start(const record_options *options, ep_error *out_error)
 {
     ep_cli_session session;
-    char base[] = "/tmp/expertctl-snapshot-XXXXXX"; /* where a take without a folder would write; stays empty */
+    /* where a take without a folder would write; stays empty */
+    char base[] = "/tmp/expertctl-snapshot-XXXXXX";
     if (mkdtemp(base) == NULL) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", base, strerror(errno));
     }

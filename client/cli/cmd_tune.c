@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl tune: measures where prefill begins to be the faster mode, and suggests a value of the policy. */
+/* expertctl tune: measures where prefill begins to be the faster mode, and suggests a value of the
+ * policy. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,8 @@
 enum { KEY_MODEL = 0x200, KEY_VERSION, KEY_LAYER, KEY_TOKENS, KEY_ROUNDS, KEY_SECONDS, KEY_THREADS, KEY_SEED };
 
 static const uint32_t tokens_default[] = {16, 32, 64, 128, 256, 512, 1024};
-static const char *const winner_words[] = {"within noise", "decode", "prefill"}; /* as ep_cli_tune_winner */
+/* as ep_cli_tune_winner */
+static const char *const winner_words[] = {"within noise", "decode", "prefill"};
 
 typedef struct tune_options {
     ep_cli_connect connect;
@@ -164,7 +166,8 @@ static ep_err measure(ep_client *client, const tune_options *options, const ep_l
     return err;
 }
 
-/* The mode that goes first changes from round to round: what warms up, or slows down, hits both alike. */
+/* The mode that goes first changes from round to round: what warms up, or slows down, hits both
+ * alike. */
 static ep_err measure_all(ep_client *client, tune_options *options, const ep_layer_desc *layer, ep_error *out_error)
 {
     for (uint32_t round = 0; round < options->rounds; round++) {

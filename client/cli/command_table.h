@@ -45,8 +45,9 @@ const ep_cli_command *ep_cli_command_find(const char *name);
 int ep_cli_command_run(const ep_cli_command *command, int argc, char **argv);
 
 /*
- * For a command of verbs ("trace record"): runs the one that argv[1] names, with "expertctl trace record" as its
- * argv[0]. Without such a verb argp, the command's own, says so or gives help. verb_at: NULL past the end.
+ * For a command of verbs ("trace record"): runs the one that argv[1] names, with "expertctl trace
+ * record" as its argv[0]. Without such a verb argp, the command's own, says so or gives help.
+ * verb_at: NULL past the end.
  */
 int ep_cli_run_verb(int argc, char **argv, const ep_cli_command *(*verb_at)(size_t index),
                     const struct argp *argp);

@@ -339,7 +339,8 @@ ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_clie
     err = ep_client_wait_ready(client, connect->timeout_us, out_error);
     if (err != EP_OK) {
         ep_client_destroy(client);
-        if (err == EP_ERR_DEADLINE_EXCEEDED) { /* no call ran out of time: there was nobody to call */
+        /* no call ran out of time: there was nobody to call */
+        if (err == EP_ERR_DEADLINE_EXCEEDED) {
             err = EP_ERR_UNAVAILABLE;
             if (out_error != NULL) {
                 out_error->code = err;

@@ -38,10 +38,12 @@ typedef struct ep_cli_connect {
 
 void ep_cli_connect_init(ep_cli_connect *out_connect);
 
-/* The common options; its input is an ep_cli_connect. Checks and completes it at the end of the command line.
+/* The common options; its input is an ep_cli_connect. Checks and completes it at the end of the
+ * command line.
  */
 extern const struct argp ep_cli_connect_argp;
-/* The same for commands of operators, which speak to one program's admin listener: --admin URL is required. */
+/* The same for commands of operators, which speak to one program's admin listener: --admin URL is
+ * required. */
 extern const struct argp ep_cli_admin_argp;
 /* For commands whose calls a client makes: --numerics. Its input is the same ep_cli_connect. */
 extern const struct argp ep_cli_numerics_argp;
@@ -55,14 +57,16 @@ bool ep_cli_url_is_good(const char *url);
 /* The coordinator, else the first of the nodes. */
 const char *ep_cli_connect_url(const ep_cli_connect *connect);
 
-/* The first line of a file that only its owner may read, for an option. Ends the program when it cannot be had.
+/* The first line of a file that only its owner may read, for an option. Ends the program when it
+ * cannot be had.
  */
 void ep_cli_token_read(struct argp_state *state, const char *option, const char *path,
                        char out_token[EP_CLI_TOKEN_BYTES_MAX + 2]);
 
 /*
- * A client that has a routing table and its nodes. Errors: UNAVAILABLE (nobody there, or no table and nodes
- * within the timeout; with the last report), UNAUTHENTICATED, and those of ep_client_create.
+ * A client that has a routing table and its nodes. Errors: UNAVAILABLE (nobody there, or no table
+ * and nodes within the timeout; with the last report), UNAUTHENTICATED, and those of
+ * ep_client_create.
  */
 ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client, ep_error *out_error);
 

@@ -143,7 +143,8 @@ static ep_err read_file(ep_cli_contexts *contexts, ep_error *out_error)
     struct stat st;
     if (contexts->path == NULL || stat(contexts->path, &st) != 0) {
         int why = contexts->path == NULL ? ENOENT : errno;
-        if (why == EACCES) { /* HOME is that of another user: a service's, or that of who became this one */
+        /* HOME is that of another user: a service's, or that of who became this one */
+        if (why == EACCES) {
             ep_cli_line(stderr, "expertctl: warning: no contexts, since %s is not ours: %s", contexts->path,
                         strerror(why));
         } else if (why != ENOENT && why != ENOTDIR) {

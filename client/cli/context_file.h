@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The operator's file of contexts, ${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml: connection settings by
- * name, and which one is in use. Its keys are the flags of ep_cli_context_argp with underscores. Tokens stay in the
- * files that it names.
+ * The operator's file of contexts, ${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml:
+ * connection settings by name, and which one is in use. Its keys are the flags of
+ * ep_cli_context_argp with underscores. Tokens stay in the files that it names.
  *
  *     current: production
  *     contexts:
@@ -27,8 +27,9 @@
 typedef struct ep_cli_contexts ep_cli_contexts;
 
 /*
- * No file: no contexts. for_change: its folder is made, and locked until _close, for _write. Errors: BAD_CONFIG
- * naming file and line, IO, NOT_FOUND (neither HOME nor XDG_CONFIG_HOME is set, for_change), NO_MEMORY.
+ * No file: no contexts. for_change: its folder is made, and locked until _close, for _write.
+ * Errors: BAD_CONFIG naming file and line, IO, NOT_FOUND (neither HOME nor XDG_CONFIG_HOME is set,
+ * for_change), NO_MEMORY.
  */
 ep_err ep_cli_contexts_open(bool for_change, ep_cli_contexts **out_contexts, ep_error *out_error);
 void ep_cli_contexts_close(ep_cli_contexts *contexts);
@@ -49,9 +50,9 @@ bool ep_cli_context_name_is_good(const char *name);
 const ep_cli_given *ep_cli_context_rows(void);
 
 /*
- * Replaces the file as a whole: current as given, without the context removed (SIZE_MAX: none), with one more (added
- * NULL: none) that has the values of added. Errors: BAD_CONFIG (a value that no file can hold), IO, NO_MEMORY; the
- * file is then as before.
+ * Replaces the file as a whole: current as given, without the context removed (SIZE_MAX: none),
+ * with one more (added NULL: none) that has the values of added. Errors: BAD_CONFIG (a value that
+ * no file can hold), IO, NO_MEMORY; the file is then as before.
  */
 ep_err ep_cli_contexts_write(const ep_cli_contexts *contexts, const char *current, size_t removed, const char *name,
                              const ep_cli_given *added, ep_error *out_error);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Questions to coordinators and nodes, outside of libexpertd: one connection and one call per URL, all URLs
- * at once.
+ * Questions to coordinators and nodes, outside of libexpertd: one connection and one call per URL,
+ * all URLs at once.
  *
  * Threads  one at a time.
  */
@@ -21,8 +21,8 @@ ep_err ep_cli_control_open_operator(const ep_cli_connect *connect, ep_cli_contro
                                     ep_error *out_error);
 void ep_cli_control_close(ep_cli_control *control);
 
-/* on_wait is called again and again while answers are waited for; once it returns true, no answer is: CANCELLED. NULL:
- * none. */
+/* on_wait is called again and again while answers are waited for; once it returns true, no answer
+ * is: CANCELLED. NULL: none. */
 void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg), void *arg);
 
 typedef struct ep_cli_answer {
@@ -32,9 +32,9 @@ typedef struct ep_cli_answer {
 } ep_cli_answer;
 
 /*
- * Sends the same request to every URL and waits for all answers, timeout_us at most. Of a stream the first
- * message is the answer. out_answers [count] is filled in every case; ep_cli_answers_free it. A peer that
- * cannot be connected to is UNAVAILABLE.
+ * Sends the same request to every URL and waits for all answers, timeout_us at most. Of a stream
+ * the first message is the answer. out_answers [count] is filled in every case; ep_cli_answers_free
+ * it. A peer that cannot be connected to is UNAVAILABLE.
  */
 void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service,
                         const char *method, const ProtobufCMessage *request, uint64_t timeout_us,
@@ -47,9 +47,9 @@ ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const ch
                               const char *method, ProtobufCMessage **out_message, ep_error *out_error);
 
 /*
- * Whether somebody is there and lets us in: the coordinator, or at least one of the nodes, answers Health. So
- * that a wrong address or token is told at once, and not after the whole timeout. Errors: UNAVAILABLE,
- * UNAUTHENTICATED, ... of the first one asked.
+ * Whether somebody is there and lets us in: the coordinator, or at least one of the nodes, answers
+ * Health. So that a wrong address or token is told at once, and not after the whole timeout.
+ * Errors: UNAVAILABLE, UNAUTHENTICATED, ... of the first one asked.
  */
 ep_err ep_cli_control_probe(const ep_cli_connect *connect, ep_error *out_error);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The formulas of a Mixtral model outside of its experts, in f32. Every dot product is one chain of fused
- * multiply-adds in ascending index, every other operation is rounded by itself: the same bits on every
- * machine and for every batch.
+ * The formulas of a Mixtral model outside of its experts, in f32. Every dot product is one chain of
+ * fused multiply-adds in ascending index, every other operation is rounded by itself: the same bits
+ * on every machine and for every batch.
  *
  * Threads  pure.
  */
@@ -31,7 +31,8 @@ void ep_dense_rope_table(float theta, uint32_t head_dim, float *out_inv_freq);
 void ep_dense_rotate(float *x, uint32_t count, uint32_t head_dim, const float *inv_freq, size_t position);
 /*
  * Causal attention of one position over positions 0..position.
- * q, out_o [heads,head_dim]; keys, values [position+1, kv_heads*head_dim]; scores: scratch [position+1].
+ * q, out_o [heads,head_dim]; keys, values [position+1, kv_heads*head_dim]; scores: scratch
+ * [position+1].
  */
 void ep_dense_attend(const ep_dense_heads *heads, const float *q, const float *keys, const float *values,
                      size_t position, float *scores, float *out_o);

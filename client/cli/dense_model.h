@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A byte-level Mixtral language model without its experts: embedding, attention, router and head run here,
- * and each layer's experts are asked from a function. With it `expertctl generate` is what an attention
- * worker is to the service.
+ * A byte-level Mixtral language model without its experts: embedding, attention, router and head
+ * run here, and each layer's experts are asked from a function. With it `expertctl generate` is
+ * what an attention worker is to the service.
  *
- * Memory     all of it is allocated by open: weights in f32, keys and values of every position, one prompt's
- * activations. Threads    one at a time.
+ * Memory     all of it is allocated by open: weights in f32, keys and values of every position, one
+ *            prompt's activations.
+ * Threads    one at a time.
  */
 #ifndef EP_CLI_DENSE_MODEL_H
 #define EP_CLI_DENSE_MODEL_H
@@ -30,15 +31,15 @@ typedef struct ep_dense_shape {
 } ep_dense_shape;
 
 /*
- * The experts of one layer: out [T,H] bf16 = MoE(rows [T,H] bf16) with ids [T,K] and scales [T,K]. shape is
- * of this layer. Its error ends the forward pass.
+ * The experts of one layer: out [T,H] bf16 = MoE(rows [T,H] bf16) with ids [T,K] and scales [T,K].
+ * shape is of this layer. Its error ends the forward pass.
  */
 typedef ep_err (*ep_dense_experts_func)(void *arg, const ep_layer_shape *shape, uint32_t tokens,
                                         const uint16_t *rows, const int32_t *ids, const float *scales,
                                         uint16_t *out, ep_error *out_error);
 
-/* Errors: those of ep_checkpoint_open; UNIMPLEMENTED (not a byte-level Mixtral; names key, value and what is
- * allowed), BAD_FILE. */
+/* Errors: those of ep_checkpoint_open; UNIMPLEMENTED (not a byte-level Mixtral; names key, value
+ * and what is allowed), BAD_FILE. */
 ep_err ep_dense_model_open(const char *dir, ep_dense_model **out_model, ep_error *out_error);
 void ep_dense_model_close(ep_dense_model *model);
 const ep_dense_shape *ep_dense_model_shape(const ep_dense_model *model);
@@ -46,9 +47,9 @@ const ep_dense_shape *ep_dense_model_shape(const ep_dense_model *model);
 const ep_layer_shape *ep_dense_model_layer(const ep_dense_model *model, uint32_t layer);
 
 /*
- * Runs bytes [tokens] at positions first.. and gives the logits [EP_DENSE_VOCAB] after the last one.
- * Positions before first must have been run. Errors: INVALID_ARGUMENT (positions), the gate's, and those of
- * experts.
+ * Runs bytes [tokens] at positions first.. and gives the logits [EP_DENSE_VOCAB] after the last
+ * one. Positions before first must have been run. Errors: INVALID_ARGUMENT (positions), the gate's,
+ * and those of experts.
  */
 ep_err ep_dense_model_forward(ep_dense_model *model, const uint8_t *bytes, uint32_t tokens, uint32_t first,
                               ep_dense_experts_func experts, void *arg, float *out_logits,

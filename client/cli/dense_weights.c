@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening and freeing a dense model: what is accepted, which tensors are read, what is allocated. */
+/* Opening and freeing a dense model: what is accepted, which tensors are read, what is
+ * allocated. */
 #include "dense_weights.h"
 
 #include <inttypes.h>

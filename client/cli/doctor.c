@@ -137,7 +137,8 @@ static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked,
         ep_doctor_add(out, EP_DOCTOR_ERROR, "expert-failed", "repair the file or make room (weight_bytes_max), then restart the node",
                       "node %s could not load %" PRIu64 " experts: %s", node->node, node->experts_failed, node->last_error);
     }
-    if (facts->cluster == NULL && node->tls_error[0] != '\0') { /* a coordinator says it of its nodes */
+    /* a coordinator says it of its nodes */
+    if (facts->cluster == NULL && node->tls_error[0] != '\0') {
         ep_doctor_add(out, EP_DOCTOR_WARN, "tls-refused",
                       "repair the file that is named before a restart, then expertctl reload",
                       "node %s: a restart would fail, its TLS files are refused and those of before are in force: %s",
@@ -161,7 +162,8 @@ static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked,
                       "node %s has no connection to its coordinator%s%s", node->node,
                       node->coordinator_error[0] != '\0' ? ": " : "", node->coordinator_error);
     }
-    const uint64_t ours_us = asked->answered_us; /* not the moment of the last answer: others may be silent for long */
+    /* not the moment of the last answer: others may be silent for long */
+    const uint64_t ours_us = asked->answered_us;
     uint64_t off_us = node->clock_us > ours_us ? node->clock_us - ours_us : ours_us - node->clock_us;
     if (node->clock_us != 0 && off_us > CLOCK_OFF_US) {
         ep_doctor_add(out, EP_DOCTOR_WARN, "clock", "run NTP on all hosts: logs and traces do not line up",

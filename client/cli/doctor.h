@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is wrong with a service, and what to do: facts in, findings out. Pure; the facts are gathered in cmd_doctor.c.
+ * What is wrong with a service, and what to do: facts in, findings out. Pure; the facts are
+ * gathered in cmd_doctor.c.
  */
 #ifndef EP_CLI_DOCTOR_H
 #define EP_CLI_DOCTOR_H

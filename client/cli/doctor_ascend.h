@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an Ascend NPU needs on this host, from files alone: driver, device nodes, CANN, and the way of the
- * loader to it. Whether the libraries open and have what is asked of them, expertd --check-config says.
+ * What an Ascend NPU needs on this host, from files alone: driver, device nodes, CANN, and the way
+ * of the loader to it. Whether the libraries open and have what is asked of them, expertd
+ * --check-config says.
  */
 #ifndef EP_CLI_DOCTOR_ASCEND_H
 #define EP_CLI_DOCTOR_ASCEND_H

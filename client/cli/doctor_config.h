@@ -6,9 +6,9 @@
 #include "doctor.h"
 
 /*
- * program: the daemon whose file it is, run with --check-config and --print-config; NULL: expertd-coordinator for a
- * file whose name begins with "coordinator", else expertd; beside this program, else on the PATH. True when the file is
- * right and names backend ascend.
+ * program: the daemon whose file it is, run with --check-config and --print-config; NULL:
+ * expertd-coordinator for a file whose name begins with "coordinator", else expertd; beside this
+ * program, else on the PATH. True when the file is right and names backend ascend.
  */
 bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_findings *io_findings);
 
@@ -18,8 +18,8 @@ void ep_doctor_take_warning(const char *line, ep_doctor_findings *io_findings);
 /* Whether the output of --print-config has backend ascend, alone or among others. Pure. */
 bool ep_doctor_names_ascend(const char *text);
 
-/* The next model's path in the output of --print-config, from *io_at on, and whether it is filled from nodes; false: no
- * more. Pure. */
+/* The next model's path in the output of --print-config, from *io_at on, and whether it is filled
+ * from nodes; false: no more. Pure. */
 bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes, bool *out_is_mirrored);
 
 #endif

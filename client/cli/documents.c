@@ -20,7 +20,8 @@ static const ep_usage_section sections[] = {
     {"SEE ALSO", "expertd(8), expertd-coordinator(8), and the manual in /usr/share/doc/expertd/manual"},
 };
 
-/* Fills out, unless it is NULL, with all commands, their verbs behind each, and help. Returns how many there are. */
+/* Fills out, unless it is NULL, with all commands, their verbs behind each, and help. Returns how
+ * many there are. */
 static size_t put_commands(ep_usage_command *out)
 {
     static const ep_usage_command help = {"help", "all about a command: expertctl help generate", NULL, NULL};

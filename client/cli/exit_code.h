@@ -21,7 +21,8 @@ typedef enum ep_cli_exit {
 
 ep_cli_exit ep_cli_exit_of(ep_err err);
 
-/* Writes "program: text" to stderr and returns the exit code of error->code. program is "expertctl VERB". */
+/* Writes "program: text" to stderr and returns the exit code of error->code. program is "expertctl
+ * VERB". */
 int ep_cli_fail(const char *program, const ep_error *error);
 
 #endif

@@ -63,7 +63,8 @@ ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, const ep_cli_layer_op
     config.chosen = gate->chosen == NULL ? NULL : gate->chosen + (size_t)first * config.top_k;
     config.noise_temperature = options->noise_temperature;
     config.expert_dropout = options->expert_dropout;
-    config.seed = options->gate_seed + (uint64_t)first; /* other draws than those of the tokens before */
+    /* other draws than those of the tokens before */
+    config.seed = options->gate_seed + (uint64_t)first;
     args->weight_on = gate->router.weight_on_input ? EP_MOE_WEIGHT_ON_INPUT : args->weight_on;
     args->zero_experts = gate->router.zero_experts;
     args->copy_experts = gate->router.copy_experts;

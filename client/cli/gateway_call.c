@@ -130,7 +130,8 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     pthread_mutex_unlock(&answer->lock);
 }
 
-/* ---- spans: the layer call, and inside it its one exchange, as a client that routes has them ---- */
+/* ---- spans: the layer call, and inside it its one exchange, as a client that routes has them
+ * ---- */
 
 typedef struct gateway_trace {
     ep_trace_fields forward;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Text generation over the service: the dense part here, every expert by ep_moe_forward, one call per layer
- * and step.
+ * Text generation over the service: the dense part here, every expert by ep_moe_forward, one call
+ * per layer and step.
  *
  * Threads  one at a time.
  */
@@ -49,15 +49,15 @@ void ep_cli_generate_check(const ep_cli_generate_request *request, const ep_dens
                            char *out_text, size_t bytes);
 
 /*
- * Whether the service has this checkpoint under the name, with the same layers. Errors: NOT_FOUND naming what
- * is served, FAILED_PRECONDITION (a layer's shape differs).
+ * Whether the service has this checkpoint under the name, with the same layers. Errors: NOT_FOUND
+ * naming what is served, FAILED_PRECONDITION (a layer's shape differs).
  */
 ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep_dense_model *model,
                              ep_error *out_error);
 
 /*
- * Layer calls go through client, or when it is NULL through gateway. *out_result is freed in every case with ep_cli_generate_free. Errors: those
- * of ep_moe_forward; IO (stream).
+ * Layer calls go through client, or when it is NULL through gateway. *out_result is freed in every
+ * case with ep_cli_generate_free. Errors: those of ep_moe_forward; IO (stream).
  */
 ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_model *model, const ep_cli_generate_request *request,
                            ep_cli_generate_result *out_result, ep_error *out_error);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Latencies of many calls in bounded memory: exact count, sum and maximum; percentiles from a uniform sample
- * of at most EP_LATENCY_SAMPLES_MAX calls (all of them, up to that many).
+ * Latencies of many calls in bounded memory: exact count, sum and maximum; percentiles from a
+ * uniform sample of at most EP_LATENCY_SAMPLES_MAX calls (all of them, up to that many).
  *
  * Threads  one at a time.
  */

@@ -27,13 +27,18 @@ enum {
     KEY_ALLOW_DUPLICATES
 };
 
-static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};     /* as ep_moe_mode */
-static const char *const comm_words[] = {"auto", "fullmesh", "hierarchy", NULL}; /* as ep_moe_comm */
-static const char *const combine_words[] = {"rows", "node_sum", NULL};            /* as ep_moe_combine_at */
-static const char *const quant_words[] = {"plain", "int8", "fp8", NULL};         /* as quant_numbers */
+/* as ep_moe_mode */
+static const char *const mode_words[] = {"auto", "decode", "prefill", NULL};
+/* as ep_moe_comm */
+static const char *const comm_words[] = {"auto", "fullmesh", "hierarchy", NULL};
+/* as ep_moe_combine_at */
+static const char *const combine_words[] = {"rows", "node_sum", NULL};
+/* as quant_numbers */
+static const char *const quant_words[] = {"plain", "int8", "fp8", NULL};
 static const ep_moe_dispatch_quant quant_numbers[] = {EP_MOE_DISPATCH_PLAIN, EP_MOE_DISPATCH_INT8, EP_MOE_DISPATCH_FP8};
 static const char *const back_words[] = {"plain", "int8", NULL};
-static const char *const weight_words[] = {"output", "input", NULL};             /* as ep_moe_weight_on */
+/* as ep_moe_weight_on */
+static const char *const weight_words[] = {"output", "input", NULL};
 static const char *const nan_words[] = {"pass", "reject", "zero", "mean", NULL}; /* as ep_moe_nan */
 static const char *const shared_words[] = {"service", "none", NULL};
 static const char *const dtype_words[] = {"bf16", "f16", "f32", NULL};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The options of one layer call on a batch from a file: which layer, which file, and what the caller wishes.
+/* The options of one layer call on a batch from a file: which layer, which file, and what the
+ * caller wishes.
  */
 #ifndef EP_CLI_LAYER_OPTIONS_H
 #define EP_CLI_LAYER_OPTIONS_H
@@ -34,7 +35,8 @@ ep_dtype ep_cli_layer_out_dtype(const ep_cli_layer_options *options, const ep_cl
 /* The tensor that the options need and the batch lacks; NULL: none. */
 const char *ep_cli_layer_missing(const ep_cli_layer_options *options, const ep_cli_batch *batch);
 
-/* The wishes and rows first .. first+count of the batch. With logits ids and scales stay absent. Borrows. */
+/* The wishes and rows first .. first+count of the batch. With logits ids and scales stay absent.
+ * Borrows. */
 void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch, int64_t first,
                        int64_t count, ep_moe_args *out_args);
 

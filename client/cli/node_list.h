@@ -30,7 +30,8 @@ ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *clus
 /* From --node URLs. Errors: NO_MEMORY. */
 ep_err ep_cli_node_list_from_urls(const char *const *urls, size_t count, ep_cli_node_list *out_list,
                                   ep_error *out_error);
-/* The coordinator's list, or the --node URLs. Errors: those of the question to the coordinator, NO_MEMORY. */
+/* The coordinator's list, or the --node URLs. Errors: those of the question to the coordinator,
+ * NO_MEMORY. */
 ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *connect,
                              ep_cli_node_list *out_list, ep_error *out_error);
 void ep_cli_node_list_free(ep_cli_node_list *list);

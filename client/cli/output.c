@@ -137,8 +137,8 @@ void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...)
     free(plain);
 }
 
-/* Three digits of a value that is greater than whole_max: "48.2k". units has one for each step that a 64-bit value can
- * take. */
+/* Three digits of a value that is greater than whole_max: "48.2k". units has one for each step that
+ * a 64-bit value can take. */
 static const char *brief_text(uint64_t value, uint64_t whole_max, double step, const char *const *units,
                               char out[EP_CLI_BRIEF_BYTES])
 {
@@ -222,7 +222,8 @@ ep_cli_table *ep_cli_table_create(const char *headings)
     }
     char *names[EP_CLI_COLUMNS_MAX];
     for (char *name; (name = strsep(&rest, "|")) != NULL; table->columns_count++) {
-        EP_ASSERT(table->columns_count < EP_CLI_COLUMNS_MAX); /* else every later cell would stand in a wrong column */
+        /* else every later cell would stand in a wrong column */
+        EP_ASSERT(table->columns_count < EP_CLI_COLUMNS_MAX);
         table_column *column = &table->columns[table->columns_count];
         bool has_worth = name[0] >= '1' && name[0] <= '9';
         column->worth = has_worth ? name[0] - '0' : WORTH_KEPT;
@@ -289,7 +290,8 @@ void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes)
 
 /* ---- tables: what is shown of them ---- */
 
-/* Columns by worth, then from the left: takes the first of a worth that is at most below; count when there is none. */
+/* Columns by worth, then from the left: takes the first of a worth that is at most below; count
+ * when there is none. */
 static size_t next_column(const ep_cli_table *table, int *io_worth, size_t at)
 {
     for (; *io_worth > 0; (*io_worth)--, at = 0) {
@@ -303,8 +305,8 @@ static size_t next_column(const ep_cli_table *table, int *io_worth, size_t at)
 }
 
 /*
- * Widths for a terminal, 0: left out. First each column, by worth, gets the least it can do with while there is room;
- * then the room that is left goes to texts that are cut, by worth too.
+ * Widths for a terminal, 0: left out. First each column, by worth, gets the least it can do with
+ * while there is room; then the room that is left goes to texts that are cut, by worth too.
  */
 static void fit_widths(const ep_cli_table *table, size_t columns, size_t *out_widths)
 {

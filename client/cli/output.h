@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Results for people and for programs: aligned tables, lines or JSON. Everything a command prints as its result, and what peers say in all
- * it prints, goes through here; stdout carries results only.
+ * Results for people and for programs: aligned tables, lines or JSON. Everything a command prints
+ * as its result, and what peers say in all it prints, goes through here; stdout carries results
+ * only.
  *
  * Threads  one at a time.
  */
@@ -25,8 +26,9 @@ extern const char *const ep_cli_format_words[]; /* as ep_cli_format, NULL-termin
 /* Option -o, --output; its input is an ep_cli_format. */
 extern const struct argp ep_cli_output_argp;
 
-/* One formatted line of up to EP_CLI_CELL_BYTES_MAX bytes, and its end; what is not printable becomes \xNN. A terminal
- * gets it in lines that fit, the later ones set in: under the second column of "word    text", else by two. */
+/* One formatted line of up to EP_CLI_CELL_BYTES_MAX bytes, and its end; what is not printable
+ * becomes \xNN. A terminal gets it in lines that fit, the later ones set in: under the second
+ * column of "word    text", else by two. */
 void ep_cli_line(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The same, but one line of so many columns at most. 0: as long as it is. */
@@ -35,14 +37,15 @@ void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...) __attri
 typedef struct ep_cli_table ep_cli_table;
 
 /*
- * headings separated by '|', at most EP_CLI_COLUMNS_MAX: "NODE|STATE|>ROWS|2URL". One that starts with '>' is
- * right-aligned. One that starts with a digit, before '>', may be left out where a terminal is too narrow for all: the
- * least digit first, of equal ones the rightmost. NULL: no memory.
+ * headings separated by '|', at most EP_CLI_COLUMNS_MAX: "NODE|STATE|>ROWS|2URL". One that starts
+ * with '>' is right-aligned. One that starts with a digit, before '>', may be left out where a
+ * terminal is too narrow for all: the least digit first, of equal ones the rightmost. NULL: no
+ * memory.
  */
 ep_cli_table *ep_cli_table_create(const char *headings);
 void ep_cli_table_destroy(ep_cli_table *table);
-/* One formatted cell; rows fill from left to right. What is not printable becomes \xNN. Without memory the
- * table remembers it. */
+/* One formatted cell; rows fill from left to right. What is not printable becomes \xNN. Without
+ * memory the table remembers it. */
 void ep_cli_table_cell(ep_cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A text, and what a terminal gets of it. */
 void ep_cli_table_brief(ep_cli_table *table, const char *text, const char *brief);
@@ -51,13 +54,13 @@ void ep_cli_table_count(ep_cli_table *table, uint64_t count);
 /* Bytes: all digits, but on a terminal 512B, 1.5KiB. */
 void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes);
 /*
- * Columns two spaces apart, no trailing spaces. On a terminal no line is wider than it: texts lose their middle,
- * columns are left out. Elsewhere every row is whole. False when a row was lost for want of memory or the file takes
- * no more.
+ * Columns two spaces apart, no trailing spaces. On a terminal no line is wider than it: texts lose
+ * their middle, columns are left out. Elsewhere every row is whole. False when a row was lost for
+ * want of memory or the file takes no more.
  */
 bool ep_cli_table_print(const ep_cli_table *table, FILE *out);
-/* The same for a terminal of so many columns, whatever out is; 0: none. Only rows first .. first+count after the
- * headings. */
+/* The same for a terminal of so many columns, whatever out is; 0: none. Only rows first ..
+ * first+count after the headings. */
 bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t first, size_t count, FILE *out);
 
 /* 48211 -> "48.2k". */

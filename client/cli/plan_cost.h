@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a placement of one layer costs, by formulas, on machines that need not exist. Tokens choose their experts one
- * after another and each for itself, an expert's copies share it equally:
+ * What a placement of one layer costs, by formulas, on machines that need not exist. Tokens choose
+ * their experts one after another and each for itself, an expert's copies share it equally:
  *
- *   q_n      slots of node n:           sum over its copies of share / copies
- *   P_n      a token goes to node n:    1 - (1 - q_n)^K * (1 - 1 / copies of the shared expert, when n has one)
- *   network  bytes of a token each way: row * sum of P_n
- *   read     weights that node n reads: sum over its copies of bytes * (1 - (1 - share / copies)^(T * K)), T tokens of
- * a step time     of the slowest node:       read / memory bandwidth + 2 * row * T * P_n / link bandwidth + round trip
+ *   q_n          slots of node n:           sum over its copies of share / copies
+ *   P_n          a token goes to node n:    1 - (1 - q_n)^K * (1 - 1 / copies of the shared expert,
+ *                                           when n has one)
+ *   network      bytes of a token each way: row * sum of P_n
+ *   read         weights that node n reads: sum over its copies of
+ *                                           bytes * (1 - (1 - share / copies)^(T * K)), T tokens of
+ *                                           a step
+ *   time         of the slowest node:       read / memory bandwidth + 2 * row * T * P_n / link
+ *                                           bandwidth + round trip
  *
  * Computing is not counted: what few tokens cost is reading weights.
  *
@@ -49,8 +53,8 @@ typedef struct ep_plan_cost {
 ep_err ep_plan_cost_of(const ep_plan_layer *layer, const ep_plan_machine *machine, double tokens,
                        ep_plan_cost *out_cost);
 
-/* A token chooses an expert once: what is above 1 / top_k goes to the others in proportion. Their sum becomes 1. top_k
- * <= experts; some top_k of them are above 0. */
+/* A token chooses an expert once: what is above 1 / top_k goes to the others in proportion. Their
+ * sum becomes 1. top_k <= experts; some top_k of them are above 0. */
 void ep_plan_cap_shares(double *shares, uint32_t experts, uint32_t top_k);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl plan for machines that do not exist yet: a model's config.json, a load, and numbers of nodes. */
+/* expertctl plan for machines that do not exist yet: a model's config.json, a load, and numbers of
+ * nodes. */
 #ifndef EP_CLI_PLAN_OFFLINE_H
 #define EP_CLI_PLAN_OFFLINE_H
 

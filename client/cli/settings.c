@@ -155,7 +155,8 @@ typedef struct set_flag {
 static set_flag set_flags[SET_MAX];
 static size_t set_count;
 static char context_name[EP_CLI_CONTEXT_NAME_MAX + 1];
-static char others[SAID_BYTES]; /* "--admin, EXPERTCTL_TOKEN_FILE": what else says how the service is reached */
+/* "--admin, EXPERTCTL_TOKEN_FILE": what else says how the service is reached */
+static char others[SAID_BYTES];
 
 const char *ep_cli_setting_name(const char *option, const char *arg)
 {
@@ -200,7 +201,8 @@ static bool add_flag(const struct argp_option *row, const char *value, size_t by
     return true;
 }
 
-/* "true" or "false" for a flag without a value; one flag for each part of one that may be repeated. */
+/* "true" or "false" for a flag without a value; one flag for each part of one that may be
+ * repeated. */
 static bool set_row(const struct argp_option *row, const char *text, const char *name, ep_error *out_error)
 {
     const bool is_list = may_be_repeated(row);
@@ -258,7 +260,8 @@ static ep_err read_variables(const char *program, levels *l, ep_error *out_error
     return err;
 }
 
-/* The row's variable and what it says; "" nothing, or a flag of this name with values of another kind. */
+/* The row's variable and what it says; "" nothing, or a flag of this name with values of another
+ * kind. */
 static const char *variable_of(const levels *l, const struct argp_option *row, char out_name[VARIABLE_BYTES])
 {
     const char *kind = ep_cli_given_row(&l->all, row->name)->arg;
@@ -339,7 +342,8 @@ static bool context_judges(const levels *l, const ep_cli_given *given)
            ep_cli_contexts_value(l->contexts, l->context, "tls-ca", NULL)[0] != '\0';
 }
 
-/* Is this address, or each of several with commas between them, named by the context, or of its CA? */
+/* Is this address, or each of several with commas between them, named by the context, or of its
+ * CA? */
 static bool is_of_context(const levels *l, const char *urls, bool judges)
 {
     for (size_t bytes; bytes = strcspn(urls, ","), bytes > 0; urls += bytes + (urls[bytes] == ',')) {

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What sets an option that is not on the command line. Every long flag of the argp tables has a variable:
+ * What sets an option that is not on the command line. Every long flag of the argp tables has a
+ * variable:
  *
  *     --token-file FILE     EXPERTCTL_TOKEN_FILE=FILE
  *     --wait                EXPERTCTL_WAIT=true, or false
  *     --node URL, repeated  EXPERTCTL_NODE=URL,URL
  *
- * A flag beats its variable, that the context in use (context_file.h), that the default. Where a name has values of
- * two kinds (--output) the variable stands for the kind of the command table's first command: table|json.
+ * A flag beats its variable, that the context in use (context_file.h), that the default. Where a
+ * name has values of two kinds (--output) the variable stands for the kind of the command table's
+ * first command: table|json.
  *
  * Threads  one at a time.
  */
@@ -32,7 +34,8 @@
 /* The long flags of a command, and what a command line says of each. */
 typedef struct ep_cli_given {
     const struct argp_option *rows[EP_CLI_ROWS_MAX];
-    /* NULL: not given; "true" of one without a value; of one given twice both with "," between, or the last. */
+    /* NULL: not given; "true" of one without a value; of one given twice both with "," between, or
+     * the last. */
     char *texts[EP_CLI_ROWS_MAX];
     size_t count;
 } ep_cli_given;
@@ -51,21 +54,21 @@ const char *ep_cli_given_text(const ep_cli_given *given, const char *flag);
 void ep_cli_key_of(const char *flag, char *out, size_t bytes);
 
 /*
- * Puts what variables and the context set behind argv[0], as flags, so that the command's parser reads all of it.
- * Warns on stderr of variables that belong to no flag. *argv is a new one for free(), or as it was; its texts last as
- * long as the program. False, with a line on stderr: a value that no flag could have, no such context, a damaged file
- * of contexts, or no memory.
+ * Puts what variables and the context set behind argv[0], as flags, so that the command's parser
+ * reads all of it. Warns on stderr of variables that belong to no flag. *argv is a new one for
+ * free(), or as it was; its texts last as long as the program. False, with a line on stderr: a
+ * value that no flag could have, no such context, a damaged file of contexts, or no memory.
  */
 bool ep_cli_settings_apply(const struct argp *argp, int *argc, char ***argv);
 
-/* What a message about an option's argument calls the option: where arg is from if that is not the command line, else
- * option itself. */
+/* What a message about an option's argument calls the option: where arg is from if that is not the
+ * command line, else option itself. */
 const char *ep_cli_setting_name(const char *option, const char *arg);
 
 /* The context in use; NULL: none. */
 const char *ep_cli_settings_context(void);
-/* With a context, a line on stderr: which, who is spoken to, and which variables beat it. An operator of two clusters
- * is to see it. */
+/* With a context, a line on stderr: which, who is spoken to, and which variables beat it. An
+ * operator of two clusters is to see it. */
 void ep_cli_settings_say(const char *program, const char *url);
 
 #endif

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The terminal of a command that draws on it again and again: the alternate screen, keys without echo, and the signals
- * that end or change it as events. What stood on the terminal comes back however the program ends, but for SIGKILL.
+ * The terminal of a command that draws on it again and again: the alternate screen, keys without
+ * echo, and the signals that end or change it as events. What stood on the terminal comes back
+ * however the program ends, but for SIGKILL.
  *
- * Threads  _prepare before the first thread is started, all else from one. There is one terminal in a process.
+ * Threads  _prepare before the first thread is started, all else from one. There is one terminal in
+ *          a process.
  */
 #ifndef EP_CLI_TERMINAL_H
 #define EP_CLI_TERMINAL_H
@@ -24,7 +26,8 @@ typedef enum ep_cli_event {
 
 /* From here on signals are events. Errors: IO. */
 ep_err ep_cli_terminal_prepare(ep_error *out_error);
-/* False, and nothing is changed: input or output is no terminal, or one that cannot move its cursor. */
+/* False, and nothing is changed: input or output is no terminal, or one that cannot move its
+ * cursor. */
 bool ep_cli_terminal_open(void);
 /* Shows lines from the top on; what was there before is erased. */
 void ep_cli_terminal_draw(const char *lines);

@@ -27,7 +27,8 @@ double ep_top_rate(uint64_t before, uint64_t now, uint64_t ns)
     return now > before && ns > 0 ? (double)(now - before) * 1e9 / (double)ns : 0.0;
 }
 
-/* The same process in the sample before; NULL: it was not there, did not answer, or has restarted. */
+/* The same process in the sample before; NULL: it was not there, did not answer, or has
+ * restarted. */
 static const Expertd__V1__NodeStatusReply *status_before(const ep_top_sample *before, const Expertd__V1__NodeStatusReply *now)
 {
     for (size_t i = 0; i < before->nodes.count; i++) {
@@ -235,7 +236,8 @@ static size_t at_most(size_t value, size_t max)
     return value < max ? value : max;
 }
 
-/* rows: of the screen, without what stands above the nodes' heading; has_experts: the coordinator gave some. */
+/* rows: of the screen, without what stands above the nodes' heading; has_experts: the coordinator
+ * gave some. */
 static room share_rows(size_t rows, size_t nodes, size_t layers, size_t experts, bool has_experts)
 {
     const size_t heading = 2;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What expertctl top shows: two samples in, tables or JSON of rates out. Pure but for the printing. */
+/* What expertctl top shows: two samples in, tables or JSON of rates out. Pure but for the
+ * printing. */
 #ifndef EP_CLI_TOP_H
 #define EP_CLI_TOP_H
 
@@ -31,7 +32,8 @@ typedef struct ep_top_hot {
 
 /* Growth of a counter per second; 0 for one that began anew. */
 double ep_top_rate(uint64_t before, uint64_t now, uint64_t ns);
-/* The layers with most rows per second of all nodes together, hottest first; how many of out_hot[max] are filled. */
+/* The layers with most rows per second of all nodes together, hottest first; how many of
+ * out_hot[max] are filled. */
 size_t ep_top_hot_layers(const ep_top_sample *before, const ep_top_sample *now, ep_top_hot *out_hot, size_t max);
 /* The experts with most slots per second, as the coordinator adds them up. */
 size_t ep_top_hot_experts(const ep_top_sample *before, const ep_top_sample *now, ep_top_hot *out_hot, size_t max);
@@ -44,9 +46,10 @@ typedef struct ep_top_view {
 } ep_top_view;
 
 /*
- * A line of sums, then tables of nodes and of the hottest layers and experts. Where rows are bounded all headings
- * stay, with as many rows under each as there is room for, nodes first. before may be now: there are no rates then.
- * *out_nodes_shown may be NULL. False: out of memory, or the file takes no more.
+ * A line of sums, then tables of nodes and of the hottest layers and experts. Where rows are
+ * bounded all headings stay, with as many rows under each as there is room for, nodes first. before
+ * may be now: there are no rates then. *out_nodes_shown may be NULL. False: out of memory, or the
+ * file takes no more.
  */
 bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, ep_top_view *io_view, size_t *out_nodes_shown,
                   FILE *out);

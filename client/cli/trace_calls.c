@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all calls of a recording come to: stages, failures, the slow node, calls over time, and whose each span is. */
+/* What all calls of a recording come to: stages, failures, the slow node, calls over time, and
+ * whose each span is. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -166,7 +167,8 @@ static ep_err status_of(const ep_cli_span *span)
 
 static ep_err make_failures(const ep_cli_trace_model *model, ep_cli_trace_figures *f, ep_error *out_error)
 {
-    f->failures = calloc((size_t)STATUS_MAX * 2, sizeof(*f->failures)); /* calls by status, then frames */
+    /* calls by status, then frames */
+    f->failures = calloc((size_t)STATUS_MAX * 2, sizeof(*f->failures));
     if (f->failures == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the failures");
     }

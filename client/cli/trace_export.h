@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Span models for viewers. Viewers want spans of one track to nest strictly, so spans are first put on lanes. */
+/* Span models for viewers. Viewers want spans of one track to nest strictly, so spans are first put
+ * on lanes. */
 #ifndef EP_CLI_TRACE_EXPORT_H
 #define EP_CLI_TRACE_EXPORT_H
 
@@ -38,12 +39,14 @@ typedef struct ep_cli_trace_lanes {
     size_t left_out;
 } ep_cli_trace_lanes;
 
-/* Spans of one lane either nest or do not overlap; they nest only within their own call. NO_MEMORY. */
+/* Spans of one lane either nest or do not overlap; they nest only within their own call.
+ * NO_MEMORY. */
 ep_err ep_cli_trace_lanes_make(const ep_cli_trace_model *model, ep_cli_trace_lanes *out_lanes, ep_error *out_error);
 void ep_cli_trace_lanes_free(ep_cli_trace_lanes *lanes);
 
 /*
- * Begins and ends of one lane in nested order: for each span begin(i), what lies inside, end(i). False as soon as step says so.
+ * Begins and ends of one lane in nested order: for each span begin(i), what lies inside, end(i).
+ * False as soon as step says so.
  */
 typedef bool ep_cli_trace_step(uint32_t span, bool is_end, void *arg);
 bool ep_cli_trace_lane_walk(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes, uint32_t lane,
@@ -58,8 +61,9 @@ typedef struct ep_cli_trace_pick {
 } ep_cli_trace_pick;
 
 /*
- * At most spans_max spans, of whole calls where they fit: in half of the room those that failed, were slowest, hedged, or
- * waited longest for a stage or a peer; then, in a tenth, the longest spans of no call; then calls evenly over time. NO_MEMORY.
+ * At most spans_max spans, of whole calls where they fit: in half of the room those that failed,
+ * were slowest, hedged, or waited longest for a stage or a peer; then, in a tenth, the longest
+ * spans of no call; then calls evenly over time. NO_MEMORY.
  */
 ep_err ep_cli_trace_pick_make(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures, size_t spans_max,
                               ep_cli_trace_pick *out_pick, ep_error *out_error);

@@ -76,7 +76,8 @@ static int compare_slowest(const void *a, const void *b, void *arg)
     return x < y ? -1 : x > y;
 }
 
-/* What someone asked for: not the layer call that a gateway makes for it, nor a gateway's part of a recorded one. */
+/* What someone asked for: not the layer call that a gateway makes for it, nor a gateway's part of a
+ * recorded one. */
 static bool is_request(const ep_cli_trace_model *model, uint32_t index)
 {
     const ep_cli_span *span = &model->spans[index];

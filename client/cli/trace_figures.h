@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a span model says: figures per stage, per peer and per expert, where the time of a request went, and what failed.
- * `trace report` and the page of `trace export` say these. Pure. Times are nanoseconds; percentiles are by nearest rank.
+ * What a span model says: figures per stage, per peer and per expert, where the time of a request
+ * went, and what failed. `trace report` and the page of `trace export` say these. Pure. Times are
+ * nanoseconds; percentiles are by nearest rank.
  */
 #ifndef EP_CLI_TRACE_FIGURES_H
 #define EP_CLI_TRACE_FIGURES_H
@@ -96,7 +97,8 @@ typedef struct ep_cli_trace_failure {
     size_t first_count;
 } ep_cli_trace_failure;
 
-/* The node that stands out: its exchanges at the median or at p99 against those of the others' median node. */
+/* The node that stands out: its exchanges at the median or at p99 against those of the others'
+ * median node. */
 typedef struct ep_cli_trace_slow {
     uint32_t peer; /* index of peers; EP_CLI_TRACE_NONE: none stands out */
     uint32_t against;
@@ -152,7 +154,8 @@ void ep_cli_trace_figures_free(ep_cli_trace_figures *figures);
 /* trace_path.c: the critical path of one request span. */
 void ep_cli_trace_path_find(const ep_cli_trace_model *model, uint32_t request, ep_cli_trace_path *out_path);
 
-/* trace_calls.c: from requests, paths and peers, all that is said of calls. values holds [requests_count]. NO_MEMORY. */
+/* trace_calls.c: from requests, paths and peers, all that is said of calls. values holds
+ * [requests_count]. NO_MEMORY. */
 ep_err ep_cli_trace_calls_make(const ep_cli_trace_model *model, ep_cli_trace_figures *figures, int64_t *values,
                                ep_error *out_error);
 /* Sorts values. */

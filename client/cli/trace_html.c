@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One HTML file: trace_page.html around its scripts and the data as JSON, with nothing in it that could end a script. */
+/* One HTML file: trace_page.html around its scripts and the data as JSON, with nothing in it that
+ * could end a script. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -145,7 +146,8 @@ static void write_call(writer *w, uint32_t request, size_t trace)
     fputc(']', w->out);
 }
 
-/* A trace id is written again where calls of another one lie between: a call is named by its place in this list. */
+/* A trace id is written again where calls of another one lie between: a call is named by its place
+ * in this list. */
 static void write_calls(writer *w)
 {
     uint32_t calls = 0;

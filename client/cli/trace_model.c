@@ -161,9 +161,10 @@ static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *eve
 }
 
 /*
- * Processes are told apart by pid; two names under one pid are two processes (containers count pids on their
- * own). Events without a name are of the first one. Spans of frames carry the name of a connection's owner, of
- * which a process may have several: they name a process only when nothing else does.
+ * Processes are told apart by pid; two names under one pid are two processes (containers count pids
+ * on their own). Events without a name are of the first one. Spans of frames carry the name of a
+ * connection's owner, of which a process may have several: they name a process only when nothing
+ * else does.
  */
 static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *event, ep_error *out_error)
 {
@@ -439,8 +440,8 @@ static size_t named_calls(const ep_cli_trace_model *model, ep_trace_id trace, bo
     return count;
 }
 
-/* Spans of the trace; jobs (with their kernels) that some queue span of it names; and frames of its remote calls
- * that were traced before their trace was read. */
+/* Spans of the trace; jobs (with their kernels) that some queue span of it names; and frames of its
+ * remote calls that were traced before their trace was read. */
 static ep_err keep_trace(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error)
 {
     uint64_t *jobs = malloc((model->spans_count + 1) * sizeof(*jobs));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Spans from the begin and end events of recordings (lib/observe/trace_spans.def): who ran them, which belong
- * together, what is missing. Pure: no files, no clock, no threads.
+ * Spans from the begin and end events of recordings (lib/observe/trace_spans.def): who ran them,
+ * which belong together, what is missing. Pure: no files, no clock, no threads.
  *
  *     create -> recording, add, discarded (any number) -> finish -> read the public fields
  *
- * Memory   one ep_cli_span per begin event, at most events_max of them; names are kept once, at most
- *          EP_CLI_TRACE_NAMES_MAX.
+ * Memory   one ep_cli_span per begin event, at most events_max of them; names are kept once, at
+ *          most EP_CLI_TRACE_NAMES_MAX.
  * Threads  one at a time.
  */
 #ifndef EP_CLI_TRACE_MODEL_H
@@ -23,7 +23,8 @@
 #define EP_CLI_TRACE_NAMES_MAX 65536  /* past that a name is "(too many names)" */
 #define EP_CLI_TRACE_LISTED_MAX 1000  /* unmatched events kept for the list; all are counted */
 #define EP_CLI_TRACE_PROCESSES_MAX 4096
-#define EP_CLI_TRACE_EDGE_NS 100000000LL /* sessions start and stop in one process after the other */
+/* sessions start and stop in one process after the other */
+#define EP_CLI_TRACE_EDGE_NS 100000000LL
 #define EP_CLI_TRACE_RECORDINGS_MAX 64
 #define EP_CLI_TRACE_SKIPPED_MAX 64   /* of one recording, named; all are counted */
 #define EP_CLI_TRACE_NONE UINT32_MAX
@@ -151,27 +152,31 @@ typedef struct ep_cli_trace_model {
 } ep_cli_trace_model;
 
 /*
- * What has no partner, and why. Frames are on their way whenever a recording starts or stops: the one half of their
- * spans is then outside of it. Such an event is counted as cut, and not as unmatched, when a span of its kind as long
- * as the longest matched one of all recordings, or as EP_CLI_TRACE_EDGE_NS, would reach past the edge: a begin that
- * close to the recording's last event, an end that close to its first. Everything else without a partner is unmatched, also
- * a span that was begun again under the same name, however late.
+ * What has no partner, and why. Frames are on their way whenever a recording starts or stops: the
+ * one half of their spans is then outside of it. Such an event is counted as cut, and not as
+ * unmatched, when a span of its kind as long as the longest matched one of all recordings, or as
+ * EP_CLI_TRACE_EDGE_NS, would reach past the edge: a begin that close to the recording's last
+ * event, an end that close to its first. Everything else without a partner is unmatched, also a
+ * span that was begun again under the same name, however late.
  */
 
 /* events_max 1..1e9. NULL: no memory. */
 ep_cli_trace_model *ep_cli_trace_model_create(uint64_t events_max);
 void ep_cli_trace_model_destroy(ep_cli_trace_model *model);
 
-/* Starts a recording; its index is recordings_count - 1. RESOURCE_EXHAUSTED past EP_CLI_TRACE_RECORDINGS_MAX. */
+/* Starts a recording; its index is recordings_count - 1. RESOURCE_EXHAUSTED past
+ * EP_CLI_TRACE_RECORDINGS_MAX. */
 ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path, ep_error *out_error);
 
 /* Events of one recording come by time. After events_max events it only sets cut. NO_MEMORY,
- * INVALID_ARGUMENT (kind or recording), RESOURCE_EXHAUSTED (more than EP_CLI_TRACE_PROCESSES_MAX processes). */
+ * INVALID_ARGUMENT (kind or recording), RESOURCE_EXHAUSTED (more than EP_CLI_TRACE_PROCESSES_MAX
+ * processes). */
 ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_event *event, ep_error *out_error);
 
 /*
- * Once, after the last event: takes out what is unmatched, keeps (and counts) only trace when it is not 0,0 (and the jobs
- * that worked for it), brings recordings of other hosts onto the first one's clock, and joins remote calls.
+ * Once, after the last event: takes out what is unmatched, keeps (and counts) only trace when it is
+ * not 0,0 (and the jobs that worked for it), brings recordings of other hosts onto the first one's
+ * clock, and joins remote calls.
  */
 ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error);
 
@@ -186,7 +191,8 @@ const ep_cli_span *ep_cli_trace_model_gateway(const ep_cli_trace_model *model, u
 void ep_cli_trace_process_name(const ep_cli_trace_model *model, uint32_t process, bool with_pid, char *out_name,
                                size_t bytes);
 
-/* trace_clock.c: offsets of all recordings, fitted to pairs of exchange and serve; called by finish. */
+/* trace_clock.c: offsets of all recordings, fitted to pairs of exchange and serve; called by
+ * finish. */
 void ep_cli_trace_clock_fit(ep_cli_trace_model *model);
 
 #endif

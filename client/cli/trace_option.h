@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Option --traceparent of the commands that send token batches, and the trace id their calls share. The probes of tracing are loaded
- * when the command line has been read, unless EXPERTD_TRACING=off is in the environment.
+ * Option --traceparent of the commands that send token batches, and the trace id their calls share.
+ * The probes of tracing are loaded when the command line has been read, unless EXPERTD_TRACING=off
+ * is in the environment.
  */
 #ifndef EP_CLI_TRACE_OPTION_H
 #define EP_CLI_TRACE_OPTION_H

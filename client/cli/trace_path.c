@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The critical path of a request, walked backwards: from its end, the child that ended last before the point
- * reached is what was waited for; what lies between two children is the parent's own time. Every nanosecond
- * is counted once. An answer that was not used was not waited for; but until its rows were asked of another copy, it was.
- * A request that went through a gateway is walked through it, into the layer call inside.
+ * The critical path of a request, walked backwards: from its end, the child that ended last before
+ * the point reached is what was waited for; what lies between two children is the parent's own
+ * time. Every nanosecond is counted once. An answer that was not used was not waited for; but until
+ * its rows were asked of another copy, it was. A request that went through a gateway is walked
+ * through it, into the layer call inside.
  */
 #include "trace_figures.h"
 
@@ -89,7 +90,8 @@ static void walk_serve(walk *w, const ep_cli_span *serve, int64_t since, int64_t
 
 static void walk_gateway(walk *w, const ep_cli_span *gateway, int64_t since, int64_t until);
 
-/* inside: of a gateway; a gateway in it is not walked again, so that damaged recordings cannot lead in circles. */
+/* inside: of a gateway; a gateway in it is not walked again, so that damaged recordings cannot lead
+ * in circles. */
 static void walk_exchange(walk *w, const ep_cli_span *exchange, bool inside, int64_t since, int64_t until)
 {
     const ep_cli_span *served = exchange->mate != EP_CLI_TRACE_NONE ? &w->model->spans[exchange->mate] : NULL;
@@ -119,8 +121,8 @@ static void walk_exchange(walk *w, const ep_cli_span *exchange, bool inside, int
 }
 
 /*
- * What a combine waited for may overlap it by a moment; but an exchange never waits for one that still runs when it
- * begins: that one is left out when `ended`.
+ * What a combine waited for may overlap it by a moment; but an exchange never waits for one that
+ * still runs when it begins: that one is left out when `ended`.
  */
 static void consider_exchanges(latest *best, const ep_cli_trace_model *model, const ep_cli_span *forward, bool ended)
 {
@@ -137,8 +139,8 @@ static void consider_exchanges(latest *best, const ep_cli_trace_model *model, co
 }
 
 /*
- * Between children the client works; or, before another copy's exchange, it waits for one that is not used in the end
- * and still runs.
+ * Between children the client works; or, before another copy's exchange, it waits for one that is
+ * not used in the end and still runs.
  */
 static void walk_gap(walk *w, const ep_cli_span *forward, bool before_exchange, int64_t since, int64_t until)
 {

@@ -85,7 +85,8 @@ static size_t visit_call(picker *p, uint32_t request, bool keep)
     return missing;
 }
 
-/* Whole, unless the page is too small for any: then as far as it goes. room: what may be there before. */
+/* Whole, unless the page is too small for any: then as far as it goes. room: what may be there
+ * before. */
 static void keep_call(picker *p, uint32_t request, size_t room)
 {
     if (p->pick->calls[request] || p->pick->spans_count >= room || p->refused == REFUSED_MAX) {

@@ -38,7 +38,8 @@ extern char **environ;
 
 /* ---- children ---- */
 
-/* Children start with the signals a shell would give them; own_group keeps ^C of a terminal away. */
+/* Children start with the signals a shell would give them; own_group keeps ^C of a terminal
+ * away. */
 static int spawn(pid_t *out_pid, char *const *argv, bool own_group, int output_fd, char **environment)
 {
     posix_spawnattr_t attributes;
@@ -228,7 +229,8 @@ static pid_t kept_daemon(void)
     return good ? pid : 0; /* only when the number is still that daemon's */
 }
 
-/* Ends the daemon that one of us started, unless somebody records with it: then who ends last ends it. */
+/* Ends the daemon that one of us started, unless somebody records with it: then who ends last ends
+ * it. */
 static void end_daemon(ep_cli_session *session)
 {
     static char text[OUTPUT_BYTES];
@@ -255,8 +257,8 @@ static void end_daemon(ep_cli_session *session)
 
 /* ---- who can be traced ---- */
 
-/* Counts processes with an event of expertd in the output of `lttng list -u`: "PID: 12 - Name: x" and its
- * events below. */
+/* Counts processes with an event of expertd in the output of `lttng list -u`: "PID: 12 - Name: x"
+ * and its events below. */
 static int count_providers(const char *text)
 {
     int count = 0;
@@ -306,7 +308,8 @@ static int count_loaded(void)
     return count;
 }
 
-/* Running processes find a daemon that just started by themselves, soon; nothing tells us when all have. */
+/* Running processes find a daemon that just started by themselves, soon; nothing tells us when all
+ * have. */
 static void wait_registered(void)
 {
     int loaded = count_loaded();

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * LTTng sessions through the program `lttng`. Recording needs that package's daemons anyway, so the program is
- * always there when they are; a library would add code to expertctl and nothing to what it can do. Every call
- * is made with --no-sessiond: the only session daemon started is the one started here. Whoever of us ends the last session
- * ends it; a file beside the daemon's own says which one is ours.
+ * LTTng sessions through the program `lttng`. Recording needs that package's daemons anyway, so the
+ * program is always there when they are; a library would add code to expertctl and nothing to what
+ * it can do. Every call is made with --no-sessiond: the only session daemon started is the one
+ * started here. Whoever of us ends the last session ends it; a file beside the daemon's own says
+ * which one is ours.
  *
  * Threads  one at a time, and no other thread in the process.
  */
@@ -32,10 +33,11 @@ typedef struct ep_cli_session_options {
     uint32_t subbufs;    /* per CPU and user, a power of 2, at least 2 */
 } ep_cli_session_options;
 
-/* A recording that runs. UNAVAILABLE: lttng-tools is not installed, or no session daemon can be had. On an
- * error everything is cleaned up. */
+/* A recording that runs. UNAVAILABLE: lttng-tools is not installed, or no session daemon can be
+ * had. On an error everything is cleaned up. */
 ep_err ep_cli_session_start(ep_cli_session *session, const ep_cli_session_options *options, ep_error *out_error);
-/* Stops, destroys, ends the daemon when it is ours and nobody else records. What was recorded is on disk afterwards. */
+/* Stops, destroys, ends the daemon when it is ours and nobody else records. What was recorded is on
+ * disk afterwards. */
 ep_err ep_cli_session_end(ep_cli_session *session, ep_error *out_error);
 
 /* Writes what the ring of the session holds into dir. NOT_FOUND: there is no such session. */
@@ -48,8 +50,8 @@ int ep_cli_session_providers(void);
 
 /* Signals SIGINT, SIGTERM, SIGHUP wait until _wait from here on. */
 void ep_cli_session_hold_signals(void);
-/* Runs command (argv form) when not NULL, else waits seconds. Ends early at a held signal, which a command gets
- * too. *out_code: the command's exit code, or 0. */
+/* Runs command (argv form) when not NULL, else waits seconds. Ends early at a held signal, which a
+ * command gets too. *out_code: the command's exit code, or 0. */
 ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code, bool *out_interrupted,
                            ep_error *out_error);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libbabeltrace2 takes folders, not files, and a bad stream spoils its folder: so folders of links are made. */
+/* libbabeltrace2 takes folders, not files, and a bad stream spoils its folder: so folders of links
+ * are made. */
 #include "trace_sift.h"
 
 #include <dirent.h>
@@ -84,7 +85,8 @@ static void skip(sift *s, const char *trace, const char *name, const struct stat
     sieve->skipped_count += sieve->skipped != NULL;
 }
 
-/* Streams are the files beside the metadata; their index is left behind: the library makes its own. */
+/* Streams are the files beside the metadata; their index is left behind: the library makes its
+ * own. */
 static void sift_trace(sift *s, const char *trace, size_t number)
 {
     char whole[PATH_BYTES];

@@ -2,9 +2,9 @@
 /*
  * From measured times to a value of decode_tokens_max, or to why none can be suggested.
  *
- * A size is measured in rounds, both modes side by side in each. A mode is faster there when it won so many rounds that
- * two equal modes would not in 19 of 20 times (sign test, both sides), and by more than EP_CLI_TUNE_SHARE_MIN in the
- * median. All else is noise.
+ * A size is measured in rounds, both modes side by side in each. A mode is faster there when it won
+ * so many rounds that two equal modes would not in 19 of 20 times (sign test, both sides), and by
+ * more than EP_CLI_TUNE_SHARE_MIN in the median. All else is noise.
  *
  * Pure: no clock, no I/O.
  */
@@ -44,9 +44,9 @@ uint32_t ep_cli_tune_wins_needed(uint32_t rounds);
 void ep_cli_tune_judge(const ep_cli_tune_size *size, ep_cli_tune_verdict *out_verdict);
 
 /*
- * sizes ascend. The largest size measured at which prefill does not win, when decode wins at a smaller or that size and
- * prefill at the next: what is between two sizes was not measured. 0: none can be suggested, and *out_why says why
- * (static text).
+ * sizes ascend. The largest size measured at which prefill does not win, when decode wins at a
+ * smaller or that size and prefill at the next: what is between two sizes was not measured. 0: none
+ * can be suggested, and *out_why says why (static text).
  */
 uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_verdict *verdicts, size_t count,
                             const char **out_why);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ep_moe_combine and ep_moe_combine_add_rms_norm: each row goes back to the rank and slot it came from; the canonical sum reads rows where
- * they landed, this rank's own ones from expand_x.
+ * ep_moe_combine and ep_moe_combine_add_rms_norm: each row goes back to the rank and slot it came
+ * from; the canonical sum reads rows where they landed, this rank's own ones from expand_x.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -443,7 +443,8 @@ static void restore_token(const combine_work *w, uint32_t token)
         uint8_t *restored = w->restored + (size_t)k * hidden * w->element;
         if (*row != NULL) {
             ep_row_dequantize_i8_blocks(*row, (const uint8_t *)*row + scales, w->view->batch.wire_dtype, hidden, w->wide);
-            ep_row_narrow(w->wide, hidden, w->view->batch.wire_dtype, restored); /* exact: these are values of the type */
+            /* exact: these are values of the type */
+            ep_row_narrow(w->wide, hidden, w->view->batch.wire_dtype, restored);
             *row = restored;
         }
     }

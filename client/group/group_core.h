@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of a group: one connection to each other rank, the frames that came from it, and the call in progress.
+ * Inside of a group: one connection to each other rank, the frames that came from it, and the call
+ * in progress.
  *
- * Frames     a rank sends one frame (rows or failed) to every other member in each call, and nothing of call n+1 before it has every
- *            frame of call n. So at most two frames of a peer wait here, and a fast rank overwrites nothing.
- * Gateways   in a call by host a rank of another host gets its frame from a rank of its own host, which takes the host's frame in and
- *            passes the parts on when it arrives, on the lane's thread: whatever its own program does at that time, and in whichever
- *            call it is. What is passed on waits here as if the origin had sent it. Since two ways lead here, a rank's frame of
- *            call n+1 may come before that of call n.
- * Members    change only with elastic_info. Each change begins a generation; numbers of calls count from 0 in it.
- * Threads    lock guards everything below it; lane callbacks take it, hold it briefly, and never with a lane call inside but sends.
+ * Frames     a rank sends one frame (rows or failed) to every other member in each call, and
+ *            nothing of call n+1 before it has every frame of call n. So at most two frames of a
+ *            peer wait here, and a fast rank overwrites nothing.
+ * Gateways   in a call by host a rank of another host gets its frame from a rank of its own host,
+ *            which takes the host's frame in and passes the parts on when it arrives, on the lane's
+ *            thread: whatever its own program does at that time, and in whichever call it is. What
+ *            is passed on waits here as if the origin had sent it. Since two ways lead here, a
+ *            rank's frame of call n+1 may come before that of call n.
+ * Members    change only with elastic_info. Each change begins a generation; numbers of calls count
+ *            from 0 in it.
+ * Threads    lock guards everything below it; lane callbacks take it, hold it briefly, and never
+ *            with a lane call inside but sends.
  */
 #ifndef EP_CLIENT_GROUP_CORE_H
 #define EP_CLIENT_GROUP_CORE_H
@@ -141,20 +146,23 @@ struct ep_group {
 
 /* ---- group_send.c ---- */
 
-/* A frame to fill: *out_frame is its first byte, fixed part included. Errors: NO_MEMORY, RESOURCE_EXHAUSTED (frame_bytes_max). */
+/* A frame to fill: *out_frame is its first byte, fixed part included. Errors: NO_MEMORY,
+ * RESOURCE_EXHAUSTED (frame_bytes_max). */
 ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer, uint8_t **out_frame, ep_error *out_error);
 /* The error of frame_bytes_max. */
 ep_err group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error);
 /* First byte of a frame acquired so. */
 uint8_t *group_frame_data(ep_buffer *buffer);
-/* Encodes the fixed part (payload_bytes is that of the acquire) and sends; takes the buffer in any case. Of frame's flags only
- * PASSED_ON is the caller's. Lock not held. */
+/* Encodes the fixed part (payload_bytes is that of the acquire) and sends; takes the buffer in any
+ * case. Of frame's flags only PASSED_ON is the caller's. Lock not held. */
 ep_err group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer);
-/* A frame with text as payload (NULL none; code in front of it when not OK). Failures are the connection's. Lock not held. */
+/* A frame with text as payload (NULL none; code in front of it when not OK). Failures are the
+ * connection's. Lock not held. */
 void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation, uint64_t number, ep_err code, const char *text);
 /* The same for a frame given but for its payload: one that is passed on. */
 ep_err group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, const char *text);
-/* What such a frame holds: code and text, up to EP_ERROR_TEXT_BYTES; returns the payload's bytes. */
+/* What such a frame holds: code and text, up to EP_ERROR_TEXT_BYTES; returns the payload's
+ * bytes. */
 #define GROUP_TEXT_PAYLOAD_MAX (4 + EP_ERROR_TEXT_BYTES)
 size_t group_put_text(uint8_t *payload, ep_err code, const char *text);
 /* Takes apart what group_send_text made. */
@@ -162,21 +170,25 @@ void group_read_text(const ep_buffer *buffer, ep_error *out_error);
 
 /* ---- group_link.c: what connections bring ---- */
 
-/* A link for a connection; rank GROUP_NO_RANK: accepted. Takes conn. NULL: no memory, conn is released. */
+/* A link for a connection; rank GROUP_NO_RANK: accepted. Takes conn. NULL: no memory, conn is
+ * released. */
 group_link *group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank);
 /* on_accept of the group's listener. */
 void group_accepted(void *group, ep_conn *taken_conn);
 /* Lock held: drops what waits from a peer and is older than the call in progress. */
 void group_drop_old_frames(ep_group *group, group_peer *peer);
-/* Puts a frame of origin where the call looks for it, and takes it then; false: it cannot be in this place. Lock not held. */
+/* Puts a frame of origin where the call looks for it, and takes it then; false: it cannot be in
+ * this place. Lock not held. */
 bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame, ep_buffer **inout_buffer);
 /* Lock held: whether group_inbox_add would take it. */
 bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame);
-/* Frames of origin may come from itself and from neighbours, so that a later one may come first. Lock held. */
+/* Frames of origin may come from itself and from neighbours, so that a later one may come first.
+ * Lock held. */
 bool group_has_two_ways(const ep_group *group, uint32_t origin);
 /* Marks the link's peer as gone, for why, and closes the link. Lock not held. */
 void group_link_close_badly(group_link *link, const char *why);
-/* Lock held: the link of a rank that is there; NULL: none, or it is gone. Stays valid as long as the group. */
+/* Lock held: the link of a rank that is there; NULL: none, or it is gone. Stays valid as long as
+ * the group. */
 group_link *group_peer_link(ep_group *group, uint32_t rank);
 
 /* ---- group_relay.c: the gateway's part; runs on the lanes' threads. Lock not held ---- */
@@ -192,7 +204,8 @@ void group_relay_drop(ep_group *group);
 
 /* ---- group_mesh.c ---- */
 
-/* Lock not held: rank 0 tells everybody the table once all have said hello. False: it cannot; create_error says why, and all are refused. */
+/* Lock not held: rank 0 tells everybody the table once all have said hello. False: it cannot;
+ * create_error says why, and all are refused. */
 bool group_send_table(ep_group *group);
 /* Lock not held: answers the hellos that came before the table did. */
 void group_answer_hellos(ep_group *group);
@@ -215,12 +228,14 @@ typedef struct group_op {
 } group_op;
 
 /*
- * Takes the group for a call. members: the group's ranks of this call in local order. Errors: FAILED_PRECONDITION (another call runs, a
- * forked child), UNAVAILABLE (a member is gone), what broke this generation, DEADLINE_EXCEEDED. After EP_OK group_op_end must follow.
+ * Takes the group for a call. members: the group's ranks of this call in local order. Errors:
+ * FAILED_PRECONDITION (another call runs, a forked child), UNAVAILABLE (a member is gone), what
+ * broke this generation, DEADLINE_EXCEEDED. After EP_OK group_op_end must follow.
  */
 ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members, uint64_t deadline_us, group_op *out_op,
                       ep_error *out_error);
-/* The body of the frame to a member, to be filled before group_op_send. rows: how many it has, for the statistics. */
+/* The body of the frame to a member, to be filled before group_op_send. rows: how many it has, for
+ * the statistics. */
 ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows, uint8_t **out_body, ep_error *out_error);
 /* Sends every body. In a call by host only gateways of other hosts have one, for the whole host. */
 ep_err group_op_send(group_op *op, ep_error *out_error);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ep_moe_dispatch: rows go from x straight into the frame of their rank, and from the received frame to their place in expand_x. A
- * frame's counts say where that is, so one frame per pair of ranks is all there is. With hierarchy a frame goes to each other host instead, each
- * token's row in it once; what its gateway makes of it for a rank is that rank's frame again, so that the receiving half knows no difference.
+ * ep_moe_dispatch: rows go from x straight into the frame of their rank, and from the received
+ * frame to their place in expand_x. A frame's counts say where that is, so one frame per pair of
+ * ranks is all there is. With hierarchy a frame goes to each other host instead, each token's row
+ * in it once; what its gateway makes of it for a rank is that rank's frame again, so that the
+ * receiving half knows no difference.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -361,7 +363,8 @@ static ep_err receive_rows(dispatch_work *w, ep_error *out_error)
 
 /* ---- tensor-parallel pair: all-gather of what both received ---- */
 
-/* Body: u32 rows, u32 local experts | counts i32 [ranks*L] | scales f32 [rows] if quantised | rows; parts at multiples of 64. */
+/* Body: u32 rows, u32 local experts | counts i32 [ranks*L] | scales f32 [rows] if quantised | rows;
+ * parts at multiples of 64. */
 static size_t tp_scales_at(size_t counts)
 {
     return ep_align_up(64 + 4 * counts, 64);
@@ -394,7 +397,8 @@ static ep_err tp_fill(const dispatch_work *w, group_op *tp, ep_error *out_error)
     return EP_OK;
 }
 
-/* The partner's counts are prefix sums that end with its rows: experts are run on as many rows as they say. */
+/* The partner's counts are prefix sums that end with its rows: experts are run on as many rows as
+ * they say. */
 static bool tp_counts_fit(const uint8_t *counts_at, size_t counts, uint32_t rows)
 {
     int32_t last = 0;
@@ -580,7 +584,8 @@ ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
                             "ep_moe_dispatch without a plan: call ep_moe_dispatch_prepare first");
     }
     if (group == NULL || args == NULL || args->struct_bytes != sizeof(*args)) {
-        return dispatch(group, plan, args, workspace, workspace_size, &rows, out_error); /* refuses it */
+        /* refuses it */
+        return dispatch(group, plan, args, workspace, workspace_size, &rows, out_error);
     }
     host = *args;
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;

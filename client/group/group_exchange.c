@@ -11,7 +11,8 @@
 #include "wire/frame.h"
 
 #define RANKS_TEXT_BYTES 160
-#define NOTICE_NS EP_NS_PER_S /* within this a lost connection is noticed on every rank that has one */
+/* within this a lost connection is noticed on every rank that has one */
+#define NOTICE_NS EP_NS_PER_S
 
 /* ---- naming ranks ---- */
 
@@ -51,7 +52,8 @@ static bool has_no_frame(const ep_group *group, uint32_t member)
     return !has_frame(group, member);
 }
 
-/* What came is of a later generation: the rank calls with other members, or this call's frame is slower on another way. */
+/* What came is of a later generation: the rank calls with other members, or this call's frame is
+ * slower on another way. */
 static bool is_elsewhere(const ep_group *group, uint32_t member)
 {
     const group_peer *peer = &group->peers[group->members[member]];
@@ -75,14 +77,16 @@ static bool is_gone(const ep_group *group, uint32_t member)
     return group->members[member] != group->rank && group->peers[group->members[member]].gone;
 }
 
-/* The rank through which a member's frame of this call comes: itself, or a gateway. Lock held, or the thread that calls. */
+/* The rank through which a member's frame of this call comes: itself, or a gateway. Lock held, or
+ * the thread that calls. */
 static uint32_t way_of(const ep_group *group, uint32_t own, uint32_t member)
 {
     uint32_t gateway = group->by_host ? ep_group_gateway(&group->hosts, member, group->hosts.host_of[own]) : member;
     return group->members[gateway == own ? member : gateway];
 }
 
-/* Who is to blame when a member's frame will not come; GROUP_NO_RANK: it may come yet, also from a rank that is gone. Lock held. */
+/* Who is to blame when a member's frame will not come; GROUP_NO_RANK: it may come yet, also from a
+ * rank that is gone. Lock held. */
 static uint32_t culprit_of(const ep_group *group, uint32_t member)
 {
     uint32_t rank = group->members[member];
@@ -180,7 +184,8 @@ static void set_members(ep_group *group, const ep_group_call *call, const uint32
     ep_error_clear(&group->broken);
 }
 
-/* Tells the other members that this generation is given up from a call on: earlier ones they may still finish. Lock not held. */
+/* Tells the other members that this generation is given up from a call on: earlier ones they may
+ * still finish. Lock not held. */
 static void tell_broken(ep_group *group, const ep_error *error, uint32_t generation, uint64_t number)
 {
     for (uint32_t m = 0; m < group->members_count; m++) {
@@ -193,7 +198,8 @@ static void tell_broken(ep_group *group, const ep_error *error, uint32_t generat
     }
 }
 
-/* Gives this generation up and tells the others why: they shall not take this rank's leaving for the cause. Lock held; dropped meanwhile. */
+/* Gives this generation up and tells the others why: they shall not take this rank's leaving for
+ * the cause. Lock held; dropped meanwhile. */
 static ep_err break_generation(ep_group *group, const ep_error *error)
 {
     uint32_t generation = group->generation;
@@ -220,7 +226,8 @@ static void late_error(const group_op *op, rank_test test, ep_error *out_error)
                  ways[0] == 0 ? "" : ", for rows passed on by rank ", ways);
 }
 
-/* What another rank has told, for this rank's members: they may not be that one's. Lock held; dropped meanwhile. */
+/* What another rank has told, for this rank's members: they may not be that one's. Lock held;
+ * dropped meanwhile. */
 static ep_err pass_on(ep_group *group, ep_error *out_error)
 {
     uint32_t generation = group->broken_generation;
@@ -279,7 +286,8 @@ ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t
     for (uint32_t r = 0; r < group->world; r++) {
         group_drop_old_frames(group, &group->peers[r]);
     }
-    /* A rank that is gone may have left its frame of this call behind: then it can still be made. */
+    /* A rank that is gone may have left its frame of this call behind: then it can still be
+     * made. */
     ep_err err = wait_for(out_op, is_behind, &error);
     if (err == EP_OK) {
         group->stats.calls++;
@@ -323,7 +331,8 @@ ep_err group_op_send(group_op *op, ep_error *out_error)
 {
     ep_group *group = op->group;
     ep_err err = EP_OK;
-    for (uint32_t i = 1; i < group->members_count; i++) { /* each rank begins with its neighbour: no rank is everybody's first */
+    /* each rank begins with its neighbour: no rank is everybody's first */
+    for (uint32_t i = 1; i < group->members_count; i++) {
         uint32_t member = (op->own + i) % group->members_count;
         bool whole_host = group->by_host && !ep_group_hosts_share(&group->hosts, op->own, member);
         ep_group_frame frame = {.kind = whole_host ? EP_GROUP_FRAME_HOST_ROWS : EP_GROUP_FRAME_ROWS,
@@ -340,7 +349,8 @@ ep_err group_op_send(group_op *op, ep_error *out_error)
             group->peers[group->members[member]].traffic.rows_sent += group->outgoing_rows[member];
             pthread_mutex_unlock(&group->lock);
         }
-        if (sent != EP_OK && sent != EP_ERR_CLOSED && err == EP_OK) { /* closed: waiting will find it gone */
+        /* closed: waiting will find it gone */
+        if (sent != EP_OK && sent != EP_ERR_CLOSED && err == EP_OK) {
             err = ep_error_set(out_error, sent, "cannot send to rank %" PRIu32 ": %s", group->members[member], ep_err_text(sent));
         }
     }
@@ -380,7 +390,8 @@ static void take_frames(group_op *op)
     }
 }
 
-/* Ranks call with other members than this one: who says what, as far as their frames tell. Lock held. */
+/* Ranks call with other members than this one: who says what, as far as their frames tell. Lock
+ * held. */
 static void name_generations(const group_op *op, ep_error *out_error)
 {
     ep_group *group = op->group;
@@ -448,8 +459,9 @@ static ep_err check_way(const group_op *op, uint32_t member, ep_error *out_error
 }
 
 /*
- * All have answered, some with frames of a later generation. Waits for what is only overtaken, and for what explains why the others call with
- * other members: news of it may be on its way. Lock held. *out_differs: nothing does.
+ * All have answered, some with frames of a later generation. Waits for what is only overtaken, and
+ * for what explains why the others call with other members: news of it may be on its way. Lock
+ * held. *out_differs: nothing does.
  */
 static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error)
 {

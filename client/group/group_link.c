@@ -11,7 +11,8 @@
 #include "rpc/rpc_credentials.h"
 #include "transport/address.h"
 
-/* Lock held. A peer that was ready and is not any more. True: that is news, and the neighbours wait for it. */
+/* Lock held. A peer that was ready and is not any more. True: that is news, and the neighbours wait
+ * for it. */
 static bool peer_is_gone(ep_group *group, group_peer *peer, const char *why)
 {
     bool news = !peer->gone;
@@ -202,7 +203,8 @@ static const char *next_text(const char *table, size_t bytes, size_t room, size_
     return text;
 }
 
-/* Every rank's URL and host, each ended by 0. Who has said hello already has said its host, and this rank knows its own. Lock held; false: not so. */
+/* Every rank's URL and host, each ended by 0. Who has said hello already has said its host, and
+ * this rank knows its own. Lock held; false: not so. */
 static bool read_table(ep_group *group, const char *table, size_t bytes)
 {
     size_t at = 0;
@@ -268,8 +270,9 @@ void group_drop_old_frames(ep_group *group, group_peer *peer)
 }
 
 /*
- * Frames of a rank come in the order of its calls, but for those that a neighbour may pass on (two_ways): such a frame may be overtaken by the
- * next one, and by one of a later generation. Lock held; false: it has no place in this order.
+ * Frames of a rank come in the order of its calls, but for those that a neighbour may pass on
+ * (two_ways): such a frame may be overtaken by the next one, and by one of a later generation. Lock
+ * held; false: it has no place in this order.
  */
 static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool two_ways)
 {
@@ -297,7 +300,8 @@ static bool is_before(const ep_group_frame *a, const ep_group_frame *b)
     return a->generation < b->generation || (a->generation == b->generation && a->number < b->number);
 }
 
-/* Where in the ring it belongs. Lock held; false: one of the same call waits already, or too many. */
+/* Where in the ring it belongs. Lock held; false: one of the same call waits already, or too
+ * many. */
 static bool ring_place(const group_peer *peer, const ep_group_frame *head, uint32_t *out_place)
 {
     uint32_t place = peer->ring_count;
@@ -334,7 +338,8 @@ bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_fram
     return note_arrival(&seen, frame, group_has_two_ways(group, origin)) && (is_old(group, frame) || ring_place(peer, frame, &place));
 }
 
-/* Whether this rank may bring what is of origin. Which gateway it should be the call knows. Lock held. */
+/* Whether this rank may bring what is of origin. Which gateway it should be the call knows. Lock
+ * held. */
 static bool may_bring(const ep_group *group, uint32_t origin, uint32_t via)
 {
     const uint32_t *same = group->same_host;
@@ -364,7 +369,8 @@ static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_bu
     uint32_t origin = passed_on ? frame->origin : link->rank;
     pthread_mutex_lock(&group->lock);
     bool good = may_bring(group, origin, link->rank);
-    group_link *sender = good && passed_on ? group_peer_link(group, origin) : link; /* gateways pass on in the order they are given */
+    /* gateways pass on in the order they are given */
+    group_link *sender = good && passed_on ? group_peer_link(group, origin) : link;
     pthread_mutex_unlock(&group->lock);
     if (!good) {
         group_link_close_badly(link, "it passed on rows that do not come through it");
@@ -432,7 +438,8 @@ static void take_frame(group_link *link, const ep_group_frame *frame, ep_buffer 
         take_hello(link, frame, *buffer);
         return;
     }
-    if (link->rank == GROUP_NO_RANK) { /* a stranger; before its hello nothing else is listened to */
+    /* a stranger; before its hello nothing else is listened to */
+    if (link->rank == GROUP_NO_RANK) {
         ep_conn_close(link->conn);
         return;
     }
@@ -518,7 +525,8 @@ static void on_closed(void *arg, ep_conn *conn, const ep_error *error)
         pthread_mutex_lock(&group->lock);
     }
     bool stranger = link->rank == GROUP_NO_RANK;
-    if (stranger) { /* nobody else knows it; the others live as long as the group, which may be sending on them */
+    /* nobody else knows it; the others live as long as the group, which may be sending on them */
+    if (stranger) {
         group_link **at = &group->links;
         while (*at != link) {
             at = &(*at)->next;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making and ending a group. Every rank listens and dials the ranks below it. All first meet at rank 0, which gives the group its
- * membership number and tells everybody where the others listen; then the rest connect among themselves.
+ * Making and ending a group. Every rank listens and dials the ranks below it. All first meet at
+ * rank 0, which gives the group its membership number and tells everybody where the others listen;
+ * then the rest connect among themselves.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -200,7 +201,8 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
                                      .pool = group->pool,
                                      .frame_bytes_max = group->frame_bytes_max,
                                      .first_frame_bytes_max = FIRST_FRAME_BYTES,
-                                     .send_queue_bytes_max = 2 * world * group->frame_bytes_max + FRAME_BYTES_LEAST, /* all that may be passed on */
+                                     /* all that may be passed on */
+                                     .send_queue_bytes_max = 2 * world * group->frame_bytes_max + FRAME_BYTES_LEAST,
                                      .connections_max = group->world + 16};
     *out_group = group;
     return EP_OK;
@@ -228,7 +230,8 @@ void group_send_welcome(group_link *link)
     group_send_text(link, EP_GROUP_FRAME_WELCOME, 0, 0, EP_OK, NULL);
 }
 
-/* The table cannot be told: no rank shall wait for it, nor be told that all is well. Lock not held. False. */
+/* The table cannot be told: no rank shall wait for it, nor be told that all is well. Lock not held.
+ * False. */
 static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
 {
     ep_error why;
@@ -388,8 +391,8 @@ static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
 }
 
 /*
- * Dials what is due, releases what is done. Lock held. *out_next_ns: when to come again; 0: at once, since the lock was dropped and
- * anything may have changed.
+ * Dials what is due, releases what is done. Lock held. *out_next_ns: when to come again; 0: at
+ * once, since the lock was dropped and anything may have changed.
  */
 static ep_err drive_dials(ep_group *group, uint64_t *out_next_ns, ep_error *out_error)
 {
@@ -581,8 +584,9 @@ ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_e
 }
 
 /*
- * Others may hear this rank's goodbye before they see for themselves why it goes, or hear it from whoever saw it: it names the cause. That is what broke
- * the generation; ranks that are gone may have left because of it.
+ * Others may hear this rank's goodbye before they see for themselves why it goes, or hear it from
+ * whoever saw it: it names the cause. That is what broke the generation; ranks that are gone may
+ * have left because of it.
  */
 static void describe_leaving(ep_group *group, char *out_text, size_t bytes)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gateway's part of comm_alg = hierarchy. A frame for a whole host is taken apart when it arrives: each rank's part becomes the frame that a
- * fullmesh would have brought it, sent on in the origin's name; the gateway's own waits with those that came straight. What cannot be
- * passed on becomes a failed frame of the origin, so that every call gets its answer.
+ * The gateway's part of comm_alg = hierarchy. A frame for a whole host is taken apart when it
+ * arrives: each rank's part becomes the frame that a fullmesh would have brought it, sent on in the
+ * origin's name; the gateway's own waits with those that came straight. What cannot be passed on
+ * becomes a failed frame of the origin, so that every call gets its answer.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -49,7 +50,8 @@ static void send_failed(const relay *r, group_link *link, const ep_error *error)
 {
     ep_group_frame frame = passed_on(r, EP_GROUP_FRAME_FAILED);
     ep_err err = group_send_text_as(link, &frame, error->code, error->text);
-    if (err != EP_OK && err != EP_ERR_CLOSED) { /* it waits for something that will not come: let it know by this */
+    /* it waits for something that will not come: let it know by this */
+    if (err != EP_OK && err != EP_ERR_CLOSED) {
         group_link_close_badly(link, "frames cannot be passed on to it");
     }
 }
@@ -92,7 +94,8 @@ static void keep_failed(const relay *r, const ep_error *error)
     }
 }
 
-/* The members of the frame's call, as far as this rank knows them: in its own generation. False: not known. */
+/* The members of the frame's call, as far as this rank knows them: in its own generation. False:
+ * not known. */
 static bool members_of_call(const relay *r, bool out_is_member[EP_GROUP_WORLD_MAX])
 {
     ep_group *group = r->group;
@@ -147,7 +150,8 @@ static ep_err check_ranks(const relay *r, ep_error *out_error)
     return EP_OK;
 }
 
-/* What nobody who keeps to the protocol sends: it is not passed on, and the origin alone is to blame. NULL: none. */
+/* What nobody who keeps to the protocol sends: it is not passed on, and the origin alone is to
+ * blame. NULL: none. */
 static const char *fault_of(const relay *r)
 {
     ep_group *group = r->group;
@@ -284,7 +288,8 @@ static void take_apart(ep_group *group, uint32_t origin, const ep_group_frame *f
             pass_on(&r, &part);
         }
     }
-    if (own.rank != GROUP_NO_RANK) { /* last: with it this rank's call may end, and the rank leave */
+    /* last: with it this rank's call may end, and the rank leave */
+    if (own.rank != GROUP_NO_RANK) {
         keep_part(&r, &own);
     }
 }

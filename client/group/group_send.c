@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sending: the lane's send descriptor lies in the same pooled buffer as the frame, so a send allocates nothing of its own. */
+/* Sending: the lane's send descriptor lies in the same pooled buffer as the frame, so a send
+ * allocates nothing of its own. */
 #include <string.h>
 
 #include "base/check.h"
@@ -136,7 +137,8 @@ ep_err group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, 
 void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation, uint64_t number, ep_err code, const char *text)
 {
     ep_group_frame frame = {.kind = kind, .generation = generation, .number = number};
-    group_send_text_as(link, &frame, code, text); /* when it fails, the deadline of the others tells them */
+    /* when it fails, the deadline of the others tells them */
+    group_send_text_as(link, &frame, code, text);
 }
 
 void group_read_text(const ep_buffer *buffer, ep_error *out_error)

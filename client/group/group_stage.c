@@ -98,7 +98,8 @@ static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline
     ep_acl_stream stream = (ep_acl_stream)(uintptr_t)stage->sync_handle;
     ep_error error;
     const ep_err enqueued = ep_stage_copy(stage, way, rows, stream, &error);
-    const ep_err waited = wait_for_copies(stage, stream, deadline_us, out_error); /* of those before a failure, too */
+    /* of those before a failure, too */
+    const ep_err waited = wait_for_copies(stage, stream, deadline_us, out_error);
     if (enqueued != EP_OK && out_error != NULL) {
         *out_error = error;
     }

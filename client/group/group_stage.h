@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors on a device in the group's operators: pinned memory of the plan stands for them while the operator runs. */
+/* Tensors on a device in the group's operators: pinned memory of the plan stands for them while the
+ * operator runs. */
 #ifndef EP_CLIENT_GROUP_STAGE_H
 #define EP_CLIENT_GROUP_STAGE_H
 
@@ -14,9 +15,9 @@ ep_err group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_erro
 ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_add_rms_norm *norm,
                            ep_error *out_error);
 /*
- * Copies what the operator reads, behind the stream's work, or what it wrote, of expand_x and its like the first rows,
- * and waits. Nothing where all is in host memory. Errors: DEADLINE_EXCEEDED, DEVICE_LOST and other failures of the
- * runtime.
+ * Copies what the operator reads, behind the stream's work, or what it wrote, of expand_x and its
+ * like the first rows, and waits. Nothing where all is in host memory. Errors: DEADLINE_EXCEEDED,
+ * DEVICE_LOST and other failures of the runtime.
  */
 ep_err group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error);
 /* Of combine's expand_x the first rows: what it has room for may be many times what came. */

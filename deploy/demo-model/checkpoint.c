@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checkpoint writer. The safetensors header is padded to 8 bytes and the tensors follow it without holes.
+/* The checkpoint writer. The safetensors header is padded to 8 bytes and the tensors follow it
+ * without holes.
  */
 #include "checkpoint.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocked matrix product: 8 x 32 tiles of the result stay in registers, both inputs are packed to run
- * straight through. */
+/* Blocked matrix product: 8 x 32 tiles of the result stay in registers, both inputs are packed to
+ * run straight through. */
 #include "gemm.h"
 
 #include <assert.h>
@@ -12,8 +12,8 @@ typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 static lanes packed_b[COLUMNS_MAX / TILE_COLUMNS][DEPTH][TILE_COLUMNS / LANES];
 
-/* The loops below read along whichever direction is contiguous; whole tiles have constant bounds, so they
- * vectorise. */
+/* The loops below read along whichever direction is contiguous; whole tiles have constant bounds,
+ * so they vectorise. */
 static void pack_b(size_t n, size_t depth, struct view b)
 {
     for (size_t panel = 0; panel * TILE_COLUMNS < n; panel++) {

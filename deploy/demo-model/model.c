@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Forward and backward of the demo model. Every backward function mirrors the forward one above it. */
+/* Forward and backward of the demo model. Every backward function mirrors the forward one above
+ * it. */
 #include "model.h"
 
 #include <math.h>
@@ -267,7 +268,8 @@ static void attention_back(const struct layer_state *a, const float *do_)
     }
 }
 
-/* Top-k of the logits in prob, softmax over the chosen ones; then prob becomes the softmax over all experts.
+/* Top-k of the logits in prob, softmax over the chosen ones; then prob becomes the softmax over all
+ * experts.
  */
 static void route(struct layer_state *a)
 {
@@ -300,7 +302,8 @@ static void route(struct layer_state *a)
     }
 }
 
-/* The Switch balance loss E * sum(f * P) and, with dl, its gradient added to the router logits' gradient. */
+/* The Switch balance loss E * sum(f * P) and, with dl, its gradient added to the router logits'
+ * gradient. */
 static float balance_loss(const struct layer_state *a, float *dl)
 {
     float pull[E];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The demo model for training: a byte-level language model with exactly Mixtral's layers. Forward, loss and
- * the hand-written backward pass over a batch of MODEL_SEQUENCES windows of MODEL_CONTEXT bytes. One model
- * per process.
+ * The demo model for training: a byte-level language model with exactly Mixtral's layers. Forward,
+ * loss and the hand-written backward pass over a batch of MODEL_SEQUENCES windows of MODEL_CONTEXT
+ * bytes. One model per process.
  */
 #ifndef DEMO_MODEL_MODEL_H
 #define DEMO_MODEL_MODEL_H
@@ -67,12 +67,12 @@ void weights_list(const struct weights *weights, struct tensor_info out[MODEL_TE
 
 /*
  * Mean cross-entropy in nats of bytes[s][1..CONTEXT] given the bytes before them; bytes is
- * [SEQUENCES][CONTEXT + 1]. With grads, adds the gradient of (loss + auxiliary balance loss) to it. Uses
- * static scratch: one caller at a time.
+ * [SEQUENCES][CONTEXT + 1]. With grads, adds the gradient of (loss + auxiliary balance loss) to it.
+ * Uses static scratch: one caller at a time.
  */
 float model_loss(const struct weights *weights, const uint8_t *bytes, struct weights *grads);
-/* The auxiliary balance loss of the last model_loss call, summed over layers (1 per layer is perfect
- * balance). */
+/* The auxiliary balance loss of the last model_loss call, summed over layers (1 per layer is
+ * perfect balance). */
 float model_balance(void);
 
 #endif

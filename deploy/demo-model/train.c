@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Trains the demo model from scratch and writes its checkpoint: AdamW, warm-up and cosine decay, one thread.
- * The same seed, steps, text, compiler and machine give the same bytes. `retrain` builds and runs it.
+ * Trains the demo model from scratch and writes its checkpoint: AdamW, warm-up and cosine decay,
+ * one thread. The same seed, steps, text, compiler and machine give the same bytes. `retrain`
+ * builds and runs it.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -74,7 +75,8 @@ static void initialise(struct weights *weights, uint64_t *random)
         float *data = weights->flat + (t->data - weights->flat);
         float width = 1.0f / sqrtf((float)t->columns);
         if (strstr(t->name, "o_proj") != NULL || strstr(t->name, ".w2.") != NULL) {
-            width /= sqrtf(2.0f * MODEL_LAYERS); /* the residual stream adds up 2 * layers of these */
+            /* the residual stream adds up 2 * layers of these */
+            width /= sqrtf(2.0f * MODEL_LAYERS);
         }
         for (size_t j = 0; j < t->rows * (t->columns > 0 ? t->columns : 1); j++) {
             data[j] = t->columns > 0 ? width * random_normal(random) : 1.0f;
@@ -174,7 +176,8 @@ static double cpu_seconds(void)
     return (double)clock() / CLOCKS_PER_SEC;
 }
 
-/* Prints, for one weight of each kind, the written gradient beside a central difference of the loss. */
+/* Prints, for one weight of each kind, the written gradient beside a central difference of the
+ * loss. */
 static void check_gradient(struct weights *weights, struct weights *grads, const struct text *text,
                            uint64_t *random)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group_ranks WORLD: that many ranks as processes of this machine, each with 8 tokens and 2 experts. Rows go to their experts and come back;
- * expert e multiplies by e + 1, so that each rank can tell whether its sums are right.
+ * group_ranks WORLD: that many ranks as processes of this machine, each with 8 tokens and 2
+ * experts. Rows go to their experts and come back; expert e multiplies by e + 1, so that each rank
+ * can tell whether its sums are right.
  *
  *     cc group_ranks.c $(pkg-config --cflags --libs expertd) -o group_ranks && ./group_ranks 4
  */
@@ -23,7 +24,8 @@ static void check(ep_err err, const ep_error *error)
     }
 }
 
-/* Rank 0 listens on any free port and tells the others through a pipe; a launcher would use its own means. */
+/* Rank 0 listens on any free port and tells the others through a pipe; a launcher would use its own
+ * means. */
 static void tell_url(void *arg, const char *url)
 {
     int world = ((int *)arg)[0];
@@ -142,7 +144,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "WORLD: 1..%d\n", RANKS_MAX);
         return 2;
     }
-    for (int rank = 0; rank < world; rank++) { /* each child makes its own group: groups do not survive a fork */
+    /* each child makes its own group: groups do not survive a fork */
+    for (int rank = 0; rank < world; rank++) {
         if (fork() == 0) {
             return run_rank(rank, world, pipe_ends);
         }

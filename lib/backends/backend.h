@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A backend computes expert rows. This header is the porting guide: a device backend adds a folder that fills
- * one ep_backend_ops and a line in backend_registry.c; tests/contract/backend runs over it; nothing else
- * changes.
+ * A backend computes expert rows. This header is the porting guide: a device backend adds a folder
+ * that fills one ep_backend_ops and a line in backend_registry.c; tests/contract/backend runs over
+ * it; nothing else changes.
  *
- * Everything is asynchronous: submit returns at once, done() comes from the backend's own thread.
- * A backend has its own memory kind. Host backends work straight on the caller's rows (each row: its own
- * pointer, so rows of many callers ride one pass over the weights). Others get staged copies: ep_backend_run
- * (backend_run.c) gathers rows into the backend's memory with copy_in, submits, and scatters with copy_out;
- * callers never see the difference.
+ * Everything is asynchronous: submit returns at once, done() comes from the backend's own thread. A
+ * backend has its own memory kind. Host backends work straight on the caller's rows (each row: its
+ * own pointer, so rows of many callers ride one pass over the weights). Others get staged copies:
+ * ep_backend_run (backend_run.c) gathers rows into the backend's memory with copy_in, submits, and
+ * scatters with copy_out; callers never see the difference.
  */
 #ifndef EP_BACKENDS_BACKEND_H
 #define EP_BACKENDS_BACKEND_H
@@ -37,10 +37,11 @@ typedef struct ep_job ep_job;
 
 /*
  * One row of a job, the same struct the kernels take (kernels/expert_ffn.h):
- *     x [H] of job->x_dtype, any alignment   x_scale for i8   x_scales for f8e4m3   input_weight for weight_on_input
+ *     x [H] of job->x_dtype, any alignment; x_scale for i8; x_scales for f8e4m3
+ *     input_weight for weight_on_input
  *     out [H] of job->out_dtype, aligned to its element
- * ops->submit: x and out are addresses of the backend's memory kind. ep_backend_run: host addresses.
- * The array itself and x_scales are host memory.
+ * ops->submit: x and out are addresses of the backend's memory kind. ep_backend_run: host
+ * addresses. The array itself and x_scales are host memory.
  */
 typedef ep_ffn_row ep_job_row;
 
@@ -54,8 +55,8 @@ struct ep_job {
     bool weight_on_input;
     uint64_t priority; /* smaller first; a wish: a job may overtake others wherever the backend can turn to it. Those with
                           EP_JOB_PATIENT set give way to those without */
-    /* Exactly once, from a backend thread, no lock held. May submit and unload; must not close and must not
-     * block long. */
+    /* Exactly once, from a backend thread, no lock held. May submit and unload; must not close and
+     * must not block long. */
     void (*done)(ep_job *job, ep_err result);
     void *arg;
     const ep_trace_fields *trace; /* call J, expert, ...: what kernel spans begin with; NULL: not traced */
@@ -87,8 +88,8 @@ typedef struct ep_backend_config {
     uint64_t memory_bytes; /* budget for weights as weights_bytes counts them; 0: unlimited, or what the device has */
     bool unpinned;         /* cpu: one thread per CPU is not tied to its CPU */
     uint32_t device;       /* which of those that probe counts; each has an instance of its own */
-    /* The device is lost, for the life of the process. Once, from any thread, inside open too; must not block nor call
-     * the backend. NULL: nobody asks. */
+    /* The device is lost, for the life of the process. Once, from any thread, inside open too; must
+     * not block nor call the backend. NULL: nobody asks. */
     void (*on_lost)(void *arg, const char *why);
     void *arg;
 } ep_backend_config;
@@ -107,43 +108,49 @@ typedef struct ep_backend_ops {
 
     uint32_t jobs_ahead; /* jobs that an instance makes good use of at once; 0: two of each compute thread */
 
-    /* (optional) Whether open would find its libraries on this machine, and how many devices. Errors: UNAVAILABLE (none). */
+    /* (optional) Whether open would find its libraries on this machine, and how many devices.
+     * Errors: UNAVAILABLE (none). */
     ep_err (*probe)(uint32_t *out_devices, ep_error *out_error);
 
-    /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library), NO_MEMORY,
-     * INVALID_ARGUMENT. */
+    /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library),
+     * NO_MEMORY, INVALID_ARGUMENT. */
     ep_err (*open)(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error);
-    /* All jobs done (done() called; it may still be returning), all weights unloaded. Joins the threads. NULL
-     * allowed. */
+    /* All jobs done (done() called; it may still be returning), all weights unloaded. Joins the
+     * threads. NULL allowed. */
     void (*close)(ep_backend *backend);
     /* (NULL without devices) Threads: any. Waits for nobody. */
     void (*device_read)(ep_backend *backend, ep_backend_device *out_device);
 
     /*
-     * Numerics id for a model whose experts are of this format: family/weight format/rounding/digest of a known-answer run
-     * made on this machine, e.g. "portable/bf16/rne/5f0c9a12". Equal ids mean equal bits. others: bits (1 << format) of the
+     * Numerics id for a model whose experts are of this format: family/weight
+     * format/rounding/digest of a known-answer run made on this machine, e.g.
+     * "portable/bf16/rne/5f0c9a12". Equal ids mean equal bits. others: bits (1 << format) of the
      * formats that the model's experts are in beside it. Pure after open.
      */
     ep_err (*numerics_id)(ep_backend *backend, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES]);
-    /* Bytes weights_load will take for this expert; 0 when it would refuse it. Looks at shapes and types
-     * only. */
+    /* Bytes weights_load will take for this expert; 0 when it would refuse it. Looks at shapes and
+     * types only. */
     size_t (*weights_bytes)(ep_backend *backend, const ep_expert_source *source);
-    /* Packs an expert; may block (call it from a loader thread). Keeps nothing of source. Threads: any.
-     * Errors: NO_MEMORY, RESOURCE_EXHAUSTED (budget), UNIMPLEMENTED (format or activation), INVALID_ARGUMENT
-     * (shape), DEVICE_LOST. */
+    /* Packs an expert; may block (call it from a loader thread). Keeps nothing of source. Threads:
+     * any.
+     * Errors: NO_MEMORY, RESOURCE_EXHAUSTED (budget), UNIMPLEMENTED (format or activation),
+     * INVALID_ARGUMENT (shape), DEVICE_LOST. */
     ep_err (*weights_load)(ep_backend *backend, const ep_expert_source *source,
                            ep_backend_weights **out_weights, ep_error *out_error);
     /* No job may use them. NULL allowed. */
     void (*weights_unload)(ep_backend *backend, ep_backend_weights *weights);
 
     /*
-     * The three slots below let packed weights be kept in a file: NULL (all of them) when they cannot.
-     * packed_layout  names the layout of head and body on this machine; another name whenever their bytes would differ.
-     *                Pure after open.
+     * The three slots below let packed weights be kept in a file: NULL (all of them) when they
+     * cannot.
+     * packed_layout  names the layout of head and body on this machine; another name whenever their
+     *                bytes would differ. Pure after open.
      * weights_export the bytes of loaded weights, borrowed as long as these.
-     * weights_import makes weights of such bytes: checks the head, takes body_bytes of memory, and has fill() write the
-     *                whole body into it (fill's error is returned). Whoever reads the file has checked its sums; head and
-     *                sizes are checked again here. Errors: those of weights_load, and BAD_FILE. Threads: any.
+     * weights_import makes weights of such bytes: checks the head, takes body_bytes of memory, and
+     * has fill() write the
+     *                whole body into it (fill's error is returned). Whoever reads the file has
+     *                checked its sums; head and sizes are checked again here. Errors: those of
+     *                weights_load, and BAD_FILE. Threads: any.
      */
     const char *(*packed_layout)(ep_backend *backend);
     void (*weights_export)(ep_backend *backend, const ep_backend_weights *weights, ep_packed_view *out_view);
@@ -151,21 +158,23 @@ typedef struct ep_backend_ops {
                              ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error), void *arg,
                              ep_backend_weights **out_weights, ep_error *out_error);
 
-    /* Queues a job; rows point to the backend's own memory kind. Never blocks. Threads: any, and from done().
-     * Errors: RESOURCE_EXHAUSTED (EP_BACKEND_JOBS_MAX), INVALID_ARGUMENT, DEVICE_LOST; then done() is not
-     * called. done() may bring NO_MEMORY, DEVICE_LOST; rows' outputs are then undefined. */
+    /* Queues a job; rows point to the backend's own memory kind. Never blocks. Threads: any, and
+     * from done().
+     * Errors: RESOURCE_EXHAUSTED (EP_BACKEND_JOBS_MAX), INVALID_ARGUMENT, DEVICE_LOST; then done()
+     * is not called. done() may bring NO_MEMORY, DEVICE_LOST; rows' outputs are then undefined. */
     ep_err (*submit)(ep_backend *backend, ep_job *job);
 
-    /* The slots below: NULL (all of them) for host memory. alloc and free: any thread, also from done().
-     * Blocks are 64-byte aligned. Errors of alloc: NO_MEMORY, DEVICE_LOST. */
+    /* The slots below: NULL (all of them) for host memory. alloc and free: any thread, also from
+     * done(). Blocks are 64-byte aligned. Errors of alloc: NO_MEMORY, DEVICE_LOST. */
     ep_err (*memory_alloc)(ep_backend *backend, size_t bytes, ep_backend_memory **out_memory);
     void (*memory_free)(ep_backend *backend, ep_backend_memory *memory);
-    /* Address inside the block in the backend's address space; what job rows point to. Not for the host to
-     * read. */
+    /* Address inside the block in the backend's address space; what job rows point to. Not for the
+     * host to read. */
     void *(*memory_address)(ep_backend_memory *memory);
-    /* Gather list of host rows into the block at offset / block into scatter list, one row after the other;
-     * rows (the array too) stays valid until done(), which is as for jobs and is not called after an error.
-     * Jobs and copies may run in any order: the caller submits one when the one it depends on is done.
+    /* Gather list of host rows into the block at offset / block into scatter list, one row after
+     * the other; rows (the array too) stays valid until done(), which is as for jobs and is not
+     * called after an error. Jobs and copies may run in any order: the caller submits one when the
+     * one it depends on is done.
      * Errors: INVALID_ARGUMENT (past the block's end), RESOURCE_EXHAUSTED, DEVICE_LOST. */
     ep_err (*copy_in)(ep_backend *backend, ep_backend_memory *memory, size_t offset, const void *const *rows,
                       size_t row_bytes, uint32_t rows_count, void (*done)(void *arg, ep_err result),
@@ -188,19 +197,20 @@ struct ep_backend_weights {
     ep_weight_format down_format;
 };
 
-/* NULL when there is no such backend. Names of all, for messages: ep_backend_names() = "cpu, ascend, reference".
+/* NULL when there is no such backend. Names of all, for messages: ep_backend_names() = "cpu,
+ * ascend, reference".
  * Threads: any. */
 const ep_backend_ops *ep_backend_by_name(const char *name);
 const char *ep_backend_names(void);
 /*
- * Adds a backend; ops stays valid for the life of the process. Once per ops; a second time changes nothing.
- * Call it before threads start: it is not locked against the two above.
+ * Adds a backend; ops stays valid for the life of the process. Once per ops; a second time changes
+ * nothing. Call it before threads start: it is not locked against the two above.
  */
 void ep_backend_register(const ep_backend_ops *ops);
 
 /*
- * Runs a job whose rows are in host memory on any backend, staging through its own memory when it has one.
- * Same contract as ops->submit, and NO_MEMORY (staging). Threads: any.
+ * Runs a job whose rows are in host memory on any backend, staging through its own memory when it
+ * has one. Same contract as ops->submit, and NO_MEMORY (staging). Threads: any.
  */
 ep_err ep_backend_run(ep_backend *backend, ep_job *job);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs jobs whose rows are in host memory on a backend with its own memory:
- * gather rows in, run a job on their copies, scatter rows out. One block per job: inputs first, then outputs.
+ * gather rows in, run a job on their copies, scatter rows out. One block per job: inputs first,
+ * then outputs.
  */
 #include <stdlib.h>
 #include <string.h>

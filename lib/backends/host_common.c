@@ -194,7 +194,8 @@ void *ep_host_alloc(size_t bytes)
         return NULL;
     }
     if (huge) {
-        (void)madvise(memory, bytes, MADV_HUGEPAGE); /* advice only: kernels without huge pages refuse it */
+        /* advice only: kernels without huge pages refuse it */
+        (void)madvise(memory, bytes, MADV_HUGEPAGE);
     }
     return memory;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What backends on host memory (and test backends) share: checks, the weight budget, big allocations,
- * threads. */
+/* What backends on host memory (and test backends) share: checks, the weight budget, big
+ * allocations, threads. */
 #ifndef EP_BACKENDS_HOST_COMMON_H
 #define EP_BACKENDS_HOST_COMMON_H
 
@@ -12,9 +12,11 @@
 
 #define EP_HOST_ALIGN 64
 
-/* EP_OK, INVALID_ARGUMENT (shape, NULL matrix or scales, numbers) or UNIMPLEMENTED (format, activation), with text. */
+/* EP_OK, INVALID_ARGUMENT (shape, NULL matrix or scales, numbers) or UNIMPLEMENTED (format,
+ * activation), with text. */
 ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_error);
-/* The same shapes and types; each address is only there or not. What a file may keep of a source. */
+/* The same shapes and types; each address is only there or not. What a file may keep of a
+ * source. */
 ep_expert_source ep_expert_source_outline(const ep_expert_source *source);
 /* Whether weights_load would accept shapes and types; matrices are not looked at. */
 bool ep_expert_source_supported(const ep_expert_source *source);
@@ -23,7 +25,8 @@ ep_err ep_job_check(const ep_job *job);
 
 /* The family for weights of this format, EP_NUMERICS_AUTO decided. */
 ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format);
-/* For an expert: that of gate and up if down's format has it too, else that of down if theirs has it, else `portable`. */
+/* For an expert: that of gate and up if down's format has it too, else that of down if theirs has
+ * it, else `portable`. */
 ep_ffn_family ep_numerics_expert_family(ep_numerics numerics, ep_weight_format format, ep_weight_format down_format);
 
 /* Bytes of weights held, against a limit. Threads: any. */
@@ -36,15 +39,16 @@ typedef struct ep_backend_budget {
 ep_err ep_backend_budget_take(ep_backend_budget *budget, size_t bytes, ep_error *out_error);
 void ep_backend_budget_give(ep_backend_budget *budget, size_t bytes);
 
-/* Memory aligned to EP_HOST_ALIGN; from 2 MiB on aligned to and advised as huge pages. NULL when there is
- * none. free() it. */
+/* Memory aligned to EP_HOST_ALIGN; from 2 MiB on aligned to and advised as huge pages. NULL when
+ * there is none. free() it. */
 void *ep_host_alloc(size_t bytes);
 
-/* Starts a thread that takes no signals, so that a program's handlers run on its own threads. Errors:
- * NO_MEMORY. */
+/* Starts a thread that takes no signals, so that a program's handlers run on its own threads.
+ * Errors: NO_MEMORY. */
 ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), void *arg);
-/* Gives the calling thread the float environment that every numerics family is written for: to nearest, denormals kept. A thread begins with
- * that of the one which started it, and programs change theirs (some by how they were linked). */
+/* Gives the calling thread the float environment that every numerics family is written for: to
+ * nearest, denormals kept. A thread begins with that of the one which started it, and programs
+ * change theirs (some by how they were linked). */
 void ep_host_floats_reset(void);
 /* CPUs this process may use, 1..EP_BACKEND_THREADS_MAX. */
 uint32_t ep_host_cpus_count(void);

@@ -12,7 +12,8 @@
 #include "base/numeric.h"
 #include "base/random.h"
 
-/* H and I are no multiples of a panel and ROWS of no chunk, so the edges of a kernel are part of the answer.
+/* H and I are no multiples of a panel and ROWS of no chunk, so the edges of a kernel are part of
+ * the answer.
  */
 enum { HIDDEN = 96, INNER = EP_KNOWN_ANSWER_INNER, ROWS = 7 };
 
@@ -149,7 +150,8 @@ static void fill_data(known_data *data, ep_weight_format format)
     }
 }
 
-/* Few values, so that sums have few bits: they are often halfway between two results, and often cancel. */
+/* Few values, so that sums have few bits: they are often halfway between two results, and often
+ * cancel. */
 static void fill_sparse(uint64_t *state, void *to, ep_dtype dtype, size_t count)
 {
     static const float values[] = {0.0f, 0.0f, 0.0f, 0.0f, 1.0f, -1.0f, 1.0f, -1.0f};
@@ -164,8 +166,9 @@ static void fill_sparse(uint64_t *state, void *to, ep_dtype dtype, size_t count)
 }
 
 /*
- * Rows where processors differ: denormal inputs; inputs whose products and sums are denormal; outputs denormal in f16; inputs and
- * outputs halfway between two numbers of bf16 and f16; sums that overflow; NaN with sign and payload; infinities that cancel.
+ * Rows where processors differ: denormal inputs; inputs whose products and sums are denormal;
+ * outputs denormal in f16; inputs and outputs halfway between two numbers of bf16 and f16; sums
+ * that overflow; NaN with sign and payload; infinities that cancel.
  */
 static float hard_input(uint64_t *state, size_t row)
 {
@@ -204,7 +207,8 @@ static void fill_hard(known_data *data, ep_weight_format format)
     }
 }
 
-/* MX formats: scales with which many weights lie below the normal numbers, and inputs that make such weights count. */
+/* MX formats: scales with which many weights lie below the normal numbers, and inputs that make
+ * such weights count. */
 static void fill_faint(known_data *data, ep_weight_format format)
 {
     uint64_t state = 0x6661696eull + (uint64_t)format;
@@ -224,13 +228,15 @@ static void put_nibble(void *codes, size_t at, unsigned code)
 }
 
 /*
- * Of 4 bits, for rows that become int8: a group's greatest input is 127 steps of a power of two, and all others lie halfway
- * between two. Up passes them on, down has 0, 1 and -1: sums are whole steps, often halfway between two numbers of bf16 or f16.
+ * Of 4 bits, for rows that become int8: a group's greatest input is 127 steps of a power of two,
+ * and all others lie halfway between two. Up passes them on, down has 0, 1 and -1: sums are whole
+ * steps, often halfway between two numbers of bf16 or f16.
  */
 static void fill_halves(known_data *data, ep_weight_format format)
 {
     const bool is_int4 = format == EP_WEIGHTS_INT4;
-    const unsigned codes[4] = {is_int4 ? 8 : 0, is_int4 ? 9 : 1, is_int4 ? 7 : 9, is_int4 ? 8 : 0}; /* 0, a unit, minus a unit, 0 */
+    /* 0, a unit, minus a unit, 0 */
+    const unsigned codes[4] = {is_int4 ? 8 : 0, is_int4 ? 9 : 1, is_int4 ? 7 : 9, is_int4 ? 8 : 0};
     const uint16_t one = ep_f32_to_bf16(1.0f);
     uint64_t state = 0x68616c76ull + (uint64_t)format;
     fill_data(data, format);
@@ -366,7 +372,8 @@ static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format fo
     return run_source(backend, data, &source, hash, out_error);
 }
 
-/* The same of hard rows. Two matrices and relu: nothing large joins what is small, and denormals reach the outputs. */
+/* The same of hard rows. Two matrices and relu: nothing large joins what is small, and denormals
+ * reach the outputs. */
 static ep_err run_hard(ep_backend *backend, known_data *data, void (*fill_with)(known_data *data, ep_weight_format format),
                        ep_weight_format format, uint32_t *hash, ep_error *out_error)
 {
@@ -406,7 +413,8 @@ static ep_err run_all(ep_backend *backend, ep_numerics numerics, ep_known_answer
     if (data == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the known-answer run");
     }
-    /* In f32, which every family computes alike, so that formats with equal bits have equal digests whatever the family of the others. */
+    /* In f32, which every family computes alike, so that formats with equal bits have equal digests
+     * whatever the family of the others. */
     ep_err err = run_activations(backend, data, EP_WEIGHTS_F32, &activations, out_error);
     /* Kernels of other families have activations of their own; bf16 is in all of these but one. */
     err = err == EP_OK ? run_activations(backend, data, EP_WEIGHTS_BF16, &pairs, out_error) : err;

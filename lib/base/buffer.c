@@ -8,8 +8,8 @@
 
 #include "base/check.h"
 
-/* Powers of two up to 64 KiB, beyond four classes between one power and the next: with large buffers, up to half of a budget
- * would be rounding otherwise. */
+/* Powers of two up to 64 KiB, beyond four classes between one power and the next: with large
+ * buffers, up to half of a budget would be rounding otherwise. */
 #define CLASS_SHIFT_MIN 12u
 #define CLASS_SHIFT_FINE 16u
 #define CLASS_SHIFT_MAX 35u /* 32 GiB */
@@ -17,7 +17,8 @@
 #define CLASS_COUNT (CLASSES_COARSE + 4 * (CLASS_SHIFT_MAX - CLASS_SHIFT_FINE))
 /* A kept buffer so many classes larger is lent rather than another one asked of the system. */
 #define CLASSES_UP 2u
-/* A class of which so many acquires took nothing is not in use: its kept buffers make room for those that are. */
+/* A class of which so many acquires took nothing is not in use: its kept buffers make room for
+ * those that are. */
 #define IDLE_ACQUIRES 64u
 #define LARGE_PAGE_BYTES ((size_t)2 << 20)
 
@@ -123,7 +124,8 @@ static uint32_t class_of(size_t bytes)
     if (bytes > (size_t)1 << CLASS_SHIFT_MAX) {
         return CLASS_COUNT;
     }
-    uint32_t shift = 63 - (uint32_t)__builtin_clzll(bytes - 1); /* 2^shift < bytes <= 2^(shift + 1) */
+    /* 2^shift < bytes <= 2^(shift + 1) */
+    uint32_t shift = 63 - (uint32_t)__builtin_clzll(bytes - 1);
     if (shift < CLASS_SHIFT_FINE) {
         return shift + 1 - CLASS_SHIFT_MIN;
     }
@@ -146,8 +148,9 @@ size_t ep_buffer_class_bytes(size_t bytes)
 }
 
 /*
- * Large buffers ask for large pages: filling a fresh one then takes a fault per 2 MiB instead of one per 4 KiB, and every
- * pass over it, by us or by the network stack, fewer translations. What the kernel does not give costs nothing.
+ * Large buffers ask for large pages: filling a fresh one then takes a fault per 2 MiB instead of
+ * one per 4 KiB, and every pass over it, by us or by the network stack, fewer translations. What
+ * the kernel does not give costs nothing.
  */
 static uint8_t *data_alloc(size_t capacity)
 {
@@ -155,13 +158,15 @@ static uint8_t *data_alloc(size_t capacity)
     if (capacity < LARGE_PAGE_BYTES) {
         return aligned_alloc(EP_BUFFER_ALIGN, capacity);
     }
-    if (posix_memalign(&data, LARGE_PAGE_BYTES, capacity) != 0) { /* aligned_alloc may want a multiple of the alignment */
+    /* aligned_alloc may want a multiple of the alignment */
+    if (posix_memalign(&data, LARGE_PAGE_BYTES, capacity) != 0) {
         return NULL;
     }
     return data;
 }
 
-/* A large page is taken whole at its first byte: no larger than what is charged, or a peer's few bytes would take 2 MiB. */
+/* A large page is taken whole at its first byte: no larger than what is charged, or a peer's few
+ * bytes would take 2 MiB. */
 static void choose_pages(const ep_buffer *buffer)
 {
     if (buffer->capacity_bytes >= LARGE_PAGE_BYTES) {
@@ -192,7 +197,8 @@ static bool has_room(const ep_buffer_pool *pool, size_t charge)
     return pool->limit_bytes == 0 || pool->stats.lent_bytes + charge <= pool->limit_bytes;
 }
 
-/* Lock held. NULL: none of about that size is kept, or there is no room for all of it where it is charged whole. */
+/* Lock held. NULL: none of about that size is kept, or there is no room for all of it where it is
+ * charged whole. */
 static ep_buffer *take_kept(ep_buffer_pool *pool, uint32_t class_index, bool whole)
 {
     uint32_t up = class_index < CLASSES_COARSE ? 0 : CLASSES_UP;
@@ -256,7 +262,8 @@ static void discharge_all(ep_buffer_pool *pool, size_t charge)
     }
 }
 
-/* Takes room under the limit, and a kept buffer if there is one; charge is class_bytes(class_index) or less. */
+/* Takes room under the limit, and a kept buffer if there is one; charge is class_bytes(class_index)
+ * or less. */
 static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index, ep_buffer **out_buffer)
 {
     ep_err err = EP_OK;
@@ -282,7 +289,8 @@ static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index,
     return err;
 }
 
-/* Lock held. The class with kept buffers that was used the longest time ago; CLASS_COUNT: all are in use. */
+/* Lock held. The class with kept buffers that was used the longest time ago; CLASS_COUNT: all are
+ * in use. */
 static uint32_t idle_class(const ep_buffer_pool *pool)
 {
     uint32_t oldest = CLASS_COUNT;
@@ -296,8 +304,8 @@ static uint32_t idle_class(const ep_buffer_pool *pool)
 }
 
 /*
- * Lock held: makes room for one more kept buffer, at the cost of classes that are not in use any more. Returns what is to be
- * freed. It may not suffice.
+ * Lock held: makes room for one more kept buffer, at the cost of classes that are not in use any
+ * more. Returns what is to be freed. It may not suffice.
  */
 static ep_buffer *evict(ep_buffer_pool *pool, size_t capacity)
 {
@@ -379,7 +387,8 @@ static ep_err acquire(ep_buffer_pool *pool, uint32_t class_index, size_t charge,
     pthread_mutex_lock(&pool->lock);
     pool->holders++;
     pool->stats.acquires++;
-    count_lent(pool, (*out_buffer)->charged_bytes - charge); /* a kept buffer may be a little larger than asked */
+    /* a kept buffer may be a little larger than asked */
+    count_lent(pool, (*out_buffer)->charged_bytes - charge);
     pthread_mutex_unlock(&pool->lock);
     return EP_OK;
 }
@@ -471,7 +480,8 @@ void ep_buffer_unref(ep_buffer *buffer)
     size_t charge = buffer->charged_bytes;
     bool kept;
     while (pool->parent != NULL) {
-        ep_buffer_pool *parent = pool->parent; /* this buffer holds it, by the root's count of holders */
+        /* this buffer holds it, by the root's count of holders */
+        ep_buffer_pool *parent = pool->parent;
         discharge_one(pool, charge);
         pool_unhold(pool);
         pool = parent;

@@ -2,18 +2,22 @@
 /*
  * Pooled, reference-counted, 64-byte aligned buffers: what frames are received into and sent from.
  *
- * A pool keeps freed buffers per size class (powers of two from 4 KiB to 64 KiB, then four classes from one power to the
- * next) up to keep_bytes, so that a steady state allocates nothing; a kept buffer of the next two larger classes does too, so
- * a large one is less than twice what was asked for. limit_bytes bounds what is lent out at once; beyond it ep_buffer_acquire
- * fails and the caller pushes back.
+ * A pool keeps freed buffers per size class (powers of two from 4 KiB to 64 KiB, then four classes
+ * from one power to the next) up to keep_bytes, so that a steady state allocates nothing; a kept
+ * buffer of the next two larger classes does too, so a large one is less than twice what was asked
+ * for. limit_bytes bounds what is lent out at once; beyond it ep_buffer_acquire fails and the
+ * caller pushes back.
  *
- * A buffer that bytes are still to arrive in may be taken for less than its size (ep_buffer_acquire_arriving): only what is
- * charged counts against the limits, and only so much of it may be written. So what a peer announces takes nothing from others,
- * only what it has sent does.
+ * A buffer that bytes are still to arrive in may be taken for less than its size
+ * (ep_buffer_acquire_arriving): only what is charged counts against the limits, and only so much of
+ * it may be written. So what a peer announces takes nothing from others, only what it has sent
+ * does.
  *
- * A child pool is a share of another pool: what its buffers take counts against its own limit and the parent's, memory is kept by
- * the parent. It keeps one kind of user from taking all that others need.
- * Buffers hold their pool: ep_buffer_pool_destroy may be called while some are lent; the last release frees the pool.
+ * A child pool is a share of another pool: what its buffers take counts against its own limit and
+ * the parent's, memory is kept by the parent. It keeps one kind of user from taking all that others
+ * need.
+ * Buffers hold their pool: ep_buffer_pool_destroy may be called while some are lent; the last
+ * release frees the pool.
  *
  * Threads  all calls, any thread.
  */
@@ -59,15 +63,18 @@ void ep_buffer_pool_destroy(ep_buffer_pool *pool);
 /* What may be lent at once; 0: unlimited. */
 size_t ep_buffer_pool_limit(const ep_buffer_pool *pool);
 
-/* A buffer with one reference; contents undefined. Errors: RESOURCE_EXHAUSTED (limit), NO_MEMORY. */
+/* A buffer with one reference; contents undefined. Errors: RESOURCE_EXHAUSTED (limit),
+ * NO_MEMORY. */
 ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buffer);
 /*
- * The same for bytes that arrive bit by bit: have_bytes of them are there already. It is charged EP_BUFFER_ARRIVING_STEPS times
- * those, EP_BUFFER_ARRIVING_BYTES at least, and may be written up to there.
+ * The same for bytes that arrive bit by bit: have_bytes of them are there already. It is charged
+ * EP_BUFFER_ARRIVING_STEPS times those, EP_BUFFER_ARRIVING_BYTES at least, and may be written up to
+ * there.
  */
 ep_err ep_buffer_acquire_arriving(ep_buffer_pool *pool, size_t bytes, size_t have_bytes, ep_buffer **out_buffer);
-/* Charges it as if acquired with have_bytes now: more as they arrive, less when fewer are there than were expected. Only its one
- * holder calls it. Errors: RESOURCE_EXHAUSTED (the charge is as it was). */
+/* Charges it as if acquired with have_bytes now: more as they arrive, less when fewer are there
+ * than were expected. Only its one holder calls it. Errors: RESOURCE_EXHAUSTED (the charge is as it
+ * was). */
 ep_err ep_buffer_recharge(ep_buffer *buffer, size_t have_bytes);
 #define EP_BUFFER_ARRIVING_BYTES ((size_t)64 << 10)
 #define EP_BUFFER_ARRIVING_STEPS 4u

@@ -19,8 +19,8 @@ static const char *const level_names[LEVELS] = {"portable", "neon", "neon_dot", 
 
 #if defined(__x86_64__)
 
-/* __builtin_cpu_supports also asks whether the system saves the wide registers; F16C lies in registers AVX2
- * covers. */
+/* __builtin_cpu_supports also asks whether the system saves the wide registers; F16C lies in
+ * registers AVX2 covers. */
 static ep_cpu_features of_cpu(void)
 {
     unsigned eax = 0;
@@ -35,7 +35,8 @@ static ep_cpu_features of_cpu(void)
     bool wide = features.avx512f && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                 __builtin_cpu_supports("avx512vl");
     features.avx512vnni = wide && __builtin_cpu_supports("avx512vnni");
-    features.avx512bf16 = features.avx512vnni && __builtin_cpu_supports("avx512bf16"); /* every CPU with it has both */
+    /* every CPU with it has both */
+    features.avx512bf16 = features.avx512vnni && __builtin_cpu_supports("avx512bf16");
     return features;
 }
 #elif defined(__aarch64__)

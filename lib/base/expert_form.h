@@ -1,22 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The words about an expert that every layer shares: in which form its weights are kept, and what it computes
- * between its matrices.
+ * The words about an expert that every layer shares: in which form its weights are kept, and what
+ * it computes between its matrices.
  *
- * Weight formats. A matrix is [rows,columns], y = x * W^T; a row of values is contiguous and starts at its own byte:
+ * Weight formats. A matrix is [rows,columns], y = x * W^T; a row of values is contiguous and starts
+ * at its own byte:
  *   bf16 f16 f32      values only
- *   w8a8              int8; scales f32 [rows]. The rows of x and of the inner product are rounded to int8 too
- *   all others        codes; G columns of a row are a group, the last may be short, and share a scale and perhaps an offset:
- *                     weight = code * scale - offset
- * Codes         e4m3 a byte; e2m1 two to a byte; int4 two to a byte, 8 more than they mean; uint4 two to a byte; int8 a byte. Of two the
- *               even column is in the low half. Rows of int4 and uint4 are padded to whole words of 4 bytes
- * Scales        f32, bf16, f16 or e8m0 [rows,groups]; f8_block f32 [ceil(rows/128),groups]; f8_channel f32 [rows].
- *               Of two levels: part [rows,groups] (uint8, int8 or e4m3), and f32 [rows,ceil(columns/256)] that it is multiplied by
- * Offsets       zero: int8 z [rows,groups], offset = scale * z. minimum: uint8 [rows,groups], and f32 [rows,ceil(columns/256)] that it is
- *               multiplied by
- * A matrix's scales are one block of memory: scales or parts; z or minima; what parts are multiplied by; what minima are multiplied by.
- * Products of these are rounded once to f32; all but those of f32 scales with more than 16 bits, and of e4m3 parts, are exact.
- * Codes of e4m3 that mean NaN and e8m0 255 do not occur: the reader refuses them.
+ *   w8a8              int8; scales f32 [rows]. The rows of x and of the inner product are rounded
+ *                     to int8 too
+ *   all others        codes; G columns of a row are a group, the last may be short, and share a
+ *                     scale and perhaps an offset: weight = code * scale - offset
+ * Codes         e4m3 a byte; e2m1 two to a byte; int4 two to a byte, 8 more than they mean; uint4
+ *               two to a byte; int8 a byte. Of two the even column is in the low half. Rows of int4
+ *               and uint4 are padded to whole words of 4 bytes
+ * Scales        f32, bf16, f16 or e8m0 [rows,groups]; f8_block f32 [ceil(rows/128),groups];
+ *               f8_channel f32 [rows].
+ *               Of two levels: part [rows,groups] (uint8, int8 or e4m3), and f32
+ *               [rows,ceil(columns/256)] that it is multiplied by
+ * Offsets       zero: int8 z [rows,groups], offset = scale * z. minimum: uint8 [rows,groups], and
+ *               f32 [rows,ceil(columns/256)] that it is multiplied by
+ * A matrix's scales are one block of memory: scales or parts; z or minima; what parts are
+ * multiplied by; what minima are multiplied by. Products of these are rounded once to f32; all but
+ * those of f32 scales with more than 16 bits, and of e4m3 parts, are exact. Codes of e4m3 that mean
+ * NaN and e8m0 255 do not occur: the reader refuses them.
  */
 #ifndef EP_BASE_EXPERT_FORM_H
 #define EP_BASE_EXPERT_FORM_H
@@ -27,7 +33,8 @@
 
 #include "expertd/tensor.h"
 
-/* name, number, text in numerics ids and messages; codes, columns of a group, scales, offsets: see above */
+/* name, number, text in numerics ids and messages; codes, columns of a group, scales, offsets: see
+ * above */
 #define EP_WEIGHTS_MAP(X)                                                                                    \
     X(NONE, 0, "none", NONE, 0, NONE, NONE)                                                                  \
     X(BF16, 1, "bf16", NONE, 0, NONE, NONE)                                                                  \
@@ -74,7 +81,8 @@ typedef enum ep_weight_scales {
 typedef enum ep_weight_offsets { EP_OFFSETS_NONE, EP_OFFSETS_ZERO, EP_OFFSETS_MINIMUM } ep_weight_offsets;
 
 #define EP_F8_BLOCK 128      /* rows and columns of f8_block that share a scale */
-#define EP_MX_GROUP 32       /* columns of MX formats that share a scale, and of rows that family w4a8 rounds together */
+/* columns of MX formats that share a scale, and of rows that family w4a8 rounds together */
+#define EP_MX_GROUP 32
 #define EP_SCALE_BLOCK 256   /* columns of scales of two levels */
 /* w8a8: 127 * 128 * columns stays below 2^31. */
 #define EP_W8A8_COLUMNS_MAX 131072
@@ -200,7 +208,8 @@ static inline size_t ep_weight_matrix_bytes(ep_weight_format format, uint32_t ro
 }
 
 /*
- * What an expert computes from g (gate row) and u (up row), biases added: names and numbers are on the wire.
+ * What an expert computes from g (gate row) and u (up row), biases added: names and numbers are on
+ * the wire.
  *   silu             silu(g) * u
  *   gelu, gelu_tanh  gelu(g) * u by erf, by tanh
  *   swiglu_oai       g' sigmoid(alpha g') (u' + beta), g' = min(g, limit), u' = clamp(u, +-limit)
@@ -246,7 +255,8 @@ typedef struct ep_activation_numbers {
     float limit;
 } ep_activation_numbers;
 
-/* One expert as it stands in memory: matrices in the layout above, any alignment of all pointers. Borrowed. */
+/* One expert as it stands in memory: matrices in the layout above, any alignment of all pointers.
+ * Borrowed. */
 typedef struct ep_expert_source {
     uint32_t hidden; /* H >= 1 */
     uint32_t inner;  /* I >= 1 */

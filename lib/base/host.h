@@ -7,12 +7,14 @@
 #define EP_HOST_BYTES 64 /* a host's name with its end; "" not known */
 
 /*
- * The kernel's boot id: equal for every process (and container) under one kernel, different on every other
- * machine and after a restart. A unit with ProcSubset=pid cannot read it: the service manager says it in
- * EXPERTD_BOOT_ID (systemd's %b). "" when neither is there; such a host has nothing in common with any other.
+ * The kernel's boot id: equal for every process (and container) under one kernel, different on
+ * every other machine and after a restart. A unit with ProcSubset=pid cannot read it: the service
+ * manager says it in EXPERTD_BOOT_ID (systemd's %b). "" when neither is there; such a host has
+ * nothing in common with any other.
  */
 void ep_host_boot_id(char out_name[EP_HOST_BYTES]);
-/* What it makes of the kernel's line ("" unreadable) and of the manager's 32 hexadecimal digits ("" none). Pure. */
+/* What it makes of the kernel's line ("" unreadable) and of the manager's 32 hexadecimal digits (""
+ * none). Pure. */
 void ep_host_choose_id(const char *kernels, const char *managers, char out_name[EP_HOST_BYTES]);
 
 #endif

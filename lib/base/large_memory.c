@@ -24,7 +24,8 @@ static void *map_aligned(size_t bytes)
     if (map + span > end) {
         (void)munmap(end, (size_t)(map + span - end));
     }
-    (void)madvise(begin, bytes, MADV_HUGEPAGE); /* advice only: kernels without huge pages refuse it */
+    /* advice only: kernels without huge pages refuse it */
+    (void)madvise(begin, bytes, MADV_HUGEPAGE);
     return begin;
 }
 
@@ -47,7 +48,8 @@ void ep_large_free(void *memory, size_t bytes)
     }
     if (bytes < EP_LARGE_BYTES) {
         free(memory);
-    } else if (munmap(memory, ep_align_up(bytes, PAGE_BYTES)) != 0) { /* the system may have no room for one mapping more, in the middle */
+    } else if (munmap(memory, ep_align_up(bytes, PAGE_BYTES)) != 0) {
+        /* the system may have no room for one mapping more, in the middle */
         (void)madvise(memory, ep_align_up(bytes, PAGE_BYTES), MADV_DONTNEED);
     }
 }

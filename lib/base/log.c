@@ -12,7 +12,8 @@
 #include "base/check.h"
 #include "base/printable.h"
 
-#define FIELD_BYTES_MIN 32                            /* signs around key and value, a number or the start of a text */
+/* signs around key and value, a number or the start of a text */
+#define FIELD_BYTES_MIN 32
 #define END_BYTES sizeof(",\"truncated\":true}\n") /* with its 0 */
 
 static _Atomic int log_level = EP_LOG_OFF;
@@ -72,7 +73,8 @@ static bool may_be_bare(const char *text)
     return c != text && *c == 0;
 }
 
-/* With a backslash for each byte it takes half of the room: fields behind it are to have some too. */
+/* With a backslash for each byte it takes half of the room: fields behind it are to have some
+ * too. */
 static void put_text(log_line *line, const char *text)
 {
     char plain[EP_LOG_LINE_BYTES / 4];

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scalar number formats and functions that fix results bit for bit: bf16, f16, fp8 e4m3, and our own exp.
- * Vector kernels repeat these operations in the same order and so give the same bits.
- * All conversions round to nearest even; a NaN stays a quiet NaN with its upper payload bits and never becomes Inf.
+ * Scalar number formats and functions that fix results bit for bit: bf16, f16, fp8 e4m3, and our
+ * own exp. Vector kernels repeat these operations in the same order and so give the same bits.
+ * All conversions round to nearest even; a NaN stays a quiet NaN with its upper payload bits and
+ * never becomes Inf.
  */
 #ifndef EP_BASE_NUMERIC_H
 #define EP_BASE_NUMERIC_H
@@ -75,9 +76,9 @@ static inline uint16_t ep_f32_to_f16(float x)
 }
 
 /*
- * fp8 e4m3 in the form without infinities: bias 7, subnormals in steps of 2^-9, greatest value 448, one NaN per
- * sign (0x7f, 0xff). Narrowing rounds to nearest even and saturates: infinities and all above 448 become 448.
- * No branches, so that loops become vector code.
+ * fp8 e4m3 in the form without infinities: bias 7, subnormals in steps of 2^-9, greatest value 448,
+ * one NaN per sign (0x7f, 0xff). Narrowing rounds to nearest even and saturates: infinities and all
+ * above 448 become 448. No branches, so that loops become vector code.
  */
 #define EP_F8E4M3_MAX 448.0f
 
@@ -93,7 +94,8 @@ static inline float ep_f8e4m3_to_f32(uint8_t code)
 static inline uint8_t ep_f32_to_f8e4m3(float x)
 {
     uint32_t u = ep_f32_bits(x);
-    int32_t magnitude = (int32_t)(u & 0x7fffffffu); /* signed words: every instruction set compares them */
+    /* signed words: every instruction set compares them */
+    int32_t magnitude = (int32_t)(u & 0x7fffffffu);
     /* below 2^-6: the f32 adder rounds at 2^-9 for us */
     float shifted = ep_f32_from_bits((uint32_t)magnitude) + 0x1p14f;
     int32_t subnormal = (int32_t)(ep_f32_bits(shifted) - 0x46800000u);
@@ -106,8 +108,9 @@ static inline uint8_t ep_f32_to_f8e4m3(float x)
 }
 
 /*
- * exp in f32, family `portable`: Cody-Waite reduction and a degree-6 polynomial (the classic single-precision
- * coefficients), fused multiply-add where written, about 1 ulp. Inputs above EP_EXP_MAX give +inf, below EP_EXP_MIN give 0.
+ * exp in f32, family `portable`: Cody-Waite reduction and a degree-6 polynomial (the classic
+ * single-precision coefficients), fused multiply-add where written, about 1 ulp. Inputs above
+ * EP_EXP_MAX give +inf, below EP_EXP_MIN give 0.
  */
 #define EP_EXP_MAX 88.72283172607422f
 #define EP_EXP_MIN (-103.97207641601562f)
@@ -143,7 +146,8 @@ static inline float ep_expf(float x)
     p = fmaf(p, r, EP_EXP_C5);
     float y = fmaf(p, r * r, r) + 1.0f;
     int32_t whole = (int32_t)n;
-    int32_t half = whole >> 1; /* two exact powers of two: only the last product may round, for denormals */
+    /* two exact powers of two: only the last product may round, for denormals */
+    int32_t half = whole >> 1;
     float first = ep_f32_from_bits((uint32_t)(half + 127) << 23);
     float second = ep_f32_from_bits((uint32_t)(whole - half + 127) << 23);
     return (y * first) * second;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How often rows are copied on the token path, in bytes since the process began, per stage. A token row is copied three times
- * and no more (packed by the caller, widened into the kernel's panel, written as a result); tests compare these sums with what ids
- * and shapes demand. Counted once per frame or task, so that it costs nothing worth switching off.
+ * How often rows are copied on the token path, in bytes since the process began, per stage. A token
+ * row is copied three times and no more (packed by the caller, widened into the kernel's panel,
+ * written as a result); tests compare these sums with what ids and shapes demand. Counted once per
+ * frame or task, so that it costs nothing worth switching off.
  *
  * Threads  any.
  */

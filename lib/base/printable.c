@@ -5,8 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of the character at text and its number; 0: they are no UTF-8 (RFC 3629: shortest form, no surrogates, up to
- * U+10FFFF). */
+/* Bytes of the character at text and its number; 0: they are no UTF-8 (RFC 3629: shortest form, no
+ * surrogates, up to U+10FFFF). */
 static size_t read_character(const char *text, uint32_t *out_code)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};

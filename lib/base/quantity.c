@@ -10,7 +10,8 @@
 typedef unsigned __int128 wide;
 typedef enum kind { KIND_NUMBER, KIND_SIZE, KIND_TIME } kind;
 
-/* worth: in bytes and microseconds. Ascending in each kind; the first of a name is the one that is written. */
+/* worth: in bytes and microseconds. Ascending in each kind; the first of a name is the one that is
+ * written. */
 static const struct {
     const char *name;
     kind kind;
@@ -109,7 +110,8 @@ const char *ep_quantity_parse(const char *text, ep_unit plain, ep_unit unit, uin
     while (decimals > 0 && fraction[decimals - 1] == '0') {
         decimals--;
     }
-    /* 19 decimals of 64 bits times the largest worth, and their power of ten times the largest unit, fit 128 bits. */
+    /* 19 decimals of 64 bits times the largest worth, and their power of ten times the largest
+     * unit, fit 128 bits. */
     if (decimals > 19 || !append_digits(fraction, decimals, &digits)) {
         return units[unit].inexact;
     }

@@ -25,7 +25,8 @@ ep_screen ep_screen_of(int fd)
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static locale_t unicode; /* whatever the program's locale is. 0: there is none; each character counts as one column */
+/* whatever the program's locale is. 0: there is none; each character counts as one column */
+static locale_t unicode;
 
 static void open_locale(void)
 {
@@ -86,7 +87,8 @@ size_t ep_text_fit(const char *text, size_t columns)
 char *ep_text_cut(const char *text, size_t columns, char *out, size_t out_bytes)
 {
     size_t whole = ep_text_columns(text);
-    size_t mark = columns > 2 * strlen(MARK) ? strlen(MARK) : 0; /* of less a mark would leave nothing */
+    /* of less a mark would leave nothing */
+    size_t mark = columns > 2 * strlen(MARK) ? strlen(MARK) : 0;
     if (whole <= columns) {
         snprintf(out, out_bytes, "%s", text);
         return out;

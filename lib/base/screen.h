@@ -19,13 +19,13 @@ typedef struct ep_screen {
 
 ep_screen ep_screen_of(int fd);
 
-/* Columns of text: a wide character takes two, a combining one none. text has nothing that is not printable
- * (printable.h). */
+/* Columns of text: a wide character takes two, a combining one none. text has nothing that is not
+ * printable (printable.h). */
 size_t ep_text_columns(const char *text);
 /* Bytes at the begin of text that take so many columns at most, whole characters. */
 size_t ep_text_fit(const char *text, size_t columns);
-/* Copies text; a wider one than columns loses its middle: "node-..rd-7". What does not fit into out is left out.
- * Returns out. */
+/* Copies text; a wider one than columns loses its middle: "node-..rd-7". What does not fit into out
+ * is left out. Returns out. */
 char *ep_text_cut(const char *text, size_t columns, char *out, size_t out_bytes);
 
 #endif

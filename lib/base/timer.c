@@ -184,8 +184,8 @@ ep_err ep_timer_arm(ep_timer_service *s, ep_timer *timer, uint64_t due_ns)
     timer->due_ns = due_ns;
     place(s, timer, ++s->count);
     sift_up(s, s->count);
-    /* A time that was cancelled still wakes the thread: timers that are armed and cancelled again and again, one for
-     * each call, then cost a wake-up now and then and not one each. */
+    /* A time that was cancelled still wakes the thread: timers that are armed and cancelled again
+     * and again, one for each call, then cost a wake-up now and then and not one each. */
     if (due_ns < s->wakes_ns) {
         s->wakes_ns = due_ns;
         pthread_cond_signal(&s->wake);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * assist_info_for_combine: i32 [ints]. Triples (source rank, token, slot) of the n rows received come first, as the vendor's kernel
- * writes them; the last 16 ints say which dispatch wrote it and for what, so that a combine can tell its own from another's.
+ * assist_info_for_combine: i32 [ints]. Triples (source rank, token, slot) of the n rows received
+ * come first, as the vendor's kernel writes them; the last 16 ints say which dispatch wrote it and
+ * for what, so that a combine can tell its own from another's.
  *
  * Threads    pure.
  */
@@ -28,8 +29,9 @@ uint32_t ep_group_counts_digest(const int32_t *counts, size_t count);
 /* ints >= 3*rows + EP_GROUP_ASSIST_TAIL_INTS; the triples are there already. */
 void ep_group_assist_seal(const ep_group_assist *assist, int32_t *info, size_t ints);
 /*
- * Reads and checks against what the combine brings: expected.membership, ids_digest, counts_digest. Errors: FAILED_PRECONDITION saying what
- * does not belong together; INVALID_ARGUMENT (not written by a dispatch, or altered since).
+ * Reads and checks against what the combine brings: expected.membership, ids_digest, counts_digest.
+ * Errors: FAILED_PRECONDITION saying what does not belong together; INVALID_ARGUMENT (not written
+ * by a dispatch, or altered since).
  */
 ep_err ep_group_assist_open(const int32_t *info, size_t ints, const ep_group_assist *expected, ep_group_assist *out_assist,
                             ep_error *out_error);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One operator call of the group API as plain numbers: what the ranges are checked on, what ranks compare, what rows are laid out by.
- * Letters as in expertd/group.h.
+ * One operator call of the group API as plain numbers: what the ranges are checked on, what ranks
+ * compare, what rows are laid out by. Letters as in expertd/group.h.
  *
  * Threads    pure values.
  */
@@ -18,7 +18,8 @@ typedef enum ep_group_operator {
 } ep_group_operator;
 
 typedef enum ep_group_comm { EP_GROUP_FULLMESH = 1, EP_GROUP_FULLMESH_V2 = 2, EP_GROUP_HIERARCHY = 3 } ep_group_comm;
-/* fullmesh_v1 is another name of fullmesh, and "" leaves the choice to us: one value in `comm`. The profiles tell them apart. */
+/* fullmesh_v1 is another name of fullmesh, and "" leaves the choice to us: one value in `comm`. The
+ * profiles tell them apart. */
 typedef enum ep_group_comm_name {
     EP_GROUP_NAMED_NOTHING = 0,
     EP_GROUP_NAMED_FULLMESH = 1,
@@ -28,7 +29,8 @@ typedef enum ep_group_comm_name {
 } ep_group_comm_name;
 typedef enum ep_group_mask_kind { EP_GROUP_MASK_NONE = 0, EP_GROUP_MASK_TOKENS = 1, EP_GROUP_MASK_SLOTS = 2 } ep_group_mask_kind;
 
-/* All 64 bits wide, so that one table describes them (group_call.c). Fields above the line must be equal on all ranks. */
+/* All 64 bits wide, so that one table describes them (group_call.c). Fields above the line must be
+ * equal on all ranks. */
 typedef struct ep_group_call {
     int64_t operator;             /* ep_group_operator */
     int64_t profile;
@@ -94,14 +96,18 @@ void ep_group_record_encode(const ep_group_call *call, uint8_t out[EP_GROUP_RECO
 ep_err ep_group_record_decode(const uint8_t record[EP_GROUP_RECORD_BYTES], ep_group_call *out_call, ep_error *out_error);
 
 /*
- * Compares what all ranks told; ranks[i] is the group's number of calls[i], own is the index of this rank.
- * Errors: INVALID_ARGUMENT naming the first parameter that differs, its values and the ranks of each.
+ * Compares what all ranks told; ranks[i] is the group's number of calls[i], own is the index of
+ * this rank.
+ * Errors: INVALID_ARGUMENT naming the first parameter that differs, its values and the ranks of
+ * each.
  */
 ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks, uint32_t count, ep_error *out_error);
-/* What a plan was prepared for against what the call brings. Errors: FAILED_PRECONDITION naming the parameter and both values. */
+/* What a plan was prepared for against what the call brings. Errors: FAILED_PRECONDITION naming the
+ * parameter and both values. */
 ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_call *call, ep_error *out_error);
 
-/* Fills comm and comm_given. name NULL or "", "fullmesh", ... Errors: INVALID_ARGUMENT listing the names. */
+/* Fills comm and comm_given. name NULL or "", "fullmesh", ... Errors: INVALID_ARGUMENT listing the
+ * names. */
 ep_err ep_group_comm_parse(const char *name, ep_group_call *call, ep_error *out_error);
 /* "" as text: "(none)". */
 const char *ep_group_comm_spelled(int64_t comm_given);

@@ -5,7 +5,7 @@
  *     offset size                               offset size
  *       0     4   magic "EPG1"                    32     8   payload bytes
  *       4     1   version (2)                     40     4   CRC32C of the payload, 0 when off
- *       5     1   kind                            44     4   origin: the rank whose frame is passed on
+ *       5     1   kind                            44     4   origin: whose frame is passed on
  *       6     2   flags                           48    12   0
  *       8     8   membership                      60     4   CRC32C of bytes 0..59
  *                                                 64    ..   payload
@@ -15,16 +15,20 @@
  *
  *     kind      payload
  *     hello     struct ep_group_hello, encoded     first frame of whoever dials
- *     welcome   -                                  its answer; refused: text. By rank 0 once all are there, else at once
+ *     welcome   -                                  its answer; refused: text. By rank 0 once all
+ *                                                  are there, else at once
  *     table     rank 0: every rank's URL and host, each ended by 0
  *     rows      record, zeros to a multiple of 64, body (group_rows.h)
- *     host rows the same with the body of group_host_rows.h: for all ranks of the receiver's host, to be passed on
+ *     host rows the same with the body of group_host_rows.h: for all ranks of the receiver's host,
+ *               to be passed on
  *     failed    text: this rank's own arguments are bad; stands for its rows
  *     broken    text: this generation is given up
  *     bye       -
- *     lost      text: the origin is gone, and no more of its rows will be passed on. To ranks of the same host
+ *     lost      text: the origin is gone, and no more of its rows will be passed on. To ranks of
+ *               the same host
  *
- * Passed on  flag of rows and failed that a gateway sends for the origin, and of lost. All else is its sender's own.
+ * Passed on  flag of rows and failed that a gateway sends for the origin, and of lost. All else is
+ *            its sender's own.
  *
  * Threads    pure.
  */

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One frame for all ranks of a host (comm_alg = hierarchy): the row of each token once, and which rows make up the frame of which rank.
- * The rank that takes it in makes of it, for each rank of its host, the very frame that a fullmesh would have brought (group_rows.h).
+ * One frame for all ranks of a host (comm_alg = hierarchy): the row of each token once, and which
+ * rows make up the frame of which rank. The rank that takes it in makes of it, for each rank of its
+ * host, the very frame that a fullmesh would have brought (group_rows.h).
  *
- * Body (little endian; parts at multiples of 64 bytes; D ranks, E local experts of all of them, N slots, U rows):
+ * Body (little endian; parts at multiples of 64 bytes; D ranks, E local experts of all of them, N
+ * slots, U rows):
  *     u32 D, E, N, U, flags (1 scales, 2 weights), 0 | u64 bytes of a row, in 64 bytes
- *     {u32 rank of the group, u32 local experts, u32 slots} [D] | counts u32 [E] | row of each slot u32 [N] | slots u32 [N]
- *     weights f32 [N] if sent | tokens u32 [U] | scales f32 [U] if quantised | rows
+ *     {u32 rank of the group, u32 local experts, u32 slots} [D] | counts u32 [E] | row of each slot
+ *     u32 [N] | slots u32 [N] weights f32 [N] if sent | tokens u32 [U] | scales f32 [U] if
+ *     quantised | rows
  *
  * Threads    pure.
  */
@@ -80,8 +83,9 @@ typedef struct ep_group_host_body {
 } ep_group_host_body;
 
 /*
- * Checks lengths, sums, row numbers, and that a sender whose call is `told` can have so many rows and slots, so long: what is made of a body
- * for one rank has no more than (top_k + shared_experts) times the body's rows. Ranks, tokens and slots are for whoever knows them.
+ * Checks lengths, sums, row numbers, and that a sender whose call is `told` can have so many rows
+ * and slots, so long: what is made of a body for one rank has no more than (top_k + shared_experts)
+ * times the body's rows. Ranks, tokens and slots are for whoever knows them.
  * Errors: PROTOCOL.
  */
 ep_err ep_group_host_open(const ep_group_call *told, const uint8_t *data, size_t bytes, ep_group_host_body *out_body, ep_error *out_error);

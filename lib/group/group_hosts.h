@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm_alg = hierarchy: which members of a call share a host, and who takes another host's rows in for it. Every rank works this out from
- * the same table, so nobody has to be told.
+ * comm_alg = hierarchy: which members of a call share a host, and who takes another host's rows in
+ * for it. Every rank works this out from the same table, so nobody has to be told.
  *
  * Members    numbers 0..count-1 of a call's ranks (after elastic_info).
- * Gateways   rows of member s go to member `gateway(s, host)` of each other host. Sources of one host take different gateways of another
- *            as far as it has that many ranks, and so do hosts of one rank each.
+ * Gateways   rows of member s go to member `gateway(s, host)` of each other host. Sources of one
+ *            host take different gateways of another as far as it has that many ranks, and so do
+ *            hosts of one rank each.
  * Threads    pure.
  */
 #ifndef EP_GROUP_HOSTS_H
@@ -25,7 +26,8 @@ typedef struct ep_group_hosts {
     uint32_t list[EP_GROUP_WORLD_MAX];
 } ep_group_hosts;
 
-/* names(arg, rank) is the host of a rank of the group; "": not known, shares with nobody. out_same [ranks]: the lowest rank on the same host. */
+/* names(arg, rank) is the host of a rank of the group; "": not known, shares with nobody. out_same
+ * [ranks]: the lowest rank on the same host. */
 typedef const char *(*ep_group_host_name)(const void *arg, uint32_t rank);
 void ep_group_hosts_match(ep_group_host_name name, const void *arg, uint32_t ranks, uint32_t *out_same);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who holds which expert in a group, and how many rows a rank may receive. Ranks here are those after elastic_info.
+ * Who holds which expert in a group, and how many rows a rank may receive. Ranks here are those
+ * after elastic_info.
  *
- * Buckets    every place rows can go to, in the order of the ranks: bucket r < SR is shared rank r, bucket SR + e is MoE expert e. The
- *            buckets of a rank are adjacent.
+ * Buckets    every place rows can go to, in the order of the ranks: bucket r < SR is shared rank r,
+ *            bucket SR + e is MoE expert e. The buckets of a rank are adjacent.
  * Threads    pure.
  */
 #ifndef EP_GROUP_LAYOUT_H
@@ -26,7 +27,8 @@ static inline uint32_t ep_group_buckets(const ep_group_layout *layout)
     return layout->shared_ranks + layout->experts;
 }
 
-/* First bucket of a rank; rank == ranks gives the number of buckets. A rank's buckets are its local experts. */
+/* First bucket of a rank; rank == ranks gives the number of buckets. A rank's buckets are its local
+ * experts. */
 uint32_t ep_group_first_bucket(const ep_group_layout *layout, uint32_t rank);
 /* L of a rank: 1 on a shared rank. */
 uint32_t ep_group_local_experts(const ep_group_layout *layout, uint32_t rank);
@@ -38,8 +40,9 @@ uint32_t ep_group_shared_rank(const ep_group_layout *layout, uint32_t shared, ui
 int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_formula, size_t formula_bytes);
 
 /*
- * Reads elastic_info: i32 [4+2*world]. Members are the group's ranks in local order. Errors: INVALID_ARGUMENT naming what does not fit.
- * is_scaled_down 0: all ranks, and out_call keeps its numbers.
+ * Reads elastic_info: i32 [4+2*world]. Members are the group's ranks in local order. Errors:
+ * INVALID_ARGUMENT naming what does not fit. is_scaled_down 0: all ranks, and out_call keeps its
+ * numbers.
  */
 ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank, ep_group_call *call, uint32_t *out_members,
                              ep_error *out_error);

@@ -25,7 +25,8 @@ float ep_group_add_rms_norm(float *sum, const float *residual, const float *gamm
     for (size_t i = 0; i < hidden; i++) {
         sum[i] = sum[i] * rstd;
     }
-    ep_row_narrow(sum, hidden, dtype, out_y); /* rounded once here, as the vendor does before gamma */
+    /* rounded once here, as the vendor does before gamma */
+    ep_row_narrow(sum, hidden, dtype, out_y);
     ep_row_widen(out_y, dtype, hidden, sum);
     for (size_t i = 0; i < hidden; i++) {
         sum[i] = sum[i] * gamma[i];

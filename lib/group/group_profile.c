@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One function per family of rules; each rule names parameter, value and allowed range. Source of a2 and a3: the vendor's documentation. */
+/* One function per family of rules; each rule names parameter, value and allowed range. Source of
+ * a2 and a3: the vendor's documentation. */
 #include "group/group_profile.h"
 
 #include <inttypes.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ranges of a call's parameters: what the layout needs in any case (profile native), and the vendor operator's table for
- * profiles a2 and a3. Checks that need data (ids, masks) or other ranks are elsewhere.
+ * The ranges of a call's parameters: what the layout needs in any case (profile native), and the
+ * vendor operator's table for profiles a2 and a3. Checks that need data (ids, masks) or other ranks
+ * are elsewhere.
  *
  * Threads    pure.
  */

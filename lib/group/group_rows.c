@@ -127,7 +127,8 @@ void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape, const ep_
         }
     }
     uint32_t end = 0;
-    for (uint32_t b = 0; b <= buckets; b++) { /* ends of the buckets; filling from behind turns them into begins */
+    /* ends of the buckets; filling from behind turns them into begins */
+    for (uint32_t b = 0; b <= buckets; b++) {
         end += offsets[b];
         offsets[b] = end;
     }

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where rows go and how they lie in frames. A batch here is one rank's tokens for a dispatch or combine: K routed slots per token and,
- * with shared-expert ranks, S more. Slot number = t * slots per token + k.
+ * Where rows go and how they lie in frames. A batch here is one rank's tokens for a dispatch or
+ * combine: K routed slots per token and, with shared-expert ranks, S more. Slot number = t * slots
+ * per token + k.
  *
- * Frame bodies (after header and record; little endian; parts at multiples of 64 bytes; n rows, L local experts of the receiver):
- *     dispatch   counts u32 [L] | tokens u32 [n] | slots u32 [n] | scales f32 [n] if quantised | weights f32 [n] if sent | rows
+ * Frame bodies (after header and record; little endian; parts at multiples of 64 bytes; n rows, L
+ * local experts of the receiver):
+ *     dispatch   counts u32 [L] | tokens u32 [n] | slots u32 [n] | scales f32 [n] if quantised |
+ *                weights f32 [n] if sent | rows
  *     combine    n u64 | tokens u32 [n] | slots u32 [n] | rows
  *
  * Threads    pure.
@@ -18,8 +21,9 @@
 /* ---- checks that need data ---- */
 
 /*
- * Every id, and every mask entry; a batch that passes needs no further check. call: profile, duplicates, special experts.
- * *out_has_inactive: some token or slot is masked. Errors: INVALID_ARGUMENT naming token, slot, value, allowed range.
+ * Every id, and every mask entry; a batch that passes needs no further check. call: profile,
+ * duplicates, special experts. *out_has_inactive: some token or slot is masked. Errors:
+ * INVALID_ARGUMENT naming token, slot, value, allowed range.
  */
 ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch, const ep_layer_shape *shape, bool *out_has_inactive,
                             ep_error *out_error);
@@ -27,8 +31,9 @@ ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch, co
 /* ---- sorting ---- */
 
 /*
- * Slots that travel, by bucket, inside a bucket in ascending order of slot number. offsets [buckets+1]: bucket b is
- * order[offsets[b] .. offsets[b+1]). order has room for tokens * slots per token.
+ * Slots that travel, by bucket, inside a bucket in ascending order of slot number. offsets
+ * [buckets+1]: bucket b is order[offsets[b] .. offsets[b+1]). order has room for tokens * slots per
+ * token.
  */
 void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
                    uint32_t *offsets, uint32_t *order);
@@ -65,7 +70,8 @@ static inline float ep_group_slot_weight(const ep_batch *batch, uint32_t token, 
     return slot < batch->top_k ? ep_batch_scale(batch, token, slot) : 0.0f;
 }
 
-/* Where rows of a packer go; scales only with quantise, weights NULL: not wanted. Arrays hold one entry per row. */
+/* Where rows of a packer go; scales only with quantise, weights NULL: not wanted. Arrays hold one
+ * entry per row. */
 typedef struct ep_group_row_out {
     uint8_t *rows;
     int64_t stride_bytes;
@@ -87,7 +93,8 @@ typedef struct ep_group_combine_parts {
     size_t bytes;
 } ep_group_combine_parts;
 
-/* With comm_quant_mode 2 a row is H int8, a gap to a multiple of 4 bytes, ceil(H/8) scales of the rows' type, a gap. */
+/* With comm_quant_mode 2 a row is H int8, a gap to a multiple of 4 bytes, ceil(H/8) scales of the
+ * rows' type, a gap. */
 static inline size_t ep_group_quant_scales_offset(uint32_t hidden)
 {
     return ((size_t)hidden + 3) & ~(size_t)3;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numerics family `bf16odd`, for bf16 weights: dot products over pairs of bf16, as 64-bit Arm's BFDOT and BFMMLA
- * compute them while FPCR.EBF is 0, its value after a program's start (then they look at no other bit of FPCR
- * either). It is family `bf16dp` (bf16dp.h) but for one step of a dot product:
- *   step    both products of the pair, then their sum, then its sum with acc, each rounded to odd: cut off towards
- *           zero, and the lowest bit set when something was lost. (Both products are exact in f32.) Denormal inputs
- *           and a denormal acc become zeros of their sign, and so does each result below 2^-126 before rounding;
- *           2^128 and above is an infinity.
- * A pair is one step whichever instruction computes it, and steps follow each other in ascending order, so both give
- * equal bits.
+ * Numerics family `bf16odd`, for bf16 weights: dot products over pairs of bf16, as 64-bit Arm's
+ * BFDOT and BFMMLA compute them while FPCR.EBF is 0, its value after a program's start (then they
+ * look at no other bit of FPCR either). It is family `bf16dp` (bf16dp.h) but for one step of a dot
+ * product:
+ *   step    both products of the pair, then their sum, then its sum with acc, each rounded to odd:
+ *           cut off towards zero, and the lowest bit set when something was lost. (Both products
+ *           are exact in f32.) Denormal inputs and a denormal acc become zeros of their sign, and
+ *           so does each result below 2^-126 before rounding; 2^128 and above is an infinity.
+ * A pair is one step whichever instruction computes it, and steps follow each other in ascending
+ * order, so both give equal bits.
  *
  * The functions here are that rule in scalars.
  */

@@ -1,24 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One expert's feed-forward block on a group of token rows, numerics family `portable`:
- *     g = x * gate^T + gate_bias;  u = x * up^T + up_bias;  h = activation(g, u);  out = h * down^T + down_bias
+ *     g = x * gate^T + gate_bias;  u = x * up^T + up_bias;  h = activation(g, u);
+ *     out = h * down^T + down_bias
  * An activation without a gate has u alone.
  *
  * Rules of the family, which every form of it repeats bit for bit:
- *   inputs are widened to f32 first (i8: q * x_scale, rounded; f8e4m3: its value times its block's scale,
- * rounded); weight_on_input: x[i] * input_weight, rounded;
+ *   inputs are widened to f32 first (i8: q * x_scale, rounded; f8e4m3: its value times its block's
+ *   scale, rounded); weight_on_input: x[i] * input_weight, rounded;
  *   dot products
- *     bf16, f16, f32   one f32 chain of fused multiply-adds over the widened weights in ascending index, from +0
- *     groups           such a chain, from +0, over the codes' exact values of each group of columns (base/expert_form.h); then
- *                      total = fma(group's scale, chain, total), total from +0, groups ascending. With offsets also sum = such a
- *                      chain over the group's x with weights of 1, and total = fma(-offset, sum, total) behind each group
- *     w8a8             a row of x (of h) becomes int8: s = max |x| / 127, rounded; q = x / s, rounded, then to the
- *                      nearest integer, ties to even, within +-127; s = 0: all q are 0. The integer sum is exact; the
- *                      result is (sum to f32 * weight scale) * s, each rounded. A row that is not finite has s NaN
- *   a bias is added to the dot product, rounded; activations are those of ffn_activation.h, in f32; a shared expert's
- * own gate multiplies y by sigmoid(dot(shared_gate, x)), rounded, with x before it became int8; y is rounded once to
- * out_dtype. A NaN is written as the one positive quiet NaN without payload (7fc0, 7e00, 7fc00000): which of two NaNs
- * an adder passes on differs between compilers and processors, and bits may not.
+ *     bf16, f16, f32   one f32 chain of fused multiply-adds over the widened weights in ascending
+ *                      index, from +0
+ *     groups           such a chain, from +0, over the codes' exact values of each group of columns
+ *                      (base/expert_form.h); then total = fma(group's scale, chain, total), total
+ *                      from +0, groups ascending. With offsets also sum = such a chain over the
+ *                      group's x with weights of 1, and total = fma(-offset, sum, total) behind
+ *                      each group
+ *     w8a8             a row of x (of h) becomes int8: s = max |x| / 127, rounded; q = x / s,
+ *                      rounded, then to the nearest integer, ties to even, within +-127; s = 0: all
+ *                      q are 0. The integer sum is exact; the result is (sum to f32 * weight scale)
+ *                      * s, each rounded. A row that is not finite has s NaN
+ *   a bias is added to the dot product, rounded; activations are those of ffn_activation.h, in f32;
+ *   a shared expert's own gate multiplies y by sigmoid(dot(shared_gate, x)), rounded, with x before
+ *   it became int8; y is rounded once to out_dtype. A NaN is written as the one positive quiet NaN
+ *   without payload (7fc0, 7e00, 7fc00000): which of two NaNs an adder passes on differs between
+ *   compilers and processors, and bits may not.
  *
  * Shapes     x [rows,H], gate and up [I,H], down [H,I], shared_gate [H], out [rows,H].
  * Ownership  borrows everything for the call, writes out, keeps nothing.
@@ -56,7 +62,8 @@ static inline bool ep_ffn_family_has_pairs(ep_ffn_family family)
     return family == EP_FFN_FAMILY_BF16DP || family == EP_FFN_FAMILY_BF16ODD;
 }
 
-/* Whether weights of this format can be computed with the family; `portable` has all. An expert has one family: its formats' both. */
+/* Whether weights of this format can be computed with the family; `portable` has all. An expert has
+ * one family: its formats' both. */
 static inline bool ep_ffn_family_has(ep_ffn_family family, ep_weight_format format)
 {
     switch (family) {
@@ -98,13 +105,15 @@ static inline uint32_t ep_ffn_w4a8_groups(uint32_t columns)
     return (columns + EP_MX_GROUP - 1) / EP_MX_GROUP;
 }
 
-/* Floats of scratch that ep_ffn_reference needs: one widened row and one inner row, and scales of their groups. */
+/* Floats of scratch that ep_ffn_reference needs: one widened row and one inner row, and scales of
+ * their groups. */
 static inline size_t ep_ffn_reference_scratch_floats(uint32_t hidden, uint32_t inner)
 {
     return (size_t)hidden + inner + ep_ffn_w4a8_groups(hidden) + ep_ffn_w4a8_groups(inner);
 }
 
-/* The family in plain loops: the judge of every other form. scratch: see above, not shared with another call.
+/* The family in plain loops: the judge of every other form. scratch: see above, not shared with
+ * another call.
  */
 void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
 /* The same for any family that has source->format. */

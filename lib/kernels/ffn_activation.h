@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Activations of family `portable`: what stands between gate, up and down, one value at a time and without
- * branches. A file that runs these in a plain loop gets vector code from the compiler, and the same bits: every
- * step is one IEEE operation, contraction is off.
+ * Activations of family `portable`: what stands between gate, up and down, one value at a time and
+ * without branches. A file that runs these in a plain loop gets vector code from the compiler, and
+ * the same bits: every step is one IEEE operation, contraction is off.
  *
- * exp is base/numeric.h's. erf and tanh are ours: a polynomial near 0, beyond it 1 minus an exponential. The
- * coefficients are Chebyshev interpolants of the functions in double precision; each form errs by less than
- * 4 ulp of its value.
+ * exp is base/numeric.h's. erf and tanh are ours: a polynomial near 0, beyond it 1 minus an
+ * exponential. The coefficients are Chebyshev interpolants of the functions in double precision;
+ * each form errs by less than 4 ulp of its value.
  */
 #ifndef EP_KERNELS_FFN_ACTIVATION_H
 #define EP_KERNELS_FFN_ACTIVATION_H
@@ -154,8 +154,9 @@ static inline __attribute__((always_inline)) float ep_act_one(ep_activation kind
 }
 
 /*
- * ep_ffn_kernel.activate: one loop per kind, so that each becomes vector code where it is inlined, and goes over many
- * rows, so that the steps of one row run beside those of others. The gate is not read where there is none.
+ * ep_ffn_kernel.activate: one loop per kind, so that each becomes vector code where it is inlined,
+ * and goes over many rows, so that the steps of one row run beside those of others. The gate is not
+ * read where there is none.
  */
 static inline __attribute__((always_inline)) void ep_act_rows(ep_activation activation, const ep_activation_numbers *numbers,
                                                               const float *restrict c, uint32_t rows, float *restrict h,

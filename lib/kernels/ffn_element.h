@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One element in, one element out: widening to f32 and the one rounding at the end, shared by all forms of
- * the family. */
+/* One element in, one element out: widening to f32 and the one rounding at the end, shared by all
+ * forms of the family. */
 #ifndef EP_KERNELS_FFN_ELEMENT_H
 #define EP_KERNELS_FFN_ELEMENT_H
 
@@ -158,7 +158,8 @@ static inline float ep_ffn_weight_offset(ep_weight_format format, const void *sc
     return ep_ffn_join_offset(kind, scale, at[row * groups + group], factor);
 }
 
-/* The scale of a row of x under w8a8. magnitude: the bits of the greatest |x|, which order as the values do. */
+/* The scale of a row of x under w8a8. magnitude: the bits of the greatest |x|, which order as the
+ * values do. */
 static inline float ep_ffn_int8_scale(uint32_t magnitude)
 {
     return magnitude >= 0x7f800000u ? NAN : ep_f32_from_bits(magnitude) / 127.0f;
@@ -172,7 +173,8 @@ static inline int8_t ep_ffn_int8_round(float x, float scale)
     return (int8_t)q;
 }
 
-/* As ep_f32_to_bf16 but for NaN, in a form compilers turn into vector code: every output passes through here.
+/* As ep_f32_to_bf16 but for NaN, in a form compilers turn into vector code: every output passes
+ * through here.
  */
 static inline uint16_t ep_ffn_round_bf16(float y)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two loops of w8a8 in plain C, for kernels without better ones. Inline, so that each kernel's file compiles them
- * with its own instruction set flags. */
+/* The two loops of w8a8 in plain C, for kernels without better ones. Inline, so that each kernel's
+ * file compiles them with its own instruction set flags. */
 #ifndef EP_KERNELS_FFN_INT8_H
 #define EP_KERNELS_FFN_INT8_H
 
@@ -58,7 +58,8 @@ static inline void ep_ffn_int8_rows(const ep_ffn_batch *batch, uint32_t first_ro
     }
 }
 
-/* ep_ffn_kernel.int8_panel over the sums of one chunk: sums [rows][EP_FFN_PANEL], 64-byte aligned, is only written. */
+/* ep_ffn_kernel.int8_panel over the sums of one chunk: sums [rows][EP_FFN_PANEL], 64-byte aligned,
+ * is only written. */
 static inline __attribute__((always_inline)) void
 ep_ffn_int8_panel_of(void (*chunk_sums)(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, int32_t *sums),
                      const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count, const float *row_scales,

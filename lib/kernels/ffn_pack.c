@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights of one expert from row-major matrices into panels; the layout is stated in ffn_kernel.h and
- * ffn_pass.h. */
+/* Weights of one expert from row-major matrices into panels; the layout is stated in ffn_kernel.h
+ * and ffn_pass.h. */
 #include <string.h>
 
 #include "base/check.h"
@@ -61,8 +61,8 @@ typedef struct {
     uint32_t index[EP_FFN_PANEL];      /* of the row in its matrix */
 } panel_rows;
 
-/* Outputs first_output..first_output + width - 1 of the panel are matrix rows first_row.. as far as there are
- * any. */
+/* Outputs first_output..first_output + width - 1 of the panel are matrix rows first_row.. as far as
+ * there are any. */
 static void set_rows(panel_rows *panel, const void *matrix, const void *scales, uint32_t rows_count,
                      uint32_t first_row, uint32_t first_output, uint32_t width)
 {
@@ -77,7 +77,8 @@ static void set_rows(panel_rows *panel, const void *matrix, const void *scales, 
     }
 }
 
-/* Lines are written one after the other; the 64 rows read beside each other stay in the nearest cache. */
+/* Lines are written one after the other; the 64 rows read beside each other stay in the nearest
+ * cache. */
 static void write_plain(const panel_rows *panel, uint8_t *to)
 {
     const ep_dtype dtype = ep_weight_format_dtype(panel->format);
@@ -260,7 +261,8 @@ static void write_panel(const panel_rows *panel, uint8_t *to)
     }
 }
 
-/* to[panel][first_output + j] = bias[panel * width + j]; where there is none -0, which changes no sum, not even -0. */
+/* to[panel][first_output + j] = bias[panel * width + j]; where there is none -0, which changes no
+ * sum, not even -0. */
 static void write_bias(const void *bias, ep_dtype dtype, uint32_t count, uint32_t width, uint32_t first_output,
                        float *to)
 {
@@ -359,5 +361,6 @@ void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory
         memcpy(end, source->places, sizes.places_bytes);
         end += sizes.places_bytes;
     }
-    memset(end, 0, ep_ffn_packed_bytes(source, family) - (size_t)(end - gate_up)); /* goes to disks with the rest */
+    /* goes to disks with the rest */
+    memset(end, 0, ep_ffn_packed_bytes(source, family) - (size_t)(end - gate_up));
 }

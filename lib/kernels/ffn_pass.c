@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stages of a pass: widening rows, gate and up with the activation, inner rows to int8, down with the one rounding. */
+/* The stages of a pass: widening rows, gate and up with the activation, inner rows to int8, down
+ * with the one rounding. */
 #include "kernels/ffn_pass.h"
 
 #include <string.h>
@@ -12,7 +13,8 @@
 
 #define WIDEN_BLOCK 64 /* inputs widened at a time */
 
-/* Takes memory for a part of the scratch: its place, or just its size when there is no scratch yet. */
+/* Takes memory for a part of the scratch: its place, or just its size when there is no scratch
+ * yet. */
 static void *take(uint8_t *scratch, size_t *used, size_t bytes)
 {
     void *part = scratch == NULL ? NULL : scratch + *used;
@@ -281,7 +283,8 @@ static void write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
     }
 }
 
-/* A down panel without additions by a kernel that writes rows as they are complete. False: this kernel does not. */
+/* A down panel without additions by a kernel that writes rows as they are complete. False: this
+ * kernel does not. */
 static bool write_at_once(const ep_ffn_pass *pass, uint32_t index, const uint8_t *next, uint32_t first, uint32_t count, float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One pass of up to EP_FFN_PASS_ROWS rows through one packed expert, as tasks that any threads may run in any order
- * inside a stage; a stage begins when the one before has ended:
+ * One pass of up to EP_FFN_PASS_ROWS rows through one packed expert, as tasks that any threads may
+ * run in any order inside a stage; a stage begins when the one before has ended:
  *     ep_ffn_pass_pack_chunk   chunks.count tasks     x widened, laid out for the kernel
  *     ep_ffn_pass_gate_up      gate_up_panels tasks   h = activation(gate x, up x)
  *     ep_ffn_pass_round_chunk  chunks.count tasks     h rounded to int8; where ep_ffn_pass_rounds
@@ -18,7 +18,8 @@
 #include "kernels/ffn_kernel.h"
 
 #define EP_FFN_ALIGN 64
-#define EP_FFN_PACKED_LAYOUT "panel64-5" /* names what ep_ffn_pack writes; another name whenever a byte of it moves */
+/* names what ep_ffn_pack writes; another name whenever a byte of it moves */
+#define EP_FFN_PACKED_LAYOUT "panel64-5"
 #define EP_FFN_PASS_ROWS 256 /* more rows read the weights again: by then arithmetic is the limit */
 #define EP_FFN_TILE_BYTES                                                                                    \
     ((size_t)EP_FFN_PASS_ROWS * EP_FFN_PANEL * sizeof(float)) /* scratch of one thread */
@@ -59,23 +60,28 @@ typedef struct ep_ffn_pass {
 
 /* family: one that has the format (ep_ffn_family_has). */
 
-/* Bytes of memory ep_ffn_pack fills. Depends on shape, format, family and which optional parts there are. */
+/* Bytes of memory ep_ffn_pack fills. Depends on shape, format, family and which optional parts
+ * there are. */
 size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family);
-/* Packs into memory (ep_ffn_packed_bytes, EP_FFN_ALIGN); *out_packed points into it. Keeps nothing of source.
+/* Packs into memory (ep_ffn_packed_bytes, EP_FFN_ALIGN); *out_packed points into it. Keeps nothing
+ * of source.
  */
 void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed);
 
-/* Where the parts of a packed expert lie in memory; its matrices are not looked at, nor is memory. */
+/* Where the parts of a packed expert lie in memory; its matrices are not looked at, nor is
+ * memory. */
 void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void *memory,
                          ep_ffn_packed *out_packed);
 
 /* Bytes of scratch of a pass. */
 size_t ep_ffn_pass_scratch_bytes(const ep_ffn_packed *weights, uint32_t rows);
-/* kernel: of the family the weights are packed for. scratch: EP_FFN_ALIGN, used until the last task has ended. batch->rows stays valid as long. */
+/* kernel: of the family the weights are packed for. scratch: EP_FFN_ALIGN, used until the last task
+ * has ended. batch->rows stays valid as long. */
 void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_ffn_packed *weights,
                       const ep_ffn_batch *batch, void *scratch);
 
-/* Whether these weights want the inner rows rounded: to int8, w8a8. The scale of a row needs all panels. */
+/* Whether these weights want the inner rows rounded: to int8, w8a8. The scale of a row needs all
+ * panels. */
 static inline bool ep_ffn_pass_rounds(const ep_ffn_packed *weights)
 {
     return weights->format == EP_WEIGHTS_W8A8;
@@ -85,8 +91,9 @@ void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk);
 void ep_ffn_pass_round_chunk(const ep_ffn_pass *pass, uint32_t chunk);
 /*
  * tile: EP_FFN_TILE_BYTES of the calling thread, EP_FFN_ALIGN.
- * next_panel: where the weights of the panel begin that this thread will compute next, of this pass or another:
- * they are fetched while this one is computed. NULL: not known. A hint, never read: the panel may be gone.
+ * next_panel: where the weights of the panel begin that this thread will compute next, of this pass
+ * or another: they are fetched while this one is computed. NULL: not known. A hint, never read: the
+ * panel may be gone.
  */
 void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile);
 void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile);

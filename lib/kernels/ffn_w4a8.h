@@ -1,20 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numerics family `w4a8`, for mxfp4 and int4: inputs rounded to int8 per group of 32 columns, exact integer sums. The same
- * shapes and the same calls as family `portable` (expert_ffn.h); what differs:
- *   x       is widened, scaled and weighted in f32 as in `portable`. Each group of 32 columns of a row, the last may be
- *           short, then becomes int8: s = max |x| / 127, rounded; q = x / s, rounded, then to the nearest integer, ties to
- *           even, within +-127; s = 0: all q are 0. A group with a value that is not finite has s NaN, and all q are 0.
- *   dot     codes are integers w: int4 -8..7, mxfp4 twice the value of e2m1, -12..12. Their scale S is that of the format,
- *           of mxfp4 half of it (the denormals 2^-127 and 2^-128 too; code 255: NaN). Groups ascending, total from +0:
- *           total = fma((sum of w q to f32) * s, S, total), the product rounded; the sum is exact. Denormals are kept.
- *   h       biases and the activation are computed in f32 as in `portable`, then h becomes int8 in groups of 32 as x does.
- *   shared  the shared expert's own gate is the f32 chain of `portable` over x before it became int8.
- *   y       is multiplied, rounded once to out_dtype and written as in `portable`, with the same rule for NaN.
+ * Numerics family `w4a8`, for mxfp4 and int4: inputs rounded to int8 per group of 32 columns, exact
+ * integer sums. The same shapes and the same calls as family `portable` (expert_ffn.h); what
+ * differs:
+ *   x       is widened, scaled and weighted in f32 as in `portable`. Each group of 32 columns of a
+ *           row, the last may be short, then becomes int8: s = max |x| / 127, rounded; q = x / s,
+ *           rounded, then to the nearest integer, ties to even, within +-127; s = 0: all q are 0. A
+ *           group with a value that is not finite has s NaN, and all q are 0.
+ *   dot     codes are integers w: int4 -8..7, mxfp4 twice the value of e2m1, -12..12. Their scale S
+ *           is that of the format, of mxfp4 half of it (the denormals 2^-127 and 2^-128 too; code
+ *           255: NaN). Groups ascending, total from +0: total = fma((sum of w q to f32) * s, S,
+ *           total), the product rounded; the sum is exact. Denormals are kept.
+ *   h       biases and the activation are computed in f32 as in `portable`, then h becomes int8 in
+ *           groups of 32 as x does.
+ *   shared  the shared expert's own gate is the f32 chain of `portable` over x before it became
+ *           int8.
+ *   y       is multiplied, rounded once to out_dtype and written as in `portable`, with the same
+ *           rule for NaN.
  * Weights of other formats are computed with family `bf16dp` or, where it has them not, `portable`.
  *
- * The functions here are those rules in scalars; the plain kernel and the reference are made of them. Inline, so that
- * each kernel's file compiles them with its own instruction set flags.
+ * The functions here are those rules in scalars; the plain kernel and the reference are made of
+ * them. Inline, so that each kernel's file compiles them with its own instruction set flags.
  */
 #ifndef EP_KERNELS_FFN_W4A8_H
 #define EP_KERNELS_FFN_W4A8_H
@@ -55,7 +61,8 @@ static inline float ep_ffn_w4a8_add_group(float total, int32_t sum, float input_
     return fmaf(scaled, weight_scale, total);
 }
 
-/* What one row has in the lines of a group: int8 of x, zeros behind n, their scale, -8 times their sum. n: 1..32. */
+/* What one row has in the lines of a group: int8 of x, zeros behind n, their scale, -8 times their
+ * sum. n: 1..32. */
 static inline void ep_ffn_w4a8_round(const float *x, uint32_t n, uint32_t words[EP_FFN_W4A8_LINES])
 {
     int8_t codes[EP_MX_GROUP] = {0};
@@ -98,7 +105,8 @@ static inline void ep_ffn_w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t fir
     }
 }
 
-/* ep_ffn_kernel.lay. A panel begins at a multiple of 32 inner values, so its groups are whole ones of the row. */
+/* ep_ffn_kernel.lay. A panel begins at a multiple of 32 inner values, so its groups are whole ones
+ * of the row. */
 static inline void ep_ffn_w4a8_lay(const float *h, uint32_t rows, uint32_t count, float *a)
 {
     for (uint32_t k = 0; k < count; k += EP_MX_GROUP, a += (size_t)EP_FFN_W4A8_LINES * rows) {

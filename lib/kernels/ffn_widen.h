@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stretch of one input row widened to f32. Inline, so that each kernel's file compiles it with its own
- * instruction set flags. */
+/* A stretch of one input row widened to f32. Inline, so that each kernel's file compiles it with
+ * its own instruction set flags. */
 #ifndef EP_KERNELS_FFN_WIDEN_H
 #define EP_KERNELS_FFN_WIDEN_H
 

@@ -70,7 +70,8 @@ const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family)
     return usable[i];
 }
 
-/* Whether the family's own instructions compute it: elsewhere `portable` is as fast, and the same on every CPU. */
+/* Whether the family's own instructions compute it: elsewhere `portable` is as fast, and the same
+ * on every CPU. */
 static bool is_native(const ep_ffn_kernel *kernel)
 {
 #if defined(__x86_64__)

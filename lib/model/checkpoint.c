@@ -288,7 +288,8 @@ static void drop_layers(ep_model_info *info, const bool *has_experts)
     info->moe_layers_count = kept;
 }
 
-/* Experts of a layer that are called otherwise than those of the others would be a layer without any. */
+/* Experts of a layer that are called otherwise than those of the others would be a layer without
+ * any. */
 static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_experts, ep_error *out_error)
 {
     for (size_t i = 0; i < self->entries_count; i++) {
@@ -307,7 +308,8 @@ static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_expe
     return EP_OK;
 }
 
-/* The files decide where no key of the config says which layers have experts, and contradict none that does. */
+/* The files decide where no key of the config says which layers have experts, and contradict none
+ * that does. */
 static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
 {
     ep_model_info *info = &self->config.info;
@@ -413,8 +415,8 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
 }
 
 /*
- * Experts of a latent width: the tensor that leads down to it says how wide. What leads there and back, and the
- * shared expert, stay with the caller.
+ * Experts of a latent width: the tensor that leads down to it says how wide. What leads there and
+ * back, and the shared expert, stay with the caller.
  */
 static ep_err apply_latent_width(ep_checkpoint *self, ep_error *out_error)
 {
@@ -486,7 +488,8 @@ static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
     return EP_OK;
 }
 
-/* The first expert of a layer that is whole tells the formats of all of it; one bad expert must not hide them. */
+/* The first expert of a layer that is whole tells the formats of all of it; one bad expert must not
+ * hide them. */
 static ep_layer_formats formats_of(const ep_checkpoint *self, const ep_layer_shape *shape, ep_layer_formats unknown)
 {
     ep_expert_plan plan;

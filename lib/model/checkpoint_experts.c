@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading one expert: its tensors are found and checked against the config before anything is allocated, then
- * each is read straight into its place and hashed on the way, so that the bytes hashed are the bytes kept.
+ * Reading one expert: its tensors are found and checked against the config before anything is
+ * allocated, then each is read straight into its place and hashed on the way, so that the bytes
+ * hashed are the bytes kept.
  */
 #include "model/tensor_check.h"
 #include "model/weight_order.h"
@@ -88,7 +89,8 @@ static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places, uint
     return err;
 }
 
-/* One block for count parts, each on its own cache line. Their sizes are those of tensors inside checked files. */
+/* One block for count parts, each on its own cache line. Their sizes are those of tensors inside
+ * checked files. */
 static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places, size_t *out_bytes,
                              ep_error *out_error)
 {
@@ -111,8 +113,8 @@ static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places
     return EP_OK;
 }
 
-/* A shared gate that is 1/2 for every x, since sigmoid(0) is: of shared experts that are averaged with the routed
- * ones. */
+/* A shared gate that is 1/2 for every x, since sigmoid(0) is: of shared experts that are averaged
+ * with the routed ones. */
 static const uint16_t half[EP_HIDDEN_MAX]; /* bf16 zeros */
 
 static void halve(const ep_checkpoint *self, bool is_shared, ep_expert_source *source)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Strict reading of keys of a JSON object. A reader keeps the first error, later reads do nothing and give
- * the fallback: read everything, then look at err once. Every error names file, key, value and allowed
- * values. A key may have several spellings; the first one present counts, and null counts as absent.
+ * Strict reading of keys of a JSON object. A reader keeps the first error, later reads do nothing
+ * and give the fallback: read everything, then look at err once. Every error names file, key, value
+ * and allowed values. A key may have several spellings; the first one present counts, and null
+ * counts as absent.
  */
 #ifndef EP_MODEL_CONFIG_READER_H
 #define EP_MODEL_CONFIG_READER_H

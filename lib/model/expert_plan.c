@@ -143,7 +143,8 @@ static ep_err settle_format(ep_expert_plan *plan, ep_matrix m, ep_weight_format 
     return EP_OK;
 }
 
-/* A shared expert whose gate and up are one tensor: its rows are gate's, then up's; so are those of its bias. */
+/* A shared expert whose gate and up are one tensor: its rows are gate's, then up's; so are those of
+ * its bias. */
 static bool settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
 {
     char gate[EP_TENSOR_NAME_BYTES], up[EP_TENSOR_NAME_BYTES];
@@ -177,7 +178,8 @@ static ep_weight_tensors find_tensors(const naming *n, ep_matrix m, const ep_che
     return tensors;
 }
 
-/* The group of each column. Of GPTQ it is told also where groups follow each other: then it must say so. */
+/* The group of each column. Of GPTQ it is told also where groups follow each other: then it must
+ * say so. */
 static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
@@ -283,7 +285,8 @@ static ep_err plan_separate_all(const naming *n, ep_expert_plan *plan, ep_error 
     return err;
 }
 
-/* Shape and type of one stacked tensor of plain values: [E,rows,columns], or transposed, [E,columns,rows]. */
+/* Shape and type of one stacked tensor of plain values: [E,rows,columns], or transposed,
+ * [E,columns,rows]. */
 static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows, uint64_t columns,
                                  bool may_transpose, ep_plan_matrix *matrix, ep_error *out_error)
 {
@@ -383,7 +386,8 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     return err;
 }
 
-/* Types and shapes of a tensor of all experts' values; out: the matrix's format, and how its rows stand. */
+/* Types and shapes of a tensor of all experts' values; out: the matrix's format, and how its rows
+ * stand. */
 static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_plan_matrix *matrix,
                              ep_error *out_error)
 {
@@ -434,8 +438,9 @@ static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, e
 }
 
 /*
- * gate_up and down are transposed both or neither, and with H == I or H == 2 I one of the two shapes still tells:
- * [2I,H] and [H,2I] are the same only where H == 2 I, [H,I] and [I,H] only where H == I.
+ * gate_up and down are transposed both or neither, and with H == I or H == 2 I one of the two
+ * shapes still tells: [2I,H] and [H,2I] are the same only where H == 2 I, [H,I] and [I,H] only
+ * where H == I.
  */
 static ep_err settle_transposed(const naming *n, ep_expert_plan *plan, ep_error *out_error)
 {
@@ -537,8 +542,8 @@ static bool is_read(const ep_expert_plan *plan, const ep_checkpoint_entry *entry
     return false;
 }
 
-/* The first tensor whose name begins so and that is neither read nor harmless is refused: nobody knows what it does
- * to the weights. */
+/* The first tensor whose name begins so and that is neither read nor harmless is refused: nobody
+ * knows what it does to the weights. */
 static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *plan, const char *start,
                             ep_error *out_error)
 {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where an expert's matrices stand in the files, decided by names, types and shapes, nothing read yet.
+ * Where an expert's matrices stand in the files, decided by names, types and shapes, nothing read
+ * yet.
  *
- * A matrix has values, perhaps scales, perhaps a bias. Each is a run of bytes in a tensor: the whole tensor, or
- * expert e's slab of a tensor that stacks all experts of a layer. gate and up may share the run (a fused tensor):
- * then row n of the matrix is row first + n * step of the run, or its column where the run is transposed.
+ * A matrix has values, perhaps scales, perhaps a bias. Each is a run of bytes in a tensor: the
+ * whole tensor, or expert e's slab of a tensor that stacks all experts of a layer. gate and up may
+ * share the run (a fused tensor): then row n of the matrix is row first + n * step of the run, or
+ * its column where the run is transposed.
  *
  * Threads  pure.
  */
@@ -13,7 +15,9 @@
 
 #include "model/weight_container.h"
 
-#define EP_PLAN_RUNS_MAX 19 /* of three matrices values, scales, their factor, zero points, order and bias, and the shared gate */
+/* of three matrices values, scales, their factor, zero points, order and bias, and the shared
+ * gate */
+#define EP_PLAN_RUNS_MAX 19
 
 /* Bytes of one tensor that are read and hashed. */
 typedef struct ep_plan_run {
@@ -55,8 +59,10 @@ typedef struct ep_expert_plan {
 } ep_expert_plan;
 
 /*
- * Plans expert index ([0,E) routed, [E,E+S) shared) of a layer. shared_inner: I of the shared expert.
- * Errors: NOT_FOUND (tensor named), BAD_FILE (file, tensor, dtype or shape, allowed), UNIMPLEMENTED.
+ * Plans expert index ([0,E) routed, [E,E+S) shared) of a layer. shared_inner: I of the shared
+ * expert.
+ * Errors: NOT_FOUND (tensor named), BAD_FILE (file, tensor, dtype or shape, allowed),
+ * UNIMPLEMENTED.
  */
 ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape, uint32_t shared_inner,
                            uint32_t index, ep_expert_plan *out_plan, ep_error *out_error);

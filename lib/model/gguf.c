@@ -49,7 +49,8 @@ static const tensor_type types[] = {
     [40] = {"NVFP4", 64, 36, EP_DTYPE_NONE},
 };
 
-/* What is left to read. A file that ends too early and bytes that do are told apart by the caller. */
+/* What is left to read. A file that ends too early and bytes that do are told apart by the
+ * caller. */
 typedef struct cursor {
     const char *file;
     const uint8_t *bytes;
@@ -127,8 +128,8 @@ static ep_err take_name(cursor *c, const char *what, size_t most, char *out)
     return EP_OK;
 }
 
-/* What cannot be kept stands there in words: whoever wants a number or a name refuses them, and none takes the key for
- * one that is not there. */
+/* What cannot be kept stands there in words: whoever wants a number or a name refuses them, and
+ * none takes the key for one that is not there. */
 static json_t *real_of(double value)
 {
     return isfinite(value) ? json_real(value) : json_string("(a number that is not finite)");
@@ -403,7 +404,8 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
         return err;
     }
     const json_t *stated = json_object_get(head->keys, "general.alignment");
-    const json_int_t alignment = stated == NULL ? 32 : json_integer_value(stated); /* of what is no integer 0 */
+    /* of what is no integer 0 */
+    const json_int_t alignment = stated == NULL ? 32 : json_integer_value(stated);
     if (alignment < 1 || alignment > ALIGNMENT_MAX || (alignment & (alignment - 1)) != 0) {
         return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: general.alignment is %s, allowed powers of two up to %u",
                             c->file, ep_json_describe(stated, text), ALIGNMENT_MAX);

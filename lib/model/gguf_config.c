@@ -12,7 +12,8 @@
 
 #define KEY_BYTES 192
 
-/* What writers of GGUF call a model type, and what config.json calls it. Others may compute other experts. */
+/* What writers of GGUF call a model type, and what config.json calls it. Others may compute other
+ * experts. */
 static const struct {
     const char *architecture;
     const char *type;
@@ -110,8 +111,8 @@ static bool is_zero(const json_t *value)
     return json_is_number(value) && json_number_value(value) == 0.0;
 }
 
-/* Zero stands for none; of a list for layers of attention's heads, the first counts where config.json has one
- * number. */
+/* Zero stands for none; of a list for layers of attention's heads, the first counts where
+ * config.json has one number. */
 static void put_known(walk *w, const char *name, json_t *value)
 {
     const bool is_list = json_is_array(value) && strstr(name, "heads") != NULL;
@@ -121,8 +122,8 @@ static void put_known(walk *w, const char *name, json_t *value)
     }
 }
 
-/* Keys about experts without a row keep their names, the architecture's too, which no config.json has: the config's
- * reader refuses them. */
+/* Keys about experts without a row keep their names, the architecture's too, which no config.json
+ * has: the config's reader refuses them. */
 static void put_others(walk *w)
 {
     static const char *const parts[] = {"expert", "moe", "swiglu", "rout"};
@@ -155,8 +156,8 @@ static void put_numbers(walk *w)
     put(w, "num_hidden_layers", json_integer(blocks - count_of(w, "nextn_predict_layers")));
 }
 
-/* The score as config.json calls it. A softmax of the selected logits alone is the rule of some types, and then the
- * same word. */
+/* The score as config.json calls it. A softmax of the selected logits alone is the rule of some
+ * types, and then the same word. */
 static void put_router(walk *w, const char *type, bool is_normed)
 {
     static const char *const words[] = {"", "softmax", "sigmoid", "softmax of the selected", "sqrtsoftplus"};

@@ -59,7 +59,8 @@ void ep_gguf_files_name(const ep_gguf_files *files, uint32_t index, char out_nam
     snprintf(out_name, EP_MODEL_FILE_NAME_BYTES, "%.*s-%05u-of-%05u" END, stem, files->first, index + 1, files->count);
 }
 
-/* Of how many parts a file says it is one, and which; one that says nothing, and one that was merged, of none. */
+/* Of how many parts a file says it is one, and which; one that says nothing, and one that was
+ * merged, of none. */
 ep_err ep_gguf_files_check(const ep_gguf_files *files, uint32_t index, const json_t *keys, ep_error *out_error)
 {
     const struct {

@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* jansson goes on with what it has when a text it collects cannot grow: a key or a number loses its last byte, in
- * silence. So its memory comes from here, and a parse in which some was refused has failed, whatever it says. */
+/* jansson goes on with what it has when a text it collects cannot grow: a key or a number loses its
+ * last byte, in silence. So its memory comes from here, and a parse in which some was refused has
+ * failed, whatever it says. */
 static _Thread_local bool memory_refused;
 
 static void *take_memory(size_t bytes)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * JSON from untrusted files: jansson behind limits it does not have. Before it builds anything, one pass
- * bounds the nesting and the number of values, so that a small file cannot become a large tree. Duplicate
- * keys, invalid UTF-8, lone surrogates, \u0000 and integers beyond 2^63-1 are refused.
+ * JSON from untrusted files: jansson behind limits it does not have. Before it builds anything, one
+ * pass bounds the nesting and the number of values, so that a small file cannot become a large
+ * tree. Duplicate keys, invalid UTF-8, lone surrogates, \u0000 and integers beyond 2^63-1 are
+ * refused.
  *
  * Threads  pure.
  */
@@ -20,8 +21,8 @@ typedef struct ep_json_limits {
     size_t values_max; /* objects, arrays, members and elements together, about */
 } ep_json_limits;
 
-/* Parses an object; json_decref it. what names the text in messages ("config.json"). Errors: BAD_FILE,
- * NO_MEMORY. */
+/* Parses an object; json_decref it. what names the text in messages ("config.json"). Errors:
+ * BAD_FILE, NO_MEMORY. */
 ep_err ep_json_parse(const char *what, const char *bytes, size_t count, const ep_json_limits *limits,
                      json_t **out_root, ep_error *out_error);
 

@@ -51,7 +51,8 @@ static void read_mlp_types(ep_config_reader *reader, const char *key, json_t *li
     }
 }
 
-/* Kinds of whole layers, of which one may be "moe"; other models list kinds of attention under the same key. */
+/* Kinds of whole layers, of which one may be "moe"; other models list kinds of attention under the
+ * same key. */
 static bool lists_moe(const json_t *list)
 {
     bool any = false;
@@ -271,7 +272,8 @@ void ep_layer_map_read(ep_config_reader *reader, uint32_t layers, ep_layer_map *
         keep_from(reader, "first_k_dense_replace", layers, &map);
         keep_from(reader, "num_dense_layers", layers, &map);
         keep_from(reader, "moe_layer_num_skipped", layers, &map);
-        if (!ep_config_has(reader, KEYS("encoder_sparse_step"))) { /* of a model with both, each counts its own layers */
+        /* of a model with both, each counts its own layers */
+        if (!ep_config_has(reader, KEYS("encoder_sparse_step"))) {
             keep_every(reader, "decoder_sparse_step", 1, layers, &map);
         }
         keep_every(reader, "moe_layer_interval", 1, layers, &map);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which layers are MoE layers, by every key that models have for it. A key that lists layers counts alone; without
- * one, all rules that are there must agree that a layer is one. The files have the last word (checkpoint.c): they
- * decide where no key speaks, and a key that they contradict is an error.
+ * Which layers are MoE layers, by every key that models have for it. A key that lists layers counts
+ * alone; without one, all rules that are there must agree that a layer is one. The files have the
+ * last word (checkpoint.c): they decide where no key speaks, and a key that they contradict is an
+ * error.
  *
  * Threads  pure.
  */

@@ -164,8 +164,9 @@ static void write_all(int fd, const char *text, size_t bytes)
 }
 
 /*
- * The cursor goes back to the line's begin, so that a line of the log that comes next stands there alone, at least
- * where it is the longer one. One column stays free: a full line would wrap on some terminals.
+ * The cursor goes back to the line's begin, so that a line of the log that comes next stands there
+ * alone, at least where it is the longer one. One column stays free: a full line would wrap on some
+ * terminals.
  */
 static void write_bar(ep_load_progress *progress)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Progress of loading weights: one line that redraws itself on a terminal and never is wider, else a line of the log
- * every 10 % or 30 seconds.
+ * Progress of loading weights: one line that redraws itself on a terminal and never is wider, else
+ * a line of the log every 10 % or 30 seconds.
  *
  *     loading demo [#####.....]  50 % 32/64 experts 1.5 of 3.0 GiB 512 MiB/s 3 s left
- *     event=expert-loading model=demo percent=50 experts=32 experts_total=64 bytes=1610612736 bytes_total=3221225472 ...
+ *     event=expert-loading model=demo percent=50 experts=32 experts_total=64 bytes=1610612736 ...
  *
  * Threads  ep_load_progress_add from any thread; the rest from one. The format functions are pure.
  */
@@ -50,14 +50,15 @@ typedef struct ep_load_progress {
     bool is_drawn;      /* an unfinished line is on the terminal */
 } ep_load_progress;
 
-/* A bar on fd (2 as a rule), which stays the caller's, when that is a terminal; -1: never. model is borrowed until
- * _fini. Writes nothing yet. */
+/* A bar on fd (2 as a rule), which stays the caller's, when that is a terminal; -1: never. model is
+ * borrowed until _fini. Writes nothing yet. */
 void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model, uint64_t experts_total,
                            uint64_t bytes_total);
-/* Counts what was loaded since, and writes when it is time. A write that fails is ignored: loading matters
- * more. */
+/* Counts what was loaded since, and writes when it is time. A write that fails is ignored: loading
+ * matters more. */
 void ep_load_progress_add(ep_load_progress *progress, uint64_t experts, uint64_t bytes);
-/* Writes what was reached when not all was loaded and it was not said yet, and ends an unfinished line. */
+/* Writes what was reached when not all was loaded and it was not said yet, and ends an unfinished
+ * line. */
 void ep_load_progress_fini(ep_load_progress *progress);
 
 #endif

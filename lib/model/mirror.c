@@ -24,8 +24,9 @@
 
 #define OPEN_FLAGS (O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW)
 
-/* The journal, little endian: head {magic 8, bytes of the file 8, bytes of a piece 8}, records {piece 4, digest 16}. A
- * damaged record needs no sum of its own: its piece differs from its digest. */
+/* The journal, little endian: head {magic 8, bytes of the file 8, bytes of a piece 8}, records
+ * {piece 4, digest 16}. A damaged record needs no sum of its own: its piece differs from its
+ * digest. */
 #define MAGIC "EPMIRR1\n"
 #define HEAD_BYTES 24
 #define RECORD_BYTES 20
@@ -170,8 +171,8 @@ static void take_records(ep_mirror_file *file, const uint8_t *bytes, size_t coun
     }
 }
 
-/* One that is of another file, or of none, is begun anew: then nothing is here. What follows the last whole record is
- * cut off. */
+/* One that is of another file, or of none, is begun anew: then nothing is here. What follows the
+ * last whole record is cut off. */
 static ep_err load_journal(ep_mirror_file *file, const char *name, ep_error *out_error)
 {
     struct stat st;
@@ -210,7 +211,8 @@ static ep_err verify(ep_mirror_file *file, uint32_t piece, uint8_t *buffer, ep_e
     const size_t bytes = piece_bytes(file, piece);
     uint8_t digest[DIGEST_BYTES] = {0};
     const ssize_t got = pread_all(file->fd, buffer, bytes, place_of(file, piece));
-    const bool is_unreadable = got < 0 && errno == EIO; /* once written again, the disk may have another place for it */
+    /* once written again, the disk may have another place for it */
+    const bool is_unreadable = got < 0 && errno == EIO;
     if (got < 0 && !is_unreadable) {
         return system_error("read", file->entry->name, out_error);
     }
@@ -353,7 +355,8 @@ static ep_err bring(ep_mirror_file *file, uint32_t first, uint32_t end, ep_error
 
 /* ---- files ---- */
 
-/* Fetching held. Gives a file its name once all of it is here, and compared: its journal goes then. */
+/* Fetching held. Gives a file its name once all of it is here, and compared: its journal goes
+ * then. */
 static ep_err finish(ep_mirror_file *file, ep_error *out_error)
 {
     char part[EP_MODEL_FILE_NAME_BYTES], journal[EP_MODEL_FILE_NAME_BYTES];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A directory that holds as much of a model's files as was needed so far. Reads of what is not here fetch it first, in
- * pieces.
+ * A directory that holds as much of a model's files as was needed so far. Reads of what is not here
+ * fetch it first, in pieces.
  *
  *     expertd-mirror    version, names and sizes of all files
  *     NAME.part         a file that is not whole, at its full size, with holes
@@ -10,9 +10,10 @@
  *
  * The directory is locked while it is made a mirror, and while it is open.
  *
- * A hole reads as zeros, so nothing but this module opens a .part: ep_checkpoint_open does not find it. A piece is
- * noted once it is on the disk; one that an earlier process noted is compared with its digest before its first use,
- * and fetched again when it differs. A record that was cut off ends the journal.
+ * A hole reads as zeros, so nothing but this module opens a .part: ep_checkpoint_open does not find
+ * it. A piece is noted once it is on the disk; one that an earlier process noted is compared with
+ * its digest before its first use, and fetched again when it differs. A record that was cut off
+ * ends the journal.
  *
  * Threads    any, except create, open, close.
  */
@@ -34,16 +35,19 @@ typedef struct ep_mirror_entry {
     uint64_t bytes;
 } ep_mirror_entry;
 
-/* Gives exactly bytes of a file from offset, or an error that names where it looked. One call at a time. */
+/* Gives exactly bytes of a file from offset, or an error that names where it looked. One call at a
+ * time. */
 typedef ep_err (*ep_mirror_fetch)(void *arg, const char *name, uint64_t offset, void *out, size_t bytes,
                                   ep_error *out_error);
 
-/* Makes an empty directory the mirror of a version. Errors: BAD_FILE (something is in it; a name, a size or their
- * number is not allowed), NOT_FOUND, FAILED_PRECONDITION (another process has it), IO, NO_MEMORY. */
+/* Makes an empty directory the mirror of a version. Errors: BAD_FILE (something is in it; a name, a
+ * size or their number is not allowed), NOT_FOUND, FAILED_PRECONDITION (another process has it),
+ * IO, NO_MEMORY. */
 ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_entry *entries, size_t count,
                         ep_error *out_error);
-/* piece_bytes: of one fetch at most; what was fetched in pieces of another size counts as missing. Errors: NOT_FOUND
- * (it is none yet), BAD_FILE, FAILED_PRECONDITION (another process has it open), IO, NO_MEMORY. */
+/* piece_bytes: of one fetch at most; what was fetched in pieces of another size counts as missing.
+ * Errors: NOT_FOUND (it is none yet), BAD_FILE, FAILED_PRECONDITION (another process has it open),
+ * IO, NO_MEMORY. */
 ep_err ep_mirror_open(const char *path, size_t piece_bytes, ep_mirror_fetch fetch, void *arg, ep_mirror **out_mirror,
                       ep_error *out_error);
 /* After every file of it. NULL allowed. */
@@ -57,8 +61,8 @@ const ep_mirror_entry *ep_mirror_entry_at(const ep_mirror *mirror, size_t index)
 
 /* Errors: NOT_FOUND (no such name in the list), BAD_FILE, IO, NO_MEMORY. */
 ep_err ep_mirror_open_file(ep_mirror *mirror, const char *name, ep_model_file *out_file, ep_error *out_error);
-/* Fetches what is missing of a range; what is beyond the file is not looked at. Errors: fetch's, BAD_FILE (somebody
- * else wrote to it), IO, NO_MEMORY, INTERNAL. */
+/* Fetches what is missing of a range; what is beyond the file is not looked at. Errors: fetch's,
+ * BAD_FILE (somebody else wrote to it), IO, NO_MEMORY, INTERNAL. */
 ep_err ep_mirror_file_need(ep_mirror_file *file, uint64_t offset, uint64_t bytes, ep_error *out_error);
 /* Whether a range is here. Fetches nothing. */
 bool ep_mirror_file_has(ep_mirror_file *file, uint64_t offset, uint64_t bytes);

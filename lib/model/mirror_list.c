@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Text: "expertd-mirror 1", "version V", a line "BYTES NAME" for each file, and at last "sha256 HEX" of all before. It
- * appears whole, by its name, so a directory is a mirror or is none yet.
+ * Text: "expertd-mirror 1", "version V", a line "BYTES NAME" for each file, and at last "sha256
+ * HEX" of all before. It appears whole, by its name, so a directory is a mirror or is none yet.
  */
 #include "model/mirror_list.h"
 

@@ -5,8 +5,8 @@
 
 #include "model/mirror.h"
 
-/* For as long as the directory is open: one may make it a mirror, or have it open as one. Errors: FAILED_PRECONDITION
- * (another has it), IO. */
+/* For as long as the directory is open: one may make it a mirror, or have it open as one. Errors:
+ * FAILED_PRECONDITION (another has it), IO. */
 ep_err ep_mirror_list_lock(int dir, const char *path, ep_error *out_error);
 /* Entries sorted by name. Errors: as ep_mirror_open. */
 ep_err ep_mirror_list_read(int dir, const char *path, char out_version[EP_MIRROR_VERSION_BYTES],

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A checkpoint on disk: config.json, safetensors shards and their index, opened and verified, experts found by name.
- * Nothing of a file is trusted: every length, offset, shape and name is checked before use (see safetensors.h), and
- * data is read into memory we own, so a file that is truncated or replaced later cannot kill the process.
+ * A checkpoint on disk: config.json, safetensors shards and their index, opened and verified,
+ * experts found by name. Nothing of a file is trusted: every length, offset, shape and name is
+ * checked before use (see safetensors.h), and data is read into memory we own, so a file that is
+ * truncated or replaced later cannot kill the process.
  *
  * Threads    an ep_checkpoint is immutable after open; all reads are safe from any thread.
  */
@@ -20,8 +21,8 @@
 typedef struct ep_checkpoint ep_checkpoint;
 struct ep_mirror;
 
-/* A layer's router, as far as config.json and the model's type tell; ep_checkpoint_read_gate adds what stands in
- * tensors. */
+/* A layer's router, as far as config.json and the model's type tell; ep_checkpoint_read_gate adds
+ * what stands in tensors. */
 typedef struct ep_router_info {
     char why_not[96];            /* ""; or why this build does not compute it. The experts serve a caller that routes */
     ep_gate_score select;
@@ -99,28 +100,32 @@ typedef struct ep_model_info {
     bool model_type_known;       /* false: accepted because names and keys fit, without its router */
 } ep_model_info;
 
-/* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; or a GGUF file, or a directory
- * with one model in such files (NAME-00001-of-0000N.gguf, all of them); reads and checks all headers.
- * Errors: NOT_FOUND, BAD_FILE (file, tensor or line, value, allowed range in the text), IO, NO_MEMORY,
- * UNIMPLEMENTED (an activation, a quantisation or tensor names this build has no code for). */
+/* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; or a GGUF
+ * file, or a directory with one model in such files (NAME-00001-of-0000N.gguf, all of them); reads
+ * and checks all headers.
+ * Errors: NOT_FOUND, BAD_FILE (file, tensor or line, value, allowed range in the text), IO,
+ * NO_MEMORY, UNIMPLEMENTED (an activation, a quantisation or tensor names this build has no code
+ * for). */
 ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_error *out_error);
-/* The same of a mirror (mirror.h), which must outlive it: every read fetches what is not there. Errors also: those of a
- * fetch; BAD_FILE when the files are not of the version that they were said to be. */
+/* The same of a mirror (mirror.h), which must outlive it: every read fetches what is not there.
+ * Errors also: those of a fetch; BAD_FILE when the files are not of the version that they were said
+ * to be. */
 ep_err ep_checkpoint_open_mirror(struct ep_mirror *mirror, ep_checkpoint **out_checkpoint, ep_error *out_error);
 void ep_checkpoint_close(ep_checkpoint *checkpoint);
 const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
 
-/* SHA-256 over the version and every shard's name, device, inode, size and times: equal as long as nobody touched a
- * file. Errors: IO, INTERNAL. */
+/* SHA-256 over the version and every shard's name, device, inode, size and times: equal as long as
+ * nobody touched a file. Errors: IO, INTERNAL. */
 ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint, uint8_t out_identity[EP_SHA256_BYTES],
                               ep_error *out_error);
 
-/* The files it was opened from, as they are on disk: config.json and the index, where there are any, then the shards.
+/* The files it was opened from, as they are on disk: config.json and the index, where there are
+ * any, then the shards.
  */
 size_t ep_checkpoint_files_count(const ep_checkpoint *checkpoint);
 void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const char **out_name, uint64_t *out_bytes);
-/* Exactly bytes of a file from offset, which must be inside. Fetches nothing. Errors: UNAVAILABLE (of a mirror: not
- * here yet), BAD_FILE (the file changed since open), IO. */
+/* Exactly bytes of a file from offset, which must be inside. Fetches nothing. Errors: UNAVAILABLE
+ * (of a mirror: not here yet), BAD_FILE (the file changed since open), IO. */
 ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, uint64_t offset, void *out, size_t bytes,
                                ep_error *out_error);
 
@@ -136,7 +141,8 @@ typedef struct ep_tensor_info {
 /* NOT_FOUND names the tensor. */
 ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name, ep_tensor_info *out_info,
                           ep_error *out_error);
-/* Reads the whole tensor into out (exactly info.bytes). Errors: NOT_FOUND, IO, BAD_FILE (file shorter than at open). */
+/* Reads the whole tensor into out (exactly info.bytes). Errors: NOT_FOUND, IO, BAD_FILE (file
+ * shorter than at open). */
 ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out, size_t bytes,
                           ep_error *out_error);
 
@@ -150,22 +156,24 @@ typedef struct ep_expert_data {
 } ep_expert_data;
 
 /*
- * Reads expert `index` (table index: [0,E) routed, [E,E+S) shared) of an MoE layer, checks shapes and types against the
- * config, and hashes while reading. A bad tensor is an error for this expert only.
- * Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT (layer or index out of range), UNIMPLEMENTED (a bias).
- * Except for INVALID_ARGUMENT the error's layer and expert fields are set.
+ * Reads expert `index` (table index: [0,E) routed, [E,E+S) shared) of an MoE layer, checks shapes
+ * and types against the config, and hashes while reading. A bad tensor is an error for this expert
+ * only.
+ * Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT (layer or index out of range),
+ * UNIMPLEMENTED (a bias). Except for INVALID_ARGUMENT the error's layer and expert fields are set.
  */
 ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                                  ep_expert_data *out_expert, ep_error *out_error);
 void ep_expert_data_free(ep_expert_data *expert);
 /*
- * What shape the expert's data will have, by names, types and shapes alone: pointers are NULL or not, and point
- * nowhere. Errors as of ep_checkpoint_read_expert.
+ * What shape the expert's data will have, by names, types and shapes alone: pointers are NULL or
+ * not, and point nowhere. Errors as of ep_checkpoint_read_expert.
  */
 ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                                     ep_expert_source *out_outline, ep_error *out_error);
 
-/* How many experts can be planned by names, types and shapes alone, and why the first one cannot. Reads no weights. */
+/* How many experts can be planned by names, types and shapes alone, and why the first one cannot.
+ * Reads no weights. */
 typedef struct ep_checkpoint_survey {
     uint64_t experts;            /* routed and shared, of all layers */
     uint64_t unreadable;
@@ -173,8 +181,8 @@ typedef struct ep_checkpoint_survey {
 } ep_checkpoint_survey;
 void ep_checkpoint_survey_experts(const ep_checkpoint *checkpoint, ep_checkpoint_survey *out_survey);
 
-/* Router weight [E,H] and the vector beside it [E] of an MoE layer, widened to f32; free() both. *out_bias NULL when
- * absent. */
+/* Router weight [E,H] and the vector beside it [E] of an MoE layer, widened to f32; free() both.
+ * *out_bias NULL when absent. */
 ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer, float **out_weight, float **out_bias,
                                  ep_error *out_error);
 
@@ -187,8 +195,8 @@ typedef struct ep_checkpoint_gate {
     uint32_t table_rows;
 } ep_checkpoint_gate;
 
-/* Errors: INVALID_ARGUMENT (no such MoE layer), UNIMPLEMENTED (a router this build does not compute, and why),
- * NOT_FOUND and BAD_FILE (a tensor the router needs), IO, NO_MEMORY. */
+/* Errors: INVALID_ARGUMENT (no such MoE layer), UNIMPLEMENTED (a router this build does not
+ * compute, and why), NOT_FOUND and BAD_FILE (a tensor the router needs), IO, NO_MEMORY. */
 ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer, ep_checkpoint_gate *out_gate,
                                ep_error *out_error);
 void ep_checkpoint_gate_fini(ep_checkpoint_gate *gate);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading config.json: the keys that all model types spell alike or nearly alike, with the row of the type for what
- * no key says. */
+/* Reading config.json: the keys that all model types spell alike or nearly alike, with the row of
+ * the type for what no key says. */
 #include "model/model_config.h"
 
 #include <stdio.h>
@@ -206,7 +206,8 @@ static void read_activation(ep_config_reader *reader, const ep_model_type *type,
     float shared_limits[EP_MODEL_LAYERS_MAX] = {0.0f};
     ep_activation_numbers numbers = {0.0f, 0.0f, 0.0f};
     for (size_t i = 0; type == NULL && i < EP_ARRAY_COUNT(formulas); i++) {
-        if (ep_config_has(reader, KEYS(formulas[i]))) { /* models differ in what they clamp, and when */
+        /* models differ in what they clamp, and when */
+        if (ep_config_has(reader, KEYS(formulas[i]))) {
             ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
                            "%s is a number of a formula that this build does not know for model type %s", formulas[i],
                            info->model_type);
@@ -275,7 +276,8 @@ static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_mod
     info->vocab = ep_config_u32(reader, KEYS("vocab_size"), 1, VOCAB_MAX, 0);
     info->heads = ep_config_u32(reader, KEYS("num_attention_heads"), 1, HEADS_MAX, 0);
     info->kv_heads = ep_config_u32(reader, KEYS("num_key_value_heads"), 1, HEADS_MAX, info->heads);
-    info->head_dim = ep_config_u32(reader, KEYS("head_dim"), 0, HEAD_DIM_MAX, 0); /* 0 where attention has no such width */
+    /* 0 where attention has no such width */
+    info->head_dim = ep_config_u32(reader, KEYS("head_dim"), 0, HEAD_DIM_MAX, 0);
     info->head_dim = info->head_dim == 0 && info->heads > 0 ? info->hidden / info->heads : info->head_dim;
     info->rms_norm_eps = ep_config_f32(reader, KEYS("rms_norm_eps", "layer_norm_epsilon"), 0.0, 1.0, 1e-6f);
     info->tie_embeddings = ep_config_bool(reader, KEYS("tie_word_embeddings"), false);
@@ -437,7 +439,8 @@ ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count, 
     }
 
     ep_config_reader reader = {.file = file, .prefix = "", .object = root, .error = out_error, .err = EP_OK};
-    (void)json_object_update_missing(root, json_object_get(root, "ffn_config")); /* DBRX keeps its experts' keys there */
+    /* DBRX keeps its experts' keys there */
+    (void)json_object_update_missing(root, json_object_get(root, "ffn_config"));
     enter_text_config(&reader);
     config.type = read_type(&reader, root, &config.info);
     config.shared_gate_required = (type_marks(config.type) & EP_TYPE_SHARED_GATED) != 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * config.json of a model: the shape of every MoE layer, the router, and the few numbers of the dense part.
- * The number of layers comes from here, never from the largest layer number among the tensors: checkpoints
- * carry extra layers (multi-token prediction) after the last one.
+ * config.json of a model: the shape of every MoE layer, the router, and the few numbers of the
+ * dense part. The number of layers comes from here, never from the largest layer number among the
+ * tensors: checkpoints carry extra layers (multi-token prediction) after the last one.
  *
  * Threads  pure.
  */
@@ -28,7 +28,8 @@ typedef struct ep_model_config {
     bool shared_halved;        /* shared and routed experts are averaged */
 } ep_model_config;
 
-/* Errors: BAD_FILE (key, value, allowed range), UNIMPLEMENTED (activation, quantised weights), NO_MEMORY. */
+/* Errors: BAD_FILE (key, value, allowed range), UNIMPLEMENTED (activation, quantised weights),
+ * NO_MEMORY. */
 ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count, ep_model_config *out_config,
                              ep_error *out_error);
 void ep_model_config_fini(ep_model_config *config);

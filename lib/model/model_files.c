@@ -15,7 +15,8 @@
 #include "base/check.h"
 #include "model/mirror.h"
 
-/* O_NONBLOCK: opening a pipe without a writer must not hang. It changes nothing for a regular file. */
+/* O_NONBLOCK: opening a pipe without a writer must not hang. It changes nothing for a regular
+ * file. */
 #define OPEN_FLAGS (O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
 /* One pread asks for no more: Linux reads at most 2 GiB at once. */
 #define READ_PIECE_BYTES ((size_t)1 << 30)
@@ -43,7 +44,8 @@ static ep_err system_error(ep_error *out_error, const char *verb, const char *na
     return ep_error_set(out_error, errno_to_err(number), "%s: cannot %s: %s", name, verb, ep_errno_text(number, text));
 }
 
-/* In <root>/snapshots/<revision> with <root>/blobs beside it, links may end anywhere below <root>. */
+/* In <root>/snapshots/<revision> with <root>/blobs beside it, links may end anywhere below
+ * <root>. */
 static char *find_root(const char *path)
 {
     const char *revision = strrchr(path, '/');

@@ -2,11 +2,11 @@
 /*
  * Files of a model directory, opened and read without trusting them.
  *
- * A name is a basename. A regular file is opened without following links. A symbolic link (the Hugging Face
- * cache keeps snapshots/<revision>/<name> -> ../../blobs/<hash>) is resolved once and must end inside the
- * model directory, or inside the cache root: the directory that holds both snapshots/ and blobs/.
- * Directories, pipes and devices are refused. Data is read by pread into memory we own: a file that is cut
- * later gives an error, never SIGBUS.
+ * A name is a basename. A regular file is opened without following links. A symbolic link (the
+ * Hugging Face cache keeps snapshots/<revision>/<name> -> ../../blobs/<hash>) is resolved once and
+ * must end inside the model directory, or inside the cache root: the directory that holds both
+ * snapshots/ and blobs/. Directories, pipes and devices are refused. Data is read by pread into
+ * memory we own: a file that is cut later gives an error, never SIGBUS.
  *
  * Of a mirror (mirror.h) what is not here yet is fetched before it is read.
  *
@@ -44,7 +44,8 @@ typedef struct ep_model_file {
 ep_err ep_model_dir_open(const char *path, ep_model_dir *out_dir, ep_error *out_error);
 void ep_model_dir_close(ep_model_dir *dir);
 
-/* True when name is a plain file name: 1..255 printable ASCII bytes, no '/', neither "." nor "..". */
+/* True when name is a plain file name: 1..255 printable ASCII bytes, no '/', neither "." nor
+ * "..". */
 bool ep_model_file_name_ok(const char *name);
 
 /* Errors: NOT_FOUND, BAD_FILE (not a regular file, or a link that leaves the root), IO. */
@@ -59,12 +60,13 @@ ep_err ep_model_file_check_unchanged(const ep_model_file *file, ep_error *out_er
 /* Exactly bytes from offset. Errors: BAD_FILE (the file ends before), IO. */
 ep_err ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes,
                           ep_error *out_error);
-/* Fetches what is missing of a range, all of it before the first read. Errors: as ep_mirror_file_need. */
+/* Fetches what is missing of a range, all of it before the first read. Errors: as
+ * ep_mirror_file_need. */
 ep_err ep_model_file_need(const ep_model_file *file, uint64_t offset, uint64_t bytes, ep_error *out_error);
 /* Whether a read of a range would fetch nothing. */
 bool ep_model_file_has(const ep_model_file *file, uint64_t offset, uint64_t bytes);
-/* The whole file, plus a zero byte that is not counted; free() it. Errors: BAD_FILE (larger than bytes_max),
- * IO, NO_MEMORY. */
+/* The whole file, plus a zero byte that is not counted; free() it. Errors: BAD_FILE (larger than
+ * bytes_max), IO, NO_MEMORY. */
 ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char **out_bytes,
                               size_t *out_count, ep_error *out_error);
 /* The same of a file that an operator named. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What only the model's type tells, one row for each: how its router weighs, what its shared experts are, and what
- * config.json does not say because the framework's code does. The manual's table of models is printed from these rows
- * (expertctl model types).
+ * What only the model's type tells, one row for each: how its router weighs, what its shared
+ * experts are, and what config.json does not say because the framework's code does. The manual's
+ * table of models is printed from these rows (expertctl model types).
  *
  * Threads  pure.
  */
@@ -11,7 +11,8 @@
 
 #include "expertd/gate.h"
 
-/* Whether the weights are divided by their sum. KEY_...: config.json says, and this counts when it does not. */
+/* Whether the weights are divided by their sum. KEY_...: config.json says, and this counts when it
+ * does not. */
 typedef enum ep_renorm { EP_RENORM_NEVER, EP_RENORM_ALWAYS, EP_RENORM_KEY_ON, EP_RENORM_KEY_OFF } ep_renorm;
 
 /* What the router's vector beside its matrix is. LOGIT: part of the logits, which callers bring. */

@@ -21,10 +21,11 @@ static const struct {
              {"modelopt", MODELOPT}, {"gptq", GPTQ}, {"awq", AWQ}};
 
 /*
- * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer; []: a list of them; -: the
- * key begins with "-:", which takes modules out; else what is allowed, or NULL:
- * whatever it is, no weight means another thing for it. Null is always allowed, of unknown keys too: it is as if the
- * key were not there.
+ * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer; []: a
+ * list of them; -: the key begins with "-:", which takes modules out; else what is allowed, or
+ * NULL:
+ * whatever it is, no weight means another thing for it. Null is always allowed, of unknown keys
+ * too: it is as if the key were not there.
  */
 static const struct {
     unsigned methods;
@@ -290,7 +291,8 @@ static uint32_t size_of(const json_t *value)
     return number > 0 && number <= UINT32_MAX ? (uint32_t)number : 0;
 }
 
-/* Takes a size up, each once. block: [rows,columns] or NULL; else groups of so many columns, or of whole rows. */
+/* Takes a size up, each once. block: [rows,columns] or NULL; else groups of so many columns, or of
+ * whole rows. */
 static void add_size(const walk *w, const json_t *block, const json_t *group, ep_quant_config *config)
 {
     const bool is_block = json_is_array(block);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The quantization_config of a config.json. Tensors say what their values are; this says what they cannot: how large
- * the groups and blocks are that share a scale. Every key of it is used, or is known to change no weight's meaning, or
- * is refused.
+ * The quantization_config of a config.json. Tensors say what their values are; this says what they
+ * cannot: how large the groups and blocks are that share a scale. Every key of it is used, or is
+ * known to change no weight's meaning, or is refused.
  *
  * Threads  pure.
  */
@@ -32,8 +32,8 @@ typedef struct ep_quant_config {
 } ep_quant_config;
 
 /*
- * root: of the whole file; the reader may stand one level down. False: the file has none. Errors, kept in the reader:
- * UNIMPLEMENTED (the key, its value, what is allowed).
+ * root: of the whole file; the reader may stand one level down. False: the file has none. Errors,
+ * kept in the reader: UNIMPLEMENTED (the key, its value, what is allowed).
  */
 bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config);
 

@@ -83,7 +83,8 @@ static void read_scores(ep_config_reader *reader, const ep_router_rule *rule, ep
 
 static void read_renormalise(ep_config_reader *reader, const ep_router_rule *rule, ep_router_info *router)
 {
-    const json_t *exponent = json_object_get(reader->object, "moe_normalize_expert_weights"); /* of a norm; null: none */
+    /* of a norm; null: none */
+    const json_t *exponent = json_object_get(reader->object, "moe_normalize_expert_weights");
     const bool by_key = rule->renorm == EP_RENORM_KEY_ON || rule->renorm == EP_RENORM_KEY_OFF;
     const bool otherwise = rule->renorm == EP_RENORM_KEY_ON || rule->renorm == EP_RENORM_ALWAYS;
     const bool wanted = ep_config_bool(reader, KEYS(RENORM_KEYS), otherwise);
@@ -217,8 +218,8 @@ void ep_router_config_read(ep_config_reader *reader, ep_model_config *config)
 /* All keys with such a part say something about experts or router. */
 static const char *const parts[] = {"expert", "moe", "rout", "swiglu", "scoring", "score_func"};
 
-/* Those that are read somewhere in this folder, and those that say nothing about what an expert or a router gives:
- * losses, training, precision, parallel layout, and attention's own. */
+/* Those that are read somewhere in this folder, and those that say nothing about what an expert or
+ * a router gives: losses, training, precision, parallel layout, and attention's own. */
 static const char *const known[] = {
     RENORM_KEYS, SCALING_KEYS, GROUP_KEYS, SCORING_KEYS, BIAS_KEYS, "moe_router_use_sigmoid",
     "moe_normalize_expert_weights", "moe_norm_min",

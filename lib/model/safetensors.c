@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A safetensors file: its frame is checked here, its header in safetensors_header.c; reads go straight to the
- * caller. */
+/* A safetensors file: its frame is checked here, its header in safetensors_header.c; reads go
+ * straight to the caller. */
 #include "model/safetensors.h"
 
 #include <inttypes.h>
@@ -14,7 +14,8 @@
 #include "model/gguf.h"
 
 #define LENGTH_BYTES 8
-/* Pieces of the data that go into a file's identity: two fine-tunes of one model have equal headers. */
+/* Pieces of the data that go into a file's identity: two fine-tunes of one model have equal
+ * headers. */
 #define SAMPLES 16u
 #define SAMPLE_BYTES 4096u
 #define SAMPLE_DIGEST_BYTES 16
@@ -23,11 +24,11 @@
 typedef struct seen_state {
     pthread_mutex_t lock; /* everything below; fstat too, so that an older look is not taken for a change */
     bool is_refused;
-    /* The system's own time, which nobody sets. It moves with names and rights too, so a change of it alone only has
-     * the samples looked at. */
+    /* The system's own time, which nobody sets. It moves with names and rights too, so a change of
+     * it alone only has the samples looked at. */
     struct timespec changed;
-    /* The first state in which the file was found shorter. Only that one is read from: one that changes again is
-     * being written. */
+    /* The first state in which the file was found shorter. Only that one is read from: one that
+     * changes again is being written. */
     bool is_cut;
     uint64_t bytes;
     struct timespec modified;
@@ -141,8 +142,8 @@ static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes
     return err;
 }
 
-/* The head of a GGUF file has no length of its own: it is read in ever larger pieces from the file's beginning,
- * until it is whole. */
+/* The head of a GGUF file has no length of its own: it is read in ever larger pieces from the
+ * file's beginning, until it is whole. */
 static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limits, ep_error *out_error)
 {
     const uint64_t all = self->file.bytes;
@@ -321,9 +322,10 @@ const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, con
 }
 
 /*
- * A file that is only bytes_left long is known to be as it was at open up to *out_end: the end of the last sample that
- * is left, when its head and all samples that are left are as they were. What follows may be of another file that is
- * being written. 0: none is known. An error says only that it could not be read.
+ * A file that is only bytes_left long is known to be as it was at open up to *out_end: the end of
+ * the last sample that is left, when its head and all samples that are left are as they were. What
+ * follows may be of another file that is being written. 0: none is known. An error says only that
+ * it could not be read.
  */
 static ep_err find_known_end(const ep_safetensors *self, uint64_t bytes_left, uint64_t *out_end, ep_error *out_error)
 {
@@ -357,7 +359,8 @@ static bool is_same_time(const struct timespec *a, const struct timespec *b)
     return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
 }
 
-/* Lock held. Takes a look at a file that has the size and the time of modification that it had at open. */
+/* Lock held. Takes a look at a file that has the size and the time of modification that it had at
+ * open. */
 static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const struct stat *st, ep_error *out_error)
 {
     uint64_t end;
@@ -374,9 +377,9 @@ static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const 
 }
 
 /*
- * BAD_FILE when the file is neither as at open (*out_bytes: its size) nor as when it was first found shorter
- * (*out_bytes: less). Once it was shorter, any other state refuses it for good: something writes to it. So do other
- * bytes under the time it had at open.
+ * BAD_FILE when the file is neither as at open (*out_bytes: its size) nor as when it was first
+ * found shorter (*out_bytes: less). Once it was shorter, any other state refuses it for good:
+ * something writes to it. So do other bytes under the time it had at open.
  */
 static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_error *out_error)
 {

@@ -3,15 +3,19 @@
  * One safetensors file: 8 bytes of little-endian header length, a JSON header, then the data.
  *
  * The header is believed only after all of this holds:
- *   length      file >= 8 bytes; header length <= limit and <= file; the file ends exactly where the last
- * tensor ends JSON        starts with '{', ends with '}' and then spaces only; depth, values, tensors and
- * names are bounded; no duplicate keys, no NUL or control bytes in names, valid UTF-8; __metadata__ maps
- * strings to strings entry       exactly dtype, shape, data_offsets; a known dtype; rank <= 8; plain integers
- * 0..2^63-1; shape product x bits checked for overflow; end - begin is exactly that many bytes layout sorted
- * by offset there is neither hole nor overlap, from 0 to the end Tensors may stand at any address: widen with
- * memcpy, never by casting a pointer.
+ *   length   file >= 8 bytes; header length <= limit and <= file; the file ends exactly where the
+ *            last tensor ends
+ *   JSON     starts with '{', ends with '}' and then spaces only; depth, values, tensors and names
+ *            are bounded; no duplicate keys, no NUL or control bytes in names, valid UTF-8;
+ *            __metadata__ maps strings to strings
+ *   entry    exactly dtype, shape, data_offsets; a known dtype; rank <= 8; plain integers
+ *            0..2^63-1; shape product x bits checked for overflow; end - begin is exactly that many
+ *            bytes
+ *   layout   sorted by offset there is neither hole nor overlap, from 0 to the end
+ * Tensors may stand at any address: widen with memcpy, never by casting a pointer.
  *
- * A file that begins with GGUF is one of these too: gguf.h says how its head is checked, the rest is alike.
+ * A file that begins with GGUF is one of these too: gguf.h says how its head is checked, the rest
+ * is alike.
  *
  * Threads  immutable after open; reads from any thread.
  */
@@ -73,7 +77,8 @@ const char *ep_safetensors_dtype_text(ep_dtype dtype);
 typedef struct ep_safetensors ep_safetensors;
 struct json_t;
 
-/* limits NULL: the defaults. Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT (limits). */
+/* limits NULL: the defaults. Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT
+ * (limits). */
 ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name, const ep_safetensors_limits *limits,
                            ep_safetensors **out_file, ep_error *out_error);
 /* The same for a path an operator named; links are followed. */
@@ -87,8 +92,8 @@ const struct json_t *ep_safetensors_keys(const ep_safetensors *file);
 /* Of the open file; false when the system says nothing. */
 bool ep_safetensors_stat(const ep_safetensors *file, struct stat *out_status);
 uint64_t ep_safetensors_bytes(const ep_safetensors *file);
-/* SHA-256 of the header and of pieces spread over the data: what tells one file from another without reading all of
- * it. */
+/* SHA-256 of the header and of pieces spread over the data: what tells one file from another
+ * without reading all of it. */
 const uint8_t *ep_safetensors_identity_digest(const ep_safetensors *file);
 size_t ep_safetensors_count(const ep_safetensors *file);
 /* index < count, in name order. */
@@ -100,8 +105,8 @@ static inline size_t ep_safetensors_tensor_bytes(const ep_safetensors_tensor *te
     return (size_t)(tensor->end - tensor->begin);
 }
 
-/* Exactly bytes of the tensor from offset; offset + bytes <= its size. Errors: BAD_FILE (file changed since
- * open), IO. Of a file that has only lost its end, what is left can be read. */
+/* Exactly bytes of the tensor from offset; offset + bytes <= its size. Errors: BAD_FILE (file
+ * changed since open), IO. Of a file that has only lost its end, what is left can be read. */
 ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
                            void *out, size_t bytes, ep_error *out_error);
 /* The same by the place in the file, head and all. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The safetensors header parser: every rule of safetensors.h, in the order in which it can be checked. */
+/* The safetensors header parser: every rule of safetensors.h, in the order in which it can be
+ * checked. */
 #include "model/safetensors.h"
 
 #include <inttypes.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The safetensors writer: checks first, then a temporary file that takes the name only when it is complete.
+/* The safetensors writer: checks first, then a temporary file that takes the name only when it is
+ * complete.
  */
 #include "model/safetensors_writer.h"
 
@@ -227,7 +228,8 @@ static ep_err write_error(const char *path, const char *verb, ep_error *out_erro
                         verb, strerror_r(number, text, sizeof(text)));
 }
 
-/* The new name must reach the disk too; a file system that cannot sync a directory is left at that. */
+/* The new name must reach the disk too; a file system that cannot sync a directory is left at
+ * that. */
 static void sync_directory(const char *path)
 {
     char folder[PATH_MAX];

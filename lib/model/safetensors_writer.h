@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes a safetensors file: header padded to 8 bytes, tensors sorted by element size (descending) and then
- * by name. */
+/* Writes a safetensors file: header padded to 8 bytes, tensors sorted by element size (descending)
+ * and then by name. */
 #ifndef EP_MODEL_SAFETENSORS_WRITER_H
 #define EP_MODEL_SAFETENSORS_WRITER_H
 
@@ -18,10 +18,10 @@ typedef struct ep_metadata_pair {
 } ep_metadata_pair;
 
 /*
- * Writes path in whole or not at all: a temporary file in the same directory, fsync, rename. An existing file
- * is replaced. Borrows everything for the call. metadata may be NULL. Errors: INVALID_ARGUMENT (name, dtype,
- * rank, stride, duplicate), UNIMPLEMENTED (memory kind), IO, NO_MEMORY. Threads: any, also for the same path
- * (the last one wins).
+ * Writes path in whole or not at all: a temporary file in the same directory, fsync, rename. An
+ * existing file is replaced. Borrows everything for the call. metadata may be NULL. Errors:
+ * INVALID_ARGUMENT (name, dtype, rank, stride, duplicate), UNIMPLEMENTED (memory kind), IO,
+ * NO_MEMORY. Threads: any, also for the same path (the last one wins).
  */
 ep_err ep_safetensors_write(const char *path, const ep_named_tensor *tensors, size_t tensors_count,
                             const ep_metadata_pair *metadata, size_t metadata_count, ep_error *out_error);

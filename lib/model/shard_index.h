@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * model.safetensors.index.json: which shard holds which tensor. Only file names in the model's own directory
+ * model.safetensors.index.json: which shard holds which tensor. Only file names in the model's own
+ * directory
  * are taken. Threads  immutable after parse.
  */
 #ifndef EP_MODEL_SHARD_INDEX_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Types and shapes of tensors against what is wanted of them; the errors name file, tensor, what it is and what is
- * allowed.
+ * Types and shapes of tensors against what is wanted of them; the errors name file, tensor, what it
+ * is and what is allowed.
  *
  * Threads  pure.
  */

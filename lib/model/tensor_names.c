@@ -31,7 +31,8 @@ typedef const char *const matrix_words[EP_MATRIX_COUNT];
 static matrix_words projections = {"gate_proj", "up_proj", "down_proj"};
 static matrix_words numbered = {"w1", "w3", "w2"};
 static matrix_words linear_gated = {"linear_gate", "up_proj", "down_proj"};
-static matrix_words fused_linears = {"input_linear", "input_linear", "output_linear"}; /* gate's rows, then up's */
+/* gate's rows, then up's */
+static matrix_words fused_linears = {"input_linear", "input_linear", "output_linear"};
 static matrix_words fully_connected = {NULL, "fc1", "fc2"};
 static matrix_words in_out = {NULL, "wi", "wo"};
 static matrix_words gguf_shared = {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"};
@@ -45,8 +46,9 @@ typedef struct shared_spelling {
     const char *const *words;
 } shared_spelling;
 
-/* "<block>.<index><E>.<word>.<part>", or without a block tensors of a layer, which <words> name; "<word><end>" are
- * their plain values, and their other parts stand behind a dot where an end does. */
+/* "<block>.<index><E>.<word>.<part>", or without a block tensors of a layer, which <words> name;
+ * "<word><end>" are their plain values, and their other parts stand behind a dot where an end
+ * does. */
 typedef struct expert_spelling {
     const char *block;
     const char *index;
@@ -262,7 +264,8 @@ void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_
                            const char *part, char out_name[EP_TENSOR_NAME_BYTES])
 {
     const expert_spelling *s = spelling(names);
-    const char *word = s->words[matrix] == NULL ? "(none)" : s->words[matrix]; /* two-matrix experts: no tensor is called so */
+    /* two-matrix experts: no tensor is called so */
+    const char *word = s->words[matrix] == NULL ? "(none)" : s->words[matrix];
     char tail[EP_TENSOR_NAME_BYTES];
     if (s->block != NULL) {
         snprintf(tail, sizeof(tail), "%s.%s%u.%s.%s", s->block, s->index, expert, word, part);
@@ -467,8 +470,8 @@ static bool has_expert(const ep_tensor_names *names, uint32_t layer, uint32_t ex
     return false;
 }
 
-/* One missing expert must not hide the family: every expert of the first MoE layer counts, and expert 0 of
- * the others. */
+/* One missing expert must not hide the family: every expert of the first MoE layer counts, and
+ * expert 0 of the others. */
 static bool has_any_expert(const ep_tensor_names *names, const ep_model_info *info,
                            ep_tensor_exists_func exists, void *arg)
 {

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What checkpoints call an expert's matrices, each family with a prefix before "layers." (or "blocks.", "block."):
- *   N1   mlp.experts.E.{gate_proj,up_proj,down_proj}.weight     also N5, with .weight_packed and .weight_scale;
- *        feed_forward.experts.E....; mixer.experts.E.{up_proj,down_proj}.weight of two-matrix experts
- *   N2   block_sparse_moe.experts.E.{w1,w3,w2}.weight           also N6; feed_forward.experts.E.{w1,w3,w2}.weight
+ * What checkpoints call an expert's matrices, each family with a prefix before "layers." (or
+ * "blocks.", "block."):
+ *   N1   mlp.experts.E.{gate_proj,up_proj,down_proj}.weight; feed_forward.experts.E....;
+ *        mixer.experts.E.{up_proj,down_proj}.weight of two-matrix experts. Also N5, with
+ *        .weight_packed and .weight_scale
+ *   N2   block_sparse_moe.experts.E.{w1,w3,w2}.weight; feed_forward.experts.E.{w1,w3,w2}.weight.
+ *        Also N6
  *   N2m  experts.E.{w1,w3,w2}.weight
- *   N3   mlp.experts.{gate_up_proj,down_proj}: all experts of a layer in one tensor, gate rows before up rows; also without mlp.,
- *        under block_sparse_moe., and {fc1,fc2}.weight. {w13_weight,w2_weight}: gate and up rows alternate
+ *   N3   mlp.experts.{gate_up_proj,down_proj}: all experts of a layer in one tensor, gate rows
+ *        before up rows; also without mlp., under block_sparse_moe., and {fc1,fc2}.weight.
+ *        {w13_weight,w2_weight}: gate and up rows alternate
  *   N4   ffn.experts.E.{w1,w3,w2}.{weight,scale}
  *   N7   as N3 with _blocks, _scales and _bias, and the plain form of such a model
  *   N8   feed_forward.experts.{gate_up_proj,down_proj}
@@ -15,10 +19,11 @@
  *   N11  moe.{gate_proj,up_proj,down_proj}.weight, each with all experts of a layer
  *   N13  {ffn,mlp}.experts.expert_E.{fc1,fc2} and {wi,wo}, of two matrices
  *   N14  mlp.{down_embed,up_embed}.weight: as N10 with I 1, of two matrices
- *   GGUF ffn_{gate,up,down}_exps.weight or ffn_{gate_up,down}_exps.weight, likewise, behind "blk." for "layers."
+ *   GGUF ffn_{gate,up,down}_exps.weight or ffn_{gate_up,down}_exps.weight, likewise, behind "blk."
+ *        for "layers."
  * Stacked tensors may be transposed in N3, N7 and N8; their shapes tell (expert_plan.h).
- * Shared experts and routers have several spellings within a family; they are tried in the order of the
- * tables.
+ * Shared experts and routers have several spellings within a family; they are tried in the order of
+ * the tables.
  *
  * Threads  pure.
  */
@@ -53,19 +58,21 @@ typedef struct ep_tensor_names {
 typedef bool (*ep_tensor_exists_func)(const char *name, void *arg);
 
 /*
- * Finds family and prefix by looking for experts of the model's MoE layers. alternates: of a tensor with gate and up,
- * which of a model type without a row is not known.
+ * Finds family and prefix by looking for experts of the model's MoE layers. alternates: of a tensor
+ * with gate and up, which of a model type without a row is not known.
  * Errors: UNIMPLEMENTED, naming what was looked for, or the family seen instead.
  */
 ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg, bool alternates,
                              ep_tensor_names *out_names, ep_error *out_error);
 
-bool ep_tensor_names_stacked(const ep_tensor_names *names);       /* all experts of a layer in one tensor */
+/* all experts of a layer in one tensor */
+bool ep_tensor_names_stacked(const ep_tensor_names *names);
 bool ep_tensor_names_flat(const ep_tensor_names *names);          /* and that of rank 2 */
 bool ep_tensor_names_fused(const ep_tensor_names *names);         /* gate and up in one tensor */
 bool ep_tensor_names_may_transpose(const ep_tensor_names *names);
 
-/* part: "weight", "bias", "weight_packed", "scale", ...; of stacked tensors "weight", "bias", "blocks", "scales".
+/* part: "weight", "bias", "weight_packed", "scale", ...; of stacked tensors "weight", "bias",
+ * "blocks", "scales".
  * Stacked: the tensor of the layer, whatever the expert. */
 void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert, ep_matrix matrix,
                            const char *part, char out_name[EP_TENSOR_NAME_BYTES]);

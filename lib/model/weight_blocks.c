@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Blocks of GGUF into the forms of base/expert_form.h. A block has 32 or 256 columns of a row:
- *   Q4_0   f16 d; 16 bytes: column j in the lower half, j + 16 in the upper          (code - 8) d
- *   Q5_0   f16 d; 32 bits, the fifth of each column; as Q4_0                         (code - 16) d
- *   Q8_0   f16 d; 32 int8                                                            code d
- *   MXFP4  e8m0; as Q4_0, e2m1                                                       code 2^(e - 127)
- *   Q4_K   f16 d, dmin; 12 bytes of eight 6-bit parts and eight 6-bit minima; 128 bytes: of each 64 columns 32 in lower halves, then
- *          32 in upper                                                               code part d - minimum dmin
+ *   Q4_0   f16 d; 16 bytes: column j in the lower half, j + 16 in the upper     (code - 8) d
+ *   Q5_0   f16 d; 32 bits, the fifth of each column; as Q4_0                    (code - 16) d
+ *   Q8_0   f16 d; 32 int8                                                       code d
+ *   MXFP4  e8m0; as Q4_0, e2m1                                                  code 2^(e - 127)
+ *   Q4_K   f16 d, dmin; 12 bytes of eight 6-bit parts and eight 6-bit minima;
+ *          128 bytes: of each 64 columns 32 in lower halves, then 32 in upper   code part d -
+ *                                                                               minimum dmin
  *   Q5_K   as Q4_K, with 32 bytes before the last: bit i of byte j is the fifth of column 32 i + j
- *   Q6_K   128 bytes of lower 4 bits, 64 bytes of upper 2, 16 int8 parts, f16 d      (code - 32) part d
+ *   Q6_K   128 bytes of lower 4 bits, 64 bytes of upper 2, 16 int8 parts, f16 d (code - 32) part d
  */
 #include "model/weight_unpack.h"
 

@@ -78,8 +78,8 @@ static ep_scale_layout layout_of_groups(const matrix *m, ep_weight_scales kind, 
 }
 
 /*
- * Columns of a group where a row has `groups` of them: the size that the config states and that gives so many; where
- * it states none, 32 or all. 0: none of these, or more than one.
+ * Columns of a group where a row has `groups` of them: the size that the config states and that
+ * gives so many; where it states none, 32 or all. 0: none of these, or more than one.
  */
 static uint32_t group_of(const matrix *m, uint64_t groups)
 {
@@ -102,8 +102,9 @@ static uint32_t group_of(const matrix *m, uint64_t groups)
 }
 
 /*
- * The form of integers. Groups of 128 columns, or several times as many, or of a whole row, become groups of 128;
- * others that 32 divides, groups of 32. It hangs on no size of the matrix: an expert's matrices are all in one form.
+ * The form of integers. Groups of 128 columns, or several times as many, or of a whole row, become
+ * groups of 128; others that 32 divides, groups of 32. It hangs on no size of the matrix: an
+ * expert's matrices are all in one form.
  */
 static ep_err integer_form(const matrix *m, uint32_t group, bool has_zeros, ep_weight_container *c)
 {
@@ -203,7 +204,8 @@ static ep_err make_int8(const matrix *m, ep_weight_container *c)
     return err != EP_OK ? err : integer_form(m, group, zeros != NULL, c);
 }
 
-/* Blocks of f8: one that the config states, else 128 x 128. False: scales of another shape, or the first of several. */
+/* Blocks of f8: one that the config states, else 128 x 128. False: scales of another shape, or the
+ * first of several. */
 static bool block_of(const matrix *m, uint32_t *rows, uint32_t *columns)
 {
     int found = 0;
@@ -229,7 +231,8 @@ static bool block_of(const matrix *m, uint32_t *rows, uint32_t *columns)
                : ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, *rows), parts_of(m->columns, *columns)));
 }
 
-/* Whether the config leaves open, or says of some weights, that a row or all of the matrix has one scale. */
+/* Whether the config leaves open, or says of some weights, that a row or all of the matrix has one
+ * scale. */
 static bool may_share_rows(const matrix *m)
 {
     bool is_stated = m->quant->sizes_count == 0;
@@ -255,7 +258,8 @@ static ep_err make_f8_blocks(const matrix *m, uint32_t rows, uint32_t columns, e
     return EP_OK;
 }
 
-/* A scale for each of 32 columns of a row, or for 32 rows and columns: mxfp8, whose rows may share their scales. */
+/* A scale for each of 32 columns of a row, or for 32 rows and columns: mxfp8, whose rows may share
+ * their scales. */
 static bool make_mxfp8(const matrix *m, ep_weight_container *c)
 {
     const uint64_t groups = parts_of(m->columns, EP_MX_GROUP);
@@ -327,8 +331,8 @@ static ep_err make_e2m1(const matrix *m, ep_weight_container *c)
     return err;
 }
 
-/* Of so many bits, packed down columns of GPTQ, or along rows of AWQ: [groups, rows] scales, and zero points
- * likewise. */
+/* Of so many bits, packed down columns of GPTQ, or along rows of AWQ: [groups, rows] scales, and
+ * zero points likewise. */
 static ep_err make_words(const matrix *m, ep_weight_container *c)
 {
     const ep_checkpoint_entry *values = m->t->values;

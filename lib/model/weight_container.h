@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tensors of one quantised matrix are together, by their types and shapes: the form its weights get in memory
- * (base/expert_form.h), and where each number of it stands in the file.
+ * What the tensors of one quantised matrix are together, by their types and shapes: the form its
+ * weights get in memory (base/expert_form.h), and where each number of it stands in the file.
  *
  * Threads  pure.
  */
@@ -29,7 +29,8 @@ typedef enum ep_zero_packing {
 
 #define EP_SHARED_BY_ALL UINT32_MAX
 
-/* The scale of weight [n,k] is number n / rows * row_step + k / columns * column_step of its tensor. */
+/* The scale of weight [n,k] is number n / rows * row_step + k / columns * column_step of its
+ * tensor. */
 typedef struct ep_scale_layout {
     ep_weight_scales kind;
     uint32_t rows;    /* that share one; EP_SHARED_BY_ALL */
@@ -73,7 +74,8 @@ typedef struct ep_weight_tensors {
     bool are_words; /* qweight, qzeros, scales */
 } ep_weight_tensors;
 
-/* Whether the tensor's type is a block of GGUF; then it needs no other tensors. Its shape is not looked at. */
+/* Whether the tensor's type is a block of GGUF; then it needs no other tensors. Its shape is not
+ * looked at. */
 bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_container *out_container);
 /* Errors: BAD_FILE, UNIMPLEMENTED, NOT_FOUND: file, tensor, what it is, what is allowed. */
 ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Quantisers may put columns into groups in an order of their own, and say the group of each column. In memory groups
- * follow each other: columns are sorted by group, those of a group as they stood. What meets these columns is put into
- * the same order: rows of gate and up for down's columns, the inputs for those of gate and up.
+ * Quantisers may put columns into groups in an order of their own, and say the group of each
+ * column. In memory groups follow each other: columns are sorted by group, those of a group as they
+ * stood. What meets these columns is put into the same order: rows of gate and up for down's
+ * columns, the inputs for those of gate and up.
  *
  * Threads  pure.
  */
@@ -17,9 +18,9 @@ typedef struct ep_weight_orders {
 } ep_weight_orders;
 
 /*
- * Reads and checks the orders there are. Errors: BAD_FILE (a group that does not exist, or has more columns than
- * others; groups out of order where the config says that they are not), UNIMPLEMENTED (gate and up differ), NO_MEMORY.
- * fini in any case.
+ * Reads and checks the orders there are. Errors: BAD_FILE (a group that does not exist, or has more
+ * columns than others; groups out of order where the config says that they are not), UNIMPLEMENTED
+ * (gate and up differ), NO_MEMORY. fini in any case.
  */
 ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *plan, uint8_t *const *raw,
                              ep_error *out_error);

@@ -60,7 +60,8 @@ static size_t scale_index(const ep_scale_layout *layout, size_t n, size_t k)
     return n / layout->rows * layout->row_step + k / layout->columns * layout->column_step;
 }
 
-/* The zero point of weight [n,k]; its own tensors are laid out as the scales are, but for packing. */
+/* The zero point of weight [n,k]; its own tensors are laid out as the scales are, but for
+ * packing. */
 static int32_t read_zero(const ep_plan_matrix *m, const uint8_t *raw, size_t n, size_t k)
 {
     const ep_weight_container *c = &m->container;
@@ -125,7 +126,8 @@ static ep_err check_scales(const ep_expert_plan *plan, const ep_plan_matrix *m, 
     return EP_OK;
 }
 
-/* Zero points: none where the form has none; else a byte, and a scale whose product with it is exact in f32. */
+/* Zero points: none where the form has none; else a byte, and a scale whose product with it is
+ * exact in f32. */
 static ep_err check_zeros(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw, ep_error *out_error)
 {
     const ep_weight_container *c = &m->container;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each slot of a checked batch is: masks, marks, sentinels and the ranges of special experts, in one
- * place. */
+/* What each slot of a checked batch is: masks, marks, sentinels and the ranges of special experts,
+ * in one place. */
 #include "moe/batch.h"
 
 #include <string.h>

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One token batch for one layer, as plain views, and the one place where its values are checked. Nothing below re-checks.
+ * One token batch for one layer, as plain views, and the one place where its values are checked.
+ * Nothing below re-checks.
  *
- * Shapes     x [T,H]; x_scales [T] when x is i8; ids [T,K]; scales [T,K]; mask_tokens [T] or mask_slots [T,K]; partial_slots [T,K];
- *            shared [T,H] of x's or the output's type. All with byte strides between rows; inside a row elements are contiguous.
- * Slots      a token has K routed slots and, when shared experts are served, S more: slot k >= K is shared expert k - K.
- *            slots_per_token = K + (shared_source == SERVICE ? S : 0). Slot number = t * slots_per_token + k.
+ * Shapes     x [T,H]; x_scales [T] when x is i8; ids [T,K]; scales [T,K]; mask_tokens [T] or
+ *            mask_slots [T,K]; partial_slots [T,K]; shared [T,H] of x's or the output's type. All
+ *            with byte strides between rows; inside a row elements are contiguous.
+ * Slots      a token has K routed slots and, when shared experts are served, S more: slot k >= K is
+ *            shared expert k - K. slots_per_token = K + (shared_source == SERVICE ? S : 0). Slot
+ *            number = t * slots_per_token + k.
  * Threads    pure values.
  */
 #ifndef EP_MOE_BATCH_H
@@ -78,9 +81,9 @@ typedef enum ep_slot_kind {
     EP_SLOT_CONST
 } ep_slot_kind;
 
-/* Checks shapes, types, counts, every id, masked ones too (INVALID_ARGUMENT naming token, slot, value, allowed range), duplicates among
- * slots that will be computed, masks' values, NaN policy reject, |x| limit (both for active tokens). Pure; cost O(T*(K+H)) only when a
- * policy needs x. */
+/* Checks shapes, types, counts, every id, masked ones too (INVALID_ARGUMENT naming token, slot,
+ * value, allowed range), duplicates among slots that will be computed, masks' values, NaN policy
+ * reject, |x| limit (both for active tokens). Pure; cost O(T*(K+H)) only when a policy needs x. */
 ep_err ep_batch_check(const ep_batch *batch, const ep_layer_shape *shape, ep_error *out_error);
 
 static inline uint32_t ep_batch_slots_per_token(const ep_batch *batch, const ep_layer_shape *shape)
@@ -90,15 +93,18 @@ static inline uint32_t ep_batch_slots_per_token(const ep_batch *batch, const ep_
 
 /* Token is active: mask_tokens true, and not every entry of mask_slots false. */
 bool ep_batch_token_active(const ep_batch *batch, uint32_t token);
-/* Kind of a slot of a checked batch; *out_expert: table index for ROUTED and SHARED, index in its group for COPY and CONST, else
- * EP_NO_EXPERT. Shared slots of an uncombined batch are inactive: the result has no place for them. */
+/* Kind of a slot of a checked batch; *out_expert: table index for ROUTED and SHARED, index in its
+ * group for COPY and CONST, else EP_NO_EXPERT. Shared slots of an uncombined batch are inactive:
+ * the result has no place for them. */
 ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token, uint32_t slot, uint32_t *out_expert);
 /* scales[t,k] widened to f32. */
 float ep_batch_scale(const ep_batch *batch, uint32_t token, uint32_t slot);
-/* x_scales[t] after the NaN policy: zero and mean turn a scale that is not finite into 0. i8 only. */
+/* x_scales[t] after the NaN policy: zero and mean turn a scale that is not finite into 0. i8
+ * only. */
 float ep_batch_row_scale(const ep_batch *batch, uint32_t token);
 /* x[t] widened to f32 after the NaN policy; out [H]. For i8: q * row scale.
- * mean: the finite elements summed in f64 in ascending order, divided by their count, rounded to f32, then to x's type; 0 if none. */
+ * mean: the finite elements summed in f64 in ascending order, divided by their count, rounded to
+ * f32, then to x's type; 0 if none. */
 void ep_batch_widen_row(const ep_batch *batch, uint32_t token, float *out);
 /* Copies x[t] as it travels (same type, NaN policy applied) to out: H elements of x.dtype. */
 void ep_batch_copy_row(const ep_batch *batch, uint32_t token, void *out);
@@ -109,17 +115,20 @@ static inline ep_dtype ep_batch_sent_dtype(const ep_batch *batch)
            : batch->dispatch_quant == EP_DISPATCH_FP8 ? EP_DTYPE_F8E4M3
                                                       : batch->x.dtype;
 }
-/* f32 scales that travel with a row of this type: i8 1, f8e4m3 one per EP_QUANT_BLOCK_F8 elements, else 0. */
+/* f32 scales that travel with a row of this type: i8 1, f8e4m3 one per EP_QUANT_BLOCK_F8 elements,
+ * else 0. */
 uint32_t ep_sent_row_scales(ep_dtype dtype, uint32_t hidden);
 /* With smooth scales a row belongs to one (token, expert): every slot brings its own. */
 static inline bool ep_batch_row_per_slot(const ep_batch *batch)
 {
     return batch->smooth.data != NULL;
 }
-/* x[t] as it travels to the slots of a token or, with smooth scales, to slot `slot` of expert `expert` (table index), after the NaN policy:
- * out [H] of ep_batch_sent_dtype, scales [ep_sent_row_scales]. */
+/* x[t] as it travels to the slots of a token or, with smooth scales, to slot `slot` of expert
+ * `expert` (table index), after the NaN policy: out [H] of ep_batch_sent_dtype, scales
+ * [ep_sent_row_scales]. */
 void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out, float *scales);
-/* Number of elements of row t that are NaN or Inf (for metrics); for i8: H when the row's scale is not finite, else 0. */
+/* Number of elements of row t that are NaN or Inf (for metrics); for i8: H when the row's scale is
+ * not finite, else 0. */
 uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token);
 
 #endif

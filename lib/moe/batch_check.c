@@ -228,7 +228,8 @@ static ep_err check_ids(const ep_batch *batch, const ep_layer_shape *shape, ep_e
     return EP_OK;
 }
 
-/* One element after the policy: a replaced element is finite and no larger than the row's others. */
+/* One element after the policy: a replaced element is finite and no larger than the row's
+ * others. */
 static ep_err check_element(const ep_batch *batch, uint32_t token, size_t element, float value,
                             ep_error *out_error)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The canonical combine, one token at a time. Elements of a row are independent, so the compiler may work on
- * many at once; within an element the order and the separate roundings are as written (the build forbids
- * fusing).
+ * The canonical combine, one token at a time. Elements of a row are independent, so the compiler
+ * may work on many at once; within an element the order and the separate roundings are as written
+ * (the build forbids fusing).
  */
 #include "moe/combine.h"
 
@@ -150,7 +150,8 @@ static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, co
         ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
         switch (kind) {
         case EP_SLOT_ROUTED:
-            /* With the weight on the input, or in a partial sum, the node has applied it already. */
+            /* With the weight on the input, or in a partial sum, the node has applied it
+             * already. */
             add_expert_row(batch, row, batch->weight_on == EP_WEIGHT_ON_OUTPUT && !batch->node_sum,
                            ep_batch_scale(batch, token, k), s);
             break;

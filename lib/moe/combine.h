@@ -1,21 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The canonical combine: acc = 0 in f32; for k = 0..K-1 in order acc = acc + scale[t,k] * row(t,k), multiply and
- * add rounded separately; then shared experts' rows in index order, unweighted; then the caller's shared tensor; one
- * round-to-nearest-even to the output type. Zero, copy and constant experts are evaluated here from x. Source of the rule: the
- * Ascend A3 combine kernel.
+ * The canonical combine: acc = 0 in f32; for k = 0..K-1 in order acc = acc + scale[t,k] * row(t,k),
+ * multiply and add rounded separately; then shared experts' rows in index order, unweighted; then
+ * the caller's shared tensor; one round-to-nearest-even to the output type. Zero, copy and constant
+ * experts are evaluated here from x. Source of the rule: the Ascend A3 combine kernel.
  *
- * Rows       rows[slot_number] points at H elements of wire_dtype (any alignment), or is NULL for slots that need none.
- *            A needed row that is NULL counts as missing and contributes nothing: callers see to it that this happens only with
- *            allow_missing. rows itself is never NULL.
- * Quantised  with EP_COMBINE_INT8 rows[slot_number] points at H int8 and row_scales[slot_number] at ceil(H/8) scales of wire_dtype
- *            (moe/quantize.h); they are widened piece by piece on the way into the sum.
- * Special    copy and constant experts join the sum as f32 (w * r, no rounding to the wire type); uncombined, r is rounded to the
- *            wire type like any other row.
- * Node sum   routed and shared rows are the partial sums that ep_partials_place put there, added as they are.
- * Input      with EP_WEIGHT_ON_INPUT routed rows are added as they are; copy and constant rows are still multiplied by w.
- * Out        combined, partial: [T,H] of out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k) converted; inactive slots 0.
- *            Inactive tokens give zero rows. Shared rows and the caller's shared tensor have no place in uncombined.
+ * Rows       rows[slot_number] points at H elements of wire_dtype (any alignment), or is NULL for
+ *            slots that need none. A needed row that is NULL counts as missing and contributes
+ *            nothing: callers see to it that this happens only with allow_missing. rows itself is
+ *            never NULL.
+ * Quantised  with EP_COMBINE_INT8 rows[slot_number] points at H int8 and row_scales[slot_number] at
+ *            ceil(H/8) scales of wire_dtype (moe/quantize.h); they are widened piece by piece on
+ *            the way into the sum.
+ * Special    copy and constant experts join the sum as f32 (w * r, no rounding to the wire type);
+ *            uncombined, r is rounded to the wire type like any other row.
+ * Node sum   routed and shared rows are the partial sums that ep_partials_place put there, added as
+ *            they are.
+ * Input      with EP_WEIGHT_ON_INPUT routed rows are added as they are; copy and constant rows are
+ *            still multiplied by w.
+ * Out        combined, partial: [T,H] of out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k)
+ *            converted; inactive slots 0. Inactive tokens give zero rows. Shared rows and the
+ *            caller's shared tensor have no place in uncombined.
  * Threads    pure; distinct token ranges may run at once.
  */
 #ifndef EP_MOE_COMBINE_H

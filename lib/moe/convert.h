@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows from one element type to another: widening is exact, narrowing rounds once to nearest even (base/numeric.h).
+ * Rows from one element type to another: widening is exact, narrowing rounds once to nearest even
+ * (base/numeric.h).
  *
- * Shapes     rows of n elements. dtype is bf16, f16 or f32 (i8 has its own calls in moe/quantize.h).
- * Memory     typed sides are read and written at any alignment; float arrays are aligned. Source and result do not overlap.
+ * Shapes     rows of n elements. dtype is bf16, f16 or f32 (i8 has its own calls in
+ *            moe/quantize.h).
+ * Memory     typed sides are read and written at any alignment; float arrays are aligned. Source
+ *            and result do not overlap.
  * Threads    pure.
  */
 #ifndef EP_MOE_CONVERT_H

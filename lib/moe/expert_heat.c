@@ -8,7 +8,8 @@
 #include "base/check.h"
 
 #define MEAN_VISITS 96.0f      /* over how many visits of a layer a profile's means reach */
-#define FIT_VISITS 10.0f       /* over how many visits (of any layer) the fit of a profile is judged */
+/* over how many visits (of any layer) the fit of a profile is judged */
+#define FIT_VISITS 10.0f
 #define NORM_VISITS 400.0f     /* and what is usual for the present one */
 #define SWITCH_MARGIN 0.15f    /* nats per use by which another profile must fit better */
 #define STRANGE_MARGIN 0.30f   /* nats per use below the usual: no profile knows this load */
@@ -22,8 +23,10 @@
 #define PREFETCH_MARGIN 1.10f  /* hotter than the victim by this factor ... */
 #define PREFETCH_FLOOR 0.01f   /* ... and at least that much */
 #define PREFETCH_DEPTH 2       /* layers */
-#define AWAY_FACTOR 0.5f       /* what an expert is worth whose layer's turn is in more than half a round */
-#define ORDER_VISITS 32.0f     /* over how many visits it is judged whether layers follow each other */
+/* what an expert is worth whose layer's turn is in more than half a round */
+#define AWAY_FACTOR 0.5f
+/* over how many visits it is judged whether layers follow each other */
+#define ORDER_VISITS 32.0f
 #define ORDER_LEAST 0.5f       /* of them as foretold: there is an order */
 #define TRUST_MAX 8            /* visits that a layer's successor outlives without being right */
 #define ROUND_LEAST 4          /* layers: with fewer the next turn is always near */
@@ -223,7 +226,8 @@ static void choose_profile(ep_expert_heat *heat)
 
 /* ---- visits ---- */
 
-/* How often are experts used that had this mean and these rows in the last visit? One layer at a time. */
+/* How often are experts used that had this mean and these rows in the last visit? One layer at a
+ * time. */
 static void measure_chances(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts, uint32_t count)
 {
     const float *means = layer->means[heat->present];
@@ -357,7 +361,8 @@ static bool has_order(const ep_expert_heat *heat)
     return heat->order >= ORDER_LEAST && heat->round >= ROUND_LEAST;
 }
 
-/* For a load that somebody waits for all layers count alike. One ahead of time may take what can come back before it is missed. */
+/* For a load that somebody waits for all layers count alike. One ahead of time may take what can
+ * come back before it is missed. */
 static float away_factor(const ep_expert_heat *heat, const heat_layer *layer, bool is_ahead)
 {
     return is_ahead && has_order(heat) && layer->ahead > heat->round / 2 ? AWAY_FACTOR : 1.0f;
@@ -382,7 +387,8 @@ bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead, bool (*may_go)(v
     return found;
 }
 
-/* Whether a load that takes `lead` visits may be for this layer: in time, and not so early that what it takes is missed before. */
+/* Whether a load that takes `lead` visits may be for this layer: in time, and not so early that
+ * what it takes is missed before. */
 static bool is_next(const ep_expert_heat *heat, const heat_layer *layer, uint32_t lead)
 {
     return !has_order(heat) ||

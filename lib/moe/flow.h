@@ -2,9 +2,10 @@
 /*
  * The words every file of the token path shares: one layer's shape and one batch's wishes.
  *
- * Shape letters: T tokens, K slots per token, E routed experts, S shared experts, H width on the wire, I inner, N nodes.
- * Expert indexes used inside ("table index"): [0,E) routed, [E,E+S) shared.
- * Expert ids as callers give them: [0,E) routed, then Z zero, then C copy, then N constant experts; -1 and the total are inactive.
+ * Shape letters: T tokens, K slots per token, E routed experts, S shared experts, H width on the
+ * wire, I inner, N nodes. Expert indexes used inside ("table index"): [0,E) routed, [E,E+S) shared.
+ * Expert ids as callers give them: [0,E) routed, then Z zero, then C copy, then N constant experts;
+ * -1 and the total are inactive.
  */
 #ifndef EP_MOE_FLOW_H
 #define EP_MOE_FLOW_H

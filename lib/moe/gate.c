@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One token at a time: selection scores, group limit, top-k, weights. Steps and their order are those of
- * expertd/gate.h; everything is f32.
+ * One token at a time: selection scores, group limit, top-k, weights. Steps and their order are
+ * those of expertd/gate.h; everything is f32.
  */
 #include "expertd/gate.h"
 
@@ -50,8 +50,8 @@ static float score_of(const gate_token *g, ep_gate_score kind, uint32_t expert)
     }
 }
 
-/* Draw number `stream` (0 noise, 1 dropout) of one (token, expert): independent of every other draw and of
- * their order. */
+/* Draw number `stream` (0 noise, 1 dropout) of one (token, expert): independent of every other draw
+ * and of their order. */
 static double uniform_draw(const gate_token *g, uint32_t expert, uint32_t stream)
 {
     uint64_t index = (((uint64_t)g->token * g->config->experts) + expert) * 2 + stream;
@@ -137,8 +137,9 @@ static void mask_groups(gate_token *g)
     }
 }
 
-/* Keeps the best K in descending order while experts come in ascending id, so that of equals the lower id
- * stays ahead. Dropped experts come after all others: they are taken only when fewer than K are left. */
+/* Keeps the best K in descending order while experts come in ascending id, so that of equals the
+ * lower id stays ahead. Dropped experts come after all others: they are taken only when fewer than
+ * K are left. */
 static void select_top_k(const gate_token *g, int32_t *out_ids)
 {
     const ep_gate_config *config = g->config;
@@ -182,7 +183,8 @@ static void softmax_selected(const gate_token *g, const int32_t *ids, float *out
     }
 }
 
-/* Slot after slot: the best of the experts left, and its share among those of them that are near it. */
+/* Slot after slot: the best of the experts left, and its share among those of them that are near
+ * it. */
 static void mix_sparsely(const gate_token *g, int32_t *out_ids, float *out_weights)
 {
     const ep_gate_config *config = g->config;

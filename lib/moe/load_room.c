@@ -4,7 +4,8 @@
 #include <math.h>
 
 #define MEAN_OVER 16.0
-#define PAUSE 4.0 /* times the mean: longer ones count as that much, or one pause would promise room for long */
+/* times the mean: longer ones count as that much, or one pause would promise room for long */
+#define PAUSE 4.0
 
 static void learn(double *mean, double value)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether there is time to load an expert that nobody has asked for yet. The way from disk to memory carries one load at a time. Of what
- * was seen it is kept how long it lies idle between the loads that requests wait for, how long a load takes, and how far visits are
- * apart. Pure; zero it first. Times in nanoseconds of one clock that never goes back.
+ * Whether there is time to load an expert that nobody has asked for yet. The way from disk to
+ * memory carries one load at a time. Of what was seen it is kept how long it lies idle between the
+ * loads that requests wait for, how long a load takes, and how far visits are apart. Pure; zero it
+ * first. Times in nanoseconds of one clock that never goes back.
  *
  * Threads  none: the caller orders the calls.
  */
@@ -29,8 +30,8 @@ void ep_load_room_needed(ep_load_room *room, uint64_t now_ns);
 void ep_load_room_idle(ep_load_room *room, uint64_t now_ns);
 void ep_load_room_loaded(ep_load_room *room, uint64_t took_ns);
 
-/* Whether a load that begins now ends, as far as can be foretold, before the next one that a request waits for. True also when none came
- * for far longer than usual. */
+/* Whether a load that begins now ends, as far as can be foretold, before the next one that a
+ * request waits for. True also when none came for far longer than usual. */
 bool ep_load_room_fits(const ep_load_room *room, uint64_t now_ns);
 /* In how many visits from the last one a load that begins now has ended: 1..EP_LOAD_LEAD_MAX. */
 #define EP_LOAD_LEAD_MAX 64

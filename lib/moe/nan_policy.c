@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A token row after the NaN policy, in f32 and as it travels. A replacement is first rounded to x's type, so
- * both agree. An i8 row has no non-finite element; a row scale that is not finite marks the whole row
- * (moe/quantize.h). Quantised rows are made from what the policy leaves.
+ * A token row after the NaN policy, in f32 and as it travels. A replacement is first rounded to x's
+ * type, so both agree. An i8 row has no non-finite element; a row scale that is not finite marks
+ * the whole row (moe/quantize.h). Quantised rows are made from what the policy leaves.
  */
 #include <math.h>
 #include <string.h>
@@ -53,7 +53,8 @@ uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token)
     return count;
 }
 
-/* Mean of the finite elements, 0 when there is none. f64: the sum of H floats cannot overflow it. */
+/* Mean of the finite elements, 0 when there is none. f64: the sum of H floats cannot overflow
+ * it. */
 static float finite_mean(const ep_batch *batch, const uint8_t *row)
 {
     size_t element = ep_dtype_bytes(batch->x.dtype);
@@ -146,8 +147,8 @@ static const float *smooth_row(const ep_batch *batch, uint32_t slot, uint32_t ex
 }
 
 /*
- * A row with replaced elements, which is rare: one scale may need the whole row, so it is widened piece by piece, once for the greatest
- * magnitude and once for the codes.
+ * A row with replaced elements, which is rare: one scale may need the whole row, so it is widened
+ * piece by piece, once for the greatest magnitude and once for the codes.
  */
 static float send_replaced_i8(const ep_batch *batch, const uint8_t *row, const float *smooth, int8_t *out)
 {

@@ -12,7 +12,8 @@ const char ep_row_covered[1] = {0};
 /* Slots of the frame at hand, until it is known which of them is its token's first. */
 static const char unplaced[1] = {0};
 
-/* Rows of more slots than any token has come from peers that mean no good: they are sorted in n log n. */
+/* Rows of more slots than any token has come from peers that mean no good: they are sorted in n log
+ * n. */
 #define INSERTION_SORT_MAX 128u
 
 /* By place, then by slot index. */
@@ -47,7 +48,8 @@ void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uin
         row_begins[slots->slot_rows[s * slots->slot_stride]]++;
     }
     uint32_t end = 0;
-    for (uint32_t r = 0; r <= slots->rows_count; r++) { /* the end of each row; it goes down to its begin */
+    /* the end of each row; it goes down to its begin */
+    for (uint32_t r = 0; r <= slots->rows_count; r++) {
         end += row_begins[r];
         row_begins[r] = end;
     }

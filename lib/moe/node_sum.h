@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * combine_at = NODE_SUM: a node answers with one weighted sum per row of x, and the caller adds these partial sums.
+ * combine_at = NODE_SUM: a node answers with one weighted sum per row of x, and the caller adds
+ * these partial sums.
  *
- * Partial    acc = 0 in f32; over the row's slots of the frame in ascending place: acc = acc + scale * row, multiply and add rounded
- *            separately, row being the expert's output already rounded to the wire type; then one rounding to the wire type.
- *            A shared expert's slot carries the scale 1, which changes nothing.
- * Caller     acc = 0 in f32; over the token's slots in order: a partial sum is added where the first of its slots stands, copy and
- *            constant experts where they stand (ep_combine).
- * So the result depends on which slots a frame carried together, which one placement and the same frames repeat.
+ * Partial    acc = 0 in f32; over the row's slots of the frame in ascending place: acc = acc +
+ *            scale * row, multiply and add rounded separately, row being the expert's output
+ *            already rounded to the wire type; then one rounding to the wire type. A shared
+ *            expert's slot carries the scale 1, which changes nothing.
+ * Caller     acc = 0 in f32; over the token's slots in order: a partial sum is added where the
+ *            first of its slots stands, copy and constant experts where they stand (ep_combine).
+ * So the result depends on which slots a frame carried together, which one placement and the same
+ * frames repeat.
  * Threads    pure.
  */
 #ifndef EP_MOE_NODE_SUM_H
@@ -18,8 +21,8 @@
 
 #include "expertd/tensor.h"
 
-/* What a frame brings: slot i belongs to row slot_rows[i * slot_stride] (below rows_count), stands at places[i] among its token's
- * slots and weighs scales[i]. */
+/* What a frame brings: slot i belongs to row slot_rows[i * slot_stride] (below rows_count), stands
+ * at places[i] among its token's slots and weighs scales[i]. */
 typedef struct ep_node_sum_slots {
     uint32_t rows_count;
     uint32_t slots_count;
@@ -29,9 +32,11 @@ typedef struct ep_node_sum_slots {
     const float *scales;
 } ep_node_sum_slots;
 
-/* row_begins [rows_count + 1], order [slots_count]: slot indexes by row, then place; equal places keep their order. */
+/* row_begins [rows_count + 1], order [slots_count]: slot indexes by row, then place; equal places
+ * keep their order. */
 void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uint32_t *order);
-/* rows [slots_count,H] and out [rows_count,H] of dtype (bf16, f16, f32), apart; scratch [2 * H] floats. */
+/* rows [slots_count,H] and out [rows_count,H] of dtype (bf16, f16, f32), apart; scratch [2 * H]
+ * floats. */
 void ep_node_sum(const ep_node_sum_slots *slots, const uint32_t *row_begins, const uint32_t *order, const void *rows, ep_dtype dtype,
                  size_t hidden, float *scratch, void *out);
 
@@ -39,8 +44,9 @@ void ep_node_sum(const ep_node_sum_slots *slots, const uint32_t *row_begins, con
 extern const char ep_row_covered[];
 
 /*
- * Puts a frame's partial sums where ep_combine finds them. slot_numbers are the frame's slots in any order; partials [rows,row_bytes],
- * one for each of their tokens, ascending. Returns how many tokens there are: the partials that must be there.
+ * Puts a frame's partial sums where ep_combine finds them. slot_numbers are the frame's slots in
+ * any order; partials [rows,row_bytes], one for each of their tokens, ascending. Returns how many
+ * tokens there are: the partials that must be there.
  */
 uint32_t ep_partials_place(const uint32_t *slot_numbers, uint32_t slots_count, uint32_t slots_per_token, const uint8_t *partials,
                            size_t row_bytes, const void **rows);

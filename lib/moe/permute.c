@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A counting sort by expert in two passes over the ids; the second one copies each token's row to all its places at once. */
+/* A counting sort by expert in two passes over the ids; the second one copies each token's row to
+ * all its places at once. */
 #include "expertd/permute.h"
 
 #include <inttypes.h>

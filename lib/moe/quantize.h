@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows in 8 bits, for the wire and for 8-bit compute alike. Every step is rounded in f32 unless said otherwise.
+ * Rows in 8 bits, for the wire and for 8-bit compute alike. Every step is rounded in f32 unless
+ * said otherwise.
  *
  *   int8 per row
- *     amax over the row; d = 127.0f / amax; q = round-half-even(x * d); scale = 1.0f / d. Back: q * scale.
- *     amax = 0 or d not finite: q = 0, scale = 0. A non-finite element: q = 0, scale = NaN.
+ *     amax over the row; d = 127.0f / amax; q = round-half-even(x * d); scale = 1.0f / d. Back: q *
+ *     scale. amax = 0 or d not finite: q = 0, scale = 0. A non-finite element: q = 0, scale = NaN.
  *     With smooth scales every element is first multiplied by its channel's scale.
  *   int8 per block of 8, for the way back (the vendor's comm_quant_mode 2)
  *     s = amax * (1.0f / 127); wire scale = s rounded to the wire type;
@@ -15,13 +16,14 @@
  *     scale = amax / 448; q = e4m3(x / scale), nearest even, held in -448..448. Back: q * scale.
  *     scale = 0: q = 0. A non-finite element: the block's q = 0, scale = NaN.
  *
- * So a non-finite element spoils what shares its scale and nothing else: int8 its row, the blocks their block.
- * Zeros of the int8 forms come back as +0. In the block form a wire scale may round to 0 (f16) where s does not:
- * such a block comes back as zeros. Only where s is subnormal can x / s be above 127: amax * (1 / 127) has lost
- * its lower bits there. The last block of a row is short when H is no multiple of it.
+ * So a non-finite element spoils what shares its scale and nothing else: int8 its row, the blocks
+ * their block. Zeros of the int8 forms come back as +0. In the block form a wire scale may round to
+ * 0 (f16) where s does not: such a block comes back as zeros. Only where s is subnormal can x / s
+ * be above 127: amax * (1 / 127) has lost its lower bits there. The last block of a row is short
+ * when H is no multiple of it.
  *
- * Memory     typed rows (bf16, f16, f32) and scales of the wire type at any alignment; float arrays aligned.
- *            Nothing overlaps.
+ * Memory     typed rows (bf16, f16, f32) and scales of the wire type at any alignment; float arrays
+ *            aligned. Nothing overlaps.
  * Threads    pure.
  */
 #ifndef EP_MOE_QUANTIZE_H
@@ -43,12 +45,14 @@ static inline size_t ep_quant_blocks(size_t n, size_t block)
 
 /* row [n] of dtype, smooth [n] or NULL; writes out [n] and returns the row's scale. */
 float ep_row_quantize_i8(const void *row, ep_dtype dtype, const float *smooth, size_t n, int8_t *out);
-/* The scale of a row whose greatest magnitude has these bits, and d; when it is not above 0 the codes are 0. */
+/* The scale of a row whose greatest magnitude has these bits, and d; when it is not above 0 the
+ * codes are 0. */
 float ep_row_scale_i8(uint32_t amax_bits, float *out_d);
 /* out[i] = q[i] * scale, rounded once in f32. */
 void ep_row_dequantize_i8(const int8_t *row, float scale, size_t n, float *out);
 
-/* row [n] of wire_dtype; writes out [n] and scales [ep_quant_blocks(n, EP_QUANT_BLOCK_I8)] of wire_dtype. */
+/* row [n] of wire_dtype; writes out [n] and scales [ep_quant_blocks(n, EP_QUANT_BLOCK_I8)] of
+ * wire_dtype. */
 void ep_row_quantize_i8_blocks(const void *row, ep_dtype wire_dtype, size_t n, int8_t *out, void *scales);
 /* out [n]: values of wire_dtype, in f32. */
 void ep_row_dequantize_i8_blocks(const int8_t *row, const void *scales, ep_dtype wire_dtype, size_t n,
@@ -63,7 +67,8 @@ void ep_row_dequantize_f8(const uint8_t *row, const float *scales, size_t n, flo
 
 typedef struct ep_quant_kernel {
     const char *name; /* "avx2", "generic" */
-    /* Greatest |x * smooth| as the bits of an f32: 0x7f800000 or above when some element is not finite. */
+    /* Greatest |x * smooth| as the bits of an f32: 0x7f800000 or above when some element is not
+     * finite. */
     uint32_t (*amax_bits)(const void *row, ep_dtype dtype, const float *smooth, size_t n);
     void (*to_i8)(const void *row, ep_dtype dtype, const float *smooth, size_t n, float d, int8_t *out);
     void (*from_i8)(const int8_t *row, float scale, size_t n, float *out);

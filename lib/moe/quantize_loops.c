@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The loops of quantised rows, written once without branches and compiled once per instruction set (wider
- * registers than AVX2's gain nothing here: the conversions to bytes are the limit). A rounding to an integer is
- * an addition of 1.5 * 2^23 and the low byte of the sum; maxima are taken over the bits of magnitudes, which are
- * ordered as the values are and put what is not finite on top.
+ * The loops of quantised rows, written once without branches and compiled once per instruction set
+ * (wider registers than AVX2's gain nothing here: the conversions to bytes are the limit). A
+ * rounding to an integer is an addition of 1.5 * 2^23 and the low byte of the sum; maxima are taken
+ * over the bits of magnitudes, which are ordered as the values are and put what is not finite on
+ * top.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -15,7 +16,8 @@
 #include "moe/quantize_block.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#define ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: the adder rounds to an integer, held in the low bits */
+/* 1.5 * 2^23: the adder rounds to an integer, held in the low bits */
+#define ROUND_MAGIC 12582912.0f
 #define INFINITY_BITS 0x7f800000u
 #define BLOCK EP_QUANT_BLOCK_I8
 
@@ -48,7 +50,8 @@ INLINE int8_t low_byte(float rounded)
 
 INLINE uint32_t amax_of(const void *row, ep_dtype dtype, const float *smooth, size_t n)
 {
-    int32_t amax = 0; /* signed: magnitudes have no sign bit, and every instruction set compares signed words */
+    /* signed: magnitudes have no sign bit, and every instruction set compares signed words */
+    int32_t amax = 0;
     for (size_t i = 0; i < n; i++) {
         float value = element(row, dtype, i);
         value = smooth != NULL ? value * smooth[i] : value;
@@ -88,8 +91,8 @@ static void store_scale(void *scales, ep_dtype dtype, size_t b, float scale)
     memcpy((uint8_t *)scales + b * sizeof(narrow), &narrow, sizeof(narrow));
 }
 
-/* x / s rounded to f16, then to an integer, held in -127..127. What lies below f16's normal numbers rounds to 0
- * in the end either way. */
+/* x / s rounded to f16, then to an integer, held in -127..127. What lies below f16's normal numbers
+ * rounds to 0 in the end either way. */
 INLINE int8_t block_code(float value, float s)
 {
     uint32_t u = ep_f32_bits(value / s);

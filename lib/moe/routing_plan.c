@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Builds a routing plan in one pass over the ids and a radix sort. The pass visits slots in ascending number,
- * gives each its chunk and its row, and counts; then two stable scatters, by expert and by chunk, leave the
- * slots by chunk, expert, token.
+ * Builds a routing plan in one pass over the ids and a radix sort. The pass visits slots in
+ * ascending number, gives each its chunk and its row, and counts; then two stable scatters, by
+ * expert and by chunk, leave the slots by chunk, expert, token.
  */
 #include "moe/routing_plan.h"
 
@@ -69,7 +69,8 @@ void ep_routing_plan_fini(ep_routing_plan *plan)
     memset(plan, 0, sizeof(*plan));
 }
 
-/* Replaces the array at *array by one of count elements; nothing in it is kept, each build fills it anew. */
+/* Replaces the array at *array by one of count elements; nothing in it is kept, each build fills it
+ * anew. */
 static ep_err renew(void *array, size_t count, size_t element_bytes)
 {
     void *old;
@@ -194,7 +195,8 @@ void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, ui
     }
 }
 
-/* Remembers a slot that needs a row, and counts it for its expert and for its token's slots at a node. */
+/* Remembers a slot that needs a row, and counts it for its expert and for its token's slots at a
+ * node. */
 static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t token, uint32_t slot_number,
                          uint32_t *needed_count, ep_error *out_error)
 {
@@ -240,7 +242,8 @@ static ep_err open_chunk(ep_routing_plan *plan, node_scratch *node, uint32_t nod
     return err;
 }
 
-/* Gives a slot its chunk and its row. A token's first slot at a node looks whether all of them fit. */
+/* Gives a slot its chunk and its row. A token's first slot at a node looks whether all of them
+ * fit. */
 static ep_err place_slot(ep_routing_plan *plan, const build_input *in, needed_slot *slot)
 {
     plan_scratch *scratch = plan->priv;

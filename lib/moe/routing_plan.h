@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From (token, slot) to the frames that travel: each token row once per node, cut by token into chunks that keep to a frame's limits,
- * slots inside a chunk sorted by expert, then token. One plan is built from one routing table epoch. Pure.
+ * From (token, slot) to the frames that travel: each token row once per node, cut by token into
+ * chunks that keep to a frame's limits, slots inside a chunk sorted by expert, then token. One plan
+ * is built from one routing table epoch. Pure.
  *
  * With smooth scales each slot brings a row of its own instead (moe/batch.h).
- * A token's slots for one node stay in one chunk. Only a token whose slots do not fit an empty chunk is spread over several, and
- * its row travels with each.
+ * A token's slots for one node stay in one chunk. Only a token whose slots do not fit an empty
+ * chunk is spread over several, and its row travels with each.
  *
- * Memory     a plan is reused: arrays grow to the largest batch seen and stay. ep_routing_plan_reserve makes later builds
- *            allocate nothing.
+ * Memory     a plan is reused: arrays grow to the largest batch seen and stay.
+ *            ep_routing_plan_reserve makes later builds allocate nothing.
  * Threads    one at a time per plan.
  */
 #ifndef EP_MOE_ROUTING_PLAN_H
@@ -51,7 +52,8 @@ typedef struct ep_plan_cut {
                                     least one slot */
 } ep_plan_cut;
 
-/* Chunks that `slots` slots are cut into at most, when each chunk has room for room_slots slots that each bring a row of their own. */
+/* Chunks that `slots` slots are cut into at most, when each chunk has room for room_slots slots
+ * that each bring a row of their own. */
 uint64_t ep_plan_chunks_max(uint64_t slots, uint64_t room_slots, uint32_t nodes);
 
 void ep_routing_plan_init(ep_routing_plan *plan);
@@ -59,9 +61,12 @@ void ep_routing_plan_fini(ep_routing_plan *plan);
 ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token, uint32_t experts, uint32_t nodes,
                                uint32_t chunks_max);
 
-#define EP_COPY_PASS_SLOTS 16 /* reading an expert's weights takes about as long as so many slots more */
-#define EP_COPY_SLOW 4.0f     /* a node this many times as slow as others is left alone where there is another copy */
-#define EP_COPY_PROBE_OF 256  /* one call in so many tries a slow node as if it were quick: it may be by now */
+/* reading an expert's weights takes about as long as so many slots more */
+#define EP_COPY_PASS_SLOTS 16
+/* a node this many times as slow as others is left alone where there is another copy */
+#define EP_COPY_SLOW 4.0f
+/* one call in so many tries a slow node as if it were quick: it may be by now */
+#define EP_COPY_PROBE_OF 256
 
 /* What copies are chosen by, and memory to do it in. */
 typedef struct ep_copy_choice {
@@ -80,19 +85,23 @@ void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, ui
                           uint32_t token_end, uint32_t *out_slots);
 
 /*
- * Which copy serves which expert in one build: chosen[e] is a node index, or EP_NO_EXPERT when no usable copy is left or
- * the expert is not needed. All slots of one expert in a build go to one copy.
- * Choice: first experts with one copy, then the others by their slots, the most first, each to the copy whose node ends
- * first with what it has got and this, by slots, passes over weights and slowness; among equals, by (hash(e) + spread).
- * A few tokens thus go to where the fewest experts are read, many to where the fewest slots are. Nodes from
- * EP_COPY_SLOW on come behind the quicker ones. Pure.
+ * Which copy serves which expert in one build: chosen[e] is a node index, or EP_NO_EXPERT when no
+ * usable copy is left or the expert is not needed. All slots of one expert in a build go to one
+ * copy.
+ * Choice: first experts with one copy, then the others by their slots, the most first, each to the
+ * copy whose node ends first with what it has got and this, by slots, passes over weights and
+ * slowness; among equals, by (hash(e) + spread). A few tokens thus go to where the fewest experts
+ * are read, many to where the fewest slots are. Nodes from EP_COPY_SLOW on come behind the quicker
+ * ones. Pure.
  */
 void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choice, uint32_t *out_chosen);
 
 /*
- * Builds a plan for all routed and shared slots of tokens [token_begin, token_end) of a checked batch or, when slot_numbers is
- * not NULL, for just those slot numbers (re-routing after a loss; ascending). cut NULL: one chunk per node.
- * Errors: UNAVAILABLE naming layer and expert when chosen[] has EP_NO_EXPERT for a needed expert; NO_MEMORY.
+ * Builds a plan for all routed and shared slots of tokens [token_begin, token_end) of a checked
+ * batch or, when slot_numbers is not NULL, for just those slot numbers (re-routing after a loss;
+ * ascending). cut NULL: one chunk per node.
+ * Errors: UNAVAILABLE naming layer and expert when chosen[] has EP_NO_EXPERT for a needed expert;
+ * NO_MEMORY.
  */
 ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const ep_routing_layer *layer, uint32_t nodes_count,
                              const uint32_t *chosen, const ep_plan_cut *cut, uint32_t token_begin, uint32_t token_end,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A routing table says which nodes hold which expert. It is immutable: built once, shared by reference count, replaced
- * whole by a newer epoch. Dense arrays; a look-up is one index.
+ * A routing table says which nodes hold which expert. It is immutable: built once, shared by
+ * reference count, replaced whole by a newer epoch. Dense arrays; a look-up is one index.
  *
  * Threads    read from any thread; ref and unref are atomic. Building is single-threaded.
  */
@@ -74,30 +74,38 @@ typedef struct ep_routing_table {
     ep_routing_layer *layers;       /* ascending (model_index, shape.layer) */
 } ep_routing_table;
 
-/* An empty table with room for the counts; every nested array is NULL. Errors: NO_MEMORY, INVALID_ARGUMENT (limits). */
+/* An empty table with room for the counts; every nested array is NULL. Errors: NO_MEMORY,
+ * INVALID_ARGUMENT (limits). */
 ep_err ep_routing_table_create(uint32_t nodes_count, uint32_t models_count, uint32_t layers_count, ep_routing_table **out_table);
-/* Gives model `index` its name, its version and room for numerics ids; numerics_of_node is allocated and says "not served"
- * everywhere. Errors: INVALID_ARGUMENT (a name too long), NO_MEMORY. */
+/* Gives model `index` its name, its version and room for numerics ids; numerics_of_node is
+ * allocated and says "not served" everywhere. Errors: INVALID_ARGUMENT (a name too long),
+ * NO_MEMORY. */
 ep_err ep_routing_table_model_init(ep_routing_table *table, uint32_t index, const char *name, const char *version,
                                    uint32_t numerics_count);
-/* Gives layer `index` its shape and allocates offsets; copies are given as a total count and allocated too. */
+/* Gives layer `index` its shape and allocates offsets; copies are given as a total count and
+ * allocated too. */
 ep_err ep_routing_table_layer_init(ep_routing_table *table, uint32_t index, uint32_t model_index, const ep_layer_shape *shape,
                                    uint32_t copies_total);
-/* Checks every number of a layer's shape. Errors: INVALID_ARGUMENT naming the field, value and allowed range. */
+/* Checks every number of a layer's shape. Errors: INVALID_ARGUMENT naming the field, value and
+ * allowed range. */
 ep_err ep_layer_shape_check(const ep_layer_shape *shape, ep_error *out_error);
-/* Checks everything a table from the wire or a file may get wrong: names, ranges, ascending offsets, node indexes, duplicate copies
- * on one node, copies on a node that does not serve the model, order of layers. Expert with no copy is legal. Every nested array
- * must be there (numerics_of_node may be NULL). Errors: INVALID_ARGUMENT naming model, layer, expert, value; NO_MEMORY. */
+/* Checks everything a table from the wire or a file may get wrong: names, ranges, ascending
+ * offsets, node indexes, duplicate copies on one node, copies on a node that does not serve the
+ * model, order of layers. Expert with no copy is legal. Every nested array must be there
+ * (numerics_of_node may be NULL). Errors: INVALID_ARGUMENT naming model, layer, expert, value;
+ * NO_MEMORY. */
 ep_err ep_routing_table_check(const ep_routing_table *table, ep_error *out_error);
 ep_routing_table *ep_routing_table_ref(ep_routing_table *table);
 void ep_routing_table_unref(ep_routing_table *table);
 
-/* version NULL or "": the version listed last under that name; the order is that of registration and says nothing of age, so callers
- * that act for somebody refuse an unnamed version when there are several. NULL when absent; out_index may be NULL. */
+/* version NULL or "": the version listed last under that name; the order is that of registration
+ * and says nothing of age, so callers that act for somebody refuse an unnamed version when there
+ * are several. NULL when absent; out_index may be NULL. */
 const ep_routing_model *ep_routing_table_find_model(const ep_routing_table *table, const char *name, const char *version,
                                                     uint32_t *out_index);
 const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table, uint32_t model_index, uint32_t layer);
-/* 64-bit digest of the content (FNV-1a over a canonical walk); equal tables, equal checksum. Finds damage, not malice. */
+/* 64-bit digest of the content (FNV-1a over a canonical walk); equal tables, equal checksum. Finds
+ * damage, not malice. */
 uint64_t ep_routing_table_checksum(const ep_routing_table *table);
 /* The same of caller_policy and that digest: a policy of another table does not fit. */
 uint64_t ep_routing_table_policy_checksum(const ep_routing_table *table);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streaming stores, a line at a time where the CPU has such: a line in four pieces waits longer for its end. */
+/* Streaming stores, a line at a time where the CPU has such: a line in four pieces waits longer for
+ * its end. */
 #include "moe/row_stream.h"
 
 #include <string.h>

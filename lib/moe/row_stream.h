@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copying rows to memory that is not read again soon: past the caches, so that a line is not first fetched to be overwritten. */
+/* Copying rows to memory that is not read again soon: past the caches, so that a line is not first
+ * fetched to be overwritten. */
 #ifndef EP_MOE_ROW_STREAM_H
 #define EP_MOE_ROW_STREAM_H
 
@@ -13,7 +14,8 @@
 #define EP_ROW_STREAM_BYTES_MIN UINT64_MAX
 #endif
 
-/* Copies a row; next is the row that will be copied after it, or NULL: it is fetched meanwhile, for hardware does not guess where it lies. */
+/* Copies a row; next is the row that will be copied after it, or NULL: it is fetched meanwhile, for
+ * hardware does not guess where it lies. */
 void ep_row_stream(void *restrict to, const void *restrict from, size_t bytes, const void *next);
 /* After the last one: other threads then see the rows in order. */
 void ep_row_stream_end(void);

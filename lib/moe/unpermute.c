@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The weighted sum of expert rows per token. Elements are independent; the build forbids fusing multiply and add. */
+/* The weighted sum of expert rows per token. Elements are independent; the build forbids fusing
+ * multiply and add. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -31,7 +31,8 @@ const int *ep_trace_states[EP_TRACE_EVENTS] = {
 
 void ep_trace_emit(ep_trace_event event, const ep_trace_fields *fields)
 {
-    __atomic_load_n(&provider, __ATOMIC_RELAXED)->emit[event](fields); /* stood before the state that was on */
+    /* stood before the state that was on */
+    __atomic_load_n(&provider, __ATOMIC_RELAXED)->emit[event](fields);
 }
 
 /* table: what dlsym found, or NULL. */
@@ -60,7 +61,8 @@ bool ep_trace_loaded(void)
     return __atomic_load_n(&provider, __ATOMIC_RELAXED) != NULL;
 }
 
-/* The library beside the installed program: a prefix other than the system's needs no loader setting. */
+/* The library beside the installed program: a prefix other than the system's needs no loader
+ * setting. */
 static void *open_beside_program(void)
 {
     char path[PATH_MAX];

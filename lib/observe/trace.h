@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Begin and end of the spans listed in trace_spans.def, as LTTng-UST events of provider `expertd`. Off they cost one predicted branch.
+ * Begin and end of the spans listed in trace_spans.def, as LTTng-UST events of provider `expertd`.
+ * Off they cost one predicted branch.
  *
  *     if (EP_TRACE_SPAN_ON(plan)) {           // only where the fields cost something to make
  *         ep_trace_fields fields = {...};
  *         EP_TRACE(plan_begin, &fields);
  *     }
  *
- * The probes live in a library of their own, libexpertd-trace.so: a process that does not load it (daemons and expertctl do; users of
- * libexpertd preload it) has no tracing and no thread of LTTng. Loading never waits for a session daemon.
+ * The probes live in a library of their own, libexpertd-trace.so: a process that does not load it
+ * (daemons and expertctl do; users of libexpertd preload it) has no tracing and no thread of LTTng.
+ * Loading never waits for a session daemon.
  *
- * Trace ids   16 bytes of W3C traceparent as two numbers, first bytes first. A layer call without a traceparent gets a new id when
- *             tracing is on. On the wire traceparent names the sender's span: C for frames a client sends.
+ * Trace ids   16 bytes of W3C traceparent as two numbers, first bytes first. A layer call without a
+ *             traceparent gets a new id when tracing is on. On the wire traceparent names the
+ *             sender's span: C for frames a client sends.
  * Threads     any.
  */
 #ifndef EP_OBSERVE_TRACE_H
@@ -62,7 +65,8 @@ typedef enum ep_trace_event {
         }                                                                                                    \
     } while (0)
 
-/* Both ends are recorded: ask this before a span's begin, and emit its end only if it was true then. */
+/* Both ends are recorded: ask this before a span's begin, and emit its end only if it was true
+ * then. */
 #define EP_TRACE_SPAN_ON(span) (EP_TRACE_ON(span##_begin) && EP_TRACE_ON(span##_end))
 
 /* private: what the macros use */
@@ -70,28 +74,33 @@ extern const int *ep_trace_states[EP_TRACE_EVENTS];
 void ep_trace_emit(ep_trace_event event, const ep_trace_fields *fields);
 
 /*
- * Loads libexpertd-trace.so and with it LTTng-UST: from beside the installed programs, else wherever the loader finds it.
- * Sets LTTNG_UST_REGISTER_TIMEOUT=0 unless the environment says otherwise, so that starting never waits for a session daemon. For our
- * programs, early in main, before there are threads. Returns whether the probes are loaded; *out_why (may be NULL) is then or else a
- * text for a log line, valid until the next call.
+ * Loads libexpertd-trace.so and with it LTTng-UST: from beside the installed programs, else
+ * wherever the loader finds it. Sets LTTNG_UST_REGISTER_TIMEOUT=0 unless the environment says
+ * otherwise, so that starting never waits for a session daemon. For our programs, early in main,
+ * before there are threads. Returns whether the probes are loaded; *out_why (may be NULL) is then
+ * or else a text for a log line, valid until the next call.
  */
 bool ep_trace_load(const char **out_why);
 
 /*
- * As ep_trace_load, on a thread of its own, for programs that stay: returns at once, and done (any thread, once) hears the outcome.
- * LTTng gives its sockets the timeout that it also waits at the start, at least 10 ms: with 0 a session daemon that answers later, as on
- * a busy machine, loses the process for good. So here LTTNG_UST_REGISTER_TIMEOUT is 2000 unless the environment says otherwise.
+ * As ep_trace_load, on a thread of its own, for programs that stay: returns at once, and done (any
+ * thread, once) hears the outcome. LTTng gives its sockets the timeout that it also waits at the
+ * start, at least 10 ms: with 0 a session daemon that answers later, as on a busy machine, loses
+ * the process for good. So here LTTNG_UST_REGISTER_TIMEOUT is 2000 unless the environment says
+ * otherwise.
  */
 typedef void (*ep_trace_loaded_func)(bool loaded, const char *why);
 void ep_trace_load_aside(ep_trace_loaded_func done);
 /* Whether the probes are loaded, by ep_trace_load or preloaded. */
 bool ep_trace_loaded(void);
 
-/* What the library's own spans call this process: "" until set. Early in main, before there are threads; kept up to 63 bytes. */
+/* What the library's own spans call this process: "" until set. Early in main, before there are
+ * threads; kept up to 63 bytes. */
 void ep_trace_set_process(const char *name);
 const char *ep_trace_process(void);
 
-/* A number unique among processes with high probability, never 0; no system call after the first. */
+/* A number unique among processes with high probability, never 0; no system call after the
+ * first. */
 uint64_t ep_trace_new_id(void);
 /* A new trace id, never none. */
 ep_trace_id ep_trace_new_trace(void);
@@ -101,8 +110,8 @@ static inline bool ep_trace_id_is_none(ep_trace_id id)
 }
 
 /*
- * Reads a W3C traceparent (version 00, or a later one that begins the same way). False, and outputs untouched, for anything else:
- * upper case, an id of zeros, version ff. A NULL text is false too.
+ * Reads a W3C traceparent (version 00, or a later one that begins the same way). False, and outputs
+ * untouched, for anything else: upper case, an id of zeros, version ff. A NULL text is false too.
  */
 bool ep_traceparent_parse(const char *text, ep_trace_id *out_trace, uint64_t *out_span);
 /* "00-<trace>-<span>-01" and its end. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The events for LTTng's generator, which includes this file several times: one class of fields, and two instances per span of
- * trace_spans.def.
+ * The events for LTTng's generator, which includes this file several times: one class of fields,
+ * and two instances per span of trace_spans.def.
  */
 #undef LTTNG_UST_TRACEPOINT_PROVIDER
 #define LTTNG_UST_TRACEPOINT_PROVIDER expertd
@@ -16,7 +16,8 @@
 
 #include "observe/trace.h"
 
-/* babeltrace 2.0.4 shows an empty string as what the field held in an earlier event; so none is written. */
+/* babeltrace 2.0.4 shows an empty string as what the field held in an earlier event; so none is
+ * written. */
 #define EP_TRACE_TEXT(text) ((text)[0] != 0 ? (text) : "-")
 
 LTTNG_UST_TRACEPOINT_EVENT_CLASS(

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What libexpertd-trace.so gives the programs: for each event where its state stands and the function that records it. trace.c finds
- * it by name.
+ * What libexpertd-trace.so gives the programs: for each event where its state stands and the
+ * function that records it. trace.c finds it by name.
  */
 #ifndef EP_OBSERVE_TRACE_PROVIDER_H
 #define EP_OBSERVE_TRACE_PROVIDER_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The option table's life: load from all sources in order of precedence, look up, print, compare. */
+/* The option table's life: load from all sources in order of precedence, look up, print,
+ * compare. */
 #include "options/options.h"
 
 #include <ctype.h>
@@ -214,7 +215,8 @@ static ep_err apply_flags(ep_options *options, const ep_flags *flags, ep_error *
         ep_err err;
         if (option->type == EP_OPTION_LIST) {
             if (value->kind != EP_ORIGIN_FLAG) {
-                ep_option_value_clear(option, value); /* flags replace the file's list, then add to it */
+                /* flags replace the file's list, then add to it */
+                ep_option_value_clear(option, value);
             }
             err = ep_option_list_add_text(option, value, text, source, out_error);
         } else {

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One option table serves flags, environment and YAML file alike: name, type, unit, range, allowed values,
- * default, help. Precedence: flag > environment > file > default. Parsing is strict: every value is text
- * first, "3x" and "flase" are errors, an unknown key of the file is an error. Each value remembers where it
- * came from.
+ * One option table serves flags, environment and YAML file alike: name, type, unit, range, allowed
+ * values, default, help. Precedence: flag > environment > file > default. Parsing is strict: every
+ * value is text first, "3x" and "flase" are errors, an unknown key of the file is an error. Each
+ * value remembers where it came from.
  *
  *     key in the file   drain_ms: 5000
  *     environment       EXPERTD_DRAIN_MS=5000
  *     flag              --drain-ms=5000
  *
- * Errors     BAD_CONFIG: "file /etc/expertd.yaml:12: drain_ms: '3x' is not a time; allowed: 0..10m".
- *            Unknown environment variables with our prefix are only warnings: other software sets such names
- *            too (Kubernetes makes EXPERTD_SERVICE_HOST for a service named expertd).
+ * Errors     BAD_CONFIG: "file /etc/expertd.yaml:12: drain_ms: '3x' is not a time; allowed:
+ *            0..10m". Unknown environment variables with our prefix are only warnings: other
+ *            software sets such names too (Kubernetes makes EXPERTD_SERVICE_HOST for a service
+ *            named expertd).
  * Ownership  an ep_options owns all text it hands out. The spec is static and outlives it.
  * Threads    immutable after load.
  */
@@ -49,8 +50,9 @@ typedef struct ep_option {
     const char *default_text; /* parsed like any other value; NULL: not set */
     const char *help;
     bool reloadable; /* false: a change needs a restart */
-    /* LIST only. File: a sequence of mappings, or of plain values when there is one field. Flag (repeated)
-     * and environment (comma-separated): "value", or "first=second" for the first two fields. */
+    /* LIST only. File: a sequence of mappings, or of plain values when there is one field. Flag
+     * (repeated) and environment (comma-separated): "value", or "first=second" for the first two
+     * fields. */
     const struct ep_option *fields;
     size_t fields_count;
     const char *flag; /* flag's name when it is not the key's: "model" for models */
@@ -59,7 +61,8 @@ typedef struct ep_option {
 typedef struct ep_options_spec {
     const char *program;     /* "expertd" */
     const char *env_prefix;  /* "EXPERTD_" */
-    const char *const *env_foreign; /* beginnings of variables that others read, not to warn about; ends with NULL. NULL: none */
+    /* beginnings of variables that others read, not to warn about; ends with NULL. NULL: none */
+    const char *const *env_foreign;
     const char *summary;     /* first line of --help */
     const char *config_file; /* where the packages keep its file; NULL: <PREFIX>CONFIG names none */
     const ep_option *options;
@@ -93,15 +96,16 @@ typedef ep_err (*ep_options_check_func)(const ep_options *options, ep_error *out
 
 /*
  * Reads flags (argv[0] is skipped; may be NULL with argc 0), environment ("NAME=value" strings,
- * NULL-terminated) and the file that --config or <PREFIX>CONFIG names. Errors: BAD_CONFIG, NOT_FOUND (no
- * such file), IO, NO_MEMORY. An unknown or malformed flag is reported on stderr by the flag parser itself;
- * the error then says so.
+ * NULL-terminated) and the file that --config or <PREFIX>CONFIG names. Errors: BAD_CONFIG,
+ * NOT_FOUND (no such file), IO, NO_MEMORY. An unknown or malformed flag is reported on stderr by
+ * the flag parser itself; the error then says so.
  */
 ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char *const *environment,
                        ep_options **out_options, ep_error *out_error);
 void ep_options_free(ep_options *options);
 
-/* Values by key. The key must be in the table with a fitting type: anything else is our own mistake. */
+/* Values by key. The key must be in the table with a fitting type: anything else is our own
+ * mistake. */
 bool ep_options_is_set(const ep_options *options, const char *key);
 bool ep_options_bool(const ep_options *options, const char *key);
 /* INT, SIZE, MS, US; for ENUM the word's place. 0 when not set. */
@@ -115,8 +119,8 @@ const char *ep_options_list_origin(const ep_options *options, const char *key, s
 
 /* "default", "file PATH:LINE", "environment NAME", "flag --name". */
 const char *ep_options_origin(const ep_options *options, const char *key);
-/* BAD_CONFIG with the value's origin and key before the text: for rules that the table cannot state. Returns
- * the code. */
+/* BAD_CONFIG with the value's origin and key before the text: for rules that the table cannot
+ * state. Returns the code. */
 ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format,
                        ...) __attribute__((format(printf, 4, 5)));
 /* The same for a field of a list's item. */
@@ -127,7 +131,8 @@ ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t i
 ep_options_action ep_options_get_action(const ep_options *options);
 /* Lines without newline, NULL after the last. */
 const char *ep_options_warning(const ep_options *options, size_t index);
-/* Every effective value as YAML that can be used as a file again, each with its origin in a comment. */
+/* Every effective value as YAML that can be used as a file again, each with its origin in a
+ * comment. */
 void ep_options_print(const ep_options *options, FILE *out);
 void ep_options_print_help(const ep_options_spec *spec, FILE *out);
 /* A text that the table takes, as YAML. */

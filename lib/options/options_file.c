@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The YAML file. libyaml's document keeps the line of every node, which is what an error message needs;
- * values stay text until the table's own parser has seen them.
+ * The YAML file. libyaml's document keeps the line of every node, which is what an error message
+ * needs; values stay text until the table's own parser has seen them.
  */
 #include "options/options_internal.h"
 
@@ -71,8 +71,8 @@ static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *
     return fail_at(r, node, text);
 }
 
-/* Finds the pair's option; a key given twice is an error. seen: [count], the line a key was first seen at, 0
- * none. */
+/* Finds the pair's option; a key given twice is an error. seen: [count], the line a key was first
+ * seen at, 0 none. */
 static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option *options, size_t count,
                        size_t *seen, size_t *out_index)
 {
@@ -243,7 +243,8 @@ static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out
     return EP_OK;
 }
 
-/* libyaml's words name the place where it gave up; where it began, and the one character nobody sees, are added. */
+/* libyaml's words name the place where it gave up; where it began, and the one character nobody
+ * sees, are added. */
 static ep_err fail_parser(const char *path, const unsigned char *text, size_t bytes, const yaml_parser_t *parser,
                           ep_error *out_error)
 {
@@ -283,7 +284,8 @@ static ep_err count_event(const char *path, const yaml_event_t *event, size_t *d
     return EP_OK;
 }
 
-/* Before a document is made of it: the first event past a bound ends the reading, so that time is bounded too. */
+/* Before a document is made of it: the first event past a bound ends the reading, so that time is
+ * bounded too. */
 static ep_err check_shape(const char *path, const unsigned char *text, size_t bytes, ep_error *out_error)
 {
     yaml_parser_t parser;

@@ -76,7 +76,8 @@ typedef struct ep_flags {
     const char *shell; /* of COMPLETION */
     bool json;
 } ep_flags;
-/* argp's table of all flags; *out_texts is what it points at. Both for free(). Errors: NO_MEMORY. */
+/* argp's table of all flags; *out_texts is what it points at. Both for free(). Errors:
+ * NO_MEMORY. */
 struct argp_option;
 ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_options, void **out_texts);
 /* flags->flags is malloc'ed; text points into argv. */

@@ -112,7 +112,8 @@ static bool read_character(const unsigned char **text, uint32_t *out_code)
     }
     *text = p + more + 1;
     *out_code = code;
-    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000}; /* shorter forms of a code are the only ones */
+    /* shorter forms of a code are the only ones */
+    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000};
     return code >= least[more] && code <= 0x10ffff;
 }
 

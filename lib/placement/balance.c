@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Greedy start, then exchanges with the busiest node. A move is one of: a copy to another node, two copies change places, a copy takes the
- * place of a spare one of another expert. Each is judged by the busiest of all nodes it touches; each step takes the best.
+ * Greedy start, then exchanges with the busiest node. A move is one of: a copy to another node, two
+ * copies change places, a copy takes the place of a spare one of another expert. Each is judged by
+ * the busiest of all nodes it touches; each step takes the best.
  */
 #include "placement/balance.h"
 
@@ -246,8 +247,8 @@ static void sift(ranked *heap, uint32_t count, uint32_t at)
     }
 }
 
-/* How many copies each gets: on an empty board the hottest copy is split again and again while the budget lasts.
- * Sorted by share. */
+/* How many copies each gets: on an empty board the hottest copy is split again and again while the
+ * budget lasts. Sorted by share. */
 static void rank(const ep_balance *b, ranked *experts)
 {
     const ep_balance_input *in = b->in;
@@ -287,7 +288,8 @@ static void spend(uint64_t *left, uint32_t work)
     }
 }
 
-/* Experts that the node has in common with those that hold this one: they are its work too when one of them is lost. */
+/* Experts that the node has in common with those that hold this one: they are its work too when one
+ * of them is lost. */
 static uint32_t in_common(const ep_balance *b, uint32_t expert, uint32_t node)
 {
     uint32_t sum = 0;
@@ -301,8 +303,8 @@ static uint32_t in_common(const ep_balance *b, uint32_t expert, uint32_t node)
     return sum;
 }
 
-/* On a host without it, while it shall be on more; of those alike the one that has least in common with its holders.
- * What the best one has in common is counted once, when another is like it. */
+/* On a host without it, while it shall be on more; of those alike the one that has least in common
+ * with its holders. What the best one has in common is counted once, when another is like it. */
 static uint32_t least_busy(const ep_balance *b, const ranked *r)
 {
     uint32_t best = NO_NODE;
@@ -344,8 +346,9 @@ static uint32_t first_missing(const ep_balance *b, uint32_t from, uint32_t to)
 }
 
 /*
- * All nodes with a slot hold the expert already. A node without it gives a copy to another one, that one to the next, and the last has a
- * slot: the shortest such chain. way[n]: who gives to n, and what.
+ * All nodes with a slot hold the expert already. A node without it gives a copy to another one,
+ * that one to the next, and the last has a slot: the shortest such chain. way[n]: who gives to n,
+ * and what.
  */
 static bool make_room(ep_balance *b, uint32_t expert)
 {
@@ -416,7 +419,8 @@ static ep_err fill(ep_balance *b, const ranked *experts, ep_error *out_error)
 
 /* ---- exchanges ---- */
 
-/* What a copy adds to each holder when `gone` loses it (or nobody) and `come` gets one (or nobody). */
+/* What a copy adds to each holder when `gone` loses it (or nobody) and `come` gets one (or
+ * nobody). */
 static double share_after(const ep_balance *b, uint32_t expert, uint32_t gone, uint32_t come)
 {
     const double *speeds = b->in->speeds;
@@ -434,7 +438,8 @@ static bool takes_in(exchange_kind kind)
     return kind == MOVE || kind == TRADE;
 }
 
-/* How much each holder of the two experts has more to do afterwards, and how busy the two nodes are then. */
+/* How much each holder of the two experts has more to do afterwards, and how busy the two nodes are
+ * then. */
 typedef struct {
     double given, taken;
     double from, to;
@@ -511,7 +516,8 @@ static uint32_t loads_of(const exchange *x)
     return x->kind == DROP ? 0 : takes_in(x->kind) && x->taken != NO_EXPERT ? 2 : 1;
 }
 
-/* By how much less all nodes together exceed `allowed`, for each copy that has to be loaded; what loads none comes first. */
+/* By how much less all nodes together exceed `allowed`, for each copy that has to be loaded; what
+ * loads none comes first. */
 static double relief_per_load(const ep_balance *b, const exchange *x, double allowed)
 {
     const outcome o = foresee(b, x);
@@ -525,7 +531,8 @@ static double relief_per_load(const ep_balance *b, const exchange *x, double all
     return x->kind == DROP ? relief * DROP_WORTH : relief / loads_of(x);
 }
 
-/* Two aims: with allowed 0 the busiest node shall be least busy, else as little as can be above `allowed` with few loads. */
+/* Two aims: with allowed 0 the busiest node shall be least busy, else as little as can be above
+ * `allowed` with few loads. */
 typedef struct {
     const ep_balance *b;
     double allowed;
@@ -550,8 +557,8 @@ static void judge(search *s, const exchange *x)
     }
 }
 
-/* A change of places where shares stay as they are: `less` to do for x.from, more for x.to. Most are seen to be no
- * better by this. */
+/* A change of places where shares stay as they are: `less` to do for x.from, more for x.to. Most
+ * are seen to be no better by this. */
 static bool is_better(const search *s, const exchange *x, double less)
 {
     const double from = s->b->busy[x->from], to = s->b->busy[x->to];
@@ -644,7 +651,8 @@ static void apply(ep_balance *b, const exchange *x)
     }
 }
 
-/* No exchange helps the busiest node: any exchange of two others that does not make one of them as busy. */
+/* No exchange helps the busiest node: any exchange of two others that does not make one of them as
+ * busy. */
 static bool find_detour(const ep_balance *b, uint64_t *random, exchange *out)
 {
     const double most = ep_balance_busiest(b) * (1 - LEAST_GAIN);
@@ -709,8 +717,8 @@ static void consider_partner(const ep_balance *b, exchange x, exchange *best, do
     }
 }
 
-/* One of the expert's copies goes to a host that has none, where the nodes that it concerns are least busy then; false:
- * none can. */
+/* One of the expert's copies goes to a host that has none, where the nodes that it concerns are
+ * least busy then; false: none can. */
 static bool spread_once(ep_balance *b, uint32_t expert)
 {
     exchange best = {.given = NO_EXPERT};
@@ -761,8 +769,8 @@ static bool spread_by_two(ep_balance *b, uint32_t expert)
     return false;
 }
 
-/* Hosts have slots enough for as many copies apart as there shall be; else who is left over would be looked for in
- * vain. */
+/* Hosts have slots enough for as many copies apart as there shall be; else who is left over would
+ * be looked for in vain. */
 static bool has_room_apart(const ep_balance *b)
 {
     const ep_balance_input *in = b->in;

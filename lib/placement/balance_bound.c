@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The least busiest time T that no placement can beat, by bisection over T. T is impossible when one of these is:
+ * The least busiest time T that no placement can beat, by bisection over T. T is impossible when
+ * one of these is:
  *
  *   work     all heat takes all nodes T at most: sum of heat <= T * sum of speeds.
- *   copies   an expert with heat h needs the k nodes whose speeds reach h / T; the fastest are the fewest. Sum of k <= copies_total, k <= nodes.
- *   slots    (all speeds equal) an expert is on c >= k nodes, those with the fewest slots in the best case. At most f of all slots can stay
- *            empty: slots less the copies that are needed. So these nodes hold at least (their slots - c - f) other copies, which weigh at
- *            least as much as the lightest ones there are. Splitting a light expert further does not help: each split fills a slot more.
+ *   copies   an expert with heat h needs the k nodes whose speeds reach h / T; the fastest are the
+ *            fewest. Sum of k <= copies_total, k <= nodes.
+ *   slots    (all speeds equal) an expert is on c >= k nodes, those with the fewest slots in the
+ *            best case. At most f of all slots can stay empty: slots less the copies that are
+ *            needed. So these nodes hold at least (their slots - c - f) other copies, which weigh
+ *            at least as much as the lightest ones there are. Splitting a light expert further does
+ *            not help: each split fills a slot more.
  */
 #include <math.h>
 #include <stdlib.h>

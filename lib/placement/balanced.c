@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Placement by heat: each layer on its own, with slots in proportion to what nodes have room for. */
+/* Placement by heat: each layer on its own, with slots in proportion to what nodes have room
+ * for. */
 #include "placement/balance.h"
 
 #include <inttypes.h>
@@ -11,8 +12,10 @@
 #include "placement/placer.h"
 
 #define SEARCH_GOOD 1.001 /* of the bound: a layer placed from nothing */
-#define REPAIR_GOOD 1.05  /* a layer that is placed: the next 0.03 would cost as many copies to load again */
-/* Few copies may move, and again soon: less than this is noise of the heat, which would move them for ever. */
+/* a layer that is placed: the next 0.03 would cost as many copies to load again */
+#define REPAIR_GOOD 1.05
+/* Few copies may move, and again soon: less than this is noise of the heat, which would move them
+ * for ever. */
 #define REPAIR_AT 1.10
 #define ROUNDING 1e-9
 #define WORK_MAX (UINT64_C(1) << 23) /* pairs of copies, some ns each: who solves may hold a lock */
@@ -61,7 +64,8 @@ static uint32_t experts_of(const balancer *b, uint32_t layer)
     return b->placer.layers[layer].experts;
 }
 
-/* How many copies of this layer a node can take, so that the layers to come find their part of its capacity. */
+/* How many copies of this layer a node can take, so that the layers to come find their part of its
+ * capacity. */
 static uint32_t room_of(const balancer *b, uint32_t layer, uint32_t node)
 {
     const ep_placement_node *limits = &b->input->nodes[node];
@@ -85,13 +89,14 @@ static uint32_t room_in(const balancer *b, uint32_t layer, uint32_t node)
     return room < experts_of(b, layer) ? room : experts_of(b, layer);
 }
 
-/* Hosts with few nodes need more slots on each, or copies would have to share a host; some are left for spare copies
- * and to exchange over. */
+/* Hosts with few nodes need more slots on each, or copies would have to share a host; some are left
+ * for spare copies and to exchange over. */
 static void give_hosts_slots(balancer *b, uint32_t layer)
 {
     const uint32_t experts = experts_of(b, layer), nodes = b->input->nodes_count;
     const ep_hosts *hosts = &b->placer.hosts;
-    const uint64_t part = (uint64_t)experts + b->input->spare_copies + 1; /* of each of `spread` hosts */
+    /* of each of `spread` hosts */
+    const uint64_t part = (uint64_t)experts + b->input->spare_copies + 1;
     bool is_growing = hosts->spread > 1;
     while (is_growing) {
         uint64_t apart = 0;
@@ -112,7 +117,8 @@ static void give_hosts_slots(balancer *b, uint32_t layer)
     }
 }
 
-/* `total` copies over all nodes as evenly as their room allows; what a node holds beyond that has a slot too. Returns the sum of slots. */
+/* `total` copies over all nodes as evenly as their room allows; what a node holds beyond that has a
+ * slot too. Returns the sum of slots. */
 static uint64_t give_slots(balancer *b, uint32_t layer, uint64_t total)
 {
     const uint32_t *holds = b->placer.layers[layer].load;
@@ -152,7 +158,8 @@ static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
     }
 }
 
-/* Each layer has its part of the copies that may move, and the layers to come what it leaves; some exchanges need two.
+/* Each layer has its part of the copies that may move, and the layers to come what it leaves; some
+ * exchanges need two.
  */
 static void repair(balancer *b, uint32_t layer, ep_balance *balance, double bound)
 {
@@ -249,8 +256,8 @@ static ep_err prepare(balancer *b, ep_error *out_error)
     return EP_OK;
 }
 
-/* A node says how many experts there are: what it says must not take all memory, nor all time of who holds a lock
- * meanwhile. */
+/* A node says how many experts there are: what it says must not take all memory, nor all time of
+ * who holds a lock meanwhile. */
 static bool is_too_large(const ep_placement_input *input)
 {
     uint64_t cells = 0;

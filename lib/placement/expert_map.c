@@ -85,8 +85,8 @@ static ep_err check_array(const reader *r, const char *place, const json_t *arra
     return EP_OK;
 }
 
-/* One device's experts, appended at experts. seen [EP_EXPERTS_MAX] holds the last device, plus one, that
- * listed an expert. */
+/* One device's experts, appended at experts. seen [EP_EXPERTS_MAX] holds the last device, plus one,
+ * that listed an expert. */
 static ep_err read_experts(const reader *r, uint32_t layer, uint32_t device, const json_t *list,
                            uint32_t *seen, uint32_t *experts)
 {
@@ -156,7 +156,8 @@ static ep_err read_devices(const reader *r, uint32_t layer_id, const json_t *lis
     if (err != EP_OK) {
         return err;
     }
-    /* Each element took at least two bytes of text, so the total is bounded by the file's length. */
+    /* Each element took at least two bytes of text, so the total is bounded by the file's
+     * length. */
     layer->offsets = calloc((size_t)layer->devices_count + 1, sizeof(*layer->offsets));
     layer->experts = calloc(total + 1, sizeof(*layer->experts));
     if (layer->offsets == NULL || layer->experts == NULL) {

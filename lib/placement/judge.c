@@ -39,8 +39,8 @@ ep_layer_balance ep_placer_certify(const ep_balance_input *problem, double busie
                               .bound = busiest > IN_DOUBT * bound ? ep_balance_bound(problem, true) : bound};
 }
 
-/* What each node has to do and how many copies it holds; the time of the busiest. copies_min becomes that of the
- * experts, if less. */
+/* What each node has to do and how many copies it holds; the time of the busiest. copies_min
+ * becomes that of the experts, if less. */
 static double add_up(const uint32_t *offsets, const uint32_t *copies, ep_balance_input *problem, double *busy,
                      uint32_t *held)
 {

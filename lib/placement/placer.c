@@ -207,8 +207,8 @@ static uint32_t list_owners(const ep_placer *placer, uint32_t layer, uint32_t ex
     return count;
 }
 
-/* Drops nodes from the list, those whose host has another one first, of them the fullest of the layer, until count is
- * copies. load counts all owners. */
+/* Drops nodes from the list, those whose host has another one first, of them the fullest of the
+ * layer, until count is copies. load counts all owners. */
 static uint32_t drop_surplus(const ep_hosts *hosts, uint32_t *nodes, uint32_t count, uint32_t copies, uint32_t *load)
 {
     while (count > copies) {
@@ -337,8 +337,9 @@ uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert)
     return best;
 }
 
-/* The emptiest node that brings the expert onto another host in place of `from`; without room, where *out_other, which
- * `from` may hold, can go the other way. EP_PLACER_NO_NODE if there is none. */
+/* The emptiest node that brings the expert onto another host in place of `from`; without room,
+ * where *out_other, which `from` may hold, can go the other way. EP_PLACER_NO_NODE if there is
+ * none. */
 static uint32_t find_partner(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t *out_other)
 {
     const uint32_t *load = placer->layers[layer].load;
@@ -394,8 +395,8 @@ void ep_placer_spread(ep_placer *placer, uint32_t layer, uint32_t first)
     }
 }
 
-/* Gives up one spare copy of any expert if that makes room for a first copy in this layer. Returns the node,
- * or NO_NODE. */
+/* Gives up one spare copy of any expert if that makes room for a first copy in this layer. Returns
+ * the node, or NO_NODE. */
 static uint32_t make_room(ep_placer *placer, uint32_t layer)
 {
     for (uint32_t l = 0; l < placer->input->layers_count; l++) {

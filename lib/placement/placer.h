@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The board the solvers move copies on: who holds what, how full each node is; private to lib/placement. */
+/* The board the solvers move copies on: who holds what, how full each node is; private to
+ * lib/placement. */
 #ifndef EP_PLACEMENT_PLACER_H
 #define EP_PLACEMENT_PLACER_H
 
@@ -30,7 +31,8 @@ typedef struct {
     uint32_t copies_missing;
 } ep_placer;
 
-/* Checks the input, makes an empty board. Errors: INVALID_ARGUMENT, NO_MEMORY; fini is then still due. */
+/* Checks the input, makes an empty board. Errors: INVALID_ARGUMENT, NO_MEMORY; fini is then still
+ * due. */
 ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32_t width,
                       ep_error *out_error);
 void ep_placer_fini(ep_placer *placer);
@@ -44,27 +46,29 @@ void ep_placer_remove(ep_placer *placer, uint32_t layer, uint32_t expert, uint32
 
 /* As ep_hosts_allow, of the expert's copies. */
 bool ep_placer_may_move(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t to);
-/* Moves copies of experts that are on fewer hosts than they shall be, as far as there is room, or somebody to change
- * places with. */
+/* Moves copies of experts that are on fewer hosts than they shall be, as far as there is room, or
+ * somebody to change places with. */
 void ep_placer_spread(ep_placer *placer, uint32_t layer, uint32_t first);
 
-/* Puts back what nodes hold now, at most `copies` of each expert of [first, experts): surplus goes from the
- * fullest nodes. */
+/* Puts back what nodes hold now, at most `copies` of each expert of [first, experts): surplus goes
+ * from the fullest nodes. */
 ep_err ep_placer_keep_owned(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copies);
-/* Gives experts of [first, experts) that have exactly copy_index copies one more, on the emptiest node with
- * room. Errors: RESOURCE_EXHAUSTED when copy_index is 0 and no node has room. */
+/* Gives experts of [first, experts) that have exactly copy_index copies one more, on the emptiest
+ * node with room. Errors: RESOURCE_EXHAUSTED when copy_index is 0 and no node has room. */
 ep_err ep_placer_fill(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copy_index,
                       ep_error *out_error);
 
 /*
- * together[n]: experts of the layer that n holds as this node does. When a node is lost, all others shall get a part of
- * its work, and not one of them the whole. The second: its sum over the expert's holders but `from`.
+ * together[n]: experts of the layer that n holds as this node does. When a node is lost, all others
+ * shall get a part of its work, and not one of them the whole. The second: its sum over the
+ * expert's holders but `from`.
  */
 void ep_placer_count_together(ep_placer *placer, uint32_t layer, uint32_t node);
 uint32_t ep_placer_in_common(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from);
-/* The node with the fewest experts of the layer, then (if expert has copies) with the fewest in common with those that
- * hold it, then with the fewest of all layers, then the lowest index; with room and, unless expert is EP_NO_EXPERT,
- * without that expert, on a host without it while it shall be on more. EP_PLACER_NO_NODE if there is none. */
+/* The node with the fewest experts of the layer, then (if expert has copies) with the fewest in
+ * common with those that hold it, then with the fewest of all layers, then the lowest index; with
+ * room and, unless expert is EP_NO_EXPERT, without that expert, on a host without it while it shall
+ * be on more. EP_PLACER_NO_NODE if there is none. */
 uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert);
 /* Counts what experts of [first, experts) lack of `copies` copies into copies_missing. */
 void ep_placer_count_missing(ep_placer *placer, uint32_t layer, uint32_t first, uint32_t copies);
@@ -72,8 +76,8 @@ void ep_placer_count_missing(ep_placer *placer, uint32_t layer, uint32_t first, 
 void ep_placer_heat(const ep_placement_layer *layer, double *out_heat);
 /* 0 is as the others. */
 double ep_placer_speed(const ep_placement_node *node);
-/* bound: ep_balance_bound without slots. The sharper one takes a millisecond of a large layer: only where this one
- * leaves a doubt. */
+/* bound: ep_balance_bound without slots. The sharper one takes a millisecond of a large layer: only
+ * where this one leaves a doubt. */
 ep_layer_balance ep_placer_certify(const ep_balance_input *problem, double busiest, double bound);
 /* The result with its certificate. */
 ep_err ep_placer_finish(const ep_placer *placer, ep_placement **out_placement);

@@ -19,7 +19,8 @@ static ep_err keep_and_fill(ep_placer *placer, uint32_t copies, ep_error *out_er
     return err;
 }
 
-/* A copy on `from` that may move to `to`, whose holders have least in common with `to`; EP_NO_EXPERT if there is none.
+/* A copy on `from` that may move to `to`, whose holders have least in common with `to`;
+ * EP_NO_EXPERT if there is none.
  */
 static uint32_t movable_expert(const ep_placer *placer, uint32_t layer, uint32_t from, uint32_t to,
                                bool owned_too)
@@ -37,8 +38,8 @@ static uint32_t movable_expert(const ep_placer *placer, uint32_t layer, uint32_t
     return best;
 }
 
-/* Moves one copy to the emptiest node of the layer from the fullest one that can give; false when no move
- * helps. */
+/* Moves one copy to the emptiest node of the layer from the fullest one that can give; false when
+ * no move helps. */
 static bool balance_step(ep_placer *placer, uint32_t layer, bool owned_too)
 {
     const uint32_t *load = placer->layers[layer].load;
@@ -51,8 +52,8 @@ static bool balance_step(ep_placer *placer, uint32_t layer, bool owned_too)
     for (uint32_t n = 0; to != EP_PLACER_NO_NODE && n < placer->input->nodes_count; n++) {
         bool fuller = from == EP_PLACER_NO_NODE || load[n] > load[from] ||
                       (load[n] == load[from] && placer->total[n] > placer->total[from]);
-        /* One more than `to` is as even as a layer gets; then a free move may still even out the sum of all
-         * layers. */
+        /* One more than `to` is as even as a layer gets; then a free move may still even out the
+         * sum of all layers. */
         bool helps = load[n] > load[to] + 1 ||
                      (!owned_too && load[n] == load[to] + 1 && placer->total[n] > placer->total[to] + 1);
         if (!helps || !fuller) {

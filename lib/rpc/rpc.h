@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gRPC-like calls over a lane. protobuf-c service descriptors are the source of truth; method numbers come from
- * proto/methods.def. Unary and server-streaming calls, many in flight, replies in any order, deadlines that travel as
- * time left, cancel, canonical status codes, metadata, ping, credits, exactly-once completion.
+ * gRPC-like calls over a lane. protobuf-c service descriptors are the source of truth; method
+ * numbers come from proto/methods.def. Unary and server-streaming calls, many in flight, replies in
+ * any order, deadlines that travel as time left, cancel, canonical status codes, metadata, ping,
+ * credits, exactly-once completion.
  *
- * A frame carries a protobuf header and a raw tensor section (64-byte aligned at the receiver). Tensors are one ep_buffer
- * on both sides; it is never copied here.
+ * A frame carries a protobuf header and a raw tensor section (64-byte aligned at the receiver).
+ * Tensors are one ep_buffer on both sides; it is never copied here.
  *
- * Threads    every call from any thread, also from callbacks, unless said otherwise. No lock is held in callbacks.
+ * Threads    every call from any thread, also from callbacks, unless said otherwise. No lock is
+ *            held in callbacks.
  */
 #ifndef EP_RPC_RPC_H
 #define EP_RPC_RPC_H
@@ -62,17 +64,20 @@ typedef struct ep_rpc_limits {
     uint32_t redial_max_ms;          /* 200 */
 } ep_rpc_limits;
 void ep_rpc_limits_default(ep_rpc_limits *out_limits);
-/* For connections to and of a coordinator: headers there hold whole tables (60 layers of 256 experts in two copies take about
- * 100 KiB), so header_bytes_max is at least 4 MiB and unpack_bytes_max at least 32 MiB. Data connections keep the small ones. */
+/* For connections to and of a coordinator: headers there hold whole tables (60 layers of 256
+ * experts in two copies take about 100 KiB), so header_bytes_max is at least 4 MiB and
+ * unpack_bytes_max at least 32 MiB. Data connections keep the small ones. */
 void ep_rpc_limits_raise_for_control(ep_rpc_limits *limits);
 
-/* What both ends share. Everything pointed at is borrowed for the life of the server or channel; strings are copied. */
+/* What both ends share. Everything pointed at is borrowed for the life of the server or channel;
+ * strings are copied. */
 typedef struct ep_rpc_common {
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_rpc_limits limits;
     const char *token;               /* what a channel shows in Hello; NULL or "" none. Not for servers */
-    /* The tokens of every role; NULL none. A server judges Hello by them; a channel shows its role's, in place of token. */
+    /* The tokens of every role; NULL none. A server judges Hello by them; a channel shows its
+     * role's, in place of token. */
     ep_rpc_credentials *credentials;
     const char *node;                /* our name in Hello; "" for a client */
     const char *host;                /* our host in Hello; NULL: the boot id. Up to EP_HOST_BYTES - 1 characters */
@@ -85,7 +90,8 @@ typedef struct ep_rpc_common {
 
 typedef struct ep_rpc_server_config {
     ep_rpc_common common;
-    /* Adds models and the like to the Hello reply. May be NULL. Strings it sets must live until hello_free is called. */
+    /* Adds models and the like to the Hello reply. May be NULL. Strings it sets must live until
+     * hello_free is called. */
     void (*hello_fill)(void *arg, Expertd__V1__Hello *hello);
     void (*hello_free)(void *arg, Expertd__V1__Hello *hello);
     void *arg;
@@ -110,24 +116,28 @@ typedef struct ep_rpc_server_stats {
 } ep_rpc_server_stats;
 
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error);
-/* Registers a service made with EXPERTD__V1__X__INIT. Health and Reflection are built in. Before the first listen. */
+/* Registers a service made with EXPERTD__V1__X__INIT. Health and Reflection are built in. Before
+ * the first listen. */
 ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service, ep_error *out_error);
-/* May be called several times with different URLs (loopback beside tcp). roles: who is let in there, EP_ROLES_MAIN or
- * EP_ROLES_ADMIN; so methods of operators are never served on a main listener. */
+/* May be called several times with different URLs (loopback beside tcp). roles: who is let in
+ * there, EP_ROLES_MAIN or EP_ROLES_ADMIN; so methods of operators are never served on a main
+ * listener. */
 ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles, ep_error *out_error);
 /*
- * All listeners with TLS, the door's too, read their files again; connections that are there stay. Beside calls, not beside _listen or
- * _destroy. Errors: as ep_lane_ops.listener_renew_tls, with some listeners renewed and some not: call it again when the files are good.
+ * All listeners with TLS, the door's too, read their files again; connections that are there stay.
+ * Beside calls, not beside _listen or _destroy. Errors: as ep_lane_ops.listener_renew_tls, with
+ * some listeners renewed and some not: call it again when the files are good.
  */
 ep_err ep_rpc_server_renew_tls(ep_rpc_server *server, ep_error *out_error);
 /* URL of the index-th listener with its real port; "" when there is none. */
 void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes);
-/* "starting" | "serving" | "draining" | "degraded": what Health says; draining also sets the draining flag of every reply
- * and refuses new calls of ExpertService with DRAINING. Static string. */
+/* "starting" | "serving" | "draining" | "degraded": what Health says; draining also sets the
+ * draining flag of every reply and refuses new calls of ExpertService with DRAINING. Static
+ * string. */
 void ep_rpc_server_set_state(ep_rpc_server *server, const char *state);
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats);
-/* Memory of frames: "all" of it, which nodes and operators may use, and the shares of "hello", "clients",
- * "client_address" (any one of the clients' addresses) and "door". */
+/* Memory of frames: "all" of it, which nodes and operators may use, and the shares of "hello",
+ * "clients", "client_address" (any one of the clients' addresses) and "door". */
 #define EP_RPC_SHARES 5
 #define EP_RPC_SHARE_ALL 0
 typedef struct ep_rpc_share {
@@ -138,18 +148,23 @@ typedef struct ep_rpc_share {
     uint64_t refusals;
 } ep_rpc_share;
 void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP_RPC_SHARES]);
-/* For other doors of the same process: refusals there are logged, limited and counted together. Lives as the server. */
+/* For other doors of the same process: refusals there are logged, limited and counted together.
+ * Lives as the server. */
 ep_rpc_audit *ep_rpc_server_audit(ep_rpc_server *server);
-/* Sends goodbye, closes listeners and connections, waits until no callback runs and every started handler has finished
- * its call. Handlers must not depend on the caller's thread. NULL allowed. Not from a callback. */
+/* Sends goodbye, closes listeners and connections, waits until no callback runs and every started
+ * handler has finished its call. Handlers must not depend on the caller's thread. NULL allowed. Not
+ * from a callback. */
 void ep_rpc_server_destroy(ep_rpc_server *server);
 
 /*
- * Handlers are the generated service functions: void f(Service *s, const Request *in, Reply_Closure closure, void *closure_data).
- * closure_data is the ep_rpc_call. in and the request's tensors stay valid until ep_rpc_call_finish.
+ * Handlers are the generated service functions: void f(Service *s, const Request *in, Reply_Closure
+ * closure, void *closure_data). closure_data is the ep_rpc_call. in and the request's tensors stay
+ * valid until ep_rpc_call_finish.
  *   unary:   closure(&reply, closure_data) at most once, then ep_rpc_call_finish exactly once.
- *   stream:  closure(&reply, closure_data) any number of times, then finish. A closed connection makes further ones no-ops.
- * closure copies the message (packs it) before it returns. Both may be called from any thread, later.
+ *   stream:  closure(&reply, closure_data) any number of times, then finish. A closed connection
+ *            makes further ones no-ops.
+ * closure copies the message (packs it) before it returns. Both may be called from any thread,
+ * later.
  */
 /* Request tensor section; *out_bytes 0 when there is none. */
 const uint8_t *ep_rpc_call_tensors(const ep_rpc_call *call, size_t *out_bytes);
@@ -158,22 +173,27 @@ uint64_t ep_rpc_call_deadline_ns(const ep_rpc_call *call);
 uint64_t ep_rpc_call_received_ns(const ep_rpc_call *call);
 /* Value of a metadata key, or NULL. */
 const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key);
-/* The caller cancelled, its deadline passed, or its connection ended: the result will be dropped. */
+/* The caller cancelled, its deadline passed, or its connection ended: the result will be
+ * dropped. */
 bool ep_rpc_call_is_cancelled(const ep_rpc_call *call);
 /* Cancelled, since the caller uses another peer's answer (a hedge that lost). */
 bool ep_rpc_call_is_answered(const ep_rpc_call *call);
 /*
- * func runs once when the call becomes cancelled (at once, inside this call, if it is already); never after finish returned,
- * and finish waits for it. At most one per call. Set it before the call is handed to a thread that may finish it.
+ * func runs once when the call becomes cancelled (at once, inside this call, if it is already);
+ * never after finish returned, and finish waits for it. At most one per call. Set it before the
+ * call is handed to a thread that may finish it.
  */
 void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call), void *arg);
 /* Buffer pool for reply tensors. */
 ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call);
-/* The (last) reply may leave a little later when the finishing thread then need not write it to the network itself. Before finish. */
+/* The (last) reply may leave a little later when the finishing thread then need not write it to the
+ * network itself. Before finish. */
 void ep_rpc_call_set_patient(ep_rpc_call *call);
-/* Tensors of the (next) reply; taken in every case. bytes is taken_tensors->bytes. Call before closure/finish. */
+/* Tensors of the (next) reply; taken in every case. bytes is taken_tensors->bytes. Call before
+ * closure/finish. */
 void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors);
-/* Ends the call; error may be NULL when code is EP_OK, else it fills message Status. The call is invalid afterwards. */
+/* Ends the call; error may be NULL when code is EP_OK, else it fills message Status. The call is
+ * invalid afterwards. */
 void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error);
 /* The id in the caller's frame. */
 uint64_t ep_rpc_call_number(const ep_rpc_call *call);
@@ -192,7 +212,9 @@ typedef struct ep_rpc_channel_config {
     ep_lane_address address;         /* strings and TLS config are copied */
     const char *connection_class;    /* "decode", "bulk", "control" */
     bool reconnect;                  /* redial with jittered back-off until closed */
-    /* State changes after the first CONNECTING, one at a time; on the timer's and the lane's threads. peer: Hello of the other side when READY, else NULL. error: why it is BROKEN, else NULL. */
+    /* State changes after the first CONNECTING, one at a time; on the timer's and the lane's
+     * threads. peer: Hello of the other side when READY, else NULL. error: why it is BROKEN, else
+     * NULL. */
     void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
                      const ep_error *error);
     void *arg;
@@ -201,16 +223,18 @@ typedef struct ep_rpc_channel_config {
 
 /* Starts dialling at once and returns. */
 ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel **out_channel, ep_error *out_error);
-/* Fails every call in flight with CANCELLED, closes, waits for callbacks, frees. NULL allowed. Not from a callback. */
+/* Fails every call in flight with CANCELLED, closes, waits for callbacks, frees. NULL allowed. Not
+ * from a callback. */
 void ep_rpc_channel_destroy(ep_rpc_channel *channel);
 ep_rpc_channel_state ep_rpc_channel_get_state(ep_rpc_channel *channel);
-/* There is reason to believe that the peer can be reached: a channel that waits to dial again does so now. */
+/* There is reason to believe that the peer can be reached: a channel that waits to dial again does
+ * so now. */
 void ep_rpc_channel_hurry(ep_rpc_channel *channel);
-/* Why the channel is not ready: the last error seen. Waits some seconds at most for a look at a port that gave no
- * answer. Not from a callback. */
+/* Why the channel is not ready: the last error seen. Waits some seconds at most for a look at a
+ * port that gave no answer. Not from a callback. */
 void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error);
-/* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED, and without reconnect the
- * reason the channel broke. Not from a callback. */
+/* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED,
+ * and without reconnect the reason the channel broke. Not from a callback. */
 ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, ep_error *out_error);
 
 typedef struct ep_rpc_channel_stats {
@@ -242,12 +266,14 @@ typedef struct ep_rpc_reply {
 } ep_rpc_reply;
 
 /*
- * Completion. Unary: exactly once, end = true. Stream: once per message with end = false, then once with end = true.
- * error is NULL on success. Codes made here: DEADLINE_EXCEEDED, CANCELLED, CONNECTION_LOST, UNAVAILABLE (not ready),
- * RESOURCE_EXHAUSTED (queue full), DATA_LOSS; others come from the peer. Never runs inside ep_rpc_call_start.
- * A deadline that passes while there is no connection gives UNAVAILABLE with the last report; DEADLINE_EXCEEDED means that a
- * connected peer did not answer (or gave no credit) in time.
- * Runs on the lane's threads, and for deadlines and cancels on the timer service's: it must be short.
+ * Completion. Unary: exactly once, end = true. Stream: once per message with end = false, then once
+ * with end = true. error is NULL on success. Codes made here: DEADLINE_EXCEEDED, CANCELLED,
+ * CONNECTION_LOST, UNAVAILABLE (not ready), RESOURCE_EXHAUSTED (queue full), DATA_LOSS; others come
+ * from the peer. Never runs inside ep_rpc_call_start. A deadline that passes while there is no
+ * connection gives UNAVAILABLE with the last report; DEADLINE_EXCEEDED means that a connected peer
+ * did not answer (or gave no credit) in time.
+ * Runs on the lane's threads, and for deadlines and cancels on the timer service's: it must be
+ * short.
  */
 typedef void (*ep_rpc_reply_func)(void *arg, const ep_rpc_reply *reply, const ep_error *error);
 
@@ -256,7 +282,8 @@ typedef struct ep_rpc_metadata {
     const char *value;
 } ep_rpc_metadata;
 
-/* Names a call: in its frames, and for ep_rpc_call_cancel. Never reused within a process; 0 is no call. */
+/* Names a call: in its frames, and for ep_rpc_call_cancel. Never reused within a process; 0 is no
+ * call. */
 typedef uint64_t ep_rpc_call_id;
 ep_rpc_call_id ep_rpc_call_id_next(void);
 
@@ -273,15 +300,18 @@ typedef struct ep_rpc_request {
     bool wait_for_ready;             /* false: fail with UNAVAILABLE at once when the channel is not READY */
 } ep_rpc_request;
 
-/* Errors (on_reply is then never called): INVALID_ARGUMENT (too large, with limit), UNAVAILABLE, RESOURCE_EXHAUSTED, CLOSED, NO_MEMORY. */
+/* Errors (on_reply is then never called): INVALID_ARGUMENT (too large, with limit), UNAVAILABLE,
+ * RESOURCE_EXHAUSTED, CLOSED, NO_MEMORY. */
 ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
                          ep_rpc_call_id *out_id, ep_error *out_error);
-/* The call ends with CANCELLED, on the timer service's thread, unless it already ended; the peer is told. No-op for an unknown id. */
+/* The call ends with CANCELLED, on the timer service's thread, unless it already ended; the peer is
+ * told. No-op for an unknown id. */
 void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id);
 /* The same, and the peer learns that another peer's answer is used: its part is no failure. */
 void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id);
 
-/* Unary call that waits; for control paths. *out_reply is freed with protobuf_c_message_free_unpacked(m, NULL). Not from a callback. */
+/* Unary call that waits; for control paths. *out_reply is freed with
+ * protobuf_c_message_free_unpacked(m, NULL). Not from a callback. */
 ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method, const ProtobufCMessage *header,
                         uint64_t deadline_ns, ProtobufCMessage **out_reply, ep_error *out_error);
 

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One log line for everybody who is turned away and for every call of an operator, and counts by reason:
+ * One log line for everybody who is turned away and for every call of an operator, and counts by
+ * reason:
  *
- *     event=audit-refused peer=127.0.0.1:40112 node=n-1 role=client method=expertd.v1.Admin.Drain reason=method
- *     event=audit-admin peer=127.0.0.1:40112 role=operator who=alice method=expertd.v1.Admin.Drain
+ *     event=audit-refused peer=127.0.0.1:40112 node=n-1 role=client method=expertd.v1.Admin.Drain
+ *     reason=method event=audit-admin peer=127.0.0.1:40112 role=operator who=alice
+ *     method=expertd.v1.Admin.Drain
  *
- * Refusals are limited to EP_AUDIT_LINES in EP_AUDIT_WINDOW_MS; what is beyond is counted, and the count is
- * logged when the window ends (audit-refused-more). who: the label beside the token. What is not known is left out.
- * Tokens never get here.
+ * Refusals are limited to EP_AUDIT_LINES in EP_AUDIT_WINDOW_MS; what is beyond is counted, and the
+ * count is logged when the window ends (audit-refused-more). who: the label beside the token. What
+ * is not known is left out. Tokens never get here.
  *
  * Threads    any, except _init and _fini.
  */

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Unpacking a peer's protobuf header within a budget. protobuf-c allocates up to 76 times the bytes it is
- * given; here every allocation comes from an arena that refuses once bytes_max is spent, so a crafted header
- * fails early and cheaply.
+ * Unpacking a peer's protobuf header within a budget. protobuf-c allocates up to 76 times the bytes
+ * it is given; here every allocation comes from an arena that refuses once bytes_max is spent, so a
+ * crafted header fails early and cheaply.
  *
- * Ownership  messages live in the arena until ep_rpc_budget_fini; never call protobuf_c_message_free_unpacked
- * on them. The budget may not be moved in memory between init and fini. Threads    one budget, one thread at
- * a time.
+ * Ownership  messages live in the arena until ep_rpc_budget_fini; never call
+ *            protobuf_c_message_free_unpacked on them. The budget may not be moved in memory
+ *            between init and fini.
+ * Threads    one budget, one thread at a time.
  */
 #ifndef EP_RPC_RPC_BUDGET_H
 #define EP_RPC_RPC_BUDGET_H
@@ -32,8 +33,8 @@ typedef struct ep_rpc_budget {
 void ep_rpc_budget_init(ep_rpc_budget *budget, ep_buffer_pool *pool, size_t bytes_max);
 void ep_rpc_budget_fini(ep_rpc_budget *budget);
 
-/* Errors: INVALID_ARGUMENT (cannot be decoded, or above the budget), RESOURCE_EXHAUSTED or NO_MEMORY (the
- * pool). */
+/* Errors: INVALID_ARGUMENT (cannot be decoded, or above the budget), RESOURCE_EXHAUSTED or
+ * NO_MEMORY (the pool). */
 ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type, const uint8_t *data,
                      size_t bytes, ProtobufCMessage **out_message, ep_error *out_error);
 

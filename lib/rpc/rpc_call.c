@@ -182,8 +182,8 @@ bool ep_rpc_call_is_cancelled(const ep_rpc_call *call)
            (call->deadline_ns != EP_TIME_NEVER && call->deadline_ns <= ep_clock_now_ns());
 }
 
-/* Runs on_cancel if there is one; finish waits for it. The lock is held, dropped for the callback, and held
- * again. */
+/* Runs on_cancel if there is one; finish waits for it. The lock is held, dropped for the callback,
+ * and held again. */
 static void run_on_cancel_locked(ep_rpc_call *call)
 {
     void (*func)(void *arg, ep_rpc_call *call) = call->on_cancel;
@@ -223,7 +223,8 @@ static ep_err arm_cancel_locked(ep_rpc_call *call, uint64_t due_ns)
     ep_err err = ep_timer_arm(call->origin->server->common.timers, &call->timer, due_ns);
     call->timer_held = err == EP_OK;
     if (err != EP_OK) {
-        __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED); /* never the last: the caller has one */
+        /* never the last: the caller has one */
+        __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED);
     }
     return err;
 }
@@ -238,7 +239,8 @@ void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_cal
     if (call->cancelled) {
         run_on_cancel_locked(call);
     } else if (call->deadline_ns != EP_TIME_NEVER && !call->timer_held) {
-        arm_cancel_locked(call, call->deadline_ns); /* when it fails the caller's own cancel must do */
+        /* when it fails the caller's own cancel must do */
+        arm_cancel_locked(call, call->deadline_ns);
     }
     pthread_mutex_unlock(&call->lock);
     ep_rpc_call_unref(call);
@@ -305,9 +307,9 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
 static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *error);
 
 /*
- * A message of a stream is lost (reply_error says why): the peer must hear of it and ask again, or it would believe itself
- * up to date for ever. It is told the end now; the handler learns by cancel, on the timer's thread since it may hold locks
- * here.
+ * A message of a stream is lost (reply_error says why): the peer must hear of it and ask again, or
+ * it would believe itself up to date for ever. It is told the end now; the handler learns by
+ * cancel, on the timer's thread since it may hold locks here.
  */
 static void end_stream_locked(ep_rpc_call *call)
 {
@@ -346,7 +348,8 @@ void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data)
         if (out != NULL && stream) {
             fill_frame(call, out, EP_FRAME_REPLY_MORE);
             call->sequence++;
-            call->origin->ops->reply(call->origin, out, NULL); /* under the lock: sequences leave in order */
+            /* under the lock: sequences leave in order */
+            call->origin->ops->reply(call->origin, out, NULL);
         } else if (stream) {
             end_stream_locked(call);
         } else {
@@ -426,7 +429,8 @@ void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error)
     if (ep_timer_cancel(call->origin->server->common.timers, &call->timer)) {
         ep_rpc_call_unref(call);
     }
-    /* Its place and credit are given back before the reply leaves: who has the answer may use them. */
+    /* Its place and credit are given back before the reply leaves: who has the answer may use
+     * them. */
     call->origin->ops->remove(call->origin, call);
     send_end(call, code, error);
     ep_rpc_call_unref(call);

@@ -2,12 +2,12 @@
 /*
  * Inside of the channel: the channel, its connection (a client link), and its calls.
  *
- * A call is in the table from start until it ends. It ends once, under the lock; whoever ended it runs
- * on_reply afterwards with the lock dropped, or leaves that to the thread that is delivering a stream message
- * of it just now.
+ * A call is in the table from start until it ends. It ends once, under the lock; whoever ended it
+ * runs on_reply afterwards with the lock dropped, or leaves that to the thread that is delivering a
+ * stream message of it just now.
  *
- * Locks      channel->lock guards channel, client link and call fields. channel -> link -> timers; never
- * while on_reply runs.
+ * Locks      channel->lock guards channel, client link and call fields. channel -> link -> timers;
+ *            never while on_reply runs.
  */
 #ifndef EP_RPC_RPC_CHANNEL_H
 #define EP_RPC_RPC_CHANNEL_H
@@ -139,7 +139,8 @@ ep_err ep_rpc_dial_prepare(ep_rpc_channel *channel, ep_error *out_error);
 void ep_rpc_dial_start(ep_rpc_channel *channel);
 /* Ends dialling for good and the connection, and waits for both. */
 void ep_rpc_dial_stop(ep_rpc_channel *channel);
-/* Ends the thread of a look that is over, which takes no lock any more. Lock held, or nobody else there. */
+/* Ends the thread of a look that is over, which takes no lock any more. Lock held, or nobody else
+ * there. */
 void ep_rpc_dial_join_look(ep_rpc_channel *channel);
 
 /* ---- rpc_client_call.c: start, send, end ---- */
@@ -152,14 +153,15 @@ ep_rpc_client_call *ep_rpc_client_call_find(ep_rpc_channel *channel, ep_rpc_call
 void ep_rpc_client_call_ref(ep_rpc_client_call *call);
 void ep_rpc_client_call_unref(ep_rpc_client_call *call);
 /*
- * Ends a call that has not ended. Lock held. The table's reference goes to the caller, who then, without the
- * lock, calls client_call_deliver_end if this returned true and drops the reference. error may be NULL:
- * success.
+ * Ends a call that has not ended. Lock held. The table's reference goes to the caller, who then,
+ * without the lock, calls client_call_deliver_end if this returned true and drops the reference.
+ * error may be NULL: success.
  */
 bool ep_rpc_client_call_end(ep_rpc_client_call *call, const ep_error *error);
 void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply *reply,
                                     const ep_error *error);
-/* Tells the peer that nobody waits for this call, which ended; no-op when it was never sent. No lock held. */
+/* Tells the peer that nobody waits for this call, which ended; no-op when it was never sent. No
+ * lock held. */
 void ep_rpc_client_call_abandon(ep_rpc_client_call *call);
 /* Ends with error every call that link carried (NULL: every call) and, unless they wait for another
  * connection, every pending one. No lock held; runs on_reply. */

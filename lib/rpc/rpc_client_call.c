@@ -9,8 +9,8 @@
 #include "base/random.h"
 #include "rpc/rpc_channel.h"
 
-/* ---- ids: one counter per process, so that none is ever used twice; its random high half is the instance
- * ---- */
+/* ---- ids: one counter per process, so that none is ever used twice; its random high half is the
+ * instance ---- */
 
 static uint64_t first_id;
 static uint64_t next_id;
@@ -38,7 +38,8 @@ bool ep_rpc_call_id_was_given(ep_rpc_call_id id)
 
 static ep_rpc_client_call **bucket_of(ep_rpc_channel *channel, ep_rpc_call_id id)
 {
-    return &channel->buckets[id & (channel->buckets_count - 1)]; /* our ids count up: they spread evenly */
+    /* our ids count up: they spread evenly */
+    return &channel->buckets[id & (channel->buckets_count - 1)];
 }
 
 ep_rpc_client_call *ep_rpc_client_call_find(ep_rpc_channel *channel, ep_rpc_call_id id)
@@ -198,7 +199,8 @@ void ep_rpc_client_call_abandon(ep_rpc_client_call *call)
     }
 }
 
-/* Lets the timer's thread end the call with this error: for places that must not run on_reply. Lock held. */
+/* Lets the timer's thread end the call with this error: for places that must not run on_reply. Lock
+ * held. */
 static void end_later_locked(ep_rpc_client_call *call, const ep_error *error)
 {
     if (call->ended || call->ending_error.code != EP_OK) {
@@ -377,8 +379,8 @@ static ep_err check_peer_limits_locked(const ep_rpc_client_call *call, const ep_
     return EP_OK;
 }
 
-/* The next call that may be sent now, marked as sending with one more reference; NULL when there is none.
- * Lock held. */
+/* The next call that may be sent now, marked as sending with one more reference; NULL when there is
+ * none. Lock held. */
 static ep_rpc_client_call *take_sendable_locked(ep_rpc_channel *channel, ep_rpc_out **out_frame)
 {
     ep_rpc_client_link *link = channel->link;
@@ -411,8 +413,8 @@ static ep_rpc_client_call *take_sendable_locked(ep_rpc_channel *channel, ep_rpc_
     return NULL;
 }
 
-/* The frame was not taken. Puts the call back, or ends it. Lock held; true: the link reference of call is to
- * be dropped. */
+/* The frame was not taken. Puts the call back, or ends it. Lock held; true: the link reference of
+ * call is to be dropped. */
 static bool not_sent_locked(ep_rpc_client_call *call, ep_rpc_out *out, ep_err err)
 {
     ep_rpc_channel *channel = call->channel;
@@ -432,7 +434,8 @@ static bool not_sent_locked(ep_rpc_client_call *call, ep_rpc_out *out, ep_err er
     pending_insert_locked(call, out, true);
     call->link = NULL;
     if (err == EP_ERR_RESOURCE_EXHAUSTED) {
-        /* wait for room; when nothing is on its way any more nobody would tell us, so try again at once */
+        /* wait for room; when nothing is on its way any more nobody would tell us, so try again at
+         * once */
         __atomic_store_n(&channel->blocked, true, __ATOMIC_SEQ_CST);
         if (ep_rpc_link_sends_in_flight(&link->link) == 0) {
             __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who may do what: the tokens of each role, the judgement of a role that a peer claims, and which role may
- * call which method. Tokens decide, because this network library tells nobody whose certificate a connection
- * showed.
+ * Who may do what: the tokens of each role, the judgement of a role that a peer claims, and which
+ * role may call which method. Tokens decide, because this network library tells nobody whose
+ * certificate a connection showed.
  *
- * Rules      A connection gets the role it claims if its token is good for that role and its listener admits
- *            the role. A token of a higher role (client < node < operator) is good for a lower one. A role
- *            without tokens of its own asks for none, except operator: once any role has a token, operators
- *            need theirs.
+ * Rules      A connection gets the role it claims if its token is good for that role and its
+ *            listener admits the role. A token of a higher role (client < node < operator) is good
+ *            for a lower one. A role without tokens of its own asks for none, except operator: once
+ *            any role has a token, operators need theirs.
  *
- * Threads    all calls from any thread. Tokens are compared in time that does not depend on where they differ.
+ * Threads    all calls from any thread. Tokens are compared in time that does not depend on where
+ *            they differ.
  */
 #ifndef EP_RPC_RPC_CREDENTIALS_H
 #define EP_RPC_RPC_CREDENTIALS_H
@@ -22,8 +23,8 @@
 typedef enum ep_rpc_role { EP_ROLE_CLIENT, EP_ROLE_NODE, EP_ROLE_OPERATOR } ep_rpc_role;
 #define EP_ROLES_COUNT 3
 const char *ep_rpc_role_name(ep_rpc_role role);
-/* The role a Hello names: "" and "client", "node" and "coordinator", "operator". Errors: INVALID_ARGUMENT
- * with those allowed; *out_role is then CLIENT. */
+/* The role a Hello names: "" and "client", "node" and "coordinator", "operator". Errors:
+ * INVALID_ARGUMENT with those allowed; *out_role is then CLIENT. */
 ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_error);
 
 /* Sets of roles, for listeners. */
@@ -32,7 +33,8 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
 #define EP_ROLES_ADMIN EP_ROLE_BIT(EP_ROLE_OPERATOR)
 #define EP_ROLES_ALL (EP_ROLES_MAIN | EP_ROLES_ADMIN)
 
-/* A method of role client is for everybody; methods of nodes and of operators are for just these. */
+/* A method of role client is for everybody; methods of nodes and of operators are for just
+ * these. */
 bool ep_rpc_role_may_call(ep_rpc_role has, ep_rpc_role method_role);
 
 /* Why somebody was turned away: the "reason" of audit lines and of expertd_rpc_refused_total. */
@@ -68,14 +70,15 @@ ep_err ep_rpc_credentials_create(const ep_rpc_tokens *tokens, ep_rpc_credentials
                                  ep_error *out_error);
 /* NULL allowed. After everybody who was given them. */
 void ep_rpc_credentials_destroy(ep_rpc_credentials *credentials);
-/* Other tokens from now on; connections that are open stay so. Errors: as _create, nothing changed. */
+/* Other tokens from now on; connections that are open stay so. Errors: as _create, nothing
+ * changed. */
 ep_err ep_rpc_credentials_replace(ep_rpc_credentials *credentials, const ep_rpc_tokens *tokens,
                                   ep_error *out_error);
 
 /*
  * Judges a claim; roles is what the listener admits. credentials NULL: nobody has a token. Errors:
- * UNAUTHENTICATED (missing, wrong), PERMISSION_DENIED (token of a lower role, operators off, listener);
- * *out_refusal is written with them.
+ * UNAUTHENTICATED (missing, wrong), PERMISSION_DENIED (token of a lower role, operators off,
+ * listener); *out_refusal is written with them.
  */
 ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed,
                                 const char *token, ep_rpc_refusal *out_refusal, ep_error *out_error);
@@ -85,7 +88,8 @@ void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token
 void ep_rpc_credentials_show(ep_rpc_credentials *credentials, ep_rpc_role role,
                              char out[EP_TOKEN_BYTES_MAX + 1]);
 
-/* Whether nodes are told from clients: they have tokens, none of which a client has. credentials NULL allowed. */
+/* Whether nodes are told from clients: they have tokens, none of which a client has. credentials
+ * NULL allowed. */
 bool ep_rpc_credentials_prove_nodes(ep_rpc_credentials *credentials);
 
 /* Time depends on the length of what was given, never on where it differs. */

@@ -11,9 +11,9 @@
 #include "transport/lane_common.h"
 
 /*
- * on_state runs one at a time because each step begins only after the one before has reported: CONNECTING in
- * the timer, then READY and BROKEN in the callbacks of one connection, and only then is the timer armed
- * again.
+ * on_state runs one at a time because each step begins only after the one before has reported:
+ * CONNECTING in the timer, then READY and BROKEN in the callbacks of one connection, and only then
+ * is the timer armed again.
  */
 static void report(ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
                    const ep_error *error)
@@ -30,8 +30,9 @@ static ep_err schedule_locked(ep_rpc_channel *channel, uint64_t due_ns)
 }
 
 /*
- * A dial into a network that has just lost something may hang for ever, while the next one is answered at once: the
- * first wait is short. It grows by half each time, up to hello_timeout_ms, for a peer that is only slow.
+ * A dial into a network that has just lost something may hang for ever, while the next one is
+ * answered at once: the first wait is short. It grows by half each time, up to hello_timeout_ms,
+ * for a peer that is only slow.
  */
 #define HELLO_WAIT_FIRST_MS 500u
 
@@ -92,7 +93,8 @@ static void *look(void *arg)
     return NULL;
 }
 
-/* Aside, so that the next dial waits for nothing; what is found stands in the errors from then on. */
+/* Aside, so that the next dial waits for nothing; what is found stands in the errors from then
+ * on. */
 static void look_locked(ep_rpc_channel *channel, ep_rpc_client_link *link)
 {
     uint64_t now_ns = ep_clock_now_ns();
@@ -124,7 +126,8 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
     }
     pthread_mutex_lock(&channel->lock);
     bool closing = channel->closing;
-    if (link != NULL && !closing && __atomic_load_n(&link->link.bytes_received, __ATOMIC_RELAXED) == 0) { /* no frame */
+    /* no frame */
+    if (link != NULL && !closing && __atomic_load_n(&link->link.bytes_received, __ATOMIC_RELAXED) == 0) {
         look_locked(channel, link);
         explain_locked(channel, &why);
     }
@@ -134,7 +137,8 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
         channel->dial_phase = channel->reconnect ? EP_DIAL_WAITING : EP_DIAL_OVER;
         bool was_ready = link != NULL && link->ready;
         channel->hello_wait_ms = was_ready ? ep_rpc_dial_first_wait_ms(channel) : longer_wait_ms(channel);
-        channel->due_ns = EP_TIME_NEVER; /* a bound on the dial that fires late finds nothing to do */
+        /* a bound on the dial that fires late finds nothing to do */
+        channel->due_ns = EP_TIME_NEVER;
     }
     pthread_cond_broadcast(&channel->changed);
     pthread_mutex_unlock(&channel->lock);
@@ -164,10 +168,12 @@ static ep_err send_hello(ep_rpc_client_link *link)
     char token[EP_TOKEN_BYTES_MAX + 1] = "";
     ep_rpc_hello_fill(&channel->common, link->link.payload_crc, &hello);
     hello.connection_class = channel->connection_class;
-    hello.token = (char *)(uintptr_t)channel->common.token; /* message fields are char *; packing only reads them */
+    /* message fields are char *; packing only reads them */
+    hello.token = (char *)(uintptr_t)channel->common.token;
     if (channel->common.credentials != NULL) {
         ep_rpc_role role;
-        (void)ep_rpc_role_read(channel->common.role, &role, NULL); /* one nobody knows is refused by the peer */
+        /* one nobody knows is refused by the peer */
+        (void)ep_rpc_role_read(channel->common.role, &role, NULL);
         ep_rpc_credentials_show(channel->common.credentials, role, token);
         hello.token = token;
     }
@@ -474,7 +480,8 @@ void ep_rpc_dial_start(ep_rpc_channel *channel)
 void ep_rpc_channel_hurry(ep_rpc_channel *channel)
 {
     pthread_mutex_lock(&channel->lock);
-    /* due_ns is EP_TIME_NEVER while the last loss is being reported: the next dial must not overtake it */
+    /* due_ns is EP_TIME_NEVER while the last loss is being reported: the next dial must not
+     * overtake it */
     if (!channel->closing && channel->reconnect && channel->dial_phase == EP_DIAL_WAITING &&
         channel->due_ns != EP_TIME_NEVER) {
         channel->backoff_ms = channel->common.limits.redial_min_ms;
@@ -486,7 +493,8 @@ void ep_rpc_channel_hurry(ep_rpc_channel *channel)
 
 void ep_rpc_dial_stop(ep_rpc_channel *channel)
 {
-    ep_timer_cancel_wait(channel->common.timers, &channel->timer); /* nobody arms it once closing is set */
+    /* nobody arms it once closing is set */
+    ep_timer_cancel_wait(channel->common.timers, &channel->timer);
     pthread_mutex_lock(&channel->lock);
     ep_dial *dial = channel->dial;
     channel->dial = NULL;

@@ -76,8 +76,8 @@ ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *m
     return err;
 }
 
-/* Packed size of one Metadata inside CallHeader; written by hand because packing needs no array of pointers
- * then. */
+/* Packed size of one Metadata inside CallHeader; written by hand because packing needs no array of
+ * pointers then. */
 static size_t varint_bytes(size_t value)
 {
     size_t n = 1;

@@ -2,8 +2,9 @@
 /*
  * Frames of the RPC layer on their way out, and the payload of those that came in.
  *
- * An outgoing frame is one pooled buffer that holds the ep_send, the fixed part and the header section, plus
- * a reference to the tensor buffer; the lane gathers both. Nothing else is allocated for a frame.
+ * An outgoing frame is one pooled buffer that holds the ep_send, the fixed part and the header
+ * section, plus a reference to the tensor buffer; the lane gathers both. Nothing else is allocated
+ * for a frame.
  */
 #ifndef EP_RPC_RPC_FRAME_IO_H
 #define EP_RPC_RPC_FRAME_IO_H
@@ -54,14 +55,14 @@ size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metad
 void ep_rpc_out_seal(ep_rpc_out *out, bool payload_crc);
 
 /*
- * Checks what the fixed part promises about the payload. Errors: DATA_LOSS (CRC differs: the frame is
- * damaged, the connection still in step), PROTOCOL (CRC given though off, padding not 0).
+ * Checks what the fixed part promises about the payload. Errors: DATA_LOSS (CRC differs: the frame
+ * is damaged, the connection still in step), PROTOCOL (CRC given though off, padding not 0).
  */
 ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool payload_crc,
                             ep_error *out_error);
 
-/* The CallHeader of a request's header section; *out_used_bytes (may be NULL): where the message begins. Errors:
- * INVALID_ARGUMENT. */
+/* The CallHeader of a request's header section; *out_used_bytes (may be NULL): where the message
+ * begins. Errors: INVALID_ARGUMENT. */
 ep_err ep_rpc_call_header_unpack(ep_rpc_budget *budget, const uint8_t *header, size_t bytes,
                                  Expertd__V1__CallHeader **out_call_header, size_t *out_used_bytes,
                                  ep_error *out_error);

@@ -10,14 +10,15 @@
 /* Optional: cancel frames may have the flag answered. */
 #define EP_RPC_FEATURE_ANSWERED "cancel-answered"
 
-/* Fills what every Hello says, without a token; hello's strings point into common and static text. */
+/* Fills what every Hello says, without a token; hello's strings point into common and static
+ * text. */
 void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V1__Hello *out_hello);
 
 /*
- * The server's judgement of a Hello on a listener for these roles. The token is looked at before anything
- * else. A role nobody knows is judged as a client, and then refused. Errors: those of
- * ep_rpc_credentials_judge; UNIMPLEMENTED (version, required feature), FAILED_PRECONDITION (payload_crc),
- * INVALID_ARGUMENT (role, node name, host). *out_refusal is then the reason.
+ * The server's judgement of a Hello on a listener for these roles. The token is looked at before
+ * anything else. A role nobody knows is judged as a client, and then refused. Errors: those of
+ * ep_rpc_credentials_judge; UNIMPLEMENTED (version, required feature), FAILED_PRECONDITION
+ * (payload_crc), INVALID_ARGUMENT (role, node name, host). *out_refusal is then the reason.
  */
 ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bool payload_crc,
                                  const Expertd__V1__Hello *hello, ep_rpc_role *out_role,

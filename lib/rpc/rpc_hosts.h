@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The clients' memory by address. All connections of one address together may take three quarters of the clients'
- * share, so that one address cannot take all. The others keep a quarter, but two frames of the largest size at least;
- * where the share is so small that this would be more than half of it, half. IPv6 addresses are not grouped by network.
+ * The clients' memory by address. All connections of one address together may take three quarters
+ * of the clients' share, so that one address cannot take all. The others keep a quarter, but two
+ * frames of the largest size at least; where the share is so small that this would be more than
+ * half of it, half. IPv6 addresses are not grouped by network.
  *
  * Threads  under the server's lock, but for a pool, which is used by any.
  */
@@ -22,8 +23,8 @@ typedef struct ep_rpc_hosts {
 
 /* frame_bytes: the largest frame. */
 void ep_rpc_hosts_init(ep_rpc_hosts *hosts, ep_buffer_pool *share, size_t frame_bytes);
-/* One more connection of peer, "host:port" or a name without colon. *out_pool: lent until it leaves; buffers may be
- * given back later. NULL: no memory. */
+/* One more connection of peer, "host:port" or a name without colon. *out_pool: lent until it
+ * leaves; buffers may be given back later. NULL: no memory. */
 ep_rpc_host *ep_rpc_hosts_enter(ep_rpc_hosts *hosts, const char *peer, ep_buffer_pool **out_pool);
 void ep_rpc_hosts_leave(ep_rpc_hosts *hosts, ep_rpc_host *host);
 /* Of the address that holds most now; refusals of all. */

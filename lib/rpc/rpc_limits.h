@@ -8,7 +8,8 @@
 /* Errors: INVALID_ARGUMENT naming the limit, its value and the allowed range. */
 ep_err ep_rpc_limits_check(const ep_rpc_limits *limits, ep_error *out_error);
 
-/* A Hello request holds a token and a few names, whatever header_bytes_max is raised to for tables. */
+/* A Hello request holds a token and a few names, whatever header_bytes_max is raised to for
+ * tables. */
 #define EP_RPC_HELLO_REQUEST_BYTES_MAX 65536
 
 /* The lane's limit until Hello is agreed; accepted: of connections that others make to us. */

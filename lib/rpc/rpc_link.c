@@ -6,8 +6,8 @@
 #include "base/clock.h"
 #include "rpc/rpc_hello.h"
 
-/* Frames one connection may have queued, beside the lane's bound in bytes: each holds a pool buffer of at
- * least 4 KiB. */
+/* Frames one connection may have queued, beside the lane's bound in bytes: each holds a pool buffer
+ * of at least 4 KiB. */
 static uint32_t sends_max(const ep_rpc_link *link)
 {
     return 2 * link->common->limits.calls_per_connection_max + 64;
@@ -65,10 +65,11 @@ void ep_rpc_link_close(ep_rpc_link *link, const ep_error *why)
     }
 }
 
-/* ---- the timer: Hello timeout while new, ping while live, bound on the last frame while closing ---- */
+/* ---- the timer: Hello timeout while new, ping while live, bound on the last frame while closing
+ * ---- */
 
-/* Moves the timer to due_ns. Its reference exists once, whether armed or running. Errors: NO_MEMORY (nothing
- * changed). */
+/* Moves the timer to due_ns. Its reference exists once, whether armed or running. Errors: NO_MEMORY
+ * (nothing changed). */
 static ep_err arm_locked(ep_rpc_link *link, uint64_t due_ns)
 {
     bool running = link->timer_held && !ep_timer_cancel(link->common->timers, &link->timer);
@@ -103,7 +104,8 @@ static void disarm(ep_rpc_link *link)
     }
 }
 
-/* So long a wait for memory excuses silence: attackers that hold it lose their connections sooner. */
+/* So long a wait for memory excuses silence: attackers that hold it lose their connections
+ * sooner. */
 #define MEMORY_EXCUSE_MS 30000u
 
 /* False: the peer sends its frame so slowly that it is to be turned away. */
@@ -139,8 +141,9 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
     if (!frame_comes_locked(link, &receiving, now_ns, out_why)) {
         return 0;
     }
-    /* Part of a frame that comes is a sign of life too, and nothing can come while our lane waits for memory. Pings go on: they are
-     * the peer's sign of our life, whose own are behind what we do not read. */
+    /* Part of a frame that comes is a sign of life too, and nothing can come while our lane waits
+     * for memory. Pings go on: they are the peer's sign of our life, whose own are behind what we
+     * do not read. */
     if (received_ns >= link->pinged_ns || receiving.heard_ns >= link->pinged_ns || receiving.waits_for_memory) {
         link->pings_missed = 0;
     }
@@ -179,7 +182,8 @@ static void ping_sent(ep_send *send, ep_err result)
     ep_rpc_link_unref(link);
 }
 
-/* In memory of its own: it must go out when the pool has none. One that still waits in the queue is enough. */
+/* In memory of its own: it must go out when the pool has none. One that still waits in the queue is
+ * enough. */
 void ep_rpc_link_ping(ep_rpc_link *link)
 {
     pthread_mutex_lock(&link->lock);
@@ -221,7 +225,8 @@ static void link_timer(ep_timer *timer, void *arg)
     pthread_mutex_lock(&link->lock);
     switch (link->phase) {
     case EP_LINK_NEW:
-        /* not DEADLINE_EXCEEDED: that would be the deadline of the calls that wait for the connection */
+        /* not DEADLINE_EXCEEDED: that would be the deadline of the calls that wait for the
+         * connection */
         ep_error_set(&why, EP_ERR_UNAVAILABLE, "no Hello within %u ms%s", link->hello_wait_ms,
                      link->hello_wait_ms < link->common->limits.hello_timeout_ms ? "; the next dial waits longer" : "");
         break;
@@ -235,7 +240,8 @@ static void link_timer(ep_timer *timer, void *arg)
         break;
     }
     if (next_ns != 0 && ep_timer_arm(link->common->timers, &link->timer, next_ns) == EP_OK) {
-        ep_rpc_link_ref(link); /* this callback's own, dropped below; the armed timer keeps the one it had */
+        /* this callback's own, dropped below; the armed timer keeps the one it had */
+        ep_rpc_link_ref(link);
     } else {
         if (next_ns != 0) {
             ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for the connection's timer");
@@ -252,7 +258,8 @@ static void link_timer(ep_timer *timer, void *arg)
     ep_rpc_link_unref(link);
 }
 
-/* ---- spans of frames: those that begin or end a call; ping, credit and the like are not worth an event ---- */
+/* ---- spans of frames: those that begin or end a call; ping, credit and the like are not worth an
+ * event ---- */
 
 /* False: no span for this frame. */
 static bool frame_fields(const ep_rpc_link *link, const ep_frame *frame, ep_trace_fields *out_fields)

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One connection as both sides see it: sending and checking frames, Hello timeout, ping, goodbye, and why it
- * ended. The server's session and the channel's connection embed a link as their first member.
+ * One connection as both sides see it: sending and checking frames, Hello timeout, ping, goodbye,
+ * and why it ended. The server's session and the channel's connection embed a link as their first
+ * member.
  *
  * Life       new (only Hello may pass) -> live -> closing (a last frame is on its way) -> closed.
- * Ownership  counted: one reference for the open connection, one per frame being sent, one for its timer, and
- * the owner's own. The last one releases the connection and calls ops->on_free. Threads    any. No lock is
- * held when ops are called. on_frame and on_closed: one at a time, on_closed last.
+ * Ownership  counted: one reference for the open connection, one per frame being sent, one for its
+ *            timer, and the owner's own. The last one releases the connection and calls
+ *            ops->on_free.
+ * Threads    any. No lock is held when ops are called. on_frame and on_closed: one at a time,
+ *            on_closed last.
  */
 #ifndef EP_RPC_RPC_LINK_H
 #define EP_RPC_RPC_LINK_H
@@ -20,8 +23,8 @@
 typedef struct ep_rpc_link ep_rpc_link;
 
 typedef struct ep_rpc_link_ops {
-    /* request, reply, reply_more, cancel or credit, and while new every kind; the header is within its
-     * limits, the payload not checked yet. The callee takes the buffer. */
+    /* request, reply, reply_more, cancel or credit, and while new every kind; the header is within
+     * its limits, the payload not checked yet. The callee takes the buffer. */
     void (*on_frame)(ep_rpc_link *link, const ep_frame *frame, ep_buffer *taken_buffer);
     /* error: why; never EP_OK. CLOSED when this side ended it for no other reason. */
     void (*on_closed)(ep_rpc_link *link, const ep_error *error);
@@ -80,7 +83,8 @@ void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rp
 void ep_rpc_link_start(ep_rpc_link *link);
 /* From a callback of this link or before it starts. */
 void ep_rpc_link_set_crc(ep_rpc_link *link, bool payload_crc);
-/* Hello is agreed: pings begin. peer_name lives as long as the link, and so does pool, where frames come from now (NULL: as before). */
+/* Hello is agreed: pings begin. peer_name lives as long as the link, and so does pool, where frames
+ * come from now (NULL: as before). */
 void ep_rpc_link_go_live(ep_rpc_link *link, const char *peer_name, ep_buffer_pool *pool);
 
 void ep_rpc_link_ref(ep_rpc_link *link);
@@ -89,9 +93,9 @@ bool ep_rpc_link_try_ref(ep_rpc_link *link);
 void ep_rpc_link_unref(ep_rpc_link *link);
 
 /*
- * Queues a frame. On success the link owns it. On error the caller still does: RESOURCE_EXHAUSTED (queue
- * full; on_sent tells when to try again if ep_rpc_link_sends_in_flight is not 0), CLOSED, others as
- * ep_conn_send.
+ * Queues a frame. On success the link owns it. On error the caller still does: RESOURCE_EXHAUSTED
+ * (queue full; on_sent tells when to try again if ep_rpc_link_sends_in_flight is not 0), CLOSED,
+ * others as ep_conn_send.
  */
 ep_err ep_rpc_link_send(ep_rpc_link *link, ep_rpc_out *out);
 uint32_t ep_rpc_link_sends_in_flight(ep_rpc_link *link);
@@ -105,7 +109,8 @@ uint64_t ep_rpc_link_blocked_ns(ep_rpc_link *link);
 void ep_rpc_link_ping(ep_rpc_link *link);
 /* A frame without payload; dropped when it cannot be sent. */
 void ep_rpc_link_send_bare(ep_rpc_link *link, const ep_frame *frame);
-/* Sends taken_out (NULL: nothing), then closes; why is what on_closed gets. Bounded by EP_LINK_LAST_FRAME_MS.
+/* Sends taken_out (NULL: nothing), then closes; why is what on_closed gets. Bounded by
+ * EP_LINK_LAST_FRAME_MS.
  */
 void ep_rpc_link_send_last(ep_rpc_link *link, ep_rpc_out *taken_out, const ep_error *why);
 /* send_last with a goodbye frame. */

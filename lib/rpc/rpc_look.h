@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A look at a port that takes connections and does not answer Hello: what stands there, and what is to be changed?
- * The network library says "cryptographic error" at most; here the handshake is repeated with libssl, which says why
- * it fails, and certificates are read. For words only: a look decides nothing, and shows nobody a token.
+ * A look at a port that takes connections and does not answer Hello: what stands there, and what is
+ * to be changed? The network library says "cryptographic error" at most; here the handshake is
+ * repeated with libssl, which says why it fails, and certificates are read. For words only: a look
+ * decides nothing, and shows nobody a token.
  *
  * Threads    any; it blocks. SIGPIPE is blocked or ignored there.
  */
@@ -20,9 +21,9 @@ typedef struct ep_rpc_look {
 } ep_rpc_look;
 
 /*
- * address: tcp or tls+tcp. peer: its address in numbers; NULL: that of address->url, whose name is then resolved. stop
- * (atomic; may be NULL) ends the look early when it becomes true. Takes some seconds at most, and milliseconds where
- * somebody answers.
+ * address: tcp or tls+tcp. peer: its address in numbers; NULL: that of address->url, whose name is
+ * then resolved. stop (atomic; may be NULL) ends the look early when it becomes true. Takes some
+ * seconds at most, and milliseconds where somebody answers.
  */
 void ep_rpc_look_at(const ep_lane_address *address, const char *peer, const bool *stop, ep_rpc_look *out_look);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One handshake as nng would make it: TLS 1.2, and a certificate's names as mbedtls takes them. The first fault of
- * the peer's certificate is noted and passed over, so that what comes after it is seen too; nothing is said on the
- * connection but the handshake.
+ * One handshake as nng would make it: TLS 1.2, and a certificate's names as mbedtls takes them. The
+ * first fault of the peer's certificate is noted and passed over, so that what comes after it is
+ * seen too; nothing is said on the connection but the handshake.
  */
 #include "rpc/rpc_look_tls.h"
 

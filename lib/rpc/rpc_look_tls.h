@@ -5,8 +5,8 @@
 
 #include "rpc/rpc_look.h"
 
-/* Whether TLS is spoken on this connection (closed here; -1 none). tls: as we dial. Fills out_look where something is
- * wrong. */
+/* Whether TLS is spoken on this connection (closed here; -1 none). tls: as we dial. Fills out_look
+ * where something is wrong. */
 bool ep_rpc_look_tls(int taken_fd, const ep_tls_config *tls, const bool *stop, ep_rpc_look *out_look);
 /* Whether it is, without any settings. */
 bool ep_rpc_look_speaks_tls(int taken_fd, const bool *stop);

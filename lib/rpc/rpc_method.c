@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The method registry: rows of methods.def joined with the generated descriptors, once per process. */
+/* The method registry: rows of methods.def joined with the generated descriptors, once per
+ * process. */
 #include <pthread.h>
 #include <string.h>
 

@@ -6,8 +6,8 @@
 typedef enum reply_fate { REPLY_DROP, REPLY_BREAK, REPLY_FAIL, REPLY_MESSAGE, REPLY_END } reply_fate;
 
 /*
- * What a reply frame means for the call it names. Lock held. Except for DROP and BREAK *out_call is the call,
- * with a reference; for FAIL and END it has ended (*out_deliver: on_reply is to be run).
+ * What a reply frame means for the call it names. Lock held. Except for DROP and BREAK *out_call is
+ * the call, with a reference; for FAIL and END it has ended (*out_deliver: on_reply is to be run).
  */
 static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, ep_rpc_client_call **out_call,
                                bool *out_deliver, ep_error *out_error)
@@ -57,7 +57,8 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, 
         return REPLY_MESSAGE;
     }
     *out_deliver = ep_rpc_client_call_end(call, NULL);
-    EP_ASSERT(*out_deliver); /* frames of a connection come one at a time: nothing else is being delivered */
+    /* frames of a connection come one at a time: nothing else is being delivered */
+    EP_ASSERT(*out_deliver);
     ep_rpc_client_call_unref(call);
     return REPLY_END;
 }

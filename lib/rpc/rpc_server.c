@@ -10,12 +10,14 @@
 #include "rpc/rpc_limits.h"
 #include "transport/lane_accept.h"
 
-/* A share of the server's pool that a frame of frame_bytes always fits; without a limit there are no shares. */
+/* A share of the server's pool that a frame of frame_bytes always fits; without a limit there are
+ * no shares. */
 static ep_err create_share(ep_rpc_server *server, size_t sixteenths, size_t frame_bytes, ep_buffer_pool **out_pool)
 {
     size_t limit = ep_buffer_pool_limit(server->common.pool);
     size_t share = limit / 16 * sixteenths;
-    size_t least = 2 * ep_buffer_class_bytes(frame_bytes); /* as it came, and without what stood before it, or the reply */
+    /* as it came, and without what stood before it, or the reply */
+    size_t least = 2 * ep_buffer_class_bytes(frame_bytes);
     share = share > least ? share : least;
     return ep_buffer_pool_create_child(server->common.pool, share < limit ? share : limit, out_pool);
 }
@@ -158,8 +160,8 @@ ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *servic
     return err;
 }
 
-/* True when the connection may become a session. Operators have places of their own: whoever fills the
- * service must not keep them out. *out_gone, with a reference: to be closed for it. */
+/* True when the connection may become a session. Operators have places of their own: whoever fills
+ * the service must not keep them out. *out_gone, with a reference: to be closed for it. */
 static bool admit(ep_rpc_server *server, const ep_rpc_listener *listener, const char *peer, ep_rpc_session **out_gone)
 {
     ep_accept_pick pick = {.newcomer = peer};
@@ -315,7 +317,8 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
     for (size_t i = 0; i < EP_REFUSALS_COUNT; i++) {
         out_stats->refused[i] = __atomic_load_n(&server->audit.refused[i], __ATOMIC_RELAXED);
     }
-    ep_rpc_session *held = NULL; /* stays in the list; its reference is dropped without the lock, which its end takes */
+    /* stays in the list; its reference is dropped without the lock, which its end takes */
+    ep_rpc_session *held = NULL;
     for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
         uint64_t received = __atomic_load_n(&session->link.bytes_received, __ATOMIC_RELAXED);
         uint64_t sent = __atomic_load_n(&session->link.bytes_sent, __ATOMIC_RELAXED);

@@ -2,9 +2,10 @@
 /*
  * Inside of the server: the server, its sessions (one per connection) and its calls.
  *
- * Locks      server->lock: listeners, sessions, free calls. link.lock: the session's calls and credits.
- * call->lock: cancel and reply of one call. Taken in any nesting server -> call -> link; none is held when a
- * callback or handler runs.
+ * Locks      server->lock: listeners, sessions, free calls. link.lock: the session's calls and
+ *            credits.
+ * call->lock: cancel and reply of one call. Taken in any nesting server -> call -> link; none is
+ * held when a callback or handler runs.
  */
 #ifndef EP_RPC_RPC_SERVER_H
 #define EP_RPC_RPC_SERVER_H
@@ -45,7 +46,8 @@ typedef struct ep_rpc_reflection {
     ep_rpc_server *server;
 } ep_rpc_reflection;
 
-/* A place for a listener; accept callbacks are given it, so that a session knows who is admitted. */
+/* A place for a listener; accept callbacks are given it, so that a session knows who is
+ * admitted. */
 typedef struct ep_rpc_listener {
     ep_rpc_server *server;
     unsigned roles;
@@ -55,12 +57,14 @@ typedef struct ep_rpc_listener {
 } ep_rpc_listener;
 
 /*
- * Where a call came from and where its reply goes: a session, or a slot of the door. What a call may know of its
- * caller stands here, so that checks, dispatch and replies are the same code for both.
+ * Where a call came from and where its reply goes: a session, or a slot of the door. What a call
+ * may know of its caller stands here, so that checks, dispatch and replies are the same code for
+ * both.
  */
 typedef struct ep_rpc_origin ep_rpc_origin;
 typedef struct ep_rpc_origin_ops {
-    /* A frame of a call, in the order given. why: what to say when there is no frame for want of memory (NULL). */
+    /* A frame of a call, in the order given. why: what to say when there is no frame for want of
+     * memory (NULL). */
     void (*reply)(ep_rpc_origin *origin, ep_rpc_out *taken_out, const ep_error *why);
     /* The caller broke the protocol. A reply still follows. */
     void (*misbehaved)(ep_rpc_origin *origin, const ep_error *why);
@@ -91,7 +95,8 @@ struct ep_rpc_server {
     ep_rpc_common common;
     ep_rpc_server_config config; /* hello_fill and friends; its common is not used */
     ep_lane_limits lane_limits;
-    /* Shares of common.pool, so that nobody takes what others need. Nodes and operators have all of it. */
+    /* Shares of common.pool, so that nobody takes what others need. Nodes and operators have all of
+     * it. */
     ep_buffer_pool *hello_pool;  /* first frames, of whoever dials in: 1/16 */
     ep_buffer_pool *client_pool; /* 7/8; rpc_hosts divides it */
     ep_buffer_pool *door_pool;   /* 1/4 */
@@ -180,15 +185,15 @@ struct ep_rpc_call {
 void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken_conn);
 bool ep_rpc_server_is_draining(const ep_rpc_server *server);
 
-/* Checks and starts a call that is entered; calls: how many its origin has in flight now. Always ends in
- * finish. */
+/* Checks and starts a call that is entered; calls: how many its origin has in flight now. Always
+ * ends in finish. */
 void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t calls);
 /* The registered service with this descriptor, or NULL. */
 ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server,
                                              const ProtobufCServiceDescriptor *descriptor);
 
-/* A call for this request; takes the buffer on success and holds a reference of its origin. NULL when out of
- * memory. */
+/* A call for this request; takes the buffer on success and holds a reference of its origin. NULL
+ * when out of memory. */
 ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep_buffer *taken_buffer);
 void ep_rpc_call_ref(ep_rpc_call *call);
 void ep_rpc_call_unref(ep_rpc_call *call);

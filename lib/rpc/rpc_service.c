@@ -17,7 +17,8 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
                             call->method_id);
     }
     call->method = method;
-    if (!ep_rpc_role_may_call(origin->role, method->role)) { /* before others learn what is served here */
+    /* before others learn what is served here */
+    if (!ep_rpc_role_may_call(origin->role, method->role)) {
         return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "%s.%s needs role %s, the peer has role %s",
                             method->service->name, method->method->name, ep_rpc_role_name(method->role),
                             ep_rpc_role_name(origin->role));

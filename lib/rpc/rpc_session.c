@@ -46,8 +46,8 @@ static void refuse(ep_rpc_session *session, uint64_t call_id, const ep_error *wh
         &session->link, hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
 }
 
-/* The Hello in a frame the peer accepts: without models when it is too large with them; they can be asked
- * for. Errors: RESOURCE_EXHAUSTED (too large even so), NO_MEMORY. */
+/* The Hello in a frame the peer accepts: without models when it is too large with them; they can be
+ * asked for. Errors: RESOURCE_EXHAUSTED (too large even so), NO_MEMORY. */
 static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V1__Hello *hello,
                            ep_rpc_out **out_frame, ep_error *out_error)
 {
@@ -73,7 +73,8 @@ static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V
     return err;
 }
 
-/* Our Hello, with the listeners as lanes on offer and what the program adds. Errors: as welcome_pack. */
+/* Our Hello, with the listeners as lanes on offer and what the program adds. Errors: as
+ * welcome_pack. */
 static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payload_crc,
                             ep_rpc_out **out_frame, ep_error *out_error)
 {
@@ -121,7 +122,8 @@ static bool choose_pool(ep_rpc_session *session, ep_rpc_role role)
         return true;
     }
     pthread_mutex_lock(&server->lock);
-    const char *address = session->is_shm ? "this host" : session->origin.peer; /* of shared memory it is a process's */
+    /* of shared memory it is a process's */
+    const char *address = session->is_shm ? "this host" : session->origin.peer;
     session->host = ep_rpc_hosts_enter(&server->hosts, address, &session->origin.pool);
     pthread_mutex_unlock(&server->lock);
     return session->host != NULL;
@@ -206,7 +208,8 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
         }
         if (err != EP_OK) {
             audit_hello(session, hello, refusal, &why);
-            refuse(session, frame->call_id, &why); /* which closes too when there is no memory for it */
+            /* which closes too when there is no memory for it */
+            refuse(session, frame->call_id, &why);
         }
     }
     ep_rpc_budget_fini(&budget);
@@ -321,7 +324,8 @@ static const ep_rpc_origin_ops origin_ops = {.reply = origin_reply,
                                              .ref = origin_ref,
                                              .unref = origin_unref};
 
-/* Enters a request's call. Errors: PROTOCOL (credit overrun, id in use): the connection is to be closed. */
+/* Enters a request's call. Errors: PROTOCOL (credit overrun, id in use): the connection is to be
+ * closed. */
 static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_calls, ep_error *out_error)
 {
     ep_err err = EP_OK;

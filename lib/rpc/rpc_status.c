@@ -54,7 +54,8 @@ void ep_rpc_status_read(ep_buffer_pool *pool, uint32_t grpc_code, const uint8_t 
         const Expertd__V1__Status *status = (const Expertd__V1__Status *)message;
         ep_err code = ep_err_from_wire(status->reason, grpc_code);
         if (code == EP_OK || ep_err_grpc_code(code) != grpc_code) {
-            code = ep_err_from_wire(0, grpc_code); /* the frame's code decides when the two disagree */
+            /* the frame's code decides when the two disagree */
+            code = ep_err_from_wire(0, grpc_code);
         }
         ep_error_set(out_error, code, "%s", status->text[0] != 0 ? status->text : ep_err_text(code));
         snprintf(out_error->node, sizeof(out_error->node), "%s", status->node);

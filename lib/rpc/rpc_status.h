@@ -16,8 +16,8 @@ typedef struct ep_rpc_status_fields {
 /* error may be NULL: then only the code and its fixed sentence. */
 void ep_rpc_status_fill(ep_err code, const ep_error *error, ep_rpc_status_fields *out_fields);
 
-/* Reads a packed Status. Never fails: undecodable bytes give the frame's gRPC code. code is never EP_OK when
- * grpc_code is not 0. */
+/* Reads a packed Status. Never fails: undecodable bytes give the frame's gRPC code. code is never
+ * EP_OK when grpc_code is not 0. */
 void ep_rpc_status_read(ep_buffer_pool *pool, uint32_t grpc_code, const uint8_t *data, size_t bytes,
                         ep_error *out_error);
 

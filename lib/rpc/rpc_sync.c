@@ -14,8 +14,8 @@ typedef struct sync_call {
     ProtobufCMessage *reply;
 } sync_call;
 
-/* The reply lives in the callback's arena: packed and unpacked again it lives on the heap, as the caller
- * expects. */
+/* The reply lives in the callback's arena: packed and unpacked again it lives on the heap, as the
+ * caller expects. */
 static ProtobufCMessage *copy_message(const ProtobufCMessage *message)
 {
     size_t bytes = protobuf_c_message_get_packed_size(message);

@@ -10,7 +10,8 @@
 
 #include "transport/lane_common.h"
 
-/* Of digits alone. Another host than the one before the colon would be dialed otherwise: "127.0.0.1:1@b". */
+/* Of digits alone. Another host than the one before the colon would be dialed otherwise:
+ * "127.0.0.1:1@b". */
 static bool is_number(const char *text)
 {
     return text[0] != 0 && strspn(text, "0123456789") == strlen(text);

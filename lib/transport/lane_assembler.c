@@ -51,7 +51,8 @@ void ep_assembler_rest(ep_assembler *a)
         drop_ahead(a);
     }
     if (a->frame != NULL && a->frame->charged_bytes > EP_BUFFER_ARRIVING_BYTES) {
-        (void)ep_buffer_recharge(a->frame, a->frame_have_bytes); /* only ever less: what a peer announced and did not send */
+        /* only ever less: what a peer announced and did not send */
+        (void)ep_buffer_recharge(a->frame, a->frame_have_bytes);
     }
 }
 
@@ -140,7 +141,8 @@ static size_t take_unread(ep_assembler *a, uint8_t *out, size_t bytes)
     return first + second;
 }
 
-/* Everything unread to the front of the staging memory, when it fits: the next receive then has room. */
+/* Everything unread to the front of the staging memory, when it fits: the next receive then has
+ * room. */
 static void unread_to_front(ep_assembler *a)
 {
     size_t first = ahead_unread(a);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames out of a stream of bytes, for the stream lanes. Bytes arrive in the staging memory until a frame's length is known;
- * then the frame gets its buffer, which is charged as bytes arrive, takes along what is staged, and the rest is received in place. Behind the rest of a frame
- * the staging memory takes what follows.
+ * Frames out of a stream of bytes, for the stream lanes. Bytes arrive in the staging memory until a
+ * frame's length is known;
+ * then the frame gets its buffer, which is charged as bytes arrive, takes along what is staged, and
+ * the rest is received in place. Behind the rest of a frame the staging memory takes what follows.
  *
- * A lane that asks for room only when bytes are there may also receive ahead: straight into a buffer of the size the last
- * frame had. When the next frame fits and fills more than half of it, or is of its size class, it keeps the buffer, and none
- * of its bytes is copied.
+ * A lane that asks for room only when bytes are there may also receive ahead: straight into a
+ * buffer of the size the last frame had. When the next frame fits and fills more than half of it,
+ * or is of its size class, it keeps the buffer, and none of its bytes is copied.
  *
  * Threads  one at a time.
  */
@@ -54,14 +55,17 @@ unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits, struct
 /* So many bytes were put there. */
 void ep_assembler_received(ep_assembler *a, size_t bytes);
 /*
- * One step with the bytes at hand; to be called until it needs something. *out_frame: on BEGUN the frame at hand, which
- * stays here; on FRAME a whole one, which is the caller's. *out_error: on ERROR.
+ * One step with the bytes at hand; to be called until it needs something. *out_frame: on BEGUN the
+ * frame at hand, which stays here; on FRAME a whole one, which is the caller's. *out_error: on
+ * ERROR.
  */
 ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limits, bool large_allowed, const char *peer,
                                     ep_buffer **out_frame, ep_error *out_error);
-/* No bytes are expected for a while: gives back what is held for them only, also of a frame that is there in part. */
+/* No bytes are expected for a while: gives back what is held for them only, also of a frame that is
+ * there in part. */
 void ep_assembler_rest(ep_assembler *a);
-/* After the steps with what came at now_ns: since when a frame is there in part, and how much of it. */
+/* After the steps with what came at now_ns: since when a frame is there in part, and how much of
+ * it. */
 void ep_assembler_note(ep_assembler *a, uint64_t now_ns);
 /* From any thread: what was noted last. */
 void ep_assembler_read_noted(const ep_assembler *a, ep_conn_receiving *out_receiving);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every lane needs: checked limits, a checked and bounded send queue, and threads that leave the program's signals alone. */
+/* What every lane needs: checked limits, a checked and bounded send queue, and threads that leave
+ * the program's signals alone. */
 #ifndef EP_TRANSPORT_LANE_COMMON_H
 #define EP_TRANSPORT_LANE_COMMON_H
 
@@ -17,8 +18,8 @@ typedef struct ep_send_queue {
 ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_error *out_error);
 
 /*
- * Whether a frame of this length may be received; large_allowed: ep_conn_allow_large was called. Errors: RESOURCE_EXHAUSTED,
- * naming the limit.
+ * Whether a frame of this length may be received; large_allowed: ep_conn_allow_large was called.
+ * Errors: RESOURCE_EXHAUSTED, naming the limit.
  */
 ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes, const char *peer,
                            ep_error *out_error);
@@ -42,11 +43,13 @@ bool ep_url_has_scheme(const char *url, const char *scheme);
 /* Checks a send and fills its private fields. Errors: INVALID_ARGUMENT (parts, length). */
 ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits);
 
-/* Appends a prepared send. Errors: RESOURCE_EXHAUSTED (nothing appended). The caller holds the lock. */
+/* Appends a prepared send. Errors: RESOURCE_EXHAUSTED (nothing appended). The caller holds the
+ * lock. */
 ep_err ep_send_queue_push(ep_send_queue *queue, ep_send *send, size_t bytes_max);
 /* Takes the oldest; NULL when empty. */
 ep_send *ep_send_queue_pop(ep_send_queue *queue);
-/* Copies bytes of the gather list from offset on; returns how many were copied (fewer only at its end). */
+/* Copies bytes of the gather list from offset on; returns how many were copied (fewer only at its
+ * end). */
 size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t bytes);
 
 /* Starts a thread that blocks every signal. name: up to 15 characters. Errors: IO. */

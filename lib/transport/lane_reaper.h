@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread that ends things. An nng object may not be freed inside its own callback, and a connection's last callback may
- * not run inside ep_conn_close: both are handed to this thread.
+ * One thread that ends things. An nng object may not be freed inside its own callback, and a
+ * connection's last callback may not run inside ep_conn_close: both are handed to this thread.
  *
  * Threads  all calls, any thread, except ep_reaper_stop: not from an item.
  */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loopback connections: a send waits in its sender's queue until the lane thread copies it into a buffer of the receiver's
- * pool, so limits, order, back-pressure and callbacks are those of a network lane.
+ * Loopback connections: a send waits in its sender's queue until the lane thread copies it into a
+ * buffer of the receiver's pool, so limits, order, back-pressure and callbacks are those of a
+ * network lane.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +92,8 @@ static void finish(loopback_conn *conn)
     conn_unref(conn); /* the lane's own */
 }
 
-/* Copies a frame into a buffer of the receiver, under the receiver's limits. Errors: NO_MEMORY means try again later. */
+/* Copies a frame into a buffer of the receiver, under the receiver's limits. Errors: NO_MEMORY
+ * means try again later. */
 static ep_err gather(const ep_send *send, const ep_lane_limits *limits, bool large_allowed, ep_buffer **out_frame,
                      ep_error *out_error)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loopback lane: its thread, its listeners and dials. See loopback_conn.c for what a connection does. */
+/* The loopback lane: its thread, its listeners and dials. See loopback_conn.c for what a connection
+ * does. */
 #include "transport/loopback_lane.h"
 
 #include <stdio.h>

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of the loopback lane: one thread runs work items; one lock guards every field below. Work items and connections
- * are counted, so that a callback may release what it is called for.
+ * Inside of the loopback lane: one thread runs work items; one lock guards every field below. Work
+ * items and connections are counted, so that a callback may release what it is called for.
  */
 #ifndef EP_TRANSPORT_LOOPBACK_LANE_H
 #define EP_TRANSPORT_LOOPBACK_LANE_H
 
 #include "transport/lane_common.h"
 
-/* Run by the lane thread with the lock held; may drop it for callbacks. The queue holds a reference to the owner. */
+/* Run by the lane thread with the lock held; may drop it for callbacks. The queue holds a reference
+ * to the owner. */
 typedef struct loopback_work {
     void (*run)(struct loopback_work *work);
     void (*unref)(struct loopback_work *work); /* lock held */
@@ -59,7 +60,8 @@ void loopback_broadcast(void);
 bool loopback_on_thread(void);
 /* Starts the lane thread if it does not run yet; lock held. Errors: IO. */
 ep_err loopback_thread_start(ep_error *out_error);
-/* Queues work unless it is queued; a reference to its owner must have been taken when this returns true. Lock held. */
+/* Queues work unless it is queued; a reference to its owner must have been taken when this returns
+ * true. Lock held. */
 bool loopback_work_push(loopback_work *work);
 /* Queues work at a later time instead; as above. */
 bool loopback_work_push_later(loopback_work *work, uint64_t due_ns);

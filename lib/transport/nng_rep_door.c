@@ -114,7 +114,8 @@ static ep_err sp_frame_bytes(const uint8_t *prefix, size_t *out_frame_bytes, ep_
     return EP_OK;
 }
 
-/* Bytes of ids at the beginning of a message, up to and with the request id; 0 when there is none. */
+/* Bytes of ids at the beginning of a message, up to and with the request id; 0 when there is
+ * none. */
 static size_t sp_ids_bytes(const uint8_t *body, size_t bytes)
 {
     for (size_t at = 0; at + SP_ID_BYTES <= bytes && at < SP_IDS_BYTES_MAX; at += SP_ID_BYTES) {
@@ -200,7 +201,8 @@ static void conn_closed(void *arg, ep_conn *lane_conn, const ep_error *error)
     conn_unref_and_unlock(conn);
 }
 
-/* Lock held. Why its connection is not to be kept; NULL: it is. refs 1: no request is held, no reply under way. */
+/* Lock held. Why its connection is not to be kept; NULL: it is. refs 1: no request is held, no
+ * reply under way. */
 static const char *judge_locked(rep_conn *conn, uint64_t now_ns)
 {
     const ep_nng_rep_limits *limits = &conn->door->limits;
@@ -221,7 +223,8 @@ static const char *judge_locked(rep_conn *conn, uint64_t now_ns)
     uint64_t since_ns = request_ns == 0 ? conn->accepted_ns : request_ns;
     bool idle = conn->refs == 1 && conn->waiting == 0 && receiving.begun_ns == 0;
     if (idle && now_ns > since_ns && now_ns - since_ns > patience_ms * EP_NS_PER_MS) {
-        return request_ns == 0 ? "no request in time" : "no request for long"; /* nng's clients dial again by themselves */
+        /* nng's clients dial again by themselves */
+        return request_ns == 0 ? "no request in time" : "no request for long";
     }
     return NULL;
 }

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The open door for any nng client: the REP side of nng's SP protocol, one request in one message, one reply in one
- * message. It moves whole messages and knows nothing of what is in them.
+ * The open door for any nng client: the REP side of nng's SP protocol, one request in one message,
+ * one reply in one message. It moves whole messages and knows nothing of what is in them.
  *
- * SP over TCP is small: 8 bytes each way at the beginning ("\0SP\0", protocol), then messages of an 8-byte big-endian length
- * and a body that starts with the request id (4 bytes with the top bit set; after devices, their ids come first). It is
- * spoken here over the stream lane, not with nng's REP socket: in nng 1.5.2 a connection that ends while a message is
- * arriving leaves nng's reaper waiting for ever (found with clients that abandon requests in masses), and with the reaper no
- * connection of the whole process is freed any more. On streams connections may be closed at any time, each one has its own
- * bounded queue, and requests land in our own buffers.
+ * SP over TCP is small: 8 bytes each way at the beginning ("\0SP\0", protocol), then messages of an
+ * 8-byte big-endian length and a body that starts with the request id (4 bytes with the top bit
+ * set; after devices, their ids come first). It is spoken here over the stream lane, not with nng's
+ * REP socket: in nng 1.5.2 a connection that ends while a message is arriving leaves nng's reaper
+ * waiting for ever (found with clients that abandon requests in masses), and with the reaper no
+ * connection of the whole process is freed any more. On streams connections may be closed at any
+ * time, each one has its own bounded queue, and requests land in our own buffers.
  *
- * A slot holds one request in work: the number of slots is the most requests at once. Further ones wait in a bounded queue,
- * and beyond that they are answered with on_overload. A caller that does not read its replies loses its connection when its
- * send queue is full. A connection that says no hello, asks nothing (30 s; after a request 5 min) or sends a message more slowly
- * than EP_FRAME_RATE_MIN is closed; nng's clients dial again by themselves.
+ * A slot holds one request in work: the number of slots is the most requests at once. Further ones
+ * wait in a bounded queue, and beyond that they are answered with on_overload. A caller that does
+ * not read its replies loses its connection when its send queue is full. A connection that says no
+ * hello, asks nothing (30 s; after a request 5 min) or sends a message more slowly than
+ * EP_FRAME_RATE_MIN is closed; nng's clients dial again by themselves.
  *
- * Callbacks  run on the lane's threads and the door's, several at once for different slots, with no lock held. They must
- *            not block.
+ * Callbacks  run on the lane's threads and the door's, several at once for different slots, with no
+ *            lock held. They must not block.
  * Threads    all calls, any thread; _stop and _close not from a callback.
  */
 #ifndef EP_TRANSPORT_NNG_REP_DOOR_H
@@ -28,10 +30,12 @@
 
 typedef struct ep_nng_rep_door ep_nng_rep_door;
 
-/* Names one request for on_gone, so that a slot's next request is never taken for it. Grows with each request. */
+/* Names one request for on_gone, so that a slot's next request is never taken for it. Grows with
+ * each request. */
 typedef uint64_t ep_nng_rep_ticket;
 
-/* A reply on its way. The maker keeps parts alive until done, which is called exactly once, also when nobody gets it. */
+/* A reply on its way. The maker keeps parts alive until done, which is called exactly once, also
+ * when nobody gets it. */
 typedef struct ep_nng_rep_reply {
     const ep_send_part *parts; /* at most EP_SEND_PARTS_MAX - 1 */
     size_t parts_count;
@@ -41,16 +45,17 @@ typedef struct ep_nng_rep_reply {
 
 typedef struct ep_nng_rep_handler {
     /*
-     * A request: its bytes in a 64-byte aligned buffer, or NULL with the reason when the pool has none. Each request is
-     * answered exactly once with ep_nng_rep_door_reply, now or later.
+     * A request: its bytes in a 64-byte aligned buffer, or NULL with the reason when the pool has
+     * none. Each request is answered exactly once with ep_nng_rep_door_reply, now or later.
      */
     void (*on_request)(void *arg, uint32_t slot, ep_nng_rep_ticket ticket, ep_buffer *taken_bytes, const ep_error *error);
-    /* The caller of a request that is not answered yet is gone. It is still to be answered: that frees the slot. */
+    /* The caller of a request that is not answered yet is gone. It is still to be answered: that
+     * frees the slot. */
     void (*on_gone)(void *arg, uint32_t slot, ep_nng_rep_ticket ticket);
     /* Too many wait: makes the reply at once. False: none, the caller hears nothing. */
     bool (*on_overload)(void *arg, const ep_buffer *bytes, ep_nng_rep_reply *out_reply);
-    /* A connection is being closed that took room for nothing: no hello, no request, a message byte by byte. Under the door's
-     * lock, so only to be written down. */
+    /* A connection is being closed that took room for nothing: no hello, no request, a message byte
+     * by byte. Under the door's lock, so only to be written down. */
     void (*on_turned_away)(void *arg, const char *peer, const char *why);
     void *arg;
 } ep_nng_rep_handler;
@@ -87,10 +92,11 @@ void ep_nng_rep_door_peer(ep_nng_rep_door *door, uint32_t slot, char *out_addres
 /* Answers a slot's request. reply NULL: no answer, the slot is only freed. */
 void ep_nng_rep_door_reply(ep_nng_rep_door *door, uint32_t slot, const ep_nng_rep_reply *reply);
 void ep_nng_rep_door_read_stats(ep_nng_rep_door *door, ep_nng_rep_stats *out_stats);
-/* No connection and no request is taken any more; those that wait are dropped. Those held are still to be answered. */
+/* No connection and no request is taken any more; those that wait are dropped. Those held are still
+ * to be answered. */
 void ep_nng_rep_door_stop(ep_nng_rep_door *door);
-/* After _stop: waits for the answers of held requests, shortly for replies on their way, closes everything and frees.
- * NULL allowed. */
+/* After _stop: waits for the answers of held requests, shortly for replies on their way, closes
+ * everything and frees. NULL allowed. */
 void ep_nng_rep_door_close(ep_nng_rep_door *door);
 
 #endif

@@ -2,13 +2,16 @@
 /*
  * Inside of the nng-stream lane. What nng 1.5.2 demands, and where it is kept:
  *
- *   one send and one receive aio per stream, completions may be partial    nng_stream_send.c, nng_stream_receive.c
- *   nothing is posted on a closed stream: it would never complete          stream_conn.posting, nng_stream_conn.c
- *   no free inside an own callback                                         lane_reaper
- *   no timeout and no cancel on a tls aio                                  none is ever set
- *   a tls stream forgets an end that it noticed while no receive was       nng_stream_watch.c
- *   posted: the next receive never completes
- *   SIGPIPE: nng sends with MSG_NOSIGNAL, our threads block every signal   nothing process-wide is changed
+ *   one send and one receive aio per stream, completions       nng_stream_send.c,
+ *   may be partial                                             nng_stream_receive.c
+ *   nothing is posted on a closed stream: it would never       stream_conn.posting,
+ *   complete                                                   nng_stream_conn.c
+ *   no free inside an own callback                             lane_reaper
+ *   no timeout and no cancel on a tls aio                      none is ever set
+ *   a tls stream forgets an end that it noticed while no       nng_stream_watch.c
+ *   receive was posted: the next receive never completes
+ *   SIGPIPE: nng sends with MSG_NOSIGNAL, our threads block    nothing process-wide is changed
+ *   every signal
  */
 #ifndef EP_TRANSPORT_NNG_STREAM_H
 #define EP_TRANSPORT_NNG_STREAM_H
@@ -70,12 +73,14 @@ typedef struct stream_conn {
 } stream_conn;
 
 /* nng_stream_conn.c */
-/* Takes stream on success. count (may be NULL) is counted up already and is taken too. Errors: NO_MEMORY. */
+/* Takes stream on success. count (may be NULL) is counted up already and is taken too. Errors:
+ * NO_MEMORY. */
 ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls, ep_accept_count *taken_count,
                           stream_conn **out_conn);
 /* Lock held: the first reason stays; the stream is closed when nobody is inside it. */
 void stream_conn_begin_end(stream_conn *conn, const ep_error *error);
-/* Lock held, released on return: closes and hands to the reaper when the time has come. Last touch of conn. */
+/* Lock held, released on return: closes and hands to the reaper when the time has come. Last touch
+ * of conn. */
 void stream_conn_leave(stream_conn *conn);
 
 void stream_conn_start(ep_conn *conn, const ep_conn_handler *handler);
@@ -88,7 +93,8 @@ void stream_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 bool stream_conn_is_trusted(ep_conn *conn);
 
 /* nng_stream_send.c */
-/* Lock held, send_busy set, not closing, queue not empty: posts the next slice. Drops the lock meanwhile. */
+/* Lock held, send_busy set, not closing, queue not empty: posts the next slice. Drops the lock
+ * meanwhile. */
 void stream_send_post(stream_conn *conn);
 void stream_send_done(void *conn);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Life of an nng stream connection. It ends in three acts: closing is set and nothing is posted any more; when the last
- * thread is out of the stream, the stream is closed, which completes what is in flight; when both directions are idle the
- * reaper frees the nng objects, fails the queued sends and calls on_closed.
+ * Life of an nng stream connection. It ends in three acts: closing is set and nothing is posted any
+ * more; when the last thread is out of the stream, the stream is closed, which completes what is in
+ * flight; when both directions are idle the reaper frees the nng objects, fails the queued sends
+ * and calls on_closed.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -132,7 +133,8 @@ ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits
         return EP_ERR_NO_MEMORY;
     }
     conn->scratch = malloc(STREAM_SCRATCH_BYTES);
-    ep_err err = ep_assembler_init(&conn->assembler, false); /* a posted receive holds its memory while nothing comes */
+    /* a posted receive holds its memory while nothing comes */
+    ep_err err = ep_assembler_init(&conn->assembler, false);
     if (conn->scratch == NULL || err != EP_OK || nng_aio_alloc(&conn->send_aio, stream_send_done, conn) != 0 ||
         nng_aio_alloc(&conn->receive_aio, stream_receive_done, conn) != 0 ||
         nng_aio_alloc(&conn->wait_aio, stream_receive_retry, conn) != 0 ||

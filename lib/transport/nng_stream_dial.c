@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dialing. The nng dialer serves one attempt and is freed by the reaper: its free waits for callbacks of its own. */
+/* Dialing. The nng dialer serves one attempt and is freed by the reaper: its free waits for
+ * callbacks of its own. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -67,7 +68,8 @@ static void report(stream_dialer *d, nng_stream *stream, int failed)
 static void dialed(void *arg)
 {
     stream_dialer *d = arg;
-    pthread_mutex_lock(&d->lock); /* waits until stream_dial or stream_dial_release is out of the dialer */
+    /* waits until stream_dial or stream_dial_release is out of the dialer */
+    pthread_mutex_lock(&d->lock);
     bool cancelled = d->state != DIAL_PENDING;
     if (!cancelled) {
         d->state = DIAL_RUNNING;

@@ -143,9 +143,10 @@ ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mod
 }
 
 /*
- * nng stays until the process ends when somebody still holds a connection, and when TLS was used: nng 1.5.2 frees the
- * connection of a cancelled accept or dial after it has completed the aio, and nng_fini has no way to wait for that (it was
- * seen to lock a destroyed mutex). Its memory then remains reachable, so leak checkers stay content.
+ * nng stays until the process ends when somebody still holds a connection, and when TLS was used:
+ * nng 1.5.2 frees the connection of a cancelled accept or dial after it has completed the aio, and
+ * nng_fini has no way to wait for that (it was seen to lock a destroyed mutex). Its memory then
+ * remains reachable, so leak checkers stay content.
  */
 void ep_nng_stream_fini(void)
 {

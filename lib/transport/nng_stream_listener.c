@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accepting. One accept is posted at a time. Out of descriptors accept fails at once, for ever: so every failure is followed
- * by a growing pause. Above connections_max a connection is closed as soon as it is accepted, so its peer knows.
+ * Accepting. One accept is posted at a time. Out of descriptors accept fails at once, for ever: so
+ * every failure is followed by a growing pause. Above connections_max a connection is closed as
+ * soon as it is accepted, so its peer knows.
  *
- * nng gives a connection its TLS settings when the accept for it is posted. After new ones were set, the listener connects to
- * itself once, so that the accept that was posted with the old ones is not left for a caller who comes when they have expired.
+ * nng gives a connection its TLS settings when the accept for it is posted. After new ones were
+ * set, the listener connects to itself once, so that the accept that was posted with the old ones
+ * is not left for a caller who comes when they have expired.
  */
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -116,7 +118,8 @@ static void accept_again(void *arg)
     }
 }
 
-/* Copes with a half-built listener. A stopped aio takes no new operation, so the two callbacks cannot revive each other. */
+/* Copes with a half-built listener. A stopped aio takes no new operation, so the two callbacks
+ * cannot revive each other. */
 static void listener_free(stream_listener *l)
 {
     if (l->listener != NULL) {
@@ -203,7 +206,8 @@ static void connect_to_self(stream_listener *l)
     /* bound before it connects, since the accept may be quicker than this thread */
     if (fd >= 0 && bind(fd, &own.any, to->ai_addrlen) == 0 && getsockname(fd, &own.any, &own_bytes) == 0) {
         __atomic_store_n(&l->own_port, ntohs(own.v4.sin_port), __ATOMIC_RELEASE);
-        (void)connect(fd, to->ai_addr, to->ai_addrlen); /* within this host: it is done at once, or it is not done */
+        /* within this host: it is done at once, or it is not done */
+        (void)connect(fd, to->ai_addr, to->ai_addrlen);
     }
     if (fd >= 0) {
         close(fd);

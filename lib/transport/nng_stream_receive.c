@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The receiving half of an nng stream: one receive is always posted, and lane_assembler makes frames of what comes. */
+/* The receiving half of an nng stream: one receive is always posted, and lane_assembler makes
+ * frames of what comes. */
 #include "base/clock.h"
 #include "transport/nng_stream.h"
 

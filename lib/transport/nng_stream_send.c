@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The sending half of an nng stream. Queued frames leave in slices of up to STREAM_IOVS_MAX pieces, small frames several at
- * a time; a slice may be taken only partly, so each next slice is built anew from what has been sent.
+ * The sending half of an nng stream. Queued frames leave in slices of up to STREAM_IOVS_MAX pieces,
+ * small frames several at a time; a slice may be taken only partly, so each next slice is built
+ * anew from what has been sent.
  */
 #include <string.h>
 
@@ -17,7 +18,8 @@ typedef struct slice {
     bool tls;
 } slice;
 
-/* Copies up to bytes to the scratch memory, joining the last piece when that is there too. Returns how many fit. */
+/* Copies up to bytes to the scratch memory, joining the last piece when that is there too. Returns
+ * how many fit. */
 static size_t slice_copy(slice *s, const uint8_t *data, size_t bytes)
 {
     size_t room = STREAM_SCRATCH_BYTES - s->scratch_used;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A second look at tls streams. nng 1.5.2 reads ahead; when it meets the end of the connection while no receive is posted, it
- * shuts the socket and tells nobody, and the receive posted next never completes. A socket that nng has shut and whose peer is
- * gone has no peer name. So: a receive that is still in flight one tick after the socket was seen like that is lost.
- * One tick of grace, since plain text nng has decrypted already completes the receive first.
+ * A second look at tls streams. nng 1.5.2 reads ahead; when it meets the end of the connection
+ * while no receive is posted, it shuts the socket and tells nobody, and the receive posted next
+ * never completes. A socket that nng has shut and whose peer is gone has no peer name. So: a
+ * receive that is still in flight one tick after the socket was seen like that is lost. One tick of
+ * grace, since plain text nng has decrypted already completes the receive first.
  */
 #include "transport/nng_stream.h"
 

@@ -2,15 +2,17 @@
 /*
  * A shared-memory connection.
  *
- * Sending    the caller's thread copies into the ring as far as there is room; the loop does the rest when the
- *            peer rings. done() runs in the sender where it may (done_inside). Else it belongs to the loop, which is not
- *            woken for it: it runs when the loop is awake next, or a millisecond later.
- * Receiving  the loop copies out of the ring, each byte once: prefix, then the frame into its buffer. Only the
- *            copies are looked at. On another CPU than the peer it looks for more for a moment before it
- *            sleeps, in the middle of a frame, which the peer is copying just then, and when the peer's last
- *            pause was about as short as a wake-up; for as long as what came has earned (shm_spin.h).
- * Ending     closing is set; the loop then closes the socket, unmaps, fails what is queued and calls on_closed.
- *            A peer that ended is read to the ring's end first.
+ * Sending    the caller's thread copies into the ring as far as there is room; the loop does the
+ *            rest when the peer rings. done() runs in the sender where it may (done_inside). Else
+ *            it belongs to the loop, which is not woken for it: it runs when the loop is awake
+ *            next, or a millisecond later.
+ * Receiving  the loop copies out of the ring, each byte once: prefix, then the frame into its
+ *            buffer. Only the copies are looked at. On another CPU than the peer it looks for more
+ *            for a moment before it sleeps, in the middle of a frame, which the peer is copying
+ *            just then, and when the peer's last pause was about as short as a wake-up; for as long
+ *            as what came has earned (shm_spin.h).
+ * Ending     closing is set; the loop then closes the socket, unmaps, fails what is queued and
+ *            calls on_closed. A peer that ended is read to the ring's end first.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,13 +30,15 @@
 #include "transport/shm_spin.h"
 
 #define PUBLISH_BYTES ((size_t)64 << 10)  /* the peer copies out while we copy in */
-#define PIECE_BYTES_MAX (PUBLISH_BYTES + PUBLISH_BYTES / 2) /* no small piece at the end of a frame */
+/* no small piece at the end of a frame */
+#define PIECE_BYTES_MAX (PUBLISH_BYTES + PUBLISH_BYTES / 2)
 #define SHORT_PAUSE_NS (2 * SHM_SPIN_NS)  /* with the wake-up that ends it */
 #define SPINS_PER_LOOK 32
 #define SERVE_BYTES ((size_t)1 << 20)     /* then other connections have their turn */
 #define SERVE_STEPS 4096                  /* the same for a peer that moves byte by byte */
 #define SERVE_FILLS 16                    /* pieces put into the ring before the same */
-#define SEND_FILLS 128                    /* pieces a caller of ep_conn_send puts in before the loop takes over */
+/* pieces a caller of ep_conn_send puts in before the loop takes over */
+#define SEND_FILLS 128
 #define BELLS_UNREAD_MAX 32               /* far fewer than a socket holds */
 #define BELL_READS_MAX 16
 #define MEMORY_BACKOFF_MIN_NS (1 * EP_NS_PER_MS)
@@ -154,9 +158,10 @@ static void end_with(shm_conn *conn, const ep_error *error)
 }
 
 /*
- * Wakes the peer. The socket is open: the loop's thread calls, or the lock is held and closing is not set, or the caller is
- * counted in conn->inside. Without the lock wherever possible: the peer may run at once in place of this thread, and whoever
- * wants the lock, perhaps for the peer's answer, would wait until this thread has its core again.
+ * Wakes the peer. The socket is open: the loop's thread calls, or the lock is held and closing is
+ * not set, or the caller is counted in conn->inside. Without the lock wherever possible: the peer
+ * may run at once in place of this thread, and whoever wants the lock, perhaps for the peer's
+ * answer, would wait until this thread has its core again.
  */
 static void ring_bell(const shm_conn *conn)
 {
@@ -168,8 +173,8 @@ static void ring_bell(const shm_conn *conn)
 /* ---- sending ---- */
 
 /*
- * Lock held: puts bytes of the queue into the ring, offset bytes behind its head. Returns how many, room at
- * most.
+ * Lock held: puts bytes of the queue into the ring, offset bytes behind its head. Returns how many,
+ * room at most.
  */
 static size_t gather(shm_conn *conn, size_t room)
 {
@@ -199,16 +204,17 @@ static size_t unsent_bytes(const shm_conn *conn)
     return conn->queue.bytes - conn->queue.head->sent_bytes;
 }
 
-/* In pieces the peer copies out while we copy in, unless it waits for our CPU: it would only interrupt us. */
+/* In pieces the peer copies out while we copy in, unless it waits for our CPU: it would only
+ * interrupt us. */
 static size_t piece_bytes(size_t bytes, bool apart)
 {
     return bytes <= PIECE_BYTES_MAX || !apart ? bytes : PUBLISH_BYTES;
 }
 
 /*
- * Lock held, not closing: fills the ring from the queue. True: fills_max pieces are in and there may be room for
- * more. A peer that frees byte by byte could keep us here, lock held, for as long as it likes.
- * out_bell: the caller rings, once the lock is released.
+ * Lock held, not closing: fills the ring from the queue. True: fills_max pieces are in and there
+ * may be room for more. A peer that frees byte by byte could keep us here, lock held, for as long
+ * as it likes. out_bell: the caller rings, once the lock is released.
  */
 static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
 {
@@ -238,7 +244,8 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
     return false;
 }
 
-/* Lock held: takes a frame whose done() its sender may run, and which is in the ring, from what waits for the loop. */
+/* Lock held: takes a frame whose done() its sender may run, and which is in the ring, from what
+ * waits for the loop. */
 static ep_send *take_own(shm_conn *conn, ep_send *send)
 {
     if (!send->done_inside || conn->done_first != send) {
@@ -403,7 +410,8 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
     }
     size_t want = conn->frame->bytes - conn->frame_have_bytes;
     size_t bytes = available < want ? available : want;
-    bytes = piece_bytes(bytes, shm_consumer_is_apart(&conn->in)); /* the peer fills what is free meanwhile */
+    /* the peer fills what is free meanwhile */
+    bytes = piece_bytes(bytes, shm_consumer_is_apart(&conn->in));
     if (bytes > 0) {
         take(conn, conn->frame->data + conn->frame_have_bytes, bytes);
         conn->frame_have_bytes += bytes;
@@ -428,7 +436,8 @@ static void wait_for_memory(shm_conn *conn)
     shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + conn->backoff_ns);
 }
 
-/* Nothing is there: true when more comes within a moment, or something is wrong. Not after until_ns, nor beyond what is earned. */
+/* Nothing is there: true when more comes within a moment, or something is wrong. Not after
+ * until_ns, nor beyond what is earned. */
 static bool spin_for_more(shm_conn *conn, uint64_t until_ns)
 {
     if ((conn->frame == NULL && !conn->paused_shortly) || !shm_consumer_is_apart(&conn->in)) {
@@ -510,7 +519,8 @@ static void let_go(shm_conn *conn)
     conn->ended = true;
     shm_loop_unwatch(conn->loop, conn->socket.fd);
     shm_loop_forget(conn->loop, &conn->retry);
-    pthread_mutex_lock(&conn->lock); /* whoever copies has seen closing not set and holds it; nobody is inside */
+    /* whoever copies has seen closing not set and holds it; nobody is inside */
+    pthread_mutex_lock(&conn->lock);
     shutdown(conn->socket.fd, SHUT_RDWR);
     shm_held_close(&conn->socket);
     shm_memory_close(&conn->memory);
@@ -579,8 +589,8 @@ static void serve(shm_conn *conn)
 }
 
 /*
- * All of them: one event may stand for several, and a socket that stays full is told of no more. The end is told in
- * events. Only a peer that fills it as fast as we read makes us stop before.
+ * All of them: one event may stand for several, and a socket that stays full is told of no more.
+ * The end is told in events. Only a peer that fills it as fast as we read makes us stop before.
  */
 static void read_bells(shm_conn *conn)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Dialing: connect, wait for the listener's memory, look at both, map it. And the lane's table of operations.
+ * Dialing: connect, wait for the listener's memory, look at both, map it. And the lane's table of
+ * operations.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -230,7 +231,8 @@ void shm_dial_release(ep_dial *base)
     if (cancelled) {
         d->state = DIAL_DONE;
         if (d->begun) {
-            shm_loop_post(d->loop, &d->work); /* under the lock: the loop's reference is still there */
+            /* under the lock: the loop's reference is still there */
+            shm_loop_post(d->loop, &d->work);
         } /* otherwise the work that comes ends it, and a second one would end it again */
     }
     while (d->state == DIAL_RUNNING) {

@@ -10,10 +10,10 @@
  *   shm_listener  accepting
  *   shm_dial      dialing
  *
- * A connection's socket carries the memory's descriptor once, and then single bytes that wake the other side.
- * send() with MSG_DONTWAIT is the one wake-up that a hostile peer can neither block nor silence for others, as it
- * could with a shared eventfd or futex. Sockets are polled edge-triggered and seldom read, which makes it about as
- * cheap. The socket's end is the peer's end.
+ * A connection's socket carries the memory's descriptor once, and then single bytes that wake the
+ * other side. send() with MSG_DONTWAIT is the one wake-up that a hostile peer can neither block nor
+ * silence for others, as it could with a shared eventfd or futex. Sockets are polled edge-triggered
+ * and seldom read, which makes it about as cheap. The socket's end is the peer's end.
  */
 #ifndef EP_TRANSPORT_SHM_LANE_H
 #define EP_TRANSPORT_SHM_LANE_H
@@ -71,7 +71,8 @@ shm_loop *shm_loop_first(void);
 shm_loop *shm_loop_next(void);
 /* Has work->run called soon, once however often it was asked. Its owner lives until then. */
 void shm_loop_post(shm_loop *loop, shm_work *work);
-/* The same within a millisecond, without waking the thread for it: it is likely to be awake before. */
+/* The same within a millisecond, without waking the thread for it: it is likely to be awake
+ * before. */
 void shm_loop_post_lazy(shm_loop *loop, shm_work *work);
 /* What was posted lazily runs soon. */
 void shm_loop_hurry(shm_loop *loop);
@@ -113,8 +114,9 @@ void shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out
 /* Hands over the memory, or with fd -1 the reason why not. False: the peer is gone. */
 bool shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal);
 /*
- * Reads it; the caller closes *out_fd. Errors: what the listener refused with, PROTOCOL, UNAVAILABLE (gone),
- * RESOURCE_EXHAUSTED (the descriptor did not fit into this process). EP_ERR_CANCELLED: nothing there yet.
+ * Reads it; the caller closes *out_fd. Errors: what the listener refused with, PROTOCOL,
+ * UNAVAILABLE (gone), RESOURCE_EXHAUSTED (the descriptor did not fit into this process).
+ * EP_ERR_CANCELLED: nothing there yet.
  */
 ep_err shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd, ep_error *out_error);
 
@@ -155,8 +157,8 @@ typedef struct shm_count {
 void shm_count_unref(shm_count *count);
 
 /*
- * Takes socket and memory in every case, count (NULL at the dialing end), which is counted up already, on
- * success.
+ * Takes socket and memory in every case, count (NULL at the dialing end), which is counted up
+ * already, on success.
  * Errors: NO_MEMORY, IO.
  */
 ep_err shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accepting: who connects is judged by what the kernel says of its process, then gets its memory. Whoever is
- * refused is told why. Out of descriptors accept fails at once, for ever: so every failure is followed by a
- * growing pause.
+ * Accepting: who connects is judged by what the kernel says of its process, then gets its memory.
+ * Whoever is refused is told why. Out of descriptors accept fails at once, for ever: so every
+ * failure is followed by a growing pause.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -63,7 +63,8 @@ static bool count_add(shm_count *count, uint32_t max)
     return true;
 }
 
-/* Makes the connection's memory and hands it over. Takes the socket. Errors: those the dialer is told. */
+/* Makes the connection's memory and hands it over. Takes the socket. Errors: those the dialer is
+ * told. */
 static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_conn **out_conn,
                       ep_error *out_error)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lane's threads. Each sleeps in epoll and then runs what epoll told and what was posted; a connection
- * belongs to one of them for its life. Nothing here is per connection, so a thousand idle ones cost no
- * wake-up.
+ * The lane's threads. Each sleeps in epoll and then runs what epoll told and what was posted; a
+ * connection belongs to one of them for its life. Nothing here is per connection, so a thousand
+ * idle ones cost no wake-up.
  */
 #include "transport/shm_lane.h"
 
@@ -321,8 +321,8 @@ static ep_err loop_open(shm_loop *loop, const char *name)
 }
 
 /*
- * Two, so that a long callback or copy of one connection does not hold up all others; more where there are
- * CPUs.
+ * Two, so that a long callback or copy of one connection does not hold up all others; more where
+ * there are CPUs.
  */
 static uint32_t loops_wanted(void)
 {

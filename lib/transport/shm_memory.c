@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection's memory: one page with both rings' positions, then both rings. It can neither shrink nor
- * grow, so no access to it can fault. The listener makes it: what a stranger sends is never mapped by a
- * server.
+ * A connection's memory: one page with both rings' positions, then both rings. It can neither
+ * shrink nor grow, so no access to it can fault. The listener makes it: what a stranger sends is
+ * never mapped by a server.
  */
 #include <errno.h>
 #include <fcntl.h>

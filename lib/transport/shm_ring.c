@@ -33,7 +33,8 @@ bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
         return true;
     }
     __atomic_store_n(&p->shared->wants_space, 1, __ATOMIC_SEQ_CST);
-    /* Not an acquiring load: it may pass the store on some CPUs, and then both sides miss the other's. */
+    /* Not an acquiring load: it may pass the store on some CPUs, and then both sides miss the
+     * other's. */
     return take_tail(p, __atomic_load_n(&p->shared->tail, __ATOMIC_SEQ_CST), out_bytes);
     /* the flag stays: a needless wake-up at most */
 }
@@ -71,7 +72,8 @@ bool shm_consumer_available(shm_consumer *c, size_t *out_bytes)
         return false; /* more than the ring holds, or taken back */
     }
     c->head_seen = head;
-    c->origin = __atomic_load_n(&c->shared->origin, __ATOMIC_RELAXED); /* while bytes are in the ring it stays as it is */
+    /* while bytes are in the ring it stays as it is */
+    c->origin = __atomic_load_n(&c->shared->origin, __ATOMIC_RELAXED);
     *out_bytes = (size_t)(head - c->tail);
     return true;
 }

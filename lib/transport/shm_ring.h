@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One direction of a shared-memory connection: a ring of bytes that one process fills and another empties.
+ * One direction of a shared-memory connection: a ring of bytes that one process fills and another
+ * empties.
  *
- * The peer may scribble over every byte of it at any time. So each side keeps its own position in its own memory
- * and takes from the shared memory only the other's position, once per look, and checks it: it may lie between what
- * was seen last and what is possible. The two flags only decide who wakes whom; a false one costs its writer a
- * wake-up, or us a needless one.
+ * The peer may scribble over every byte of it at any time. So each side keeps its own position in
+ * its own memory and takes from the shared memory only the other's position, once per look, and
+ * checks it: it may lie between what was seen last and what is possible. The two flags only decide
+ * who wakes whom; a false one costs its writer a wake-up, or us a needless one.
  *
- * A producer that finds the ring empty begins again at its first byte (origin). So one frame at a time uses the same few
- * pages, which stay in the caches, and the rest of a large ring is never taken from the system.
+ * A producer that finds the ring empty begins again at its first byte (origin). So one frame at a
+ * time uses the same few pages, which stay in the caches, and the rest of a large ring is never
+ * taken from the system.
  *
  * Threads  a producer and a consumer, each one thread at a time.
  */
@@ -51,7 +53,8 @@ typedef struct shm_consumer {
     uint32_t cpu;
 } shm_consumer;
 
-/* Bytes that may be put in now, with nothing put in that is not published; false when the peer's position is impossible. */
+/* Bytes that may be put in now, with nothing put in that is not published; false when the peer's
+ * position is impossible. */
 bool shm_producer_room(shm_producer *p, size_t *out_bytes);
 /* The same, and when there is no room, asks the consumer for a wake-up. */
 bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes);
@@ -66,11 +69,12 @@ bool shm_producer_publish(shm_producer *p, size_t bytes);
 bool shm_consumer_available(shm_consumer *c, size_t *out_bytes);
 /* Whether the producer ran on another CPU than this one when it put in the newest bytes. */
 bool shm_consumer_is_apart(const shm_consumer *c);
-/* Copies and frees; bytes <= available. True: the producer waits for the space and must be woken. */
+/* Copies and frees; bytes <= available. True: the producer waits for the space and must be
+ * woken. */
 bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes);
 /*
- * Before sleeping: asks for a wake-up. False: bytes came meanwhile, or the position is impossible; look
- * again.
+ * Before sleeping: asks for a wake-up. False: bytes came meanwhile, or the position is impossible;
+ * look again.
  */
 bool shm_consumer_arm(shm_consumer *c);
 /* Awake: no wake-ups wanted. */

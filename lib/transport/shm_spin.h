@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long the receiver of a shared-memory connection may look for more before it sleeps. What arrives earns looking, and
- * looking is paid: so a peer that dribbles, or writes a byte whenever we are about to sleep, costs its connection's thread, which
- * others share, 100 us in all and not a core. Bytes earn somewhat more than copying them takes a peer that does nothing else.
+ * How long the receiver of a shared-memory connection may look for more before it sleeps. What
+ * arrives earns looking, and looking is paid: so a peer that dribbles, or writes a byte whenever we
+ * are about to sleep, costs its connection's thread, which others share, 100 us in all and not a
+ * core. Bytes earn somewhat more than copying them takes a peer that does nothing else.
  */
 #ifndef EP_TRANSPORT_SHM_SPIN_H
 #define EP_TRANSPORT_SHM_SPIN_H
@@ -12,8 +13,10 @@
 
 #include "base/clock.h"
 
-#define SHM_SPIN_NS (20 * EP_NS_PER_US)       /* one look: a peer copies a piece in a fraction of it; a wake-up costs about as much */
-#define SHM_SPINS_NS (5 * SHM_SPIN_NS)        /* the most that can be saved up, and one turn's length */
+/* one look: a peer copies a piece in a fraction of it; a wake-up costs about as much */
+#define SHM_SPIN_NS (20 * EP_NS_PER_US)
+/* the most that can be saved up, and one turn's length */
+#define SHM_SPINS_NS (5 * SHM_SPIN_NS)
 #define SHM_SPIN_BYTES ((size_t)64 << 10)     /* earn one look */
 
 typedef struct shm_spin {
@@ -25,7 +28,8 @@ static inline void shm_spin_init(shm_spin *spin)
     spin->left_ns = SHM_SPINS_NS;
 }
 
-/* frames: ended by these bytes; each earns one look, since its peer may be waiting for an answer to send the next. */
+/* frames: ended by these bytes; each earns one look, since its peer may be waiting for an answer to
+ * send the next. */
 static inline void shm_spin_earn(shm_spin *spin, size_t bytes, unsigned frames)
 {
     uint64_t looks_bytes = bytes < 5 * SHM_SPIN_BYTES ? bytes : 5 * SHM_SPIN_BYTES;

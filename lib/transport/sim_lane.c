@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The simulated lane: listeners, dials and connections. Each connection has one event, which does one thing
- * per run: end, take a packet that has arrived, or put the next frame on its link. Packets on their way are
- * in the receiver's list.
+ * The simulated lane: listeners, dials and connections. Each connection has one event, which does
+ * one thing per run: end, take a packet that has arrived, or put the next frame on its link.
+ * Packets on their way are in the receiver's list.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -235,8 +235,8 @@ static packet *packet_make(sim_conn *from, packet_kind kind, size_t bytes)
     return p;
 }
 
-/* The end of the stream follows what is on its way; it is not lost, for it is repeated until someone hears
- * it. */
+/* The end of the stream follows what is on its way; it is not lost, for it is repeated until
+ * someone hears it. */
 static void send_end(sim_conn *from)
 {
     sim_conn *to = from->peer;
@@ -348,8 +348,8 @@ static void transmit(sim_conn *conn)
     lock(sim);
 }
 
-/* A packet that meets a cut or a stopped sender tries again later; when it has tried long enough the sender
- * gives up. */
+/* A packet that meets a cut or a stopped sender tries again later; when it has tried long enough
+ * the sender gives up. */
 static bool waits_for_link(sim_conn *conn, packet *p)
 {
     ep_sim *sim = conn->sim;

@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A simulated network: a lane ("sim://name") whose time, order and faults come from one seed. Only tests link
- * it.
+ * A simulated network: a lane ("sim://name") whose time, order and faults come from one seed. Only
+ * tests link it.
  *
- * Time       is virtual and moves only in ep_sim_run_one and ep_sim_run_until, which run what is due, in the
- * order of (due, posted). Every callback of the lane runs inside them, never inside the call that began it.
- * Hosts      named by their URLs and by ep_sim_host. What runs inside an event belongs to the event's host;
- * outside of events the host is the one set by ep_sim_enter, 0 at first. A dial, a connection and a posted
- * event belong to the host they were begun in. Links      one per direction and pair of hosts.
+ * Time       is virtual and moves only in ep_sim_run_one and ep_sim_run_until, which run what is
+ *            due, in the order of (due, posted). Every callback of the lane runs inside them, never
+ *            inside the call that began it.
+ * Hosts      named by their URLs and by ep_sim_host. What runs inside an event belongs to the
+ *            event's host; outside of events the host is the one set by ep_sim_enter, 0 at first. A
+ *            dial, a connection and a posted event belong to the host they were begun in.
+ * Links      one per direction and pair of hosts.
  *
  * What the layer above sees of a fault, as over TCP (hostile false):
  *   loss       the frame comes later by the retransmission time, doubled for each loss in a row
- *   cut        frames wait; after a minute of that the sender's end breaks; dials time out after five seconds
+ *   cut        frames wait; after a minute of that the sender's end breaks; dials time out after
+ *              five seconds
  *   corrupt    one bit of the frame is flipped; in the length it ends the connection
  *   truncate   the connection breaks in the middle of the frame: both ends lose it
  *   duplicate, reorder   never happens inside a connection
- * hostile true breaks the lane's promise on purpose: frames are really lost, repeated and overtaken, a cut
- * loses them. dead host     its connections end at both ends, dials are refused stopped host  nothing of it
- * runs and nothing arrives: nobody is told; what was due runs when it goes on
+ * hostile true breaks the lane's promise on purpose: frames are really lost, repeated and
+ * overtaken, a cut loses them.
+ *   dead host     its connections end at both ends, dials are refused
+ *   stopped host  nothing of it runs and nothing arrives: nobody is told; what was due runs when it
+ *                 goes on
  *
  * Nothing depends on addresses in memory. Threads: any; one thread at a time runs events.
  */
@@ -81,8 +86,8 @@ uint64_t ep_sim_next_ns(ep_sim *sim);
 bool ep_sim_run_one(ep_sim *sim);
 /* Runs everything due up to until_ns, and leaves time there. */
 void ep_sim_run_until(ep_sim *sim, uint64_t until_ns);
-/* Waits, in real time, until an event is posted that is due earlier than all others, or timeout_ns. For a
- * thread that pumps. */
+/* Waits, in real time, until an event is posted that is due earlier than all others, or timeout_ns.
+ * For a thread that pumps. */
 void ep_sim_wait_posted(ep_sim *sim, uint64_t timeout_ns);
 
 /* (Re-)posts for the current host; not before now. Errors: NO_MEMORY (nothing posted). */

@@ -60,7 +60,8 @@ uint64_t sim_random_below(ep_sim *sim, uint64_t bound)
     return bound == 0 ? 0 : ep_splitmix64(&sim->random) % bound;
 }
 
-/* A fault that is switched off draws nothing, so that switching one on leaves the others as they were. */
+/* A fault that is switched off draws nothing, so that switching one on leaves the others as they
+ * were. */
 bool sim_chance(ep_sim *sim, uint32_t ppm)
 {
     return ppm != 0 && sim_random_below(sim, 1000000) < ppm;

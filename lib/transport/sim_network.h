@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of the simulated network, shared by its clock (sim_network.c) and its lane (sim_lane.c). */
+/* Inside of the simulated network, shared by its clock (sim_network.c) and its lane
+ * (sim_lane.c). */
 #ifndef EP_TRANSPORT_SIM_NETWORK_H
 #define EP_TRANSPORT_SIM_NETWORK_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which lane serves tcp:// in this process, and how: by its program, else by the environment, else uv. */
+/* Which lane serves tcp:// in this process, and how: by its program, else by the environment, else
+ * uv. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,25 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A lane moves whole frames between two peers and knows no messages. This header is the porting guide: a new lane
- * (shared memory, RDMA, a simulator) fills one ep_lane_ops and runs tests/contract/transport; nothing else changes.
+ * A lane moves whole frames between two peers and knows no messages. This header is the porting
+ * guide: a new lane (shared memory, RDMA, a simulator) fills one ep_lane_ops and runs
+ * tests/contract/transport; nothing else changes.
  *
- * Frames     A frame is at least `prefix_bytes` long; the lane learns its length from the prefix through
- *            ep_lane_limits.frame_bytes, before anything is allocated. A frame arrives in one ep_buffer, 64-byte aligned.
- * Order      Frames of one connection arrive in the order they were sent. Frames are never interleaved, split or repeated.
- *            A frame above the sender's own frame_bytes_max, or below the prefix, is INVALID_ARGUMENT in ep_conn_send.
- * Sending    ep_conn_send queues a gather list the caller keeps alive until done() is called, exactly once, with EP_OK or the
- *            reason. Queued bytes are bounded (send_queue_bytes_max): beyond it ep_conn_send fails with RESOURCE_EXHAUSTED and
- *            takes nothing. EP_OK in done() means handed to the network, not received.
- * Receiving  The lane reads all the time; back-pressure is by credits a layer above. When no buffer can be had the lane
- *            stops reading until one can, and never drops a frame. Until ep_conn_allow_large only small frames are taken.
- * Callbacks  on_frame, on_closed and done run on the lane's threads, one at a time per connection (done may run beside
- *            on_frame), with no lane lock held, never inside the call that began them (but see done_inside). They must not
- *            block; they may send, and close, any connection.
- * Ending     ep_conn_close refuses new sends at once and ends the connection. on_closed is called exactly once for every
- *            connection that was handed out (whoever ended it), after every done(), and is the last callback. The handle stays
- *            valid until ep_conn_release, which each owner calls exactly once, after or inside on_closed, or before (then
- *            the lane closes first and still calls on_closed).
- *            Peer death (end of stream) is on_closed with CONNECTION_LOST, after the frames it had sent.
+ * Frames     A frame is at least `prefix_bytes` long; the lane learns its length from the prefix
+ *            through ep_lane_limits.frame_bytes, before anything is allocated. A frame arrives in
+ *            one ep_buffer, 64-byte aligned.
+ * Order      Frames of one connection arrive in the order they were sent. Frames are never
+ *            interleaved, split or repeated. A frame above the sender's own frame_bytes_max, or
+ *            below the prefix, is INVALID_ARGUMENT in ep_conn_send.
+ * Sending    ep_conn_send queues a gather list the caller keeps alive until done() is called,
+ *            exactly once, with EP_OK or the reason. Queued bytes are bounded
+ *            (send_queue_bytes_max): beyond it ep_conn_send fails with RESOURCE_EXHAUSTED and takes
+ *            nothing. EP_OK in done() means handed to the network, not received.
+ * Receiving  The lane reads all the time; back-pressure is by credits a layer above. When no buffer
+ *            can be had the lane stops reading until one can, and never drops a frame. Until
+ *            ep_conn_allow_large only small frames are taken.
+ * Callbacks  on_frame, on_closed and done run on the lane's threads, one at a time per connection
+ *            (done may run beside on_frame), with no lane lock held, never inside the call that
+ *            began them (but see done_inside). They must not block; they may send, and close, any
+ *            connection.
+ * Ending     ep_conn_close refuses new sends at once and ends the connection. on_closed is called
+ *            exactly once for every connection that was handed out (whoever ended it), after every
+ *            done(), and is the last callback. The handle stays valid until ep_conn_release, which
+ *            each owner calls exactly once, after or inside on_closed, or before (then the lane
+ *            closes first and still calls on_closed).
+ *            Peer death (end of stream) is on_closed with CONNECTION_LOST, after the frames it had
+ *            sent.
  * Threads    All calls from any thread, also from callbacks.
  */
 #ifndef EP_TRANSPORT_TRANSPORT_H
@@ -62,8 +70,9 @@ typedef struct ep_send {
 } ep_send;
 
 /*
- * Tells the whole frame's length from its first prefix_bytes bytes (prefix included). Pure; called before
- * anything is allocated. An error closes the connection, with that error's text in on_closed.
+ * Tells the whole frame's length from its first prefix_bytes bytes (prefix included). Pure; called
+ * before anything is allocated. An error closes the connection, with that error's text in
+ * on_closed.
  */
 typedef ep_err (*ep_frame_bytes_func)(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes, ep_error *out_error);
 
@@ -86,20 +95,24 @@ typedef struct ep_conn_receiving {
 } ep_conn_receiving;
 
 /*
- * A frame has to arrive at EP_FRAME_RATE_MIN bytes a second after a grace of EP_FRAME_GRACE_MS: who sends it byte by byte holds
- * memory that others need, and looks alive for ever. A thousand peers that share a TLS listener's 100 MB/s have more each.
+ * A frame has to arrive at EP_FRAME_RATE_MIN bytes a second after a grace of EP_FRAME_GRACE_MS: who
+ * sends it byte by byte holds memory that others need, and looks alive for ever. A thousand peers
+ * that share a TLS listener's 100 MB/s have more each.
  */
 #define EP_FRAME_GRACE_MS 5000u
 #define EP_FRAME_RATE_MIN ((uint64_t)64 << 10)
-/* Pure. Ask several times in a row before it counts: a receiver that was stopped itself has not read what is there. */
+/* Pure. Ask several times in a row before it counts: a receiver that was stopped itself has not
+ * read what is there. */
 bool ep_conn_receiving_is_slow(const ep_conn_receiving *receiving, uint64_t now_ns);
 
 typedef struct ep_conn_handler {
-    /* A frame has begun: its prefix is checked and its buffer is there. on_frame brings it, unless on_closed comes first. NULL allowed. */
+    /* A frame has begun: its prefix is checked and its buffer is there. on_frame brings it, unless
+     * on_closed comes first. NULL allowed. */
     void (*on_begin)(void *arg, ep_conn *conn, const uint8_t prefix[EP_FRAME_PREFIX_BYTES]);
     /* A whole frame; the handler takes the buffer and unrefs it when done. */
     void (*on_frame)(void *arg, ep_conn *conn, ep_buffer *taken_frame);
-    /* The connection ended; error->code is CLOSED (closed here), CONNECTION_LOST (peer), PROTOCOL or RESOURCE_EXHAUSTED. */
+    /* The connection ended; error->code is CLOSED (closed here), CONNECTION_LOST (peer), PROTOCOL
+     * or RESOURCE_EXHAUSTED. */
     void (*on_closed)(void *arg, ep_conn *conn, const ep_error *error);
     void *arg;
 } ep_conn_handler;
@@ -118,8 +131,9 @@ typedef struct ep_tls_config {
 #define EP_SHM_RING_BYTES_DEFAULT ((size_t)2 << 20)
 
 /*
- * Of a shm address. The listener decides about the memory: two rings per connection, taken from the system as they are used.
- * The peer's process must run as our own user, as root, or as one of these users or groups.
+ * Of a shm address. The listener decides about the memory: two rings per connection, taken from the
+ * system as they are used. The peer's process must run as our own user, as root, or as one of these
+ * users or groups.
  */
 typedef struct ep_shm_config {
     size_t ring_bytes;             /* per direction, a power of two; 0: EP_SHM_RING_BYTES_DEFAULT */
@@ -146,7 +160,8 @@ typedef struct ep_lane_address {
     const ep_shm_config *shm;      /* NULL: defaults */
 } ep_lane_address;
 
-/* A new inbound connection. The callee must call ep_conn_start(conn, handler) now or later, or ep_conn_release it. */
+/* A new inbound connection. The callee must call ep_conn_start(conn, handler) now or later, or
+ * ep_conn_release it. */
 typedef void (*ep_accept_func)(void *arg, ep_conn *taken_conn);
 /* Exactly once per dial: conn on success (start or release it), else NULL with the reason. */
 typedef void (*ep_dial_func)(void *arg, ep_conn *taken_conn, const ep_error *error);
@@ -155,28 +170,33 @@ typedef struct ep_lane_ops {
     const char *name;              /* "uv-stream", "shm", "loopback": as offered in Hello */
     const char *const *schemes;    /* NULL-terminated: "tcp", "tls+tcp" */
 
-    /* Starts accepting; returns when the port is bound. Blocks shortly. Errors: INVALID_ARGUMENT, UNAVAILABLE (address in use). */
+    /* Starts accepting; returns when the port is bound. Blocks shortly. Errors: INVALID_ARGUMENT,
+     * UNAVAILABLE (address in use). */
     ep_err (*listen)(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
                      ep_listener **out_listener, ep_error *out_error);
-    /* Stops accepting, waits for a running on_accept; accepted connections live on. Not from a callback. */
+    /* Stops accepting, waits for a running on_accept; accepted connections live on. Not from a
+     * callback. */
     void (*listener_close)(ep_listener *listener);
     /* Address with the real port, e.g. "tcp://127.0.0.1:38211". */
     void (*listener_url)(ep_listener *listener, char *out_url, size_t bytes);
     /*
-     * Reads the files of its TLS settings again, for connections from now on; those there are stay. NULL: a lane without TLS.
+     * Reads the files of its TLS settings again, for connections from now on; those there are stay.
+     * NULL: a lane without TLS.
      * Errors: BAD_FILE, NO_MEMORY; the settings are then as before. Not beside listener_close.
      */
     ep_err (*listener_renew_tls)(ep_listener *listener, ep_error *out_error);
 
     /*
-     * Begins a dial; on_dial is called exactly once unless dial fails here. *out_dial must be released by dial_release; it
-     * is written before on_dial can run. A tls+tcp dial succeeds before the handshake: a refused peer is on_closed.
+     * Begins a dial; on_dial is called exactly once unless dial fails here. *out_dial must be
+     * released by dial_release; it is written before on_dial can run. A tls+tcp dial succeeds
+     * before the handshake: a refused peer is on_closed.
      */
     ep_err (*dial)(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
                    ep_dial **out_dial, ep_error *out_error);
     /*
-     * Frees. Cancels if under way: on_dial then gets CANCELLED, on this thread, before this returns. Waits for an on_dial
-     * that is running, so not from on_dial, and not under a lock that on_dial takes.
+     * Frees. Cancels if under way: on_dial then gets CANCELLED, on this thread, before this
+     * returns. Waits for an on_dial that is running, so not from on_dial, and not under a lock that
+     * on_dial takes.
      */
     void (*dial_release)(ep_dial *dial);
 
@@ -186,15 +206,17 @@ typedef struct ep_lane_ops {
     void (*conn_release)(ep_conn *conn);
     void (*conn_allow_large)(ep_conn *conn, ep_buffer_pool *pool);
     void (*conn_receiving)(ep_conn *conn, ep_conn_receiving *out_receiving);
-    /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this side closes. NULL: there are
-     * none, or the lane cannot tell (nng). */
+    /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this
+     * side closes. NULL: there are none, or the lane cannot tell (nng). */
     uint64_t (*conn_unacked)(ep_conn *conn);
     void (*conn_peer)(ep_conn *conn, char *out_address, size_t bytes);
-    /* True when the lane encrypts and authenticates bytes, or never leaves this machine: no payload CRC needed. */
+    /* True when the lane encrypts and authenticates bytes, or never leaves this machine: no payload
+     * CRC needed. */
     bool (*conn_is_trusted)(ep_conn *conn);
 } ep_lane_ops;
 
-/* First member of every lane's connection, listener and dial, so that one pointer is enough to call. */
+/* First member of every lane's connection, listener and dial, so that one pointer is enough to
+ * call. */
 struct ep_conn {
     const ep_lane_ops *ops;
 };
@@ -210,21 +232,23 @@ extern const ep_lane_ops ep_uv_stream_lane;
 extern const ep_lane_ops ep_loopback_lane;
 extern const ep_lane_ops ep_shm_lane;
 
-/* One lane beside the built-in ones, for a program that brings its own (tests: the simulated one). NULL: none. */
+/* One lane beside the built-in ones, for a program that brings its own (tests: the simulated one).
+ * NULL: none. */
 void ep_lane_register(const ep_lane_ops *ops);
 /*
- * Which lane serves tcp:// from now on in this process: "uv", as it is by default, or "nng". Both speak the same bytes;
- * tls+tcp is always nng's. Errors: INVALID_ARGUMENT.
+ * Which lane serves tcp:// from now on in this process: "uv", as it is by default, or "nng". Both
+ * speak the same bytes; tls+tcp is always nng's. Errors: INVALID_ARGUMENT.
  */
 ep_err ep_stream_lane_choose(const char *name, ep_error *out_error);
 /*
- * The same by LIBEXPERTD_STREAM_LANE, and busy polling by LIBEXPERTD_BUSY_POLL_US, for programs that only use our client. Nothing
- * after ep_stream_lane_choose. Errors: INVALID_ARGUMENT naming the variable.
+ * The same by LIBEXPERTD_STREAM_LANE, and busy polling by LIBEXPERTD_BUSY_POLL_US, for programs
+ * that only use our client. Nothing after ep_stream_lane_choose. Errors: INVALID_ARGUMENT naming
+ * the variable.
  */
 ep_err ep_stream_lane_read_environment(ep_error *out_error);
 /*
- * A worker of the uv-stream lane looks for bytes again and again for so long after it last had some, before it sleeps; it
- * saves wake-ups and takes a core. 0, which is the default: never.
+ * A worker of the uv-stream lane looks for bytes again and again for so long after it last had
+ * some, before it sleeps; it saves wake-ups and takes a core. 0, which is the default: never.
  */
 void ep_stream_lane_set_busy_poll(uint32_t microseconds);
 
@@ -238,8 +262,9 @@ void ep_stream_lane_read_stats(ep_stream_lane_stats *out_stats);
 const ep_lane_ops *ep_lane_for_url(const char *url);
 
 /*
- * Waits (5 s at most) until all connections have ended, then ends the lanes' own threads; for leak checkers. Only programs
- * call it, once, last. When TLS was used the network library's threads stay until the process ends.
+ * Waits (5 s at most) until all connections have ended, then ends the lanes' own threads; for leak
+ * checkers. Only programs call it, once, last. When TLS was used the network library's threads stay
+ * until the process ends.
  */
 void ep_transport_fini(void);
 
@@ -247,7 +272,8 @@ static inline void ep_conn_start(ep_conn *conn, const ep_conn_handler *handler)
 {
     conn->ops->conn_start(conn, handler);
 }
-/* Errors: RESOURCE_EXHAUSTED (queue full), CLOSED, INVALID_ARGUMENT (parts); on error done() is not called. */
+/* Errors: RESOURCE_EXHAUSTED (queue full), CLOSED, INVALID_ARGUMENT (parts); on error done() is not
+ * called. */
 static inline ep_err ep_conn_send(ep_conn *conn, ep_send *send)
 {
     return conn->ops->conn_send(conn, send);
@@ -261,8 +287,9 @@ static inline void ep_conn_release(ep_conn *conn)
     conn->ops->conn_release(conn);
 }
 /*
- * Lifts first_frame_bytes_max for the frames that begin from now on; called in on_frame, for the very next one. They come
- * from pool, borrowed for the life of the connection; NULL: from the same as before.
+ * Lifts first_frame_bytes_max for the frames that begin from now on; called in on_frame, for the
+ * very next one. They come from pool, borrowed for the life of the connection; NULL: from the same
+ * as before.
  */
 static inline void ep_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool)
 {

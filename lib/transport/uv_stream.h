@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of the uv-stream lane: tcp sockets on a few libuv loops, with the same framing as nng-stream, so that each end may
- * use either. The sockets are ours; libuv watches them, keeps the timers and resolves names.
+ * Inside of the uv-stream lane: tcp sockets on a few libuv loops, with the same framing as
+ * nng-stream, so that each end may use either. The sockets are ours; libuv watches them, keeps the
+ * timers and resolves names.
  *
- * Sending     whoever calls ep_conn_send writes to the socket itself when nobody else does and nothing waits; what the
- *             socket does not take is left to the connection's worker, and so are patient frames. So a small frame wakes no
- *             thread of ours, and a thread that computes does not do the network's work.
- * Receiving   on the worker only, which also runs on_frame. What a callback sends leaves at once, from the same thread.
- * Elsewhere   every other act on a connection is a job of its worker: libuv handles are touched there only.
+ * Sending     whoever calls ep_conn_send writes to the socket itself when nobody else does and
+ *             nothing waits; what the socket does not take is left to the connection's worker, and
+ *             so are patient frames. So a small frame wakes no thread of ours, and a thread that
+ *             computes does not do the network's work.
+ * Receiving   on the worker only, which also runs on_frame. What a callback sends leaves at once,
+ *             from the same thread.
+ * Elsewhere   every other act on a connection is a job of its worker: libuv handles are touched
+ *             there only.
  *
- * libuv 1.44.2: an error on a watched socket stops the watch and is reported as a negative status; the read that follows
- * tells which. Waking a loop costs as much as a small round trip, so a worker that is awake, or the caller, is not woken.
+ * libuv 1.44.2: an error on a watched socket stops the watch and is reported as a negative status;
+ * the read that follows tells which. Waking a loop costs as much as a small round trip, so a worker
+ * that is awake, or the caller, is not woken.
  */
 #ifndef EP_TRANSPORT_UV_STREAM_H
 #define EP_TRANSPORT_UV_STREAM_H
@@ -38,8 +43,8 @@ ep_err loop_workers_start(ep_error *out_error);
 loop_worker *loop_worker_choose(void);
 uv_loop_t *loop_worker_loop(loop_worker *worker);
 /*
- * From any thread: runs job soon on the worker's thread, never inside this call. False when it was queued already: it then
- * runs once for both.
+ * From any thread: runs job soon on the worker's thread, never inside this call. False when it was
+ * queued already: it then runs once for both.
  */
 bool loop_worker_push(loop_worker *worker, loop_job *job);
 /* On the worker's thread: something came for its connections, so busy polling goes on. */
@@ -89,7 +94,8 @@ typedef struct uv_conn {
 
 /* uv_stream_conn.c */
 /*
- * Takes the connected socket, count's reference and place (NULL: none) on success; address is the peer's. Errors: NO_MEMORY.
+ * Takes the connected socket, count's reference and place (NULL: none) on success; address is the
+ * peer's. Errors: NO_MEMORY.
  */
 ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address, const ep_lane_limits *limits,
                       loop_worker *worker, ep_accept_count *taken_count, uv_conn **out_conn);
@@ -138,8 +144,9 @@ ep_err uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_er
 ep_err uv_lane_err_from_errno(int number);
 void uv_lane_set_options(int fd);
 /*
- * Of a connected socket: no pacing towards a peer on this machine. There is no network to be kind to, and the pacing of BBR,
- * the default of many systems, leaves two thirds of what memory can move unused.
+ * Of a connected socket: no pacing towards a peer on this machine. There is no network to be kind
+ * to, and the pacing of BBR, the default of many systems, leaves two thirds of what memory can move
+ * unused.
  */
 void uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer);
 

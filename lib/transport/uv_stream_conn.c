@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Life of a uv stream connection. It ends in three acts: closing is set and nothing new is written; when the last thread is
- * out of the socket its worker closes the libuv handles; then it closes the socket, fails the queued sends and calls
- * on_closed. A connection that nobody has started or released waits for that before the last act.
+ * Life of a uv stream connection. It ends in three acts: closing is set and nothing new is written;
+ * when the last thread is out of the socket its worker closes the libuv handles; then it closes the
+ * socket, fails the queued sends and calls on_closed. A connection that nobody has started or
+ * released waits for that before the last act.
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dialing, on the worker of the connection to be: the name's addresses are tried in order, the first that takes us is it. */
+/* Dialing, on the worker of the connection to be: the name's addresses are tried in order, the
+ * first that takes us is it. */
 #include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -153,7 +154,8 @@ static void on_connected(uv_poll_t *poll, int status, int events)
         d->failed = errno;
     }
     uv_poll_stop(poll);
-    uv_close((uv_handle_t *)poll, on_poll_closed); /* another handle watches the socket from then on */
+    /* another handle watches the socket from then on */
+    uv_close((uv_handle_t *)poll, on_poll_closed);
 }
 
 static void try_address(uv_dialer *d)

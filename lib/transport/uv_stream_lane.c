@@ -66,7 +66,8 @@ ep_err uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_er
     return EP_OK;
 }
 
-/* Small frames must not wait for acknowledgements, and a peer whose machine vanished must be noticed some day. */
+/* Small frames must not wait for acknowledgements, and a peer whose machine vanished must be
+ * noticed some day. */
 void uv_lane_set_options(int fd)
 {
     int on = 1;
@@ -96,7 +97,8 @@ void uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer)
     socklen_t bytes = sizeof(own);
     memset(&own, 0, sizeof(own));
     if (getsockname(fd, (struct sockaddr *)&own, &bytes) == 0 && same_machine(peer, &own)) {
-        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, sizeof(name) - 1); /* or it stays as it is */
+        /* or it stays as it is */
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, sizeof(name) - 1);
     }
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accepting, on one worker; connections go to all of them in turn. We accept ourselves: out of descriptors libuv would close
- * what waits, and a failure is followed by a growing pause here. Above connections_max a connection is closed as soon as it
- * is accepted, so its peer knows.
+ * Accepting, on one worker; connections go to all of them in turn. We accept ourselves: out of
+ * descriptors libuv would close what waits, and a failure is followed by a growing pause here.
+ * Above connections_max a connection is closed as soon as it is accepted, so its peer knows.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -267,7 +267,8 @@ void uv_lane_listener_close(ep_listener *base)
     uv_lane_listener *l = (uv_lane_listener *)base;
     pthread_mutex_lock(&l->lock);
     l->closing = true;
-    /* Under the lock: a run under way that sees the end must have this one behind it, not after the listener is gone. */
+    /* Under the lock: a run under way that sees the end must have this one behind it, not after the
+     * listener is gone. */
     loop_worker_push(l->worker, &l->job);
     while (!l->closed) {
         pthread_cond_wait(&l->changed, &l->lock);

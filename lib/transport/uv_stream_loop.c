@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The worker threads, one libuv loop each. Jobs are run before and after each wait, so a job that a callback of the loop
- * pushes needs no wake-up; another thread wakes the loop only when it sleeps, and only once.
+ * The worker threads, one libuv loop each. Jobs are run before and after each wait, so a job that a
+ * callback of the loop pushes needs no wake-up; another thread wakes the loop only when it sleeps,
+ * and only once.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -76,7 +77,8 @@ static void run_jobs(loop_worker *worker)
     pthread_mutex_unlock(&worker->lock);
 }
 
-/* While looking again and again; whoever needs this core, perhaps the peer, must get it now and then. */
+/* While looking again and again; whoever needs this core, perhaps the peer, must get it now and
+ * then. */
 static void on_spin(uv_idle_t *spin)
 {
     loop_worker *worker = spin->data;
@@ -190,7 +192,8 @@ static void worker_stop(loop_worker *worker)
     pthread_mutex_destroy(&worker->lock);
 }
 
-/* Two at least: bulk traffic on one connection must not delay another's small frames. More help only where cores are many. */
+/* Two at least: bulk traffic on one connection must not delay another's small frames. More help
+ * only where cores are many. */
 static uint32_t wanted_workers(void)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);

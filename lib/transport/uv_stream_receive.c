@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The receiving half of a uv stream, on its worker: reads while bytes are there, within a budget; lane_assembler makes frames. */
+/* The receiving half of a uv stream, on its worker: reads while bytes are there, within a budget;
+ * lane_assembler makes frames. */
 #include <errno.h>
 #include <string.h>
 
@@ -56,7 +57,8 @@ static void end_of_stream(uv_conn *conn, const char *reason)
     uv_conn_end(conn, &lost);
 }
 
-/* Only a failed socket brings a connection here that is not started: it waits for room to write, and there is no handler yet. */
+/* Only a failed socket brings a connection here that is not started: it waits for room to write,
+ * and there is no handler yet. */
 static bool is_started(uv_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
@@ -69,7 +71,8 @@ void uv_conn_readable(uv_conn *conn, bool failed)
 {
     size_t had_bytes = 0;
     bool waits = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
-    if (!is_started(conn) || (failed && waits)) { /* one that waits for memory does not read: its error would come again and again */
+    /* one that waits for memory does not read: its error would come again and again */
+    if (!is_started(conn) || (failed && waits)) {
         end_of_stream(conn, "its socket failed");
         return;
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The sending half of a uv stream. One thread at a time is inside the socket (writing): the one that called ep_conn_send, or
- * the worker once the socket was full or a patient frame is next. It gathers what is queued, small frames several at a time.
+ * The sending half of a uv stream. One thread at a time is inside the socket (writing): the one
+ * that called ep_conn_send, or the worker once the socket was full or a patient frame is next. It
+ * gathers what is queued, small frames several at a time.
  */
 #include <errno.h>
 #include <string.h>
@@ -36,7 +37,8 @@ static unsigned gather(const uv_conn *conn, bool on_worker, struct iovec iovs[IO
     return count;
 }
 
-/* Takes the frames that are whole off the queue; their done() is the worker's but mine's, which is returned. Lock held. */
+/* Takes the frames that are whole off the queue; their done() is the worker's but mine's, which is
+ * returned. Lock held. */
 static ep_send *advance(uv_conn *conn, size_t sent, const ep_send *mine)
 {
     ep_send *returned = NULL;
@@ -64,8 +66,8 @@ static ep_send *advance(uv_conn *conn, size_t sent, const ep_send *mine)
 }
 
 /*
- * A write failed for good. When the peer has ended, what it had sent before may still be unread: then reading goes on, to the
- * end that it finds. True: it does.
+ * A write failed for good. When the peer has ended, what it had sent before may still be unread:
+ * then reading goes on, to the end that it finds. True: it does.
  */
 static bool end_after_failure(uv_conn *conn, int failed)
 {
@@ -105,9 +107,9 @@ static void write_once(uv_conn *conn, const ep_send **mine, bool on_worker)
 }
 
 /*
- * Writes what the socket takes. mine: the frame whose done() may run here, NULL none. on_worker: this is its thread, patient
- * frames too; a caller may find one that another thread queued while it was inside the socket. Lock held on entry and return,
- * nobody is writing. True: the job is to run.
+ * Writes what the socket takes. mine: the frame whose done() may run here, NULL none. on_worker:
+ * this is its thread, patient frames too; a caller may find one that another thread queued while it
+ * was inside the socket. Lock held on entry and return, nobody is writing. True: the job is to run.
  */
 static bool write_queue(uv_conn *conn, const ep_send *mine, bool on_worker)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Man pages and shell completion, made from the argp tables that parse the command line: what is documented
- * is what is there. A command that is added to its program's table needs nothing here.
+ * Man pages and shell completion, made from the argp tables that parse the command line: what is
+ * documented is what is there. A command that is added to its program's table needs nothing here.
  *
  * Meaning taken from the tables:
  *   argument "a|b|c"       one of these words
@@ -66,13 +66,14 @@ void ep_man_paragraphs(const char *text, size_t bytes, FILE *out);
 
 typedef enum ep_usage_value { EP_USAGE_NO_VALUE, EP_USAGE_WORDS, EP_USAGE_FILE, EP_USAGE_LISTED, EP_USAGE_TEXT } ep_usage_value;
 
-/* Calls func for each option of argp and of its children, hidden ones left out, then for --help. A row with
- * neither name nor key is a heading. */
+/* Calls func for each option of argp and of its children, hidden ones left out, then for --help. A
+ * row with neither name nor key is a heading. */
 void ep_usage_walk(const struct argp *argp, void (*func)(void *arg, const struct argp_option *option), void *arg);
 ep_usage_value ep_usage_value_of(const struct argp_option *option);
 /* The short option's letter, or 0. */
 char ep_usage_letter(const struct argp_option *option);
-/* The words that the first free argument may be, "a b c"; empty when it is free, or EP_USAGE_LISTED. */
+/* The words that the first free argument may be, "a b c"; empty when it is free, or
+ * EP_USAGE_LISTED. */
 void ep_usage_first_words(const struct argp *argp, char *out, size_t bytes);
 bool ep_usage_first_is_listed(const struct argp *argp);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completion scripts for bash, zsh and fish. They hold everything, and call the program only for names that users give (contexts). */
+/* Completion scripts for bash, zsh and fish. They hold everything, and call the program only for
+ * names that users give (contexts). */
 #include <string.h>
 
 #include "usage/usage.h"
@@ -34,7 +35,8 @@ static void put_function(const ep_usage *usage, FILE *out)
     put_name(usage->program, out);
 }
 
-/* Inside '...' of a shell: no quote, no backslash, one line. zsh also reads ':' and brackets in its specs. */
+/* Inside '...' of a shell: no quote, no backslash, one line. zsh also reads ':' and brackets in its
+ * specs. */
 static void put_quoted(const char *text, bool for_zsh, FILE *out)
 {
     for (; *text != 0; text++) {

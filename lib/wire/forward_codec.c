@@ -63,8 +63,8 @@ static void pack_row(const ep_batch *batch, uint32_t row, uint32_t token, uint32
     ep_batch_send_row(batch, token, slot, expert, x, scales);
 }
 
-/* Rows that travel as they are, in a chunk so large that it leaves the nearer caches before its turn to be sent
- * comes. */
+/* Rows that travel as they are, in a chunk so large that it leaves the nearer caches before its
+ * turn to be sent comes. */
 static bool is_streamed(const ep_batch *batch, size_t rows_bytes)
 {
     bool as_is = ep_batch_sent_dtype(batch) == batch->x.dtype && batch->x.dtype != EP_DTYPE_I8 &&

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tensor section of ForwardRequest (proto/expert.proto): rows and slots gathered from a batch straight into the
- * outgoing buffer, and the checked view of it on the other side.
+ * The tensor section of ForwardRequest (proto/expert.proto): rows and slots gathered from a batch
+ * straight into the outgoing buffer, and the checked view of it on the other side.
  *
- *   x [rows,H] x_dtype | row_scales f32, [rows] for i8, [rows,ceil(H/128)] for f8e4m3 | slots [slots] {u32 row, u32 expert}
+ *   x [rows,H] x_dtype | row_scales f32, [rows] for i8, [rows,ceil(H/128)] for f8e4m3 | slots
+ *   [slots] {u32 row, u32 expert}
  *     | slot_scales [slots] f32 (weight_on_input, node_sum) | slot_places [slots] u16 (node_sum)
  *   each part begins at the next multiple of 64 from the section's start. Little endian.
  */
@@ -34,8 +35,9 @@ bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_d
 /* Adds slot_places to a layout that has slot_scales; false on overflow. */
 bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots);
 
-/* Fills a new buffer for one chunk of a plan, rows quantised on the way when the batch asks for it. out_header gets rows, slots, hidden,
- * x_dtype, reply_dtype, reply_quant, weight_on_input, node_sum.
+/* Fills a new buffer for one chunk of a plan, rows quantised on the way when the batch asks for it.
+ * out_header gets rows, slots, hidden, x_dtype, reply_dtype, reply_quant, weight_on_input,
+ * node_sum.
  * Errors: RESOURCE_EXHAUSTED, NO_MEMORY. */
 ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index, uint32_t slots_per_token,
                        ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
@@ -60,7 +62,8 @@ typedef struct ep_forward_view {
     const uint16_t *slot_places; /* NULL unless node_sum; any values */
 } ep_forward_view;
 
-/* Checks counts, types, lengths and every slot (row < rows, expert < experts_total); tensors must be 64-byte aligned.
+/* Checks counts, types, lengths and every slot (row < rows, expert < experts_total); tensors must
+ * be 64-byte aligned.
  * Errors: INVALID_ARGUMENT naming field, value, allowed range. */
 ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uint8_t *tensors, size_t tensor_bytes,
                             const ep_layer_shape *shape, ep_forward_view *out_view, ep_error *out_error);

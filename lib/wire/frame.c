@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fixed part of a frame: one table says which fields a kind uses, and both directions are checked against it. */
+/* The fixed part of a frame: one table says which fields a kind uses, and both directions are
+ * checked against it. */
 #include "wire/frame.h"
 
 #include <endian.h>
@@ -108,7 +109,8 @@ static uint64_t get64(const uint8_t *at)
     return le64toh(value);
 }
 
-/* Name of the first field that is set although the kind does not use it, or has an impossible value; NULL when all is well. */
+/* Name of the first field that is set although the kind does not use it, or has an impossible
+ * value; NULL when all is well. */
 static const char *wrong_field(const ep_frame *f)
 {
     const struct kind_rule *rule = &rules[f->kind];
@@ -277,9 +279,10 @@ void ep_frame_credit_decode(const uint8_t header[EP_FRAME_CREDIT_BYTES], ep_fram
 }
 
 /*
- * ISA-L's AVX-512 form (used from 256 bytes on) returns with the upper halves of the vector registers in use. From then on
- * every SSE instruction of the thread must keep them: code that mixes SSE and AVX, such as the caller's own calls into
- * libm, was measured more than 100 times slower.
+ * ISA-L's AVX-512 form (used from 256 bytes on) returns with the upper halves of the vector
+ * registers in use. From then on every SSE instruction of the thread must keep them: code that
+ * mixes SSE and AVX, such as the caller's own calls into libm, was measured more than 100 times
+ * slower.
  */
 #if defined(__x86_64__)
 __attribute__((target("avx"))) static void clean_upper_halves(void)

@@ -86,7 +86,8 @@ static ep_err check_header(const Expertd__V1__GatewayForwardRequest *header, ep_
     return EP_OK;
 }
 
-/* Begins a part of rows x columns elements at the next multiple of 64 after *end; false on overflow. */
+/* Begins a part of rows x columns elements at the next multiple of 64 after *end; false on
+ * overflow. */
 static bool add_part(uint32_t rows, uint32_t columns, size_t element_bytes, size_t *end, size_t *out_offset)
 {
     size_t count;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GatewayForwardRequest (proto/gateway.proto): where each tensor lies behind the header, and the checked view of a request. Both sides use
- * the same layout. Pure.
+ * GatewayForwardRequest (proto/gateway.proto): where each tensor lies behind the header, and the
+ * checked view of a request. Both sides use the same layout. Pure.
  *
- *   x | x_scales (i8) | expert_ids | expert_scales (both without gate) | logits (with gate) | bias (gate.has_bias) | active_mask
- *   each part that is present begins at the next multiple of 64 from the section's start. Little endian.
+ *   x | x_scales (i8) | expert_ids | expert_scales (both without gate) | logits (with gate) | bias
+ *   (gate.has_bias) | active_mask each part that is present begins at the next multiple of 64 from
+ *   the section's start. Little endian.
  */
 #ifndef EP_WIRE_GATEWAY_CODEC_H
 #define EP_WIRE_GATEWAY_CODEC_H
@@ -33,7 +34,8 @@ typedef struct ep_gateway_layout {
 } ep_gateway_layout;
 
 /*
- * Checks every count and enumeration of the header by itself; what depends on the layer or the gate's rule is checked by those who know it.
+ * Checks every count and enumeration of the header by itself; what depends on the layer or the
+ * gate's rule is checked by those who know it.
  * Errors: INVALID_ARGUMENT naming field, value, allowed range.
  */
 ep_err ep_gateway_layout_make(const Expertd__V1__GatewayForwardRequest *header, ep_gateway_layout *out_layout, ep_error *out_error);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Routing tables as protobuf-c messages. Encoded messages are built with malloc as the unpacker would, so
- * that protobuf-c's own function frees them. Inside a table nodes are indexes, on the wire they are ids.
+ * Routing tables as protobuf-c messages. Encoded messages are built with malloc as the unpacker
+ * would, so that protobuf-c's own function frees them. Inside a table nodes are indexes, on the
+ * wire they are ids.
  */
 #include "wire/placement_codec.h"
 
@@ -393,8 +394,8 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
     return decode_copies(message, ids, &table->layers[index], out_error);
 }
 
-/* After the table's own checksum. Whoever acts on a damaged policy hedges as nobody wants: the table is refused with
- * it. */
+/* After the table's own checksum. Whoever acts on a damaged policy hedges as nobody wants: the
+ * table is refused with it. */
 static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing_table *table, ep_error *out_error)
 {
     if (message == NULL) {

@@ -3,7 +3,8 @@
  * The tensor section of ForwardReply (proto/expert.proto): a row per slot, in the request's order.
  *
  *   plain    [slots,H] of reply_dtype
- *   int8     [slots,H] i8 | scales [slots,ceil(H/8)] of reply_dtype, at the next multiple of 64; zeros between
+ *   int8     [slots,H] i8 | scales [slots,ceil(H/8)] of reply_dtype, at the next multiple of 64;
+ *            zeros between
  */
 #ifndef EP_WIRE_REPLY_LAYOUT_H
 #define EP_WIRE_REPLY_LAYOUT_H

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The Admin service of both daemons. Who may call it is decided before: its methods are for operators, and those come in
- * on admin_listen only (rpc/rpc.h).
+ * The Admin service of both daemons. Who may call it is decided before: its methods are for
+ * operators, and those come in on admin_listen only (rpc/rpc.h).
  *
- * Threads    calls arrive on lane threads and are worked off one after another on the loop's thread, like signals.
+ * Threads    calls arrive on lane threads and are worked off one after another on the loop's
+ *            thread, like signals.
  */
 #ifndef EP_SERVER_COMMON_ADMIN_SERVICE_H
 #define EP_SERVER_COMMON_ADMIN_SERVICE_H
@@ -36,9 +37,11 @@ typedef struct ep_admin_config {
     ep_err (*drain)(void *arg, const char *node, bool undo, ep_admin_drain *out_drain, ep_error *out_error);
     /* Exactly what SIGHUP does. */
     ep_err (*run_reload)(void *arg, ep_reload_report *out_report, ep_error *out_error);
-    /* As the SetDefaultVersion method; out_before[EP_VERSION_BYTES]. NULL: not a coordinator, the call is UNIMPLEMENTED. */
+    /* As the SetDefaultVersion method; out_before[EP_VERSION_BYTES]. NULL: not a coordinator, the
+     * call is UNIMPLEMENTED. */
     ep_err (*set_default)(void *arg, const char *model, const char *version, char *out_before, ep_error *out_error);
-    /* As the Policy method; answers through closure. NULL: not a coordinator, the call is UNIMPLEMENTED. */
+    /* As the Policy method; answers through closure. NULL: not a coordinator, the call is
+     * UNIMPLEMENTED. */
     ep_err (*policy)(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
                      void *closure_data, ep_error *out_error);
     /* True when the policy stands in for what the configuration says of the key; NULL: never. */
@@ -52,7 +55,8 @@ typedef struct ep_admin_config {
 ep_err ep_admin_service_create(const ep_admin_config *config, ep_admin_service **out_service);
 /* For ep_rpc_server_add_service. */
 ProtobufCService *ep_admin_service_rpc(ep_admin_service *service);
-/* Ends the calls that wait, and later ones at once. After the loop has run, before the rpc server is destroyed. NULL allowed. */
+/* Ends the calls that wait, and later ones at once. After the loop has run, before the rpc server
+ * is destroyed. NULL allowed. */
 void ep_admin_service_stop(ep_admin_service *service);
 /* After the rpc server is destroyed. NULL allowed. */
 void ep_admin_service_destroy(ep_admin_service *service);

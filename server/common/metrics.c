@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The metrics registry: families with their series in order of registration; hot values are atomics. */
+/* The metrics registry: families with their series in order of registration; hot values are
+ * atomics. */
 #include "common/metrics.h"
 
 #include <inttypes.h>

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A registry of counters, gauges and histograms, written as Prometheus text. Names begin with "expertd_"
- * and carry their unit (_seconds, _bytes); counters end in _total.
+ * A registry of counters, gauges and histograms, written as Prometheus text. Names begin with
+ * "expertd_" and carry their unit (_seconds, _bytes); counters end in _total.
  *
- * Updating is lock-free. Asking twice for the same name and labels gives the same series. A NULL series
- * (out of memory) is accepted by every update, so metrics never fail the work they count.
- * Threads    every call, any thread. Collect functions run on the thread that writes, one writer at a time.
+ * Updating is lock-free. Asking twice for the same name and labels gives the same series. A NULL
+ * series (out of memory) is accepted by every update, so metrics never fail the work they count.
+ * Threads    every call, any thread. Collect functions run on the thread that writes, one writer at
+ *            a time.
  */
 #ifndef EP_SERVER_COMMON_METRICS_H
 #define EP_SERVER_COMMON_METRICS_H
@@ -29,7 +30,8 @@ typedef struct ep_metric_label {
 ep_err ep_metrics_create(ep_metrics **out_metrics);
 void ep_metrics_destroy(ep_metrics *metrics);
 
-/* labels may be NULL with count 0; all texts are copied. One name has one kind and one help. NULL: no memory.
+/* labels may be NULL with count 0; all texts are copied. One name has one kind and one help. NULL:
+ * no memory.
  */
 ep_metric_series *ep_metrics_counter(ep_metrics *metrics, const char *name, const char *help,
                                      const ep_metric_label *labels, size_t count);

@@ -150,7 +150,8 @@ const char *ep_probe_query_value(const ep_probe_query *query, const char *key)
 {
     struct MHD_Connection *connection = (struct MHD_Connection *)(uintptr_t)query;
     const char *value = NULL;
-    /* A key without a value has none to look up: a plain look-up would not tell it from an absent key. */
+    /* A key without a value has none to look up: a plain look-up would not tell it from an absent
+     * key. */
     bool is_there = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, key, strlen(key), &value,
                                                   NULL) == MHD_YES;
     return is_there && value == NULL ? "" : value;
@@ -210,8 +211,8 @@ static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connect
     return reply(connection, &page, NULL);
 }
 
-/* What this port is. A browser at / goes on to the front page; whoever follows nothing reads the same words
- * there. */
+/* What this port is. A browser at / goes on to the front page; whoever follows nothing reads the
+ * same words there. */
 static enum MHD_Result reply_unknown(const ep_probes_config *config, struct MHD_Connection *connection,
                                      bool is_root)
 {
@@ -275,8 +276,9 @@ static void drop(ep_probes *probes, probe_conn *conn, uint64_t now_ns, const cha
 }
 
 /*
- * Whoever holds connections must not keep a kubelet out: those whose time is over are ended, however they dribble, and above
- * half of the places the oldest is, before a newcomer needs its place.
+ * Whoever holds connections must not keep a kubelet out: those whose time is over are ended,
+ * however they dribble, and above half of the places the oldest is, before a newcomer needs its
+ * place.
  */
 static void make_place(ep_probes *probes)
 {
@@ -387,7 +389,8 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
 void ep_probes_stop(ep_probes *probes)
 {
     if (probes != NULL) {
-        MHD_stop_daemon(probes->daemon); /* no connection is left, so nothing arms the timer again */
+        /* no connection is left, so nothing arms the timer again */
+        MHD_stop_daemon(probes->daemon);
         ep_timer_cancel_wait(probes->config.timers, &probes->timer);
         pthread_mutex_destroy(&probes->lock);
         free(probes);

@@ -6,14 +6,15 @@
  *     /v2/health/live, .../ready     as /livez, /readyz with an empty body
  *     /metrics                       Prometheus text
  *     what config.page answers       with `front` as where / leads
- *     others                         404, and what this port is: "expertd: node a: calls go to tcp://...", which
- *                                    lib/rpc/rpc_look.c reads
+ *     others                         404, and what this port is: "expertd: node a: calls go to
+ *                                    tcp://...", which lib/rpc/rpc_look.c reads
  *
- * Limits     EP_PROBES_CONNECTIONS_MAX connections of one request each, 16 KiB of memory per connection, and
- *            EP_PROBES_TIMEOUT_S seconds from its begin to the end of the answer. Above half of the places the oldest
- *            connection is ended for a newcomer: who holds connections keeps nobody out. The log names one a minute
- *            (probe-held).
- * Threads    one own thread, which calls checks(); it must not block. The timers' thread ends slow connections.
+ * Limits     EP_PROBES_CONNECTIONS_MAX connections of one request each, 16 KiB of memory per
+ *            connection, and EP_PROBES_TIMEOUT_S seconds from its begin to the end of the answer.
+ *            Above half of the places the oldest connection is ended for a newcomer: who holds
+ *            connections keeps nobody out. The log names one a minute (probe-held).
+ * Threads    one own thread, which calls checks(); it must not block. The timers' thread ends slow
+ *            connections.
  */
 #ifndef EP_SERVER_COMMON_PROBES_H
 #define EP_SERVER_COMMON_PROBES_H
@@ -57,7 +58,8 @@ typedef struct ep_probes_config {
     const char *address; /* "127.0.0.1:7421", "[::1]:0", "0.0.0.0:7421"; port 0: any free one */
     /* Fills out[EP_PROBE_CHECKS_MAX] and returns how many; the probe succeeds when all are ok. */
     size_t (*checks)(void *arg, ep_probe_kind kind, ep_probe_check *out);
-    /* Fills out_page for a path ("/status") that it knows (false: it does not); must not block. NULL: no such pages. */
+    /* Fills out_page for a path ("/status") that it knows (false: it does not); must not block.
+     * NULL: no such pages. */
     bool (*page)(void *arg, const char *path, const ep_probe_query *query, ep_probe_page *out_page);
     const char *front;        /* static, with page: the path that / leads to, without its slash */
     void *arg;

@@ -16,7 +16,8 @@
 #define MMAP_THRESHOLD_BYTES (1 << 30)
 #define TOP_PAD_BYTES (64 << 20)
 
-/* A descriptor 0 to 2 that is closed would be taken by the next socket, and a stray print would go into it.
+/* A descriptor 0 to 2 that is closed would be taken by the next socket, and a stray print would go
+ * into it.
  */
 static void hold_standard_descriptors(void)
 {
@@ -65,7 +66,8 @@ static uint64_t lesser(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* The least limit of a group and of those it is in. A group that cannot be seen from here has none that we know of. */
+/* The least limit of a group and of those it is in. A group that cannot be seen from here has none
+ * that we know of. */
 static uint64_t read_group_limits(const char *root, const char *controller, char *group, const char *file)
 {
     uint64_t least = UINT64_MAX;
@@ -75,7 +77,8 @@ static uint64_t read_group_limits(const char *root, const char *controller, char
         const int n = snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s/%s", root, controller, group, file);
         FILE *f = n < (int)sizeof(path) ? fopen(path, "re") : NULL;
         if (f != NULL) {
-            least = fscanf(f, "%" SCNu64, &limit) == 1 ? lesser(least, limit) : least; /* else it says "max" */
+            /* else it says "max" */
+            least = fscanf(f, "%" SCNu64, &limit) == 1 ? lesser(least, limit) : least;
             fclose(f);
         }
         char *last = strrchr(group, '/');

@@ -63,7 +63,8 @@ int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_optio
         err = check(options, &error);
     }
     if (err != EP_OK) {
-        char text[EP_TEXT_ESCAPED_BYTES(sizeof(error.text))]; /* a value of a file must not steer a terminal */
+        /* a value of a file must not steer a terminal */
+        char text[EP_TEXT_ESCAPED_BYTES(sizeof(error.text))];
         fprintf(stderr, "%s: %s\n", spec->program, ep_text_escape(error.text, text, sizeof(text)));
         ep_options_free(options);
         return 1;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a daemon does with its option table beside running: its command line, and the documents made from it. */
+/* What a daemon does with its option table beside running: its command line, and the documents made
+ * from it. */
 #ifndef EP_SERVER_COMMON_PROGRAM_OPTIONS_H
 #define EP_SERVER_COMMON_PROGRAM_OPTIONS_H
 
@@ -14,9 +15,9 @@ void ep_options_print_man_file(const ep_options_spec *spec, FILE *out);
 bool ep_options_print_completion(const ep_options_spec *spec, const char *shell, FILE *out);
 
 /*
- * What every program's main does with its command line. Loads, runs check (rules beyond the table; may be
- * NULL), and serves --help, --version, --check-config, --print-config. Returns -1 to go on with
- * *out_options (caller frees), else the exit code: 0, or 1 with the reason on stderr.
+ * What every program's main does with its command line. Loads, runs check (rules beyond the table;
+ * may be NULL), and serves --help, --version, --check-config, --print-config. Returns -1 to go on
+ * with *out_options (caller frees), else the exit code: 0, or 1 with the reason on stderr.
  */
 int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_options_check_func check,
                     ep_options **out_options);

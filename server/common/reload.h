@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SIGHUP: the same command line, environment and file are read again. A configuration that is wrong changes
- * nothing. What can change while the program runs does; what needs a restart is named in the log, each time
- * until the restart.
+ * SIGHUP: the same command line, environment and file are read again. A configuration that is wrong
+ * changes nothing. What can change while the program runs does; what needs a restart is named in
+ * the log, each time until the restart.
  *
  * Threads: the loop's.
  */
@@ -31,9 +31,11 @@ typedef struct ep_reload_report {
 } ep_reload_report;
 
 /*
- * Tells the service manager that a reload begins, reads, checks, sets log level and format, and logs every
- * change. Returns the new options, valid until the next reload, or NULL when they were refused; *out_error then
- * says why (BAD_CONFIG, NOT_FOUND, IO, NO_MEMORY). out_report may be NULL. The caller takes over the reloadable values that are its own and then sends ep_sd_notify_ready, also after a refusal.
+ * Tells the service manager that a reload begins, reads, checks, sets log level and format, and
+ * logs every change. Returns the new options, valid until the next reload, or NULL when they were
+ * refused; *out_error then says why (BAD_CONFIG, NOT_FOUND, IO, NO_MEMORY). out_report may be NULL.
+ * The caller takes over the reloadable values that are its own and then sends ep_sd_notify_ready,
+ * also after a refusal.
  */
 const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report, ep_error *out_error);
 /* The options in force for a key: what it started with, unless the key is reloadable. */

@@ -35,7 +35,8 @@ bool ep_sd_notify(const char *text)
     if (fd < 0) {
         return false;
     }
-    /* A manager that is slow to read has a queue of a few messages: READY must not get lost in it. */
+    /* A manager that is slow to read has a queue of a few messages: READY must not get lost in
+     * it. */
     struct timeval patience = {.tv_sec = SEND_TIMEOUT_S};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     socklen_t address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_bytes);

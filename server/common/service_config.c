@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the shared options to listeners, credentials and limits; the rules about who may listen where. */
+/* From the shared options to listeners, credentials and limits; the rules about who may listen
+ * where. */
 #include "common/service_config.h"
 
 #include <stdlib.h>

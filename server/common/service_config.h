@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The options every daemon has (where it listens, who may talk to it, limits, log), their rows for the
- * option table, and their values as the lower layers want them.
+ * The options every daemon has (where it listens, who may talk to it, limits, log), their rows for
+ * the option table, and their values as the lower layers want them.
  */
 #ifndef EP_SERVER_COMMON_SERVICE_CONFIG_H
 #define EP_SERVER_COMMON_SERVICE_CONFIG_H
@@ -182,26 +182,29 @@ typedef struct ep_service_config {
 } ep_service_config;
 
 /*
- * Reads and checks the shared options: URLs, the probe address, the token files, and that nothing listens
- * beyond loopback without TLS and token unless insecure is set. The result borrows from options. Errors:
- * BAD_CONFIG naming origin, key and rule; NO_MEMORY.
+ * Reads and checks the shared options: URLs, the probe address, the token files, and that nothing
+ * listens beyond loopback without TLS and token unless insecure is set. The result borrows from
+ * options. Errors: BAD_CONFIG naming origin, key and rule; NO_MEMORY.
  */
 ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config, ep_error *out_error);
 void ep_service_config_fini(ep_service_config *config);
 
-/* Listens on every URL of listen for clients and nodes, on admin_listen for operators, then opens the door. Errors: as ep_rpc_server_listen. */
+/* Listens on every URL of listen for clients and nodes, on admin_listen for operators, then opens
+ * the door. Errors: as ep_rpc_server_listen. */
 ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server, ep_error *out_error);
 /* Of admin_listen, with its real port, once it listens; "" when it is off. */
 void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url, size_t bytes);
 
-/* A line for every listener that only insecure: true admits. At start: whoever reads the log shall not have to look for it. */
+/* A line for every listener that only insecure: true admits. At start: whoever reads the log shall
+ * not have to look for it. */
 void ep_service_warn_exposed(const ep_options *options);
 
 /* Starts the log as the options say, and logs their warnings. */
 void ep_service_log_start(const ep_options *options);
 /* Loads the trace probes, aside, unless tracing is off. Without them all goes on untraced. */
 void ep_service_trace_start(const ep_options *options);
-/* Sets the lane of tcp:// and its busy polling for this process. Before the first listen or dial. */
+/* Sets the lane of tcp:// and its busy polling for this process. Before the first listen or
+ * dial. */
 void ep_service_lane_start(const ep_options *options);
 /* True for "tls+tcp://...". */
 bool ep_url_is_tls(const char *url);

@@ -179,7 +179,8 @@ void ep_service_loop_catch_stop(ep_service_loop *loop, bool is_caught)
             (void)uv_signal_start(&loop->signal_handles[i], on_signal, signals[i]);
         } else {
             const struct sigaction action = {
-                .sa_handler = end_at_once}; /* the default does nothing to a container's first process */
+                /* the default does nothing to a container's first process */
+                .sa_handler = end_at_once};
             uv_signal_stop(&loop->signal_handles[i]);
             (void)sigaction(signals[i], &action, NULL);
         }

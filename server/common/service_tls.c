@@ -221,7 +221,8 @@ static void renew(ep_tls_watch *watch)
     ep_tls_stamp stamps[EP_TLS_FILES];
     uint64_t expiry_s[EP_TLS_FILES];
     ep_error error;
-    look_at_files(watch->options, stamps); /* before they are read: what is written meanwhile is seen by the next look */
+    /* before they are read: what is written meanwhile is seen by the next look */
+    look_at_files(watch->options, stamps);
     if (memcmp(stamps, watch->in_force, sizeof(stamps)) == 0) {
         set_refusal(watch, "");
         return;
@@ -251,7 +252,8 @@ ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_ser
     ep_error error;
     *watch = (ep_tls_watch){.options = options, .server = server, .lock = PTHREAD_MUTEX_INITIALIZER};
     look_at_files(options, stamps);
-    (void)check_all(options, false, expiry_s, &error); /* they were good a moment ago; if not, listening says why */
+    /* they were good a moment ago; if not, listening says why */
+    (void)check_all(options, false, expiry_s, &error);
     take(watch, stamps, expiry_s);
     if (ep_tls_watch_expiry(watch) == 0) {
         return EP_OK; /* without TLS there is nothing to look at */

@@ -17,23 +17,26 @@
 #define EP_TLS_WARN_DAYS 14
 
 /*
- * tls_ca_file, admin_tls_ca_file: PEM certificates, at least one valid today. tls_cert_key_file: a valid
- * certificate and its key, private (base/private_file.h). Less than EP_TLS_WARN_DAYS left: a warning is
- * logged. Keys that are not set are passed over. Errors: BAD_CONFIG with key, file and rule, with dates where
- * a time is the reason.
+ * tls_ca_file, admin_tls_ca_file: PEM certificates, at least one valid today. tls_cert_key_file: a
+ * valid certificate and its key, private (base/private_file.h). Less than EP_TLS_WARN_DAYS left: a
+ * warning is logged. Keys that are not set are passed over. Errors: BAD_CONFIG with key, file and
+ * rule, with dates where a time is the reason.
  */
 ep_err ep_service_tls_check(const ep_options *options, ep_error *out_error);
 
 /*
- * Renews the TLS of a server's listeners when a file changed: looked at once a minute, and at once by _reload. (Whoever dials reads
- * the files for each dial.) Files that are not good change nothing, but a restart would fail with them: they are looked at again, and
- * until they are good _refusal says why. The log:
- *   I tls-renewed tls_cert_key_file valid_until 2027-01-01T00:00:00Z ...        E tls-refused what is in force stays: ...
+ * Renews the TLS of a server's listeners when a file changed: looked at once a minute, and at once
+ * by _reload. (Whoever dials reads the files for each dial.) Files that are not good change
+ * nothing, but a restart would fail with them: they are looked at again, and until they are good
+ * _refusal says why. The log:
+ *   I tls-renewed tls_cert_key_file valid_until 2027-01-01T00:00:00Z ...
+ *   E tls-refused what is in force stays: ...
  *
  * Threads    _start and _reload on the loop's thread; all others any.
  */
 enum { EP_TLS_FILES = 3 };
-/* Tells one state of a file from the next: written in place, another file under the name, other rights. */
+/* Tells one state of a file from the next: written in place, another file under the name, other
+ * rights. */
 typedef struct ep_tls_stamp {
     int64_t changed_ns;
     uint64_t inode;
@@ -51,8 +54,9 @@ typedef struct ep_tls_watch {
 } ep_tls_watch;
 
 /*
- * Takes the files as they are now for those in force: before the server listens, which reads them. options: what the process started
- * with. server outlives the loop's timers. Errors: as ep_service_loop_timer_create.
+ * Takes the files as they are now for those in force: before the server listens, which reads them.
+ * options: what the process started with. server outlives the loop's timers. Errors: as
+ * ep_service_loop_timer_create.
  */
 ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop, ep_rpc_server *server);
 void ep_tls_watch_reload(ep_tls_watch *watch);

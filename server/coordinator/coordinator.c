@@ -28,7 +28,8 @@
 #include "common/rpc_metrics.h"
 #include "common/service_tokens.h"
 
-#define LEAVE_LOOK_MS 10            /* how often a stopping coordinator looks whether gateway calls and replies are out */
+/* how often a stopping coordinator looks whether gateway calls and replies are out */
+#define LEAVE_LOOK_MS 10
 #define REPLY_HEADER_BYTES (32u << 10) /* room for a reply's header in a frame */
 
 typedef struct coordinator {
@@ -64,7 +65,8 @@ static void on_leave_look(void *arg)
 {
     coordinator *self = arg;
     ep_rpc_server_stats rpc;
-    uint32_t in_flight = ep_gateway_in_flight(self->gateway); /* first: a call is in flight until its reply is queued, and then that counts */
+    /* first: a call is in flight until its reply is queued, and then that counts */
+    uint32_t in_flight = ep_gateway_in_flight(self->gateway);
     ep_rpc_server_read_stats(self->server, &rpc);
     bool late = ep_clock_now_ns() >= self->leave_by_ns;
     if (in_flight > 0 && late) {
@@ -105,7 +107,8 @@ static ep_err run_reload(void *arg, ep_reload_report *out_report, ep_error *out_
         ep_gateway_set_token(self->gateway, token);
         explicit_bzero(token, sizeof(token));
     }
-    ep_tls_watch_reload(&self->tls_watch); /* also when the files are why it is refused: it remembers that */
+    /* also when the files are why it is refused: it remembers that */
+    ep_tls_watch_reload(&self->tls_watch);
     ep_sd_notify_ready(options != NULL ? "serving" : "serving, the last reload was refused: see the log");
     return options != NULL ? EP_OK : out_error->code;
 }
@@ -171,7 +174,8 @@ static ep_err add_admin(coordinator *self, ep_error *out_error)
                         : ep_error_set(out_error, err, "no memory for the admin service");
 }
 
-/* The gateway's own client watches placement over the loopback lane, and calls the nodes with this coordinator's token and TLS settings. */
+/* The gateway's own client watches placement over the loopback lane, and calls the nodes with this
+ * coordinator's token and TLS settings. */
 static ep_err connect_gateway(coordinator *self, ep_error *out_error)
 {
     const ep_service_config *service = &self->config->service;
@@ -183,7 +187,8 @@ static ep_err connect_gateway(coordinator *self, ep_error *out_error)
     client.token = token[0] != 0 ? token : NULL;
     client.buffer_bytes_max = service->buffer_bytes_max;
     client.payload_crc = service->payload_crc;
-    if (service->has_tls && service->tls.server_name != NULL) { /* without a name this process only listens with TLS */
+    /* without a name this process only listens with TLS */
+    if (service->has_tls && service->tls.server_name != NULL) {
         client.tls_ca_file = service->tls.ca_file;
         client.tls_cert_key_file = service->tls.cert_key_file;
         client.tls_server_name = service->tls.server_name;
@@ -217,15 +222,16 @@ static void on_tick(void *arg)
 }
 
 /*
- * Who asks whether to send work here, or clients, wants no coordinator whose every call ends with UNAVAILABLE. Nodes register meanwhile, and must
- * therefore reach it whatever this says.
+ * Who asks whether to send work here, or clients, wants no coordinator whose every call ends with
+ * UNAVAILABLE. Nodes register meanwhile, and must therefore reach it whatever this says.
  */
 static size_t check_health(coordinator *self, ep_probe_check *out)
 {
     ep_health *health = ep_coordinator_service_judge(self->service);
     const ep_health_problem *end = health != NULL ? ep_health_end_of_service(health) : NULL;
     out[0] = (ep_probe_check){.name = "service", .ok = health != NULL && end == NULL};
-    out[1] = (ep_probe_check){.name = "problems", .ok = true}; /* those that leave calls possible do not end service */
+    /* those that leave calls possible do not end service */
+    out[1] = (ep_probe_check){.name = "problems", .ok = true};
     if (health == NULL) {
         snprintf(out[0].text, sizeof(out[0].text), "no memory to judge it");
         return 1;
@@ -262,7 +268,8 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
         count += check_health(self, &out[count]);
         out[count++] = ep_pool_watch_check(&self->pool_watch);
         out[count++] = ep_tls_watch_check(&self->tls_watch);
-        out[count] = (ep_probe_check){.name = "store", .ok = true}; /* a failing one does not end service */
+        /* a failing one does not end service */
+        out[count] = (ep_probe_check){.name = "store", .ok = true};
         snprintf(out[count].text, sizeof(out[count].text), "%.120s",
                  self->store == NULL                      ? "memory"
                  : stats.store_error.code != EP_OK ? stats.store_error.text

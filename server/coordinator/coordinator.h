@@ -6,7 +6,8 @@
 #include "common/reload.h"
 #include "coordinator/coordinator_config.h"
 
-/* Serves until stopped by a signal; reload is what SIGHUP does. Both are borrowed. Logs its own failures. Returns the exit code. */
+/* Serves until stopped by a signal; reload is what SIGHUP does. Both are borrowed. Logs its own
+ * failures. Returns the exit code. */
 int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload);
 
 #endif

@@ -137,9 +137,10 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
 }
 
 /*
- * Grows with each restart while the state is in memory; in microseconds, since a restart may take less than a second. With a
- * store it is the least that the next term may be: terms that the store does not know of, because it is a backup or the coordinator
- * ran without it for a while, are below. Where the clock was set back the stored term + 1 is above.
+ * Grows with each restart while the state is in memory; in microseconds, since a restart may take
+ * less than a second. With a store it is the least that the next term may be: terms that the store
+ * does not know of, because it is a backup or the coordinator ran without it for a while, are
+ * below. Where the clock was set back the stored term + 1 is above.
  */
 static uint64_t new_term(void)
 {
@@ -148,7 +149,8 @@ static uint64_t new_term(void)
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 }
 
-/* It must be there: a misspelt path would otherwise begin without state and shuffle experts, and nobody would know why. */
+/* It must be there: a misspelt path would otherwise begin without state and shuffle experts, and
+ * nobody would know why. */
 static ep_err check_state_dir(const ep_options *options, ep_coordinator_config *config, ep_error *out_error)
 {
     struct stat status;

@@ -21,7 +21,8 @@ typedef struct ep_coordinator_config {
 
 extern const ep_options_spec ep_coordinator_options;
 
-/* Borrows from options. Errors: BAD_CONFIG naming origin, key, value and rule; what the expert map's reader says; NO_MEMORY. */
+/* Borrows from options. Errors: BAD_CONFIG naming origin, key, value and rule; what the expert
+ * map's reader says; NO_MEMORY. */
 ep_err ep_coordinator_config_load(const ep_options *options, ep_coordinator_config *out_config, ep_error *out_error);
 void ep_coordinator_config_fini(ep_coordinator_config *config);
 /* For ep_options_main. */

@@ -72,7 +72,8 @@ void ep_drain_report_complete(const ep_coordinator_state *cluster, const ep_coor
     if (undo) {
         return;
     }
-    uint32_t listed = ep_table_copies_on(served, io_drain->node); /* behind the state while a table is being written */
+    /* behind the state while a table is being written */
+    uint32_t listed = ep_table_copies_on(served, io_drain->node);
     io_drain->copies_to_move = listed > io_drain->copies_to_move ? listed : io_drain->copies_to_move;
     uint32_t fewer = config->expert_map == NULL ? experts_short(served, config->copies) : 0;
     if (io_drain->copies_to_move > 0 && problem->code != EP_OK) {

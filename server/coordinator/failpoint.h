@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Named points at which a test ends, stops or fails the coordinator. Without EP_FAILPOINTS they are nothing.
+ * Named points at which a test ends, stops or fails the coordinator. Without EP_FAILPOINTS they are
+ * nothing.
  *
- * The variable EP_FAILPOINT chooses one: "name=kill" or "name=stop", with ":n" for the n-th time the point is
- * passed (1 when not given), or "name=error:PATH", which fails for as long as the file PATH exists.
+ * The variable EP_FAILPOINT chooses one: "name=kill" or "name=stop", with ":n" for the n-th time
+ * the point is passed (1 when not given), or "name=error:PATH", which fails for as long as the file
+ * PATH exists.
  */
 #ifndef EP_COORDINATOR_FAILPOINT_H
 #define EP_COORDINATOR_FAILPOINT_H

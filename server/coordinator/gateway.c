@@ -16,7 +16,8 @@
 
 #define RETRY_AFTER_US_MIN 1000u
 #define TABLE_RETRY_US 500000u
-/* A call ends this much before its caller's deadline, so that the caller gets the reason, or the result with missing slots, in time. */
+/* A call ends this much before its caller's deadline, so that the caller gets the reason, or the
+ * result with missing slots, in time. */
 #define DEADLINE_RESERVE_US_MAX 100000u
 #define DEADLINE_RESERVE_PART 10
 
@@ -213,7 +214,8 @@ static void send_reply(gateway_request *request, const ep_moe_result *result)
     request->closure(&reply, request->call);
 }
 
-/* The call's own words, except that a client which is being closed means a coordinator that stops. */
+/* The call's own words, except that a client which is being closed means a coordinator that
+ * stops. */
 static ep_err read_failure(gateway_request *request, const ep_moe_result *result, ep_error *out_error)
 {
     *out_error = result->error;
@@ -251,7 +253,8 @@ static void on_done(void *arg, const ep_moe_result *result)
 
 /* ---- from the message to the client's arguments ---- */
 
-/* The model as the client's calls find it, with the id that it has pinned. False when the model is not in the table: the call itself then says what there is. */
+/* The model as the client's calls find it, with the id that it has pinned. False when the model is
+ * not in the table: the call itself then says what there is. */
 static bool find_model(ep_client *client, const Expertd__V1__GatewayForwardRequest *header, ep_model_desc *out_model)
 {
     ep_model_desc model = {.struct_bytes = sizeof(model)};
@@ -379,7 +382,8 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_mo
         request_unref(request); /* the completion's */
         return err;
     }
-    pthread_mutex_lock(&request->lock); /* while it is not done, the completion waits for the lock and the handle is valid */
+    /* while it is not done, the completion waits for the lock and the handle is valid */
+    pthread_mutex_lock(&request->lock);
     if (!request->done) {
         request->layer_call = layer_call;
         if (request->cancelled) {
@@ -390,7 +394,8 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_mo
     return EP_OK;
 }
 
-/* Sums of the active tokens' probabilities per expert, malloc'ed; NULL: not wanted, or no memory, which costs statistics only. */
+/* Sums of the active tokens' probabilities per expert, malloc'ed; NULL: not wanted, or no memory,
+ * which costs statistics only. */
 static double *sum_probabilities(const ep_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header, const ep_gateway_view *view,
                                  uint64_t *out_tokens)
 {
@@ -405,7 +410,8 @@ static double *sum_probabilities(const ep_gateway *gateway, const Expertd__V1__G
     return sums;
 }
 
-/* Begins the layer call; logits that were taken are counted. They are read before it begins, for its end may come at once and takes the frame. */
+/* Begins the layer call; logits that were taken are counted. They are read before it begins, for
+ * its end may come at once and takes the frame. */
 static ep_err start_counted(gateway_request *request, const ep_gateway_view *view, ep_moe_args *args, ep_error *out_error)
 {
     ep_gateway *gateway = request->gateway;
@@ -460,7 +466,8 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     }
     ep_rpc_call_on_cancel(call, on_cancel, request);
     err = start_counted(request, &view, &args, out_error);
-    if (err != EP_OK) { /* on_cancel may run until the call is finished: the request goes after that */
+    /* on_cancel may run until the call is finished: the request goes after that */
+    if (err != EP_OK) {
         refuse(gateway, call, out_error, now_ns, trace);
         leave(gateway, ep_clock_now_ns() - now_ns);
     }
@@ -592,7 +599,8 @@ void ep_gateway_tick(ep_gateway *gateway)
     if (gateway->former == NULL && gateway->next == NULL) { /* only this thread changes them */
         return;
     }
-    pthread_rwlock_wrlock(&gateway->client_lock); /* no call is being started: those of a former client only end */
+    /* no call is being started: those of a former client only end */
+    pthread_rwlock_wrlock(&gateway->client_lock);
     if (gateway->former != NULL && __atomic_load_n(&gateway->former->calls, __ATOMIC_ACQUIRE) == 0) {
         ended = gateway->former;
         gateway->former = NULL;

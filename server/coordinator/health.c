@@ -10,7 +10,8 @@
 #include "common/service_tls.h"
 #include "coordinator/state.h"
 
-/* A node that serves may load what moved to it for so long; what it should drop waits meanwhile on all nodes. */
+/* A node that serves may load what moved to it for so long; what it should drop waits meanwhile on
+ * all nodes. */
 #define BEHIND_WARN_MS 300000u
 #define SLOW_WARN_MS 5000u
 
@@ -250,7 +251,8 @@ static void judge_copies(const ep_health_facts *facts, uint32_t model_index, boo
         uint32_t experts = layer->shape.experts;
         for (uint32_t e = 0; e < experts + layer->shape.shared_experts; e++) {
             uint32_t count = layer->offsets[e + 1] - layer->offsets[e];
-            /* An expert map names the copies of routed experts itself; `copies` is then about the shared ones only. */
+            /* An expert map names the copies of routed experts itself; `copies` is then about the
+             * shared ones only. */
             uint32_t wanted = is_mapped && e < experts ? 1 : facts->cluster->copies;
             listed += count;
             if (count == 0) {
@@ -333,7 +335,8 @@ void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
     for (size_t i = 0; i < cluster->n_nodes; i++) {
         judge_node(cluster->nodes[i], facts->unix_now, out_health);
     }
-    size_t emptied = cluster->n_nodes - out_health->nodes_expected; /* an operator's will: nobody misses them */
+    /* an operator's will: nobody misses them */
+    size_t emptied = cluster->n_nodes - out_health->nodes_expected;
     if (out_health->nodes_expected + emptied < cluster->min_nodes) {
         out_health->nodes_expected = (uint32_t)(cluster->min_nodes - emptied);
     }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the service is healthy: the one judgement that /readyz, the coordinator's metrics (and so the alerts), expertctl
- * status and expertctl doctor all speak from. Pure: facts in, problems out.
+ * Whether the service is healthy: the one judgement that /readyz, the coordinator's metrics (and so
+ * the alerts), expertctl status and expertctl doctor all speak from. Pure: facts in, problems out.
  *
- * An error says that calls fail or soon will; a warning that the next fault may cost calls. One of either means not healthy.
- * A problem that `ends_service` means that no call can be answered: then /readyz fails.
+ * An error says that calls fail or soon will; a warning that the next fault may cost calls. One of
+ * either means not healthy. A problem that `ends_service` means that no call can be answered: then
+ * /readyz fails.
  */
 #ifndef EP_COORDINATOR_HEALTH_H
 #define EP_COORDINATOR_HEALTH_H

@@ -9,7 +9,8 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-/* The newest report of one layer from one node's incarnation: experts ascending; count 0: none yet. */
+/* The newest report of one layer from one node's incarnation: experts ascending; count 0: none
+ * yet. */
 typedef struct told_layer {
     size_t count;
     uint32_t *experts;
@@ -178,7 +179,8 @@ static uint64_t told_before(const told_layer *told, uint32_t expert, size_t *at)
     return *at < told->count && told->experts[*at] == expert ? told->slots[*at] : 0;
 }
 
-/* Adds what is new and keeps the report in the place of the one before; an older one, which came late, changes nothing. */
+/* Adds what is new and keeps the report in the place of the one before; an older one, which came
+ * late, changes nothing. */
 static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, uint64_t *counts)
 {
     uint32_t *experts = malloc((load->n_experts + 1) * sizeof(*experts));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What operators set while the service runs: a few keys, each with a number, under one revision that grows with every
- * change. A key that is set stands in for what configuration files say, over restarts too, until it is unset.
+ * What operators set while the service runs: a few keys, each with a number, under one revision
+ * that grows with every change. A key that is set stands in for what configuration files say, over
+ * restarts too, until it is unset.
  *
  *   copies, spare_copies, move_rate     are read by the coordinator
  *   decode_tokens_max, hedge_permille   by callers, with the routing table
@@ -19,7 +20,8 @@
 /* The keys by name; the row of each in the table of policy.c. */
 ep_policy_key ep_policy_find(const char *name); /* EP_POLICY_KEYS: there is none */
 const ep_option *ep_policy_option(ep_policy_key key);
-/* Whose configuration says it where the policy does not: "each node's configuration"; NULL: the coordinator's. */
+/* Whose configuration says it where the policy does not: "each node's configuration"; NULL: the
+ * coordinator's. */
 const char *ep_policy_elsewhere(ep_policy_key key);
 /* Why the key cannot be used with the rest of this configuration; NULL: it can. */
 const char *ep_policy_unused(ep_policy_key key, const ep_coordinator_state_config *configured);
@@ -35,9 +37,9 @@ typedef struct ep_policy_change {
 } ep_policy_change;
 
 /*
- * The policy after the changes; the next revision, or the same when they change nothing. who may be "". Errors:
- * INVALID_ARGUMENT naming key, value and what is allowed, or the keys there are; FAILED_PRECONDITION for a key that
- * this configuration does not use; NO_MEMORY.
+ * The policy after the changes; the next revision, or the same when they change nothing. who may be
+ * "". Errors: INVALID_ARGUMENT naming key, value and what is allowed, or the keys there are;
+ * FAILED_PRECONDITION for a key that this configuration does not use; NO_MEMORY.
  */
 ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_config *configured,
                        const ep_policy_change *changes, size_t count, const char *who, uint64_t unix_now,

@@ -125,7 +125,8 @@ static void log_state(ep_coordinator_service *self, size_t index, const ep_coord
     node->is_there = true;
 }
 
-/* Lock held. One line for each node whose state changed since the last time, and for each that was forgotten. */
+/* Lock held. One line for each node whose state changed since the last time, and for each that was
+ * forgotten. */
 static void log_nodes(ep_coordinator_service *self)
 {
     ep_coordinator_state_node_view view;
@@ -144,7 +145,8 @@ static void log_nodes(ep_coordinator_service *self)
     }
 }
 
-/* Lock held. Serves a table and tells watchers; nodes may drop what an older one needed, and go by the policy. */
+/* Lock held. Serves a table and tells watchers; nodes may drop what an older one needed, and go by
+ * the policy. */
 static void adopt(ep_coordinator_service *self, ep_routing_table *table, const Expertd__V1__PlacementSnapshot *snapshot,
                   ep_epoch committed, const ep_policy *policy)
 {
@@ -166,7 +168,8 @@ static void adopt(ep_coordinator_service *self, ep_routing_table *table, const E
     (void)EP_FAILPOINT(publish_announced);
 }
 
-/* True when the table is not the served one. *out_snapshot stays NULL otherwise; false without memory for it. */
+/* True when the table is not the served one. *out_snapshot stays NULL otherwise; false without
+ * memory for it. */
 static bool encode_news(const ep_routing_table *served, const ep_routing_table *table,
                         Expertd__V1__PlacementSnapshot **out_snapshot)
 {
@@ -191,7 +194,8 @@ static void publish(ep_coordinator_service *self)
     ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     if (self->keeper != NULL) {
         uint64_t revision = ep_coordinator_state_revision(self->cluster);
-        if (revision != self->revision_asked) { /* a write that failed is the keeper's to try again */
+        /* a write that failed is the keeper's to try again */
+        if (revision != self->revision_asked) {
             self->revision_asked = revision;
             ep_table_keeper_wake(self->keeper);
         }
@@ -345,7 +349,8 @@ static ep_err check_url(const ep_coordinator_state_config *config, const Expertd
     return check_host(config, request, out_error);
 }
 
-/* What the state cannot judge: that the caller speaks for itself, and that others can and may dial its address. */
+/* What the state cannot judge: that the caller speaks for itself, and that others can and may dial
+ * its address. */
 static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call *call, const Expertd__V1__RegisterRequest *request,
                            ep_error *out_error)
 {
@@ -389,7 +394,8 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
         }
     }
     if (err != EP_OK) {
-        bool is_new = strcmp(self->refusal_logged, error.text) != 0; /* a refused node asks again with every heartbeat */
+        /* a refused node asks again with every heartbeat */
+        bool is_new = strcmp(self->refusal_logged, error.text) != 0;
         strcpy(self->refusal_logged, error.text);
         pthread_mutex_unlock(&self->lock);
         if (is_new) {
@@ -413,7 +419,8 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     /* Without memory: none, until the first heartbeat. */
     (void)ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours, &reply.n_neighbours);
     (void)EP_FAILPOINT(register_before_reply);
-    closure(&reply, closure_data); /* names in the assignments belong to the cluster: still under the lock */
+    /* names in the assignments belong to the cluster: still under the lock */
+    closure(&reply, closure_data);
     ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
     free(reply.neighbours);
     pthread_mutex_unlock(&self->lock);
@@ -549,7 +556,8 @@ static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc, const Expe
         ep_placement_snapshot_free(snapshot);
     }
     pthread_mutex_unlock(&self->lock);
-    ep_rpc_call_on_cancel(closure_data, on_watch_cancelled, self); /* may run at once: no lock held */
+    /* may run at once: no lock held */
+    ep_rpc_call_on_cancel(closure_data, on_watch_cancelled, self);
 }
 
 static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state_node_view *view, uint64_t now_ns)
@@ -626,7 +634,8 @@ static void count_moves(ep_coordinator_service *self, status_parts *parts)
     }
 }
 
-/* Lock held, as long as the parts are used: they borrow names. False without memory; status_fini in any case. */
+/* Lock held, as long as the parts are used: they borrow names. False without memory; status_fini in
+ * any case. */
 static bool status_init(ep_coordinator_service *self, status_parts *parts)
 {
     uint64_t now_ns = ep_clock_now_ns();
@@ -868,7 +877,8 @@ void ep_coordinator_service_tick(ep_coordinator_service *self)
     uint64_t now_ns = ep_clock_now_ns();
     uint64_t period_ns = self->config.heartbeat_ms * EP_NS_PER_MS;
     uint64_t gap_ns = self->ticked_ns != 0 ? now_ns - self->ticked_ns : 0;
-    if (gap_ns > 2 * period_ns) { /* who did not run heard nobody: heartbeats may still lie in sockets, or have come too late */
+    /* who did not run heard nobody: heartbeats may still lie in sockets, or have come too late */
+    if (gap_ns > 2 * period_ns) {
         ep_log(EP_LOG_WARN, "coordinator-blind", EP_KV(blind_ms, gap_ns / EP_NS_PER_MS),
                EP_KV(reason, "this process did not run"), EP_KV(effect, "that time counts as no node's silence"),
                EP_KV(hint, "give it CPU time, or see who stopped it"));

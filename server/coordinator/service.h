@@ -2,11 +2,11 @@
 /*
  * The Coordinator service over rpc: registration, heartbeats, placement watches, cluster status.
  *
- * With a store, watchers and nodes learn only what has been written: the table, and which assignment is committed. Until a write succeeds
- * the table before it is served.
+ * With a store, watchers and nodes learn only what has been written: the table, and which
+ * assignment is committed. Until a write succeeds the table before it is served.
  *
- * Threads    handlers run on lane threads; one lock guards the cluster and the watchers. No I/O but log lines is waited for under it: the store has a thread
- *            of its own (table_keeper.h).
+ * Threads    handlers run on lane threads; one lock guards the cluster and the watchers. No I/O but
+ *            log lines is waited for under it: the store has a thread of its own (table_keeper.h).
  */
 #ifndef EP_COORDINATOR_SERVICE_H
 #define EP_COORDINATOR_SERVICE_H
@@ -21,7 +21,8 @@
 
 typedef struct ep_coordinator_service ep_coordinator_service;
 
-/* store (borrowed, its term begun) and kept (what it had, read only during the call): NULL for state in memory. */
+/* store (borrowed, its term begun) and kept (what it had, read only during the call): NULL for
+ * state in memory. */
 ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_table_store *store,
                                      const ep_coordinator_kept *kept, ep_coordinator_service **out_service);
 /* After the rpc server is destroyed. NULL allowed. */
@@ -32,10 +33,12 @@ ProtobufCService *ep_coordinator_service_rpc(ep_coordinator_service *service);
 ep_load_sums *ep_coordinator_service_loads(ep_coordinator_service *service);
 /* Notices silent nodes; call every heartbeat_ms. */
 void ep_coordinator_service_tick(ep_coordinator_service *service);
-/* Takes no more watches; those there are end with their connections when the rpc server is destroyed. */
+/* Takes no more watches; those there are end with their connections when the rpc server is
+ * destroyed. */
 void ep_coordinator_service_stop(ep_coordinator_service *service);
 
-/* As ep_coordinator_state_drain. With a store the order is durable within the next write, shortly after the call. Any thread. */
+/* As ep_coordinator_state_drain. With a store the order is durable within the next write, shortly
+ * after the call. Any thread. */
 ep_err ep_coordinator_service_drain(ep_coordinator_service *service, const char *node, bool undo,
                                     ep_coordinator_drain *out_drain, ep_error *out_error);
 
@@ -60,15 +63,16 @@ typedef struct ep_policy_view {
     ep_coordinator_state_config configured;
 } ep_policy_view;
 
-/* As ep_policy_apply and ep_coordinator_state_set_policy; FAILED_PRECONDITION when another revision was expected. Any
- * thread. */
+/* As ep_policy_apply and ep_coordinator_state_set_policy; FAILED_PRECONDITION when another revision
+ * was expected. Any thread. */
 ep_err ep_coordinator_service_policy(ep_coordinator_service *service, const ep_policy_order *order,
                                      ep_policy_view *out_view, ep_error *out_error);
 /* As ep_coordinator_state_plan. Any thread. */
 ep_err ep_coordinator_service_plan(ep_coordinator_service *service, bool apply, bool with_copies,
                                    Expertd__V1__PlanReply **out_reply, ep_error *out_error);
 
-/* As ep_coordinator_state_balance; service is an ep_coordinator_service: an ep_statistics_balance_func. Any thread. */
+/* As ep_coordinator_state_balance; service is an ep_coordinator_service: an
+ * ep_statistics_balance_func. Any thread. */
 bool ep_coordinator_service_balance(void *service, const char *model, const char *version, uint32_t layer,
                                     ep_coordinator_balance *out_balance);
 
@@ -83,12 +87,13 @@ typedef struct ep_coordinator_stats {
     uint64_t store_errors;           /* failed writes; each is tried again */
     ep_error store_error;            /* why the newest state is not written; code EP_OK: it is, or there is no store */
 } ep_coordinator_stats;
-/* Memory for frames is part of the judgement from now on. watch is borrowed until destroy; before the rpc server listens. */
+/* Memory for frames is part of the judgement from now on. watch is borrowed until destroy; before
+ * the rpc server listens. */
 void ep_coordinator_service_watch(ep_coordinator_service *service, const ep_pool_watch *pool, ep_tls_watch *tls);
 /* Judges the service now; free() it. NULL without memory. Any thread. */
 ep_health *ep_coordinator_service_judge(ep_coordinator_service *service);
-/* What ClusterStatus answers, freed with protobuf_c_message_free_unpacked, and the table of that moment, a
- * reference, NULL before the first. NULL without memory. Any thread. */
+/* What ClusterStatus answers, freed with protobuf_c_message_free_unpacked, and the table of that
+ * moment, a reference, NULL before the first. NULL without memory. Any thread. */
 Expertd__V1__ClusterStatusReply *ep_coordinator_service_status(ep_coordinator_service *service,
                                                                ep_routing_table **out_table);
 /* As ep_coordinator_state_layer. Any thread. */

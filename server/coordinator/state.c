@@ -123,7 +123,8 @@ static ep_err check_name(const char *what, const char *value, size_t bytes_max, 
     return EP_OK;
 }
 
-#define EXPERT_BYTES_MAX (UINT64_C(1) << 40) /* the sum over all experts that fit into a table stays far below 2^64 */
+/* the sum over all experts that fit into a table stays far below 2^64 */
+#define EXPERT_BYTES_MAX (UINT64_C(1) << 40)
 
 static ep_layer_shape shape_of(const Expertd__V1__LayerInfo *info)
 {
@@ -197,8 +198,8 @@ static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error 
 }
 
 /*
- * The most that a layer takes of a table: its fields, an offset of three bytes per expert and node numbers of two per copy, one
- * copy more than wanted while experts move.
+ * The most that a layer takes of a table: its fields, an offset of three bytes per expert and node
+ * numbers of two per copy, one copy more than wanted while experts move.
  */
 static uint64_t layer_table_bytes(const ep_coordinator_state_config *config, uint64_t experts)
 {
@@ -216,7 +217,8 @@ uint64_t cluster_table_bytes(const ep_coordinator_state *cluster, const ep_coord
     return bytes;
 }
 
-/* One node must not fill the table that all share: with more in it no table can be made for anybody, nor sent to a client. */
+/* One node must not fill the table that all share: with more in it no table can be made for
+ * anybody, nor sent to a client. */
 static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
 {
     size_t models_after = cluster->models_count;
@@ -386,7 +388,8 @@ static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, u
     layer->offered = true;
     for (size_t i = 0; i < info->n_owned; i++) {
         bit_set(layer->held, info->owned[i]);
-        if (info->n_owned_digests > 0 && info->owned_digests[i] != 0) { /* 0: not read yet; the node says so when it has */
+        /* 0: not read yet; the node says so when it has */
+        if (info->n_owned_digests > 0 && info->owned_digests[i] != 0) {
             layer->digests[info->owned[i]] = info->owned_digests[i];
         }
     }
@@ -420,7 +423,8 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Ex
             if (index == UINT32_MAX || !take_held(cluster, node, index, info)) {
                 return EP_ERR_NO_MEMORY;
             }
-            if (info->expert_bytes > cluster->layers[index].expert_bytes) { /* nodes may pack them otherwise */
+            /* nodes may pack them otherwise */
+            if (info->expert_bytes > cluster->layers[index].expert_bytes) {
                 cluster->layers[index].expert_bytes = info->expert_bytes;
             }
         }
@@ -493,7 +497,8 @@ static bool is_offered(const ep_coordinator_state *cluster, uint32_t model_index
     return false;
 }
 
-/* A version that all nodes have left makes room, and clients no longer see a model without copies. */
+/* A version that all nodes have left makes room, and clients no longer see a model without
+ * copies. */
 static void forget_unoffered(ep_coordinator_state *cluster)
 {
     for (uint32_t m = cluster->models_count; m-- > 0;) {
@@ -618,8 +623,9 @@ static node_state state_from_name(const char *name)
 }
 
 /*
- * Notes what the node could not load of an assignment that it has worked through, or will not load at all for want of a device; true
- * when that is news. Only a report that comes with the list of what is owned can say so.
+ * Notes what the node could not load of an assignment that it has worked through, or will not load
+ * at all for want of a device; true when that is news. Only a report that comes with the list of
+ * what is owned can say so.
  */
 static bool note_failures(const ep_coordinator_state *cluster, const cluster_node *node)
 {
@@ -721,17 +727,20 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
     uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms * cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
     uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
     bool removed = cluster_votes_expire(cluster, now_ns);
-    bool changed = cluster->placement_error.code == EP_ERR_NO_MEMORY; /* what failed for that alone is tried again */
+    /* what failed for that alone is tried again */
+    bool changed = cluster->placement_error.code == EP_ERR_NO_MEMORY;
     for (size_t i = cluster->nodes_count; i-- > 0;) {
         cluster_node *node = cluster->nodes[i];
         uint64_t silent_ns = now_ns - node->last_seen_ns;
-        if (silent_ns > restore_ns || (silent_ns > dead_ns && node->state == NODE_DRAINING)) { /* a drained one does not come back */
+        /* a drained one does not come back */
+        if (silent_ns > restore_ns || (silent_ns > dead_ns && node->state == NODE_DRAINING)) {
             if (node->state != NODE_DRAINING && !node_is_emptied(node)) {
                 cluster_lost_add(cluster, node);
             }
             forget_node(cluster, i, now_ns);
             removed = true;
-        } else if (node->state != NODE_SUSPECT && silent_ns > dead_ns) { /* a restored one has until restore_ns to come back */
+        } else if (node->state != NODE_SUSPECT && silent_ns > dead_ns) {
+            /* a restored one has until restore_ns to come back */
             node->state = NODE_SUSPECT;
             changed = true;
         }

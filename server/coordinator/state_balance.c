@@ -16,7 +16,8 @@ static const cluster_node *node_of(const ep_coordinator_state *cluster, uint32_t
     return cluster_find_node(cluster, name);
 }
 
-/* Nodes of the balance: who could have copies of the layer, and who has some still. index_of [nodes of the table]. */
+/* Nodes of the balance: who could have copies of the layer, and who has some still. index_of [nodes
+ * of the table]. */
 static uint32_t pick_nodes(const ep_coordinator_state *cluster, uint32_t model_index, const ep_routing_layer *listed,
                            uint32_t *index_of, ep_placement_node *nodes)
 {

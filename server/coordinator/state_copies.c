@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which copies of an expert are of the same weights. Results must not depend on the copy, so one digest per expert
- * is in force and copies with another one are not used: the digest that most nodes found; of equals the one of more
- * nodes that are up, then the one that was in force. A node's word counts, also while it is silent, until it is
- * forgotten, started anew, ends, or is drained by an operator: were silence enough, one wrong node would take over
- * from two that a switch cuts off, and give way again.
+ * Which copies of an expert are of the same weights. Results must not depend on the copy, so one
+ * digest per expert is in force and copies with another one are not used: the digest that most
+ * nodes found; of equals the one of more nodes that are up, then the one that was in force. A
+ * node's word counts, also while it is silent, until it is forgotten, started anew, ends, or is
+ * drained by an operator: were silence enough, one wrong node would take over from two that a
+ * switch cuts off, and give way again.
  */
 #include <stdio.h>
 #include <stdlib.h>

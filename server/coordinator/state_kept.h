@@ -39,9 +39,9 @@ void ep_coordinator_kept_fini(ep_coordinator_kept *kept);
 ep_err ep_coordinator_state_save(const ep_coordinator_state *cluster, ep_coordinator_kept *out_kept);
 
 /*
- * Fills a state that was just created. Nodes are suspect, but stand in the table with what they held, until
- * they register again or restore_ms has passed; the table is there at once, under the state's term and a newer
- * number. Errors: NO_MEMORY; the state is then good for destroy only.
+ * Fills a state that was just created. Nodes are suspect, but stand in the table with what they
+ * held, until they register again or restore_ms has passed; the table is there at once, under the
+ * state's term and a newer number. Errors: NO_MEMORY; the state is then good for destroy only.
  */
 ep_err ep_coordinator_state_restore(ep_coordinator_state *cluster, uint64_t now_ns,
                                     const ep_coordinator_kept *kept);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes that fell silent and were forgotten: named until they come back or an operator drains them. */
+/* Nodes that fell silent and were forgotten: named until they come back or an operator drains
+ * them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is under way: copies that nodes were given and have not loaded, and copies that they are to give up.
+/* What is under way: copies that nodes were given and have not loaded, and copies that they are to
+ * give up.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -10,12 +10,14 @@
 #define MOVES_AT_ONCE 64 /* copies that are loaded elsewhere before the load is looked at again */
 #define PAUSE_MIN_NS (5 * EP_NS_PER_S)
 #define PAUSE_MAX_NS (40 * EP_NS_PER_S)
-/* Fewer slots than these say little: who is busiest among nodes with 1024 slots each is off by a tenth by chance alone.
+/* Fewer slots than these say little: who is busiest among nodes with 1024 slots each is off by a
+ * tenth by chance alone.
  */
 #define HEAT_SLOTS_OF_EXPERT 32
 #define HEAT_SLOTS_OF_NODE 1024
 
-/* Device d of a static map is the node the configuration names d-th; a named node that is not there yet is an error. */
+/* Device d of a static map is the node the configuration names d-th; a named node that is not there
+ * yet is an error. */
 static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t **out_devices,
                           ep_error *out_error)
 {
@@ -47,7 +49,8 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_pro
     return EP_OK;
 }
 
-/* Where the nodes' memory does not hold all copies, it bounds none: a node serves more than it keeps in memory, only slower. */
+/* Where the nodes' memory does not hold all copies, it bounds none: a node serves more than it
+ * keeps in memory, only slower. */
 static ep_err solve_by_room(const ep_coordinator_state *cluster, const cluster_problem *p,
                             const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error)
 {
@@ -134,7 +137,8 @@ static uint32_t row_count(const layer_plan *plan, uint32_t node)
     return count;
 }
 
-/* The node with the fewest experts of the layer that has not failed with this one and was not given it. */
+/* The node with the fewest experts of the layer that has not failed with this one and was not given
+ * it. */
 static uint32_t another_owner(const ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan,
                               uint32_t expert)
 {
@@ -152,7 +156,8 @@ static uint32_t another_owner(const ep_coordinator_state *cluster, const cluster
     return best;
 }
 
-/* How well a node keeps an expert that no other one can take: in placement, else at least with the bits the others compute. */
+/* How well a node keeps an expert that no other one can take: in placement, else at least with the
+ * bits the others compute. */
 static int keeper_rank(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t model_index, uint32_t n)
 {
     if (p->solver_node_of[n] != EP_PLACEMENT_NODE_GONE) {
@@ -190,8 +195,9 @@ static bool has_good_owner(const ep_coordinator_state *cluster, const layer_plan
 }
 
 /*
- * The expert was given to a node that could not load it. Another node gets it; where none is left (and with a
- * static map, which is the operator's word) whoever has it loaded keeps it, also when drained.
+ * The expert was given to a node that could not load it. Another node gets it; where none is left
+ * (and with a static map, which is the operator's word) whoever has it loaded keeps it, also when
+ * drained.
  */
 static void avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan,
                          uint32_t failed_node, uint32_t expert)
@@ -257,8 +263,9 @@ static uint32_t holders(const ep_coordinator_state *cluster, const layer_plan *p
 }
 
 /*
- * What is to be loaded is paid for. Copies that an expert gets beyond those it has wait while nothing is left for them;
- * its first one, and those that take the place of others, never do; nor does what somebody asks for now.
+ * What is to be loaded is paid for. Copies that an expert gets beyond those it has wait while
+ * nothing is left for them; its first one, and those that take the place of others, never do; nor
+ * does what somebody asks for now.
  */
 static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan, bool is_order)
 {
@@ -460,8 +467,9 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
 }
 
 /*
- * Nothing commits while nodes have a newer assignment to load, so the next copies come once all have loaded. A node
- * that never does holds them up only for a pause, which doubles: else a slow one would never be done.
+ * Nothing commits while nodes have a newer assignment to load, so the next copies come once all
+ * have loaded. A node that never does holds them up only for a pause, which doubles: else a slow
+ * one would never be done.
  */
 void cluster_place_waiting(ep_coordinator_state *cluster)
 {

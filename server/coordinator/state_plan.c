@@ -124,7 +124,8 @@ static void read_rows(planner *to, const cluster_problem *p, uint32_t layer, con
         uint32_t owned = in->owned_offsets[e];
         offsets[e] = used;
         for (uint32_t n = 0; n < p->nodes_count; n++) {
-            const bool was = owned < in->owned_offsets[e + 1] && in->owned[owned] == n; /* ascending */
+            /* ascending */
+            const bool was = owned < in->owned_offsets[e + 1] && in->owned[owned] == n;
             const bool will_be = bit_get(rows->wanted + p->node_of[n] * rows->words, e);
             owned += was;
             count_copy(to, plan, p->node_of[n], in->expert_bytes, was, will_be);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Data shared by state.c (membership), state_placement.c (who shall own what) and state_table.c (what clients see). */
+/* Data shared by state.c (membership), state_placement.c (who shall own what) and state_table.c
+ * (what clients see). */
 #ifndef EP_COORDINATOR_STATE_PRIVATE_H
 #define EP_COORDINATOR_STATE_PRIVATE_H
 
@@ -80,7 +81,8 @@ typedef struct cluster_layer {
     ep_coordinator_balance balance; /* both 0: an expert has no copy */
 } cluster_layer;
 
-/* A node that was forgotten may come back: until then its numerics id counts for the model as if it were here. */
+/* A node that was forgotten may come back: until then its numerics id counts for the model as if it
+ * were here. */
 typedef struct former_vote {
     char node[EP_NODE_NAME_BYTES];
     cluster_model model;
@@ -195,36 +197,42 @@ static inline bool node_serves(const cluster_node *node, uint32_t model_index)
 /* Takes part in placing this model. */
 bool cluster_node_offers(const cluster_node *node, uint32_t model_index);
 /*
- * The numerics id whose nodes get the model's experts: copies of other ids are no copies of each other. Of the ids that some
- * node offers, that of most nodes which an operator has not drained, up or not; among equals the one whose nodes hold most.
- * A static map is the operator's word, whatever its nodes compute with: NULL, as when no node offers the model.
+ * The numerics id whose nodes get the model's experts: copies of other ids are no copies of each
+ * other. Of the ids that some node offers, that of most nodes which an operator has not drained, up
+ * or not; among equals the one whose nodes hold most. A static map is the operator's word, whatever
+ * its nodes compute with: NULL, as when no node offers the model.
  */
 const char *cluster_placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index);
 /* Writes *out_note when nodes that offer the model get none of it. */
 void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index, ep_error *out_note);
-/* The node is being forgotten: its ids count until then, or until it registers. Without memory they do not. */
+/* The node is being forgotten: its ids count until then, or until it registers. Without memory they
+ * do not. */
 void cluster_votes_keep(ep_coordinator_state *cluster, const cluster_node *node, uint64_t until_ns);
 void cluster_votes_drop(ep_coordinator_state *cluster, const char *node);
 /* True when votes ended. */
 bool cluster_votes_expire(ep_coordinator_state *cluster, uint64_t now_ns);
 
 /*
- * Writes owned of all nodes, and copy_error, after nodes came, went, changed their state or said what they hold. True when nodes can
- * now be given other experts than before: cluster_place is due.
+ * Writes owned of all nodes, and copy_error, after nodes came, went, changed their state or said
+ * what they hold. True when nodes can now be given other experts than before: cluster_place is due.
  */
 bool cluster_judge_copies(ep_coordinator_state *cluster);
 
-/* Recomputes assignments after a change of membership; raises assignment_number when they differ. */
+/* Recomputes assignments after a change of membership; raises assignment_number when they
+ * differ. */
 void cluster_place(ep_coordinator_state *cluster);
 /* Places what the pace did not allow before, when it does now. */
 void cluster_place_waiting(ep_coordinator_state *cluster);
-/* A node that is silent and may be given copies of a model; NULL: none. Nothing is moved for balance then. */
+/* A node that is silent and may be given copies of a model; NULL: none. Nothing is moved for
+ * balance then. */
 const cluster_node *cluster_find_suspect(const ep_coordinator_state *cluster);
-/* Commits the assignment when all have loaded it; then, from the first commit on, as cluster_republish. */
+/* Commits the assignment when all have loaded it; then, from the first commit on, as
+ * cluster_republish. */
 void cluster_publish(ep_coordinator_state *cluster);
 /*
- * Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs. False when there is none, or
- * none that a client can take: the one before stays, and its error is noted.
+ * Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs.
+ * False when there is none, or none that a client can take: the one before stays, and its error is
+ * noted.
  */
 bool cluster_republish(ep_coordinator_state *cluster);
 /* The copy stands in the table that cluster_publish makes. */
@@ -243,7 +251,8 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
 /* The most that a table of all known layers takes with this configuration. */
 uint64_t cluster_table_bytes(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config);
 
-/* Members by name; NULL or UINT32_MAX when there is none. Adding: NULL or UINT32_MAX without memory. */
+/* Members by name; NULL or UINT32_MAX when there is none. Adding: NULL or UINT32_MAX without
+ * memory. */
 cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char *name);
 uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name, const char *version);
 uint32_t cluster_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer);

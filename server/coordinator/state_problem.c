@@ -62,9 +62,9 @@ static int by_layer_number(const void *left, const void *right, void *arg)
 }
 
 /*
- * What nodes were given or already hold stays where it is: a node that comes back keeps its loaded experts. What an
- * assignment in force gave up is still held for a while (drop_grace_ms), and counts only where it makes up for a copy
- * that is missing.
+ * What nodes were given or already hold stays where it is: a node that comes back keeps its loaded
+ * experts. What an assignment in force gave up is still held for a while (drop_grace_ms), and
+ * counts only where it makes up for a copy that is missing.
  */
 static bool holds(const ep_coordinator_state *cluster, const node_layer *layer, uint32_t expert, bool is_short)
 {

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One model of the cluster as a placement problem. Private to the cluster's state (state_private.h). */
+/* One model of the cluster as a placement problem. Private to the cluster's state
+ * (state_private.h). */
 #ifndef EP_COORDINATOR_STATE_PROBLEM_H
 #define EP_COORDINATOR_STATE_PROBLEM_H
 
 #include "coordinator/state_private.h"
 #include "placement/placement.h"
 
-/* One model's problem: input for the solver, and which cluster layer and node each index stands for. */
+/* One model's problem: input for the solver, and which cluster layer and node each index stands
+ * for. */
 typedef struct cluster_problem {
     uint32_t nodes_count;
     ep_placement_node *nodes;
@@ -40,8 +42,8 @@ typedef struct cluster_place_watch {
     void *arg;
 } cluster_place_watch;
 
-/* Once something is placed: places anew, with as many moves for balance as help. *out_note: why a model or an expert
- * could not be placed as wanted; code EP_OK: all could. */
+/* Once something is placed: places anew, with as many moves for balance as help. *out_note: why a
+ * model or an expert could not be placed as wanted; code EP_OK: all could. */
 void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch, ep_error *out_note);
 
 #endif

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How quick nodes compute, by what they tell of busy time and work; against the median node, so that no unit matters.
- * See lib/placement/README.md for what counts.
+ * How quick nodes compute, by what they tell of busy time and work; against the median node, so
+ * that no unit matters. See lib/placement/README.md for what counts.
  */
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "coordinator/state_private.h"
 
-#define BUSY_US_MIN 100000 /* less says little: a busy host takes a thread off its core for tens of milliseconds */
+/* less says little: a busy host takes a thread off its core for tens of milliseconds */
+#define BUSY_US_MIN 100000
 #define SLOW_BELOW (1.0 / 3)
 #define SLOW_UNTIL 0.5
-#define EVEN_MAX 1.5      /* up to there, and down to its inverse, placement takes nodes for equal */
+/* up to there, and down to its inverse, placement takes nodes for equal */
+#define EVEN_MAX 1.5
 #define NEWS_FACTOR 1.25  /* placement goes by another speed once it differs so */
 #define PLACED_MAX 8.0
 
@@ -38,7 +40,8 @@ static int compare_rates(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* Of nodes that serve, the upper one of two: never more than half of the nodes are slow. 0: none is known, or only one.
+/* Of nodes that serve, the upper one of two: never more than half of the nodes are slow. 0: none is
+ * known, or only one.
  */
 static double median_rate(const ep_coordinator_state *cluster)
 {

@@ -8,7 +8,8 @@
 #include "coordinator/state_private.h"
 #include "wire/placement_codec.h"
 
-#define EPOCH_BYTES_MAX 64 /* of the epoch and the checksum, which a table gets when it is published */
+/* of the epoch and the checksum, which a table gets when it is published */
+#define EPOCH_BYTES_MAX 64
 
 static int compare_layers(const void *left, const void *right, void *arg)
 {
@@ -56,7 +57,8 @@ uint32_t cluster_copies_of(const ep_coordinator_state *cluster, const cluster_no
     return count;
 }
 
-/* All nodes stand in the table, by position in cluster->nodes; a node that fell silent leaves it after restore_ms. */
+/* All nodes stand in the table, by position in cluster->nodes; a node that fell silent leaves it
+ * after restore_ms. */
 static ep_err fill_layer(const ep_coordinator_state *cluster, cluster_copy_func has_copy, ep_routing_table *table,
                          uint32_t position, uint32_t layer_index)
 {
@@ -185,7 +187,8 @@ static bool loses_nothing(const ep_coordinator_state *cluster)
     return true;
 }
 
-/* What nodes say they hold can be more than registrations were counted with: all of it is listed while experts move. */
+/* What nodes say they hold can be more than registrations were counted with: all of it is listed
+ * while experts move. */
 static ep_err check_size(const ep_routing_table *table, ep_error *out_error)
 {
     Expertd__V1__PlacementSnapshot *snapshot;
@@ -298,9 +301,11 @@ void cluster_publish(ep_coordinator_state *cluster)
         cluster->nodes[n]->is_out = node_is_emptied(cluster->nodes[n]);
     }
     if (!cluster_republish(cluster)) {
-        cluster->committed_number = committed_before; /* nodes keep what the table that is served on needs */
+        /* nodes keep what the table that is served on needs */
+        cluster->committed_number = committed_before;
     } else if (cluster->committed_number != committed_before) {
-        cluster->revision++; /* whoever keeps the state learns when its table stands for this assignment */
+        /* whoever keeps the state learns when its table stands for this assignment */
+        cluster->revision++;
     }
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which numerics id gets a model's experts. Another choice moves the whole model and strands every client that has pinned the
- * old id, so it follows what the operator runs, not which nodes are up: a node votes while it restarts, reboots or leaves, too.
+ * Which numerics id gets a model's experts. Another choice moves the whole model and strands every
+ * client that has pinned the old id, so it follows what the operator runs, not which nodes are up:
+ * a node votes while it restarts, reboots or leaves, too.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -170,7 +170,8 @@ static void collect_layer(const ep_load_layer *layer, ep_metrics *metrics, bool 
     }
 }
 
-/* Of each model, which stand together, its worst layer: a series for each layer would be many for what one says. */
+/* Of each model, which stand together, its worst layer: a series for each layer would be many for
+ * what one says. */
 static void collect_placement(const ep_load_layer *layers, size_t count, ep_statistics_balance_func balance_of,
                               void *arg, ep_metrics *metrics)
 {

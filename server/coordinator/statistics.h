@@ -12,7 +12,8 @@
 typedef bool (*ep_statistics_balance_func)(void *arg, const char *model, const char *version, uint32_t layer,
                                            ep_coordinator_balance *out_balance);
 
-/* Answers and finishes the call. NOT_FOUND when a model, version or layer is named that nobody told of. */
+/* Answers and finishes the call. NOT_FOUND when a model, version or layer is named that nobody told
+ * of. */
 void ep_statistics_answer(ep_load_sums *loads, ep_statistics_balance_func balance_of, void *arg,
                           const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
                           ep_rpc_call *call);

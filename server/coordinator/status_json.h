@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The documents of the status page. Pure: facts in, text out. They hold what a reader of the page may know:
- * no token, no secret or incarnation of a node, no path of the state.
+ * The documents of the status page. Pure: facts in, text out. They hold what a reader of the page
+ * may know: no token, no secret or incarnation of a node, no path of the state.
  *
- * /status.json     {"software", "stopping", "healthy", "answers" (calls can be answered), "summary" (one sentence),
- *                  "problems": [{"code", "is_error", "ends_service", "text", "advice"}], "problems_more",
+ * /status.json     {"software", "stopping", "healthy", "answers" (calls can be answered), "summary"
+ *                  (one sentence),
+ *                  "problems": [{"code", "is_error", "ends_service", "text", "advice"}],
+ *                  "problems_more",
  *                  "epoch": {"term" (text: above 2^53), "number"}, "policy", "copies",
- *                  "copies_waiting" (for move_rate), "watchers", "uptime_ms", "nodes": [{"id", "name", "url", "host", "state", "last_seen_ms", "behind_ms", "rows_served",
- *                  "requests_failed", "requests_hedged", "requests_refused", "experts" (copies in the table),
+ *                  "copies_waiting" (for move_rate), "watchers", "uptime_ms", "nodes": [{"id",
+ *                  "name", "url", "host", "state", "last_seen_ms", "behind_ms", "rows_served",
+ *                  "requests_failed", "requests_hedged", "requests_refused", "experts" (copies in
+ *                  the table),
  *                  "copies_to_load", "copies_to_drop", "devices", "devices_lost",
  *                  "tls_days" (until the first certificate ends, below 0 it has; null: no TLS)}],
  *                  "models": [{"name", "version", "is_default", "layers": [n, ..]}]}
- * /placement.json  of one layer: {"model", "version", "layer", "epoch", "experts", "shared_experts", "top_k",
+ * /placement.json  of one layer: {"model", "version", "layer", "epoch", "experts",
+ *                  "shared_experts", "top_k",
  *                  "copies": [[id of a node, ..] for each expert, the shared ones last],
  *                  "heat": [slots of late for each routed expert] (null: none was taken yet),
  *                  "slots": [the same since the coordinator began] (null: nobody computed),

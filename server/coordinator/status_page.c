@@ -56,7 +56,8 @@ static bool hash(const char *text, size_t bytes, char out_hash[HASH_BYTES])
     return true;
 }
 
-/* The script and the style of the page, by their hashes, and no others; data only from this port. */
+/* The script and the style of the page, by their hashes, and no others; data only from this
+ * port. */
 static bool make_policy(const char *html, const char *script, char out_policy[POLICY_BYTES])
 {
     char script_hash[HASH_BYTES];

@@ -2,10 +2,11 @@
 /*
  * The thread that writes the coordinator's state into its store.
  *
- * Why a thread: nodes and clients wait for the service's handlers, and a disk may take seconds for one sync. So handlers change the state
- * in memory and wake this thread; it takes a copy under the service's lock, writes it without any lock, and only then hands
- * the table on to the watchers. While it writes, changes pile up and go with the next write: a slow disk delays new
- * tables, nothing else. A failed write is tried again at every change, and every EP_TABLE_KEEPER_RETRY_MS.
+ * Why a thread: nodes and clients wait for the service's handlers, and a disk may take seconds for
+ * one sync. So handlers change the state in memory and wake this thread; it takes a copy under the
+ * service's lock, writes it without any lock, and only then hands the table on to the watchers.
+ * While it writes, changes pile up and go with the next write: a slow disk delays new tables,
+ * nothing else. A failed write is tried again at every change, and every EP_TABLE_KEEPER_RETRY_MS.
  */
 #ifndef EP_COORDINATOR_TABLE_KEEPER_H
 #define EP_COORDINATOR_TABLE_KEEPER_H
@@ -23,7 +24,8 @@ typedef struct ep_table_job {
 
 typedef struct ep_table_keeper_config {
     ep_table_store *store; /* borrowed */
-    /* All on the keeper's thread. Fills *out_job and returns true when there is something to write. */
+    /* All on the keeper's thread. Fills *out_job and returns true when there is something to
+     * write. */
     bool (*take)(void *arg, ep_table_job *out_job, ep_error *out_error);
     bool (*written)(void *arg, const ep_table_job *job); /* false: could not make use of it; it is written again later */
     void (*failed)(void *arg, const ep_error *error);

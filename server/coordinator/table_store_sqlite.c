@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file is made under another name and renamed once it is whole. So a coordinator.db that is there but empty or
- * cut off is damage, whatever the moment of a crash was, and is never taken for a first start.
+ * The file is made under another name and renamed once it is whole. So a coordinator.db that is
+ * there but empty or cut off is damage, whatever the moment of a crash was, and is never taken for
+ * a first start.
  *
- * SQLite's own check does not see flipped bits inside of values. Tables carry their checksum, everything else is under
- * one digest in the meta table; the policy is under one of its own, so that a build that does not know it can write the
- * rest.
+ * SQLite's own check does not see flipped bits inside of values. Tables carry their checksum,
+ * everything else is under one digest in the meta table; the policy is under one of its own, so
+ * that a build that does not know it can write the rest.
  */
 #include "coordinator/table_store_sqlite.h"
 
@@ -24,7 +25,8 @@
 #include "coordinator/failpoint.h"
 #include "coordinator/policy.h"
 
-#define APPLICATION_ID 0x65706378 /* "epcx", so that another program's database is not taken for ours */
+/* "epcx", so that another program's database is not taken for ours */
+#define APPLICATION_ID 0x65706378
 #define TEXT_OF(value) #value
 #define TEXT(value) TEXT_OF(value)
 
@@ -185,7 +187,8 @@ static bool column_text(sqlite3_stmt *statement, int column, char *out, size_t b
     return true;
 }
 
-/* Errors: NO_MEMORY; DATA_LOSS: the row does not fit; NOT_FOUND: it names a key that this build does not know. */
+/* Errors: NO_MEMORY; DATA_LOSS: the row does not fit; NOT_FOUND: it names a key that this build
+ * does not know. */
 typedef ep_err (*row_func)(sqlite3_stmt *statement, ep_coordinator_kept *kept);
 
 static ep_err read_node(sqlite3_stmt *statement, ep_coordinator_kept *kept)
@@ -494,7 +497,8 @@ static ep_err end_transaction(sqlite_store *store, int code, ep_error *out_error
     if (code == SQLITE_OK) {
         return EP_OK;
     }
-    ep_err err = failed(store, code, "writing", out_error); /* before the rollback takes SQLite's text away */
+    /* before the rollback takes SQLite's text away */
+    ep_err err = failed(store, code, "writing", out_error);
     if (!sqlite3_get_autocommit(store->db)) {
         execute(store, "ROLLBACK");
     }
@@ -602,8 +606,8 @@ static ep_err open_file(sqlite_store *store, const char *path, int flags, ep_err
         return failed(store, code, "opening", out_error);
     }
     sqlite3_extended_result_codes(store->db, 1);
-    /* Nobody else may write; and the index of the log then lies in our memory instead of a mapped file, which a full
-     * disk could turn into a SIGBUS. */
+    /* Nobody else may write; and the index of the log then lies in our memory instead of a mapped
+     * file, which a full disk could turn into a SIGBUS. */
     code = execute(store, "PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=FULL");
     return code == SQLITE_OK ? EP_OK : failed(store, code, "opening", out_error);
 }

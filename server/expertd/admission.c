@@ -11,7 +11,8 @@
 
 #define RETRY_US_MIN 500
 #define RETRY_US_MAX 1000000
-#define LATE_NS EP_NS_PER_S /* after a request was late, or was refused as that, all are judged for so long */
+/* after a request was late, or was refused as that, all are judged for so long */
+#define LATE_NS EP_NS_PER_S
 #define LEARN_NS (EP_NS_PER_S / 5)
 
 /* Requests of one tenant and class, which wait behind one another. */
@@ -116,7 +117,8 @@ static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, ten
     if (rate == 0) {
         return 0;
     }
-    now_ns = now_ns < use->rate_ns ? use->rate_ns : now_ns; /* who took its time first may get the lock last */
+    /* who took its time first may get the lock last */
+    now_ns = now_ns < use->rate_ns ? use->rate_ns : now_ns;
     uint64_t passed_ns = use->rate_ns == 0 ? 0 : now_ns - use->rate_ns;
     bool is_full = use->rate_ns == 0 || passed_ns >= 60 * EP_NS_PER_S ||
                    use->rate_left + (int64_t)(passed_ns * rate) >= full;
@@ -131,15 +133,16 @@ static uint64_t work_of(uint32_t tokens)
     return (uint64_t)tokens + EP_BATCH_WEIGHT_ROWS;
 }
 
-/* Lock held. How long so much work takes, by what was done of late. What was computed too late is not done: the more of
- * that, the less comes in. */
+/* Lock held. How long so much work takes, by what was done of late. What was computed too late is
+ * not done: the more of that, the less comes in. */
 static uint64_t time_of(const request_lane *lane, uint64_t work)
 {
     return (uint64_t)((double)lane->busy_ns / (double)(lane->done_work + 1) * (double)work);
 }
 
-/* Lock held. 0, or how long the request would be in, when that is too long. Half of that is kept beside, as the last of
- * several nodes ends a call. One that is too late by itself says nothing about the load. */
+/* Lock held. 0, or how long the request would be in, when that is too long. Half of that is kept
+ * beside, as the last of several nodes ends a call. One that is too late by itself says nothing
+ * about the load. */
 static uint64_t too_late_us(request_lane *lane, const ep_admission_request *request, uint64_t now_ns)
 {
     const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
@@ -278,7 +281,8 @@ bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, doub
     }
     pthread_mutex_lock(&admission->lock);
     const uint64_t own = work_of(ticket->tokens);
-    const uint64_t own_ns = lane->work == own ? 0 : time_of(lane, own); /* one that is alone mends a wrong estimate */
+    /* one that is alone mends a wrong estimate */
+    const uint64_t own_ns = lane->work == own ? 0 : time_of(lane, own);
     pthread_mutex_unlock(&admission->lock);
     return now_ns + (uint64_t)((double)own_ns * left) >= deadline_ns;
 }

@@ -9,7 +9,8 @@
 
 #define VIRTUAL_UNIT 1024u              /* of virtual time per cost at weight 1 */
 #define OWED_JOBS 4                     /* prefill's time counts for so many of its jobs back */
-#define GROUP_REMEMBERED_NS 1000000000ull /* a rank that comes after its group was released does not wait */
+/* a rank that comes after its group was released does not wait */
+#define GROUP_REMEMBERED_NS 1000000000ull
 
 /* Rows of other tenants that a job carries at most: so few that they hardly make it longer. */
 static const uint32_t guest_rows_max[EP_WORK_CLASSES] = {EP_BATCH_WEIGHT_ROWS, EP_BATCH_PREFILL_FULL_ROWS};
@@ -83,8 +84,8 @@ static uint32_t jobs_of(const ep_batch_tenant *tenant)
     return tenant->jobs[EP_WORK_DECODE] + tenant->jobs[EP_WORK_PREFILL];
 }
 
-/* Where a tenant that was idle begins: with the oldest job on the backend, so that its own job's time ends before
- * theirs and may overtake them all. */
+/* Where a tenant that was idle begins: with the oldest job on the backend, so that its own job's
+ * time ends before theirs and may overtake them all. */
 static uint64_t time_now(const ep_batch_policy *policy)
 {
     uint64_t now = policy->virtual_time;
@@ -198,8 +199,8 @@ void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t now_ns)
     }
 }
 
-/* The group's entry; a new one takes the place of none, of the oldest that was released, or else of the one
- * whose window ends first, which is released. */
+/* The group's entry; a new one takes the place of none, of the oldest that was released, or else of
+ * the one whose window ends first, which is released. */
 static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *step, uint32_t tenant, uint64_t now_ns)
 {
     ep_batch_group *worst = &policy->groups[0];
@@ -322,7 +323,8 @@ static bool has_room(const ep_batch_policy *policy, ep_work_class c)
     return policy->jobs[c] < max;
 }
 
-/* A tenant with nothing on the backend gets one job in beyond the room, so that its job can overtake there. */
+/* A tenant with nothing on the backend gets one job in beyond the room, so that its job can
+ * overtake there. */
 static bool may_start(const ep_batch_policy *policy, ep_work_class c, uint32_t tenant)
 {
     uint32_t jobs = policy->jobs[EP_WORK_DECODE] + policy->jobs[EP_WORK_PREFILL];
@@ -348,8 +350,9 @@ static uint32_t rows_of(const ep_work_queue *queue, ep_work_class c)
     return queue->classes[c].rows < max ? queue->classes[c].rows : max;
 }
 
-/* What makes one queue of a class better than another. Prefill has two kinds of queues, full ones and those that may still grow and
- * that only an idle backend takes: among equals the oldest brings its frame nearer to its end. */
+/* What makes one queue of a class better than another. Prefill has two kinds of queues, full ones
+ * and those that may still grow and that only an idle backend takes: among equals the oldest brings
+ * its frame nearer to its end. */
 static uint32_t fullness(const ep_work_queue *queue, ep_work_class c)
 {
     uint32_t rows = rows_of(queue, c);

@@ -1,33 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which waiting work becomes the backend's next job. Works wait in one queue per (layer, expert); a job takes
- * works of one queue, of as many callers as fit, so that they ride one pass over the weights.
+ * Which waiting work becomes the backend's next job. Works wait in one queue per (layer, expert); a
+ * job takes works of one queue, of as many callers as fit, so that they ride one pass over the
+ * weights.
  *
- *   class     decode before prefill; what decode took is counted, and once prefill's part of the backend is
- *             below prefill_share_percent no decode job starts until a prefill job has ended
- *   prefill   a queue of fewer than EP_BATCH_PREFILL_FULL_ROWS rows is held back while the backend is busy,
- *             until its age limit: more rows of the same call are on their way. An idle backend starts anything
- *   tenant    least backend time by weight first (start-time fair queueing); its job carries others' rows only
- *             as long as they cost next to nothing
- *   queue     of one tenant: those past the age limit first, oldest first; then fullest first. Prefill's count as full from
- *             EP_BATCH_PREFILL_FULL_ROWS on; those alike go oldest first, so that whole frames end early and replies leave steadily
- *   step      decode works of a step group wait until frames of as many callers as the group has ranks have come
- *   group     to this node, or until its window ends; ranks without rows here cost at most that window. Frames of
- *             one caller count once. Groups of different tenants have nothing in common
+ *   class     decode before prefill; what decode took is counted, and once prefill's part of the
+ *             backend is below prefill_share_percent no decode job starts until a prefill job has
+ *             ended
+ *   prefill   a queue of fewer than EP_BATCH_PREFILL_FULL_ROWS rows is held back while the backend
+ *             is busy, until its age limit: more rows of the same call are on their way. An idle
+ *             backend starts anything
+ *   tenant    least backend time by weight first (start-time fair queueing); its job carries
+ *             others' rows only as long as they cost next to nothing
+ *   queue     of one tenant: those past the age limit first, oldest first; then fullest first.
+ *             Prefill's count as full from EP_BATCH_PREFILL_FULL_ROWS on; those alike go oldest
+ *             first, so that whole frames end early and replies leave steadily
+ *   step      decode works of a step group wait until frames of as many callers as the group has
+ *             ranks have come
+ *   group     to this node, or until its window ends; ranks without rows here cost at most that
+ *             window. Frames of one caller count once. Groups of different tenants have nothing in
+ *             common
  *
  * Backend time is counted in job rows * row_cost, where reading the weights counts as
  * EP_BATCH_WEIGHT_ROWS rows. Finding a queue looks at every queue that has work.
  *
- * Pure: no clock, no threads, no memory of its own but the struct. Works and queues are the caller's, borrowed
- * until they are handed out again.
+ * Pure: no clock, no threads, no memory of its own but the struct. Works and queues are the
+ * caller's, borrowed until they are handed out again.
  */
 #ifndef EP_EXPERTD_BATCH_POLICY_H
 #define EP_EXPERTD_BATCH_POLICY_H
 
 #include "backends/backend.h"
 
-/* A panel of the job on the backend is what an urgent job waits for, so jobs are as small as they can be without costing
- * more: 64, 128 and 256 rows took the same processor time per row. */
+/* A panel of the job on the backend is what an urgent job waits for, so jobs are as small as they
+ * can be without costing more: 64, 128 and 256 rows took the same processor time per row. */
 #define EP_BATCH_JOB_ROWS_MAX 128
 #define EP_BATCH_PREFILL_ROWS_MAX 96
 #define EP_BATCH_PREFILL_FULL_ROWS 64

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The threads around the policy: a lock, the jobs on the backend, and the pump that keeps it filled. The
- * backend's submit never blocks and never calls done() itself, so it is called with the lock held: that
- * keeps every expert's work in order however many threads pump.
+ * The threads around the policy: a lock, the jobs on the backend, and the pump that keeps it
+ * filled. The backend's submit never blocks and never calls done() itself, so it is called with the
+ * lock held: that keeps every expert's work in order however many threads pump.
  */
 #include "expertd/batcher.h"
 
@@ -167,8 +167,8 @@ static void drop_works(ep_batch_policy *policy, ep_batch_pick *pick, ended_list 
     }
 }
 
-/* The backend's job for the works of run->pick, with the first one's weights: all are of one expert. A single work's
- * rows are used where they are. */
+/* The backend's job for the works of run->pick, with the first one's weights: all are of one
+ * expert. A single work's rows are used where they are. */
 static void make_job(backend_job *run)
 {
     const ep_job *first = &run->pick.works->job;
@@ -233,7 +233,8 @@ static void count_ended(ep_batcher *batcher, const ep_job *job)
     }
 }
 
-/* Lock held. Hands a pick to the backend. False: the backend is full and the works are back in their queue. */
+/* Lock held. Hands a pick to the backend. False: the backend is full and the works are back in
+ * their queue. */
 static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *ended)
 {
     drop_works(&batcher->policy, pick, ended);

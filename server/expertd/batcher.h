@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between requests and the backend: one queue per (layer, expert), works of several requests merged into jobs,
- * a bounded number of jobs on the backend. Which work is next: batch_policy.h.
+ * Between requests and the backend: one queue per (layer, expert), works of several requests merged
+ * into jobs, a bounded number of jobs on the backend. Which work is next: batch_policy.h.
  *
- * Ownership  work and queues belong to the caller; work is borrowed from submit until its done(), a queue
- *            while it has work.
- * Callbacks  done() exactly once per work, with no lock held: from a backend thread, or from a thread
- *            inside ep_batcher_submit or _close when the work was dropped or refused. is_dropped() must not
- *            block and not call the batcher.
+ * Ownership  work and queues belong to the caller; work is borrowed from submit until its done(), a
+ *            queue while it has work.
+ * Callbacks  done() exactly once per work, with no lock held: from a backend thread, or from a
+ *            thread inside ep_batcher_submit or _close when the work was dropped or refused.
+ *            is_dropped() must not block and not call the batcher.
  * Threads    all calls from any thread, also from done(), except destroy.
  */
 #ifndef EP_EXPERTD_BATCHER_H
@@ -55,7 +55,8 @@ typedef struct ep_batcher_stats {
 
 /* timers end the windows of step groups; NULL: nobody waits for a group. Errors: NO_MEMORY. */
 ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers, ep_batcher **out_batcher);
-/* Queues count works of one request in order. step may be NULL. After close each is done with its reason. */
+/* Queues count works of one request in order. step may be NULL. After close each is done with its
+ * reason. */
 void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count, const ep_batch_step *step);
 /* The window of step groups that begin from now on; those that wait keep theirs. */
 void ep_batcher_set_group_window(ep_batcher *batcher, uint64_t window_ns);

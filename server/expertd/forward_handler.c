@@ -16,7 +16,8 @@
 #include "expertd/slot_groups.h"
 #include "moe/quantize.h"
 
-#define WAIT_KEEPS_NS (100 * EP_NS_PER_MS) /* at most, of a call's time, when it waits for an expert */
+/* at most, of a call's time, when it waits for an expert */
+#define WAIT_KEEPS_NS (100 * EP_NS_PER_MS)
 
 _Static_assert(EP_FFN_F8_BLOCK == EP_QUANT_BLOCK_F8, "kernels and the wire share the blocks of fp8 rows");
 
@@ -132,8 +133,8 @@ static void count_result(ep_forward_handler *handler, const ep_rpc_call *call, e
     pthread_mutex_unlock(&handler->lock);
 }
 
-/* The last thing a request does: after it the handler may go. on_idle runs inside the lock, so that it cannot
- * outlive the owner's wait. */
+/* The last thing a request does: after it the handler may go. on_idle runs inside the lock, so that
+ * it cannot outlive the owner's wait. */
 static void count_end(ep_forward_handler *handler)
 {
     pthread_mutex_lock(&handler->lock);
@@ -317,8 +318,9 @@ static void end_one(forward_request *request)
     ep_err outcome = (ep_err)atomic_load(&request->first_error);
     ep_error error;
     ep_error_clear(&error);
-    /* What was dropped as too late ends CANCELLED too, and the caller asks another copy at once. Refused like those at
-     * the door instead, 0.02 of the calls of eight nodes' load on seven were in time, this way 0.85 (bench capacity). */
+    /* What was dropped as too late ends CANCELLED too, and the caller asks another copy at once.
+     * Refused like those at the door instead, 0.02 of the calls of eight nodes' load on seven were
+     * in time, this way 0.85 (bench capacity). */
     if (outcome == EP_ERR_CANCELLED && ep_clock_now_ns() >= request->deadline_ns) {
         outcome = EP_ERR_DEADLINE_EXCEEDED;
     }
@@ -424,7 +426,8 @@ static bool is_dropped(const ep_work *work)
                                 request->deadline_ns, ep_clock_now_ns());
 }
 
-/* Sizes of the arena's parts. The counts come from a checked frame, so 64-bit sums cannot overflow. */
+/* Sizes of the arena's parts. The counts come from a checked frame, so 64-bit sums cannot
+ * overflow. */
 typedef struct arena_layout {
     size_t rows_offset;
     size_t works_offset;
@@ -631,7 +634,8 @@ static uint64_t wait_until_ns(const forward_request *request)
     return request->deadline_ns == EP_TIME_NEVER ? EP_TIME_NEVER : request->deadline_ns - kept_ns;
 }
 
-/* Runs of groups that can begin. The request has more works until the last call, which may be its end. */
+/* Runs of groups that can begin. The request has more works until the last call, which may be its
+ * end. */
 static void submit_runs(forward_request *request, const ep_batch_step *step)
 {
     ep_batcher *batcher = request->handler->config.batcher;
@@ -700,7 +704,8 @@ static uint32_t parts_of(const Expertd__V1__ForwardRequest *header)
     return header->n_relay > 0 ? (uint32_t)header->n_relay - 1 : 0;
 }
 
-/* Admits rows and bytes, those of neighbours' parts too: their copies and replies are held here as well. */
+/* Admits rows and bytes, those of neighbours' parts too: their copies and replies are held here as
+ * well. */
 static ep_err admit(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
                     const Expertd__V1__ForwardRequest *header, uint64_t bytes, ep_ticket *out_ticket, ep_error *out_error)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ExpertService.Forward: decodes and validates a request once, admits it, groups its slots by expert into
- * works for the batcher, and answers when the last one is done. The backend writes reply rows straight into
- * the outgoing buffer.
+ * ExpertService.Forward: decodes and validates a request once, admits it, groups its slots by
+ * expert into works for the batcher, and answers when the last one is done. The backend writes
+ * reply rows straight into the outgoing buffer.
  *
- * The call begins in the transport's callback, which does bounded work only; it ends on a backend thread.
+ * The call begins in the transport's callback, which does bounded work only; it ends on a backend
+ * thread.
  * Threads    calls come from any thread. close and destroy: once, from the owner.
  */
 #ifndef EP_EXPERTD_FORWARD_HANDLER_H

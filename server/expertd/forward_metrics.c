@@ -59,7 +59,8 @@ void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool h
 typedef uint16_t __attribute__((may_alias, aligned(1))) any_u16;
 typedef uint32_t __attribute__((may_alias, aligned(1))) any_u32;
 
-/* A sum of the elements' own width: then as many of them as a register holds are counted at once. */
+/* A sum of the elements' own width: then as many of them as a register holds are counted at
+ * once. */
 static uint32_t count_16(const any_u16 *bits, size_t count, uint16_t exponent)
 {
     uint16_t found = 0;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the node still does its work, for the watchdog and for /livez. The event loop asks, so a loop that
- * does not turn is not alive by itself. Beyond that a node hangs when
+ * Whether the node still does its work, for the watchdog and for /livez. The event loop asks, so a
+ * loop that does not turn is not alive by itself. Beyond that a node hangs when
  *   - its timer thread does not run: no deadline ends, no ping is sent;
- *   - the backend holds jobs and has finished none for stall_ms: callers wait for rows that never come.
+ *   - the backend holds jobs and has finished none for stall_ms: callers wait for rows that never
+ *     come.
  * A node without work, or one that is slow but goes on, is alive.
  *
  * Threads: _check on one thread; _read from any.
@@ -38,8 +39,8 @@ typedef struct ep_liveness {
 void ep_liveness_init(ep_liveness *liveness, ep_timer_service *timers, uint64_t now_ns);
 void ep_liveness_fini(ep_liveness *liveness);
 /*
- * jobs_done: jobs the backend has finished since the start; jobs_in_flight: jobs it holds. stall_ms 0: jobs
- * are not judged. Logs once when the node begins to hang, and when it goes on.
+ * jobs_done: jobs the backend has finished since the start; jobs_in_flight: jobs it holds. stall_ms
+ * 0: jobs are not judged. Logs once when the node begins to hang, and when it goes on.
  */
 ep_liveness_state ep_liveness_check(ep_liveness *liveness, uint64_t now_ns, uint64_t jobs_done, uint64_t jobs_in_flight,
                                     uint32_t stall_ms);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Membership as a small state machine on the loop's thread: connection ready -> register -> heartbeats, one
- * call at a time. RPC callbacks only leave a letter in the mailbox and wake the loop.
+ * Membership as a small state machine on the loop's thread: connection ready -> register ->
+ * heartbeats, one call at a time. RPC callbacks only leave a letter in the mailbox and wake the
+ * loop.
  */
 #include "expertd/membership.h"
 
@@ -168,7 +169,8 @@ static void apply(ep_membership *m, ep_epoch epoch, Expertd__V1__NodeAssignment 
     ep_membership_on_weights(m);
 }
 
-/* Starts the grace when the table in force no longer needs what the newest assignment does not want. */
+/* Starts the grace when the table in force no longer needs what the newest assignment does not
+ * want. */
 static void consider_drop(ep_membership *m)
 {
     ep_epoch in_force = ep_node_epoch_in_force(m->config.epoch);
@@ -197,7 +199,8 @@ void ep_membership_on_weights(ep_membership *m)
 {
     ep_weight_stats stats;
     ep_weight_store_read_stats(m->config.store, &stats);
-    if (stats.owned_changes != m->owned_changes) { /* a cold expert was read for the first time, or could not be */
+    /* a cold expert was read for the first time, or could not be */
+    if (stats.owned_changes != m->owned_changes) {
         m->owned_changes = stats.owned_changes;
         m->models_changed = true;
     }
@@ -206,7 +209,8 @@ void ep_membership_on_weights(ep_membership *m)
     }
     m->models_changed = true;
     m->is_loading = false;
-    /* Also with experts that failed: what is owned is reported beside it, so that the others are served. */
+    /* Also with experts that failed: what is owned is reported beside it, so that the others are
+     * served. */
     ep_node_epoch_set_loaded(m->config.epoch, m->assigned);
     ep_log(stats.failed_count == 0 ? EP_LOG_INFO : EP_LOG_WARN, "assignment", EP_KV(state, "loaded"),
            EP_KV(term, m->assigned.term), EP_KV(epoch, m->assigned.number), EP_KV(experts, stats.owned_count),
@@ -225,7 +229,8 @@ static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed, 
                          Expertd__V1__Neighbour *const *neighbours, size_t neighbours_count)
 {
     ep_epoch epoch = epoch_of(committed != NULL ? committed : newest);
-    if (!is_none(epoch)) { /* else the coordinator has no table yet, and clients go by an older one */
+    /* else the coordinator has no table yet, and clients go by an older one */
+    if (!is_none(epoch)) {
         ep_node_epoch_set_in_force(m->config.epoch, epoch);
         m->config.on_neighbours(m->config.arg, neighbours, neighbours_count);
     }
@@ -311,7 +316,8 @@ static void on_call_failed(ep_membership *m, letter_kind kind, const ep_error *e
     ep_error_prefix(&why, why.code, "%s", m->config.coordinator_url);
     log_once(m, kind == LETTER_REGISTER ? "registration" : "heartbeat", &why);
     set_connected(m, false);
-    m->models_changed = true; /* what this call would have told may be lost, and what is loaded counts only with it */
+    /* what this call would have told may be lost, and what is loaded counts only with it */
+    m->models_changed = true;
     ep_load_report_forget(m->loads); /* what was told may not have arrived */
     if (error->code == EP_ERR_NOT_FOUND || error->code == EP_ERR_FAILED_PRECONDITION) {
         m->is_registered = false; /* the coordinator does not know us */

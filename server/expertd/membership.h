@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The node's part of the cluster: registers with the coordinator, sends heartbeats, loads what it is
- * assigned, reports what is loaded, and lets go of experts that no table in force needs any more, after a
- * grace. Without the coordinator it keeps serving what it has and registers again by itself when there is
- * one.
+ * The node's part of the cluster: registers with the coordinator, sends heartbeats, loads what it
+ * is assigned, reports what is loaded, and lets go of experts that no table in force needs any
+ * more, after a grace. Without the coordinator it keeps serving what it has and registers again by
+ * itself when there is one.
  *
- * Threads    everything on the loop's thread except ep_membership_read, which is for any thread. RPC
- *            completions are carried over.
+ * Threads    everything on the loop's thread except ep_membership_read, which is for any thread.
+ *            RPC completions are carried over.
  */
 #ifndef EP_EXPERTD_MEMBERSHIP_H
 #define EP_EXPERTD_MEMBERSHIP_H
@@ -52,7 +52,8 @@ typedef struct ep_membership_config {
     ep_node_epoch *epoch;
     void (*report)(void *arg, ep_membership_report *out_report);
     void (*on_change)(void *arg); /* connected, assigned or loaded changed; on the loop's thread */
-    /* The other nodes of this host in the newest table, with every answer of a coordinator that has one; the loop's thread */
+    /* The other nodes of this host in the newest table, with every answer of a coordinator that has
+     * one; the loop's thread */
     void (*on_neighbours)(void *arg, Expertd__V1__Neighbour *const *neighbours, size_t count);
     /* What operators set for all nodes, with every answer; NULL: nothing. The loop's thread. */
     void (*on_policy)(void *arg, const Expertd__V1__NodePolicy *policy);

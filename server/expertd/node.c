@@ -24,7 +24,8 @@
 #define LOAD_REPORT_NS EP_NS_PER_S /* how often */
 #define REPLY_HEADER_BYTES 4096    /* room left in a reply frame beside its tensors */
 #define FDS_KEPT_FREE 64
-#define WIDE_COST 256u /* of jobs on the backend: 16 million multiplications, some 100 us of one thread */
+/* of jobs on the backend: 16 million multiplications, some 100 us of one thread */
+#define WIDE_COST 256u
 #define SWEEP_MS 10000 /* how often links to neighbours are looked through */
 #define LEAVE_LOOK_MS 10 /* how often a draining node looks whether its replies are out */
 
@@ -168,8 +169,8 @@ static bool may_leave(ep_node *node)
     ep_forward_stats requests;
     ep_rpc_server_stats rpc;
     ep_membership_view view = {0};
-    /* In this order: a request is in flight until its reply is queued, and then that counts; at last its bytes that the
-     * caller's system has not got. */
+    /* In this order: a request is in flight until its reply is queued, and then that counts; at
+     * last its bytes that the caller's system has not got. */
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_rpc_server_read_stats(node->server, &rpc);
     if (node->membership != NULL) {
@@ -236,7 +237,8 @@ ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_err
         node->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
         ep_service_tokens_reload(options, node->config->service.credentials);
     }
-    ep_tls_watch_reload(&node->tls_watch); /* also when the files are why it is refused: it remembers that */
+    /* also when the files are why it is refused: it remembers that */
+    ep_tls_watch_reload(&node->tls_watch);
     char status[80];
     snprintf(status, sizeof(status), "%s%s", ep_node_state_name((ep_node_state)atomic_load(&node->state)),
              options != NULL ? "" : ", the last reload was refused: see the log");
@@ -346,9 +348,9 @@ static uint32_t compute_threads(const ep_node_config *config)
 }
 
 /*
- * Small jobs are a task each: one in work and one ready behind it for every thread. Jobs worth sharing out
- * (a pass of them keeps some eight threads busy) stay in the queues as long as they can, where they grow. A device says
- * itself how many it makes one pass of.
+ * Small jobs are a task each: one in work and one ready behind it for every thread. Jobs worth
+ * sharing out (a pass of them keeps some eight threads busy) stay in the queues as long as they
+ * can, where they grow. A device says itself how many it makes one pass of.
  */
 static void fill_policy(const ep_node_config *config, const ep_node_devices *devices, ep_batch_policy_config *out_policy)
 {
@@ -628,7 +630,8 @@ static ep_err start_loading(ep_node *node, ep_error *out_error)
     return err;
 }
 
-/* Without a budget, and with a coordinator that assigns a part, nobody knows yet what will be held. */
+/* Without a budget, and with a coordinator that assigns a part, nobody knows yet what will be
+ * held. */
 static void warn_of_memory(const ep_node *node)
 {
     const ep_node_config *config = node->config;
@@ -653,7 +656,8 @@ static void warn_of_memory(const ep_node *node)
 static void log_start(const ep_node *node)
 {
     const ep_node_config *config = node->config;
-    /* Without a budget only the files' size is known before loading; packed weights may take a little more. */
+    /* Without a budget only the files' size is known before loading; packed weights may take a
+     * little more. */
     bool has_budget = config->weight_bytes_max != 0;
     uint64_t weights = has_budget ? config->weight_bytes_max * node->devices.backends_count
                                   : ep_node_models_file_bytes(&node->models);
@@ -714,8 +718,8 @@ ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source
     node->compute_stall_ms = config->compute_stall_ms;
     ep_node_epoch_init(&node->epoch);
     ep_err err;
-    /* Membership only dials here: its events wait for the loop. The probes' thread reads it, so it comes
-     * first. */
+    /* Membership only dials here: its events wait for the loop. The probes' thread reads it, so it
+     * comes first. */
     if ((err = start_base(node, out_error)) != EP_OK || (err = start_compute(node, out_error)) != EP_OK ||
         (err = start_server(node, out_error)) != EP_OK ||
         (err = start_membership(node, out_error)) != EP_OK ||
@@ -760,7 +764,8 @@ void ep_node_destroy(ep_node *node)
     ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */
     ep_weight_fetch_stop(node->weight_fetch); /* the store's thread may wait for it */
     if (node->store != NULL) {
-        ep_weight_store_stop(node->store); /* its threads may still be leaving the last requests, which they ended */
+        /* its threads may still be leaving the last requests, which they ended */
+        ep_weight_store_stop(node->store);
     }
     ep_admin_service_destroy(node->admin);
     ep_weight_serve_destroy(node->weight_serve);

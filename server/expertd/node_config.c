@@ -316,7 +316,8 @@ static ep_err load_experts(const ep_options *options, size_t index, bool has_coo
     return EP_OK;
 }
 
-/* What other nodes give needs a coordinator that names them, and a token that tells them from clients. */
+/* What other nodes give needs a coordinator that names them, and a token that tells them from
+ * clients. */
 static ep_err load_source(const ep_options *options, size_t index, const ep_node_config *config,
                           ep_node_model_config *model, ep_error *out_error)
 {
@@ -575,7 +576,8 @@ static ep_err check_listed(const ep_options *options, size_t index, const ep_nod
                                 model->name);
 }
 
-/* Some experts that cannot be read are a warning, as they are when the node runs; all of them are no model. */
+/* Some experts that cannot be read are a warning, as they are when the node runs; all of them are
+ * no model. */
 static ep_err check_readable(const ep_options *options, size_t index, const ep_node_model_config *model, const ep_checkpoint *checkpoint,
                              ep_error *out_error)
 {
@@ -592,7 +594,8 @@ static ep_err check_readable(const ep_options *options, size_t index, const ep_n
     return EP_OK;
 }
 
-/* What the checkpoint itself has to say, with file and line. A start and a reload read it anyhow: there only listed experts are looked at. */
+/* What the checkpoint itself has to say, with file and line. A start and a reload read it anyhow:
+ * there only listed experts are looked at. */
 static ep_err check_model(const ep_options *options, size_t index, const ep_node_model_config *model, ep_error *out_error)
 {
     const bool is_listed = model->choice == EP_EXPERTS_LISTED;
@@ -650,7 +653,8 @@ ep_err ep_node_config_check(const ep_options *options, ep_error *out_error)
         check_backends(&config);
     }
     if (err == EP_OK && config.weight_cache_dir[0] != 0) {
-        ep_weight_cache_check_dir(config.weight_cache_dir); /* no error: the node serves without it */
+        /* no error: the node serves without it */
+        ep_weight_cache_check_dir(config.weight_cache_dir);
     }
     ep_node_config_fini(&config);
     return err;

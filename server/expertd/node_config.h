@@ -79,7 +79,8 @@ ep_err ep_node_config_check(const ep_options *options, ep_error *out_error);
 /* One line: backend index is not there, why, and what follows. */
 void ep_node_config_say_missing(const ep_node_config *config, uint32_t index, const char *reason);
 
-/* "0-3,5,8-9" into ascending, non-overlapping ranges; false when it is not that or has too many. Pure. */
+/* "0-3,5,8-9" into ascending, non-overlapping ranges; false when it is not that or has too many.
+ * Pure. */
 bool ep_expert_ranges_parse(const char *text, ep_expert_range out[EP_EXPERT_RANGES_MAX], uint32_t *out_count);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The devices of this node: an instance of the backend for each one that its driver shows, or a single instance where
- * the backend knows no devices. One that cannot be opened counts as lost, as long as another one can.
+ * The devices of this node: an instance of the backend for each one that its driver shows, or a
+ * single instance where the backend knows no devices. One that cannot be opened counts as lost, as
+ * long as another one can.
  *
  * Threads    open and close on one thread, what is read on any.
  */
@@ -31,8 +32,8 @@ struct ep_node_devices {
     void *arg;
 };
 
-/* config is of each. on_lost and arg are set before. Errors: those of open, when no device can be opened or the
- * configuration does not fit one; then nothing is open. */
+/* config is of each. on_lost and arg are set before. Errors: those of open, when no device can be
+ * opened or the configuration does not fit one; then nothing is open. */
 ep_err ep_node_devices_open(ep_node_devices *devices, const ep_backend_ops *ops, const ep_backend_config *config,
                             ep_error *out_error);
 /* Zeroed allowed. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which routing tables this node knows of: shared by membership, which moves it, and the handler, which
- * answers by it. */
+/* Which routing tables this node knows of: shared by membership, which moves it, and the handler,
+ * which answers by it. */
 #ifndef EP_EXPERTD_NODE_EPOCH_H
 #define EP_EXPERTD_NODE_EPOCH_H
 

@@ -50,7 +50,8 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
     return err;
 }
 
-/* Bits of the formats that experts are in; all when a shared one's cannot be told: its error is another one's to say. */
+/* Bits of the formats that experts are in; all when a shared one's cannot be told: its error is
+ * another one's to say. */
 static uint32_t formats_beside(const ep_checkpoint *checkpoint)
 {
     const ep_model_info *info = ep_checkpoint_info(checkpoint);

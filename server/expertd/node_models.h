@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The models a node serves: opened checkpoints, their versions, numerics ids and layers; look-up by (model,
- * version, layer); and their description for Hello, Describe and the coordinator.
- * Threads    immutable after open, except for counters, which are atomic. Descriptions may be made on any
- *            thread.
+ * The models a node serves: opened checkpoints, their versions, numerics ids and layers; look-up by
+ * (model, version, layer); and their description for Hello, Describe and the coordinator.
+ * Threads    immutable after open, except for counters, which are atomic. Descriptions may be made
+ *            on any thread.
  */
 #ifndef EP_EXPERTD_NODE_MODELS_H
 #define EP_EXPERTD_NODE_MODELS_H
@@ -41,8 +41,9 @@ typedef struct ep_node_models {
     ep_weight_store *store; /* borrowed */
 } ep_node_models;
 
-/* Opens every checkpoint and adds its layers to the store of these instances of a backend, which must not run yet.
- * fetch: fills those that are mirrored; NULL when none is. On error call _close too. */
+/* Opens every checkpoint and adds its layers to the store of these instances of a backend, which
+ * must not run yet. fetch: fills those that are mirrored; NULL when none is. On error call _close
+ * too. */
 ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *const *backends,
                            uint32_t backends_count, ep_weight_store *store, ep_weight_fetch *fetch,
                            ep_error *out_error);
@@ -60,7 +61,8 @@ void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *l
 /* Bytes of all experts that may be wanted by configuration, as they stand in the files. */
 uint64_t ep_node_models_file_bytes(const ep_node_models *models);
 
-/* Fills *out_infos with count new messages, owned lists included. Errors: NO_MEMORY. Free with _infos_free.
+/* Fills *out_infos with count new messages, owned lists included. Errors: NO_MEMORY. Free with
+ * _infos_free.
  */
 ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos,
                                size_t *out_count);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The node's parts, for the files that make up the node: life cycle, services, what it shows to operators. */
+/* The node's parts, for the files that make up the node: life cycle, services, what it shows to
+ * operators. */
 #ifndef EP_EXPERTD_NODE_PRIVATE_H
 #define EP_EXPERTD_NODE_PRIVATE_H
 

@@ -64,7 +64,8 @@ ep_err ep_node_shm_config_load(const ep_options *options, ep_node_shm_config *ou
     return err;
 }
 
-/* A directory of our own that nobody else can enter: for processes that no service manager gave one. */
+/* A directory of our own that nobody else can enter: for processes that no service manager gave
+ * one. */
 static ep_err make_private(const char *dir, ep_error *out_error)
 {
     struct stat st;
@@ -86,7 +87,8 @@ static ep_err find_dir(const ep_node_shm_config *config, char *out_dir, size_t b
         return EP_OK;
     }
     if (given != NULL && given[0] == '/') {
-        snprintf(out_dir, bytes, "%.*s", (int)strcspn(given, ":"), given); /* the first of several */
+        /* the first of several */
+        snprintf(out_dir, bytes, "%.*s", (int)strcspn(given, ":"), given);
         return EP_OK;
     }
     snprintf(out_dir, bytes, "/tmp/expertd-%u", geteuid());

@@ -61,9 +61,8 @@ ep_err ep_node_shm_config_load(const ep_options *options, ep_node_shm_config *ou
                                ep_error *out_error);
 
 /*
- * Listens beside the other addresses, for the same roles; Hello then offers it. With auto a failure is a
- * line in
- * the log. Errors: with on, as ep_rpc_server_listen.
+ * Listens beside the other addresses, for the same roles; Hello then offers it. With auto a failure
+ * is a line in the log. Errors: with on, as ep_rpc_server_listen.
  */
 ep_err ep_node_shm_listen(const ep_node_shm_config *config, const char *node_name, ep_rpc_server *server,
                           ep_error *out_error);

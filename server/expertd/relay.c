@@ -13,8 +13,8 @@
 #include "transport/address.h"
 
 #define AWAY_NS (60 * EP_NS_PER_S) /* a link that is not connected goes after so long without use */
-/* A neighbour that stands still is lost after 400 ms, and our callers ask a copy: they hear only from us, who live, and
- * so cannot tell. */
+/* A neighbour that stands still is lost after 400 ms, and our callers ask a copy: they hear only
+ * from us, who live, and so cannot tell. */
 #define PING_MS 100
 
 typedef enum link_state { LINK_CONNECTING, LINK_READY, LINK_BROKEN } link_state;
@@ -319,7 +319,8 @@ static bool shows_token(const ep_relay *relay)
     return has_token;
 }
 
-/* Relay's lock held. Errors: NO_MEMORY, INVALID_ARGUMENT (no lane for the URL), PERMISSION_DENIED (ep_address_for_dial). */
+/* Relay's lock held. Errors: NO_MEMORY, INVALID_ARGUMENT (no lane for the URL), PERMISSION_DENIED
+ * (ep_address_for_dial). */
 static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill, ep_error *out_error)
 {
     ep_lane_address address;

@@ -8,7 +8,8 @@
 #include "moe/quantize.h"
 #include "wire/reply_layout.h"
 
-/* Parts of the buffer beside the reply. Counts come from a checked frame: 64-bit sums cannot overflow. */
+/* Parts of the buffer beside the reply. Counts come from a checked frame: 64-bit sums cannot
+ * overflow. */
 typedef struct beside_layout {
     size_t begins_offset;  /* [rows + 1] u32 */
     size_t order_offset;   /* [slots] u32 */

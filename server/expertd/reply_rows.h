@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where a request's rows are written and what becomes of them: straight into the reply, or beside it: to be summed
- * into it at the end with node_sum, to be quantised into it as they are finished with reply_quant, or both (the sums
- * are quantised).
+ * Where a request's rows are written and what becomes of them: straight into the reply, or beside
+ * it: to be summed into it at the end with node_sum, to be quantised into it as they are finished
+ * with reply_quant, or both (the sums are quantised).
  *
- * Threads  acquire, finish and release by one thread each, in this order; rows are written by any in between, and
- *          each is told to be done once.
+ * Threads  acquire, finish and release by one thread each, in this order; rows are written by any
+ *          in between, and each is told to be done once.
  */
 #ifndef EP_EXPERTD_REPLY_ROWS_H
 #define EP_EXPERTD_REPLY_ROWS_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who pays for a request. Tenants are listed in the configuration; the name a caller gives is not proven, so
- * all others share EP_TENANT_BUCKETS places by a hash of their name, and callers without a name have one: the
- * number of tenants never grows. Without a list everybody is tenant 0.
+ * Who pays for a request. Tenants are listed in the configuration; the name a caller gives is not
+ * proven, so all others share EP_TENANT_BUCKETS places by a hash of their name, and callers without
+ * a name have one: the number of tenants never grows. Without a list everybody is tenant 0.
  * Threads    immutable.
  */
 #ifndef EP_EXPERTD_TENANTS_H
@@ -29,7 +29,8 @@ typedef struct ep_tenants {
 
 /* Nobody is listed. */
 void ep_tenants_init(ep_tenants *tenants);
-/* Adds one to the list; EP_TENANT_REST sets the places of the others. The caller has checked the count. */
+/* Adds one to the list; EP_TENANT_REST sets the places of the others. The caller has checked the
+ * count. */
 void ep_tenants_add(ep_tenants *tenants, const char *name, const ep_tenant_limits *limits);
 /* name "" or NULL: without a name. */
 uint32_t ep_tenants_find(const ep_tenants *tenants, const char *name);

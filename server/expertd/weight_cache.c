@@ -23,7 +23,8 @@
 
 #define CACHE_MAGIC 0x31304b4341505045ull /* "EPPACK01", little endian */
 #define PIECE_BYTES ((size_t)1 << 20)     /* still in cache when its sum is taken */
-#define TEMPORARY ".tmp-"                 /* names that files have while they are written begin so */
+/* names that files have while they are written begin so */
+#define TEMPORARY ".tmp-"
 #define NAME_HEX 16
 #define PACKED_ANEW "experts are packed anew at each start"
 #define OTHERS_PACKED_ANEW "experts without a file are packed anew at each start"
@@ -74,7 +75,8 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* Of all of a key but layer and expert: files of one model share it. The whole key stands in the file. */
+/* Of all of a key but layer and expert: files of one model share it. The whole key stands in the
+ * file. */
 static uint64_t hash_key(const ep_weight_cache *cache, const ep_weight_cache_key *key)
 {
     uint64_t hash = hash_bytes(HASH_BEGIN, cache->layout, strlen(cache->layout) + 1);
@@ -96,8 +98,8 @@ static bool is_ours(const char *name)
 /* ---- the directory ---- */
 
 /*
- * A file under its temporary name is locked by who writes it; the system lets go of the lock of a process that died. Network file systems
- * lock only what is open for writing.
+ * A file under its temporary name is locked by who writes it; the system lets go of the lock of a
+ * process that died. Network file systems lock only what is open for writing.
  */
 static void remove_if_left(const ep_weight_cache *cache, const char *name)
 {
@@ -248,7 +250,8 @@ void ep_weight_cache_check_dir(const char *dir)
     if (stat(dir, &status) != 0) {
         if (errno != ENOENT) {
             warn_unusable(dir, "cannot be used", PACKED_ANEW);
-        } else if (access(dirname(parent), W_OK | X_OK) != 0) { /* it alone is made: no directory above it */
+        } else if (access(dirname(parent), W_OK | X_OK) != 0) {
+            /* it alone is made: no directory above it */
             warn_unusable(dir, "cannot be made", PACKED_ANEW);
         }
     } else if (!S_ISDIR(status.st_mode)) {
@@ -344,7 +347,8 @@ static uint64_t hash_name(const char *name)
     return hash_bytes(HASH_BEGIN, name, strlen(name));
 }
 
-/* Not read again in this run: it would cost its reading and a line of the log each time the expert is needed. */
+/* Not read again in this run: it would cost its reading and a line of the log each time the expert
+ * is needed. */
 static void bar_file(ep_weight_cache *cache, const char *name)
 {
     pthread_mutex_lock(&cache->lock);
@@ -370,7 +374,8 @@ static bool is_barred(ep_weight_cache *cache, const char *name)
 
 static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, const char *why)
 {
-    const bool is_removed = unlinkat(cache->dir_fd, name, 0) == 0 || errno == ENOENT; /* somebody else removed it */
+    /* somebody else removed it */
+    const bool is_removed = unlinkat(cache->dir_fd, name, 0) == 0 || errno == ENOENT;
     ep_log(EP_LOG_WARN, "weight-cache", EP_KV(path, cache->path), EP_KV(file, name), EP_KV(reason, why),
            EP_KV(removed, is_removed), EP_KV(effect, "the expert is packed anew"));
     if (is_removed) {
@@ -495,8 +500,8 @@ static bool write_all(int fd, const void *data, size_t bytes, off_t at)
 }
 
 /*
- * A new file that is ours until it is closed; -1: errno says why not. Process numbers would not tell writers apart: in containers they are
- * all alike.
+ * A new file that is ours until it is closed; -1: errno says why not. Process numbers would not
+ * tell writers apart: in containers they are all alike.
  */
 static int create_temporary(const ep_weight_cache *cache, char *out_name, size_t name_bytes)
 {

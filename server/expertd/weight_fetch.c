@@ -22,8 +22,10 @@
 
 #define CALL_NS (10 * EP_NS_PER_S)
 #define DIAL_NS (3 * EP_NS_PER_S)
-#define FETCH_NS (20 * EP_NS_PER_S) /* one piece, while models are opened, or while a source is busy */
-#define AGAIN_NS (5 * EP_NS_PER_S)  /* from a node, or a coordinator, that could not be reached to the next try */
+/* one piece, while models are opened, or while a source is busy */
+#define FETCH_NS (20 * EP_NS_PER_S)
+/* from a node, or a coordinator, that could not be reached to the next try */
+#define AGAIN_NS (5 * EP_NS_PER_S)
 #define LIST_NS (10 * EP_NS_PER_S)  /* of one node: all of its list */
 #define FIND_NS (60 * EP_NS_PER_S)  /* a model, at the first start */
 #define ROUND_NS (EP_NS_PER_S / 5)  /* from a round without success to the next */
@@ -128,7 +130,8 @@ static ep_err take_entry(ep_weight_fetch *fetch, const Expertd__V1__NodeEntry *e
     return EP_OK;
 }
 
-/* Begins a round with the nodes that the coordinator names. Without an answer with those of before. */
+/* Begins a round with the nodes that the coordinator names. Without an answer with those of
+ * before. */
 static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
 {
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
@@ -313,8 +316,8 @@ static void count(ep_weight_fetch *fetch, source *s, const mirrored_model *model
 }
 
 /*
- * The one that gave last, else the first that is not passed over; NULL: the round is over. Each node begins elsewhere
- * among them, by its name: else all would ask the coordinator's first.
+ * The one that gave last, else the first that is not passed over; NULL: the round is over. Each
+ * node begins elsewhere among them, by its name: else all would ask the coordinator's first.
  */
 static source *next_source(ep_weight_fetch *fetch)
 {
@@ -338,9 +341,9 @@ static source *next_source(ep_weight_fetch *fetch)
 }
 
 /*
- * Whether the sources are asked once more, after all failed. A start waits for one; one that is busy is waited for.
- * Else a load fails after those that the coordinator names now, for other loads wait behind it. False: out_error is
- * set.
+ * Whether the sources are asked once more, after all failed. A start waits for one; one that is
+ * busy is waited for. Else a load fails after those that the coordinator names now, for other loads
+ * wait behind it. False: out_error is set.
  */
 static bool goes_round(ep_weight_fetch *fetch, bool is_busy, uint64_t deadline_ns, bool *io_has_asked,
                        ep_error *out_why)

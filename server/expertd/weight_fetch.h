@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Brings the files of models that this node mirrors (weights_from: nodes) from nodes that serve them: service
- * WeightFiles of proto/expert.proto. The coordinator tells which nodes there are. They are asked in turn, the one that
- * gave last first; one that fails, is busy, has not got the bytes or serves another version is passed over, until the
- * coordinator has been asked again.
+ * Brings the files of models that this node mirrors (weights_from: nodes) from nodes that serve
+ * them: service WeightFiles of proto/expert.proto. The coordinator tells which nodes there are.
+ * They are asked in turn, the one that gave last first; one that fails, is busy, has not got the
+ * bytes or serves another version is passed over, until the coordinator has been asked again.
  *
  * Connections follow the rule of relays (ep_address_for_dial) and show the node's token.
  *
@@ -32,14 +32,15 @@ void ep_weight_fetch_stop(ep_weight_fetch *fetch);
 void ep_weight_fetch_destroy(ep_weight_fetch *fetch);
 
 /*
- * Opens a model's mirror; in an empty directory makes it first, of what the nodes serve, for which it waits up to a
- * minute. version "": the one that all of them have. Errors: UNAVAILABLE (no node has it), FAILED_PRECONDITION (they
- * have several versions, or the mirror is of another), and those of ep_mirror_create and _open.
+ * Opens a model's mirror; in an empty directory makes it first, of what the nodes serve, for which
+ * it waits up to a minute. version "": the one that all of them have. Errors: UNAVAILABLE (no node
+ * has it), FAILED_PRECONDITION (they have several versions, or the mirror is of another), and those
+ * of ep_mirror_create and _open.
  */
 ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *model, const char *version, const char *path,
                             ep_mirror **out_mirror, ep_error *out_error);
-/* All models are open: what is read from here on fails, UNAVAILABLE, once all sources were asked; before, it waits for
- * one. NULL allowed. */
+/* All models are open: what is read from here on fails, UNAVAILABLE, once all sources were asked;
+ * before, it waits for one. NULL allowed. */
 void ep_weight_fetch_opened(ep_weight_fetch *fetch);
 /* Received so far; NULL: 0. */
 uint64_t ep_weight_fetch_bytes(const ep_weight_fetch *fetch);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that loads experts: those that requests wait for, then the first pass, then what is likely to be used next. It also makes
- * the room they need. Nothing is read, packed or freed under the store's lock.
+ * The thread that loads experts: those that requests wait for, then the first pass, then what is
+ * likely to be used next. It also makes the room they need. Nothing is read, packed or freed under
+ * the store's lock.
  */
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -18,12 +19,15 @@
 #include "model/load_progress.h"
 #include "observe/trace.h"
 
-#define RETRY_NS (EP_NS_PER_S / 2)  /* from a load that failed for a passing reason to the next of the same expert */
+/* from a load that failed for a passing reason to the next of the same expert */
+#define RETRY_NS (EP_NS_PER_S / 2)
 #define LATER_NS (2 * EP_NS_PER_S)  /* the same in the first pass, where nobody waits for it */
-#define SAID_NS EP_NS_PER_S /* from a line of the log on a reason that all loads share to the next */
+/* from a line of the log on a reason that all loads share to the next */
+#define SAID_NS EP_NS_PER_S
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
 
-#define EVICTED_MAX 4      /* for one load, when memory is refused below the budget: beyond, it is not experts that take it */
+/* for one load, when memory is refused below the budget: beyond, it is not experts that take it */
+#define EVICTED_MAX 4
 
 typedef enum load_kind { LOAD_URGENT, LOAD_FIRST, LOAD_PREFETCH } load_kind;
 
@@ -100,8 +104,8 @@ static bool fits(const device_entry *device, uint64_t bytes, uint64_t used)
 }
 
 /*
- * Lock held. Of the devices with room that do not refuse memory, one with the fewest experts of the layer, so that all
- * compute a call for it; of these the emptiest. False: there is none.
+ * Lock held. Of the devices with room that do not refuse memory, one with the fewest experts of the
+ * layer, so that all compute a call for it; of these the emptiest. False: there is none.
  */
 static bool choose_device(const loader *self, uint32_t layer_slot, uint64_t bytes, uint32_t *out_device)
 {
@@ -125,7 +129,8 @@ static bool choose_device(const loader *self, uint32_t layer_slot, uint64_t byte
     return best != EP_WEIGHT_NO_DEVICE;
 }
 
-/* Lock held. Whether some device holds so much: when it is empty, or else when what leaves has left. */
+/* Lock held. Whether some device holds so much: when it is empty, or else when what leaves has
+ * left. */
 static bool may_fit(const ep_weight_store *store, uint64_t bytes, bool is_empty)
 {
     for (uint32_t d = 0; d < store->devices_count; d++) {
@@ -138,9 +143,11 @@ static bool may_fit(const ep_weight_store *store, uint64_t bytes, bool is_empty)
 }
 
 /*
- * Lock held, but for some whiles. The coldest experts that no job holds go first. When all are held, the coldest leaves the table: no new
- * job gets it, and its bytes come back with its last one. So a load never waits for an expert to be out of use by chance. Nor does it wait
- * for the memory of a load ahead of time that gave way to it. The device of the first that goes is the one where room is made.
+ * Lock held, but for some whiles. The coldest experts that no job holds go first. When all are
+ * held, the coldest leaves the table: no new job gets it, and its bytes come back with its last
+ * one. So a load never waits for an expert to be out of use by chance. Nor does it wait for the
+ * memory of a load ahead of time that gave way to it. The device of the first that goes is the one
+ * where room is made.
  */
 static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_kind kind, uint32_t *out_device)
 {
@@ -189,8 +196,9 @@ static void warn_of_memory(loader *self, uint64_t used)
 }
 
 /*
- * Whether a load that ended so is worth another try: the system refused memory that the budget allows (a limit on addresses, strict
- * overcommit), a request waits, and a cold expert there that no job holds could go. No lock held.
+ * Whether a load that ended so is worth another try: the system refused memory that the budget
+ * allows (a limit on addresses, strict overcommit), a request waits, and a cold expert there that
+ * no job holds could go. No lock held.
  */
 static bool frees_memory(loader *self, load_kind kind, uint32_t device, ep_err err)
 {
@@ -238,7 +246,8 @@ static ep_err check_room(loader *self, ep_resident *resident, uint64_t bytes, lo
     return err;
 }
 
-/* Whether a load that ended so is worth another try: its device refused memory, and another one has room. No lock held.
+/* Whether a load that ended so is worth another try: its device refused memory, and another one has
+ * room. No lock held.
  */
 static bool asks_another(loader *self, const ep_resident *resident, ep_err err)
 {
@@ -260,7 +269,8 @@ static void give_back(ep_weight_store *store, const ep_resident *resident, uint6
     pthread_mutex_unlock(&store->lock);
 }
 
-/* Whether a load that ended so is worth another try: its device is lost, and others are left. No lock held. */
+/* Whether a load that ended so is worth another try: its device is lost, and others are left. No
+ * lock held. */
 static bool loses_device(loader *self, const ep_resident *resident, ep_err err, const ep_error *error)
 {
     ep_weight_store *store = self->store;
@@ -279,7 +289,8 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
 {
     ep_weight_store *store = self->store;
     const ep_expert_source *source = &data->source;
-    const bool is_shared = resident->expert >= layer->shape.experts; /* often kept finer than the routed ones */
+    /* often kept finer than the routed ones */
+    const bool is_shared = resident->expert >= layer->shape.experts;
     const uint32_t allowed = layer->formats | 1u << layer->format;
     const uint32_t has = 1u << source->format | 1u << ep_expert_down_format(source);
     if (!is_shared && (has & ~allowed) != 0) {
@@ -304,9 +315,9 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
 }
 
 /*
- * Between two pieces of a load ahead of time, no lock held: what requests wait for goes before it. Nor does it wait for what the rate
- * charged for the bytes that are not read yet: that is charged when it goes on. False: it shall not go on: the store stops, or the budget
- * does not hold both.
+ * Between two pieces of a load ahead of time, no lock held: what requests wait for goes before it.
+ * Nor does it wait for what the rate charged for the bytes that are not read yet: that is charged
+ * when it goes on. False: it shall not go on: the store stops, or the budget does not hold both.
  */
 static bool give_way(void *arg, size_t bytes_done)
 {
@@ -386,8 +397,9 @@ static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, l
 }
 
 /*
- * Whether an expert stays cold for want of room. In the first pass memory that the system refuses is the end of the room, as the budget's end
- * is: with a budget experts come in the place of others. No lock held.
+ * Whether an expert stays cold for want of room. In the first pass memory that the system refuses
+ * is the end of the room, as the budget's end is: with a budget experts come in the place of
+ * others. No lock held.
  */
 static bool lacks_room(loader *self, load_kind kind, ep_err err)
 {
@@ -407,7 +419,8 @@ static bool lacks_room(loader *self, load_kind kind, ep_err err)
     return used > 0;
 }
 
-/* Makes one expert resident, from the cache or from the checkpoint. RESOURCE_EXHAUSTED: the budget has no room for it. No lock held. */
+/* Makes one expert resident, from the cache or from the checkpoint. RESOURCE_EXHAUSTED: the budget
+ * has no room for it. No lock held. */
 static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kind, ep_resident **out_resident,
                           bool *out_is_saved, ep_error *out_error)
 {
@@ -457,7 +470,8 @@ static bool is_passing(ep_err err)
     return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_UNAVAILABLE || err == EP_ERR_RESOURCE_EXHAUSTED;
 }
 
-/* No lock held. A disk, a system without memory, or a lost device fails every load: one line a second says so. */
+/* No lock held. A disk, a system without memory, or a lost device fails every load: one line a
+ * second says so. */
 static void log_failure(loader *self, const expert_entry *entry, ep_err err, const ep_error *error)
 {
     const layer_entry *layer = &self->store->layers[entry->layer_slot];
@@ -479,8 +493,9 @@ static void log_failure(loader *self, const expert_entry *entry, ep_err err, con
 }
 
 /*
- * Lock held. Writes the outcome of one load into its entry. A cold expert stays cold when there was no room for it, and an owned one owned
- * when it could not be read this time: one error of a device, or a moment without memory, must not cost every expert that is asked for then.
+ * Lock held. Writes the outcome of one load into its entry. A cold expert stays cold when there was
+ * no room for it, and an owned one owned when it could not be read this time: one error of a
+ * device, or a moment without memory, must not cost every expert that is asked for then.
  */
 static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, ep_resident *resident, bool is_saved,
                    bool had_no_room, ep_err err, const ep_error *error)
@@ -504,8 +519,10 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
         ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted);
     } else if (had_no_room) {
         entry->state = EP_EXPERT_ABSENT;
-        ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted); /* it may have been dropped meanwhile */
-    } else if (kind == LOAD_FIRST && err == EP_ERR_UNAVAILABLE) { /* its bytes are on other nodes, and may come yet */
+        /* it may have been dropped meanwhile */
+        ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted);
+    } else if (kind == LOAD_FIRST && err == EP_ERR_UNAVAILABLE) {
+        /* its bytes are on other nodes, and may come yet */
         entry->state = EP_EXPERT_QUEUED;
         entry->retry_ns = ep_clock_now_ns() + LATER_NS;
         ep_entry_queue_add(&store->later, entry);
@@ -576,7 +593,8 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     }
     settle(store, entry, kind, resident, is_saved, had_no_room, err, &error);
     const bool may_come = entry->state == EP_EXPERT_ABSENT && entry->is_owned;
-    if (had_no_room && may_come && ep_weight_waits_any(store, entry)) { /* a prefetch gave up, or will */
+    /* a prefetch gave up, or will */
+    if (had_no_room && may_come && ep_weight_waits_any(store, entry)) {
         entry->state = EP_EXPERT_QUEUED;
         ep_weight_entry_place(store, entry);
         ep_entry_queue_add(&store->urgent, entry);
@@ -586,7 +604,8 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
         return;
     }
     ep_weight_wait *ended = ep_weight_waits_take(store, entry, resident);
-    /* On a device that was lost just then, or dropped while it was loading: those who waited have it, nobody else. */
+    /* On a device that was lost just then, or dropped while it was loading: those who waited have
+     * it, nobody else. */
     ep_resident *unowned = ep_weight_entry_lose(store, entry);
     if (entry->resident != NULL && !entry->is_owned) {
         unowned = ep_weight_entry_evict(store, entry);
@@ -674,8 +693,8 @@ static void end_first_pass(ep_weight_store *store)
 /* ---- the thread ---- */
 
 /*
- * Lock held, but for the wait: until the rate allows a load, and so its bytes stay within the rate. False: it shall not be; the store stops,
- * or a prefetch gives way to what is due.
+ * Lock held, but for the wait: until the rate allows a load, and so its bytes stay within the rate.
+ * False: it shall not be; the store stops, or a prefetch gives way to what is due.
  */
 static bool await_rate(loader *self, load_kind kind)
 {
@@ -737,8 +756,10 @@ static void load_urgent(loader *self, expert_entry *entry)
         const uint64_t paid_until_ns = self->paid_until_ns;
         charge(self, paid_ns(store, entry));
         load_one(self, entry, LOAD_URGENT);
-        self->paid_until_ns = self->is_blocked ? paid_until_ns : self->paid_until_ns; /* it comes again */
-        self->owes_first = self->owes_first || !self->is_blocked; /* or an assignment would never be whole while requests miss again and again */
+        /* it comes again */
+        self->paid_until_ns = self->is_blocked ? paid_until_ns : self->paid_until_ns;
+        /* or an assignment would never be whole while requests miss again and again */
+        self->owes_first = self->owes_first || !self->is_blocked;
     }
     if (store->urgent.first == NULL) {
         ep_load_room_idle(&store->room_ahead, ep_clock_now_ns());
@@ -783,7 +804,8 @@ static bool work_once(loader *self)
     entry = ep_entry_queue_take(&store->first);
     if (entry != NULL) {
         load_first(self, entry);
-        self->owes_first = self->owes_first && entry->state == EP_EXPERT_ABSENT; /* without room nothing was loaded: it costs no time */
+        /* without room nothing was loaded: it costs no time */
+        self->owes_first = self->owes_first && entry->state == EP_EXPERT_ABSENT;
         if (store->first.first == NULL) {
             end_progress(self);
             end_first_pass(store);

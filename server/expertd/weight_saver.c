@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that writes packed experts into the cache, one at a time, with the lowest priority. It holds only the one it writes: an
- * expert that goes before its turn is written when it comes again.
+ * The thread that writes packed experts into the cache, one at a time, with the lowest priority. It
+ * holds only the one it writes: an expert that goes before its turn is written when it comes again.
  */
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -11,7 +11,8 @@
 
 #define SAVER_NICE 19
 
-/* Lock held: the next resident expert without a file, from *layer, *expert on and round; NULL: none. */
+/* Lock held: the next resident expert without a file, from *layer, *expert on and round; NULL:
+ * none. */
 static expert_entry *find_unsaved(ep_weight_store *store)
 {
     for (uint32_t l = 0; l < store->layers_count && store->unsaved_count > 0; l++) {
@@ -47,7 +48,8 @@ void *ep_weight_saver_main(void *arg)
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), SAVER_NICE); /* of this thread */
     pthread_mutex_lock(&store->lock);
     while (!store->stop && !store->saver_gave_up) {
-        expert_entry *entry = store->first.first == NULL ? find_unsaved(store) : NULL; /* the first pass goes before */
+        /* the first pass goes before */
+        expert_entry *entry = store->first.first == NULL ? find_unsaved(store) : NULL;
         if (entry != NULL) {
             save_one(store, entry);
         } else {

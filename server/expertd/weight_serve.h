@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gives pieces of this node's model files to nodes that have none: service WeightFiles of proto/expert.proto.
+ * Gives pieces of this node's model files to nodes that have none: service WeightFiles of
+ * proto/expert.proto.
  *
- * One thread reads, at most weight_serve_rate, so a node that fetches costs those that serve one busy disk and no
- * more. At most EP_WEIGHT_READS_MAX requests wait for it, the next is refused and its node asks elsewhere. Files are
- * found among those the checkpoint was opened from, and no path of a peer is opened. Clients get nothing: where their
- * tokens are good for nodes, nobody does.
+ * One thread reads, at most weight_serve_rate, so a node that fetches costs those that serve one
+ * busy disk and no more. At most EP_WEIGHT_READS_MAX requests wait for it, the next is refused and
+ * its node asks elsewhere. Files are found among those the checkpoint was opened from, and no path
+ * of a peer is opened. Clients get nothing: where their tokens are good for nodes, nobody does.
  *
- * Threads    stop and destroy from one thread, after the server takes no more calls and has none, respectively.
+ * Threads    stop and destroy from one thread, after the server takes no more calls and has none,
+ *            respectively.
  */
 #ifndef EP_EXPERTD_WEIGHT_SERVE_H
 #define EP_EXPERTD_WEIGHT_SERVE_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of experts: what is wanted, owned and resident, references to it, and requests that wait for cold ones. */
+/* The table of experts: what is wanted, owned and resident, references to it, and requests that
+ * wait for cold ones. */
 #include "expertd/weight_store.h"
 
 #include <inttypes.h>
@@ -138,7 +139,8 @@ static ep_err measure_experts(const ep_weight_store *store, const ep_weight_laye
     const uint64_t limit = smallest_limit(store);
     *out_bytes = 0;
     *out_bytes_max = 0;
-    /* All routed experts are alike; shared ones are wider, and often kept in a finer format. Without any that is whole the shape tells. */
+    /* All routed experts are alike; shared ones are wider, and often kept in a finer format.
+     * Without any that is whole the shape tells. */
     for (uint32_t e = 0; e < routed + layer->shape.shared_experts; e = e < routed ? routed : e + 1) {
         uint64_t bytes = ep_weight_layer_bytes_at_least(layer);
         while (!find_packed_bytes(store, layer, e, &bytes) && e + 1 < routed) {
@@ -276,7 +278,8 @@ void ep_resident_release(ep_resident *resident)
 
 void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry)
 {
-    /* One that could not be read just now is left to requests: it would be chosen again and again. */
+    /* One that could not be read just now is left to requests: it would be chosen again and
+     * again. */
     const bool is_cold = entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted && entry->retry_ns <= ep_clock_now_ns();
     ep_expert_heat_set_place(store->heat, entry->layer_slot, entry->expert,
                              entry->state == EP_EXPERT_RESIDENT ? EP_HEAT_RESIDENT
@@ -441,8 +444,8 @@ uint64_t ep_weight_store_unwanted_count(ep_weight_store *store)
     return count;
 }
 
-/* Ends the ownership of the next unwanted expert from *layer_slot, *expert on; false when there is none. *out_resident: what to
- * release. Lock held. */
+/* Ends the ownership of the next unwanted expert from *layer_slot, *expert on; false when there is
+ * none. *out_resident: what to release. Lock held. */
 static bool drop_next(ep_weight_store *store, uint32_t *layer_slot, uint32_t *expert, ep_resident **out_resident)
 {
     for (; *layer_slot < store->layers_count; (*layer_slot)++, *expert = 0) {
@@ -613,7 +616,8 @@ static void arm_deadline(ep_weight_store *store)
     }
 }
 
-/* Ends waits one by one: their errors differ. All of them (reason), or those whose time is up (EP_OK). */
+/* Ends waits one by one: their errors differ. All of them (reason), or those whose time is up
+ * (EP_OK). */
 static void end_waits(ep_weight_store *store, ep_err reason)
 {
     for (;;) {
@@ -656,7 +660,8 @@ void ep_weight_store_close(ep_weight_store *store, ep_err reason)
     end_waits(store, reason);
 }
 
-/* Lock held: a wait that need not wait goes to *ended; one for an expert whose load has just failed to *later. */
+/* Lock held: a wait that need not wait goes to *ended; one for an expert whose load has just failed
+ * to *later. */
 static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wait **ended, ep_weight_wait **later)
 {
     expert_entry *entry = &store->layers[wait->layer_slot].experts[wait->expert];

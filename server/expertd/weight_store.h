@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The experts placed on this node, keyed (layer slot, table index), in the backend's packed form as far as the budget goes. A layer
- * slot stands for one (model, version, layer).
+ * The experts placed on this node, keyed (layer slot, table index), in the backend's packed form as
+ * far as the budget goes. A layer slot stands for one (model, version, layer).
  *
  * Placed      wanted here. The first pass loads placed experts until weight_bytes_max is used up.
- * Owned       placed, and the first pass has dealt with it: resident, or cold (it did not fit). Requests for it are served. A load
- *             that failed for good ends ownership (not one of a device's error or without memory: the next is tried a little
- *             later); what is no longer placed stays owned until ep_weight_store_drop_unwanted.
- * Resident    in memory. A request for a cold expert waits while it is loaded, ahead of everything else, in place of the expert with
- *             the least heat (moe/expert_heat.h). Experts that are likely to be used next come ahead of time while nothing else is to do.
+ * Owned       placed, and the first pass has dealt with it: resident, or cold (it did not fit).
+ *             Requests for it are served. A load that failed for good ends ownership (not one of a
+ *             device's error or without memory: the next is tried a little later); what is no
+ *             longer placed stays owned until ep_weight_store_drop_unwanted.
+ * Resident    in memory. A request for a cold expert waits while it is loaded, ahead of everything
+ *             else, in place of the expert with the least heat (moe/expert_heat.h). Experts that
+ *             are likely to be used next come ahead of time while nothing else is to do.
  *
- * Devices     experts of a layer are spread over the instances of the backend, each with its own budget. When a device is lost its
- *             experts are cold and come on the others; with the last device ownership of all ends.
+ * Devices     experts of a layer are spread over the instances of the backend, each with its own
+ *             budget. When a device is lost its experts are cold and come on the others; with the
+ *             last device ownership of all ends.
  *
- * One loader thread reads and packs; nothing of it happens under the store's lock, so resident experts are never blocked. A bad tensor
- * takes down that expert only. Memory: weight_bytes_max of each device, and one expert as it stands in the file.
+ * One loader thread reads and packs; nothing of it happens under the store's lock, so resident
+ * experts are never blocked. A bad tensor takes down that expert only. Memory: weight_bytes_max of
+ * each device, and one expert as it stands in the file.
  *
- * Ownership  a resident expert is reference-counted: the store holds one, each job in flight another. Its
- *            weights are unloaded by whoever drops the last.
+ * Ownership  a resident expert is reference-counted: the store holds one, each job in flight
+ *            another. Its weights are unloaded by whoever drops the last.
  * Threads    all calls from any thread, except create, add_layer, start, stop, destroy.
  */
 #ifndef EP_EXPERTD_WEIGHT_STORE_H
@@ -31,7 +35,8 @@
 typedef struct ep_weight_store ep_weight_store;
 
 typedef struct ep_weight_store_config {
-    ep_backend *const *backends;  /* instances of one backend, one for each device, at least one; borrowed */
+    /* instances of one backend, one for each device, at least one; borrowed */
+    ep_backend *const *backends;
     uint32_t backends_count;      /* more than one: without cache */
     uint64_t weight_bytes_max;    /* of each; 0: unlimited, or what its device has */
     uint64_t load_bytes_per_s;    /* of loads after the first pass; 0: unlimited */
@@ -86,12 +91,14 @@ typedef struct ep_weight_wait ep_weight_wait;
 struct ep_weight_wait {
     uint32_t expert;
     uint64_t deadline_ns;
-    /* Nobody needs it any more: it is not loaded for this. NULL: never. Must not block nor call the store. */
+    /* Nobody needs it any more: it is not loaded for this. NULL: never. Must not block nor call the
+     * store. */
     bool (*is_dropped)(const ep_weight_wait *wait);
     /*
-     * Exactly once, no lock held: from the loader's thread, the timers', or inside ep_weight_store_wait or _close. resident: with a
-     * reference; NULL: error says why (NOT_OWNER: it could not be loaded; UNAVAILABLE: the deadline came first, or it cannot be loaded at
-     * the moment; CANCELLED; what close was given), with layer and expert set.
+     * Exactly once, no lock held: from the loader's thread, the timers', or inside
+     * ep_weight_store_wait or _close. resident: with a reference; NULL: error says why (NOT_OWNER:
+     * it could not be loaded; UNAVAILABLE: the deadline came first, or it cannot be loaded at the
+     * moment; CANCELLED; what close was given), with layer and expert set.
      */
     void (*ready)(ep_weight_wait *wait, ep_resident *resident, const ep_error *error);
     void *arg;
@@ -124,18 +131,20 @@ typedef struct ep_weight_stats {
 
 ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store,
                               ep_error *out_error);
-/* Ends all waits, and returns when no ready() runs and none will. Requests may go on with what they hold. Idempotent. */
+/* Ends all waits, and returns when no ready() runs and none will. Requests may go on with what they
+ * hold. Idempotent. */
 void ep_weight_store_stop(ep_weight_store *store);
 /* Stops and drops every expert. No acquired resident may be out. NULL allowed. */
 void ep_weight_store_destroy(ep_weight_store *store);
-/* Before start. *out_slot counts up from 0. Errors: NO_MEMORY, BAD_CONFIG (weight_bytes_max cannot hold one expert of it). */
+/* Before start. *out_slot counts up from 0. Errors: NO_MEMORY, BAD_CONFIG (weight_bytes_max cannot
+ * hold one expert of it). */
 ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot,
                                  ep_error *out_error);
 ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error);
 
 /*
- * Sets which experts of a layer shall be held: wanted[E+S], 0 or 1. Missing ones are queued, failed ones
- * tried again; those no longer wanted stay until ep_weight_store_drop_unwanted.
+ * Sets which experts of a layer shall be held: wanted[E+S], 0 or 1. Missing ones are queued, failed
+ * ones tried again; those no longer wanted stay until ep_weight_store_drop_unwanted.
  */
 void ep_weight_store_want(ep_weight_store *store, uint32_t layer_slot, const uint8_t *wanted);
 /* Experts owned though not wanted. */
@@ -144,25 +153,29 @@ uint64_t ep_weight_store_unwanted_count(ep_weight_store *store);
 void ep_weight_store_drop_unwanted(ep_weight_store *store);
 
 /*
- * One use of a layer by a request: count distinct owned experts, ascending, rows of each (NULL: one). out_residents[i]: with a reference,
- * or NULL when it is cold: ep_weight_store_wait for those. False and no reference at all: *out_missing is the first that is not owned
- * and *out_state why.
+ * One use of a layer by a request: count distinct owned experts, ascending, rows of each (NULL:
+ * one). out_residents[i]: with a reference, or NULL when it is cold: ep_weight_store_wait for
+ * those. False and no reference at all: *out_missing is the first that is not owned and *out_state
+ * why.
  */
 bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts, const uint32_t *rows,
                              uint32_t count, ep_resident **out_residents, uint32_t *out_missing,
                              ep_expert_state *out_state);
-/* Asks for experts of a layer to be loaded. ready() may come before this returns; then waits and their memory may be gone. */
+/* Asks for experts of a layer to be loaded. ready() may come before this returns; then waits and
+ * their memory may be gone. */
 void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits, uint32_t count);
 /* Ends all waits, and those to come, with reason. Idempotent. */
 void ep_weight_store_close(ep_weight_store *store, ep_err reason);
-/* The device of backends[index] is lost: nothing is loaded there any more, and what was there is gone. Idempotent. */
+/* The device of backends[index] is lost: nothing is loaded there any more, and what was there is
+ * gone. Idempotent. */
 void ep_weight_store_lose(ep_weight_store *store, uint32_t index, const char *why);
 /* Another reference to one that the caller holds a reference to. */
 void ep_resident_ref(ep_resident *resident, uint32_t count);
 void ep_resident_release(ep_resident *resident);
 
-/* Table indexes of the owned experts, ascending, into out[E+S]; returns how many. out_digests: NULL, or [E+S]: the first four
- * bytes of each one's SHA-256, little endian; 0: not known, it was never read. */
+/* Table indexes of the owned experts, ascending, into out[E+S]; returns how many. out_digests:
+ * NULL, or [E+S]: the first four bytes of each one's SHA-256, little endian; 0: not known, it was
+ * never read. */
 uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out, uint32_t *out_digests);
 /* What the layer's largest expert takes in memory. */
 uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t layer_slot);

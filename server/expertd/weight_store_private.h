@@ -97,13 +97,15 @@ void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry);
 void ep_weight_entry_own(ep_weight_store *store, expert_entry *entry, bool is_owned);
 /* Lock held: resident_bytes of all devices. */
 uint64_t ep_weight_store_bytes(const ep_weight_store *store);
-/* Lock held: lets an expert go that is on a lost device, or cold with no device left; the caller releases what comes
- * back (NULL: nothing) without the lock. To be called where an expert becomes either. */
+/* Lock held: lets an expert go that is on a lost device, or cold with no device left; the caller
+ * releases what comes back (NULL: nothing) without the lock. To be called where an expert becomes
+ * either. */
 ep_resident *ep_weight_entry_lose(ep_weight_store *store, expert_entry *entry);
-/* Lock held: takes an expert out of the table; the caller releases what comes back, without the lock. */
+/* Lock held: takes an expert out of the table; the caller releases what comes back, without the
+ * lock. */
 ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry);
-/* Lock held: the waits for an expert, out of the list, with a reference to resident each, or with error (copied); to be ended
- * without the lock. */
+/* Lock held: the waits for an expert, out of the list, with a reference to resident each, or with
+ * error (copied); to be ended without the lock. */
 ep_weight_wait *ep_weight_waits_take(ep_weight_store *store, const expert_entry *entry, ep_resident *resident);
 /* Lock held: whether anybody still wants what he waits for. */
 bool ep_weight_waits_any(const ep_weight_store *store, const expert_entry *entry);

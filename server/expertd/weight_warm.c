@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Before a node is ready it runs each kernel shape once, of routed and of shared experts: threads are started, their memory is there,
- * code and tables are in cache, so that no caller pays for it. A shape of which no expert is in memory yet has none to run.
+ * Before a node is ready it runs each kernel shape once, of routed and of shared experts: threads
+ * are started, their memory is there, code and tables are in cache, so that no caller pays for it.
+ * A shape of which no expert is in memory yet has none to run.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -79,7 +80,8 @@ static bool is_same_shape(const warm_shape *a, const warm_shape *b)
            a->activation == b->activation;
 }
 
-/* The first of the layer's experts [begin, end) that is on the device, with a reference; NULL: none is. */
+/* The first of the layer's experts [begin, end) that is on the device, with a reference; NULL: none
+ * is. */
 static ep_resident *take_first(ep_weight_store *store, uint32_t device, uint32_t layer, uint32_t begin, uint32_t end)
 {
     ep_resident *resident = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An Ascend device as backend ascend finds it: copies between pinned host memory and the device, and the
- * experts of one layer, against backend cpu. For a machine with a device (deploy/examples/ascend-first-run);
- * on the emulated one the figures mean nothing.
+ * An Ascend device as backend ascend finds it: copies between pinned host memory and the device,
+ * and the experts of one layer, against backend cpu. For a machine with a device
+ * (deploy/examples/ascend-first-run); on the emulated one the figures mean nothing.
  *
  *     bench_ascend [JSON] [copy=BYTES] [shape=HxI] [experts=N] [rows=N]      rows: of each expert
  */
@@ -23,8 +23,8 @@
 #define TIMEOUT_MS 60000
 #define ROUNDS 9
 
-/* Each of the steps inside an expert rounds to bf16 (2^-9 on average less): five of them, as the CPU's f32
- * does not. */
+/* Each of the steps inside an expert rounds to bf16 (2^-9 on average less): five of them, as the
+ * CPU's f32 does not. */
 #define ERROR_MAX 0x1p-6
 
 typedef struct options {

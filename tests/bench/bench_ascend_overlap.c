@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Are copies to and from an NPU hidden behind its compute, or the other way round? Backend ascend on the
- * emulated device, whose copies and products last as long as on hardware, all slowed down alike so that this
- * host's own work and waits do not count: that shows the pipeline, not a speed. A run of many passes against
- * the longest of its three stages alone.
+ * Are copies to and from an NPU hidden behind its compute, or the other way round? Backend ascend
+ * on the emulated device, whose copies and products last as long as on hardware, all slowed down
+ * alike so that this host's own work and waits do not count: that shows the pipeline, not a speed.
+ * A run of many passes against the longest of its three stages alone.
  *
- * Figures that are published, for one die of an Ascend 910C (Atlas A3); those of a 910B (Atlas A2) are near:
- *   compute   376 TFLOPS bf16 and 1.6 TB/s of device memory: "Serving Large Language Models on Huawei
- * CloudMatrix384", arXiv 2506.12708, section 3.2 (752 TFLOPS and 3.2 TB/s for a chip of two dies)
+ * Figures that are published, for one die of an Ascend 910C (Atlas A3); those of a 910B (Atlas A2)
+ * are near:
+ *   compute   376 TFLOPS bf16 and 1.6 TB/s of device memory: "Serving Large Language Models on
+ *             Huawei CloudMatrix384", arXiv 2506.12708, section 3.2 (752 TFLOPS and 3.2 TB/s for a
+ *             chip of two dies)
  *   PCIe      4.0 with 16 lanes, 31.5 GB/s in each direction, of which at most 80 % are reached:
- * hiascend.com, mindsdk 7.3.0, mxrec_performance_tuning_0014 UB        196 GB/s in each direction for a die:
- * the same paper, section 3.3 A pass takes the longer of its arithmetic and of reading each expert's weights
- * once.
+ *             hiascend.com, mindsdk 7.3.0, mxrec_performance_tuning_0014
+ *   UB        196 GB/s in each direction for a die: the same paper, section 3.3
+ * A pass takes the longer of its arithmetic and of reading each expert's weights once.
  *
- * Two rows without a bar are real time: what one thread of this host gathers into pinned memory and takes out
- * of it.
+ * Two rows without a bar are real time: what one thread of this host gathers into pinned memory and
+ * takes out of it.
  */
 #include <dirent.h>
 #include <inttypes.h>
@@ -144,8 +146,8 @@ static void run_close(run *r)
     pthread_cond_destroy(&r->changed);
 }
 
-/* Passes of ROWS rows, each of so many jobs; seconds from the first job to the last result. Results of all
- * passes are written to the same place: nobody reads them. */
+/* Passes of ROWS rows, each of so many jobs; seconds from the first job to the last result. Results
+ * of all passes are written to the same place: nobody reads them. */
 static double run_passes(run *r, uint32_t passes, uint32_t experts)
 {
     const uint32_t count = passes * experts;
@@ -186,7 +188,8 @@ static void set_rate(const char *name, double rate)
 static void add_case(bench_report *report, const bench_case *c)
 {
     const double copy_s = ROWS * 2 * c->hidden / c->link; /* in as out */
-    const double product = 6 * c->hidden * c->inner;      /* of a row, and bytes of an expert's weights */
+    /* of a row, and bytes of an expert's weights */
+    const double product = 6 * c->hidden * c->inner;
     const double compute_s = fmax(ROWS * product / COMPUTE_FLOPS, c->experts * product / MEMORY_BYTES_PER_S);
     const double slower = STAGE_S / fmax(copy_s, compute_s);
     run r;
@@ -200,7 +203,8 @@ static void add_case(bench_report *report, const bench_case *c)
     bench_row row = {.value = seconds * 1e3,
                      .unit = "ms",
                      .limit = PASSES * STAGE_S * 1e3,
-                     .rival = PASSES * slower * (2 * copy_s + compute_s) * 1e3, /* step after step */
+                     /* step after step */
+                     .rival = PASSES * slower * (2 * copy_s + compute_s) * 1e3,
                      .ratio = NAN,
                      .better = BENCH_LOWER,
                      .bar = 1.10};

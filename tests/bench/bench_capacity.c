@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a service of nodes with known rates still does when one of eight is killed, and what placement by heat gains
- * under skewed traffic. Nodes compute at a fixed rate (support/paced_backend.c), so that eight fit on a small machine.
+ * What a service of nodes with known rates still does when one of eight is killed, and what
+ * placement by heat gains under skewed traffic. Nodes compute at a fixed rate
+ * (support/paced_backend.c), so that eight fit on a small machine.
  *
  *     bench_capacity [JSON] [long] [loss] [skew]
  *

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Callers that share a node, each a process of its own, over real expertd processes on loopback:
- *   merging   16 callers with one token each on the same 8 experts against one caller; and what merging
- *             costs a lone caller. The limit is what the kernels do in this process, with all cores and
- *             nothing else: jobs of 16 rows, and how much that is above jobs of one row, which read the
- *             weights as quickly as memory allows. Callers and the node's I/O run on the same cores; their
- *             processor time per call is printed beside it
- *   classes   p99 of a paced decode caller (it calls a fifth of the time, as between the attention of its
- *             layers) beside prefill that never pauses, and what prefill keeps
- *   tenants   p99 of a paced caller beside eight callers of another tenant, of the same weight, that send
- *             64 tokens each, without pause
- * Rounds alternate between all forms. In the last two the node computes on one thread, so that callers and
- * I/O have the other core; and beside what the caller sees stands what of it the node itself took (queue and
- * compute).
+ *   merging   16 callers with one token each on the same 8 experts against one caller; and what
+ *             merging costs a lone caller. The limit is what the kernels do in this process, with
+ *             all cores and nothing else: jobs of 16 rows, and how much that is above jobs of one
+ *             row, which read the weights as quickly as memory allows. Callers and the node's I/O
+ *             run on the same cores; their processor time per call is printed beside it
+ *   classes   p99 of a paced decode caller (it calls a fifth of the time, as between the attention
+ *             of its layers) beside prefill that never pauses, and what prefill keeps
+ *   tenants   p99 of a paced caller beside eight callers of another tenant, of the same weight,
+ *             that send 64 tokens each, without pause
+ * Rounds alternate between all forms. In the last two the node computes on one thread, so that
+ * callers and I/O have the other core; and beside what the caller sees stands what of it the node
+ * itself took (queue and compute).
  */
 #include <math.h>
 #include <semaphore.h>
@@ -172,7 +172,8 @@ static void run_caller(caller *c)
         ep_client_wait_ready(client, 120000000, &error) != EP_OK) {
         fail("client", error.text);
     }
-    for (int i = 0; i < (c->tokens > 1 ? 1 : 2); i++) { /* a large one warms up all it touches at once */
+    /* a large one warms up all it touches at once */
+    for (int i = 0; i < (c->tokens > 1 ? 1 : 2); i++) {
         call_once(client, c, &node_us);
     }
     sem_post(&page->ready);

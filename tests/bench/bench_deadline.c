@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How close to its deadline a call ends when the only owner of an expert stops answering (SIGSTOP) or is killed (SIGKILL).
- * The bar is 10 ms after the deadline; ending before it is an error.
+ * How close to its deadline a call ends when the only owner of an expert stops answering (SIGSTOP)
+ * or is killed (SIGKILL). The bar is 10 ms after the deadline; ending before it is an error.
  */
 #include <math.h>
 #include <signal.h>

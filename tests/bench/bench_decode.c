@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Decode through the service at the shape of a large model: H = 7168, I = 256, top-8 of 256 experts, spread evenly over 2, 4 and 8 nodes
- * (real expertd processes that map one checkpoint; each keeps its share packed). For each T: microseconds and bytes per token.
+ * Decode through the service at the shape of a large model: H = 7168, I = 256, top-8 of 256
+ * experts, spread evenly over 2, 4 and 8 nodes (real expertd processes that map one checkpoint;
+ * each keeps its share packed). For each T: microseconds and bytes per token.
  *
- * Bytes    what the nodes counted on the lane, both ways: frames with their headers, pings too. Against the least that has to travel,
- *          computed here from ids and shapes alone: a row for each (token, distinct node), and for each slot 8 request bytes and a reply row.
- * Unfused  decode_ranks.h, over the same lane (the stream) and kernels. Rounds of both alternate; the median of their ratios is reported.
- *          The limit is what the same ranks need to compute alone, without rows to exchange: no form can be quicker, so the limit
- *          divided by the rival is the largest ratio there could be.
- * Local    one node with the first 32 experts, over shared memory, against the same kernels and combine in this process.
+ * Bytes    what the nodes counted on the lane, both ways: frames with their headers, pings too.
+ *          Against the least that has to travel, computed here from ids and shapes alone: a row for
+ *          each (token, distinct node), and for each slot 8 request bytes and a reply row.
+ * Unfused  decode_ranks.h, over the same lane (the stream) and kernels. Rounds of both alternate;
+ *          the median of their ratios is reported. The limit is what the same ranks need to compute
+ *          alone, without rows to exchange: no form can be quicker, so the limit divided by the
+ *          rival is the largest ratio there could be.
+ * Local    one node with the first 32 experts, over shared memory, against the same kernels and
+ *          combine in this process.
  */
 #include <math.h>
 #include <stdio.h>
@@ -182,7 +186,8 @@ static double local_time_us(layer_local *local, const ep_batch *batch)
 static void local_case(bench_report *report, const decode_nodes *node, layer_local *local, uint32_t tokens)
 {
     double us[LOCAL_ROUNDS_MAX], local_us[LOCAL_ROUNDS_MAX], ratio[LOCAL_ROUNDS_MAX];
-    int rounds = tokens == 1 ? LOCAL_ROUNDS_MAX : tokens <= 8 ? 25 : 15; /* a wake-up more or less matters most where calls are short */
+    /* a wake-up more or less matters most where calls are short */
+    int rounds = tokens == 1 ? LOCAL_ROUNDS_MAX : tokens <= 8 ? 25 : 15;
     ep_batch batch = decode_batch(tokens, x, ids, scales);
     time_us(FUSED, node, NULL, &batch, 1);
     decode_lanes before = decode_nodes_lanes(node);
@@ -226,7 +231,8 @@ static void bench_local(bench_report *report, const char *dir)
     decode_nodes_stop(&node);
 }
 
-/* bench_decode [FILE.json [NODES [TOKENS]]]: one number of nodes (1: against in-process) and of tokens only. */
+/* bench_decode [FILE.json [NODES [TOKENS]]]: one number of nodes (1: against in-process) and of
+ * tokens only. */
 int main(int argc, char **argv)
 {
     static const uint32_t nodes[] = {2, 4, 8};

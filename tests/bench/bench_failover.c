@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a node costs the calls in flight when it is killed, or stopped, while every expert has a copy on another node:
- * the 99th percentile of their extra latency, that is of what they took beyond the median before the fault. Only calls
- * that were in flight at the fault count. And what a node costs that lives, ten times as slow as before: stopped for
- * nine milliseconds of ten. Of 4 nodes, every expert on 2, the 99th percentile of calls from two seconds after on,
- * against the one before. Each round has nodes of its own.
+ * What a node costs the calls in flight when it is killed, or stopped, while every expert has a
+ * copy on another node: the 99th percentile of their extra latency, that is of what they took
+ * beyond the median before the fault. Only calls that were in flight at the fault count. And what a
+ * node costs that lives, ten times as slow as before: stopped for nine milliseconds of ten. Of 4
+ * nodes, every expert on 2, the 99th percentile of calls from two seconds after on, against the one
+ * before. Each round has nodes of its own.
  */
 #include <math.h>
 #include <pthread.h>

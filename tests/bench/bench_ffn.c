@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Experts through the cpu backend: jobs of many experts at once, weights far beyond the caches, all workers.
- * Every pass is paired with a read of the same weights and with the peak of the weight type's instruction on
- * the same number of threads (ffn_meter.h, ffn_limit.h).
+ * Experts through the cpu backend: jobs of many experts at once, weights far beyond the caches, all
+ * workers. Every pass is paired with a read of the same weights and with the peak of the weight
+ * type's instruction on the same number of threads (ffn_meter.h, ffn_limit.h).
  *
  *     bench_ffn [JSON] [shape=2048x768] [m=16] [format=bf16] [seconds=1] [threads=N] [rivals=no]
- * (ffn_options.h)
+ *                                                                    (ffn_options.h)
  *
  * names one cell, or one row or column of cells, for tuning.
  */
@@ -19,8 +19,8 @@ enum { SIZES = 6, TAKES_MIN = 2 };
 
 static const uint32_t sizes[SIZES] = {1, 4, 16, 64, 256, 1024};
 
-/* Share of the limit that oneDNN (3.14, its own best layouts) was measured to reach for bf16; on a Zen 5,
- * whose limits are other ones. */
+/* Share of the limit that oneDNN (3.14, its own best layouts) was measured to reach for bf16; on a
+ * Zen 5, whose limits are other ones. */
 static const double recorded[FFN_OPTIONS_SHAPES][SIZES] = {
     {.95, .97, .69, .79, .92, .93}, {1.00, .98, .73, .84, .96, .96}, {.98, .95, .74, .84, .95, .94}};
 

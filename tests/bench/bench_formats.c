@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weight formats through the cpu backend: each against bf16 in the same moment, and against what the machine
- * allows it. Between two passes over bf16 experts come the format's own: limit, pass, pass, limit
- * (ffn_meter.h). Bars: w8a8 within 0.55 of bf16's time up to M = 4 and at 90 % of its limit; mxfp4 and int4
- * within 0.35 up to M = 4 and no slower from M = 64 on, in each numerics family that has them, and in the best of them; the
- * others are shown. Beside w8a8: oneDNN's products of bytes.
+ * Weight formats through the cpu backend: each against bf16 in the same moment, and against what
+ * the machine allows it. Between two passes over bf16 experts come the format's own: limit, pass,
+ * pass, limit (ffn_meter.h). Bars: w8a8 within 0.55 of bf16's time up to M = 4 and at 90 % of its
+ * limit; mxfp4 and int4 within 0.35 up to M = 4 and no slower from M = 64 on, in each numerics
+ * family that has them, and in the best of them; the others are shown. Beside w8a8: oneDNN's
+ * products of bytes.
  *
- *     bench_formats [JSON] [shape=2048x768] [m=1,4] [format=w8a8] [family=auto,w4a8] [seconds=0.3] [threads=N] [rivals=no]
- * (ffn_options.h)
+ *     bench_formats [JSON] [shape=2048x768] [m=1,4] [format=w8a8] [family=auto,w4a8]
+ *                   [seconds=0.3] [threads=N] [rivals=no]            (ffn_options.h)
  */
 #include <math.h>
 #include <stdio.h>
@@ -59,9 +60,10 @@ typedef struct {
 } formats_bench;
 
 /*
- * What the arithmetic of a cell takes at the least. w4a8: all products as quads of int8, and for each output and row and
- * each group of 32 columns, 64 operations, a multiply and a multiply-add in f32 in the same units of the CPU. Not counted:
- * the group's conversion to f32, which other units may do, and widening weights, which many rows share.
+ * What the arithmetic of a cell takes at the least. w4a8: all products as quads of int8, and for
+ * each output and row and each group of 32 columns, 64 operations, a multiply and a multiply-add in
+ * f32 in the same units of the CPU. Not counted: the group's conversion to f32, which other units
+ * may do, and widening weights, which many rows share.
  */
 static void set_limit(ffn_meter *meter, ep_numerics numerics, ep_weight_format format)
 {

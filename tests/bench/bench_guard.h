@@ -6,8 +6,8 @@
 #include <stddef.h>
 
 /*
- * Goes on in a child process. This one waits for it, removes the directories and exits with its status; SIGINT, SIGTERM and SIGHUP end the
- * child first. Called before any thread is started.
+ * Goes on in a child process. This one waits for it, removes the directories and exits with its
+ * status; SIGINT, SIGTERM and SIGHUP end the child first. Called before any thread is started.
  */
 void bench_guard(const char *const *dirs, size_t count);
 

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a message costs on its way: lanes alone, the whole RPC layer, raw TCP and futexes on shared memory as their limits,
- * gRPC C++ as the rival. Every echo is between two processes. Short runs of all forms take turns, and medians of ratios are
- * reported, because the machine's speed drifts. A run's messages are counted by the time the run before it took, so a cell of
- * the table takes a time that does not depend on the machine.
+ * What a message costs on its way: lanes alone, the whole RPC layer, raw TCP and futexes on shared
+ * memory as their limits, gRPC C++ as the rival. Every echo is between two processes. Short runs of
+ * all forms take turns, and medians of ratios are reported, because the machine's speed drifts. A
+ * run's messages are counted by the time the run before it took, so a cell of the table takes a
+ * time that does not depend on the machine.
  *
- * A lane and its limit are placed alike, else one would be compared with the other's luck. One message below 1 MiB at a time:
- * both processes on one CPU, since on a virtual machine waking an idle CPU costs more than all the rest. Otherwise each on its
- * own CPU; left alone, the scheduler puts both on one for some tenths of a second now and then, where either moves a third.
- * nng, whose processes have several busy threads, the RPC forms and gRPC run where they like.
+ * A lane and its limit are placed alike, else one would be compared with the other's luck. One
+ * message below 1 MiB at a time: both processes on one CPU, since on a virtual machine waking an
+ * idle CPU costs more than all the rest. Otherwise each on its own CPU; left alone, the scheduler
+ * puts both on one for some tenths of a second now and then, where either moves a third. nng, whose
+ * processes have several busy threads, the RPC forms and gRPC run where they like.
  *
- * usage: bench_lanes [JSON [BYTES [DEPTH [FORM]]]]   one size, one depth (0: all), one form beside the limits
+ * usage: bench_lanes [JSON [BYTES [DEPTH [FORM]]]]   one size, one depth (0: all), one form beside
+ *                                                    the limits
  */
 #include <dirent.h>
 #include <math.h>
@@ -27,7 +30,8 @@
 
 #define ROUNDS 9
 #define RUN_US 30000.0 /* one run of one form */
-#define LARGE_RUN_US 60000.0 /* the same from LARGE_BYTES on, so that filling and draining the pipeline counts little */
+/* the same from LARGE_BYTES on, so that filling and draining the pipeline counts little */
+#define LARGE_RUN_US 60000.0
 #define LARGE_BYTES ((size_t)1 << 20)
 #define COUNT_MAX 4096
 #define BUSY_POLL_US 100

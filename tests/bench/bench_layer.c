@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One MoE layer through the service, on one and on two nodes (real expertd processes on loopback), against the same kernels
- * and combine in this process. Rounds alternate between all of them; medians of ratios are reported.
- * On two cores the nodes share the processor with the caller, so two nodes cannot be faster than one here.
+ * One MoE layer through the service, on one and on two nodes (real expertd processes on loopback),
+ * against the same kernels and combine in this process. Rounds alternate between all of them;
+ * medians of ratios are reported.
+ * On two cores the nodes share the processor with the caller, so two nodes cannot be faster than
+ * one here.
  */
 #include <math.h>
 #include <stdio.h>

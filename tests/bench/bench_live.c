@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a service under decode and prefill load pays for what happens to it: experts that move, a node that joins, nodes
- * that are killed, a new version. Each result is compared with the oracle's, bit by bit.
+ * What a service under decode and prefill load pays for what happens to it: experts that move, a
+ * node that joins, nodes that are killed, a new version. Each result is compared with the oracle's,
+ * bit by bit.
  *
  *     bench_live [JSON] [long] [moves] [join] [kills] [loss] [upgrade]
  *
@@ -194,10 +195,12 @@ static uint32_t move_experts(uint32_t node, uint64_t from_ns)
     return 2 * wanted.copies;
 }
 
-/* One move a second on the average, in phases with a quiet one before each. A load's p99 in both is compared. */
+/* One move a second on the average, in phases with a quiet one before each. A load's p99 in both is
+ * compared. */
 static void bench_moves(void)
 {
-    static const char *const node_args[] = {"--drop-grace-ms=200", NULL}; /* what comes back must be loaded again */
+    /* what comes back must be loaded again */
+    static const char *const node_args[] = {"--drop-grace-ms=200", NULL};
     const uint32_t pairs = is_long ? 300 / PHASE_S : 15 / PHASE_S + 1;
     double ratios[2][PAIRS_MAX];
     load *const loads[2] = {&decode, &prefill};
@@ -383,8 +386,8 @@ static uint64_t set_default(const char *version)
     return ep_clock_now_ns();
 }
 
-/* One node after the other is stopped in order and started with these models; each has its experts before the next one
- * goes. */
+/* One node after the other is stopped in order and started with these models; each has its experts
+ * before the next one goes. */
 static void roll(const ep_test_model *models, size_t count)
 {
     cluster.options.models = models;

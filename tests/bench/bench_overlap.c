@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Is communication hidden behind compute? Hosts are network namespaces with links of a set rate; compute threads are pinned to CPU 1,
- * everything else to CPU 0.
+ * Is communication hidden behind compute? Hosts are network namespaces with links of a set rate;
+ * compute threads are pinned to CPU 1, everything else to CPU 0.
  *
- * One caller, one node: the rate is set so that the wire, idle otherwise, takes as long as compute. Then the whole (gate, dispatch,
- * experts, combine) against gate + max(pack + wire, compute) + combine, each of which is measured alone, and against the same work done
- * step after step. pack + wire is a call to a model of the same shape whose experts are 1/64 as large, less the combine.
+ * One caller, one node: the rate is set so that the wire, idle otherwise, takes as long as compute.
+ * Then the whole (gate, dispatch, experts, combine) against gate + max(pack + wire, compute) +
+ * combine, each of which is measured alone, and against the same work done step after step. pack +
+ * wire is a call to a model of the same shape whose experts are 1/64 as large, less the combine.
  *
- * Eight ranks, each with one expert and tokens of its own, top-2 of 8: against all-gather + reduce-scatter over the same lane, kernels and
- * links.
+ * Eight ranks, each with one expert and tokens of its own, top-2 of 8: against all-gather +
+ * reduce-scatter over the same lane, kernels and links.
  *
- * The program forks itself into ranks (bench/rank_board.h), each of which does its part of the step it is told.
+ * The program forks itself into ranks (bench/rank_board.h), each of which does its part of the step
+ * it is told.
  */
 #include <math.h>
 #include <stdio.h>
@@ -42,7 +44,8 @@
 #define CHUNK_BYTES (256u << 10)
 #define ROW_BYTES (HIDDEN * 2)
 #define MESH_PORT 7400
-/* The smallest capacity factor that is published for fixed buffers (1 million tokens); others are larger. */
+/* The smallest capacity factor that is published for fixed buffers (1 million tokens); others are
+ * larger. */
 #define CAPACITY_FACTOR 1.32
 
 typedef enum step_kind {
@@ -236,7 +239,8 @@ static void run_rank_call(rank_state *r)
     }
 }
 
-/* Every rank gets all tokens, computes its expert's share of each, and sends every rank the sums of its tokens. */
+/* Every rank gets all tokens, computes its expert's share of each, and sends every rank the sums of
+ * its tokens. */
 static void run_rank_gather(rank_state *r)
 {
     size_t bytes = (size_t)RANK_TOKENS * ROW_BYTES;
@@ -271,7 +275,8 @@ static void run_rank_gather(rank_state *r)
     rank_mesh_flush(r->mesh);
 }
 
-/* Gate, send everything, wait, compute, send everything, wait, combine; buffers of fixed capacity travel whole. */
+/* Gate, send everything, wait, compute, send everything, wait, combine; buffers of fixed capacity
+ * travel whole. */
 static void run_serial(rank_state *r)
 {
     size_t bytes = (size_t)(TOKENS * TOP_K * CAPACITY_FACTOR) * ROW_BYTES;
@@ -429,7 +434,8 @@ static void add_row(bench_report *report, const char *name, double value, const 
     bench_report_add(report, &row);
 }
 
-/* Sets the rate so that the idle wire takes as long as compute, within 10 %; returns what pack + wire takes then. */
+/* Sets the rate so that the idle wire takes as long as compute, within 10 %; returns what pack +
+ * wire takes then. */
 static double balance_wire(double compute_us, double combine_us)
 {
     double rate = (double)TOKENS * TOP_K * ROW_BYTES / compute_us * 1e6;
@@ -484,7 +490,8 @@ static void part_ranks(bench_report *report)
     double ratio[ROUNDS], ours[ROUNDS], theirs[ROUNDS];
     shaped_net_set_rate(0);
     double compute_us = median_of(STEP_RANK_COMPUTE, "", 3);
-    /* Out of a rank: each of its rows to 2 of 8 ranks, itself not counted, and as many rows of others back. */
+    /* Out of a rank: each of its rows to 2 of 8 ranks, itself not counted, and as many rows of
+     * others back. */
     double bytes = 2.0 * RANK_TOKENS * TOP_K * (RANKS - 1) / RANKS * ROW_BYTES;
     shaped_net_set_rate(bytes / compute_us * 1e6);
     timed(STEP_RANK_CALL, "");
@@ -525,7 +532,8 @@ int main(int argc, char **argv)
         shaped_net_pin(nodes[n].pid);
     }
     bench_report *report = bench_report_create("Overlap: H = 1024, I = 512, top-2 of 8, bf16; compute on one core, all else on the other");
-    const char *parts = getenv("EP_BENCH_OVERLAP"); /* of "caller ranks"; for those who work on one */
+    /* of "caller ranks"; for those who work on one */
+    const char *parts = getenv("EP_BENCH_OVERLAP");
     if (parts == NULL || strstr(parts, "caller") != NULL) {
         part_one_caller(report);
     }

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From router output to what is sent: the routing plan and the packed chunks of a prefill call, against the same work done the usual
- * way, as passes over the whole batch: sort the slots by expert, slice the counts at the nodes' borders, divide slot numbers into
- * tokens, gather the rows. The passes are vectorised too and gather with whichever of plain and of packing's own streaming stores is
- * quicker, into memory that is used again as it is.
+ * From router output to what is sent: the routing plan and the packed chunks of a prefill call,
+ * against the same work done the usual way, as passes over the whole batch: sort the slots by
+ * expert, slice the counts at the nodes' borders, divide slot numbers into tokens, gather the rows.
+ * The passes are vectorised too and gather with whichever of plain and of packing's own streaming
+ * stores is quicker, into memory that is used again as it is.
  *
- * Packing sends a row once per node and lets a chunk go when it is sent: IN_FLIGHT chunks are held here. The passes give a row per
- * (token, expert) in one buffer. One core, the same type; rounds alternate; medians of ratios. The limit is the time that writing the
- * packed rows takes alone, each read from where it was just read: its own ratio is what no plan and no packing can do better than.
+ * Packing sends a row once per node and lets a chunk go when it is sent: IN_FLIGHT chunks are held
+ * here. The passes give a row per (token, expert) in one buffer. One core, the same type; rounds
+ * alternate; medians of ratios. The limit is the time that writing the packed rows takes alone,
+ * each read from where it was just read: its own ratio is what no plan and no packing can do better
+ * than.
  */
 #include <math.h>
 #include <stdio.h>
@@ -111,7 +114,8 @@ static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buff
     EP_ASSERT(out->slots == SLOTS);
 }
 
-/* What plan and pack cannot be quicker than: as many rows written to as many buffers, read from where the last one was. */
+/* What plan and pack cannot be quicker than: as many rows written to as many buffers, read from
+ * where the last one was. */
 static double rows_alone_us(uint32_t hidden, const packed *p, ep_buffer_pool *pool)
 {
     size_t row = (size_t)hidden * 2;

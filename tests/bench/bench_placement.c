@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Placement by heat. Balance: the busiest node against the bound (lib/placement/balance_bound.c), the worst of so many drawn layers. Time:
- * of one thread, for the layers of a model, and for one layer as experts and nodes grow.
+ * Placement by heat. Balance: the busiest node against the bound (lib/placement/balance_bound.c),
+ * the worst of so many drawn layers. Time: of one thread, for the layers of a model, and for one
+ * layer as experts and nodes grow.
  *
  *     bench_placement [JSON] [seeds=100]
  */

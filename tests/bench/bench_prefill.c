@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prefill of eight ranks at once, 4096 tokens each: how much memory the exchange needs at its peak, and tokens per second, in three forms
- * over the same lane and kernels.
+ * Prefill of eight ranks at once, 4096 tokens each: how much memory the exchange needs at its peak,
+ * and tokens per second, in three forms over the same lane and kernels.
  *
- *   service     a rank is a caller and a node with an eighth of the experts; the service's own windows and chunks
- *   all-gather  every rank gets all tokens, computes its experts' share of each, and sends every rank the sums of its tokens
- *   fixed       all-to-all with buffers of fixed capacity: rows padded to factor * T * K / ranks per destination, sent whole, and results
- *               back the same way; the factor by the total sequence length from the published table
+ *   service     a rank is a caller and a node with an eighth of the experts; the service's own
+ *               windows and chunks
+ *   all-gather  every rank gets all tokens, computes its experts' share of each, and sends every
+ *               rank the sums of its tokens
+ *   fixed       all-to-all with buffers of fixed capacity: rows padded to factor * T * K / ranks
+ *               per destination, sent whole, and results back the same way; the factor by the total
+ *               sequence length from the published table
  *
- * One counter for all: the most that buffer pools (base/buffer.h) had lent at once. Of the service it is the sum of the caller's peak
- * and the node's, although they need not come at the same moment. The other forms take every exchange buffer from such a pool, receive in
- * place, reuse the send buffer for results, and are not charged for frames on their way through the lane.
+ * One counter for all: the most that buffer pools (base/buffer.h) had lent at once. Of the service
+ * it is the sum of the caller's peak and the node's, although they need not come at the same
+ * moment. The other forms take every exchange buffer from such a pool, receive in place, reuse the
+ * send buffer for results, and are not charged for frames on their way through the lane.
  *
  * The program forks itself into ranks (bench/rank_board.h), each of which does the form it is told.
  */
@@ -190,8 +194,8 @@ static ep_buffer *acquire(rank_state *r, form f, size_t bytes)
     return buffer;
 }
 
-/* Every rank receives at `areas`, one area of `each` bytes per rank, what the others hold for it at `data`: there is one area per
- * destination, or data is for all. The own part is copied. */
+/* Every rank receives at `areas`, one area of `each` bytes per rank, what the others hold for it at
+ * `data`: there is one area per destination, or data is for all. The own part is copied. */
 static void exchange(rank_state *r, uint8_t *areas, const uint8_t *data, size_t each, bool same_for_all)
 {
     rank_mesh_receive_at(r->mesh, areas, each);
@@ -249,7 +253,8 @@ static void run_gather(rank_state *r)
     ep_buffer_unref(partial);
 }
 
-/* A part of every destination's buffer, `rows` long: powers of two, so that no size class of the pool adds to what is asked for. */
+/* A part of every destination's buffer, `rows` long: powers of two, so that no size class of the
+ * pool adds to what is asked for. */
 typedef struct fixed_piece {
     size_t rows;
     ep_buffer *send; /* [RANKS,rows,H]: rows, then results */
@@ -275,7 +280,8 @@ static uint32_t acquire_fixed(rank_state *r, fixed_piece pieces[32])
     return count;
 }
 
-/* Rows and their experts into the destinations' buffers; where each slot's result comes back into rows. */
+/* Rows and their experts into the destinations' buffers; where each slot's result comes back into
+ * rows. */
 static void fill_fixed(rank_state *r, const fixed_piece *pieces, uint32_t pieces_count)
 {
     size_t used[RANKS] = {0};
@@ -542,8 +548,8 @@ static void add_speed(bench_report *report, double us[FORM_COUNT][ROUNDS])
     }
 }
 
-/* Against the layer in one process. Sums of eight partial sums, each rounded to bf16, are not the canonical ones: they differ by a few units
- * of its last place. */
+/* Against the layer in one process. Sums of eight partial sums, each rounded to bf16, are not the
+ * canonical ones: they differ by a few units of its last place. */
 static void add_errors(bench_report *report)
 {
     char name[96];

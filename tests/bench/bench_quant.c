@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Quantised rows: bf16 elements per second of each form beside memcpy of the same rows in the same rounds, and the
- * errors each form makes on normal rows and on rows with outliers (1 element of 100 is 50 times as large).
+ * Quantised rows: bf16 elements per second of each form beside memcpy of the same rows in the same
+ * rounds, and the errors each form makes on normal rows and on rows with outliers (1 element of 100
+ * is 50 times as large).
  */
 #include <math.h>
 #include <stdio.h>

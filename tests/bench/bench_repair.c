@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Repair: a layer is placed by heat, its router drifts, and copies are loaded elsewhere until the busiest node is within a target of the
- * bound. Printed: the 95th percentile of copies to load, of 288.
+ * Repair: a layer is placed by heat, its router drifts, and copies are loaded elsewhere until the
+ * busiest node is within a target of the bound. Printed: the 95th percentile of copies to load, of
+ * 288.
  *
  *     bench_repair [JSON] [seeds=100]
  */

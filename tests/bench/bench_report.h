@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of a benchmark: printed as a table for people, each as soon as it is known, written as JSON for programs:
- * {name, value, unit, limit, rival, ratio, better, bar, pass}; numbers that do not apply are null.
+ * Rows of a benchmark: printed as a table for people, each as soon as it is known, written as JSON
+ * for programs: {name, value, unit, limit, rival, ratio, better, bar, pass}; numbers that do not
+ * apply are null.
  *
  * limit    what the machine allows, measured in the same run, in the row's unit; NAN none
  * rival    the same work done the usual way, in the row's unit; NAN none
@@ -33,7 +34,8 @@ typedef struct bench_report bench_report;
 bench_report *bench_report_create(const char *title);
 /* Prints the row. */
 void bench_report_add(bench_report *report, const bench_row *row);
-/* Writes json_path (NULL: does not), frees. Returns the exit status: 1 when a bar was missed or writing failed. */
+/* Writes json_path (NULL: does not), frees. Returns the exit status: 1 when a bar was missed or
+ * writing failed. */
 int bench_report_finish(bench_report *report, const char *json_path);
 
 double bench_now_us(void);

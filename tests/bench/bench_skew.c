@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Uneven load: of E experts the busiest 3 of 16 take 60 % of the tokens and the idlest 5 of 16 take 10 %, as
- * jobs in any order. Beside each repetition the same number of tokens spread evenly. Printed: the share of
- * their time that the compute threads are in tasks, and the time against even load.
+ * Uneven load: of E experts the busiest 3 of 16 take 60 % of the tokens and the idlest 5 of 16 take
+ * 10 %, as jobs in any order. Beside each repetition the same number of tokens spread evenly.
+ * Printed: the share of their time that the compute threads are in tasks, and the time against even
+ * load.
  *
- *     bench_skew [JSON] [experts=32] [m=64] [format=bf16] [seconds=1] [threads=N]        m: tokens per expert
- * on average (ffn_options.h)
+ *     bench_skew [JSON] [experts=32] [m=64] [format=bf16] [seconds=1] [threads=N]
+ *
+ * m: tokens per expert on average (ffn_options.h)
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The weight store. What a start costs with the packed experts on disk, against reading these files alone; the first call after a start;
- * what loading costs calls for experts that are in memory; and how often an expert is in memory when it is used (store_policies.h), with
- * the time of loads as measured here.
+ * The weight store. What a start costs with the packed experts on disk, against reading these files
+ * alone; the first call after a start; what loading costs calls for experts that are in memory; and
+ * how often an expert is in memory when it is used (store_policies.h), with the time of loads as
+ * measured here.
  *
  * bench_store [JSON [starts|calls|policies]]
  */
@@ -160,7 +161,8 @@ static double call_us(rig *r, uint32_t expert)
 {
     static uint16_t x[HIDDEN], out[HIDDEN];
     for (uint32_t i = 0; i < HIDDEN; i++) {
-        x[i] = (uint16_t)(0x3f00u + i * 37u % 256u + (i % 2 == 0 ? 0x8000u : 0)); /* bf16 of 0.5 to 2, either sign */
+        /* bf16 of 0.5 to 2, either sign */
+        x[i] = (uint16_t)(0x3f00u + i * 37u % 256u + (i % 2 == 0 ? 0x8000u : 0));
     }
     const ep_job_row row = {.x = x, .x_scale = 1, .input_weight = 1, .out = out};
     one_job one = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
@@ -321,8 +323,9 @@ static bool is_cached(int fd, size_t bytes)
 }
 
 /*
- * Out of the page cache, as after a boot, and nothing of what was written or removed before left for the disk to do meanwhile. Returns the
- * bytes of all files. Pages still on their way to the disk stay, so it is tried until none is there.
+ * Out of the page cache, as after a boot, and nothing of what was written or removed before left
+ * for the disk to do meanwhile. Returns the bytes of all files. Pages still on their way to the
+ * disk stay, so it is tried until none is there.
  */
 static uint64_t forget_files(const char *dir)
 {
@@ -366,7 +369,8 @@ static double read_files_us(const char *dir)
             memory[count] = ep_host_alloc((size_t)st.st_size);
             EP_ASSERT(memory[count] != NULL);
             for (off_t at = 0; at < st.st_size;) {
-                const size_t left = (size_t)(st.st_size - at); /* in pieces as a loader, which is quicker than all at once */
+                /* in pieces as a loader, which is quicker than all at once */
+                const size_t left = (size_t)(st.st_size - at);
                 const ssize_t n = pread(fd, (char *)memory[count] + at, left < PIECE_BYTES ? left : PIECE_BYTES, at);
                 EP_ASSERT(n > 0);
                 at += n;

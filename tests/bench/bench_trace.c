@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What tracing costs: decode throughput of one MoE layer, served by two real expertd processes, with a client that prepared its call.
+ * What tracing costs: decode throughput of one MoE layer, served by two real expertd processes,
+ * with a client that prepared its call.
  *
  *     off       `tracing: off`; the client does not load the probes
  *     again     the same once more, with processes of its own: what two equal things differ by here
  *     loaded    probes loaded and a session daemon there, but no session
  *     session   all events of expertd are recorded with the contexts of `expertctl trace record`
  *
- * Each has nodes and a client process of its own, as loaded probes stay. Short turns alternate in shuffled order, so that what else the
- * machine does falls on all alike; all processes are started anew several times, as two equal ones may differ in where their memory
- * lies. Throughput is that of a turn's median call, as in bench_layer; the median over all rounds of its ratio to `off` in the same round
- * is reported, with a standard error from how the starts differ. Processor time is that of client and nodes, and of the daemons of LTTng in a row of its own.
+ * Each has nodes and a client process of its own, as loaded probes stay. Short turns alternate in
+ * shuffled order, so that what else the machine does falls on all alike; all processes are started
+ * anew several times, as two equal ones may differ in where their memory lies. Throughput is that
+ * of a turn's median call, as in bench_layer; the median over all rounds of its ratio to `off` in
+ * the same round is reported, with a standard error from how the starts differ. Processor time is
+ * that of client and nodes, and of the daemons of LTTng in a row of its own.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -126,7 +129,8 @@ static int be_client(int party, const char *const *urls)
     uint32_t tokens, count;
     double us[CALLS_MAX];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    setenv("LTTNG_UST_REGISTER_TIMEOUT", "10000", 1); /* it is recorded from its first call, also on a busy machine */
+    /* it is recorded from its first call, also on a busy machine */
+    setenv("LTTNG_UST_REGISTER_TIMEOUT", "10000", 1);
     if (party >= LOADED && !ep_trace_load(&why)) {
         fail("probes", why);
     }

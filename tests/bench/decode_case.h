@@ -34,7 +34,8 @@ void decode_fail(const char *what, const ep_error *error) __attribute__((noretur
 ep_batch decode_batch(uint32_t tokens, const uint16_t *x, const int32_t *ids, const float *scales);
 void decode_draw_ids(int32_t *ids, uint32_t tokens, uint32_t experts, uint64_t seed);
 
-/* Nodes with equal shares of the first `experts` of the checkpoint, all loaded. lanes: as in ep_client_config. */
+/* Nodes with equal shares of the first `experts` of the checkpoint, all loaded. lanes: as in
+ * ep_client_config. */
 void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, const char *dir, const char *checkpoint,
                         const char *lanes);
 void decode_nodes_stop(decode_nodes *nodes);

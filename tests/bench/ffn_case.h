@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One cell of the benchmarks ffn and formats: a shape, rows per expert, a weight format. The same values for
- * us and for the rivals. */
+/* One cell of the benchmarks ffn and formats: a shape, rows per expert, a weight format. The same
+ * values for us and for the rivals. */
 #ifndef EP_BENCH_FFN_CASE_H
 #define EP_BENCH_FFN_CASE_H
 
@@ -40,8 +40,8 @@ float ffn_case_input(uint32_t row, uint32_t column);
 double ffn_case_inner(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES], uint32_t i);
 
 enum { FFN_CASE_PROBES = 64 };
-/* Outputs of input row 0 in double, the first and the last among them; the caller compares its own with
- * ffn_case_error. */
+/* Outputs of input row 0 in double, the first and the last among them; the caller compares its own
+ * with ffn_case_error. */
 typedef struct ffn_probe {
     uint32_t column[FFN_CASE_PROBES];
     double value[FFN_CASE_PROBES];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Experts of one shape in the cpu backend, and passes over them: a job per expert, all submitted at once. */
+/* Experts of one shape in the cpu backend, and passes over them: a job per expert, all submitted at
+ * once. */
 #ifndef EP_BENCH_FFN_EXPERTS_H
 #define EP_BENCH_FFN_EXPERTS_H
 
@@ -44,8 +45,8 @@ typedef struct ffn_pass {
 void ffn_pass_open(ffn_pass *pass, const ffn_experts *experts, uint32_t hidden, const uint32_t *rows,
                    uint32_t count);
 void ffn_pass_close(ffn_pass *pass);
-/* Microseconds from the first submit to the last done(). out_idle_us: of all threads together in that time;
- * NULL allowed. */
+/* Microseconds from the first submit to the last done(). out_idle_us: of all threads together in
+ * that time; NULL allowed. */
 double ffn_pass_run(ffn_pass *pass, double *out_idle_us);
 
 #endif

@@ -58,8 +58,9 @@ typedef uint64_t line __attribute__((vector_size(64)));
 enum { STEP_BYTES = 4 * (int)sizeof(line), PIECE_BYTES = 512 << 10 };
 
 /*
- * Sums all lines of `streams` stretches of `bytes` each, one behind the other in memory; from each in turn a
- * few lines. fetch(p): what is done about the line at p, which lies `ahead` bytes after one that is read.
+ * Sums all lines of `streams` stretches of `bytes` each, one behind the other in memory; from each
+ * in turn a few lines. fetch(p): what is done about the line at p, which lies `ahead` bytes after
+ * one that is read.
  */
 #define READ_LOOP(name, target, streams, fetch)                                                              \
     target static uint64_t name(const char *memory, size_t bytes, size_t ahead)                              \
@@ -196,8 +197,8 @@ static const read_form *chosen = &forms[0];
 
 const char *ffn_limit_choose_read(ffn_team *team, const ffn_segment *segments, size_t count, FILE *show)
 {
-    /* Of all calls: a form's time against the mean of its round. Memory's speed changes between rounds, and
-     * which form is best does not. */
+    /* Of all calls: a form's time against the mean of its round. Memory's speed changes between
+     * rounds, and which form is best does not. */
     static double against[FORMS][FORM_SAMPLES_MAX];
     static size_t samples = 0;
     double times[FORMS][FORM_ROUNDS], sorted[FORM_SAMPLES_MAX], best = INFINITY, bytes = 0;

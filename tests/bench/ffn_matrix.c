@@ -32,8 +32,8 @@ static uint32_t group_columns(const ffn_matrix *m)
     return is_per_row ? m->columns : ep_weight_group_columns(m->format);
 }
 
-/* What the row's group is multiplied by: one of two values, so that scales that changed places show. Blocks
- * lie over rows of all periods. */
+/* What the row's group is multiplied by: one of two values, so that scales that changed places
+ * show. Blocks lie over rows of all periods. */
 static float scale_of(const ffn_matrix *m, uint32_t row, uint32_t group)
 {
     const uint32_t drawn_row = m->format == EP_WEIGHTS_F8_BLOCK ? 0 : row % FFN_MATRIX_PERIOD;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The matrices of the expert that the benchmarks ffn, formats and skew compute, in any weight format, and
- * what their elements then are: equal values for us and for the libraries compared with. Values lie
- * within 1.7 / sqrt(columns); rows repeat after FFN_MATRIX_PERIOD, a prime, so that large matrices are made
- * quickly and rows that changed places still show.
+ * The matrices of the expert that the benchmarks ffn, formats and skew compute, in any weight
+ * format, and what their elements then are: equal values for us and for the libraries compared
+ * with. Values lie within 1.7 / sqrt(columns); rows repeat after FFN_MATRIX_PERIOD, a prime, so
+ * that large matrices are made quickly and rows that changed places still show.
  */
 #ifndef EP_BENCH_FFN_MATRIX_H
 #define EP_BENCH_FFN_MATRIX_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pass over experts against what the machine allows it. Memory and clocks of a shared host drift within
- * seconds, so a take is limit, pass, pass, limit, and each pass is judged by the limit beside it; what is
- * reported are medians over all takes.
+ * A pass over experts against what the machine allows it. Memory and clocks of a shared host drift
+ * within seconds, so a take is limit, pass, pass, limit, and each pass is judged by the limit
+ * beside it; what is reported are medians over all takes.
  */
 #ifndef EP_BENCH_FFN_METER_H
 #define EP_BENCH_FFN_METER_H

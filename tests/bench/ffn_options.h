@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the benchmarks ffn, formats and skew take as arguments, and the shapes and numbers of rows they go
- * through when nothing is named. */
+/* What the benchmarks ffn, formats and skew take as arguments, and the shapes and numbers of rows
+ * they go through when nothing is named. */
 #ifndef EP_BENCH_FFN_OPTIONS_H
 #define EP_BENCH_FFN_OPTIONS_H
 
@@ -31,10 +31,11 @@ typedef struct ffn_options {
 } ffn_options;
 
 /*
- * options holds what is to be when nothing is named; no shapes become ffn_shapes, threads 0 the CPUs of this
- * process. Arguments: a file name for the JSON, and shape=HxI  m=1,4,16  format=w8a8,mxfp4  seconds=S
- * threads=N  experts=N  numerics=portable  family=auto,w4a8  rivals=no Formats are named as in numerics ids. False, with the
- * reason on stderr, when one is wrong.
+ * options holds what is to be when nothing is named; no shapes become ffn_shapes, threads 0 the
+ * CPUs of this process. Arguments: a file name for the JSON, and
+ *     shape=HxI  m=1,4,16  format=w8a8,mxfp4  seconds=S  threads=N  experts=N
+ *     numerics=portable  family=auto,w4a8  rivals=no
+ * Formats are named as in numerics ids. False, with the reason on stderr, when one is wrong.
  */
 bool ffn_options_read(int argc, char **argv, ffn_options *options);
 /* The family that is fastest here, or the one every CPU has. */

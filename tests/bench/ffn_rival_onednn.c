@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * oneDNN (2.x): up = x Wu; h = swish(x Wg) * up by post-operations; y = h Wd. Weights in the layouts it asks
- * for. w8a8: x and h are bytes (u8, 128 means 0) by one scale for all rows, which is less work than a scale
- * for each: x is rounded beforehand, h by the post-operations that make it. The 128 is taken off again by a
- * bias.
+ * oneDNN (2.x): up = x Wu; h = swish(x Wg) * up by post-operations; y = h Wd. Weights in the
+ * layouts it asks for. w8a8: x and h are bytes (u8, 128 means 0) by one scale for all rows, which
+ * is less work than a scale for each: x is rounded beforehand, h by the post-operations that make
+ * it. The 128 is taken off again by a bias.
  */
 #include <math.h>
 #include <oneapi/dnnl/dnnl.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OpenBLAS: it has f32 products only, so weights are f32 whatever the case says. One row: sgemv, else sgemm.
+/* OpenBLAS: it has f32 products only, so weights are f32 whatever the case says. One row: sgemv,
+ * else sgemm.
  */
 #include <cblas.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Libraries that compute the same cell, each in a program of its own (ffn_rival.h) that waits while others
- * measure: their takes come between ours, so that drift of memory and clocks falls on all.
+ * Libraries that compute the same cell, each in a program of its own (ffn_rival.h) that waits while
+ * others measure: their takes come between ours, so that drift of memory and clocks falls on all.
  */
 #ifndef EP_BENCH_FFN_RIVALS_H
 #define EP_BENCH_FFN_RIVALS_H
@@ -30,16 +30,16 @@ typedef struct ffn_rivals {
 } ffn_rivals;
 
 /*
- * Starts those that know the case's format and waits until they are ready; none when options->rivals is not set.
- * A build without them (no --rivals) misses all. rivals is large.
+ * Starts those that know the case's format and waits until they are ready; none when
+ * options->rivals is not set. A build without them (no --rivals) misses all. rivals is large.
  */
 void ffn_rivals_open(ffn_rivals *rivals, const ffn_case *c, const ffn_options *options);
 /* To be called after each take of ours. One that has had seconds passes by. */
 void ffn_rivals_take(ffn_rivals *rivals, double seconds);
 /*
- * Ends them and adds a row for each: our share of the limit and theirs of the same one, ours to be at least
- * as great. A library that has to use wider weights pays for them. One that is missing or has failed makes a
- * row that fails.
+ * Ends them and adds a row for each: our share of the limit and theirs of the same one, ours to be
+ * at least as great. A library that has to use wider weights pays for them. One that is missing or
+ * has failed makes a row that fails.
  */
 void ffn_rivals_close(ffn_rivals *rivals, bench_report *report, const ffn_case *c, const ffn_meter *ours);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the benchmarks ffn and formats do with a cell alike: the pass of its experts, the rows of the table,
- * the library beside it. */
+/* What the benchmarks ffn and formats do with a cell alike: the pass of its experts, the rows of
+ * the table, the library beside it. */
 #ifndef EP_BENCH_FFN_ROWS_H
 #define EP_BENCH_FFN_ROWS_H
 
@@ -24,7 +24,7 @@ double ffn_cell_error(const ffn_cell *cell);
 
 /* Adds the row "FORMAT HxI M=N" + what. */
 void ffn_rows_add(bench_report *report, const ffn_case *c, const char *what, bench_row row);
-/* Adds the cell's row: its time, its limit, its share of the limit under bar; and prints what the limit is
- * made of. */
+/* Adds the cell's row: its time, its limit, its share of the limit under bar; and prints what the
+ * limit is made of. */
 void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_figures *figures, double bar);
 #endif

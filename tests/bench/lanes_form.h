@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One way to echo messages between two processes, for bench_lanes. Every form keeps `depth` messages outstanding on one
- * connection and measures each round trip from its first byte sent to its last byte back.
+ * One way to echo messages between two processes, for bench_lanes. Every form keeps `depth`
+ * messages outstanding on one connection and measures each round trip from its first byte sent to
+ * its last byte back.
  */
 #ifndef EP_BENCH_LANES_FORM_H
 #define EP_BENCH_LANES_FORM_H
@@ -21,7 +22,8 @@ typedef struct lanes_form lanes_form;
 struct lanes_form {
     const char *name;
     void (*connect)(lanes_form *form); /* NULL: nothing to do */
-    /* Echoes count messages of bytes; each one's microseconds in out_us (count of them). Returns seconds, < 0 when a reply never came. */
+    /* Echoes count messages of bytes; each one's microseconds in out_us (count of them). Returns
+     * seconds, < 0 when a reply never came. */
     double (*run)(lanes_form *form, size_t bytes, int count, int depth, double *out_us);
     void (*close)(lanes_form *form);
     pid_t server;                 /* whose CPU time counts */
@@ -32,9 +34,11 @@ struct lanes_form {
 };
 
 /*
- * Each _open starts the server process, and is called before the first connect: a fork must come before the lanes' threads.
+ * Each _open starts the server process, and is called before the first connect: a fork must come
+ * before the lanes' threads.
  */
-/* Plain sockets: the limit of the stream lanes. whole: only ways that echo a message once they have all of it. */
+/* Plain sockets: the limit of the stream lanes. whole: only ways that echo a message once they have
+ * all of it. */
 void lanes_tcp_open(lanes_form *form, bool whole);
 /* Futexes and copies in shared memory: the limit of the shm lane. */
 void lanes_futex_open(lanes_form *form);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The limit of a shared-memory lane: slots in memory both processes map, one copy each way, a futex to sleep on. A large
- * message goes whole, or in pieces that the other side copies on while the next is being written and for which it looks a
- * moment before it sleeps: whichever is faster for this size and depth, found by a short trial of each.
+ * The limit of a shared-memory lane: slots in memory both processes map, one copy each way, a futex
+ * to sleep on. A large message goes whole, or in pieces that the other side copies on while the
+ * next is being written and for which it looks a moment before it sleeps: whichever is faster for
+ * this size and depth, found by a short trial of each.
  */
 #include <linux/futex.h>
 #include <math.h>
@@ -23,7 +24,8 @@
 #define TRIAL_COUNT 16
 #define LOOKS 400 /* pauses of some 50 ns before sleep, in the middle of a message */
 
-/* One direction. Messages are numbered from 0; number n is described at place n % LANES_DEPTH_MAX. */
+/* One direction. Messages are numbered from 0; number n is described at place n %
+ * LANES_DEPTH_MAX. */
 typedef struct direction {
     _Alignas(64) uint32_t written; /* atomic: pieces */
     _Alignas(64) uint32_t sleeps;  /* atomic: the reader is in, or about to enter, the futex */
@@ -74,12 +76,14 @@ static void await(direction *d, uint32_t piece, bool looks)
             __atomic_store_n(&d->sleeps, 0, __ATOMIC_SEQ_CST);
             return;
         }
-        /* On sleeps, not on written: the publisher of an earlier piece may take it back before we are asleep. */
+        /* On sleeps, not on written: the publisher of an earlier piece may take it back before we
+         * are asleep. */
         syscall(SYS_futex, &d->sleeps, FUTEX_WAIT, 1, NULL, NULL, 0);
     }
 }
 
-/* Puts a message in; in_pieces NULL: all of it is there, else as its pieces come. Returns the piece after it. */
+/* Puts a message in; in_pieces NULL: all of it is there, else as its pieces come. Returns the piece
+ * after it. */
 static uint32_t put(direction *d, uint32_t number, uint32_t slot, uint32_t piece, const uint8_t *data, size_t bytes,
                     size_t piece_bytes, direction *in_pieces)
 {

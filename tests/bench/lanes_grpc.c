@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gRPC C++ runs in two processes of its own program, since it and our libraries want different worlds; we tell it what to do. */
+/* gRPC C++ runs in two processes of its own program, since it and our libraries want different
+ * worlds; we tell it what to do. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A lane alone: every frame has the 64 bytes of our wire format, written and checked with their CRC; nothing above it. */
+/* A lane alone: every frame has the 64 bytes of our wire format, written and checked with their
+ * CRC; nothing above it. */
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -185,7 +186,8 @@ static void lane_close(lanes_form *form)
     ep_conn_close(s->conn);
     kill(form->server, SIGKILL);
     waitpid(form->server, NULL, 0);
-    ep_buffer_unref(s->payload_buffer); /* the state and its pool end with the process: on_closed may be on its way */
+    /* the state and its pool end with the process: on_closed may be on its way */
+    ep_buffer_unref(s->payload_buffer);
 }
 
 static void lane_connect(lanes_form *form)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The whole RPC layer: Hello, frames, both checksums where the lane needs them, credits, dispatch by descriptor. */
+/* The whole RPC layer: Hello, frames, both checksums where the lane needs them, credits, dispatch
+ * by descriptor. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,8 @@ static void on_forward(Expertd__V1__ExpertService_Service *service, const Expert
         ep_rpc_call_finish(closure_data, EP_ERR_NO_MEMORY, NULL);
         return;
     }
-    memcpy(out->data, tensors, bytes); /* a real reply is written by a kernel: one write of each byte */
+    /* a real reply is written by a kernel: one write of each byte */
+    memcpy(out->data, tensors, bytes);
     reply.slots = request->slots;
     ep_rpc_call_attach(closure_data, out);
     closure(&reply, closure_data);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Raw TCP at its best: of several buffer sizes, and of sending back piece by piece or message by message, what is fastest for
- * this message size and depth, found by short trials that take turns. From 1 MiB on the ways differ by half: what goes back
- * piece by piece never leaves the nearest caches. So the choice is by medians: the best of a few would be the luckiest.
+ * Raw TCP at its best: of several buffer sizes, and of sending back piece by piece or message by
+ * message, what is fastest for this message size and depth, found by short trials that take turns.
+ * From 1 MiB on the ways differ by half: what goes back piece by piece never leaves the nearest
+ * caches. So the choice is by medians: the best of a few would be the luckiest.
  *
- * A lane hands over whole frames, so it cannot echo piece by piece. The same with whole messages only tells the largest share
- * of raw TCP that such a lane can have.
+ * A lane hands over whole frames, so it cannot echo piece by piece. The same with whole messages
+ * only tells the largest share of raw TCP that such a lane can have.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The routing table that a client's calls go by, as benches of whole services wait for it and judge it. What is not
- * there within a minute fails the bench.
+ * The routing table that a client's calls go by, as benches of whole services wait for it and judge
+ * it. What is not there within a minute fails the bench.
  */
 #ifndef EP_BENCH_LIVE_TABLE_H
 #define EP_BENCH_LIVE_TABLE_H
@@ -19,7 +19,8 @@ bool live_table_is(ep_client *client, live_table_test test, void *arg);
 uint64_t live_table_wait(ep_client *client, const char *what, live_table_test test, void *arg);
 ep_epoch live_table_epoch(ep_client *client);
 
-/* A table newer than `after` of so many nodes, where every expert has so many copies, and every node too. */
+/* A table newer than `after` of so many nodes, where every expert has so many copies, and every
+ * node too. */
 typedef struct live_copies {
     ep_epoch after;
     uint32_t copies_min;
@@ -37,7 +38,8 @@ typedef struct live_balance {
 } live_balance;
 bool live_table_is_balanced(const ep_routing_table *table, void *live_balance);
 
-/* Batches of layer 0. hot: LIVE_TOP_K experts for each batch, from which all its tokens take theirs; NULL: any. */
+/* Batches of layer 0. hot: LIVE_TOP_K experts for each batch, from which all its tokens take
+ * theirs; NULL: any. */
 void live_batches_init(ep_test_batch *out, uint32_t count, const char *path, const char *model, uint32_t tokens,
                        const int32_t *hot);
 void live_batches_fini(ep_test_batch *batches, uint32_t count);

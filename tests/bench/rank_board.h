@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ranks of a benchmark as forked processes that all do one step at a time: the parent says which, and times it between two barriers.
+ * Ranks of a benchmark as forked processes that all do one step at a time: the parent says which,
+ * and times it between two barriers.
  *
- * A rank that ends before it is told to would leave the others at a barrier: the program ends then, and says so.
+ * A rank that ends before it is told to would leave the others at a barrier: the program ends then,
+ * and says so.
  *
  * Threads    one of the parent and one of each rank.
  */
@@ -19,7 +21,8 @@ typedef struct rank_board rank_board;
 
 /* Ends the program when there is no memory. */
 rank_board *rank_board_create(uint32_t ranks);
-/* Zeroed memory that the parent and its ranks see; before they are forked. Stays until the program ends. */
+/* Zeroed memory that the parent and its ranks see; before they are forked. Stays until the program
+ * ends. */
 void *rank_board_memory(size_t bytes);
 /* Forks the ranks, each of which runs rank_main and ends. Before the program has threads. */
 void rank_board_fork(rank_board *board, void (*rank_main)(uint32_t rank, void *arg), void *arg);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hosts on one machine: network namespaces on a bridge, each with a full-duplex link whose rate is set. Needs root and the programs
- * `ip` and `tc`. Host i has the address 10.77.0.(i + 1).
+ * Hosts on one machine: network namespaces on a bridge, each with a full-duplex link whose rate is
+ * set. Needs root and the programs `ip` and `tc`. Host i has the address 10.77.0.(i + 1).
  *
  * Threads    main thread only; shaped_net_enter before the process has threads.
  */
@@ -13,7 +13,8 @@
 
 #define SHAPED_NET_HOSTS_MAX 16
 
-/* Makes the hosts; false (said on stderr) when this machine does not allow it. Removed at exit of the process that made it. */
+/* Makes the hosts; false (said on stderr) when this machine does not allow it. Removed at exit of
+ * the process that made it. */
 bool shaped_net_create(uint32_t hosts);
 void shaped_net_destroy(void);
 /* Both directions of every link, in bytes per second; 0: as fast as it goes. */

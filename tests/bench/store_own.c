@@ -85,7 +85,8 @@ static void count_uses(own_pool *p, uint32_t layer, const uint32_t *of, uint32_t
     p->misses += p->counts ? *out_misses : 0;
 }
 
-/* What the visit waits for is loaded. A prefetch under way that it does not use stops after its piece and goes on afterwards. */
+/* What the visit waits for is loaded. A prefetch under way that it does not use stops after its
+ * piece and goes on afterwards. */
 static void load_missing(own_pool *p, const trace_visit *v, const uint32_t *of, uint32_t misses)
 {
     double left_us = p->flight != NONE && p->link_us > p->now_us ? p->link_us - p->now_us : 0;

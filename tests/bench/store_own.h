@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The node's own choice of experts (lib/moe/expert_heat.h, load_room.h) on a trace, with a clock: loads take the time they take, one after
- * the other, and what comes ahead of time counts as a hit only when its load had ended before the visit. One pool for all layers.
+ * The node's own choice of experts (lib/moe/expert_heat.h, load_room.h) on a trace, with a clock:
+ * loads take the time they take, one after the other, and what comes ahead of time counts as a hit
+ * only when its load had ended before the visit. One pool for all layers.
  */
 #ifndef EP_BENCH_STORE_OWN_H
 #define EP_BENCH_STORE_OWN_H

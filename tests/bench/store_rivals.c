@@ -143,7 +143,8 @@ static double run(rival which, double half_life, const store_trace *trace, uint3
     for (uint32_t v = 0; v < trace->visits_count; v++) {
         const trace_visit *visit = &trace->visits[v];
         p.layer_visits[visit->layer]++;
-        for (int wants_hit = 1; wants_hit >= 0; wants_hit--) { /* what is there first, as a node does it */
+        /* what is there first, as a node does it */
+        for (int wants_hit = 1; wants_hit >= 0; wants_hit--) {
             for (uint32_t i = 0; i < visit->count; i++) {
                 const uint32_t id = visit->layer * experts + trace->experts[visit->first + i];
                 if (wants_hit ? p.items[id].slot < 0 : p.items[id].last_visit == v + 1) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How often an expert is in memory when it is used, under the usual policies: LRU, LRU-2, SLRU (70 % protected), LFU with decay, and
- * Belady's, which knows the future. One pool for all layers, equal experts; an absent expert is always loaded, in place of a victim.
+ * How often an expert is in memory when it is used, under the usual policies: LRU, LRU-2, SLRU (70
+ * % protected), LFU with decay, and Belady's, which knows the future. One pool for all layers,
+ * equal experts; an absent expert is always loaded, in place of a victim.
  */
 #ifndef EP_BENCH_STORE_RIVALS_H
 #define EP_BENCH_STORE_RIVALS_H

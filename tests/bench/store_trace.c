@@ -98,7 +98,8 @@ static void draw_token(maker *m, uint32_t sequence, uint32_t token, uint32_t lay
     }
 }
 
-/* A sequence's next request begins; the first sequence's requests are the clock of domains and drift. */
+/* A sequence's next request begins; the first sequence's requests are the clock of domains and
+ * drift. */
 static void begin_request(maker *m, uint32_t sequence, uint64_t *requests)
 {
     const trace_setting *s = m->s;
@@ -212,7 +213,8 @@ store_trace *store_trace_make(const trace_setting *s, uint64_t seed)
     for (size_t i = 0; i < type_cells; i++) {
         m.type_popularity[i] = s->type_sigma * normal(&m);
     }
-    for (uint32_t q = 0; q < s->sequences && s->stay_requests == 0; q++) { /* requests do not all begin at once */
+    /* requests do not all begin at once */
+    for (uint32_t q = 0; q < s->sequences && s->stay_requests == 0; q++) {
         m.step_of[q] = q % s->request_steps;
         m.domain[q] = q % s->domains;
         for (uint32_t l = 0; l < s->layers; l++) {

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which experts a model's layers use, step by step, made like what is measured on real models: a lognormal popularity of the experts
- * per layer and domain, K distinct experts of a token drawn by it, a slot that often keeps the expert of the sequence's last token,
- * domains that come and go, popularity that drifts. A second family has kinds of tokens besides, more or less frequent in each domain:
- * what a token uses in one layer says something of the next. A step passes all layers in order; a visit is one layer of one step.
+ * Which experts a model's layers use, step by step, made like what is measured on real models: a
+ * lognormal popularity of the experts per layer and domain, K distinct experts of a token drawn by
+ * it, a slot that often keeps the expert of the sequence's last token, domains that come and go,
+ * popularity that drifts. A second family has kinds of tokens besides, more or less frequent in
+ * each domain: what a token uses in one layer says something of the next. A step passes all layers
+ * in order; a visit is one layer of one step.
  */
 #ifndef EP_BENCH_STORE_TRACE_H
 #define EP_BENCH_STORE_TRACE_H
@@ -44,11 +46,13 @@ typedef struct store_trace {
     uint32_t uses_count;
 } store_trace;
 
-/* A setting drawn at random from the ranges that models and loads span; has_types: of the family with kinds of tokens. */
+/* A setting drawn at random from the ranges that models and loads span; has_types: of the family
+ * with kinds of tokens. */
 trace_setting store_trace_draw(uint64_t seed, bool has_types);
 store_trace *store_trace_make(const trace_setting *setting, uint64_t seed);
 void store_trace_free(store_trace *trace);
-/* What the ten most used of a hundred experts take of all uses, and how many of a visit's experts were in the one before. */
+/* What the ten most used of a hundred experts take of all uses, and how many of a visit's experts
+ * were in the one before. */
 void store_trace_describe(const store_trace *trace, double *out_top_share, double *out_reuse);
 
 #endif

@@ -63,8 +63,8 @@ static size_t ready_bytes(size_t head, size_t tail, size_t whole_bytes)
 }
 
 /*
- * Echoes what comes, keeping a ring of bytes between read and write, so that both directions flow at once; whole_bytes > 0:
- * only whole messages of this size.
+ * Echoes what comes, keeping a ring of bytes between read and write, so that both directions flow
+ * at once; whole_bytes > 0: only whole messages of this size.
  */
 static void serve(int fd, size_t ring_bytes, size_t whole_bytes)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The limit for anything over TCP: plain non-blocking sockets, pipelined to a depth, with the client measuring round trips.
- * The server runs in a child process, as the service under test does.
+ * The limit for anything over TCP: plain non-blocking sockets, pipelined to a depth, with the
+ * client measuring round trips. The server runs in a child process, as the service under test does.
  */
 #ifndef EP_BENCH_TCP_ECHO_H
 #define EP_BENCH_TCP_ECHO_H
@@ -27,7 +27,8 @@ typedef struct tcp_echo {
 /* Starts the child and connects. 0 on success. */
 int tcp_echo_open(tcp_echo *echo, size_t message_bytes, const tcp_echo_way *way);
 void tcp_echo_close(tcp_echo *echo);
-/* Sends count messages keeping depth outstanding; round trip of each in out_us (may be NULL). Returns seconds, < 0 on error. */
+/* Sends count messages keeping depth outstanding; round trip of each in out_us (may be NULL).
+ * Returns seconds, < 0 on error. */
 double tcp_echo_run(tcp_echo *echo, int count, int depth, double *out_us);
 
 #endif

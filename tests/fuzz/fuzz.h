@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a fuzz target is made of. Each fuzz_<target>.c defines fuzz_one and fuzz_seed, and may define fuzz_mutate. The same file makes
- * two programs: with libFuzzer (tests/fuzz/run, clang), and a replay of seeds and found inputs in every ordinary test run.
+ * What a fuzz target is made of. Each fuzz_<target>.c defines fuzz_one and fuzz_seed, and may
+ * define fuzz_mutate. The same file makes two programs: with libFuzzer (tests/fuzz/run, clang), and
+ * a replay of seeds and found inputs in every ordinary test run.
  *
- * A target checks more than "does not crash": what a decoder accepts is read to its last byte, and written again must give the same.
+ * A target checks more than "does not crash": what a decoder accepts is read to its last byte, and
+ * written again must give the same.
  */
 #ifndef EP_TESTS_FUZZ_H
 #define EP_TESTS_FUZZ_H
@@ -20,7 +22,8 @@ void fuzz_start(void);
 void fuzz_one(const uint8_t *data, size_t bytes);
 /* Writes the index-th seed to out [FUZZ_BYTES_MAX]; its length, 0 past the last one. */
 size_t fuzz_seed(size_t index, uint8_t *out);
-/* Changes data in place so that it still looks right to the first checks; the new length. NULL: none. */
+/* Changes data in place so that it still looks right to the first checks; the new length. NULL:
+ * none. */
 extern size_t (*const fuzz_mutate)(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random);
 
 /* Ends the program: the input broke a promise. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A hostile coordinator: what it answers to Hello and WatchPlacement goes to a client of the library, over the loopback
- * lane; what it says of the cluster and its load to the commands that show it. An input is a script of its frames and
- * messages. The node that good tables list is honest: after each script the client calls the first layers of whatever
- * table it holds.
+ * A hostile coordinator: what it answers to Hello and WatchPlacement goes to a client of the
+ * library, over the loopback lane; what it says of the cluster and its load to the commands that
+ * show it. An input is a script of its frames and messages. The node that good tables list is
+ * honest: after each script the client calls the first layers of whatever table it holds.
  */
 #include <pthread.h>
 #include <stdio.h>

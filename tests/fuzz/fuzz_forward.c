@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests of token rows, in every form of both ways. An input is a flag byte, then either a seed (8 bytes: a random batch is planned, packed and must read back),
- * or the bytes of a hostile request: header length (2), ForwardRequest, tensor section. Whatever is accepted is read whole.
+ * Requests of token rows, in every form of both ways. An input is a flag byte, then either a seed
+ * (8 bytes: a random batch is planned, packed and must read back), or the bytes of a hostile
+ * request: header length (2), ForwardRequest, tensor section. Whatever is accepted is read whole.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Heads of GGUF files, and what their keys become. The first 8 bytes say how many more bytes the file has, the rest is
- * its beginning. */
+/* Heads of GGUF files, and what their keys become. The first 8 bytes say how many more bytes the
+ * file has, the rest is its beginning. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,7 +96,8 @@ static void check(const ep_gguf_head *head, uint64_t file_bytes)
         FUZZ_CHECK(ep_safetensors_header_find(&head->header, tensor->name) == tensor);
         sum += tensor->end - tensor->begin;
     }
-    FUZZ_CHECK(head->data_begin <= file_bytes && sum <= file_bytes - head->data_begin); /* no overlap */
+    /* no overlap */
+    FUZZ_CHECK(head->data_begin <= file_bytes && sum <= file_bytes - head->data_begin);
 }
 
 /* Keys are a config that is read, or are refused in words. */

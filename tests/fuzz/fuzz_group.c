@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank of a group, from its listener's first stranger to the end of a dispatch and a combine; all the other ranks, and
- * whoever else dials in, are hostile. The input's first byte chooses the scene; a script of frames follows, each record's
- * kind being the connection and what is sent on it.
+ * A rank of a group, from its listener's first stranger to the end of a dispatch and a combine; all
+ * the other ranks, and whoever else dials in, are hostile. The input's first byte chooses the
+ * scene; a script of frames follows, each record's kind being the connection and what is sent on
+ * it.
  *
- * All frames are sent before the rank's calls begin: what belongs to them waits as that of a faster rank does.
+ * All frames are sent before the rank's calls begin: what belongs to them waits as that of a faster
+ * rank does.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -327,7 +329,8 @@ static ep_err make_calls(ep_group *group, uint64_t deadline_us, ep_error *error)
     int32_t *ids = call.dispatch.expert_ids.data;
     int32_t counts[4 * LOCAL * RANKS_MAX];
     for (int64_t i = 0; w.scene->by_host && i < call.dispatch.expert_ids.shape[0] * LOCAL; i++) {
-        ids[i] = (int32_t)(w.scene->rank * LOCAL + (uint32_t)(i % LOCAL)); /* nobody has to send rows back */
+        /* nobody has to send rows back */
+        ids[i] = (int32_t)(w.scene->rank * LOCAL + (uint32_t)(i % LOCAL));
     }
     call.params.comm_alg = w.scene->by_host ? "hierarchy" : NULL;
     call.dispatch.deadline_us = call.combine.deadline_us = deadline_us;
@@ -367,7 +370,8 @@ static ep_err run(const uint8_t *data, size_t bytes, uint64_t meet_us, uint64_t 
     config.urls_count = 1;
     config.listen_url = urls[0];
     config.host = w.scene->hosts[w.scene->rank];
-    config.deadline_us = w.scene->rank == 0 ? 1 : meet_us; /* for rank 0 all is played before it looks who is there */
+    /* for rank 0 all is played before it looks who is there */
+    config.deadline_us = w.scene->rank == 0 ? 1 : meet_us;
     config.frame_bytes_max = 65536;
     config.on_listening = on_listening;
     ep_err err = ep_group_create(&config, &group, &error);
@@ -405,7 +409,8 @@ void fuzz_one(const uint8_t *data, size_t bytes)
 
 /* ---- seeds ---- */
 
-/* Plays every scene honestly: first to learn the records of its two calls, then both must succeed. */
+/* Plays every scene honestly: first to learn the records of its two calls, then both must
+ * succeed. */
 static void prepare(void)
 {
     static uint8_t script[FUZZ_BYTES_MAX];

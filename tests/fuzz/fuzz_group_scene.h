@@ -26,7 +26,8 @@ enum {
     RECORD_KINDS
 };
 
-/* The other ranks in ascending order have the first connections; ours dials those below it. The rest are strangers. */
+/* The other ranks in ascending order have the first connections; ours dials those below it. The
+ * rest are strangers. */
 typedef struct group_scene {
     uint32_t world;
     uint32_t rank;
@@ -37,7 +38,8 @@ typedef struct group_scene {
 #define GROUP_SCENES 6
 extern const group_scene group_scenes[GROUP_SCENES];
 
-/* What the rank itself sent in an honest run: the records of its calls, and its first rows for each connection. */
+/* What the rank itself sent in an honest run: the records of its calls, and its first rows for each
+ * connection. */
 typedef struct group_seen {
     uint8_t record[CALLS][EP_GROUP_RECORD_BYTES];
     uint8_t body[CONNECTIONS][4096];
@@ -46,8 +48,8 @@ typedef struct group_seen {
 extern group_seen group_scenes_seen[GROUP_SCENES];
 
 /*
- * An honest script. calls: how many the others take part in. oddity: a frame of this kind comes before, with a text; one
- * kind more: a stranger; 0: none.
+ * An honest script. calls: how many the others take part in. oddity: a frame of this kind comes
+ * before, with a text; one kind more: a stranger; 0: none.
  */
 size_t group_script_put(size_t scene, int calls, uint8_t oddity, uint8_t *out);
 

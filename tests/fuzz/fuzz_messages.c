@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every message of every method, with the budget that the services use. First byte: which message (all inputs, then all outputs,
- * then Hello, CallHeader, Status). What is accepted, packed again and unpacked, packs to the same bytes. Unknown fields are dropped
- * first: protobuf-c keeps some that it cannot read again.
+ * Every message of every method, with the budget that the services use. First byte: which message
+ * (all inputs, then all outputs, then Hello, CallHeader, Status). What is accepted, packed again
+ * and unpacked, packs to the same bytes. Unknown fields are dropped first: protobuf-c keeps some
+ * that it cannot read again.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole node behind the loopback lane. An input is a script: what one peer does on one connection. After each script
- * the peer waits until the node has read it all, then leaves. Another client's call must give the right rows all the while.
+ * A whole node behind the loopback lane. An input is a script: what one peer does on one
+ * connection. After each script the peer waits until the node has read it all, then leaves. Another
+ * client's call must give the right rows all the while.
  */
 #include <pthread.h>
 #include <signal.h>

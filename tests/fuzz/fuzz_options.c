@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Configuration files of both daemons. First byte: whose, and whether the text comes as a file or as a variable of the environment.
- * What is accepted, printed and read again, gives the same values.
+ * Configuration files of both daemons. First byte: whose, and whether the text comes as a file or
+ * as a variable of the environment. What is accepted, printed and read again, gives the same
+ * values.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,7 +5,8 @@
 
 #include "contract/rpc/raw_peer.h"
 
-/* Sends a frame without a message: its kind (cancel, ping, pong, credit, goodbye; else none is sent), call id, credit. */
+/* Sends a frame without a message: its kind (cancel, ping, pong, credit, goodbye; else none is
+ * sent), call id, credit. */
 void fuzz_peer_control(raw_peer *p, const uint8_t *rest, size_t bytes);
 /* Until the other side has read everything that was sent: it answers a ping, or has closed. */
 void fuzz_peer_wait_read(raw_peer *p);

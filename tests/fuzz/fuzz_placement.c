@@ -90,7 +90,8 @@ void fuzz_one(const uint8_t *data, size_t bytes)
     if (snapshot == NULL) {
         return;
     }
-    /* Checksums that fit, the table's and then the policy's, or a mutated table would never pass them. */
+    /* Checksums that fit, the table's and then the policy's, or a mutated table would never pass
+     * them. */
     ep_err err = ep_placement_decode(snapshot, &table, &error);
     for (int checksums = 0; err != EP_OK && checksums < 2; checksums++) {
         FUZZ_CHECK(error.text[0] != 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a target without libFuzzer: its seeds, each seed with every byte changed in a few ways, and the files named on the command
- * line (inputs that once broke something).
+ * Runs a target without libFuzzer: its seeds, each seed with every byte changed in a few ways, and
+ * the files named on the command line (inputs that once broke something).
  */
 #include <dirent.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Headers of safetensors files: the first 8 bytes say how much data follows, the rest is the header's text. */
+/* Headers of safetensors files: the first 8 bytes say how much data follows, the rest is the
+ * header's text. */
 #include <string.h>
 
 #include "fuzz.h"

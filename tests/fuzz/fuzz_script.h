@@ -29,7 +29,8 @@ typedef size_t (*fuzz_change_func)(uint8_t kind, uint8_t *rest, size_t bytes, si
 /* For fuzz_mutate: takes a record out, repeats one, or changes one. */
 size_t fuzz_script_mutate(uint8_t *script, size_t bytes, size_t bytes_max, uint32_t random, fuzz_change_func change);
 
-/* Whatever URL an input names, nothing outside the program is dialed: breaks the schemes that leave it. */
+/* Whatever URL an input names, nothing outside the program is dialed: breaks the schemes that leave
+ * it. */
 void fuzz_stay_inside(uint8_t *data, size_t bytes);
 
 #endif

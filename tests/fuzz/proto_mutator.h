@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed protobuf messages changed along their descriptor: fields are added, repeated, removed or given edge values. */
+/* Packed protobuf messages changed along their descriptor: fields are added, repeated, removed or
+ * given edge values. */
 #ifndef EP_TESTS_FUZZ_PROTO_MUTATOR_H
 #define EP_TESTS_FUZZ_PROTO_MUTATOR_H
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an expert computes between its matrices, written a second time from the numerics' text: tanh and erf are a polynomial
- * near 0 and beyond it 1 minus an exponential, with the numerics' coefficients; everything else is the formulas.
+ * What an expert computes between its matrices, written a second time from the numerics' text: tanh
+ * and erf are a polynomial near 0 and beyond it 1 minus an exponential, with the numerics'
+ * coefficients; everything else is the formulas.
  */
 #ifndef TESTS_REFERENCE_REF_ACTIVATION_H
 #define TESTS_REFERENCE_REF_ACTIVATION_H

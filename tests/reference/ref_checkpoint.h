@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A plain safetensors and checkpoint reader for the oracle's programs. It reads whole files into memory and
- * prints and exits on any trouble: these are test programs with trusted input, the careful reader is in
- * lib/model.
+ * A plain safetensors and checkpoint reader for the oracle's programs. It reads whole files into
+ * memory and prints and exits on any trouble: these are test programs with trusted input, the
+ * careful reader is in lib/model.
  */
 #ifndef TESTS_REFERENCE_REF_CHECKPOINT_H
 #define TESTS_REFERENCE_REF_CHECKPOINT_H
@@ -47,24 +47,25 @@ void ref_file_open(const char *path, struct ref_file *out_file);
 void ref_file_close(struct ref_file *file);
 /* False when there is no such tensor. */
 bool ref_file_find(const struct ref_file *file, const char *name, struct ref_tensor *out_tensor);
-/* Writes a file with the one tensor y: {"y":{"dtype":..,"shape":[..],"data_offsets":[..]}} padded with spaces
- * to 8 bytes. */
+/* Writes a file with the one tensor y: {"y":{"dtype":..,"shape":[..],"data_offsets":[..]}} padded
+ * with spaces to 8 bytes. */
 void ref_file_write(const char *path, const char *name, enum ref_dtype dtype, size_t rank,
                     const size_t *shape, const void *data);
 
-/* config.json and every shard that the index names (or model.safetensors); without a config.json every file *.gguf. */
+/* config.json and every shard that the index names (or model.safetensors); without a config.json
+ * every file *.gguf. */
 void ref_checkpoint_open(const char *folder, struct ref_checkpoint *out_checkpoint);
 void ref_checkpoint_close(struct ref_checkpoint *checkpoint);
 bool ref_checkpoint_find(const struct ref_checkpoint *checkpoint, const char *name,
                          struct ref_tensor *out_tensor);
-/* The tensor widened to f32, count elements expected; the caller frees it. Dies when it is missing or of
- * another size. */
+/* The tensor widened to f32, count elements expected; the caller frees it. Dies when it is missing
+ * or of another size. */
 float *ref_checkpoint_load(const struct ref_checkpoint *checkpoint, const char *name, size_t count);
 /* A whole number of config.json; dies when absent. */
 size_t ref_checkpoint_size(const struct ref_checkpoint *checkpoint, const char *key);
 
-/* The experts of one layer with its shared experts, by any of the tensor names and in any of the formats that public
- * checkpoints have; they get ref_family_default(). Freed by ref_layer_free. */
+/* The experts of one layer with its shared experts, by any of the tensor names and in any of the
+ * formats that public checkpoints have; they get ref_family_default(). Freed by ref_layer_free. */
 void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer, struct ref_layer *out_layer);
 /* The family of its experts; those of a format that it has not stay portable. */
 void ref_layer_set_family(struct ref_layer *layer, enum ref_family family);

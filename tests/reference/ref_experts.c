@@ -28,7 +28,8 @@ static const struct {
                 {"ffn.experts", numbered},
                 {"experts", numbered}};
 
-/* <prefix><L>.<block>.<word><end>, perhaps without a block, for all experts together; gate and up may be one tensor. */
+/* <prefix><L>.<block>.<word><end>, perhaps without a block, for all experts together; gate and up
+ * may be one tensor. */
 static const struct {
     const char *block;
     words word;
@@ -93,7 +94,8 @@ static size_t inner_size(const struct ref_checkpoint *checkpoint)
     return ref_checkpoint_size(checkpoint, has_own ? "moe_intermediate_size" : "intermediate_size");
 }
 
-/* Both tensors are [E,rows,columns] or both [E,columns,rows]. With H = I one of them tells, with H = 2 I the other. */
+/* Both tensors are [E,rows,columns] or both [E,columns,rows]. With H = I one of them tells, with H
+ * = 2 I the other. */
 static bool is_transposed(const struct ref_tensor *up, size_t up_rows, const struct ref_tensor *down, size_t hidden, size_t inner)
 {
     if (up_rows != hidden) {
@@ -102,7 +104,8 @@ static bool is_transposed(const struct ref_tensor *up, size_t up_rows, const str
     return down->shape[1] == inner;
 }
 
-/* Which rows of a tensor a matrix has; gate and up of one tensor stand behind each other, or take turns. */
+/* Which rows of a tensor a matrix has; gate and up of one tensor stand behind each other, or take
+ * turns. */
 static struct ref_slab slab_of(int matrix, bool shares, bool take_turns, size_t hidden, size_t inner)
 {
     struct ref_slab slab = {.step = 1, .rows = matrix == 2 ? hidden : inner, .columns = matrix == 2 ? inner : hidden};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numerics families of the oracle, and which of them daemons compute bf16 weights with when nobody says. */
+/* Numerics families of the oracle, and which of them daemons compute bf16 weights with when nobody
+ * says. */
 #ifndef TESTS_REFERENCE_REF_FAMILY_H
 #define TESTS_REFERENCE_REF_FAMILY_H
 
@@ -12,11 +13,13 @@ enum { REF_FAMILIES = 4 };
 const char *ref_family_name(enum ref_family family);
 /* Whether dot products go over pairs of bf16. */
 bool ref_family_has_pairs(enum ref_family family);
-/* By name, also at the head of a numerics id ("bf16dp/bf16/rne/.."); "auto" is ref_family_default(). False: another word. */
+/* By name, also at the head of a numerics id ("bf16dp/bf16/rne/.."); "auto" is
+ * ref_family_default(). False: another word. */
 bool ref_family_parse(const char *text, enum ref_family *out_family);
 /*
- * What daemons started with this environment take: what EXPERTD_NUMERICS names, else what this CPU is fastest with, cut at
- * the level of EXPERTD_CPU_FEATURES. Read once more from deploy/manual/numerics.md: no code of theirs.
+ * What daemons started with this environment take: what EXPERTD_NUMERICS names, else what this CPU
+ * is fastest with, cut at the level of EXPERTD_CPU_FEATURES. Read once more from
+ * deploy/manual/numerics.md: no code of theirs.
  */
 enum ref_family ref_family_default(void);
 

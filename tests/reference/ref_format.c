@@ -32,7 +32,8 @@ size_t ref_format_group(enum ref_format format)
     }
 }
 
-/* sign, `exponents` bits of exponent with this bias, `fractions` bits of fraction; exponent 0 has no leading one. */
+/* sign, `exponents` bits of exponent with this bias, `fractions` bits of fraction; exponent 0 has
+ * no leading one. */
 static float small_float(unsigned code, int exponents, int fractions, int bias)
 {
     int exponent = (int)(code >> fractions) & ((1 << exponents) - 1);
@@ -67,7 +68,8 @@ static float add_group(enum ref_family family, float total, float chain, float s
     return total + scaled;
 }
 
-/* Families of pairs compute MX formats as the bf16 matrix that codes times scales are; the others group by group. */
+/* Families of pairs compute MX formats as the bf16 matrix that codes times scales are; the others
+ * group by group. */
 static bool is_widened(enum ref_format format, enum ref_family family)
 {
     return family == REF_BF16DP && (format == REF_FORMAT_MXFP4 || format == REF_FORMAT_MXFP8);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weight formats of the oracle. A matrix of any format is kept as plain floats: the exact value of each code, and beside it
- * the scale of each group of columns of each row.
+ * Weight formats of the oracle. A matrix of any format is kept as plain floats: the exact value of
+ * each code, and beside it the scale of each group of columns of each row.
  */
 #ifndef TESTS_REFERENCE_REF_FORMAT_H
 #define TESTS_REFERENCE_REF_FORMAT_H
@@ -32,7 +32,8 @@ struct ref_matrix {
     const size_t *order;  /* [columns]: which input each column belongs to; NULL: the same. Alike for gate and up */
 };
 
-/* What a node that is told a family computes the format with: w4a8 leaves what it has not to bf16dp, that to `portable`. */
+/* What a node that is told a family computes the format with: w4a8 leaves what it has not to
+ * bf16dp, that to `portable`. */
 enum ref_family ref_format_family(enum ref_format format, enum ref_family told);
 /* Columns that share a scale; 0: no groups. */
 size_t ref_format_group(enum ref_format format);
@@ -42,13 +43,15 @@ float ref_e2m1(unsigned code);
 float ref_e4m3(uint8_t code);
 float ref_e8m0(uint8_t code);
 
-/* The dot product of a row of a matrix that has groups with x, without the bias. Not of w4a8: reference_w4a8.h. */
+/* The dot product of a row of a matrix that has groups with x, without the bias. Not of w4a8:
+ * reference_w4a8.h. */
 float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values, const float *scales, const float *x,
                      size_t n);
 /* The same of any codes: scales and offsets (NULL none) for each `group` columns. */
 float ref_dot_codes(enum ref_family family, const float *values, const float *scales, const float *offsets, size_t group,
                     const float *x, size_t n);
-/* x as int8 holds it; *out_scale is what these integers are multiplied by: NaN for a row that is not finite. */
+/* x as int8 holds it; *out_scale is what these integers are multiplied by: NaN for a row that is
+ * not finite. */
 void ref_round_int8(const float *x, size_t n, float *out_q, float *out_scale);
 /* Of a row of w8a8 and such integers. */
 float ref_dot_int8(const float *values, float scale, const float *q, float q_scale, size_t n);

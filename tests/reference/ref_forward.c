@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Runs one MoE layer of a checkpoint on a batch from a safetensors file, with the oracle.
- *     in:  x [T,H] bf16|f16|f32|i8 (i8 with x_scales [T] f32), expert_ids [T,K] i32|i64, expert_scales [T,K]
- * f32|bf16 out: y [T,H], or [T,K,H] uncombined
+ *     in:  x [T,H] bf16|f16|f32|i8 (i8 with x_scales [T] f32), expert_ids [T,K] i32|i64,
+ *          expert_scales [T,K] f32|bf16
+ *     out: y [T,H], or [T,K,H] uncombined
  */
 #include <getopt.h>
 #include <stdio.h>
@@ -55,7 +56,8 @@ static struct request parse(int argc, char **argv)
         {"combine-quant", required_argument, NULL, 'c'},
         {"numerics", required_argument, NULL, 'f'}, {NULL, 0, NULL, 0},
     };
-    static const char *const dtypes[] = {"bf16", "f16", "f32"};               /* as enum ref_dtype */
+    /* as enum ref_dtype */
+    static const char *const dtypes[] = {"bf16", "f16", "f32"};
     static const char *const policies[] = {"pass", "reject", "zero", "mean"}; /* as enum ref_nan */
     static const char *const quants[] = {"plain", "int8", "fp8"};
     static const enum ref_dispatch dispatches[] = {REF_DISPATCH_PLAIN, REF_DISPATCH_INT8, REF_DISPATCH_FP8};
@@ -134,7 +136,8 @@ static struct ref_tensor need(const struct ref_file *file, const char *path, con
     return tensor;
 }
 
-/* Fills the batch from the file's tensors; returns the row scales of int8 x, to be freed, or NULL. */
+/* Fills the batch from the file's tensors; returns the row scales of int8 x, to be freed, or
+ * NULL. */
 static float *fill_batch(const struct ref_file *file, const char *path, size_t hidden,
                          struct ref_batch *batch)
 {

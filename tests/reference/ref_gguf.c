@@ -61,7 +61,8 @@ static float mxfp4_scale(const uint8_t *block, size_t g)
     return ref_e8m0(block[0]);
 }
 
-/* Eight parts and eight minima of 6 bits in 12 bytes: the first four of each whole, of the others two and four bits apart. */
+/* Eight parts and eight minima of 6 bits in 12 bytes: the first four of each whole, of the others
+ * two and four bits apart. */
 static unsigned six_bits(const uint8_t *packed, size_t g, bool is_minimum)
 {
     const uint8_t *first = packed + (is_minimum ? 4 : 0);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF for the oracle: a file's head as the JSON that safetensors has, and its blocks. Trusted, as in ref_checkpoint.h.
+/* GGUF for the oracle: a file's head as the JSON that safetensors has, and its blocks. Trusted, as
+ * in ref_checkpoint.h.
  */
 #ifndef TESTS_REFERENCE_REF_GGUF_H
 #define TESTS_REFERENCE_REF_GGUF_H
 
 #include "ref_checkpoint.h"
 
-/* A block of columns of a row. A weight is value(k) * scale(k / group) - offset(k / group), k of the block. */
+/* A block of columns of a row. A weight is value(k) * scale(k / group) - offset(k / group), k of
+ * the block. */
 struct ref_block {
     const char *name;
     size_t columns;

@@ -217,8 +217,8 @@ static float without_denormals(float x)
     return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x;
 }
 
-/* A result of this size came from values so small that all of them times 2^64 and 2^128 are in range: there its rounding
- * shows, as if exponents had no end. */
+/* A result of this size came from values so small that all of them times 2^64 and 2^128 are in
+ * range: there its rounding shows, as if exponents had no end. */
 static float fused_pair_step(float a, float b, float acc)
 {
     a = without_denormals(a);
@@ -248,7 +248,8 @@ float ref_dot_bf16dp(const float *a, const float *b, size_t n)
     return acc;
 }
 
-/* Of the two doubles around the exact sum, when there is none for it, the one whose last bit is set. */
+/* Of the two doubles around the exact sum, when there is none for it, the one whose last bit is
+ * set. */
 static double sum_to_odd(double a, double b)
 {
     double sum = a + b;
@@ -260,7 +261,8 @@ static double sum_to_odd(double a, double b)
     return lost != 0.0 && is_even && isfinite(sum) ? nextafter(sum, lost > 0.0 ? INFINITY : -INFINITY) : sum;
 }
 
-/* a + b rounded to odd, as if exponents had no smallest, 2^128 and above an infinity; what is below 2^-126 is a zero. */
+/* a + b rounded to odd, as if exponents had no smallest, 2^128 and above an infinity; what is below
+ * 2^-126 is a zero. */
 static float odd_sum(float a, float b)
 {
     double sum = sum_to_odd((double)a, (double)b);
@@ -280,7 +282,8 @@ static float odd_sum(float a, float b)
 
 static float odd_product(float a, float b)
 {
-    return without_denormals(without_denormals(a) * without_denormals(b)); /* exact, or out of range */
+    /* exact, or out of range */
+    return without_denormals(without_denormals(a) * without_denormals(b));
 }
 
 float ref_dot_bf16odd(const float *a, const float *b, size_t n)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arithmetic of the oracle: number formats, exp, dot product, written a second time straight from the
- * definitions of the numerics families `portable`, `bf16dp` and `bf16odd`. Nothing here is shared with lib/. Must be compiled with
- * -ffp-contract=off.
+ * Arithmetic of the oracle: number formats, exp, dot product, written a second time straight from
+ * the definitions of the numerics families `portable`, `bf16dp` and `bf16odd`. Nothing here is
+ * shared with lib/. Must be compiled with -ffp-contract=off.
  */
 #ifndef TESTS_REFERENCE_REF_MATH_H
 #define TESTS_REFERENCE_REF_MATH_H
@@ -23,8 +23,8 @@ uint16_t ref_f16_from_float(float value);
 float ref_float_from_bf16(uint16_t bits);
 float ref_float_from_f16(uint16_t bits);
 
-/* Element index of an array; REF_I8 and REF_U8 give the plain integer. data may be unaligned. Not for REF_I32 and
- * REF_I64. */
+/* Element index of an array; REF_I8 and REF_U8 give the plain integer. data may be unaligned. Not
+ * for REF_I32 and REF_I64. */
 float ref_load(const void *data, enum ref_dtype dtype, size_t index);
 /* Stores with one rounding to REF_BF16, REF_F16 or REF_F32; only these. */
 void ref_store(void *data, enum ref_dtype dtype, size_t index, float value);
@@ -36,7 +36,8 @@ float ref_sigmoid(float x);
 float ref_silu(float x);
 /* acc = 0; acc = fma(a[i], b[i], acc) in ascending order. */
 float ref_dot(const float *a, const float *b, size_t n);
-/* Families of pairs: value rounded to bf16 (denormals first become zeros of their sign) and widened again. */
+/* Families of pairs: value rounded to bf16 (denormals first become zeros of their sign) and widened
+ * again. */
 float ref_pair_input(float value);
 /*
  * Families of pairs: acc = 0; pairs in ascending order; nothing denormal in or out.

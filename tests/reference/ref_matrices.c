@@ -58,7 +58,8 @@ static size_t stated(const struct ref_checkpoint *checkpoint, const char *key, s
     return number > 0 ? (size_t)number : 0;
 }
 
-/* Where a tensor has the number of weight [n,k]: n / rows * row_step + k / columns * column_step. */
+/* Where a tensor has the number of weight [n,k]: n / rows * row_step + k / columns *
+ * column_step. */
 struct shared {
     size_t rows, columns;
     size_t row_step, column_step;
@@ -106,7 +107,8 @@ static float nibble_value(const uint8_t *row, size_t k)
     return ref_e2m1(k % 2 == 0 ? row[k / 2] & 15u : row[k / 2] >> 4u);
 }
 
-/* Eight codes to a little-endian word, the lowest column in the lowest bits, 8 more than they mean. */
+/* Eight codes to a little-endian word, the lowest column in the lowest bits, 8 more than they
+ * mean. */
 static float int4_value(const uint8_t *row, size_t k)
 {
     return (float)((int)(row[k / 2] >> (k % 2 == 0 ? 0 : 4) & 15) - 8);
@@ -164,7 +166,8 @@ static size_t group_in_file(const struct ref_checkpoint *checkpoint, size_t grou
     return size == 0 && groups_of(columns, 32) == groups ? 32 : groups == 1 ? 0 : columns / groups;
 }
 
-/* Groups of 128 columns where those of the file are that many or a multiple, or a whole row; else of 32. */
+/* Groups of 128 columns where those of the file are that many or a multiple, or a whole row; else
+ * of 32. */
 static size_t group_of_chains(size_t in_file)
 {
     return in_file % 128 == 0 ? 128 : 32;
@@ -186,7 +189,8 @@ static float *zero_points(const struct ref_tensor *zeros, size_t rows, size_t gr
     return points;
 }
 
-/* Which column stands at each place when those of a group stand together, groups ascending; NULL: no tensor says otherwise. */
+/* Which column stands at each place when those of a group stand together, groups ascending; NULL:
+ * no tensor says otherwise. */
 static size_t *read_order(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns, size_t groups)
 {
     struct ref_tensor index;
@@ -253,7 +257,8 @@ static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, co
     return REF_FORMAT_CODES;
 }
 
-/* Whether inputs are int8 as well: where the config has groups, it says so; not where a row of weights has groups. */
+/* Whether inputs are int8 as well: where the config has groups, it says so; not where a row of
+ * weights has groups. */
 static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
 {
     const char *name;
@@ -335,7 +340,8 @@ static enum ref_format read_values(const struct ref_checkpoint *checkpoint, cons
     return REF_FORMAT_W8A8;
 }
 
-/* What qweight, qzeros and scales are of: GPTQ down the columns, AWQ along eight rows that are shuffled. */
+/* What qweight, qzeros and scales are of: GPTQ down the columns, AWQ along eight rows that are
+ * shuffled. */
 struct words {
     size_t bits;
     bool is_awq;

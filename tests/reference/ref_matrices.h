@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrices out of the containers of checkpoints: values of codes, and a scale for each group of columns of each row. */
+/* Matrices out of the containers of checkpoints: values of codes, and a scale for each group of
+ * columns of each row. */
 #ifndef TESTS_REFERENCE_REF_MATRICES_H
 #define TESTS_REFERENCE_REF_MATRICES_H
 
 #include "ref_checkpoint.h"
 
-/* A matrix of its own tensors: <stem>.weight or .weight_packed, scales and bias as there are. False: there is none. */
+/* A matrix of its own tensors: <stem>.weight or .weight_packed, scales and bias as there are.
+ * False: there is none. */
 bool ref_matrix_load(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns, struct ref_matrix *out_matrix,
                      size_t *out_rows, enum ref_format *out_format);
 
@@ -20,7 +22,8 @@ struct ref_slab {
     bool transposed;   /* [E,columns,all] */
 };
 
-/* A matrix out of <stem><end>, or of <stem>_blocks with <stem>_scales; <stem>_bias when it is there. False: neither. */
+/* A matrix out of <stem><end>, or of <stem>_blocks with <stem>_scales; <stem>_bias when it is
+ * there. False: neither. */
 bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char *stem, const char *end,
                              const struct ref_slab *slab, struct ref_matrix *out_matrix, enum ref_format *out_format);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle's layer: check, then token by token and slot by slot, in the order the contract is written.
- * Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE, _TRUNCATE, _CHAIN, or one of reference_w4a8.h, it makes one
- * mistake on purpose: the property test proves with such copies that it would see that mistake in the service.
+ * The oracle's layer: check, then token by token and slot by slot, in the order the contract is
+ * written. Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE, _TRUNCATE, _CHAIN, or
+ * one of reference_w4a8.h, it makes one mistake on purpose: the property test proves with such
+ * copies that it would see that mistake in the service.
  */
 #include "reference_layer.h"
 
@@ -372,7 +373,8 @@ static void send_back(const struct ref_batch *batch, size_t hidden, float *row)
     }
 }
 
-/* row(t,k) of a slot that has one: routed rows are rounded to the wire type, special ones stay f32. */
+/* row(t,k) of a slot that has one: routed rows are rounded to the wire type, special ones stay
+ * f32. */
 static void slot_row(const struct ref_layer *layer, const struct ref_batch *batch, struct slot slot,
                      float scale, const struct scratch *s, float *row)
 {
@@ -453,7 +455,8 @@ static void shared_row(const struct ref_layer *layer, const struct ref_batch *ba
 #endif
 }
 
-/* Slot k of a token and, behind the routed ones, its shared experts: which expert's row, SIZE_MAX none; its owner. */
+/* Slot k of a token and, behind the routed ones, its shared experts: which expert's row, SIZE_MAX
+ * none; its owner. */
 static size_t expert_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k)
 {
     if (k >= batch->top_k) {

@@ -1,37 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle: one whole MoE layer in one process, as plain loops. It exists to judge the service path bit for
- * bit, so it reads the contract once more from the text and shares no file with lib/ or client/. Clear first,
- * never fast.
+ * The oracle: one whole MoE layer in one process, as plain loops. It exists to judge the service
+ * path bit for bit, so it reads the contract once more from the text and shares no file with lib/
+ * or client/. Clear first, never fast.
  *
- * Shapes   T tokens, K slots per token, E routed experts, H hidden, I inner, S shared experts. All arrays are
- * contiguous. Ids      [0,E) routed; then zero experts; then copy experts; then constant experts; -1 and the
- * total count are inactive.
+ * Shapes   T tokens, K slots per token, E routed experts, H hidden, I inner, S shared experts. All
+ *          arrays are contiguous.
+ * Ids      [0,E) routed; then zero experts; then copy experts; then constant experts; -1 and the
+ *          total count are inactive.
  *
  * Where the contract leaves room, this is the reading taken here:
- *   - Every id must be in range, also in masked slots. Duplicates are about routed ids of slots that are
- * computed: active token, not masked, marked if the form is partial. x of an inactive token is never read.
+ *   - Every id must be in range, also in masked slots. Duplicates are about routed ids of slots
+ *     that are computed: active token, not masked, marked if the form is partial. x of an inactive
+ *     token is never read.
  *   - partial: unmarked slots add nothing; shared experts and the caller's tensor are added as for
- * `combined`.
- *   - uncombined: row(t,k), unweighted, rounded to the wire type, then converted to the output type. Zero
- * rows for inactive slots and zero experts. Copy gives x, constant gives its r. Shared experts and the
- * caller's tensor do not appear.
- *   - The NaN policy acts on the widened x before anything else. mean: f64 sum of the row's finite elements
- * in ascending order, divided by their count in f64, rounded to f32 and then to x's type; no finite element:
- * 0.
- *   - int8 rows: a row scale that is not finite spoils the whole row. zero and mean take that scale as 0,
- * reject refuses it.
+ *     `combined`.
+ *   - uncombined: row(t,k), unweighted, rounded to the wire type, then converted to the output
+ *     type. Zero rows for inactive slots and zero experts. Copy gives x, constant gives its r.
+ *     Shared experts and the caller's tensor do not appear.
+ *   - The NaN policy acts on the widened x before anything else. mean: f64 sum of the row's finite
+ *     elements in ascending order, divided by their count in f64, rounded to f32 and then to x's
+ *     type; no finite element: 0.
+ *   - int8 rows: a row scale that is not finite spoils the whole row. zero and mean take that scale
+ *     as 0, reject refuses it.
  *   - x_abs_max refuses |x| above it. It ignores NaN, and elements that zero or mean replace.
- *   - weight_on_input: routed experts get round_f32(scale * x) and their row is added unweighted. Copy and
- * constant experts keep w * row. Shared experts see the unscaled x.
- *   - Copy and constant experts work on the widened x in f32 and are not rounded to the wire type when
- * combined.
- *   - The service's shared experts come first, the caller's shared tensor last; either may be absent.
- *   - node sums: a node adds scale * row (shared experts: row) over its slots of a token in slot order, from 0 in f32, and
- *     rounds the sum to the wire type. These sums are added where the first of their slots stands; special experts where
- *     they stand.
- *   - Quantised: what experts see of x, routed and shared, after the NaN policy; what comes back from them, after
- * the rounding to the wire type; of node sums the sum and not its rows. Copy and constant experts work on x as it is, and their rows are never quantised.
+ *   - weight_on_input: routed experts get round_f32(scale * x) and their row is added unweighted.
+ *     Copy and constant experts keep w * row. Shared experts see the unscaled x.
+ *   - Copy and constant experts work on the widened x in f32 and are not rounded to the wire type
+ *     when combined.
+ *   - The service's shared experts come first, the caller's shared tensor last; either may be
+ *     absent.
+ *   - node sums: a node adds scale * row (shared experts: row) over its slots of a token in slot
+ *     order, from 0 in f32, and rounds the sum to the wire type. These sums are added where the
+ *     first of their slots stands; special experts where they stand.
+ *   - Quantised: what experts see of x, routed and shared, after the NaN policy; what comes back
+ *     from them, after the rounding to the wire type; of node sums the sum and not its rows. Copy
+ *     and constant experts work on x as it is, and their rows are never quantised.
  *   - combined with T = 0 or K = 0 is legal; K = 0 leaves the shared experts.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_LAYER_H
@@ -112,13 +116,14 @@ enum { REF_TEXT_BYTES = 256 };
 enum ref_refusal { REF_OK, REF_BAD_ID, REF_DUPLICATE_ID, REF_NOT_FINITE, REF_TOO_LARGE, REF_NO_MEMORY };
 
 /*
- * out: [T,H], or [T,K,H] for REF_UNCOMBINED, of out_dtype; written only on REF_OK. text (may be NULL) then
- * tells the reason.
+ * out: [T,H], or [T,K,H] for REF_UNCOMBINED, of out_dtype; written only on REF_OK. text (may be
+ * NULL) then tells the reason.
  */
 enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
                                    char text[REF_TEXT_BYTES]);
 
-/* Floats of scratch for one expert: an inner row, x as the family has it, the scales of the longer of both. */
+/* Floats of scratch for one expert: an inner row, x as the family has it, the scales of the longer
+ * of both. */
 static inline size_t ref_expert_scratch(size_t hidden, size_t inner)
 {
     return inner + hidden + (hidden > inner ? hidden : inner) / 32 + 1;

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle's quantised rows: what an expert sees of x, and what the caller sees of an expert's row, read once
- * more from the contract:
- *   int8 row    x times the channel's smooth scale, rounded; d = 127 / max|x|; q = rint(x * d); back: q * (1 / d).
- *               max 0 or d not finite: zeros. A non-finite element: the whole row is NaN.
- *   fp8 row     per 128: scale = max|x| / 448; x / scale to the nearest e4m3 number, at most 448; back: times scale.
- *               scale 0: zeros. A non-finite element: its 128 are NaN.
- *   int8 reply  per 8: s = max|y| * (1 / 127); q = rint(f16(y / s)), at most 127 either way; back: q times s
- *               rounded to the wire type, the product rounded to it too. s 0: zeros. A non-finite element: its 8
- *               are NaN.
- * REF_MUTATE_SCALE forgets to round the reply's scale; REF_MUTATE_TRUNCATE cuts instead of rounding.
+ * The oracle's quantised rows: what an expert sees of x, and what the caller sees of an expert's
+ * row, read once more from the contract:
+ *   int8 row    x times the channel's smooth scale, rounded; d = 127 / max|x|; q = rint(x * d);
+ *               back: q * (1 / d). max 0 or d not finite: zeros. A non-finite element: the whole
+ *               row is NaN.
+ *   fp8 row     per 128: scale = max|x| / 448; x / scale to the nearest e4m3 number, at most 448;
+ *               back: times scale. scale 0: zeros. A non-finite element: its 128 are NaN.
+ *   int8 reply  per 8: s = max|y| * (1 / 127); q = rint(f16(y / s)), at most 127 either way; back:
+ *               q times s rounded to the wire type, the product rounded to it too. s 0: zeros. A
+ *               non-finite element: its 8 are NaN.
+ * REF_MUTATE_SCALE forgets to round the reply's scale; REF_MUTATE_TRUNCATE cuts instead of
+ * rounding.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_QUANT_H
 #define TESTS_REFERENCE_REFERENCE_QUANT_H

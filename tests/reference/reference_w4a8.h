@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The oracle's family w4a8, read once more from the contract:
- *   rows      of x and of the inner values become integers, each group of 32 columns for itself (the last may be short):
- *             s = max|x| / 127, rounded; q = x / s, rounded, then to the nearest integer, ties to even, within +-127.
- *             s 0: all q are 0. An element that is not finite: s is NaN, all q are 0.
- *   weights   int4: the code's value and its scale. mxfp4: twice the code's value, and half its scale.
- *   dot       groups ascending, total from +0: sum of w * q, exact; t = sum * s, rounded; total = fma(t, S, total).
- * Mistakes: REF_MUTATE_GROUP takes one s for the whole row, _TIES rounds them away from zero, _CHAIN goes through the
- * groups from the last one, _UNFUSED rounds t * S before it is added, _BIAS leaves the weights of a short last group as
- * unsigned as a kernel keeps them.
+ *   rows      of x and of the inner values become integers, each group of 32 columns for itself
+ *             (the last may be short): s = max|x| / 127, rounded; q = x / s, rounded, then to the
+ *             nearest integer, ties to even, within +-127. s 0: all q are 0. An element that is not
+ *             finite: s is NaN, all q are 0.
+ *   weights   int4: the code's value and its scale. mxfp4: twice the code's value, and half its
+ *             scale.
+ *   dot       groups ascending, total from +0: sum of w * q, exact; t = sum * s, rounded; total =
+ *             fma(t, S, total).
+ * Mistakes: REF_MUTATE_GROUP takes one s for the whole row, _TIES rounds them away from zero,
+ * _CHAIN goes through the groups from the last one, _UNFUSED rounds t * S before it is added, _BIAS
+ * leaves the weights of a short last group as unsigned as a kernel keeps them.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_W4A8_H
 #define TESTS_REFERENCE_REFERENCE_W4A8_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle's activations beside the C library's functions in double, and its formats beside cases worked out by hand. */
+/* The oracle's activations beside the C library's functions in double, and its formats beside cases
+ * worked out by hand. */
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -53,7 +54,8 @@ static double of_double(const struct ref_activation *a, double g, double u)
     return NAN;
 }
 
-/* exp, tanh and erf err by less than 4 ulp of values up to 1; where 1 + erf cancels, that is absolute in g. */
+/* exp, tanh and erf err by less than 4 ulp of values up to 1; where 1 + erf cancels, that is
+ * absolute in g. */
 static void expect_near(const struct ref_activation *a, bool alone, float g, float u, float got)
 {
     double wanted = of_double(a, (double)g, (double)u);
@@ -114,7 +116,8 @@ Test(reference_formats, groups_are_scaled_one_by_one)
     cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_PORTABLE, values, scales, x, 32), 3.0f);
 }
 
-/* chain (1 + 2^-7), scale (1 + 2^-23): the product's last bits count when it is fused into -1, and are lost when it is not. */
+/* chain (1 + 2^-7), scale (1 + 2^-23): the product's last bits count when it is fused into -1, and
+ * are lost when it is not. */
 Test(reference_formats, a_group_ends_fused_or_rounded)
 {
     float values[33] = {-1.0f};
@@ -129,7 +132,8 @@ Test(reference_formats, a_group_ends_fused_or_rounded)
     cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_BF16DP, values, scales, x, 33), product - 1.0f);
 }
 
-/* In pairs an MX weight is code times scale in bf16: the second group goes into the chain of the first. */
+/* In pairs an MX weight is code times scale in bf16: the second group goes into the chain of the
+ * first. */
 Test(reference_formats, mx_weights_are_widened_in_pairs)
 {
     float values[33] = {-1.0f};
@@ -137,10 +141,12 @@ Test(reference_formats, mx_weights_are_widened_in_pairs)
     const float scales[2] = {1.0f, 0x1p-127f};
     values[32] = 2.0f;
     x[32] = 0x1p126f;
-    cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_BF16DP, values, scales, x, 33), 0.0f); /* 2^-126 is a normal number */
+    /* 2^-126 is a normal number */
+    cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_BF16DP, values, scales, x, 33), 0.0f);
     values[32] = 1.0f;
     x[32] = 0x1p127f;
-    cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_BF16DP, values, scales, x, 33), -1.0f); /* 2^-127 is none */
+    /* 2^-127 is none */
+    cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_BF16DP, values, scales, x, 33), -1.0f);
     cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_PORTABLE, values, scales, x, 33), 0.0f);
 }
 
@@ -209,7 +215,8 @@ Test(reference_formats, a_dot_product_of_w4a8_by_hand)
                  381 * 0x1p-136f);
 }
 
-/* t (1 + 2^-23), scale (1 + 2^-7): the product's last bits count, since it is fused into -1. The other way round they do not. */
+/* t (1 + 2^-23), scale (1 + 2^-7): the product's last bits count, since it is fused into -1. The
+ * other way round they do not. */
 Test(reference_formats, groups_of_w4a8_are_fused_in_ascending_order)
 {
     float values[33] = {-1.0f};
@@ -225,7 +232,8 @@ Test(reference_formats, groups_of_w4a8_are_fused_in_ascending_order)
                   exact);
 }
 
-/* y = down relu(up x + bias)^2, H = 1, I = 2, and the same under an own gate that sees x before it is rounded. */
+/* y = down relu(up x + bias)^2, H = 1, I = 2, and the same under an own gate that sees x before it
+ * is rounded. */
 Test(reference_formats, an_expert_of_w4a8_by_hand)
 {
     struct ref_expert expert = {.inner = 2,
@@ -237,7 +245,8 @@ Test(reference_formats, an_expert_of_w4a8_by_hand)
     float scratch[8], y;
     cr_assert_leq(ref_expert_scratch(1, 2), 8);
     ref_expert_forward(&expert, 1, (const float[]){127.0f}, scratch, &y);
-    const float wanted = (3 * 34 + 4 * 127) * (60516.0f / 127.0f) * 0.5f; /* 128 and 246 squared; 34.38 steps are 34 */
+    /* 128 and 246 squared; 34.38 steps are 34 */
+    const float wanted = (3 * 34 + 4 * 127) * (60516.0f / 127.0f) * 0.5f;
     cr_expect_eq(y, wanted);
     expert.output_gate = (const float[]){-0x1p-7f};
     ref_expert_forward(&expert, 1, (const float[]){127.0f}, scratch, &y);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle against cases small enough to work out by hand. H = 2, I = 1; expert e gives y = (m, -2m), m =
- * factor[e] * x[1]. */
+/* The oracle against cases small enough to work out by hand. H = 2, I = 1; expert e gives y = (m,
+ * -2m), m = factor[e] * x[1]. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 
 enum { H = 2, EXPERTS = 3 };
 
-/* silu(128) is exactly 128, because exp(-128) is 0 here: so h = 128 * u, and the down matrix takes the 128
- * out again. */
+/* silu(128) is exactly 128, because exp(-128) is 0 here: so h = 128 * u, and the down matrix takes
+ * the 128 out again. */
 static const float gate_row[H] = {128.0f, 0.0f};
 static const float up_rows[EXPERTS][H] = {{0.0f, 1.0f}, {0.0f, 4.0f}, {0.0f, -1.0f}};
 static const float down_rows[H] = {0x1p-7f, -0x1p-6f};

@@ -161,7 +161,8 @@ static void stop_end(sim_fault *fault)
     }
 }
 
-/* The others have failed their next requests when it is noticed, and are the only ones that can serve. */
+/* The others have failed their next requests when it is noticed, and are the only ones that can
+ * serve. */
 static void stop_beside_errors_begin(sim_fault *fault)
 {
     world *w = fault->world;
@@ -329,9 +330,9 @@ static void coordinator_uncut(sim_fault *fault)
     set_links(fault->world, fault->world->coordinator.host, &plain, &plain);
 }
 
-/* One that refuses for long, and a network that breaks the lane's promise, cost calls: nothing else is to be done
- * for them. A node that hangs above its connection answers pings: what the budget for hedges does not cover waits
- * until it goes on. */
+/* One that refuses for long, and a network that breaks the lane's promise, cost calls: nothing else
+ * is to be done for them. A node that hangs above its connection answers pings: what the budget for
+ * hedges does not cover waits until it goes on. */
 static const fault_kind kinds[] = {
     {"loss", true, 0, loss_begin, links_end},
     {"delay", true, 0, delay_begin, links_end},

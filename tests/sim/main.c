@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sim run SEED            one seed in this process, told step by step
- * sim range FIRST COUNT   each in a process of its own; stops at the first that breaks, and says how to run
- * it again sim twice FIRST COUNT   each seed two times: the digests must be equal sim find FIRST COUNT    for
- * a build with a planted bug: succeeds when a seed finds it
+ * sim range FIRST COUNT   each in a process of its own; stops at the first that breaks, and says
+ *                         how to run it again
+ * sim twice FIRST COUNT   each seed two times: the digests must be equal
+ * sim find FIRST COUNT    for a build with a planted bug: succeeds when a seed finds it
  *
  * COUNT may be followed by a long count, taken with EP_TEST_LONG=1.
  */
@@ -30,7 +31,8 @@ static bool run_child(uint64_t seed, bool quiet, uint64_t *out_hash)
     }
     pid_t child = fork();
     if (child == 0) {
-        alarm(quiet ? SECONDS_MAX / 6 : SECONDS_MAX); /* one that runs in a circle counts as broken */
+        /* one that runs in a circle counts as broken */
+        alarm(quiet ? SECONDS_MAX / 6 : SECONDS_MAX);
         if (quiet && freopen("/dev/null", "w", stderr) == NULL) {
             _Exit(2);
         }

@@ -245,7 +245,8 @@ void node_kill(sim_node *node)
     ep_sim_set_host_state(sim_env, node->host, EP_SIM_DEAD);
     ep_sim_host_id old = ep_sim_enter(sim_env, node->host);
     while (node->jobs != NULL) {
-        finish_error(node->jobs, EP_ERR_UNAVAILABLE, -1, 0); /* to nobody: its connections have ended */
+        /* to nobody: its connections have ended */
+        finish_error(node->jobs, EP_ERR_UNAVAILABLE, -1, 0);
     }
     ep_rpc_server_destroy(node->server);
     ep_timer_service_destroy(node->timers);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One simulated service: clients, nodes and a coordinator in one thread, each on a host of the simulated
- * network. Everything is drawn from one seed. The clients are whole ep_clients and the servers
- * ep_rpc_servers, as shipped; only what a node computes and what the coordinator decides is written here.
+ * One simulated service: clients, nodes and a coordinator in one thread, each on a host of the
+ * simulated network. Everything is drawn from one seed. The clients are whole ep_clients and the
+ * servers ep_rpc_servers, as shipped; only what a node computes and what the coordinator decides is
+ * written here.
  */
 #ifndef EP_TESTS_SIM_WORLD_H
 #define EP_TESTS_SIM_WORLD_H
@@ -174,7 +175,8 @@ void world_say(world *w, const char *format, ...) __attribute__((format(printf, 
 /* nodes.c */
 void node_init(world *w, uint32_t index);
 void node_start(sim_node *node);
-/* As by SIGKILL: its host is dead first, then its memory is taken down. Not inside a callback of the node. */
+/* As by SIGKILL: its host is dead first, then its memory is taken down. Not inside a callback of
+ * the node. */
 void node_kill(sim_node *node);
 /* Answers what NODE_HANG kept. */
 void node_release(sim_node *node);
@@ -208,7 +210,8 @@ uint32_t faults_kinds(void);
 
 /* The world under watch: one per process. */
 extern world *watched;
-/* Runs one seed; the digest of everything that happened. Ends the process when something is broken. */
+/* Runs one seed; the digest of everything that happened. Ends the process when something is
+ * broken. */
 uint64_t world_run(uint64_t seed, bool verbose);
 
 #endif

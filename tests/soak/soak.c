@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random faults on a service of four nodes with two copies of each expert, while three processes call it 40
- * times a second each: over shared memory where a node offers it, over TCP, and with one frame per host and
- * sums at the nodes.
+ * Random faults on a service of four nodes with two copies of each expert, while three processes
+ * call it 40 times a second each: over shared memory where a node offers it, over TCP, and with one
+ * frame per host and sums at the nodes.
  *
- * - strict: one fault at a time, the next when all nodes serve and both copies of every expert are back: no call
- *   may fail.
+ * - strict: one fault at a time, the next when all nodes serve and both copies of every expert are
+ *   back: no call may fail.
  * - wild: anything at any time: calls may fail, and all is healthy again after the last fault.
  *
  * In both no bit is ever wrong. What is drawn depends on the seed; what it meets, on the machine.
@@ -158,7 +158,8 @@ static void start_again(soak *s, uint32_t target)
     ep_chaos_proxy_set_upstream(s->proxies[target], s->faults.cluster.nodes[target].rpc_url);
 }
 
-/* Nothing passes until the rule ends; then what was held goes on, as TCP's repetition would have it. */
+/* Nothing passes until the rule ends; then what was held goes on, as TCP's repetition would have
+ * it. */
 static void cut(soak *s, uint32_t target, uint32_t directions)
 {
     const ep_chaos_rule rule = {.fault = EP_CHAOS_STALL,
@@ -394,8 +395,8 @@ static void print_incidents(const soak *s, int caller, const char *text)
     free(copy);
 }
 
-/* Its slow and failed calls with the faults of that time, and its total; false when one failed or took too
- * long in strict mode. */
+/* Its slow and failed calls with the faults of that time, and its total; false when one failed or
+ * took too long in strict mode. */
 static bool report_caller(soak *s, int number, const char *text)
 {
     unsigned long long calls = 0, failed = 0, longest_us = 0, overslept_us = 0;

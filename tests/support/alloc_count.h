@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Counts every allocation of the process between begin and end, whoever makes it. Programs that use it get malloc and the like
- * from here, so not together with a sanitizer: see EP_TEST_ALLOC_COUNTED.
+ * Counts every allocation of the process between begin and end, whoever makes it. Programs that use
+ * it get malloc and the like from here, so not together with a sanitizer: see
+ * EP_TEST_ALLOC_COUNTED.
  */
 #ifndef EP_TESTS_SUPPORT_ALLOC_COUNT_H
 #define EP_TESTS_SUPPORT_ALLOC_COUNT_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated device as a calling program uses it: streams, buffers, and copies that wait for nothing. Failures end
- * the process. */
+/* The emulated device as a calling program uses it: streams, buffers, and copies that wait for
+ * nothing. Failures end the process. */
 #ifndef EP_TESTS_SUPPORT_CALLER_DEVICE_H
 #define EP_TESTS_SUPPORT_CALLER_DEVICE_H
 
@@ -21,7 +21,8 @@ void device_must(ep_acl_code code, const char *call);
 
 /* With the libraries below home; the calling thread works on the device then. */
 void device_open(const char *home, uint64_t seed, const char *delay_us);
-/* Frees everything that was made by these functions and ends the runtime, which finds what somebody else left. */
+/* Frees everything that was made by these functions and ends the runtime, which finds what somebody
+ * else left. */
 void device_close(void);
 
 void *device_alloc(size_t bytes);

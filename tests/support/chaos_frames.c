@@ -25,7 +25,8 @@ static bool read_forward(const uint8_t *data, ep_frame *out_frame)
            out_frame->method_id == ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward")->id;
 }
 
-/* Where the message of a request begins in the header section; header_bytes when the section is wrong. */
+/* Where the message of a request begins in the header section; header_bytes when the section is
+ * wrong. */
 static size_t message_offset(const ep_frame *frame, const uint8_t *data)
 {
     uint32_t length = 0;
@@ -159,7 +160,8 @@ static uint8_t *lie_in_frame(ep_chaos_fault fault, ep_frame frame, const uint8_t
         }
         break;
     case EP_CHAOS_LIE_NO_CALL:
-        frame.call_id ^= 1ull << (40 + draw(random, 20)); /* the high half is the sender's process */
+        /* the high half is the sender's process */
+        frame.call_id ^= 1ull << (40 + draw(random, 20));
         break;
     case EP_CHAOS_LIE_ATTEMPT:
         frame.attempt ^= (uint16_t)(1u << (8 + draw(random, 8)));

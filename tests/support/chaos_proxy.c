@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The chaos proxy's thread: connections, their two directions, and the faults that are not of bytes. */
+/* The chaos proxy's thread: connections, their two directions, and the faults that are not of
+ * bytes. */
 #include "support/chaos_proxy.h"
 
 #include <arpa/inet.h>

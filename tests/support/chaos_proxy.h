@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A TCP proxy between peers that knows where our frames begin and end (wire/frame.h), and does to them what a
- * test asks for: by rate, or to the frame of a given number. One thread per proxy. What is drawn depends on
- * the seed, the connection's number and the direction only.
+ * A TCP proxy between peers that knows where our frames begin and end (wire/frame.h), and does to
+ * them what a test asks for: by rate, or to the frame of a given number. One thread per proxy. What
+ * is drawn depends on the seed, the connection's number and the direction only.
  *
- * Frames that lie carry right CRCs: only a look at their meaning can refuse them. What no peer could know is
- * not on offer: other numbers in the tensors, another layer or an equally wide type in the request, or the
- * rows of another call that asked for as many. CRCs and checks are against damage, not against a peer that
- * wants to deceive.
+ * Frames that lie carry right CRCs: only a look at their meaning can refuse them. What no peer
+ * could know is not on offer: other numbers in the tensors, another layer or an equally wide type
+ * in the request, or the rows of another call that asked for as many. CRCs and checks are against
+ * damage, not against a peer that wants to deceive.
  *
  * Threads    all functions from any thread; create and destroy once.
  */
@@ -79,7 +79,8 @@ typedef struct ep_chaos_counts {
 
 typedef struct ep_chaos_proxy ep_chaos_proxy;
 
-/* Listens on a free port of 127.0.0.1 and closes what comes until there is an upstream. NULL on failure. */
+/* Listens on a free port of 127.0.0.1 and closes what comes until there is an upstream. NULL on
+ * failure. */
 ep_chaos_proxy *ep_chaos_proxy_create(uint64_t seed);
 void ep_chaos_proxy_destroy(ep_chaos_proxy *proxy);
 /* "tcp://127.0.0.1:port"; valid as long as the proxy. */

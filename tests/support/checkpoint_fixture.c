@@ -37,7 +37,8 @@ ep_fixture_config ep_fixture_default(void)
     };
 }
 
-/* Near normal, about 0.1 wide: the sum of four uniform values. Norm weights lie around 1, as real ones do. */
+/* Near normal, about 0.1 wide: the sum of four uniform values. Norm weights lie around 1, as real
+ * ones do. */
 static float next_value(uint64_t *state, float centre)
 {
     float sum = -2.0f;
@@ -71,8 +72,8 @@ void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t cou
     }
 }
 
-/* Codes are any bytes. Scales keep the values about as wide as plain ones: some 2^-5 for codes of mxfp4, 2^-6 for int4; of
- * both signs, and a few of the smallest there are. */
+/* Codes are any bytes. Scales keep the values about as wide as plain ones: some 2^-5 for codes of
+ * mxfp4, 2^-6 for int4; of both signs, and a few of the smallest there are. */
 static void fill_codes(uint64_t seed, const char *name, ep_dtype dtype, size_t count, uint8_t *out)
 {
     const bool is_scales = strstr(name, "_scale") != NULL;
@@ -299,7 +300,8 @@ static void print_config(FILE *file, const ep_fixture_config *config)
                 ",\n  \"num_key_value_heads\": %" PRIu32 ",\n  \"head_dim\": %" PRIu32 ",\n",
                 config->vocab, config->heads, config->kv_heads, config->head_dim);
     }
-    const bool always = strcmp(type_name(config), "minimax_m2") == 0; /* its router divides by the sum whatever a config says */
+    /* its router divides by the sum whatever a config says */
+    const bool always = strcmp(type_name(config), "minimax_m2") == 0;
     fprintf(file, "  \"rms_norm_eps\": 1e-05,\n  \"rope_theta\": 10000.0,\n  \"norm_topk_prob\": %s\n}\n",
             config->renormalise || always ? "true" : "false");
 }

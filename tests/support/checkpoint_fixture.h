@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes small random checkpoints for tests: config.json, safetensors shards, index. Every tensor is a pure
- * function of (seed, name), so the same tensor has the same bytes whatever the number of shards, and a test
- * can ask for it again.
+ * Writes small random checkpoints for tests: config.json, safetensors shards, index. Every tensor
+ * is a pure function of (seed, name), so the same tensor has the same bytes whatever the number of
+ * shards, and a test can ask for it again.
  */
 #ifndef EP_TEST_CHECKPOINT_FIXTURE_H
 #define EP_TEST_CHECKPOINT_FIXTURE_H
@@ -52,8 +52,8 @@ ep_err ep_fixture_write(const ep_fixture_config *config, const char *dir, ep_err
 /* count values of the tensor of this name, as dtype: what ep_fixture_write wrote. */
 void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t count, void *out);
 
-/* A new empty directory below $TMPDIR or /tmp; its path. Aborts the test program when there is none to be
- * had. */
+/* A new empty directory below $TMPDIR or /tmp; its path. Aborts the test program when there is none
+ * to be had. */
 void ep_fixture_temp_dir(char out_path[EP_FIXTURE_PATH_BYTES]);
 /* Removes the directory and all in it, links not followed. */
 void ep_fixture_remove(const char *path);

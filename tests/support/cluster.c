@@ -132,7 +132,8 @@ static void spawn_coordinator(ep_test_cluster *cluster, const char *url)
     add_arg(list, "--probe-address=127.0.0.1:0");
     add_arg(list, "--admin-listen=tcp://127.0.0.1:0");
     add_arg(list, "--min-nodes=%u", options->nodes_count);
-    add_arg(list, "--heartbeat-ms=%u", options->heartbeat_ms > 0 ? options->heartbeat_ms : HEARTBEAT_MS); /* nodes hear of their experts with a heartbeat */
+    /* nodes hear of their experts with a heartbeat */
+    add_arg(list, "--heartbeat-ms=%u", options->heartbeat_ms > 0 ? options->heartbeat_ms : HEARTBEAT_MS);
     add_arg(list, "--heartbeat-dead-count=%u",
             options->heartbeat_dead_count > 0 ? options->heartbeat_dead_count : HEARTBEAT_DEAD_COUNT);
     add_arg(list, "--copies=%u", options->copies > 0 ? options->copies : 1);
@@ -348,7 +349,8 @@ static ep_err call_once(ep_test_cluster *cluster, const char *role, const char *
     return err;
 }
 
-/* An observer of a test under load: a connection that the process gave up is made again, and said. */
+/* An observer of a test under load: a connection that the process gave up is made again, and
+ * said. */
 ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service,
                                        const char *method, const ProtobufCMessage *request)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole service for a test: one coordinator and some nodes as real processes on free loopback ports, in a
- * directory of their own.
+ * A whole service for a test: one coordinator and some nodes as real processes on free loopback
+ * ports, in a directory of their own.
  *
- * A failure ends the test program: ep_test_fail prints why, ends the processes, removes the directory and
- * exits with 1. Start and restart processes on the main thread only (support/process.h); everything else is
- * for any thread. Nothing here waits by time: a wait ends with an event, and EP_TEST_PATIENCE_MS only bounds
- * what never comes.
+ * A failure ends the test program: ep_test_fail prints why, ends the processes, removes the
+ * directory and exits with 1. Start and restart processes on the main thread only
+ * (support/process.h); everything else is for any thread. Nothing here waits by time: a wait ends
+ * with an event, and EP_TEST_PATIENCE_MS only bounds what never comes.
  */
 #ifndef EP_TESTS_SUPPORT_CLUSTER_H
 #define EP_TESTS_SUPPORT_CLUSTER_H
@@ -21,7 +21,8 @@
 #define EP_TEST_PATIENCE_MS 60000
 #define EP_TEST_ARGS_MAX 64
 
-/* Cleans up every cluster that was started, and the directories of ep_test_dir_new, and exits with 1. */
+/* Cleans up every cluster that was started, and the directories of ep_test_dir_new, and exits with
+ * 1. */
 void ep_test_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 /* Fails the test with the condition and a text. */
@@ -43,7 +44,8 @@ extern const char ep_test_expertd[];
 extern const char ep_test_coordinator[];
 extern const char ep_test_expertctl[];
 extern const char ep_test_ref_forward[];
-/* True when the programs carry a sanitizer: memory figures mean nothing then, and everything is slower. */
+/* True when the programs carry a sanitizer: memory figures mean nothing then, and everything is
+ * slower. */
 extern const bool ep_test_sanitized;
 
 typedef struct ep_test_model {
@@ -67,9 +69,11 @@ typedef struct ep_test_cluster_options {
     const char *coordinator_program;     /* NULL: expertd-coordinator */
     const char *const *coordinator_environment; /* NULL, or NULL-terminated "NAME=value" */
     const char *ctl_program;             /* NULL: expertctl */
-    const char *const *node_numerics;    /* NULL, or [nodes_count]: --numerics of each node; a NULL entry: the default */
+    /* NULL, or [nodes_count]: --numerics of each node; a NULL entry: the default */
+    const char *const *node_numerics;
     const char *const *hosts;            /* NULL, or [nodes_count]: --host of each node */
-    const char *const *advertise_urls;   /* NULL, or [nodes_count]: where clients are to find each node */
+    /* NULL, or [nodes_count]: where clients are to find each node */
+    const char *const *advertise_urls;
     const char *nodes_coordinator_url;   /* NULL: where it listens */
 } ep_test_cluster_options;
 
@@ -82,11 +86,11 @@ typedef struct ep_test_cluster {
     ep_buffer_pool *pool;
 } ep_test_cluster;
 
-/* Returns once all listen; the nodes may still load (a client's wait_ready, and expertctl, wait for the first
- * table, which has all nodes). */
+/* Returns once all listen; the nodes may still load (a client's wait_ready, and expertctl, wait for
+ * the first table, which has all nodes). */
 void ep_test_cluster_start(ep_test_cluster *cluster, const ep_test_cluster_options *options);
-/* SIGTERM to the nodes, then to the coordinator: each process that still runs must drain and exit with 0.
- * Then as _destroy. */
+/* SIGTERM to the nodes, then to the coordinator: each process that still runs must drain and exit
+ * with 0. Then as _destroy. */
 void ep_test_cluster_stop(ep_test_cluster *cluster);
 /* Ends what runs and removes the directory. */
 void ep_test_cluster_destroy(ep_test_cluster *cluster);
@@ -96,16 +100,18 @@ void ep_test_cluster_restart_coordinator(ep_test_cluster *cluster);
 
 /* Starts a node again, on another port. */
 void ep_test_cluster_restart_node(ep_test_cluster *cluster, uint32_t node);
-/* The same on the port it had: as a service manager does, and the coordinator takes it for the same node at once. */
+/* The same on the port it had: as a service manager does, and the coordinator takes it for the same
+ * node at once. */
 void ep_test_cluster_return_node(ep_test_cluster *cluster, uint32_t node);
 /* Starts one node more. */
 void ep_test_cluster_add_node(ep_test_cluster *cluster);
 
-/* A client that is ready. change (may be NULL) edits the configuration first. Destroyed by the caller. */
+/* A client that is ready. change (may be NULL) edits the configuration first. Destroyed by the
+ * caller. */
 ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_client_config *config));
 
-/* A unary call to url from outside of libexpertd, of an operator where service is Admin; the reply is freed with
- * protobuf_c_message_free_unpacked.
+/* A unary call to url from outside of libexpertd, of an operator where service is Admin; the reply
+ * is freed with protobuf_c_message_free_unpacked.
  */
 ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service,
                                        const char *method, const ProtobufCMessage *request);
@@ -117,8 +123,8 @@ uint64_t ep_test_cluster_wait_in_flight(ep_test_cluster *cluster, uint32_t node)
 /* Registers a node that holds nothing and never beats. */
 void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const char *url, const char *host);
 
-/* Runs expertctl with args (NULL-terminated) and --coordinator; its exit code. *out_output (may be NULL) is
- * malloc'ed. */
+/* Runs expertctl with args (NULL-terminated) and --coordinator; its exit code. *out_output (may be
+ * NULL) is malloc'ed. */
 int ep_test_cluster_ctl(ep_test_cluster *cluster, const char *const *args, char **out_output);
 
 /* All nodes and the coordinator still run. */

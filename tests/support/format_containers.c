@@ -45,7 +45,8 @@ static ep_format_tensor *add(const matrix *m, const char *part, const char *dtyp
     return ep_format_model_add(m->model, name, dtype, element, (const uint64_t[4]){d0, d1, 0, 0});
 }
 
-/* The int4 or int8 code of weight [n,k], without a sign: as many more than it means as the range is wide to one side. */
+/* The int4 or int8 code of weight [n,k], without a sign: as many more than it means as the range is
+ * wide to one side. */
 static uint32_t code_of(const matrix *m, uint32_t bits, size_t n, size_t k)
 {
     const uint8_t *row = m->values + n * ep_weight_row_bytes(m->model->form->format, m->columns);
@@ -186,7 +187,8 @@ static void add_f8(const matrix *m)
 /* Where AWQ puts one of eight rows in a word. */
 static size_t awq_place(size_t row)
 {
-    static const size_t order[8] = {0, 2, 4, 6, 1, 3, 5, 7}; /* of the rows, from the lowest bits on */
+    /* of the rows, from the lowest bits on */
+    static const size_t order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
     size_t place = 0;
     while (order[place] != row % 8) {
         place++;

@@ -272,8 +272,9 @@ static uint32_t *make_order(uint64_t *state, uint32_t columns, uint32_t group)
 }
 
 /*
- * One block of scales. Where more columns share a scale in the file than in memory, or rows do, those in memory repeat. Zero points are
- * within the range of 4 bits. factor: what the file has for the whole matrix.
+ * One block of scales. Where more columns share a scale in the file than in memory, or rows do,
+ * those in memory repeat. Zero points are within the range of 4 bits. factor: what the file has for
+ * the whole matrix.
  */
 static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, ep_weight_format format, uint32_t rows, uint32_t columns, float factor)
 {
@@ -414,7 +415,8 @@ static void add_scales(ep_format_model *model, const char *stem, uint32_t rows, 
         if (form->bf16_scales) {
             t = add_part(model, stem, "weight_scale", "BF16", 2, rows, 0);
             for (size_t i = 0; i < rows; i++) {
-                memcpy(t->data + 2 * i, scales + 4 * i + 2, 2); /* the upper half: the lower is zero */
+                /* the upper half: the lower is zero */
+                memcpy(t->data + 2 * i, scales + 4 * i + 2, 2);
             }
             return;
         }
@@ -479,7 +481,8 @@ static void put_row(ep_format_tensor *t, uint32_t e, size_t all, size_t place, s
     }
 }
 
-/* One stacked tensor from matrices first..last of all experts; `part` of their parts, in units of `element` bytes. */
+/* One stacked tensor from matrices first..last of all experts; `part` of their parts, in units of
+ * `element` bytes. */
 static void add_stacked(ep_format_model *model, const char *name, const char *dtype, size_t element, int first, int last,
                         int part, size_t columns, bool transposed, bool alternate)
 {
@@ -678,7 +681,8 @@ static bool write_shard(const ep_format_model *model, size_t shard, const char *
     return good;
 }
 
-/* A model type for what only a type tells: how gate and up lie in one tensor, and which formula a limit belongs to; "" when names say all. */
+/* A model type for what only a type tells: how gate and up lie in one tensor, and which formula a
+ * limit belongs to; "" when names say all. */
 static const char *type_of(const ep_format_case *form)
 {
     if (strstr(form->config, "model_type") != NULL) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Small checkpoints of every name family and weight format, and their experts as sources beside: what a reader must
- * make of the files. Values are integers from a seeded generator on a coarse grid. Tensors alternate between two
- * files, so that an expert's matrices lie in both.
+ * Small checkpoints of every name family and weight format, and their experts as sources beside:
+ * what a reader must make of the files. Values are integers from a seeded generator on a coarse
+ * grid. Tensors alternate between two files, so that an expert's matrices lie in both.
  */
 #ifndef EP_TESTS_SUPPORT_FORMAT_FIXTURE_H
 #define EP_TESTS_SUPPORT_FORMAT_FIXTURE_H
@@ -114,9 +114,11 @@ static inline ep_weight_format ep_format_case_of(const ep_format_case *form, int
 {
     return matrix == 2 && form->down != EP_WEIGHTS_NONE ? form->down : form->format;
 }
-/* The tensor whose name ends so; NULL when there is none. For tests that damage it before it is written. */
+/* The tensor whose name ends so; NULL when there is none. For tests that damage it before it is
+ * written. */
 ep_format_tensor *ep_format_model_find(ep_format_model *model, const char *end);
-/* config.json, two shards and their index; or the files of GGUF. A tensor without a name is left out. */
+/* config.json, two shards and their index; or the files of GGUF. A tensor without a name is left
+ * out. */
 ep_err ep_format_model_write(const ep_format_model *model, const char *dir, ep_error *out_error);
 
 #endif

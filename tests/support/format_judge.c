@@ -45,7 +45,8 @@ static double part(ep_weight_scales kind, uint8_t code)
     return kind == EP_SCALES_E4M3_PARTS ? f8(code) : kind == EP_SCALES_INT8_PARTS ? (double)(int8_t)code : (double)code;
 }
 
-/* Formats of groups with a scale for each group of each row, and perhaps an offset. magnitude: of what is added up. */
+/* Formats of groups with a scale for each group of each row, and perhaps an offset. magnitude: of
+ * what is added up. */
 static double weight_of_groups(const matrix *m, double code, size_t n, size_t k, double *magnitude)
 {
     const ep_weight_format format = m->format;
@@ -171,15 +172,19 @@ static double activate(const ep_expert_source *s, double g, double u)
 }
 
 /*
- * A dot product and its error. Chains of fused multiply-adds with one more per group of columns for the scale and one for the offset,
- * or a product and a sum for each: every product passes through at most n + 2 groups + 4 roundings, that of a scale of two levels
- * among them, so the error is at most (n + 2 groups + 5) units of sum (|code scale| + |offset|) |x|, and the bias adds one of u. Of w4a8 the sums of a group are exact: a product passes through one rounding with
- * the scale of x and one in its group and each after it, groups + 1. x may itself be off by x_error.
+ * A dot product and its error. Chains of fused multiply-adds with one more per group of columns for
+ * the scale and one for the offset,
+ * or a product and a sum for each: every product passes through at most n + 2 groups + 4 roundings,
+ * that of a scale of two levels among them, so the error is at most (n + 2 groups + 5) units of sum
+ * (|code scale| + |offset|) |x|, and the bias adds one of u. Of w4a8 the sums of a group are exact:
+ * a product passes through one rounding with the scale of x and one in its group and each after it,
+ * groups + 1. x may itself be off by x_error.
  */
 static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix *m, size_t row, const double *x, const double *x_error,
                   double *error)
 {
-    const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U; /* rounding to odd errs by up to a whole ulp */
+    /* rounding to odd errs by up to a whole ulp */
+    const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U;
     const uint32_t group = ep_weight_group_columns(m->format);
     double sum = 0;
     double magnitude = 0;
@@ -201,8 +206,9 @@ static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix 
 }
 
 /*
- * Rounds a row, or a group of one, to int8 as w8a8 and w4a8 say. An inner row is known up to error only: its scale then to
- * worst / 127, and an integer that lies so near halfway may be the next one.
+ * Rounds a row, or a group of one, to int8 as w8a8 and w4a8 say. An inner row is known up to error
+ * only: its scale then to worst / 127, and an integer that lies so near halfway may be the next
+ * one.
  */
 static void to_int8(double *x, double *error, size_t n, bool is_exact)
 {
@@ -263,7 +269,8 @@ void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const floa
             double moved = activate(s, g + (corner & 1 ? g_error : -g_error), u + (corner & 2 ? u_error : -u_error));
             h_error[i] = fmax(h_error[i], 1.1 * fabs(moved - h[i]));
         }
-        /* exp, erf and tanh within 4 ulp of values up to 1, a few products: absolute where 1 + erf(x) cancels */
+        /* exp, erf and tanh within 4 ulp of values up to 1, a few products: absolute where 1 +
+         * erf(x) cancels */
         h_error[i] += 16 * U * (fabs(h[i]) + (has_gate ? fabs(g) * (fabs(u) + fabs((double)s->numbers.beta)) : fabs(u)));
         h_error[i] += narrows ? U_NARROW * (fabs(h[i]) + h_error[i]) : 0.0;
     }

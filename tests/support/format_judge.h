@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An expert in double precision, from the formulas and the C library's functions alone, and how far a result of a family may
- * be from it. Families of pairs narrow inner rows to bf16, and x, which must be exact in bf16. Where a format or family
- * rounds rows to int8, those of x are rounded here too, bit for bit: the bound is that of the arithmetic, not of the rounding.
+ * An expert in double precision, from the formulas and the C library's functions alone, and how far
+ * a result of a family may be from it. Families of pairs narrow inner rows to bf16, and x, which
+ * must be exact in bf16. Where a format or family rounds rows to int8, those of x are rounded here
+ * too, bit for bit: the bound is that of the arithmetic, not of the rounding.
  */
 #ifndef EP_TESTS_SUPPORT_FORMAT_JUDGE_H
 #define EP_TESTS_SUPPORT_FORMAT_JUDGE_H

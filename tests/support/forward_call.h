@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bare caller of ExpertService.Forward for tests: one channel, hand-made requests, and the rows they must
- * give, computed by the reference backend straight from the checkpoint. Threads: one per peer, except that
- * calls may be begun from any.
+ * A bare caller of ExpertService.Forward for tests: one channel, hand-made requests, and the rows
+ * they must give, computed by the reference backend straight from the checkpoint. Threads: one per
+ * peer, except that calls may be begun from any.
  */
 #ifndef EP_TESTS_SUPPORT_FORWARD_CALL_H
 #define EP_TESTS_SUPPORT_FORWARD_CALL_H
@@ -81,10 +81,12 @@ ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, v
 
 /* Deterministic values around 0 for x, as dtype (bf16, f16, f32). */
 void ep_test_fill_rows(uint64_t seed, ep_dtype dtype, size_t count, void *out);
-/* What the rows of a node with the default numerics must be: the reference backend on the checkpoint's own experts. */
+/* What the rows of a node with the default numerics must be: the reference backend on the
+ * checkpoint's own experts. */
 ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *forward, void *out_rows,
                              ep_error *out_error);
-/* The whole reply that these rows make: plain, summed, quantised (bf16, hidden up to 64). Returns its bytes, at most those of the rows. */
+/* The whole reply that these rows make: plain, summed, quantised (bf16, hidden up to 64). Returns
+ * its bytes, at most those of the rows. */
 size_t ep_test_expected_reply(const ep_test_forward *forward, const uint16_t *rows, void *out_reply);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Heads of GGUF files for tests: numbers are little endian, texts have their length in front. The caller sees to it
- * that all fits. */
+/* Heads of GGUF files for tests: numbers are little endian, texts have their length in front. The
+ * caller sees to it that all fits. */
 #ifndef EP_TESTS_SUPPORT_GGUF_WRITER_H
 #define EP_TESTS_SUPPORT_GGUF_WRITER_H
 

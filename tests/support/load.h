@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls that go on all the time: a fixed number in flight, each begun from the completion of the one before, or so
- * many a second whether or not those before have ended. Every result is compared with the oracle's, bit for bit
- * unless the test says otherwise.
+ * Calls that go on all the time: a fixed number in flight, each begun from the completion of the
+ * one before, or so many a second whether or not those before have ended. Every result is compared
+ * with the oracle's, bit for bit unless the test says otherwise.
  *
  * Threads    start, wait and stop on one thread; the calls run on the library's threads.
  */
@@ -13,8 +13,9 @@
 #include "reference_layer.h"
 
 /*
- * One call's input and the oracle's output: x, y [tokens,hidden] bf16, ids, scales [tokens,top_k]. joint, apart: the two results that sums
- * at nodes can have when top_k is 2, by token: both experts at one node, or at two. NULL for other top_k.
+ * One call's input and the oracle's output: x, y [tokens,hidden] bf16, ids, scales [tokens,top_k].
+ * joint, apart: the two results that sums at nodes can have when top_k is 2, by token: both experts
+ * at one node, or at two. NULL for other top_k.
  */
 typedef struct ep_test_batch {
     const char *model;
@@ -30,7 +31,8 @@ typedef struct ep_test_batch {
     uint16_t *apart;
 } ep_test_batch;
 
-/* Random tokens and distinct experts per token, drawn from allowed[allowed_count] (NULL: all of the layer).
+/* Random tokens and distinct experts per token, drawn from allowed[allowed_count] (NULL: all of the
+ * layer).
  */
 void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model,
                         uint32_t layer, uint32_t tokens, uint32_t top_k, uint64_t seed,
@@ -46,13 +48,13 @@ void ep_test_batch_expect_sums(const ep_test_batch *batch, const uint16_t *y);
 bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us,
                         ep_moe_result *out_result);
 
-/* Looks at a failed call; times of ep_clock_now_ns just before its begin and in its completion. Runs on a
- * library thread. */
+/* Looks at a failed call; times of ep_clock_now_ns just before its begin and in its completion.
+ * Runs on a library thread. */
 typedef void (*ep_test_failure_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
                                      uint64_t began_ns, uint64_t ended_ns);
 
-/* Looks at every call instead: y is its result, not compared with anything; NULL: it failed. Runs on a library
- * thread. */
+/* Looks at every call instead: y is its result, not compared with anything; NULL: it failed. Runs
+ * on a library thread. */
 typedef void (*ep_test_end_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
                                  const uint16_t *y, uint64_t began_ns, uint64_t ended_ns);
 
@@ -67,7 +69,8 @@ typedef struct ep_test_load_config {
     ep_moe_mode mode;
     ep_moe_comm comm_alg;
     ep_moe_combine_at combine_at; /* NODE_SUM: of batches with joint and apart */
-    void (*expect)(const ep_test_batch *batch, const uint16_t *y); /* fails the test; NULL: the bits are compared */
+    /* fails the test; NULL: the bits are compared */
+    void (*expect)(const ep_test_batch *batch, const uint16_t *y);
     ep_test_failure_func on_failure; /* NULL: a failed call fails the test */
     ep_test_end_func on_end;         /* NULL: the two above */
     void *arg;

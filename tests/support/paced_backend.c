@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "paced": the cpu backend whose jobs take EP_PACED_ROW_US microseconds a row, one after the other, and no
- * processor time beyond what the rows need. A machine with two cores so holds eight nodes whose rates are known. A
- * program that links this file has it.
+ * Backend "paced": the cpu backend whose jobs take EP_PACED_ROW_US microseconds a row, one after
+ * the other, and no processor time beyond what the rows need. A machine with two cores so holds
+ * eight nodes whose rates are known. A program that links this file has it.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -23,7 +23,8 @@ typedef struct paced_job {
     struct paced_job *next;
 } paced_job;
 
-/* A node that a busy machine kept from working catches up with so much of its work, as a device of its own would have.
+/* A node that a busy machine kept from working catches up with so much of its work, as a device of
+ * its own would have.
  */
 #define CATCH_UP_NS (50 * EP_NS_PER_MS)
 
@@ -118,7 +119,8 @@ static ep_err paced_open(const ep_backend_config *config, ep_backend **out_backe
     EP_ASSERT(pacer == 0);
     const ep_err err = ep_backend_cpu_ops.open(config, out_backend, out_error);
     if (err == EP_OK) {
-        (*out_backend)->ops = &paced_ops; /* what is not here is the cpu backend's, on its own instance */
+        /* what is not here is the cpu backend's, on its own instance */
+        (*out_backend)->ops = &paced_ops;
         EP_ASSERT(pthread_create(&pacer, NULL, pacer_main, NULL) == 0);
     }
     return err;

@@ -111,8 +111,8 @@ static bool has_name(const char *const *strings, const char *string)
 }
 
 /*
- * Our environment with the extra strings in front of (and so before) the old ones of the same name. The defaults keep a daemon out of the
- * way of those that other tests run at the same time.
+ * Our environment with the extra strings in front of (and so before) the old ones of the same name.
+ * The defaults keep a daemon out of the way of those that other tests run at the same time.
  */
 static char **make_environment(const char *runtime_dir, const char *const *extra)
 {

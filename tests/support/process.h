@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Real programs as children of a test. Each child dies with the test, however the test ends
- * (PR_SET_PDEATHSIG), so call ep_test_process_start on the thread that lives as long as the test. Nothing
- * here waits by time: the ports file and the child's end are events. Failures are reported on stderr and by
- * the return value; nothing asserts.
+ * (PR_SET_PDEATHSIG), so call ep_test_process_start on the thread that lives as long as the test.
+ * Nothing here waits by time: the ports file and the child's end are events. Failures are reported
+ * on stderr and by the return value; nothing asserts.
  */
 #ifndef EP_TESTS_SUPPORT_PROCESS_H
 #define EP_TESTS_SUPPORT_PROCESS_H
@@ -20,7 +20,8 @@ bool ep_test_dir_create(char out_path[EP_TEST_PATH_BYTES]);
 void ep_test_dir_remove(const char *path);
 /* Writes a whole file. */
 bool ep_test_write_file(const char *path, const char *text, mode_t mode);
-/* Reads a whole file as text (malloc'ed, never NULL unless out of memory; "" when there is none). */
+/* Reads a whole file as text (malloc'ed, never NULL unless out of memory; "" when there is
+ * none). */
 char *ep_test_read_file(const char *path);
 
 typedef struct ep_test_process {
@@ -37,18 +38,18 @@ typedef struct ep_test_process {
 /*
  * Starts program with args (NULL-terminated, without argv[0]); a daemon gets
  * "--ports-file=<dir>/<name>.ports" added when wants_ports. Output goes to <dir>/<name>.out.
- * extra_environment: NULL or NULL-terminated "NAME=value", set on top of our own. Doors get any free port unless it or args
- * say otherwise, so that daemons of different tests never meet.
+ * extra_environment: NULL or NULL-terminated "NAME=value", set on top of our own. Doors get any
+ * free port unless it or args say otherwise, so that daemons of different tests never meet.
  */
 bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name, const char *program,
                            const char *const *args, const char *const *extra_environment, bool wants_ports);
-/* Until the program has written its ports file (true), or has ended or timeout_ms passed (false; its output
- * goes to stderr). */
+/* Until the program has written its ports file (true), or has ended or timeout_ms passed (false;
+ * its output goes to stderr). */
 bool ep_test_process_wait_ports(ep_test_process *process, int timeout_ms);
 /* After SIGSTOP it returns once the process has stopped. */
 bool ep_test_process_signal(const ep_test_process *process, int signal_number);
-/* Until it ended: its exit code, 128 + signal number when a signal ended it, -1 when it still runs after
- * timeout_ms. */
+/* Until it ended: its exit code, 128 + signal number when a signal ended it, -1 when it still runs
+ * after timeout_ms. */
 int ep_test_process_wait(ep_test_process *process, int timeout_ms);
 /* Signal and wait. */
 int ep_test_process_stop(ep_test_process *process, int signal_number, int timeout_ms);
@@ -60,7 +61,8 @@ char *ep_test_process_output(const ep_test_process *process);
 int ep_test_process_run(const char *dir, const char *name, const char *program, const char *const *args,
                         const char *const *extra_environment, int timeout_ms, char **out_output);
 
-/* GET of url ("http://127.0.0.1:port") + path: status code, or -1. *out_body (may be NULL) is malloc'ed. */
+/* GET of url ("http://127.0.0.1:port") + path: status code, or -1. *out_body (may be NULL) is
+ * malloc'ed. */
 int ep_test_http_get(const char *url, const char *path, char **out_body);
 /* A connected TCP socket to the host and port of "scheme://127.0.0.1:port", or -1. */
 int ep_test_tcp_connect(const char *url);

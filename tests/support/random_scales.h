@@ -39,7 +39,8 @@ static inline void ep_test_random_scales(uint64_t *state, ep_weight_format forma
             continue;
         }
         const uint64_t z = ep_splitmix64(state);
-        *to = (uint8_t)(kind != EP_SCALES_E8M0 ? z >> 56 : wild ? z % 255 : 118 + z % 12); /* e8m0 0 is the denormal one */
+        /* e8m0 0 is the denormal one */
+        *to = (uint8_t)(kind != EP_SCALES_E8M0 ? z >> 56 : wild ? z % 255 : 118 + z % 12);
         *to = kind == EP_SCALES_E4M3_PARTS && (*to & 0x7fu) == 0x7fu ? 0x38 : *to;
     }
     for (size_t i = 0; i < arrays.offsets; i++, to++) {

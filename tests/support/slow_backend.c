@@ -18,7 +18,8 @@
     (200 * 1000L) /* the thread waits that long for company before it picks one: slow, and well shuffled */
 #define GATHER_COUNT 4
 
-/* One memfd, two mappings: `given` is PROT_NONE and its address is what callers see; `own` is ours alone. */
+/* One memfd, two mappings: `given` is PROT_NONE and its address is what callers see; `own` is ours
+ * alone. */
 struct ep_backend_memory {
     uint8_t *given;
     uint8_t *own;
@@ -60,8 +61,8 @@ typedef struct slow_backend {
     bool stopping;
 } slow_backend;
 
-/* Lock held. The private address of bytes at a given address, or NULL when they are not wholly inside one
- * block. */
+/* Lock held. The private address of bytes at a given address, or NULL when they are not wholly
+ * inside one block. */
 static uint8_t *to_own(slow_backend *backend, const void *address, size_t bytes)
 {
     uintptr_t a = (uintptr_t)address;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "slow": a deliberately slow, asynchronous test backend with its own memory, a stand-in for an
- * accelerator.
+ * Backend "slow": a deliberately slow, asynchronous test backend with its own memory, a stand-in
+ * for an accelerator.
  *
  * - Copies and jobs complete from its own thread, in an order shuffled by a seed.
- * - The addresses it gives out are PROT_NONE: whoever touches its memory from the host crashes. Its own
- * thread reads and writes through a second, private mapping.
+ * - The addresses it gives out are PROT_NONE: whoever touches its memory from the host crashes. Its
+ *   own thread reads and writes through a second, private mapping.
  * - It computes with the reference kernels, so its rows equal theirs bit for bit.
  * - Faults can be planned: the n-th operation of a kind fails.
  *
- * Use: ep_backend_register(&ep_slow_backend_ops) before threads start, then ep_backend_by_name("slow").
- * Faults and counters are process-wide, so that a test can reach a backend that a server opened. Threads:
- * any.
+ * Use: ep_backend_register(&ep_slow_backend_ops) before threads start, then
+ * ep_backend_by_name("slow"). Faults and counters are process-wide, so that a test can reach a
+ * backend that a server opened. Threads: any.
  */
 #ifndef EP_TESTS_SUPPORT_SLOW_BACKEND_H
 #define EP_TESTS_SUPPORT_SLOW_BACKEND_H
@@ -35,10 +35,12 @@ typedef enum ep_slow_moment {
 
 /* Forgets planned faults and a lost device, sets counters to 0 and the shuffle seed. */
 void ep_slow_backend_reset(uint64_t seed);
-/* The nth (from 1, counted since reset) operation of that kind fails with err. One plan per kind and moment.
+/* The nth (from 1, counted since reset) operation of that kind fails with err. One plan per kind
+ * and moment.
  */
 void ep_slow_backend_fail(ep_slow_operation operation, ep_slow_moment moment, uint64_t nth, ep_err err);
-/* From now on everything fails with DEVICE_LOST: calls at once, accepted work in done(). Until reset. */
+/* From now on everything fails with DEVICE_LOST: calls at once, accepted work in done(). Until
+ * reset. */
 void ep_slow_backend_lose_device(void);
 /* Calls of that kind since reset. */
 uint64_t ep_slow_backend_count(ep_slow_operation operation);

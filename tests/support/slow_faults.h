@@ -5,7 +5,8 @@
 
 #include "support/slow_backend.h"
 
-/* Counts a call. Returns the error for it now, and in *out_later the error its done() shall bring. */
+/* Counts a call. Returns the error for it now, and in *out_later the error its done() shall
+ * bring. */
 ep_err slow_faults_at_call(ep_slow_operation operation, ep_err *out_later);
 /* DEVICE_LOST once the device is lost, else planned. */
 ep_err slow_faults_at_done(ep_err planned);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Throw-away certificates for tests, made in the process. A failure ends the test program with a message. */
+/* Throw-away certificates for tests, made in the process. A failure ends the test program with a
+ * message. */
 #ifndef EP_TEST_TLS_CERTS_H
 #define EP_TEST_TLS_CERTS_H
 
@@ -7,7 +8,8 @@
 
 typedef struct ep_test_cert ep_test_cert;
 
-/* Valid from now + from_days to now + until_days; host: its name; issuer NULL: a CA signed by itself. */
+/* Valid from now + from_days to now + until_days; host: its name; issuer NULL: a CA signed by
+ * itself. */
 ep_test_cert *ep_test_cert_new(const char *host, const ep_test_cert *issuer, int from_days, int until_days);
 void ep_test_cert_free(ep_test_cert *cert);
 /* PEM files, appended when the file is there; a new one has mode 0600. */

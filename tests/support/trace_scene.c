@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scene, and CTF 1.8 written by hand: a metadata text and one packet of byte-aligned little-endian events. */
+/* The scene, and CTF 1.8 written by hand: a metadata text and one packet of byte-aligned
+ * little-endian events. */
 #include "support/trace_scene.h"
 
 #include <stdio.h>

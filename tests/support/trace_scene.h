@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A recording whose every time is known, as events or as CTF on disk. A client (pid 100), node0 (pid 200) and
- * node1 (pid 300); request i begins at EP_TEST_SCENE_START + i ms and takes 100 us: plan, two frames, combine.
- * node1 answers last, so it is on the critical path; its exchange is 100 ns longer with every request, up to the 50th.
+ * A recording whose every time is known, as events or as CTF on disk. A client (pid 100), node0
+ * (pid 200) and node1 (pid 300); request i begins at EP_TEST_SCENE_START + i ms and takes 100 us:
+ * plan, two frames, combine. node1 answers last, so it is on the critical path; its exchange is 100
+ * ns longer with every request, up to the 50th.
  */
 #ifndef EP_TESTS_SUPPORT_TRACE_SCENE_H
 #define EP_TESTS_SUPPORT_TRACE_SCENE_H
@@ -29,8 +30,8 @@ typedef struct ep_test_scene {
 /* All events by time, malloc'ed; NULL: no memory. */
 ep_cli_trace_event *ep_test_scene_events(const ep_test_scene *scene, size_t *out_count);
 
-/* Writes those of one recording as a CTF trace into dir (which is made). clock: first byte of the clock's uuid.
- * False on failure. */
+/* Writes those of one recording as a CTF trace into dir (which is made). clock: first byte of the
+ * clock's uuid. False on failure. */
 bool ep_test_scene_write(const char *dir, const ep_cli_trace_event *events, size_t count, uint32_t recording,
                          const char *host, uint8_t clock, uint64_t discarded);
 

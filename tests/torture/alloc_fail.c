@@ -97,7 +97,8 @@ uint64_t alloc_fail_count(void)
 uint64_t alloc_fail_sweep(const char *name, void (*attempt)(void *arg), void (*recover)(void *arg), void *arg)
 {
     static bool is_set;
-    if (!is_set) { /* once: the product may have told jansson of functions of its own since, which end here too */
+    /* once: the product may have told jansson of functions of its own since, which end here too */
+    if (!is_set) {
         json_set_alloc_funcs(__wrap_malloc, free);
         is_set = true;
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening a checkpoint, reading an expert and packing it for the backend, with each allocation failing once. */
+/* Opening a checkpoint, reading an expert and packing it for the backend, with each allocation
+ * failing once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,7 +82,8 @@ static void attempt_map(void *arg)
     ep_expert_map *map = NULL;
     ep_error error = {0};
     ep_err err = ep_expert_map_parse(map_text, sizeof(map_text) - 1, "map.json", &map, &error);
-    /* The map's parser asks jansson itself, which without memory reports a syntax error in some places. */
+    /* The map's parser asks jansson itself, which without memory reports a syntax error in some
+     * places. */
     if (!(is_fair(err, &error) || err == EP_ERR_BAD_FILE) || (arg != NULL && err != EP_OK)) {
         torture_broken("the expert map says %s: '%s'", ep_err_name(err), error.text);
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole node and its caller in one process, with each allocation failing once while a connection is made and a Forward runs. Every
- * call ends, with the right rows or an error; the next connection and call work; no buffer stays lent.
+ * A whole node and its caller in one process, with each allocation failing once while a connection
+ * is made and a Forward runs. Every call ends, with the right rows or an error; the next connection
+ * and call work; no buffer stays lent.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -93,8 +94,8 @@ static void attempt_connect(void *arg)
     }
 }
 
-/* The failed allocation may have cost the connection, and that may show only now: the call that meets its end fails, the one on the next
- * connection must work. */
+/* The failed allocation may have cost the connection, and that may show only now: the call that
+ * meets its end fails, the one on the next connection must work. */
 static void recover(void *arg)
 {
     ep_error error = {0};
@@ -110,7 +111,8 @@ static void recover(void *arg)
     }
 }
 
-/* A call leaves the handler after its reply is out, and may do so only when its caller has long gone on. */
+/* A call leaves the handler after its reply is out, and may do so only when its caller has long
+ * gone on. */
 static void wait_idle(void)
 {
     ep_forward_stats stats;
@@ -128,7 +130,8 @@ static void *drive(void *arg)
 {
     ep_error error = {0};
     uint64_t *failures = arg;
-    bool had_started = atomic_load(&node->has_started); /* before the call: it may start while that fails */
+    /* before the call: it may start while that fails */
+    bool had_started = atomic_load(&node->has_started);
     while (call(&lasting, &forms[0], &error) != EP_OK) {
         if (had_started) {
             torture_broken("the first call fails: %s", error.text);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From registrations to a published table, saved and encoded, with each allocation failing once. A step that fails says NO_MEMORY; the
- * same cluster, asked again as nodes ask again with every heartbeat, then publishes a whole table, and its epoch never goes back.
+ * From registrations to a published table, saved and encoded, with each allocation failing once. A
+ * step that fails says NO_MEMORY; the same cluster, asked again as nodes ask again with every
+ * heartbeat, then publishes a whole table, and its epoch never goes back.
  */
 #include <stdio.h>
 #include <stdlib.h>

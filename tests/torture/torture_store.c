@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Opening, reading and writing the coordinator's store with each allocation failing once. It says NO_MEMORY and names the place, never
- * that the file is damaged, which would make somebody throw it away; what was written before is still there, and the next write works.
+ * Opening, reading and writing the coordinator's store with each allocation failing once. It says
+ * NO_MEMORY and names the place, never that the file is damaged, which would make somebody throw it
+ * away; what was written before is still there, and the next write works.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +74,8 @@ static void make_kept(void)
     want.assigned = ep_routing_table_ref(table);
 }
 
-/* One life of a coordinator: what was written comes back, then a table more. False without memory. */
+/* One life of a coordinator: what was written comes back, then a table more. False without
+ * memory. */
 static bool live(void)
 {
     ep_table_store *store = NULL;

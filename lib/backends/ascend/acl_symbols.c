@@ -58,7 +58,8 @@ static ep_err open_library(const ep_acl_opener *opener, ep_acl_library which, bo
     return EP_OK;
 }
 
-/* The per-domain libraries and libopapi.so are never both opened: once one of the former is there, all must be. */
+/* The per-domain libraries and libopapi.so are never both opened: once one of the former is there,
+ * all must be. */
 static ep_err open_libraries(const ep_acl_opener *opener, int count, opened *o, ep_error *out_error)
 {
     bool older_operators = false;
@@ -165,7 +166,8 @@ static void *system_open(void *arg, const char *library, char text[EP_ERROR_TEXT
     (void)arg;
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     const char *home = getenv("ASCEND_HOME_PATH");
-    if (handle == NULL) { /* dlerror of the first try: of a library that is there it names what that one misses */
+    /* dlerror of the first try: of a library that is there it names what that one misses */
+    if (handle == NULL) {
         const char *why = dlerror();
         snprintf(text, EP_ERROR_TEXT_BYTES, "%s", why == NULL ? "" : why);
     }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The vendor's accelerator libraries (CANN), as one struct of function pointers that dlopen fills once. No header of
- * CANN is needed to build. tests/unit/backends/test_acl_headers compares every prototype, value and code of the
- * runtime below with the vendor's own headers, and test_acl_operators those of the operators, whose headers are C++,
- * with the vendor's documents.
+ * The vendor's accelerator libraries (CANN), as one struct of function pointers that dlopen fills
+ * once. No header of CANN is needed to build. tests/unit/backends/test_acl_headers compares every
+ * prototype, value and code of the runtime below with the vendor's own headers, and
+ * test_acl_operators those of the operators, whose headers are C++, with the vendor's documents.
  *
  * A handle type here is what the vendor's is: void *, or a pointer to a struct nobody looks into.
  */
@@ -26,7 +26,8 @@ typedef struct aclTensorList ep_acl_tensor_list;
 typedef struct aclIntArray ep_acl_int_array;
 typedef struct aclOpExecutor ep_acl_executor;
 
-/* The vendor's enums travel as what C makes of them: unsigned, and int where a value is negative. */
+/* The vendor's enums travel as what C makes of them: unsigned, and int where a value is
+ * negative. */
 typedef unsigned ep_acl_malloc_policy;
 typedef unsigned ep_acl_memcpy_kind;
 typedef unsigned ep_acl_memory_attribute;
@@ -75,7 +76,8 @@ enum {
     EP_ACL_FUSED_COLUMNS_MAX = 10240, /* of GroupedMatmulSwigluQuant's weights */
 };
 
-/* vendor's name, code, what it is to callers, what happened. Codes without a row: ep_acl_code_err. */
+/* vendor's name, code, what it is to callers, what happened. Codes without a row:
+ * ep_acl_code_err. */
 #define EP_ACL_CODE_MAP(X)                                                                                            \
     X(ACL_ERROR_INVALID_PARAM, 100000, INTERNAL, "a parameter is wrong")                                              \
     X(ACL_ERROR_UNINITIALIZE, 100001, INTERNAL, "the runtime is not initialised")                                     \
@@ -129,7 +131,8 @@ enum {
     X(ACLNN_ERR_INNER_CREATE_EXECUTOR, 561101, NO_MEMORY, "an operator could not be prepared")                        \
     X(ACLNN_ERR_INNER_NULLPTR, 561103, INTERNAL, "an operator met a null pointer")
 
-/* Where a symbol is: the library, and the one of older releases that stands for it. Sets are never mixed (see below).
+/* Where a symbol is: the library, and the one of older releases that stands for it. Sets are never
+ * mixed (see below).
  */
 #define EP_ACL_LIBRARY_MAP(X)                                                                                         \
     X(RUNTIME, "libacl_rt.so", "libascendcl.so")                                                                      \
@@ -144,8 +147,8 @@ typedef enum ep_acl_library {
         EP_ACL_LIBRARIES
 } ep_acl_library;
 
-/* symbol, result, parameters, need, the release it was read in. REQUIRED, OPTIONAL, or CALLER: required only for tensors of
- * callers. */
+/* symbol, result, parameters, need, the release it was read in. REQUIRED, OPTIONAL, or CALLER:
+ * required only for tensors of callers. */
 #define EP_ACL_RUNTIME_SYMBOLS(X)                                                                                     \
     X(aclInit, ep_acl_code, (const char *config_path), REQUIRED, "acl 1.17")                                          \
     X(aclFinalize, ep_acl_code, (void), REQUIRED, "acl 1.17")                                                         \
@@ -260,7 +263,8 @@ typedef enum ep_acl_library {
 #define EP_ACL_SYMBOLS(X)                                                                                             \
     EP_ACL_RUNTIME_SYMBOLS(X) EP_ACL_META_SYMBOLS(X) EP_ACL_NN_SYMBOLS(X) EP_ACL_TRANSFORMER_SYMBOLS(X)
 
-/* Filled once; a NULL member is an optional symbol that is not there. An operator has both phases or none. */
+/* Filled once; a NULL member is an optional symbol that is not there. An operator has both phases
+ * or none. */
 typedef struct ep_acl_symbols {
 #define EP_ACL_FIELD(name, result, parameters, need, release) result(*name) parameters;
     EP_ACL_SYMBOLS(EP_ACL_FIELD)
@@ -277,29 +281,33 @@ typedef struct ep_acl_opener {
 } ep_acl_opener;
 
 /*
- * Opens the libraries and fills *out_symbols. The operators come wholly from the per-domain libraries or, when the
- * first of those is not there, wholly from libopapi.so: the vendor forbids both in one process. Libraries stay open
- * for the life of the process. Errors: UNAVAILABLE, with the library or symbol that is missing.
+ * Opens the libraries and fills *out_symbols. The operators come wholly from the per-domain
+ * libraries or, when the first of those is not there, wholly from libopapi.so: the vendor forbids
+ * both in one process. Libraries stay open for the life of the process. Errors: UNAVAILABLE, with
+ * the library or symbol that is missing.
  */
 ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error);
 
 /*
- * Only the runtime, for a process that has streams of its own: no operator's library is opened, since a set of them may be
- * loaded already. What is CALLER must be there; the rest of *out_symbols is NULL. Errors: as above.
+ * Only the runtime, for a process that has streams of its own: no operator's library is opened,
+ * since a set of them may be loaded already. What is CALLER must be there; the rest of *out_symbols
+ * is NULL. Errors: as above.
  */
 ep_err ep_acl_symbols_load_runtime(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error);
 
 /* dlopen by name, then below $ASCEND_HOME_PATH/lib64. */
 const ep_acl_opener *ep_acl_opener_system(void);
-/* The same, but of two runtimes the one this process has loaded already: a stream of one is nothing to the other. */
+/* The same, but of two runtimes the one this process has loaded already: a stream of one is nothing
+ * to the other. */
 const ep_acl_opener *ep_acl_opener_caller(void);
 
-/* What a call returned, with the code and the vendor's words: "device 0: aclrtMalloc: no device memory (...)". */
+/* What a call returned, with the code and the vendor's words: "device 0: aclrtMalloc: no device
+ * memory (...)". */
 ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device, ep_acl_code code,
                         const char *call);
 
-/* What a code means to a caller. Codes 507000..507999, which are the device's, without a row: DEVICE_LOST; others:
- * INTERNAL. */
+/* What a code means to a caller. Codes 507000..507999, which are the device's, without a row:
+ * DEVICE_LOST; others: INTERNAL. */
 ep_err ep_acl_code_err(ep_acl_code code);
 /* "ACL_ERROR_RT_CONTEXT_NULL"; "unknown code" */
 const char *ep_acl_code_name(ep_acl_code code);

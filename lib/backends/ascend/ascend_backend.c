@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows stay in the callers' host memory: that is where the network puts them, and gathering them into pinned memory is
- * where they get the type of the weights. So a job crosses the device in one go, without the host between its copies.
+ * Rows stay in the callers' host memory: that is where the network puts them, and gathering them
+ * into pinned memory is where they get the type of the weights. So a job crosses the device in one
+ * go, without the host between its copies.
  *
- * Two threads: the launcher takes the most urgent job and those that can ride with it, fills a free slot and queues
- * its steps; the finisher waits for the oldest slot under way, writes results and calls done(). A thread that waits,
- * and no callback of the vendor's: it also hears of a device that answers no more.
+ * Two threads: the launcher takes the most urgent job and those that can ride with it, fills a free
+ * slot and queues its steps; the finisher waits for the oldest slot under way, writes results and
+ * calls done(). A thread that waits, and no callback of the vendor's: it also hears of a device
+ * that answers no more.
  */
 #include "backends/ascend/ascend_backend.h"
 
@@ -22,8 +24,10 @@
 #include "base/log.h"
 
 #define SLOTS 4 /* one copied in, one computed, one copied out, one with the host */
-#define LOOK_NS EP_NS_PER_S /* from one look at the device's memory to the next: one that answers no more is lost */
-#define SPARE_PART 10 /* of free memory: left beside the weights when no budget is given, for passes and operators */
+/* from one look at the device's memory to the next: one that answers no more is lost */
+#define LOOK_NS EP_NS_PER_S
+/* of free memory: left beside the weights when no budget is given, for passes and operators */
+#define SPARE_PART 10
 
 typedef struct ascend_backend {
     ep_backend base;
@@ -334,7 +338,8 @@ static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
 /* I of known-answer runs: the second is what the fused operator takes. */
 enum { ODD = EP_KNOWN_ANSWER_INNER, EVEN = 64 };
 
-/* What a device may lack, by what a known-answer run of it computes. Those that others stand on come first. */
+/* What a device may lack, by what a known-answer run of it computes. Those that others stand on
+ * come first. */
 static const struct {
     ep_ascend_ability ability;
     uint32_t needs;
@@ -379,8 +384,8 @@ static ep_err run_trial(ascend_backend *backend, ep_activation activation, bool 
 }
 
 /*
- * The known-answer runs. bf16 and f16 with silu must do. What else the operators do differs between releases and
- * devices: it is what these runs show, and refused where they fail.
+ * The known-answer runs. bf16 and f16 with silu must do. What else the operators do differs between
+ * releases and devices: it is what these runs show, and refused where they fail.
  */
 static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
 {
@@ -481,7 +486,8 @@ static size_t ascend_weights_bytes(ep_backend *base, const ep_expert_source *sou
                : 0;
 }
 
-/* Device memory is the runtime's to give: the error says how much of it there is, and what to turn. */
+/* Device memory is the runtime's to give: the error says how much of it there is, and what to
+ * turn. */
 static ep_err tell_memory(ascend_backend *backend, size_t bytes, ep_error *out_error)
 {
     return ep_error_set(out_error, EP_ERR_NO_MEMORY,

@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "base/log.h"
 
-/* The vendor's libraries do not survive being closed, so they stay open. aclInit is for once in a process, so
- * aclFinalize follows the last device that served: a probe, or an open that failed, may be followed by another
- * device's. */
+/* The vendor's libraries do not survive being closed, so they stay open. aclInit is for once in a
+ * process, so aclFinalize follows the last device that served: a probe, or an open that failed, may
+ * be followed by another device's. */
 static struct {
     pthread_mutex_t lock;
     bool loaded;
@@ -85,7 +85,8 @@ ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *c
     return err;
 }
 
-/* A lost device is asked nothing more: an answer may be long in coming, and the node lets go of thousands of experts.
+/* A lost device is asked nothing more: an answer may be long in coming, and the node lets go of
+ * thousands of experts.
  */
 static ep_err check_lost(ep_ascend_device *device, ep_error *out_error)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One device of one backend: the libraries, which a process opens and initialises once for all its backends, and the
- * one place where the vendor's codes become ours. A device that failed in a way nobody can work with any more is lost
- * for good: its jobs end with DEVICE_LOST, so that callers go to other copies, and the process lives on.
+ * One device of one backend: the libraries, which a process opens and initialises once for all its
+ * backends, and the one place where the vendor's codes become ours. A device that failed in a way
+ * nobody can work with any more is lost for good: its jobs end with DEVICE_LOST, so that callers go
+ * to other copies, and the process lives on.
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_DEVICE_H
 #define EP_BACKENDS_ASCEND_ASCEND_DEVICE_H
@@ -35,28 +36,29 @@ typedef struct ep_ascend_device {
     _Atomic bool told; /* the log has the last failure that was not a loss; cleared when a job is well again */
 } ep_ascend_device;
 
-/* number is set. Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread works on the device
- * from now on. */
+/* number is set. Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread
+ * works on the device from now on. */
 ep_err ep_ascend_device_open(ep_ascend_device *device, ep_error *out_error);
 /* The runtime stays initialised, as after an open that fails. */
 ep_err ep_ascend_device_probe(uint32_t *out_devices, ep_error *out_error);
 /* Everything made on the device is gone by now. */
 void ep_ascend_device_close(ep_ascend_device *device);
 
-/* Once in each thread that is not known to have done so, before any other call: a device belongs to a thread. A lost
- * device is not asked, nor by ep_ascend_device_look: DEVICE_LOST. */
+/* Once in each thread that is not known to have done so, before any other call: a device belongs to
+ * a thread. A lost device is not asked, nor by ep_ascend_device_look: DEVICE_LOST. */
 ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error);
 
 /*
- * What a call returned, as ours; call names it. A failure goes into out_error, or into the log when that is NULL; a
- * loss goes into the log in any case, once.
+ * What a call returned, as ours; call names it. A failure goes into out_error, or into the log when
+ * that is NULL; a loss goes into the log in any case, once.
  */
 ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call, ep_error *out_error);
 
 /* Asks for the device's memory. The calling thread is on the device. */
 ep_err ep_ascend_device_look(ep_ascend_device *device, ep_error *out_error);
 
-/* From now on everything ends with DEVICE_LOST: a failure that left the device in a state nobody knows. */
+/* From now on everything ends with DEVICE_LOST: a failure that left the device in a state nobody
+ * knows. */
 void ep_ascend_device_lose(ep_ascend_device *device, const char *reason);
 
 #define EP_ASCEND_CALL(device, out_error, name, ...)                                                                  \

@@ -288,8 +288,9 @@ static void gather(ep_ascend_slot *slot, const layout *l)
 }
 
 /*
- * The operators divide 0 by 0 where an inner row is all zeros: no scale is above 0 then, and the result is down's bias.
- * A row that came with NaN or infinity has a scale of NaN from the start, and its result stays NaN.
+ * The operators divide 0 by 0 where an inner row is all zeros: no scale is above 0 then, and the
+ * result is down's bias. A row that came with NaN or infinity has a scale of NaN from the start,
+ * and its result stays NaN.
  */
 static bool is_inner_zero(const ep_ascend_slot *slot, const layout *l, uint32_t place)
 {
@@ -372,7 +373,8 @@ static ep_acl_tensor_list *make_list(ep_ascend_device *device, ep_acl_tensor **t
     return list;
 }
 
-/* The slot keeps what is made for a launch until the streams have passed it. NULL makes the launch fail. */
+/* The slot keeps what is made for a launch until the streams have passed it. NULL makes the launch
+ * fail. */
 static ep_acl_tensor *keep_tensor(ep_ascend_slot *slot, ep_acl_tensor *tensor)
 {
     if (tensor == NULL) {
@@ -401,8 +403,8 @@ static ep_acl_tensor_list *list_of_one(ep_ascend_slot *slot, ep_ascend_device *d
 }
 
 /*
- * The part at an offset of jobs' weights, rows of columns: of each job a tensor of its own, or of a single job one
- * with an axis in front, as GroupedMatmul wants it. rows 0: without that axis.
+ * The part at an offset of jobs' weights, rows of columns: of each job a tensor of its own, or of a
+ * single job one with an axis in front, as GroupedMatmul wants it. rows 0: without that axis.
  */
 static ep_acl_tensor_list *list_of_parts(ep_ascend_slot *slot, ep_ascend_device *device, ep_acl_data_type type,
                                          uint32_t first, uint32_t count, size_t offset, int64_t rows, int64_t columns)
@@ -563,7 +565,8 @@ static void add_quant(ep_ascend_slot *slot, ep_ascend_device *device, const layo
     }
 }
 
-/* All up to the int8 rows that down takes, of one job: a group list of running sums, which of one group are counts. */
+/* All up to the int8 rows that down takes, of one job: a group list of running sums, which of one
+ * group are counts. */
 static void add_fused(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l, job_range r)
 {
     const ep_ascend_weights *w = (const ep_ascend_weights *)slot->jobs[r.first]->weights;
@@ -594,7 +597,8 @@ static void add_fused(ep_ascend_slot *slot, ep_ascend_device *device, const layo
     }
 }
 
-/* All first phases come before the first launch: the workspace may grow only while nothing of the slot runs. */
+/* All first phases come before the first launch: the workspace may grow only while nothing of the
+ * slot runs. */
 static void plan(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
 {
     const product gate_up = {.matrix = &l->weights->gate_up,
@@ -707,7 +711,8 @@ ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device)
         scatter(slot, &l);
         atomic_store(&device->told, false);
     }
-    /* What runs on after a loss may still write, also of an earlier pass: objects stay until the streams are gone. */
+    /* What runs on after a loss may still write, also of an earlier pass: objects stay until the
+     * streams are gone. */
     if (!atomic_load(&device->lost)) {
         drop_objects(slot, device);
     }

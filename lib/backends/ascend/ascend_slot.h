@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A slot carries a group of jobs through the device: their rows are gathered into pinned memory, and steps are queued
- * that need no host in between. Several slots are under way, so that copies of one hide behind computing of others.
+ * A slot carries a group of jobs through the device: their rows are gathered into pinned memory,
+ * and steps are queued that need no host in between. Several slots are under way, so that copies of
+ * one hide behind computing of others.
  *     in stream       rows and the number of rows of each job -> device, event ready
- *     compute stream  after ready: products with gate and up, the activation, products with down, event computed
+ *     compute stream  after ready: products with gate and up, the activation, products with down,
+ *                     event computed
  *     out stream      after computed: results -> pinned memory, event done
- * Products of bf16 and f16 go over all jobs in one GroupedMatmul. Scales of rows want single tensors, so w8a8 has one
- * for each job, and a job's rows begin where every tensor of them is aligned; activation and DynamicQuant between go
- * over all rows. GroupedMatmulSwigluQuant does these three in one step where it can.
+ * Products of bf16 and f16 go over all jobs in one GroupedMatmul. Scales of rows want single
+ * tensors, so w8a8 has one for each job, and a job's rows begin where every tensor of them is
+ * aligned; activation and DynamicQuant between go over all rows. GroupedMatmulSwigluQuant does
+ * these three in one step where it can.
  * Buffers keep the greatest size they were needed in.
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_SLOT_H
@@ -30,7 +33,8 @@ typedef struct ep_ascend_streams {
 enum {
     EP_ASCEND_STEPS_MAX = 2 * EP_ASCEND_W8A8_JOBS_MAX + 2,
     EP_ASCEND_LISTS_MAX = 12 * EP_ASCEND_W8A8_JOBS_MAX, /* two products of six lists */
-    EP_ASCEND_TENSORS_MAX = 8 * EP_ASCEND_W8A8_JOBS_MAX + 8, /* seven of the fused operator, counts of the product */
+    /* seven of the fused operator, counts of the product */
+    EP_ASCEND_TENSORS_MAX = 8 * EP_ASCEND_W8A8_JOBS_MAX + 8,
 };
 
 /* An operator whose first phase is over. */
@@ -82,10 +86,11 @@ void ep_ascend_slot_fini(ep_ascend_slot *slot, ep_ascend_device *device);
 
 /* How many jobs of such weights a group may have. */
 uint32_t ep_ascend_slot_jobs_max(const ep_backend_weights *weights);
-/* Gathers the jobs' rows and queues all steps; sets result. After a failure with launched set the device is lost. */
+/* Gathers the jobs' rows and queues all steps; sets result. After a failure with launched set the
+ * device is lost. */
 void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *streams);
-/* Waits for the slot's last step, unless the device is lost, and writes the jobs' results. Errors: DEVICE_LOST, and
- * what the launch brought. */
+/* Waits for the slot's last step, unless the device is lost, and writes the jobs' results. Errors:
+ * DEVICE_LOST, and what the launch brought. */
 ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device);
 
 #endif

@@ -86,8 +86,8 @@ bool ep_ascend_weights_alike(const ep_backend_weights *a, const ep_backend_weigh
 }
 
 /*
- * Whether the operator takes these shapes and does all that is to be done: whole fractals, and rows of results in whole
- * blocks of its local memory, which no document says and its kernel stands on.
+ * Whether the operator takes these shapes and does all that is to be done: whole fractals, and rows
+ * of results in whole blocks of its local memory, which no document says and its kernel stands on.
  */
 static bool can_fuse(const ep_ascend_device *device, const ep_expert_source *source)
 {
@@ -186,7 +186,8 @@ typedef struct upload_job {
     uint8_t *to;
 } upload_job;
 
-/* Columns [first, first + count) of a matrix become rows of the stage, width wide, from its column at. */
+/* Columns [first, first + count) of a matrix become rows of the stage, width wide, from its column
+ * at. */
 static void transpose(const void *matrix, const upload_job *job, uint32_t first, uint32_t count, uint8_t *stage,
                       size_t width, size_t at)
 {
@@ -231,7 +232,8 @@ static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, con
     return EP_OK;
 }
 
-/* 32 columns of gate and up side by side, from column first on: fractals below one another are H rows of 32 values. */
+/* 32 columns of gate and up side by side, from column first on: fractals below one another are H
+ * rows of 32 values. */
 static void stage_fractals(const ep_expert_source *source, uint32_t first, uint8_t *to)
 {
     for (uint32_t c = 0; c < EP_ACL_NZ_COLUMNS; c++) {

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One expert on the device, in one block: gate and up side by side, the gate's columns first, then down, each as the
- * operators multiply by it, without a gap:
+ * One expert on the device, in one block: gate and up side by side, the gate's columns first, then
+ * down, each as the operators multiply by it, without a gap:
  *     gate_up  [H,2I]  gate_up[h][i] = gate[i][h], gate_up[h][I + i] = up[i][h]
  *     down     [I,H]   down[i][h] = down of the file[h][i]
  *     scales   f32 [2I] and [H], of w8a8: one of each column
- *     biases   [2I] and [H]: f32 of bf16 weights, f16 of f16, bf16 of w8a8; 0 where the expert has only others
- * Where the fused operator computes them, gate and up of w8a8 lie as FRACTAL_NZ: [2I/32][H/16][16][32].
+ *     biases   [2I] and [H]: f32 of bf16 weights, f16 of f16, bf16 of w8a8; 0 where the expert has
+ *              only others
+ * Where the fused operator computes them, gate and up of w8a8 lie as FRACTAL_NZ:
+ * [2I/32][H/16][16][32].
  */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_WEIGHTS_H
 #define EP_BACKENDS_ASCEND_ASCEND_WEIGHTS_H
@@ -43,7 +45,8 @@ typedef struct ep_ascend_uploader {
     pthread_mutex_t lock; /* one upload at a time; below */
     ep_acl_stream stream;
     uint8_t *stage; /* pinned */
-    /* Of a lost device. Its streams may still be at work with them, so their memory stays until those are gone. */
+    /* Of a lost device. Its streams may still be at work with them, so their memory stays until
+     * those are gone. */
     ep_ascend_weights *abandoned;
 } ep_ascend_uploader;
 

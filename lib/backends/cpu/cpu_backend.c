@@ -104,7 +104,8 @@ static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source
     return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source, family_of(base, source)) : 0;
 }
 
-/* The memory node with the least weights on it, these counted in, of those with workers: elsewhere all would read from afar. */
+/* The memory node with the least weights on it, these counted in, of those with workers: elsewhere
+ * all would read from afar. */
 static uint32_t take_node(cpu_backend *backend, size_t bytes)
 {
     const uint32_t nodes = ep_cpu_topology_nodes(backend->topology);
@@ -183,7 +184,8 @@ static const char *cpu_packed_layout(ep_backend *base)
     static const char *const layouts[EP_FFN_FAMILIES] = {EP_FFN_PACKED_LAYOUT, EP_FFN_PACKED_LAYOUT "-bf16dp",
                                                          EP_FFN_PACKED_LAYOUT "-bf16odd", EP_FFN_PACKED_LAYOUT "-w4a8"};
     const ep_numerics numerics = ((cpu_backend *)base)->numerics;
-    /* What has bf16 has most: its family tells those of the other formats, but for the one whose mxfp4 tells. */
+    /* What has bf16 has most: its family tells those of the other formats, but for the one whose
+     * mxfp4 tells. */
     const ep_ffn_family narrow = ep_numerics_family(numerics, EP_WEIGHTS_MXFP4);
     return layouts[narrow == EP_FFN_FAMILY_W4A8 ? narrow : ep_numerics_family(numerics, EP_WEIGHTS_BF16)];
 }

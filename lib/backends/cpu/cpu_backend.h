@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backend "cpu": worker threads over packed weights. Bits equal those of backend "reference" with the same
- * config->numerics. */
+/* Backend "cpu": worker threads over packed weights. Bits equal those of backend "reference" with
+ * the same config->numerics. */
 #ifndef EP_BACKENDS_CPU_CPU_BACKEND_H
 #define EP_BACKENDS_CPU_CPU_BACKEND_H
 

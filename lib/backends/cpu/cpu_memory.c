@@ -12,7 +12,8 @@
 #include "base/large_memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h> /* holes are forbidden, as malloc's own are: weights that are used after their end are seen */
+/* holes are forbidden, as malloc's own are: weights that are used after their end are seen */
+#include <sanitizer/asan_interface.h>
 #else
 #define ASAN_POISON_MEMORY_REGION(bytes, count) ((void)(bytes), (void)(count))
 #define ASAN_UNPOISON_MEMORY_REGION(bytes, count) ((void)(bytes), (void)(count))
@@ -20,9 +21,12 @@
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define CHUNK_BYTES ((size_t)256 << 20)
-#define PART_BYTES_MIN (CHUNK_BYTES / 1024)          /* of experts like these malloc takes half as much again once they replace each other */
-#define PART_BYTES_MAX (CHUNK_BYTES / 4)             /* of larger ones the last 2 MiB are little, and chunks would have large holes */
-#define HOLES_MAX (CHUNK_BYTES / PART_BYTES_MIN + 1) /* a part between any two, none below PART_BYTES_MIN */
+/* of experts like these malloc takes half as much again once they replace each other */
+#define PART_BYTES_MIN (CHUNK_BYTES / 1024)
+/* of larger ones the last 2 MiB are little, and chunks would have large holes */
+#define PART_BYTES_MAX (CHUNK_BYTES / 4)
+/* a part between any two, none below PART_BYTES_MIN */
+#define HOLES_MAX (CHUNK_BYTES / PART_BYTES_MIN + 1)
 
 typedef struct {
     size_t at;
@@ -88,8 +92,9 @@ static void drop_hole(chunk *c, uint32_t index)
     memmove(&c->holes[index], &c->holes[index + 1], (c->holes_count - index) * sizeof(c->holes[0]));
 }
 
-/* Lock held. The chunk on this memory node with the smallest hole that is large enough, so that what is in memory already is used before what
- * never was; out_index: of the hole. NULL: none is. */
+/* Lock held. The chunk on this memory node with the smallest hole that is large enough, so that
+ * what is in memory already is used before what never was; out_index: of the hole. NULL: none
+ * is. */
 static chunk *find_hole(const ep_cpu_memory *memory, size_t bytes, uint32_t node, uint32_t *out_index)
 {
     chunk *best = NULL;
@@ -148,10 +153,12 @@ void *ep_cpu_memory_take(ep_cpu_memory *memory, size_t bytes, uint32_t node)
         part = c != NULL ? take_of_hole(c, index, bytes) : NULL;
         pthread_mutex_unlock(&memory->lock);
     }
-    return part != NULL ? part : alloc_on(memory, bytes, node); /* so many address bytes may be refused where these are not */
+    /* so many address bytes may be refused where these are not */
+    return part != NULL ? part : alloc_on(memory, bytes, node);
 }
 
-/* Whole huge pages go back to the system; the others hold bytes of neighbours, and would be cut up. */
+/* Whole huge pages go back to the system; the others hold bytes of neighbours, and would be cut
+ * up. */
 static void discard(const chunk *c, const hole *h)
 {
     const size_t first = ep_align_up(h->at, HUGE_PAGE_BYTES);

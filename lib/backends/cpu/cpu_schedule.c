@@ -14,20 +14,26 @@
 #include "base/clock.h"
 #include "base/cpu_features.h"
 
-#define SPIN_NS (50 * EP_NS_PER_US) /* an expert takes 50 to 500 us; waking a sleeper costs some 25 */
-#define WHOLE_PASS_FMAS 262144u     /* a pass below this is one task: handing parts over would cost more */
+/* an expert takes 50 to 500 us; waking a sleeper costs some 25 */
+#define SPIN_NS (50 * EP_NS_PER_US)
+/* a pass below this is one task: handing parts over would cost more */
+#define WHOLE_PASS_FMAS 262144u
 #define SMALL_ROUND 16384u          /* inner values that one thread rounds to int8 */
 #define TASK_FMAS 65536u            /* panels are taken together up to this much work */
-#define LOCAL_LOOKS 32               /* waiting jobs that a thread passes over to find one of its own memory node */
-#define OVERTAKEN_MAX 64             /* jobs, or turns to passes, that near ones go before the one whose turn it is */
+/* waiting jobs that a thread passes over to find one of its own memory node */
+#define LOCAL_LOOKS 32
+/* jobs, or turns to passes, that near ones go before the one whose turn it is */
+#define OVERTAKEN_MAX 64
 #define CACHE_LINE 64
-#define SPARE_PASSES 3              /* passes open beyond one per thread: stage ends find other work, and one may be overtaken */
+/* passes open beyond one per thread: stage ends find other work, and one may be overtaken */
+#define SPARE_PASSES 3
 
 typedef enum { STAGE_PREPARE, STAGE_PACK, STAGE_GATE_UP, STAGE_ROUND, STAGE_DOWN, STAGE_END } stage;
 
 /*
- * Tasks of a stage are claimed without the lock: `claim` holds the stage's number and how many are taken, so that a thread which still
- * believes in an earlier stage takes nothing. What else is in a pass changes under the lock, and only when no task of it runs.
+ * Tasks of a stage are claimed without the lock: `claim` holds the stage's number and how many are
+ * taken, so that a thread which still believes in an earlier stage takes nothing. What else is in a
+ * pass changes under the lock, and only when no task of it runs.
  */
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t claim; /* number << 32 | tasks taken */
@@ -80,7 +86,8 @@ typedef struct {
     _Atomic uint64_t tasks_near; /* of weights on its own memory node */
     _Atomic uint64_t tasks_far;
     _Atomic uint64_t idle; /* see idle_begin */
-    /* The kernel span: what this thread does for one stage of a pass, or several, without turning to another. */
+    /* The kernel span: what this thread does for one stage of a pass, or several, without turning
+     * to another. */
     bool span_open;
     uint64_t span_order; /* of its pass */
     ep_trace_fields span;
@@ -164,8 +171,9 @@ static uint32_t job_passes_count(const ep_job *job)
 /*
  * ---- spans: an event per task would cost more than some tasks ----
  *
- * Events are recorded without the lock wherever possible: a microsecond more under it makes the threads queue for it. A span ends before its
- * thread's tasks are counted as done, so before the job's done().
+ * Events are recorded without the lock wherever possible: a microsecond more under it makes the
+ * threads queue for it. A span ends before its thread's tasks are counted as done, so before the
+ * job's done().
  */
 
 static void span_end(cpu_worker *worker, ep_err status)
@@ -177,7 +185,8 @@ static void span_end(cpu_worker *worker, ep_err status)
     }
 }
 
-/* Lock held. The thread turns to this pass; true when a span begins with that, once the lock is released. */
+/* Lock held. The thread turns to this pass; true when a span begins with that, once the lock is
+ * released. */
 static bool span_turn(cpu_worker *worker, const cpu_pass *pass)
 {
     if (worker->span_open && worker->span_order == pass->order) {
@@ -199,8 +208,9 @@ static bool span_turn(cpu_worker *worker, const cpu_pass *pass)
     return true;
 }
 
-/* No lock, work's tasks not yet counted as done, so the pass stays in its stage. Ends the span when the thread will turn away: nothing of the
- * stage is left, and what comes next waits for other threads too, or is nothing. */
+/* No lock, work's tasks not yet counted as done, so the pass stays in its stage. Ends the span when
+ * the thread will turn away: nothing of the stage is left, and what comes next waits for other
+ * threads too, or is nothing. */
 static void span_leave(cpu_worker *worker, const cpu_work *work, stage next)
 {
     const cpu_pass *pass = worker->turn.pass;
@@ -279,8 +289,8 @@ static bool may_overtake(uint32_t *count)
     return *count != 0;
 }
 
-/* Lock held, a job waits. The one to open for a thread of this memory node: the first, or one soon after it whose weights are near.
- * *out_before: the job queued before it, NULL none. */
+/* Lock held, a job waits. The one to open for a thread of this memory node: the first, or one soon
+ * after it whose weights are near. *out_before: the job queued before it, NULL none. */
 static ep_job *choose_job(ep_cpu_schedule *s, uint32_t node, ep_job **out_before)
 {
     ep_job *before = NULL;
@@ -338,7 +348,8 @@ static cpu_pass *open_pass(ep_cpu_schedule *s, uint32_t node)
         unqueue_job(s, job, before);
     }
     enter_stage(pass, STAGE_PREPARE);
-    atomic_fetch_add_explicit(&s->changes, 1, memory_order_release); /* threads in a patient pass may have to leave it */
+    /* threads in a patient pass may have to leave it */
+    atomic_fetch_add_explicit(&s->changes, 1, memory_order_release);
     return pass;
 }
 
@@ -350,7 +361,8 @@ static bool is_due_before(const cpu_pass *a, const cpu_pass *b)
     return a_priority != b_priority ? a_priority < b_priority : a->order < b->order;
 }
 
-/* For a thread of this memory node. Patient jobs last; weights that are near first; then by priority and age. */
+/* For a thread of this memory node. Patient jobs last; weights that are near first; then by
+ * priority and age. */
 static bool is_before(const cpu_pass *a, const cpu_pass *b, uint32_t node)
 {
     const bool a_near = job_node(a->job) == node;
@@ -370,9 +382,9 @@ static uint32_t pass_width(const cpu_pass *pass)
 }
 
 /*
- * Lock held. The pass to take a task of; NULL: none that this thread should turn to now.
- * urgent: threads that passes of urgent jobs want. Their stages are short, and one of a patient pass's panels
- * takes longer: so many threads stay away from those.
+ * Lock held. The pass to take a task of; NULL: none that this thread should turn to now. urgent:
+ * threads that passes of urgent jobs want. Their stages are short, and one of a patient pass's
+ * panels takes longer: so many threads stay away from those.
  */
 static cpu_pass *choose_pass(ep_cpu_schedule *s, uint32_t node)
 {
@@ -435,8 +447,8 @@ static cpu_panels panels_of(const ep_ffn_packed *weights, stage which)
     };
 }
 
-/* Lock held. Sets the products that threads of this memory node turn to when turn->pass has no more tasks: of another pass, else of the job
- * that is opened next. */
+/* Lock held. Sets the products that threads of this memory node turn to when turn->pass has no more
+ * tasks: of another pass, else of the job that is opened next. */
 static void find_then(const ep_cpu_schedule *s, cpu_turn *turn, uint32_t node)
 {
     const cpu_pass *best = NULL;
@@ -465,7 +477,8 @@ static uint32_t then_taken(const cpu_turn *turn)
     return claim >> 32 == turn->then_number ? (uint32_t)claim : turn->then.count;
 }
 
-/* Lock held. The thread turns to the pass that is best for it and takes its first tasks; false: there is nothing to do now. */
+/* Lock held. The thread turns to the pass that is best for it and takes its first tasks; false:
+ * there is nothing to do now. */
 static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
 {
     ep_cpu_schedule *s = worker->schedule;
@@ -489,8 +502,9 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
 }
 
 /*
- * No lock. Something changed that may be better than the stage the thread is in. Where it is not, for any thread, the thread goes on there and may
- * claim ahead again. Else it would run its present tasks without knowing what follows, and begin the next ones cold.
+ * No lock. Something changed that may be better than the stage the thread is in. Where it is not,
+ * for any thread, the thread goes on there and may claim ahead again. Else it would run its present
+ * tasks without knowing what follows, and begin the next ones cold.
  */
 static void renew_turn(cpu_worker *worker)
 {
@@ -518,8 +532,9 @@ static void renew_turn(cpu_worker *worker)
 }
 
 /*
- * No lock. Takes the tasks that the thread runs after those it has, so that it knows which weights to fetch meanwhile. Not the last ones
- * (cpu_ahead.h); not of patient jobs, whose tasks are long: an urgent job would wait for them too.
+ * No lock. Takes the tasks that the thread runs after those it has, so that it knows which weights
+ * to fetch meanwhile. Not the last ones (cpu_ahead.h); not of patient jobs, whose tasks are long:
+ * an urgent job would wait for them too.
  */
 static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
 {
@@ -535,8 +550,9 @@ static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
 }
 
 /*
- * Where the weights begin that the thread will compute after task `index`, as far as it can be known: where it claimed nothing ahead threads
- * probably go on in turns, through the end of the stage too.
+ * Where the weights begin that the thread will compute after task `index`, as far as it can be
+ * known: where it claimed nothing ahead threads probably go on in turns, through the end of the
+ * stage too.
  */
 static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, const cpu_work *ahead, uint32_t index)
 {
@@ -549,10 +565,12 @@ static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, c
         next = ahead->count > 0 ? ahead->first : next + others > taken ? next + others : taken;
     }
     if (next >= panels.count) {
-        /* Whoever comes to a stage first also claims ahead there: those behind find two tasks taken for each before them. */
+        /* Whoever comes to a stage first also claims ahead there: those behind find two tasks taken
+         * for each before them. */
         const uint32_t over = next - panels.count;
         if (turn->stage == STAGE_GATE_UP && (turn->then_pass == NULL || over >= others)) {
-            panels = panels_of(weights, STAGE_DOWN); /* the thread that ends a stage begins the next one */
+            /* the thread that ends a stage begins the next one */
+            panels = panels_of(weights, STAGE_DOWN);
             next = over < others ? 2 * (others - over) : 0;
         } else {
             panels = turn->then;
@@ -637,8 +655,9 @@ static stage stage_after(const cpu_turn *turn)
     return turn->stage == STAGE_GATE_UP && !rounds ? STAGE_DOWN : (stage)(turn->stage + 1);
 }
 
-/* No lock; all tasks of a stage have ended, `next` follows. A small round is done at once by the thread that ended gate and up: handing it over
- * would take longer. Returns the stage that follows. */
+/* No lock; all tasks of a stage have ended, `next` follows. A small round is done at once by the
+ * thread that ended gate and up: handing it over would take longer. Returns the stage that
+ * follows. */
 static stage round_if_small(cpu_pass *pass, stage next, float *tile)
 {
     const ep_ffn_pass *p = &pass->pass;
@@ -671,7 +690,8 @@ static ep_job *close_pass(ep_cpu_schedule *s, cpu_pass *pass)
     pass->open = false;
     pass->job = NULL;
     if (s->first != NULL || any_tasks(s)) {
-        announce(s, s->threads); /* a waiting job may open this pass; patient ones may have given way to it */
+        /* a waiting job may open this pass; patient ones may have given way to it */
+        announce(s, s->threads);
     }
     if (done < job_passes_count(job)) {
         return NULL;
@@ -697,8 +717,8 @@ static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
 }
 
 /*
- * No lock. Runs tasks of the stage the thread has turned to until it has no more or something changed that may be better. True: the
- * thread's tasks were the last ones, *out_next follows.
+ * No lock. Runs tasks of the stage the thread has turned to until it has no more or something
+ * changed that may be better. True: the thread's tasks were the last ones, *out_next follows.
  */
 static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
 {
@@ -792,8 +812,9 @@ static bool may_spin(cpu_worker *worker, uint64_t now_ns)
 }
 
 /*
- * A thread's idle time is one word, so that who reads it never counts a stretch twice, nor misses one: at work the sum of all stretches;
- * without a task IDLE and, modulo IDLE, the sum less the time at which the stretch began.
+ * A thread's idle time is one word, so that who reads it never counts a stretch twice, nor misses
+ * one: at work the sum of all stretches; without a task IDLE and, modulo IDLE, the sum less the
+ * time at which the stretch began.
  */
 #define IDLE ((uint64_t)1 << 63)
 
@@ -970,7 +991,8 @@ ep_cpu_counts ep_cpu_schedule_counts(ep_cpu_schedule *s)
         counts.tasks_far += atomic_load_explicit(&worker->tasks_far, memory_order_relaxed);
         counts.idle_ns += idle_sum(worker);
     }
-    /* A stretch may have ended a little before the clock was read for it here: what was told once stays. */
+    /* A stretch may have ended a little before the clock was read for it here: what was told once
+     * stays. */
     uint64_t told_ns = atomic_load(&s->idle_told_ns);
     while (told_ns < counts.idle_ns && !atomic_compare_exchange_weak(&s->idle_told_ns, &told_ns, counts.idle_ns)) {
     }

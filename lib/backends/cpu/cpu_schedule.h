@@ -2,18 +2,20 @@
 /*
  * Cuts jobs into passes and passes into tasks, and gives tasks to worker threads.
  *
- * A pass goes through the stages prepare, pack, gate-up, round, down (kernels/ffn_pass.h). A thread takes tasks of
- * the oldest pass that has some; where a stage's last tasks are still running elsewhere it takes tasks of the
- * next pass, so no thread waits at a barrier while there is work, and one expert has from one to all threads. Small
- * passes run whole in one task. Tasks of the stage a thread has turned to are claimed by one atomic step; the lock is
- * taken when a stage ends, or when anything came up that may be better to do.
+ * A pass goes through the stages prepare, pack, gate-up, round, down (kernels/ffn_pass.h). A thread
+ * takes tasks of the oldest pass that has some; where a stage's last tasks are still running
+ * elsewhere it takes tasks of the next pass, so no thread waits at a barrier while there is work,
+ * and one expert has from one to all threads. Small passes run whole in one task. Tasks of the
+ * stage a thread has turned to are claimed by one atomic step; the lock is taken when a stage ends,
+ * or when anything came up that may be better to do.
  *
- * Idle threads spin for a short time, then sleep; on CPUs that others want too they sleep at once (cpu_spin.h).
- * Passes whose weights lie on a thread's own memory node come first for it, others' where there are none.
+ * Idle threads spin for a short time, then sleep; on CPUs that others want too they sleep at once
+ * (cpu_spin.h). Passes whose weights lie on a thread's own memory node come first for it, others'
+ * where there are none.
  *
- * A job of smaller priority overtakes at the next task: threads turn to its passes first. Patient jobs
- * (EP_JOB_PATIENT) also give up the stage ends of the others: one of their panels of 96 rows may take longer
- * than a whole stage of a decode pass.
+ * A job of smaller priority overtakes at the next task: threads turn to its passes first. Patient
+ * jobs (EP_JOB_PATIENT) also give up the stage ends of the others: one of their panels of 96 rows
+ * may take longer than a whole stage of a decode pass.
  *
  * Threads  submit: any. start and stop: one, in that order.
  */

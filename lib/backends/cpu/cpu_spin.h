@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether a thread without work may spin for some. On a host where more threads want to run than there are CPUs (several daemons, say)
- * a spinning thread takes the time of one that works. It is told by the kernel: a thread that is preempted shares its CPU. It then stays off
- * for a while, twice as long each time it is preempted again, and tries anew. Pure but for ep_cpu_preemptions.
+ * Whether a thread without work may spin for some. On a host where more threads want to run than
+ * there are CPUs (several daemons, say) a spinning thread takes the time of one that works. It is
+ * told by the kernel: a thread that is preempted shares its CPU. It then stays off for a while,
+ * twice as long each time it is preempted again, and tries anew. Pure but for ep_cpu_preemptions.
  */
 #ifndef EP_BACKENDS_CPU_CPU_SPIN_H
 #define EP_BACKENDS_CPU_CPU_SPIN_H
@@ -36,7 +37,8 @@ static inline bool ep_cpu_spin_note(ep_cpu_spin *spin, uint64_t preemptions, uin
     return now_ns >= spin->off_until_ns;
 }
 
-/* Times the calling thread lost its CPU while it wanted to run. Any number where the system does not tell, always the same. */
+/* Times the calling thread lost its CPU while it wanted to run. Any number where the system does
+ * not tell, always the same. */
 uint64_t ep_cpu_preemptions(void);
 
 #endif

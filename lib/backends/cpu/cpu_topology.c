@@ -38,7 +38,8 @@ uint64_t ep_cpu_preemptions(void)
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? (uint64_t)usage.ru_nivcsw : 0;
 }
 
-/* A list of the kernel like "0-3,8": of CPUs, or of nodes. Neither has numbers above CPU_SETSIZE here. */
+/* A list of the kernel like "0-3,8": of CPUs, or of nodes. Neither has numbers above CPU_SETSIZE
+ * here. */
 static cpu_set_t parse_list(const char *text)
 {
     cpu_set_t set;
@@ -104,12 +105,14 @@ static void read_nodes(ep_cpu_topology *t)
         }
         CPU_AND(&near, &near, &usable);
         CPU_XOR(&usable, &usable, &near);
-        if (CPU_COUNT(&near) > 0) { /* else memory without CPUs of its own, or with those of others */
+        /* else memory without CPUs of its own, or with those of others */
+        if (CPU_COUNT(&near) > 0) {
             add_cpus(t, &near, t->nodes_count);
             t->nodes[t->nodes_count++] = node;
         }
     }
-    /* CPUs whose own node's memory is not allowed (cpuset.mems) are near no node that is left. They count to the last one. */
+    /* CPUs whose own node's memory is not allowed (cpuset.mems) are near no node that is left. They
+     * count to the last one. */
     t->nodes_count += t->nodes_count == 0; /* a kernel that knows no nodes */
     add_cpus(t, &usable, t->nodes_count - 1);
     t->is_known = t->cpus_count > 0;

@@ -143,8 +143,8 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
 }
 
 /*
- * The plain loops take long over the known-answer run, so it is made when an id is asked for. In a backend of its
- * own: what is loaded and queued here is in nobody's way.
+ * The plain loops take long over the known-answer run, so it is made when an id is asked for. In a
+ * backend of its own: what is loaded and queued here is in nobody's way.
  */
 static ep_err learn_answer(reference_backend *backend)
 {

@@ -1,30 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libexpertd: sends token batches of one MoE layer to the nodes that hold its experts and combines the rows.
+ * libexpertd: sends token batches of one MoE layer to the nodes that hold its experts and combines
+ * the rows.
  *
  *   in   x [T,H], expert_ids [T,K], expert_scales [T,K], (model, version, layer)
- *   out  y [T,H] = sum over k of expert_scales[t,k] * FFN_{expert_ids[t,k]}(x[t])  (+ shared experts)
+ *   out  y [T,H] = sum over k of expert_scales[t,k] * FFN_{expert_ids[t,k]}(x[t])
+ *                (+ shared experts)
  *
- * The result's bits depend on x, ids, scales and the experts' weights only: not on placement, batch, copies,
- * retries or threads.
+ * The result's bits depend on x, ids, scales and the experts' weights only: not on placement,
+ * batch, copies, retries or threads.
  *
- * Threads    an ep_client is used by any number of threads at once. A call handle belongs to one thread at a
- *            time; only ep_call_cancel may come from another.
- * Process    nothing process-wide is changed. Threads start on first connect: the network library's, one
- *            timer thread and two that work on what it finds due; while a node that left the table is being disconnected there is one more.
- *            LIBEXPERTD_STREAM_LANE (uv, nng) and LIBEXPERTD_BUSY_POLL_US in the environment choose how tcp:// is carried.
+ * Threads    an ep_client is used by any number of threads at once. A call handle belongs to one
+ *            thread at a time; only ep_call_cancel may come from another.
+ * Process    nothing process-wide is changed. Threads start on first connect: the network
+ *            library's, one timer thread and two that work on what it finds due; while a node that
+ *            left the table is being disconnected there is one more. LIBEXPERTD_STREAM_LANE (uv,
+ *            nng) and LIBEXPERTD_BUSY_POLL_US in the environment choose how tcp:// is carried.
  *            After fork() every call in the child returns EP_ERR_FAILED_PRECONDITION, except
  *            ep_client_destroy, which does nothing there.
- * Floats     the library rounds to nearest and keeps denormals whatever the float environment of the calling thread (FTZ, DAZ, rounding, traps),
- *            and leaves that as it was.
- * Callbacks  run on the library's threads, never inside the call that began them; they may begin calls, not
- *            block, not destroy the client.
- * Policy     operators may set values for all callers while the service runs (expertctl policy). They come with the
- *            routing table, calls that begin afterwards go by them, and none fails for it. Who decides, first to last:
- *            the call's argument (mode); the client's configuration (hedge_permille); the policy of the service; the
- *            coordinator's configuration; the default.
- * Structs    set struct_bytes by the _init function first; then change fields. Unset pointers are NULL.
- *            Structs the library fills: set struct_bytes to sizeof, no more than that is written (0: this version's size).
+ * Floats     the library rounds to nearest and keeps denormals whatever the float environment of
+ *            the calling thread (FTZ, DAZ, rounding, traps), and leaves that as it was.
+ * Callbacks  run on the library's threads, never inside the call that began them; they may begin
+ *            calls, not block, not destroy the client.
+ * Policy     operators may set values for all callers while the service runs (expertctl policy).
+ *            They come with the routing table, calls that begin afterwards go by them, and none
+ *            fails for it. Who decides, first to last:
+ *            the call's argument (mode); the client's configuration (hedge_permille); the policy of
+ *            the service; the coordinator's configuration; the default.
+ * Structs    set struct_bytes by the _init function first; then change fields. Unset pointers are
+ *            NULL.
+ *            Structs the library fills: set struct_bytes to sizeof, no more than that is written
+ *            (0: this version's size).
  */
 #ifndef EXPERTD_CLIENT_H
 #define EXPERTD_CLIENT_H
@@ -70,12 +76,13 @@ typedef struct ep_client_config {
 
 EP_API void ep_client_config_init(ep_client_config *out_config);
 
-/* Begins connecting and returns. Strings are copied. Errors: INVALID_ARGUMENT (field named), NO_MEMORY. */
+/* Begins connecting and returns. Strings are copied. Errors: INVALID_ARGUMENT (field named),
+ * NO_MEMORY. */
 EP_API ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, ep_error *out_error);
 /*
- * Waits until a routing table is there and a node of each of its models is connected; with node_urls also
- * until every node has spoken, or those that have hold every expert. Errors: DEADLINE_EXCEEDED with the last
- * report.
+ * Waits until a routing table is there and a node of each of its models is connected; with
+ * node_urls also until every node has spoken, or those that have hold every expert. Errors:
+ * DEADLINE_EXCEEDED with the last report.
  */
 EP_API ep_err ep_client_wait_ready(ep_client *client, uint64_t timeout_us, ep_error *out_error);
 /*
@@ -84,8 +91,8 @@ EP_API ep_err ep_client_wait_ready(ep_client *client, uint64_t timeout_us, ep_er
  */
 EP_API ep_err ep_client_set_token(ep_client *client, const char *token, ep_error *out_error);
 /*
- * Fails calls in flight with CANCELLED, waits for their callbacks, closes. Bounded (5 s). NULL allowed.
- * Prepared calls stay valid for ep_call_finish and ep_call_destroy only.
+ * Fails calls in flight with CANCELLED, waits for their callbacks, closes. Bounded (5 s). NULL
+ * allowed. Prepared calls stay valid for ep_call_finish and ep_call_destroy only.
  */
 EP_API void ep_client_destroy(ep_client *client);
 
@@ -111,7 +118,8 @@ typedef struct ep_model_desc {
                           * pass must be of one */
 } ep_model_desc;
 
-/* The table's models and layers by index; NOT_FOUND past the end, UNAVAILABLE before the first table. */
+/* The table's models and layers by index; NOT_FOUND past the end, UNAVAILABLE before the first
+ * table. */
 EP_API ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_model);
 EP_API ep_err ep_client_layer(ep_client *client, const char *model, const char *version, uint32_t layer_index,
                               ep_layer_desc *out_layer);
@@ -137,9 +145,11 @@ typedef enum ep_moe_nan {
 } ep_moe_nan;
 typedef enum ep_moe_mode { EP_MOE_AUTO = 0, EP_MOE_DECODE = 1, EP_MOE_PREFILL = 2 } ep_moe_mode;
 typedef enum ep_moe_const_rule { EP_MOE_CONST_KERNEL = 0, EP_MOE_CONST_LINEAR = 1 } ep_moe_const_rule;
-/* How rows reach the nodes of one host: straight to each owner, or once per host and forwarded inside. */
+/* How rows reach the nodes of one host: straight to each owner, or once per host and forwarded
+ * inside. */
 typedef enum ep_moe_comm { EP_MOE_COMM_AUTO = 0, EP_MOE_COMM_FULLMESH = 1, EP_MOE_COMM_HIERARCHY = 2 } ep_moe_comm;
-/* Where the weighted sum is made: here from one row per slot (canonical), or per node first (fewer reply bytes, one more rounding). */
+/* Where the weighted sum is made: here from one row per slot (canonical), or per node first (fewer
+ * reply bytes, one more rounding). */
 typedef enum ep_moe_combine_at { EP_MOE_COMBINE_ROWS = 0, EP_MOE_COMBINE_NODE_SUM = 1 } ep_moe_combine_at;
 /* Numbers as in the vendor's quant_mode where it has one. */
 typedef enum ep_moe_dispatch_quant {
@@ -156,10 +166,11 @@ typedef enum ep_moe_combine_quant {
 /*
  * Inputs of one layer call. Tensors are borrowed until the call completes.
  *   x              [T,H] bf16, f16, f32; or i8 with x_scales [T] f32
- *   expert_ids     [T,K] i32 or i64: [0,E) routed, then zero, copy, constant experts; -1 and the total are
- *                  inactive
+ *   expert_ids     [T,K] i32 or i64: [0,E) routed, then zero, copy, constant experts; -1 and the
+ *                  total are inactive
  *   expert_scales  [T,K] f32 or bf16; used as they are, never renormalised
- *   active_mask    [T] or [T,K] bool; rank 0: all active. A token masked out (all K false) gives a zero row
+ *   active_mask    [T] or [T,K] bool; rank 0: all active. A token masked out (all K false) gives a
+ *                  zero row
  *   partial_slots  [T,K] bool, with EP_MOE_PARTIAL
  *   shared         [T,H] added last, with EP_MOE_SHARED_CALLER
  */
@@ -227,7 +238,8 @@ typedef struct ep_moe_result {
     char numerics[96];
     ep_error error;
     uint32_t hedged_frames;      /* sent a second time because the first answer was slow */
-    /* Where the time went; queue, compute and wire only with want_timing. The slowest frame's, as frames run side by side. */
+    /* Where the time went; queue, compute and wire only with want_timing. The slowest frame's, as
+     * frames run side by side. */
     uint64_t pack_us;
     uint64_t wire_us;            /* from sent to answered, less the node's own time */
     uint64_t queue_us;
@@ -245,12 +257,15 @@ typedef struct ep_moe_result {
  * Errors (named in out_result->error)
  *   INVALID_ARGUMENT, UNIMPLEMENTED  an argument, its value, what is allowed
  *   NOT_FOUND                        model, version or layer; what there is
- *   UNAVAILABLE                      no live copy before the deadline: layer, expert, node, time waited, last
- *                                    report; or, at once, only nodes of other numerics ids
+ *   UNAVAILABLE                      no live copy before the deadline: layer, expert, node, time
+ *                                    waited, last report; or, at once, only nodes of other numerics
+ *                                    ids
  *   DEADLINE_EXCEEDED                a live node did not answer: the same
- *   RESOURCE_EXHAUSTED               calls_max, buffer_bytes_max, a node's admission beyond the retry budget, or,
- *                                    before the deadline, nodes with more work than they can do until then
- *   CANCELLED, CLOSED, FAILED_PRECONDITION, NO_MEMORY; any other error of a node no other copy can mend
+ *   RESOURCE_EXHAUSTED               calls_max, buffer_bytes_max, a node's admission beyond the
+ *                                    retry budget, or, before the deadline, nodes with more work
+ *                                    than they can do until then
+ *   CANCELLED, CLOSED, FAILED_PRECONDITION, NO_MEMORY; any other error of a node no other copy can
+ *   mend
  */
 EP_API ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
                              ep_moe_result *out_result);
@@ -258,22 +273,22 @@ EP_API ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const e
 /* Completion, exactly once. result is valid during the callback. */
 typedef void (*ep_moe_done_func)(void *arg, const ep_moe_result *result);
 
-/* Callback form. On an error here done is never called; UNAVAILABLE before the first routing table. out_call
- * may be NULL; else *out_call is valid until done returns, for ep_call_cancel. */
+/* Callback form. On an error here done is never called; UNAVAILABLE before the first routing table.
+ * out_call may be NULL; else *out_call is valid until done returns, for ep_call_cancel. */
 EP_API ep_err ep_moe_forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
                                    ep_moe_done_func done, void *arg, ep_call **out_call, ep_error *out_error);
 /* The call completes with CANCELLED unless it already completed. */
 EP_API void ep_call_cancel(ep_call *call);
 
 /*
- * Prepared form: registers fixed buffers for a layer and a greatest T (args' and out's first dimension).
- * Everything is allocated here; begin and finish allocate nothing and change no address. Many prepared calls
- * (at least 128) may be in flight.
+ * Prepared form: registers fixed buffers for a layer and a greatest T (args' and out's first
+ * dimension). Everything is allocated here; begin and finish allocate nothing and change no
+ * address. Many prepared calls (at least 128) may be in flight.
  */
 EP_API ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
                              ep_call **out_call, ep_error *out_error);
-/* Starts with the first n_active tokens of the buffers; rows after them are neither read, sent nor written.
- * One run at a time. */
+/* Starts with the first n_active tokens of the buffers; rows after them are neither read, sent nor
+ * written. One run at a time. */
 EP_API ep_err ep_call_begin(ep_call *call, uint32_t n_active, ep_error *out_error);
 /* Waits for the end of the run. out_result may be NULL. FAILED_PRECONDITION when not begun. */
 EP_API ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result);
@@ -281,37 +296,42 @@ EP_API ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result);
 EP_API void ep_call_destroy(ep_call *call);
 
 /*
- * Prepared calls on an Ascend device. x and out of ep_call_create are there (memory EP_MEMORY_ASCEND, device_id,
- * sync_handle 0), and so may be x_scales, expert_ids, expert_scales, active_mask, partial_slots and shared; a result
- * there has no gaps. ep_call_create works on the calling thread's device and context and allocates pinned memory for
- * them and a stream of its own. ep_call_destroy comes before aclFinalize; it waits for what the streams still hold of
- * the call, and leaves as it is what they do not pass within 5 s. CANN's runtime is opened when the first such call is
- * made: FAILED_PRECONDITION names it where it is missing.
+ * Prepared calls on an Ascend device. x and out of ep_call_create are there (memory
+ * EP_MEMORY_ASCEND, device_id, sync_handle 0), and so may be x_scales, expert_ids, expert_scales,
+ * active_mask, partial_slots and shared; a result there has no gaps. ep_call_create works on the
+ * calling thread's device and context and allocates pinned memory for them and a stream of its own.
+ * ep_call_destroy comes before aclFinalize; it waits for what the streams still hold of the call,
+ * and leaves as it is what they do not pass within 5 s. CANN's runtime is opened when the first
+ * such call is made: FAILED_PRECONDITION names it where it is missing.
  *
- * begin   returns at once. Behind what stream holds now the inputs are copied to the host, and then the run starts; its
- *         deadline counts from there. Inputs in host memory are read during the run.
- * finish  once between begin and ep_call_finish, returns at once: stream waits for the end of the run and copies the
- *         result to out. It may be another stream than begin's. Until it has passed this place, the program leaves the
- *         inputs and out alone.
- * After these, ep_call_finish tells how the run ended (waiting, if need be, for begin's stream too) and must come
- * before the next begin. The copy to out is then in stream's hands: whoever reads out waits for stream. After a run
- * that failed or was cancelled the rows of out are NaN. Without ep_moe_finish_on_stream out is not written.
+ * begin   returns at once. Behind what stream holds now the inputs are copied to the host, and then
+ *         the run starts; its deadline counts from there. Inputs in host memory are read during the
+ *         run.
+ * finish  once between begin and ep_call_finish, returns at once: stream waits for the end of the
+ *         run and copies the result to out. It may be another stream than begin's. Until it has
+ *         passed this place, the program leaves the inputs and out alone.
+ * After these, ep_call_finish tells how the run ended (waiting, if need be, for begin's stream too)
+ * and must come before the next begin. The copy to out is then in stream's hands: whoever reads out
+ * waits for stream. After a run that failed or was cancelled the rows of out are NaN. Without
+ * ep_moe_finish_on_stream out is not written.
  *
  * stream  an aclrtStream of the call's device, not NULL.
- * Errors  FAILED_PRECONDITION (a call of host tensors; not its turn), INVALID_ARGUMENT, DEVICE_LOST and other failures
- *         of the runtime, named with the vendor's code. Failures later on come by ep_call_finish.
- * Threads as for ep_call_begin and ep_call_finish, whatever device they work on. One more thread of the library runs
+ * Errors  FAILED_PRECONDITION (a call of host tensors; not its turn), INVALID_ARGUMENT, DEVICE_LOST
+ *         and other failures of the runtime, named with the vendor's code. Failures later on come
+ *         by ep_call_finish.
+ * Threads as for ep_call_begin and ep_call_finish, whatever device they work on. One more thread of
+ * the library runs
  *         while such calls are there, for callbacks.
  */
 EP_API ep_err ep_moe_begin_on_stream(ep_call *call, uint32_t n_active, void *stream, ep_error *out_error);
 EP_API ep_err ep_moe_finish_on_stream(ep_call *call, void *stream, ep_error *out_error);
 
-/* Gate, dispatch, experts and combine in one: logits [T,E] f32 instead of ids and scales (which must be rank
- * 0). */
+/* Gate, dispatch, experts and combine in one: logits [T,E] f32 instead of ids and scales (which
+ * must be rank 0). */
 EP_API ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
                                     const ep_tensor *logits, const ep_tensor *out, ep_moe_result *out_result);
-/* The callback form of it, with the rules of ep_moe_forward_async. The gate runs in the caller's thread, before this returns: logits
- * and gate are not needed afterwards. */
+/* The callback form of it, with the rules of ep_moe_forward_async. The gate runs in the caller's
+ * thread, before this returns: logits and gate are not needed afterwards. */
 EP_API ep_err ep_moe_forward_logits_async(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
                                           const ep_tensor *logits, const ep_tensor *out, ep_moe_done_func done, void *arg,
                                           ep_call **out_call, ep_error *out_error);

@@ -5,7 +5,8 @@
  * X(name, wire number, gRPC code, what broke, may another copy help, text)
  *   wire number   travels in message Status, field reason; never reused
  *   gRPC code     travels in the frame (offset 20); 0..16 as in gRPC
- *   what broke    REQUEST: the caller's input; PEER: one node; PROCESS: this process; DEVICE: an accelerator
+ *   what broke    REQUEST: the caller's input; PEER: one node; PROCESS: this process; DEVICE: an
+ *                 accelerator
  *   another copy  true when sending the same rows to another copy of the expert may succeed
  */
 #ifndef EXPERTD_ERROR_H
@@ -66,7 +67,8 @@ typedef enum ep_broke { EP_BROKE_NOTHING, EP_BROKE_REQUEST, EP_BROKE_PEER, EP_BR
 #define EP_NODE_NAME_BYTES 64
 
 /*
- * What is known about a failure. Every field but code and text is optional: -1 or "" when it does not apply.
+ * What is known about a failure. Every field but code and text is optional: -1 or "" when it does
+ * not apply.
  * Threads: a plain value; copy it freely.
  */
 typedef struct ep_error {
@@ -80,7 +82,8 @@ typedef struct ep_error {
     char text[EP_ERROR_TEXT_BYTES];      /* names the thing, the value and the allowed range */
 } ep_error;
 
-/* Name of a code without its prefix, "INVALID_ARGUMENT"; "UNKNOWN" for a number not in the list. Never NULL. */
+/* Name of a code without its prefix, "INVALID_ARGUMENT"; "UNKNOWN" for a number not in the list.
+ * Never NULL. */
 EP_API const char *ep_err_name(ep_err err);
 /* The fixed sentence of a code. Never NULL. */
 EP_API const char *ep_err_text(ep_err err);

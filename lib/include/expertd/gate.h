@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Router: from logits to the top-k experts and their weights. Pure code in f32; ties: the lower id wins; a NaN logit is an error.
+ * Router: from logits to the top-k experts and their weights. Pure code in f32; ties: the lower id
+ * wins; a NaN logit is an error.
  *
  * A rule is a few steps, each a field of ep_gate_config; what a step is not used for is 0:
  *   1  l = softcap * tanh(l / softcap), plus noise: every later step takes this l
- *   2  selection score: `select` of l, plus bias; groups of experts compete by their best group_best scores, and the
- *      experts outside the groups kept get group_mask
+ *   2  selection score: `select` of l, plus bias; groups of experts compete by their best
+ *      group_best scores, and the experts outside the groups kept get group_mask
  *   3  the K best scores are selected, or those that `chosen` names
  *   4  weight of each selected expert: `weight` of its l, without bias
  *   5  renormalise: divided by max(sum of the K + epsilon, sum_min)
  *   6  times scaling_factor, times the expert's own expert_factors
- * Mixtral and gpt-oss: logit, softmax_selected. Qwen and OLMoE: softmax twice. DeepSeek-V2: softmax twice, groups by their
- * best. DeepSeek-V3, Kimi-K2, GLM-4.5: sigmoid twice with a bias, groups by their best two. lib/model/model_types.c has
- * the rule of every model type.
+ * Mixtral and gpt-oss: logit, softmax_selected. Qwen and OLMoE: softmax twice. DeepSeek-V2: softmax
+ * twice, groups by their best. DeepSeek-V3, Kimi-K2, GLM-4.5: sigmoid twice with a bias, groups by
+ * their best two. lib/model/model_types.c has the rule of every model type.
  *
- * Shapes     logits [T,E] f32; bias, expert_factors [E] f32 or NULL; out_ids [T,K] i32; out_weights [T,K] f32; all contiguous.
+ * Shapes     logits [T,E] f32; bias, expert_factors [E] f32 or NULL; out_ids [T,K] i32; out_weights
+ *            [T,K] f32; all contiguous.
  *            Slot order: descending selection score, or that of chosen.
  * Threads    pure; any thread, in any float environment.
  */
@@ -43,7 +45,8 @@ typedef enum ep_gate_score {
 
 typedef enum ep_group_mask { EP_GROUP_MASK_ZERO, EP_GROUP_MASK_MINUS_INF } ep_group_mask;
 
-/* How evenly the choice for one batch falls on the experts. C is the number of slots chosen, c_e of them fall on expert e. */
+/* How evenly the choice for one batch falls on the experts. C is the number of slots chosen, c_e of
+ * them fall on expert e. */
 typedef struct ep_gate_load {
     uint32_t struct_bytes;       /* set by the caller: sizeof(ep_gate_load) */
     double *fractions;           /* [E] of the caller, or NULL: f_e = c_e / C */
@@ -79,20 +82,22 @@ typedef struct ep_gate_config {
                                   * e is selected with probability softmax(l / temperature)_e */
     float expert_dropout;        /* 0 off; 0..0.5: chance that an expert is left out for a token (unless fewer than K are left) */
     uint64_t seed;               /* of noise and dropout; equal seeds, equal choices */
-    /* NULL, or called with each selected slot after the weights are made: returns the weight to use. */
+    /* NULL, or called with each selected slot after the weights are made: returns the weight to
+     * use. */
     float (*weight_func)(void *arg, uint32_t token, uint32_t slot, uint32_t expert, float weight);
     void *weight_func_arg;
     ep_gate_load *load;          /* NULL, or written with the load of the batch; by ep_moe_forward_logits that of its active tokens */
 } ep_gate_config;
 
-/* Errors: INVALID_ARGUMENT naming the field or token, the value and the allowed range; outputs are then untouched. A softmax also
- * needs a finite largest logit in every row.
+/* Errors: INVALID_ARGUMENT naming the field or token, the value and the allowed range; outputs are
+ * then untouched. A softmax also needs a finite largest logit in every row.
  * Allocates at most 2 E floats on the heap per call, none up to 1024 experts; NO_MEMORY. */
 EP_API ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logits, int32_t *out_ids, float *out_weights,
                       ep_error *out_error);
 
-/* The load of a choice ids [T,K] made by logits [T,E], as they are given: without softcap and noise. active [T]: 0 leaves a token out; NULL: all
- * count. Errors: INVALID_ARGUMENT (struct_bytes, a logit that the gate refuses, an id that is no expert), NO_MEMORY; out_load and its arrays are
+/* The load of a choice ids [T,K] made by logits [T,E], as they are given: without softcap and
+ * noise. active [T]: 0 leaves a token out; NULL: all count. Errors: INVALID_ARGUMENT (struct_bytes,
+ * a logit that the gate refuses, an id that is no expert), NO_MEMORY; out_load and its arrays are
  * then untouched. */
 EP_API ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const float *logits, const int32_t *ids,
                                    const uint8_t *active, ep_gate_load *out_load, ep_error *out_error);

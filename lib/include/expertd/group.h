@@ -1,41 +1,60 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The group API: expert parallelism for SPMD programs. Every rank holds tokens and experts; all ranks call the same operators in the
- * same order. Two phases as in aclnn: *_prepare checks everything that can be checked without I/O and gives a plan and the bytes of
- * the workspace; the operator itself runs on the plan as often as wanted, with other data but the same parameters and shapes.
+ * The group API: expert parallelism for SPMD programs. Every rank holds tokens and experts; all
+ * ranks call the same operators in the same order. Two phases as in aclnn: *_prepare checks
+ * everything that can be checked without I/O and gives a plan and the bytes of the workspace; the
+ * operator itself runs on the plan as often as wanted, with other data but the same parameters and
+ * shapes.
  *
- *   dispatch  sends x[t] to the rank of each of its K experts and gives each rank its rows, sorted by (local expert, source rank,
- *             position in the source's flattened expert_ids)
+ *   dispatch  sends x[t] to the rank of each of its K experts and gives each rank its rows, sorted
+ *             by (local expert, source rank, position in the source's flattened expert_ids)
  *   combine   sends the experts' rows back and sums them in the canonical order:
- *             acc = 0 (f32); k = 0..K-1: acc = acc + expert_scales[t,k] * row(t,k), multiply and add rounded separately; then the
- *             shared experts' rows in index order, unweighted; then shared_expert_x[t]; one rounding to the output type
+ *             acc = 0 (f32); k = 0..K-1: acc = acc + expert_scales[t,k] * row(t,k), multiply and
+ *             add rounded separately; then the shared experts' rows in index order, unweighted;
+ *             then shared_expert_x[t]; one rounding to the output type
  *
- * Letters    T tokens of this rank, K slots per token, H elements per row, W ep_world_size, M moe_expert_num, S shared_expert_num,
- *            SR shared_expert_rank_num, L experts of this rank. With elastic_info W, M and SR are the scaled-down ones.
- * Experts    MoE expert e is on rank SR + e / (M / (W - SR)). In profile native M need not divide: the first M % (W - SR) ranks hold
- *            one expert more. Shared expert s of a token of rank r is on rank s * (SR / S) + r % (SR / S).
- * A          rows a rank may receive: shared rank max_bs*W*S/SR; MoE rank max_bs*W*min(L,K), where max_bs is T, or global_bs / W.
- * Ids        [0,M) routed, then zero, copy and constant experts, which never travel; native also takes -1 and the total as "none".
- * Agreement  with every call the ranks compare their parameters. When they differ the call fails on all of them with
- *            INVALID_ARGUMENT naming the parameter, the values and the ranks; the group can be used on. After a disagreement on
- *            elastic_info (its digest is named) the group must be made anew.
- * Hosts      ranks with the same ep_group_config.host. With comm_alg hierarchy a rank that has what it needs may still be the way for a neighbour's
- *            rows: they are passed on also while its program does other things, and when it dies the neighbours' calls fail naming it.
- * Failure    a rank whose own values are bad (ids, masks, assist info) says so to the others, and the call fails on all of them. What is found
- *            before that (plan, workspace, shapes, ranges) fails on this rank alone: it may call again while the others wait. When a rank dies, leaves or
- *            does not answer before the deadline, the call fails with UNAVAILABLE or DEADLINE_EXCEEDED naming the ranks, on every rank,
- *            and so does every later call in which that rank takes part. Calls whose elastic_info leaves it out go on.
- *            A rank that was left out once stays out, also when it lives: to take it back, make the group anew.
+ * Letters    T tokens of this rank, K slots per token, H elements per row, W ep_world_size, M
+ *            moe_expert_num, S shared_expert_num,
+ *            SR shared_expert_rank_num, L experts of this rank. With elastic_info W, M and SR are
+ *            the scaled-down ones.
+ * Experts    MoE expert e is on rank SR + e / (M / (W - SR)). In profile native M need not divide:
+ *            the first M % (W - SR) ranks hold one expert more. Shared expert s of a token of rank
+ *            r is on rank s * (SR / S) + r % (SR / S).
+ * A          rows a rank may receive: shared rank max_bs*W*S/SR; MoE rank max_bs*W*min(L,K), where
+ *            max_bs is T, or global_bs / W.
+ * Ids        [0,M) routed, then zero, copy and constant experts, which never travel; native also
+ *            takes -1 and the total as "none".
+ * Agreement  with every call the ranks compare their parameters. When they differ the call fails on
+ *            all of them with
+ *            INVALID_ARGUMENT naming the parameter, the values and the ranks; the group can be used
+ *            on. After a disagreement on elastic_info (its digest is named) the group must be made
+ *            anew.
+ * Hosts      ranks with the same ep_group_config.host. With comm_alg hierarchy a rank that has what
+ *            it needs may still be the way for a neighbour's rows: they are passed on also while
+ *            its program does other things, and when it dies the neighbours' calls fail naming it.
+ * Failure    a rank whose own values are bad (ids, masks, assist info) says so to the others, and
+ *            the call fails on all of them. What is found before that (plan, workspace, shapes,
+ *            ranges) fails on this rank alone: it may call again while the others wait. When a rank
+ *            dies, leaves or does not answer before the deadline, the call fails with UNAVAILABLE
+ *            or DEADLINE_EXCEEDED naming the ranks, on every rank, and so does every later call in
+ *            which that rank takes part. Calls whose elastic_info leaves it out go on.
+ *            A rank that was left out once stays out, also when it lives: to take it back, make the
+ *            group anew.
  *            Outputs are undefined after a failed call.
- * Memory     frames live in a pool of the group: at most two calls' worth of rows, given by the load, not by A; with hierarchy also of those
- *            that it passes on.
- * Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info: memory EP_MEMORY_ASCEND,
- *            device_id the calling thread's, sync_handle the aclrtStream that their work is on, one for all of a call;
- *            outputs without gaps. A plan prepared with them has pinned memory for them. The operator copies inputs
- *            behind the stream's work and outputs after the exchange, and returns when they are there; waiting for the
- *            stream is bounded by the call's deadline, too. Other errors: as for ep_moe_begin_on_stream in client.h.
- * Threads    one call per group at a time; different groups are independent. Callbacks: only on_listening.
- * Structs    set struct_bytes by the _init function first, then change fields. An absent tensor has rank 0.
+ * Memory     frames live in a pool of the group: at most two calls' worth of rows, given by the
+ *            load, not by A; with hierarchy also of those that it passes on.
+ * Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info: memory
+ *            EP_MEMORY_ASCEND,
+ *            device_id the calling thread's, sync_handle the aclrtStream that their work is on, one
+ *            for all of a call;
+ *            outputs without gaps. A plan prepared with them has pinned memory for them. The
+ *            operator copies inputs behind the stream's work and outputs after the exchange, and
+ *            returns when they are there; waiting for the stream is bounded by the call's deadline,
+ *            too. Other errors: as for ep_moe_begin_on_stream in client.h.
+ * Threads    one call per group at a time; different groups are independent. Callbacks: only
+ *            on_listening.
+ * Structs    set struct_bytes by the _init function first, then change fields. An absent tensor has
+ *            rank 0.
  */
 #ifndef EXPERTD_GROUP_H
 #define EXPERTD_GROUP_H
@@ -60,11 +79,13 @@ typedef struct ep_group_config {
     const char *name;          /* group_ep, 1..127 characters; equal on all ranks */
     uint32_t world_size;       /* 1..EP_GROUP_WORLD_MAX */
     uint32_t rank;             /* 0..world_size-1 */
-    const char *const *urls;   /* where the ranks listen: world_size of them, or rank 0's alone (the others tell it theirs) */
+    /* where the ranks listen: world_size of them, or rank 0's alone (the others tell it theirs) */
+    const char *const *urls;
     uint32_t urls_count;       /* world_size or 1 */
     const char *listen_url;    /* where this rank listens, port may be 0; NULL: urls[rank]. "tcp://", "tls+tcp://", "loopback://"; and
                                   any other scheme a lane of this build serves */
-    /* Called once with the real URL when this rank listens: how rank 0 tells its port to a launcher. NULL allowed. */
+    /* Called once with the real URL when this rank listens: how rank 0 tells its port to a
+     * launcher. NULL allowed. */
     void (*on_listening)(void *arg, const char *url);
     void *on_listening_arg;
     uint64_t deadline_us;      /* of ep_group_create, and of each call that sets none; 30 s */
@@ -81,11 +102,13 @@ typedef struct ep_group_config {
 
 EP_API void ep_group_config_init(ep_group_config *out_config);
 /*
- * Meets the other ranks and connects to each; returns when all are there. Errors: INVALID_ARGUMENT (field named), UNAVAILABLE (address in
- * use), DEADLINE_EXCEEDED naming the ranks that are missing, UNAUTHENTICATED, NO_MEMORY.
+ * Meets the other ranks and connects to each; returns when all are there. Errors: INVALID_ARGUMENT
+ * (field named), UNAVAILABLE (address in use), DEADLINE_EXCEEDED naming the ranks that are missing,
+ * UNAUTHENTICATED, NO_MEMORY.
  */
 EP_API ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_error *out_error);
-/* Says goodbye, lets what was sent go out (bounded, 5 s), closes. Plans of the group must be destroyed by then. NULL allowed. */
+/* Says goodbye, lets what was sent go out (bounded, 5 s), closes. Plans of the group must be
+ * destroyed by then. NULL allowed. */
 EP_API void ep_group_destroy(ep_group *group);
 EP_API uint32_t ep_group_rank(const ep_group *group);
 EP_API uint32_t ep_group_world_size(const ep_group *group);
@@ -123,9 +146,11 @@ EP_API void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traff
 
 /* ---- what dispatch and combine have in common; must be equal on all ranks ---- */
 
-/* native: no size or divisibility rule. a2, a3: the vendor's ranges, for programs that must run there too. */
+/* native: no size or divisibility rule. a2, a3: the vendor's ranges, for programs that must run
+ * there too. */
 typedef enum ep_group_profile { EP_GROUP_NATIVE = 0, EP_GROUP_A2 = 1, EP_GROUP_A3 = 2 } ep_group_profile;
-/* kernel: p1*x + p2*v, (p1,p2) = softmax(alpha1.x, alpha2.x). linear: alpha1*x + alpha2*v, element by element. */
+/* kernel: p1*x + p2*v, (p1,p2) = softmax(alpha1.x, alpha2.x). linear: alpha1*x + alpha2*v, element
+ * by element. */
 typedef enum ep_group_const_rule { EP_GROUP_CONST_KERNEL = 0, EP_GROUP_CONST_LINEAR = 1 } ep_group_const_rule;
 
 typedef struct ep_group_params {
@@ -187,15 +212,19 @@ typedef struct ep_moe_dispatch_args {
 
 EP_API void ep_moe_dispatch_args_init(ep_moe_dispatch_args *out_args);
 /*
- * Checks parameters, shapes and buffer sizes; looks at no data. *out_workspace_bytes is what ep_moe_dispatch needs.
- * Errors: INVALID_ARGUMENT naming parameter, value, allowed range, or buffer, bytes needed and their formula; UNIMPLEMENTED (memory).
+ * Checks parameters, shapes and buffer sizes; looks at no data. *out_workspace_bytes is what
+ * ep_moe_dispatch needs.
+ * Errors: INVALID_ARGUMENT naming parameter, value, allowed range, or buffer, bytes needed and
+ * their formula; UNIMPLEMENTED (memory).
  */
 EP_API ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args, size_t *out_workspace_bytes,
                                       ep_group_plan **out_plan, ep_error *out_error);
 /*
- * plan: of ep_moe_dispatch_prepare with equal parameters and shapes, of this group. workspace: 64-byte aligned.
- * Errors: FAILED_PRECONDITION (no plan, a stale plan: what differs is named; another call runs), INVALID_ARGUMENT (values, a disagreement,
- * another rank's error), RESOURCE_EXHAUSTED (workspace or expand_x too small; frame_bytes_max), UNAVAILABLE, DEADLINE_EXCEEDED.
+ * plan: of ep_moe_dispatch_prepare with equal parameters and shapes, of this group. workspace:
+ * 64-byte aligned.
+ * Errors: FAILED_PRECONDITION (no plan, a stale plan: what differs is named; another call runs),
+ * INVALID_ARGUMENT (values, a disagreement, another rank's error), RESOURCE_EXHAUSTED (workspace or
+ * expand_x too small; frame_bytes_max), UNAVAILABLE, DEADLINE_EXCEEDED.
  */
 EP_API ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
                               size_t workspace_bytes, ep_error *out_error);
@@ -245,10 +274,12 @@ typedef struct ep_moe_add_rms_norm {
 
 EP_API void ep_moe_combine_args_init(ep_moe_combine_args *out_args);
 EP_API void ep_moe_add_rms_norm_init(ep_moe_add_rms_norm *out_norm);
-/* norm NULL: for ep_moe_combine; else for ep_moe_combine_add_rms_norm. Errors as for ep_moe_dispatch_prepare. */
+/* norm NULL: for ep_moe_combine; else for ep_moe_combine_add_rms_norm. Errors as for
+ * ep_moe_dispatch_prepare. */
 EP_API ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
                                      size_t *out_workspace_bytes, ep_group_plan **out_plan, ep_error *out_error);
-/* Errors as for ep_moe_dispatch; FAILED_PRECONDITION also for assist_info_for_combine of another dispatch, group or membership. */
+/* Errors as for ep_moe_dispatch; FAILED_PRECONDITION also for assist_info_for_combine of another
+ * dispatch, group or membership. */
 EP_API ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, void *workspace,
                              size_t workspace_bytes, ep_error *out_error);
 /*
@@ -257,7 +288,8 @@ EP_API ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_
  *     m    = sum over i ascending of (s[i]*s[i]) * (1/H)   f32, each step rounded
  *     rstd = 1 / sqrt(m + eps)                      f32
  *     y[i] = round(f32(round(s[i] * rstd)) * gamma[i])
- * round: to nearest even, to expand_x's type. The vendor's kernel does the same steps; its sum over i is a tree.
+ * round: to nearest even, to expand_x's type. The vendor's kernel does the same steps; its sum over
+ * i is a tree.
  */
 EP_API ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
                                           const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes, ep_error *out_error);

@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Token permutation inside one process: rows of T tokens copied once per chosen expert, sorted by expert, and the weighted way
- * back. The local operators of collective expert parallelism, with the rules of aclnnMoeInitRoutingV2/V3, MoeTokenPermute,
- * MoeTokenPermuteWithEp, MoeFinalizeRoutingV2 and MoeTokenUnpermute.
+ * Token permutation inside one process: rows of T tokens copied once per chosen expert, sorted by
+ * expert, and the weighted way back. The local operators of collective expert parallelism, with the
+ * rules of aclnnMoeInitRoutingV2/V3, MoeTokenPermute, MoeTokenPermuteWithEp, MoeFinalizeRoutingV2
+ * and MoeTokenUnpermute.
  *
- * A slot is (token t, choice k), numbered t * K + k. Its id is an expert in [0,E); -1 and E are inactive, as is a slot that the mask
- * leaves out. Slots of experts in [expert_begin, expert_end) are sorted by expert, equal ones by slot number; a sorted position p in
- * [row_begin, row_end) becomes row p - row_begin.
+ * A slot is (token t, choice k), numbered t * K + k. Its id is an expert in [0,E); -1 and E are
+ * inactive, as is a slot that the mask leaves out. Slots of experts in [expert_begin, expert_end)
+ * are sorted by expert, equal ones by slot number; a sorted position p in [row_begin, row_end)
+ * becomes row p - row_begin.
  *
  *   dropless    rows follow each other without gaps
- *   drop, pad   each expert of the range has `capacity` rows, filled from the front; slots beyond are dropped, rows without a
- *               slot are zero. row_begin and row_end do not apply
+ *   drop, pad   each expert of the range has `capacity` rows, filled from the front; slots beyond
+ *               are dropped, rows without a slot are zero. row_begin and row_end do not apply
  *
- * Memory     nothing is allocated: the caller gives workspace of the size that a function tells. Rows are contiguous.
+ * Memory     nothing is allocated: the caller gives workspace of the size that a function tells.
+ *            Rows are contiguous.
  * Threads    pure; any thread, in any float environment.
  */
 #ifndef EXPERTD_PERMUTE_H
@@ -73,21 +76,24 @@ EP_API uint64_t ep_permute_rows_max(const ep_permute_config *config);
 EP_API size_t ep_permute_workspace_bytes(const ep_permute_config *config);
 
 /*
- * workspace: ep_permute_workspace_bytes, aligned as malloc does. Outputs are written only on success.
- * Errors: INVALID_ARGUMENT naming field, or token, choice and id, the value and what is allowed; a workspace that is too small:
- * the bytes needed.
+ * workspace: ep_permute_workspace_bytes, aligned as malloc does. Outputs are written only on
+ * success.
+ * Errors: INVALID_ARGUMENT naming field, or token, choice and id, the value and what is allowed; a
+ * workspace that is too small: the bytes needed.
  */
 EP_API ep_err ep_moe_permute(const ep_permute_config *config, const ep_permute_in *in, void *workspace, size_t workspace_bytes,
                              ep_permute_out *out, ep_error *out_error);
 
-/* Numbers of slot_rows: t * K + k, or t + k * T as in the vendor's drop-pad modes 0 and 1 of MoeFinalizeRoutingV2. */
+/* Numbers of slot_rows: t * K + k, or t + k * T as in the vendor's drop-pad modes 0 and 1 of
+ * MoeFinalizeRoutingV2. */
 typedef enum ep_permute_order { EP_PERMUTE_BY_TOKEN = 0, EP_PERMUTE_BY_CHOICE = 1 } ep_permute_order;
 
 /*
  * y[t] = x1[t] + x2[t] + sum over k in order of weight[t,k] * (row(t,k) + bias[id(t,k)])
  *
- * in f32, each step rounded, then rounded once to out's type. row(t,k) = rows[slot_rows[t,k]], i8 rows times their scale; where
- * slot_rows is negative it is 0 and the bias is still added. With bias, a slot with an id outside [0,E) adds nothing.
+ * in f32, each step rounded, then rounded once to out's type. row(t,k) = rows[slot_rows[t,k]], i8
+ * rows times their scale; where slot_rows is negative it is 0 and the bias is still added. With
+ * bias, a slot with an id outside [0,E) adds nothing.
  */
 typedef struct ep_unpermute_args {
     uint32_t struct_bytes;
@@ -111,7 +117,8 @@ typedef struct ep_unpermute_args {
 } ep_unpermute_args;
 EP_API void ep_unpermute_args_init(ep_unpermute_args *out_args);
 EP_API size_t ep_unpermute_workspace_bytes(const ep_unpermute_args *args);
-/* Errors as ep_moe_permute; slot_rows at or above rows_count are refused before anything is written. */
+/* Errors as ep_moe_permute; slot_rows at or above rows_count are refused before anything is
+ * written. */
 EP_API ep_err ep_moe_unpermute(const ep_unpermute_args *args, void *workspace, size_t workspace_bytes, ep_error *out_error);
 
 #ifdef __cplusplus

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A view of a tensor that the caller owns: address, shape, byte strides, element type, memory kind.
- * Convertible to and from DLPack. Memory of an Ascend device is taken where a function says so (ep_moe_begin_on_stream,
- * the group API); elsewhere it gives EP_ERR_UNIMPLEMENTED.
+ * Convertible to and from DLPack. Memory of an Ascend device is taken where a function says so
+ * (ep_moe_begin_on_stream, the group API); elsewhere it gives EP_ERR_UNIMPLEMENTED.
  *
- * Ownership  a view borrows data; it must stay valid until the completion of the call it is given to.
+ * Ownership  a view borrows data; it must stay valid until the completion of the call it is given
+ *            to.
  * Threads    a plain value.
  */
 #ifndef EXPERTD_TENSOR_H

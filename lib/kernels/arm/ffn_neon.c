@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NEON kernel: 32 registers of 4 floats hold tiles of up to 24 accumulators. The fewer rows, the more outputs a
- * tile spans: 1 x 64, 2..3 x 32, 4..6 x 16, so that always enough independent sums are under way.
+ * NEON kernel: 32 registers of 4 floats hold tiles of up to 24 accumulators. The fewer rows, the
+ * more outputs a tile spans: 1 x 64, 2..3 x 32, 4..6 x 16, so that always enough independent sums
+ * are under way.
  */
 #include <arm_neon.h>
 
@@ -37,7 +38,8 @@ INLINE void load_unit(ep_dtype dtype, const uint8_t *line, uint32_t unit, float3
     }
 }
 
-/* The inputs of one k. As few registers as they fit into: 24 sums, 4 weights and these fill all there are. */
+/* The inputs of one k. As few registers as they fit into: 24 sums, 4 weights and these fill all
+ * there are. */
 typedef struct {
     float32x4_t four;
     float32x2_t two;
@@ -75,8 +77,8 @@ INLINE float input_at(const int rows, const inputs *x, const int r)
     return r < 4 ? x->four[r] : rows == 5 ? x->one[0] : x->two[r - 4];
 }
 
-/* What a tile fetches into the second level cache while it computes: `lines` cache lines from next on, per line
- * of b. */
+/* What a tile fetches into the second level cache while it computes: `lines` cache lines from next
+ * on, per line of b. */
 typedef struct {
     const uint8_t *next;
     size_t step;
@@ -161,8 +163,9 @@ TILES(f16, EP_DTYPE_F16)
 TILES(f32, EP_DTYPE_F32)
 
 /*
- * Blocks of k, all chunks per block. While a block is used from the nearest cache every tile fetches its share of
- * what comes behind it, evenly, so that loading hides behind arithmetic: the next block, or the next panel.
+ * Blocks of k, all chunks per block. While a block is used from the nearest cache every tile
+ * fetches its share of what comes behind it, evenly, so that loading hides behind arithmetic: the
+ * next block, or the next panel.
  */
 void ep_ffn_neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
                        const uint8_t *next, float *c)

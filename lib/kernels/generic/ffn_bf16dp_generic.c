@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Families `bf16dp` and `bf16odd` in plain C: for processors without their instructions, and the second judge of
- * those with them. */
+/* Families `bf16dp` and `bf16odd` in plain C: for processors without their instructions, and the
+ * second judge of those with them. */
 #include "kernels/bf16odd.h"
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_widen.h"
@@ -56,14 +56,16 @@ void ep_ffn_generic_widen_pairs(ep_weight_format format, const uint8_t *group, u
         ep_ffn_generic_scales(format, group, NULL, scales, NULL);
     }
     ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, group, 2 * line, even);
-    ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, group, 2 * line + 1, odd); /* the block is padded */
+    /* the block is padded */
+    ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, group, 2 * line + 1, odd);
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
         pairs[o] = is_mx ? ep_bf16dp_mx_weight(even[o], scales[o]) | (uint32_t)ep_bf16dp_mx_weight(odd[o], scales[o]) << 16
                          : ep_f32_bits(even[o]) >> 16 | (ep_f32_bits(odd[o]) & 0xffff0000u);
     }
 }
 
-/* One group for one chunk: the pairs of n columns onto c, of formats other than MX as a chain of their own, scaled. */
+/* One group for one chunk: the pairs of n columns onto c, of formats other than MX as a chain of
+ * their own, scaled. */
 static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, const float *factors,
                         uint32_t n, float *c)
 {

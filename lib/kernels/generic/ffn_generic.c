@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel in plain C with fmaf: for processors without a kernel of their own, and the second judge of
- * those with one. */
+/* The kernel in plain C with fmaf: for processors without a kernel of their own, and the second
+ * judge of those with one. */
 #include "kernels/generic/ffn_generic.h"
 
 #include "base/numeric.h"

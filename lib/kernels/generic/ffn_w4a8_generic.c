@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Family `w4a8` in plain C: for processors without a kernel of their own, and the second judge of those with one. */
+/* Family `w4a8` in plain C: for processors without a kernel of their own, and the second judge of
+ * those with one. */
 #include "kernels/ffn_w4a8.h"
 
 #include "kernels/ffn_activation.h"

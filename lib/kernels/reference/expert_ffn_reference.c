@@ -16,7 +16,8 @@ typedef struct matrix {
     uint32_t columns;
 } matrix;
 
-/* A row of inputs, widened. Under w8a8 x holds integers and scale belongs to them; in family w4a8 each group has a scale. */
+/* A row of inputs, widened. Under w8a8 x holds integers and scale belongs to them; in family w4a8
+ * each group has a scale. */
 typedef struct inputs {
     float *x;
     float scale;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AVX2 + FMA + F16C kernel: 16 registers hold tiles of up to 6 rows x 16 outputs, four strips to a panel. */
+/* AVX2 + FMA + F16C kernel: 16 registers hold tiles of up to 6 rows x 16 outputs, four strips to a
+ * panel. */
 #include <immintrin.h>
 
 #include "base/numeric.h"
@@ -11,8 +12,8 @@
 #define PREFETCH_BYTES 2048
 
 /*
- * A strip is outputs first..first+7 and first+16..first+23: what eight 32-bit lanes of a bf16 panel widen to.
- * dtype is a constant wherever this is inlined.
+ * A strip is outputs first..first+7 and first+16..first+23: what eight 32-bit lanes of a bf16 panel
+ * widen to. dtype is a constant wherever this is inlined.
  */
 INLINE uint32_t strip_first(uint32_t strip)
 {

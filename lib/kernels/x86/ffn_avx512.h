@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the AVX-512 kernels share: the activation, one row's inputs and outputs, rows laid side by side. AVX-512F
- * is enough. Included by files with instruction set flags only. */
+/* What the AVX-512 kernels share: the activation, one row's inputs and outputs, rows laid side by
+ * side. AVX-512F is enough. Included by files with instruction set flags only. */
 #ifndef EP_KERNELS_X86_FFN_AVX512_H
 #define EP_KERNELS_X86_FFN_AVX512_H
 
@@ -74,7 +74,8 @@ EP_AVX512_INLINE __m512 ep_avx512_silu_mul(__m512 g, __m512 u)
     return _mm512_mul_ps(_mm512_div_ps(g, below), u);
 }
 
-/* Others are plain loops: the compiler makes them vector code of the file's instruction set, with more steps. */
+/* Others are plain loops: the compiler makes them vector code of the file's instruction set, with
+ * more steps. */
 EP_AVX512_INLINE void ep_avx512_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
                                          uint32_t rows, float *h, size_t stride)
 {
@@ -115,8 +116,8 @@ EP_AVX512_INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_
     return batch->weight_on_input ? _mm512_mul_ps(_mm512_set1_ps(row->input_weight), wide) : wide;
 }
 
-/* Fetches byte `at` of rows from first on, those that there are: each row is a stream of its own, too short for the
- * processor to see it coming. */
+/* Fetches byte `at` of rows from first on, those that there are: each row is a stream of its own,
+ * too short for the processor to see it coming. */
 EP_AVX512_INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first, size_t at)
 {
 #pragma GCC unroll 6
@@ -127,7 +128,8 @@ EP_AVX512_INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_bat
     }
 }
 
-/* Fetches what rows' outputs first..first + count - 1 are written over: lines of their own for each row, which a store would wait for. */
+/* Fetches what rows' outputs first..first + count - 1 are written over: lines of their own for each
+ * row, which a store would wait for. */
 EP_AVX512_INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t first, uint32_t count)
 {
     const size_t value_bytes = ep_dtype_bytes(batch->out_dtype);
@@ -160,12 +162,14 @@ EP_AVX512_INLINE void ep_avx512_store_words(float *to, uint32_t at, uint32_t wor
     }
 }
 
-/* ep_avx512_interleave of 6 rows: rows to pairs, then pairs in threes, half as many steps as one row after the other. */
+/* ep_avx512_interleave of 6 rows: rows to pairs, then pairs in threes, half as many steps as one
+ * row after the other. */
 EP_AVX512_INLINE void ep_avx512_interleave6(const __m512i *lanes, uint32_t words, float *to)
 {
     const __m512i first_half = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i second_half = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
-    /* Pair p of out vector v is number (8 v + p) / 3 of stream (8 v + p) % 3; the third stream's places are 0 here. */
+    /* Pair p of out vector v is number (8 v + p) / 3 of stream (8 v + p) % 3; the third stream's
+     * places are 0 here. */
     const __m512i two[3] = {_mm512_set_epi64(10, 2, 0, 9, 1, 0, 8, 0), _mm512_set_epi64(5, 0, 12, 4, 0, 11, 3, 0),
                             _mm512_set_epi64(0, 15, 7, 0, 14, 6, 0, 13)};
     const __m512i third[3] = {_mm512_set_epi64(0, 0, 1, 0, 0, 0, 0, 0), _mm512_set_epi64(0, 4, 0, 0, 3, 0, 0, 2),

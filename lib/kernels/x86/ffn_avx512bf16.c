@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AVX-512 BF16 kernel of family `bf16dp`: register tiles of up to 6 rows x 64 outputs, two k per step. */
+/* AVX-512 BF16 kernel of family `bf16dp`: register tiles of up to 6 rows x 64 outputs, two k per
+ * step. */
 #include "kernels/bf16dp.h"
 #include "kernels/x86/ffn_avx512.h"
 #include "kernels/x86/ffn_avx512bf16_tile.h"
@@ -7,9 +8,9 @@
 
 #define INLINE EP_AVX512_INLINE
 /*
- * The most lines of a block. It and what is fetched of the next one lie in the second level cache (1 MB on the CPUs that have this
- * instruction): long ones spare the accumulators trips to memory. With few rows a block is soon done, and one that
- * was not fetched ahead is dear.
+ * The most lines of a block. It and what is fetched of the next one lie in the second level cache
+ * (1 MB on the CPUs that have this instruction): long ones spare the accumulators trips to memory.
+ * With few rows a block is soon done, and one that was not fetched ahead is dear.
  */
 #define FEW_ROWS 32u
 #define FEW_ROWS_BLOCK 512u
@@ -17,7 +18,8 @@
 /* Fetched that far ahead while weights stream in and each line is used by one chunk. */
 #define STREAM_LINES 8u
 
-/* How many cache lines a tile fetches per line of b: none, its share of the next block in one or two, whole lines. */
+/* How many cache lines a tile fetches per line of b: none, its share of the next block in one or
+ * two, whole lines. */
 TILES(none, 0)
 TILES(one, 1)
 TILES(two, 2)
@@ -52,7 +54,8 @@ static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, voi
     ep_avx512_write_row(y + i, count - i, dtype, out, first + i);
 }
 
-/* One chunk: the weights stream through once. The last lines fetch the first ones of the next panel. */
+/* One chunk: the weights stream through once. The last lines fetch the first ones of the next
+ * panel. */
 static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines, const uint8_t *next,
                          float *c)
 {
@@ -97,8 +100,9 @@ static uint32_t block_lines(uint32_t rows, uint32_t lines)
 }
 
 /*
- * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk fetches its share
- * of the next one, evenly, so that loading hides behind arithmetic. Behind the last block lies the next panel.
+ * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk
+ * fetches its share of the next one, evenly, so that loading hides behind arithmetic. Behind the
+ * last block lies the next panel.
  */
 static void panel_to(const destination *to, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                      const uint8_t *next, float *c)
@@ -194,7 +198,8 @@ INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t 
 INLINE void lay_chunk(const uint32_t rows, const float *h, uint32_t count, float *a)
 {
     for (uint32_t i = 0; i < count; i += 2 * EP_AVX512_FLOATS) {
-        /* What lies behind count may be a NaN of a row with one: the other member of the last pair must be +0. */
+        /* What lies behind count may be a NaN of a row with one: the other member of the last pair
+         * must be +0. */
         const uint32_t left = count - i < 2 * EP_AVX512_FLOATS ? count - i : 2 * EP_AVX512_FLOATS;
         const __mmask32 valid = (__mmask32)(((uint64_t)1 << left) - 1u);
         __m512i pairs[EP_FFN_CHUNK_ROWS];

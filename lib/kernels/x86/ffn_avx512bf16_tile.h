@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Register tiles over lines of pairs of bf16, for AVX-512 BF16: up to 6 rows x 64 outputs, two k per step.
- * Included by files with instruction set flags.
+ * Register tiles over lines of pairs of bf16, for AVX-512 BF16: up to 6 rows x 64 outputs, two k
+ * per step. Included by files with instruction set flags.
  */
 #ifndef EP_KERNELS_X86_FFN_AVX512BF16_TILE_H
 #define EP_KERNELS_X86_FFN_AVX512BF16_TILE_H
@@ -13,7 +13,8 @@
 #define VECTORS 4       /* of 16 outputs: one panel line */
 #define LINE_BYTES 256u /* of a panel */
 
-/* What a tile fetches into the second level cache while it computes: cache lines from next on, per line of b. */
+/* What a tile fetches into the second level cache while it computes: cache lines from next on, per
+ * line of b. */
 typedef struct {
     const uint8_t *next;
     size_t step;
@@ -41,7 +42,8 @@ static inline __attribute__((always_inline)) void store_sums(const int rows, __m
     }
 }
 
-/* One register tile over n lines. first: c is not read. rows and fetched are constants wherever this is inlined. */
+/* One register tile over n lines. first: c is not read. rows and fetched are constants wherever
+ * this is inlined. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int fetched, prefetch ahead, const float *a, const uint8_t *b, uint32_t n,
                  bool first, float *c)
 {

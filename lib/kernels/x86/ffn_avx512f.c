@@ -32,15 +32,15 @@ INLINE void load_line(ep_dtype dtype, const uint8_t *line, __m512 w[VECTORS])
     }
 }
 
-/* What a tile fetches into the second level cache while it computes: `lines` cache lines from next on, per
- * line of b. */
+/* What a tile fetches into the second level cache while it computes: `lines` cache lines from next
+ * on, per line of b. */
 typedef struct {
     const uint8_t *next;
     size_t step;
 } prefetch;
 
-/* One register tile over n lines. first: c is not read. rows, dtype and lines are constants wherever this is
- * inlined. */
+/* One register tile over n lines. first: c is not read. rows, dtype and lines are constants
+ * wherever this is inlined. */
 INLINE void tile(const int rows, const ep_dtype dtype, const int lines, prefetch ahead, const float *a,
                  const uint8_t *b, uint32_t n, bool first, float *c)
 {
@@ -84,7 +84,8 @@ INLINE void tile(const int rows, const ep_dtype dtype, const int lines, prefetch
 typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool first, bool stream,
                           prefetch ahead, float *c);
 
-/* stream: whole lines are fetched; else one cache line per line of b, two where lines are twice as long. */
+/* stream: whole lines are fetched; else one cache line per line of b, two where lines are twice as
+ * long. */
 #define TILE(name, dtype, rows)                                                                              \
     static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool first, bool stream,  \
                                      prefetch ahead, float *c)                                               \
@@ -112,9 +113,9 @@ TILES(f16, EP_DTYPE_F16)
 TILES(f32, EP_DTYPE_F32)
 
 /*
- * Blocks of k, all chunks per block. One chunk: the weights stream through once. More: while a block is used
- * from the near caches every chunk fetches its share of the next one, evenly, so that loading hides behind
- * arithmetic. Behind the last block lies the next panel.
+ * Blocks of k, all chunks per block. One chunk: the weights stream through once. More: while a
+ * block is used from the near caches every chunk fetches its share of the next one, evenly, so that
+ * loading hides behind arithmetic. Behind the last block lies the next panel.
  */
 static void avx512f_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
                           uint32_t k_count, const uint8_t *next, float *c)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The w8a8 part of the AVX-512 VNNI kernel: by register tiles of up to 6 rows x 64 outputs, four k per step. The instruction takes unsigned by signed, so
- * rows are stored as q + 128 and -128 times the sum of an output's weights is added: last, because a panel ends with these numbers, and they
- * come from memory while its lines are used. All of it is modulo 2^32 and the true sum fits (EP_W8A8_COLUMNS_MAX), so sums are exact
- * and the bits those of every other kernel.
+ * The w8a8 part of the AVX-512 VNNI kernel: by register tiles of up to 6 rows x 64 outputs, four k
+ * per step. The instruction takes unsigned by signed, so rows are stored as q + 128 and -128 times
+ * the sum of an output's weights is added: last, because a panel ends with these numbers, and they
+ * come from memory while its lines are used. All of it is modulo 2^32 and the true sum fits
+ * (EP_W8A8_COLUMNS_MAX), so sums are exact and the bits those of every other kernel.
  */
 #include "kernels/ffn_int8.h"
 #include "kernels/x86/ffn_avx512.h"
@@ -20,7 +21,8 @@
 /* Fetched that far ahead while weights stream in and each line is used by one chunk. */
 #define STREAM_LINES 8u
 
-/* What a tile fetches into the second level cache while it computes: cache lines from next on, per line of b. */
+/* What a tile fetches into the second level cache while it computes: cache lines from next on, per
+ * line of b. */
 typedef struct {
     const uint8_t *next;
     size_t step;
@@ -89,7 +91,8 @@ INLINE void tile(const int rows, const int fetched, prefetch ahead, const int8_t
 
 typedef void (*tile_func)(prefetch ahead, const int8_t *a, const uint8_t *b, uint32_t n, const edges *e, float *c);
 
-/* How many cache lines a tile fetches per line of b: none, its share of the next block in one or two, whole lines. */
+/* How many cache lines a tile fetches per line of b: none, its share of the next block in one or
+ * two, whole lines. */
 #define TILE(rows, name, fetched)                                                                            \
     static void tile_##name##_##rows(prefetch ahead, const int8_t *a, const uint8_t *b, uint32_t n,          \
                                      const edges *e, float *c)                                               \
@@ -112,7 +115,8 @@ TILES(one, 1)
 TILES(two, 2)
 TILES(whole, 4)
 
-/* One chunk: the weights stream through once. The last lines fetch the first ones of the next panel. */
+/* One chunk: the weights stream through once. The last lines fetch the first ones of the next
+ * panel. */
 static void stream_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t lines, const uint8_t *next, edges e, float *c)
 {
     const uint32_t inside = lines > STREAM_LINES ? lines - STREAM_LINES : 0;
@@ -160,8 +164,9 @@ static uint32_t block_lines(uint32_t rows, uint32_t lines)
 }
 
 /*
- * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk fetches its share
- * of the next one, evenly, so that loading hides behind arithmetic. Behind the last block lies the next panel.
+ * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk
+ * fetches its share of the next one, evenly, so that loading hides behind arithmetic. Behind the
+ * last block lies the next panel.
  */
 static void panel_to(const destination *to, const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
                      const float *row_scales, const uint8_t *next, float *c)
@@ -261,8 +266,9 @@ INLINE float row_scale(const inputs form, const ep_ffn_batch *batch, const ep_ff
 }
 
 /*
- * Division takes longer than all else here. low and high are a little less and a little more than 1 / scale, beyond all rounding errors;
- * so x / scale, rounded, lies between the two products, and where these have one nearest integer it is that of the quotient.
+ * Division takes longer than all else here. low and high are a little less and a little more than 1
+ * / scale, beyond all rounding errors; so x / scale, rounded, lies between the two products, and
+ * where these have one nearest integer it is that of the quotient.
  */
 typedef struct {
     float scale;

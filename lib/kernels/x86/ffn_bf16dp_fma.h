@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Family `bf16dp` on processors with fused multiply-adds and without AVX-512 BF16. With FTZ and DAZ set one of them is
- * ep_bf16dp_fma: tiny is decided after rounding there too. They are set around the dot products alone.
- * Included by files with instruction set flags, which first define VECTOR with its operations:
- *     VECTOR_FLOATS  VECTORS (of a tile)  vector_zero()  vector_load(p)  vector_store(p, v)  vector_fma(a, b, c)
+ * Family `bf16dp` on processors with fused multiply-adds and without AVX-512 BF16. With FTZ and DAZ
+ * set one of them is ep_bf16dp_fma: tiny is decided after rounding there too. They are set around
+ * the dot products alone. Included by files with instruction set flags, which first define VECTOR
+ * with its operations:
+ *     VECTOR_FLOATS  VECTORS (of a tile)
+ *     vector_zero()  vector_load(p)  vector_store(p, v)  vector_fma(a, b, c)
  *     vector_odd_of(v), vector_even_of(v)  the members of pairs, widened
  *     vector_all(p)  the float at p in all lanes
  */
@@ -25,8 +27,8 @@
 
 #define BLOCK_LINES (EP_FFN_K_BLOCK / 2) /* 16 KiB of a panel stay near while all chunks pass */
 
-/* Where several tiles share a row's pairs, their members are widened once into memory, odd and even in turn; one tile widens
- * them in registers. */
+/* Where several tiles share a row's pairs, their members are widened once into memory, odd and even
+ * in turn; one tile widens them in registers. */
 #if VECTORS * VECTOR_FLOATS < EP_FFN_PANEL
 #define WORDS_OF_PAIR 2
 #define all_odd(x, r) vector_all((x) + 2 * (r))
@@ -37,7 +39,8 @@
 #define all_even(x, r) vector_even_of(vector_all((x) + (r)))
 #endif
 
-/* One register tile over n lines: outputs first..first + TILE_OUTPUTS - 1. x: above. fresh: c is not read. rows is a constant. */
+/* One register tile over n lines: outputs first..first + TILE_OUTPUTS - 1. x: above. fresh: c is
+ * not read. rows is a constant. */
 INLINE void tile(const int rows, const float *x, const uint32_t *b, uint32_t n, bool fresh, uint32_t first, float *c)
 {
     VECTOR acc[EP_FFN_CHUNK_ROWS][VECTORS];

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Codes of packed panels of formats with groups to pairs of bf16, without their scales: by table and arithmetic on
- * units that dot products leave free. codes is a constant wherever these are inlined, but for the table; one kind of 4 bits may stand for all.
- * Included by files with instruction set flags.
+ * Codes of packed panels of formats with groups to pairs of bf16, without their scales: by table
+ * and arithmetic on units that dot products leave free. codes is a constant wherever these are
+ * inlined, but for the table; one kind of 4 bits may stand for all. Included by files with
+ * instruction set flags.
  */
 #ifndef EP_KERNELS_X86_FFN_CODES_AVX512BF16_H
 #define EP_KERNELS_X86_FFN_CODES_AVX512BF16_H
@@ -12,9 +13,9 @@
 #include "kernels/ffn_kernel.h"
 
 /*
- * 4-bit codes: their bf16, twice: a look-up sees five bits, of which the last is the next code's. e4m3: what is added to a code
- * moved to the place of bf16's exponent and mantissa: 120 to the exponent, else what makes a small code's last
- * three bits the normal number they are. int8: none.
+ * 4-bit codes: their bf16, twice: a look-up sees five bits, of which the last is the next code's.
+ * e4m3: what is added to a code moved to the place of bf16's exponent and mantissa: 120 to the
+ * exponent, else what makes a small code's last three bits the normal number they are. int8: none.
  */
 static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_codes codes)
 {
@@ -32,15 +33,17 @@ static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_co
 }
 
 /*
- * Vectors j and j + 1 of a line, j 0 or 2. Of 4-bit codes both loads are the same words, the second a byte on: that spares a
- * shift, which takes half a dot product's time (Zen 4). It reads a byte behind the line; behind a group's last one are scales.
+ * Vectors j and j + 1 of a line, j 0 or 2. Of 4-bit codes both loads are the same words, the second
+ * a byte on: that spares a shift, which takes half a dot product's time (Zen 4). It reads a byte
+ * behind the line; behind a group's last one are scales.
  */
 static inline __attribute__((always_inline)) __m512i ep_codes_load(ep_weight_codes codes, const uint8_t *line, int j)
 {
     return _mm512_loadu_si512(line + (ep_weight_codes_are_nibbles(codes) ? j / 2 : 32 * (j & 2)));
 }
 
-/* high: codes in the upper halves of 16-bit words; index: the same with the last three bits lowest. */
+/* high: codes in the upper halves of 16-bit words; index: the same with the last three bits
+ * lowest. */
 static inline __attribute__((always_inline)) __m512i ep_codes_widen_e4m3(__m512i table, __m512i high, __m512i index)
 {
     const __mmask32 is_small = _mm512_testn_epi16_mask(high, _mm512_set1_epi16(0x7800));
@@ -49,7 +52,8 @@ static inline __attribute__((always_inline)) __m512i ep_codes_widen_e4m3(__m512i
     return _mm512_add_epi16(bits, more);
 }
 
-/* Pairs of int8: byte 0 or 1 of each half of a word. All of them have at most 8 bits: the lower half of their f32 is zero. */
+/* Pairs of int8: byte 0 or 1 of each half of a word. All of them have at most 8 bits: the lower
+ * half of their f32 is zero. */
 static inline __attribute__((always_inline)) __m512i ep_codes_widen_int8(__m512i words, int j)
 {
     const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(words, (unsigned)(24 - 8 * (j & 1))), 24);

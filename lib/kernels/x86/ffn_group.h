@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the panels of formats with groups have in common on x86. Up to EP_FFN_CHUNK_ROWS rows: the panel streams through
- * once and its codes are widened in registers. More: blocks of groups are widened into memory that stays in the near caches,
- * and every chunk passes over them; both take the same steps for each output.
+ * What the panels of formats with groups have in common on x86. Up to EP_FFN_CHUNK_ROWS rows: the
+ * panel streams through once and its codes are widened in registers. More: blocks of groups are
+ * widened into memory that stays in the near caches, and every chunk passes over them; both take
+ * the same steps for each output.
  * Included by files with instruction set flags; each has tiles of its own.
  */
 #ifndef EP_KERNELS_X86_FFN_GROUP_H
@@ -15,11 +16,13 @@
 
 #define EP_GROUP_INLINE static inline __attribute__((always_inline))
 
-/* Widened groups of a block: 256 bytes a line, then 64 scales as f32, then, where there are any, 64 offsets. */
+/* Widened groups of a block: 256 bytes a line, then 64 scales as f32, then, where there are any, 64
+ * offsets. */
 #define EP_GROUP_LINE_BYTES 256u
 #define EP_GROUP_BLOCK_LINES 128u /* one group or more, of 8 lines or more */
 #define EP_GROUP_BLOCK_BYTES ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 8) * EP_GROUP_LINE_BYTES)
-/* Fetched at least that far ahead where one chunk takes each line once: less and memory's latency shows. */
+/* Fetched at least that far ahead where one chunk takes each line once: less and memory's latency
+ * shows. */
 #define EP_GROUP_AHEAD_BYTES 9216u
 
 /* A panel of a format: what tiles ask of it while they run. */
@@ -72,8 +75,9 @@ typedef struct ep_group_form {
                                                           name##_4, name##_5, name##_6};
 
 /*
- * The form of formats with such codes, and with offsets or without: tiles over codes, a function that widens a group, and tiles over
- * what that makes. Which format it is of these, they look up in the panel's form at the end of each group.
+ * The form of formats with such codes, and with offsets or without: tiles over codes, a function
+ * that widens a group, and tiles over what that makes. Which format it is of these, they look up in
+ * the panel's form at the end of each group.
  */
 #define EP_GROUP_FORM(name, codes, has_offsets, code_tile, widen_group, wide_tiles)                          \
     EP_GROUP_TILES(name, code_tile, codes, has_offsets)                                                      \
@@ -119,7 +123,8 @@ EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form, const ep_group_p
     form->tiles[rows - 1](&walk, a, c);
 }
 
-/* Blocks of groups, all chunks per block; each chunk fetches its share of the next block, evenly. */
+/* Blocks of groups, all chunks per block; each chunk fetches its share of the next block,
+ * evenly. */
 EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, const ep_group_panel_form *panel_form, const float *a, uint32_t rows,
                                      const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
 {

@@ -7,9 +7,11 @@
 #define INLINE EP_GROUP_INLINE
 #define WIDE EP_CODES_NONE /* in the place of codes: a widened group */
 #define STRIPS 4
-#define INT8_BLOCK 32 /* quads that stay in the nearest cache while eight outputs after eight pass over them */
+/* quads that stay in the nearest cache while eight outputs after eight pass over them */
+#define INT8_BLOCK 32
 
-/* A strip is outputs first..first+7 and first+16..first+23: of 4-bit codes, nibbles v and v + 1 of eight words. */
+/* A strip is outputs first..first+7 and first+16..first+23: of 4-bit codes, nibbles v and v + 1 of
+ * eight words. */
 INLINE uint32_t strip_first(uint32_t strip)
 {
     return (strip >> 1) * 32 + (strip & 1) * 8;
@@ -22,7 +24,8 @@ INLINE __m256 widen_nibbles(ep_weight_codes codes, __m256i bias, __m256i words, 
     if (codes == EP_CODES_INT4) {
         return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(low, _mm256_set1_epi32(15)), bias));
     }
-    const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f); /* looks at three bits */
+    /* looks at three bits */
+    const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     __m256i sign = _mm256_and_si256(_mm256_slli_epi32(low, 28), _mm256_set1_epi32((int)0x80000000u));
     return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, low), _mm256_castsi256_ps(sign));
 }
@@ -172,7 +175,8 @@ INLINE void sum_rows(const int rows, const float *a, tile_group *group)
     _mm256_storeu_ps(group->sums, sums);
 }
 
-/* rows, codes (WIDE: over widened groups) and has_offsets are constants wherever this is inlined. */
+/* rows, codes (WIDE: over widened groups) and has_offsets are constants wherever this is
+ * inlined. */
 INLINE void tile(const int rows, const ep_weight_codes codes, const bool has_offsets, const ep_group_walk *walk, const float *a,
                  float *c)
 {
@@ -261,8 +265,8 @@ void ep_ffn_avx2_group_panel(ep_weight_format format, const float *a, uint32_t r
 }
 
 /*
- * Eight outputs over n quads. |w| as unsigned times a with w's sign: a pair of products is at most 2 * 128 * 127, which
- * 16 bits hold, since rows never have -128.
+ * Eight outputs over n quads. |w| as unsigned times a with w's sign: a pair of products is at most
+ * 2 * 128 * 127, which 16 bits hold, since rows never have -128.
  */
 INLINE void int8_eight(const int rows, const int8_t *a, const uint8_t *b, uint32_t n, bool first, int32_t *sums)
 {

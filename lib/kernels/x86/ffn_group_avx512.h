@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scales and offsets of a packed group, 16 outputs to a vector. Included by files with instruction set flags. */
+/* Scales and offsets of a packed group, 16 outputs to a vector. Included by files with instruction
+ * set flags. */
 #ifndef EP_KERNELS_X86_FFN_GROUP_AVX512_H
 #define EP_KERNELS_X86_FFN_GROUP_AVX512_H
 
@@ -12,7 +13,8 @@ EP_GROUP_INLINE __m128i ep_group_load_16(const uint8_t *from, int j)
     return _mm_loadu_si128((const __m128i *)(const void *)(from + 16 * j));
 }
 
-/* e4m3: exponent and mantissa moved to their places, then a power of two for the exponents' biases. */
+/* e4m3: exponent and mantissa moved to their places, then a power of two for the exponents'
+ * biases. */
 EP_GROUP_INLINE __m512 ep_group_widen_e4m3(__m128i codes)
 {
     const __m512i wide = _mm512_cvtepi8_epi32(codes);
@@ -42,7 +44,8 @@ EP_GROUP_INLINE __m512 ep_group_load_scale(ep_weight_scales kind, const uint8_t 
     return kind == EP_SCALES_E4M3_PARTS ? ep_group_widen_e4m3(ep_group_load_16(scales, j)) : _mm512_loadu_ps(scales + 64 * j);
 }
 
-/* scales: behind the codes of the group whose first line is this one of the panel. has_offsets is a constant. */
+/* scales: behind the codes of the group whose first line is this one of the panel. has_offsets is a
+ * constant. */
 EP_GROUP_INLINE void ep_group_load_end(const bool has_offsets, const ep_group_panel_form *form, const uint8_t *scales, uint32_t line,
                                        __m512 scale[EP_GROUP_VECTORS], __m512 offset[EP_GROUP_VECTORS])
 {

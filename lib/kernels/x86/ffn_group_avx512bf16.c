@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Panels of formats with groups in family `bf16dp`, AVX-512 BF16: codes become bf16 by table and arithmetic, two k per step.
- * At the end of a group one multiplication stands beside 16 dot products. MX formats: ffn_mx_avx512bf16.c.
+ * Panels of formats with groups in family `bf16dp`, AVX-512 BF16: codes become bf16 by table and
+ * arithmetic, two k per step. At the end of a group one multiplication stands beside 16 dot
+ * products. MX formats: ffn_mx_avx512bf16.c.
  */
 #include "kernels/x86/ffn_codes_avx512bf16.h"
 #include "kernels/x86/ffn_group_avx512.h"
@@ -17,7 +18,8 @@ INLINE size_t line_bytes_of(ep_weight_codes codes)
     return ep_weight_codes_are_nibbles(codes) ? EP_FFN_PANEL : 2 * EP_FFN_PANEL;
 }
 
-/* What ends a group. offset: looked at where there are offsets. sums: of the rows' inputs, a row to a lane. */
+/* What ends a group. offset: looked at where there are offsets. sums: of the rows' inputs, a row to
+ * a lane. */
 typedef struct {
     __m512 scale[VECTORS];
     __m512 offset[VECTORS];
@@ -166,7 +168,8 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
     store_rows(keeps ? rows : 0, total, c);
 }
 
-/* A line's weights, from b; widens: from codes, and left at b. widens and codes are constants wherever this is inlined. */
+/* A line's weights, from b; widens: from codes, and left at b. widens and codes are constants
+ * wherever this is inlined. */
 INLINE void load_line(const bool widens, const ep_weight_codes codes, __m512i table, const uint8_t *line, uint8_t *b,
                       __m512i w[VECTORS])
 {
@@ -208,9 +211,10 @@ INLINE void load_wide_end(const bool widens, const bool has_offsets, const ep_gr
 }
 
 /*
- * Some rows of a chunk over widened groups, first_row on of as many as stride says; widens: over codes, whose groups are left
- * widened. Stores of more than some dozen sums after each group would hold up the dot products of the next. rows, first_row, stride,
- * widens, codes and has_offsets are constants wherever this is inlined. Row 0's part fetches.
+ * Some rows of a chunk over widened groups, first_row on of as many as stride says; widens: over
+ * codes, whose groups are left widened. Stores of more than some dozen sums after each group would
+ * hold up the dot products of the next. rows, first_row, stride, widens, codes and has_offsets are
+ * constants wherever this is inlined. Row 0's part fetches.
  */
 INLINE void wide_part(const int rows, const int first_row, const int stride, const bool widens, const ep_weight_codes codes,
                       const bool has_offsets, const ep_group_walk *walk, const float *a, float *c)
@@ -257,7 +261,8 @@ INLINE void wide_part(const int rows, const int first_row, const int stride, con
     store_rows(rows, total, c);
 }
 
-/* A chunk; its first half fetches and, if it is to, widens. rows, widens, codes and has_offsets are constants wherever this is inlined. */
+/* A chunk; its first half fetches and, if it is to, widens. rows, widens, codes and has_offsets are
+ * constants wherever this is inlined. */
 INLINE void wide_tile(const int rows, const bool widens, const ep_weight_codes codes, const bool has_offsets, const ep_group_walk *walk,
                       const float *a, float *c)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Panels of formats with groups, AVX-512F: codes widened in registers, a chain per group, one scaled add per group. */
+/* Panels of formats with groups, AVX-512F: codes widened in registers, a chain per group, one
+ * scaled add per group. */
 #include "kernels/x86/ffn_group_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
@@ -55,7 +56,8 @@ INLINE void load_nibbles(__m512 table, __m512i codes, const int line, __m512 w[V
     }
 }
 
-/* A line of a group: codes of 4 bits lie in pairs of lines. codes is a constant wherever this is inlined; one of 4 bits stands for all. */
+/* A line of a group: codes of 4 bits lie in pairs of lines. codes is a constant wherever this is
+ * inlined; one of 4 bits stands for all. */
 INLINE void load_line(ep_weight_codes codes, __m512 table, const uint8_t *group, uint32_t k, __m512 w[VECTORS])
 {
     if (ep_weight_codes_are_nibbles(codes)) {

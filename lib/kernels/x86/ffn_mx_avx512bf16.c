@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Panels of MX formats in family `bf16dp`, AVX-512 BF16. Many rows: blocks of lines that the first chunk widens, with their
- * scales, and leaves in memory, where the others take them as if they were of bf16. A look-up makes of codes bf16 with a great
- * exponent; a subtraction of integers, saturating so that zeros stay zeros, puts the scale into 32 of them.
+ * Panels of MX formats in family `bf16dp`, AVX-512 BF16. Many rows: blocks of lines that the first
+ * chunk widens, with their scales, and leaves in memory, where the others take them as if they were
+ * of bf16. A look-up makes of codes bf16 with a great exponent; a subtraction of integers,
+ * saturating so that zeros stay zeros, puts the scale into 32 of them.
  * Few rows: each chunk in ffn_mx_few_avx512bf16.c.
  */
 #include "kernels/ffn_element.h"
@@ -12,7 +13,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define GROUP_LINES (EP_MX_GROUP / 2u)
-#define BLOCK_LINES 512u /* 128 KiB: with what is fetched of the next one it lies in the second level cache */
+/* 128 KiB: with what is fetched of the next one it lies in the second level cache */
+#define BLOCK_LINES 512u
 
 TILES(none, 0)
 TILES(one, 1)
@@ -32,13 +34,15 @@ INLINE uint8_t table_exponent(ep_weight_format format)
     return format == EP_WEIGHTS_MXFP4 ? 252 : 246;
 }
 
-/* The least scale with which all codes are normal numbers; with those above table_exponent some overflow. */
+/* The least scale with which all codes are normal numbers; with those above table_exponent some
+ * overflow. */
 INLINE uint8_t least_scale(ep_weight_format format)
 {
     return format == EP_WEIGHTS_MXFP4 ? 2 : 10;
 }
 
-/* mxfp8: the exponent's field, where that of a normal code's exponent is 0, with which 1.0 is as great as in the table. */
+/* mxfp8: the exponent's field, where that of a normal code's exponent is 0, with which 1.0 is as
+ * great as in the table. */
 INLINE __m512i e4m3_more(void)
 {
     return _mm512_set1_epi16(0x7780);
@@ -68,7 +72,8 @@ INLINE __m512i scaled_e4m3(__m512i table, __m512i words, __m512i high, __m512i i
 INLINE __m512i scaled(ep_weight_format format, __m512i table, __m512i words, __m512i codes, int j)
 {
     if (format == EP_WEIGHTS_MXFP4) {
-        /* A saturating subtraction in two: its own unit is one of the dot products', those of these are not (Zen 4). */
+        /* A saturating subtraction in two: its own unit is one of the dot products', those of these
+         * are not (Zen 4). */
         const __m512i great = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * (j & 1))), table);
         return _mm512_sub_epi16(_mm512_max_epu16(great, words), words);
     }
@@ -128,7 +133,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, const mx_w
     }
 }
 
-/* Lines done: all, or those before a group with a scale that is not easy. rows and format are constants. */
+/* Lines done: all, or those before a group with a scale that is not easy. rows and format are
+ * constants. */
 INLINE uint32_t code_tile(const int rows, const ep_weight_format format, mx_walk walk, const float *a, bool first, float *c)
 {
     const __m512i table = great_table(format);
@@ -232,7 +238,8 @@ static void chunk_of_codes(ep_weight_format format, mx_walk walk, const float *a
     }
 }
 
-/* Blocks of lines, all chunks per block; each chunk fetches its share of the next block's codes, evenly. */
+/* Blocks of lines, all chunks per block; each chunk fetches its share of the next block's codes,
+ * evenly. */
 static void block_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                         const uint8_t *next, float *c)
 {

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Panels of MX formats for one chunk of rows in family `bf16dp`, AVX-512 BF16. A power of two commutes with rounding, so the
- * codes are not scaled here: sums are kept in units of their group's scale and change units between groups, on units that
- * dot products leave free. That has the bits of scaled weights unless a sum, there or here, leaves the range of normal
- * numbers on the way. Whether it cannot have is seen afterwards:
- *   every product and so every sum is a multiple of the product of the least bits of inputs, codes and scales; where that,
- *   also in the greatest units, is a normal number, no sum but zero lies below it;
- *   no scale makes a code's weight less than a normal number, which would be +0 (bf16dp.h), however great the inputs are;
- *   no unit is above 1, so what overflows as scaled weights overflows here too, and stays an infinity or a NaN.
+ * Panels of MX formats for one chunk of rows in family `bf16dp`, AVX-512 BF16. A power of two
+ * commutes with rounding, so the codes are not scaled here: sums are kept in units of their group's
+ * scale and change units between groups, on units that dot products leave free. That has the bits
+ * of scaled weights unless a sum, there or here, leaves the range of normal numbers on the way.
+ * Whether it cannot have is seen afterwards:
+ *   every product and so every sum is a multiple of the product of the least bits of inputs, codes
+ *   and scales; where that, also in the greatest units, is a normal number, no sum but zero lies
+ *   below it;
+ *   no scale makes a code's weight less than a normal number, which would be +0 (bf16dp.h), however
+ *   great the inputs are; no unit is above 1, so what overflows as scaled weights overflows here
+ *   too, and stays an infinity or a NaN.
  */
 #include "kernels/x86/ffn_avx512bf16_tile.h"
 #include "kernels/x86/ffn_codes_avx512bf16.h"
@@ -100,7 +103,8 @@ INLINE void change_units(const int rows, const uint8_t *from, const uint8_t *to,
     }
 }
 
-/* n lines of a group; its like from ahead on is fetched. rows and format are constants wherever this is inlined. */
+/* n lines of a group; its like from ahead on is fetched. rows and format are constants wherever
+ * this is inlined. */
 INLINE void code_lines(const int rows, const ep_weight_format format, __m512i table, const float *a, const uint8_t *b,
                        const uint8_t *ahead, uint32_t n, __m512 acc[][VECTORS])
 {
@@ -124,7 +128,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, __m512i ta
     }
 }
 
-/* The last groups fetch the first ones of the next panel. rows and format are constants wherever this is inlined. */
+/* The last groups fetch the first ones of the next panel. rows and format are constants wherever
+ * this is inlined. */
 INLINE bool few_rows(const int rows, const ep_weight_format format, const float *a, const uint8_t *panel,
                      uint32_t lines, const uint8_t *next, float *c)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Family `w4a8` on AVX2: tiles of up to 6 rows x 8 outputs. Weights are moved up as in the AVX-512 VNNI form; the sum of four
- * products of two is below 2^15 in size, so half a group is summed in 16 bits.
+ * Family `w4a8` on AVX2: tiles of up to 6 rows x 8 outputs. Weights are moved up as in the AVX-512
+ * VNNI form; the sum of four products of two is below 2^15 in size, so half a group is summed in 16
+ * bits.
  */
 #include <immintrin.h>
 

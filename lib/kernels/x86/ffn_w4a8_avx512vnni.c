@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Family `w4a8` on AVX-512 VNNI. The instruction takes unsigned by signed: weights are moved up by 8 (int4: the code itself) or 16
- * (mxfp4), and sums begin at minus that times the sum of the group's inputs. Codes become bytes in registers, anew for each chunk:
- * a few instructions for 16 outputs and two quads, beside two dot products for each row.
+ * Family `w4a8` on AVX-512 VNNI. The instruction takes unsigned by signed: weights are moved up by
+ * 8 (int4: the code itself) or 16 (mxfp4), and sums begin at minus that times the sum of the
+ * group's inputs. Codes become bytes in registers, anew for each chunk: a few instructions for 16
+ * outputs and two quads, beside two dot products for each row.
  */
 #include "kernels/ffn_w4a8.h"
 #include "kernels/x86/ffn_avx512.h"
@@ -12,7 +13,8 @@
 #define VECTORS 4       /* of 16 outputs: a panel */
 #define HALF_VECTORS 2  /* whose totals stay in registers beside the sums of any number of rows */
 #define STREAM_GROUPS 6 /* fetched that many groups ahead while weights stream in */
-#define BLOCK_GROUPS 64 /* the most of a block, which stays in the second level cache while all chunks pass */
+/* the most of a block, which stays in the second level cache while all chunks pass */
+#define BLOCK_GROUPS 64
 
 /* Groups that a tile passes over, and what it fetches meanwhile. */
 typedef struct {
@@ -50,7 +52,8 @@ INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, in
         }
         return;
     }
-    /* 2^(code - 128) is a normal number of the exponent code - 1, but for the codes 0, 1 and 255. */
+    /* 2^(code - 128) is a normal number of the exponent code - 1, but for the codes 0, 1 and
+     * 255. */
     const __m512i from_two = _mm512_sub_epi8(_mm512_load_si512(scales), _mm512_set1_epi8(2));
     if (__builtin_expect(_mm512_cmpgt_epu8_mask(from_two, _mm512_set1_epi8((char)252)) != 0, 0)) {
         _Alignas(64) float all[EP_FFN_PANEL];
@@ -69,8 +72,9 @@ INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, in
 }
 
 /*
- * A cache line of weights that stream in, into the second level cache: the first one has few places for lines on their way, and other loads would
- * wait for one. Only of a single row, which waits for memory more than it computes, the first one is as quick or a little quicker.
+ * A cache line of weights that stream in, into the second level cache: the first one has few places
+ * for lines on their way, and other loads would wait for one. Only of a single row, which waits for
+ * memory more than it computes, the first one is as quick or a little quicker.
  */
 INLINE void fetch_line(const int rows, const uint8_t *line)
 {
@@ -82,8 +86,9 @@ INLINE void fetch_line(const int rows, const uint8_t *line)
 }
 
 /*
- * The sums of one group for `vectors` vectors of outputs from first on. a: the group's lines. ahead: as many cache lines of another
- * group are fetched where it fetches, evenly: fetched in a bunch they would keep loads waiting.
+ * The sums of one group for `vectors` vectors of outputs from first on. a: the group's lines.
+ * ahead: as many cache lines of another group are fetched where it fetches, evenly: fetched in a
+ * bunch they would keep loads waiting.
  */
 INLINE void sum_group(const int rows, const ep_weight_format format, const uint8_t *group, int first, const int vectors,
                       const bool fetches, const uint8_t *ahead, const float *a, __m512i acc[][VECTORS])
@@ -172,7 +177,8 @@ INLINE void fetch_scales(const int rows, const uint8_t *ahead, size_t group_byte
     }
 }
 
-/* Up to 3 rows of one chunk: totals of a whole panel stay in registers. rows and format are constants wherever this is inlined. */
+/* Up to 3 rows of one chunk: totals of a whole panel stay in registers. rows and format are
+ * constants wherever this is inlined. */
 INLINE void stream_few(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
@@ -192,7 +198,8 @@ INLINE void stream_few(const int rows, const ep_weight_format format, const walk
     store_totals(rows, VECTORS, total, c);
 }
 
-/* 4 rows: beside the totals of a whole panel there is room in registers for the sums of half a panel. */
+/* 4 rows: beside the totals of a whole panel there is room in registers for the sums of half a
+ * panel. */
 INLINE void stream_four(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
@@ -215,7 +222,8 @@ INLINE void stream_four(const int rows, const ep_weight_format format, const wal
     store_totals(rows, VECTORS, total, c);
 }
 
-/* More rows of one chunk: both halves of each group, as memory is read in order; totals stay in c. */
+/* More rows of one chunk: both halves of each group, as memory is read in order; totals stay in
+ * c. */
 INLINE void stream_many(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
@@ -238,7 +246,8 @@ INLINE void stream_many(const int rows, const ep_weight_format format, const wal
     }
 }
 
-/* One of several chunks: half a panel after the other, so that totals of any number of rows stay in registers. */
+/* One of several chunks: half a panel after the other, so that totals of any number of rows stay in
+ * registers. */
 INLINE void block_tile(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
@@ -303,8 +312,8 @@ static void stream_panel(tile_func over_groups, size_t group_bytes, const float 
 }
 
 /*
- * Blocks of groups, of one length, so that each fetches all of the next one; all chunks per block. Each half of each chunk fetches its
- * share, evenly. Behind the last block lies the next panel.
+ * Blocks of groups, of one length, so that each fetches all of the next one; all chunks per block.
+ * Each half of each chunk fetches its share, evenly. Behind the last block lies the next panel.
  */
 static void block_panel(const tile_func *tiles, size_t group_bytes, const float *a, uint32_t rows, const uint8_t *panel,
                         uint32_t groups, const uint8_t *next, float *c)

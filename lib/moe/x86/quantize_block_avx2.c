@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocks of 8 with AVX2 and F16C, four at a time; what is not finite, zero or left over goes to the plain form.
+/* Blocks of 8 with AVX2 and F16C, four at a time; what is not finite, zero or left over goes to the
+ * plain form.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -87,7 +88,8 @@ INLINE void to_blocks(const void *row, ep_dtype dtype, size_t n, int8_t *out, vo
         store_scales(scales, dtype, b, s);
         __m256i low = _mm256_packs_epi32(code8(value[0], s, 0), code8(value[1], s, 1));
         __m256i high = _mm256_packs_epi32(code8(value[2], s, 2), code8(value[3], s, 3));
-        /* Packing works in halves of a register: words of four codes come out as 0 2 4 6 | 1 3 5 7. */
+        /* Packing works in halves of a register: words of four codes come out as 0 2 4 6 | 1 3 5
+         * 7. */
         __m256i codes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high),
                                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         _mm256_storeu_si256((__m256i *)(void *)(out + b * BLOCK), codes);

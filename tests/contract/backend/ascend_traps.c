@@ -2,8 +2,10 @@
 /*
  * Backend "ascend" over the emulated device: a scene of loads and jobs, and what must come of it.
  *     well HOME FIRST COUNT [LONG]     with COUNT seeds of delays all rows are right
- *     find HOME COUNT [TEXT]           for a mutant: within COUNT seeds the scene ends otherwise, saying TEXT
- *     faults HOME COUNT [LONG]         COUNT failures of every kind, anywhere in it: no wrong row, no leak, no hang
+ *     find HOME COUNT [TEXT]           for a mutant: within COUNT seeds the scene ends otherwise,
+ *                                      saying TEXT
+ *     faults HOME COUNT [LONG]         COUNT failures of every kind, anywhere in it: no wrong row,
+ *                                      no leak, no hang
  *     suite PROGRAM FIRST COUNT [LONG] another test over the device, with COUNT seeds of delays
  * EP_TEST_LONG=1: LONG in the place of COUNT. Every scene is a process of its own.
  */
@@ -21,7 +23,8 @@
 
 enum { JOBS = 36, ROWS = 10, SECONDS_MAX = 100 };
 
-/* Those of one shape and kind ride together; odd sizes leave gaps. I of 64 is for the fused operator, of 48 almost. */
+/* Those of one shape and kind ride together; odd sizes leave gaps. I of 64 is for the fused
+ * operator, of 48 almost. */
 static const struct {
     uint32_t hidden;
     uint32_t inner;
@@ -127,7 +130,8 @@ static void run_jobs(ep_backend *backend, const expert_fixture *fixtures, ep_bac
     }
 }
 
-/* A backend that could not be opened leaves the runtime to others: its end finds what was left behind. */
+/* A backend that could not be opened leaves the runtime to others: its end finds what was left
+ * behind. */
 static void end_runtime(void)
 {
     void *runtime = dlopen("libacl_rt.so", RTLD_NOW | RTLD_NOLOAD);
@@ -196,7 +200,8 @@ static bool process_is_well(const char *program, uint64_t seed, char *out_text, 
         if (program != NULL) {
             dup2(STDERR_FILENO, STDOUT_FILENO);
             set_number("EP_CANN_SEED", seed);
-            execl(program, program, "--filter", "backend/!(*_with_one_thread)", (char *)NULL); /* a device has none */
+            /* a device has none */
+            execl(program, program, "--filter", "backend/!(*_with_one_thread)", (char *)NULL);
             _exit(2);
         }
         exit(scene(seed));

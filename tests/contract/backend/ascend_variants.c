@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The contract suite over the one backend "ascend", on the emulated device of EP_CONTRACT_CANN. With EP_CONTRACT_DEVICE in the
- * environment on the one that CANN of ASCEND_HOME_PATH has (deploy/examples/ascend-first-run).
+ * The contract suite over the one backend "ascend", on the emulated device of EP_CONTRACT_CANN.
+ * With EP_CONTRACT_DEVICE in the environment on the one that CANN of ASCEND_HOME_PATH has
+ * (deploy/examples/ascend-first-run).
  */
 #include <stdio.h>
 #include <stdlib.h>

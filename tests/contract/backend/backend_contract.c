@@ -78,7 +78,8 @@ Test(backend, rows_equal_the_reference_kernels_with_two_threads)
     run_shapes(2);
 }
 
-/* The same rows, cut into jobs in several ways, all in flight together; big enough for many tasks per job. */
+/* The same rows, cut into jobs in several ways, all in flight together; big enough for many tasks
+ * per job. */
 Test(backend, bits_do_not_depend_on_how_rows_are_cut_into_jobs)
 {
     const uint32_t cuts[] = {1, 3, 6, 50, 300};
@@ -533,7 +534,8 @@ static void fill_queue(size_t variant)
 Test(backend, a_full_queue_refuses_and_all_it_took_are_done)
 {
     for (size_t v = 0; v < backend_variants_count(); v++) {
-        if (strcmp(backend_variant_name(v), "slow") != 0) { /* its rows are elsewhere; its copies count too */
+        /* its rows are elsewhere; its copies count too */
+        if (strcmp(backend_variant_name(v), "slow") != 0) {
             fill_queue(v);
         }
     }

@@ -46,7 +46,8 @@ static double weight_of(const expert_fixture *f, const void *values, const void 
 static near_value dot(const expert_fixture *f, const void *values, const void *scales, size_t row, uint32_t count,
                       const near_value *x)
 {
-    const double sums = (2 * count + 8) * F32_ROUNDOFF; /* both sides add in f32, and multiply by scales */
+    /* both sides add in f32, and multiply by scales */
+    const double sums = (2 * count + 8) * F32_ROUNDOFF;
     near_value sum = {0.0, 0.0};
     for (uint32_t i = 0; i < count; i++) {
         const double w = weight_of(f, values, scales, row, count, i);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pseudo-random expert with rows and the answers of the reference kernel, and a way to run rows and wait.
- * Answers are computed once for all rows: a row's bits may not depend on its company.
+ * A pseudo-random expert with rows and the answers of the reference kernel, and a way to run rows
+ * and wait. Answers are computed once for all rows: a row's bits may not depend on its company.
  */
 #ifndef EP_TESTS_CONTRACT_BACKEND_EXPERT_FIXTURE_H
 #define EP_TESTS_CONTRACT_BACKEND_EXPERT_FIXTURE_H
@@ -23,12 +23,14 @@ typedef struct expert_fixture {
     void *memory[11];
 } expert_fixture;
 
-/* Types of rows and outputs, shared gate and input weights follow from the seed. dtype i8: weights are w8a8. */
+/* Types of rows and outputs, shared gate and input weights follow from the seed. dtype i8: weights
+ * are w8a8. */
 expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count,
                                    ep_dtype dtype);
 /* The same by format. */
 expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count, ep_weight_format format);
-/* Another activation, and biases of a type that follows from the seed; with the answers of `portable`. */
+/* Another activation, and biases of a type that follows from the seed; with the answers of
+ * `portable`. */
 void expert_fixture_reshape(expert_fixture *fixture, uint64_t seed, ep_activation activation, bool has_biases);
 /* Puts the answers of another family in the place of those of `portable`. */
 void expert_fixture_answer(expert_fixture *fixture, ep_ffn_family family);
@@ -53,8 +55,8 @@ void fixture_job_init(fixture_job *job, const expert_fixture *fixture, ep_backen
 /* May be initialised jobs only; not while submitted. */
 void fixture_job_fini(fixture_job *job);
 ep_err fixture_job_wait(fixture_job *job);
-/* NULL when all rows and guards are as they must be, else what is wrong. Valid until the next call from the
- * same thread. */
+/* NULL when all rows and guards are as they must be, else what is wrong. Valid until the next call
+ * from the same thread. */
 const char *fixture_job_check(const fixture_job *job);
 /* init, run, wait, check, fini. NULL when all is well. */
 const char *fixture_run(const expert_fixture *fixture, ep_backend *backend, ep_backend_weights *weights,

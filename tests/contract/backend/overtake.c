@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs of smaller priority overtake on the cpu backend: its one thread is kept inside a done() until all jobs
- * are there, so the order in which they end is the order it chose. A plain program for ThreadSanitizer.
+ * Jobs of smaller priority overtake on the cpu backend: its one thread is kept inside a done()
+ * until all jobs are there, so the order in which they end is the order it chose. A plain program
+ * for ThreadSanitizer.
  */
 #include <semaphore.h>
 #include <stdio.h>

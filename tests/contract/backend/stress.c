@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Four threads load, submit, wait and unload on one backend at the same time; every row is checked.
- * A plain program, so that it runs under ThreadSanitizer. Arguments: the first seed (1), how many (1).
+ * A plain program, so that it runs under ThreadSanitizer. Arguments: the first seed (1), how many
+ * (1).
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -87,7 +88,8 @@ static void run_variant(size_t variant, uint64_t seed)
 
 static void run_seed(uint64_t seed)
 {
-    const uint32_t shapes[][2] = {{40, 30}, {100, 80}, {160, 130}, {220, 180}, {70, 2000}}; /* the last rounds in a stage and writes rows at once */
+    /* the last rounds in a stage and writes rows at once */
+    const uint32_t shapes[][2] = {{40, 30}, {100, 80}, {160, 130}, {220, 180}, {70, 2000}};
     char text[32];
     printf("seed %llu\n", (unsigned long long)seed);
     snprintf(text, sizeof(text), "%llu", (unsigned long long)seed);

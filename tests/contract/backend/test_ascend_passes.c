@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backend "ascend" over the emulated device: passes of every kind, of as many jobs as one may have and of many rows. */
+/* Backend "ascend" over the emulated device: passes of every kind, of as many jobs as one may have
+ * and of many rows. */
 #include <criterion/criterion.h>
 #include <semaphore.h>
 
@@ -9,7 +10,8 @@
 
 enum { ROWS = 9, MANY_ROWS = 600, JOBS = 2 * EP_ACL_GROUPS_MAX, SLOTS = 4 };
 
-/* Holds the thread that tells of ends, so that no slot becomes free: what is submitted meanwhile waits. */
+/* Holds the thread that tells of ends, so that no slot becomes free: what is submitted meanwhile
+ * waits. */
 typedef struct gate {
     sem_t open;
     sem_t reached;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backends of the numerics families of pairs: the reference and the cpu backend with each of its kernels give equal bits and equal
- * ids, whatever the rows of a job and the threads; weights that a family does not have stay with `portable`. */
+/* Backends of the numerics families of pairs: the reference and the cpu backend with each of its
+ * kernels give equal bits and equal ids, whatever the rows of a job and the threads; weights that a
+ * family does not have stay with `portable`. */
 #include <criterion/criterion.h>
 #include <fenv.h>
 #include <stdio.h>
@@ -29,7 +30,8 @@ static void add(opened *o, ep_backend *backend, const char *name)
     o->names[o->count++] = name;
 }
 
-/* The reference, the cpu backend as a daemon opens it, and with each kernel that computes the format, with 1, 2, .. threads. */
+/* The reference, the cpu backend as a daemon opens it, and with each kernel that computes the
+ * format, with 1, 2, .. threads. */
 static opened open_all(ep_numerics numerics, ep_weight_format format)
 {
     opened o = {.count = 0};
@@ -184,8 +186,9 @@ Test(families, ids_name_the_family_and_its_answer)
     expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_INT4);
 }
 
-/* The answers of each family as they were recorded: an id stands for its bits, on every machine and in every build. Whoever
- * changes a family's bits or the known-answer run records new ones; whoever did not mean to has found a mistake. */
+/* The answers of each family as they were recorded: an id stands for its bits, on every machine and
+ * in every build. Whoever changes a family's bits or the known-answer run records new ones; whoever
+ * did not mean to has found a mistake. */
 Test(families, the_references_answers_are_those_recorded)
 {
     static const struct {
@@ -213,7 +216,8 @@ Test(families, the_references_answers_are_those_recorded)
     }
 }
 
-/* Backends opened by a thread that rounds upwards and flushes denormals have the usual ids, which stand for the usual bits. */
+/* Backends opened by a thread that rounds upwards and flushes denormals have the usual ids, which
+ * stand for the usual bits. */
 static void expect_ids_of_a_strange_opener(ep_numerics numerics)
 {
     char usual[EP_NUMERICS_ID_BYTES];
@@ -326,7 +330,8 @@ static void pack_rows_away(const ep_ffn_batch *batch, uint32_t first_row, uint32
     for (uint32_t i = 0; batch->x_dtype == EP_DTYPE_F32 && i < rows * hidden; i++) {
         const uint32_t row = i % rows;
         const uint32_t k = i / rows;
-        float *group = a + (size_t)(k / EP_MX_GROUP) * EP_FFN_W4A8_LINES * rows + row; /* [10][rows] */
+        /* [10][rows] */
+        float *group = a + (size_t)(k / EP_MX_GROUP) * EP_FFN_W4A8_LINES * rows + row;
         float s;
         int32_t sum;
         memcpy(&s, group + 8 * rows, sizeof(s));
@@ -367,7 +372,8 @@ static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, ep_weight_f
     backend->ops->close(backend);
 }
 
-/* The id begins as usual and ends otherwise: clients, tables and doctor then keep such a node apart. */
+/* The id begins as usual and ends otherwise: clients, tables and doctor then keep such a node
+ * apart. */
 static void expect_other_id(const ep_ffn_kernel *wrong, ep_numerics numerics, ep_weight_format format, const char *what)
 {
     char usual[EP_NUMERICS_ID_BYTES];
@@ -446,7 +452,8 @@ Test(families, the_variable_forces_a_lower_path)
     unsetenv("EXPERTD_CPU_FEATURES");
 }
 
-/* Equal bits, equal ids: what is not computed in a family's own way has the digest of `portable`, unless shared experts are. */
+/* Equal bits, equal ids: what is not computed in a family's own way has the digest of `portable`,
+ * unless shared experts are. */
 Test(families, w8a8_has_one_id_in_all_families)
 {
     const ep_numerics numerics[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP, EP_NUMERICS_BF16ODD, EP_NUMERICS_W4A8};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every weight format in families `portable` and `bf16dp`, and those of `w4a8` in it, through the cpu backend as a daemon opens it: the bits of the family's reference
- * for rows from 1 to the most of a job, and for 1 to 16 threads: where there are fewer CPUs tasks fall to them in any order, and
- * threads lose their CPUs in the middle. `bf16odd` has bf16 only: test_families.c.
+ * Every weight format in families `portable` and `bf16dp`, and those of `w4a8` in it, through the
+ * cpu backend as a daemon opens it: the bits of the family's reference for rows from 1 to the most
+ * of a job, and for 1 to 16 threads: where there are fewer CPUs tasks fall to them in any order,
+ * and threads lose their CPUs in the middle. `bf16odd` has bf16 only: test_families.c.
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>

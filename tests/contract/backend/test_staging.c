@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ep_backend_run over memory the host cannot touch: order, faults at every stage, nothing leaked. */
+/* ep_backend_run over memory the host cannot touch: order, faults at every stage, nothing
+ * leaked. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <string.h>
@@ -66,8 +67,8 @@ Test(staging, completes_out_of_order)
     close_bench(&b);
 }
 
-/* One fault: the run, or its done(), brings just that error, once; outputs stay untouched; the next run
- * works. */
+/* One fault: the run, or its done(), brings just that error, once; outputs stay untouched; the next
+ * run works. */
 static void expect_fault(ep_slow_operation operation, ep_slow_moment moment, ep_err err)
 {
     bench b = open_bench();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights in w8a8 on every backend and kernel: the bits of the reference for all numbers of rows and threads, in passes of one
- * task, in those whose inner rows are rounded by the thread that ends gate and up, and in those that round in a stage. */
+/* Weights in w8a8 on every backend and kernel: the bits of the reference for all numbers of rows
+ * and threads, in passes of one task, in those whose inner rows are rounded by the thread that ends
+ * gate and up, and in those that round in a stage. */
 #include <criterion/criterion.h>
 
 #include "contract/backend/backend_variants.h"
@@ -27,7 +28,8 @@ Test(w8a8, bits_are_equal_for_all_numbers_of_rows_and_threads)
     const uint32_t shapes[][2] = {{33, 15}, {67, 303}, {67, 303}};
     for (uint32_t s = 0; s < 3; s++) {
         expert_fixture f = expert_fixture_make(40 + s, shapes[s][0], shapes[s][1], ROWS, EP_DTYPE_I8);
-        if (s == 2) { /* kernels may write rows at once; with one thread unit.kernels.ffn_pass has it */
+        /* kernels may write rows at once; with one thread unit.kernels.ffn_pass has it */
+        if (s == 2) {
             f.source.shared_gate = NULL;
             expert_fixture_answer(&f, EP_FFN_FAMILY_PORTABLE);
         }

@@ -133,7 +133,8 @@ int sp_connect(const char *url, uint16_t protocol)
     int fd = ep_test_tcp_connect(url);
     CHECK(fd >= 0, "cannot connect to %s", url);
     int one = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* small writes would wait for acknowledgements */
+    /* small writes would wait for acknowledgements */
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     sp_send_raw(fd, hello, sizeof(hello));
     if (!read_all(fd, theirs, sizeof(theirs))) {
         close(fd);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Foreign callers of the door: nng's own REQ client, and one that speaks the SP protocol by hand on a bare socket, so that
- * it may break every rule and vanish at any time. Functions that fail end the test.
+ * Foreign callers of the door: nng's own REQ client, and one that speaks the SP protocol by hand on
+ * a bare socket, so that it may break every rule and vanish at any time. Functions that fail end
+ * the test.
  */
 #ifndef EP_TESTS_RPC_DOOR_CLIENT_H
 #define EP_TESTS_RPC_DOOR_CLIENT_H

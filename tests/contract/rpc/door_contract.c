@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the door promises to callers in any language, and that no caller can harm another. After every attack the same door
- * must answer an honest call. A plain program, so that it runs under every sanitizer.
+ * What the door promises to callers in any language, and that no caller can harm another. After
+ * every attack the same door must answer an honest call. A plain program, so that it runs under
+ * every sanitizer.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -365,7 +366,8 @@ static void slow_calls_fill_the_contexts(void)
     fds[CONTEXTS - 1] = sp_connect(t.url, SP_PROTOCOL_REQ);
     sp_send(fds[CONTEXTS - 1], CONTEXTS - 1, slow);
     fixture_wait(&t.f, &t.f.forwards, CONTEXTS + 1);
-    fixture_wait(&t.f, &t.f.held_count, CONTEXTS); /* a handler is counted a moment before its call is held */
+    /* a handler is counted a moment before its call is held */
+    fixture_wait(&t.f, &t.f.held_count, CONTEXTS);
     int waiting = sp_connect(t.url, SP_PROTOCOL_REQ);
     sp_send(waiting, 9999, quick);
     ep_rpc_door_stats stats;
@@ -390,7 +392,8 @@ static void slow_calls_fill_the_contexts(void)
     end(&t);
 }
 
-/* More requests than may wait: told at once and when to come again, while those before them are served. */
+/* More requests than may wait: told at once and when to come again, while those before them are
+ * served. */
 static void overload_is_told(void)
 {
     door_test t;
@@ -433,7 +436,8 @@ static void overload_is_told(void)
     end(&t);
 }
 
-/* A caller that never reads loses its connection once its queue is full; others are answered all the time. */
+/* A caller that never reads loses its connection once its queue is full; others are answered all
+ * the time. */
 static void a_caller_that_never_reads(void)
 {
     door_test t;

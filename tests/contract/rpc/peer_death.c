@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A peer that dies, on every lane between processes. Killed, it is noticed because the kernel tells: no ping is ever sent
- * here. Stopped, its kernel says nothing: the pings notice, and not before so many went unanswered.
+ * A peer that dies, on every lane between processes. Killed, it is noticed because the kernel
+ * tells: no ping is ever sent here. Stopped, its kernel says nothing: the pings notice, and not
+ * before so many went unanswered.
  *
  * The peer is this program again: "serve LANE URL" writes its real URL to stdout.
  */
@@ -188,7 +189,8 @@ static void test_lane(const way *w, const char *folder)
     watched stopped = nothing_seen();
     run(w, url, SIGSTOP, PING_MS, &stopped);
     CHECK(strstr(stopped.error.text, "answered none of 3 pings") != NULL, "%s: %s", w->name, stopped.error.text);
-    /* All pings but the last may have left before the stop, as a peer on a busy machine answers late. */
+    /* All pings but the last may have left before the stop, as a peer on a busy machine answers
+     * late. */
     CHECK(stopped.broken_ns >= PING_MS * EP_NS_PER_MS, "%s: given up after %llu us", w->name,
           (unsigned long long)(stopped.broken_ns / EP_NS_PER_US));
     printf("%s: killed, noticed after %.1f ms; stopped, after %.0f ms\n", w->name, (double)killed.broken_ns / 1e6,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One end of a lane connection that sends whatever bytes a test wants: the peer that breaks the rules. */
+/* One end of a lane connection that sends whatever bytes a test wants: the peer that breaks the
+ * rules. */
 #ifndef EP_TESTS_RAW_PEER_H
 #define EP_TESTS_RAW_PEER_H
 
@@ -32,7 +33,8 @@ typedef struct raw_peer {
 
 /* Dials url. */
 void raw_peer_dial(raw_peer *p, const char *url);
-/* The same, with memory for only so many bytes of frames: then it stops reading, since it keeps what it got.
+/* The same, with memory for only so many bytes of frames: then it stops reading, since it keeps
+ * what it got.
  */
 void raw_peer_dial_limited(raw_peer *p, const char *url, size_t memory_bytes);
 /* Listens; raw_peer_accept waits for the first connection. */
@@ -42,7 +44,8 @@ void raw_peer_fini(raw_peer *p);
 
 /* Bytes that are a whole frame; false when the lane refused them here. */
 bool raw_peer_send_bytes(raw_peer *p, const void *bytes, size_t count);
-/* header and tensors may be NULL when their length in frame is 0. Offsets, lengths and CRCs are made right.
+/* header and tensors may be NULL when their length in frame is 0. Offsets, lengths and CRCs are
+ * made right.
  */
 void raw_peer_send(raw_peer *p, ep_frame frame, const void *header, const void *tensors, bool payload_crc);
 /* The request header section of message. Freed by the caller. */
@@ -56,8 +59,8 @@ ep_buffer *raw_peer_receive(raw_peer *p, ep_frame *out_frame);
 uint32_t raw_peer_wait_closed(raw_peer *p);
 
 void raw_hello_init(Expertd__V1__Hello *hello);
-/* Sends this Hello (NULL: a good one) and waits for the answer: its gRPC code, or -1 when the connection
- * ended. */
+/* Sends this Hello (NULL: a good one) and waits for the answer: its gRPC code, or -1 when the
+ * connection ended. */
 int raw_peer_hello(raw_peer *p, const Expertd__V1__Hello *hello);
 /* Reads the Status of a reply. */
 void raw_status(const ep_buffer *buffer, const ep_frame *frame, ep_error *out_error);

@@ -92,11 +92,12 @@ static void held_cancelled(void *arg, ep_rpc_call *call)
     }
 }
 
-/* Keeps a call until it is released or cancelled. on_cancel must be set before another thread may finish the
- * call. */
+/* Keeps a call until it is released or cancelled. on_cancel must be set before another thread may
+ * finish the call. */
 static void hold(fixture *f, ep_rpc_call *call)
 {
-    pthread_mutex_lock(&f->hold_lock); /* one registration at a time: two connections have two threads */
+    /* one registration at a time: two connections have two threads */
+    pthread_mutex_lock(&f->hold_lock);
     pthread_mutex_lock(&f->lock);
     f->registering = call;
     pthread_mutex_unlock(&f->lock);
@@ -535,7 +536,8 @@ void fixture_fini(fixture *f)
 {
     ep_buffer_pool_stats stats;
     ep_rpc_channel_destroy(f->channel);
-    ep_rpc_server_destroy(f->server); /* the late thread still ends calls whose frames were under way */
+    /* the late thread still ends calls whose frames were under way */
+    ep_rpc_server_destroy(f->server);
     pthread_mutex_lock(&f->lock);
     f->late_stop = true;
     pthread_cond_broadcast(&f->changed);

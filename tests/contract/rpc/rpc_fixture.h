@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A server with real services whose handlers do what the request asks for, a channel to it, and a collector
- * of replies.
+ * A server with real services whose handlers do what the request asks for, a channel to it, and a
+ * collector of replies.
  *
- * Forward, by request.model:  "echo"  sends the tensors back          "hold"    kept until fixture_release or
- * cancel "late"  answered by another thread, shuffled      "error"  NOT_OWNER with every detail "none"
- * finishes without a reply         "big"     a reply above the peer's frame limit WatchPlacement: sends
- * have.number snapshots and ends; have.term 1: then waits for the caller to cancel.
+ * Forward, by request.model:
+ *   "echo"    sends the tensors back
+ *   "hold"    kept until fixture_release or cancel
+ *   "late"    answered by another thread, shuffled
+ *   "error"   NOT_OWNER with every detail
+ *   "none"    finishes without a reply
+ *   "big"     a reply above the peer's frame limit
+ * WatchPlacement: sends have.number snapshots and ends; have.term 1: then waits for the caller to
+ * cancel.
  */
 #ifndef EP_TESTS_RPC_FIXTURE_H
 #define EP_TESTS_RPC_FIXTURE_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many threads start, cancel and time out calls on shared channels while connections come and go: every call
- * must end exactly once, and everything must be freed. Also the program that runs under ThreadSanitizer.
+ * Many threads start, cancel and time out calls on shared channels while connections come and go:
+ * every call must end exactly once, and everything must be freed. Also the program that runs under
+ * ThreadSanitizer.
  * Argument: seed.
  */
 #include <semaphore.h>
@@ -20,9 +21,9 @@
 
 #ifdef __SANITIZE_THREAD__
 /*
- * The nng library is not instrumented, so its reference counts are invisible: ThreadSanitizer then takes the
- * mutex that nng's reaper destroys for one still in use. Only races on a mutex's own memory at its end are
- * left out; ours are seen with loopback.
+ * The nng library is not instrumented, so its reference counts are invisible: ThreadSanitizer then
+ * takes the mutex that nng's reaper destroys for one still in use. Only races on a mutex's own
+ * memory at its end are left out; ours are seen with loopback.
  */
 const char *__tsan_default_suppressions(void);
 __attribute__((visibility("default"))) const char *__tsan_default_suppressions(void)

@@ -441,8 +441,10 @@ LANE_TEST(a_stream_that_lost_a_message_ends)
     cr_assert(a.ends == 1 && a.messages == 3);
     cr_assert_eq(a.error.code, EP_ERR_INTERNAL, "%s", a.error.text);
     cr_assert_not_null(strstr(a.error.text, "header_bytes_max is 65536"), "%s", a.error.text);
-    fixture_wait(&f, &f.cancels, 1); /* the handler is told too, or it would keep the call for ever */
-    cr_assert_eq(forward(&f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK, "%s", a.error.text); /* the connection stays */
+    /* the handler is told too, or it would keep the call for ever */
+    fixture_wait(&f, &f.cancels, 1);
+    /* the connection stays */
+    cr_assert_eq(forward(&f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK, "%s", a.error.text);
     fixture_fini(&f);
 }
 

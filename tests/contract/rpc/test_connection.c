@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections: Hello and its refusals, loss, ping, goodbye, connecting again, and peers that misbehave
- * towards a client. */
+/* Connections: Hello and its refusals, loss, ping, goodbye, connecting again, and peers that
+ * misbehave towards a client. */
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdio.h>
@@ -580,8 +580,10 @@ LANE_TEST(wrong_frames_from_a_server_break_the_connection)
         {.kind = EP_FRAME_REPLY_MORE, .method_id = 0x0101},
         {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .flags = EP_FRAME_FLAG_END_OF_STREAM},
         {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .payload_crc = 1},
-        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .attempt = 1},     /* of an attempt that never was */
-        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .call_id = 5},     /* to a call that nobody began */
+        /* of an attempt that never was */
+        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .attempt = 1},
+        /* to a call that nobody began */
+        {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .call_id = 5},
         {.kind = EP_FRAME_REPLY, .method_id = 0x0101, .call_id = 1ull << 63 | 5},
     };
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {

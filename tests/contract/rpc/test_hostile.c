@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that break the rules towards a server: each is refused, and another client on the same server never
- * notices. */
+/* Peers that break the rules towards a server: each is refused, and another client on the same
+ * server never notices. */
 #include <criterion/criterion.h>
 #include <endian.h>
 #include <stdlib.h>
@@ -415,7 +415,8 @@ LANE_TEST(a_client_that_answers_no_ping_is_closed)
     raw_peer_dial(&p, f.url);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);
     raw_hold(&p, 50, NO_DEADLINE);
-    cr_assert_geq(raw_peer_wait_closed(&p), 1, "no ping"); /* one that cannot leave yet stands for the next */
+    /* one that cannot leave yet stands for the next */
+    cr_assert_geq(raw_peer_wait_closed(&p), 1, "no ping");
     fixture_wait(&f, &f.cancels, 1);
     raw_peer_fini(&p);
     fixture_fini(&f);
@@ -444,7 +445,8 @@ static void limited_pings(ep_rpc_server_config *config)
 {
     config->common.pool = limited_pool;
     config->common.limits.ping_ms = 50;
-    config->common.limits.ping_dead_count = 8; /* a slow machine has 450 ms until the pool is empty */
+    /* a slow machine has 450 ms until the pool is empty */
+    config->common.limits.ping_dead_count = 8;
 }
 
 /* Everything the pool has, as a list. */
@@ -515,7 +517,8 @@ LANE_TEST(waiting_for_memory_is_not_taken_for_death)
     uint8_t header[4] = {0};
     frame.header_bytes = sizeof(header);
     raw_peer_send(&p, frame, header, NULL, false);
-    for (int i = 0; i < 20; i++) { /* more than may be missed; none is answered, none needs the pool */
+    /* more than may be missed; none is answered, none needs the pool */
+    for (int i = 0; i < 20; i++) {
         ep_buffer *ping = raw_peer_receive(&p, &frame);
         cr_assert_not_null(ping, "closed: %s", p.why.text);
         cr_assert_eq(frame.kind, EP_FRAME_PING);
@@ -559,7 +562,8 @@ LANE_TEST(a_peer_that_does_not_read_its_replies_is_closed)
     ep_rpc_server_read_stats(f.server, &stats);
     cr_assert_eq(stats.protocol_errors, 1);
     expect_well(&f);
-    for (uint32_t i = p.frames_read; i < p.frames_count; i++) { /* memory again, so that its end can arrive */
+    /* memory again, so that its end can arrive */
+    for (uint32_t i = p.frames_read; i < p.frames_count; i++) {
         ep_buffer_unref(p.frames[i]);
     }
     p.frames_read = p.frames_count;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * No lock is held while a lane is inside the kernel with a frame, and who computes is not there with a patient one. The linker
- * puts counters around the calls (-Wl,--wrap): how many mutexes this thread holds in a call that moves bytes, and whose.
+ * No lock is held while a lane is inside the kernel with a frame, and who computes is not there
+ * with a patient one. The linker puts counters around the calls (-Wl,--wrap): how many mutexes this
+ * thread holds in a call that moves bytes, and whose.
  *
- * Left out: what nng does inside, and the wake-up of a shared-memory peer in the middle of a frame of several pieces,
- * a send of one byte that never waits.
+ * Left out: what nng does inside, and the wake-up of a shared-memory peer in the middle of a frame
+ * of several pieces, a send of one byte that never waits.
  */
 #include <string.h>
 #include <sys/socket.h>
@@ -13,7 +14,8 @@
 
 #define FRAMES 2000
 #define FRAME_BYTES 20000
-#define IN_FLIGHT 32 /* each way: they fit into a ring, since one that is full takes the rest of its queue in pieces */
+/* each way: they fit into a ring, since one that is full takes the rest of its queue in pieces */
+#define IN_FLIGHT 32
 
 static __thread int held;
 static uint64_t calls;       /* atomic: that moved bytes */
@@ -136,7 +138,8 @@ static void queue_patient(message *m)
     CHECK(message_send(patient) == EP_OK);
 }
 
-/* The caller is inside the socket with a frame of its own when another one queues a patient frame behind it. */
+/* The caller is inside the socket with a frame of its own when another one queues a patient frame
+ * behind it. */
 static void test_patient(void)
 {
     lane_world world;

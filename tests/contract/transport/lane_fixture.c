@@ -106,7 +106,8 @@ static void handle_frame(void *arg, ep_conn *conn, ep_buffer *frame)
     if (s->on_frame != NULL) {
         s->on_frame(s, frame);
     } else {
-        const char *wrong = fixture_verify(frame, s->frames); /* only this callback changes frames */
+        /* only this callback changes frames */
+        const char *wrong = fixture_verify(frame, s->frames);
         ep_buffer_unref(frame);
         pthread_mutex_lock(&s->lock);
         fault(s, wrong);
@@ -193,7 +194,8 @@ void pair_close(side *client, side *server)
 
 /* ---- messages ---- */
 
-/* A patient frame is not written by its sender where the lane has a thread for that: shared memory needs none. */
+/* A patient frame is not written by its sender where the lane has a thread for that: shared memory
+ * needs none. */
 static bool may_end_inside(const message *m)
 {
     return m->send.done_inside && (!m->send.is_patient || m->from->conn->ops == &ep_shm_lane);

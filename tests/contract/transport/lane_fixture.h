@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the transport contract's cases share: frames that prove themselves, both ends of connections with everything their
- * callbacks saw, one listener per test, and waiting without sleeping. Not tied to a test framework: CHECK ends the process.
+ * What the transport contract's cases share: frames that prove themselves, both ends of connections
+ * with everything their callbacks saw, one listener per test, and waiting without sleeping. Not
+ * tied to a test framework: CHECK ends the process.
  */
 #ifndef EP_TESTS_LANE_FIXTURE_H
 #define EP_TESTS_LANE_FIXTURE_H
@@ -71,10 +72,12 @@ typedef struct lane_world {
     unsigned accepts;
 } lane_world;
 
-/* name: a scheme, "loopback", "tls+tcp", "sim" or "shm", or "tcp/" with the stream lane to use, "tcp/uv" or "tcp/nng". */
+/* name: a scheme, "loopback", "tls+tcp", "sim" or "shm", or "tcp/" with the stream lane to use,
+ * "tcp/uv" or "tcp/nng". */
 void world_open(lane_world *w, const char *name);
 void world_listen(lane_world *w);
-/* Closes the listener, ends the lane's threads, and checks that every buffer came back. All sides must have closed. */
+/* Closes the listener, ends the lane's threads, and checks that every buffer came back. All sides
+ * must have closed. */
 void world_close(lane_world *w);
 bool world_is(const lane_world *w, const char *scheme);
 void world_address(lane_world *w, bool for_listen, ep_lane_address *out_address);
@@ -116,7 +119,8 @@ unsigned open_descriptors(void);
 /* Set while this thread is inside a lane call made through the fixture: no callback may see it. */
 extern __thread bool inside_lane_call;
 
-/* Makes ca.pem, other-ca.pem, server.pem, client.pem for host "localhost" in a new folder under /tmp. */
+/* Makes ca.pem, other-ca.pem, server.pem, client.pem for host "localhost" in a new folder under
+ * /tmp. */
 void tls_files_create(lane_world *w);
 void tls_files_remove(lane_world *w);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a process of the same host can do to a shared-memory lane: scribble, stop, die, be the wrong one, hand
- * over junk.
+ * What a process of the same host can do to a shared-memory lane: scribble, stop, die, be the wrong
+ * one, hand over junk.
  */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -48,7 +48,8 @@ static const char *socket_path(void)
     return world.url + strlen("shm://");
 }
 
-/* Like fork; the child dies with the process that forked it, whatever ends that one, and never lives for ever. */
+/* Like fork; the child dies with the process that forked it, whatever ends that one, and never
+ * lives for ever. */
 static pid_t fork_child(void)
 {
     pid_t parent = getpid();
@@ -93,7 +94,8 @@ static ep_err raw_dial(const char *path, raw *out)
     if (out->fd < 0) {
         return EP_ERR_UNAVAILABLE;
     }
-    ep_err err = recv(out->fd, &byte, 1, MSG_PEEK) >= 0 ? EP_OK : EP_ERR_IO; /* waits for the welcome */
+    /* waits for the welcome */
+    ep_err err = recv(out->fd, &byte, 1, MSG_PEEK) >= 0 ? EP_OK : EP_ERR_IO;
     if (err == EP_OK) {
         err = shm_welcome_receive(out->fd, &ring_bytes, &memory_fd, &error);
     }
@@ -396,7 +398,8 @@ Test(shm, a_stopped_process_holds_up_nobody_else)
     end_child(child);
 }
 
-/* Writes numbers over all of the memory, positions and flags most of all, and rings, until nobody is there. */
+/* Writes numbers over all of the memory, positions and flags most of all, and rings, until nobody
+ * is there. */
 static void scribble(raw *r, int ready)
 {
     uint64_t random = (uint64_t)getpid();
@@ -462,7 +465,8 @@ Test(shm, survives_processes_that_scribble)
         server.conn = world_take_accepted(&world);
         side_start(&server);
         wait_ready(ready);
-        while (send_and_forget(&server, 0, 30000) == EP_OK) { /* until the lane has seen enough of it */
+        /* until the lane has seen enough of it */
+        while (send_and_forget(&server, 0, 30000) == EP_OK) {
             cr_assert_eq(send_and_forget(&near, right, 3000), EP_OK);
             side_wait_frames(&far, ++right);
             pthread_mutex_lock(&server.lock);
@@ -525,7 +529,8 @@ Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
     pair_close(&client, &server);
 }
 
-/* What the parent's objects hold is the parent's: neither its name nor a number that is another file's by then. */
+/* What the parent's objects hold is the parent's: neither its name nor a number that is another
+ * file's by then. */
 Test(shm, a_forked_child_that_closes_its_copies_takes_nothing_away)
 {
     side client;
@@ -799,7 +804,8 @@ Test(shm, fails_or_waits_without_descriptors_and_works_again)
     pair_close(&client, &server);
 }
 
-/* The lane's threads do not start; what was opened for them is forgotten, so that forked children end. */
+/* The lane's threads do not start; what was opened for them is forgotten, so that forked children
+ * end. */
 Test(shm, forks_after_its_threads_could_not_start)
 {
     struct rlimit limit;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a raw socket can do to a tcp lane: arrive byte by byte, stop in the middle, send garbage, reset, be killed. */
+/* What a raw socket can do to a tcp lane: arrive byte by byte, stop in the middle, send garbage,
+ * reset, be killed. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -396,7 +397,8 @@ Test(tcp, survives_20_peers_that_leave_before_they_are_accepted_into_work)
     side_wait_closed(&server);
 }
 
-/* Stand before the C library's accept calls, and note when the network library was out of descriptors. */
+/* Stand before the C library's accept calls, and note when the network library was out of
+ * descriptors. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -445,7 +447,8 @@ Test(tcp, backs_off_without_descriptors_and_accepts_again)
     uint64_t pauses_ns = refused.last_ns - refused.first_ns;
     unsigned pauses = refused.failures - 1;
     pthread_mutex_unlock(&refused.lock);
-    /* 10 + 20 + 40 + 80 + 160 ms, if no failure slipped in since; a slow machine only makes it longer */
+    /* 10 + 20 + 40 + 80 + 160 ms, if no failure slipped in since; a slow machine only makes it
+     * longer */
     cr_assert_geq(pauses_ns, 300 * EP_NS_PER_MS, "%u pauses in %llu ns", pauses, (unsigned long long)pauses_ns);
     cr_assert_eq(world.accepts, 0u);
     setrlimit(RLIMIT_NOFILE, &limit);

@@ -10,7 +10,8 @@
 
 static int ids[PLACES + 1];
 
-/* strangers of one host, then others that spoke; the newest first, so the oldest stranger is ids[strangers - 1]. */
+/* strangers of one host, then others that spoke; the newest first, so the oldest stranger is
+ * ids[strangers - 1]. */
 static void see(ep_accept_pick *pick, const char *peer, uint32_t strangers, uint32_t known)
 {
     for (uint32_t i = 0; i < strangers + known; i++) {

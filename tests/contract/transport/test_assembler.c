@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stream of frames, cut at every place a seed can choose, comes out as the frames it was made of. */
+/* A stream of frames, cut at every place a seed can choose, comes out as the frames it was made
+ * of. */
 #include <criterion/criterion.h>
 #include <string.h>
 

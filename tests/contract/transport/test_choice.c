@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stream lane of programs that only use our client: by the environment, strictly read, and after the program's own word. */
+/* The stream lane of programs that only use our client: by the environment, strictly read, and
+ * after the program's own word. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

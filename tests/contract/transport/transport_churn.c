@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads that open, send, abandon and close connections under traffic, in every order a seed can choose; then everything
- * must be back: each connection closed exactly once, each send done exactly once, no buffer lent, no descriptor open.
+ * Threads that open, send, abandon and close connections under traffic, in every order a seed can
+ * choose; then everything must be back: each connection closed exactly once, each send done exactly
+ * once, no buffer lent, no descriptor open.
  *
  * usage: contract_transport_churn [cycles per thread [seed [lane...]]]
  */
@@ -30,7 +31,8 @@ typedef struct totals {
 } totals;
 
 #ifdef __SANITIZE_THREAD__
-/* The network library counts references to its dialers with atomics that the sanitizer, seeing no instrumented code, misses. */
+/* The network library counts references to its dialers with atomics that the sanitizer, seeing no
+ * instrumented code, misses. */
 const char *__tsan_default_suppressions(void);
 __attribute__((visibility("default"))) const char *__tsan_default_suppressions(void)
 {

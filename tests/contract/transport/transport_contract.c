@@ -269,7 +269,8 @@ Test(transport, keeps_the_order_of_10000_frames)
 Test(transport, keeps_large_frames_apart_when_they_are_taken_in_pieces)
 {
     start_pair();
-    for (uint64_t i = 0; i < 6; i++) { /* far above any socket buffer, so each leaves in many partial writes */
+    /* far above any socket buffer, so each leaves in many partial writes */
+    for (uint64_t i = 0; i < 6; i++) {
         cr_assert_eq(send_and_forget(&client, 2 * i, FRAME_BYTES_MAX - i), EP_OK);
         cr_assert_eq(send_and_forget(&client, 2 * i + 1, 70), EP_OK);
         cr_assert_eq(send_and_forget(&server, 2 * i, FRAME_BYTES_MAX - 3 * i), EP_OK);
@@ -335,7 +336,8 @@ Test(transport, waits_for_memory_and_drops_nothing)
     for (unsigned round = 0; round < 3; round++) {
         wait_kept(&server, 4 * (round + 1));
         ep_buffer_pool_stats stats;
-        do { /* until the lane has been refused, which is certain to come while frames are waiting */
+        /* until the lane has been refused, which is certain to come while frames are waiting */
+        do {
             ep_buffer_pool_read_stats(small, &stats);
         } while (round < 2 && stats.refusals <= round);
         for (unsigned i = 0; i < 4; i++) {
@@ -549,7 +551,8 @@ Test(transport, may_send_inside_done)
     pair_close(&client, &server);
 }
 
-/* Among others. The fixture fails a done() inside of ep_conn_send: there the caller would have done the writing. */
+/* Among others. The fixture fails a done() inside of ep_conn_send: there the caller would have done
+ * the writing. */
 Test(transport, patient_frames_keep_their_place_and_are_not_written_by_the_caller)
 {
     start_pair();
@@ -693,7 +696,8 @@ static void release_accepted(void *arg, ep_conn *conn)
     ep_conn_release(conn);
 }
 
-/* Before the thread that serves it begins, while it opens the listener, and just after: the moment is not known, so 100 are tried. */
+/* Before the thread that serves it begins, while it opens the listener, and just after: the moment
+ * is not known, so 100 are tried. */
 Test(transport, closes_a_listener_at_once)
 {
     ep_lane_address address;
@@ -709,7 +713,8 @@ Test(transport, closes_a_listener_at_once)
     }
 }
 
-/* Before the lane has begun the dial, meanwhile and after: the moment is not known, so many are tried. */
+/* Before the lane has begun the dial, meanwhile and after: the moment is not known, so many are
+ * tried. */
 Test(transport, reports_a_cancelled_dial_once)
 {
     ep_lane_address address;

@@ -7,7 +7,8 @@
 
 #define ADMIN_ARGS_MAX 16
 
-/* Runs expertctl with args (NULL-terminated) and fails the test unless it ends with code and prints text (NULL: anything). */
+/* Runs expertctl with args (NULL-terminated) and fails the test unless it ends with code and prints
+ * text (NULL: anything). */
 void admin_ctl(ep_test_cluster *cluster, int code, const char *text, const char *const *args);
 #define ADMIN_CTL(cluster, code, text, ...) admin_ctl(cluster, code, text, (const char *const[]){__VA_ARGS__, NULL})
 

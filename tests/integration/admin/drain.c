@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A node that holds the only copies of its experts is drained under load, by name and by its own wish, and taken back: no call
- * fails, and in the end it holds nothing. With too few other nodes a drain says so.
+ * A node that holds the only copies of its experts is drained under load, by name and by its own
+ * wish, and taken back: no call fails, and in the end it holds nothing. With too few other nodes a
+ * drain says so.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -17,7 +18,8 @@ static void drain_under_load(void)
     fault_fixture_init_options(&f, &options);
     const char *coordinator = f.cluster.coordinator.admin_url;
     const char *own = f.cluster.nodes[FAULT_VICTIM].admin_url;
-    ep_test_load *load = fault_load(&f, f.all, 32, 0, NULL, NULL); /* a failed call fails the test */
+    /* a failed call fails the test */
+    ep_test_load *load = fault_load(&f, f.all, 32, 0, NULL, NULL);
     ep_test_load_wait_succeeded(load, 200);
     admin_wait_node(&f.cluster, FAULT_VICTIM, "serving", true);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The policy against real processes: a caller's next call, the nodes and the table follow it while calls go on; it
- * outlives a SIGKILL of the coordinator; what is taken back is gone; a change that expects another revision is refused.
+ * The policy against real processes: a caller's next call, the nodes and the table follow it while
+ * calls go on; it outlives a SIGKILL of the coordinator; what is taken back is gone; a change that
+ * expects another revision is refused.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -163,7 +164,8 @@ static void unset(void)
               f.cluster.coordinator.admin_url);
 }
 
-/* It measures with the service as it is, and says a value or why there is none; which one, is the machine's affair. */
+/* It measures with the service as it is, and says a value or why there is none; which one, is the
+ * machine's affair. */
 static void tune(void)
 {
     char *output = NULL;

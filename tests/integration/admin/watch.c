@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* doctor, top and stats against real processes: a healthy service, wrong addresses, a lost coordinator, a broken checkpoint. */
+/* doctor, top and stats against real processes: a healthy service, wrong addresses, a lost
+ * coordinator, a broken checkpoint. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

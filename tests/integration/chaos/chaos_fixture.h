@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Three nodes with two copies of each expert, each node and the coordinator behind a proxy of its own, and
- * calls of five kinds of callers at once: an asynchronous load and four threads that block.
+ * Three nodes with two copies of each expert, each node and the coordinator behind a proxy of its
+ * own, and calls of five kinds of callers at once: an asynchronous load and four threads that
+ * block.
  */
 #ifndef CHAOS_FIXTURE_H
 #define CHAOS_FIXTURE_H
@@ -49,7 +50,8 @@ typedef struct chaos_counts {
 
 typedef struct chaos_run chaos_run;
 
-/* The seed is EP_TEST_SEED; without it a fixed one, or with EP_TEST_LONG a random one. It is printed. */
+/* The seed is EP_TEST_SEED; without it a fixed one, or with EP_TEST_LONG a random one. It is
+ * printed. */
 void chaos_fixture_init(chaos_fixture *f);
 void chaos_fixture_fini(chaos_fixture *f);
 bool chaos_is_long(void);
@@ -65,9 +67,11 @@ void chaos_run_stop(chaos_run *run, chaos_counts *out_counts);
 
 /* After the faults: calls succeed, all of them, and all processes run. */
 void chaos_expect_well(chaos_fixture *f);
-/* What a node says it still holds for calls: requests, jobs, tokens, bytes; 0 nothing. No calls go on. */
+/* What a node says it still holds for calls: requests, jobs, tokens, bytes; 0 nothing. No calls go
+ * on. */
 double chaos_held_by(const chaos_fixture *f, uint32_t index);
-/* Descriptors and threads of all four are back where they began, nodes hold nothing for calls; their usage. */
+/* Descriptors and threads of all four are back where they began, nodes hold nothing for calls;
+ * their usage. */
 void chaos_settle(chaos_fixture *f, chaos_usage out_usage[CHAOS_PROXIES]);
 
 #endif

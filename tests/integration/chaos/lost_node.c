@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One of three nodes is killed, stopped and resumed, or cut off in one direction, in the middle of decode and of
- * prefill in several windows, while every expert has a copy on another node: no call fails, no bit is wrong, and
- * afterwards nobody holds anything for calls. lost_node kill|stop|cut_requests|cut_replies
+ * One of three nodes is killed, stopped and resumed, or cut off in one direction, in the middle of
+ * decode and of prefill in several windows, while every expert has a copy on another node: no call
+ * fails, no bit is wrong, and afterwards nobody holds anything for calls. lost_node
+ * kill|stop|cut_requests|cut_replies
  */
 #include <signal.h>
 #include <stdio.h>
@@ -45,8 +46,9 @@ static ep_test_load_counts read_loads(void)
     return sum;
 }
 
-/* Frames sent again for a connection that ended or a node that is silent. Second sends of late ones do not count. A busy machine brings
- * a few of these without any fault, so this alone does not show that the fault was noticed. */
+/* Frames sent again for a connection that ended or a node that is silent. Second sends of late ones
+ * do not count. A busy machine brings a few of these without any fault, so this alone does not show
+ * that the fault was noticed. */
 static uint64_t sent_again(void)
 {
     ep_client_stats stats = {.struct_bytes = sizeof(stats)};
@@ -112,7 +114,8 @@ static uint64_t lent_bytes(void)
     return stats.buffer_bytes_lent;
 }
 
-/* No calls go on. Calls one after the other are the clock: a CANCEL or a late answer takes a moment. */
+/* No calls go on. Calls one after the other are the clock: a CANCEL or a late answer takes a
+ * moment. */
 static void expect_nothing_held(void)
 {
     for (uint32_t n = 0; n < FAULT_NODES; n++) {

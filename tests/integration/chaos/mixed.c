@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * All nodes and the coordinator behind bad wires, all kinds of faults at once, calls, heartbeats,
- * registrations and tables alike. Calls may fail, by their deadline and with a reason; no bit is ever wrong.
- * After each round the faults end and every call succeeds. Rounds go on until no daemon's memory grows any
- * more.
+ * registrations and tables alike. Calls may fail, by their deadline and with a reason; no bit is
+ * ever wrong. After each round the faults end and every call succeeds. Rounds go on until no
+ * daemon's memory grows any more.
  */
 #include <stdio.h>
 

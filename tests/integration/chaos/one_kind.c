@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One node of three behind a bad wire, each kind of fault alone, while every expert has a copy on another
- * node. No bit is wrong, daemons live, and once the fault is over every call succeeds.
+ * One node of three behind a bad wire, each kind of fault alone, while every expert has a copy on
+ * another node. No bit is wrong, daemons live, and once the fault is over every call succeeds.
  *
- * Kinds that a client can see cost no call. Those it cannot are frames that are lost while their connection
- * lives: TCP does not do that. Hedges save as many of the calls that wait for them as their budget allows, the others end
- * with DEADLINE_EXCEEDED. A request that lies is refused by its node and ends the call, as no other copy would
- * take it.
+ * Kinds that a client can see cost no call. Those it cannot are frames that are lost while their
+ * connection lives: TCP does not do that. Hedges save as many of the calls that wait for them as
+ * their budget allows, the others end with DEADLINE_EXCEEDED. A request that lies is refused by its
+ * node and ends the call, as no other copy would take it.
  */
 #include <stdio.h>
 #include <string.h>
@@ -95,7 +95,8 @@ static void run_phase(chaos_fixture *f, const phase *p)
 {
     ep_chaos_proxy *proxy = f->proxies[FAULT_VICTIM];
     const char *name = ep_chaos_fault_name(p->rule.fault);
-    /* A call whose silent node's rows found no other copy in time ends with UNAVAILABLE, at the deadline too. */
+    /* A call whose silent node's rows found no other copy in time ends with UNAVAILABLE, at the
+     * deadline too. */
     const chaos_allowed allowed = {.unanswered = p->deadline_us != 0,
                                    .unavailable = p->deadline_us != 0,
                                    .refused = p->refusal[0] != NULL};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One of three nodes answers slowly, for its replies are held up, while every expert has a copy on another node. Calls
- * go to the others, but for a probe now and then; none fails, and few are hedged. Once it is quick again it gets its
- * part.
+ * One of three nodes answers slowly, for its replies are held up, while every expert has a copy on
+ * another node. Calls go to the others, but for a probe now and then; none fails, and few are
+ * hedged. Once it is quick again it gets its part.
  */
 #include <stdio.h>
 

@@ -235,8 +235,8 @@ static void push_ready(fake_node *node, job *j)
     pthread_cond_broadcast(&node->changed);
 }
 
-/* The rpc layer waits for this before finish returns, so the job is alive; it is finished by the node's
- * thread. */
+/* The rpc layer waits for this before finish returns, so the job is alive; it is finished by the
+ * node's thread. */
 static void on_cancel(void *arg, ep_rpc_call *call)
 {
     job *j = arg;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Nodes and a coordinator inside the test's process: real rpc servers with experts that are one formula each,
- * and with switches for everything that can go wrong.
+ * Nodes and a coordinator inside the test's process: real rpc servers with experts that are one
+ * formula each, and with switches for everything that can go wrong.
  *
- *   expert e:  y[h] = x[h] * (0.5 + e/8) + x[(h + e + 1) % H] * 0.25     in f32, rounded to the wire type
+ *   expert e:  y[h] = x[h] * (0.5 + e/8) + x[(h + e + 1) % H] * 0.25
+ *              in f32, rounded to the wire type
  */
 #ifndef EP_TESTS_FAKE_SERVICE_H
 #define EP_TESTS_FAKE_SERVICE_H
@@ -49,7 +50,8 @@ const char *fake_node_url(fake_node *node);
 void fake_node_set_fault(fake_node *node, fake_fault fault, ep_err error_code, uint64_t retry_after_us);
 /* Answers what FAKE_HANG kept. */
 void fake_node_release(fake_node *node);
-/* Waits until FAKE_HANG keeps that many, then answers so many of them, in an order that seed draws; the fault stays. */
+/* Waits until FAKE_HANG keeps that many, then answers so many of them, in an order that seed draws;
+ * the fault stays. */
 void fake_node_answer_held(fake_node *node, uint32_t count, uint64_t *seed);
 /* Waits until that many requests have arrived since the start. */
 void fake_node_wait_requests(fake_node *node, uint64_t count);
@@ -71,8 +73,8 @@ const char *fake_coordinator_url(fake_coordinator *coordinator);
 /* Sends a table to everyone who watches, and to those who come later. Copies what it needs. */
 void fake_coordinator_publish(fake_coordinator *coordinator, const ep_routing_table *table);
 
-/* One layer (FAKE_LAYER) of FAKE_MODEL over nodes; owners[e] is a bit mask of node indexes. numerics[n] NULL:
- * FAKE_NUMERICS. */
+/* One layer (FAKE_LAYER) of FAKE_MODEL over nodes; owners[e] is a bit mask of node indexes.
+ * numerics[n] NULL: FAKE_NUMERICS. */
 ep_routing_table *fake_table(ep_epoch epoch, const ep_layer_shape *shape, const char *const *names,
                              const char *const *urls, const char *const *numerics, uint32_t nodes_count,
                              const uint32_t *owners);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls on tensors of the emulated device, whose streams are slow at random: every row is right, in the order of the
- * streams' other work, and every failure is told.
+ * Calls on tensors of the emulated device, whose streams are slow at random: every row is right, in
+ * the order of the streams' other work, and every failure is told.
  *     well HOME FIRST COUNT    with COUNT seeds of delays
- *     find HOME COUNT [TEXT]   for a mutant: within COUNT seeds the scene ends otherwise, saying TEXT
- *     faults HOME FIRST COUNT  a task fails, or the device is lost from there on, at COUNT places: no wrong row, and no run
- *                              that does not end
+ *     find HOME COUNT [TEXT]   for a mutant: within COUNT seeds the scene ends otherwise, saying
+ *                              TEXT
+ *     faults HOME FIRST COUNT  a task fails, or the device is lost from there on, at COUNT places:
+ *                              no wrong row, and no run that does not end
  * Each scene is a process of its own.
  */
 #include <stdio.h>
@@ -191,7 +192,8 @@ static void rows(void)
     }
 }
 
-/* The host waits for nothing but the run: inputs are made in front of the call and spoilt behind it, by the streams. */
+/* The host waits for nothing but the run: inputs are made in front of the call and spoilt behind
+ * it, by the streams. */
 static void order(void)
 {
     job j;
@@ -261,7 +263,8 @@ static void two_results(void)
     job_close(&j);
 }
 
-/* Nobody waits for a run that takes long: neither the host nor the stream's work that is not behind it. */
+/* Nobody waits for a run that takes long: neither the host nor the stream's work that is not behind
+ * it. */
 static void hang(void)
 {
     job j;
@@ -447,7 +450,8 @@ static void run_well_scene(void)
 
 /* ---- a device that is lost ---- */
 
-/* With the inputs under way, or with the run; another call finds it so. Nothing of the device is given back. */
+/* With the inputs under way, or with the run; another call finds it so. Nothing of the device is
+ * given back. */
 static void run_lost_scene(uint64_t seed, const char *file)
 {
     job j;
@@ -496,7 +500,8 @@ static void run_faulty_scene(void)
     harness_close(&h);
 }
 
-/* Something of the device fails, ours or the program's own: a run that is well, and whose stream is, has its rows. */
+/* Something of the device fails, ours or the program's own: a run that is well, and whose stream
+ * is, has its rows. */
 static void run_fault_scene(const char *home, uint64_t at)
 {
     job j;
@@ -551,7 +556,8 @@ static void run_scene(const char *home, uint64_t seed)
     random_state = seed;
     setenv("EP_CANN_LOST_FILE", file, 1);
     if (seed % 8 == 3) {
-        setenv(seed == 11 ? "EP_CANN_HANG_AT" : "EP_CANN_FAULT_AT", "3", 1); /* behind the record and the wait */
+        /* behind the record and the wait */
+        setenv(seed == 11 ? "EP_CANN_HANG_AT" : "EP_CANN_FAULT_AT", "3", 1);
     }
     device_open(home, seed, seed % 3 == 0 ? "2000" : "200");
     if (seed == 11) {

@@ -13,7 +13,8 @@ typedef struct remote_nodes {
     harness h;      /* shape, owners, urls; no nodes in this process */
 } remote_nodes;
 
-/* Before any thread exists. copies of each expert on nodes_count nodes, named prefix0, prefix1, ... */
+/* Before any thread exists. copies of each expert on nodes_count nodes, named prefix0, prefix1,
+ * ... */
 void remote_nodes_start(remote_nodes *r, const char *prefix, uint32_t nodes_count, uint32_t copies,
                         uint32_t hidden);
 /* The node keeps its requests until released; both return when it is so. */

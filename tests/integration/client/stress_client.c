@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many threads, all call forms, nodes that come and go, tables that change, calls that are cancelled: for the
- * race detector. Results are compared with a plain loop. stress_client [ROUNDS [tcp|loopback]]
+ * Many threads, all call forms, nodes that come and go, tables that change, calls that are
+ * cancelled: for the race detector. Results are compared with a plain loop. stress_client [ROUNDS
+ * [tcp|loopback]]
  */
 #include <inttypes.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Nodes in processes of their own that are stopped or killed. What is asserted: who is named, with which
- * code, and that no call fails while another copy lives. How long it took is printed.
+ * Nodes in processes of their own that are stopped or killed. What is asserted: who is named, with
+ * which code, and that no call fails while another copy lives. How long it took is printed.
  */
 #include <errno.h>
 #include <signal.h>
@@ -45,7 +45,8 @@ static void stop_child(pid_t child)
     }
 }
 
-/* A stopped node is a live one until the pings have failed; a slow machine decides which comes first. */
+/* A stopped node is a live one until the pings have failed; a slow machine decides which comes
+ * first. */
 static bool is_away(ep_err err)
 {
     return err == EP_ERR_DEADLINE_EXCEEDED || err == EP_ERR_UNAVAILABLE;

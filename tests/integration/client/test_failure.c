@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What happens when nodes, tables and coordinators fail: other copies serve, or the error says what was
- * waited for. */
+/* What happens when nodes, tables and coordinators fail: other copies serve, or the error says what
+ * was waited for. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -244,7 +244,8 @@ Test(client_failure, where_a_node_would_be_too_late_another_copy_is_asked_and_wi
     batch b;
     harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
     batch_make(&b, &h, 9, 2, 1);
-    while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) { /* both are connected */
+    /* both are connected */
+    while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) {
         expect_ok(&b, "before");
     }
     fake_node_set_fault(h.nodes[0], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
@@ -619,7 +620,8 @@ Test(client_failure, an_older_table_never_replaces_a_newer_one)
     harness_close(&h);
 }
 
-/* Of a coordinator that has restarted and heard of no node yet. Epochs tell what was adopted: below a newer one none is. */
+/* Of a coordinator that has restarted and heard of no node yet. Epochs tell what was adopted: below
+ * a newer one none is. */
 Test(client_failure, a_table_without_copies_is_no_trade_for_nodes_that_answer)
 {
     batch b;

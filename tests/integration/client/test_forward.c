@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The three call forms against fake nodes: equal to a plain loop, bit for bit, however the batch travels. */
+/* The three call forms against fake nodes: equal to a plain loop, bit for bit, however the batch
+ * travels. */
 #include <criterion/criterion.h>
 #include <fenv.h>
 #include <pthread.h>
@@ -64,7 +65,8 @@ Test(client_forward, equals_a_plain_loop_over_tcp)
     harness_close(&h);
 }
 
-/* Sums are made by the calling thread and by the library's own threads, which inherit what the thread had that started them. */
+/* Sums are made by the calling thread and by the library's own threads, which inherit what the
+ * thread had that started them. */
 Test(client_forward, the_callers_float_environment_changes_no_bit)
 {
     (void)fesetround(FE_DOWNWARD);
@@ -464,8 +466,8 @@ static void shuffle(uint32_t *numbers, uint32_t count, uint64_t *seed)
     }
 }
 
-/* Every call waits for a frame of each node. Both nodes keep all requests, then answer in orders of their own, in two parts; the calls are
- * finished in yet another order, and run again. */
+/* Every call waits for a frame of each node. Both nodes keep all requests, then answer in orders of
+ * their own, in two parts; the calls are finished in yet another order, and run again. */
 static void check_any_order(const char *scheme)
 {
     static batch b[MANY];

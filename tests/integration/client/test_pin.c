@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which numerics id a client without a coordinator pins while some of its nodes have not been tried yet: the first node that
- * speaks does not decide alone. Whether nodes were tried is decided here, by standing in for ep_peer_was_tried.
+ * Which numerics id a client without a coordinator pins while some of its nodes have not been tried
+ * yet: the first node that speaks does not decide alone. Whether nodes were tried is decided here,
+ * by standing in for ep_peer_was_tried.
  */
 #include <criterion/criterion.h>
 #include <stdatomic.h>

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prepared calls in a steady state: 10,000 of them, 128 in flight, allocate nothing and start no thread, also where
- * frames are late and go to a copy as well: every late one may here. Nor does a run of fewer tokens that is one window, larger than the windows of a full run. The nodes are another process; every allocation of this one is counted, whoever makes it. Sanitizers bring
- * their own allocator: skipped there. With EP_TEST_RECORDED in the environment a session must record the calls:
+ * Prepared calls in a steady state: 10,000 of them, 128 in flight, allocate nothing and start no
+ * thread, also where frames are late and go to a copy as well: every late one may here. Nor does a
+ * run of fewer tokens that is one window, larger than the windows of a full run. The nodes are
+ * another process; every allocation of this one is counted, whoever makes it. Sanitizers bring
+ * their own allocator: skipped there. With EP_TEST_RECORDED in the environment a session must
+ * record the calls:
  * the test of recordings preloads the probes.
  */
 #include <dirent.h>
@@ -74,8 +77,8 @@ static void run_many(uint32_t total)
     }
 }
 
-/* How many buffers are lent at once depends on who runs when; the pool is given what all calls in flight can
- * need at most. */
+/* How many buffers are lent at once depends on who runs when; the pool is given what all calls in
+ * flight can need at most. */
 static void fill_pool(ep_buffer_pool *pool)
 {
     enum { EACH = PREPARED * NODES * 3 }; /* of a frame: request, its header, reply */
@@ -123,7 +126,8 @@ static void wait_for_all_nodes(ep_client *client)
     }
 }
 
-/* A full run's rows exceed the client's room and travel in small windows; so many tokens as fill it are one. */
+/* A full run's rows exceed the client's room and travel in small windows; so many tokens as fill it
+ * are one. */
 static bool one_large_window(remote_nodes *r)
 {
     enum { TOKENS = 256, FITTING = 64, WARM = 4, COUNTED = 5 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Shared memory ends while the node and its stream live: what was in flight on it goes to the same node again,
- * over the stream, also when no other node has the expert.
+ * Shared memory ends while the node and its stream live: what was in flight on it goes to the same
+ * node again, over the stream, also when no other node has the expert.
  */
 #include <criterion/criterion.h>
 #include <dirent.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A callback that blocks, which it must not, holds up no other call: neither its deadline nor its callback. */
+/* A callback that blocks, which it must not, holds up no other call: neither its deadline nor its
+ * callback. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <semaphore.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The room for reply rows that a call has claimed stays its own between its windows: other calls that begin just as one
- * ends get none of it. The moment is met by standing in for ep_call_end_window.
+ * The room for reply rows that a call has claimed stays its own between its windows: other calls
+ * that begin just as one ends get none of it. The moment is met by standing in for
+ * ep_call_end_window.
  */
 #include <criterion/criterion.h>
 #include <semaphore.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Placement by heat over real daemons: most tokens want two of eight experts, these get more copies, and when the load
- * turns to two others, the copies follow. Meanwhile each node's speed becomes known. Calls go on all the time; none
- * fails and every bit is the oracle's.
+ * Placement by heat over real daemons: most tokens want two of eight experts, these get more
+ * copies, and when the load turns to two others, the copies follow. Meanwhile each node's speed
+ * becomes known. Calls go on all the time; none fails and every bit is the oracle's.
  */
 #include <jansson.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Expert maps that do not fit the model, which is known when the nodes have registered: the coordinator lives and says
- * why there is no table. */
+/* Expert maps that do not fit the model, which is known when the nodes have registered: the
+ * coordinator lives and says why there is no table. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

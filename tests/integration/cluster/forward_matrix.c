@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * expertctl forward writes the oracle's file, byte for byte, whatever serves the layer: 1, 2, 3 or 6 nodes,
- * uniform or static placement, one or two copies, one or two compute threads, decode or prefill, the batch in
- * one call or cut up, T from 0 to 4096; with rows in 8 bits too; and whatever carries the rows: each stream lane, shared
- * memory. What the gateway does not carry is refused by name.
+ * expertctl forward writes the oracle's file, byte for byte, whatever serves the layer: 1, 2, 3 or
+ * 6 nodes, uniform or static placement, one or two copies, one or two compute threads, decode or
+ * prefill, the batch in one call or cut up, T from 0 to 4096; with rows in 8 bits too; and whatever
+ * carries the rows: each stream lane, shared memory. What the gateway does not carry is refused by
+ * name.
  */
 #include <fcntl.h>
 #include <math.h>
@@ -220,8 +221,9 @@ static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens,
 }
 
 /*
- * By the nodes' own counters: who has no experts of a layer did nothing, and where every expert has one copy, who has some did its share.
- * Which of several copies is asked depends on which connection is up first.
+ * By the nodes' own counters: who has no experts of a layer did nothing, and where every expert has
+ * one copy, who has some did its share. Which of several copies is asked depends on which
+ * connection is up first.
  */
 static void expect_shares(ep_test_cluster *cluster, const service *s)
 {
@@ -311,7 +313,8 @@ static const lane_case lane_cases[] = {
     {"shm", {"--stream-lane=uv"}, "", "uv", "0"},
 };
 
-/* More than the coordinator's Hello and pings, which use shared memory too; less than a large batch's rows. */
+/* More than the coordinator's Hello and pings, which use shared memory too; less than a large
+ * batch's rows. */
 #define SHM_ROWS_BYTES 65536
 
 /* Frames of the size of the larger batches go over it in both directions. */
@@ -426,7 +429,8 @@ int main(void)
     expect_refused_for_gateway(fixture_dir);
     for (uint32_t i = 0; i < EP_ARRAY_COUNT(services); i++) {
         for (uint32_t threads = 1; threads <= 2; threads++) {
-            if (!ep_test_sanitized || threads == 1 + i % 2) { /* a process starts slowly under a sanitizer */
+            /* a process starts slowly under a sanitizer */
+            if (!ep_test_sanitized || threads == 1 + i % 2) {
                 runs += run_service(&services[i], i, threads);
                 services_run++;
             }

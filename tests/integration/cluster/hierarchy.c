@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Five nodes that say they are on two hosts: with comm_alg hierarchy rows have the same bits as with fullmesh and as
- * the oracle's, decode and prefill; each row goes to each host once, counted by ids and shapes; sums at nodes, and at
- * hosts, equal the oracle's sums bit for bit and again the second time; a node passes nothing on to another host, nor to whom the
- * table does not name.
+ * Five nodes that say they are on two hosts: with comm_alg hierarchy rows have the same bits as
+ * with fullmesh and as the oracle's, decode and prefill; each row goes to each host once, counted
+ * by ids and shapes; sums at nodes, and at hosts, equal the oracle's sums bit for bit and again the
+ * second time; a node passes nothing on to another host, nor to whom the table does not name.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,8 +111,8 @@ static ep_moe_result call(ep_client *client, const wish *w, uint16_t *out)
     return result;
 }
 
-/* Bytes of a decode call's frames without their headers: 64 fixed, each row once per destination, 8 bytes a slot and, for sums,
- * 6 more. */
+/* Bytes of a decode call's frames without their headers: 64 fixed, each row once per destination, 8
+ * bytes a slot and, for sums, 6 more. */
 static uint64_t bytes_needed(uint32_t tokens, const size_t *destination_of, size_t destinations, bool sums)
 {
     uint64_t bytes = 0;
@@ -147,10 +147,12 @@ static void expect_result(ep_client *client, const wish *w)
     const size_t *destination_of = by_host ? host_of : node_of;
     expected(w->tokens, sums ? destination_of : NULL, wanted);
     int tries = 0;
-    for (int good = 0; good < CALLS; good++) { /* another node of the host gets the frame each time */
+    /* another node of the host gets the frame each time */
+    for (int good = 0; good < CALLS; good++) {
         memset(got, 0xee, sizeof(got));
         ep_moe_result result = call(client, w, got);
-        if (result.rerouted_frames != 0) { /* for a quarter of a second nobody ran: what is sent again goes straight to owners */
+        /* for a quarter of a second nobody ran: what is sent again goes straight to owners */
+        if (result.rerouted_frames != 0) {
             EP_TEST_CHECK(++tries < TRIES_MAX, "frames are sent again and again: mode %d, algorithm %d, combine_at %d",
                           (int)w->mode, (int)w->comm_alg, (int)w->combine_at);
             good--;
@@ -205,9 +207,9 @@ static void make_narrow(ep_client_config *config)
 }
 
 /*
- * What a hand-made request with parts gets, once node0 has heard of a neighbour that the table names: text.
- * With a host the neighbour is registered there, for each try: it sends no heartbeats and leaves the table
- * after a while.
+ * What a hand-made request with parts gets, once node0 has heard of a neighbour that the table
+ * names: text. With a host the neighbour is registered there, for each try: it sends no heartbeats
+ * and leaves the table after a while.
  */
 static void expect_refused(ep_test_cluster *cluster, const char *name, const char *url, const char *host,
                            ep_err code, const char *text)
@@ -251,7 +253,8 @@ static void expect_refused(ep_test_cluster *cluster, const char *name, const cha
     ep_test_peer_close(&peer);
 }
 
-/* Neighbours that the table does not name are not dialled, however many; and they take no room from those it names. */
+/* Neighbours that the table does not name are not dialled, however many; and they take no room from
+ * those it names. */
 static void expect_unlisted(ep_test_cluster *cluster)
 {
     static const char text[] = "is not of this host in the newest table";

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A service of real daemons computes with the numerics family it is told to, bit for bit as the oracle does: bf16dp with
- * the fastest code of this CPU and with the plain code for any, on backend cpu and backend reference; auto takes the
- * family the CPU is fastest with, also when nobody says so. Its id says which. Other limits of the CPU than it has end the
- * daemon with a reason. Of nodes with unlike families only those of one hold experts, and rows of two never meet. w4a8, which only
+ * A service of real daemons computes with the numerics family it is told to, bit for bit as the
+ * oracle does: bf16dp with the fastest code of this CPU and with the plain code for any, on backend
+ * cpu and backend reference; auto takes the family the CPU is fastest with, also when nobody says
+ * so. Its id says which. Other limits of the CPU than it has end the daemon with a reason. Of nodes
+ * with unlike families only those of one hold experts, and rows of two never meet. w4a8, which only
  * experts of 4 bits have, comes when it is named and never by itself.
  */
 #include <fcntl.h>
@@ -167,7 +168,8 @@ static void expect_forward(ep_test_cluster *cluster, const char *family, const c
     }
 }
 
-/* level: what the daemons may use of the CPU, NULL as this program. family: what they must compute with. */
+/* level: what the daemons may use of the CPU, NULL as this program. family: what they must compute
+ * with. */
 static void run(const char *numerics, const char *backend, const char *level, const char *family)
 {
     const ep_test_model model = {"demo", fixture_dir};
@@ -194,7 +196,8 @@ static void run(const char *numerics, const char *backend, const char *level, co
     ep_test_cluster_stop(&cluster);
 }
 
-/* Unlike families, the most common one last: its nodes alone serve, and a node that computes otherwise is told of. */
+/* Unlike families, the most common one last: its nodes alone serve, and a node that computes
+ * otherwise is told of. */
 static void run_unlike_nodes(const char *other, const char *most)
 {
     const char *const numerics[] = {other, most, most};
@@ -232,7 +235,8 @@ static bool forward_by_gateway(ep_test_cluster *cluster, const char *family, cha
     return ep_test_cluster_ctl(cluster, forward, out_output) == 0 && is_equal(expected, out);
 }
 
-/* The gateway's client has chosen the id of two nodes. When these are drained, the third one's is as good to its users. */
+/* The gateway's client has chosen the id of two nodes. When these are drained, the third one's is
+ * as good to its users. */
 static void run_gateway(void)
 {
     static const char *const numerics[] = {"portable", "bf16dp", "bf16dp"};
@@ -282,8 +286,8 @@ static void expect_unavailable(ep_test_cluster *cluster)
     "]},{\"device_id\":1,\"device_expert\":[" second "]}]}]}"
 
 /*
- * An operator's map places also on unlike nodes. As many of each: who holds more is pinned. A call that needs experts of both
- * fails, and says why.
+ * An operator's map places also on unlike nodes. As many of each: who holds more is pinned. A call
+ * that needs experts of both fails, and says why.
  */
 static void run_unlike_map(void)
 {
@@ -334,7 +338,8 @@ int main(void)
     run("--numerics=bf16odd", "--backend=cpu", NULL, "bf16odd");
     run("--numerics=portable", "--backend=cpu", NULL, "portable");
     run("--numerics=auto", "--backend=cpu", NULL, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_BF16)));
-    run("--log-level=info", "--backend=cpu", NULL, ref_family_name(ref_family_default())); /* nobody says */
+    /* nobody says */
+    run("--log-level=info", "--backend=cpu", NULL, ref_family_name(ref_family_default()));
     run("--numerics=auto", "--backend=cpu", "portable", "portable");
     run_unlike_nodes("portable", "bf16dp");
     run_unlike_map();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A prepared call whose mask changes between runs, as that of a captured graph with padding does: rows of active tokens have the
- * oracle's bits, those of padding are zero, and padding is not sent, by what the client says and by what the nodes counted.
+ * A prepared call whose mask changes between runs, as that of a captured graph with padding does:
+ * rows of active tokens have the oracle's bits, those of padding are zero, and padding is not sent,
+ * by what the client says and by what the nodes counted.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How requests end that a node passes on to a neighbour which does not answer: at the caller's deadline when the neighbour
- * is stopped, also while the connection to it is still being made; with its name, so that the caller asks a copy, when it is
- * killed or answers no Hello; and a node that is told to stop while it waits for a stopped neighbour stops.
+ * How requests end that a node passes on to a neighbour which does not answer: at the caller's
+ * deadline when the neighbour is stopped, also while the connection to it is still being made; with
+ * its name, so that the caller asks a copy, when it is killed or answers no Hello; and a node that
+ * is told to stop while it waits for a stopped neighbour stops.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -160,7 +161,8 @@ static bool ends_before_connection(ep_test_peer *peer)
 static void expect_end_while_connecting(ep_test_peer *peer)
 {
     bool good = false;
-    for (int i = 0; i < ATTEMPTS && !good; i++) { /* a machine that stands still for seconds spoils one */
+    /* a machine that stands still for seconds spoils one */
+    for (int i = 0; i < ATTEMPTS && !good; i++) {
         good = ends_before_connection(peer);
     }
     EP_TEST_CHECK(good, "a cancelled request waited for a neighbour's Hello until node0 gave it up");
@@ -239,7 +241,8 @@ static void expect_stop(ep_test_peer *peer)
     int listener = -1;
     int connection = -1;
     bool in_work = false;
-    while (!in_work) { /* again at another address where node0 has given the connection up in between */
+    /* again at another address where node0 has given the connection up in between */
+    while (!in_work) {
         if (listener >= 0) {
             EP_TEST_CHECK(ep_test_forward_wait(&pending, &error) != EP_OK, "a silent neighbour answered");
             EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "the request never waited: %s", error.text);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls of one host over shared memory: the client moves to it by itself, the bits are those of the network
- * and of the
- * oracle, a killed node is noticed and its copy takes over, a node that comes back over a stale socket is
- * used again, and
- * where shared memory cannot be had, or there is no more of it, the network does the work.
+ * Calls of one host over shared memory: the client moves to it by itself, the bits are those of the
+ * network and of the oracle, a killed node is noticed and its copy takes over, a node that comes
+ * back over a stale socket is used again, and where shared memory cannot be had, or there is no
+ * more of it, the network does the work.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -76,9 +75,8 @@ static void pause_ms(long ms)
 }
 
 /*
- * Connections a node has over shared memory: a client opens two, and one client is always there, the
- * coordinator's
- * gateway. Its pings are why no byte counts are compared exactly.
+ * Connections a node has over shared memory: a client opens two, and one client is always there,
+ * the coordinator's gateway. Its pings are why no byte counts are compared exactly.
  */
 enum { GATEWAY = 2, GATEWAY_AND_CLIENT = 4 };
 
@@ -217,7 +215,8 @@ static void callers_beyond_the_memory_use_the_network(const ep_test_model *model
     ep_client *client = ep_test_cluster_client(&cluster, NULL);
     for (uint32_t n = 0; n < NODES; n++) {
         uint64_t until_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
-        while (metric(n, "\nexpertd_shm_refused_total ") < 2) { /* one for each of the client's connections */
+        /* one for each of the client's connections */
+        while (metric(n, "\nexpertd_shm_refused_total ") < 2) {
             EP_TEST_CHECK(ep_clock_now_ns() < until_ns, "node%u refused nobody", n);
             pause_ms(2);
         }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What callers share at a node, over real daemons: 4,096 tokens offered to a budget of 512 (right bits, what is
- * beyond waits in spill_bytes, memory stays), a step group whose ranks ride one job, and tenants in the metrics.
+ * What callers share at a node, over real daemons: 4,096 tokens offered to a budget of 512 (right
+ * bits, what is beyond waits in spill_bytes, memory stays), a step group whose ranks ride one job,
+ * and tenants in the metrics.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -117,8 +118,8 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-/* The first rank's rows wait for the second one's: one job for each expert. A rank that is later than the window does
- * not count, so a slow machine gets several tries. */
+/* The first rank's rows wait for the second one's: one job for each expert. A rank that is later
+ * than the window does not count, so a slow machine gets several tries. */
 static void step_group(ep_client *client)
 {
     double works = 0, jobs = 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a call's time went, from real nodes: the parts fit into the whole, the sums per node grow by the frames, and without the wish
- * nothing is told. expertctl bench prints it. */
+/* Where a call's time went, from real nodes: the parts fit into the whole, the sums per node grow
+ * by the frames, and without the wish nothing is told. expertctl bench prints it. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

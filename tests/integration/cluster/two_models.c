@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two models at once, with the same layer numbers, on the same nodes: calls of many threads, interleaved,
- * each compared with its own model's oracle. A third model has the first one's shapes and other weights, so
- * that a mix-up cannot hide behind a shape check.
+ * Two models at once, with the same layer numbers, on the same nodes: calls of many threads,
+ * interleaved, each compared with its own model's oracle. A third model has the first one's shapes
+ * and other weights, so that a mix-up cannot hide behind a shape check.
  */
 #include <pthread.h>
 #include <stdio.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * This version beside the one before it, which knows a Hello field less: every mix of node, coordinator and
- * client gives exact results. A peer of a later version is simulated by hand: fields and optional features
- * that this version does not know are passed over, a required one is refused with UNIMPLEMENTED.
+ * This version beside the one before it, which knows a Hello field less: every mix of node,
+ * coordinator and client gives exact results. A peer of a later version is simulated by hand:
+ * fields and optional features that this version does not know are passed over, a required one is
+ * refused with UNIMPLEMENTED.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,8 +157,8 @@ static void expect_both_nodes_served(ep_test_cluster *cluster)
     }
 }
 
-/* bit 0: node0 older, bit 1: node1, bit 2: coordinator, bit 3: expertctl. The client in this program is the
- * new one. */
+/* bit 0: node0 older, bit 1: node1, bit 2: coordinator, bit 3: expertctl. The client in this
+ * program is the new one. */
 static void run_mix(unsigned mix)
 {
     const char *nodes[2] = {mix & 1 ? EXPERTD_OLDER : NULL, mix & 2 ? EXPERTD_OLDER : NULL};
@@ -189,8 +190,8 @@ static void run_mix(unsigned mix)
 
 int main(void)
 {
-    /* All new; an old node among new ones; all nodes old; only the coordinator old; only expertctl old; all
-     * old but the client. */
+    /* All new; an old node among new ones; all nodes old; only the coordinator old; only expertctl
+     * old; all old but the client. */
     static const unsigned mixes[] = {0x0, 0x1, 0x3, 0x4, 0x8, 0xf};
     make_model();
     for (size_t i = 0; i < EP_ARRAY_COUNT(mixes); i++) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The real program: a table of a large model travels whole, bad configuration is named, SIGTERM ends it cleanly. */
+/* The real program: a table of a large model travels whole, bad configuration is named, SIGTERM
+ * ends it cleanly. */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <pthread.h>

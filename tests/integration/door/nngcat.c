@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Debian's nngcat asks a real node: the right rows, bit for bit, and readable words for what is no request. */
+/* Debian's nngcat asks a real node: the right rows, bit for bit, and readable words for what is no
+ * request. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,7 +132,8 @@ int main(void)
     CHECK(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, NULL, true) &&
               ep_test_process_wait_ports(&node, PATIENCE_MS),
           "the node did not start");
-    while (ep_test_http_get(node.probe_url, "/readyz", NULL) != 200) { /* until its experts are loaded */
+    /* until its experts are loaded */
+    while (ep_test_http_get(node.probe_url, "/readyz", NULL) != 200) {
     }
     right_rows(pool, model);
     readable_words();

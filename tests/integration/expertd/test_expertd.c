@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The real program, as its users meet it: command line, ports, calls, probes, signals, bad input. */
+/* The real program, as its users meet it: command line, ports, calls, probes, signals, bad
+ * input. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <poll.h>
@@ -218,7 +219,8 @@ static void begin_in_work(ep_test_peer *peer, ep_test_forward *f, ep_test_pendin
 
 Test(expertd, a_stopping_node_finishes_its_calls_and_is_no_longer_ready)
 {
-    /* In work when the signal comes, at any speed: it waits a second for a rank that never comes. */
+    /* In work when the signal comes, at any speed: it waits a second for a rank that never
+     * comes. */
     uint16_t x[3 * 32];
     ep_test_peer peer;
     ep_test_pending pending;
@@ -359,7 +361,8 @@ Test(expertd, a_device_that_is_not_there_is_said_by_the_check_and_ends_a_start)
     free(text);
 }
 
-/* One line says so, and the next backend of the list computes; where the device is there, that one does. */
+/* One line says so, and the next backend of the list computes; where the device is there, that one
+ * does. */
 Test(expertd, a_device_that_is_not_there_may_be_made_good_by_the_cpu)
 {
     setenv("ASCEND_HOME_PATH", "/nonexistent", 1);
@@ -379,7 +382,8 @@ Test(expertd, a_device_that_is_not_there_may_be_made_good_by_the_cpu)
 
 #define EXPERTS "\" effect=\"experts"
 
-/* Accepted, for the node serves without it, and said with path and reason. The service manager's check before a start shows it too. */
+/* Accepted, for the node serves without it, and said with path and reason. The service manager's
+ * check before a start shows it too. */
 static void expect_cache_dir(const char *path, const char *problem)
 {
     char flag[PATH_BYTES + 64], line[PATH_BYTES + 256];
@@ -628,7 +632,8 @@ static void *relay_run(void *arg)
     int server = ep_test_tcp_connect(node.rpc_url);
     int small = 65536;
     setsockopt(server, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
-    bool takes = true; /* a node that has left takes nothing, but what it said before is still to be read */
+    /* a node that has left takes nothing, but what it said before is still to be read */
+    bool takes = true;
     for (bool open = true; order != 'q';) {
         struct pollfd fds[] = {{.fd = r->pipe[0], .events = POLLIN},
                                {.fd = open && takes ? caller : -1, .events = POLLIN},
@@ -697,7 +702,8 @@ static void open_patient_peer(ep_test_peer *peer, const char *url)
 
 Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)
 {
-    /* A reply of 12 MB, more than the sockets between hold, to a caller that does not read it yet. */
+    /* A reply of 12 MB, more than the sockets between hold, to a caller that does not read it
+     * yet. */
     enum { ROWS = 3000, WIDTH = 1024, STILL_MS = 1000 };
     static uint16_t x[ROWS * WIDTH];
     static float rows[ROWS * WIDTH], wanted[ROWS * WIDTH];
@@ -732,7 +738,8 @@ Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)
     free(metrics);
     ep_test_process_signal(&node, SIGTERM);
     await_notice("STOPPING=1");
-    /* It stays for as long as the reply waits; the time only gives a node that would leave the chance to. */
+    /* It stays for as long as the reply waits; the time only gives a node that would leave the
+     * chance to. */
     cr_expect_eq(ep_test_process_wait(&node, STILL_MS), -1, "it left with a reply in its queue");
     relay_order(&between, 'g');
     cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_OK, "%s", e.text);

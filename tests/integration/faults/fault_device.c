@@ -31,8 +31,9 @@ void fault_device_lose(const fault_device *device, const char *which)
 }
 
 /*
- * The device rounds to bf16 (2^-8) at five steps where the oracle's sums are f32, and errors of the first are carried
- * on by the next; the whole token is looked at, so single values that cancel do not count.
+ * The device rounds to bf16 (2^-8) at five steps where the oracle's sums are f32, and errors of the
+ * first are carried on by the next; the whole token is looked at, so single values that cancel do
+ * not count.
  */
 void fault_device_expect(const ep_test_batch *batch, const uint16_t *y)
 {

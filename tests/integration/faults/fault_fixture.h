@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Three nodes with a model of two layers and 8 experts, batches with the oracle's answers, and the rule that
- * makes a fault test worth something: at the fault many calls are in flight, the victim holds some of them,
- * and many calls finish afterwards.
+ * Three nodes with a model of two layers and 8 experts, batches with the oracle's answers, and the
+ * rule that makes a fault test worth something: at the fault many calls are in flight, the victim
+ * holds some of them, and many calls finish afterwards.
  */
 #ifndef FAULT_FIXTURE_H
 #define FAULT_FIXTURE_H
@@ -20,8 +20,8 @@ enum {
     FAULT_BATCHES = 4 /* of each kind and layer */
 };
 
-/* A fault test is void below these. Under a sanitizer each call takes several times as long, and races and bad accesses need no
- * thousand of them. */
+/* A fault test is void below these. Under a sanitizer each call takes several times as long, and
+ * races and bad accesses need no thousand of them. */
 #define FAULT_IN_FLIGHT_MIN 32
 #define FAULT_FINISHED_AFTER_MIN (ep_test_sanitized ? 200u : 1000u)
 

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The coordinator ends at a named point of its start, of a registration, of a write or of a publication, while
- * calls go on. Then its store holds a whole table or none, and the coordinator started next serves at once,
- * under an epoch above every one that a client saw; nodes come back with the experts they had; no call notices. An
- * operator's policy is as it was.
+ * The coordinator ends at a named point of its start, of a registration, of a write or of a
+ * publication, while calls go on. Then its store holds a whole table or none, and the coordinator
+ * started next serves at once, under an epoch above every one that a client saw; nodes come back
+ * with the experts they had; no call notices. An operator's policy is as it was.
  *
- * "points": each point of failpoints.def. "random": SIGKILL at random moments while tables change; EP_TEST_LONG=1
- * for many rounds. "full": writes fail; the old table is served until they work again. "limit": the same by
- * RLIMIT_FSIZE, whose signal would end a program.
+ * "points": each point of failpoints.def. "random": SIGKILL at random moments while tables change;
+ * EP_TEST_LONG=1 for many rounds. "full": writes fail; the old table is served until they work
+ * again. "limit": the same by RLIMIT_FSIZE, whose signal would end a program.
  *
- * Tables change because a ghost registers over and over: a node without models, each time at another url.
+ * Tables change because a ghost registers over and over: a node without models, each time at
+ * another url.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -92,7 +93,8 @@ static ep_rpc_channel *ghost_channel(void)
     return channel;
 }
 
-/* Registers at another url, and says that it has loaded the nothing it was given. False: no answer in patience_ms. */
+/* Registers at another url, and says that it has loaded the nothing it was given. False: no answer
+ * in patience_ms. */
 static bool ghost_registers(uint32_t patience_ms)
 {
     char url[64];
@@ -193,7 +195,8 @@ static void copy_file(const char *from_dir, const char *to_dir, const char *name
     fclose(from);
 }
 
-/* What the dead coordinator left. A copy is opened: opening takes a term, which is the next coordinator's to take. */
+/* What the dead coordinator left. A copy is opened: opening takes a term, which is the next
+ * coordinator's to take. */
 static void check_store(bool may_be_new)
 {
     ep_table_store *store = NULL;
@@ -258,7 +261,8 @@ static void check_service(const char *after)
     while (nodes_serving() < FAULT_NODES) {
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "after %s: %u nodes serve", after, nodes_serving());
     }
-    while (ep_epoch_compare(client_epoch(test.fixture.client), old) <= 0) { /* its calls are the clock */
+    /* its calls are the clock */
+    while (ep_epoch_compare(client_epoch(test.fixture.client), old) <= 0) {
         ep_test_load_wait_succeeded(test.load, 8);
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "after %s: the old client has the old epoch", after);
     }
@@ -360,7 +364,8 @@ static void run_random(void)
         check_store(false);
         ep_test_cluster_restart_coordinator(&test.fixture.cluster);
         if (round % 3 == 2) {
-            check_service("a random SIGKILL"); /* in the other rounds the next one comes while nodes return */
+            /* in the other rounds the next one comes while nodes return */
+            check_service("a random SIGKILL");
         }
     }
     __atomic_store_n(&goes_on, false, __ATOMIC_RELEASE);
@@ -432,7 +437,8 @@ static void run_full(void)
     check_service("a full disk");
 }
 
-/* A limit on the size of files is a failed write like others: the signal that comes with it does not end the coordinator. */
+/* A limit on the size of files is a failed write like others: the signal that comes with it does
+ * not end the coordinator. */
 static void run_limit(void)
 {
     pid_t pid = test.fixture.cluster.coordinator.pid;

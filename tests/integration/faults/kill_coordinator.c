@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SIGKILL of the coordinator under load: the data path goes on. A coordinator started again on the same port
- * is joined by the nodes and by the client that is running, with a newer epoch, and serves new clients; no
- * call notices.
+ * SIGKILL of the coordinator under load: the data path goes on. A coordinator started again on the
+ * same port is joined by the nodes and by the client that is running, with a newer epoch, and
+ * serves new clients; no call notices.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -67,7 +67,8 @@ int main(void)
                  after.succeeded - before.succeeded);
 
     ep_test_cluster_restart_coordinator(&f.cluster);
-    ep_client *second = ep_test_cluster_client(&f.cluster, NULL); /* ready: all nodes have joined again */
+    /* ready: all nodes have joined again */
+    ep_client *second = ep_test_cluster_client(&f.cluster, NULL);
     epoch renewed = client_epoch(second);
     EP_TEST_CHECK(is_newer(renewed, old), "epoch %llu/%llu after %llu/%llu", (unsigned long long)renewed.term,
                   (unsigned long long)renewed.number, (unsigned long long)old.term,
@@ -76,7 +77,8 @@ int main(void)
     uint64_t rounds = 0;
     while (is_newer(
         renewed,
-        client_epoch(f.client))) { /* the client that was there all the time; its calls are the clock */
+        /* the client that was there all the time; its calls are the clock */
+        client_epoch(f.client))) {
         ep_test_load_wait_succeeded(load, 16);
         EP_TEST_CHECK(++rounds < 100000, "the old client still has epoch %llu/%llu",
                       (unsigned long long)client_epoch(f.client).term,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SIGKILL of a node under load while every expert has two copies: no call fails, no bit is wrong. */
+/* SIGKILL of a node under load while every expert has two copies: no call fails, no bit is
+ * wrong. */
 #include <signal.h>
 #include <stdio.h>
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two hosts of two nodes, two copies of each expert, one frame per host (comm_alg hierarchy): a node that passes rows on
- * and gets them passed on is killed, or stopped (SIGSTOP), in the middle. No call fails, and no bit is wrong; with sums at
- * nodes each row is one of the two sums it can be, so nothing was added twice or left out. kill_neighbour kill|stop rows|sums
+ * Two hosts of two nodes, two copies of each expert, one frame per host (comm_alg hierarchy): a
+ * node that passes rows on and gets them passed on is killed, or stopped (SIGSTOP), in the middle.
+ * No call fails, and no bit is wrong; with sums at nodes each row is one of the two sums it can be,
+ * so nothing was added twice or left out. kill_neighbour kill|stop rows|sums
  */
 #include <signal.h>
 #include <stdio.h>
@@ -55,7 +56,9 @@ int main(int argc, char **argv)
 
     uint64_t victim_in_flight;
     uint32_t faults = 0;
-    do { /* a stop just after its last answer, before the next request, is no fault: it is stopped again */
+    /* a stop just after its last answer, before the next request, is no fault: it is stopped
+     * again */
+    do {
         victim_in_flight = ep_test_cluster_wait_in_flight(&f.cluster, FAULT_VICTIM);
         ep_test_load_read(load, &before);
         begin_fault(victim, stop);

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A service of one node on (emulated) NPUs and one on the CPU, each with all experts, and a client that takes rows of
- * both: when a device is lost under load no call fails, no result is further off than the device's roundings, its node
- * lives on and says what happened.
+ * A service of one node on (emulated) NPUs and one on the CPU, each with all experts, and a client
+ * that takes rows of both: when a device is lost under load no call fails, no result is further off
+ * than the device's roundings, its node lives on and says what happened.
  *
  *   only     its one device: it holds nothing any more, so callers are no longer sent there
  *   one      of three: the others take its experts over
- *   full     the same where the others have no room for all: experts come in the place of others from then on
- *   replace  two nodes with one device each share the experts; the other one is given those of the lost device
+ *   full     the same where the others have no room for all: experts come in the place of others
+ *            from then on
+ *   replace  two nodes with one device each share the experts; the other one is given those of the
+ *            lost device
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,7 +84,8 @@ static void wait_for(const char *url, const char *path, int code, const char *pa
     }
 }
 
-/* Status, doctor and the coordinator's metrics speak of it; the metrics wait for the heartbeat that tells. */
+/* Status, doctor and the coordinator's metrics speak of it; the metrics wait for the heartbeat that
+ * tells. */
 static void expect_problem(const char *text)
 {
     const char *const status[] = {"status", NULL};
@@ -199,7 +202,8 @@ static void lose_under_load(void)
     f.client = ep_test_cluster_client(&f.cluster, any_numerics);
     expect_spread();
     start_load();
-    for (int i = 0; i < WAITS_MAX && rows_of(DEVICE) == 0; i++) { /* a busy host may have callers shun it at first */
+    /* a busy host may have callers shun it at first */
+    for (int i = 0; i < WAITS_MAX && rows_of(DEVICE) == 0; i++) {
         ep_test_load_wait_succeeded(load, CALLS_BEFORE);
     }
     const uint64_t device_rows = rows_of(DEVICE);
@@ -227,7 +231,8 @@ static void lose_under_load(void)
                   "no call noticed: the device held none of them");
 }
 
-/* Each expert is on one of two nodes, until one of these has no device: then all are on the other. */
+/* Each expert is on one of two nodes, until one of these has no device: then all are on the
+ * other. */
 static void lose_and_replace(void)
 {
     fault_device device, other;

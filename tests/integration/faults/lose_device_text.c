@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The demo model on a node with an (emulated) NPU and one with a CPU, each with all experts: expertctl
- * generate takes rows of both, also when the device is lost half way, and its text is that of the CPU alone
- * as far as the model is sure of it. At every byte of the text the logits by both nodes are compared with
- * those by the CPU alone, with the same experts for the same tokens. Left alone, a router that finds two
- * experts nearly as good may choose the other one, and logits jump: so texts may part, but only where the
- * likeliest byte does not lead by much.
+ * The demo model on a node with an (emulated) NPU and one with a CPU, each with all experts:
+ * expertctl generate takes rows of both, also when the device is lost half way, and its text is
+ * that of the CPU alone as far as the model is sure of it. At every byte of the text the logits by
+ * both nodes are compared with those by the CPU alone, with the same experts for the same tokens.
+ * Left alone, a router that finds two experts nearly as good may choose the other one, and logits
+ * jump: so texts may part, but only where the likeliest byte does not lead by much.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,13 +22,13 @@ enum { DEVICE = 0, CPU = 1, BYTES = 160 };
 #define DEMO EP_SOURCE_DIR "/deploy/demo-model/checkpoint"
 #define PROMPT "The file descriptor "
 /*
- * Logits by both nodes may be off by this part of their spread (root mean square about the mean). The device
- * rounds inside an expert to bf16, 2^-9 of a value each time, which the CPU's f32 does not; four layers carry
- * that on.
+ * Logits by both nodes may be off by this part of their spread (root mean square about the mean).
+ * The device rounds inside an expert to bf16, 2^-9 of a value each time, which the CPU's f32 does
+ * not; four layers carry that on.
  */
 #define LOGITS_OFF 0x1.8p-5
-/* The lead of the likeliest byte, in parts of the spread, beyond which another expert of nearly the same
- * weight changes nothing. */
+/* The lead of the likeliest byte, in parts of the spread, beyond which another expert of nearly the
+ * same weight changes nothing. */
 #define LEAD_SURE 0.25
 
 #define ALL "[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]"
@@ -148,8 +148,8 @@ static void run_model(ep_dense_model *model, expert_caller *caller, const char *
                   "byte %u: %s", position, error.text);
 }
 
-/* Spread of the logits, how far those by both nodes are off at most, and by how much the likeliest byte
- * leads. */
+/* Spread of the logits, how far those by both nodes are off at most, and by how much the likeliest
+ * byte leads. */
 typedef struct comparison {
     double spread;
     double off;

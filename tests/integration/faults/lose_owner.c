@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The only owner of some experts is killed, or stopped (SIGSTOP), under load. Calls that need these experts
- * end at their deadline, not before it, with an error that names node, layer, expert, the time waited and the
- * last report. All other calls go on. A stopped owner that goes on again is used again.
+ * The only owner of some experts is killed, or stopped (SIGSTOP), under load. Calls that need these
+ * experts end at their deadline, not before it, with an error that names node, layer, expert, the
+ * time waited and the last report. All other calls go on. A stopped owner that goes on again is
+ * used again.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -61,7 +62,8 @@ static void on_failure(void *arg, const ep_test_batch *batch, const ep_moe_resul
     e->early += !atomic_load(&e->fault_begun);
     e->lateness_us_max =
         took_us - e->deadline_us > e->lateness_us_max ? took_us - e->deadline_us : e->lateness_us_max;
-    if (e->example.code == EP_OK && atomic_load(&e->fault_begun)) { /* the first: of a call that was at the victim */
+    /* the first: of a call that was at the victim */
+    if (e->example.code == EP_OK && atomic_load(&e->fault_begun)) {
         e->example = result->error;
     }
     pthread_mutex_unlock(&e->lock);

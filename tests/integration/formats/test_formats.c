@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checkpoints of every name family and weight format: what is read, what is computed, what is refused. */
+/* Checkpoints of every name family and weight format: what is read, what is computed, what is
+ * refused. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -129,20 +130,22 @@ static void run_rows(ep_backend *backend, const ep_expert_source *source, const 
     backend->ops->weights_unload(backend, weights);
 }
 
-/* A bound means something when it is far below the result; an inner value near halfway may be a step of int8 off, narrowed
- * ones by theirs. */
+/* A bound means something when it is far below the result; an inner value near halfway may be a
+ * step of int8 off, narrowed ones by theirs. */
 static double share_of(ep_weight_format format, ep_ffn_family family)
 {
     const bool has_integers = format == EP_WEIGHTS_W8A8 || family == EP_FFN_FAMILY_W4A8;
-    const bool cancels = ep_weight_format_offsets(format) == EP_OFFSETS_MINIMUM; /* offsets are as large as codes */
+    /* offsets are as large as codes */
+    const bool cancels = ep_weight_format_offsets(format) == EP_OFFSETS_MINIMUM;
     return has_integers ? 0.02 : ep_ffn_family_has_pairs(family) ? (cancels ? 0.06 : 0.03) : cancels ? 0.02 : 5e-3;
 }
 
 /*
- * What rounding to int8 costs: root of the squared errors against the expert in double, x and h as they are, over root of the
- * squared results. A step is max / 127 of its 32 columns; its error is spread evenly over one step, so 1/sqrt(12) of it. The
- * greatest of 32 is 2 to 4 times their root mean square: 0.5 to 0.9 % for a row. Gate and up see one such error of x, down
- * one of h: sqrt(3) times that, 0.8 to 1.6 %. The bound leaves room for rows with few large values.
+ * What rounding to int8 costs: root of the squared errors against the expert in double, x and h as
+ * they are, over root of the squared results. A step is max / 127 of its 32 columns; its error is
+ * spread evenly over one step, so 1/sqrt(12) of it. The greatest of 32 is 2 to 4 times their root
+ * mean square: 0.5 to 0.9 % for a row. Gate and up see one such error of x, down one of h: sqrt(3)
+ * times that, 0.8 to 1.6 %. The bound leaves room for rows with few large values.
  */
 static double error_of_int8(const ep_expert_source *source, const float *x, const float *out)
 {
@@ -700,7 +703,8 @@ Test(formats, an_index_that_leads_out_of_the_directory_is_refused)
     ep_format_model_free(model);
 }
 
-/* Every activation that the matrices of a format's expert allow, in its best kernels: within the bound of double precision. */
+/* Every activation that the matrices of a format's expert allow, in its best kernels: within the
+ * bound of double precision. */
 static void expect_activations_near(ep_backend *backend, ep_numerics numerics, const ep_format_case *form, const ep_expert_source *loaded)
 {
     const ep_ffn_family family = ep_numerics_expert_family(numerics, form->format, form->down);
@@ -723,7 +727,8 @@ static void expect_activations_near(ep_backend *backend, ep_numerics numerics, c
         }
         source.shared_gate = NULL;
         run_rows(backend, &source, x, out);
-        expect_near(form, &source, family, 3.0 * share_of(form->format, family), x, out); /* relu squared doubles errors */
+        /* relu squared doubles errors */
+        expect_near(form, &source, family, 3.0 * share_of(form->format, family), x, out);
     }
     free(x);
     free(out);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * expertd serves checkpoints of every name family, format and activation at once; every row equals, bit for bit, the row of
- * the oracle (tests/reference), which reads the same files with its own code.
+ * expertd serves checkpoints of every name family, format and activation at once; every row equals,
+ * bit for bit, the row of the oracle (tests/reference), which reads the same files with its own
+ * code.
  */
 #include <criterion/criterion.h>
 #include <poll.h>
@@ -93,7 +94,8 @@ static void expect_exact(ep_test_peer *peer, enum ref_family family, const ep_fo
                                      .slots = SLOTS,
                                      .hidden = hidden,
                                      .x_dtype = EP_DTYPE_BF16,
-                                     .reply_dtype = EP_DTYPE_F32, /* bf16 would hide what is off by an ulp of f32 */
+                                     /* bf16 would hide what is off by an ulp of f32 */
+                                     .reply_dtype = EP_DTYPE_F32,
                                      .x = x,
                                      .wire_slots = slots};
     cr_assert_eq(ep_test_forward_run(peer, &forward, got, &error), EP_OK, "%s: %s", form->name, error.text);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared experts as the name families call them, often of another width and format than the routed ones: what is read is what was written. */
+/* Shared experts as the name families call them, often of another width and format than the routed
+ * ones: what is read is what was written. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +92,8 @@ static void to_e8m0(ep_format_tensor *t, float *scales, const char *part, size_t
     snprintf(t->name + stem_length, sizeof(t->name) - stem_length, "%s", part);
 }
 
-/* Rows of scales that stand for 32 rows of weights: in the expert each repeats the first of its 32, in the file it stands once. */
+/* Rows of scales that stand for 32 rows of weights: in the expert each repeats the first of its 32,
+ * in the file it stands once. */
 static void to_square_blocks(ep_format_tensor *t, uint8_t *scales, const char *part, size_t stem_length)
 {
     const size_t columns = t->dims[1];
@@ -220,7 +222,8 @@ Test(shared, experts_of_every_family_are_read_in_their_own_format)
     }
 }
 
-/* Of Granite 4's shared expert, H 40 and I 56: the tensor named "input_linear" plus part gets this type and these dimensions. */
+/* Of Granite 4's shared expert, H 40 and I 56: the tensor named "input_linear" plus part gets this
+ * type and these dimensions. */
 typedef struct fused_case {
     const char *part;
     const char *dtype;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Three nodes with two models behind a coordinator whose gateway is asked: "mixtral" (softmax after top-k) and "deepseek" (sigmoid scores with a
- * bias, groups, a shared expert, a first dense layer).
+ * Three nodes with two models behind a coordinator whose gateway is asked: "mixtral" (softmax after
+ * top-k) and "deepseek" (sigmoid scores with a bias, groups, a shared expert, a first dense layer).
  */
 #ifndef GATEWAY_FIXTURE_H
 #define GATEWAY_FIXTURE_H
@@ -40,7 +40,8 @@ void gateway_wait_metric(gateway_fixture *f, const char *name, double value);
 typedef struct gateway_raw gateway_raw;
 gateway_raw *gateway_raw_open(gateway_fixture *f);
 void gateway_raw_close(gateway_raw *raw);
-/* Begins a call that ends by timeout_ms; one at a time. Without a connection it has ended at once. */
+/* Begins a call that ends by timeout_ms; one at a time. Without a connection it has ended at
+ * once. */
 void gateway_raw_begin(gateway_raw *raw, const Expertd__V1__GatewayForwardRequest *header, const void *tensors, size_t tensor_bytes,
                        uint32_t timeout_ms);
 void gateway_raw_cancel(gateway_raw *raw);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests that are wrong in one field each, then random ones: each gets an error that names the field, nobody else notices. */
+/* Requests that are wrong in one field each, then random ones: each gets an error that names the
+ * field, nobody else notices. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What happens around a gateway call: before the first table, beyond the limit, cancelled, out of time, with slots that nobody can compute, while the
- * coordinator stops, and with the gateway off. The nodes are stopped (SIGSTOP) while a call must stay in flight.
+ * What happens around a gateway call: before the first table, beyond the limit, cancelled, out of
+ * time, with slots that nobody can compute, while the coordinator stops, and with the gateway off.
+ * The nodes are stopped (SIGSTOP) while a call must stay in flight.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -78,8 +79,8 @@ static void limit_and_cancel(gateway_fixture *f)
 }
 
 /*
- * A call whose end is the gateway's answer. That comes shortly before the deadline, so a stall may let the caller's
- * own clock end the call first, which says nothing about the gateway.
+ * A call whose end is the gateway's answer. That comes shortly before the deadline, so a stall may
+ * let the caller's own clock end the call first, which says nothing about the gateway.
  */
 static ep_err call_until_answered(gateway_fixture *f, gateway_raw *raw,
                                   const Expertd__V1__GatewayForwardRequest *header, ep_error *out_error,
@@ -95,7 +96,8 @@ static ep_err call_until_answered(gateway_fixture *f, gateway_raw *raw,
     return err;
 }
 
-/* An expert that nobody holds any more: named in an error, or counted as missing when the caller allows it. */
+/* An expert that nobody holds any more: named in an error, or counted as missing when the caller
+ * allows it. */
 static void missing_expert(gateway_fixture *f)
 {
     Expertd__V1__GatewayForwardRequest header;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Everything a coordinator does, at once, for ThreadSanitizer and for crashes: gateway calls that complete,
- * are cancelled, run out of time or lose their caller; nodes that register, tell of load and move; watches
- * that begin and end; statistics, status and metrics that are read; SIGHUP. Then SIGTERM while calls are in
- * flight. A report of a sanitizer makes the daemon's exit code another than 0.
+ * Everything a coordinator does, at once, for ThreadSanitizer and for crashes: gateway calls that
+ * complete, are cancelled, run out of time or lose their caller; nodes that register, tell of load
+ * and move; watches that begin and end; statistics, status and metrics that are read; SIGHUP. Then
+ * SIGTERM while calls are in flight. A report of a sanitizer makes the daemon's exit code another
+ * than 0.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -85,7 +86,8 @@ static void *call_gateway(void *arg)
             continue;
         }
         ep_err err = gateway_raw_wait(raw, &error, NULL);
-        /* At its deadline a call says what it waited for most: an answer, or a copy. A node that was late refuses before. */
+        /* At its deadline a call says what it waited for most: an answer, or a copy. A node that
+         * was late refuses before. */
         const bool out_of_time =
             err == EP_ERR_DEADLINE_EXCEEDED || err == EP_ERR_UNAVAILABLE || err == EP_ERR_RESOURCE_EXHAUSTED;
         bool as_wanted = err == EP_OK || (way == 0 && out_of_time) || (way == 1 && err == EP_ERR_CANCELLED);
@@ -231,7 +233,8 @@ static void *reload(void *arg)
     while (!done()) {
         ep_test_process_signal(&f.cluster.coordinator, SIGHUP);
         reloads++;
-        ep_test_http_get(f.cluster.coordinator.probe_url, "/livez", NULL); /* not faster than it answers */
+        /* not faster than it answers */
+        ep_test_http_get(f.cluster.coordinator.probe_url, "/livez", NULL);
     }
     return NULL;
 }

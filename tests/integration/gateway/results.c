@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gateway's results have the bits of the direct client's (which other tests compare with the oracle's), for ids and for logits, all element
- * types, masks, T from 0 to many windows; and through expertctl, those of the oracle program. A node killed under gateway calls costs none of them.
+ * The gateway's results have the bits of the direct client's (which other tests compare with the
+ * oracle's), for ids and for logits, all element types, masks, T from 0 to many windows; and
+ * through expertctl, those of the oracle program. A node killed under gateway calls costs none of
+ * them.
  */
 #include <pthread.h>
 #include <signal.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Counts over real daemons: what the coordinator adds up is exactly what was asked for, with every expert in two copies, after a restart of the
- * coordinator, and after a node ends and others take over; probabilities are those of the logits sent; expertctl stats and /metrics say the same.
+ * Counts over real daemons: what the coordinator adds up is exactly what was asked for, with every
+ * expert in two copies, after a restart of the coordinator, and after a node ends and others take
+ * over; probabilities are those of the logits sent; expertctl stats and /metrics say the same.
  */
 #include <jansson.h>
 #include <math.h>
@@ -90,7 +91,8 @@ static Expertd__V1__StatisticsReply *ask(gateway_fixture *f)
                                                                        "Statistics", &request.base);
 }
 
-/* Nodes report within a second: asks until all slots are there; their counts must then be exact, and never above before. */
+/* Nodes report within a second: asks until all slots are there; their counts must then be exact,
+ * and never above before. */
 static void expect_counts(gateway_fixture *f, const uint64_t *counts, const double *means)
 {
     uint64_t total = 0;

@@ -11,7 +11,8 @@ typedef struct case_limits {
     int hidden_max;
 } case_limits;
 
-/* True where constant experts use the kernel's rule: their exp is not the oracle's, so sums agree to rounding only. */
+/* True where constant experts use the kernel's rule: their exp is not the oracle's, so sums agree
+ * to rounding only. */
 bool case_is_approximate(const oracle_case *c);
 void case_draw(uint64_t seed, const case_limits *limits, oracle_case *out_case);
 /* One rank's batch of a case whose shape is set. */

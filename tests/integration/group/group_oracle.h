@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What dispatch and combine must give, by plain loops over all ranks' data. Shares no file with lib or client: own number
- * formats, own placement of experts, own quantisation.
+ * What dispatch and combine must give, by plain loops over all ranks' data. Shares no file with lib
+ * or client: own number formats, own placement of experts, own quantisation.
  */
 #ifndef EP_TESTS_GROUP_ORACLE_H
 #define EP_TESTS_GROUP_ORACLE_H
@@ -58,7 +58,8 @@ typedef struct oracle_row {
     float scale;          /* quantised */
 } oracle_row;
 
-/* The rows rank receives, in order; row_values [rows,H]: as transmitted (integers when quantised). Both malloc'ed. */
+/* The rows rank receives, in order; row_values [rows,H]: as transmitted (integers when quantised).
+ * Both malloc'ed. */
 int oracle_dispatch(const oracle_case *c, int rank, oracle_row **out_rows, float **out_values);
 
 /* The experts of the tests: what expert e (shared: -1-s) makes of a row, rounded to the type. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * on_device HOME CASES SEED: random worlds whose ranks have their tensors on the emulated device, made there by streams
- * that are slow; every output bit for bit as the oracle's, and rows after those that came as they were. Then what goes
- * wrong with the device.
+ * on_device HOME CASES SEED: random worlds whose ranks have their tensors on the emulated device,
+ * made there by streams that are slow; every output bit for bit as the oracle's, and rows after
+ * those that came as they were. Then what goes wrong with the device.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,7 +130,8 @@ static bool play(world *w, uint32_t rank, ep_group *group)
         rank_call_experts(&call);
         of = of_combine(&call.combine, &call.norm);
         to_device(&of, stream);
-        const size_t came = bytes_received(&call, &call.combine.expand_x); /* what is behind them is not read */
+        /* what is behind them is not read */
+        const size_t came = bytes_received(&call, &call.combine.expand_x);
         call.combine.expand_x.data = device_alloc(came);
         device_put(stream, call.combine.expand_x.data, of.host[0].data, came);
         good = rank_call_combine(&call, group, &error) == EP_OK;

@@ -66,7 +66,8 @@ static void init_dispatch(rank_call *call)
     d->params = &call->params;
     d->quant_mode = c->quantise ? 2 : 0;
     d->x = typed(call, b->x, b->tokens, c->hidden);
-    void *ids = memory(call, 4 * (size_t)(b->tokens * c->top_k)); /* this call's own: tests spoil them */
+    /* this call's own: tests spoil them */
+    void *ids = memory(call, 4 * (size_t)(b->tokens * c->top_k));
     memcpy(ids, b->ids, 4 * (size_t)(b->tokens * c->top_k));
     d->expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, b->tokens, c->top_k);
     d->expert_scales = ep_tensor_2d(b->weights, EP_DTYPE_F32, b->tokens, c->top_k);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One rank's part of a case: buffers, calls, and the comparison of every output with the oracle's. */
+/* One rank's part of a case: buffers, calls, and the comparison of every output with the
+ * oracle's. */
 #ifndef EP_TESTS_GROUP_RANK_CALL_H
 #define EP_TESTS_GROUP_RANK_CALL_H
 
@@ -24,7 +25,8 @@ typedef struct rank_call {
     int memory_count;
 } rank_call;
 
-/* Buffers of the right sizes (expand_x: as many rows as come, plus spare_rows). dispatch.params points into call. */
+/* Buffers of the right sizes (expand_x: as many rows as come, plus spare_rows). dispatch.params
+ * points into call. */
 void rank_call_init(rank_call *call, const oracle_case *c, uint32_t rank, int spare_rows);
 /* expand_x with rows_max rows: where the other ranks' batches are not known. */
 void rank_call_init_rows(rank_call *call, const oracle_case *c, uint32_t rank, int64_t rows_max);

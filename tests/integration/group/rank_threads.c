@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks as threads. Over shm their sockets lie in a directory of the process's own. Over tcp rank 0 listens on a free port and tells it to the others through a small table by group name. */
+/* Ranks as threads. Over shm their sockets lie in a directory of the process's own. Over tcp rank 0
+ * listens on a free port and tells it to the others through a small table by group name. */
 #include "rank_threads.h"
 
 #include <pthread.h>

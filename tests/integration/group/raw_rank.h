@@ -19,7 +19,8 @@ typedef struct raw_frame {
 
 bool raw_read(int fd, raw_frame *out);
 bool raw_write(int fd, raw_frame *f);
-/* Connects to "tcp://127.0.0.1:port" and says hello. membership: 0 to rank 0, which tells it. Returns the socket; -1. */
+/* Connects to "tcp://127.0.0.1:port" and says hello. membership: 0 to rank 0, which tells it.
+ * Returns the socket; -1. */
 int raw_join(const char *url, const ep_group_hello *hello, uint64_t membership);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What goes wrong in a group, by name: calls without a plan, stale plans, small buffers, another dispatch's assist info, ranks that disagree,
- * bad values on one rank, ranks that leave or stay away; and that the group goes on wherever it says so.
+ * What goes wrong in a group, by name: calls without a plan, stale plans, small buffers, another
+ * dispatch's assist info, ranks that disagree, bad values on one rank, ranks that leave or stay
+ * away; and that the group goes on wherever it says so.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -441,8 +442,9 @@ static void disagree(void *arg, uint32_t rank, ep_group *group)
 /* ---- ranks that disagree on who takes part ---- */
 
 /*
- * Rank 0 finds out and tells ranks 1 and 3; rank 2 is not among its members, yet waits for it. So rank 1 must tell rank 2,
- * whether rank 1 has all its frames and only looks for the reason (then rank 3 calls with it), or still waits for one.
+ * Rank 0 finds out and tells ranks 1 and 3; rank 2 is not among its members, yet waits for it. So
+ * rank 1 must tell rank 2, whether rank 1 has all its frames and only looks for the reason (then
+ * rank 3 calls with it), or still waits for one.
  */
 enum { CHAIN = 4, ALONE = CHAIN };
 
@@ -545,7 +547,8 @@ static void *join(void *arg)
     return NULL;
 }
 
-/* Rank 1 is refused at once; rank 0 waits for a right one until its deadline, and then says who came. */
+/* Rank 1 is refused at once; rank 0 waits for a right one until its deadline, and then says who
+ * came. */
 static void disagree_on_groups(void)
 {
     static const struct {
@@ -606,7 +609,8 @@ static void draw_disagreeing(oracle_case cases[CASES])
         for (int r = 0; r < RANKS; r++) {
             oracle_batch *batch = &c->batch[r];
             case_draw_batch(&state, c, i == CASE_A3 ? 5 : 5 + r, batch);
-            free(batch->mask_tokens); /* the vendor's a3 wants all tokens active, and nothing here is about masks */
+            /* the vendor's a3 wants all tokens active, and nothing here is about masks */
+            free(batch->mask_tokens);
             free(batch->mask_slots);
             batch->mask_tokens = NULL;
             batch->mask_slots = NULL;
@@ -687,7 +691,8 @@ static void one_leaves_between(void *arg, uint32_t rank, ep_group *group)
     ep_error error;
     rank_call_init(&call, arg, rank, 0);
     ep_err err = rank_call_dispatch(&call, group, &error);
-    EXPECT(err == EP_OK && rank_call_check_dispatch(&call), "%s", error.text); /* its rows are there although it may be gone already */
+    /* its rows are there although it may be gone already */
+    EXPECT(err == EP_OK && rank_call_check_dispatch(&call), "%s", error.text);
     if (rank != 1) {
         rank_call_experts(&call);
         err = rank_call_combine(&call, group, &error);
@@ -711,7 +716,8 @@ static void one_stays_away(void *arg, uint32_t rank, ep_group *group)
         EXPECT(err == EP_ERR_DEADLINE_EXCEEDED && says(&error, "rank 1"), "%s", error.text);
         pthread_barrier_wait(&late);
     }
-    /* What was given up stays so, on the late rank too: at the latest in the call after the one whose frames it still found. */
+    /* What was given up stays so, on the late rank too: at the latest in the call after the one
+     * whose frames it still found. */
     ep_err err = rank_call_dispatch(&call, group, &error);
     if (rank == 1 && err == EP_OK) {
         err = rank_call_dispatch(&call, group, &error);

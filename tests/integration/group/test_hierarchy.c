@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_hierarchy SCHEME CASES [SEED]: comm_alg hierarchy against fullmesh, in one group, on drawn hosts: every output bit for bit, both as
- * the oracle's. What crosses to another host is counted at its ranks' connections and compared with a count made from the oracle's
- * rows: one frame per (source, host) and each token's row in it once. EP_TEST_LONG=1: twenty times as many.
+ * test_hierarchy SCHEME CASES [SEED]: comm_alg hierarchy against fullmesh, in one group, on drawn
+ * hosts: every output bit for bit, both as the oracle's. What crosses to another host is counted at
+ * its ranks' connections and compared with a count made from the oracle's rows: one frame per
+ * (source, host) and each token's row in it once. EP_TEST_LONG=1: twenty times as many.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -112,7 +113,8 @@ static bool on(const world *w, int m, const char *host)
     return host[0] != 0 && strcmp(host_of(w, m), host) == 0;
 }
 
-/* What rank m must get of source: its slots, and for a host the different tokens among them. From the oracle's rows alone. */
+/* What rank m must get of source: its slots, and for a host the different tokens among them. From
+ * the oracle's rows alone. */
 static void count_rows(const world *w, int source, const char *host, int only, int *out_slots, int *out_tokens)
 {
     const oracle_case *c = w->c;
@@ -163,7 +165,8 @@ static bool check_crossing(const world *w, int source, int to)
     traffic is = crossed(w, source, host, only);
     size_t row = (size_t)c->hidden * (c->quantise ? 1 : c->dtype == ORACLE_F32 ? 4 : 2);
     size_t rows = (size_t)tokens * row;
-    /* Envelope and record; 12 bytes for a slot, 8 for a row; 4 for each expert and 12 for each rank; ten parts, each to 64. */
+    /* Envelope and record; 12 bytes for a slot, 8 for a row; 4 for each expert and 12 for each
+     * rank; ten parts, each to 64. */
     size_t around = 400 + 12 * (size_t)slots + 8 * (size_t)tokens + 4 * (size_t)(c->experts + 1) + 12 * (size_t)c->ranks + 640;
     if (is.frames_in != 1 || is.rows_out != (uint64_t)tokens || is.bytes_in < rows || is.bytes_in > rows + around) {
         fprintf(stderr, "rank %d to host \"%s\" (%d slots, %d tokens, rows of %zu bytes): %lu frames, %lu rows, %lu bytes\n", source, host,
@@ -173,7 +176,8 @@ static bool check_crossing(const world *w, int source, int to)
     return true;
 }
 
-/* Inside a host: one frame of the neighbour's own, and one for each source of other hosts that it is the gateway of. */
+/* Inside a host: one frame of the neighbour's own, and one for each source of other hosts that it
+ * is the gateway of. */
 static bool check_passing_on(const world *w, int m, uint64_t *out_passed_on)
 {
     uint64_t frames = 0;
@@ -250,7 +254,8 @@ static bool play_one(world *w, rank_call *call, ep_group *group, bool counted)
 {
     ep_error error = {.text = ""};
     if (counted) {
-        pthread_barrier_wait(&w->step); /* nobody sends for another call between this and the next */
+        /* nobody sends for another call between this and the next */
+        pthread_barrier_wait(&w->step);
         read_traffic(w, group, w->before[call->rank]);
         pthread_barrier_wait(&w->step);
     }
@@ -295,7 +300,8 @@ static void run_rank(void *arg, uint32_t rank, ep_group *group)
     set_up(w, &mesh, local, "fullmesh", waited[0]);
     set_up(w, &tree, local, "hierarchy", waited[1]);
     bool good = group != NULL;
-    for (int round = 0; round < 2 && good; round++) { /* the second over what the first left in every buffer */
+    /* the second over what the first left in every buffer */
+    for (int round = 0; round < 2 && good; round++) {
         good = (w->hierarchy_first || play_one(w, &mesh, group, false)) && play_one(w, &tree, group, round == 0) &&
                (!w->hierarchy_first || play_one(w, &mesh, group, false));
         good = good && same_dispatch(&mesh, &tree) && same_combine(&mesh, &tree);

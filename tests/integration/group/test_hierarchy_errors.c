@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What goes wrong on several hosts: ranks that disagree, bad values, ranks that leave, stay away, or are left out. All as in a fullmesh, whoever it is:
- * a gateway, a source behind it, or a neighbour.
+ * What goes wrong on several hosts: ranks that disagree, bad values, ranks that leave, stay away,
+ * or are left out. All as in a fullmesh, whoever it is: a gateway, a source behind it, or a
+ * neighbour.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -68,7 +69,8 @@ static void expect_works(const scene *s, rank_call *call, uint32_t rank, ep_grou
 
 /* ---- nobody leaves ---- */
 
-/* The odd one calls for hierarchy and the others do not, or the other way round: frames go two ways, and all learn why. */
+/* The odd one calls for hierarchy and the others do not, or the other way round: frames go two
+ * ways, and all learn why. */
 static void disagree(void *arg, uint32_t rank, ep_group *group)
 {
     scene *s = arg;
@@ -87,7 +89,8 @@ static void disagree(void *arg, uint32_t rank, ep_group *group)
     rank_call_free(&call);
 }
 
-/* One rank gives up its call without waiting, and calls again at once: its neighbours need what still comes through it. */
+/* One rank gives up its call without waiting, and calls again at once: its neighbours need what
+ * still comes through it. */
 static void bad_values(void *arg, uint32_t rank, ep_group *group)
 {
     scene *s = arg;
@@ -160,13 +163,15 @@ static void one_leaves_between(void *arg, uint32_t rank, ep_group *group)
     rank_call_free(&call);
 }
 
-/* Nobody but one rank calls: what it waits for comes through a rank that is elsewhere, and must tell it all the same. */
+/* Nobody but one rank calls: what it waits for comes through a rank that is elsewhere, and must
+ * tell it all the same. */
 static void one_leaves_alone(void *arg, uint32_t rank, ep_group *group)
 {
     scene *s = arg;
     rank_call call;
     ep_error error = {.text = ""};
-    static const uint32_t callers[RANKS] = {3, 0, 4, 2, 0}; /* on the other host, and not the gateway */
+    /* on the other host, and not the gateway */
+    static const uint32_t callers[RANKS] = {3, 0, 4, 2, 0};
     init(&call, s->cases, rank);
     expect_works(s, &call, rank, group);
     if (rank == callers[s->odd]) {
@@ -188,7 +193,8 @@ static void one_stays_away(void *arg, uint32_t rank, ep_group *group)
     expect_works(s, &call, rank, group);
     call.dispatch.deadline_us = 2000000;
     pthread_barrier_wait(&s->all); /* all begin in time for each other's frames */
-    if (rank != s->odd) { /* it passes on what comes through it although it is elsewhere: nobody else is missing */
+    /* it passes on what comes through it although it is elsewhere: nobody else is missing */
+    if (rank != s->odd) {
         ep_err err = rank_call_dispatch(&call, group, &error);
         EXPECT(err == EP_ERR_DEADLINE_EXCEEDED && names(&error, " us for rank ", s->odd, " in ep_moe_dispatch"), "%s", error.text);
     }

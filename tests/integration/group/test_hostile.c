@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One of two ranks speaks the protocol badly, by hand over a socket: frames with counts beyond their length, rows for slots that are not
- * its own, damaged envelopes, frames out of order. Each time the other rank's call must end with an error that names the
- * rank, at once and without reading past what came; and the group must still close.
+ * One of two ranks speaks the protocol badly, by hand over a socket: frames with counts beyond
+ * their length, rows for slots that are not its own, damaged envelopes, frames out of order. Each
+ * time the other rank's call must end with an error that names the rank, at once and without
+ * reading past what came; and the group must still close.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -21,7 +22,8 @@
 
 typedef raw_frame frame;
 
-typedef enum place { DISPATCH, COMBINE, PAIR } place; /* PAIR: the bad rank is the partner of a tensor-parallel pair */
+/* PAIR: the bad rank is the partner of a tensor-parallel pair */
+typedef enum place { DISPATCH, COMBINE, PAIR } place;
 static const char *const place_names[] = {"dispatch", "combine", "dispatch of a pair"};
 
 typedef struct attack {
@@ -357,7 +359,8 @@ static void *run_good(void *arg)
     return NULL;
 }
 
-/* Who leaves because of what it was told passes it on: others may hear of it from nobody else first. */
+/* Who leaves because of what it was told passes it on: others may hear of it from nobody else
+ * first. */
 static bool goodbye_says(int fd, const char *text)
 {
     static frame f;
@@ -411,7 +414,8 @@ static void join_with_url_elsewhere(void *arg, const char *url)
     close(fd);
 }
 
-/* Neither an address that a rank says, nor one of the configuration, is dialed; rank 0 says who came. */
+/* Neither an address that a rank says, nor one of the configuration, is dialed; rank 0 says who
+ * came. */
 static bool shows_no_token(void)
 {
     const char *urls[] = {"tcp://127.0.0.1:0", "tcp://127.0.0.1:0"};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rank 2 of three speaks by hand. As the only rank of its host it sends bad frames for the host of ranks 0 and 1, where rank 1 is their gateway:
- * both must learn what is wrong with rank 2, at once. As rank 0's neighbour it is the gateway for rank 1's rows, and passes them on late, not at all, or
- * what is not its to pass on.
+ * Rank 2 of three speaks by hand. As the only rank of its host it sends bad frames for the host of
+ * ranks 0 and 1, where rank 1 is their gateway: both must learn what is wrong with rank 2, at once.
+ * As rank 0's neighbour it is the gateway for rank 1's rows, and passes them on late, not at all,
+ * or what is not its to pass on.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -174,7 +175,8 @@ static bool read_until(int fd, ep_group_frame_kind kind, raw_frame *f)
     return false;
 }
 
-/* Rank 0 has rank 1's frame of its next call, and has had it for longer than the loss of a connection needs to be noticed. */
+/* Rank 0 has rank 1's frame of its next call, and has had it for longer than the loss of a
+ * connection needs to be noticed. */
 static void wait_until_overtaken(scene *s)
 {
     ep_group_traffic traffic = {0};
@@ -189,7 +191,8 @@ static void wait_until_overtaken(scene *s)
     usleep(1300000); /* right without */
 }
 
-/* Its own frames are good; what it passes on of rank 1 may not be. from_1: rank 1's frame for this host. */
+/* Its own frames are good; what it passes on of rank 1 may not be. from_1: rank 1's frame for this
+ * host. */
 static bool attack_as_gateway(scene *s, const int fds[2], raw_frame *from_1)
 {
     const attack *a = s->attack;

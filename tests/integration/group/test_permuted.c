@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Permuting ranks permutes rows: when the batches change places among the ranks, every expert gets the same rows, its runs by source rank in the
- * new order, and each batch's sums are the same bits wherever it is. No oracle: two worlds are compared with each other.
+ * Permuting ranks permutes rows: when the batches change places among the ranks, every expert gets
+ * the same rows, its runs by source rank in the new order, and each batch's sums are the same bits
+ * wherever it is. No oracle: two worlds are compared with each other.
  */
 #include <stdio.h>
 #include <stdlib.h>

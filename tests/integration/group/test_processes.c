@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_processes WORLD ROUNDS TOKENS_MAX EXPERTS H [VICTIM [BETWEEN [HOSTS]]]: ranks as processes over tcp, uneven batches from 0 to TOKENS_MAX tokens,
- * each rank's sums checked in every round; memory must not grow with the rounds. VICTIM: that rank kills itself in the middle, and every other
- * must learn it by name, long before the deadline; -1: none. BETWEEN 1: it does so between its dispatch and its combine; 2: while it calls. HOSTS: the
- * ranks are dealt out to so many hosts by name, and call for hierarchy. The program starts itself once per rank.
+ * test_processes WORLD ROUNDS TOKENS_MAX EXPERTS H [VICTIM [BETWEEN [HOSTS]]]: ranks as processes
+ * over tcp, uneven batches from 0 to TOKENS_MAX tokens, each rank's sums checked in every round;
+ * memory must not grow with the rounds. VICTIM: that rank kills itself in the middle, and every
+ * other must learn it by name, long before the deadline; -1: none. BETWEEN 1: it does so between
+ * its dispatch and its combine; 2: while it calls. HOSTS: the ranks are dealt out to so many hosts
+ * by name, and call for hierarchy. The program starts itself once per rank.
  * Arguments after the word "long" replace those before it when EP_TEST_LONG=1.
  */
 #include <errno.h>
@@ -91,7 +93,8 @@ static void draw(const setting *s, uint32_t rank, int batch, oracle_case *c)
     case_draw_batch(&state, c, tokens, &c->batch[rank]);
 }
 
-/* "rank 1, 4 is gone (...)", or "rank 1 is gone (it left the group as rank 4 is gone ...)": who learned it first may have left already. */
+/* "rank 1, 4 is gone (...)", or "rank 1 is gone (it left the group as rank 4 is gone ...)": who
+ * learned it first may have left already. */
 static bool names_victim(const char *text, int victim)
 {
     for (const char *list = strstr(text, "rank "); list != NULL; list = strstr(list + 1, "rank ")) {
@@ -188,7 +191,8 @@ static int run_rank(const setting *s, uint32_t rank, const char *url)
 {
     static oracle_case cases[BATCHES];
     static rank_call calls[BATCHES];
-    int64_t rows = 4 * (int64_t)s->tokens_max * 8 + 64; /* far above what these seeds bring to one rank */
+    /* far above what these seeds bring to one rank */
+    int64_t rows = 4 * (int64_t)s->tokens_max * 8 + 64;
     for (int b = 0; b < BATCHES; b++) {
         draw(s, rank, b, &cases[b]);
         rank_call_init_rows(&calls[b], &cases[b], rank, rows);

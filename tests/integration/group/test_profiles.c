@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Profiles a2 and a3 through the calls: a legal configuration of each runs, with expand_x of A rows as a vendor's program allocates it, and gives
- * the oracle's bits; what the vendor does not allow is refused by name on every rank. Every name of comm_alg gives the same bits.
+ * Profiles a2 and a3 through the calls: a legal configuration of each runs, with expand_x of A rows
+ * as a vendor's program allocates it, and gives the oracle's bits; what the vendor does not allow
+ * is refused by name on every rank. Every name of comm_alg gives the same bits.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,7 +87,8 @@ static void draw_batch(uint64_t *state, const oracle_case *c, int tokens, oracle
     for (int t = 0; t < tokens; t++) {
         int first = case_random(state, 0, c->experts - 1);
         for (int k = 0; k < c->top_k; k++) {
-            batch->ids[t * c->top_k + k] = (first + k * 3) % c->experts; /* differ: experts is no multiple of 3 */
+            /* differ: experts is no multiple of 3 */
+            batch->ids[t * c->top_k + k] = (first + k * 3) % c->experts;
         }
     }
 }

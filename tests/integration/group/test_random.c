@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_random SCHEME CASES [SEED]: random worlds, shapes, masks, sentinels, special and shared experts, quantisations; every output of
- * dispatch and combine bit for bit as the oracle's. EP_TEST_LONG=1: twenty times as many.
+ * test_random SCHEME CASES [SEED]: random worlds, shapes, masks, sentinels, special and shared
+ * experts, quantisations; every output of dispatch and combine bit for bit as the oracle's.
+ * EP_TEST_LONG=1: twenty times as many.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,8 @@ static bool play(world *w, uint32_t rank, ep_group *group)
     rank_call_init(&call, w->c, rank, (int)(w->seed % 3));
     call.dispatch.expert_token_nums_type = (int64_t)(w->seed & 1);
     bool good = true;
-    for (int round = 0; round < 2 && good; round++) { /* the second one over what the first left in every buffer */
+    /* the second one over what the first left in every buffer */
+    for (int round = 0; round < 2 && good; round++) {
         if (rank_call_dispatch(&call, group, &error) != EP_OK) {
             fprintf(stderr, "rank %u, dispatch: %s: %s\n", rank, ep_err_name(error.code), error.text);
             good = false;

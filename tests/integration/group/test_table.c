@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table of all ranks' addresses is larger than rank 0's frame_bytes_max: rank 0 and all others are told so, in place of a group that is
- * there for rank 0 alone. All ranks but rank 0 speak by hand.
+ * The table of all ranks' addresses is larger than rank 0's frame_bytes_max: rank 0 and all others
+ * are told so, in place of a group that is there for rank 0 alone. All ranks but rank 0 speak by
+ * hand.
  */
 #include <pthread.h>
 #include <stdio.h>

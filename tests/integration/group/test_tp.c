@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensor-parallel pairs: two groups of four ranks each, and a group for each pair of ranks that share an expert's weights. A dispatch gives both
- * ranks of a pair the rows of both; a combine adds the two halves of each row before it goes home. Values are small integers, so that
- * halves and their sum are exact and the oracle of the undivided expert applies. Also with each group on two hosts, by hierarchy.
+ * Tensor-parallel pairs: two groups of four ranks each, and a group for each pair of ranks that
+ * share an expert's weights. A dispatch gives both ranks of a pair the rows of both; a combine adds
+ * the two halves of each row before it goes home. Values are small integers, so that halves and
+ * their sum are exact and the oracle of the undivided expert applies. Also with each group on two
+ * hosts, by hierarchy.
  */
 #include <math.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Wrong bytes on every port of a node and of a coordinator. Each is refused, the daemons live, another
- * client's calls go on with the right bits all the time, and when the peers are gone so are their
- * connections, descriptors, threads and memory.
+ * Wrong bytes on every port of a node and of a coordinator. Each is refused, the daemons live,
+ * another client's calls go on with the right bits all the time, and when the peers are gone so are
+ * their connections, descriptors, threads and memory.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -19,10 +19,10 @@
 enum { BATCHES = 4, DAEMONS = 2, DOORS = 4, SLOW_GROUPS_MAX = 4, CROWD = 500, STEP = 9, DESCRIPTORS = 8192 };
 
 /*
- * Memory is flat when neither daemon grows by more than RSS_GROWTH_KIB_MAX in FLAT_ROUNDS rounds of noise on
- * end (some 12,000 wrong peers each: 90 bytes lost for every one would be seen). Before that comes the
- * warm-up, as long as it takes: malloc keeps what the largest crowd needed, and the heap's holes fill in
- * steps. A leak never gets flat, and ROUNDS_MAX ends it.
+ * Memory is flat when neither daemon grows by more than RSS_GROWTH_KIB_MAX in FLAT_ROUNDS rounds of
+ * noise on end (some 12,000 wrong peers each: 90 bytes lost for every one would be seen). Before
+ * that comes the warm-up, as long as it takes: malloc keeps what the largest crowd needed, and the
+ * heap's holes fill in steps. A leak never gets flat, and ROUNDS_MAX ends it.
  */
 enum { RSS_GROWTH_KIB_MAX = 1024, FLAT_ROUNDS = 60, ROUNDS_MAX = 600, SANITIZED_ROUNDS = STEP };
 
@@ -102,7 +102,8 @@ typedef struct waiting {
     int fds[HOSTILE_OPEN_MAX];
 } waiting;
 
-/* Silent peers on all ports at once, then slow ones; all must be closed, in seconds. Then crowds. */
+/* Silent peers on all ports at once, then slow ones; all must be closed, in seconds. Then
+ * crowds. */
 static void run_silent(ep_test_cluster *cluster, const hostile_door *doors)
 {
     static waiting silent[SLOW_GROUPS_MAX * DOORS];

@@ -71,8 +71,8 @@ static uint64_t length_at(size_t index)
     return index < EP_ARRAY_COUNT(fixed) ? fixed[index] : UINT64_MAX - (index - EP_ARRAY_COUNT(fixed));
 }
 
-/* As a protocol with a length prefix would send them, in both byte orders, with bytes enough to be judged at
- * once. */
+/* As a protocol with a length prefix would send them, in both byte orders, with bytes enough to be
+ * judged at once. */
 static void run_lengths(const hostile_door *door)
 {
     for (size_t i = door->first; i < 2 * length_count(); i += door->step) {
@@ -165,8 +165,8 @@ static const wrong_field wrong_fields[] = {
     {"reserved, last bit", 52, 8, (uint64_t)1 << 63},
 };
 
-/* In the Hello and in a request after a right Hello; with the CRC that fits, and with the one from before the
- * change. */
+/* In the Hello and in a request after a right Hello; with the CRC that fits, and with the one from
+ * before the change. */
 static void send_wrong_field(const hostile_door *door, const wrong_field *field, bool after_hello,
                              bool right_crc)
 {
@@ -277,7 +277,8 @@ static void run_hello_then_random(const hostile_door *door)
         frame.bytes = fill_random(&state, frame.data, 8192);
         if (i % 2 == 0) {
             memcpy(frame.data, "EPD1\x01", 5);
-            frame.data[5] = (uint8_t)(1 + i / 2 % 3); /* request, reply, reply_more: what carries payload */
+            /* request, reply, reply_more: what carries payload */
+            frame.data[5] = (uint8_t)(1 + i / 2 % 3);
             hostile_frame_seal(&frame);
         }
         int fd = hostile_connect_hello(door->url, role_of(door));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kinds of wrong peers. Quick ones are refused at once: run returns when every connection was. Slow ones are
- * peers whose offence is silence: open leaves them waiting, all kinds on all ports together, and the test
- * waits for the last to be closed.
+ * Kinds of wrong peers. Quick ones are refused at once: run returns when every connection was. Slow
+ * ones are peers whose offence is silence: open leaves them waiting, all kinds on all ports
+ * together, and the test waits for the last to be closed.
  */
 #ifndef HOSTILE_GROUPS_H
 #define HOSTILE_GROUPS_H

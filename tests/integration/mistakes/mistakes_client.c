@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A caller of libexpertd: COORDINATOR CA SERVER_NAME TOKEN_FILE CERT_KEY WORD. Prints why there is no service, once the
- * reason has the word. */
+/* A caller of libexpertd: COORDINATOR CA SERVER_NAME TOKEN_FILE CERT_KEY WORD. Prints why there is
+ * no service, once the reason has the word. */
 #include <stdio.h>
 #include <string.h>
 

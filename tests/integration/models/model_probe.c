@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this build makes of a checkpoint, for a test in another language. A request is a line, perhaps with bytes behind it; an
- * answer is a line of JSON, perhaps with bytes behind it; {"error": ...} where the request fails.
- *     open DIR                      -> {"model_type", "router", ..., "layers": [{"layer", "hidden", "experts", ...}]}
- *     rows LAYER INDEX T  x [T,H]   -> {"columns": H}  y [T,H]             expert INDEX of the layer on x, f32
- *     gate LAYER T N  logits [T,N], token ids [T] i32 -> {"columns": K}  ids [T,K] i32, weights [T,K] f32
+ * What this build makes of a checkpoint, for a test in another language. A request is a line,
+ * perhaps with bytes behind it; an answer is a line of JSON, perhaps with bytes behind it;
+ * {"error": ...} where the request fails.
+ *     open DIR
+ *         -> {"model_type", "router", ..., "layers": [{"layer", "hidden", "experts", ...}]}
+ *     rows LAYER INDEX T  x [T,H]
+ *         -> {"columns": H}  y [T,H]                     expert INDEX of the layer on x, f32
+ *     gate LAYER T N  logits [T,N], token ids [T] i32
+ *         -> {"columns": K}  ids [T,K] i32, weights [T,K] f32
  */
 #include <inttypes.h>
 #include <jansson.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prefill over real daemons with small windows and chunks: callers with batches of very unequal size, among them empty ones, and
- * batches whose tokens all want the same experts, side by side; each result is the oracle's, nothing stalls, every buffer returns.
- * The bytes sent are those of each row once per node.
+ * Prefill over real daemons with small windows and chunks: callers with batches of very unequal
+ * size, among them empty ones, and batches whose tokens all want the same experts, side by side;
+ * each result is the oracle's, nothing stalls, every buffer returns. The bytes sent are those of
+ * each row once per node.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -136,7 +137,8 @@ int main(void)
         pthread_join(callers[i].thread, NULL);
     }
     ep_client_read_stats(client, &after);
-    /* What is lent at rest: the nodes' Hellos, and a request that the network has not quite let go of. */
+    /* What is lent at rest: the nodes' Hellos, and a request that the network has not quite let go
+     * of. */
     EP_TEST_CHECK(after.buffer_bytes_lent <= before.buffer_bytes_lent + (256u << 10), "%llu bytes of buffers are lent, %llu before",
                   (unsigned long long)after.buffer_bytes_lent, (unsigned long long)before.buffer_bytes_lent);
     EP_TEST_CHECK(after.buffer_bytes_peak > after.buffer_bytes_lent && after.buffer_bytes_peak <= (64u << 20), "peak %llu",

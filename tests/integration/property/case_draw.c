@@ -269,8 +269,8 @@ static int64_t draw_id(const layer_case *c, random_source *random, const id_mix 
     return sentinel; /* more slots than experts */
 }
 
-/* A few batches carry one id that may be wrong; whether it is, the oracle decides: it may lie in a masked
- * slot. */
+/* A few batches carry one id that may be wrong; whether it is, the oracle decides: it may lie in a
+ * masked slot. */
 static void spoil_an_id(const layer_case *c, random_source *random, int64_t *ids)
 {
     static const int64_t far[] = {-2, INT32_MIN, INT32_MAX, 1 << 20};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Draws the batch of a case: shapes, ids, values, masks and choices, as packed arrays. Private to layer_case.
+/* Draws the batch of a case: shapes, ids, values, masks and choices, as packed arrays. Private to
+ * layer_case.
  */
 #ifndef PROPERTY_CASE_DRAW_H
 #define PROPERTY_CASE_DRAW_H

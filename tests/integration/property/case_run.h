@@ -23,9 +23,9 @@ void case_run(layer_case *c, ep_client *client, const char *version, case_result
 void case_result_free(case_result *result);
 
 /*
- * Elements of packed rows whose bits differ. Any NaN equals any NaN: which payload survives depends on the
- * order of an instruction's operands, and the contract leaves it open. *out_first (may be NULL): index of the
- * first.
+ * Elements of packed rows whose bits differ. Any NaN equals any NaN: which payload survives depends
+ * on the order of an instruction's operands, and the contract leaves it open. *out_first (may be
+ * NULL): index of the first.
  */
 uint64_t count_differences(const layer_case *c, const uint8_t *wanted, const uint8_t *got, size_t *out_first);
 

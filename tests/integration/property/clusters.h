@@ -2,10 +2,10 @@
 /*
  * The services this test calls, each with several models and all of their experts:
  *   one       one node of this process over TCP, cpu backend, 2 threads
- *   many      five nodes of this process over loopback and TCP, cpu and reference backends, experts split
- * unevenly with one or two copies each
- *   daemons   a coordinator and three expertd processes, uniform placement with 2 copies, cpu and reference backends; one node
- * over libuv, one over nng, one over shared memory
+ *   many      five nodes of this process over loopback and TCP, cpu and reference backends, experts
+ *             split unevenly with one or two copies each
+ *   daemons   a coordinator and three expertd processes, uniform placement with 2 copies, cpu and
+ *             reference backends; one node over libuv, one over nng, one over shared memory
  * and the clients that talk to them, with windows and frames of several sizes.
  */
 #ifndef PROPERTY_CLUSTERS_H
@@ -33,7 +33,8 @@ typedef struct test_client {
 typedef struct local_cluster local_cluster;
 typedef struct daemon_cluster daemon_cluster;
 
-/* family: what the nodes are told to compute bf16 weights with. Both false on failure, with the reason on stderr; destroy copes with what is there. dir holds their files.
+/* family: what the nodes are told to compute bf16 weights with. Both false on failure, with the
+ * reason on stderr; destroy copes with what is there. dir holds their files.
  */
 bool local_cluster_create(const char *dir, uint64_t seed, const test_model models[MODELS_COUNT],
                           enum ref_family family, local_cluster **out_cluster);
@@ -43,7 +44,8 @@ const test_client *local_cluster_client(const local_cluster *cluster, uint32_t c
 
 bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT], enum ref_family family,
                            daemon_cluster **out_cluster);
-/* Ends the daemons with SIGTERM. False when one of them did not exit with 0; its output goes to stderr. */
+/* Ends the daemons with SIGTERM. False when one of them did not exit with 0; its output goes to
+ * stderr. */
 bool daemon_cluster_destroy(daemon_cluster *cluster);
 /* That came to the node with shared memory over it. */
 double daemon_cluster_shm_bytes(const daemon_cluster *cluster);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the drawn cases really exercised: a generator that quietly stops making some kind of case must not
- * pass. */
+/* What the drawn cases really exercised: a generator that quietly stops making some kind of case
+ * must not pass. */
 #ifndef PROPERTY_COVERAGE_H
 #define PROPERTY_COVERAGE_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Real programs: a coordinator and three nodes on loopback, their ports read from their ports files. */
+/* Real programs: a coordinator and three nodes on loopback, their ports read from their ports
+ * files. */
 #include "clusters.h"
 
 #include <signal.h>
@@ -33,7 +34,8 @@ struct daemon_cluster {
     uint32_t clients_count;
 };
 
-/* Each over a lane of its own: north libuv's, south nng's, west, on the clients' host, shared memory. */
+/* Each over a lane of its own: north libuv's, south nng's, west, on the clients' host, shared
+ * memory. */
 static const struct {
     const char *name;
     const char *backend;

@@ -31,7 +31,8 @@ static void fill_garbage(random_source *random, uint8_t *data, size_t bytes)
     }
 }
 
-/* rows of the packed array as a tensor of rows_max rows. What is not part of the batch is garbage. */
+/* rows of the packed array as a tensor of rows_max rows. What is not part of the batch is
+ * garbage. */
 static ep_tensor spread(layer_case *c, random_source *random, const void *packed, ep_dtype dtype,
                         uint32_t rows, uint32_t rows_max, uint32_t n)
 {
@@ -146,7 +147,8 @@ static void hand_over_choices(layer_case *c, random_source *random)
     args->wire_dtype =
         b->wire_dtype == REF_BF16 && random_chance(random, 50) ? EP_DTYPE_NONE : dtypes[b->wire_dtype];
     args->allow_duplicates = b->allow_duplicates;
-    args->comm_alg = (ep_moe_comm)random_below(random, b->smooth != NULL ? 2 : 3); /* no hierarchy with them */
+    /* no hierarchy with them */
+    args->comm_alg = (ep_moe_comm)random_below(random, b->smooth != NULL ? 2 : 3);
     args->combine_at = c->node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
     args->allow_missing = random_chance(random, 10);
     args->traceparent =

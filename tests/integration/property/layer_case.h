@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One random layer call, a pure function of (seed, number): packed arrays for the oracle, and the same batch
- * as a caller would hand it over, with row strides, odd addresses and, for a prepared call, more rows than
- * are used.
+ * One random layer call, a pure function of (seed, number): packed arrays for the oracle, and the
+ * same batch as a caller would hand it over, with row strides, odd addresses and, for a prepared
+ * call, more rows than are used.
  */
 #ifndef PROPERTY_LAYER_CASE_H
 #define PROPERTY_LAYER_CASE_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes inside this process: the daemon's own library, one event loop and thread per node, no coordinator. */
+/* Nodes inside this process: the daemon's own library, one event loop and thread per node, no
+ * coordinator. */
 #include "clusters.h"
 
 #include <pthread.h>
@@ -83,8 +84,8 @@ static void *run_node(void *arg)
 
 /* ---- which node holds what ---- */
 
-/* owners[e]: bit set of the shard nodes that hold table index e. Uneven: early nodes get more; one may get
- * none. */
+/* owners[e]: bit set of the shard nodes that hold table index e. Uneven: early nodes get more; one
+ * may get none. */
 static void draw_owners(random_source *random, uint32_t experts, uint32_t *owners)
 {
     uint32_t idle = random_below(random, SHARD_NODES);

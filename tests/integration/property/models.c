@@ -61,7 +61,8 @@ static ep_fixture_config draw_config(uint64_t seed, uint32_t index)
         random_chance(&random, 30) ? 16 * random_between(&random, 1, 6) : random_between(&random, 8, 96);
     config.inner =
         random_chance(&random, 30) ? 16 * random_between(&random, 1, 4) : random_between(&random, 4, 64);
-    if (kind->format != EP_WEIGHTS_NONE) { /* several groups of columns, short last ones among them */
+    /* several groups of columns, short last ones among them */
+    if (kind->format != EP_WEIGHTS_NONE) {
         config.hidden = random_between(&random, 40, 110);
         config.inner = random_between(&random, 20, 72);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The random checkpoints of this test: written to disk for the nodes, and read again by the oracle's own
- * reader. Both depend on the seed alone.
+ * The random checkpoints of this test: written to disk for the nodes, and read again by the
+ * oracle's own reader. Both depend on the seed alone.
  */
 #ifndef PROPERTY_MODELS_H
 #define PROPERTY_MODELS_H
@@ -20,7 +20,8 @@ typedef struct test_model {
     ep_fixture_config config;
     uint32_t layers_count; /* MoE layers */
     uint32_t layer_numbers[MODEL_LAYERS_MAX];
-    struct ref_layer layers[PLACES_COUNT][MODEL_LAYERS_MAX]; /* the oracle's, in the family of each place; no special experts */
+    /* the oracle's, in the family of each place; no special experts */
+    struct ref_layer layers[PLACES_COUNT][MODEL_LAYERS_MAX];
 } test_model;
 
 /* Writes all checkpoints below dir and loads them. False with the reason on stderr. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Draws from a splitmix64 state: everything random in this test comes from the seed that it prints. */
+/* Draws from a splitmix64 state: everything random in this test comes from the seed that it
+ * prints. */
 #ifndef PROPERTY_RANDOM_H
 #define PROPERTY_RANDOM_H
 

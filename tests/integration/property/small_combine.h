@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The canonical combine in a few lines, over rows that the oracle computes one by one, right or with one
- * mistake. */
+/* The canonical combine in a few lines, over rows that the oracle computes one by one, right or
+ * with one mistake. */
 #ifndef PROPERTY_SMALL_COMBINE_H
 #define PROPERTY_SMALL_COMBINE_H
 

@@ -42,8 +42,8 @@ static ep_err open_once(test_client *client, const ep_client_config *config, ep_
     return err == EP_OK ? ep_client_wait_ready(client->client, READY_TIMEOUT_US, out_error) : err;
 }
 
-/* Without a coordinator a client knows what the nodes said when it connected, which while they load is not
- * all: ask anew. */
+/* Without a coordinator a client knows what the nodes said when it connected, which while they load
+ * is not all: ask anew. */
 bool test_client_open(test_client *client, const client_kind *kind, const ep_client_config *service,
                       const test_model models[MODELS_COUNT])
 {

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random layers through the whole service against the oracle, bit for bit: 0 differences, the same refusals,
- * nothing written beside the result, nothing at all on failure. And the proof that a wrong result would be
- * seen: mutants.h.
+ * Random layers through the whole service against the oracle, bit for bit: 0 differences, the same
+ * refusals, nothing written beside the result, nothing at all on failure. And the proof that a
+ * wrong result would be seen: mutants.h.
  *
- *     integration_property [--seed S] [--cases N] [--slots N] [--case NUMBER] [--local FAMILY] [--daemons FAMILY]
+ *     integration_property [--seed S] [--cases N] [--slots N] [--case NUMBER] [--local FAMILY]
+ *     [--daemons FAMILY]
  *
- * A case is a pure function of (seed, number); --case runs one alone and describes it. --slots: after the cases, others
- * of many slots until so many were compared. FAMILY: portable, bf16dp, bf16odd, w4a8; auto, what nodes take on this CPU when nobody says, is that
- * of the nodes in this process, w4a8 that of the daemons: bf16dp for all but the 4-bit weights. EP_TEST_LONG=1: ten times as many cases, and SLOTS_LONG slots.
+ * A case is a pure function of (seed, number); --case runs one alone and describes it. --slots:
+ * after the cases, others of many slots until so many were compared. FAMILY: portable, bf16dp,
+ * bf16odd, w4a8; auto, what nodes take on this CPU when nobody says, is that of the nodes in this
+ * process, w4a8 that of the daemons: bf16dp for all but the 4-bit weights. EP_TEST_LONG=1: ten
+ * times as many cases, and SLOTS_LONG slots.
  */
 #include <inttypes.h>
 #include <pthread.h>

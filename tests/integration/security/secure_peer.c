@@ -104,7 +104,8 @@ ep_err secure_call(ep_rpc_channel *channel, const ep_rpc_method *method, ep_erro
         return err;
     }
     bool is_stream = method->stream == EP_RPC_SERVER_STREAM;
-    if (is_stream) { /* calls of one connection are judged in order: a refusal comes before this answer */
+    /* calls of one connection are judged in order: a refusal comes before this answer */
+    if (is_stream) {
         err = check_health(channel, out_error);
     }
     pthread_mutex_lock(&a.lock);

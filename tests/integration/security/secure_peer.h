@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A bare peer that claims any role with any token over any TLS files, and says what became of it. */
+/* A bare peer that claims any role with any token over any TLS files, and says what became of
+ * it. */
 #ifndef EP_TEST_SECURE_PEER_H
 #define EP_TEST_SECURE_PEER_H
 
@@ -22,8 +23,8 @@ void secure_close(ep_rpc_channel *channel);
 bool secure_is_admitted(const secure_claim *claim, ep_error *out_error);
 
 /*
- * Calls with an empty request. A stream counts as EP_OK once a later call on the same connection was answered and
- * it was not refused; it is then cancelled.
+ * Calls with an empty request. A stream counts as EP_OK once a later call on the same connection
+ * was answered and it was not refused; it is then cancelled.
  */
 ep_err secure_call(ep_rpc_channel *channel, const ep_rpc_method *method, ep_error *out_error);
 /* Joins the threads. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The role matrix against the real programs: every token x every claimed role x both listeners x every method
- * of methods.def. What is expected is computed from the roles in that list; a few facts are written down
- * beside it.
+ * The role matrix against the real programs: every token x every claimed role x both listeners x
+ * every method of methods.def. What is expected is computed from the roles in that list; a few
+ * facts are written down beside it.
  */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -342,7 +342,8 @@ Test(security_roles, silent_connections_are_closed_and_counted)
         close(fds[i]);
     }
     secure_claim claim = claim_of(true, EP_ROLE_OPERATOR, "");
-    while (!secure_is_admitted(&claim, &error)) { /* places are free a moment after their peers saw the end */
+    /* places are free a moment after their peers saw the end */
+    while (!secure_is_admitted(&claim, &error)) {
         cr_assert(error.code == EP_ERR_CONNECTION_LOST || error.code == EP_ERR_UNAVAILABLE, "%s", error.text);
     }
     cr_assert_eq(ep_test_http_get(daemon_process.probe_url, "/metrics", &text), 200);
@@ -376,7 +377,8 @@ Test(security_roles, tokens_change_while_the_program_runs)
     cr_assert(ep_test_process_signal(&daemon_process, SIGHUP));
     uint64_t tries = 0;
     while (!secure_is_admitted(&after,
-                               &error)) { /* until the signal was handled; the test's timeout bounds it */
+                               /* until the signal was handled; the test's timeout bounds it */
+                               &error)) {
         cr_assert_eq(error.code, EP_ERR_UNAUTHENTICATED, "%s", error.text);
         tries++;
     }
@@ -418,7 +420,8 @@ static void start_node(ep_test_process *process, const char *name)
     snprintf(token, sizeof(token), "--token-file=%s/client.token", dir);
     cr_assert(ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true));
     cr_assert(ep_test_process_wait_ports(process, SECURE_WAIT_MS));
-    while (ep_test_http_get(process->probe_url, "/readyz", NULL) != 200) { /* the test's timeout bounds it */
+    /* the test's timeout bounds it */
+    while (ep_test_http_get(process->probe_url, "/readyz", NULL) != 200) {
         usleep(10000);
     }
 }
@@ -450,7 +453,8 @@ static bool gateway_answers(void)
     return code == 0;
 }
 
-/* The coordinator's gateway dials nodes: after the old token went it must show the one that took its place. */
+/* The coordinator's gateway dials nodes: after the old token went it must show the one that took
+ * its place. */
 Test(security_roles, the_gateway_shows_the_token_that_took_the_place_of_the_old_one)
 {
     char flag[EP_TEST_PATH_BYTES + 64], both[128], last[64], *metrics = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Certificates against the real programs, over TLS that asks callers for theirs: who is let in on the main
- * and on the admin listener, which files and addresses are refused before anything runs, and a whole cluster
- * over TLS.
+ * Certificates against the real programs, over TLS that asks callers for theirs: who is let in on
+ * the main and on the admin listener, which files and addresses are refused before anything runs,
+ * and a whole cluster over TLS.
  */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -220,7 +220,8 @@ static void start_cluster(void)
     add_files(&list);
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PROGRAM, list.args, NULL, true));
     cr_assert(ep_test_process_wait_ports(&node, SECURE_WAIT_MS));
-    while (ep_test_http_get(node.probe_url, "/readyz", NULL) != 200) { /* the test's timeout bounds it */
+    /* the test's timeout bounds it */
+    while (ep_test_http_get(node.probe_url, "/readyz", NULL) != 200) {
         usleep(10000);
     }
 }
@@ -257,7 +258,8 @@ static void expect_ctl(int code, const char *part, const char *variable, const c
 }
 #define EXPECT_CTL(code, part, variable, ...) expect_ctl(code, part, variable, (const char *const[]){__VA_ARGS__, NULL})
 
-/* After one `context add --use` nothing more is to be said; what is said all the same beats it, and only that. */
+/* After one `context add --use` nothing more is to be said; what is said all the same beats it, and
+ * only that. */
 Test(security_tls, a_context_is_all_that_a_call_needs)
 {
     flags context = {.count = 0};
@@ -502,7 +504,8 @@ Test(security_tls, token_files)
     }
 }
 
-/* As Kubernetes and systemd hand them out: root's, readable by the group of a daemon that is not root. */
+/* As Kubernetes and systemd hand them out: root's, readable by the group of a daemon that is not
+ * root. */
 Test(security_tls, secrets_of_root_that_the_group_may_read)
 {
     enum { NOBODY = 65534 };

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Client and node in one process, over the lane that the argument names (uv, nng, shm), in a steady state: prepared, blocking, callback
- * and prefill calls allocate nothing on either side, and rows are copied as often as the design says: packed once per node, widened once
- * per slot, written once per slot; shared memory takes each byte of a frame in once and gives it out once, and streams move none.
- * Sanitizers bring their own allocator: only the copies are compared then.
+ * Client and node in one process, over the lane that the argument names (uv, nng, shm), in a steady
+ * state: prepared, blocking, callback and prefill calls allocate nothing on either side, and rows
+ * are copied as often as the design says: packed once per node, widened once per slot, written once
+ * per slot; shared memory takes each byte of a frame in once and gives it out once, and streams
+ * move none. Sanitizers bring their own allocator: only the copies are compared then.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -151,8 +152,8 @@ static void run_callback(uint32_t calls)
     }
 }
 
-/* How many buffers are lent at once depends on who runs when: many calls at once bring every pool above what
- * one call after the other can need. */
+/* How many buffers are lent at once depends on who runs when: many calls at once bring every pool
+ * above what one call after the other can need. */
 static void fill_pools(uint32_t calls, uint32_t tokens, ep_moe_mode mode)
 {
     static uint16_t outs[FILL_CALLS][TOKENS * H];
@@ -201,10 +202,12 @@ static void wait_for_shm(void)
     }
 }
 
-/* What the lane may move of frames: on shared memory all of it, twice. Headers and slots of a frame take less than allowed here. */
+/* What the lane may move of frames: on shared memory all of it, twice. Headers and slots of a frame
+ * take less than allowed here. */
 static void check_lane(uint64_t moved, uint64_t frames, uint64_t wire_row_bytes)
 {
-    /* A frame's first bytes land where small frames do; its own small parts are joined before they are sent. */
+    /* A frame's first bytes land where small frames do; its own small parts are joined before they
+     * are sent. */
     uint64_t beside = frames * 2 * (EP_ASSEMBLER_STAGING_BYTES + 4 * STREAM_COALESCE_BYTES_MAX) + (64u << 10);
     uint64_t least = lane_is_shm ? 2 * wire_row_bytes : 0;
     check(moved >= least, "at least", moved, least);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many requests at once on a store whose budget holds few experts, with packed files, loads ahead of time that give way, experts that are
- * taken away and placed again, and waits that end at their deadline. Every expert that comes is the one asked for; at the end nothing
- * is held and nobody waits. The same on several devices, one of which is lost on the way. For the thread sanitizer: no framework.
+ * Many requests at once on a store whose budget holds few experts, with packed files, loads ahead
+ * of time that give way, experts that are taken away and placed again, and waits that end at their
+ * deadline. Every expert that comes is the one asked for; at the end nothing is held and nobody
+ * waits. The same on several devices, one of which is lost on the way. For the thread sanitizer: no
+ * framework.
  */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon whose budget holds a quarter of the model: drawn requests give the oracle's bits, whatever is in memory when they come. */
+/* A daemon whose budget holds a quarter of the model: drawn requests give the oracle's bits,
+ * whatever is in memory when they come. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <signal.h>
@@ -217,7 +218,8 @@ static ep_err call_one(ep_test_peer *peer, uint32_t expert, ep_error *out_error)
     return ep_test_forward_run(peer, &f, got, out_error);
 }
 
-/* One of the files is not what it was: the experts of the others are served, its own are refused by name. */
+/* One of the files is not what it was: the experts of the others are served, its own are refused by
+ * name. */
 Test(store, a_truncated_file_takes_down_its_own_experts_only)
 {
     char path[sizeof(model_path) + 64];
@@ -362,7 +364,8 @@ Test(store, a_call_that_waits_too_long_is_told_for_what)
     start(1, "--weight-load-rate=1000");
     cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
     static uint16_t x[HIDDEN], got[HIDDEN];
-    for (uint32_t i = 0; i < 30 && err != EP_ERR_UNAVAILABLE; i++) { /* on a busy machine the node's answer may come after the deadline */
+    /* on a busy machine the node's answer may come after the deadline */
+    for (uint32_t i = 0; i < 30 && err != EP_ERR_UNAVAILABLE; i++) {
         const ep_wire_slot slot = {0, 1 + i % (EXPERTS - 1)};
         ep_test_forward f = {.layer = 1, .rows = 1, .slots = 1, .hidden = HIDDEN, .x_dtype = EP_DTYPE_BF16, .reply_dtype = EP_DTYPE_BF16,
                              .x = x, .wire_slots = &slot, .timeout_ms = 900};

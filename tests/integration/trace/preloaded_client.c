@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program of somebody else: public headers and libexpertd.so, and not a word about tracing. Its calls are recorded when
- * libexpertd-trace.so is preloaded.
+ * A program of somebody else: public headers and libexpertd.so, and not a word about tracing. Its
+ * calls are recorded when libexpertd-trace.so is preloaded.
  *
- *     preloaded_client URL CALLS    CALLS calls of layer 0 of model demo, then one that is given up under way
+ *     preloaded_client URL CALLS    CALLS calls of layer 0 of model demo, then one that is given up
+ *                                   under way
  */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * expertctl trace record around a real generate run, with a coordinator and two nodes, and a session daemon of the
- * test's own: one trace id on client and both nodes, every pair matched. Then the flight recorder, and a
- * recording of an idle cluster.
+ * expertctl trace record around a real generate run, with a coordinator and two nodes, and a
+ * session daemon of the test's own: one trace id on client and both nodes, every pair matched. Then
+ * the flight recorder, and a recording of an idle cluster.
  *
- * root's session daemon is one for the whole machine. As root the test therefore goes into a user namespace, in
- * which it is somebody else.
+ * root's session daemon is one for the whole machine. As root the test therefore goes into a user
+ * namespace, in which it is somebody else.
  */
 #include <jansson.h>
 #include <signal.h>
@@ -76,7 +76,8 @@ static void check_generate(json_t *json)
     for (size_t s = 0; s < sizeof(stages) / sizeof(stages[0]); s++) {
         EP_TEST_CHECK(stage_count(json, stages[s]) > 0, "no span %s", stages[s]);
     }
-    /* A heartbeat's frame may be on its way when the recording begins or ends: that is cut, and not unmatched. */
+    /* A heartbeat's frame may be on its way when the recording begins or ends: that is cut, and not
+     * unmatched. */
     json_t *unmatched = json_object_get(json, "unmatched");
     EP_TEST_CHECK(number(unmatched, "begins") + number(unmatched, "ends") == 0, "unmatched: %lld begins, %lld ends",
                   (long long)number(unmatched, "begins"), (long long)number(unmatched, "ends"));
@@ -149,7 +150,8 @@ static void take_snapshot(ep_test_cluster *cluster)
     free(ctl(cluster->dir, 1, stop)); /* there is none any more */
 }
 
-/* The first recording starts the session daemon and ends while the second one runs: the daemon has to stay, until that ends too. */
+/* The first recording starts the session daemon and ends while the second one runs: the daemon has
+ * to stay, until that ends too. */
 static void record_two_at_once(ep_test_cluster *cluster)
 {
     char outer[EP_TEST_PATH_BYTES * 2];

@@ -1,26 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An emulated accelerator: shared objects with the names and symbols of CANN, strict where the real one is silent.
- * What a program does wrong without a code of the vendor for it ends the process with a line "cann: ..."; what the
- * vendor has a code for returns that code.
+ * An emulated accelerator: shared objects with the names and symbols of CANN, strict where the real
+ * one is silent. What a program does wrong without a code of the vendor for it ends the process
+ * with a line "cann: ..."; what the vendor has a code for returns that code.
  *
  * Set by environment variables, read by aclInit:
  *   EP_CANN_SEED       of the delays of streams (1)
  *   EP_CANN_IN_RATE    bytes per second of a copy to the device (0: as quick as it goes)
  *   EP_CANN_OUT_RATE   the same from the device
- *   EP_CANN_FLOPS      multiplications and additions per second of a matrix product (0: as quick as it goes). With rates
- *                      streams have a time of their own: a task begins when the one before it and what it waits for have
- *                      ended, not when a thread of this host got round to it
+ *   EP_CANN_FLOPS      multiplications and additions per second of a matrix product (0: as quick as
+ *                      it goes). With rates streams have a time of their own: a task begins when
+ *                      the one before it and what it waits for have ended, not when a thread of
+ *                      this host got round to it
  *   EP_CANN_DELAY_US   longest delay before a task (60)
  *   EP_CANN_DEVICES    devices (1); read again when none were there
  *   EP_CANN_HBM_BYTES  memory of each device (4 GiB)
- *   EP_CANN_OOM_AT     the n-th aclrtMalloc of the process fails with 207001 (0: none); "n+" all from there on
+ *   EP_CANN_OOM_AT     the n-th aclrtMalloc of the process fails with 207001 (0: none); "n+" all
+ *                      from there on
  *   EP_CANN_FAULT_AT   the n-th task fails with 507015
  *   EP_CANN_HANG_AT    the n-th task never ends; waits behind it time out at once
  *   EP_CANN_LOST_AT    from the n-th task on its device is lost: everything returns 507010
- *   EP_CANN_LOST_FILE  all devices are lost once this file exists, device D once this file with ".D" behind its name does
- *   EP_CANN_HOLD_FIFO  the first copy of 1 MiB or more waits for somebody to open this FIFO and to close it
- *   EP_CANN_REFUSED    operators that take nothing, "aclnnSwiGlu aclnnDynamicQuant": their first phase returns 161002
+ *   EP_CANN_LOST_FILE  all devices are lost once this file exists, device D once this file with
+ *                      ".D" behind its name does
+ *   EP_CANN_HOLD_FIFO  the first copy of 1 MiB or more waits for somebody to open this FIFO and to
+ *                      close it
+ *   EP_CANN_REFUSED    operators that take nothing, "aclnnSwiGlu aclnnDynamicQuant": their first
+ *                      phase returns 161002
  *   EP_CANN_TELL       aclFinalize writes "cann: tasks N allocations N" to standard error
  *
  * This header is for the objects among themselves.
@@ -34,7 +39,8 @@
 #define CANN_RANK_MAX 8
 #define CANN_DEVICES_MAX 16
 
-/* What the product will call, by the product's own table: another prototype here does not compile. */
+/* What the product will call, by the product's own table: another prototype here does not
+ * compile. */
 #define CANN_PROTOTYPE(name, result, parameters, need, release) CANN_EXPORT result name parameters;
 EP_ACL_SYMBOLS(CANN_PROTOTYPE)
 
@@ -63,16 +69,20 @@ CANN_EXPORT _Noreturn void cann_violation(const char *format, ...) __attribute__
 CANN_EXPORT ep_acl_code cann_enter(void);
 /* Whether EP_CANN_REFUSED has the operator. */
 CANN_EXPORT bool cann_is_refused(const char *name);
-/* Whether a planned failure has come: what later tasks find in device memory is nobody's mistake then. */
+/* Whether a planned failure has come: what later tasks find in device memory is nobody's mistake
+ * then. */
 CANN_EXPORT bool cann_has_failed(void);
 /* How many calls have brought that a device is lost. For tests, by dlsym. */
 CANN_EXPORT uint64_t cann_lost_calls(void);
-/* Where the device itself finds bytes at a device address; a violation when they are not inside one live block. */
+/* Where the device itself finds bytes at a device address; a violation when they are not inside one
+ * live block. */
 CANN_EXPORT void *cann_device_bytes(const void *address, size_t bytes, const char *what);
-/* Runs run(arg) on the stream's own thread, in order; then release(arg), also when the stream is torn down before. */
+/* Runs run(arg) on the stream's own thread, in order; then release(arg), also when the stream is
+ * torn down before. */
 CANN_EXPORT ep_acl_code cann_enqueue(ep_acl_stream stream, ep_acl_code (*run)(void *arg), void (*release)(void *arg),
                                      void *arg);
-/* In a task: the device's time goes on by what so much takes at the rate; returns once it is there. */
+/* In a task: the device's time goes on by what so much takes at the rate; returns once it is
+ * there. */
 CANN_EXPORT void cann_last(cann_rate rate, double amount);
 /* Objects of libnnopbase alive, for the check at aclFinalize. */
 CANN_EXPORT void cann_count_object(int change);

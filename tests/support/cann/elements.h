@@ -32,7 +32,8 @@ static inline void cann_element_set(ep_acl_data_type type, void *to, size_t i, f
     }
 }
 
-/* A row as int8, and its scale max / 127. A row of zeros divides 0 by 0: the strictest reading of the documents. */
+/* A row as int8, and its scale max / 127. A row of zeros divides 0 by 0: the strictest reading of
+ * the documents. */
 static inline float cann_quantise(const float *row, int64_t columns, int8_t *to)
 {
     float greatest = 0.0f;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libopapi_nn.so: SwiGlu, ClippedSwiglu, GeGluV3, DynamicQuant; the first three take a matrix of two halves. */
+/* libopapi_nn.so: SwiGlu, ClippedSwiglu, GeGluV3, DynamicQuant; the first three take a matrix of
+ * two halves. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

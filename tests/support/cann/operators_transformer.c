@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libopapi_transformer.so: GroupedMatmul, V5 unless CANN_OLDER, and V4; groups of rows, one output tensor. And unless
- * CANN_OLDER GroupedMatmulSwigluQuant. */
+/* libopapi_transformer.so: GroupedMatmul, V5 unless CANN_OLDER, and V4; groups of rows, one output
+ * tensor. And unless CANN_OLDER GroupedMatmulSwigluQuant. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,7 +146,8 @@ static ep_acl_code run_grouped_matmul(const cann_launch *launch)
         }
         row = end;
     }
-    if (row >= 0) { /* what no group covers is not written on the device: nobody may count on what was there */
+    /* what no group covers is not written on the device: nobody may count on what was there */
+    if (row >= 0) {
         memset(to + (size_t)(row * columns) * out->element_bytes, 0xff,
                (size_t)((out->shape[0] - row) * columns) * out->element_bytes);
     }
@@ -347,7 +348,8 @@ static ep_acl_code run_fused(const cann_launch *launch)
     const int64_t *ends = cann_tensor_bytes(launch->inputs[FUSED_GROUPS], FUSED);
     const int8_t *weights = cann_tensor_bytes(launch->inputs[FUSED_WEIGHT], FUSED);
     const float *scales = cann_tensor_bytes(launch->inputs[FUSED_SCALE], FUSED);
-    if (columns / 2 % EP_ACL_ALIGN != 0) { /* in a core's local memory all rows but the first begin askew */
+    /* in a core's local memory all rows but the first begin askew */
+    if (columns / 2 % EP_ACL_ALIGN != 0) {
         cann_violation(FUSED ": rows of %lld results are no whole blocks of %d bytes", (long long)(columns / 2),
                        EP_ACL_ALIGN);
     }

@@ -14,7 +14,8 @@
 #include "base/random.h"
 #include "support/cann/cann.h"
 
-#define ARENA_BYTES ((size_t)64 << 30) /* of addresses: a block's are never given out twice before they run out */
+/* of addresses: a block's are never given out twice before they run out */
+#define ARENA_BYTES ((size_t)64 << 30)
 #define GUARD_BYTES 4096
 #define HOLD_BYTES ((size_t)1 << 20)
 #define POISON 0xff /* NaN in every float type */
@@ -206,7 +207,8 @@ static ep_acl_code enter_locked(void)
     return check_device(thread_device);
 }
 
-/* Lock held. As enter_locked, for what was made on a device: another one's thread has no business with it. */
+/* Lock held. As enter_locked, for what was made on a device: another one's thread has no business
+ * with it. */
 static ep_acl_code enter_for(int device)
 {
     const ep_acl_code code = enter_locked();
@@ -504,7 +506,8 @@ static ep_acl_code free_block(void *memory, bool is_host)
     pthread_mutex_lock(&lock);
     ep_acl_code code = enter_locked();
     if (code == CANN_LOST) {
-        code = 0; /* memory of a lost device can be given back; whoever does is told so by other calls */
+        /* memory of a lost device can be given back; whoever does is told so by other calls */
+        code = 0;
     }
     if (code == 0) {
         block **link = &blocks;
@@ -716,7 +719,8 @@ static void *stream_main(void *arg)
         }
         s->first = t->next;
         const bool does_something = t->run != NULL || t->notified != NULL || t->told != NULL;
-        code = s->stopping && does_something ? CANN_CORE_FAULT : run_task(s, t); /* torn down: not run */
+        /* torn down: not run */
+        code = s->stopping && does_something ? CANN_CORE_FAULT : run_task(s, t);
         finish_task(s, t, code);
     }
     pthread_mutex_unlock(&lock);
@@ -1004,7 +1008,8 @@ CANN_EXPORT ep_acl_code aclrtStreamWaitEvent(ep_acl_stream stream_handle, ep_acl
 
 CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, int32_t timeout_ms)
 {
-    static _Thread_local uint64_t in_vain; /* generation in which this thread has waited to the end of its time */
+    /* generation in which this thread has waited to the end of its time */
+    static _Thread_local uint64_t in_vain;
     event *e = check_event(handle);
     (void)timeout_ms;
     if ((e->flags & EP_ACL_EVENT_PROGRESS) == 0) {
@@ -1117,7 +1122,8 @@ CANN_EXPORT ep_acl_code aclrtWaitAndResetNotify(ep_acl_notify notify_handle, ep_
                                                 uint32_t timeout)
 {
     if (timeout != 0) {
-        return fail(CANN_PARAM, "EE1001: timeouts are not emulated"); /* header and document name different units */
+        /* header and document name different units */
+        return fail(CANN_PARAM, "EE1001: timeouts are not emulated");
     }
     return push_notify(notify_handle, stream_handle, false);
 }

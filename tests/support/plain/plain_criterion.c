@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs every registered test in a process of its own; a file name pattern as argument chooses some. */
+/* Runs every registered test in a process of its own; a file name pattern as argument chooses
+ * some. */
 #include <criterion/criterion.h>
 #include <fnmatch.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compares lib/backends/ascend/acl_symbols.h with the vendor's headers: prototypes when it is compiled, values when it
- * runs. */
+/* Compares lib/backends/ascend/acl_symbols.h with the vendor's headers: prototypes when it is
+ * compiled, values when it runs. */
 #include <stdio.h>
 
 #include "acl/acl_rt.h"

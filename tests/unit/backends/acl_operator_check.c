@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compares the operators' prototypes in lib/backends/ascend/acl_symbols.h with the restated ones, when it is compiled. */
+/* Compares the operators' prototypes in lib/backends/ascend/acl_symbols.h with the restated ones,
+ * when it is compiled. */
 #include <stdbool.h>
 #include <stdint.h>
 

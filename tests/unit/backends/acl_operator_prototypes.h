@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the vendor's headers say of the operators and their objects, restated by hand from the documents named at each
- * list, in the vendor's names; the product takes nothing from here. X(symbol, result, parameters)
+ * What the vendor's headers say of the operators and their objects, restated by hand from the
+ * documents named at each list, in the vendor's names; the product takes nothing from here.
+ * X(symbol, result, parameters)
  */
 #ifndef EP_TESTS_UNIT_BACKENDS_ACL_OPERATOR_PROTOTYPES_H
 #define EP_TESTS_UNIT_BACKENDS_ACL_OPERATOR_PROTOTYPES_H

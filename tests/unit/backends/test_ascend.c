@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What backend "ascend" says when it is not available, and what it refuses, over the emulated device. */
+/* What backend "ascend" says when it is not available, and what it refuses, over the emulated
+ * device. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <fcntl.h>

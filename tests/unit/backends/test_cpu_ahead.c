@@ -6,8 +6,8 @@
 
 enum { THREADS_MAX = 16 };
 
-/* A stage from its beginning: threads come one after the other, while none has ended a task. Each takes some, and perhaps more ahead. Returns
- * how many of them found any. */
+/* A stage from its beginning: threads come one after the other, while none has ended a task. Each
+ * takes some, and perhaps more ahead. Returns how many of them found any. */
 static uint32_t served(uint32_t threads, uint32_t tasks, uint32_t grain, bool has_other_work)
 {
     uint32_t left = tasks;

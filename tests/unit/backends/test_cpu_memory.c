@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of weights: parts that share huge pages keep their bytes whatever becomes of their neighbours, and what was given back is gone. */
+/* Memory of weights: parts that share huge pages keep their bytes whatever becomes of their
+ * neighbours, and what was given back is gone. */
 #include <criterion/criterion.h>
 #include <limits.h>
 #include <malloc.h>
@@ -140,7 +141,8 @@ Test(cpu_memory, what_is_given_back_leaves_only_the_pages_of_neighbours)
     ep_cpu_memory_give(memory, after, bytes);
 }
 
-/* Experts that replace each other under a byte budget, parts all of one size: the process has hardly more in memory than them. */
+/* Experts that replace each other under a byte budget, parts all of one size: the process has
+ * hardly more in memory than them. */
 static void check_replacing(size_t bytes)
 {
     enum { COUNT_MAX = 1024, PAGES_MAX = 4096 };
@@ -196,7 +198,8 @@ static size_t process_bytes(void)
     return resident * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The same of experts too large for chunks, in a process whose malloc keeps what is freed, as the daemons set it, beside blocks of others. */
+/* The same of experts too large for chunks, in a process whose malloc keeps what is freed, as the
+ * daemons set it, beside blocks of others. */
 Test(cpu_memory, large_parts_that_replace_each_other_leave_nothing_behind)
 {
     enum { COUNT = 4, STEPS_OF_LARGE = 24, SMALL = 100 << 10 };

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two memory nodes with a thread each: a thread takes the jobs whose weights lie on its own node first, whatever was queued before them,
- * and the other node's when there are none left, or when 64 have gone before them. Both threads are kept inside a done() until all jobs
- * are there; then one of them is let go, so the order in which the jobs end is the order it chose.
+ * Two memory nodes with a thread each: a thread takes the jobs whose weights lie on its own node
+ * first, whatever was queued before them, and the other node's when there are none left, or when 64
+ * have gone before them. Both threads are kept inside a done() until all jobs are there; then one
+ * of them is let go, so the order in which the jobs end is the order it chose.
  */
 #include <pthread.h>
 #include <semaphore.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many jobs of many experts at once, wide passes and whole ones, urgent and patient, over thread counts and memory nodes: every row has the
- * reference's bits, every job ends once. A plain program for ThreadSanitizer. Argument: the seed.
+ * Many jobs of many experts at once, wide passes and whole ones, urgent and patient, over thread
+ * counts and memory nodes: every row has the reference's bits, every job ends once. A plain program
+ * for ThreadSanitizer. Argument: the seed.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +45,8 @@ static int run_round(ep_backend *backend, ep_backend_weights *weights[FIXTURES][
     return failures;
 }
 
-/* nodes: of a made-up machine. Threads are tied to its CPUs and memory to its nodes as far as this one has them. */
+/* nodes: of a made-up machine. Threads are tied to its CPUs and memory to its nodes as far as this
+ * one has them. */
 static int run_with(const char *nodes, uint32_t threads, bool unpinned, uint64_t seed)
 {
     const ep_backend_config config = {.threads = threads, .unpinned = unpinned};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CPUs and memory nodes, of this machine and of made-up ones. A plain program: it changes its own affinity and environment. */
+/* CPUs and memory nodes, of this machine and of made-up ones. A plain program: it changes its own
+ * affinity and environment. */
 #include <linux/mempolicy.h>
 #include <pthread.h>
 #include <sched.h>
@@ -49,7 +50,8 @@ static void check_made_up(void)
     made_up_machine_remove();
 }
 
-/* Two nodes of two CPUs, the memory of the first is not allowed: its CPUs are, without a node. The third has memory alone. */
+/* Two nodes of two CPUs, the memory of the first is not allowed: its CPUs are, without a node. The
+ * third has memory alone. */
 static void check_nodeless(void)
 {
     made_up_machine("0-3", "1-2", "0:0-1 1:2-3 2:-");
@@ -71,7 +73,8 @@ static cpu_set_t affinity(void)
     return set;
 }
 
-/* A kernel without memory nodes, of whose possible CPUs not all are on; then neither /proc nor /sys. */
+/* A kernel without memory nodes, of whose possible CPUs not all are on; then neither /proc nor
+ * /sys. */
 static void check_without_nodes(void)
 {
     const cpu_set_t before = affinity();
@@ -153,7 +156,8 @@ static bool may_set_policies(void *memory, size_t bytes)
            syscall(SYS_mbind, memory, bytes, MPOL_DEFAULT, NULL, 0, 0) == 0 && !is_on_first_node(memory);
 }
 
-/* The machine's first two CPUs as two nodes: one is the node that every machine has, the other one no machine. */
+/* The machine's first two CPUs as two nodes: one is the node that every machine has, the other one
+ * no machine. */
 static void *check_tied(void *arg)
 {
     enum { BYTES = 1 << 20 };

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How many threads an expert gets. One expert's pass, begun by the one thread that is free, has all of them as soon as they are; as many
- * small experts as there are threads have one each. Threads meet inside the panel function and wait there for the others, so
- * a thread that never comes ends the test, whatever the number of CPUs. A plain program for ThreadSanitizer.
+ * How many threads an expert gets. One expert's pass, begun by the one thread that is free, has all
+ * of them as soon as they are; as many small experts as there are threads have one each. Threads
+ * meet inside the panel function and wait there for the others, so a thread that never comes ends
+ * the test, whatever the number of CPUs. A plain program for ThreadSanitizer.
  */
 #include <pthread.h>
 #include <semaphore.h>

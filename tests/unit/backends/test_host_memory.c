@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of weights and scratch: alignment, and the advice to use huge pages as the kernel has noted it. */
+/* Memory of weights and scratch: alignment, and the advice to use huge pages as the kernel has
+ * noted it. */
 #include <criterion/criterion.h>
 #include <inttypes.h>
 #include <stdint.h>
@@ -38,7 +39,8 @@ Test(host_memory, large_blocks_ask_for_huge_pages)
     uint8_t *block = ep_host_alloc(bytes);
     cr_assert_not_null(block);
     cr_expect_eq((uintptr_t)block % HUGE_PAGE, 0);
-    if (access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) == 0) { /* else the kernel has none */
+    /* else the kernel has none */
+    if (access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) == 0) {
         cr_expect(is_advised((uintptr_t)block, (uintptr_t)block + bytes));
     }
     memset(block, 1, bytes);

@@ -45,7 +45,8 @@ static const hostile_text hostile_texts[] = {
 
 #define CAPTURE_BYTES (2 * EP_LOG_LINE_BYTES)
 
-/* One line, with its end taken off; "" when nothing was written. It is printable, and the only one. */
+/* One line, with its end taken off; "" when nothing was written. It is printable, and the only
+ * one. */
 #define CAPTURE(line, format, ...)                                                                  \
     do {                                                                                            \
         int ends_[2];                                                                               \

@@ -78,7 +78,8 @@ Test(buffer, a_kept_buffer_a_little_larger_is_lent_when_the_limit_allows)
     ep_buffer *large, *small, *other, *last;
     ep_buffer_pool_stats stats;
     cr_assert_eq(ep_buffer_pool_create(1 << 20, 1 << 20, &pool), EP_OK);
-    cr_assert_eq(ep_buffer_acquire(pool, 448 << 10, &large), EP_OK); /* classes 320, 384, 448, 512 KiB */
+    /* classes 320, 384, 448, 512 KiB */
+    cr_assert_eq(ep_buffer_acquire(pool, 448 << 10, &large), EP_OK);
     ep_buffer_unref(large);
     cr_assert_eq(ep_buffer_acquire(pool, 300 << 10, &small), EP_OK);
     cr_assert_eq(small->capacity_bytes, (size_t)448 << 10);
@@ -125,7 +126,8 @@ Test(buffer, keeps_what_is_in_use_now)
     ep_buffer_pool_destroy(pool);
 }
 
-/* Two sizes in turn that do not fit together: the one that is kept stays, neither drives the other out each time. */
+/* Two sizes in turn that do not fit together: the one that is kept stays, neither drives the other
+ * out each time. */
 Test(buffer, sizes_in_turn_do_not_evict_each_other)
 {
     ep_buffer_pool *pool;

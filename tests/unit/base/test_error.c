@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The error table is whole: numbers are unique, names and texts are there, the wire mapping is its own inverse. */
+/* The error table is whole: numbers are unique, names and texts are there, the wire mapping is its
+ * own inverse. */
 #include <criterion/criterion.h>
 #include <string.h>
 

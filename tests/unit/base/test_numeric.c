@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every bf16 and f16 value survives the round trip; rounding and exp agree with double arithmetic. */
+/* Every bf16 and f16 value survives the round trip; rounding and exp agree with double
+ * arithmetic. */
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -23,7 +24,8 @@ Test(numeric, every_half_value_survives_the_round_trip)
     }
 }
 
-/* The nearest of the two neighbours found by search, ties to the even code: an independent reading of the rule. */
+/* The nearest of the two neighbours found by search, ties to the even code: an independent reading
+ * of the rule. */
 static uint16_t nearest(float x, float (*widen)(uint16_t), uint16_t inf)
 {
     uint16_t sign = signbit(x) ? 0x8000u : 0;
@@ -71,5 +73,6 @@ Test(numeric, exp_is_within_two_units_and_has_the_right_ends)
     cr_assert_eq(ep_expf(INFINITY), INFINITY);
     cr_assert_eq(ep_expf(-INFINITY), 0.0f);
     cr_assert(isnan(ep_expf(NAN)));
-    cr_assert_eq(ep_siluf(-INFINITY) != ep_siluf(-INFINITY), 1); /* -inf / inf: NaN, as the formula says */
+    /* -inf / inf: NaN, as the formula says */
+    cr_assert_eq(ep_siluf(-INFINITY) != ep_siluf(-INFINITY), 1);
 }

@@ -19,12 +19,18 @@ Test(printable, what_steers_a_terminal_or_is_no_utf8_is_escaped)
     expect("", "");
     expect("node-1 größe 日本 🎉", "node-1 größe 日本 🎉");
     expect("\x1b[31mred\x7f\n\r\t", "\\x1b[31mred\\x7f\\x0a\\x0d\\x09");
-    expect("a\xc2\x9b" "31m\xc2\x80", "a\\xc2\\x9b31m\\xc2\\x80");                               /* C1 */
-    expect("\x9b", "\\x9b");                                                                     /* alone it is no UTF-8 */
-    expect("\xff\xfe\xc0\xaf\xe0\x80\x80", "\\xff\\xfe\\xc0\\xaf\\xe0\\x80\\x80");               /* never, and longer than need be */
-    expect("\xed\xa0\x80\xf4\x90\x80\x80", "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80");               /* a surrogate, beyond the last character */
-    expect("cut \xe6\x97", "cut \\xe6\\x97");                                                    /* its end is missing */
-    expect("a\xe2\x80\xae" "b\xe2\x80\xa8\xd8\x9c", "a\\xe2\\x80\\xaeb\\xe2\\x80\\xa8\\xd8\\x9c"); /* direction, line */
+    /* C1 */
+    expect("a\xc2\x9b" "31m\xc2\x80", "a\\xc2\\x9b31m\\xc2\\x80");
+    /* alone it is no UTF-8 */
+    expect("\x9b", "\\x9b");
+    /* never, and longer than need be */
+    expect("\xff\xfe\xc0\xaf\xe0\x80\x80", "\\xff\\xfe\\xc0\\xaf\\xe0\\x80\\x80");
+    /* a surrogate, beyond the last character */
+    expect("\xed\xa0\x80\xf4\x90\x80\x80", "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80");
+    /* its end is missing */
+    expect("cut \xe6\x97", "cut \\xe6\\x97");
+    /* direction, line */
+    expect("a\xe2\x80\xae" "b\xe2\x80\xa8\xd8\x9c", "a\\xe2\\x80\\xaeb\\xe2\\x80\\xa8\\xd8\\x9c");
 }
 
 Test(printable, what_does_not_fit_is_left_out_whole)

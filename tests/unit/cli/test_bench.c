@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The random batches of expertctl bench: what the service accepts, and the same again for a seed. */
+/* The random batches of expertctl bench: what the service accepts, and the same again for a
+ * seed. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Variables and contexts of expertctl itself, without a service: whom a call wants to reach is in its error, since
- * nobody listens on the ports 1 to 9 of loopback.
+ * Variables and contexts of expertctl itself, without a service: whom a call wants to reach is in
+ * its error, since nobody listens on the ports 1 to 9 of loopback.
  */
 #include <criterion/criterion.h>
 #include <glob.h>
@@ -37,7 +37,8 @@ static void teardown(void)
 
 TestSuite(context, .init = setup, .fini = teardown, .timeout = 120);
 
-/* environment and args: words separated by blanks. Returns the exit code; *out_text: what was printed. */
+/* environment and args: words separated by blanks. Returns the exit code; *out_text: what was
+ * printed. */
 static int run(const char *environment, const char *args, char **out_text)
 {
     const char *variables[16] = {config_home, "EXPERTCTL_CONTEXT="};

@@ -68,7 +68,8 @@ Test(dense_math, softmax_of_large_values)
     cr_assert_eq(one[0], 1.0f);
 }
 
-/* A rotation keeps lengths, does nothing at position 0, and depends on the difference of positions only. */
+/* A rotation keeps lengths, does nothing at position 0, and depends on the difference of positions
+ * only. */
 Test(dense_math, rotation)
 {
     float inv_freq[4], a[16], b[16], kept[16];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The dense part of the demo checkpoint against a plain forward pass in double, and what is refused. */
+/* The dense part of the demo checkpoint against a plain forward pass in double, and what is
+ * refused. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -124,7 +125,8 @@ static void attend(const double *q, double keys[][KV * D], double values[][KV * 
     }
 }
 
-/* One layer over all tokens; the experts answer factor times the row. Keeps the router's best two per token.
+/* One layer over all tokens; the experts answer factor times the row. Keeps the router's best two
+ * per token.
  */
 static void plain_layer(const ep_checkpoint *checkpoint, int l, double x[][H], double factor,
                         int32_t *out_ids)
@@ -198,7 +200,8 @@ Test(dense_model, agrees_with_a_plain_pass_in_double)
     cr_assert_str_eq(ep_dense_model_shape(model)->version, ep_checkpoint_info(checkpoint)->version);
     cr_assert_eq(ep_dense_model_forward(model, text, TOKENS, 0, answer, &log, logits, &error), EP_OK, "%s",
                  error.text);
-    for (size_t i = 0; i < 256; i++) { /* rows travel as bf16: 8 bits of mantissa through four layers */
+    /* rows travel as bf16: 8 bits of mantissa through four layers */
+    for (size_t i = 0; i < 256; i++) {
         cr_assert_float_eq((double)logits[i], expected[i], 0.1, "logit %zu is %g, expected %g", i,
                            (double)logits[i], expected[i]);
     }

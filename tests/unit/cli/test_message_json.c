@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON of messages: every field type there and back over the wire, ranges, wrong keys and values with their
- * words. */
+/* JSON of messages: every field type there and back over the wire, ranges, wrong keys and values
+ * with their words. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>

@@ -200,7 +200,8 @@ static void expect_lines(unsigned short columns, const char *text, const char *w
     ep_cli_line(out, "%s", text);
     fclose(out);
     size_t bytes = 0;
-    for (ssize_t n; (n = read(pty[0], got + bytes, sizeof(got) - 1 - bytes)) > 0;) { /* at its end comes an error */
+    /* at its end comes an error */
+    for (ssize_t n; (n = read(pty[0], got + bytes, sizeof(got) - 1 - bytes)) > 0;) {
         bytes += (size_t)n;
     }
     close(pty[0]);

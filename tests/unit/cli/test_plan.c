@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans for machines that do not exist yet: the formulas against numbers worked out by hand, loads drawn and read. */
+/* Plans for machines that do not exist yet: the formulas against numbers worked out by hand, loads
+ * drawn and read. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +13,8 @@
 
 #define NEAR(a, b) cr_assert_float_eq(a, b, 1e-9, "%.12g is not %.12g", a, b)
 
-/* Expert 0 on both nodes, 1 on the first, 2 and 3 on the second, which has the shared expert if there is one. */
+/* Expert 0 on both nodes, 1 on the first, 2 and 3 on the second, which has the shared expert if
+ * there is one. */
 static const double shares[] = {0.4, 0.3, 0.2, 0.1};
 static const uint32_t offsets[] = {0, 2, 3, 4, 5, 6}, copies[] = {0, 1, 0, 1, 1, 1};
 static const ep_plan_machine machine = {.memory_bytes_per_s = 1000, .link_bytes_per_s = 300, .round_trip_s = 0.25};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl trace report and export on recordings with known times, on damaged ones, and on hostile names. */
+/* expertctl trace report and export on recordings with known times, on damaged ones, and on hostile
+ * names. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -251,7 +252,8 @@ Test(trace_files, a_broken_stream_is_skipped_and_said, .init = make_dir, .fini =
     write_two_streams();
     close(fd);
     fd = open(stream, O_RDWR | O_CLOEXEC);
-    cr_assert_eq(pwrite(fd, "\xff\xff\xff\x7f", 4, bytes / 2), 4); /* in an event: what was told before has to be taken back */
+    /* in an event: what was told before has to be taken back */
+    cr_assert_eq(pwrite(fd, "\xff\xff\xff\x7f", 4, bytes / 2), 4);
     for (off_t at = bytes / 2; at < bytes; at += 16) {
         cr_assert_eq(pwrite(fd, "\xff\xff\xff\x7f", 4, at), 4);
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events to spans, joins, clocks, figures, critical paths and lanes, on a scene with known times. */
+/* Events to spans, joins, clocks, figures, critical paths and lanes, on a scene with known
+ * times. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,7 +87,8 @@ Test(trace_model, a_scene_is_matched_and_joined, .fini = end)
     cr_expect_eq(exchange->total_ns, 10 * (52000 + 69000) + 4500);
     cr_expect_eq(figures.network.total_ns, 10 * (20000 + 20000) + 4500);
     for (size_t i = 0; i < figures.requests_count; i++) {
-        expect_path_of_node1(&figures.paths[i], 100 * (int64_t)i); /* equal durations: in order of time */
+        /* equal durations: in order of time */
+        expect_path_of_node1(&figures.paths[i], 100 * (int64_t)i);
     }
 }
 
@@ -268,7 +270,8 @@ Test(trace_calls, failures_are_counted_by_status_with_the_first_calls, .fini = e
     }
 }
 
-/* One more than are named, all of a status that no version of ours has; and their call did not fail. */
+/* One more than are named, all of a status that no version of ours has; and their call did not
+ * fail. */
 Test(trace_calls, a_failed_frame_of_a_call_that_succeeded_is_saved, .fini = end)
 {
     start(EVENTS_MAX, 1);
@@ -318,7 +321,8 @@ Test(trace_calls, every_span_is_of_its_call, .fini = end)
         cr_assert_neq(figures.owner_of[i], EP_CLI_TRACE_NONE, "span %zu", i);
         const ep_cli_span *owner = &model->spans[figures.requests[figures.owner_of[i]]];
         cr_expect_eq(owner->trace.low, model->spans[i].trace.low);
-        uint64_t call = model->spans[i].call; /* of the three exchanges with node1 that were hedged, and of what both sides did */
+        /* of the three exchanges with node1 that were hedged, and of what both sides did */
+        uint64_t call = model->spans[i].call;
         cr_expect_eq(model->spans[i].unused, call == 5001 || call == 5003 || call == 5005, "span %zu", i);
     }
 }
@@ -581,7 +585,8 @@ Test(trace_model, one_trace_keeps_its_jobs, .fini = end)
     expect_path_of_node1(&figures.paths[0], 100);
 }
 
-/* A connection may be called otherwise than its process: it is the same process, and spans of it match. */
+/* A connection may be called otherwise than its process: it is the same process, and spans of it
+ * match. */
 Test(trace_model, frames_do_not_name_a_client, .fini = end)
 {
     static const char *const names[] = {"node0", "", "node1"};

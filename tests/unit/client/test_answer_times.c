@@ -30,8 +30,8 @@ Test(answer_times, nothing_is_late_before_enough_answers)
     cr_assert_eq(ep_answer_times_late_ns(&times, 4096), EP_ANSWER_TIMES_UNKNOWN, "another size");
 }
 
-/* For many distributions: at most 5 % of the answers are later, and the percentile is not above the true one by more
- * than a step, a quarter of an octave at its low end. */
+/* For many distributions: at most 5 % of the answers are later, and the percentile is not above the
+ * true one by more than a step, a quarter of an octave at its low end. */
 Test(answer_times, at_most_one_in_twenty_is_late)
 {
     uint64_t random = 11;
@@ -152,7 +152,8 @@ Test(silence, a_node_that_takes_nothing_is_found_in_300_ms)
                  "it was heard");
 }
 
-/* A ping that is out already, for another frame or by the connection itself, counts for this one too. */
+/* A ping that is out already, for another frame or by the connection itself, counts for this one
+ * too. */
 Test(silence, one_ping_serves_all_frames)
 {
     cr_assert_eq(judge(1310, 1200, 990, 1100), EP_SILENCE_SILENT);

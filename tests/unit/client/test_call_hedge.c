@@ -265,7 +265,8 @@ Test(call_hedge, hedges_pay_from_both_budgets_and_silence_pays_nothing)
     end();
 }
 
-/* Of any number of frames, at most 3 % are hedged; and with an allowance of 100 %, still only what retries may. */
+/* Of any number of frames, at most 3 % are hedged; and with an allowance of 100 %, still only what
+ * retries may. */
 Test(call_hedge, the_share_of_hedges_is_bounded)
 {
     static const uint32_t shares[] = {0, 1, 30, 100, 1000};

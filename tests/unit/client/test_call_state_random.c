@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random runs of the policy: whatever answers come in whatever order, a run completes exactly once, not after
- * its deadline, and every answer that is due finds its parcel. test_call_state_random [SEED [RUNS]]
+ * Random runs of the policy: whatever answers come in whatever order, a run completes exactly once,
+ * not after its deadline, and every answer that is due finds its parcel. test_call_state_random
+ * [SEED [RUNS]]
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -161,7 +162,8 @@ static void answer(sim *s, ep_call_actions *a)
     uint32_t parcel = s->due[at];
     s->due[at] = s->due[--s->due_count];
     ep_parcel_phase phase = s->state.parcels[parcel].phase;
-    bool awaited = phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_HEDGE; /* else of a run before, or it lost */
+    /* else of a run before, or it lost */
+    bool awaited = phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_HEDGE;
     ep_error error;
     ep_call_event event = {.kind = EP_EVENT_ROWS, .parcel = parcel, .error = &error};
     if (dice(2) == 0) {

@@ -150,8 +150,10 @@ Test(flow, a_peers_smaller_limit_counts)
 
 Test(flow, a_claim_covers_the_size_classes_of_every_split)
 {
-    ep_batch batch = batch_of(64, 64); /* rows of 128 bytes: a frame of one slot still takes a whole class */
+    /* rows of 128 bytes: a frame of one slot still takes a whole class */
+    ep_batch batch = batch_of(64, 64);
     ep_flow flow = pick(EP_MODE_DECODE, 64, 64, &limits);
     cr_assert_geq(ep_flow_claim_bytes(&flow, &batch, 8, 8), 8 * 4096);
-    cr_assert_geq(ep_flow_claim_bytes(&flow, &batch, 512, 1), 128 * 1024); /* 64 KiB of rows and a header */
+    /* 64 KiB of rows and a header */
+    cr_assert_geq(ep_flow_claim_bytes(&flow, &batch, 512, 1), 128 * 1024);
 }

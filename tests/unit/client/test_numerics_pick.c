@@ -11,7 +11,8 @@ enum { NODES = 5, EXPERTS = 4 };
 static char portable[] = "portable/1";
 static char bf16dp[] = "bf16dp/1";
 
-/* One layer; expert e has one copy on node owners[e], none for UINT32_MAX. The first three nodes are of portable. */
+/* One layer; expert e has one copy on node owners[e], none for UINT32_MAX. The first three nodes
+ * are of portable. */
 static ep_routing_table *make(const uint32_t owners[EXPERTS])
 {
     const ep_layer_shape shape = {.layer = 1, .hidden = 8, .inner = 8, .experts = EXPERTS, .top_k = 2};
@@ -44,7 +45,8 @@ static ep_routing_table *make(const uint32_t owners[EXPERTS])
 
 Test(numerics_pick, nodes_without_a_copy_do_not_count)
 {
-    ep_routing_table *table = make((const uint32_t[EXPERTS]){3, 4, 3, 4}); /* the first three are drained */
+    /* the first three are drained */
+    ep_routing_table *table = make((const uint32_t[EXPERTS]){3, 4, 3, 4});
     cr_assert_str_eq(ep_numerics_pick(table, 0), bf16dp);
     cr_assert(ep_numerics_cover(table, 0, bf16dp));
     cr_assert_not(ep_numerics_cover(table, 0, portable));

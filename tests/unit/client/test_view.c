@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which model, version and layer a request means, and what is said when it means none or several. */
+/* Which model, version and layer a request means, and what is said when it means none or
+ * several. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -97,7 +98,8 @@ Test(view, what_is_not_there_is_named)
     ep_view_unref(view);
 }
 
-/* More versions than the text has room for: cut, marked as cut, and nothing written past its end. */
+/* More versions than the text has room for: cut, marked as cut, and nothing written past its
+ * end. */
 Test(view, a_long_list_of_versions_is_cut)
 {
     static char versions[40][EP_VERSION_BYTES];

@@ -121,7 +121,8 @@ Test(health, without_a_table_nodes_are_missing_or_load)
     expect(EP_HEALTH_NO_TABLE, "although 2 nodes are here");
 }
 
-/* All nodes were stopped in order and forgotten: the table of before lists no copy any more, whether it names the model or not. */
+/* All nodes were stopped in order and forgotten: the table of before lists no copy any more,
+ * whether it names the model or not. */
 Test(health, a_table_that_serves_nothing_is_the_end_of_service)
 {
     f.cluster.n_nodes = 0;
@@ -230,7 +231,8 @@ Test(health, missing_and_few_copies_are_told_by_model)
     f.cluster.policy = text_of("static"); /* the map says how many */
     judge();
     cr_assert_eq(health.problems_count, 0u);
-    f.table->layers[1].shape.experts = 2; /* the second and third are then one routed and one shared expert */
+    /* the second and third are then one routed and one shared expert */
+    f.table->layers[1].shape.experts = 2;
     f.table->layers[1].shape.shared_experts = 1;
     set_copies(1, 2, 1, 1);
     expect(EP_HEALTH_FEW_COPIES, "1 experts in 1 layers");

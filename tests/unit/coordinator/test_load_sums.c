@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums of reports: copies add up, restarts and late reports take nothing away, wrong reports are refused. */
+/* Sums of reports: copies add up, restarts and late reports take nothing away, wrong reports are
+ * refused. */
 #include "coordinator/statistics.h"
 
 #include <criterion/criterion.h>
@@ -81,7 +82,8 @@ Test(load_sums, never_go_back)
     ep_load_sums_destroy(sums);
 }
 
-/* As many as a large cluster has, from each node in another order, and with layers that come later. */
+/* As many as a large cluster has, from each node in another order, and with layers that come
+ * later. */
 enum { LAYERS = 97, NODES = 64 };
 
 static uint32_t experts_of_all(void *arg, const char *model, const char *version, uint32_t layer)

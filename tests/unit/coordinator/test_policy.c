@@ -101,6 +101,7 @@ Test(coordinator_policy, what_is_set_stands_in_for_the_configuration)
     cr_assert_eq(config.move_rate, 5ull << 30);
     cr_assert(config.copies == 1 && config.spare_copies == 0 && config.decode_tokens_max == 9 && config.is_balanced);
     cr_assert_eq(apply(&balanced, "spare_copies", "8"), EP_OK);
-    ep_policy_in_force(&policy, &uniform, &config); /* another configuration, which does not use them */
+    /* another configuration, which does not use them */
+    ep_policy_in_force(&policy, &uniform, &config);
     cr_assert(config.copies == 1 && config.spare_copies == 0);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Membership and placement under a clock the test owns: nodes come, load, fall silent, come back. */
+/* Membership and placement under a clock the test owns: nodes come, load, fall silent, come
+ * back. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -146,7 +147,8 @@ static bool owns(int i, int l, uint32_t expert)
     return false;
 }
 
-/* The node has loaded what it is given, but not expert `bad` of any layer (EXPERTS: all); or drops the rest. */
+/* The node has loaded what it is given, but not expert `bad` of any layer (EXPERTS: all); or drops
+ * the rest. */
 static void take(int i, uint32_t bad, bool drops)
 {
     Expertd__V1__NodeAssignment **list;
@@ -272,7 +274,8 @@ Test(coordinator_state, copies_are_on_different_hosts)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* Copies with other bits are no copies: the nodes of one numerics id hold everything, those of most nodes. */
+/* Copies with other bits are no copies: the nodes of one numerics id hold everything, those of most
+ * nodes. */
 Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
 {
     static char other[] = "bf16dp/bf16/rne/00000000";
@@ -287,7 +290,8 @@ Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
     assert_copies(2); /* two of each: the first of them was there first */
     cr_assert(held(0) == LAYERS * EXPERTS && held(3) == LAYERS * EXPERTS && held(1) + held(2) == 0);
 
-    /* One becomes as the two idle ones: they are most then, and take over; until they have loaded all stays listed. */
+    /* One becomes as the two idle ones: they are most then, and take over; until they have loaded
+     * all stays listed. */
     nodes[3].model.numerics = usual;
     nodes[3].incarnation++;
     nodes[3].owned_count[0] = nodes[3].owned_count[1] = 0;
@@ -350,7 +354,8 @@ static void expect_model_on_others_of(int away, int stays)
     cr_assert_eq(held(1) + held(2), 0u, "the model moved to the other id while node-%d was away", away);
 }
 
-/* A clean restart says draining first; the node's id keeps its vote meanwhile, also when it takes longer than the silence allowed. */
+/* A clean restart says draining first; the node's id keeps its vote meanwhile, also when it takes
+ * longer than the silence allowed. */
 Test(coordinator_state, a_restart_moves_no_model_to_another_numerics_id)
 {
     start_two_of_each();
@@ -365,7 +370,8 @@ Test(coordinator_state, a_restart_moves_no_model_to_another_numerics_id)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* A node that dies is given restore_ms to come back before its experts go to others, and as long again before its vote goes. */
+/* A node that dies is given restore_ms to come back before its experts go to others, and as long
+ * again before its vote goes. */
 Test(coordinator_state, a_dead_node_votes_on_for_a_while)
 {
     start_two_of_each();
@@ -397,7 +403,8 @@ Test(coordinator_state, a_drained_node_has_no_vote_for_its_numerics_id)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* What no node of the chosen id can load stays on one that computes the same bits, though it is drained. */
+/* What no node of the chosen id can load stays on one that computes the same bits, though it is
+ * drained. */
 Test(coordinator_state, an_expert_nobody_takes_stays_with_its_numerics_id)
 {
     static char other[] = "bf16dp/bf16/rne/00000000";
@@ -844,7 +851,8 @@ Test(coordinator_state, a_plan_changes_nothing_until_it_is_applied)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* move_rate is for what the coordinator does by itself: an order is done at once, and what comes after pays for it. */
+/* move_rate is for what the coordinator does by itself: an order is done at once, and what comes
+ * after pays for it. */
 Test(coordinator_state, a_plan_is_applied_whatever_the_pace)
 {
     uint64_t sums[EXPERTS];
@@ -923,7 +931,8 @@ Test(coordinator_state, a_plan_is_not_applied_while_a_node_is_suspect)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* What a node gave up it still holds for a while; who places must not take that for copies, nor move back and forth.
+/* What a node gave up it still holds for a while; who places must not take that for copies, nor
+ * move back and forth.
  */
 Test(coordinator_state, copies_given_up_are_none)
 {
@@ -1037,7 +1046,8 @@ Test(coordinator_state, a_node_that_left_is_not_lost)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* Time in which the coordinator did not run is no silence of nodes, neither before they are suspect nor after. */
+/* Time in which the coordinator did not run is no silence of nodes, neither before they are suspect
+ * nor after. */
 Test(coordinator_state, a_blind_coordinator_forgets_nobody)
 {
     start(2, 3, NULL);
@@ -1319,7 +1329,8 @@ Test(coordinator_state, a_copy_with_other_weights_is_not_listed)
     start(2, 2, NULL);
     for (uint32_t e = 0; e < EXPERTS; e++) {
         digests[0][e] = 0x1000 + e;
-        digests[1][e] = e == 5 ? 7 : e == 2 ? 0 : 0x1000 + e; /* one differs on node 1, one it has not read yet */
+        /* one differs on node 1, one it has not read yet */
+        digests[1][e] = e == 5 ? 7 : e == 2 ? 0 : 0x1000 + e;
     }
     join(0, NULL);
     join(1, NULL);
@@ -1399,7 +1410,8 @@ Test(coordinator_state, bad_registrations_are_refused_by_name)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* The name of a live node is no word that anybody may say: url and incarnation are known to all, its secret is not. */
+/* The name of a live node is no word that anybody may say: url and incarnation are known to all,
+ * its secret is not. */
 Test(coordinator_state, a_live_name_is_its_owners)
 {
     ep_error error;
@@ -1858,7 +1870,8 @@ Test(coordinator_state, a_node_without_a_device_gives_up_all_experts)
     cr_assert_eq(join(2, NULL), EP_OK);
     ep_coordinator_drain drain;
     cr_assert_eq(ep_coordinator_state_drain(cluster, nodes[2].name, false, &drain, NULL), EP_OK);
-    cr_assert_eq(ep_coordinator_state_drain(cluster, nodes[2].name, true, &drain, NULL), EP_OK); /* experts move for balance */
+    /* experts move for balance */
+    cr_assert_eq(ep_coordinator_state_drain(cluster, nodes[2].name, true, &drain, NULL), EP_OK);
     cr_assert_eq(given_count(0), 0u);
     cr_assert_gt(given_count(2), 0u);
     nodes[0].incarnation++;
@@ -1984,7 +1997,8 @@ Test(coordinator_state, drained_and_new_nodes_after_a_restart)
     assert_copies(1);
     cr_assert_eq(join(3, NULL), EP_OK);
     for (int i = 0; i < 3; i++) {
-        snprintf(nodes[i].url, sizeof(nodes[i].url), "tcp://127.0.0.1:%d", 9100 + i); /* restarted too, elsewhere */
+        /* restarted too, elsewhere */
+        snprintf(nodes[i].url, sizeof(nodes[i].url), "tcp://127.0.0.1:%d", 9100 + i);
         nodes[i].incarnation += 10;
         cr_assert_eq(join(i, NULL), EP_OK);
     }
@@ -2187,7 +2201,8 @@ Test(coordinator_state, further_copies_come_at_the_pace_of_moves)
 {
     const uint32_t all = LAYERS * EXPERTS;
     start_paced(1, 3);
-    copies_after(2000, 3); /* the first placement waited for nothing; the pace has its second saved up again */
+    /* the first placement waited for nothing; the pace has its second saved up again */
+    copies_after(2000, 3);
     set_policy("copies", "2");
     settle(3);
     cr_assert_eq(copies_after(0, 3), all + PACE_COPIES);
@@ -2271,8 +2286,8 @@ Test(coordinator_state, a_node_that_joins_gets_its_part_at_the_pace)
     ep_coordinator_state_destroy(cluster);
 }
 
-/* Half a second goes on, within the grace. Who has loaded what it was given says so with its next heartbeat; `stuck`
- * never has. */
+/* Half a second goes on, within the grace. Who has loaded what it was given says so with its next
+ * heartbeat; `stuck` never has. */
 static void late_beats(int count, bool have_loaded, int stuck)
 {
     now_ns += 500 * EP_NS_PER_MS;

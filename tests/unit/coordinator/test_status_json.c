@@ -27,7 +27,8 @@ static char *words(const char *text)
     return (char *)(uintptr_t)text;
 }
 
-/* Nodes 10, 11, 12; the first two hold the three experts and the shared one of layer 7 of "demo". */
+/* Nodes 10, 11, 12; the first two hold the three experts and the shared one of layer 7 of
+ * "demo". */
 static void setup(void)
 {
     const ep_layer_shape shape = {

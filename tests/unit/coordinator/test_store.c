@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The store: what is written comes back; damage, another schema, another holder and a full disk are named. */
+/* The store: what is written comes back; damage, another schema, another holder and a full disk are
+ * named. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -162,7 +163,8 @@ Test(coordinator_store, what_is_written_comes_back_under_the_next_term)
     ep_table_store_close(store);
 }
 
-/* A backup, or a coordinator that ran without its store meanwhile: clients have seen terms that the store has not. */
+/* A backup, or a coordinator that ran without its store meanwhile: clients have seen terms that the
+ * store has not. */
 Test(coordinator_store, a_term_is_never_below_the_clock_nor_the_stored_one)
 {
     ep_coordinator_kept kept;

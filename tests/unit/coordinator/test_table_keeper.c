@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the writer does with a table that was written but cannot be handed on, and with one that cannot be written. */
+/* What the writer does with a table that was written but cannot be handed on, and with one that
+ * cannot be written. */
 #include "coordinator/table_keeper.h"
 
 #include <criterion/criterion.h>
@@ -83,7 +84,8 @@ static void wait_writes(int count)
     pthread_mutex_unlock(&s.lock);
 }
 
-/* A table that cannot be encoded for the watchers is written again after a pause, not round and round. */
+/* A table that cannot be encoded for the watchers is written again after a pause, not round and
+ * round. */
 Test(table_keeper, what_cannot_be_handed_on_is_written_again_later, .timeout = 60)
 {
     ep_table_keeper *keeper = start(true, false);

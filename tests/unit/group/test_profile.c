@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vendor's range table, one test per row of it: just inside passes, just outside names parameter, value and allowed range. */
+/* The vendor's range table, one test per row of it: just inside passes, just outside names
+ * parameter, value and allowed range. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Family `bf16dp`: its scalars against cases worked out by hand. All families of pairs: their kernels against their scalars
- * where numbers are hard (NaN, infinities, denormals, results around 2^-126), and an error bound against double precision. */
+/* Family `bf16dp`: its scalars against cases worked out by hand. All families of pairs: their
+ * kernels against their scalars where numbers are hard (NaN, infinities, denormals, results around
+ * 2^-126), and an error bound against double precision. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +19,8 @@ static uint32_t pair(float even, float odd)
 
 Test(bf16dp, the_odd_member_comes_first_and_each_step_rounds)
 {
-    /* 2^24 + 1 rounds to 2^24, twice; the other order, or one rounding for both, gives something else. */
+    /* 2^24 + 1 rounds to 2^24, twice; the other order, or one rounding for both, gives something
+     * else. */
     cr_assert_eq(ep_bf16dp_step(0x1p24f, pair(1.0f, 1.0f), pair(1.0f, 1.0f)), 0x1p24f);
     cr_assert_eq(ep_bf16dp_step(0x1p24f, pair(1.0f, -0x1p24f), pair(1.0f, 1.0f)), 1.0f);
     cr_assert_eq(ep_bf16dp_step(0x1p24f, pair(-0x1p24f, 1.0f), pair(1.0f, 1.0f)), 0.0f);
@@ -39,16 +41,19 @@ Test(bf16dp, denormals_are_zeros_of_their_sign)
     cr_assert_eq(ep_bf16_to_f32(ep_bf16dp_narrow(0x1.03p0f)), 0x1.04p0f);
 }
 
-/* Just under 2^-126: what rounds up to it with 24 bits stays, what lies lower goes, though denormals would hold it. */
+/* Just under 2^-126: what rounds up to it with 24 bits stays, what lies lower goes, though
+ * denormals would hold it. */
 Test(bf16dp, tiny_is_decided_after_rounding_without_a_smallest_exponent)
 {
-    /* 2^-126 - 2^-151 is a tie that goes up to 2^-126; 2^-126 - 2^-150 is representable with 24 bits. */
+    /* 2^-126 - 2^-151 is a tie that goes up to 2^-126; 2^-126 - 2^-150 is representable with 24
+     * bits. */
     cr_assert_eq(ep_bf16dp_fma(-0x1p-75f, 0x1p-76f, 0x1p-126f), 0x1p-126f);
     cr_assert_eq(ep_bf16dp_fma(-0x1p-75f, 0x1p-75f, 0x1p-126f), 0.0f);
     cr_assert_eq(ep_bf16dp_fma(-0x1.02p-75f, 0x1p-76f, 0x1p-126f), 0.0f);
 }
 
-/* bf16 values that make steps hard: of like size, of sizes whose products meet 2^-126, and any bits at all. */
+/* bf16 values that make steps hard: of like size, of sizes whose products meet 2^-126, and any bits
+ * at all. */
 static uint16_t hard_value(uint64_t *state, uint32_t kind)
 {
     uint64_t z = ep_splitmix64(state);
@@ -76,7 +81,8 @@ static float step(const ep_ffn_kernel *kernel, float acc, uint32_t w, uint32_t x
     return (kernel->family == EP_FFN_FAMILY_BF16DP ? ep_bf16dp_step : ep_bf16odd_step)(acc, w, x);
 }
 
-/* How the calling thread rounds and what it flushes, without the flags of what happened: kernels may change it for themselves alone. */
+/* How the calling thread rounds and what it flushes, without the flags of what happened: kernels
+ * may change it for themselves alone. */
 static unsigned float_control(void)
 {
 #if defined(__x86_64__)
@@ -154,7 +160,8 @@ Test(bf16dp, groups_leave_the_floating_point_control_as_it_was)
     free(panel);
 }
 
-/* Products of -2^-126 + (1 + m / 128) 2^e reach both sides of the smallest normal number, one by one. */
+/* Products of -2^-126 + (1 + m / 128) 2^e reach both sides of the smallest normal number, one by
+ * one. */
 Test(bf16dp, kernels_equal_the_scalars_around_the_smallest_normal)
 {
     const ep_ffn_kernel *kernel;
@@ -215,9 +222,10 @@ static void fill(uint64_t *state, uint16_t *to, size_t count, float scale)
 }
 
 /*
- * As in test_expert_ffn.c: a chain of n sums errs by at most n * sum_error * sum |a_i b_i|, |silu'| <= 1.1, 4 ulp for
- * exp, division and products. sum_error: half a unit in the last place rounded to nearest, a whole one rounded to odd.
- * Beyond that h is narrowed: half an ulp of bf16, 2^-8 of its value. x is bf16 and loses nothing.
+ * As in test_expert_ffn.c: a chain of n sums errs by at most n * sum_error * sum |a_i b_i|, |silu'|
+ * <= 1.1, 4 ulp for exp, division and products. sum_error: half a unit in the last place rounded to
+ * nearest, a whole one rounded to odd. Beyond that h is narrowed: half an ulp of bf16, 2^-8 of its
+ * value. x is bf16 and loses nothing.
  */
 static void expect_near_double(ep_ffn_family family, double sum_error)
 {

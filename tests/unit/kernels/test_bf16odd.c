@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Family `bf16odd`: its scalars against cases worked out by hand and against the adder of this CPU with other rounding.
- * Its kernels and its error: test_bf16dp.c. */
+/* Family `bf16odd`: its scalars against cases worked out by hand and against the adder of this CPU
+ * with other rounding. Its kernels and its error: test_bf16dp.c. */
 #include <criterion/criterion.h>
 #include <fenv.h>
 #include <math.h>
@@ -23,7 +23,8 @@ Test(bf16odd, products_are_added_first_and_each_sum_rounds_to_odd)
     /* -2^24 + 1 is exact; 2^24 and then -2^40 is not: the sum of the products comes first. */
     cr_assert_eq(ep_bf16odd_step(0x1p40f, pair(1.0f, -0x1p40f), pair(1.0f, 1.0f)), 0x1p16f);
     cr_assert_eq(ep_bf16odd_step(1.0f, pair(2.0f, 3.0f), pair(5.0f, 7.0f)), 32.0f);
-    /* What is lost on the other side of a power of two: 2^24 - 2^-1 lies between 2^24 - 1 and 2^24. */
+    /* What is lost on the other side of a power of two: 2^24 - 2^-1 lies between 2^24 - 1 and
+     * 2^24. */
     cr_assert_eq(ep_bf16odd_sum(0x1p24f, -0.5f), 0x1p24f - 1.0f);
     cr_assert_eq(ep_bf16odd_sum(-0x1p24f, 0x1p-100f), -(0x1p24f - 1.0f));
 }
@@ -38,7 +39,8 @@ Test(bf16odd, ends_of_the_range)
     cr_assert(signbit(ep_bf16odd_sum(-0x1.8p-126f, 0x1p-126f)), "a flushed result keeps its sign");
     cr_assert(!signbit(ep_bf16odd_sum(1.0f, -1.0f)));
     cr_assert(signbit(ep_bf16odd_sum(-0.0f, -0.0f)));
-    cr_assert_eq(ep_bf16odd_sum(FLT_MAX, 0x1p100f), FLT_MAX); /* below 2^128, and the last bit is set */
+    /* below 2^128, and the last bit is set */
+    cr_assert_eq(ep_bf16odd_sum(FLT_MAX, 0x1p100f), FLT_MAX);
     cr_assert_eq(ep_bf16odd_sum(FLT_MAX, 0x1p104f), INFINITY);
     cr_assert_eq(ep_bf16odd_step(0.0f, pair(-0x1p64f, 0.0f), pair(0x1p64f, 0.0f)), -INFINITY);
     cr_assert(isnan(ep_bf16odd_step(INFINITY, pair(-INFINITY, 0.0f), pair(1.0f, 0.0f))));

@@ -10,7 +10,8 @@
 
 enum { KERNELS_MAX = 16 };
 
-/* Asked for once: each ep_ffn_kernel_at asks the CPU, which on a virtual one takes longer than many exponentials. NULL behind the last. */
+/* Asked for once: each ep_ffn_kernel_at asks the CPU, which on a virtual one takes longer than many
+ * exponentials. NULL behind the last. */
 static const ep_ffn_kernel *kernels[KERNELS_MAX + 1];
 
 static void find_kernels(void)
@@ -96,8 +97,8 @@ Test(exp, special_values)
               (double)smallest);
 }
 
-/* One rounding each in the polynomial's tail and in the last sum: below 1.5 units in the last place over
- * normal results. */
+/* One rounding each in the polynomial's tail and in the last sum: below 1.5 units in the last place
+ * over normal results. */
 Test(exp, scalar_is_within_1_5_ulp)
 {
     double worst = 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reference kernel itself: cases worked out by hand, and an error bound against double precision. */
+/* The reference kernel itself: cases worked out by hand, and an error bound against double
+ * precision. */
 #include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>
@@ -97,9 +98,9 @@ Test(expert_ffn, any_nan_is_written_as_the_one_quiet_nan)
 enum { H = 70, I = 45 };
 
 /*
- * A chain of n fused multiply-adds errs by at most n * eps/2 * sum |a_i b_i| (one rounding per step). The
- * bound below follows g and u into h and h into y with |silu'| <= 1.1, and allows 4 ulp for exp, division and
- * products.
+ * A chain of n fused multiply-adds errs by at most n * eps/2 * sum |a_i b_i| (one rounding per
+ * step). The bound below follows g and u into h and h into y with |silu'| <= 1.1, and allows 4 ulp
+ * for exp, division and products.
  */
 Test(expert_ffn, is_near_double_precision)
 {

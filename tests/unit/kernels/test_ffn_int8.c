@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two loops of w8a8 of every kernel this CPU runs: rows to int8 against the rule of expert_ffn.h, value by value, and sums at the ends of
- * what 32 bits hold. Whole passes are in test_ffn_pass.c. */
+/* The two loops of w8a8 of every kernel this CPU runs: rows to int8 against the rule of
+ * expert_ffn.h, value by value, and sums at the ends of what 32 bits hold. Whole passes are in
+ * test_ffn_pass.c. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,8 @@ static float greatest_of(const float *x, uint32_t k_count)
     return ep_f32_from_bits(greatest);
 }
 
-/* Values of any size beside a greatest one: where a quotient by its scale lies between two integers, and the floats next to that. */
+/* Values of any size beside a greatest one: where a quotient by its scale lies between two
+ * integers, and the floats next to that. */
 static void fill_row(uint64_t *state, float *x, uint32_t k_count)
 {
     const float greatest = ldexpf(1.0f + (float)(ep_splitmix64(state) >> 40) * 0x1p-24f, (int)(ep_splitmix64(state) % 277) - 149);
@@ -155,7 +157,8 @@ Test(ffn_int8, sums_reach_the_ends_of_32_bits)
 {
     const uint32_t k_count = EP_W8A8_COLUMNS_MAX;
     const uint32_t rows_counts[] = {2, 7, EXTREME_ROWS_MAX};
-    const uint32_t sizes = getenv("EP_TEST_SHORT") != NULL ? 2 : 3; /* where a processor is emulated */
+    /* where a processor is emulated */
+    const uint32_t sizes = getenv("EP_TEST_SHORT") != NULL ? 2 : 3;
     float *x = malloc(k_count * sizeof(*x));
     float *scales = malloc(k_count * sizeof(*scales));
     uint8_t *codes = malloc((size_t)k_count * EP_FFN_HALF_PANEL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing, chunking and the passes of every kernel this CPU runs, against its family's reference. */
+/* Packing, chunking and the passes of every kernel this CPU runs, against its family's
+ * reference. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -277,7 +278,8 @@ static void expect_all_kernels_equal_at_once(uint64_t seed, uint32_t hidden, uin
     free_case(&c);
 }
 
-/* Set where a processor is emulated: a fifth of the time, and still any three of shape, rows and format together. */
+/* Set where a processor is emulated: a fifth of the time, and still any three of shape, rows and
+ * format together. */
 static bool is_short(void)
 {
     return getenv("EP_TEST_SHORT") != NULL;
@@ -313,7 +315,8 @@ Test(ffn_pass, equals_reference_with_nan_infinity_and_denormals)
     sweep(true);
 }
 
-/* A down matrix of another format, and inputs that belong to other columns, in every family that has both formats. */
+/* A down matrix of another format, and inputs that belong to other columns, in every family that
+ * has both formats. */
 static void expect_mixed_equal(uint64_t seed, uint32_t rows, ep_weight_format format, ep_weight_format down, bool has_places)
 {
     enum { H = 150, I = 101 };
@@ -400,7 +403,8 @@ static void widen_source(ffn_case *c, uint16_t *to[3])
     s->gate_scales = s->up_scales = s->down_scales = NULL;
 }
 
-/* Scales near the ends of the range stand in some groups: there weights overflow or fall below the normal numbers. */
+/* Scales near the ends of the range stand in some groups: there weights overflow or fall below the
+ * normal numbers. */
 static void expect_bits_of_widened(ep_weight_format format, uint32_t rows, bool wild)
 {
     ffn_case c = make_case(rows + format, 331, 133, rows, format, false);
@@ -429,7 +433,8 @@ Test(ffn_pass, mx_formats_have_the_bits_of_the_expert_widened_to_bf16)
     }
 }
 
-/* Inputs and scales such that sums stay inside the range of f32, or leave it at one end or only in units of scales. */
+/* Inputs and scales such that sums stay inside the range of f32, or leave it at one end or only in
+ * units of scales. */
 typedef struct mx_range {
     uint32_t inputs, inputs_span; /* exponent fields */
     uint32_t scales, scales_span;
@@ -443,7 +448,8 @@ static void fill_mx_panel(uint64_t *state, ep_weight_format format, const mx_ran
         const uint64_t z = ep_splitmix64(state);
         const bool is_scale = i % ep_ffn_group_bytes(format) >= code_bytes;
         panel[i] = (uint8_t)(is_scale ? range->scales + z % range->scales_span : z >> 8);
-        panel[i] ^= !is_scale && format == EP_WEIGHTS_MXFP8 && (panel[i] & 0x7fu) == 0x7fu; /* no NaN */
+        /* no NaN */
+        panel[i] ^= !is_scale && format == EP_WEIGHTS_MXFP8 && (panel[i] & 0x7fu) == 0x7fu;
     }
 }
 
@@ -540,7 +546,8 @@ Test(ffn_pass, equals_reference_for_every_number_of_rows)
     }
 }
 
-/* The same in w8a8, where fetching ahead and blocks depend on it: over several blocks, and every row has its own scale. */
+/* The same in w8a8, where fetching ahead and blocks depend on it: over several blocks, and every
+ * row has its own scale. */
 Test(ffn_pass, equals_reference_in_w8a8_for_every_number_of_rows)
 {
     for (uint32_t rows = 1; rows <= (is_short() ? 13 : 70); rows++) {
@@ -551,7 +558,8 @@ Test(ffn_pass, equals_reference_in_w8a8_for_every_number_of_rows)
     expect_all_kernels_equal(6, 2103, 67, 40, EP_WEIGHTS_W8A8, false);
 }
 
-/* Panels over several blocks of the longest kinds, for few rows and for many, whose rows are written behind the last block alone. */
+/* Panels over several blocks of the longest kinds, for few rows and for many, whose rows are
+ * written behind the last block alone. */
 Test(ffn_pass, rows_written_at_once_equal_reference_over_k_blocks)
 {
     expect_all_kernels_equal_at_once(17, 40, 2101, 13, EP_WEIGHTS_BF16);
@@ -562,7 +570,8 @@ Test(ffn_pass, rows_written_at_once_equal_reference_over_k_blocks)
     expect_all_kernels_equal_at_once(22, 8403, 40, 40, EP_WEIGHTS_W8A8);
 }
 
-/* Rows of NaN, infinities, denormals and huge values beside ordinary ones, which stay as they are without them. */
+/* Rows of NaN, infinities, denormals and huge values beside ordinary ones, which stay as they are
+ * without them. */
 static void expect_wild_rows_alone(const ep_ffn_kernel *kernel, ep_weight_format format)
 {
     enum { HIDDEN = 67, ROWS = 13 };
@@ -635,7 +644,8 @@ static uint64_t packed_hash(uint64_t seed, ep_ffn_family family, ep_weight_forma
     return hash;
 }
 
-/* -0 as an up product stays -0 beside a gate that has a bias: the last sum is of -0 alone, and would be +0 with any +0 among it. */
+/* -0 as an up product stays -0 beside a gate that has a bias: the last sum is of -0 alone, and
+ * would be +0 with any +0 among it. */
 Test(ffn_pass, a_bias_that_is_not_there_adds_nothing_even_to_minus_zero)
 {
     static const float gate[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -664,8 +674,9 @@ Test(ffn_pass, a_bias_that_is_not_there_adds_nothing_even_to_minus_zero)
     }
 }
 
-/* Packed experts are kept on disks under the layout's name. Whoever moves a byte of them gives the layout another name and records the
- * hash anew; else nodes would compute with what an older build packed. */
+/* Packed experts are kept on disks under the layout's name. Whoever moves a byte of them gives the
+ * layout another name and records the hash anew; else nodes would compute with what an older build
+ * packed. */
 Test(ffn_pass, packed_bytes_are_those_of_the_layouts_name)
 {
     uint64_t all = 0;

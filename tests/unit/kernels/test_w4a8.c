@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Family `w4a8`: its scalars by hand, and the parts of every kernel this CPU runs against the plain one over all codes, scales and
- * inputs of every kind. */
+/* Family `w4a8`: its scalars by hand, and the parts of every kernel this CPU runs against the plain
+ * one over all codes, scales and inputs of every kind. */
 #include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>
@@ -52,7 +52,8 @@ Test(w4a8, groups_round_ties_to_even_and_clamp)
     cr_assert_eq((int32_t)words[EP_FFN_W4A8_START_LINE], -8 * 126);
     cr_assert_eq(words[2] | words[3] | words[4] | words[5] | words[6] | words[7], 0, "nothing behind the last column");
 
-    const float tiny[2] = {190.0f * 0x1p-149f, -1.0f * 0x1p-149f}; /* s rounds to the smallest number: the quotient is 190 */
+    /* s rounds to the smallest number: the quotient is 190 */
+    const float tiny[2] = {190.0f * 0x1p-149f, -1.0f * 0x1p-149f};
     ep_ffn_w4a8_round(tiny, 2, words);
     cr_assert_eq(scale_of(words), 0x1p-149f);
     cr_assert_eq(words[0], 0xff7fu);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Good checkpoints of every flavour: each expert, shared expert, gate and router read bit for bit. */
+/* Good checkpoints of every flavour: each expert, shared expert, gate and router read bit for
+ * bit. */
 #include "unit/model/model_test.h"
 
 #include <sys/stat.h>

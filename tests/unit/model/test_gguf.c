@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The head of GGUF files: good ones, every rule on bad ones, any damage; what keys become; which files are a model. */
+/* The head of GGUF files: good ones, every rule on bad ones, any damage; what keys become; which
+ * files are a model. */
 #include "unit/model/model_test.h"
 
 #include "base/check.h"
@@ -214,7 +215,8 @@ Test(gguf, heads_that_cannot_be_are_refused)
     expect_bad(&h, DATA, "does not begin with GGUF");
 }
 
-/* A key that says something is there, whatever it says: who reads it refuses what it does not understand. */
+/* A key that says something is there, whatever it says: who reads it refuses what it does not
+ * understand. */
 Test(gguf, values_that_are_not_kept_stand_there_in_words)
 {
     head h;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A mirror gives the source's bytes or an error, whatever was cut off, lost or damaged before: never the zeros of a
- * hole. */
+/* A mirror gives the source's bytes or an error, whatever was cut off, lost or damaged before:
+ * never the zeros of a hole. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -255,8 +255,8 @@ Test(mirror, a_whole_one_is_a_checkpoint_like_any)
     ep_checkpoint_close(plain);
 }
 
-/* Killed at every fetch in turn, the next process goes on from there: all attempts together fetch a little more than
- * once. */
+/* Killed at every fetch in turn, the next process goes on from there: all attempts together fetch a
+ * little more than once. */
 Test(mirror, a_process_killed_at_any_fetch_costs_only_what_it_had_not_noted)
 {
     uint32_t deaths = 0;
@@ -408,7 +408,8 @@ Test(mirror, what_cannot_be_fetched_is_an_error_and_comes_later)
     cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
     wire.fails = true;
     uint32_t failed = 0;
-    for (uint32_t e = 0; e < EXPERTS; e++) { /* the first of them may share a piece with what is here */
+    /* the first of them may share a piece with what is here */
+    for (uint32_t e = 0; e < EXPERTS; e++) {
         ep_error_clear(&error);
         const ep_err err = read_expert(m.checkpoint, 1, e, sha256, &error);
         failed += err == EP_ERR_UNAVAILABLE && strstr(error.text, "no node gives it") != NULL && error.layer == 1;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.json: the model types we know, which layers are MoE layers, and a message for every wrong value. */
+/* config.json: the model types we know, which layers are MoE layers, and a message for every wrong
+ * value. */
 #include <criterion/criterion.h>
 
 #include <stdio.h>
@@ -13,8 +14,8 @@ static ep_err parse(const char *text, ep_model_config *config, ep_error *error)
     return ep_model_config_parse("config.json", text, strlen(text), config, error);
 }
 
-/* A minimal Mixtral, with room for more keys in front: jansson refuses duplicates, so a case replaces the key
- * it is about. */
+/* A minimal Mixtral, with room for more keys in front: jansson refuses duplicates, so a case
+ * replaces the key it is about. */
 #define MIXTRAL(more)                                                                                        \
     "{" more                                                                                                 \
     "\"model_type\":\"mixtral\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":4,"        \

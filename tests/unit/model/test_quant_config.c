@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantization_config as public checkpoints have it; a key or a value that nobody knows is refused wherever it stands. */
+/* quantization_config as public checkpoints have it; a key or a value that nobody knows is refused
+ * wherever it stands. */
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The safetensors reader and writer on good files, and every rule of the header on bad ones, message
- * included. */
+/* The safetensors reader and writer on good files, and every rule of the header on bad ones,
+ * message included. */
 #include "unit/model/model_test.h"
 
 #include <dirent.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Damaged files as files: lengths, truncation at every byte, every bit of the header flipped, changes after
- * open. */
+/* Damaged files as files: lengths, truncation at every byte, every bit of the header flipped,
+ * changes after open. */
 #include "unit/model/model_test.h"
 
 #include <fcntl.h>
@@ -317,7 +317,8 @@ Test(safetensors_damage, other_bytes_under_the_old_time_are_not_read)
 static bool fails_next;
 static uint32_t reads;
 
-/* What somebody else does to the file just after its bytes were read, before anybody looks at it again. */
+/* What somebody else does to the file just after its bytes were read, before anybody looks at it
+ * again. */
 static void (*meanwhile)(void);
 
 ep_err __real_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error);

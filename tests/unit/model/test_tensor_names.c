@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensor names written out: fixture and reader share the tables, so only literal names can judge them. */
+/* Tensor names written out: fixture and reader share the tables, so only literal names can judge
+ * them. */
 #include <criterion/criterion.h>
 
 #include <string.h>

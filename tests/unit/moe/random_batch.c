@@ -40,7 +40,8 @@ void *random_batch_alloc(random_batch *rb, size_t bytes)
 
 static const ep_dtype float_types[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
 
-/* rows of a float type with a stride that is sometimes wider than the row and not a multiple of the element.
+/* rows of a float type with a stride that is sometimes wider than the row and not a multiple of the
+ * element.
  */
 static ep_rows random_rows(random_batch *rb, uint32_t rows, uint32_t n, ep_dtype dtype)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random but valid batches of every form, for the property tests of lib/moe and lib/wire. One seed gives one
- * batch. */
+/* Random but valid batches of every form, for the property tests of lib/moe and lib/wire. One seed
+ * gives one batch. */
 #ifndef TESTS_UNIT_MOE_RANDOM_BATCH_H
 #define TESTS_UNIT_MOE_RANDOM_BATCH_H
 

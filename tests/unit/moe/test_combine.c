@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The canonical combine against a plain loop over single elements, bit for bit, on random batches; and cases
- * worked by hand. */
+/* The canonical combine against a plain loop over single elements, bit for bit, on random batches;
+ * and cases worked by hand. */
 #include "moe/combine.h"
 
 #include <criterion/criterion.h>
@@ -12,7 +12,8 @@
 #include "moe/convert.h"
 #include "unit/moe/random_batch.h"
 
-/* ---- the plain loop: one element of one token, nothing shared with lib/moe but the scalar formats ---- */
+/* ---- the plain loop: one element of one token, nothing shared with lib/moe but the scalar formats
+ * ---- */
 
 static float element(const void *data, ep_dtype dtype, size_t i)
 {
@@ -106,8 +107,8 @@ static bool counts(const ep_batch *b, uint32_t t, uint32_t k)
            (b->form != EP_RESULT_PARTIAL || flag(&b->partial_slots, t, k));
 }
 
-/* r of slot k at element i, rounded as a slot of an uncombined result; *out_kind 0 nothing, 1 routed, 2
- * special. */
+/* r of slot k at element i, rounded as a slot of an uncombined result; *out_kind 0 nothing, 1
+ * routed, 2 special. */
 static float slot_value(const ep_batch *b, const ep_layer_shape *s, const void *const *rows, uint32_t spt,
                         uint32_t t, uint32_t k, uint32_t i, int *out_kind)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Row conversions: every 16-bit pattern survives, one rounding, any alignment, nothing past the end. */
+/* Row conversions: every 16-bit pattern survives, one rounding, any alignment, nothing past the
+ * end. */
 #include "moe/convert.h"
 
 #include <criterion/criterion.h>

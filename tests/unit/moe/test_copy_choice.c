@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of copies: even, by size, by speed, never one that is left out, and a slow node is tried again seldom. */
+/* The choice of copies: even, by size, by speed, never one that is left out, and a slow node is
+ * tried again seldom. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -147,7 +147,8 @@ Test(expert_heat, what_comes_ahead_takes_the_place_of_what_can_come_back_in_time
     }
     pass_layers(8, 60);
     visit(0, 0, 1);
-    ep_expert_heat_set_place(heat, 1, 2, EP_HEAT_ABSENT); /* equal heat everywhere, but its turn is next */
+    /* equal heat everywhere, but its turn is next */
+    ep_expert_heat_set_place(heat, 1, 2, EP_HEAT_ABSENT);
     cr_assert(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice));
     cr_expect_eq(choice.layer, 1);
     cr_expect_eq(choice.expert, 2);
@@ -186,7 +187,8 @@ Test(expert_heat, without_an_order_of_visits_only_heat_counts)
     cr_expect_eq(choice.layer, 5);
 }
 
-/* Two loads in turn: after the second turn of each the first visits of a turn make all its experts hot again, in all layers. */
+/* Two loads in turn: after the second turn of each the first visits of a turn make all its experts
+ * hot again, in all layers. */
 Test(expert_heat, a_load_that_comes_back_is_known_again)
 {
     add_layers(8, 16, EP_HEAT_RESIDENT);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A caller's float environment changes no bit of what its thread computes for it, and is there afterwards. */
+/* A caller's float environment changes no bit of what its thread computes for it, and is there
+ * afterwards. */
 #include <criterion/criterion.h>
 #include <fenv.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Routers against plain f64 code written from the formulas alone, on random logits whose choice has a margin
- * of 1e-4, so that rounding cannot change it; then ties, group masks, noise and refusals by hand.
+ * Routers against plain f64 code written from the formulas alone, on random logits whose choice has
+ * a margin of 1e-4, so that rounding cannot change it; then ties, group masks, noise and refusals
+ * by hand.
  */
 #include "expertd/gate.h"
 
@@ -39,7 +40,8 @@ static ep_gate_config make_config(rule r, uint32_t experts, uint32_t top_k)
 
 /* ---- the formulas in f64 ---- */
 
-/* Picks the count largest of values, marks them; returns the gap between the last taken and the best left. */
+/* Picks the count largest of values, marks them; returns the gap between the last taken and the
+ * best left. */
 static double take_largest(const double *values, uint32_t n, uint32_t count, uint32_t *out, bool *taken)
 {
     memset(taken, 0, n * sizeof(*taken));
@@ -56,7 +58,8 @@ static double take_largest(const double *values, uint32_t n, uint32_t count, uin
             break;
         }
         double step = last - values[best];
-        gap = step < gap ? step : gap; /* every neighbour in the order counts: slots are ordered too */
+        /* every neighbour in the order counts: slots are ordered too */
+        gap = step < gap ? step : gap;
         last = values[best];
         if (c < count) {
             taken[best] = true;
@@ -218,9 +221,12 @@ Test(gate, r4_agrees_with_the_formula_in_every_mode)
 
 Test(gate, scores_of_every_kind_agree_with_the_formula)
 {
-    static const ep_gate_score kinds[][2] = {{EP_GATE_SQRT_SOFTPLUS, EP_GATE_SQRT_SOFTPLUS}, /* DeepSeek-V4 */
-                                             {EP_GATE_LOGIT, EP_GATE_SIGMOID},               /* Llama 4, kolibri1 */
-                                             {EP_GATE_SOFTMAX, EP_GATE_SOFTMAX},             /* ERNIE 4.5, LongCat */
+    /* DeepSeek-V4 */
+    static const ep_gate_score kinds[][2] = {{EP_GATE_SQRT_SOFTPLUS, EP_GATE_SQRT_SOFTPLUS},
+                                             /* Llama 4, kolibri1 */
+                                             {EP_GATE_LOGIT, EP_GATE_SIGMOID},
+                                             /* ERNIE 4.5, LongCat */
+                                             {EP_GATE_SOFTMAX, EP_GATE_SOFTMAX},
                                              {EP_GATE_SIGMOID, EP_GATE_SOFTMAX_SELECTED}};
     uint64_t state = 7;
     float bias[16];
@@ -261,8 +267,9 @@ Test(gate, chosen_experts_are_taken_in_their_order_and_weighed_by_their_logits)
 
 Test(gate, sparsemixer_weighs_each_slot_among_those_near_its_best)
 {
-    /* Of 2.0 the far ones are below 2 - 2 * 0.1 * 2 = 1.6; of 1.7, left then, those below 1.7 - 0.2 * 1.7 = 1.36, but not -9: it is
-     * measured by its own size, 10.7 / 9 > 0.2, so it is far too. */
+    /* Of 2.0 the far ones are below 2 - 2 * 0.1 * 2 = 1.6; of 1.7, left then, those below 1.7 - 0.2
+     * * 1.7 = 1.36, but not -9: it is measured by its own size, 10.7 / 9 > 0.2, so it is far
+     * too. */
     const float logits[] = {1.5f, 2.0f, 1.7f, -9.0f};
     int32_t ids[2];
     float weights[2];
@@ -401,7 +408,8 @@ Test(gate, noise_is_repeatable_by_seed_and_follows_gumbel_top_k)
     c.seed = 6;
     cr_assert_eq(ep_gate(&c, TOKENS, logits, again, weights, NULL), EP_OK);
     cr_assert_neq(memcmp(ids, again, sizeof(ids)), 0);
-    /* argmax(log p + Gumbel) is a draw from p = 0.1, 0.2, 0.3, 0.4: 5 standard deviations are below 0.018 */
+    /* argmax(log p + Gumbel) is a draw from p = 0.1, 0.2, 0.3, 0.4: 5 standard deviations are below
+     * 0.018 */
     unsigned counts[4] = {0};
     for (int t = 0; t < TOKENS; t++) {
         counts[ids[t]]++;
@@ -422,7 +430,8 @@ static const struct {
                 {EP_GATE_SPARSEMIXER, EP_GATE_SPARSEMIXER}};
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
 
-/* Argmax of l / T + Gumbel noise is a draw from softmax(l / T): chi-square of the counts has E - 1 degrees of freedom. */
+/* Argmax of l / T + Gumbel noise is a draw from softmax(l / T): chi-square of the counts has E - 1
+ * degrees of freedom. */
 static void check_draws(size_t family, float temperature)
 {
     enum { TOKENS = 10000, E = 64 };
@@ -539,7 +548,8 @@ Test(gate, load_is_that_of_the_formulas)
     ep_gate_config c = make_config(R2, E, K);
     cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, &error), EP_OK, "%s", error.text);
     cr_assert_eq(ep_gate_load_compute(&c, TOKENS, logits, ids, active, &load, &error), EP_OK, "%s", error.text);
-    const double p[] = {(1.0 / 8 + 8.0 / 16) / 2, (2.0 / 8 + 1.0 / 16) / 2, (4.0 / 8) / 2, (1.0 / 8 + 7.0 / 16) / 2}; /* slots: 2, 1 and 0, 3 */
+    /* slots: 2, 1 and 0, 3 */
+    const double p[] = {(1.0 / 8 + 8.0 / 16) / 2, (2.0 / 8 + 1.0 / 16) / 2, (4.0 / 8) / 2, (1.0 / 8 + 7.0 / 16) / 2};
     for (int e = 0; e < E; e++) {
         cr_assert_float_eq(fractions[e], 0.25, 1e-12);
         cr_assert_float_eq(probabilities[e], p[e], 1e-7);

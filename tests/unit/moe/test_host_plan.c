@@ -25,7 +25,8 @@ static ep_routing_table *table_of(const char *const *hosts, uint32_t count)
 Test(host_plan, nodes_of_a_host_form_groups)
 {
     static const char *const hosts[] = {"b", "", "a", "b", "", "a", "b", "b", "b", "b", "c"};
-    static const uint32_t wanted[] = {0, 1, 2, 0, 4, 2, 0, 7, 7, 7, 10}; /* three nodes a group at most */
+    /* three nodes a group at most */
+    static const uint32_t wanted[] = {0, 1, 2, 0, 4, 2, 0, 7, 7, 7, 10};
     uint32_t groups[11];
     ep_routing_table *table = table_of(hosts, 11);
     cr_assert_eq(ep_host_groups(table, MEMBERS, groups), EP_OK);

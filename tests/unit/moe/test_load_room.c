@@ -6,7 +6,8 @@
 
 #define MS 1000000ull
 
-/* Visits every 20 ms; each needs the first `busy_ms` of them for loads of 5 ms. Returns when the last one's loads have ended. */
+/* Visits every 20 ms; each needs the first `busy_ms` of them for loads of 5 ms. Returns when the
+ * last one's loads have ended. */
 static uint64_t run(ep_load_room *room, uint64_t busy_ms)
 {
     uint64_t now = 1000 * MS;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums at nodes and their combine against plain loops over single elements, bit for bit, for any way of
- * spreading a batch's slots over frames. */
+/* Sums at nodes and their combine against plain loops over single elements, bit for bit, for any
+ * way of spreading a batch's slots over frames. */
 #include "moe/node_sum.h"
 
 #include <criterion/criterion.h>
@@ -183,7 +183,8 @@ Test(node_sum, sums_and_their_combine_equal_plain_loops)
         for (uint32_t f = 0; f < FRAMES; f++) {
             sum_frame(&c, f);
         }
-        for (uint32_t s = 0; s < c.slots_total; s++) { /* each slot is in one partial sum, or needs none */
+        /* each slot is in one partial sum, or needs none */
+        for (uint32_t s = 0; s < c.slots_total; s++) {
             cr_assert_eq(c.rows[s] != NULL, c.frame_of[s] < FRAMES);
             covered += c.rows[s] == ep_row_covered;
         }
@@ -222,7 +223,8 @@ Test(node_sum, one_sum_rounds_once)
     cr_assert_eq(out, 0x3f81); /* 1 + 2^-7 */
 }
 
-/* A frame may give all its slots to one row, in the worst order: that must not keep the node busy for minutes. */
+/* A frame may give all its slots to one row, in the worst order: that must not keep the node busy
+ * for minutes. */
 Test(node_sum, all_slots_of_a_frame_for_one_row, .timeout = 100)
 {
     const uint32_t count = 2000000;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Permute and unpermute against plain loops written from the header's text: random shapes, masks, sentinels, ranges, capacities. */
+/* Permute and unpermute against plain loops written from the header's text: random shapes, masks,
+ * sentinels, ranges, capacities. */
 #include "expertd/permute.h"
 
 #include <criterion/criterion.h>
@@ -68,7 +69,8 @@ static void random_case(permute_case *c, uint64_t *state)
                             .mask = random_below(state, 2) ? c->mask : NULL};
 }
 
-/* For each row the slot it must come from, -1 padding; by looking through all slots for each expert. */
+/* For each row the slot it must come from, -1 padding; by looking through all slots for each
+ * expert. */
 static uint32_t oracle(const permute_case *c, int32_t *row_slots, int32_t *slot_rows, int64_t *counts, int64_t *before)
 {
     const ep_permute_config *p = &c->config;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows in 8 bits: each step as written, each special case, and every form of the loops against plain formulas
- * that share no code with them. */
+/* Rows in 8 bits: each step as written, each special case, and every form of the loops against
+ * plain formulas that share no code with them. */
 #include "moe/quantize.h"
 
 #include <criterion/criterion.h>
@@ -109,7 +109,8 @@ Test(quantize, an_empty_row_is_a_zero_row)
     cr_assert(ep_row_quantize_i8(NULL, EP_DTYPE_F32, NULL, 0, NULL) == 0.0f);
 }
 
-/* ---- the other formats, from their definitions: C's own _Float16, and values as sums of powers of two ---- */
+/* ---- the other formats, from their definitions: C's own _Float16, and values as sums of powers of
+ * two ---- */
 
 static float f16_of(float x)
 {

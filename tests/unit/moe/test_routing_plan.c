@@ -94,8 +94,8 @@ static void check_chunk(const ep_routing_plan *plan, const ep_plan_chunk *chunk,
     free(row_used);
 }
 
-/* A node's chunks have ascending tokens, and a token is in two of them only when its slots do not fit an
- * empty one. No chunk could have taken the next one's first token. */
+/* A node's chunks have ascending tokens, and a token is in two of them only when its slots do not
+ * fit an empty one. No chunk could have taken the next one's first token. */
 static void check_node(const ep_routing_plan *plan, uint32_t node, const ep_plan_cut *cut, uint32_t spt,
                        uint32_t tokens_count, const uint32_t *expected, const cluster *c)
 {

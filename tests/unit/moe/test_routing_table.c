@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* 3 nodes, 2 models, layers 0 and 4 of the first and 0 of the second; 3 experts, 1 of them shared, copies on
- * e and e+1. */
+/* 3 nodes, 2 models, layers 0 and 4 of the first and 0 of the second; 3 experts, 1 of them shared,
+ * copies on e and e+1. */
 static ep_routing_table *make_table(void)
 {
     ep_routing_table *table;

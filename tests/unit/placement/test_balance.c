@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Balance of one layer: against all placements of small cases, its promises on drawn ones, repair, limits. */
+/* Balance of one layer: against all placements of small cases, its promises on drawn ones, repair,
+ * limits. */
 #include "placement/balance.h"
 
 #include <criterion/criterion.h>
@@ -139,7 +140,8 @@ Test(balance, bound_and_search_stand_on_both_sides_of_the_best_of_all_placements
         problem p;
         const uint32_t nodes = 1 + (uint32_t)(seed % 4);
         draw(&p, seed, seed % 50 == 49 ? 12 : 1 + (uint32_t)(seed / 4 % 7), nodes > 3 && seed % 50 == 49 ? 3 : nodes, seed % 3 != 0);
-        qsort(p.heat, p.in.experts, sizeof(p.heat[0]), hotter); /* the sooner the best is near, the more is cut */
+        /* the sooner the best is near, the more is cut */
+        qsort(p.heat, p.in.experts, sizeof(p.heat[0]), hotter);
         ep_balance *b = solved(&p, 1);
         const double found = check(&p, b);
         const double none[NODES_MAX] = {0};

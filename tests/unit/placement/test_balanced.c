@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Placement by heat: the hot expert's copies, capacities, what stays and what moves, a node that joins or leaves, room that is short. */
+/* Placement by heat: the hot expert's copies, capacities, what stays and what moves, a node that
+ * joins or leaves, room that is short. */
 #include "placement/placement.h"
 
 #include <criterion/criterion.h>
@@ -196,8 +197,8 @@ Test(balanced, what_is_held_moves_only_as_far_as_the_budget_goes)
     ep_placement_destroy(placement);
 }
 
-/* Looks at the same popularity again and again, each time at a new sample of `slots` a layer (0: the very same heat).
- * Returns the loads. */
+/* Looks at the same popularity again and again, each time at a new sample of `slots` a layer (0:
+ * the very same heat). Returns the loads. */
 static uint32_t look(problem *p, ep_placement **io_placement, uint32_t looks, double slots, uint64_t *random)
 {
     static double popularity[LAYERS_MAX][EXPERTS_MAX];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Expert maps: read as documented, every mistake named with its place, random damage never crashes. */
+/* Expert maps: read as documented, every mistake named with its place, random damage never
+ * crashes. */
 #include "placement/expert_map.h"
 
 #include <criterion/criterion.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of an expert on different hosts, by both solvers: from nothing, as nodes and hosts come and go, where room is
- * short. */
+/* Copies of an expert on different hosts, by both solvers: from nothing, as nodes and hosts come
+ * and go, where room is short. */
 #include "placement/placement.h"
 
 #include <criterion/criterion.h>
@@ -180,7 +180,8 @@ Test(hosts, room_that_is_short_comes_first)
         strcpy(p.hosts[0], "a");
         strcpy(p.hosts[1], "a");
         strcpy(p.hosts[2], "b");
-        p.nodes[2].capacity_experts = LAYERS * 2; /* of 8 experts on the other host, two of each layer */
+        /* of 8 experts on the other host, two of each layer */
+        p.nodes[2].capacity_experts = LAYERS * 2;
         ep_placement *placement = solve(&p, solvers[s]);
         cr_assert_eq(placement->copies_missing, 0u);
         cr_assert_eq(placement->copies_total, LAYERS * 16u);

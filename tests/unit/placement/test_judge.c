@@ -53,7 +53,8 @@ Test(judge, without_heat_all_experts_are_alike_and_a_shared_one_takes_every_toke
     NEAR(heated.mean, 9.0);
 }
 
-/* The bound is that of placements as asked for: two copies of each expert on two nodes is one placement. */
+/* The bound is that of placements as asked for: two copies of each expert on two nodes is one
+ * placement. */
 Test(judge, copies_asked_for_count_in_the_bound_where_they_are_there)
 {
     static const uint32_t offsets[] = {0, 2, 4, 6, 8}, copies[] = {0, 1, 0, 1, 0, 1, 0, 1};

@@ -53,7 +53,8 @@ Test(rpc_method, every_rpc_of_the_proto_files_has_one_row_that_agrees)
     subset__file_set__free_unpacked(set, NULL);
 }
 
-/* What a policy or a plan does depends on what was done before: the second time is another order. */
+/* What a policy or a plan does depends on what was done before: the second time is another
+ * order. */
 Test(rpc_method, orders_that_build_on_others_are_never_sent_again)
 {
     cr_assert_not(ep_rpc_method_by_name("expertd.v1.Admin", "Policy")->idempotent);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A backend the test drives by hand: it keeps every job it is given, in order, until the test completes it,
- * and computes nothing. Makes order and limits visible without any timing. Threads: any.
+ * A backend the test drives by hand: it keeps every job it is given, in order, until the test
+ * completes it, and computes nothing. Makes order and limits visible without any timing. Threads:
+ * any.
  */
 #ifndef EP_TESTS_UNIT_SERVER_HAND_BACKEND_H
 #define EP_TESTS_UNIT_SERVER_HAND_BACKEND_H

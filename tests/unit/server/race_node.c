@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A whole node in one process, called by several threads while probes are read, the configuration is read again
- * and experts come and go, of several tenants and in step groups, then drained by a signal. A plain program, so that ThreadSanitizer can
- * watch it. Exit code 0: each caller got its number of right replies, and between them nothing but right replies and the allowed error.
+ * A whole node in one process, called by several threads while probes are read, the configuration
+ * is read again and experts come and go, of several tenants and in step groups, then drained by a
+ * signal. A plain program, so that ThreadSanitizer can watch it. Exit code 0: each caller got its
+ * number of right replies, and between them nothing but right replies and the allowed error.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -65,7 +66,8 @@ static void tell(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* How long an expert is away depends on the loader, so calls that are refused meanwhile do not count. */
+/* How long an expert is away depends on the loader, so calls that are refused meanwhile do not
+ * count. */
 static void *call_node(void *arg)
 {
     ep_test_peer peer;
@@ -110,8 +112,8 @@ static void await_served(int count)
 }
 
 /*
- * Lets expert 6 of the layer go and come back, and reads what operators read. It goes only after it was of use: else a loader that
- * gets little of the processor never has it there.
+ * Lets expert 6 of the layer go and come back, and reads what operators read. It goes only after it
+ * was of use: else a loader that gets little of the processor never has it there.
  */
 static void *churn(void *arg)
 {

@@ -190,7 +190,8 @@ Test(batch_policy, prefill_that_ran_beside_decode_is_its_share)
 {
     begin((ep_batch_policy_config){.prefill_share_percent = 25});
     ep_batch_pick decode, prefill;
-    for (int i = 0; i < 50; i++) { /* decode has 1 job for 1 of prefill: prefill has more than its part */
+    /* decode has 1 job for 1 of prefill: prefill has more than its part */
+    for (int i = 0; i < 50; i++) {
         add(EP_WORK_DECODE, 0, 64, 0);
         add(EP_WORK_PREFILL, 1, 64, 0);
         cr_assert(ep_batch_policy_take(&policy, 0, &decode));

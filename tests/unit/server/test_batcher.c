@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Order, classes, limits and endings of the batcher, against a backend that does only what the test says. */
+/* Order, classes, limits and endings of the batcher, against a backend that does only what the test
+ * says. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -284,8 +285,8 @@ static void on_group_done(ep_work *work, ep_err result)
 }
 
 /*
- * A rank that never comes costs the others a window; here nothing but the timer can release them. The window
- * is long enough for the second submit to find it open on a slow machine.
+ * A rank that never comes costs the others a window; here nothing but the timer can release them.
+ * The window is long enough for the second submit to find it open on a slow machine.
  */
 Test(batcher_groups, a_window_ends_by_itself)
 {
@@ -312,7 +313,8 @@ Test(batcher_groups, a_window_ends_by_itself)
     ep_timer_service_destroy(timers);
 }
 
-/* Nothing but the new window tells the second group from the first, whose rank would wait for ever here. */
+/* Nothing but the new window tells the second group from the first, whose rank would wait for ever
+ * here. */
 Test(batcher_groups, another_window_holds_for_groups_that_begin_later)
 {
     ep_timer_service *timers;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Forward calls through a real RPC server on the loopback lane, with real and hand-driven backends. */
+/* Forward calls through a real RPC server on the loopback lane, with real and hand-driven
+ * backends. */
 #include <criterion/criterion.h>
 #include <arpa/inet.h>
 #include <pthread.h>
@@ -467,7 +468,8 @@ Test(forward_handler, nothing_goes_to_a_neighbour_that_the_table_does_not_name)
     cr_expect_str_eq(e.node, "stranger");
 }
 
-/* The table names a neighbour with an address in plain text, and this node has TLS: it is asked for nothing, and nobody connects to it. */
+/* The table names a neighbour with an address in plain text, and this node has TLS: it is asked for
+ * nothing, and nobody connects to it. */
 Test(forward_handler, nothing_goes_to_a_neighbour_in_plain_text)
 {
     ep_error e;
@@ -500,7 +502,8 @@ Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
     cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
     hand_backend_wait(&rig.hand, 4);
     hand_backend_complete(&rig.hand, EP_OK);
-    hand_backend_complete(&rig.hand, EP_ERR_DEVICE_LOST); /* expert 5, the second of those with three rows */
+    /* expert 5, the second of those with three rows */
+    hand_backend_complete(&rig.hand, EP_ERR_DEVICE_LOST);
     hand_backend_complete(&rig.hand, EP_OK);
     hand_backend_complete(&rig.hand, EP_OK);
     cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_DEVICE_LOST);
@@ -508,7 +511,8 @@ Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
     cr_expect_eq(e.expert, 5, "%s", e.text);
 }
 
-/* A call of four jobs, one at a time, is cancelled while its first runs; then a refused one, and the first job ends. */
+/* A call of four jobs, one at a time, is cancelled while its first runs; then a refused one, and
+ * the first job ends. */
 static ep_forward_stats cancel_at_the_first_job(void (*cancel)(ep_rpc_channel *channel, ep_rpc_call_id id))
 {
     ep_test_pending pending;
@@ -519,7 +523,8 @@ static ep_forward_stats cancel_at_the_first_job(void (*cancel)(ep_rpc_channel *c
     hand_backend_wait(&rig.hand, 1);
     cancel(rig.peer.channel, pending.id);
     cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_CANCELLED);
-    /* The cancel frame and this request travel in order: when it is refused, the cancel has arrived. */
+    /* The cancel frame and this request travel in order: when it is refused, the cancel has
+     * arrived. */
     ep_test_forward marker = f;
     marker.model = "other";
     cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
@@ -559,7 +564,8 @@ Test(forward_handler, what_would_be_late_is_dropped_and_one_that_is_alone_is_end
     hand_backend_wait(&rig.hand, 1);
     hand_backend_complete(&rig.hand, EP_OK);
     cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &lost, &e), EP_OK);
-    cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND); /* behind the other */
+    /* behind the other */
+    cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
     make_late();
     while (hand_backend_complete(&rig.hand, EP_OK)) {
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Membership against a coordinator that the test plays: registers, loads what it is assigned, reports it,
- * keeps old experts until the new table is in force, and registers again with a new coordinator. The event
- * loop runs on the test's main thread.
+ * Membership against a coordinator that the test plays: registers, loads what it is assigned,
+ * reports it, keeps old experts until the new table is in force, and registers again with a new
+ * coordinator. The event loop runs on the test's main thread.
  */
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -359,7 +359,8 @@ static void teardown(void)
 
 TestSuite(membership, .init = setup, .fini = teardown, .timeout = 60);
 
-/* Runs the loop until condition() holds; it is looked at every few milliseconds of the loop's own time. */
+/* Runs the loop until condition() holds; it is looked at every few milliseconds of the loop's own
+ * time. */
 static bool (*condition)(void);
 static void look(void *arg)
 {
@@ -575,7 +576,8 @@ static bool reported_nothing_but_assigned(void)
 Test(membership, an_assignment_beyond_the_model_is_ignored_where_it_is_wrong)
 {
     start_coordinator();
-    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, EXPERTS - 1, 3); /* 7, and 8 and 9, which do not exist */
+    /* 7, and 8 and 9, which do not exist */
+    assign((ep_epoch){1, 1}, (ep_epoch){1, 1}, EXPERTS - 1, 3);
     start_membership();
     rig.step = 3;
     run_until(reported_nothing_but_assigned);
@@ -604,7 +606,8 @@ Test(membership, an_expert_that_cannot_load_does_not_hold_back_the_others)
     start_membership();
     run_until(reported_1_1);
     cr_assert_eq(truncate(path, 4096), 0);
-    assign((ep_epoch){1, 2}, (ep_epoch){1, 1}, 0, EXPERTS); /* 3 to 7 are to be read from what is left */
+    /* 3 to 7 are to be read from what is left */
+    assign((ep_epoch){1, 2}, (ep_epoch){1, 1}, 0, EXPERTS);
     run_until(settled_with_failures);
     rig.step = seen().heartbeats + 3;
     run_until(heartbeats_passed);

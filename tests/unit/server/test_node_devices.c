@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which devices a node opens, which it does without, and what it says of them; and that they compute the same bits. */
+/* Which devices a node opens, which it does without, and what it says of them; and that they
+ * compute the same bits. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The option table: precedence, strictness, and messages that say where, what and what is allowed. */
+/* The option table: precedence, strictness, and messages that say where, what and what is
+ * allowed. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,7 +139,8 @@ Test(options, lists_from_every_source)
     cr_expect_str_eq(ep_options_list_text(o, "listen", 1, "url"), "tcp://2:2");
     ep_options_free(o);
 
-    const char *flags[] = {"--model=c=/z=z", "--model", "d=/w", NULL}; /* flags replace the file's list */
+    /* flags replace the file's list */
+    const char *flags[] = {"--model=c=/z=z", "--model", "d=/w", NULL};
     const char *env[] = {"PROG_LISTEN=tcp://3:3,tcp://4:4", NULL};
     cr_assert_eq(load("models:\n  - {name: a, path: /x}\n", flags, env, &o, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_options_list_count(o, "models"), 2);
@@ -207,7 +209,8 @@ Test(options, wrong_files_are_refused_with_line_key_value_and_allowed)
     }
 }
 
-/* Timeout: libyaml alone takes the square of the depth or of the count of anchors. A # of piece is its number. */
+/* Timeout: libyaml alone takes the square of the depth or of the count of anchors. A # of piece is
+ * its number. */
 static void expect_bounded(const char *begin, const char *piece, size_t count, const char *said)
 {
     const size_t bytes = strlen(begin) + (strlen(piece) + 20) * count + 1;
@@ -310,7 +313,8 @@ Test(options, printed_values_are_a_file_again)
     ep_options_free(again);
 }
 
-/* The same value is the same text, whatever it was written as: readable, and good for a file again. */
+/* The same value is the same text, whatever it was written as: readable, and good for a file
+ * again. */
 Test(options, sizes_and_times_are_shown_in_their_shortest_form)
 {
     static const struct {
@@ -342,7 +346,8 @@ Test(options, sizes_and_times_are_shown_in_their_shortest_form)
     }
 }
 
-/* Variables of the environment may hold any bytes; a file may not, and printed values must be a file again. */
+/* Variables of the environment may hold any bytes; a file may not, and printed values must be a
+ * file again. */
 Test(options, text_that_no_file_could_hold_is_refused)
 {
     static const struct {

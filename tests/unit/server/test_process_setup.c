@@ -48,7 +48,8 @@ Test(process_setup, the_least_limit_of_all_groups_around_counts)
     write_file("sys/fs/cgroup/a", "memory.max", "200000\n");
     write_file("sys/fs/cgroup/a/b", "memory.max", "max\n");
     cr_expect_eq(ep_process_memory_limit(root), 200000);
-    write_file("sys/fs/cgroup", "memory.max", "100000\n"); /* in a container its own group is all it sees */
+    /* in a container its own group is all it sees */
+    write_file("sys/fs/cgroup", "memory.max", "100000\n");
     cr_expect_eq(ep_process_memory_limit(root), 100000);
 }
 

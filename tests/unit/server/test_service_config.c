@@ -55,7 +55,8 @@ static ep_err load(const char *file, const char *a, const char *b, const char *c
     return err;
 }
 
-/* Those of the other daemon, which may have the same environment, and what limits the use of the CPU. */
+/* Those of the other daemon, which may have the same environment, and what limits the use of the
+ * CPU. */
 Test(service_config, variables_that_others_read_bring_no_warning)
 {
     char *argv[] = {(char *)(uintptr_t) "expertd"};
@@ -142,7 +143,8 @@ Test(service_config, hosts_fit_rules)
     }
 }
 
-/* No URL that a table or a peer names takes TLS away, or shows a token in plain text to another host. */
+/* No URL that a table or a peer names takes TLS away, or shows a token in plain text to another
+ * host. */
 Test(service_config, what_must_not_be_dialed_is_refused)
 {
     const ep_tls_config tls = {.ca_file = "/ca.pem"};

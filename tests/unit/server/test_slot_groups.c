@@ -252,7 +252,8 @@ Test(admission, once_one_was_late_those_that_would_be_are_refused)
     ep_ticket last, tickets[10], hasty;
     ep_error e;
     work_steadily(&rig, SECOND, &last);
-    for (int i = 0; i < 10; i++) { /* 100 ms of work before those to come, and 10 that is under way */
+    /* 100 ms of work before those to come, and 10 that is under way */
+    for (int i = 0; i < 10; i++) {
         cr_assert_eq(enter_late(&rig, false, SECOND, SECOND, &tickets[i], &e), EP_OK);
     }
     ep_admission_leave(rig.admission, &last, SECOND + 10 * MS, 10 * MS, EP_ERR_DEADLINE_EXCEEDED);

@@ -35,7 +35,8 @@ static void on_change(void *arg)
     pthread_mutex_unlock(&lock);
 }
 
-/* Until the first pass is over and so many loads ahead of time have ended well: the store counts one only after its import returned. */
+/* Until the first pass is over and so many loads ahead of time have ended well: the store counts
+ * one only after its import returned. */
 static ep_weight_stats settle_with(uint64_t prefetches)
 {
     ep_weight_stats stats;
@@ -131,7 +132,8 @@ static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error
     pthread_mutex_unlock(&lock);
 }
 
-/* Of a load ahead of time, on the loader's thread: a request comes before its first piece is read. */
+/* Of a load ahead of time, on the loader's thread: a request comes before its first piece is
+ * read. */
 static ep_err import_and_ask(ep_backend *base, const void *head, size_t head_bytes, size_t body_bytes,
                              ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error), void *arg,
                              ep_backend_weights **out_weights, ep_error *out_error)
@@ -167,7 +169,8 @@ static void provoke(void)
         cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
         ep_resident_release(residents[0]);
         ep_resident_release(residents[1]);
-        ep_weight_store_wait(store, 0, NULL, 0); /* these requests have given up: the loader wakes for nothing */
+        /* these requests have given up: the loader wakes for nothing */
+        ep_weight_store_wait(store, 0, NULL, 0);
         pthread_mutex_lock(&lock);
         is_done = has_returned;
         pthread_mutex_unlock(&lock);

@@ -238,7 +238,8 @@ Test(weight_cache, a_damaged_file_is_dropped_and_written_anew)
     cr_expect(has_expert(1));
 }
 
-/* A closed cache of two files of equal size: expert 0 and, at `old`, one of another model. Returns the bytes of each. */
+/* A closed cache of two files of equal size: expert 0 and, at `old`, one of another model. Returns
+ * the bytes of each. */
 static uint64_t leave_two_files(char *old, size_t size)
 {
     open_cache(0);
@@ -295,7 +296,8 @@ Test(weight_cache, a_file_that_somebody_else_removed_made_room_too)
     cr_expect(has_expert(1));
 }
 
-static ep_weight_cache *other; /* of another process, that writes the same expert just before we name ours */
+/* of another process, that writes the same expert just before we name ours */
+static ep_weight_cache *other;
 
 /* In place of the C library's. */
 int renameat(int from_fd, const char *from, int to_fd, const char *to)
@@ -412,7 +414,8 @@ Test(weight_cache, a_directory_that_cannot_be_used_is_no_failure)
     cr_assert_eq(mkdir(cache_dir, 0700), 0);
 }
 
-/* A packed file of another's hand would change results: neither its directory nor the file itself is believed. */
+/* A packed file of another's hand would change results: neither its directory nor the file itself
+ * is believed. */
 Test(weight_cache, what_others_may_write_is_not_believed)
 {
     ep_error e;
@@ -443,7 +446,8 @@ Test(weight_cache, what_others_may_write_is_not_believed)
     open_cache(0);
 }
 
-/* The cache's directory on a file system of its own, seen by this process alone. False: the system does not allow it. */
+/* The cache's directory on a file system of its own, seen by this process alone. False: the system
+ * does not allow it. */
 static bool mount_small(const char *options)
 {
     return (geteuid() == 0 ? unshare(CLONE_NEWNS) : unshare(CLONE_NEWUSER | CLONE_NEWNS)) == 0 &&
@@ -461,7 +465,8 @@ static uint32_t count_temporary(void)
     return count;
 }
 
-/* What fits is kept and read; the rest is not written, and said so once; nothing half written is left. */
+/* What fits is kept and read; the rest is not written, and said so once; nothing half written is
+ * left. */
 static void expect_full_after(uint32_t fits)
 {
     uint32_t written = 0;

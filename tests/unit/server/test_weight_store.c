@@ -455,7 +455,8 @@ Test(weight_store, requests_that_miss_do_not_keep_an_assignment_from_its_end, .t
 static const ep_backend_ops *plain_ops;
 static ep_backend_ops changed_ops;
 
-/* The backend's functions, for a test to put its own in place of some. The store must be at rest; plain_ops has the real ones, to be put back. */
+/* The backend's functions, for a test to put its own in place of some. The store must be at rest;
+ * plain_ops has the real ones, to be put back. */
 static ep_backend_ops *change_ops(void)
 {
     plain_ops = backend->ops;
@@ -544,7 +545,8 @@ static _Atomic int load_nice;
 
 static ep_err load_and_look(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
 {
-    atomic_store(&load_nice, getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid))); /* of this thread */
+    /* of this thread */
+    atomic_store(&load_nice, getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid)));
     return plain_ops->weights_load(base, source, out_weights, out_error);
 }
 
@@ -633,7 +635,8 @@ Test(weight_store, a_cold_expert_comes_in_the_place_of_another_where_memory_is_r
     backend->ops = plain_ops;
 }
 
-/* The end of the memory is as the end of the budget, also where an assignment is loaded; the experts of a node without a budget are all here. */
+/* The end of the memory is as the end of the budget, also where an assignment is loaded; the
+ * experts of a node without a budget are all here. */
 Test(weight_store, experts_for_which_memory_is_refused_at_the_start_are_cold_or_said_to_fail)
 {
     const uint64_t each = bytes_of_one();
@@ -676,7 +679,8 @@ static uint64_t process_addresses(void)
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The same with real memory: neither a chunk for several experts nor all that the budget allows is to be had. */
+/* The same with real memory: neither a chunk for several experts nor all that the budget allows is
+ * to be had. */
 Test(weight_store, a_limit_on_addresses_below_the_budget_costs_loads_only, .timeout = 60)
 {
     const uint64_t mib = 1 << 20;
@@ -724,7 +728,8 @@ static int catch_log(int *out_saved)
     return fd;
 }
 
-/* Ends that. All lines are of loads that failed for the reason; *out_said: of how many they speak. */
+/* Ends that. All lines are of loads that failed for the reason; *out_said: of how many they
+ * speak. */
 static uint64_t count_failures(int fd, int saved, const char *reason, uint64_t *out_said)
 {
     char line[512];
@@ -987,7 +992,8 @@ static bool was_warmed(uint32_t inner, uint32_t rows)
     return i < warm_runs_count;
 }
 
-/* Two layers of equal experts, each with a wider shared one: two shapes, few rows and many of each, and none of them twice. */
+/* Two layers of equal experts, each with a wider shared one: two shapes, few rows and many of each,
+ * and none of them twice. */
 Test(weight_store, each_kernel_shape_runs_before_the_first_pass_is_over)
 {
     ep_error e;
@@ -1410,7 +1416,8 @@ static ep_err load_held(ep_backend *base, const ep_expert_source *source, ep_bac
     return lossy_ops.weights_load(base, source, out_weights, out_error);
 }
 
-/* One is being loaded when the last device is lost, and one is queued for a request that has gone away. */
+/* One is being loaded when the last device is lost, and one is queued for a request that has gone
+ * away. */
 Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
 {
     static ep_backend_ops ops;

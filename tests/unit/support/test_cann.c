@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated accelerator is as strict as it says: each mistake ends the process with its line, or brings the
- * vendor's code. */
+/* The emulated accelerator is as strict as it says: each mistake ends the process with its line, or
+ * brings the vendor's code. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <signal.h>
@@ -227,7 +227,8 @@ Test(cann, host_code_cannot_touch_device_memory)
     }
     int status = 0;
     cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFSIGNALED(status) || WEXITSTATUS(status) == 1, "status %d", status); /* a sanitizer makes 1 of it */
+    /* a sanitizer makes 1 of it */
+    cr_assert(WIFSIGNALED(status) || WEXITSTATUS(status) == 1, "status %d", status);
 }
 
 static void copy_pageable(void)
@@ -441,7 +442,8 @@ static void set_flag(void *arg)
     *(int *)arg = 1;
 }
 
-/* A notify is kept until it is waited for, and may be waited for before it is recorded. A callback runs behind what is in front of it. */
+/* A notify is kept until it is waited for, and may be waited for before it is recorded. A callback
+ * runs behind what is in front of it. */
 Test(cann, notifies_and_callbacks_order_streams_and_the_host)
 {
     begin();

@@ -132,7 +132,8 @@ static uint64_t take_frame(int fd, uint8_t *out, ep_frame *out_frame)
     return out_frame->call_id;
 }
 
-/* Four requests under a rule for the second; the ids that arrive, in order, end with the fourth's. */
+/* Four requests under a rule for the second; the ids that arrive, in order, end with the
+ * fourth's. */
 static void expect_order(ep_chaos_fault fault, uint32_t amount, const uint64_t *ids, size_t count)
 {
     const ep_chaos_rule rule = {.fault = fault,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests packed from random batches read back as what was planned; damaged ones are refused or harmless. */
+/* Requests packed from random batches read back as what was planned; damaged ones are refused or
+ * harmless. */
 #include "wire/forward_codec.h"
 
 #include <criterion/criterion.h>
@@ -175,7 +176,8 @@ Test(forward_codec, large_chunks_are_streamed_with_the_same_bytes)
     static float scales[TOKENS];
     uint64_t state = 1;
     for (size_t i = 0; i < TOKENS * HIDDEN; i++) {
-        x[i] = (uint16_t)(random_below(&state, 16) == 0 ? 0x7f80 : random_below(&state, 0x7f80)); /* Inf among them */
+        /* Inf among them */
+        x[i] = (uint16_t)(random_below(&state, 16) == 0 ? 0x7f80 : random_below(&state, 0x7f80));
     }
     for (int policy = EP_NAN_PASS; policy <= EP_NAN_MEAN; policy++) { /* two of them change rows */
         planned p = {.rb.shape = {.hidden = HIDDEN, .inner = 1, .experts = 1, .top_k = 1}};

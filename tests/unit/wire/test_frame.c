@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fixed part of a frame: every offset as documented, every rule refused when broken, and CRC32C. */
+/* The fixed part of a frame: every offset as documented, every rule refused when broken, and
+ * CRC32C. */
 #include "wire/frame.h"
 
 #if defined(__x86_64__)

@@ -20,7 +20,8 @@ static void random_model(ep_routing_table *table, uint32_t index, uint64_t *stat
     uint32_t numerics = 1 + below(state, table->nodes_count);
     snprintf(name, sizeof(name), "model-%u", index / 2);
     cr_assert_eq(ep_routing_table_model_init(table, index, name, index % 2 ? "b" : "a", numerics), EP_OK);
-    table->models[index].is_default = index % 2 == index / 2 % 3; /* the first, the second, or none of a name */
+    /* the first, the second, or none of a name */
+    table->models[index].is_default = index % 2 == index / 2 % 3;
     for (uint32_t i = 0; i < numerics; i++) {
         snprintf(table->models[index].numerics[i], EP_NUMERICS_BYTES, "portable-%u", i);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of Criterion's interface that the unit tests of base, moe and kernels use, for builds without
- * Criterion (EP_CORES_ONLY). A test that uses more does not compile there. Each test is a process of its own, as
- * with Criterion.
+ * The part of Criterion's interface that the unit tests of base, moe and kernels use, for builds
+ * without Criterion (EP_CORES_ONLY). A test that uses more does not compile there. Each test is a
+ * process of its own, as with Criterion.
  */
 #ifndef EP_TESTS_SUPPORT_PLAIN_CRITERION_H
 #define EP_TESTS_SUPPORT_PLAIN_CRITERION_H
