@@ -11,30 +11,34 @@
 #define SOFTMAX EP_GATE_SOFTMAX
 #define SIGMOID EP_GATE_SIGMOID
 #define SELECTED EP_GATE_SOFTMAX_SELECTED
+/* clang-format off */
 #define NOT_COMPUTED(why) {.why_not = (why)}
 
 /* Routers that many types share. */
 #define MIXTRAL {.select = LOGIT, .weight = SELECTED}
 #define QWEN(how) {.select = SOFTMAX, .weight = SOFTMAX, .renorm = (how)}
-#define DEEPSEEK_V2                                                                                                              \
-    {.select = SOFTMAX, .weight = SOFTMAX, .group_best = 1, .renorm = EP_RENORM_KEY_OFF, .epsilon = 1e-20f,                      \
-     .marks = EP_ROUTER_MASK_ZERO | EP_ROUTER_SCALED_OR_NORMED}
-#define DEEPSEEK_V3(how, more)                                                                                                   \
-    {.select = SIGMOID, .weight = SIGMOID, .group_best = 2, .renorm = (how), .epsilon = 1e-20f, .bias = EP_BIAS_SELECT,          \
-     .marks = EP_ROUTER_SCALED | (more)}
-#define MISTRAL(how)                                                                                                             \
-    {.select = SOFTMAX, .weight = SOFTMAX, .group_best = 2, .renorm = (how), .epsilon = 1e-20f,                                  \
+#define DEEPSEEK_V2                                                                                \
+    {.select = SOFTMAX, .weight = SOFTMAX, .group_best = 1, .renorm = EP_RENORM_KEY_OFF,           \
+     .epsilon = 1e-20f, .marks = EP_ROUTER_MASK_ZERO | EP_ROUTER_SCALED_OR_NORMED}
+#define DEEPSEEK_V3(how, more)                                                                     \
+    {.select = SIGMOID, .weight = SIGMOID, .group_best = 2, .renorm = (how), .epsilon = 1e-20f,    \
+     .bias = EP_BIAS_SELECT, .marks = EP_ROUTER_SCALED | (more)}
+#define MISTRAL(how)                                                                               \
+    {.select = SOFTMAX, .weight = SOFTMAX, .group_best = 2, .renorm = (how), .epsilon = 1e-20f,    \
      .marks = EP_ROUTER_MASK_ZERO | EP_ROUTER_SCALED}
-#define MINIMAX_M2(more)                                                                                                         \
-    {.select = SIGMOID, .weight = SIGMOID, .renorm = EP_RENORM_ALWAYS, .bias = EP_BIAS_SELECT, .marks = (more)}
-#define HUNYUAN_3                                                                                                                \
-    {.select = SIGMOID, .weight = SIGMOID, .renorm = EP_RENORM_ALWAYS, .epsilon = 1e-20f, .bias = EP_BIAS_SELECT,                \
-     .marks = EP_ROUTER_SCALED}
-#define DEEPSEEK_V4(score, more)                                                                                                 \
-    {.select = (score), .weight = (score), .renorm = EP_RENORM_ALWAYS, .epsilon = 1e-20f, .bias = EP_BIAS_SELECT,                \
-     .marks = EP_ROUTER_SCALED | EP_ROUTER_SCORING_KEY | (more)}
-#define ERNIE {.select = SOFTMAX, .weight = SOFTMAX, .renorm = EP_RENORM_ALWAYS, .bias = EP_BIAS_SELECT}
+#define MINIMAX_M2(more)                                                                           \
+    {.select = SIGMOID, .weight = SIGMOID, .renorm = EP_RENORM_ALWAYS, .bias = EP_BIAS_SELECT,     \
+     .marks = (more)}
+#define HUNYUAN_3                                                                                  \
+    {.select = SIGMOID, .weight = SIGMOID, .renorm = EP_RENORM_ALWAYS, .epsilon = 1e-20f,          \
+     .bias = EP_BIAS_SELECT, .marks = EP_ROUTER_SCALED}
+#define DEEPSEEK_V4(score, more)                                                                   \
+    {.select = (score), .weight = (score), .renorm = EP_RENORM_ALWAYS, .epsilon = 1e-20f,          \
+     .bias = EP_BIAS_SELECT, .marks = EP_ROUTER_SCALED | EP_ROUTER_SCORING_KEY | (more)}
+#define ERNIE                                                                                      \
+    {.select = SOFTMAX, .weight = SOFTMAX, .renorm = EP_RENORM_ALWAYS, .bias = EP_BIAS_SELECT}
 #define GEMMA {.select = LOGIT, .weight = SELECTED, .marks = EP_ROUTER_FACTORS}
+/* clang-format on */
 
 #define ON EP_RENORM_KEY_ON
 #define OFF EP_RENORM_KEY_OFF

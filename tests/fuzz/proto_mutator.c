@@ -36,10 +36,12 @@ static void put_varint(writer *w, uint64_t value)
 
 static uint64_t edge_value(writer *w)
 {
-    static const uint64_t edges[] = {0,          1,          2,           3,      4,          7,         8,
-                                     16,         31,         32,          63,     64,         255,       256,
-                                     65535,      65536,      0x7fffffff,  1u << 31, 0xffffffff, 1ull << 32, 1ull << 63,
-                                     UINT64_MAX, UINT64_MAX - 1};
+    /* clang-format off */
+    static const uint64_t edges[] = {
+        0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 63, 64, 255, 256, 65535, 65536,
+        0x7fffffff, 1u << 31, 0xffffffff, 1ull << 32, 1ull << 63, UINT64_MAX, UINT64_MAX - 1,
+    };
+    /* clang-format on */
     uint32_t pick = next_random(&w->random);
     return pick % 3 == 0 ? pick / 3 % 300 : edges[pick / 3 % (sizeof(edges) / sizeof(edges[0]))];
 }

@@ -26,57 +26,86 @@ static void remove_dir(void)
 TestSuite(shared, .init = make_dir, .fini = remove_dir);
 
 #define SHARED(inner) "\"shared_expert_intermediate_size\":" #inner ","
+/* clang-format off */
 #define PROJECTIONS {"gate_proj", "up_proj", "down_proj"}
 #define NUMBERED {"w1", "w3", "w2"}
 #define FUSED {"input_linear", "input_linear", "output_linear"} /* gate and up in one tensor */
+/* clang-format on */
 
 typedef struct shared_case {
     ep_format_case routed;
     ep_format_case shared; /* names of N1; expert 0 of it is taken */
     const char *stem;
     const char *words[3];
-    const char *scales; /* e8m0 under this name, one for each 128 x 128 of f8_block or 32 x 32 of mxfp8; NULL: as the format has them */
+    /* e8m0 under this name, one for each 128 x 128 of f8_block or 32 x 32 of mxfp8; NULL: as the
+     * format has them */
+    const char *scales;
     const char *gate;   /* [1,H] of bf16; NULL none */
 } shared_case;
 
+/* clang-format off */
 static const shared_case cases[] = {
-    {{"qwen3.5", EP_FORMAT_N3, EP_WEIGHTS_BF16, 48, 20, SHARED(36), EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 48, 36, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     "model.language_model.layers.1.mlp.shared_expert", PROJECTIONS, NULL, "model.language_model.layers.1.mlp.shared_expert_gate.weight"},
-    {{"kimi k2 thinking", EP_FORMAT_N1_DEEP, EP_WEIGHTS_INT4, 96, 64, SHARED(128), EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 96, 128, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     "language_model.model.layers.1.mlp.shared_experts", PROJECTIONS, NULL, NULL},
-    {{"deepseek v4", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 160, 96, SHARED(130) "\"swiglu_limit\":0.5,", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 160, 130, "", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
-     "layers.1.ffn.shared_experts", NUMBERED, "scale", NULL},
-    {{"deepseek v4.1", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 160, 96, SHARED(130) "\"swiglu_limit\":0.5,", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_MXFP8, 160, 130, "", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
-     "layers.1.ffn.shared_experts", NUMBERED, "scale", NULL},
-    {{"minimax m3", EP_FORMAT_N2, EP_WEIGHTS_MXFP8, 96, 64, SHARED(65) "\"swiglu_limit\":0.5,\"swiglu_alpha\":1.702,", EP_ACT_SWIGLU_OAI,
-      {1.702f, 1, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_MXFP8, 96, 65, "", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
-     "model.layers.1.block_sparse_moe.shared_experts", PROJECTIONS, NULL, NULL},
-    {{"mistral", EP_FORMAT_N2M, EP_WEIGHTS_F8_BLOCK, 130, 64, SHARED(40), EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 130, 40, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     "layers.1.shared_experts", NUMBERED, NULL, NULL},
-    {{"llama 4", EP_FORMAT_N8, EP_WEIGHTS_BF16, 40, 72, SHARED(72), EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 72, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     "language_model.model.layers.1.feed_forward.shared_expert", PROJECTIONS, NULL, NULL},
-    {{"granite 4", EP_FORMAT_N9, EP_WEIGHTS_BF16, 40, 24, "\"model_type\":\"granitemoehybrid\",\"shared_intermediate_size\":56,", EP_ACT_SILU,
-      {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 56, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     "model.language_model.layers.1.shared_mlp", FUSED, NULL, NULL},
-    {{"step 3.5", EP_FORMAT_N11, EP_WEIGHTS_BF16, 40, 24, SHARED(32) "\"swiglu_limits\":[0,0.25],\"swiglu_limits_shared\":[0,0.75],",
-      EP_ACT_SWIGLU_STEP, {0, 0, 0.25f}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 32, "", EP_ACT_SWIGLU_STEP, {0, 0, 0.75f}, false, false, EP_FORMAT_AS_USUAL},
-     "model.language_model.layers.1.share_expert", PROJECTIONS, NULL, NULL},
-    {{"w8a8", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 50, SHARED(70), EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 70, "", EP_ACT_SILU, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
-     "model.layers.1.mlp.shared_experts", PROJECTIONS, NULL, NULL},
-    {{"nemotron 3", EP_FORMAT_MIXER, EP_WEIGHTS_BF16, 64, 40, SHARED(80) "\"mlp_hidden_act\":\"relu2\",", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false,
+    {{"qwen3.5", EP_FORMAT_N3, EP_WEIGHTS_BF16, 48, 20, SHARED(36), EP_ACT_SILU, {0, 0, 0}, false,
       false, EP_FORMAT_AS_USUAL},
-     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 64, 80, "", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 48, 36, "", EP_ACT_SILU, {0, 0, 0}, false, false,
+      EP_FORMAT_AS_USUAL},
+     "model.language_model.layers.1.mlp.shared_expert", PROJECTIONS, NULL,
+     "model.language_model.layers.1.mlp.shared_expert_gate.weight"},
+    {{"kimi k2 thinking", EP_FORMAT_N1_DEEP, EP_WEIGHTS_INT4, 96, 64, SHARED(128), EP_ACT_SILU,
+      {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 96, 128, "", EP_ACT_SILU, {0, 0, 0}, false, false,
+      EP_FORMAT_AS_USUAL},
+     "language_model.model.layers.1.mlp.shared_experts", PROJECTIONS, NULL, NULL},
+    {{"deepseek v4", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 160, 96, SHARED(130) "\"swiglu_limit\":0.5,",
+      EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 160, 130, "", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false,
+      false, EP_FORMAT_AS_USUAL},
+     "layers.1.ffn.shared_experts", NUMBERED, "scale", NULL},
+    {{"deepseek v4.1", EP_FORMAT_N4, EP_WEIGHTS_MXFP4, 160, 96, SHARED(130) "\"swiglu_limit\":0.5,",
+      EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_MXFP8, 160, 130, "", EP_ACT_SWIGLU_LIMIT, {0, 0, 0.5f}, false,
+      false, EP_FORMAT_AS_USUAL},
+     "layers.1.ffn.shared_experts", NUMBERED, "scale", NULL},
+    {{"minimax m3", EP_FORMAT_N2, EP_WEIGHTS_MXFP8, 96, 64,
+      SHARED(65) "\"swiglu_limit\":0.5,\"swiglu_alpha\":1.702,", EP_ACT_SWIGLU_OAI,
+      {1.702f, 1, 0.5f}, false, false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_MXFP8, 96, 65, "", EP_ACT_SWIGLU_OAI, {1.702f, 1, 0.5f}, false,
+      false, EP_FORMAT_AS_USUAL},
+     "model.layers.1.block_sparse_moe.shared_experts", PROJECTIONS, NULL, NULL},
+    {{"mistral", EP_FORMAT_N2M, EP_WEIGHTS_F8_BLOCK, 130, 64, SHARED(40), EP_ACT_SILU, {0, 0, 0},
+      false, false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_F8_BLOCK, 130, 40, "", EP_ACT_SILU, {0, 0, 0}, false, false,
+      EP_FORMAT_AS_USUAL},
+     "layers.1.shared_experts", NUMBERED, NULL, NULL},
+    {{"llama 4", EP_FORMAT_N8, EP_WEIGHTS_BF16, 40, 72, SHARED(72), EP_ACT_SILU, {0, 0, 0}, false,
+      false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 72, "", EP_ACT_SILU, {0, 0, 0}, false, false,
+      EP_FORMAT_AS_USUAL},
+     "language_model.model.layers.1.feed_forward.shared_expert", PROJECTIONS, NULL, NULL},
+    {{"granite 4", EP_FORMAT_N9, EP_WEIGHTS_BF16, 40, 24,
+      "\"model_type\":\"granitemoehybrid\",\"shared_intermediate_size\":56,", EP_ACT_SILU,
+      {0, 0, 0}, false, false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 56, "", EP_ACT_SILU, {0, 0, 0}, false, false,
+      EP_FORMAT_AS_USUAL},
+     "model.language_model.layers.1.shared_mlp", FUSED, NULL, NULL},
+    {{"step 3.5", EP_FORMAT_N11, EP_WEIGHTS_BF16, 40, 24,
+      SHARED(32) "\"swiglu_limits\":[0,0.25],\"swiglu_limits_shared\":[0,0.75],",
+      EP_ACT_SWIGLU_STEP, {0, 0, 0.25f}, false, false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 40, 32, "", EP_ACT_SWIGLU_STEP, {0, 0, 0.75f}, false,
+      false, EP_FORMAT_AS_USUAL},
+     "model.language_model.layers.1.share_expert", PROJECTIONS, NULL, NULL},
+    {{"w8a8", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 50, SHARED(70), EP_ACT_SILU, {0, 0, 0}, false,
+      false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_W8A8, 96, 70, "", EP_ACT_SILU, {0, 0, 0}, false, false,
+      EP_FORMAT_AS_USUAL},
+     "model.layers.1.mlp.shared_experts", PROJECTIONS, NULL, NULL},
+    {{"nemotron 3", EP_FORMAT_MIXER, EP_WEIGHTS_BF16, 64, 40,
+      SHARED(80) "\"mlp_hidden_act\":\"relu2\",", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false,
+      false, EP_FORMAT_AS_USUAL},
+     {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 64, 80, "", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false, false,
+      EP_FORMAT_AS_USUAL},
      "backbone.layers.1.mixer.shared_experts", PROJECTIONS, NULL, NULL},
+/* clang-format on */
 };
 
 /* Scales of f32 become powers of two, in the expert and, one byte each, in the file. */
