@@ -104,7 +104,8 @@ struct ep_call {
     uint64_t step_member; /* names this run in all its frames; 0 without a step group */
     ep_call_window windows[EP_CALL_WINDOWS];
     uint32_t tokens_sent; /* tokens of all windows that were begun */
-    uint64_t kept_bytes;  /* of client->window_bytes: claimed by windows that ended, for those that are not begun */
+    /* of client->window_bytes: claimed by windows that ended, for those that are not begun */
+    uint64_t kept_bytes;
     bool is_piecewise;    /* tokens are combined as their rows land, into out_scratch */
     ep_timer timer;
     bool timer_used;   /* armed since the call was acquired */
@@ -118,7 +119,8 @@ struct ep_call {
     uint32_t first_frames_max; /* prepared: frames of a run's first sending; else 0 */
     const void **rows; /* [T * slots per token]; quantised rows: as many scales behind them */
     size_t rows_bytes;
-    uint32_t *window_slots; /* slot numbers of the frames of each window's first round, one part per window */
+    /* slot numbers of the frames of each window's first round, one part per window */
+    uint32_t *window_slots;
     size_t window_slots_bytes;
     uint32_t *rows_left; /* [T] piecewise: rows a token waits for; EP_CALL_COMBINED */
     size_t rows_left_bytes;

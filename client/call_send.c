@@ -21,7 +21,8 @@
 typedef struct slot_list {
     uint32_t *numbers;
     uint32_t count;
-    ep_error late; /* RESOURCE_EXHAUSTED: of the node that has no room for them before the deadline */
+    /* RESOURCE_EXHAUSTED: of the node that has no room for them before the deadline */
+    ep_error late;
 } slot_list;
 
 static void fail(ep_call *call, const ep_error *error, ep_call_actions *actions)

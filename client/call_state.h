@@ -82,7 +82,9 @@ typedef enum ep_hedge_phase {
 typedef struct ep_parcel {
     ep_parcel_phase phase;
     uint32_t window; /* 0..EP_CALL_WINDOWS-1 */
-    ep_err reason; /* why it is DELAYED; ROUTABLE: RESOURCE_EXHAUSTED where its node has no room before the deadline */
+    /* why it is DELAYED; ROUTABLE: RESOURCE_EXHAUSTED where its node has no room before the
+     * deadline */
+    ep_err reason;
     uint64_t due_ns; /* DELAYED, STUCK */
     /* IN_FLIGHT: when its answer is late. It and HEDGE: when to look whether its node is silent.
      * EP_TIME_NEVER */
@@ -161,7 +163,8 @@ typedef struct ep_call_actions {
     bool route;       /* send the ROUTABLE parcels' slots again */
     bool look;        /* parcels are late, or their nodes may be silent: ep_call_state_next_due */
     bool cancel;      /* parcels have become ZOMBIE: their nodes may be told */
-    uint32_t windows_done; /* a bit for each window whose rows are all here: combine it, release it, send the next */
+    /* a bit for each window whose rows are all here: combine it, release it, send the next */
+    uint32_t windows_done;
     bool complete;    /* the call is over with state->code; exactly once per run */
 } ep_call_actions;
 

@@ -45,7 +45,8 @@ struct ep_client {
     ep_retry_budget budget;
     ep_client_counters counters;
     ep_flow_limits flow;
-    ep_answer_norm norms[EP_PEER_CLASSES][EP_CLIENT_NORMS]; /* by model: experts of one may be larger than another's */
+    /* by model: experts of one may be larger than another's */
+    ep_answer_norm norms[EP_PEER_CLASSES][EP_CLIENT_NORMS];
     uint64_t sequence;     /* atomic: calls begun, spreads them over copies */
     uint64_t window_bytes; /* atomic: reply rows that windows under way expect */
     uint64_t window_bytes_max;

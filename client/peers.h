@@ -62,7 +62,8 @@ struct ep_peer {
     pthread_mutex_t lock; /* guards the rest */
     ep_error last_error;  /* code EP_OK: none */
     uint64_t last_error_ns;
-    Expertd__V1__Hello *hello; /* the newest one, a copy; kept only where the table is made of them */
+    /* the newest one, a copy; kept only where the table is made of them */
+    Expertd__V1__Hello *hello;
     ep_peer *next;             /* owner's list */
 };
 

@@ -144,7 +144,8 @@ bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *o
         }
     }
     if (model->numerics_count == 0 || view->pins[model_index][0] == 0) {
-        return true; /* no node, or no copy to choose an id by: a matter of waiting, not of numerics */
+        /* no node, or no copy to choose an id by: a matter of waiting, not of numerics */
+        return true;
     }
     char have[256] = "";
     size_t used = 0;

@@ -23,8 +23,10 @@ typedef struct ep_view {
     ep_routing_table *table;
     ep_peer **peers;  /* [nodes_count] */
     uint32_t *groups; /* [nodes_count] nodes of one host (moe/host_plan.h) */
-    uint8_t *allowed; /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
-    char (*pins)[EP_NUMERICS_BYTES]; /* [models_count] "" any, or none chosen yet: then no node is allowed */
+    /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
+    uint8_t *allowed;
+    /* [models_count] "" any, or none chosen yet: then no node is allowed */
+    char (*pins)[EP_NUMERICS_BYTES];
     uint32_t former_count;
     ep_former_owner *former;
 } ep_view;

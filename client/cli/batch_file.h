@@ -26,7 +26,8 @@ typedef struct ep_cli_batch {
     ep_tensor x_scales;    /* rank 0: absent */
     ep_tensor active_mask; /* rank 0: absent */
     ep_tensor token_ids;   /* rank 0: absent */
-    char ignored[256];     /* names of tensors that mean nothing here, ", " between them, cut when long; "" none */
+    /* names of tensors that mean nothing here, ", " between them, cut when long; "" none */
+    char ignored[256];
 } ep_cli_batch;
 
 /* Errors: NOT_FOUND, BAD_FILE (file, tensor, shape, allowed), IO, NO_MEMORY. */

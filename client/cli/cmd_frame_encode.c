@@ -44,7 +44,8 @@ typedef struct encode_options {
     const char *json;
     const char *json_file;
     const char *tensors;                   /* NULL none */
-    const char *tensor_names[TENSORS_MAX]; /* of a safetensors file; none: tensors is the section itself */
+    /* of a safetensors file; none: tensors is the section itself */
+    const char *tensor_names[TENSORS_MAX];
     size_t tensor_names_count;
     ep_rpc_metadata metadata[METADATA_MAX + 1]; /* room for the token */
     size_t metadata_count;

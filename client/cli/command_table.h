@@ -12,7 +12,8 @@ typedef struct ep_cli_command {
     const struct argp *argp; /* its doc ends with examples */
     /* argv[0] is "expertctl <name>". Prints its own error line; returns an ep_cli_exit. */
     int (*run)(int argc, char **argv);
-    const struct ep_cli_command *(*verb_at)(size_t index); /* its verbs, NULL past the end; NULL: it has none */
+    /* its verbs, NULL past the end; NULL: it has none */
+    const struct ep_cli_command *(*verb_at)(size_t index);
 } ep_cli_command;
 
 extern const ep_cli_command ep_cli_status;

@@ -28,7 +28,8 @@ typedef struct ep_doctor_facts {
 
 typedef struct ep_doctor_finding {
     ep_doctor_severity severity;
-    const char *code; /* stable word for programs; of a coordinator's problem, borrowed from its reply */
+    /* stable word for programs; of a coordinator's problem, borrowed from its reply */
+    const char *code;
     char text[EP_ERROR_TEXT_BYTES + 256];
     char advice[320];
 } ep_doctor_finding;

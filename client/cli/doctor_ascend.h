@@ -24,7 +24,8 @@ typedef struct ep_doctor_ascend_facts {
     bool home_is_set;         /* ASCEND_HOME_PATH is that one */
     bool library_path_is_set; /* LD_LIBRARY_PATH has its lib64 */
     bool is_container;
-    bool unit_lacks_devices; /* expertd.service is installed, and no drop-in of it lets a device in */
+    /* expertd.service is installed, and no drop-in of it lets a device in */
+    bool unit_lacks_devices;
 } ep_doctor_ascend_facts;
 
 /* Files below root ("": this host); home and library_path: the two variables, NULL not set. */

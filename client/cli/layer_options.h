@@ -13,7 +13,8 @@
 
 typedef struct ep_cli_layer_options {
     const char *in;
-    const char *logits; /* checkpoint whose router turns logits into ids and scales; NULL: ids are given */
+    /* checkpoint whose router turns logits into ids and scales; NULL: ids are given */
+    const char *logits;
     float noise_temperature, expert_dropout; /* of that router, as the next; 0: none */
     uint64_t gate_seed;
     ep_moe_args args;   /* the wishes; tensors come from the file */

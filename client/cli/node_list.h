@@ -21,7 +21,8 @@ typedef struct ep_cli_node {
 typedef struct ep_cli_node_list {
     ep_cli_node *nodes;
     size_t count;
-    size_t lost_count; /* that the coordinator knows as lost: nobody to ask, so they are not among the nodes */
+    /* that the coordinator knows as lost: nobody to ask, so they are not among the nodes */
+    size_t lost_count;
 } ep_cli_node_list;
 
 /* From a coordinator's answer. Errors: NO_MEMORY. */

@@ -42,7 +42,9 @@ extern const char *const ep_cli_path_names[EP_CLI_PATH_PARTS];
 
 typedef struct ep_cli_trace_path {
     int64_t parts_ns[EP_CLI_PATH_PARTS]; /* together exactly the duration of the request */
-    uint32_t peer;                       /* name of the peer with the longest used exchange on the path, of nodes behind a gateway; 0 none */
+    /* name of the peer with the longest used exchange on the path, of nodes behind a gateway; 0
+     * none */
+    uint32_t peer;
     int64_t peer_ns;
     uint32_t late_peer; /* name of the peer with the longest part of EP_CLI_PATH_LATE; 0 none */
     int64_t late_ns;
@@ -76,7 +78,8 @@ typedef struct ep_cli_trace_peer {
     uint64_t unused;     /* exchanges whose answer was not used (hedging) */
     uint64_t slowest_of; /* requests whose critical path waited longest for this peer */
     int64_t waited_ns;   /* on critical paths */
-    int64_t late_ns;     /* on critical paths: for an answer that was not used, until another copy was asked */
+    /* on critical paths: for an answer that was not used, until another copy was asked */
+    int64_t late_ns;
 } ep_cli_trace_peer;
 
 typedef struct ep_cli_trace_expert {
@@ -128,13 +131,17 @@ typedef struct ep_cli_trace_figures {
     ep_cli_trace_failure *failures;          /* calls first, most first */
     size_t failures_count;
     ep_cli_trace_slow slow;
-    ep_cli_trace_bin bins[EP_CLI_TRACE_BINS]; /* without gaps, from the first call's begin to the last one's */
+    /* without gaps, from the first call's begin to the last one's */
+    ep_cli_trace_bin bins[EP_CLI_TRACE_BINS];
     size_t bins_count;
-    uint32_t *owner_of;      /* [spans_count]: index of requests for which the span was; EP_CLI_TRACE_NONE */
+    /* [spans_count]: index of requests for which the span was; EP_CLI_TRACE_NONE */
+    uint32_t *owner_of;
     uint32_t *in_time;       /* [requests_count]: indexes of requests, by begin */
     bool *hedged;            /* [requests_count]: an answer was not used */
     int64_t requests_ns;     /* total of requests */
-    uint32_t *requests;      /* spans forward outside of gateways, gateway without the exchange that asked for it; slowest first */
+    /* spans forward outside of gateways, gateway without the exchange that asked for it; slowest
+     * first */
+    uint32_t *requests;
     ep_cli_trace_path *paths; /* [requests_count], in the same order */
     size_t requests_count;
     ep_cli_trace_peer *peers; /* longest wait first */

@@ -79,8 +79,9 @@ typedef struct ep_cli_span {
     uint8_t kind;
     bool open;
     bool again;  /* begun again before it ended */
-    bool unused; /* an exchange whose answer was not: other copies had answered (a hedge, or what was hedged); and all that was
-                    done for it, but jobs */
+    /* an exchange whose answer was not: other copies had answered (a hedge, or what was hedged);
+     * and all that was done for it, but jobs */
+    bool unused;
 } ep_cli_span;
 
 typedef struct ep_cli_trace_process {
@@ -118,7 +119,8 @@ typedef struct ep_cli_recording {
     uint8_t clock[16];       /* recordings with the same clock need no fit */
     bool has_clock;
     int64_t offset_ns;       /* what finish took off its times */
-    int64_t offset_error_ns; /* half the round trip of the pair it was fitted to; -1: no pair joins it with the first */
+    /* half the round trip of the pair it was fitted to; -1: no pair joins it with the first */
+    int64_t offset_error_ns;
     uint64_t events_count;
     int64_t first_ns;        /* of its events, on its own clock */
     int64_t last_ns;

@@ -73,7 +73,8 @@ typedef struct group_peer {
     char why[GROUP_WHY_BYTES]; /* it is gone, or lost to a neighbour */
     char url[EP_GROUP_URL_BYTES];
     char host[EP_HOST_BYTES];
-    uint64_t lost_at[(EP_GROUP_WORLD_MAX + 63) / 64]; /* bit r: rank r of this host says that it is gone and all it had sent is here */
+    /* bit r: rank r of this host says that it is gone and all it had sent is here */
+    uint64_t lost_at[(EP_GROUP_WORLD_MAX + 63) / 64];
     ep_group_traffic traffic;
     /* dialing; touched by the thread in ep_group_create and on_dial */
     ep_dial *dial;
@@ -125,7 +126,8 @@ struct ep_group {
     bool closing;
     bool table_sent;           /* begun */
     bool table_out;            /* rank 0: to all; nothing else goes to them before */
-    uint32_t *same_host;       /* [world] lowest rank on each rank's host; known with the membership, like the next */
+    /* [world] lowest rank on each rank's host; known with the membership, like the next */
+    uint32_t *same_host;
     bool has_neighbours;       /* another rank is on this host */
     bool joined;               /* all are connected: frames for this host need not be held */
     group_held_frame *held;    /* oldest first */
@@ -140,7 +142,8 @@ struct ep_group {
     bool by_host;              /* the call in progress goes by host */
     ep_error broken;           /* code not OK: this generation is given up, from the call broken_from on */
     uint64_t broken_from;
-    uint32_t broken_generation; /* this one, or a later one that some other rank has given up; broken_from is 0 then */
+    /* this one, or a later one that some other rank has given up; broken_from is 0 then */
+    uint32_t broken_generation;
     ep_group_stats stats;
 };
 

@@ -53,13 +53,15 @@ struct ep_job {
     ep_dtype x_dtype;    /* bf16, f16, f32, i8, f8e4m3 */
     ep_dtype out_dtype;  /* bf16, f16, f32 */
     bool weight_on_input;
-    uint64_t priority; /* smaller first; a wish: a job may overtake others wherever the backend can turn to it. Those with
-                          EP_JOB_PATIENT set give way to those without */
+    /* smaller first; a wish: a job may overtake others wherever the backend can turn to it. Those
+     * with EP_JOB_PATIENT set give way to those without */
+    uint64_t priority;
     /* Exactly once, from a backend thread, no lock held. May submit and unload; must not close and
      * must not block long. */
     void (*done)(ep_job *job, ep_err result);
     void *arg;
-    const ep_trace_fields *trace; /* call J, expert, ...: what kernel spans begin with; NULL: not traced */
+    /* call J, expert, ...: what kernel spans begin with; NULL: not traced */
+    const ep_trace_fields *trace;
     /* private to the backend while submitted */
     ep_job *next;
     void *scratch[4];
@@ -76,16 +78,22 @@ typedef struct ep_packed_view {
 /* Which numerics family a backend computes with. */
 typedef enum ep_numerics {
     EP_NUMERICS_PORTABLE,
-    EP_NUMERICS_BF16DP,  /* kernels/bf16dp.h for the formats it has, others portable; slow without AVX2 */
+    /* kernels/bf16dp.h for the formats it has, others portable; slow without AVX2 */
+    EP_NUMERICS_BF16DP,
     EP_NUMERICS_BF16ODD, /* the same with kernels/bf16odd.h */
-    EP_NUMERICS_W4A8,    /* kernels/ffn_w4a8.h for the formats it has, others as EP_NUMERICS_BF16DP; coarser, so never by itself */
-    EP_NUMERICS_AUTO,    /* the one of the first three in which this CPU computes these weights fastest */
+    /* kernels/ffn_w4a8.h for the formats it has, others as EP_NUMERICS_BF16DP; coarser, so never by
+     * itself */
+    EP_NUMERICS_W4A8,
+    /* the one of the first three in which this CPU computes these weights fastest */
+    EP_NUMERICS_AUTO,
 } ep_numerics;
 
 typedef struct ep_backend_config {
     ep_numerics numerics;
-    uint32_t threads;      /* compute, up to EP_BACKEND_THREADS_MAX; 0: all the CPUs this process may use */
-    uint64_t memory_bytes; /* budget for weights as weights_bytes counts them; 0: unlimited, or what the device has */
+    /* compute, up to EP_BACKEND_THREADS_MAX; 0: all the CPUs this process may use */
+    uint32_t threads;
+    /* budget for weights as weights_bytes counts them; 0: unlimited, or what the device has */
+    uint64_t memory_bytes;
     bool unpinned;         /* cpu: one thread per CPU is not tied to its CPU */
     uint32_t device;       /* which of those that probe counts; each has an instance of its own */
     /* The device is lost, for the life of the process. Once, from any thread, inside open too; must
@@ -106,7 +114,8 @@ typedef struct ep_backend_ops {
     const char *name;     /* "cpu", "ascend", "reference" */
     ep_memory_kind memory;
 
-    uint32_t jobs_ahead; /* jobs that an instance makes good use of at once; 0: two of each compute thread */
+    /* jobs that an instance makes good use of at once; 0: two of each compute thread */
+    uint32_t jobs_ahead;
 
     /* (optional) Whether open would find its libraries on this machine, and how many devices.
      * Errors: UNAVAILABLE (none). */

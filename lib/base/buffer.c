@@ -23,7 +23,8 @@
 #define LARGE_PAGE_BYTES ((size_t)2 << 20)
 
 struct ep_buffer_pool {
-    ep_buffer_pool *parent; /* NULL: none. With one, only limit_bytes, holders and the counts of stats are used */
+    /* NULL: none. With one, only limit_bytes, holders and the counts of stats are used */
+    ep_buffer_pool *parent;
     pthread_mutex_t lock;
     size_t limit_bytes;
     size_t keep_bytes;

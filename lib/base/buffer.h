@@ -38,7 +38,8 @@ typedef struct ep_buffer {
     uint8_t *data;           /* 64-byte aligned */
     size_t bytes;            /* asked for; the holder may lower it */
     size_t capacity_bytes;   /* >= bytes */
-    size_t charged_bytes;    /* what it takes from the limits, and may be written; capacity_bytes unless it is arriving */
+    /* what it takes from the limits, and may be written; capacity_bytes unless it is arriving */
+    size_t charged_bytes;
     /* private */
     ep_buffer_pool *pool;
     uint32_t refs;

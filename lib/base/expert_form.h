@@ -264,7 +264,9 @@ typedef struct ep_expert_source {
     ep_weight_format down_format; /* of down; NONE: the same. Of w8a8 both are */
     ep_activation activation;
     ep_activation_numbers numbers;
-    const void *places;      /* uint32 [H]: the column of gate and up, and of the shared gate, that x[i] belongs to; NULL: i */
+    /* uint32 [H]: the column of gate and up, and of the shared gate, that x[i] belongs to; NULL:
+     * i */
+    const void *places;
     const void *gate;        /* [I,H]; NULL when the activation has no gate */
     const void *up;          /* [I,H] */
     const void *down;        /* [H,I] */

@@ -74,7 +74,8 @@ typedef struct ep_group_call {
     int64_t has_performance;
     int64_t has_elastic;
     int64_t comm_given;           /* ep_group_comm_name: how comm_alg was spelled */
-    int64_t by_host;              /* rows for other hosts go there in one frame, to a gateway: a dispatch with hierarchy */
+    /* rows for other hosts go there in one frame, to a gateway: a dispatch with hierarchy */
+    int64_t by_host;
 } ep_group_call;
 
 /* Fields that travel: those above the second line. */

@@ -47,7 +47,8 @@ ep_group_host_parts ep_group_host_parts_of(const ep_group_host_shape *shape);
 /* ---- where the tokens are ---- */
 
 typedef struct ep_group_host_sender {
-    const ep_group_packer *packer;       /* without smooth rows: they would differ from expert to expert */
+    /* without smooth rows: they would differ from expert to expert */
+    const ep_group_packer *packer;
     const ep_group_layout *layout;
     const uint32_t *offsets;             /* of ep_group_sort, with order */
     const uint32_t *order;

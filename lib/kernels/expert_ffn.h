@@ -86,7 +86,8 @@ typedef ep_expert_source ep_ffn_source;
 typedef struct ep_ffn_row {
     const void *x;      /* [H] of x_dtype, any alignment */
     float x_scale;      /* x is i8: x[i] * x_scale; else ignored */
-    const float *x_scales; /* x is f8e4m3: x[i] * x_scales[i / EP_FFN_F8_BLOCK], host memory; else ignored */
+    /* x is f8e4m3: x[i] * x_scales[i / EP_FFN_F8_BLOCK], host memory; else ignored */
+    const float *x_scales;
     float input_weight; /* weight_on_input: x[i] * input_weight, rounded in f32; else ignored */
     void *out;          /* [H] of out_dtype, aligned to its element, not overlapping any x */
 } ep_ffn_row;

@@ -35,9 +35,11 @@ typedef struct ep_ffn_packed {
     uint32_t gate_up_width; /* inner outputs of a gate-up panel: 32 with a gate, 64 without */
     uint32_t gate_up_panels;
     uint32_t down_panels;
-    const uint8_t *gate_up;    /* [gate_up_panels] over H: 32 gate outputs, then the same 32 of up; or 64 of up */
+    /* [gate_up_panels] over H: 32 gate outputs, then the same 32 of up; or 64 of up */
+    const uint8_t *gate_up;
     const uint8_t *down;       /* [down_panels] over I */
-    const float *gate_up_bias; /* [gate_up_panels][EP_FFN_PANEL] widened, -0 where there is none; or NULL */
+    /* [gate_up_panels][EP_FFN_PANEL] widened, -0 where there is none; or NULL */
+    const float *gate_up_bias;
     const float *down_bias;    /* [down_panels][EP_FFN_PANEL], likewise */
     const float *shared_gate;  /* [H] widened, or NULL */
     const uint32_t *places;    /* [H], as of the source, or NULL */
@@ -49,7 +51,8 @@ typedef struct ep_ffn_pass {
     ep_ffn_batch batch; /* rows_count 1..EP_FFN_PASS_ROWS */
     ep_ffn_chunks chunks;
     float *x;       /* packed activations over H; NULL for w8a8 */
-    float *h;       /* packed activations over I; w8a8: [rows][gate_up_panels * gate_up_width], rows in order */
+    /* packed activations over I; w8a8: [rows][gate_up_panels * gate_up_width], rows in order */
+    float *h;
     int8_t *x_int8; /* w8a8: packed activations over H, and over I, with the scales of the rows */
     int8_t *h_int8;
     float *x_scales;

@@ -56,7 +56,9 @@ static const ep_checkpoint_entry *find_part(const naming *n, ep_matrix m, const 
     } else if (!ep_tensor_name_shared(&n->self->names, n->spelling, n->shape->layer, m, part, name)) {
         snprintf(name, EP_TENSOR_NAME_BYTES, "%slayers.%u (a shared expert's %s)", n->self->names.prefix,
                  n->shape->layer, part);
-        return NULL; /* a family without names for them; a checkpoint with such a layer is refused when it is opened */
+        /* a family without names for them; a checkpoint with such a layer is refused when it is
+         * opened */
+        return NULL;
     }
     return ep_checkpoint_entry_find(n->self, name);
 }

@@ -23,10 +23,12 @@
 
 /* A checked head. */
 typedef struct ep_gguf_head {
-    ep_safetensors_header header; /* shapes with the outermost dimension first; types by their names: "Q4_K" */
+    /* shapes with the outermost dimension first; types by their names: "Q4_K" */
+    ep_safetensors_header header;
     uint64_t data_begin;          /* in the file */
-    json_t *keys;                 /* an object: numbers, booleans, strings, arrays of up to 1024 numbers; of others
-                                   * words in brackets */
+    /* an object: numbers, booleans, strings, arrays of up to 1024 numbers; of others * words in
+     * brackets */
+    json_t *keys;
 } ep_gguf_head;
 
 /*

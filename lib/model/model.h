@@ -24,7 +24,8 @@ struct ep_mirror;
 /* A layer's router, as far as config.json and the model's type tell; ep_checkpoint_read_gate adds
  * what stands in tensors. */
 typedef struct ep_router_info {
-    char why_not[96];            /* ""; or why this build does not compute it. The experts serve a caller that routes */
+    /* ""; or why this build does not compute it. The experts serve a caller that routes */
+    char why_not[96];
     ep_gate_score select;
     ep_gate_score weight;
     float softcap;
@@ -75,7 +76,8 @@ typedef struct ep_layer_formats {
 typedef struct ep_model_info {
     char model_type[64];
     uint32_t hidden;             /* hidden_size */
-    uint32_t layers_count;       /* num_hidden_layers: all, dense ones too; of an encoder and a decoder together */
+    /* num_hidden_layers: all, dense ones too; of an encoder and a decoder together */
+    uint32_t layers_count;
     uint32_t first_stack_layers; /* the encoder's, numbered before the decoder's; 0: one stack */
     uint32_t vocab;
     uint32_t heads;
@@ -94,7 +96,9 @@ typedef struct ep_model_info {
     uint32_t *shared_inner;      /* [moe_layers_count], I of the shared expert; 0 none */
     ep_layer_numbers *numbers;   /* [moe_layers_count], of the activation */
     ep_layer_formats *layer_formats; /* [moe_layers_count] */
-    char version[17];            /* 16 hex digits of a SHA-256 over config.json and every shard's size, header and samples of its data */
+    /* 16 hex digits of a SHA-256 over config.json and every shard's size, header and samples of its
+     * data */
+    char version[17];
     char config_hash[17];        /* 16 hex digits of the SHA-256 of config.json */
     uint32_t positions_max;      /* max_position_embeddings; 0 when absent */
     bool model_type_known;       /* false: accepted because names and keys fit, without its router */
@@ -149,8 +153,9 @@ ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, voi
 /* One expert in one allocation, as backends take it. */
 typedef struct ep_expert_data {
     ep_expert_source source;     /* points into allocation */
-    uint8_t sha256[EP_SHA256_BYTES]; /* over the bytes of its tensors as in the file: gate, up, down, each one's values, scales
-                                        and bias, then the shared gate */
+    /* over the bytes of its tensors as in the file: gate, up, down, each one's values, scales and
+     * bias, then the shared gate */
+    uint8_t sha256[EP_SHA256_BYTES];
     void *allocation;            /* private */
     size_t bytes;
 } ep_expert_data;

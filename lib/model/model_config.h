@@ -19,7 +19,8 @@
 #define EP_INNER_MAX 1048576
 
 typedef struct ep_model_config {
-    ep_model_info info;        /* all but names, format, version and config_hash; its arrays belong to the config */
+    /* all but names, format, version and config_hash; its arrays belong to the config */
+    ep_model_info info;
     const ep_model_type *type; /* NULL: without a row */
     ep_layer_map layer_map;    /* what keys say; info.moe_layers are its MoE layers */
     ep_quant_config quant;

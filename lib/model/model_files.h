@@ -33,7 +33,8 @@ typedef struct ep_model_dir {
 
 typedef struct ep_model_file {
     int fd;
-    char name[EP_MODEL_FILE_NAME_BYTES]; /* for messages: the basename, or the path it was opened by */
+    /* for messages: the basename, or the path it was opened by */
+    char name[EP_MODEL_FILE_NAME_BYTES];
     uint64_t bytes;                      /* at open */
     struct timespec modified;            /* at open */
     struct timespec changed;             /* at open; moves with names and rights too */

@@ -19,7 +19,8 @@ typedef enum ep_renorm { EP_RENORM_NEVER, EP_RENORM_ALWAYS, EP_RENORM_KEY_ON, EP
 typedef enum ep_router_bias { EP_BIAS_NONE, EP_BIAS_SELECT, EP_BIAS_LOGIT } ep_router_bias;
 
 enum {
-    EP_ROUTER_SCORING_KEY = 1, /* config.json names the score, which then counts for selection and weight */
+    /* config.json names the score, which then counts for selection and weight */
+    EP_ROUTER_SCORING_KEY = 1,
     EP_ROUTER_WEIGHT_KEY = 2,  /* it names what the selected logits become */
     EP_ROUTER_MASK_ZERO = 4,   /* masked groups compete with score 0; else never */
     EP_ROUTER_SCALED = 8,      /* times the factor of config.json */
@@ -45,7 +46,8 @@ enum {
     EP_TYPE_INNER_IS_DENSE = 1,  /* intermediate_size is the experts' own width */
     EP_TYPE_INNER_IS_1 = 2,      /* an expert is one row in and one row out */
     EP_TYPE_SHARED_GATED = 4,    /* the shared expert always has a gate */
-    EP_TYPE_SHARED_ALWAYS = 8,   /* one as wide as a routed expert unless config.json says otherwise */
+    /* one as wide as a routed expert unless config.json says otherwise */
+    EP_TYPE_SHARED_ALWAYS = 8,
     EP_TYPE_SHARED_CALLERS = 16, /* has shared experts, which the caller computes */
     EP_TYPE_SHARED_TIMES = 32,   /* their count multiplies the width that is stated beside it */
     EP_TYPE_ALTERNATES = 128,    /* of a tensor with gate and up, rows alternate */
@@ -64,7 +66,8 @@ typedef struct ep_model_type {
     uint32_t marks;      /* EP_TYPE_... */
     uint32_t top_k;      /* when config.json has no key for it; 0: it must */
     const char *function; /* of the activation, when config.json has no key for it; NULL: silu */
-    const char *beside[EP_TYPE_BESIDE_MAX]; /* tensors in the experts' block that are the caller's, up to the first dot of what follows */
+    /* tensors in the experts' block that are the caller's, up to the first dot of what follows */
+    const char *beside[EP_TYPE_BESIDE_MAX];
     const char *refused; /* why a checkpoint of this type cannot be served; NULL: it can */
 } ep_model_type;
 

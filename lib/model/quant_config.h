@@ -22,7 +22,8 @@ typedef struct ep_quant_size {
 typedef enum ep_quant_words { EP_QUANT_WORDS_NONE, EP_QUANT_WORDS_GPTQ, EP_QUANT_WORDS_GPTQ_V2, EP_QUANT_WORDS_AWQ } ep_quant_words;
 
 typedef struct ep_quant_config {
-    ep_quant_size sizes[EP_QUANT_SIZES_MAX]; /* of groups and blocks, each once: those that the config states for some weights */
+    /* of groups and blocks, each once: those that the config states for some weights */
+    ep_quant_size sizes[EP_QUANT_SIZES_MAX];
     uint32_t sizes_count;
     bool weights_only;      /* no config of w8a8: rows of inputs stay as they are */
     ep_quant_words words;

@@ -22,7 +22,8 @@
 
 /* What was seen of the file since it was opened. */
 typedef struct seen_state {
-    pthread_mutex_t lock; /* everything below; fstat too, so that an older look is not taken for a change */
+    /* everything below; fstat too, so that an older look is not taken for a change */
+    pthread_mutex_t lock;
     bool is_refused;
     /* The system's own time, which nobody sets. It moves with names and rights too, so a change of
      * it alone only has the samples looked at. */

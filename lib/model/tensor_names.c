@@ -68,7 +68,9 @@ typedef struct family_names {
     const char *router_biases[OTHERS_MAX]; /* ends at NULL */
     const char *router_factors;
     const char *router_table;
-    const char *mark; /* what names of the experts' block have in them; NULL: they begin as those of up do, up to the first dot */
+    /* what names of the experts' block have in them; NULL: they begin as those of up do, up to the
+     * first dot */
+    const char *mark;
 } family_names;
 
 #define STACKED(gate, up, down, ...) {.words = (matrix_words){gate, up, down}, .end = "", __VA_ARGS__}

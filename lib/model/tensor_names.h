@@ -48,7 +48,8 @@ typedef struct ep_tensor_names {
     const char *prefix;   /* static storage, as the two below */
     const char *stem;     /* NULL: "layers" */
     const char *infix;    /* NULL: "" */
-    const ep_layer_place *second; /* of layers from second_from on, which are numbered from 0 there; NULL one stack */
+    /* of layers from second_from on, which are numbered from 0 there; NULL one stack */
+    const ep_layer_place *second;
     uint32_t second_from;
     uint32_t spelling;    /* of the family's experts */
     bool alternates;      /* gate and up rows of a tensor with both */

@@ -22,7 +22,8 @@ typedef enum ep_packing {
 typedef enum ep_zero_packing {
     EP_ZEROS_NONE,
     EP_ZEROS_INT8,  /* [rows,groups] */
-    EP_ZEROS_WORDS, /* z plus half of the range, packed in words down the columns: [rows / (32/bits), groups] */
+    /* z plus half of the range, packed in words down the columns: [rows / (32/bits), groups] */
+    EP_ZEROS_WORDS,
     EP_ZEROS_GPTQ,  /* [groups, rows / (32/bits)] */
     EP_ZEROS_AWQ    /* [groups, rows / 8], in the order of its values */
 } ep_zero_packing;

@@ -46,7 +46,8 @@ typedef enum ep_combine_quant { EP_COMBINE_PLAIN = 0, EP_COMBINE_INT8 = 2 } ep_c
 
 typedef struct ep_batch {
     uint32_t tokens;             /* T */
-    uint32_t top_k;              /* K of this batch, 1..EP_TOP_K_MAX (0 allowed when shared experts are served) */
+    /* K of this batch, 1..EP_TOP_K_MAX (0 allowed when shared experts are served) */
+    uint32_t top_k;
     uint32_t hidden;             /* H */
     ep_rows x;                   /* bf16, f16, f32, i8 */
     const float *x_scales;       /* [T], i8 only */
@@ -58,7 +59,9 @@ typedef struct ep_batch {
     ep_rows shared;              /* with EP_SHARED_CALLER: [T,H] added last */
     ep_special_experts special;
     ep_weight_on weight_on;
-    bool node_sum;               /* routed and shared rows are partial sums (moe/node_sum.h); combined and partial, weight on the output */
+    /* routed and shared rows are partial sums (moe/node_sum.h); combined and partial, weight on the
+     * output */
+    bool node_sum;
     ep_result_form form;
     ep_shared_source shared_source;
     ep_nan_policy nan_policy;
@@ -67,9 +70,13 @@ typedef struct ep_batch {
     ep_dtype wire_dtype;         /* rows are rounded to it once: bf16, f16, f32 */
     ep_dtype out_dtype;          /* bf16, f16, f32 */
     ep_dispatch_quant dispatch_quant; /* of x in bf16, f16, f32 (moe/quantize.h) */
-    ep_rows smooth;              /* [smooth_first + E,H] f32 at multiples of 4, with EP_DISPATCH_INT8: channel scales of each expert; data NULL: none */
-    uint32_t smooth_first;       /* rows of shared experts, which come first: the row of routed expert 0 */
-    ep_combine_quant combine_quant; /* rows of wire_dtype travel as int8 with a scale of wire_dtype per 8 elements */
+    /* [smooth_first + E,H] f32 at multiples of 4, with EP_DISPATCH_INT8: channel scales of each
+     * expert; data NULL: none */
+    ep_rows smooth;
+    /* rows of shared experts, which come first: the row of routed expert 0 */
+    uint32_t smooth_first;
+    /* rows of wire_dtype travel as int8 with a scale of wire_dtype per 8 elements */
+    ep_combine_quant combine_quant;
 } ep_batch;
 
 /* What a slot is, after all masks and id rules. */

@@ -63,8 +63,10 @@ struct ep_expert_heat {
     uint32_t strange_visits;
     uint64_t visits;
     uint64_t present_visits; /* since it became the present one */
-    float seen[MEAN_CLASSES + 1][ROW_CLASSES]; /* experts of such a mean that had so many rows in the last visit ... */
-    float used[MEAN_CLASSES + 1][ROW_CLASSES]; /* ... and those of them that were used in this one */
+    /* experts of such a mean that had so many rows in the last visit ... */
+    float seen[MEAN_CLASSES + 1][ROW_CLASSES];
+    /* ... and those of them that were used in this one */
+    float used[MEAN_CLASSES + 1][ROW_CLASSES];
     float chance[MEAN_CLASSES + 2][ROW_CLASSES];
     uint32_t last_layer;
     uint32_t round; /* visits after which the last layer comes again; 0: not known */

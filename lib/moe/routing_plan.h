@@ -35,7 +35,8 @@ typedef struct ep_plan_chunk {
 
 typedef struct ep_routing_plan {
     uint32_t chunks_count;
-    ep_plan_chunk *chunks;       /* by their first token: nodes take turns; a node's chunks have ascending tokens */
+    /* by their first token: nodes take turns; a node's chunks have ascending tokens */
+    ep_plan_chunk *chunks;
     uint32_t rows_count;
     uint32_t *row_tokens;        /* token of each row, ascending inside a chunk */
     uint32_t slots_count;
@@ -48,8 +49,9 @@ typedef struct ep_plan_cut {
     uint64_t row_bytes;          /* of a request, for each row */
     uint64_t slot_bytes;         /* of a request, for each slot */
     uint64_t reply_slot_bytes;
-    const uint64_t *room_bytes;  /* [nodes_count] a chunk's rows and slots, and its reply's rows, stay at or below; a chunk has at
-                                    least one slot */
+    /* [nodes_count] a chunk's rows and slots, and its reply's rows, stay at or below; a chunk has
+     * at least one slot */
+    const uint64_t *room_bytes;
 } ep_plan_cut;
 
 /* Chunks that `slots` slots are cut into at most, when each chunk has room for room_slots slots
@@ -73,9 +75,12 @@ typedef struct ep_copy_choice {
     uint32_t nodes_count;
     const uint8_t *usable;  /* [nodes] 0 no, 1 yes, 2 only where the expert has no better copy */
     const uint8_t *tried;   /* [copies of the layer] 1: not this one; NULL: none is left out */
-    const float *slowness;  /* [nodes] time for the same work against the others' 1; NULL: all are 1 */
-    const uint32_t *slots;  /* [experts] of this build, 0: the expert is not needed; NULL: all are, and none is a probe */
-    uint64_t spread;        /* differs from call to call (call sequence): spreads calls over copies that are as good */
+    /* [nodes] time for the same work against the others' 1; NULL: all are 1 */
+    const float *slowness;
+    /* [experts] of this build, 0: the expert is not needed; NULL: all are, and none is a probe */
+    const uint32_t *slots;
+    /* differs from call to call (call sequence): spreads calls over copies that are as good */
+    uint64_t spread;
     uint32_t *order;        /* [experts] scratch, as the next */
     float *busy;            /* [nodes] */
 } ep_copy_choice;

@@ -38,10 +38,12 @@ typedef struct ep_routing_node {
 typedef struct ep_routing_model {
     char name[EP_MODEL_NAME_BYTES];
     char version[EP_VERSION_BYTES];
-    bool is_default;                      /* who names no version gets this one; at most one of a name. Not in the checksum */
+    /* who names no version gets this one; at most one of a name. Not in the checksum */
+    bool is_default;
     uint32_t numerics_count;
     char (*numerics)[EP_NUMERICS_BYTES];  /* [numerics_count] distinct ids in use */
-    uint32_t *numerics_of_node;           /* [nodes_count] index into numerics; UINT32_MAX: node does not serve this model */
+    /* [nodes_count] index into numerics; UINT32_MAX: node does not serve this model */
+    uint32_t *numerics_of_node;
 } ep_routing_model;
 
 typedef struct ep_routing_layer {
@@ -65,7 +67,8 @@ typedef struct ep_routing_table {
     ep_epoch epoch;
     char policy[EP_POLICY_BYTES];
     uint32_t decode_tokens_max;     /* mode auto: T up to this is decode */
-    ep_caller_policy caller_policy; /* not in the checksum, which builds that do not know it must find too */
+    /* not in the checksum, which builds that do not know it must find too */
+    ep_caller_policy caller_policy;
     uint32_t nodes_count;
     ep_routing_node *nodes;
     uint32_t models_count;

@@ -36,7 +36,9 @@ typedef struct ep_trace_fields {
     uint64_t call;     /* C, R or J of trace_spans.def */
     uint64_t parent;   /* 0 none */
     uint64_t epoch;    /* number of the routing table used; 0 unknown */
-    const char *node;  /* name of this process: the node's, "coordinator", "gateway", "" a client, recorded as "-"; not NULL */
+    /* name of this process: the node's, "coordinator", "gateway", "" a client, recorded as "-"; not
+     * NULL */
+    const char *node;
     const char *peer;  /* name of the other side; "" none, recorded as "-"; not NULL */
     uint32_t sub;
     int32_t layer;     /* -1 none */

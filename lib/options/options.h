@@ -140,7 +140,8 @@ void ep_options_print_text(const char *text, FILE *out);
 /* One option of the table as a line of text. */
 typedef struct ep_options_entry {
     const ep_option *option;
-    char *value;        /* freed by the caller; "" not set; items of a list joined with ",", their fields with "=" */
+    /* freed by the caller; "" not set; items of a list joined with ",", their fields with "=" */
+    char *value;
     const char *origin; /* as ep_options_origin, or "not set" */
 } ep_options_entry;
 size_t ep_options_count(const ep_options *options);

@@ -29,8 +29,12 @@ typedef struct ep_balance_input {
     uint32_t copies_min;   /* of each expert, in 1..nodes */
     uint32_t copies_total; /* of all, at least experts * copies_min */
     const ep_hosts *hosts; /* where an expert's copies shall be; NULL: anywhere */
-    uint64_t *work_left;   /* pairs of copies that search and repair may still look at, and what they did is taken off; NULL: no limit */
-    uint64_t *common_left; /* the same of experts that nodes may have in common, which fill looks at; without it the first node wins */
+    /* pairs of copies that search and repair may still look at, and what they did is taken off;
+     * NULL: no limit */
+    uint64_t *work_left;
+    /* the same of experts that nodes may have in common, which fill looks at; without it the first
+     * node wins */
+    uint64_t *common_left;
 } ep_balance_input;
 
 typedef struct ep_balance ep_balance;

@@ -20,7 +20,8 @@
 typedef struct ep_expert_map_layer {
     uint32_t devices_count;
     uint32_t *offsets; /* [devices_count+1] */
-    uint32_t *experts; /* of device d: experts[offsets[d] .. offsets[d+1]), in the order of the file */
+    /* of device d: experts[offsets[d] .. offsets[d+1]), in the order of the file */
+    uint32_t *experts;
 } ep_expert_map_layer;
 
 typedef struct ep_expert_map {

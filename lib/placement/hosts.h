@@ -11,7 +11,8 @@
 
 typedef struct ep_hosts {
     const uint32_t *of_node; /* the index of its host's first node */
-    uint32_t spread;         /* hosts that the copies of an expert shall be on; below 2: they may be anywhere */
+    /* hosts that the copies of an expert shall be on; below 2: they may be anywhere */
+    uint32_t spread;
 } ep_hosts;
 
 /* A copy may go from `from` to `to`, or with nobody in place of one only come or go: the others and

@@ -35,9 +35,11 @@ typedef struct ep_placement_node {
 typedef struct ep_placement_layer {
     ep_layer_shape shape;
     uint64_t expert_bytes;         /* weights of one expert; 0: not counted */
-    const uint32_t *owned_offsets; /* [E+S+1] what nodes hold now, as in a routing table; NULL: nothing */
+    /* [E+S+1] what nodes hold now, as in a routing table; NULL: nothing */
+    const uint32_t *owned_offsets;
     const uint32_t *owned;         /* node indexes of this input; EP_PLACEMENT_NODE_GONE is skipped */
-    const double *heat; /* [E] load of each routed expert, any unit; NULL: all alike. ep_placement_balanced only */
+    /* [E] load of each routed expert, any unit; NULL: all alike. ep_placement_balanced only */
+    const double *heat;
 } ep_placement_layer;
 
 typedef struct ep_placement_input {
@@ -46,8 +48,10 @@ typedef struct ep_placement_input {
     uint32_t layers_count;
     const ep_placement_layer *layers; /* ascending shape.layer */
     uint32_t copies;                  /* wanted per expert, >= 1; at most one per node is made */
-    uint32_t spare_copies;            /* of each layer, beyond these, for its hottest experts. ep_placement_balanced only */
-    uint32_t moves_max; /* copies that may move for balance alone; to be on different hosts they move whatever it is */
+    /* of each layer, beyond these, for its hottest experts. ep_placement_balanced only */
+    uint32_t spare_copies;
+    /* copies that may move for balance alone; to be on different hosts they move whatever it is */
+    uint32_t moves_max;
 } ep_placement_input;
 
 typedef struct ep_placed_layer {
@@ -71,7 +75,8 @@ typedef struct ep_placement {
     uint32_t copies_dropped; /* owned before (by a node still there), no longer wanted */
     uint32_t copies_missing; /* wanted, but no node had room */
     uint64_t bytes_added;
-    bool is_cut; /* ep_placement_balanced ended with its limit of work: exchanges that help may be left */
+    /* ep_placement_balanced ended with its limit of work: exchanges that help may be left */
+    bool is_cut;
     uint32_t node_copies_max; /* load of the fullest node, all layers */
     uint32_t node_copies_min;
 } ep_placement;

@@ -25,7 +25,8 @@ typedef struct {
     uint64_t *bytes; /* [nodes] */
     uint32_t *host_of; /* [nodes] */
     ep_hosts hosts;    /* of host_of */
-    uint32_t looks_left; /* at experts to change places with, for the sake of hosts: who solves may hold a lock */
+    /* at experts to change places with, for the sake of hosts: who solves may hold a lock */
+    uint32_t looks_left;
     uint32_t *together;  /* [nodes] of ep_placer_count_together */
     uint64_t rows_left;  /* to look at for it; then copies go wherever there is room */
     uint32_t copies_missing;

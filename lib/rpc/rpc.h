@@ -111,8 +111,10 @@ typedef struct ep_rpc_server_stats {
     uint64_t shm_connections;        /* of connections: over shared memory */
     uint64_t shm_bytes_received;     /* of bytes_received */
     uint64_t shm_bytes_sent;         /* of bytes_sent */
-    uint64_t sends_queued;           /* now: frames handed to a connection, not yet taken by its lane's system */
-    uint64_t unacked_bytes;          /* now: taken by it, but not by the peer's, as far as lanes can tell: lost when we close */
+    /* now: frames handed to a connection, not yet taken by its lane's system */
+    uint64_t sends_queued;
+    /* now: taken by it, but not by the peer's, as far as lanes can tell: lost when we close */
+    uint64_t unacked_bytes;
 } ep_rpc_server_stats;
 
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error);
@@ -218,7 +220,9 @@ typedef struct ep_rpc_channel_config {
     void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
                      const ep_error *error);
     void *arg;
-    uint64_t *late_replies;          /* NULL, or a counter that outlives the channel: its late replies are added there too, atomically */
+    /* NULL, or a counter that outlives the channel: its late replies are added there too,
+     * atomically */
+    uint64_t *late_replies;
 } ep_rpc_channel_config;
 
 /* Starts dialling at once and returns. */
@@ -247,8 +251,10 @@ void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *ou
 
 /* Signs of life of the connected peer, by ep_clock_now_ns(). */
 typedef struct ep_rpc_channel_life {
-    uint64_t heard_ns;   /* anything came from it, also part of a frame; now when the lane cannot read just now */
-    uint64_t pinged_ns;  /* the oldest ping without an answer left, or the newest when all have one; 0 never */
+    /* anything came from it, also part of a frame; now when the lane cannot read just now */
+    uint64_t heard_ns;
+    /* the oldest ping without an answer left, or the newest when all have one; 0 never */
+    uint64_t pinged_ns;
     uint64_t blocked_ns; /* since when a ping waits to leave and nothing leaves; 0 none waits */
 } ep_rpc_channel_life;
 /* False when there is no connection. */
@@ -257,8 +263,10 @@ bool ep_rpc_channel_read_life(ep_rpc_channel *channel, ep_rpc_channel_life *out_
 void ep_rpc_channel_ping(ep_rpc_channel *channel);
 
 typedef struct ep_rpc_reply {
-    const ProtobufCMessage *header;  /* NULL unless error is EP_OK and this is not the end of a stream */
-    const uint8_t *tensors;          /* 64-byte aligned; valid in the callback, longer with ep_buffer_ref(frame) */
+    /* NULL unless error is EP_OK and this is not the end of a stream */
+    const ProtobufCMessage *header;
+    /* 64-byte aligned; valid in the callback, longer with ep_buffer_ref(frame) */
+    const uint8_t *tensors;
     size_t tensor_bytes;
     ep_buffer *frame;                /* what tensors point into */
     bool end;                        /* the last callback of this call */
@@ -288,7 +296,9 @@ typedef uint64_t ep_rpc_call_id;
 ep_rpc_call_id ep_rpc_call_id_next(void);
 
 typedef struct ep_rpc_request {
-    ep_rpc_call_id id;               /* from ep_rpc_call_id_next, for callers that must know it first; 0: made by ep_rpc_call_start */
+    /* from ep_rpc_call_id_next, for callers that must know it first; 0: made by
+     * ep_rpc_call_start */
+    ep_rpc_call_id id;
     ep_trace_id trace;               /* of the frame's send span; may be none */
     const ep_rpc_method *method;
     const ProtobufCMessage *header;  /* packed before ep_rpc_call_start returns */

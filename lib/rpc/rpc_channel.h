@@ -82,7 +82,8 @@ struct ep_rpc_channel {
     bool look_stop;    /* atomic: it is to end */
     uint64_t looked_ns; /* when it last began, since the channel was ready; 0 never */
     char look_peer[EP_ADDRESS_BYTES];
-    ep_rpc_look look;  /* what the last one found; code NULL: nothing, or the channel was ready since */
+    /* what the last one found; code NULL: nothing, or the channel was ready since */
+    ep_rpc_look look;
 
     ep_rpc_client_call **buckets; /* by call id; a power of two */
     size_t buckets_count;

@@ -48,7 +48,8 @@ typedef enum ep_rpc_refusal {
     EP_REFUSED_HELLO,         /* "hello": version, features, checksum, names */
     EP_REFUSED_NO_HELLO,      /* "no-hello": the connection ended without a Hello that could be read */
     EP_REFUSED_SLOW,          /* "slow": a frame that came byte by byte, or nothing at all at the door */
-    EP_REFUSED_CONNECTIONS,   /* "connections": connections_max reached, or too many of one address without Hello */
+    /* "connections": connections_max reached, or too many of one address without Hello */
+    EP_REFUSED_CONNECTIONS,
 } ep_rpc_refusal;
 #define EP_REFUSALS_COUNT 10
 const char *ep_rpc_refusal_name(ep_rpc_refusal refusal);
@@ -60,7 +61,8 @@ const char *ep_rpc_refusal_name(ep_rpc_refusal refusal);
 /* NULL and "" are no token. */
 typedef struct ep_rpc_tokens {
     const char *of[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE];
-    const char *labels[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE]; /* NULL and "" none; cut to EP_TOKEN_LABEL_BYTES */
+    /* NULL and "" none; cut to EP_TOKEN_LABEL_BYTES */
+    const char *labels[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE];
 } ep_rpc_tokens;
 
 typedef struct ep_rpc_credentials ep_rpc_credentials;

@@ -64,7 +64,8 @@ struct ep_rpc_link {
     uint64_t ping_asked_ns; /* since when */
     uint64_t left_ns;   /* atomic: when a frame last left the lane's queue */
     uint32_t hello_wait_ms; /* before it starts; at first hello_timeout_ms */
-    uint64_t ping_left_ns; /* atomic: when the oldest ping without an answer left that queue, or the newest; 0 never */
+    /* atomic: when the oldest ping without an answer left that queue, or the newest; 0 never */
+    uint64_t ping_left_ns;
     ep_send ping;
     uint8_t ping_bytes[EP_FRAME_FIXED_BYTES];
     uint64_t received_ns;
@@ -72,7 +73,8 @@ struct ep_rpc_link {
     uint64_t bytes_received;
     uint64_t bytes_sent;
     const char *peer_name;     /* for spans; "" until Hello */
-    bool receive_traced;       /* in the connection's callbacks only: a receive span is open, with these fields */
+    /* in the connection's callbacks only: a receive span is open, with these fields */
+    bool receive_traced;
     ep_trace_fields receiving;
 };
 

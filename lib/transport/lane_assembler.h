@@ -25,7 +25,8 @@ typedef enum ep_assembler_step {
     EP_ASSEMBLER_MORE,      /* more bytes are needed */
     EP_ASSEMBLER_BEGUN,     /* the frame at hand has its buffer, and at least its prefix is in it */
     EP_ASSEMBLER_FRAME,     /* a whole frame */
-    EP_ASSEMBLER_NO_MEMORY, /* the pool gave no buffer: try again later, receive nothing meanwhile */
+    /* the pool gave no buffer: try again later, receive nothing meanwhile */
+    EP_ASSEMBLER_NO_MEMORY,
     EP_ASSEMBLER_ERROR      /* the connection is to be closed */
 } ep_assembler_step;
 

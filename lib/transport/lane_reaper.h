@@ -11,7 +11,8 @@
 #include "transport/transport.h"
 
 typedef struct ep_reap_item {
-    void (*func)(struct ep_reap_item *item); /* runs on the reaper's thread, may push again, may free its owner */
+    /* runs on the reaper's thread, may push again, may free its owner */
+    void (*func)(struct ep_reap_item *item);
     struct ep_reap_item *next;
 } ep_reap_item;
 

@@ -62,10 +62,12 @@ typedef struct ep_nng_rep_handler {
 
 typedef struct ep_nng_rep_limits {
     ep_buffer_pool *pool;      /* borrowed until _close */
-    size_t frame_bytes_max;    /* a longer message costs its sender the connection; a little more than this is let through,
-                                  so that the handler can say so */
+    /* a longer message costs its sender the connection; a little more than this is let through, so
+     * that the handler can say so */
+    size_t frame_bytes_max;
     uint32_t slots;            /* 1..EP_NNG_REP_SLOTS_MAX */
-    uint32_t connections_max;  /* for further ones who sent no request yet must go; refused where none of those is */
+    /* for further ones who sent no request yet must go; refused where none of those is */
+    uint32_t connections_max;
     uint32_t hello_timeout_ms; /* for the first 8 bytes */
 } ep_nng_rep_limits;
 

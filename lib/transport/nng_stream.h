@@ -60,7 +60,8 @@ typedef struct stream_conn {
     bool watch_busy;           /* the same of watch_aio */
     bool receive_posted;       /* the receive aio is in flight */
     uint64_t receive_number;   /* counts posted receives */
-    uint64_t suspect_number;   /* the receive that was in flight when the socket was last seen dead; 0 none */
+    /* the receive that was in flight when the socket was last seen dead; 0 none */
+    uint64_t suspect_number;
     bool reaping;              /* handed to the reaper */
     bool parked;               /* ended without a handler: on_closed waits for start or release */
 

@@ -71,7 +71,8 @@ typedef struct shm_conn {
     ep_send *done_last;
     ep_error end;              /* why, once closing */
     uint32_t refs;             /* its owner, the lane, and posted work */
-    uint32_t inside;           /* senders that ring or run a done(), without the lock: no end before they leave */
+    /* senders that ring or run a done(), without the lock: no end before they leave */
+    uint32_t inside;
     bool posted;
     bool started;
     bool released;

@@ -54,7 +54,8 @@ typedef struct shm_loop {
     bool timer_armed;
     shm_work *head;
     shm_work *tail;
-    shm_work *later;   /* the thread's: any order; only what waits for memory or descriptors is here */
+    /* the thread's: any order; only what waits for memory or descriptors is here */
+    shm_work *later;
     shm_held epoll;
     shm_held wake;
     shm_held timer;

@@ -24,7 +24,8 @@
 /* In shared memory. Positions count bytes since the beginning and never wrap in practice. */
 typedef struct shm_ring_shared {
     _Alignas(64) uint64_t head;        /* written by the producer */
-    uint64_t origin;                   /* the same: the position whose byte is the ring's first; changed only while it is empty */
+    /* the same: the position whose byte is the ring's first; changed only while it is empty */
+    uint64_t origin;
     uint32_t cpu;                      /* the same: where it ran when it put something in; a hint */
     uint32_t wants_space;              /* set by the producer before it sleeps, taken by the consumer */
     _Alignas(64) uint64_t tail;        /* written by the consumer */

@@ -59,10 +59,12 @@ typedef struct ep_send {
     uint32_t parts_count;                                   /* parts of 0 bytes are allowed */
     void (*done)(struct ep_send *send, ep_err result);      /* required */
     void *arg;
-    bool done_inside;    /* done() may also run inside the ep_conn_send of this frame: saves waking a thread for it */
-    bool is_patient;     /* the caller's time counts for more than the frame's delay: where sending is a system call, a thread of the
-                            lane makes it, and done() runs there. Shared memory takes it like any other: a copy that another
-                            thread made would cost as much, and a wake-up */
+    /* done() may also run inside the ep_conn_send of this frame: saves waking a thread for it */
+    bool done_inside;
+    /* the caller's time counts for more than the frame's delay: where sending is a system call, a
+     * thread of the lane makes it, and done() runs there. Shared memory takes it like any other: a
+     * copy that another thread made would cost as much, and a wake-up */
+    bool is_patient;
     /* private to the lane while queued */
     struct ep_send *next;
     size_t total_bytes;
@@ -78,19 +80,25 @@ typedef ep_err (*ep_frame_bytes_func)(const uint8_t prefix[EP_FRAME_PREFIX_BYTES
 
 typedef struct ep_lane_limits {
     ep_frame_bytes_func frame_bytes;
-    size_t prefix_bytes;           /* what frame_bytes needs, 1..EP_FRAME_PREFIX_BYTES; 0: EP_FRAME_PREFIX_BYTES. No frame is shorter */
+    /* what frame_bytes needs, 1..EP_FRAME_PREFIX_BYTES; 0: EP_FRAME_PREFIX_BYTES. No frame is
+     * shorter */
+    size_t prefix_bytes;
     ep_buffer_pool *pool;          /* receive buffers; borrowed for the life of the listener or connection */
-    size_t frame_bytes_max;        /* frames above are refused: connection closed with RESOURCE_EXHAUSTED */
-    size_t first_frame_bytes_max;  /* the same until ep_conn_allow_large, so that a stranger takes little memory; 0: none */
+    /* frames above are refused: connection closed with RESOURCE_EXHAUSTED */
+    size_t frame_bytes_max;
+    /* the same until ep_conn_allow_large, so that a stranger takes little memory; 0: none */
+    size_t first_frame_bytes_max;
     size_t send_queue_bytes_max;   /* at least frame_bytes_max */
     uint32_t connections_max;      /* listener only */
 } ep_lane_limits;
 
 /* How receiving goes, for those who judge whether the peer lives. */
 typedef struct ep_conn_receiving {
-    uint64_t heard_ns;             /* ep_clock_now_ns() time when bytes last arrived, also those of a frame not whole yet */
+    /* ep_clock_now_ns() time when bytes last arrived, also those of a frame not whole yet */
+    uint64_t heard_ns;
     bool waits_for_memory;         /* the lane does not read now: silence is no sign of anything */
-    uint64_t begun_ns;             /* since when a frame is there in part; 0: none is, or the lane does not tell */
+    /* since when a frame is there in part; 0: none is, or the lane does not tell */
+    uint64_t begun_ns;
     uint64_t begun_bytes;          /* so much of it */
 } ep_conn_receiving;
 
@@ -121,7 +129,8 @@ typedef struct ep_conn_handler {
 typedef struct ep_tls_config {
     const char *ca_file;           /* required by both sides */
     const char *cert_key_file;     /* PEM with certificate and key; required by a listener */
-    const char *server_name;       /* required by a dialer: without it any certificate of the CA would pass */
+    /* required by a dialer: without it any certificate of the CA would pass */
+    const char *server_name;
     bool require_client_cert;
 } ep_tls_config;
 
@@ -137,7 +146,8 @@ typedef struct ep_tls_config {
  */
 typedef struct ep_shm_config {
     size_t ring_bytes;             /* per direction, a power of two; 0: EP_SHM_RING_BYTES_DEFAULT */
-    size_t total_bytes;            /* of all connections of the listener: beyond it a peer is refused; 0: no bound */
+    /* of all connections of the listener: beyond it a peer is refused; 0: no bound */
+    size_t total_bytes;
     const uint32_t *uids;
     size_t uids_count;             /* up to EP_SHM_IDS_MAX */
     const uint32_t *gids;
@@ -155,7 +165,8 @@ typedef struct ep_shm_stats {
 void ep_shm_read_stats(ep_shm_stats *out_stats);
 
 typedef struct ep_lane_address {
-    const char *url;               /* "tcp://127.0.0.1:0", "tls+tcp://host:port", "loopback://name", "shm:///run/x/y.sock" */
+    /* "tcp://127.0.0.1:0", "tls+tcp://host:port", "loopback://name", "shm:///run/x/y.sock" */
+    const char *url;
     const ep_tls_config *tls;      /* NULL unless tls+tcp */
     const ep_shm_config *shm;      /* NULL: defaults */
 } ep_lane_address;

@@ -79,8 +79,11 @@ typedef struct uv_conn {
     bool released;
     bool closing;           /* nothing is written any more; also read without the lock */
     bool writing;           /* a thread is inside the socket, or runs the done() of what it wrote */
-    bool wait_writable;     /* the socket is full, or the caller is not to write: only the worker writes */
-    bool over;              /* on_closed is called or never will be; the worker is not used any more. Written by the worker */
+    /* the socket is full, or the caller is not to write: only the worker writes */
+    bool wait_writable;
+    /* on_closed is called or never will be; the worker is not used any more. Written by the
+     * worker */
+    bool over;
 
     /* touched by the worker only */
     uv_conn_state state;

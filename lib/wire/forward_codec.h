@@ -46,7 +46,8 @@ ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint3
 typedef struct ep_forward_view {
     uint32_t rows;
     uint32_t slots;
-    uint32_t own_slots;          /* the first ones, which the receiver computes; with relay parts the caller lowers it */
+    /* the first ones, which the receiver computes; with relay parts the caller lowers it */
+    uint32_t own_slots;
     uint32_t hidden;
     ep_dtype x_dtype;
     ep_dtype reply_dtype;

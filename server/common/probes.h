@@ -50,7 +50,8 @@ typedef struct ep_probe_page {
     const char *policy;    /* Content-Security-Policy; NULL: none */
     const char *body;
     size_t bytes;
-    void (*release)(void *arg); /* once it is sent, on the door's thread or in ep_probes_stop; NULL: it stays */
+    /* once it is sent, on the door's thread or in ep_probes_stop; NULL: it stays */
+    void (*release)(void *arg);
     void *release_arg;
 } ep_probe_page;
 

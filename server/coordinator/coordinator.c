@@ -42,7 +42,8 @@ typedef struct coordinator {
     ep_table_store *store;       /* NULL: state in memory */
     ep_coordinator_service *service;
     ep_gateway *gateway;
-    char gateway_url[EP_ADDRESS_BYTES]; /* loopback: the gateway's client finds this process there */
+    /* loopback: the gateway's client finds this process there */
+    char gateway_url[EP_ADDRESS_BYTES];
     ep_admin_service *admin;
     ep_rpc_server *server;
     ep_metrics *metrics;

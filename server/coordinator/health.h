@@ -73,7 +73,8 @@ typedef struct ep_health {
     uint32_t problems_count;            /* kept, the worst first by the order of the codes */
     uint32_t problems_dropped;
     uint32_t nodes_seen;                /* starting, serving or degraded */
-    uint32_t nodes_expected;            /* those, the suspect and lost ones; at least min_nodes without the drained ones */
+    /* those, the suspect and lost ones; at least min_nodes without the drained ones */
+    uint32_t nodes_expected;
     double speed_min;                   /* of the slowest node, as NodeEntry.speed; 1 where none is known */
     uint64_t experts_without_copy;      /* over all layers of the table */
     uint64_t experts_with_few_copies;   /* at least one, fewer than wanted */

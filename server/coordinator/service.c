@@ -51,7 +51,8 @@ struct ep_coordinator_service {
     uint64_t revision_asked;     /* the newest that the keeper was told of */
     uint64_t policy_changed;     /* of the cluster, when the policy was set last */
     ep_policy policy_served;     /* what nodes have, as served */
-    ep_routing_table *served;    /* what watchers have; with a store older than the cluster's while that is not written */
+    /* what watchers have; with a store older than the cluster's while that is not written */
+    ep_routing_table *served;
     ep_epoch committed;          /* of the moment of served */
     ep_err placement_error_logged;
     char copy_error_logged[EP_ERROR_TEXT_BYTES];

@@ -85,7 +85,8 @@ typedef struct ep_coordinator_stats {
     uint64_t tables_published;
     uint64_t store_writes;
     uint64_t store_errors;           /* failed writes; each is tried again */
-    ep_error store_error;            /* why the newest state is not written; code EP_OK: it is, or there is no store */
+    /* why the newest state is not written; code EP_OK: it is, or there is no store */
+    ep_error store_error;
 } ep_coordinator_stats;
 /* Memory for frames is part of the judgement from now on. watch is borrowed until destroy; before
  * the rpc server listens. */

@@ -72,7 +72,8 @@ typedef struct ep_coordinator_state_config {
     uint32_t min_nodes;              /* nodes that must register before anything is placed */
     uint32_t heartbeat_ms;
     uint32_t heartbeat_dead_count;
-    uint32_t restore_ms;             /* a node silent for that long after it became suspect loses its experts to others */
+    /* a node silent for that long after it became suspect loses its experts to others */
+    uint32_t restore_ms;
     uint32_t nodes_max;
     uint32_t decode_tokens_max;      /* goes into the table */
     uint64_t move_rate;              /* bytes per second (move_pace.h); 0: no limit */

@@ -16,7 +16,8 @@ typedef struct ep_coordinator_kept_node {
     uint32_t node_id;
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
-    char state[EP_COORDINATOR_KEPT_STATE_BYTES]; /* for who reads the store; a restored node is suspect */
+    /* for who reads the store; a restored node is suspect */
+    char state[EP_COORDINATOR_KEPT_STATE_BYTES];
     uint64_t incarnation;
 } ep_coordinator_kept_node;
 
@@ -27,7 +28,8 @@ typedef struct ep_coordinator_kept {
     ep_coordinator_kept_node *nodes;
     size_t drained_count;
     char (*drained)[EP_NODE_NAME_BYTES];
-    ep_routing_table *assigned;  /* who shall own what, as a table; NULL before the first placement */
+    /* who shall own what, as a table; NULL before the first placement */
+    ep_routing_table *assigned;
     ep_routing_table *published; /* NULL before the first table */
     ep_policy policy;
 } ep_coordinator_kept;

@@ -16,10 +16,15 @@ typedef struct node_layer {
     uint64_t *assigned;
     uint64_t *held;              /* loaded, by the node's word */
     uint64_t *owned;             /* of these, the copies that are used (cluster_judge_copies) */
-    uint64_t *failed;            /* given to this incarnation, which could not load it, or loaded other weights than are in force */
-    uint32_t *digests;           /* [experts] of what this incarnation has loaded, also if it dropped it since; 0: not known. NULL: none */
+    /* given to this incarnation, which could not load it, or loaded other weights than are in
+     * force */
+    uint64_t *failed;
+    /* [experts] of what this incarnation has loaded, also if it dropped it since; 0: not known.
+     * NULL: none */
+    uint32_t *digests;
     bool offered;                /* the node can load this layer */
-    bool is_placed; /* the newest assignment decided about this node: what it holds beyond assigned is given up */
+    /* the newest assignment decided about this node: what it holds beyond assigned is given up */
+    bool is_placed;
 } node_layer;
 
 /* How quick this incarnation computes (state_speed.c). */
@@ -39,11 +44,14 @@ typedef struct cluster_node {
     char host[EP_HOST_BYTES];    /* "" not known */
     node_state state;
     bool is_drained;             /* by an operator: stands in cluster->drained */
-    bool is_leaving;             /* by its own word, while this incarnation says so: placed like a drained one, never kept */
+    /* by its own word, while this incarnation says so: placed like a drained one, never kept */
+    bool is_leaving;
     bool is_out;                 /* emptied, and others have loaded all: what comes after does not list it again */
-    bool is_restored;            /* from the store and not heard of since: stands in the table with what it held */
+    /* from the store and not heard of since: stands in the table with what it held */
+    bool is_restored;
     uint64_t incarnation;
-    char secret[EP_NODE_SECRET_BYTES]; /* of this incarnation: never told, logged or kept; "" an older version has none */
+    /* of this incarnation: never told, logged or kept; "" an older version has none */
+    char secret[EP_NODE_SECRET_BYTES];
     uint64_t last_seen_ns;
     uint64_t current_ns;         /* when it last had loaded the newest assignment, or registered */
     uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
@@ -121,11 +129,13 @@ struct ep_coordinator_state {
     bool is_pacing;              /* and only a few of them */
     ep_move_pace pace;
     bool waits_moves;            /* moves for balance that the pace did not allow */
-    bool has_news;               /* heat or another speed was taken, or copies moved by them, since the last look */
+    /* heat or another speed was taken, or copies moved by them, since the last look */
+    bool has_news;
     uint64_t compared_ns;        /* when speeds were */
     uint64_t revision;           /* grows when something worth keeping changes */
     size_t drained_count;
-    char (*drained)[EP_NODE_NAME_BYTES]; /* by name: a drained node may be away for long and come back */
+    /* by name: a drained node may be away for long and come back */
+    char (*drained)[EP_NODE_NAME_BYTES];
     size_t lost_count;
     lost_node *lost;             /* [config.nodes_max], the longest away first; NULL before the first */
     size_t former_votes_count;

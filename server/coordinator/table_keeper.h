@@ -27,7 +27,8 @@ typedef struct ep_table_keeper_config {
     /* All on the keeper's thread. Fills *out_job and returns true when there is something to
      * write. */
     bool (*take)(void *arg, ep_table_job *out_job, ep_error *out_error);
-    bool (*written)(void *arg, const ep_table_job *job); /* false: could not make use of it; it is written again later */
+    /* false: could not make use of it; it is written again later */
+    bool (*written)(void *arg, const ep_table_job *job);
     void (*failed)(void *arg, const ep_error *error);
     void *arg;
 } ep_table_keeper_config;

@@ -18,7 +18,8 @@
 /* Requests of one tenant and class, which wait behind one another. */
 typedef struct request_lane {
     uint64_t work;    /* work_of the requests that are in */
-    uint64_t busy_ns; /* of late, while it had requests; and work of those that were answered meanwhile */
+    /* of late, while it had requests; and work of those that were answered meanwhile */
+    uint64_t busy_ns;
     uint64_t done_work;
     uint64_t counted_ns;      /* busy_ns is counted up to here */
     _Atomic uint64_t late_ns; /* until then requests are judged */

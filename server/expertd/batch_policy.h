@@ -67,7 +67,8 @@ typedef struct ep_work_place {
     uint64_t queued_ns;
     uint64_t step_member; /* first works of a request that waits for its group */
     ep_work *next;      /* of the same tenant; also lists of others */
-    ep_work *next_flow; /* first works only, as the next; first works of requests that wait for a group */
+    /* first works only, as the next; first works of requests that wait for a group */
+    ep_work *next_flow;
     ep_work *flow_last;
 } ep_work_place;
 
@@ -82,7 +83,8 @@ typedef struct ep_batch_step {
 typedef struct ep_batch_policy_config {
     bool no_merging;
     uint32_t jobs_max;      /* on the backend at once, of one class, at least 1 */
-    uint32_t jobs_wide_max; /* the same for jobs that are worth sharing among threads; 0: jobs_max */
+    /* the same for jobs that are worth sharing among threads; 0: jobs_max */
+    uint32_t jobs_wide_max;
     uint64_t wide_cost;     /* a class with so much on the backend counts as wide; 0: never */
     uint32_t prefill_share_percent; /* 0..90 */
     uint64_t age_ns;                /* 0: no limit */
@@ -115,7 +117,8 @@ typedef struct ep_batch_group {
 } ep_batch_group;
 
 typedef struct ep_batch_tenant {
-    uint64_t virtual_time; /* backend time so far by weight, that of its jobs on the backend included */
+    /* backend time so far by weight, that of its jobs on the backend included */
+    uint64_t virtual_time;
     uint64_t begin_time;   /* where the oldest of these began */
     uint32_t waiting[EP_WORK_CLASSES];
     uint32_t jobs[EP_WORK_CLASSES]; /* on the backend */

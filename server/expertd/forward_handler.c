@@ -28,7 +28,8 @@ typedef struct expert_group {
     ep_weight_wait wait; /* used when the expert is cold */
     uint32_t first;
     uint32_t count;
-    _Atomic uint32_t works_left; /* the last one gives the expert back: others may need its memory while this request goes on */
+    /* the last one gives the expert back: others may need its memory while this request goes on */
+    _Atomic uint32_t works_left;
 } expert_group;
 
 struct forward_request {
@@ -56,7 +57,8 @@ struct forward_request {
     ep_relay_part *parts; /* [parts_count] slots of neighbours */
     uint32_t parts_count;
     _Atomic bool are_parts_sent;
-    ep_error part_error; /* why a neighbour or the wait for an expert failed, when that was the first error */
+    /* why a neighbour or the wait for an expert failed, when that was the first error */
+    ep_error part_error;
     _Atomic uint32_t works_left; /* and parts */
     _Atomic uint32_t first_error; /* ep_err */
     _Atomic uint32_t failed_expert;

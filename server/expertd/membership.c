@@ -57,7 +57,8 @@ struct ep_membership {
     uint64_t owned_changes;                /* of the store, as last told */
     ep_epoch assigned;                     /* newest assignment; 0.0 none */
     pthread_mutex_t view_lock;
-    ep_membership_view view; /* lost_why is also what was logged last, so that a lasting failure is one line */
+    /* lost_why is also what was logged last, so that a lasting failure is one line */
+    ep_membership_view view;
 };
 
 static void tick(void *arg);

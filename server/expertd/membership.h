@@ -63,9 +63,11 @@ typedef struct ep_membership_config {
 typedef struct ep_membership_view {
     bool is_connected;  /* registered, and the last heartbeat was answered */
     char lost_why[EP_ERROR_TEXT_BYTES]; /* while it is not: what failed last; "" nothing yet */
-    bool was_assigned;  /* the first assignment has been worked through: everything loaded or failed */
+    /* the first assignment has been worked through: everything loaded or failed */
+    bool was_assigned;
     bool said_draining; /* the coordinator has answered a heartbeat that said draining */
-    bool said_leaving;  /* its last answer was to a heartbeat that said leaving; the next two are of it */
+    /* its last answer was to a heartbeat that said leaving; the next two are of it */
+    bool said_leaving;
     uint32_t copies_listed;         /* of this node, in the newest table */
     char note[EP_ERROR_TEXT_BYTES]; /* why they stay; "" none */
     uint32_t node_id;

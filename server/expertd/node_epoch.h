@@ -10,7 +10,8 @@
 
 typedef struct ep_node_epoch {
     pthread_mutex_t lock;
-    ep_epoch loaded;   /* newest assignment worked through: every expert resident or failed; 0.0 none */
+    /* newest assignment worked through: every expert resident or failed; 0.0 none */
+    ep_epoch loaded;
     ep_epoch in_force; /* newest table that clients have; 0.0 none */
 } ep_node_epoch;
 

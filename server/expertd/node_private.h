@@ -115,8 +115,10 @@ struct ep_node {
     _Atomic uint32_t state;   /* ep_node_state */
     _Atomic bool has_started; /* was ready once */
     bool is_draining;         /* loop thread */
-    _Atomic bool is_leaving;  /* an operator wants it emptied; it serves on. Written by the loop thread */
-    uint64_t policy_revision; /* that set the window of step groups; 0: the configuration. Loop thread, as the next */
+    /* an operator wants it emptied; it serves on. Written by the loop thread */
+    _Atomic bool is_leaving;
+    /* that set the window of step groups; 0: the configuration. Loop thread, as the next */
+    uint64_t policy_revision;
     uint64_t policy_refused;  /* revision that said something this build does not take */
     bool ports_written;
     uint32_t drain_ms;        /* reloadable */

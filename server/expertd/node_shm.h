@@ -10,7 +10,8 @@ typedef enum ep_node_shm_mode { EP_NODE_SHM_AUTO, EP_NODE_SHM_ON, EP_NODE_SHM_OF
 
 typedef struct ep_node_shm_config {
     ep_node_shm_mode mode;
-    bool only_certificates; /* callers prove themselves by nothing else: shared memory has none, so auto is off */
+    /* callers prove themselves by nothing else: shared memory has none, so auto is off */
+    bool only_certificates;
     const char *dir; /* borrowed; "" the default */
     size_t ring_bytes;
     size_t total_bytes;

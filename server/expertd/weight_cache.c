@@ -55,10 +55,14 @@ struct ep_weight_cache {
     uint64_t bytes_max;
     ep_backend *backend;
     const char *layout;
-    pthread_mutex_t tidy; /* one at a time looks for files that can go; never taken with the other one held */
-    pthread_mutex_t lock; /* everything below; nothing of the disk is done under it: reads need it too */
+    /* one at a time looks for files that can go; never taken with the other one held */
+    pthread_mutex_t tidy;
+    /* everything below; nothing of the disk is done under it: reads need it too */
+    pthread_mutex_t lock;
     bool is_full;         /* nothing more is written in this run */
-    uint64_t *barred;     /* files that are damaged and cannot be removed, by the hash of their name: not read again in this run */
+    /* files that are damaged and cannot be removed, by the hash of their name: not read again in
+     * this run */
+    uint64_t *barred;
     size_t barred_count;
     ep_weight_cache_stats stats;
 };

@@ -40,23 +40,27 @@ typedef struct ep_weight_store_config {
     uint32_t backends_count;      /* more than one: without cache */
     uint64_t weight_bytes_max;    /* of each; 0: unlimited, or what its device has */
     uint64_t load_bytes_per_s;    /* of loads after the first pass; 0: unlimited */
-    bool prefetches;              /* cold experts likely to be used next are loaded while nothing else is to do */
+    /* cold experts likely to be used next are loaded while nothing else is to do */
+    bool prefetches;
     ep_weight_cache *cache;       /* borrowed; NULL: every load reads and packs */
     bool warms_up;                /* each kernel shape runs once before the first pass is over */
     const char *node_name;        /* borrowed; for spans. NULL: "" */
-    ep_timer_service *timers;     /* borrowed; ends waits at their deadline. NULL: they end with the load */
+    /* borrowed; ends waits at their deadline. NULL: they end with the load */
+    ep_timer_service *timers;
     bool shows_bar;               /* progress of loading on stderr, when that is a terminal; else the log tells */
-    void (*on_change)(void *arg); /* after each load and when the loader becomes idle; from the loader's
-                                     thread; no lock held */
+    /* after each load and when the loader becomes idle; from the loader's thread; no lock held */
+    void (*on_change)(void *arg);
     void *arg;
 } ep_weight_store_config;
 
 typedef struct ep_weight_layer {
     const char *model;               /* borrowed, for messages */
     const ep_checkpoint *checkpoint; /* borrowed */
-    ep_weight_format format;         /* of the routed experts: of gate and up; as down_format for what an expert takes in memory */
+    /* of the routed experts: of gate and up; as down_format for what an expert takes in memory */
+    ep_weight_format format;
     ep_weight_format down_format;    /* NONE: the same */
-    uint32_t formats;                /* more that a routed expert may be in (1 << format): the numerics id says which */
+    /* more that a routed expert may be in (1 << format): the numerics id says which */
+    uint32_t formats;
     ep_layer_shape shape;
     char numerics[EP_NUMERICS_ID_BYTES];  /* for the cache, as the next */
     uint8_t identity[EP_SHA256_BYTES];    /* ep_checkpoint_identity */
@@ -82,7 +86,8 @@ typedef struct ep_resident {
     /* private */
     ep_weight_store *store;
     uint32_t device;
-    bool is_leaving; /* under the store's lock: out of the table, its bytes come back with the last reference */
+    /* under the store's lock: out of the table, its bytes come back with the last reference */
+    bool is_leaving;
     _Atomic uint32_t refs;
 } ep_resident;
 
@@ -114,8 +119,12 @@ typedef struct ep_weight_stats {
     uint64_t resident_count;
     uint64_t resident_bytes; /* also what only jobs still hold, and the expert being loaded */
     uint64_t owned_count;
-    uint64_t owned_changes; /* grows with each change of what is owned or of what is known of its hashes after the first pass */
-    uint64_t pending_count; /* placed, and the first pass has not dealt with them yet; one more while kernels are warmed up */
+    /* grows with each change of what is owned or of what is known of its hashes after the first
+     * pass */
+    uint64_t owned_changes;
+    /* placed, and the first pass has not dealt with them yet; one more while kernels are warmed
+     * up */
+    uint64_t pending_count;
     uint64_t failed_count;
     uint64_t waiting_count; /* requests' wishes for cold experts */
     uint64_t loads_total;

@@ -36,7 +36,8 @@ typedef struct layer_entry {
 typedef struct device_entry {
     ep_backend *backend;
     uint64_t limit_bytes;    /* 0: none */
-    uint64_t resident_bytes; /* also of experts that only jobs still hold, and of the one being loaded */
+    /* also of experts that only jobs still hold, and of the one being loaded */
+    uint64_t resident_bytes;
     uint64_t leaving_bytes;  /* of experts that only jobs still hold */
     bool is_lost;
 } device_entry;
@@ -71,7 +72,8 @@ struct ep_weight_store {
     layer_entry *layers;
     entry_queue urgent; /* requests wait for them */
     entry_queue first;  /* first pass */
-    entry_queue later;  /* the same, when retry_ns allows: nobody gave their bytes; in the order of that */
+    /* the same, when retry_ns allows: nobody gave their bytes; in the order of that */
+    entry_queue later;
     uint32_t prefetches_due; /* of the last visit */
     ep_expert_heat *heat;
     ep_load_room room_ahead; /* is there time for prefetches? */

@@ -64,7 +64,8 @@ static const struct {
 typedef struct shared_notes {
     char urls[RANKS][64];
     uint64_t peak_bytes[FORM_COUNT][RANKS]; /* of the service: the caller's */
-    double error[FORM_COUNT][RANKS];        /* largest, against the layer in one process; 0: the same bits */
+    /* largest, against the layer in one process; 0: the same bits */
+    double error[FORM_COUNT][RANKS];
 } shared_notes;
 
 typedef struct rank_state {

@@ -127,8 +127,9 @@ typedef struct read_form {
     read_loop loop;
     uint32_t streams;
     uint32_t ahead; /* bytes */
-    bool slices;    /* each thread has its own stretch of each segment; else whoever is free takes the next
-                       piece, as tasks are taken */
+    /* each thread has its own stretch of each segment; else whoever is free takes the next piece,
+     * as tasks are taken */
+    bool slices;
 } read_form;
 
 static const read_form forms[] = {

@@ -22,7 +22,8 @@ typedef struct ffn_meter {
     uint32_t experts;
     double operations; /* of a pass */
     ffn_peak peak;
-    double f32_operations; /* of a pass, which no quad or pair does: at the rate of f32 multiply-adds, after the others */
+    /* of a pass, which no quad or pair does: at the rate of f32 multiply-adds, after the others */
+    double f32_operations;
     double (*run)(void *arg); /* one pass, in microseconds */
     void *arg;
     size_t count;

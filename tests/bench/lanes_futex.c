@@ -29,7 +29,8 @@
 typedef struct direction {
     _Alignas(64) uint32_t written; /* atomic: pieces */
     _Alignas(64) uint32_t sleeps;  /* atomic: the reader is in, or about to enter, the futex */
-    uint32_t slot[LANES_DEPTH_MAX]; /* where it is; no more of them in turn than are outstanding, so they stay in the caches */
+    /* where it is; no more of them in turn than are outstanding, so they stay in the caches */
+    uint32_t slot[LANES_DEPTH_MAX];
     uint64_t bytes[LANES_DEPTH_MAX];
     uint64_t piece_bytes[LANES_DEPTH_MAX];
     _Alignas(64) uint8_t slots[LANES_DEPTH_MAX][LANES_BYTES_MAX];

@@ -25,7 +25,9 @@ typedef struct trace_setting {
     float drift;            /* part of log popularity drawn anew after each request of all sequences */
     uint32_t request_steps; /* a sequence's tokens of one request */
     uint32_t prefill;       /* tokens of a request's first step; 1: as the others */
-    uint32_t stay_requests; /* all sequences keep their domain for so many requests; 0: each draws its own for each request */
+    /* all sequences keep their domain for so many requests; 0: each draws its own for each
+     * request */
+    uint32_t stay_requests;
     uint32_t steps;
     uint32_t types;         /* kinds of tokens: each has experts of its own in all layers; 0: none */
     float type_sigma;       /* of the log popularity that a kind adds to its domain's */

@@ -11,7 +11,8 @@
 
 /* What makes one raw echo faster than another. */
 typedef struct tcp_echo_way {
-    size_t ring_bytes; /* what the child keeps between reading and writing, at least 2 messages when whole */
+    /* what the child keeps between reading and writing, at least 2 messages when whole */
+    size_t ring_bytes;
     int socket_bytes;  /* send and receive buffers of the sockets, 0: as the system likes */
     int whole;         /* the child sends a message back once it has all of it, not piece by piece */
 } tcp_echo_way;

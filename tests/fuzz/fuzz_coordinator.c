@@ -36,7 +36,8 @@
 enum {
     RECORD_HELLO,   /* gRPC code, then Hello: the reply to the client's */
     RECORD_TABLE,   /* flags, then PlacementSnapshot: the next of the stream */
-    RECORD_END,     /* gRPC code, then Status: the end of the stream, after which the client asks again */
+    /* gRPC code, then Status: the end of the stream, after which the client asks again */
+    RECORD_END,
     RECORD_CONTROL, /* frame kind, call id, credit: cancel, ping, pong, credit, goodbye */
     RECORD_BROKEN,  /* a frame's bytes as they are */
     RECORD_CLUSTER, /* ClusterStatusReply, shown with the last good table */

@@ -19,7 +19,8 @@
 /* Connection in the lowest two bits. */
 enum {
     RECORD_HELLO,  /* changes (place 2, value 1) of a good one */
-    RECORD_FRAME,  /* kind, flags, number, generation, origin, changes of membership and rank; payload */
+    /* kind, flags, number, generation, origin, changes of membership and rank; payload */
+    RECORD_FRAME,
     RECORD_ROWS,   /* the same, but the payload's record is put before it */
     RECORD_BROKEN, /* a frame's bytes as they are */
     RECORD_CLOSE,

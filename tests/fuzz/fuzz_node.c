@@ -29,8 +29,11 @@
 enum { FORM_QUANT = 32, FORM_NODE_SUM = 64, FORM_STEP_GROUP = 128 };
 
 enum {
-    RECORD_CALL,    /* method index, call id, attempt, deadline code, message bytes (2), message, tensors */
-    RECORD_FORWARD, /* call id (5 bits) and form (3), then changes (place 2, value 1) of the good request's tensors and header */
+    /* method index, call id, attempt, deadline code, message bytes (2), message, tensors */
+    RECORD_CALL,
+    /* call id (5 bits) and form (3), then changes (place 2, value 1) of the good request's tensors
+     * and header */
+    RECORD_FORWARD,
     RECORD_BYTES,   /* a frame's bytes; its CRCs are made right */
     RECORD_BROKEN,  /* a frame's bytes as they are */
     RECORD_CONTROL, /* frame kind, call id: cancel, ping, pong, credit, goodbye */

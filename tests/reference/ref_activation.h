@@ -15,7 +15,8 @@ enum ref_activation_kind {
     REF_ACT_GELU_TANH,
     REF_ACT_RELU,         /* only without a gate */
     REF_ACT_RELU2,        /* only without a gate */
-    REF_ACT_SWIGLU_OAI,   /* g' sigmoid(alpha g') (u' + beta), both clamped first; these four only with a gate */
+    /* g' sigmoid(alpha g') (u' + beta), both clamped first; these four only with a gate */
+    REF_ACT_SWIGLU_OAI,
     REF_ACT_SWIGLU_LIMIT, /* silu(g') u', both clamped first */
     REF_ACT_SWIGLU_STEP,  /* silu(g) cut at the limit, times u clamped */
     REF_ACT_SITU          /* alpha tanh(g / alpha) sigmoid(g) beta tanh(u / beta) */

@@ -25,7 +25,8 @@ struct ref_block;
 
 struct ref_tensor {
     enum ref_dtype dtype;
-    const struct ref_block *block; /* of GGUF, ref_gguf.h: then dtype and count say nothing; NULL none */
+    /* of GGUF, ref_gguf.h: then dtype and count say nothing; NULL none */
+    const struct ref_block *block;
     size_t rank;
     size_t shape[REF_RANK_MAX];
     size_t count; /* elements */

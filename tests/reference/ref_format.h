@@ -15,7 +15,8 @@
 enum ref_format {
     REF_FORMAT_FLOAT, /* f16, f32 */
     REF_FORMAT_BF16,
-    REF_FORMAT_F8,    /* scales for blocks of 128 x 128 or for rows: both read as one for each 128 columns of a row */
+    /* scales for blocks of 128 x 128 or for rows: both read as one for each 128 columns of a row */
+    REF_FORMAT_F8,
     REF_FORMAT_MXFP4, /* groups of 32 columns, as the next two */
     REF_FORMAT_MXFP8,
     REF_FORMAT_INT4,
@@ -29,7 +30,8 @@ struct ref_matrix {
     const float *bias;   /* [rows] or NULL */
     const float *offsets; /* as scales, taken away from value times scale; NULL none */
     size_t group;         /* columns of one; 0: as the format says */
-    const size_t *order;  /* [columns]: which input each column belongs to; NULL: the same. Alike for gate and up */
+    /* [columns]: which input each column belongs to; NULL: the same. Alike for gate and up */
+    const size_t *order;
 };
 
 /* What a node that is told a family computes the format with: w4a8 leaves what it has not to

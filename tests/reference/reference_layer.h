@@ -58,7 +58,8 @@ struct ref_expert {
     struct ref_matrix gate;   /* [I,H]; no values: the activation has no gate */
     struct ref_matrix up;     /* [I,H] */
     struct ref_matrix down;   /* [H,I] */
-    const float *output_gate; /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
+    /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
+    const float *output_gate;
     enum ref_format format;
     bool down_differs;           /* then down is in this one */
     enum ref_format down_format;
@@ -78,7 +79,8 @@ struct ref_layer {
     const float *alpha1;   /* [constant_count,H] */
     const float *alpha2;   /* [constant_count,H] */
     const float *constant; /* [constant_count,H], v */
-    bool constant_linear;  /* alpha1 * x + alpha2 * v per element; otherwise the kernel's softmax gate */
+    /* alpha1 * x + alpha2 * v per element; otherwise the kernel's softmax gate */
+    bool constant_linear;
 };
 
 struct ref_batch {
@@ -104,7 +106,9 @@ struct ref_batch {
     float x_abs_max;           /* 0: off */
     enum ref_dtype wire_dtype; /* bf16, f16, f32 */
     enum ref_dtype out_dtype;  /* bf16, f16, f32 */
-    const size_t *owner_of;    /* [E+S] node of each expert, routed ones first: combined, partial by node sums; NULL: by rows */
+    /* [E+S] node of each expert, routed ones first: combined, partial by node sums; NULL: by
+     * rows */
+    const size_t *owner_of;
     enum ref_dispatch dispatch; /* of x in bf16, f16, f32: reference_quant.h */
     const float *smooth;        /* [S+E,H] or NULL, with REF_DISPATCH_INT8; shared experts first */
     bool combine_int8;          /* experts' rows come back as int8 per 8 elements */

@@ -292,7 +292,8 @@ ep_err __wrap_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t 
     timer->heap_index = 1;
     size_t i = service->count++;
     for (; i > 0 && service->armed[i - 1]->due_ns <= due_ns;
-         i--) { /* equal ones in the order they were armed */
+         /* equal ones in the order they were armed */
+         i--) {
         service->armed[i] = service->armed[i - 1];
     }
     service->armed[i] = timer;

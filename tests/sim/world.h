@@ -111,7 +111,8 @@ typedef struct sim_caller {
     int32_t ids[TOKENS_MAX * TOP_K_MAX];
     float scales[TOKENS_MAX * TOP_K_MAX];
     float out[TOKENS_MAX * HIDDEN_MAX];
-    float after[TOKENS_MAX * HIDDEN_MAX]; /* out at the end of the call: nobody may write it afterwards */
+    /* out at the end of the call: nobody may write it afterwards */
+    float after[TOKENS_MAX * HIDDEN_MAX];
     bool has_after;
 } sim_caller;
 

@@ -25,7 +25,8 @@ typedef struct ep_fixture_config {
     uint32_t hidden;
     uint32_t inner;
     uint32_t experts;
-    uint32_t distinct_experts; /* expert e holds the values of e modulo this, which is quicker to write; 0: all differ */
+    /* expert e holds the values of e modulo this, which is quicker to write; 0: all differ */
+    uint32_t distinct_experts;
     uint32_t top_k;
     uint32_t shared_inner; /* 0: no shared expert */
     bool shared_gate;      /* with its sigmoid gate [1,H] */
@@ -38,7 +39,8 @@ typedef struct ep_fixture_config {
     ep_weight_format expert_format; /* of routed experts: mxfp4 or int4; NONE: plain, of dtype */
     ep_weight_format shared_format; /* of the shared expert, likewise */
     uint32_t shards; /* 1: model.safetensors; more: an index */
-    uint32_t vocab;  /* > 0: also embeddings, attention, norms and head, so that text can be generated */
+    /* > 0: also embeddings, attention, norms and head, so that text can be generated */
+    uint32_t vocab;
     uint32_t heads;
     uint32_t kv_heads;
     uint32_t head_dim;

@@ -59,7 +59,8 @@ typedef struct ep_test_cluster_options {
     uint32_t copies;               /* 0: 1 */
     uint32_t threads;              /* compute threads of each node; 0: 1 */
     uint32_t heartbeat_ms;         /* 0: 50 */
-    uint32_t heartbeat_dead_count; /* 0: 100. The coordinator then takes a silent node out of the table */
+    /* 0: 100. The coordinator then takes a silent node out of the table */
+    uint32_t heartbeat_dead_count;
     const char *expert_map;        /* JSON of a static placement; NULL: uniform */
     const ep_test_model *models;
     size_t models_count;

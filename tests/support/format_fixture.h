@@ -34,7 +34,8 @@ typedef enum ep_format_names {
 /* How tools write quantised matrices of their own tensors. */
 typedef enum ep_format_container {
     EP_FORMAT_USUAL,    /* as the format's first publishers do */
-    EP_FORMAT_PACKED,   /* compressed-tensors: words of 4 or 8 bits, zero points packed down the columns */
+    /* compressed-tensors: words of 4 or 8 bits, zero points packed down the columns */
+    EP_FORMAT_PACKED,
     EP_FORMAT_INT8,     /* compressed-tensors: int8, zero points too */
     EP_FORMAT_F8,       /* scales for `group` rows and columns, or one */
     EP_FORMAT_NVFP4,    /* weight_global_scale divides */
@@ -53,7 +54,8 @@ typedef struct ep_format_case {
     ep_weight_format format;
     uint32_t hidden;
     uint32_t inner;
-    const char *config; /* more keys, each with a comma behind; "" none. Of GGUF: the architecture */
+    /* more keys, each with a comma behind; "" none. Of GGUF: the architecture */
+    const char *config;
     ep_activation activation;
     ep_activation_numbers numbers;
     bool biases;
@@ -86,7 +88,8 @@ typedef struct ep_format_model {
     ep_expert_source experts[EP_FORMAT_EXPERTS];
     uint8_t *parts[EP_FORMAT_EXPERTS][9]; /* values, scales, biases of gate, up, down */
     float factors[EP_FORMAT_EXPERTS][3];  /* nvfp4: of gate, up, down as the file has them */
-    uint32_t *up_order[EP_FORMAT_EXPERTS]; /* the file's column for each of gate and up; NULL: the same */
+    /* the file's column for each of gate and up; NULL: the same */
+    uint32_t *up_order[EP_FORMAT_EXPERTS];
     uint32_t *down_order[EP_FORMAT_EXPERTS];
     uint32_t *places[EP_FORMAT_EXPERTS];
     ep_format_tensor *tensors;

@@ -30,7 +30,8 @@ typedef struct ep_test_forward {
     const char *model;    /* NULL: "demo" */
     const char *version;  /* NULL: "" */
     const char *numerics; /* NULL: "" */
-    const ep_numerics *expected_with; /* what ep_test_expected_rows computes with; NULL: as nodes that are told nothing */
+    /* what ep_test_expected_rows computes with; NULL: as nodes that are told nothing */
+    const ep_numerics *expected_with;
     uint32_t layer;
     ep_epoch epoch; /* 0.0: none */
     uint32_t rows;
@@ -63,7 +64,8 @@ typedef struct ep_test_pending {
     ep_err result;
     ep_error error;
     ep_rpc_call_id id;
-    void *out_rows; /* the reply's tensors (wire/reply_layout.h): plain ones are [slots,hidden] reply_dtype */
+    /* the reply's tensors (wire/reply_layout.h): plain ones are [slots,hidden] reply_dtype */
+    void *out_rows;
     size_t out_bytes;
     size_t reply_bytes; /* tensor bytes that came */
     uint64_t queue_us;

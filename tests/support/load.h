@@ -63,7 +63,8 @@ typedef struct ep_test_load_config {
     const ep_test_batch *batches; /* taken in turn */
     uint32_t batches_count;
     uint32_t calls_in_flight;     /* with calls_per_s: at most; a call beyond it fails at once */
-    double calls_per_s;           /* 0: each begun from the end of another. Times count from when a call was due */
+    /* 0: each begun from the end of another. Times count from when a call was due */
+    double calls_per_s;
     const char *version;          /* of the model; NULL: none is named */
     uint64_t deadline_us; /* 0: the client's */
     ep_moe_mode mode;
@@ -77,7 +78,8 @@ typedef struct ep_test_load_config {
 } ep_test_load_config;
 
 typedef struct ep_test_load_counts {
-    uint64_t succeeded; /* with the right result, unless on_end judges; wrong ones fail the test at once */
+    /* with the right result, unless on_end judges; wrong ones fail the test at once */
+    uint64_t succeeded;
     uint64_t failed;
     uint64_t rerouted_frames;
     uint64_t hedged_frames;

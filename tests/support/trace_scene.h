@@ -22,9 +22,12 @@ typedef struct ep_test_scene {
     int64_t node1_ahead_ns;
     const char *node1;     /* its name; NULL: "node1" */
     int64_t node1_slower_ns; /* its job, and with it the request */
-    uint32_t hedged;       /* so many of the first requests ask node0 again and use that; EP_TEST_SCENE_HEDGE_SPANS more */
+    /* so many of the first requests ask node0 again and use that; EP_TEST_SCENE_HEDGE_SPANS more */
+    uint32_t hedged;
     bool nodes_only;       /* the client was not recorded */
-    uint32_t failed;       /* so many of the last requests end at 200 us, DEADLINE_EXCEEDED, for want of node1, and without a combine */
+    /* so many of the last requests end at 200 us, DEADLINE_EXCEEDED, for want of node1, and without
+     * a combine */
+    uint32_t failed;
 } ep_test_scene;
 
 /* All events by time, malloc'ed; NULL: no memory. */

@@ -64,7 +64,8 @@ enum {
 enum {
     EP_ACL_SPLIT_SINGLE = 2,      /* GroupedMatmul splitItem: one output tensor */
     EP_ACL_GROUP_ROWS = 0,        /* groupType: groups of rows */
-    EP_ACL_GROUP_LIST_COUNTS = 1, /* groupListType: rows of each group; 0 would be their running sum */
+    /* groupListType: rows of each group; 0 would be their running sum */
+    EP_ACL_GROUP_LIST_COUNTS = 1,
     EP_ACL_NO_ACTIVATION = 0,     /* actType */
     EP_ACL_GROUPS_MAX = 128,      /* tensors in a list of GroupedMatmul */
     EP_ACL_COLUMNS_MAX = 65535,   /* of its x and weights */

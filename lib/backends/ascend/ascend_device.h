@@ -33,7 +33,8 @@ typedef struct ep_ascend_device {
     _Atomic bool lost;
     void (*on_lost)(void *arg, const char *why); /* NULL: nobody asks */
     void *arg;
-    _Atomic bool told; /* the log has the last failure that was not a loss; cleared when a job is well again */
+    /* the log has the last failure that was not a loss; cleared when a job is well again */
+    _Atomic bool told;
 } ep_ascend_device;
 
 /* number is set. Errors: UNAVAILABLE (no library, no device) with the reason. The calling thread

@@ -36,7 +36,8 @@ typedef struct ep_ascend_weights {
     ep_ascend_matrix gate_up;
     ep_ascend_matrix down;
     float *shared_gate; /* [H], host memory; NULL none */
-    float *down_bias;   /* [H], host memory: of w8a8 with biases, for rows whose scales the device cannot tell */
+    /* [H], host memory: of w8a8 with biases, for rows whose scales the device cannot tell */
+    float *down_bias;
     struct ep_ascend_weights *next;
 } ep_ascend_weights;
 

@@ -38,7 +38,8 @@ typedef struct chunk {
     uint8_t *bytes;
     uint32_t node;
     uint32_t holes_count;
-    hole holes[HOLES_MAX + 1]; /* by place, parts between them; room for one before it joins its neighbours */
+    /* by place, parts between them; room for one before it joins its neighbours */
+    hole holes[HOLES_MAX + 1];
 } chunk;
 
 struct ep_cpu_memory {

@@ -111,7 +111,8 @@ struct ep_cpu_schedule {
     uint32_t passes_count;
     _Atomic uint64_t idle_told_ns; /* the most that was told of it */
 
-    _Alignas(CACHE_LINE) _Atomic uint64_t changes; /* grows whenever new work can be taken, or stopping; written under lock */
+    /* grows whenever new work can be taken, or stopping; written under lock */
+    _Alignas(CACHE_LINE) _Atomic uint64_t changes;
     _Alignas(CACHE_LINE) pthread_mutex_t lock;     /* below, and what a pass says of itself */
     pthread_cond_t wake;
     uint32_t sleepers_count;

@@ -41,7 +41,8 @@ typedef struct ep_cpu_schedule_config {
     const ep_ffn_kernel *const *kernels; /* [EP_FFN_FAMILIES], borrowed for the call */
     const ep_cpu_topology *topology; /* outlives the schedule */
     uint32_t threads;
-    bool pins; /* a thread per CPU is tied to it; fewer or more threads are tied to memory nodes only */
+    /* a thread per CPU is tied to it; fewer or more threads are tied to memory nodes only */
+    bool pins;
 } ep_cpu_schedule_config;
 
 /* Sums over all threads since the start. */

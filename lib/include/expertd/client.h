@@ -51,27 +51,32 @@ typedef struct ep_call ep_call;
 typedef struct ep_client_config {
     uint32_t struct_bytes;
     const char *coordinator_url;  /* "tcp://host:port"; or NULL and node_urls */
-    const char *const *node_urls; /* without a coordinator: the nodes themselves; the table is made of what
-                                     they say they own */
+    /* without a coordinator: the nodes themselves; the table is made of what they say they own */
+    const char *const *node_urls;
     size_t node_urls_count;
     const char *token;       /* NULL none */
     const char *tls_ca_file; /* for tls+tcp URLs */
     const char *tls_cert_key_file;
     const char *tls_server_name;
     uint64_t deadline_us; /* default of a call, 10 s */
-    const char *numerics; /* NULL: the first id seen for a (model, version) is pinned (exact). An id: only
-                             that. "any": tolerance */
-    uint64_t buffer_bytes_max; /* send and receive buffers, 1 GiB; beyond it calls get RESOURCE_EXHAUSTED */
+    /* NULL: the first id seen for a (model, version) is pinned (exact). An id: only that. "any":
+     * tolerance */
+    const char *numerics;
+    /* send and receive buffers, 1 GiB; beyond it calls get RESOURCE_EXHAUSTED */
+    uint64_t buffer_bytes_max;
     uint32_t calls_max;        /* calls in flight, 1024 */
-    uint32_t prefill_window_tokens; /* four windows are under way at a time. 0: max(256, 32*E/K); less where their
-                                       rows would exceed buffer_bytes_max / 8 */
+    /* four windows are under way at a time. 0: max(256, 32*E/K); less where their rows would exceed
+     * buffer_bytes_max / 8 */
+    uint32_t prefill_window_tokens;
     uint32_t chunk_bytes_max;       /* prefill frames, 1 MiB */
     bool payload_crc;               /* on untrusted lanes; default true; must equal the nodes' setting */
-    uint32_t hedge_permille;        /* frames that may be sent a second time to another copy when the answer is later
-                                       than the measured 95th percentile, of 1000 sent; 0: never. Default
-                                       EP_HEDGE_BY_POLICY: as the service's policy says, 30 where it says nothing */
-    const char *lanes;              /* NULL: shared memory with nodes of this host that offer it, else the URL's lane; "stream": the
-                                       URL's only. The environment variable LIBEXPERTD_LANES is taken where this is NULL */
+    /* frames that may be sent a second time to another copy when the answer is later than the
+     * measured 95th percentile, of 1000 sent; 0: never. Default EP_HEDGE_BY_POLICY: as the
+     * service's policy says, 30 where it says nothing */
+    uint32_t hedge_permille;
+    /* NULL: shared memory with nodes of this host that offer it, else the URL's lane; "stream": the
+     * URL's only. The environment variable LIBEXPERTD_LANES is taken where this is NULL */
+    const char *lanes;
 } ep_client_config;
 
 EP_API void ep_client_config_init(ep_client_config *out_config);
@@ -177,7 +182,8 @@ typedef enum ep_moe_combine_quant {
 typedef struct ep_moe_args {
     uint32_t struct_bytes;
     const char *model;
-    const char *version; /* NULL or "": the default of the model; an error naming all when none of several is whole */
+    /* NULL or "": the default of the model; an error naming all when none of several is whole */
+    const char *version;
     uint32_t layer;
     ep_tensor x;
     ep_tensor x_scales;
@@ -201,23 +207,28 @@ typedef struct ep_moe_args {
     ep_moe_mode mode;
     ep_dtype wire_dtype; /* NONE: bf16 */
     bool allow_duplicates;
-    bool allow_missing; /* rows that cannot be had before the deadline count as 0 and are counted in the
-                           result */
+    /* rows that cannot be had before the deadline count as 0 and are counted in the result */
+    bool allow_missing;
     uint64_t deadline_us;    /* from now; 0: the client's default */
-    const char *traceparent; /* W3C, NULL none; the trace this call joins. Any other text is ignored */
+    /* W3C, NULL none; the trace this call joins. Any other text is ignored */
+    const char *traceparent;
     const char *tenant;      /* NULL none */
-    uint32_t *missing_slots; /* [missing_slots_max] with allow_missing: numbers of the slots without a row,
-                                ascending, the first missing_slots_max of them; written before the call
-                                completes; NULL: not wanted */
+    /* [missing_slots_max] with allow_missing: numbers of the slots without a row, ascending, the
+     * first missing_slots_max of them; written before the call completes; NULL: not wanted */
+    uint32_t *missing_slots;
     size_t missing_slots_max;
     ep_moe_comm comm_alg;
     ep_moe_combine_at combine_at;
     ep_moe_dispatch_quant dispatch_quant; /* of x in bf16, f16 or f32 */
     ep_moe_combine_quant combine_quant;
-    ep_tensor smooth_scales;              /* [shared + E,H] f32 with EP_MOE_DISPATCH_INT8; rank 0: none. Row: expert id + shared experts */
-    uint64_t step_group;                  /* data-parallel ranks of one step: the same number on all, another each step; 0 none.
-                                             Each run of a prepared call counts as a step: the next run's number is one more */
-    uint32_t step_group_size;             /* how many of them call; decode only: nodes compute their rows of a layer together */
+    /* [shared + E,H] f32 with EP_MOE_DISPATCH_INT8; rank 0: none. Row: expert id + shared
+     * experts */
+    ep_tensor smooth_scales;
+    /* data-parallel ranks of one step: the same number on all, another each step; 0 none. Each run
+     * of a prepared call counts as a step: the next run's number is one more */
+    uint64_t step_group;
+    /* how many of them call; decode only: nodes compute their rows of a layer together */
+    uint32_t step_group_size;
     bool want_timing;                     /* nodes tell queue and compute times in their replies */
 } ep_moe_args;
 EP_API void ep_moe_args_init(ep_moe_args *out_args);
@@ -229,7 +240,8 @@ typedef struct ep_moe_result {
     uint32_t frames;  /* sent, re-routed ones included */
     uint32_t rerouted_frames;
     uint32_t missing_count;      /* with allow_missing: slots without a row */
-    uint32_t missing_first_slot; /* t * slots per token + k of the first; all of them: args' missing_slots */
+    /* t * slots per token + k of the first; all of them: args' missing_slots */
+    uint32_t missing_first_slot;
     uint64_t total_us;
     uint64_t epoch_term;
     uint64_t epoch_number;
@@ -359,7 +371,9 @@ typedef struct ep_client_node_waits {
     uint32_t struct_bytes;
     char node[128];
     uint64_t frames;
-    uint64_t wait_us;     /* from sent to answered; the next three are its parts, the rest is the node's own work around them */
+    /* from sent to answered; the next three are its parts, the rest is the node's own work around
+     * them */
+    uint64_t wait_us;
     uint64_t wire_us;
     uint64_t queue_us;
     uint64_t compute_us;

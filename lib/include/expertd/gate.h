@@ -40,7 +40,9 @@ typedef enum ep_gate_score {
     EP_GATE_SIGMOID = 3,
     EP_GATE_SQRT_SOFTPLUS = 4,    /* sqrt(log(1 + exp(l))) */
     EP_GATE_SOFTMAX_SELECTED = 5, /* weight only: over the K selected */
-    EP_GATE_SPARSEMIXER = 6,      /* both or neither: one expert after the other, each a softmax over those left that are near the best (PhiMoE) */
+    /* both or neither: one expert after the other, each a softmax over those left that are near the
+     * best (PhiMoE) */
+    EP_GATE_SPARSEMIXER = 6,
 } ep_gate_score;
 
 typedef enum ep_group_mask { EP_GROUP_MASK_ZERO, EP_GROUP_MASK_MINUS_INF } ep_group_mask;
@@ -54,13 +56,17 @@ typedef struct ep_gate_load {
                                   * s_e / sum_j s_j (DeepSeek-V3 technical report, sequence-wise balance loss) */
     uint64_t slots;              /* C */
     double max_over_mean;        /* max_e c_e / (C / E); 0 without slots, as the next two */
-    double auxiliary_loss;       /* E * sum_e f_e * p_e, without the factor alpha (Switch Transformer, arXiv 2101.03961, equations 4-6) */
-    double z_loss;               /* mean over tokens of log(sum_e exp(l_e))^2 (ST-MoE, arXiv 2202.08906, equation 5) */
+    /* E * sum_e f_e * p_e, without the factor alpha (Switch Transformer, arXiv 2101.03961,
+     * equations 4-6) */
+    double auxiliary_loss;
+    /* mean over tokens of log(sum_e exp(l_e))^2 (ST-MoE, arXiv 2202.08906, equation 5) */
+    double z_loss;
 } ep_gate_load;
 
 typedef struct ep_gate_config {
     uint32_t struct_bytes;       /* sizeof(ep_gate_config) */
-    uint32_t experts;            /* E, 1..65535: as many as there are logits, zero and copy experts among them */
+    /* E, 1..65535: as many as there are logits, zero and copy experts among them */
+    uint32_t experts;
     uint32_t top_k;              /* K, 1..min(64, E) */
     ep_gate_score select;        /* any but softmax_selected */
     ep_gate_score weight;
@@ -68,25 +74,33 @@ typedef struct ep_gate_config {
     const float *bias;           /* [E], added to the selection score; NULL none */
     uint32_t groups;             /* divides E, at most EP_GATE_GROUPS_MAX; 0 and 1 none */
     uint32_t groups_kept;        /* 1..groups */
-    uint32_t group_best;         /* with groups: 1, a group's score is its best; 2, the sum of its best two */
-    ep_group_mask group_mask;    /* score of experts outside the kept groups: 0 (axk2, Mistral) or -inf (DeepSeek) */
+    /* with groups: 1, a group's score is its best; 2, the sum of its best two */
+    uint32_t group_best;
+    /* score of experts outside the kept groups: 0 (axk2, Mistral) or -inf (DeepSeek) */
+    ep_group_mask group_mask;
     bool renormalise;
     float epsilon;
     float sum_min;
     float scaling_factor;        /* 0 and 1 none */
     const float *expert_factors;  /* [E]; NULL none */
-    float jitter;                /* sparsemixer: near is within 2 * jitter of the best, relative to the larger of it and |l| */
-    const int32_t *chosen;       /* [T,K] ids of a layer that does not select (a table by token id); NULL */
+    /* sparsemixer: near is within 2 * jitter of the best, relative to the larger of it and |l| */
+    float jitter;
+    /* [T,K] ids of a layer that does not select (a table by token id); NULL */
+    const int32_t *chosen;
     /* Optional, off by default; noise and dropout not with chosen, dropout not with sparsemixer. */
     float noise_temperature;     /* 0 off; 0.1..10: Gumbel noise times this is added to each logit: with one expert, no bias and no groups,
                                   * e is selected with probability softmax(l / temperature)_e */
-    float expert_dropout;        /* 0 off; 0..0.5: chance that an expert is left out for a token (unless fewer than K are left) */
+    /* 0 off; 0..0.5: chance that an expert is left out for a token (unless fewer than K are
+     * left) */
+    float expert_dropout;
     uint64_t seed;               /* of noise and dropout; equal seeds, equal choices */
     /* NULL, or called with each selected slot after the weights are made: returns the weight to
      * use. */
     float (*weight_func)(void *arg, uint32_t token, uint32_t slot, uint32_t expert, float weight);
     void *weight_func_arg;
-    ep_gate_load *load;          /* NULL, or written with the load of the batch; by ep_moe_forward_logits that of its active tokens */
+    /* NULL, or written with the load of the batch; by ep_moe_forward_logits that of its active
+     * tokens */
+    ep_gate_load *load;
 } ep_gate_config;
 
 /* Errors: INVALID_ARGUMENT naming the field or token, the value and the allowed range; outputs are

@@ -82,8 +82,9 @@ typedef struct ep_group_config {
     /* where the ranks listen: world_size of them, or rank 0's alone (the others tell it theirs) */
     const char *const *urls;
     uint32_t urls_count;       /* world_size or 1 */
-    const char *listen_url;    /* where this rank listens, port may be 0; NULL: urls[rank]. "tcp://", "tls+tcp://", "loopback://"; and
-                                  any other scheme a lane of this build serves */
+    /* where this rank listens, port may be 0; NULL: urls[rank]. "tcp://", "tls+tcp://",
+     * "loopback://"; and any other scheme a lane of this build serves */
+    const char *listen_url;
     /* Called once with the real URL when this rank listens: how rank 0 tells its port to a
      * launcher. NULL allowed. */
     void (*on_listening)(void *arg, const char *url);
@@ -95,9 +96,11 @@ typedef struct ep_group_config {
     const char *tls_server_name;
     bool insecure;             /* allows a non-loopback address without TLS and token */
     bool payload_crc;          /* CRC32C over rows on lanes that do not protect them; default true */
-    uint64_t frame_bytes_max;  /* rows of one rank to one other, or to another host, in one call; 256 MiB */
-    const char *host;          /* where this rank runs, for comm_alg hierarchy, up to 63 characters. Ranks with equal names share a host; NULL: the
-                                  machine's boot id; "": shares with none */
+    /* rows of one rank to one other, or to another host, in one call; 256 MiB */
+    uint64_t frame_bytes_max;
+    /* where this rank runs, for comm_alg hierarchy, up to 63 characters. Ranks with equal names
+     * share a host; NULL: the machine's boot id; "": shares with none */
+    const char *host;
 } ep_group_config;
 
 EP_API void ep_group_config_init(ep_group_config *out_config);
@@ -124,7 +127,8 @@ typedef struct ep_group_stats {
     uint64_t buffer_bytes;            /* lent and kept */
     uint64_t buffer_bytes_peak;       /* lent at once */
     uint64_t system_allocations;      /* frames that the pool could not serve from memory it kept */
-    uint64_t frames_passed_on;        /* of frames_sent: in the name of ranks of other hosts (comm_alg hierarchy) */
+    /* of frames_sent: in the name of ranks of other hosts (comm_alg hierarchy) */
+    uint64_t frames_passed_on;
 } ep_group_stats;
 
 EP_API void ep_group_read_stats(ep_group *group, ep_group_stats *out_stats);
@@ -136,7 +140,8 @@ typedef struct ep_group_traffic {
     uint64_t bytes_sent;
     uint64_t frames_received;
     uint64_t bytes_received;
-    uint64_t rows_sent;               /* of this rank: token rows in dispatch frames, result rows in combine frames */
+    /* of this rank: token rows in dispatch frames, result rows in combine frames */
+    uint64_t rows_sent;
     uint64_t frames_passed_on;        /* of frames_sent: in the name of ranks of other hosts */
     uint64_t rows_passed_on;          /* in those */
 } ep_group_traffic;
@@ -170,12 +175,15 @@ typedef struct ep_group_params {
     int64_t zero_expert_num;
     int64_t copy_expert_num;
     int64_t const_expert_num;
-    const char *comm_alg;             /* NULL or "", "fullmesh", "fullmesh_v1", "fullmesh_v2": rows go straight from rank to rank; the names
-                                         matter to the profiles' ranges. "hierarchy": a dispatch sends a token's row to each other host once, to
-                                         one of its ranks, which passes it on there; rows of a combine go straight. All give the same bits.
-                                         hierarchy takes no scales: with them a token has another row for each expert */
-    ep_tensor elastic_info;           /* native only. i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE experts,
-                                         table1[rank] = local index or -1, table2[local index] = rank} */
+    /* NULL or "", "fullmesh", "fullmesh_v1", "fullmesh_v2": rows go straight from rank to rank; the
+     * names matter to the profiles' ranges. "hierarchy": a dispatch sends a token's row to each
+     * other host once, to one of its ranks, which passes it on there; rows of a combine go
+     * straight. All give the same bits. hierarchy takes no scales: with them a token has another
+     * row for each expert */
+    const char *comm_alg;
+    /* native only. i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE
+     * experts, table1[rank] = local index or -1, table2[local index] = rank} */
+    ep_tensor elastic_info;
     bool allow_duplicates;            /* a token may name an expert twice (native only) */
 } ep_group_params;
 
@@ -186,28 +194,37 @@ EP_API void ep_group_params_init(ep_group_params *out_params);
 typedef struct ep_moe_dispatch_args {
     uint32_t struct_bytes;
     const ep_group_params *params;
-    int64_t quant_mode;               /* 0: rows as they are; 2: int8 per row. d = 127/max|x|, q = round-half-even(x*d), scale = 1/d, in f32;
-                                         zero row: q = 0, scale = 0; row with NaN or Inf: q = 0, scale = NaN */
+    /* 0: rows as they are; 2: int8 per row. d = 127/max|x|, q = round-half-even(x*d), scale = 1/d,
+     * in f32; zero row: q = 0, scale = 0; row with NaN or Inf: q = 0, scale = NaN */
+    int64_t quant_mode;
     int64_t expert_token_nums_type;   /* 0: inclusive prefix sums; 1: counts */
     uint64_t deadline_us;             /* 0: the group's */
     /* in */
     ep_tensor x;                      /* bf16, f16 (native also f32) [T,H] */
     ep_tensor expert_ids;             /* i32 (native also i64) [T,K] */
-    ep_tensor scales;                 /* f32 [S+M,H]: smooth scales, x is multiplied first; row S+e for expert e, s for shared expert s; needs
-                                         quant_mode 2 */
-    ep_tensor x_active_mask;          /* bool [T] or [T,K]; a token is inactive when its entry, or all its K entries, are false */
+    /* f32 [S+M,H]: smooth scales, x is multiplied first; row S+e for expert e, s for shared expert
+     * s; needs quant_mode 2 */
+    ep_tensor scales;
+    /* bool [T] or [T,K]; a token is inactive when its entry, or all its K entries, are false */
+    ep_tensor x_active_mask;
     ep_tensor expert_scales;          /* f32 [T,K]; a2 and native: travel along to expand_scales */
-    ep_tensor performance_info;       /* i64 [W]: microseconds waited for each rank's rows are added to it; a2 and native */
+    /* i64 [W]: microseconds waited for each rank's rows are added to it; a2 and native */
+    ep_tensor performance_info;
     /* out */
-    ep_tensor expand_x;               /* x's type, i8 with quant_mode 2; [rows >= max(tp,1)*A, H]. native: at least the rows that come */
+    /* x's type, i8 with quant_mode 2; [rows >= max(tp,1)*A, H]. native: at least the rows that
+     * come */
+    ep_tensor expand_x;
     ep_tensor dynamic_scales;         /* f32 [rows of expand_x]; needed with quant_mode 2 */
-    ep_tensor assist_info_for_combine; /* i32 [128 * max(rows of A, 1)]: first 3*n ints (source rank, token, slot; slot K+s: shared expert s);
-                                         the last 16 ints say which dispatch wrote it */
+    /* i32 [128 * max(rows of A, 1)]: first 3*n ints (source rank, token, slot; slot K+s: shared
+     * expert s); the last 16 ints say which dispatch wrote it */
+    ep_tensor assist_info_for_combine;
     ep_tensor expert_token_nums;      /* i64 [L] */
-    ep_tensor ep_recv_counts;         /* i32 [W*max(tp,1)*L]: inclusive prefix sums in order [local expert][source rank]; with TP the other
-                                         rank's W follow */
+    /* i32 [W*max(tp,1)*L]: inclusive prefix sums in order [local expert][source rank]; with TP the
+     * other rank's W follow */
+    ep_tensor ep_recv_counts;
     ep_tensor tp_recv_counts;         /* i32 [tp_world_size]: rows of each TP rank; needed with TP */
-    ep_tensor expand_scales;          /* f32 [rows]: expert_scales of each row, 0 for shared experts; absent: not wanted */
+    /* f32 [rows]: expert_scales of each row, 0 for shared experts; absent: not wanted */
+    ep_tensor expand_scales;
 } ep_moe_dispatch_args;
 
 EP_API void ep_moe_dispatch_args_init(ep_moe_dispatch_args *out_args);
@@ -234,24 +251,33 @@ EP_API ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe
 typedef struct ep_moe_combine_args {
     uint32_t struct_bytes;
     const ep_group_params *params;    /* as given to the dispatch */
-    int64_t comm_quant_mode;          /* 0: rows as they are; 2: int8 per block of 8 elements. s = max|x| * (1/127), q = rint(f16(x/s)), s travels
-                                         rounded to the rows' type; zero block: 0; block with NaN or Inf: NaN. Not with TP */
+    /* 0: rows as they are; 2: int8 per block of 8 elements. s = max|x| * (1/127), q =
+     * rint(f16(x/s)), s travels rounded to the rows' type; zero block: 0; block with NaN or Inf:
+     * NaN. Not with TP */
+    int64_t comm_quant_mode;
     int64_t out_dtype;                /* 0, as the vendor defines it: x_out has expand_x's type */
     int64_t group_list_type;          /* 0 */
     uint64_t deadline_us;             /* 0: the group's */
     /* in */
-    ep_tensor expand_x;               /* bf16, f16 (native also f32) [rows,H]: the experts' results, in dispatch's order. With TP both ranks' rows */
+    /* bf16, f16 (native also f32) [rows,H]: the experts' results, in dispatch's order. With TP both
+     * ranks' rows */
+    ep_tensor expand_x;
     ep_tensor expert_ids;             /* as given to the dispatch */
     ep_tensor assist_info_for_combine; /* as the dispatch wrote it */
     ep_tensor ep_send_counts;         /* the dispatch's ep_recv_counts */
     ep_tensor expert_scales;          /* f32 [T,K] */
     ep_tensor tp_send_counts;         /* the dispatch's tp_recv_counts; with TP */
     ep_tensor x_active_mask;          /* as given to the dispatch */
-    ep_tensor activation_scale;       /* must be absent, like the next two: the vendor keeps them for later */
+    /* must be absent, like the next two: the vendor keeps them for later */
+    ep_tensor activation_scale;
     ep_tensor weight_scale;
     ep_tensor group_list;
-    ep_tensor expand_scales;          /* the dispatch's, or absent. Weights are applied where the token came from, so it is not read */
-    ep_tensor shared_expert_x;        /* expand_x's type [T,H], or [a,b,H] with a*b = T: added last; only without shared-expert ranks */
+    /* the dispatch's, or absent. Weights are applied where the token came from, so it is not
+     * read */
+    ep_tensor expand_scales;
+    /* expand_x's type [T,H], or [a,b,H] with a*b = T: added last; only without shared-expert
+     * ranks */
+    ep_tensor shared_expert_x;
     ep_tensor ori_x;                  /* expand_x's type [T,H]: x as dispatched; for copy and constant experts */
     ep_tensor const_expert_alpha_1;   /* expand_x's type [const_expert_num,H], like the next two */
     ep_tensor const_expert_alpha_2;

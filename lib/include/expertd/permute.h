@@ -64,8 +64,10 @@ typedef struct ep_permute_out {
     void *rows;             /* [rows,H] */
     float *row_scales;      /* [rows] x_scales of its token; 0 for a padding row */
     float *row_probs;       /* [rows] probs of its slot; 0 for a padding row */
-    int32_t *slot_rows;     /* [T,K] row of a slot, -1 none: the index to gather by (the vendor's rowIdxType 0) */
-    int32_t *row_slots;     /* [rows] slot of a row, -1 padding: the index to scatter by (rowIdxType 1) */
+    /* [T,K] row of a slot, -1 none: the index to gather by (the vendor's rowIdxType 0) */
+    int32_t *slot_rows;
+    /* [rows] slot of a row, -1 padding: the index to scatter by (rowIdxType 1) */
+    int32_t *row_slots;
     int64_t *counts;        /* [expert_end - expert_begin] rows that were made, as config's counts say */
     int64_t *counts_before; /* the same before capacity and row range */
     uint64_t rows_count;    /* written */

@@ -42,7 +42,8 @@ typedef struct ep_group_walk {
     const uint8_t *groups; /* panel's groups, or widened ones */
     uint32_t first;        /* line of the panel */
     uint32_t lines;        /* of all groups; the last may be short */
-    const uint8_t *ahead;  /* codes: of each group as much as it is long itself. widened: `step` bytes per line */
+    /* codes: of each group as much as it is long itself. widened: `step` bytes per line */
+    const uint8_t *ahead;
     size_t step;
     uint8_t *wide; /* where a tile that widens leaves the groups */
 } ep_group_walk;
@@ -53,7 +54,8 @@ typedef void (*ep_group_tile)(const ep_group_walk *walk, const float *a, float *
 typedef struct ep_group_form {
     const ep_group_tile *tiles; /* over codes, by rows - 1 */
     const ep_group_tile *wide;  /* over widened groups */
-    const ep_group_tile *first; /* over codes that it leaves widened for the others; NULL: `widen` before all chunks */
+    /* over codes that it leaves widened for the others; NULL: `widen` before all chunks */
+    const ep_group_tile *first;
     /* The lines of one group from line `first` of the panel on, its scales and offsets. */
     void (*widen)(const ep_group_panel_form *form, const uint8_t *group, uint32_t first, uint32_t lines, uint8_t *to);
 } ep_group_form;

@@ -115,7 +115,9 @@ INLINE void code_lines(const int rows, const ep_weight_format format, const mx_w
         __m512i codes = _mm512_setzero_si512();
         _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         ahead += walk->step;
-        __m512i w[VECTORS]; /* all of a line before its dot products: stores between these hold them up, 13 cycles a line */
+        /* all of a line before its dot products: stores between these hold them up, 13 cycles a
+         * line */
+        __m512i w[VECTORS];
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             codes = j % 2 == 0 ? ep_codes_load(ep_weight_format_codes(format), b, j) : codes;

@@ -21,7 +21,9 @@ typedef struct {
     const uint8_t *groups;
     uint32_t count;
     const uint8_t *ahead;
-    size_t step; /* bytes per group; unused while weights stream in: then as much as the group passed over is long */
+    /* bytes per group; unused while weights stream in: then as much as the group passed over is
+     * long */
+    size_t step;
 } walk;
 
 /* Unsigned weights of 64 codes: the lower nibbles of bytes. */

@@ -148,7 +148,8 @@ LANE_TEST(every_flipped_bit_of_the_fixed_part_is_refused)
     uint8_t bytes[256];
     fixture_init(&f, &(fixture_options){.url = url});
     for (size_t bit = 0; bit < 64 * 8;
-         bit += 7) { /* 7 is prime to 8: every byte and every position in a byte */
+         /* 7 is prime to 8: every byte and every position in a byte */
+         bit += 7) {
         size_t length = good_request(bytes, 2);
         bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
         expect_closed(f.url, bytes, length, true, "a flipped bit");

@@ -33,7 +33,8 @@ struct side {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     ep_conn *conn;
-    void (*on_frame)(side *s, ep_buffer *frame); /* instead of checking and unref; takes the buffer */
+    /* instead of checking and unref; takes the buffer */
+    void (*on_frame)(side *s, ep_buffer *frame);
     void (*on_closed)(side *s);                  /* instead of releasing the connection */
     void *arg;
     uint64_t frames;            /* received and right, in order from 0 */

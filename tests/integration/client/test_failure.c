@@ -169,7 +169,8 @@ Test(client_failure, tables_change_under_load)
         memcpy(old, h.owners, sizeof(old));
         load_pass(&l, 10);
         for (uint32_t e = 0; e < h.shape.experts;
-             e++) { /* new owners load first, the table follows, old ones drop theirs */
+             /* new owners load first, the table follows, old ones drop theirs */
+             e++) {
             h.owners[e] |= 1u << ((e + round) % 4);
         }
         harness_own(&h);

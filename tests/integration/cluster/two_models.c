@@ -55,7 +55,8 @@ static void make_model(test_model *model)
         struct ref_layer reference;
         ref_layer_load(&checkpoint, layer, &reference);
         for (uint32_t b = 0; b < BATCHES;
-             b++) { /* the same seeds for each model: inputs alike, answers not */
+             /* the same seeds for each model: inputs alike, answers not */
+             b++) {
             ep_test_batch_init(&model->batches[layer * BATCHES + b], &reference, model->name, layer,
                                1 + 13 * b, model->top_k, 100 * layer + b, NULL, 0);
         }

@@ -36,7 +36,8 @@ typedef struct fault_fixture {
     ep_test_model model;
     char model_path[EP_TEST_PATH_BYTES];
     ep_test_batch all[FAULT_LAYERS * FAULT_BATCHES];     /* any experts: every node gets rows */
-    ep_test_batch victims[FAULT_LAYERS * FAULT_BATCHES]; /* only the victim's experts of fault_map */
+    /* only the victim's experts of fault_map */
+    ep_test_batch victims[FAULT_LAYERS * FAULT_BATCHES];
     ep_test_batch others[FAULT_LAYERS * FAULT_BATCHES];  /* none of them */
 } fault_fixture;
 

@@ -31,7 +31,8 @@ typedef struct oracle_case {
     int zero, copy, constant;
     bool linear;          /* rule of constant experts */
     bool quantise, quantise_back;
-    bool identity;        /* every expert returns its row: a combine of a dispatch is the canonical sum of x itself */
+    /* every expert returns its row: a combine of a dispatch is the canonical sum of x itself */
+    bool identity;
     oracle_dtype dtype;
     float *smooth;        /* [S+M,H] or NULL */
     float *alpha1, *alpha2, *v; /* [N,H] */

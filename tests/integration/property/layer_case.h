@@ -41,7 +41,8 @@ typedef struct layer_case {
     call_form form;
     uint32_t tokens_max;    /* rows of the buffers; only a prepared call has more than batch.tokens */
     uint32_t client_choice; /* any number */
-    bool node_sum;          /* over one node that has every expert, so that the oracle knows what is summed */
+    /* over one node that has every expert, so that the oracle knows what is summed */
+    bool node_sum;
     bool names_version;     /* the caller asks for the model's version by name */
     case_block blocks[CASE_BLOCKS_MAX];
     uint32_t blocks_count;

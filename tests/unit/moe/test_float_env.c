@@ -30,7 +30,8 @@ typedef struct results {
     float sums[TOKENS][H];
     float code_sums[TOKENS][H];
     float unpermuted[TOKENS][H];
-    uint8_t sent[3][TOKENS][4 * H]; /* int8, fp8, as it is with non-finite elements replaced by the mean */
+    /* int8, fp8, as it is with non-finite elements replaced by the mean */
+    uint8_t sent[3][TOKENS][4 * H];
     float sent_scales[3][TOKENS][H / 8];
     int32_t chosen[TOKENS][TOP_K];
     float weights[TOKENS][TOP_K];

@@ -21,7 +21,8 @@ typedef struct hand_backend {
     uint32_t count;
     uint32_t completed;
     ep_err next_error; /* what submit answers next, once */
-    void (*on_submit)(const ep_job *job); /* each job taken; NULL: not wanted. Jobs' memory is used again */
+    /* each job taken; NULL: not wanted. Jobs' memory is used again */
+    void (*on_submit)(const ep_job *job);
 } hand_backend;
 
 void hand_backend_init(hand_backend *hand);

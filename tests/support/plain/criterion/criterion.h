@@ -13,7 +13,8 @@
 
 typedef struct ep_plain_options {
     int timeout; /* accepted; ctest's time limit is the one that counts */
-    void (*init)(void); /* in the test's process, before it and, when it came to its end, after it */
+    /* in the test's process, before it and, when it came to its end, after it */
+    void (*init)(void);
     void (*fini)(void);
 } ep_plain_options;
 
