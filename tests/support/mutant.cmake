@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# ep_plant_mutant(NAME SOURCE OUT "FROM;TO;..."): a copy of SOURCE, in which each FROM has become TO, at ${OUT}. $<SEMICOLON> stands for a
-# semicolon: they travel in a list.
+# ep_plant_mutant(NAME SOURCE OUT "FROM;TO;..."): a copy of SOURCE, in which each FROM has become TO, at ${OUT}. Where the lines of FROM
+# are broken does not matter. $<SEMICOLON> stands for a semicolon: they travel in a list.
 function(ep_plant_mutant NAME SOURCE OUT REPLACE)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${SOURCE})
     file(READ ${SOURCE} text)
@@ -12,11 +12,14 @@ function(ep_plant_mutant NAME SOURCE OUT REPLACE)
         list(GET REPLACE ${j} to)
         string(REPLACE "$<SEMICOLON>" ";" from "${from}")
         string(REPLACE "$<SEMICOLON>" ";" to "${to}")
-        string(FIND "${text}" "${from}" at)
-        if(at EQUAL -1)
+        string(REGEX REPLACE "([][+.*()^$?|\\-])" "\\\\\\1" regex "${from}")
+        string(REGEX REPLACE "[ \n]+" "[ \\n]+" regex "${regex}")
+        string(REPLACE "\\(" "\\([ \n]*" regex "${regex}") # clang-format may break a line there too
+        string(REGEX MATCH "${regex}" found "${text}")
+        if(found STREQUAL "")
             message(FATAL_ERROR "mutant ${NAME}: ${SOURCE} has no '${from}'; plant the bug elsewhere")
         endif()
-        string(REPLACE "${from}" "${to}" text "${text}")
+        string(REPLACE "${found}" "${to}" text "${text}")
     endforeach()
     set(mutant ${CMAKE_CURRENT_BINARY_DIR}/mutant_${NAME}.c)
     set(before "")
