@@ -60,8 +60,8 @@ static ep_err check_urls(const ep_group_config *config, ep_error *out_error)
     }
     for (uint32_t r = 0; r < config->urls_count; r++) {
         if (config->urls[r] == NULL || strlen(config->urls[r]) >= EP_GROUP_URL_BYTES || ep_lane_for_url(config->urls[r]) == NULL) {
-            return BAD("urls[%" PRIu32 "] is \"%.100s\": allowed a URL of up to %d characters whose scheme a lane of this build serves (tcp, "
-                       "tls+tcp, loopback)",
+            return BAD("urls[%" PRIu32 "] is \"%.100s\": allowed a URL of up to %d characters whose "
+                       "scheme a lane of this build serves (tcp, tls+tcp, loopback)",
                        r, config->urls[r] == NULL ? "" : config->urls[r], EP_GROUP_URL_BYTES - 1);
         }
     }

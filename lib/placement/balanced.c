@@ -18,7 +18,8 @@
  * for ever. */
 #define REPAIR_AT 1.10
 #define ROUNDING 1e-9
-#define WORK_MAX (UINT64_C(1) << 23) /* pairs of copies, some ns each: who solves may hold a lock */
+/* pairs of copies, some ns each: who solves may hold a lock */
+#define WORK_MAX (UINT64_C(1) << 23)
 /* Experts of nodes, about a ns each: 61 layers of 512 experts with three copies need less. */
 #define COMMON_MAX (UINT64_C(1) << 27)
 

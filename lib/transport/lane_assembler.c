@@ -9,7 +9,8 @@
 #include "transport/lane_common.h"
 
 #define AHEAD_BYTES_MIN 4096 /* smaller frames are cheaper to copy than to receive one by one */
-#define SMALLER_COUNT_MAX 8  /* so many smaller frames in a row, and the expectation follows them */
+/* so many smaller frames in a row, and the expectation follows them */
+#define SMALLER_COUNT_MAX 8
 
 ep_err ep_assembler_init(ep_assembler *a, bool receives_ahead)
 {

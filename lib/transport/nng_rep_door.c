@@ -22,7 +22,8 @@
 #define WAITING_PER_SLOT 4
 #define LOOK_MS 500u             /* at all connections */
 #define SLOW_LOOKS_MAX 4u
-#define FIRST_REQUEST_MS 30000u  /* clients dial when they start, and ask when somebody asks them */
+/* clients dial when they start, and ask when somebody asks them */
+#define FIRST_REQUEST_MS 30000u
 #define IDLE_MS 300000u
 #define LAST_SEND_WAIT_NS (250 * EP_NS_PER_MS) /* for replies on their way when the door closes */
 

@@ -12,7 +12,8 @@
 #include "base/host.h"
 #include "transport/address.h"
 
-#define AWAY_NS (60 * EP_NS_PER_S) /* a link that is not connected goes after so long without use */
+/* a link that is not connected goes after so long without use */
+#define AWAY_NS (60 * EP_NS_PER_S)
 /* A neighbour that stands still is lost after 400 ms, and our callers ask a copy: they hear only
  * from us, who live, and so cannot tell. */
 #define PING_MS 100

@@ -13,7 +13,8 @@
 #define EP_TENANT_BUCKETS 15
 #define EP_TENANTS_LISTED_MAX 128
 #define EP_TENANTS_MAX (1 + EP_TENANT_BUCKETS + EP_TENANTS_LISTED_MAX)
-#define EP_TENANT_REST "*" /* in the list: what holds for all that are not in it, for each place */
+/* in the list: what holds for all that are not in it, for each place */
+#define EP_TENANT_REST "*"
 
 typedef struct ep_tenant_limits {
     uint32_t weight;          /* of backend time */

@@ -14,8 +14,8 @@
 #include "base/check.h"
 #include "support/slow_faults.h"
 
-#define GATHER_NS                                                                                            \
-    (200 * 1000L) /* the thread waits that long for company before it picks one: slow, and well shuffled */
+/* the thread waits that long for company before it picks one: slow, and well shuffled */
+#define GATHER_NS (200 * 1000L)
 #define GATHER_COUNT 4
 
 /* One memfd, two mappings: `given` is PROT_NONE and its address is what callers see; `own` is ours

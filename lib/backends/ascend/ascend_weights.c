@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "kernels/ffn_element.h"
 
-#define STAGE_BYTES                                                                                                   \
-    ((size_t)4 << 20) /* of pinned memory: a few milliseconds of a device's link; at least one row of any matrix */
+/* of pinned memory: a few milliseconds of a device's link; at least one row of any matrix */
+#define STAGE_BYTES ((size_t)4 << 20)
 #define PART_ALIGN 512
 
 static bool has_biases(const ep_expert_source *source)

@@ -5,8 +5,8 @@
 
 #define INLINE EP_AVX512_INLINE
 #define VECTORS 4 /* of 16 floats: one panel line */
-#define STREAM_BYTES                                                                                         \
-    2048 /* prefetched that far ahead while weights stream in and each line is used by one chunk */
+/* prefetched that far ahead while weights stream in and each line is used by one chunk */
+#define STREAM_BYTES 2048
 
 /* Widens line k of a panel; dtype is a constant wherever this is inlined. */
 INLINE void load_line(ep_dtype dtype, const uint8_t *line, __m512 w[VECTORS])

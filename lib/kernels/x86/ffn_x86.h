@@ -6,7 +6,8 @@
 
 #include "kernels/ffn_kernel.h"
 
-extern const ep_ffn_kernel ep_ffn_kernel_avx512bf16; /* family bf16dp: AVX-512 F, BW, DQ, VL, BF16 */
+/* family bf16dp: AVX-512 F, BW, DQ, VL, BF16 */
+extern const ep_ffn_kernel ep_ffn_kernel_avx512bf16;
 extern const ep_ffn_kernel ep_ffn_kernel_bf16dp_avx512f; /* family bf16dp: AVX-512F only */
 extern const ep_ffn_kernel ep_ffn_kernel_bf16dp_avx2;    /* family bf16dp: AVX2, FMA */
 /* AVX-512 F, BW, DQ, VL, VNNI: as avx512f but for w8a8 */

@@ -21,7 +21,8 @@
 #include "support/alloc_count.h"
 
 #define IN_FLIGHT 128
-#define PREPARED (2 * IN_FLIGHT) /* the second half only to warm up: each frame may be sent twice */
+/* the second half only to warm up: each frame may be sent twice */
+#define PREPARED (2 * IN_FLIGHT)
 #define CALLS 10000
 #define NODES 3
 

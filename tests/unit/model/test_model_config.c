@@ -16,19 +16,18 @@ static ep_err parse(const char *text, ep_model_config *config, ep_error *error)
 
 /* A minimal Mixtral, with room for more keys in front: jansson refuses duplicates, so a case
  * replaces the key it is about. */
-#define MIXTRAL(more)                                                                                        \
-    "{" more                                                                                                 \
-    "\"model_type\":\"mixtral\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":4,"        \
-    "\"num_local_experts\":8,\"num_experts_per_tok\":2}"
-#define DEEPSEEK(more)                                                                                       \
-    "{" more "\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"            \
-             "intermediate_size\":32,"                                                                       \
-    "\"num_hidden_layers\":4,\"n_routed_experts\":8,\"num_experts_per_tok\":2}"
+#define MIXTRAL(more)                                                                              \
+    "{" more "\"model_type\":\"mixtral\",\"hidden_size\":64,\"intermediate_size\":32,"             \
+             "\"num_hidden_layers\":4,\"num_local_experts\":8,\"num_experts_per_tok\":2}"
+#define DEEPSEEK(more)                                                                             \
+    "{" more "\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"intermediate_size\":128,"        \
+             "\"moe_intermediate_size\":32,\"num_hidden_layers\":4,\"n_routed_experts\":8,"        \
+             "\"num_experts_per_tok\":2}"
 
 /* Its function is not silu where no key says so. */
-#define GEMMA(more)                                                                                                              \
-    "{" more "\"model_type\":\"gemma4_text\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":4,"            \
-    "\"num_experts\":8,\"top_k_experts\":2}"
+#define GEMMA(more)                                                                                \
+    "{" more "\"model_type\":\"gemma4_text\",\"hidden_size\":64,\"moe_intermediate_size\":32,"     \
+             "\"num_hidden_layers\":4,\"num_experts\":8,\"top_k_experts\":2}"
 
 typedef struct good_case {
     const char *text;

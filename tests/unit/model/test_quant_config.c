@@ -15,10 +15,11 @@
     "\"global_compression_ratio\":null,\"ignore\":[\"lm_head\"],\"kv_cache_scheme\":{\"num_bits\":8},"                          \
     "\"quantization_status\":\"compressed\",\"sparsity_config\":{\"format\":\"dense\",\"global_sparsity\":0.1},"                \
     "\"transform_config\":{},\"version\":\"0.20.0\"}"
-#define WEIGHTS(bits, type, group, strategy, symmetric, block)                                                                  \
-    "{\"actorder\":null,\"block_structure\":" block ",\"dynamic\":false,\"group_size\":" group ",\"num_bits\":" bits            \
-    ",\"observer\":\"minmax\",\"observer_kwargs\":{\"averaging\":1},\"scale_dtype\":null,\"strategy\":\"" strategy              \
-    "\",\"symmetric\":" symmetric ",\"type\":\"" type "\",\"zp_dtype\":\"torch.int8\"}"
+#define WEIGHTS(bits, type, group, strategy, symmetric, block)                                     \
+    "{\"actorder\":null,\"block_structure\":" block ",\"dynamic\":false,\"group_size\":" group     \
+    ",\"num_bits\":" bits ",\"observer\":\"minmax\",\"observer_kwargs\":{\"averaging\":1},"        \
+    "\"scale_dtype\":null,\"strategy\":\"" strategy "\",\"symmetric\":" symmetric                  \
+    ",\"type\":\"" type "\",\"zp_dtype\":\"torch.int8\"}"
 #define GROUP(weights)                                                                                                          \
     "{\"format\":null,\"input_activations\":{\"dynamic\":true,\"num_bits\":8},\"output_activations\":null,"                     \
     "\"targets\":[\"Linear\"],\"weights\":" weights "}"
