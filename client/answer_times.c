@@ -94,7 +94,8 @@ static int32_t octaves_of(uint64_t took_ns)
 {
     took_ns = took_ns < EP_PACE_OCTAVE ? EP_PACE_OCTAVE : took_ns;
     uint32_t octave = 63u - (uint32_t)__builtin_clzll(took_ns);
-    return (int32_t)(octave * EP_PACE_OCTAVE + (uint32_t)((took_ns >> (octave - 10)) & (EP_PACE_OCTAVE - 1)));
+    return (int32_t)(octave * EP_PACE_OCTAVE +
+                     (uint32_t)((took_ns >> (octave - 10)) & (EP_PACE_OCTAVE - 1)));
 }
 
 static void step_pace(ep_answer_times *times, int32_t step)
@@ -105,8 +106,8 @@ static void step_pace(ep_answer_times *times, int32_t step)
     }
 }
 
-void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t slots, uint64_t took_ns,
-                        bool is_in_step)
+void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t slots,
+                        uint64_t took_ns, bool is_in_step)
 {
     int32_t *normal = &norm->sizes[size_of(slots)];
     int32_t before = __atomic_load_n(normal, __ATOMIC_RELAXED);

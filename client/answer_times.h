@@ -57,8 +57,8 @@ void ep_answer_times_add(ep_answer_times *times, uint32_t slots, uint64_t took_n
 void ep_answer_times_add_lost(ep_answer_times *times, uint32_t slots, uint64_t waited_ns);
 /* The same answer for the node's pace. is_in_step: the node counted as quick when the frame was
  * sent. */
-void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t slots, uint64_t took_ns,
-                        bool is_in_step);
+void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t slots,
+                        uint64_t took_ns, bool is_in_step);
 /* A copy's answer was quicker, however late this one would have been. */
 void ep_answer_pace_add_lost(ep_answer_times *times);
 /*

@@ -49,7 +49,7 @@ ep_err ep_args_fill_quant(const ep_moe_args *args, const ep_layer_shape *shape, 
 
 /* One tensor: host memory, rank, type among types (EP_DTYPE_NONE-terminated), contiguous inside a
  * row. */
-ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank, const ep_dtype *types,
-                       ep_error *out_error);
+ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
+                       const ep_dtype *types, ep_error *out_error);
 
 #endif

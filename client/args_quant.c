@@ -23,8 +23,10 @@ static ep_err fill_smooth(const ep_moe_args *args, const ep_layer_shape *shape, 
     }
     /* Each slot brings a row of its own then: there is no row that a host or a node could share. */
     if (args->comm_alg == EP_MOE_COMM_HIERARCHY || args->combine_at == EP_MOE_COMBINE_NODE_SUM) {
-        return BAD("smooth_scales are given with %s: allowed with comm_alg 0 (auto), 1 (fullmesh) and combine_at 0 (rows)",
-                   args->comm_alg == EP_MOE_COMM_HIERARCHY ? "comm_alg 2 (hierarchy)" : "combine_at 1 (node_sum)");
+        return BAD("smooth_scales are given with %s: allowed with comm_alg 0 (auto), 1 (fullmesh) "
+                   "and combine_at 0 (rows)",
+                   args->comm_alg == EP_MOE_COMM_HIERARCHY ? "comm_alg 2 (hierarchy)"
+                                                           : "combine_at 1 (node_sum)");
     }
     ep_err err = ep_tensor_check("smooth_scales", smooth, 2, f32_types, out_error);
     if (err != EP_OK) {
@@ -32,10 +34,10 @@ static ep_err fill_smooth(const ep_moe_args *args, const ep_layer_shape *shape, 
     }
     if (smooth->shape[0] != rows || smooth->shape[1] != shape->hidden) {
         return BAD("smooth_scales are %" PRId64 " x %" PRId64 ": layer %" PRIu32 " has %" PRIu32
-                   " shared and %" PRIu32 " routed experts of hidden %" PRIu32 ", so %" PRIu32 " x %" PRIu32
-                   " is needed",
-                   smooth->shape[0], smooth->shape[1], shape->layer, shape->shared_experts, shape->experts,
-                   shape->hidden, rows, shape->hidden);
+                   " shared and %" PRIu32 " routed experts of hidden %" PRIu32 ", so %" PRIu32
+                   " x %" PRIu32 " is needed",
+                   smooth->shape[0], smooth->shape[1], shape->layer, shape->shared_experts,
+                   shape->experts, shape->hidden, rows, shape->hidden);
     }
     if ((uintptr_t)smooth->data % sizeof(float) != 0 ||
         smooth->stride_bytes[0] % (int64_t)sizeof(float) != 0) {
@@ -59,7 +61,8 @@ ep_err ep_args_fill_quant(const ep_moe_args *args, const ep_layer_shape *shape, 
         return BAD("combine_quant %u: allowed 0 (plain), 2 (int8)", (unsigned)args->combine_quant);
     }
     if (dispatch != EP_MOE_DISPATCH_PLAIN && args->x.dtype == EP_DTYPE_I8) {
-        return BAD("dispatch_quant is %u, but x is i8 already: allowed with bf16, f16, f32 only", dispatch);
+        return BAD("dispatch_quant is %u, but x is i8 already: allowed with bf16, f16, f32 only",
+                   dispatch);
     }
     batch->dispatch_quant = (ep_dispatch_quant)dispatch;
     batch->combine_quant = (ep_combine_quant)args->combine_quant;

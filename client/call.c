@@ -64,9 +64,11 @@ void ep_call_free(ep_call *call)
     free(call);
 }
 
-ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call, ep_error *out_error)
+ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
+                       ep_error *out_error)
 {
-    ep_call *call = form == EP_FORM_PREPARED ? NULL : ep_call_registry_take_spare(&client->registry);
+    ep_call *call =
+        form == EP_FORM_PREPARED ? NULL : ep_call_registry_take_spare(&client->registry);
     if (call == NULL) {
         call = call_new();
         if (call == NULL) {
@@ -89,7 +91,8 @@ ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
 
 static size_t kept_bytes(const ep_call *call)
 {
-    return call->rows_bytes + call->host_slots_bytes + call->window_slots_bytes + call->rows_left_bytes + call->out_scratch_bytes;
+    return call->rows_bytes + call->host_slots_bytes + call->window_slots_bytes +
+           call->rows_left_bytes + call->out_scratch_bytes;
 }
 
 void ep_call_unref(ep_call *call)
@@ -148,14 +151,16 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
     size_t rows_bytes = (batch->tokens * per_token * pointers + 1) *
                         sizeof(*call->rows); /* never none: an empty batch has an address too */
     /* Twice: each slot may be sent a second time. */
-    size_t window_bytes = 2 * EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);
+    size_t window_bytes =
+        2 * EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);
     size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
     bool is_piecewise = ep_flow_is_piecewise(flow);
     size_t left_bytes = is_piecewise ? ((size_t)batch->tokens + 1) * sizeof(*call->rows_left) : 0;
     size_t out_bytes =
         is_piecewise ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype) : 0;
-    size_t host_bytes =
-        call->spec.comm_alg == EP_MOE_COMM_HIERARCHY ? flow->window_tokens * per_token * sizeof(*call->host_slots) : 0;
+    size_t host_bytes = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY
+                            ? flow->window_tokens * per_token * sizeof(*call->host_slots)
+                            : 0;
     if (batch->form == EP_RESULT_UNCOMBINED) {
         out_bytes *= batch->top_k;
     }
@@ -165,8 +170,8 @@ static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_f
         !grow_aligned(&call->rows_left, &call->rows_left_bytes, left_bytes) ||
         !grow_aligned(&call->combine_scratch, &call->combine_scratch_bytes, scratch_bytes) ||
         !grow_aligned(&call->out_scratch, &call->out_scratch_bytes, out_bytes)) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call of %" PRIu32 " tokens",
-                            batch->tokens);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "no memory for a call of %" PRIu32 " tokens", batch->tokens);
     }
     return EP_OK;
 }
@@ -182,7 +187,8 @@ static uint32_t hedges_max(uint32_t frames, uint64_t slots, uint32_t nodes)
     return (uint32_t)(split < 2 * paid ? split : 2 * paid);
 }
 
-ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_layer *layer, ep_error *out_error)
+ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_layer *layer,
+                       ep_error *out_error)
 {
     const ep_batch *batch = &call->spec.batch;
     uint32_t per_token = ep_batch_slots_per_token(batch, &layer->shape);
@@ -194,7 +200,8 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
     for (int mode = EP_MODE_DECODE; mode <= EP_MODE_PREFILL && err == EP_OK; mode++) {
         ep_flow flow;
         ep_flow_pick(&call->client->flow, (ep_mode)mode, batch, &layer->shape, &flow);
-        uint32_t n = ep_flow_frames_max(&flow, batch, (uint64_t)flow.window_tokens * per_token, nodes);
+        uint32_t n =
+            ep_flow_frames_max(&flow, batch, (uint64_t)flow.window_tokens * per_token, nodes);
         n *= flow.windows_count < EP_CALL_WINDOWS ? flow.windows_count : EP_CALL_WINDOWS;
         frames = n > frames ? n : frames;
         /* a run of fewer tokens may be one window as large as all */
@@ -215,10 +222,12 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
         err = ep_call_state_reserve(&call->state, frames, layer->offsets[experts]);
     }
     if (err == EP_OK) {
-        err = ep_routing_plan_reserve(&call->plan, batch->tokens, per_token, experts, nodes, frames);
+        err =
+            ep_routing_plan_reserve(&call->plan, batch->tokens, per_token, experts, nodes, frames);
     }
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for a call of %" PRIu32 " tokens", batch->tokens);
+        return ep_error_set(out_error, err, "no memory for a call of %" PRIu32 " tokens",
+                            batch->tokens);
     }
     return EP_OK;
 }
@@ -279,14 +288,16 @@ static void work(ep_call *call)
         frame = next;
     }
     if ((flags & EP_CALL_FLAG_CANCEL) != 0) {
-        ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_CANCEL}, &actions);
+        ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_CANCEL},
+                           &actions);
     }
     if ((flags & EP_CALL_FLAG_WAKE) != 0) {
         ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_WAKE}, &actions);
     }
     if ((flags & EP_CALL_FLAG_TIMER) != 0) {
         call->timer_ns = 0;
-        ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_TIMER}, &actions);
+        ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_TIMER},
+                           &actions);
     }
     perform(call, &actions);
     pthread_mutex_lock(&call->lock);
@@ -493,8 +504,8 @@ static ep_err prepare_run(ep_call *call, ep_view *view, uint32_t tokens, ep_erro
 {
     uint32_t model_index = 0;
     const ep_routing_layer *layer = NULL;
-    ep_err err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index,
-                              &layer, out_error);
+    ep_err err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer,
+                              &model_index, &layer, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -546,8 +557,11 @@ static void reset_result(ep_call *call)
     /* Nodes pass rows on to whom the coordinator has named to them; a table made here knows of
      * none. */
     bool has_neighbours = call->view->table->epoch.term != 0;
-    call->result.comm_alg = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY && has_neighbours ? EP_MOE_COMM_HIERARCHY : EP_MOE_COMM_FULLMESH;
-    call->result.combine_at = call->spec.batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
+    call->result.comm_alg = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY && has_neighbours
+                                ? EP_MOE_COMM_HIERARCHY
+                                : EP_MOE_COMM_FULLMESH;
+    call->result.combine_at =
+        call->spec.batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
 }
 
 static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns,
@@ -579,7 +593,8 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
     reset_result(call);
     call->spread = __atomic_fetch_add(&client->sequence, 1, __ATOMIC_RELAXED);
     call->step_member = call->spec.step_group != 0 ? ep_rpc_call_id_next() : 0;
-    uint64_t deadline_us = call->spec.deadline_us != 0 ? call->spec.deadline_us : client->config.deadline_us;
+    uint64_t deadline_us =
+        call->spec.deadline_us != 0 ? call->spec.deadline_us : client->config.deadline_us;
     call->served_count = 0;
     ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US,
                         call->flow.windows_count, call->spec.allow_missing);
@@ -591,7 +606,8 @@ static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t
     return EP_OK;
 }
 
-ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns, ep_error *out_error)
+ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns,
+                     ep_error *out_error)
 {
     become_busy(call);
     call->spec.batch.tokens = tokens;

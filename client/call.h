@@ -46,18 +46,18 @@ typedef struct ep_call_frame {
     /* set when it is sent, or when its slots are stuck (then peer is NULL) */
     ep_peer *peer; /* reference */
     ep_peer_class class_index;
-    ep_rpc_call_id rpc_id; /* 0: not sent */
+    ep_rpc_call_id rpc_id;   /* 0: not sent */
     ep_rpc_channel *channel; /* of peer: where rpc_id is */
-    uint32_t *slots;       /* slot numbers, by expert, then token */
+    uint32_t *slots;         /* slot numbers, by expert, then token */
     uint32_t slots_count;
     bool is_relayed;     /* slots of other nodes of the peer's host are in it */
     uint32_t rows_count; /* of x: with node_sum also of the reply */
-    bool slots_owned; /* from malloc, not the call's array */
-    bool given_up;    /* cancelled by us, because its node is silent */
+    bool slots_owned;    /* from malloc, not the call's array */
+    bool given_up;       /* cancelled by us, because its node is silent */
     uint64_t sent_bytes;
     uint64_t sent_ns;
-    float slowness;   /* of its node when it was sent */
-    ep_answer_norm *norm; /* of the client: what its answer is compared with */
+    float slowness;                   /* of its node when it was sent */
+    ep_answer_norm *norm;             /* of the client: what its answer is compared with */
     char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */
     /* set by its answer */
     bool ok;
@@ -106,7 +106,7 @@ struct ep_call {
     uint32_t tokens_sent; /* tokens of all windows that were begun */
     /* of client->window_bytes: claimed by windows that ended, for those that are not begun */
     uint64_t kept_bytes;
-    bool is_piecewise;    /* tokens are combined as their rows land, into out_scratch */
+    bool is_piecewise; /* tokens are combined as their rows land, into out_scratch */
     ep_timer timer;
     bool timer_used;   /* armed since the call was acquired */
     uint64_t timer_ns; /* what it is armed for; 0 not known */
@@ -124,9 +124,9 @@ struct ep_call {
     size_t window_slots_bytes;
     uint32_t *rows_left; /* [T] piecewise: rows a token waits for; EP_CALL_COMBINED */
     size_t rows_left_bytes;
-    uint32_t *chosen;         /* [experts] node of each expert in this round */
-    uint32_t *grouped;        /* [experts] what stands for its host; behind chosen */
-    uint32_t *expert_slots;   /* [experts] of the window; behind grouped, with a scratch of as many */
+    uint32_t *chosen;       /* [experts] node of each expert in this round */
+    uint32_t *grouped;      /* [experts] what stands for its host; behind chosen */
+    uint32_t *expert_slots; /* [experts] of the window; behind grouped, with a scratch of as many */
     uint32_t chosen_capacity;
     uint8_t *usable;      /* [nodes] */
     uint64_t *room_bytes; /* [nodes] what a frame to it may carry */
@@ -138,7 +138,7 @@ struct ep_call {
     uint32_t served_capacity;
     ep_plan_slot *host_slots; /* scratch for the largest chunk, with comm_alg hierarchy */
     size_t host_slots_bytes;
-    bool is_by_host;          /* the plan's chunks are for hosts */
+    bool is_by_host; /* the plan's chunks are for hosts */
     float *combine_scratch;
     size_t combine_scratch_bytes;
     uint8_t *out_scratch; /* the result, until it is whole */
@@ -152,7 +152,8 @@ struct ep_call {
 };
 
 /* A spare or new call with one reference, the owner's. Errors: NO_MEMORY. */
-ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call, ep_error *out_error);
+ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
+                       ep_error *out_error);
 /* Frees memory; for the registry. */
 void ep_call_free(ep_call *call);
 void ep_call_unref(ep_call *call);
@@ -170,7 +171,8 @@ ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_laye
  * begin_ns. On an error nothing was begun. On success the caller is busy with the call:
  * ep_call_leave or ep_call_drive comes next.
  */
-ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns, ep_error *out_error);
+ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns,
+                     ep_error *out_error);
 /* The same with the newest table, from now on. */
 ep_err ep_call_start_newest(ep_call *call, uint32_t tokens, ep_error *out_error);
 /* Whether a prepared call may begin so. Errors: FAILED_PRECONDITION, INVALID_ARGUMENT. */

@@ -35,7 +35,8 @@ static ep_combine_out result_place(const ep_call *call)
     }
     size_t row = out_row_bytes(&call->spec.batch);
     return (ep_combine_out){.data = call->out_scratch,
-                            .token_stride_bytes = (int64_t)(row * out_rows_per_token(&call->spec.batch)),
+                            .token_stride_bytes =
+                                (int64_t)(row * out_rows_per_token(&call->spec.batch)),
                             .slot_stride_bytes = (int64_t)row};
 }
 
@@ -48,8 +49,8 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
     if (batch->combine_quant == EP_COMBINE_PLAIN) {
         ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
     } else {
-        ep_combine_quantized(batch, shape, call->rows, ep_call_row_scales(call), token_begin, token_end,
-                             call->combine_scratch, &out);
+        ep_combine_quantized(batch, shape, call->rows, ep_call_row_scales(call), token_begin,
+                             token_end, call->combine_scratch, &out);
     }
     ep_call_timing_add(&call->combine_ns, begin_ns);
 }
@@ -162,8 +163,9 @@ static void count_missing(ep_call *call)
     /* rows of windows that were combined are gone, but not NULL */
     for (size_t s = 0; s < end; s++) {
         uint32_t expert;
-        ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token),
-                                          (uint32_t)(s % per_token), &expert);
+        ep_slot_kind kind =
+            ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token),
+                          (uint32_t)(s % per_token), &expert);
         if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && call->rows[s] == NULL) {
             if (call->result.missing_count == 0) {
                 call->result.missing_first_slot = (uint32_t)s;
@@ -212,7 +214,8 @@ static ep_peer *former_owner(const ep_call *call, uint32_t expert)
     if (layer->offsets[expert] < layer->offsets[expert + 1]) {
         return NULL;
     }
-    uint32_t node = ep_view_former_owner(call->view, (uint32_t)(layer - call->view->table->layers), expert);
+    uint32_t node =
+        ep_view_former_owner(call->view, (uint32_t)(layer - call->view->table->layers), expert);
     return node == UINT32_MAX ? NULL : call->view->peers[node];
 }
 
@@ -227,19 +230,23 @@ static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_n
     if (former != NULL) {
         char state[180];
         ep_peer_describe(former, EP_PEER_DECODE, now_ns, state, sizeof(state));
-        snprintf(out_text, bytes, "the table lists no copy of it any more; last report of node %.60s: %s", ep_peer_label(former), state);
+        snprintf(out_text, bytes,
+                 "the table lists no copy of it any more; last report of node %.60s: %s",
+                 ep_peer_label(former), state);
     }
-    for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1] && used + 1 < bytes; i++) {
+    for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1] && used + 1 < bytes;
+         i++) {
         char state[256];
         uint32_t node = layer->copies[i];
         ep_peer *peer = call->view->peers[node];
         ep_peer_describe(peer, call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE, now_ns, state,
                          sizeof(state));
-        int n = snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ",
-                         ep_peer_label(peer), state,
-                         ep_view_allows(call->view, call->model_index, node)  ? ""
-                         : call->view->pins[call->model_index][0] == 0 ? " (no numerics id chosen yet)"
-                                                                       : " (other numerics)");
+        int n =
+            snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ",
+                     ep_peer_label(peer), state,
+                     ep_view_allows(call->view, call->model_index, node) ? ""
+                     : call->view->pins[call->model_index][0] == 0 ? " (no numerics id chosen yet)"
+                                                                   : " (other numerics)");
         used += n > 0 ? (size_t)n : 0;
     }
 }
@@ -258,14 +265,15 @@ static void write_last_report(const ep_call *call, uint64_t now_ns, char *out_te
     const ep_error *last = &call->state.last_error;
     out_text[0] = 0;
     if (last->code != EP_OK) {
-        snprintf(out_text, bytes, "; last report: %s from %s %.1f s ago: %.140s", ep_err_name(last->code),
-                 last->node[0] != 0 ? last->node : "this process",
+        snprintf(out_text, bytes, "; last report: %s from %s %.1f s ago: %.140s",
+                 ep_err_name(last->code), last->node[0] != 0 ? last->node : "this process",
                  (double)(now_ns - call->state.last_error_ns) / 1e9, last->text);
     }
 }
 
 /* A node that is connected and did not answer, or slots that found no live copy. */
-static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now_ns, ep_error *error)
+static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now_ns,
+                         ep_error *error)
 {
     const ep_routing_model *model = &call->view->table->models[call->model_index];
     uint32_t expert = blamed_expert(call, frame);
@@ -281,7 +289,8 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
         ep_peer_describe(frame->peer, frame->class_index, now_ns, state, sizeof(state));
         ep_error_set(error, code,
                      "layer %" PRIu32 ", expert %" PRIu32
-                     " of model %.60s:%s: no reply from node %s within %" PRIu64 " us; last report: %.200s%s",
+                     " of model %.60s:%s: no reply from node %s within %" PRIu64
+                     " us; last report: %.200s%s",
                      call->spec.layer, expert, model->name, model->version, node, waited_us, state,
                      code == EP_ERR_DEADLINE_EXCEEDED ? "" : last);
     } else {
@@ -295,9 +304,10 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
             }
         }
         ep_error_set(error, code,
-                     "layer %" PRIu32 ", expert %" PRIu32 " of model %.60s:%s: no live copy within %" PRIu64
-                     " us (%s)%s",
-                     call->spec.layer, expert, model->name, model->version, waited_us, copies, last);
+                     "layer %" PRIu32 ", expert %" PRIu32
+                     " of model %.60s:%s: no live copy within %" PRIu64 " us (%s)%s",
+                     call->spec.layer, expert, model->name, model->version, waited_us, copies,
+                     last);
     }
     error->expert = expert == EP_NO_EXPERT ? -1 : (int32_t)expert;
     snprintf(error->node, sizeof(error->node), "%s", node);
@@ -340,7 +350,8 @@ void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
                 ep_answer_pace_add_lost(times);
             }
             ep_call_trace_exchange_drop(frame, why);
-            (why == EP_OK ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(frame->channel, frame->rpc_id);
+            (why == EP_OK ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(frame->channel,
+                                                                              frame->rpc_id);
             frame->rpc_id = 0;
         }
     }

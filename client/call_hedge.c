@@ -46,8 +46,8 @@ static bool all_have_copy(const ep_call *call, const uint32_t *numbers, uint32_t
     uint32_t per_token = ep_call_slots_per_token(call);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t expert;
-        ep_batch_slot(&call->spec.batch, &call->layer->shape, numbers[i] / per_token, numbers[i] % per_token,
-                      &expert);
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, numbers[i] / per_token,
+                      numbers[i] % per_token, &expert);
         if (call->chosen[expert] == EP_NO_EXPERT) {
             return false;
         }
@@ -74,7 +74,8 @@ static uint32_t slots_wanted(const ep_call *call, const ep_call_frame *frame, ui
 static bool has_room(const ep_call *call, uint32_t chunks)
 {
     uint32_t used = ep_call_state_parcels_used(&call->state);
-    return call->first_frames_max == 0 || used + chunks + call->first_frames_max <= call->frames_count;
+    return call->first_frames_max == 0 ||
+           used + chunks + call->first_frames_max <= call->frames_count;
 }
 
 /* Its end sends its slots to other copies. */
@@ -116,7 +117,8 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
         !ep_call_state_begin_hedge(&call->state, parcel, call->plan.chunks_count, silent)) {
         return;
     }
-    ep_call_send_plan(call, call->state.parcels[parcel].window, silent ? EP_SEND_SILENT : EP_SEND_LATE, parcel, actions);
+    ep_call_send_plan(call, call->state.parcels[parcel].window,
+                      silent ? EP_SEND_SILENT : EP_SEND_LATE, parcel, actions);
 }
 
 /* The list lies where the slots of the new frames will: the plan has copied it by then. */
@@ -148,7 +150,8 @@ static void look_at(ep_call *call, uint32_t parcel, uint64_t now_ns, ep_call_act
     bool silent = false;
     uint64_t look_ns = p->look_ns;
     if (look_ns <= now_ns) {
-        silent = ep_peer_is_silent(frame->peer, frame->class_index, now_ns, frame->sent_ns, &look_ns);
+        silent =
+            ep_peer_is_silent(frame->peer, frame->class_index, now_ns, frame->sent_ns, &look_ns);
         look_ns = silent ? now_ns + AGAIN_NS : look_ns;
     }
     ep_call_state_watch(&call->state, parcel, late ? EP_TIME_NEVER : p->hedge_ns, look_ns);

@@ -19,12 +19,13 @@ void ep_call_group_hosts(ep_call *call)
 void ep_call_split_chunk(ep_call *call, uint32_t chunk, ep_call_relay *out_relay)
 {
     uint64_t spread = call->spread + call->state.attempt + chunk;
-    uint32_t count = ep_host_plan_split(&call->plan, chunk, call->chosen, spread, call->host_slots, out_relay->parts,
-                                        EP_RELAY_PARTS_MAX);
+    uint32_t count = ep_host_plan_split(&call->plan, chunk, call->chosen, spread, call->host_slots,
+                                        out_relay->parts, EP_RELAY_PARTS_MAX);
     out_relay->count = count > 1 ? count : 0;
 }
 
-void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay, Expertd__V1__ForwardRequest *header)
+void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay,
+                        Expertd__V1__ForwardRequest *header)
 {
     for (uint32_t i = 0; i < relay->count; i++) {
         const ep_host_part *part = &relay->parts[i];

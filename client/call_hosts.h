@@ -22,6 +22,7 @@ void ep_call_group_hosts(ep_call *call);
 /* Gives a chunk of such a plan to one of its owners. */
 void ep_call_split_chunk(ep_call *call, uint32_t chunk, ep_call_relay *out_relay);
 /* Adds the parts to the chunk's header; they live as long as relay. */
-void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay, Expertd__V1__ForwardRequest *header);
+void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay,
+                        Expertd__V1__ForwardRequest *header);
 
 #endif

@@ -72,7 +72,8 @@ ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error 
         return ep_error_set(out_error, err, "the client is being destroyed");
     }
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "%" PRIu32 " calls are in flight: allowed calls_max, %" PRIu32,
+        return ep_error_set(out_error, err,
+                            "%" PRIu32 " calls are in flight: allowed calls_max, %" PRIu32,
                             registry->running_max, registry->running_max);
     }
     return EP_OK;
@@ -83,10 +84,12 @@ static void stop_waiting(ep_call_registry *registry, ep_call *call)
     if (!call->links.waiting) {
         return;
     }
-    ep_call **from_prev = call->links.waiting_prev != NULL ? &call->links.waiting_prev->links.waiting_next
-                                                           : &registry->waiting_head;
-    ep_call **from_next = call->links.waiting_next != NULL ? &call->links.waiting_next->links.waiting_prev
-                                                           : &registry->waiting_tail;
+    ep_call **from_prev = call->links.waiting_prev != NULL
+                              ? &call->links.waiting_prev->links.waiting_next
+                              : &registry->waiting_head;
+    ep_call **from_next = call->links.waiting_next != NULL
+                              ? &call->links.waiting_next->links.waiting_prev
+                              : &registry->waiting_tail;
     *from_prev = call->links.waiting_next;
     *from_next = call->links.waiting_prev;
     call->links.waiting = false;
@@ -141,7 +144,8 @@ void ep_call_registry_wake(ep_call_registry *registry)
     pthread_mutex_lock(&registry->lock);
     uint64_t generation = __atomic_add_fetch(&registry->wake_generation, 1, __ATOMIC_ACQ_REL);
     /* Calls that begin to wait from now on stand behind, with this generation. */
-    while (registry->waiting_head != NULL && registry->waiting_head->links.waiting_since < generation) {
+    while (registry->waiting_head != NULL &&
+           registry->waiting_head->links.waiting_since < generation) {
         ep_call *call = registry->waiting_head;
         stop_waiting(registry, call);
         ep_call_use(call); /* a waiting call is running, so it is alive */

@@ -25,7 +25,7 @@ typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
     uint64_t waiting_since; /* wake generation when it began to wait */
     bool running;
     bool waiting;
-    bool cancelled; /* by ep_call_registry_close */
+    bool cancelled;     /* by ep_call_registry_close */
     size_t spare_bytes; /* of its arrays, while spare */
 } ep_call_links;
 

@@ -16,10 +16,12 @@
 #define WRONG(...) ep_error_set(out_error, EP_ERR_DATA_LOSS, __VA_ARGS__)
 
 /* A reply that does not fit its request is a damaged one, whoever damaged it. */
-static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply, ep_error *out_error)
+static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
+                          ep_error *out_error)
 {
     const ep_batch *batch = &frame->call->spec.batch;
-    const Expertd__V1__ForwardReply *header = (const Expertd__V1__ForwardReply *)(const void *)reply->header;
+    const Expertd__V1__ForwardReply *header =
+        (const Expertd__V1__ForwardReply *)(const void *)reply->header;
     uint32_t rows = batch->node_sum ? frame->rows_count : frame->slots_count;
     ep_reply_layout layout;
     ep_reply_layout_make(rows, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
@@ -36,18 +38,20 @@ static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
     }
     if (header->dtype != (uint32_t)batch->wire_dtype) {
         return WRONG("the reply has type %s (%" PRIu32 "): %s was asked for",
-                     ep_dtype_name((ep_dtype)header->dtype), header->dtype, ep_dtype_name(batch->wire_dtype));
+                     ep_dtype_name((ep_dtype)header->dtype), header->dtype,
+                     ep_dtype_name(batch->wire_dtype));
     }
     if ((header->node_sum != 0) != batch->node_sum) {
         return WRONG("the reply has %s: %s were asked for", header->node_sum ? "node sums" : "rows",
                      batch->node_sum ? "node sums" : "rows");
     }
     if (reply->tensor_bytes != layout.total_bytes) {
-        return WRONG("the reply has %zu tensor bytes: %zu are needed", reply->tensor_bytes, layout.total_bytes);
+        return WRONG("the reply has %zu tensor bytes: %zu are needed", reply->tensor_bytes,
+                     layout.total_bytes);
     }
     if (frame->numerics[0] != 0 && strcmp(header->numerics, frame->numerics) != 0) {
-        return WRONG("the reply was computed with numerics '%.95s': '%s' is pinned", header->numerics,
-                     frame->numerics);
+        return WRONG("the reply was computed with numerics '%.95s': '%s' is pinned",
+                     header->numerics, frame->numerics);
     }
     return EP_OK;
 }
@@ -65,12 +69,14 @@ void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *erro
         frame->rows = reply->tensors;
         frame->reply = ep_buffer_ref(reply->frame);
         frame->received_bytes = reply->frame->bytes;
-        ep_call_timing_answered(frame, (const Expertd__V1__ForwardReply *)(const void *)reply->header);
+        ep_call_timing_answered(frame,
+                                (const Expertd__V1__ForwardReply *)(const void *)reply->header);
         uint64_t took_ns = ep_clock_now_ns() - frame->sent_ns;
         ep_answer_times *times = &frame->peer->links[frame->class_index].times;
         ep_answer_times_add(times, frame->slots_count, took_ns);
         if (!frame->is_relayed) { /* else a neighbour may have been the slow one */
-            ep_answer_pace_add(times, frame->norm, frame->slots_count, took_ns, frame->slowness == 1);
+            ep_answer_pace_add(times, frame->norm, frame->slots_count, took_ns,
+                               frame->slowness == 1);
         }
     }
     if (error == NULL || draining) {
@@ -112,17 +118,18 @@ static uint32_t expert_of(const ep_call *call, uint32_t slot_number)
 {
     uint32_t expert;
     uint32_t per_token = ep_call_slots_per_token(call);
-    ep_batch_slot(&call->spec.batch, &call->layer->shape, slot_number / per_token, slot_number % per_token,
-                  &expert);
+    ep_batch_slot(&call->spec.batch, &call->layer->shape, slot_number / per_token,
+                  slot_number % per_token, &expert);
     return expert;
 }
 
 /* The expert a node says it does not hold, when the frame has it: its other
  * experts may be asked there again. */
-static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error *error, uint32_t node)
+static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error *error,
+                       uint32_t node)
 {
-    for (uint32_t i = 0; error->code == EP_ERR_NOT_OWNER && error->expert >= 0 && i < frame->slots_count;
-         i++) {
+    for (uint32_t i = 0;
+         error->code == EP_ERR_NOT_OWNER && error->expert >= 0 && i < frame->slots_count; i++) {
         if (expert_of(call, frame->slots[i]) == (uint32_t)error->expert) {
             ep_call_state_mark_tried(&call->state, call->layer, (uint32_t)error->expert, node);
             return true;
@@ -182,9 +189,11 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
     const uint8_t *scales = frame->rows + layout.scales_offset;
     if (batch->node_sum) {
         uint32_t per_token = ep_call_slots_per_token(call);
-        ep_partials_place(frame->slots, frame->slots_count, per_token, frame->rows, layout.row_bytes, call->rows);
+        ep_partials_place(frame->slots, frame->slots_count, per_token, frame->rows,
+                          layout.row_bytes, call->rows);
         if (has_scales) {
-            ep_partials_place(frame->slots, frame->slots_count, per_token, scales, layout.scale_row_bytes, row_scales);
+            ep_partials_place(frame->slots, frame->slots_count, per_token, scales,
+                              layout.scale_row_bytes, row_scales);
         }
     }
     for (uint32_t i = 0; !batch->node_sum && i < frame->slots_count; i++) {
@@ -201,17 +210,20 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
     ep_count(&call->client->counters.bytes_received, frame->received_bytes);
 }
 
-void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, ep_call_actions *actions)
+void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
+                         ep_call_actions *actions)
 {
     ep_parcel_phase phase = call->state.parcels[frame->index].phase;
     bool live = call->state.phase == EP_CALL_RUNNING &&
                 (phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_HEDGE);
-    ep_call_event event = {
-        .kind = frame->ok ? EP_EVENT_ROWS : EP_EVENT_FAILED, .parcel = frame->index, .error = &frame->error};
+    ep_call_event event = {.kind = frame->ok ? EP_EVENT_ROWS : EP_EVENT_FAILED,
+                           .parcel = frame->index,
+                           .error = &frame->error};
     frame->rpc_id = 0;
     if (frame->given_up && !frame->ok && frame->error.code == EP_ERR_CANCELLED) {
-        ep_error_set(&frame->error, EP_ERR_UNAVAILABLE,
-                     "given up: the node says nothing, and a ping got no answer or could not leave");
+        ep_error_set(
+            &frame->error, EP_ERR_UNAVAILABLE,
+            "given up: the node says nothing, and a ping got no answer or could not leave");
     }
     if (live && frame->ok) {
         place_rows(call, frame);

@@ -43,8 +43,9 @@ static void fail_memory(ep_call *call, ep_call_actions *actions)
 ep_err ep_call_reserve_frames(ep_call *call, uint32_t count)
 {
     if (count > call->frames_capacity) {
-        uint32_t capacity =
-            call->frames_capacity + FRAMES_GROWTH > count ? call->frames_capacity + FRAMES_GROWTH : count;
+        uint32_t capacity = call->frames_capacity + FRAMES_GROWTH > count
+                                ? call->frames_capacity + FRAMES_GROWTH
+                                : count;
         ep_call_frame **frames = realloc(call->frames, capacity * sizeof(*frames));
         if (frames == NULL) {
             return EP_ERR_NO_MEMORY;
@@ -150,7 +151,8 @@ void ep_call_refresh_view(ep_call *call)
     /* The version that it began with, also when it named none and the default has moved: rows of
      * two never mix. */
     const char *version = call->view->table->models[call->model_index].version;
-    if (ep_view_find(view, call->spec.model, version, call->spec.layer, &model_index, &layer, NULL) != EP_OK ||
+    if (ep_view_find(view, call->spec.model, version, call->spec.layer, &model_index, &layer,
+                     NULL) != EP_OK ||
         layer->shape.hidden != old->hidden || layer->shape.experts != old->experts ||
         layer->shape.shared_experts != old->shared_experts ||
         ep_call_reserve_layer(call, view, layer) != EP_OK ||
@@ -168,7 +170,8 @@ void ep_call_refresh_view(ep_call *call)
 static uint8_t grade(const ep_call *call, uint32_t node)
 {
     ep_peer *peer = call->view->peers[node];
-    if (!ep_view_allows(call->view, call->model_index, node) || !ep_peer_is_ready(peer, class_of(call))) {
+    if (!ep_view_allows(call->view, call->model_index, node) ||
+        !ep_peer_is_ready(peer, class_of(call))) {
         return 0;
     }
     return ep_peer_is_draining(peer) || ep_peer_is_suspected(peer, class_of(call)) ? 2 : 1;
@@ -195,14 +198,16 @@ void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *
         uint64_t frame_bytes_max = __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED);
         call->usable[n] = grade(call, n);
         call->room_bytes[n] = ep_flow_room_bytes(&call->flow, frame_bytes_max);
-        call->slowness[n] = (float)__atomic_load_n(&peer->links[class_of(call)].times.pace, __ATOMIC_RELAXED);
+        call->slowness[n] =
+            (float)__atomic_load_n(&peer->links[class_of(call)].times.pace, __ATOMIC_RELAXED);
         if (avoid != NULL && (peer == avoid || call->usable[n] == 2)) {
             call->usable[n] = 0;
         }
     }
     call->has_slow = ep_answer_slowness(call->slowness, call->usable, nodes);
     if (window != NULL) {
-        ep_batch_count_slots(&call->spec.batch, &call->layer->shape, window->begin, window->end, call->expert_slots);
+        ep_batch_count_slots(&call->spec.batch, &call->layer->shape, window->begin, window->end,
+                             call->expert_slots);
     }
     choose(call, window != NULL ? call->expert_slots : NULL, ep_call_state_tried(&call->state));
 }
@@ -214,7 +219,8 @@ void ep_call_choose_anew(ep_call *call)
 
 /* ---- one frame ---- */
 
-static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header, Expertd__V1__Epoch *epoch)
+static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header,
+                        Expertd__V1__Epoch *epoch)
 {
     const ep_routing_table *table = call->view->table;
     const ep_routing_model *model = &table->models[call->model_index];
@@ -234,8 +240,9 @@ static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header
     }
 }
 
-static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__V1__ForwardRequest *header,
-                            ep_buffer *tensors, ep_error *out_error)
+static ep_err start_request(ep_call *call, ep_call_frame *frame,
+                            const Expertd__V1__ForwardRequest *header, ep_buffer *tensors,
+                            ep_error *out_error)
 {
     ep_rpc_metadata metadata[2];
     size_t metadata_count = 0;
@@ -259,8 +266,8 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame, const Expertd__
     frame->sent_ns = ep_clock_now_ns();
     ep_call_trace_exchange_begin(frame, request.id);
     ep_call_timing_sent(frame);
-    ep_err err = ep_peer_call_start(frame->peer, frame->class_index, &request, ep_call_on_reply, frame,
-                                    &frame->channel, &frame->rpc_id, out_error);
+    ep_err err = ep_peer_call_start(frame->peer, frame->class_index, &request, ep_call_on_reply,
+                                    frame, &frame->channel, &frame->rpc_id, out_error);
     if (err != EP_OK) {
         ep_call_trace_exchange_end(frame, err);
         frame->rpc_id = 0;
@@ -325,22 +332,24 @@ static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chun
     return EP_OK;
 }
 
-static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk, ep_call_relay *relay,
-                             ep_error *out_error)
+static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk,
+                             ep_call_relay *relay, ep_error *out_error)
 {
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     ep_buffer *tensors = NULL;
     ep_call_trace_pack_begin(call, frame);
     uint64_t pack_begin_ns = ep_call_timing_now(call);
-    ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, chunk, ep_call_slots_per_token(call),
-                                 call->client->pool, &header, &tensors);
+    ep_err err =
+        ep_forward_pack(&call->spec.batch, &call->plan, chunk, ep_call_slots_per_token(call),
+                        call->client->pool, &header, &tensors);
     ep_call_timing_add(&call->pack_ns, pack_begin_ns);
     ep_call_trace_pack_end(frame);
     if (err != EP_OK) {
         return ep_error_set(out_error, err,
                             "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)",
-                            frame->slots_count, ep_err_text(err), (unsigned long long)call->client->config.buffer_bytes_max);
+                            frame->slots_count, ep_err_text(err),
+                            (unsigned long long)call->client->config.buffer_bytes_max);
     }
     fill_header(call, &header, &epoch);
     ep_call_fill_relay(call, relay, &header);
@@ -367,7 +376,8 @@ static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
     }
     late_ns = late_ns < EP_HEDGE_DELAY_MIN_NS ? EP_HEDGE_DELAY_MIN_NS : late_ns;
     ep_call_state_watch(&call->state, frame->index,
-                        as_hedge || late_ns == EP_ANSWER_TIMES_UNKNOWN ? EP_TIME_NEVER : frame->sent_ns + late_ns,
+                        as_hedge || late_ns == EP_ANSWER_TIMES_UNKNOWN ? EP_TIME_NEVER
+                                                                       : frame->sent_ns + late_ns,
                         frame->sent_ns + EP_SILENCE_PING_NS);
 }
 
@@ -403,9 +413,9 @@ static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_r
         return;
     }
     ep_call_mark_frame(call, frame, &error);
-    ep_call_state_step(&call->state, ep_clock_now_ns(),
-                       &(ep_call_event){.kind = EP_EVENT_REFUSED, .parcel = parcel, .error = &error},
-                       actions);
+    ep_call_state_step(
+        &call->state, ep_clock_now_ns(),
+        &(ep_call_event){.kind = EP_EVENT_REFUSED, .parcel = parcel, .error = &error}, actions);
 }
 
 void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
@@ -419,8 +429,8 @@ void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, ui
 
 /* ---- a round ---- */
 
-ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end, const uint32_t *numbers,
-                          uint32_t numbers_count, ep_error *out_error)
+ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end,
+                          const uint32_t *numbers, uint32_t numbers_count, ep_error *out_error)
 {
     ep_plan_cut cut = ep_flow_cut(&call->spec.batch);
     cut.room_bytes = call->room_bytes;
@@ -428,13 +438,15 @@ ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_en
     if (call->is_by_host) {
         ep_call_group_hosts(call);
     }
-    return ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer, call->view->table->nodes_count,
-                                 call->is_by_host ? call->grouped : call->chosen, &cut, token_begin, token_end, numbers, numbers_count,
-                                 out_error);
+    return ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer,
+                                 call->view->table->nodes_count,
+                                 call->is_by_host ? call->grouped : call->chosen, &cut, token_begin,
+                                 token_end, numbers, numbers_count, out_error);
 }
 
 /* Keeps the slots without a copy as a parcel: stuck, or is_late. */
-static ep_err keep(ep_call *call, uint32_t window, const uint32_t *numbers, uint32_t count, bool is_late)
+static ep_err keep(ep_call *call, uint32_t window, const uint32_t *numbers, uint32_t count,
+                   bool is_late)
 {
     uint32_t parcel = 0;
     ep_err err = ep_call_reserve_frames(call, ep_call_state_room(&call->state));
@@ -464,8 +476,8 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
     for (uint32_t i = 0; i < list->count; i++) {
         uint32_t expert;
         uint32_t number = list->numbers[i];
-        ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token, number % per_token,
-                      &expert);
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token,
+                      number % per_token, &expert);
         if (call->chosen[expert] == EP_NO_EXPERT) {
             without[without_count++] = number;
         } else {
@@ -479,7 +491,8 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
 }
 
 /* After the copies are chosen: sends what has one, keeps what has none. */
-static void route_list(ep_call *call, uint32_t window, slot_list *list, bool again, ep_call_actions *actions)
+static void route_list(ep_call *call, uint32_t window, slot_list *list, bool again,
+                       ep_call_actions *actions)
 {
     uint32_t with_copy = 0;
     ep_error error = list->late;
@@ -551,7 +564,8 @@ static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions
 static void route_window(ep_call *call, uint32_t window, ep_call_actions *actions)
 {
     ep_error error;
-    ep_err err = ep_call_build_plan(call, call->windows[window].begin, call->windows[window].end, NULL, 0, &error);
+    ep_err err = ep_call_build_plan(call, call->windows[window].begin, call->windows[window].end,
+                                    NULL, 0, &error);
     if (err == EP_OK) {
         ep_call_send_plan(call, window, EP_SEND_FIRST, UINT32_MAX, actions);
     } else if (err == EP_ERR_UNAVAILABLE) {
@@ -574,11 +588,11 @@ static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_
     uint64_t total = __atomic_add_fetch(&client->window_bytes, more, __ATOMIC_RELAXED);
     if (more > 0 && total > client->window_bytes_max && total != bytes) {
         __atomic_fetch_sub(&client->window_bytes, more, __ATOMIC_RELAXED);
-        return ep_error_set(
-            out_error, EP_ERR_RESOURCE_EXHAUSTED,
-            "reply rows of calls in flight need %llu bytes: %llu are allowed by buffer_bytes_max %llu",
-            (unsigned long long)total, (unsigned long long)client->window_bytes_max,
-            (unsigned long long)client->config.buffer_bytes_max);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "reply rows of calls in flight need %llu bytes: %llu are allowed by "
+                            "buffer_bytes_max %llu",
+                            (unsigned long long)total, (unsigned long long)client->window_bytes_max,
+                            (unsigned long long)client->config.buffer_bytes_max);
     }
     call->kept_bytes -= kept;
     window->bytes = bytes;
@@ -589,7 +603,8 @@ static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_
 static void count_rows_left(ep_call *call, const ep_call_window *window)
 {
     uint32_t per_token = ep_call_slots_per_token(call);
-    memset(call->rows_left + window->begin, 0, (window->end - window->begin) * sizeof(*call->rows_left));
+    memset(call->rows_left + window->begin, 0,
+           (window->end - window->begin) * sizeof(*call->rows_left));
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         const ep_parcel *parcel = &call->state.parcels[i];
         const ep_call_frame *frame = call->frames[i];
@@ -610,7 +625,8 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     ep_call_window *window = &call->windows[index];
     uint32_t left = call->spec.batch.tokens - call->tokens_sent;
     *window = (ep_call_window){.begin = call->tokens_sent};
-    window->end = window->begin + (left > call->flow.window_tokens ? call->flow.window_tokens : left);
+    window->end =
+        window->begin + (left > call->flow.window_tokens ? call->flow.window_tokens : left);
     ep_call_trace_plan_begin(call, window->begin, window->end);
     ep_call_refresh_view(call);
     ep_err err = claim_window(call, window, &error);
@@ -647,7 +663,8 @@ void ep_call_send_windows(ep_call *call, ep_call_actions *actions)
         }
         if (!actions->complete) {
             ep_call_state_step(&call->state, ep_clock_now_ns(),
-                               &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, actions);
+                               &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window},
+                               actions);
         }
     }
     if (!actions->complete) {

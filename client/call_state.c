@@ -90,8 +90,8 @@ static void forget_tried(ep_call_state *state)
     }
 }
 
-void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
-                         bool allow_missing)
+void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns,
+                         uint32_t windows_count, bool allow_missing)
 {
     EP_ASSERT(state->phase != EP_CALL_RUNNING && windows_count >= 1);
     for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
@@ -126,7 +126,8 @@ bool ep_call_state_open_window(ep_call_state *state, uint32_t *out_window)
 
 void ep_call_state_withdraw_window(ep_call_state *state, uint32_t window)
 {
-    EP_ASSERT(state->windows[window].phase == EP_WINDOW_SENDING && state->windows[window].open_count == 0);
+    EP_ASSERT(state->windows[window].phase == EP_WINDOW_SENDING &&
+              state->windows[window].open_count == 0);
     state->windows[window].phase = EP_WINDOW_FREE;
     state->windows_left++;
 }
@@ -209,7 +210,8 @@ static uint64_t jittered_ns(ep_call_state *state, uint64_t us)
     return (half + ep_splitmix64(&state->random) % (us - half + 1)) * EP_NS_PER_US;
 }
 
-ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns, uint32_t *out_parcel)
+ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns,
+                               uint32_t *out_parcel)
 {
     ep_err err = take_parcel(state, window, out_parcel);
     if (err != EP_OK) {
@@ -217,8 +219,8 @@ ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t n
     }
     set_phase(state, *out_parcel, EP_PARCEL_STUCK);
     state->parcels[*out_parcel].due_ns = now_ns + jittered_ns(state, state->backoff_us);
-    state->backoff_us =
-        state->backoff_us * 2 > EP_CALL_BACKOFF_MAX_US ? EP_CALL_BACKOFF_MAX_US : state->backoff_us * 2;
+    state->backoff_us = state->backoff_us * 2 > EP_CALL_BACKOFF_MAX_US ? EP_CALL_BACKOFF_MAX_US
+                                                                       : state->backoff_us * 2;
     return EP_OK;
 }
 
@@ -270,8 +272,8 @@ static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_ac
 }
 
 /* A parcel that is blamed has had its answer, or never left: none is to come. */
-static void finish_with(ep_call_state *state, const ep_error *error, uint32_t blame, uint64_t now_ns,
-                        ep_call_actions *actions)
+static void finish_with(ep_call_state *state, const ep_error *error, uint32_t blame,
+                        uint64_t now_ns, ep_call_actions *actions)
 {
     state->last_error = *error;
     state->last_error_ns = now_ns;
@@ -313,11 +315,13 @@ static uint64_t pause_us(const ep_error *error)
     return us > EP_CALL_PAUSE_MAX_US ? EP_CALL_PAUSE_MAX_US : us;
 }
 
-static void pause_parcel(ep_call_state *state, uint64_t now_ns, uint32_t parcel, const ep_error *error)
+static void pause_parcel(ep_call_state *state, uint64_t now_ns, uint32_t parcel,
+                         const ep_error *error)
 {
     uint64_t us = pause_us(error);
     /* Never before the time asked for; up to half of it later. */
-    delay(state, parcel, EP_ERR_RESOURCE_EXHAUSTED, now_ns + us / 2 * EP_NS_PER_US + jittered_ns(state, us));
+    delay(state, parcel, EP_ERR_RESOURCE_EXHAUSTED,
+          now_ns + us / 2 * EP_NS_PER_US + jittered_ns(state, us));
 }
 
 /* ---- hedges ---- */
@@ -363,7 +367,8 @@ bool ep_call_state_begin_hedge(ep_call_state *state, uint32_t parcel, uint32_t f
     ep_parcel *p = &state->parcels[parcel];
     EP_ASSERT(state->phase == EP_CALL_RUNNING && p->phase == EP_PARCEL_IN_FLIGHT && frames > 0);
     bool again = silent && p->hedge == EP_HEDGE_BROKEN && p->hedges_open == 0;
-    if ((p->hedge != EP_HEDGE_NONE && !again) || (!silent && !ep_retry_budget_take_hedge(state->budget, frames))) {
+    if ((p->hedge != EP_HEDGE_NONE && !again) ||
+        (!silent && !ep_retry_budget_take_hedge(state->budget, frames))) {
         return false;
     }
     p->hedge = EP_HEDGE_WHOLE;
@@ -417,7 +422,8 @@ static void hedge_arrived(ep_call_state *state, uint32_t hedge, ep_call_actions 
 }
 
 /* Its parcel waits alone again; when that has failed, its slots go to yet another copy. */
-bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns, uint64_t pause_ns)
+bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns,
+                            uint64_t pause_ns)
 {
     ep_parcel *p = &state->parcels[parcel];
     bool may = p->anew_ns <= now_ns;
@@ -428,7 +434,8 @@ bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_
 /* One that is full, or our own queue to it, is looked at again when it said, others at once. */
 static uint64_t look_again_ns(uint64_t now_ns, const ep_error *error)
 {
-    return error->code == EP_ERR_RESOURCE_EXHAUSTED ? now_ns + pause_us(error) * EP_NS_PER_US : now_ns;
+    return error->code == EP_ERR_RESOURCE_EXHAUSTED ? now_ns + pause_us(error) * EP_NS_PER_US
+                                                    : now_ns;
 }
 
 static void hedge_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
@@ -474,7 +481,8 @@ static bool is_final(ep_err code)
 bool ep_call_state_is_too_late(const ep_call_state *state, uint64_t now_ns, const ep_error *error)
 {
     const uint64_t left_ns = state->deadline_ns > now_ns ? state->deadline_ns - now_ns : 0;
-    return error->code == EP_ERR_RESOURCE_EXHAUSTED && error->retry_after_us >= left_ns / EP_NS_PER_US;
+    return error->code == EP_ERR_RESOURCE_EXHAUSTED &&
+           error->retry_after_us >= left_ns / EP_NS_PER_US;
 }
 
 static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
@@ -593,7 +601,8 @@ static void expire(ep_call_state *state, ep_call_actions *actions)
 }
 
 /* Makes waiting parcels routable: the stuck ones when woken, else those whose time has come. */
-static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken, ep_call_actions *actions)
+static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken,
+                            ep_call_actions *actions)
 {
     for (uint32_t i = 0; i < state->parcels_count && state->waiting_count > 0; i++) {
         ep_parcel *p = &state->parcels[i];

@@ -65,7 +65,7 @@ typedef enum ep_parcel_phase {
     EP_PARCEL_IN_FLIGHT,
     EP_PARCEL_HEDGE,   /* in flight, with slots of the parcel hedge_of */
     EP_PARCEL_COVERED, /* failed; its hedges are to bring its slots */
-    EP_PARCEL_SPENT,   /* nothing comes of it any more; it keeps its place until the window is done */
+    EP_PARCEL_SPENT, /* nothing comes of it any more; it keeps its place until the window is done */
     EP_PARCEL_ARRIVED,
     EP_PARCEL_ROUTABLE,
     EP_PARCEL_DELAYED,
@@ -120,10 +120,10 @@ typedef struct ep_call_state {
     bool allow_missing;
     uint32_t windows_left; /* not begun */
     ep_call_state_window windows[EP_CALL_WINDOWS];
-    uint32_t attempt;      /* rounds of sending so far */
-    ep_err code;           /* DONE: how it ended */
-    uint32_t blame;        /* DONE with an error: the parcel the call waited for, UINT32_MAX none */
-    ep_error last_error;   /* newest failure of a parcel; code OK when there was none */
+    uint32_t attempt;    /* rounds of sending so far */
+    ep_err code;         /* DONE: how it ended */
+    uint32_t blame;      /* DONE with an error: the parcel the call waited for, UINT32_MAX none */
+    ep_error last_error; /* newest failure of a parcel; code OK when there was none */
     uint64_t last_error_ns;
     /* private */
     ep_retry_budget *budget;
@@ -159,13 +159,13 @@ typedef struct ep_call_event {
 } ep_call_event;
 
 typedef struct ep_call_actions {
-    bool late;        /* drop what came with the event */
-    bool route;       /* send the ROUTABLE parcels' slots again */
-    bool look;        /* parcels are late, or their nodes may be silent: ep_call_state_next_due */
-    bool cancel;      /* parcels have become ZOMBIE: their nodes may be told */
+    bool late;   /* drop what came with the event */
+    bool route;  /* send the ROUTABLE parcels' slots again */
+    bool look;   /* parcels are late, or their nodes may be silent: ep_call_state_next_due */
+    bool cancel; /* parcels have become ZOMBIE: their nodes may be told */
     /* a bit for each window whose rows are all here: combine it, release it, send the next */
     uint32_t windows_done;
-    bool complete;    /* the call is over with state->code; exactly once per run */
+    bool complete; /* the call is over with state->code; exactly once per run */
 } ep_call_actions;
 
 void ep_call_state_init(ep_call_state *state, ep_retry_budget *budget, uint64_t seed);
@@ -174,8 +174,8 @@ void ep_call_state_fini(ep_call_state *state);
 ep_err ep_call_state_reserve(ep_call_state *state, uint32_t parcels, uint32_t copies);
 
 /* Starts a run; not while RUNNING. Parcels of the run before that are still ZOMBIE stay so. */
-void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns, uint32_t windows_count,
-                         bool allow_missing);
+void ep_call_state_begin(ep_call_state *state, uint64_t now_ns, uint64_t deadline_ns,
+                         uint32_t windows_count, bool allow_missing);
 /* Begins the next window if one is left and there is a free place: false otherwise. EP_EVENT_WINDOW
  * follows when its parcels have been added. */
 bool ep_call_state_open_window(ep_call_state *state, uint32_t *out_window);
@@ -190,7 +190,8 @@ uint32_t ep_call_state_room(const ep_call_state *state);
 /* Adds a parcel that is being sent. Errors: NO_MEMORY. */
 ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_parcel);
 /* When an IN_FLIGHT parcel is late, and when to look whether its node, or a HEDGE's, is silent. */
-void ep_call_state_watch(ep_call_state *state, uint32_t parcel, uint64_t hedge_ns, uint64_t look_ns);
+void ep_call_state_watch(ep_call_state *state, uint32_t parcel, uint64_t hedge_ns,
+                         uint64_t look_ns);
 /* The first parcel from `from` on that is to be hedged or looked at now; UINT32_MAX: none. */
 uint32_t ep_call_state_next_due(const ep_call_state *state, uint64_t now_ns, uint32_t from);
 /* After all due parcels were looked at: when the next one is. */
@@ -201,11 +202,13 @@ void ep_call_state_looked(ep_call_state *state);
 bool ep_call_state_begin_hedge(ep_call_state *state, uint32_t parcel, uint32_t frames, bool silent);
 /* True: a silent node's slots, of which each other copy has failed, may go to those once more now;
  * and not again for pause_ns. */
-bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns, uint64_t pause_ns);
+bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns,
+                            uint64_t pause_ns);
 /* Errors: NO_MEMORY; the parcel then counts as not hedged. */
 ep_err ep_call_state_add_hedge(ep_call_state *state, uint32_t parcel, uint32_t *out_hedge);
 /* Adds a parcel of slots that have no copy left. Errors: NO_MEMORY. */
-ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns, uint32_t *out_parcel);
+ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns,
+                               uint32_t *out_parcel);
 /* The same of slots whose nodes have no room before the deadline: with allow_missing they are
  * waited for until then. */
 ep_err ep_call_state_add_late(ep_call_state *state, uint32_t window, uint32_t *out_parcel);

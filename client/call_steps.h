@@ -31,8 +31,8 @@ void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *
 void ep_call_choose_anew(ep_call *call);
 /* For the tokens, or for the slots numbers[numbers_count] where it is not NULL. Errors: as
  * ep_routing_plan_build. */
-ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end, const uint32_t *numbers,
-                          uint32_t numbers_count, ep_error *out_error);
+ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end,
+                          const uint32_t *numbers, uint32_t numbers_count, ep_error *out_error);
 /* Sends the plan of slots of a window; hedge_of: the parcel that has its slots, with LATE and
  * SILENT. */
 void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
@@ -47,7 +47,8 @@ ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routin
 void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error);
 /* Steps the state with a posted answer. Gives back the frame's use: the call is then held by
  * someone else only. */
-void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns, ep_call_actions *actions);
+void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
+                         ep_call_actions *actions);
 /* Notes which copies a failed frame tried; fills in the node of an error that names none. */
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error);
 /* Drops what a frame holds: peer, reply, slots. */
@@ -72,9 +73,11 @@ static inline size_t ep_call_window_slots(const ep_call *call)
 
 /* The slot's row came with this frame, and not with another that has the slot too. Frames of node
  * sums are sent again as a whole or not at all: of two, one counts. */
-static inline bool ep_call_frame_has_row(const ep_call *call, const ep_call_frame *frame, uint32_t index)
+static inline bool ep_call_frame_has_row(const ep_call *call, const ep_call_frame *frame,
+                                         uint32_t index)
 {
-    size_t row_bytes = (size_t)call->spec.batch.hidden * ep_dtype_bytes(call->spec.batch.wire_dtype);
+    size_t row_bytes =
+        (size_t)call->spec.batch.hidden * ep_dtype_bytes(call->spec.batch.wire_dtype);
     return call->spec.batch.node_sum ||
            call->rows[frame->slots[index]] == frame->rows + index * row_bytes;
 }

@@ -3,7 +3,8 @@
 
 #include "call.h"
 
-uint64_t ep_timing_wire_us(uint64_t wait_us, uint64_t queue_us, uint64_t compute_us, uint64_t service_us)
+uint64_t ep_timing_wire_us(uint64_t wait_us, uint64_t queue_us, uint64_t compute_us,
+                           uint64_t service_us)
 {
     uint64_t told = queue_us + compute_us;
     told = told < queue_us ? UINT64_MAX : told;
@@ -34,7 +35,8 @@ void ep_call_timing_answered(ep_call_frame *frame, const Expertd__V1__ForwardRep
 static void keep_most(uint64_t *most, uint64_t value)
 {
     uint64_t seen = __atomic_load_n(most, __ATOMIC_RELAXED);
-    while (value > seen && !__atomic_compare_exchange_n(most, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    while (value > seen && !__atomic_compare_exchange_n(most, &seen, value, true, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED)) {
     }
 }
 

@@ -41,7 +41,8 @@ typedef struct ep_peer_timing {
 
 /* Of the split above: what is left for the wire. Pure; never more than wait_us, 0 when the node
  * claims more than there was. */
-uint64_t ep_timing_wire_us(uint64_t wait_us, uint64_t queue_us, uint64_t compute_us, uint64_t service_us);
+uint64_t ep_timing_wire_us(uint64_t wait_us, uint64_t queue_us, uint64_t compute_us,
+                           uint64_t service_us);
 
 /* Now, or 0 when the call is not timed. */
 uint64_t ep_call_timing_now(const ep_call *call);

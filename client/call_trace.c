@@ -8,8 +8,8 @@ void ep_call_trace_begin(ep_call *call, uint64_t epoch)
     ep_trace_id id;
     uint64_t parent = 0;
     bool is_on = EP_TRACE_ON(forward_begin);
-    bool is_given =
-        call->spec.traceparent[0] != 0 && ep_traceparent_parse(call->spec.traceparent, &id, &parent);
+    bool is_given = call->spec.traceparent[0] != 0 &&
+                    ep_traceparent_parse(call->spec.traceparent, &id, &parent);
     trace->traceparent[0] = 0;
     trace->frames = 0;
     trace->forward_open = false;

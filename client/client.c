@@ -51,7 +51,8 @@ void ep_moe_args_init(ep_moe_args *out_args)
 
 /* ---- configuration ---- */
 
-static ep_err check_number(const char *name, uint64_t value, uint64_t min, uint64_t max, ep_error *out_error)
+static ep_err check_number(const char *name, uint64_t value, uint64_t min, uint64_t max,
+                           ep_error *out_error)
 {
     if (value < min || value > max) {
         return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, name, value, min, max);
@@ -63,7 +64,8 @@ static ep_err check_number(const char *name, uint64_t value, uint64_t min, uint6
 static bool lacks_server_name(const ep_client_config *config, const char *url)
 {
     return strncmp(url, "tls+tcp://", strlen("tls+tcp://")) == 0 &&
-           (config->tls_ca_file == NULL || config->tls_server_name == NULL || config->tls_server_name[0] == 0);
+           (config->tls_ca_file == NULL || config->tls_server_name == NULL ||
+            config->tls_server_name[0] == 0);
 }
 
 static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
@@ -76,17 +78,20 @@ static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
         return BAD("neither coordinator_url nor node_urls is set");
     }
     if (config->coordinator_url != NULL && lacks_server_name(config, config->coordinator_url)) {
-        return BAD("coordinator_url %s needs tls_ca_file and tls_server_name", config->coordinator_url);
+        return BAD("coordinator_url %s needs tls_ca_file and tls_server_name",
+                   config->coordinator_url);
     }
     if (has_nodes && config->node_urls_count > NODE_URLS_MAX) {
-        return BAD("node_urls has %zu entries: allowed 1..%d", config->node_urls_count, NODE_URLS_MAX);
+        return BAD("node_urls has %zu entries: allowed 1..%d", config->node_urls_count,
+                   NODE_URLS_MAX);
     }
     for (size_t i = 0; has_nodes && i < config->node_urls_count; i++) {
         if (config->node_urls[i] == NULL) {
             return BAD("node_urls[%zu] is NULL", i);
         }
         if (lacks_server_name(config, config->node_urls[i])) {
-            return BAD("node_urls[%zu] %s needs tls_ca_file and tls_server_name", i, config->node_urls[i]);
+            return BAD("node_urls[%zu] %s needs tls_ca_file and tls_server_name", i,
+                       config->node_urls[i]);
         }
         for (size_t j = 0; j < i; j++) {
             if (strcmp(config->node_urls[i], config->node_urls[j]) == 0) {
@@ -118,23 +123,24 @@ static ep_err check_config(const ep_client_config *config, ep_error *out_error)
                             config->struct_bytes, sizeof(*config));
     }
     if ((err = check_urls(config, out_error)) != EP_OK ||
-        (err = check_number("deadline_us", config->deadline_us, 1, UINT32_MAX - 1, out_error)) != EP_OK ||
-        (err = check_number("buffer_bytes_max", config->buffer_bytes_max, 16 * MIB, (uint64_t)1 << 40,
-                            out_error)) != EP_OK ||
-        (err = check_number("calls_max", config->calls_max, 1, 65536, out_error)) != EP_OK ||
-        (err = check_number("chunk_bytes_max", config->chunk_bytes_max, 16 * KIB, 16 * MIB, out_error)) !=
+        (err = check_number("deadline_us", config->deadline_us, 1, UINT32_MAX - 1, out_error)) !=
             EP_OK ||
-        (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0, EP_TOKENS_MAX,
+        (err = check_number("buffer_bytes_max", config->buffer_bytes_max, 16 * MIB,
+                            (uint64_t)1 << 40, out_error)) != EP_OK ||
+        (err = check_number("calls_max", config->calls_max, 1, 65536, out_error)) != EP_OK ||
+        (err = check_number("chunk_bytes_max", config->chunk_bytes_max, 16 * KIB, 16 * MIB,
                             out_error)) != EP_OK ||
+        (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0,
+                            EP_TOKENS_MAX, out_error)) != EP_OK ||
         (config->hedge_permille != EP_HEDGE_BY_POLICY &&
-         (err = check_number("hedge_permille", config->hedge_permille, 0, EP_HEDGE_PERMILLE_MAX, out_error)) !=
-             EP_OK)) {
+         (err = check_number("hedge_permille", config->hedge_permille, 0, EP_HEDGE_PERMILLE_MAX,
+                             out_error)) != EP_OK)) {
         return err;
     }
     if (config->numerics != NULL &&
         (config->numerics[0] == 0 || strlen(config->numerics) >= EP_NUMERICS_BYTES)) {
-        return BAD("numerics is '%.100s': allowed NULL, \"any\", or an id of 1..%d bytes", config->numerics,
-                   EP_NUMERICS_BYTES - 1);
+        return BAD("numerics is '%.100s': allowed NULL, \"any\", or an id of 1..%d bytes",
+                   config->numerics, EP_NUMERICS_BYTES - 1);
     }
     if (config->lanes != NULL && strcmp(config->lanes, "stream") != 0) {
         return BAD("lanes is '%.40s': allowed NULL and \"stream\"", config->lanes);
@@ -237,7 +243,8 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
         err = ep_call_workers_create(&client->workers);
     }
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "a client's threads or pool cannot be made: %s", ep_err_text(err));
+        return ep_error_set(out_error, err, "a client's threads or pool cannot be made: %s",
+                            ep_err_text(err));
     }
     err = ep_rpc_credentials_create(&tokens, &client->credentials, out_error);
     if (err != EP_OK) {
@@ -410,7 +417,8 @@ ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_mod
     }
     if (index < view->table->models_count) {
         const ep_routing_model *model = &view->table->models[index];
-        ep_model_desc desc = {.struct_bytes = sizeof(desc), .layers_count = count_layers(view->table, index),
+        ep_model_desc desc = {.struct_bytes = sizeof(desc),
+                              .layers_count = count_layers(view->table, index),
                               .is_default = model->is_default};
         memcpy(desc.name, model->name, sizeof(model->name));
         memcpy(desc.version, model->version, sizeof(model->version));
@@ -441,8 +449,8 @@ static void describe_layer(const ep_routing_layer *layer, ep_layer_desc *out_lay
                                  .copies_min = least == UINT32_MAX ? 0 : least};
 }
 
-ep_err ep_client_layer(ep_client *client, const char *model, const char *version, uint32_t layer_index,
-                       ep_layer_desc *out_layer)
+ep_err ep_client_layer(ep_client *client, const char *model, const char *version,
+                       uint32_t layer_index, ep_layer_desc *out_layer)
 {
     ep_view *view = NULL;
     ep_err err = enter_with_view(client, &view);
@@ -452,7 +460,8 @@ ep_err ep_client_layer(ep_client *client, const char *model, const char *version
     uint32_t model_index = 0;
     uint32_t left = layer_index;
     err = EP_ERR_NOT_FOUND;
-    if (model != NULL && ep_routing_table_find_model(view->table, model, version, &model_index) != NULL) {
+    if (model != NULL &&
+        ep_routing_table_find_model(view->table, model, version, &model_index) != NULL) {
         for (uint32_t l = 0; l < view->table->layers_count && err != EP_OK; l++) {
             if (view->table->layers[l].model_index == model_index && left-- == 0) {
                 ep_layer_desc desc;

@@ -34,7 +34,7 @@ typedef struct ep_client_counters { /* atomic */
 struct ep_client {
     uint32_t refs;
     ep_fork_guard guard;
-    ep_client_config config; /* strings are copies */
+    ep_client_config config;         /* strings are copies */
     ep_rpc_credentials *credentials; /* the token that is shown; config's is the first one */
     ep_timer_service *timers;
     ep_call_workers *workers;
@@ -55,7 +55,8 @@ struct ep_client {
 #define EP_HEDGE_PERMILLE_DEFAULT 30
 
 /* What the program says, else the table's policy, else the default. */
-static inline uint32_t ep_client_hedge_permille(const ep_client_config *config, const ep_routing_table *table)
+static inline uint32_t ep_client_hedge_permille(const ep_client_config *config,
+                                                const ep_routing_table *table)
 {
     return config->hedge_permille != EP_HEDGE_BY_POLICY ? config->hedge_permille
            : table->caller_policy.has_hedge_permille    ? table->caller_policy.hedge_permille

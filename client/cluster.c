@@ -29,8 +29,8 @@ struct ep_cluster {
     ep_tls_config tls;
     ep_watch *watch;
     ep_peer_reaper reaper;
-    ep_peer **seeds; /* [client->node_urls_count] without a coordinator; references */
-    ep_seed_refresh *refresh;      /* asks the seeds what they hold now; NULL with a coordinator */
+    ep_peer **seeds;          /* [client->node_urls_count] without a coordinator; references */
+    ep_seed_refresh *refresh; /* asks the seeds what they hold now; NULL with a coordinator */
     /* One table at a time. */
     pthread_mutex_t install_lock;
     numerics_pin *pins;
@@ -57,7 +57,8 @@ static void broadcast(ep_cluster *cluster)
 
 static bool is_any(const ep_cluster *cluster)
 {
-    return cluster->config.client->numerics != NULL && strcmp(cluster->config.client->numerics, "any") == 0;
+    return cluster->config.client->numerics != NULL &&
+           strcmp(cluster->config.client->numerics, "any") == 0;
 }
 
 static Expertd__V1__Hello *copy_hello(const Expertd__V1__Hello *hello)
@@ -92,7 +93,8 @@ static ep_err install_from_hellos(ep_cluster *cluster, ep_error *out_error)
     }
     ep_err err = EP_OK;
     if (known > 0) {
-        err = ep_hello_table_build(sources, known, (ep_epoch){0, ++cluster->local_number}, &table, out_error);
+        err = ep_hello_table_build(sources, known, (ep_epoch){0, ++cluster->local_number}, &table,
+                                   out_error);
     }
     pthread_mutex_unlock(&cluster->install_lock);
     free(sources);
@@ -114,7 +116,8 @@ static void replace_hello(ep_cluster *cluster, ep_peer *peer, Expertd__V1__Hello
     Expertd__V1__Hello *old = peer->hello;
     peer->hello = taken_hello;
     if (taken_hello != NULL && peer->name[0] == 0) { /* once, before a view with this peer exists */
-        snprintf(peer->name, sizeof(peer->name), "%.*s", (int)sizeof(peer->name) - 1, taken_hello->node);
+        snprintf(peer->name, sizeof(peer->name), "%.*s", (int)sizeof(peer->name) - 1,
+                 taken_hello->node);
     }
     pthread_mutex_unlock(&cluster->install_lock);
     if (old != NULL) {
@@ -127,7 +130,8 @@ static void on_peer_ready(void *arg, ep_peer *peer, ep_peer_class class_index,
                           const Expertd__V1__Hello *hello)
 {
     ep_cluster *cluster = arg;
-    if (cluster->config.client->coordinator_url == NULL && class_index == EP_PEER_DECODE && hello != NULL) {
+    if (cluster->config.client->coordinator_url == NULL && class_index == EP_PEER_DECODE &&
+        hello != NULL) {
         replace_hello(cluster, peer, copy_hello(hello));
     }
     broadcast(cluster);
@@ -209,20 +213,21 @@ static ep_lane_address address_of(const ep_cluster *cluster, const char *url)
 
 static ep_peer_config peer_config(ep_cluster *cluster, const char *name, const char *url)
 {
-    return (ep_peer_config){
-        .common = cluster->config.common,
-        .address = address_of(cluster, url),
-        .name = name,
-        .allows_shm = cluster->config.client->lanes == NULL || strcmp(cluster->config.client->lanes, "stream") != 0,
-        .on_ready = on_peer_ready,
-        .on_unused = on_peer_unused,
-        .arg = cluster,
-        .late_replies = cluster->config.late_replies};
+    return (ep_peer_config){.common = cluster->config.common,
+                            .address = address_of(cluster, url),
+                            .name = name,
+                            .allows_shm = cluster->config.client->lanes == NULL ||
+                                          strcmp(cluster->config.client->lanes, "stream") != 0,
+                            .on_ready = on_peer_ready,
+                            .on_unused = on_peer_unused,
+                            .arg = cluster,
+                            .late_replies = cluster->config.late_replies};
 }
 
 /* ---- tables ---- */
 
-static ep_peer *find_peer(const ep_cluster *cluster, const ep_view *old, const ep_routing_node *node)
+static ep_peer *find_peer(const ep_cluster *cluster, const ep_view *old,
+                          const ep_routing_node *node)
 {
     for (size_t i = 0; cluster->seeds != NULL && i < cluster->config.client->node_urls_count; i++) {
         if (cluster->seeds[i] != NULL && strcmp(cluster->seeds[i]->url, node->url) == 0) {
@@ -230,7 +235,8 @@ static ep_peer *find_peer(const ep_cluster *cluster, const ep_view *old, const e
         }
     }
     for (uint32_t n = 0; old != NULL && n < old->table->nodes_count; n++) {
-        if (!old->peers[n]->refused && strcmp(old->peers[n]->name, node->name) == 0 && strcmp(old->peers[n]->url, node->url) == 0) {
+        if (!old->peers[n]->refused && strcmp(old->peers[n]->name, node->name) == 0 &&
+            strcmp(old->peers[n]->url, node->url) == 0) {
             return old->peers[n];
         }
     }
@@ -238,8 +244,8 @@ static ep_peer *find_peer(const ep_cluster *cluster, const ep_view *old, const e
 }
 
 /* A node whose URL this client cannot use must not cost it the other nodes of the table. */
-static ep_err create_table_peer(ep_cluster *cluster, const ep_routing_node *node, ep_peer **out_peer,
-                                ep_error *out_error)
+static ep_err create_table_peer(ep_cluster *cluster, const ep_routing_node *node,
+                                ep_peer **out_peer, ep_error *out_error)
 {
     ep_error why;
     ep_peer_config config = peer_config(cluster, node->name, node->url);
@@ -254,7 +260,8 @@ static ep_err create_table_peer(ep_cluster *cluster, const ep_routing_node *node
 }
 
 /* Nodes that stay keep their peer, with its connections. */
-static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *view, ep_error *out_error)
+static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *view,
+                           ep_error *out_error)
 {
     for (uint32_t n = 0; n < view->table->nodes_count; n++) {
         const ep_routing_node *node = &view->table->nodes[n];
@@ -275,7 +282,8 @@ static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *vie
  * Without a coordinator the first node that speaks must not decide alone: all have spoken or could
  * not be reached, or those that have hold the whole model.
  */
-static bool may_pin(const ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index, const char *numerics)
+static bool may_pin(const ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index,
+                    const char *numerics)
 {
     for (size_t i = 0; cluster->seeds != NULL && i < cluster->config.client->node_urls_count; i++) {
         if (cluster->seeds[i] != NULL && !ep_peer_was_tried(cluster->seeds[i])) {
@@ -286,7 +294,8 @@ static bool may_pin(const ep_cluster *cluster, const ep_routing_table *table, ui
 }
 
 /* *out_pin "" while nothing is to be pinned: no node is allowed then, and calls wait. */
-static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index, char *out_pin)
+static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index,
+                           char *out_pin)
 {
     const ep_routing_model *model = &table->models[model_index];
     const char *wanted = cluster->config.client->numerics;
@@ -377,7 +386,8 @@ static bool some_owner_answers(const ep_view *view)
 {
     for (uint32_t l = 0; l < view->table->layers_count; l++) {
         const ep_routing_layer *layer = &view->table->layers[l];
-        for (uint32_t i = 0; i < layer->offsets[layer->shape.experts + layer->shape.shared_experts]; i++) {
+        for (uint32_t i = 0; i < layer->offsets[layer->shape.experts + layer->shape.shared_experts];
+             i++) {
             if (ep_peer_is_ready(view->peers[layer->copies[i]], EP_PEER_DECODE)) {
                 return true;
             }
@@ -396,7 +406,8 @@ static bool keeps_old(const ep_view *old, const ep_routing_table *offered)
     return old != NULL && !lists_copies(offered) && some_owner_answers(old);
 }
 
-static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table, ep_error *out_error)
+static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table,
+                             ep_error *out_error)
 {
     ep_view *old = cluster->view; /* only installs change it, and they hold install_lock */
     ep_view *view = NULL;
@@ -408,8 +419,8 @@ static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table,
             return EP_OK;
         }
         return ep_error_set(out_error, EP_ERR_STALE_EPOCH,
-                            "epoch (%" PRIu64 ", %" PRIu64 ") was offered while (%" PRIu64 ", %" PRIu64
-                            ") is in use",
+                            "epoch (%" PRIu64 ", %" PRIu64 ") was offered while (%" PRIu64
+                            ", %" PRIu64 ") is in use",
                             offered.term, offered.number, used.term, used.number);
     }
     if (keeps_old(old, taken_table)) {
@@ -466,7 +477,8 @@ void ep_cluster_report(ep_cluster *cluster, const ep_error *error)
 
 /* ---- waiting ---- */
 
-static bool expert_has_connected_copy(const ep_view *view, const ep_routing_layer *layer, uint32_t expert)
+static bool expert_has_connected_copy(const ep_view *view, const ep_routing_layer *layer,
+                                      uint32_t expert)
 {
     for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1]; i++) {
         uint32_t node = layer->copies[i];
@@ -486,8 +498,9 @@ static bool all_experts_connected(const ep_view *view, ep_error *out_missing)
         for (uint32_t e = 0; e < layer->shape.experts + layer->shape.shared_experts; e++) {
             if (!expert_has_connected_copy(view, layer, e)) {
                 ep_error_set(out_missing, EP_ERR_UNAVAILABLE,
-                             "no connected node holds expert %" PRIu32 " of layer %" PRIu32 " of model %s", e,
-                             layer->shape.layer, view->table->models[layer->model_index].name);
+                             "no connected node holds expert %" PRIu32 " of layer %" PRIu32
+                             " of model %s",
+                             e, layer->shape.layer, view->table->models[layer->model_index].name);
                 return false;
             }
         }
@@ -507,7 +520,8 @@ static bool model_is_connected(ep_view *view, uint32_t model_index, ep_error *ou
                             ep_numerics_pick(view->table, model_index) == NULL;
     char last[256] = "no node serves it";
     for (uint32_t n = 0; n < view->table->nodes_count; n++) {
-        const bool serves = ep_view_allows(view, model_index, n) || (is_loading && model->numerics_of_node[n] < model->numerics_count);
+        const bool serves = ep_view_allows(view, model_index, n) ||
+                            (is_loading && model->numerics_of_node[n] < model->numerics_count);
         if (!serves) {
             continue;
         }
@@ -516,7 +530,8 @@ static bool model_is_connected(ep_view *view, uint32_t model_index, ep_error *ou
         }
         ep_peer_describe(view->peers[n], EP_PEER_DECODE, ep_clock_now_ns(), last, sizeof(last));
     }
-    ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "no node of model %s is connected: %s", model->name, last);
+    ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "no node of model %s is connected: %s",
+                 model->name, last);
     return false;
 }
 
@@ -528,7 +543,8 @@ static bool seeds_are_heard(ep_cluster *cluster, ep_view *view, ep_error *out_mi
         if (__atomic_load_n(&seed->heard_ns, __ATOMIC_RELAXED) != 0) {
             continue;
         }
-        if (view != NULL && view->table->layers_count > 0 && all_experts_connected(view, out_missing)) {
+        if (view != NULL && view->table->layers_count > 0 &&
+            all_experts_connected(view, out_missing)) {
             return true;
         }
         char why[256];
@@ -548,7 +564,8 @@ static void read_last_error(ep_cluster *cluster, ep_error *out_error)
     pthread_mutex_unlock(&cluster->lock);
     if (out_error->code == EP_OK) {
         ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nothing was heard from %s yet",
-                     client->coordinator_url != NULL ? client->coordinator_url : client->node_urls[0]);
+                     client->coordinator_url != NULL ? client->coordinator_url
+                                                     : client->node_urls[0]);
     }
 }
 
@@ -593,8 +610,8 @@ static ep_err wait_change(ep_cluster *cluster, uint64_t seen, uint64_t deadline_
     return err;
 }
 
-static ep_err wait_for(ep_cluster *cluster, bool (*condition)(ep_cluster *, ep_error *), uint64_t deadline_ns,
-                       ep_error *out_missing)
+static ep_err wait_for(ep_cluster *cluster, bool (*condition)(ep_cluster *, ep_error *),
+                       uint64_t deadline_ns, ep_error *out_missing)
 {
     for (;;) {
         pthread_mutex_lock(&cluster->lock);
@@ -613,7 +630,8 @@ static ep_err wait_for(ep_cluster *cluster, bool (*condition)(ep_cluster *, ep_e
     }
 }
 
-static ep_err report_wait(ep_err err, const char *what, const ep_error *missing, ep_error *out_error)
+static ep_err report_wait(ep_err err, const char *what, const ep_error *missing,
+                          ep_error *out_error)
 {
     if (err == EP_ERR_CLOSED) {
         return ep_error_set(out_error, err, "the client is being destroyed");
@@ -632,8 +650,8 @@ ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view *
     ep_error_clear(&missing);
     ep_err err = wait_for(cluster, has_view, deadline_ns, &missing);
     if (err != EP_OK) {
-        return report_wait(err == EP_ERR_DEADLINE_EXCEEDED ? EP_ERR_UNAVAILABLE : err, "no routing table yet",
-                           &missing, out_error);
+        return report_wait(err == EP_ERR_DEADLINE_EXCEEDED ? EP_ERR_UNAVAILABLE : err,
+                           "no routing table yet", &missing, out_error);
     }
     *out_view = ep_cluster_acquire_view(cluster);
     return EP_OK;
@@ -643,8 +661,8 @@ ep_err ep_cluster_wait_ready(ep_cluster *cluster, uint64_t deadline_ns, ep_error
 {
     ep_error missing;
     ep_error_clear(&missing);
-    return report_wait(wait_for(cluster, is_ready, deadline_ns, &missing), "the service is not ready",
-                       &missing, out_error);
+    return report_wait(wait_for(cluster, is_ready, deadline_ns, &missing),
+                       "the service is not ready", &missing, out_error);
 }
 
 void ep_cluster_stop_waits(ep_cluster *cluster)
@@ -678,7 +696,8 @@ static ep_err create_seeds(ep_cluster *cluster, ep_error *out_error)
     const ep_client_config *client = cluster->config.client;
     ep_peer **seeds = calloc(client->node_urls_count, sizeof(*seeds));
     if (seeds == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", client->node_urls_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes",
+                            client->node_urls_count);
     }
     ep_err err = EP_OK;
     for (size_t i = 0; i < client->node_urls_count && err == EP_OK; i++) {
@@ -708,7 +727,8 @@ static ep_err start_refresh(ep_cluster *cluster, ep_error *out_error)
     return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for a client");
 }
 
-ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster, ep_error *out_error)
+ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster,
+                         ep_error *out_error)
 {
     ep_cluster *cluster = calloc(1, sizeof(*cluster));
     if (cluster == NULL) {

@@ -23,7 +23,8 @@ typedef struct ep_cluster_config {
     uint64_t *late_replies; /* atomic: replies to frames nobody waits for any more are added */
 } ep_cluster_config;
 
-ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster, ep_error *out_error);
+ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster,
+                         ep_error *out_error);
 /* Closes every connection; what is in flight on them ends first. Not from a callback. */
 void ep_cluster_close(ep_cluster *cluster);
 /* The same, and frees it: nothing may refer to its peers any more. NULL allowed. */

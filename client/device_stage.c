@@ -22,26 +22,33 @@ static ep_err load(ep_stage *stage, const char *name, ep_error *out_error)
 {
     ep_error error;
     pthread_mutex_lock(&process.lock);
-    ep_err err = process.loaded ? EP_OK : ep_acl_symbols_load_runtime(ep_acl_opener_caller(), &process.acl, &error);
+    ep_err err = process.loaded
+                     ? EP_OK
+                     : ep_acl_symbols_load_runtime(ep_acl_opener_caller(), &process.acl, &error);
     process.loaded = err == EP_OK;
     pthread_mutex_unlock(&process.lock);
     if (err != EP_OK) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "%s is on an Ascend device, which needs CANN's runtime, found by LD_LIBRARY_PATH or "
-                            "ASCEND_HOME_PATH: %.300s",
-                            name, error.text);
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "%s is on an Ascend device, which needs CANN's runtime, found by LD_LIBRARY_PATH or "
+            "ASCEND_HOME_PATH: %.300s",
+            name, error.text);
     }
     stage->acl = &process.acl;
     return EP_OK;
 }
 
-ep_err ep_stage_check(const ep_stage *stage, ep_acl_code code, const char *call, ep_error *out_error)
+ep_err ep_stage_check(const ep_stage *stage, ep_acl_code code, const char *call,
+                      ep_error *out_error)
 {
-    return code == EP_ACL_SUCCESS ? EP_OK : ep_acl_error_set(out_error, stage->acl, stage->device, code, call);
+    return code == EP_ACL_SUCCESS
+               ? EP_OK
+               : ep_acl_error_set(out_error, stage->acl, stage->device, code, call);
 }
 
 /* The first tensor decides on the device: that of the calling thread. */
-static ep_err enter_device(ep_stage *stage, const char *name, const ep_tensor *tensor, ep_error *out_error)
+static ep_err enter_device(ep_stage *stage, const char *name, const ep_tensor *tensor,
+                           ep_error *out_error)
 {
     ep_error error;
     ep_acl_context context = NULL;
@@ -74,8 +81,9 @@ ep_err ep_stage_enter(const ep_stage *stage, ep_acl_context *out_before, ep_erro
     if (stage->acl->aclrtGetCurrentContext(out_before) != EP_ACL_SUCCESS) {
         *out_before = NULL;
     }
-    return *out_before == stage->context ? EP_OK
-                                         : EP_STAGE_CALL(stage, out_error, aclrtSetCurrentContext, stage->context);
+    return *out_before == stage->context
+               ? EP_OK
+               : EP_STAGE_CALL(stage, out_error, aclrtSetCurrentContext, stage->context);
 }
 
 void ep_stage_leave(const ep_stage *stage, ep_acl_context before)
@@ -110,21 +118,22 @@ static bool span_bytes(const ep_tensor *tensor, uint32_t first, size_t *out_byte
 }
 
 /* What the copies rely on; the rest of a tensor's form is checked like that of any other. */
-static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t ways, size_t *out_bytes,
-                         ep_error *out_error)
+static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t ways,
+                         size_t *out_bytes, ep_error *out_error)
 {
     size_t dense = ep_dtype_bytes(tensor->dtype);
     if (tensor->rank > EP_TENSOR_RANK_MAX || dense == 0) {
-        return BAD("%s has rank %" PRIu32 " and type %s: allowed up to %d, and a type", name, tensor->rank,
-                   ep_dtype_name(tensor->dtype), EP_TENSOR_RANK_MAX);
+        return BAD("%s has rank %" PRIu32 " and type %s: allowed up to %d, and a type", name,
+                   tensor->rank, ep_dtype_name(tensor->dtype), EP_TENSOR_RANK_MAX);
     }
     for (uint32_t i = tensor->rank; i-- > 0;) {
         if (tensor->shape[i] < 0 || tensor->shape[i] > UINT32_MAX || tensor->stride_bytes[i] < 0) {
-            return BAD("%s has %" PRId64 " and stride %" PRId64 " in dimension %" PRIu32 ": allowed 0..%" PRIu32
-                       ", and 0 or more",
+            return BAD("%s has %" PRId64 " and stride %" PRId64 " in dimension %" PRIu32
+                       ": allowed 0..%" PRIu32 ", and 0 or more",
                        name, tensor->shape[i], tensor->stride_bytes[i], i, UINT32_MAX);
         }
-        if ((ways & EP_STAGE_OUT) != 0 && tensor->shape[i] > 1 && (size_t)tensor->stride_bytes[i] != dense) {
+        if ((ways & EP_STAGE_OUT) != 0 && tensor->shape[i] > 1 &&
+            (size_t)tensor->stride_bytes[i] != dense) {
             return BAD("%s has stride %" PRId64 " in dimension %" PRIu32
                        ": allowed %zu, since a result on a device has no gaps",
                        name, tensor->stride_bytes[i], i, dense);
@@ -139,10 +148,12 @@ static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t way
     return tensor->data == NULL && *out_bytes > 0 ? BAD("%s has no data", name) : EP_OK;
 }
 
-ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32_t ways, ep_error *out_error)
+ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32_t ways,
+                    ep_error *out_error)
 {
     size_t bytes = 0;
-    if (tensor->rank == 0 || tensor->memory != EP_MEMORY_ASCEND || tensor->struct_bytes != sizeof(*tensor)) {
+    if (tensor->rank == 0 || tensor->memory != EP_MEMORY_ASCEND ||
+        tensor->struct_bytes != sizeof(*tensor)) {
         return EP_OK;
     }
     ep_err err = check_form(name, tensor, ways, &bytes, out_error);
@@ -153,7 +164,8 @@ ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32
         return err;
     }
     if (tensor->device_id != stage->device) {
-        return BAD("%s is on device %" PRId32 ": this thread's is %" PRId32, name, tensor->device_id, stage->device);
+        return BAD("%s is on device %" PRId32 ": this thread's is %" PRId32, name,
+                   tensor->device_id, stage->device);
     }
     if (tensor->sync_handle != stage->sync_handle) {
         return BAD("%s has sync_handle 0x%" PRIx64 ", a tensor before it 0x%" PRIx64
@@ -173,7 +185,8 @@ ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32
 
 static size_t bytes_of(const ep_stage_part *part, size_t rows_max)
 {
-    size_t rows = (part->ways & EP_STAGE_ROWS) == 0 || part->rows < rows_max ? part->rows : rows_max;
+    size_t rows =
+        (part->ways & EP_STAGE_ROWS) == 0 || part->rows < rows_max ? part->rows : rows_max;
     return rows == 0 ? 0 : (rows - 1) * part->row_stride_bytes + part->row_bytes;
 }
 
@@ -205,7 +218,8 @@ ep_err ep_stage_place(ep_stage *stage, ep_error *out_error)
     return EP_OK;
 }
 
-ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_acl_stream stream, ep_error *out_error)
+ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_acl_stream stream,
+                     ep_error *out_error)
 {
     ep_err err = EP_OK;
     for (uint32_t i = 0; i < stage->parts_count && err == EP_OK; i++) {
@@ -215,10 +229,11 @@ ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_ac
         if ((part->ways & way) == 0 || bytes == 0) {
             continue;
         }
-        err = way == EP_STAGE_OUT ? EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, part->device, bytes, host, bytes,
-                                                  EP_ACL_HOST_TO_DEVICE, stream)
-                                  : EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, host, bytes, part->device, bytes,
-                                                  EP_ACL_DEVICE_TO_HOST, stream);
+        err = way == EP_STAGE_OUT
+                  ? EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, part->device, bytes, host,
+                                  bytes, EP_ACL_HOST_TO_DEVICE, stream)
+                  : EP_STAGE_CALL(stage, out_error, aclrtMemcpyAsync, host, bytes, part->device,
+                                  bytes, EP_ACL_DEVICE_TO_HOST, stream);
     }
     return err;
 }

@@ -18,10 +18,10 @@
 #define EP_STAGE_ALL_ROWS SIZE_MAX
 
 enum {
-    EP_STAGE_IN = 1,    /* read by the call */
-    EP_STAGE_OUT = 2,   /* written by it */
-    EP_STAGE_ROWS = 4,  /* its first dimension counts rows, of which fewer may be wanted */
-    EP_STAGE_LATER = 8  /* read by it, once inputs have told how many rows there are */
+    EP_STAGE_IN = 1,   /* read by the call */
+    EP_STAGE_OUT = 2,  /* written by it */
+    EP_STAGE_ROWS = 4, /* its first dimension counts rows, of which fewer may be wanted */
+    EP_STAGE_LATER = 8 /* read by it, once inputs have told how many rows there are */
 };
 
 typedef struct ep_stage_part {
@@ -52,7 +52,8 @@ void ep_stage_begin(ep_stage *stage);
  * FAILED_PRECONDITION (no runtime: the library is named; no device in this thread),
  * INVALID_ARGUMENT (form, device, sync_handle), named.
  */
-ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32_t ways, ep_error *out_error);
+ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32_t ways,
+                    ep_error *out_error);
 /* Makes host tensors of those that were added. Errors: NO_MEMORY, DEVICE_LOST. */
 ep_err ep_stage_place(ep_stage *stage, ep_error *out_error);
 /*
@@ -60,7 +61,8 @@ ep_err ep_stage_place(ep_stage *stage, ep_error *out_error);
  * (EP_STAGE_OUT: to the device), of parts with EP_STAGE_ROWS the first rows_max rows. Errors: the
  * runtime's.
  */
-ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_acl_stream stream, ep_error *out_error);
+ep_err ep_stage_copy(const ep_stage *stage, uint32_t way, size_t rows_max, ep_acl_stream stream,
+                     ep_error *out_error);
 /* Nothing is under way any more. */
 void ep_stage_fini(ep_stage *stage);
 
@@ -72,8 +74,9 @@ ep_err ep_stage_enter(const ep_stage *stage, ep_acl_context *out_before, ep_erro
 void ep_stage_leave(const ep_stage *stage, ep_acl_context before);
 
 /* What a call of the runtime returned, as ours. */
-ep_err ep_stage_check(const ep_stage *stage, ep_acl_code code, const char *call, ep_error *out_error);
-#define EP_STAGE_CALL(stage, out_error, name, ...)                                                                     \
+ep_err ep_stage_check(const ep_stage *stage, ep_acl_code code, const char *call,
+                      ep_error *out_error);
+#define EP_STAGE_CALL(stage, out_error, name, ...)                                                 \
     ep_stage_check(stage, (stage)->acl->name(__VA_ARGS__), #name, out_error)
 
 #endif

@@ -27,19 +27,22 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
 {
     uint32_t decode_max =
         limits->decode_tokens_max != 0 ? limits->decode_tokens_max : EP_FLOW_DECODE_TOKENS_DEFAULT;
-    ep_flow flow = {.prefill =
-                        mode == EP_MODE_PREFILL || (mode == EP_MODE_AUTO && batch->tokens > decode_max),
+    ep_flow flow = {.prefill = mode == EP_MODE_PREFILL ||
+                               (mode == EP_MODE_AUTO && batch->tokens > decode_max),
                     .window_tokens = batch->tokens > 0 ? batch->tokens : 1,
                     .frame_bytes = limits->frame_bytes_max};
     if (flow.prefill) {
-        uint32_t window = limits->window_tokens != 0 ? limits->window_tokens : default_window(batch, shape);
+        uint32_t window =
+            limits->window_tokens != 0 ? limits->window_tokens : default_window(batch, shape);
         flow.window_tokens = window < flow.window_tokens ? window : flow.window_tokens;
         flow.frame_bytes =
             limits->chunk_bytes_max < flow.frame_bytes ? limits->chunk_bytes_max : flow.frame_bytes;
     }
     uint64_t token_bytes = reply_row_bytes(batch) * ep_batch_slots_per_token(batch, shape);
-    bool is_one = flow.window_tokens >= batch->tokens && batch->tokens * token_bytes <= limits->window_bytes_max;
-    uint64_t bytes_max = is_one ? limits->window_bytes_max : limits->window_bytes_max / EP_FLOW_WINDOWS;
+    bool is_one = flow.window_tokens >= batch->tokens &&
+                  batch->tokens * token_bytes <= limits->window_bytes_max;
+    uint64_t bytes_max =
+        is_one ? limits->window_bytes_max : limits->window_bytes_max / EP_FLOW_WINDOWS;
     uint64_t fitting = token_bytes > 0 ? bytes_max / token_bytes : flow.window_tokens;
     if (fitting < flow.window_tokens) {
         flow.window_tokens = fitting > 0 ? (uint32_t)fitting : 1;
@@ -54,11 +57,11 @@ ep_plan_cut ep_flow_cut(const ep_batch *batch)
     ep_dtype sent = ep_batch_sent_dtype(batch);
     bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
     uint64_t slot_scale_bytes = weight_on_input || batch->node_sum ? sizeof(float) : 0;
-    ep_plan_cut cut = {
-        .row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(sent) +
-                     ep_sent_row_scales(sent, batch->hidden) * sizeof(float),
-        .slot_bytes = sizeof(ep_wire_slot) + slot_scale_bytes + (batch->node_sum ? sizeof(uint16_t) : 0),
-        .reply_slot_bytes = reply_row_bytes(batch)};
+    ep_plan_cut cut = {.row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(sent) +
+                                    ep_sent_row_scales(sent, batch->hidden) * sizeof(float),
+                       .slot_bytes = sizeof(ep_wire_slot) + slot_scale_bytes +
+                                     (batch->node_sum ? sizeof(uint16_t) : 0),
+                       .reply_slot_bytes = reply_row_bytes(batch)};
     if (batch->node_sum) { /* the reply has a row for each row: the larger one counts */
         cut.row_bytes = cut.row_bytes > cut.reply_slot_bytes ? cut.row_bytes : cut.reply_slot_bytes;
         cut.reply_slot_bytes = 0;
@@ -90,13 +93,15 @@ ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_e
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "%s is %zu: a frame of one row needs %" PRIu64
                             " bytes (the row of %" PRIu64 " and %u for what goes with it)",
-                            flow->prefill ? "chunk_bytes_max" : "frame_bytes_max", flow->frame_bytes,
-                            needed + EP_FLOW_FRAME_OVERHEAD_BYTES, needed, EP_FLOW_FRAME_OVERHEAD_BYTES);
+                            flow->prefill ? "chunk_bytes_max" : "frame_bytes_max",
+                            flow->frame_bytes, needed + EP_FLOW_FRAME_OVERHEAD_BYTES, needed,
+                            EP_FLOW_FRAME_OVERHEAD_BYTES);
     }
     return EP_OK;
 }
 
-uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes)
+uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
+                            uint32_t nodes)
 {
     uint64_t room = ep_flow_room_bytes(flow, 0) / one_slot_bytes(batch);
     /* rows of one frame, should each slot bring its own */
@@ -105,7 +110,8 @@ uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t
     return frames > UINT32_MAX ? UINT32_MAX : (uint32_t)frames;
 }
 
-uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes)
+uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
+                             uint32_t nodes)
 {
     uint64_t frames = ep_flow_frames_max(flow, batch, slots, nodes);
     return frames * ep_buffer_class_bytes(1) + 2 * slots * reply_row_bytes(batch);

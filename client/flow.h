@@ -54,10 +54,12 @@ ep_plan_cut ep_flow_cut(const ep_batch *batch);
  * known). */
 uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max);
 /* Frames a window of this many slots is cut into at most, spread over nodes. */
-uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
+uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
+                            uint32_t nodes);
 
 /* Bytes of pool buffers the replies to `slots` slots may hold, however they are spread over frames:
  * a buffer is below twice its frame, so below twice its rows plus the smallest class. */
-uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots, uint32_t nodes);
+uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
+                             uint32_t nodes);
 
 #endif

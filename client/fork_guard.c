@@ -15,7 +15,8 @@ void ep_fork_guard_init(ep_fork_guard *out_guard)
 {
     out_guard->pid = getpid();
     out_guard->page = NULL;
-    void *page = mmap(NULL, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *page =
+        mmap(NULL, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) {
         return;
     }

@@ -14,12 +14,13 @@
 
 /* Looks the layer up, checks the tensors against it and fills the call; the model's version is
  * fixed here. */
-static ep_err fill_call(ep_call *call, const ep_view *view, const ep_moe_args *args, const ep_tensor *out,
-                        ep_error *out_error)
+static ep_err fill_call(ep_call *call, const ep_view *view, const ep_moe_args *args,
+                        const ep_tensor *out, ep_error *out_error)
 {
     uint32_t model_index = 0;
     const ep_routing_layer *layer = NULL;
-    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer, out_error);
+    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer,
+                              out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -28,7 +29,8 @@ static ep_err fill_call(ep_call *call, const ep_view *view, const ep_moe_args *a
         return err;
     }
     call->tokens_max = call->spec.batch.tokens;
-    memcpy(call->spec.version, view->table->models[model_index].version, sizeof(call->spec.version));
+    memcpy(call->spec.version, view->table->models[model_index].version,
+           sizeof(call->spec.version));
     return EP_OK;
 }
 
@@ -42,8 +44,9 @@ static ep_err current_view(ep_client *client, ep_view **out_view, ep_error *out_
     return EP_OK;
 }
 
-static ep_err make_call(ep_client *client, ep_call_form form, const ep_view *view, const ep_moe_args *args,
-                        const ep_tensor *out, ep_call **out_call, ep_error *out_error)
+static ep_err make_call(ep_client *client, ep_call_form form, const ep_view *view,
+                        const ep_moe_args *args, const ep_tensor *out, ep_call **out_call,
+                        ep_error *out_error)
 {
     ep_call *call = NULL;
     ep_err err = ep_call_acquire(client, form, &call, out_error);
@@ -61,14 +64,15 @@ static ep_err make_call(ep_client *client, ep_call_form form, const ep_view *vie
 
 /* ---- blocking ---- */
 
-static ep_err forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out, uint64_t begin_ns,
-                      ep_moe_result *out_result)
+static ep_err forward(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                      uint64_t begin_ns, ep_moe_result *out_result)
 {
     ep_call *call = NULL;
     ep_view *view = NULL;
     ep_error *error = &out_result->error;
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
-    ep_err err = ep_cluster_wait_view(client->cluster, begin_ns + deadline_us * EP_NS_PER_US, &view, error);
+    ep_err err =
+        ep_cluster_wait_view(client->cluster, begin_ns + deadline_us * EP_NS_PER_US, &view, error);
     if (err != EP_OK) {
         return err;
     }
@@ -109,7 +113,8 @@ ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tenso
 /* ---- callback ---- */
 
 static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
-                            ep_moe_done_func done, void *arg, ep_call **out_call, ep_error *out_error)
+                            ep_moe_done_func done, void *arg, ep_call **out_call,
+                            ep_error *out_error)
 {
     ep_call *call = NULL;
     ep_view *view = NULL;
@@ -144,7 +149,8 @@ static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep
 }
 
 ep_err ep_moe_forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
-                            ep_moe_done_func done, void *arg, ep_call **out_call, ep_error *out_error)
+                            ep_moe_done_func done, void *arg, ep_call **out_call,
+                            ep_error *out_error)
 {
     ep_err err = ep_client_enter(client, out_error);
     if (err == EP_OK) {
@@ -178,8 +184,8 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
         err = make_call(client, EP_FORM_PREPARED, view, &host_args, &host_out, &call, out_error);
     }
     if (err == EP_OK) {
-        err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer, &model_index, &layer,
-                           out_error);
+        err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer,
+                           &model_index, &layer, out_error);
     }
     if (err == EP_OK) {
         err = ep_call_reserve(call, view, layer, out_error);
@@ -197,8 +203,8 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
     return EP_OK;
 }
 
-ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tensor *out, ep_call **out_call,
-                      ep_error *out_error)
+ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
+                      ep_call **out_call, ep_error *out_error)
 {
     ep_err err = ep_client_enter(client, out_error);
     if (err == EP_OK) {
@@ -254,7 +260,8 @@ static ep_err begin_prepared(ep_call *call, uint32_t n_active, ep_error *out_err
 ep_err ep_call_begin(ep_call *call, uint32_t n_active, ep_error *out_error)
 {
     if (call == NULL || call->form != EP_FORM_PREPARED) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "the call was not made by ep_call_create");
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "the call was not made by ep_call_create");
     }
     ep_err err = ep_client_enter(call->client, out_error);
     if (err != EP_OK) {
@@ -317,7 +324,8 @@ void ep_call_destroy(ep_call *call)
     if (call->began) {
         ep_error error;
         ep_call_cancel(call);
-        if (call->stream_call != NULL && !ep_stream_call_wait(call->stream_call, DEVICE_WAIT_NS, &error)) {
+        if (call->stream_call != NULL &&
+            !ep_stream_call_wait(call->stream_call, DEVICE_WAIT_NS, &error)) {
             return; /* the device hangs: what it may still write to is left as it is */
         }
         ep_call_finish(call, NULL);

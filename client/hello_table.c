@@ -54,18 +54,20 @@ static layer_entry *find_layer(const builder *b, uint32_t model_index, uint32_t 
     return NULL;
 }
 
-static ep_err disagree(const builder *b, uint32_t first, uint32_t second, const Expertd__V1__ModelInfo *model,
-                       const char *what)
+static ep_err disagree(const builder *b, uint32_t first, uint32_t second,
+                       const Expertd__V1__ModelInfo *model, const char *what)
 {
     return ep_error_set(b->error, EP_ERR_FAILED_PRECONDITION,
-                        "nodes %s and %s disagree about %s of model %s:%s", node_name(&b->sources[first]),
-                        node_name(&b->sources[second]), what, model->name, model->version);
+                        "nodes %s and %s disagree about %s of model %s:%s",
+                        node_name(&b->sources[first]), node_name(&b->sources[second]), what,
+                        model->name, model->version);
 }
 
 static bool same_shape(const Expertd__V1__LayerInfo *a, const Expertd__V1__LayerInfo *b)
 {
     return a->hidden == b->hidden && a->inner == b->inner && a->experts == b->experts &&
-           a->shared_experts == b->shared_experts && a->top_k == b->top_k && a->activation == b->activation;
+           a->shared_experts == b->shared_experts && a->top_k == b->top_k &&
+           a->activation == b->activation;
 }
 
 static ep_err collect_model(builder *b, uint32_t source, const Expertd__V1__ModelInfo *info)
@@ -142,8 +144,9 @@ static ep_err fill_nodes(builder *b)
         snprintf(node->host, sizeof(node->host), "%s", b->sources[n].hello->host);
         for (uint32_t i = 0; i < n; i++) {
             if (strcmp(b->table->nodes[i].name, node->name) == 0) {
-                return ep_error_set(b->error, EP_ERR_FAILED_PRECONDITION, "%s and %s both call themselves %s",
-                                    b->table->nodes[i].url, node->url, node->name);
+                return ep_error_set(b->error, EP_ERR_FAILED_PRECONDITION,
+                                    "%s and %s both call themselves %s", b->table->nodes[i].url,
+                                    node->url, node->name);
             }
         }
     }
@@ -161,7 +164,8 @@ static uint32_t numerics_index(ep_routing_model *model, const char *numerics)
     return model->numerics_count++;
 }
 
-static const Expertd__V1__ModelInfo *source_model(const builder *b, uint32_t source, uint32_t model_index)
+static const Expertd__V1__ModelInfo *source_model(const builder *b, uint32_t source,
+                                                  uint32_t model_index)
 {
     const Expertd__V1__Hello *hello = b->sources[source].hello;
     for (size_t m = 0; m < hello->n_models; m++) {
@@ -176,11 +180,12 @@ static ep_err fill_models(builder *b)
 {
     for (uint32_t m = 0; m < b->models_count; m++) {
         const Expertd__V1__ModelInfo *first = b->models[m].info;
-        ep_err err = ep_routing_table_model_init(b->table, m, first->name, first->version, b->sources_count);
+        ep_err err =
+            ep_routing_table_model_init(b->table, m, first->name, first->version, b->sources_count);
         if (err != EP_OK) {
-            return ep_error_set(b->error, err, "model '%.150s:%.50s' of node %s cannot be listed: %s",
-                                first->name, first->version, node_name(&b->sources[b->models[m].source]),
-                                ep_err_text(err));
+            return ep_error_set(
+                b->error, err, "model '%.150s:%.50s' of node %s cannot be listed: %s", first->name,
+                first->version, node_name(&b->sources[b->models[m].source]), ep_err_text(err));
         }
         ep_routing_model *model = &b->table->models[m];
         model->numerics_count = 0;
@@ -192,7 +197,8 @@ static ep_err fill_models(builder *b)
             if (strlen(info->numerics) >= EP_NUMERICS_BYTES) {
                 return ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT,
                                     "numerics id of node %s has %zu bytes: allowed 0..%d",
-                                    node_name(&b->sources[s]), strlen(info->numerics), EP_NUMERICS_BYTES - 1);
+                                    node_name(&b->sources[s]), strlen(info->numerics),
+                                    EP_NUMERICS_BYTES - 1);
             }
             model->numerics_of_node[s] = numerics_index(model, info->numerics);
         }
@@ -200,7 +206,8 @@ static ep_err fill_models(builder *b)
     return EP_OK;
 }
 
-static const Expertd__V1__LayerInfo *source_layer(const builder *b, uint32_t source, const layer_entry *entry)
+static const Expertd__V1__LayerInfo *source_layer(const builder *b, uint32_t source,
+                                                  const layer_entry *entry)
 {
     const Expertd__V1__ModelInfo *info = source_model(b, source, entry->model_index);
     for (size_t i = 0; info != NULL && i < info->n_layers; i++) {
@@ -212,8 +219,8 @@ static const Expertd__V1__LayerInfo *source_layer(const builder *b, uint32_t sou
 }
 
 /* Adds count 1 for each owned expert of each node to counts[expert + 1]. */
-static ep_err count_copies(const builder *b, const layer_entry *entry, uint32_t experts, uint32_t *counts,
-                           size_t *out_total)
+static ep_err count_copies(const builder *b, const layer_entry *entry, uint32_t experts,
+                           uint32_t *counts, size_t *out_total)
 {
     *out_total = 0;
     for (uint32_t s = 0; s < b->sources_count; s++) {
@@ -223,7 +230,8 @@ static ep_err count_copies(const builder *b, const layer_entry *entry, uint32_t 
                 return ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT,
                                     "node %s says it owns expert %" PRIu32 " of layer %" PRIu32
                                     ": allowed 0..%" PRIu32,
-                                    node_name(&b->sources[s]), info->owned[i], info->layer, experts - 1);
+                                    node_name(&b->sources[s]), info->owned[i], info->layer,
+                                    experts - 1);
             }
             counts[info->owned[i] + 1]++;
             ++*out_total;
@@ -266,15 +274,17 @@ static ep_err fill_layer(builder *b, uint32_t index)
     uint32_t *counts = calloc((size_t)experts + 1, sizeof(*counts));
     size_t total = 0;
     if (counts == NULL) {
-        return ep_error_set(b->error, EP_ERR_NO_MEMORY, "no memory for %" PRIu32 " experts", experts);
+        return ep_error_set(b->error, EP_ERR_NO_MEMORY, "no memory for %" PRIu32 " experts",
+                            experts);
     }
     err = count_copies(b, entry, experts, counts, &total);
     if (err == EP_OK && total > UINT32_MAX) {
-        err = ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT, "layer %" PRIu32 " has %zu copies: too many",
-                           info->layer, total);
+        err = ep_error_set(b->error, EP_ERR_INVALID_ARGUMENT,
+                           "layer %" PRIu32 " has %zu copies: too many", info->layer, total);
     }
     if (err == EP_OK) {
-        err = ep_routing_table_layer_init(b->table, index, entry->model_index, &shape, (uint32_t)total);
+        err = ep_routing_table_layer_init(b->table, index, entry->model_index, &shape,
+                                          (uint32_t)total);
         if (err != EP_OK) {
             ep_error_set(b->error, err, "layer %" PRIu32 " cannot be listed: %s", info->layer,
                          ep_err_text(err));
@@ -296,7 +306,8 @@ static ep_err build(builder *b, ep_epoch epoch)
     err = ep_routing_table_create(b->sources_count, b->models_count, b->layers_count, &b->table);
     if (err != EP_OK) {
         return ep_error_set(b->error, err,
-                            "a table of %" PRIu32 " nodes, %" PRIu32 " models, %" PRIu32 " layers: %s",
+                            "a table of %" PRIu32 " nodes, %" PRIu32 " models, %" PRIu32
+                            " layers: %s",
                             b->sources_count, b->models_count, b->layers_count, ep_err_text(err));
     }
     b->table->epoch = epoch;

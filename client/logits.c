@@ -12,9 +12,9 @@
 #include "expertd/gate.h"
 
 typedef struct gate_buffers {
-    float *logits;  /* [T,E] contiguous; rows of tokens that are masked out are 0 */
-    int32_t *ids;   /* [T,K] */
-    float *weights; /* [T,K] */
+    float *logits;   /* [T,E] contiguous; rows of tokens that are masked out are 0 */
+    int32_t *ids;    /* [T,K] */
+    float *weights;  /* [T,K] */
     uint8_t *active; /* [T] */
 } gate_buffers;
 
@@ -26,8 +26,8 @@ static void free_buffers(gate_buffers *buffers)
     free(buffers->active);
 }
 
-static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
-                         ep_error *out_error)
+static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate,
+                         const ep_tensor *logits, ep_error *out_error)
 {
     static const ep_dtype f32[] = {EP_DTYPE_F32, EP_DTYPE_NONE};
     if (gate == NULL || logits == NULL) {
@@ -35,8 +35,9 @@ static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate, co
                             gate == NULL ? "gate" : "logits");
     }
     if (args->expert_ids.rank != 0 || args->expert_scales.rank != 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "expert_ids and expert_scales must be absent (rank 0): the gate makes them");
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "expert_ids and expert_scales must be absent (rank 0): the gate makes them");
     }
     ep_err err = ep_tensor_check("logits", logits, 2, f32, out_error);
     if (err != EP_OK) {
@@ -44,17 +45,20 @@ static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate, co
     }
     if (logits->shape[1] != gate->experts) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "logits have %" PRId64 " experts, the gate has %" PRIu32, logits->shape[1],
-                            gate->experts);
+                            "logits have %" PRId64 " experts, the gate has %" PRIu32,
+                            logits->shape[1], gate->experts);
     }
     if (gate->top_k < 1 || gate->top_k > EP_TOP_K_MAX) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "the gate's top_k is %" PRIu32 ": allowed 1..%d", gate->top_k, EP_TOP_K_MAX);
+                            "the gate's top_k is %" PRIu32 ": allowed 1..%d", gate->top_k,
+                            EP_TOP_K_MAX);
     }
-    if (args->x.rank != 2 || logits->shape[0] != args->x.shape[0] || logits->shape[0] > EP_TOKENS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "logits have %" PRId64 " tokens, x has %" PRId64 ": allowed the same, up to %d",
-                            logits->shape[0], args->x.rank > 0 ? args->x.shape[0] : 0, EP_TOKENS_MAX);
+    if (args->x.rank != 2 || logits->shape[0] != args->x.shape[0] ||
+        logits->shape[0] > EP_TOKENS_MAX) {
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "logits have %" PRId64 " tokens, x has %" PRId64 ": allowed the same, up to %d",
+            logits->shape[0], args->x.rank > 0 ? args->x.shape[0] : 0, EP_TOKENS_MAX);
     }
     return EP_OK;
 }
@@ -66,12 +70,14 @@ static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep
     ep_view *view = taken_view;
     uint32_t model_index = 0;
     const ep_routing_layer *layer = NULL;
-    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer, out_error);
+    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer,
+                              out_error);
     const uint64_t others = (uint64_t)args->zero_experts + args->copy_experts + args->const_experts;
     if (err == EP_OK && layer->shape.experts + others != gate->experts) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                           "the gate has %" PRIu32 " experts, layer %" PRIu32 " of model %s has %" PRIu32
-                           " and the call %" PRIu64 " zero, copy and constant ones",
+                           "the gate has %" PRIu32 " experts, layer %" PRIu32
+                           " of model %s has %" PRIu32 " and the call %" PRIu64
+                           " zero, copy and constant ones",
                            gate->experts, args->layer, args->model, layer->shape.experts, others);
     }
     ep_view_unref(view);
@@ -95,27 +101,33 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
     buffers->ids = calloc(tokens * gate->top_k + 1, sizeof(*buffers->ids));
     buffers->weights = calloc(tokens * gate->top_k + 1, sizeof(*buffers->weights));
     buffers->active = calloc(tokens + 1, sizeof(*buffers->active));
-    if (buffers->logits == NULL || buffers->ids == NULL || buffers->weights == NULL || buffers->active == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a gate of %zu tokens", tokens);
+    if (buffers->logits == NULL || buffers->ids == NULL || buffers->weights == NULL ||
+        buffers->active == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a gate of %zu tokens",
+                            tokens);
     }
     for (size_t t = 0; t < tokens; t++) {
         if (!is_masked(args, (int64_t)t)) {
             buffers->active[t] = 1;
             memcpy(buffers->logits + t * row,
-                   (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0], row * sizeof(float));
+                   (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0],
+                   row * sizeof(float));
         }
     }
     ep_gate_config plain = *gate;
     plain.load = NULL; /* tokens that are masked out do not count */
-    ep_err err = ep_gate(&plain, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights, out_error);
-    return err != EP_OK || gate->load == NULL ? err
-                                              : ep_gate_load_compute(&plain, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->active,
-                                                                     gate->load, out_error);
+    ep_err err = ep_gate(&plain, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights,
+                         out_error);
+    return err != EP_OK || gate->load == NULL
+               ? err
+               : ep_gate_load_compute(&plain, (uint32_t)tokens, buffers->logits, buffers->ids,
+                                      buffers->active, gate->load, out_error);
 }
 
 /* The same call with the gate's choice, and the time the gate has left of it. */
-static ep_moe_args chosen_args(const ep_client *client, const ep_moe_args *args, const gate_buffers *buffers,
-                               int64_t tokens, int64_t top_k, uint64_t begin_ns)
+static ep_moe_args chosen_args(const ep_client *client, const ep_moe_args *args,
+                               const gate_buffers *buffers, int64_t tokens, int64_t top_k,
+                               uint64_t begin_ns)
 {
     ep_moe_args chosen = *args;
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
@@ -137,7 +149,8 @@ static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const e
     ep_view *view = NULL;
     ep_err err = check_gate(args, gate, logits, &result->error);
     if (err == EP_OK) {
-        err = ep_cluster_wait_view(client->cluster, begin_ns + deadline_us * EP_NS_PER_US, &view, &result->error);
+        err = ep_cluster_wait_view(client->cluster, begin_ns + deadline_us * EP_NS_PER_US, &view,
+                                   &result->error);
     }
     if (err == EP_OK) {
         err = check_layer(view, args, gate, &result->error);
@@ -146,7 +159,8 @@ static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const e
         err = choose(args, gate, logits, &buffers, &result->error);
     }
     if (err == EP_OK) {
-        ep_moe_args chosen = chosen_args(client, args, &buffers, logits->shape[0], gate->top_k, begin_ns);
+        ep_moe_args chosen =
+            chosen_args(client, args, &buffers, logits->shape[0], gate->top_k, begin_ns);
         err = ep_moe_forward(client, &chosen, out, result);
     }
     free_buffers(&buffers);
@@ -154,7 +168,8 @@ static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const e
 }
 
 ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
-                             const ep_tensor *logits, const ep_tensor *out, ep_moe_result *out_result)
+                             const ep_tensor *logits, const ep_tensor *out,
+                             ep_moe_result *out_result)
 {
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_error_clear(&result.error);
@@ -195,8 +210,8 @@ static void on_gated_done(void *arg, const ep_moe_result *result)
 }
 
 static ep_err begin_gated(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
-                          const ep_tensor *logits, const ep_tensor *out, gated_call *gated, ep_call **out_call,
-                          ep_error *out_error)
+                          const ep_tensor *logits, const ep_tensor *out, gated_call *gated,
+                          ep_call **out_call, ep_error *out_error)
 {
     uint64_t begin_ns = ep_clock_now_ns();
     ep_view *view = ep_cluster_acquire_view(client->cluster);
@@ -209,13 +224,15 @@ static ep_err begin_gated(ep_client *client, const ep_moe_args *args, const ep_g
     if (err != EP_OK) {
         return err;
     }
-    ep_moe_args chosen = chosen_args(client, args, &gated->buffers, logits->shape[0], gate->top_k, begin_ns);
+    ep_moe_args chosen =
+        chosen_args(client, args, &gated->buffers, logits->shape[0], gate->top_k, begin_ns);
     return ep_moe_forward_async(client, &chosen, out, on_gated_done, gated, out_call, out_error);
 }
 
-static ep_err forward_logits_async(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
-                                   const ep_tensor *logits, const ep_tensor *out, ep_moe_done_func done,
-                                   void *arg, ep_call **out_call, ep_error *out_error)
+static ep_err forward_logits_async(ep_client *client, const ep_moe_args *args,
+                                   const ep_gate_config *gate, const ep_tensor *logits,
+                                   const ep_tensor *out, ep_moe_done_func done, void *arg,
+                                   ep_call **out_call, ep_error *out_error)
 {
     ep_err err = ep_args_check(args, out, out_error);
     if (err == EP_OK && done == NULL) {
@@ -238,9 +255,10 @@ static ep_err forward_logits_async(ep_client *client, const ep_moe_args *args, c
     return err;
 }
 
-ep_err ep_moe_forward_logits_async(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
-                                   const ep_tensor *logits, const ep_tensor *out, ep_moe_done_func done,
-                                   void *arg, ep_call **out_call, ep_error *out_error)
+ep_err ep_moe_forward_logits_async(ep_client *client, const ep_moe_args *args,
+                                   const ep_gate_config *gate, const ep_tensor *logits,
+                                   const ep_tensor *out, ep_moe_done_func done, void *arg,
+                                   ep_call **out_call, ep_error *out_error)
 {
     ep_err err = ep_client_enter(client, out_error);
     if (err == EP_OK) {

@@ -10,7 +10,8 @@ static uint64_t copies_on(const ep_routing_table *table, uint32_t model_index, u
     for (uint32_t l = 0; l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
         const uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
-        for (uint32_t i = 0; layer->model_index == model_index && i < layer->offsets[experts]; i++) {
+        for (uint32_t i = 0; layer->model_index == model_index && i < layer->offsets[experts];
+             i++) {
             count += layer->copies[i] == node;
         }
     }
@@ -27,7 +28,8 @@ const char *ep_numerics_pick(const ep_routing_table *table, uint32_t model_index
         uint32_t nodes = 0;
         uint64_t copies = 0;
         for (uint32_t n = 0; n < table->nodes_count; n++) {
-            const uint64_t held = model->numerics_of_node[n] == id ? copies_on(table, model_index, n) : 0;
+            const uint64_t held =
+                model->numerics_of_node[n] == id ? copies_on(table, model_index, n) : 0;
             nodes += held > 0;
             copies += held;
         }
@@ -40,7 +42,8 @@ const char *ep_numerics_pick(const ep_routing_table *table, uint32_t model_index
     return best;
 }
 
-static bool has_copy(const ep_routing_model *model, const ep_routing_layer *layer, uint32_t expert, const char *numerics)
+static bool has_copy(const ep_routing_model *model, const ep_routing_layer *layer, uint32_t expert,
+                     const char *numerics)
 {
     for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1]; i++) {
         const uint32_t id = model->numerics_of_node[layer->copies[i]];

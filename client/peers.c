@@ -53,8 +53,8 @@ static const char *shm_offer(const ep_peer *peer, const Expertd__V1__Hello *hell
     }
     for (size_t i = 0; strcmp(host, hello->host) == 0 && i < hello->n_lanes; i++) {
         const char *url = hello->lanes[i]->url;
-        if (strcmp(hello->lanes[i]->name, ep_shm_lane.name) == 0 && ep_lane_for_url(url) == &ep_shm_lane &&
-            strlen(url) < EP_URL_BYTES) {
+        if (strcmp(hello->lanes[i]->name, ep_shm_lane.name) == 0 &&
+            ep_lane_for_url(url) == &ep_shm_lane && strlen(url) < EP_URL_BYTES) {
             return url;
         }
     }
@@ -161,7 +161,8 @@ static ep_err peer_new(const ep_peer_config *config, ep_peer **out_peer, ep_erro
 {
     ep_peer *peer = calloc(1, sizeof(*peer));
     if (peer == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for node %s", config->address.url);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for node %s",
+                            config->address.url);
     }
     pthread_mutex_init(&peer->lock, NULL);
     peer->refs = 1;
@@ -282,7 +283,8 @@ bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns
     if (!ep_rpc_channel_read_life(best_channel(link), &life)) {
         return false; /* its end is on its way to the frame */
     }
-    switch (ep_silence_judge(now_ns, sent_ns, life.heard_ns, life.pinged_ns, life.blocked_ns, out_next_ns)) {
+    switch (ep_silence_judge(now_ns, sent_ns, life.heard_ns, life.pinged_ns, life.blocked_ns,
+                             out_next_ns)) {
     case EP_SILENCE_PING:
         ep_rpc_channel_ping(best_channel(link));
         return false;
@@ -316,7 +318,8 @@ bool ep_peer_was_tried(ep_peer *peer)
     return has_failed || peer->hello != NULL;
 }
 
-void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text, size_t bytes)
+void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text,
+                      size_t bytes)
 {
     uint64_t heard_ns = __atomic_load_n(&peer->heard_ns, __ATOMIC_RELAXED);
     char heard[48] = "never heard";
@@ -327,7 +330,8 @@ void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns,
     }
     pthread_mutex_lock(&peer->lock);
     if (peer->last_error.code != EP_OK) {
-        snprintf(why, sizeof(why), ": %s: %.140s", ep_err_name(peer->last_error.code), peer->last_error.text);
+        snprintf(why, sizeof(why), ": %s: %.140s", ep_err_name(peer->last_error.code),
+                 peer->last_error.text);
     }
     pthread_mutex_unlock(&peer->lock);
     if (ep_peer_is_ready(peer, class_index)) {

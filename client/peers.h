@@ -30,7 +30,8 @@ typedef struct ep_peer_config {
     const char *name; /* in the routing table; "" not known yet */
     bool allows_shm;
     /* A connection has become ready. hello is valid in the call only. */
-    void (*on_ready)(void *arg, ep_peer *peer, ep_peer_class class_index, const Expertd__V1__Hello *hello);
+    void (*on_ready)(void *arg, ep_peer *peer, ep_peer_class class_index,
+                     const Expertd__V1__Hello *hello);
     void (*on_unused)(void *arg, ep_peer *peer);
     void *arg;
     uint64_t *late_replies; /* see ep_rpc_channel_config */
@@ -40,12 +41,12 @@ typedef struct ep_peer_link {
     ep_peer *peer;
     ep_rpc_channel *channel;
     ep_peer_class class_index;
-    bool ready;               /* atomic: channel is */
+    bool ready;            /* atomic: channel is */
     uint64_t suspected_ns; /* atomic: when it was found silent; 0 never, or it has spoken since */
     ep_answer_times times;
-    ep_rpc_channel *shm;      /* atomic; NULL until the node offered it. Lives as long as channel */
+    ep_rpc_channel *shm; /* atomic; NULL until the node offered it. Lives as long as channel */
     char shm_url[EP_URL_BYTES];
-    bool shm_ready;           /* atomic */
+    bool shm_ready; /* atomic */
 } ep_peer_link;
 
 struct ep_peer {
@@ -53,9 +54,9 @@ struct ep_peer {
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
     ep_peer_link links[EP_PEER_CLASSES];
-    bool refused;             /* no channel can be made to its URL: it is never ready */
-    bool draining;            /* atomic: it said so since it was last connected */
-    uint64_t heard_ns;        /* atomic: newest reply or Hello; 0 never */
+    bool refused;      /* no channel can be made to its URL: it is never ready */
+    bool draining;     /* atomic: it said so since it was last connected */
+    uint64_t heard_ns; /* atomic: newest reply or Hello; 0 never */
     ep_peer_timing timing;
     uint64_t frame_bytes_max; /* atomic: what it accepts, as in its Hello; 0 not known */
     ep_peer_config config;
@@ -64,7 +65,7 @@ struct ep_peer {
     uint64_t last_error_ns;
     /* the newest one, a copy; kept only where the table is made of them */
     Expertd__V1__Hello *hello;
-    ep_peer *next;             /* owner's list */
+    ep_peer *next; /* owner's list */
 };
 
 /* Starts both connections and returns. Errors: INVALID_ARGUMENT (URL), NO_MEMORY. */

@@ -51,7 +51,8 @@ static inline void ep_retry_units_add(int64_t *units, int64_t amount, int64_t ma
         if (grown == old) {
             return;
         }
-    } while (!__atomic_compare_exchange_n(units, &old, grown, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    } while (
+        !__atomic_compare_exchange_n(units, &old, grown, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
 static inline bool ep_retry_units_take(int64_t *units, int64_t amount)
@@ -61,8 +62,8 @@ static inline bool ep_retry_units_take(int64_t *units, int64_t amount)
         if (old < amount) {
             return false;
         }
-    } while (
-        !__atomic_compare_exchange_n(units, &old, old - amount, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    } while (!__atomic_compare_exchange_n(units, &old, old - amount, true, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
     return true;
 }
 

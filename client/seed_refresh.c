@@ -35,14 +35,17 @@ static void on_answer(void *arg, const ep_rpc_reply *reply, const ep_error *erro
 static void ask(question *q)
 {
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
-    ep_rpc_request request = {
-        .method = q->refresh->method, .header = &empty.base, .deadline_ns = ep_clock_now_ns() + ANSWER_NS};
+    ep_rpc_request request = {.method = q->refresh->method,
+                              .header = &empty.base,
+                              .deadline_ns = ep_clock_now_ns() + ANSWER_NS};
     ep_rpc_channel *channel;
     ep_rpc_call_id id;
-    if (!ep_peer_is_ready(q->seed, EP_PEER_DECODE) || __atomic_exchange_n(&q->asked, true, __ATOMIC_ACQ_REL)) {
+    if (!ep_peer_is_ready(q->seed, EP_PEER_DECODE) ||
+        __atomic_exchange_n(&q->asked, true, __ATOMIC_ACQ_REL)) {
         return;
     }
-    if (ep_peer_call_start(q->seed, EP_PEER_DECODE, &request, on_answer, q, &channel, &id, NULL) != EP_OK) {
+    if (ep_peer_call_start(q->seed, EP_PEER_DECODE, &request, on_answer, q, &channel, &id, NULL) !=
+        EP_OK) {
         __atomic_store_n(&q->asked, false, __ATOMIC_RELEASE);
     }
 }

@@ -23,7 +23,11 @@
  * A ping that leaves just before and is not answered still ends within 500 ms. */
 #define EP_SILENCE_BLOCKED_NS (200 * EP_NS_PER_MS)
 
-typedef enum ep_silence_verdict { EP_SILENCE_NOT, EP_SILENCE_PING, EP_SILENCE_SILENT } ep_silence_verdict;
+typedef enum ep_silence_verdict {
+    EP_SILENCE_NOT,
+    EP_SILENCE_PING,
+    EP_SILENCE_SILENT
+} ep_silence_verdict;
 
 /*
  * Times by ep_clock_now_ns(), 0 never.
@@ -33,8 +37,9 @@ typedef enum ep_silence_verdict { EP_SILENCE_NOT, EP_SILENCE_PING, EP_SILENCE_SI
  *   blocked_ns a ping waits to leave since then, and nothing leaves
  * *out_next_ns: when to look again; not set with SILENT.
  */
-static inline ep_silence_verdict ep_silence_judge(uint64_t now_ns, uint64_t sent_ns, uint64_t heard_ns,
-                                                  uint64_t pinged_ns, uint64_t blocked_ns, uint64_t *out_next_ns)
+static inline ep_silence_verdict ep_silence_judge(uint64_t now_ns, uint64_t sent_ns,
+                                                  uint64_t heard_ns, uint64_t pinged_ns,
+                                                  uint64_t blocked_ns, uint64_t *out_next_ns)
 {
     uint64_t since_ns = heard_ns > sent_ns ? heard_ns : sent_ns;
     if (now_ns < since_ns + EP_SILENCE_PING_NS) {

@@ -67,7 +67,8 @@ static struct {
 /* Lock held. */
 static void wait_until(uint64_t due_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S), .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
+    struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
+                             .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
     pthread_cond_clockwait(&all.changed, &all.lock, CLOCK_MONOTONIC, &until);
 }
 
@@ -121,10 +122,12 @@ static ep_err start_call(ep_stream_call *s, ep_error *out_error)
         return before.code;
     }
     if (is_cancelled) {
-        return ep_error_set(out_error, EP_ERR_CANCELLED, "cancelled before its inputs had been copied from the device");
+        return ep_error_set(out_error, EP_ERR_CANCELLED,
+                            "cancelled before its inputs had been copied from the device");
     }
     /* It has passed; this tells how. */
-    ep_err err = EP_STAGE_CALL(&s->stage, out_error, aclrtSynchronizeEventWithTimeout, s->copied, REPORT_MS);
+    ep_err err =
+        EP_STAGE_CALL(&s->stage, out_error, aclrtSynchronizeEventWithTimeout, s->copied, REPORT_MS);
     return err == EP_OK ? ep_call_start_newest(s->call, s->tokens, out_error) : err;
 }
 
@@ -183,7 +186,8 @@ static void look_for_loss(const reports *r)
         ep_acl_event_status status = 0;
         ep_error error;
         if (s->reports == r && s->phase == PHASE_ENQUEUED &&
-            EP_STAGE_CALL(&s->stage, &error, aclrtQueryEventStatus, s->copied, &status) == EP_ERR_DEVICE_LOST) {
+            EP_STAGE_CALL(&s->stage, &error, aclrtQueryEventStatus, s->copied, &status) ==
+                EP_ERR_DEVICE_LOST) {
             s->error = error;
             s->phase = PHASE_COPIED;
         }
@@ -218,7 +222,8 @@ static void *reports_main(void *arg)
             look_for_loss(r);
         }
         ep_stream_call *s = take_copied(r);
-        if (s == NULL && code != EP_ACL_SUCCESS && ep_acl_code_err(code) != EP_ERR_DEADLINE_EXCEEDED && !r->stopping) {
+        if (s == NULL && code != EP_ACL_SUCCESS &&
+            ep_acl_code_err(code) != EP_ERR_DEADLINE_EXCEEDED && !r->stopping) {
             wait_until(ep_clock_now_ns() + RETRY_NS); /* it did not wait */
         }
         for (; s != NULL; s = take_copied(r)) {
@@ -245,14 +250,16 @@ static ep_err reports_acquire(const ep_stage *stage, reports **out_reports, ep_e
         if (r == NULL) {
             return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
         }
-        r->stage = (ep_stage){.acl = stage->acl, .context = stage->context, .device = stage->device};
+        r->stage =
+            (ep_stage){.acl = stage->acl, .context = stage->context, .device = stage->device};
         sigfillset(&blocked); /* the program's signals stay with the program's threads */
         pthread_sigmask(SIG_SETMASK, &blocked, &old);
         const int failure = pthread_create(&r->thread, NULL, reports_main, r);
         pthread_sigmask(SIG_SETMASK, &old, NULL);
         if (failure != 0) {
             free(r);
-            return ep_error_set(out_error, EP_ERR_IO, "no thread for callbacks of device %" PRId32, stage->device);
+            return ep_error_set(out_error, EP_ERR_IO, "no thread for callbacks of device %" PRId32,
+                                stage->device);
         }
         r->next = all.reports;
         all.reports = r;
@@ -303,7 +310,8 @@ static ep_err add_tensors(ep_stage *stage, ep_moe_args *args, ep_tensor *out, ep
                   {"shared", &args->shared}};
     ep_err err = EP_OK;
     for (size_t i = 0; i < EP_ARRAY_COUNT(inputs) && err == EP_OK; i++) {
-        err = ep_stage_add(stage, inputs[i].name, inputs[i].tensor, EP_STAGE_IN | EP_STAGE_ROWS, out_error);
+        err = ep_stage_add(stage, inputs[i].name, inputs[i].tensor, EP_STAGE_IN | EP_STAGE_ROWS,
+                           out_error);
     }
     if (err == EP_OK) {
         err = ep_stage_add(stage, "out", out, EP_STAGE_OUT | EP_STAGE_ROWS, out_error);
@@ -312,15 +320,17 @@ static ep_err add_tensors(ep_stage *stage, ep_moe_args *args, ep_tensor *out, ep
         return err;
     }
     if (args->x.memory == EP_MEMORY_HOST || out->memory == EP_MEMORY_HOST) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "%s is in host memory, other tensors are on a device: x and out must both be there",
-                            args->x.memory == EP_MEMORY_HOST ? "x" : "out");
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "%s is in host memory, other tensors are on a device: x and out must both be there",
+            args->x.memory == EP_MEMORY_HOST ? "x" : "out");
     }
     if (stage->sync_handle != 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "x has sync_handle 0x%" PRIx64
-                            ": allowed 0, ep_moe_begin_on_stream and ep_moe_finish_on_stream name the stream",
-                            stage->sync_handle);
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "x has sync_handle 0x%" PRIx64
+            ": allowed 0, ep_moe_begin_on_stream and ep_moe_finish_on_stream name the stream",
+            stage->sync_handle);
     }
     return EP_OK;
 }
@@ -330,7 +340,8 @@ static ep_err make_objects(ep_stream_call *s, ep_error *out_error)
     const uint32_t both = EP_ACL_EVENT_SYNC | EP_ACL_EVENT_PROGRESS;
     ep_err err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateStream, &s->stream);
     if (err == EP_OK) {
-        err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateEventExWithFlag, &s->begun, EP_ACL_EVENT_SYNC);
+        err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateEventExWithFlag, &s->begun,
+                            EP_ACL_EVENT_SYNC);
     }
     if (err == EP_OK) {
         err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateEventExWithFlag, &s->copied, both);
@@ -367,7 +378,8 @@ static ep_err join_reports(ep_stream_call *s, ep_error *out_error)
     return EP_OK;
 }
 
-ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call **out_stream_call, ep_error *out_error)
+ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call **out_stream_call,
+                             ep_error *out_error)
 {
     ep_stream_call *s = calloc(1, sizeof(*s));
     if (s == NULL) {
@@ -402,10 +414,12 @@ static bool settle(const ep_stream_call *s)
     ep_error error;
     ep_err err = EP_OK;
     if (s->has_taken) {
-        err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeEventWithTimeout, s->taken, SETTLE_MS);
+        err =
+            EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeEventWithTimeout, s->taken, SETTLE_MS);
     }
     if (err == EP_OK) {
-        err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeStreamWithTimeout, s->stream, SETTLE_MS);
+        err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeStreamWithTimeout, s->stream,
+                            SETTLE_MS);
     }
     /* or the wait took too long, which is told alike: it can still be spoken to */
     if (err == EP_ERR_DEVICE_LOST) {
@@ -420,8 +434,8 @@ static void drop_objects(ep_stream_call *s)
 {
     const ep_acl_symbols *acl = s->stage.acl;
     ep_acl_event const events[] = {s->begun, s->copied, s->taken};
-    if (s->stream != NULL &&
-        (acl->aclrtDestroyStreamForce == NULL || acl->aclrtDestroyStreamForce(s->stream) != EP_ACL_SUCCESS)) {
+    if (s->stream != NULL && (acl->aclrtDestroyStreamForce == NULL ||
+                              acl->aclrtDestroyStreamForce(s->stream) != EP_ACL_SUCCESS)) {
         (void)acl->aclrtDestroyStream(s->stream);
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(events); i++) {
@@ -461,7 +475,8 @@ void ep_stream_call_destroy(ep_stream_call *s)
         free(s);
         return;
     }
-    const ep_stage stage = {.acl = s->stage.acl, .context = s->stage.context, .device = s->stage.device};
+    const ep_stage stage = {
+        .acl = s->stage.acl, .context = s->stage.context, .device = s->stage.device};
     ep_acl_context before = NULL;
     (void)ep_stage_enter(&stage, &before, NULL);
     const bool is_settled = s->reports == NULL || settle(s);
@@ -483,7 +498,9 @@ void ep_stream_call_destroy(ep_stream_call *s)
 static ep_err enqueue_inputs(const ep_stream_call *s, ep_acl_stream stream, ep_error *out_error)
 {
     const ep_stage *stage = &s->stage;
-    ep_err err = s->has_taken ? EP_STAGE_CALL(stage, out_error, aclrtStreamWaitEvent, s->stream, s->taken) : EP_OK;
+    ep_err err = s->has_taken
+                     ? EP_STAGE_CALL(stage, out_error, aclrtStreamWaitEvent, s->stream, s->taken)
+                     : EP_OK;
     if (err == EP_OK) {
         err = EP_STAGE_CALL(stage, out_error, aclrtRecordEvent, s->begun, stream);
     }
@@ -514,7 +531,8 @@ static ep_err enqueue_begin(ep_stream_call *s, ep_acl_stream stream, ep_error *o
     void *run = (void *)(uintptr_t)s->run;
     pthread_mutex_unlock(&all.lock);
     ep_call_use(s->call); /* until it has started */
-    err = EP_STAGE_CALL(&s->stage, out_error, aclrtLaunchCallback, on_copied, run, EP_ACL_CALLBACK_NO_BLOCK, s->stream);
+    err = EP_STAGE_CALL(&s->stage, out_error, aclrtLaunchCallback, on_copied, run,
+                        EP_ACL_CALLBACK_NO_BLOCK, s->stream);
     if (err == EP_OK) {
         return EP_OK;
     }
@@ -552,12 +570,13 @@ static ep_err begin(ep_call *call, uint32_t n_active, void *stream, ep_error *ou
 static ep_err check_call(const ep_call *call, const void *stream, ep_error *out_error)
 {
     if (call == NULL || call->form != EP_FORM_PREPARED) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "the call was not made by ep_call_create");
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "the call was not made by ep_call_create");
     }
     if (call->stream_call == NULL) {
-        return ep_error_set(
-            out_error, EP_ERR_FAILED_PRECONDITION,
-            "the call's tensors are in host memory: ep_call_begin and ep_call_finish are its functions");
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "the call's tensors are in host memory: ep_call_begin and "
+                            "ep_call_finish are its functions");
     }
     return stream != NULL ? EP_OK
                           : ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
@@ -581,7 +600,9 @@ ep_err ep_moe_begin_on_stream(ep_call *call, uint32_t n_active, void *stream, ep
 static ep_err enqueue_wait(ep_stream_call *s, ep_acl_stream stream, ep_error *out_error)
 {
     const ep_stage *stage = &s->stage;
-    ep_err err = s->has_taken ? EP_STAGE_CALL(stage, out_error, aclrtStreamWaitEvent, stream, s->taken) : EP_OK;
+    ep_err err = s->has_taken
+                     ? EP_STAGE_CALL(stage, out_error, aclrtStreamWaitEvent, stream, s->taken)
+                     : EP_OK;
     if (err == EP_OK) {
         err = EP_STAGE_CALL(stage, out_error, aclrtWaitAndResetNotify, s->ended, stream, 0);
     }
@@ -617,8 +638,9 @@ ep_err ep_moe_finish_on_stream(ep_call *call, void *stream, ep_error *out_error)
     }
     if (err == EP_OK && (!call->began || call->stream_call->is_awaited)) {
         err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                           call->began ? "ep_moe_finish_on_stream came already: ep_call_finish is next"
-                                       : "the call has not begun");
+                           call->began
+                               ? "ep_moe_finish_on_stream came already: ep_call_finish is next"
+                               : "the call has not begun");
     }
     if (err != EP_OK) {
         return err;

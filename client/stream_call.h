@@ -27,7 +27,8 @@ typedef struct ep_stream_call ep_stream_call;
  * Errors: as ep_stage_add; INVALID_ARGUMENT (x or out in host memory, the other on the device),
  * NO_MEMORY, IO, the runtime's.
  */
-ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call **out_stream_call, ep_error *out_error);
+ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call **out_stream_call,
+                             ep_error *out_error);
 /* Between runs. What a stream still holds is waited for, or left as it is (5 s). NULL allowed. */
 void ep_stream_call_destroy(ep_stream_call *s);
 

@@ -40,7 +40,8 @@ void ep_view_unref(ep_view *view);
  * the table has; INVALID_ARGUMENT naming the versions when there are several without a default and
  * none is asked for. */
 ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
-                    uint32_t *out_model_index, const ep_routing_layer **out_layer, ep_error *out_error);
+                    uint32_t *out_model_index, const ep_routing_layer **out_layer,
+                    ep_error *out_error);
 /* True when some node serves the model with the pinned id, or nothing is pinned yet. If not,
  * *out_error names the pinned id and those there are. */
 bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error);

@@ -6,14 +6,17 @@
 
 #include "view.h"
 
-static const ep_routing_layer *same_layer(const ep_view *old, const ep_view *view, const ep_routing_layer *layer, uint32_t *out_index)
+static const ep_routing_layer *same_layer(const ep_view *old, const ep_view *view,
+                                          const ep_routing_layer *layer, uint32_t *out_index)
 {
     const ep_routing_model *model = &view->table->models[layer->model_index];
     uint32_t model_index = 0;
-    if (ep_routing_table_find_model(old->table, model->name, model->version, &model_index) == NULL) {
+    if (ep_routing_table_find_model(old->table, model->name, model->version, &model_index) ==
+        NULL) {
         return NULL;
     }
-    const ep_routing_layer *found = ep_routing_table_find_layer(old->table, model_index, layer->shape.layer);
+    const ep_routing_layer *found =
+        ep_routing_table_find_layer(old->table, model_index, layer->shape.layer);
     if (found != NULL) {
         *out_index = (uint32_t)(found - old->table->layers);
     }
@@ -31,7 +34,8 @@ static uint32_t node_by_name(const ep_routing_table *table, const char *name)
 }
 
 /* Node index in the old table, or UINT32_MAX. */
-static uint32_t old_owner(const ep_view *old, const ep_routing_layer *layer, uint32_t layer_index, uint32_t expert)
+static uint32_t old_owner(const ep_view *old, const ep_routing_layer *layer, uint32_t layer_index,
+                          uint32_t expert)
 {
     if (expert >= layer->shape.experts + layer->shape.shared_experts) {
         return UINT32_MAX;
@@ -62,12 +66,15 @@ void ep_view_note_former(ep_view *view, const ep_view *old)
         const ep_routing_layer *layer = &view->table->layers[l];
         uint32_t old_index = 0;
         const ep_routing_layer *before = same_layer(old, view, layer, &old_index);
-        for (uint32_t e = 0; before != NULL && e < layer->shape.experts + layer->shape.shared_experts; e++) {
+        for (uint32_t e = 0;
+             before != NULL && e < layer->shape.experts + layer->shape.shared_experts; e++) {
             if (layer->offsets[e] < layer->offsets[e + 1]) {
                 continue;
             }
             uint32_t owner = old_owner(old, before, old_index, e);
-            uint32_t node = owner == UINT32_MAX ? UINT32_MAX : node_by_name(view->table, old->table->nodes[owner].name);
+            uint32_t node = owner == UINT32_MAX
+                                ? UINT32_MAX
+                                : node_by_name(view->table, old->table->nodes[owner].name);
             if (node != UINT32_MAX && !add(view, l, e, node)) {
                 return; /* only a name in an error is lost */
             }

@@ -36,7 +36,8 @@ static void restart_later(ep_watch *watch)
     if (!watch->closing) {
         uint64_t half = watch->backoff_us / 2;
         uint64_t us = half + ep_splitmix64(&watch->random) % (half + 1);
-        watch->backoff_us = watch->backoff_us * 2 > RESTART_MAX_US ? RESTART_MAX_US : watch->backoff_us * 2;
+        watch->backoff_us =
+            watch->backoff_us * 2 > RESTART_MAX_US ? RESTART_MAX_US : watch->backoff_us * 2;
         ep_timer_arm(watch->timers, &watch->restart, ep_clock_now_ns() + us * EP_NS_PER_US);
     }
     pthread_mutex_unlock(&watch->lock);
@@ -46,8 +47,8 @@ static void take_snapshot(ep_watch *watch, const ep_rpc_reply *reply)
 {
     ep_error error;
     ep_routing_table *table = NULL;
-    ep_err err = ep_placement_decode((const Expertd__V1__PlacementSnapshot *)(const void *)reply->header,
-                                     &table, &error);
+    ep_err err = ep_placement_decode(
+        (const Expertd__V1__PlacementSnapshot *)(const void *)reply->header, &table, &error);
     if (err == EP_OK) {
         err = ep_cluster_install(watch->cluster, table, &error);
     }
@@ -79,8 +80,9 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
 static void start(ep_watch *watch)
 {
     pthread_mutex_lock(&watch->lock);
-    bool skip = watch->active || watch->closing || watch->channel == NULL ||
-                ep_rpc_channel_get_state(watch->channel) != EP_CHANNEL_READY; /* becoming ready starts it */
+    bool skip =
+        watch->active || watch->closing || watch->channel == NULL ||
+        ep_rpc_channel_get_state(watch->channel) != EP_CHANNEL_READY; /* becoming ready starts it */
     watch->active = watch->active || !skip;
     pthread_mutex_unlock(&watch->lock);
     if (skip) {
@@ -92,8 +94,10 @@ static void start(ep_watch *watch)
     epoch.term = have.term;
     epoch.number = have.number;
     request.have = &epoch;
-    ep_rpc_request call = {
-        .method = watch->method, .header = &request.base, .deadline_ns = EP_TIME_NEVER, .attempt = 0};
+    ep_rpc_request call = {.method = watch->method,
+                           .header = &request.base,
+                           .deadline_ns = EP_TIME_NEVER,
+                           .attempt = 0};
     ep_error error;
     ep_rpc_call_id id;
     if (ep_rpc_call_start(watch->channel, &call, on_reply, watch, &id, &error) != EP_OK) {
@@ -132,8 +136,9 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
     }
 }
 
-ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common, const ep_lane_address *coordinator,
-                       ep_watch **out_watch, ep_error *out_error)
+ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common,
+                       const ep_lane_address *coordinator, ep_watch **out_watch,
+                       ep_error *out_error)
 {
     ep_watch *watch = calloc(1, sizeof(*watch));
     if (watch == NULL) {

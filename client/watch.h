@@ -8,8 +8,9 @@
 
 typedef struct ep_watch ep_watch;
 
-ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common, const ep_lane_address *coordinator,
-                       ep_watch **out_watch, ep_error *out_error);
+ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common,
+                       const ep_lane_address *coordinator, ep_watch **out_watch,
+                       ep_error *out_error);
 /* Not from a callback. NULL allowed. */
 void ep_watch_destroy(ep_watch *watch);
 

@@ -15,8 +15,8 @@ static void describe_shape(const ep_safetensors_tensor *tensor, char *out_text, 
 {
     size_t used = (size_t)snprintf(out_text, bytes, "[");
     for (uint32_t i = 0; i < tensor->rank && used < bytes; i++) {
-        used +=
-            (size_t)snprintf(out_text + used, bytes - used, "%s%" PRIu64, i > 0 ? "," : "", tensor->shape[i]);
+        used += (size_t)snprintf(out_text + used, bytes - used, "%s%" PRIu64, i > 0 ? "," : "",
+                                 tensor->shape[i]);
     }
     if (used < bytes) {
         snprintf(out_text + used, bytes - used, "]");
@@ -32,19 +32,20 @@ static ep_err bad_shape(const char *path, const ep_safetensors_tensor *tensor, e
                         tensor->name, shape, allowed);
 }
 
-static ep_err read_tensor(const ep_safetensors *file, const char *path, const ep_safetensors_tensor *tensor,
-                          ep_tensor *out_tensor, ep_error *out_error)
+static ep_err read_tensor(const ep_safetensors *file, const char *path,
+                          const ep_safetensors_tensor *tensor, ep_tensor *out_tensor,
+                          ep_error *out_error)
 {
     size_t bytes = ep_safetensors_tensor_bytes(tensor);
     if (tensor->dtype == EP_DTYPE_NONE) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: tensor %s has type %s, allowed: BF16 F16 F32 I8 U8 I32 I64 BOOL", path,
-                            tensor->name, tensor->dtype_text);
+                            "%s: tensor %s has type %s, allowed: BF16 F16 F32 I8 U8 I32 I64 BOOL",
+                            path, tensor->name, tensor->dtype_text);
     }
     void *data = malloc(bytes > 0 ? bytes : 1);
     if (data == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu bytes of tensor %s", path,
-                            bytes, tensor->name);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu bytes of tensor %s",
+                            path, bytes, tensor->name);
     }
     ep_err err = ep_safetensors_read(file, tensor, 0, data, bytes, out_error);
     if (err != EP_OK) {
@@ -57,7 +58,8 @@ static ep_err read_tensor(const ep_safetensors *file, const char *path, const ep
     return EP_OK;
 }
 
-static ep_err no_tensor(const ep_safetensors *file, const char *path, const char *name, ep_error *out_error)
+static ep_err no_tensor(const ep_safetensors *file, const char *path, const char *name,
+                        ep_error *out_error)
 {
     char names[SHAPE_BYTES] = "none";
     size_t used = 0;
@@ -66,7 +68,8 @@ static ep_err no_tensor(const ep_safetensors *file, const char *path, const char
                                  ep_safetensors_at(file, i)->name);
     }
     return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                        "%s: there is no tensor %s; a batch has x [T,H], expert_ids [T,K] and expert_scales [T,K], this "
+                        "%s: there is no tensor %s; a batch has x [T,H], expert_ids [T,K] and "
+                        "expert_scales [T,K], this "
                         "file has %s",
                         path, name, names);
 }
@@ -87,10 +90,12 @@ static ep_err need(const ep_safetensors *file, const char *path, const char *nam
     } else if (columns < 0) {
         snprintf(allowed, sizeof(allowed), "[%" PRId64 ",K], the tokens of x", tokens);
     } else {
-        snprintf(allowed, sizeof(allowed), "[%" PRId64 ",%" PRId64 "], as expert_ids", tokens, columns);
+        snprintf(allowed, sizeof(allowed), "[%" PRId64 ",%" PRId64 "], as expert_ids", tokens,
+                 columns);
     }
-    bool fits = tensor->rank == rank && (tokens < 0 ? tensor->shape[0] <= (uint64_t)EP_CLI_BATCH_TOKENS_MAX
-                                                    : tensor->shape[0] == (uint64_t)tokens);
+    bool fits =
+        tensor->rank == rank && (tokens < 0 ? tensor->shape[0] <= (uint64_t)EP_CLI_BATCH_TOKENS_MAX
+                                            : tensor->shape[0] == (uint64_t)tokens);
     if (!fits || (columns >= 0 && tensor->shape[1] != (uint64_t)columns)) {
         return bad_shape(path, tensor, out_error, allowed);
     }
@@ -108,17 +113,21 @@ static ep_err read_mask(const ep_safetensors *file, const char *path, ep_cli_bat
                 tensor->rank == 1 ? -1 : batch->top_k, &batch->active_mask, out_error);
 }
 
-static ep_err read_choice(const ep_safetensors *file, const char *path, ep_cli_batch *batch, ep_error *out_error)
+static ep_err read_choice(const ep_safetensors *file, const char *path, ep_cli_batch *batch,
+                          ep_error *out_error)
 {
-    ep_err err = need(file, path, "expert_ids", 2, batch->tokens, -1, &batch->expert_ids, out_error);
+    ep_err err =
+        need(file, path, "expert_ids", 2, batch->tokens, -1, &batch->expert_ids, out_error);
     if (err != EP_OK) {
         return err;
     }
     batch->top_k = batch->expert_ids.shape[1];
-    return need(file, path, "expert_scales", 2, batch->tokens, batch->top_k, &batch->expert_scales, out_error);
+    return need(file, path, "expert_scales", 2, batch->tokens, batch->top_k, &batch->expert_scales,
+                out_error);
 }
 
-static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batch *batch, ep_error *out_error)
+static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batch *batch,
+                       ep_error *out_error)
 {
     ep_err err = need(file, path, "x", 2, -1, -1, &batch->x, out_error);
     if (err != EP_OK) {
@@ -145,7 +154,8 @@ static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batc
 /* A misspelt optional tensor would go unnoticed. */
 static void note_ignored(const ep_safetensors *file, ep_cli_batch *batch)
 {
-    static const char *const known[] = {"x", "expert_ids", "expert_scales", "logits", "x_scales", "active_mask", "token_ids"};
+    static const char *const known[] = {"x",        "expert_ids",  "expert_scales", "logits",
+                                        "x_scales", "active_mask", "token_ids"};
     size_t used = 0;
     for (size_t i = 0; i < ep_safetensors_count(file) && used < sizeof(batch->ignored); i++) {
         const char *name = ep_safetensors_at(file, i)->name;
@@ -156,7 +166,8 @@ static void note_ignored(const ep_safetensors *file, ep_cli_batch *batch)
             k++;
         }
         if (is_useless || k == sizeof(known) / sizeof(known[0])) {
-            used += (size_t)snprintf(batch->ignored + used, sizeof(batch->ignored) - used, "%s%s", used > 0 ? ", " : "", name);
+            used += (size_t)snprintf(batch->ignored + used, sizeof(batch->ignored) - used, "%s%s",
+                                     used > 0 ? ", " : "", name);
         }
     }
 }
@@ -188,8 +199,9 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
 
 void ep_cli_batch_free(ep_cli_batch *batch)
 {
-    ep_tensor *tensors[] = {&batch->x, &batch->expert_ids, &batch->expert_scales, &batch->x_scales,
-                            &batch->active_mask, &batch->logits, &batch->token_ids};
+    ep_tensor *tensors[] = {&batch->x,        &batch->expert_ids,  &batch->expert_scales,
+                            &batch->x_scales, &batch->active_mask, &batch->logits,
+                            &batch->token_ids};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         free(tensors[i]->data);
         *tensors[i] = ep_tensor_none();

@@ -17,10 +17,10 @@
 
 typedef struct ep_cli_batch {
     int64_t tokens;
-    int64_t top_k;         /* 0 without expert_ids */
+    int64_t top_k; /* 0 without expert_ids */
     int64_t hidden;
     ep_tensor x;
-    ep_tensor expert_ids;    /* rank 0: absent, there are logits */
+    ep_tensor expert_ids; /* rank 0: absent, there are logits */
     ep_tensor expert_scales;
     ep_tensor logits;      /* rank 0: absent */
     ep_tensor x_scales;    /* rank 0: absent */

@@ -55,8 +55,8 @@ static void fill_row(int32_t *ids, float *scales, uint32_t top_k, uint32_t exper
     }
 }
 
-bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer, uint32_t tokens,
-                             uint32_t top_k, uint64_t seed)
+bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer,
+                             uint32_t tokens, uint32_t top_k, uint64_t seed)
 {
     size_t values = (size_t)tokens * layer->hidden;
     size_t slots = (size_t)tokens * top_k * EP_CLI_BENCH_ROUTINGS;
@@ -106,7 +106,8 @@ static bool call_once(bench_thread *self, uint64_t turn, ep_moe_result *result)
     args.traceparent = request->traceparent;
     args.want_timing = true;
     args.x = ep_tensor_2d(self->batch.x, EP_DTYPE_BF16, request->tokens, shared->layer->hidden);
-    args.expert_ids = ep_tensor_2d(self->batch.ids + routing, EP_DTYPE_I32, request->tokens, request->top_k);
+    args.expert_ids =
+        ep_tensor_2d(self->batch.ids + routing, EP_DTYPE_I32, request->tokens, request->top_k);
     args.expert_scales =
         ep_tensor_2d(self->batch.scales + routing, EP_DTYPE_F32, request->tokens, request->top_k);
     ep_err err = ep_moe_forward(shared->client, &args, &out, result);
@@ -195,9 +196,10 @@ static ep_err run_threads(bench_shared *shared, bench_thread *threads, uint64_t 
         pthread_join(threads[i].thread, NULL);
     }
     *out_elapsed_us = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_US;
-    return started == count ? EP_OK
-                            : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                                           "only %u of %u threads could be started", started, count);
+    return started == count
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                              "only %u of %u threads could be started", started, count);
 }
 
 static ep_err prepare(bench_shared *shared, bench_thread *threads, ep_error *out_error)
@@ -206,12 +208,13 @@ static ep_err prepare(bench_shared *shared, bench_thread *threads, ep_error *out
     for (uint32_t i = 0; i < request->threads; i++) {
         threads[i].shared = shared;
         ep_error_clear(&threads[i].error);
-        threads[i].out = calloc((size_t)request->tokens * shared->layer->hidden + 1, sizeof(*threads[i].out));
+        threads[i].out =
+            calloc((size_t)request->tokens * shared->layer->hidden + 1, sizeof(*threads[i].out));
         if (threads[i].out == NULL ||
-            !ep_cli_bench_batch_fill(&threads[i].batch, shared->layer, request->tokens, request->top_k,
-                                     request->seed + i)) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the batches of %u threads",
-                                request->threads);
+            !ep_cli_bench_batch_fill(&threads[i].batch, shared->layer, request->tokens,
+                                     request->top_k, request->seed + i)) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                                "no memory for the batches of %u threads", request->threads);
         }
     }
     return EP_OK;
@@ -243,14 +246,16 @@ static ep_err collect(const bench_thread *threads, uint32_t count, ep_cli_bench_
     return EP_OK;
 }
 
-ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request, const ep_layer_desc *layer,
-                        ep_cli_bench_result *out_result, ep_error *out_error)
+ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request,
+                        const ep_layer_desc *layer, ep_cli_bench_result *out_result,
+                        ep_error *out_error)
 {
     bench_shared shared = {.client = client, .request = request, .layer = layer};
     bench_thread *threads = calloc(request->threads, sizeof(*threads));
     memset(out_result, 0, sizeof(*out_result));
     if (threads == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u threads", request->threads);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u threads",
+                            request->threads);
     }
     pthread_mutex_init(&shared.lock, NULL);
     pthread_cond_init(&shared.changed, NULL);
@@ -268,8 +273,8 @@ ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request, 
     return err;
 }
 
-ep_err ep_cli_bench_find_layer(ep_client *client, ep_cli_bench_request *request, ep_layer_desc *out_layer,
-                               ep_error *out_error)
+ep_err ep_cli_bench_find_layer(ep_client *client, ep_cli_bench_request *request,
+                               ep_layer_desc *out_layer, ep_error *out_error)
 {
     ep_err err = EP_OK;
     uint32_t count = 0;

@@ -57,18 +57,19 @@ typedef struct ep_cli_bench_batch {
 
 /* Distinct experts in every row, scales that add up to about 1; a pure function of seed. False
  * without memory. */
-bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer, uint32_t tokens,
-                             uint32_t top_k, uint64_t seed);
+bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc *layer,
+                             uint32_t tokens, uint32_t top_k, uint64_t seed);
 void ep_cli_bench_batch_free(ep_cli_bench_batch *batch);
 
 /* The layer that the request names; top_k 0 becomes the layer's. Errors: NOT_FOUND,
  * INVALID_ARGUMENT (more experts per token than it has). */
-ep_err ep_cli_bench_find_layer(ep_client *client, ep_cli_bench_request *request, ep_layer_desc *out_layer,
-                               ep_error *out_error);
+ep_err ep_cli_bench_find_layer(ep_client *client, ep_cli_bench_request *request,
+                               ep_layer_desc *out_layer, ep_error *out_error);
 
 /* The first failed call ends it. Errors: those of ep_moe_forward, NO_MEMORY. *out_result:
  * ep_latency_fini in every case. */
-ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request, const ep_layer_desc *layer,
-                        ep_cli_bench_result *out_result, ep_error *out_error);
+ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request,
+                        const ep_layer_desc *layer, ep_cli_bench_result *out_result,
+                        ep_error *out_error);
 
 #endif

@@ -36,10 +36,12 @@ static uint64_t mean(uint64_t sum, uint64_t count)
     return count > 0 ? sum / count : 0;
 }
 
-static double bytes_per_token(const ep_cli_bench_request *request, const ep_cli_bench_result *result)
+static double bytes_per_token(const ep_cli_bench_request *request,
+                              const ep_cli_bench_result *result)
 {
     uint64_t tokens = result->calls * request->tokens;
-    return tokens > 0 ? (double)(result->bytes_sent + result->bytes_received) / (double)tokens : 0.0;
+    return tokens > 0 ? (double)(result->bytes_sent + result->bytes_received) / (double)tokens
+                      : 0.0;
 }
 
 static double calls_per_s(const ep_cli_bench_result *result)
@@ -54,27 +56,36 @@ static json_t *nodes_json(ep_client *client)
     json_t *nodes = json_array();
     ep_client_node_waits w = {.struct_bytes = sizeof(w)};
     for (uint32_t i = 0; ep_client_read_waits(client, i, &w) == EP_OK; i++) {
-        json_array_append_new(nodes, json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "node", ep_cli_json_text(w.node), "frames",
-                                               (json_int_t)w.frames, "wait_us", (json_int_t)w.wait_us, "wire_us",
-                                               (json_int_t)w.wire_us, "queue_us", (json_int_t)w.queue_us, "compute_us",
-                                               (json_int_t)w.compute_us, "wait_max_us", (json_int_t)w.wait_max_us));
+        json_array_append_new(
+            nodes,
+            json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "node", ep_cli_json_text(w.node),
+                      "frames", (json_int_t)w.frames, "wait_us", (json_int_t)w.wait_us, "wire_us",
+                      (json_int_t)w.wire_us, "queue_us", (json_int_t)w.queue_us, "compute_us",
+                      (json_int_t)w.compute_us, "wait_max_us", (json_int_t)w.wait_max_us));
     }
     return nodes;
 }
 
-static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result *result, ep_client *client, FILE *out)
+static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result *result,
+                       ep_client *client, FILE *out)
 {
     stage_means m = means_of(result);
     json_t *root = json_pack(
-        "{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}", "model", ep_cli_json_text(request->model),
-        "layer", (json_int_t)request->layer, "tokens", (json_int_t)request->tokens, "top_k", (json_int_t)request->top_k, "threads",
-        (json_int_t)request->threads, "mode", ep_cli_bench_mode_words[request->mode], "seconds", (double)result->elapsed_us / 1e6, "calls",
-        (json_int_t)result->calls, "calls_per_s", calls_per_s(result), "tokens_per_s", calls_per_s(result) * request->tokens, "p50_us",
-        (json_int_t)ep_latency_percentile(&result->latency, 50), "p99_us", (json_int_t)ep_latency_percentile(&result->latency, 99),
-        "mean_us", ep_latency_mean(&result->latency), "max_us", (json_int_t)result->latency.max_us, "bytes_per_token",
-        bytes_per_token(request, result), "frames", (json_int_t)result->frames, "rerouted_frames", (json_int_t)result->rerouted_frames);
-    json_t *stages = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "total_us", m.total, "pack_us", m.pack, "wire_us", m.wire, "queue_us",
-                               m.queue, "compute_us", m.compute, "combine_us", m.combine, "limit_share", share(m.compute, m.total));
+        "{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}",
+        "model", ep_cli_json_text(request->model), "layer", (json_int_t)request->layer, "tokens",
+        (json_int_t)request->tokens, "top_k", (json_int_t)request->top_k, "threads",
+        (json_int_t)request->threads, "mode", ep_cli_bench_mode_words[request->mode], "seconds",
+        (double)result->elapsed_us / 1e6, "calls", (json_int_t)result->calls, "calls_per_s",
+        calls_per_s(result), "tokens_per_s", calls_per_s(result) * request->tokens, "p50_us",
+        (json_int_t)ep_latency_percentile(&result->latency, 50), "p99_us",
+        (json_int_t)ep_latency_percentile(&result->latency, 99), "mean_us",
+        ep_latency_mean(&result->latency), "max_us", (json_int_t)result->latency.max_us,
+        "bytes_per_token", bytes_per_token(request, result), "frames", (json_int_t)result->frames,
+        "rerouted_frames", (json_int_t)result->rerouted_frames);
+    json_t *stages =
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "total_us", m.total, "pack_us", m.pack,
+                  "wire_us", m.wire, "queue_us", m.queue, "compute_us", m.compute, "combine_us",
+                  m.combine, "limit_share", share(m.compute, m.total));
     if (root != NULL) {
         json_object_set_new(root, "mean_of_a_call", stages);
         json_object_set_new(root, "nodes", nodes_json(client));
@@ -93,14 +104,14 @@ static bool print_and_free(ep_cli_table *table, FILE *out)
 
 static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result *result, FILE *out)
 {
-    ep_cli_table *table =
-        ep_cli_table_create(">CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>MAX US|1>BYTES/TOKEN|2>RE-ROUTED");
+    ep_cli_table *table = ep_cli_table_create(
+        ">CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>MAX US|1>BYTES/TOKEN|2>RE-ROUTED");
     if (table == NULL) {
         return false;
     }
     ep_cli_line(out,
-                "model %s layer %" PRIu32 ": %" PRIu32 " tokens a call, top-%" PRIu32 ", threads %" PRIu32
-                ", mode %s, %.1f s",
+                "model %s layer %" PRIu32 ": %" PRIu32 " tokens a call, top-%" PRIu32
+                ", threads %" PRIu32 ", mode %s, %.1f s",
                 request->model, request->layer, request->tokens, request->top_k, request->threads,
                 ep_cli_bench_mode_words[request->mode], (double)result->elapsed_us / 1e6);
     fputc('\n', out);
@@ -144,7 +155,8 @@ static bool print_stages(const ep_cli_bench_result *result, FILE *out)
 static bool print_waits(ep_client *client, FILE *out)
 {
     ep_client_node_waits w = {.struct_bytes = sizeof(w)};
-    ep_cli_table *table = ep_cli_table_create("WAITED FOR|1>FRAMES|>MEAN US|2>WIRE|2>QUEUE|2>COMPUTE|>MAX US");
+    ep_cli_table *table =
+        ep_cli_table_create("WAITED FOR|1>FRAMES|>MEAN US|2>WIRE|2>QUEUE|2>COMPUTE|>MAX US");
     if (table == NULL) {
         return false;
     }
@@ -160,12 +172,12 @@ static bool print_waits(ep_client *client, FILE *out)
     return print_and_free(table, out);
 }
 
-bool ep_cli_bench_print(const ep_cli_bench_request *request, ep_cli_bench_result *result, ep_client *client, ep_cli_format format,
-                        FILE *out)
+bool ep_cli_bench_print(const ep_cli_bench_request *request, ep_cli_bench_result *result,
+                        ep_client *client, ep_cli_format format, FILE *out)
 {
     if (format == EP_CLI_JSON) {
         return print_json(request, result, client, out);
     }
-    return print_whole(request, result, out) && fputc('\n', out) != EOF && print_stages(result, out) && fputc('\n', out) != EOF &&
-           print_waits(client, out);
+    return print_whole(request, result, out) && fputc('\n', out) != EOF &&
+           print_stages(result, out) && fputc('\n', out) != EOF && print_waits(client, out);
 }

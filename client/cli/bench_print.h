@@ -11,7 +11,7 @@ extern const char *const ep_cli_bench_mode_words[]; /* as ep_moe_mode, NULL-term
 
 /* The waits are the client's, calls before the clock started included. False when out takes no
  * more. Sorts the latencies. */
-bool ep_cli_bench_print(const ep_cli_bench_request *request, ep_cli_bench_result *result, ep_client *client, ep_cli_format format,
-                        FILE *out);
+bool ep_cli_bench_print(const ep_cli_bench_request *request, ep_cli_bench_result *result,
+                        ep_client *client, ep_cli_format format, FILE *out);
 
 #endif

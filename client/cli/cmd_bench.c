@@ -47,7 +47,8 @@ typedef struct bench_options {
     bool has_layer;
 } bench_options;
 
-static error_t parse_load(int key, char *arg, struct argp_state *state, ep_cli_bench_request *request)
+static error_t parse_load(int key, char *arg, struct argp_state *state,
+                          ep_cli_bench_request *request)
 {
     switch (key) {
     case KEY_TOKENS:
@@ -57,10 +58,12 @@ static error_t parse_load(int key, char *arg, struct argp_state *state, ep_cli_b
         request->top_k = (uint32_t)ep_cli_arg_whole(state, "--top-k", arg, 1, EP_TOP_K_MAX);
         return 0;
     case KEY_THREADS:
-        request->threads = (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
+        request->threads =
+            (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
         return 0;
     case KEY_SECONDS:
-        request->duration_us = ep_cli_arg_time_us(state, "--seconds", arg, DURATION_US_MIN, DURATION_US_MAX);
+        request->duration_us =
+            ep_cli_arg_time_us(state, "--seconds", arg, DURATION_US_MIN, DURATION_US_MAX);
         return 0;
     case KEY_MODE:
         request->mode = (ep_moe_mode)ep_cli_arg_word(state, "--mode", arg, ep_cli_bench_mode_words);
@@ -73,7 +76,8 @@ static error_t parse_load(int key, char *arg, struct argp_state *state, ep_cli_b
         request->comm_alg = (ep_moe_comm)ep_cli_arg_word(state, "--comm-alg", arg, comm_words);
         return 0;
     case KEY_COMBINE_AT:
-        request->combine_at = (ep_moe_combine_at)ep_cli_arg_word(state, "--combine-at", arg, combine_words);
+        request->combine_at =
+            (ep_moe_combine_at)ep_cli_arg_word(state, "--combine-at", arg, combine_words);
         return 0;
     case KEY_SEED:
         request->seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
@@ -117,7 +121,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
-    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)", 1},
+    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)",
+     1},
     {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
     {"tokens", KEY_TOKENS, "T", 0, "Tokens of a call (default: 1)", 2},
     {"top-k", KEY_TOP_K, "K", 0, "Experts per token (default: the model's)", 2},
@@ -125,32 +130,37 @@ static const struct argp_option option_list[] = {
     {"seconds", KEY_SECONDS, "TIME", 0, "How long (default: 5s)", 2},
     {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 2},
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 2},
-    {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0, "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 2},
-    {"combine-at", KEY_COMBINE_AT, "rows|node_sum", 0, "Where rows are summed (default: rows, the exact sum)", 2},
+    {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0,
+     "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 2},
+    {"combine-at", KEY_COMBINE_AT, "rows|node_sum", 0,
+     "Where rows are summed (default: rows, the exact sum)", 2},
     {"seed", KEY_SEED, "S", 0, "Of the random batches (default: 1)", 2},
     {0},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0},
-    {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {option_list,
-                                 parse,
-                                 "--model NAME --layer L",
-                                 "Sends random batches to one MoE layer and prints calls and tokens per "
-                                 "second, latency, bytes per token, where the time of a call goes, and what "
-                                 "was waited for at each node."
-                                 "\vExperts are drawn evenly. Every thread makes one call before the clock "
-                                 "starts. A failed call ends the run.\n\n"
-                                 "No call can be faster than the compute of its slowest node: LIMIT says what "
-                                 "share of the time that was. Wire, queue and compute are those of each call's "
-                                 "slowest frame; the rest is other work, or frames that ran beside it.\n\n"
-                                 "Examples:\n"
-                                 "  expertctl bench --model demo --layer 0 --tokens 8 --threads 4\n"
-                                 "  expertctl bench --model demo --layer 0 --tokens 1024 \\\n"
-                                 "      --mode prefill --seconds 10 -o json\n\n" EP_CLI_EXIT_HELP,
-                                 children,
-                                 NULL,
-                                 NULL};
+static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0},
+                                             {&ep_cli_output_argp, 0, NULL, 0},
+                                             {&ep_cli_trace_argp, 0, NULL, 0},
+                                             {&ep_cli_numerics_argp, 0, NULL, 0},
+                                             {0}};
+static const struct argp argp = {
+    option_list,
+    parse,
+    "--model NAME --layer L",
+    "Sends random batches to one MoE layer and prints calls and tokens per "
+    "second, latency, bytes per token, where the time of a call goes, and what "
+    "was waited for at each node."
+    "\vExperts are drawn evenly. Every thread makes one call before the clock "
+    "starts. A failed call ends the run.\n\n"
+    "No call can be faster than the compute of its slowest node: LIMIT says what "
+    "share of the time that was. Wire, queue and compute are those of each call's "
+    "slowest frame; the rest is other work, or frames that ran beside it.\n\n"
+    "Examples:\n"
+    "  expertctl bench --model demo --layer 0 --tokens 8 --threads 4\n"
+    "  expertctl bench --model demo --layer 0 --tokens 1024 \\\n"
+    "      --mode prefill --seconds 10 -o json\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
 
 static int run(int argc, char **argv)
 {
@@ -171,7 +181,8 @@ static int run(int argc, char **argv)
     err = err != EP_OK ? err : ep_cli_bench_run(client, &options.request, &layer, &result, &error);
     ep_cli_trace_report(&options.trace);
     int code = err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
-    if (code == EP_CLI_EXIT_OK && !ep_cli_bench_print(&options.request, &result, client, options.format, stdout)) {
+    if (code == EP_CLI_EXIT_OK &&
+        !ep_cli_bench_print(&options.request, &result, client, options.format, stdout)) {
         code = EP_CLI_EXIT_FAILED;
     }
     ep_latency_fini(&result.latency);
@@ -179,4 +190,5 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_bench = {"bench", "drives a layer with random batches and measures", &argp, run, NULL};
+const ep_cli_command ep_cli_bench = {"bench", "drives a layer with random batches and measures",
+                                     &argp, run, NULL};

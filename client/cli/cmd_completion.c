@@ -25,18 +25,19 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp argp = {NULL,
-                                 parse,
-                                 "bash|zsh|fish",
-                                 "Prints a script that completes verbs, options and their words."
-                                 "\vThe packages install it for all three shells.\n\n"
-                                 "Examples:\n"
-                                 "  source <(expertctl completion bash)\n"
-                                 "  expertctl completion zsh >~/.zfunc/_expertctl\n"
-                                 "  expertctl completion fish >~/.config/fish/completions/expertctl.fish\n\n" EP_CLI_EXIT_HELP,
-                                 NULL,
-                                 NULL,
-                                 NULL};
+static const struct argp argp = {
+    NULL,
+    parse,
+    "bash|zsh|fish",
+    "Prints a script that completes verbs, options and their words."
+    "\vThe packages install it for all three shells.\n\n"
+    "Examples:\n"
+    "  source <(expertctl completion bash)\n"
+    "  expertctl completion zsh >~/.zfunc/_expertctl\n"
+    "  expertctl completion fish >~/.config/fish/completions/expertctl.fish\n\n" EP_CLI_EXIT_HELP,
+    NULL,
+    NULL,
+    NULL};
 
 static int run(int argc, char **argv)
 {
@@ -45,4 +46,5 @@ static int run(int argc, char **argv)
     return ep_cli_print_completion(shell, stdout) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_completion = {"completion", "prints shell completion for bash, zsh or fish", &argp, run, NULL};
+const ep_cli_command ep_cli_completion = {
+    "completion", "prints shell completion for bash, zsh or fish", &argp, run, NULL};

@@ -39,27 +39,30 @@ static const struct argp_option option_list[] = {
     {"changed", KEY_CHANGED, NULL, 0, "Only what a file, the environment or a flag sets", 1},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
     NULL,
-    "Prints every option that is in force in a running coordinator or node: value, where it comes from, and whether a reload "
+    "Prints every option that is in force in a running coordinator or node: value, where it comes "
+    "from, and whether a reload "
     "can change it."
-    "\vOf files with tokens and keys only the paths are shown. A changed value that waits for a restart is not in force and not "
+    "\vOf files with tokens and keys only the paths are shown. A changed value that waits for a "
+    "restart is not in force and not "
     "shown.\n\n"
     "Examples:\n"
     "  expertctl config --admin tcp://127.0.0.1:7422\n"
     "  expertctl config --changed -o json --admin tcp://127.0.0.1:7412 \\\n"
-    "      --admin-token-file /etc/expertd/admin.token\n\n"
-    EP_CLI_EXIT_HELP,
+    "      --admin-token-file /etc/expertd/admin.token\n\n" EP_CLI_EXIT_HELP,
     children,
     NULL,
     NULL};
 
 static bool is_shown(const config_options *options, const Expertd__V1__ConfigEntry *entry)
 {
-    return !options->changed || (strcmp(entry->origin, "default") != 0 && strcmp(entry->origin, "not set") != 0);
+    return !options->changed ||
+           (strcmp(entry->origin, "default") != 0 && strcmp(entry->origin, "not set") != 0);
 }
 
 static bool print_json(const config_options *options, const Expertd__V1__ConfigReply *reply)
@@ -68,12 +71,15 @@ static bool print_json(const config_options *options, const Expertd__V1__ConfigR
     for (size_t i = 0; i < reply->n_entries; i++) {
         const Expertd__V1__ConfigEntry *entry = reply->entries[i];
         if (is_shown(options, entry)) {
-            json_array_append_new(entries, json_pack("{s:o, s:o, s:o, s:b}", "key", ep_cli_json_text(entry->key), "value",
-                                                     ep_cli_json_text(entry->value), "origin", ep_cli_json_text(entry->origin),
-                                                     "reloadable", (int)entry->reloadable));
+            json_array_append_new(entries, json_pack("{s:o, s:o, s:o, s:b}", "key",
+                                                     ep_cli_json_text(entry->key), "value",
+                                                     ep_cli_json_text(entry->value), "origin",
+                                                     ep_cli_json_text(entry->origin), "reloadable",
+                                                     (int)entry->reloadable));
         }
     }
-    return ep_cli_json_print(json_pack("{s:o, s:o, s:o}", "program", ep_cli_json_text(reply->program), "software",
+    return ep_cli_json_print(json_pack("{s:o, s:o, s:o}", "program",
+                                       ep_cli_json_text(reply->program), "software",
                                        ep_cli_json_text(reply->software), "entries", entries),
                              stdout);
 }
@@ -112,9 +118,11 @@ static int run(int argc, char **argv)
         return ep_cli_fail(argv[0], &error);
     }
     const Expertd__V1__ConfigReply *reply = (const Expertd__V1__ConfigReply *)message;
-    bool good = options.format == EP_CLI_JSON ? print_json(&options, reply) : print_table(&options, reply);
+    bool good =
+        options.format == EP_CLI_JSON ? print_json(&options, reply) : print_table(&options, reply);
     protobuf_c_message_free_unpacked(message, NULL);
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_config = {"config", "the options in force in a program, and where they come from", &argp, run, NULL};
+const ep_cli_command ep_cli_config = {
+    "config", "the options in force in a program, and where they come from", &argp, run, NULL};

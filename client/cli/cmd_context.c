@@ -41,11 +41,12 @@ static void say_current(const char *program, const char *current)
     if (current[0] != '\0') {
         ep_cli_line(stdout, "context %s is in use", current);
     } else {
-        ep_cli_line(stdout,
-                    "no context is in use: commands go to " EP_CLI_COORDINATOR_DEFAULT " unless told otherwise");
+        ep_cli_line(stdout, "no context is in use: commands go to " EP_CLI_COORDINATOR_DEFAULT
+                            " unless told otherwise");
     }
     if (wanted != NULL && wanted[0] != '\0' && strcmp(wanted, current) != 0) {
-        ep_cli_line(stderr, "%s: warning: here " CONTEXT_VARIABLE " is set and picks %s", program, wanted);
+        ep_cli_line(stderr, "%s: warning: here " CONTEXT_VARIABLE " is set and picks %s", program,
+                    wanted);
     }
 }
 
@@ -96,10 +97,13 @@ static const struct argp add_argp = {
     add_list,
     parse_add,
     "NAME",
-    "Keeps how a cluster is reached under a name: the options given here, and nothing from variables or other "
+    "Keeps how a cluster is reached under a name: the options given here, and nothing from "
+    "variables or other "
     "contexts."
-    "\vAddresses are checked, files must be there, and paths are kept in full. Tokens are not copied: the context "
-    "names their files, and shows them to its own addresses and to peers of its CA alone. A context that exists is "
+    "\vAddresses are checked, files must be there, and paths are kept in full. Tokens are not "
+    "copied: the context "
+    "names their files, and shows them to its own addresses and to peers of its CA alone. A "
+    "context that exists is "
     "not changed; remove it first.\n\n"
     "Examples:\n"
     "  expertctl context add local --use --coordinator tcp://127.0.0.1:7410 \\\n"
@@ -116,8 +120,8 @@ static bool complete_path(ep_cli_given *given, size_t index, ep_error *out_error
 {
     char *path = realpath(given->texts[index], NULL);
     if (path == NULL) {
-        ep_error_set(out_error, EP_ERR_IO, "--%s %.300s: %s", given->rows[index]->name, given->texts[index],
-                     strerror(errno));
+        ep_error_set(out_error, EP_ERR_IO, "--%s %.300s: %s", given->rows[index]->name,
+                     given->texts[index], strerror(errno));
         return false;
     }
     free(given->texts[index]);
@@ -130,15 +134,17 @@ static ep_err add_context(const context_options *options, ep_cli_given *given, e
     ep_cli_contexts *contexts = NULL;
     size_t there;
     for (size_t i = 0; i < given->count; i++) {
-        bool is_path = given->texts[i] != NULL && ep_usage_value_of(given->rows[i]) == EP_USAGE_FILE;
+        bool is_path =
+            given->texts[i] != NULL && ep_usage_value_of(given->rows[i]) == EP_USAGE_FILE;
         if (is_path && !complete_path(given, i, out_error)) {
             return EP_ERR_IO;
         }
     }
     ep_err err = ep_cli_contexts_open(true, &contexts, out_error);
     if (err == EP_OK && ep_cli_contexts_find(contexts, options->name, &there, NULL) == EP_OK) {
-        err = ep_error_set(out_error, EP_ERR_BAD_CONFIG, "context %s exists; expertctl context remove %s first",
-                           options->name, options->name);
+        err = ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                           "context %s exists; expertctl context remove %s first", options->name,
+                           options->name);
     }
     if (err == EP_OK) {
         const char *current = options->use ? options->name : ep_cli_contexts_current(contexts);
@@ -160,9 +166,11 @@ static int run_add(int argc, char **argv)
     }
     ep_cli_connect_init(&options.connect);
     argp_parse(&add_argp, argc, argv, 0, NULL, &options);
-    if (ep_cli_given_text(&given, "coordinator") == NULL && ep_cli_given_text(&given, "node") == NULL) {
+    if (ep_cli_given_text(&given, "coordinator") == NULL &&
+        ep_cli_given_text(&given, "node") == NULL) {
         ep_cli_line(stderr,
-                    "%s: --coordinator is missing: a context says whose it is (or --node, where there is none)",
+                    "%s: --coordinator is missing: a context says whose it is (or --node, where "
+                    "there is none)",
                     argv[0]);
         ep_cli_given_fini(&given);
         return EP_CLI_EXIT_USAGE;
@@ -175,35 +183,36 @@ static int run_add(int argc, char **argv)
     if (options.use) {
         say_current(argv[0], options.name);
     } else {
-        ep_cli_line(stdout, "context %s is kept; expertctl context use %s takes it into use", options.name,
-                    options.name);
+        ep_cli_line(stdout, "context %s is kept; expertctl context use %s takes it into use",
+                    options.name, options.name);
     }
     return EP_CLI_EXIT_OK;
 }
 
 /* ---- use, remove ---- */
 
-#define NAME_DOC(what, more, example)                                                                                \
+#define NAME_DOC(what, more, example)                                                              \
     what "\v" more "\n\nExamples:\n  expertctl context " example "\n\n" EP_CLI_EXIT_HELP
-static const struct argp use_argp = {NULL,
-                                     parse_name,
-                                     "CONTEXT",
-                                     NAME_DOC("Takes a context into use for commands that name none.",
-                                              "That holds for all shells of this user; --context or " CONTEXT_VARIABLE
-                                              " picks one for a call or a shell.",
-                                              "use staging"),
-                                     NULL,
-                                     NULL,
-                                     NULL};
-static const struct argp remove_argp = {NULL,
-                                        parse_name,
-                                        "CONTEXT",
-                                        NAME_DOC("Forgets a context; the files it names stay.",
-                                                 "Without the one in use, commands go where their options say.",
-                                                 "remove staging"),
-                                        NULL,
-                                        NULL,
-                                        NULL};
+static const struct argp use_argp = {
+    NULL,
+    parse_name,
+    "CONTEXT",
+    NAME_DOC("Takes a context into use for commands that name none.",
+             "That holds for all shells of this user; --context or " CONTEXT_VARIABLE
+             " picks one for a call or a shell.",
+             "use staging"),
+    NULL,
+    NULL,
+    NULL};
+static const struct argp remove_argp = {
+    NULL,
+    parse_name,
+    "CONTEXT",
+    NAME_DOC("Forgets a context; the files it names stay.",
+             "Without the one in use, commands go where their options say.", "remove staging"),
+    NULL,
+    NULL,
+    NULL};
 
 /* removes: forgets the context, else takes it into use. */
 static int change(int argc, char **argv, const struct argp *argp, bool removes)
@@ -274,22 +283,24 @@ static const struct argp_option list_list[] = {
     {0},
 };
 static const struct argp_child list_children[] = {{&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp list_argp = {list_list,
-                                      parse_list,
-                                      NULL,
-                                      NAME_DOC("Lists the contexts; * marks the one that a call uses.",
-                                               "That is the one of " CONTEXT_VARIABLE " if it is set.", "list"),
-                                      list_children,
-                                      NULL,
-                                      NULL};
-static const struct argp show_argp = {NULL,
-                                      parse_show,
-                                      "[CONTEXT]",
-                                      NAME_DOC("Prints what a context says; without a name the one in use.",
-                                               "Of files only the paths are shown.", "show production"),
-                                      list_children,
-                                      NULL,
-                                      NULL};
+static const struct argp list_argp = {
+    list_list,
+    parse_list,
+    NULL,
+    NAME_DOC("Lists the contexts; * marks the one that a call uses.",
+             "That is the one of " CONTEXT_VARIABLE " if it is set.", "list"),
+    list_children,
+    NULL,
+    NULL};
+static const struct argp show_argp = {
+    NULL,
+    parse_show,
+    "[CONTEXT]",
+    NAME_DOC("Prints what a context says; without a name the one in use.",
+             "Of files only the paths are shown.", "show production"),
+    list_children,
+    NULL,
+    NULL};
 
 /* A file may say what no call takes: that is told here, not only when the context is used. */
 static void warn_of_urls(const char *program, const ep_cli_contexts *contexts, size_t index)
@@ -298,11 +309,15 @@ static void warn_of_urls(const char *program, const ep_cli_contexts *contexts, s
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
         const char *origin;
         const char *text = ep_cli_contexts_value(contexts, index, flags[i], &origin);
-        for (size_t bytes; bytes = strcspn(text, ","), bytes > 0; text += bytes + (text[bytes] == ',')) {
+        for (size_t bytes; bytes = strcspn(text, ","), bytes > 0;
+             text += bytes + (text[bytes] == ',')) {
             char *url = strndup(text, bytes);
             if (url != NULL && !ep_cli_url_is_good(url)) {
-                ep_cli_line(stderr, "%s: warning: %s of context %s (%s) is '%s', allowed: " EP_CLI_URL_ALLOWED, program,
-                            flags[i], ep_cli_contexts_name(contexts, index), origin, url, EP_ADDRESS_BYTES - 1);
+                ep_cli_line(
+                    stderr,
+                    "%s: warning: %s of context %s (%s) is '%s', allowed: " EP_CLI_URL_ALLOWED,
+                    program, flags[i], ep_cli_contexts_name(contexts, index), origin, url,
+                    EP_ADDRESS_BYTES - 1);
             }
             free(url);
         }
@@ -327,8 +342,9 @@ static bool print_list(const context_options *options, const ep_cli_contexts *co
         ep_cli_table_cell(table, "%s", name);
         ep_cli_table_cell(table, "%s", url);
         ep_cli_table_cell(table, "%s", admin_url[0] != '\0' ? admin_url : "-");
-        json_array_append_new(list, json_pack("{s:s, s:b, s:o, s:o}", "name", name, "used", is_used, "service",
-                                              ep_cli_json_text(url), "admin", ep_cli_json_text(admin_url)));
+        json_array_append_new(list, json_pack("{s:s, s:b, s:o, s:o}", "name", name, "used", is_used,
+                                              "service", ep_cli_json_text(url), "admin",
+                                              ep_cli_json_text(admin_url)));
     }
     bool good = options->names                   ? table != NULL
                 : options->format == EP_CLI_JSON ? ep_cli_json_print(json_incref(list), stdout)
@@ -375,8 +391,8 @@ static bool print_context(ep_cli_format format, const ep_cli_contexts *contexts,
             json_object_set_new(object, rows->rows[r]->name, ep_cli_json_text(text));
         }
     }
-    bool good =
-        format == EP_CLI_JSON ? ep_cli_json_print(json_incref(object), stdout) : ep_cli_table_print(table, stdout);
+    bool good = format == EP_CLI_JSON ? ep_cli_json_print(json_incref(object), stdout)
+                                      : ep_cli_table_print(table, stdout);
     json_decref(object);
     ep_cli_table_destroy(table);
     return good;
@@ -392,7 +408,8 @@ static int run_show(int argc, char **argv)
     ep_err err = ep_cli_contexts_open(false, &contexts, &error);
     const char *name = err != EP_OK ? "" : options.name != NULL ? options.name : in_use(contexts);
     if (err == EP_OK && name[0] == '\0') {
-        err = ep_error_set(&error, EP_ERR_NOT_FOUND, "no context is in use; expertctl context list shows all");
+        err = ep_error_set(&error, EP_ERR_NOT_FOUND,
+                           "no context is in use; expertctl context list shows all");
     }
     err = err != EP_OK ? err : ep_cli_contexts_find(contexts, name, &index, &error);
     int code = err != EP_OK                                     ? ep_cli_fail(argv[0], &error)
@@ -435,7 +452,8 @@ static const struct argp argp = {
     "  show    prints what a context says\n"
     "  remove  forgets a context\n\n"
     "Each has its own help: expertctl context add --help\n\n"
-    "Commands with a context say on standard error which one it is and whom they speak to, where they judge or "
+    "Commands with a context say on standard error which one it is and whom they speak to, where "
+    "they judge or "
     "change a cluster.\n\n"
     "Examples:\n"
     "  expertctl context add staging --coordinator tcp://10.1.0.10:7410\n"
@@ -449,4 +467,5 @@ static int run(int argc, char **argv)
     return ep_cli_run_verb(argc, argv, verb_at, &argp);
 }
 
-const ep_cli_command ep_cli_context = {"context", "how clusters are reached, by name", &argp, run, verb_at};
+const ep_cli_command ep_cli_context = {"context", "how clusters are reached, by name", &argp, run,
+                                       verb_at};

@@ -38,7 +38,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_CONFIG:
         if (options->files_count == FILES_MAX) {
-            argp_error(state, "--config is given more than %d times, allowed: 1..%d", FILES_MAX, FILES_MAX);
+            argp_error(state, "--config is given more than %d times, allowed: 1..%d", FILES_MAX,
+                       FILES_MAX);
         }
         options->files[options->files_count++] = arg;
         return 0;
@@ -54,22 +55,32 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     {"config", KEY_CONFIG, "FILE", 0,
-     "Also check this configuration file of a daemon on this host, and open the checkpoints it names; may be repeated", 1},
+     "Also check this configuration file of a daemon on this host, and open the checkpoints it "
+     "names; may be repeated",
+     1},
     {"program", KEY_PROGRAM, "PATH", 0,
-     "The daemon whose file it is (default: expertd-coordinator for files named coordinator*, else expertd)", 1},
+     "The daemon whose file it is (default: expertd-coordinator for files named coordinator*, else "
+     "expertd)",
+     1},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
     NULL,
-    "Looks for what is wrong with the service and says what to do, one finding a line. Exit code 0 when nothing is wrong "
+    "Looks for what is wrong with the service and says what to do, one finding a line. Exit code 0 "
+    "when nothing is wrong "
     "(information may be printed), 1 when there are warnings or errors, also when nobody answers."
-    "\vChecked are: that coordinator and nodes answer, and what stands there otherwise (another kind of port, TLS or not, tokens); that "
-    "there is a routing table with every copy that is wanted; nodes that are silent, draining, degraded or loading for long; experts that "
-    "could not be loaded; budgets that are nearly used up; versions, numerics ids, clocks and epochs that differ; doors that are "
-    "open to anybody; whether token batches can be traced from this host; and, for a configuration with backend "
+    "\vChecked are: that coordinator and nodes answer, and what stands there otherwise (another "
+    "kind of port, TLS or not, tokens); that "
+    "there is a routing table with every copy that is wanted; nodes that are silent, draining, "
+    "degraded or loading for long; experts that "
+    "could not be loaded; budgets that are nearly used up; versions, numerics ids, clocks and "
+    "epochs that differ; doors that are "
+    "open to anybody; whether token batches can be traced from this host; and, for a configuration "
+    "with backend "
     "ascend, driver, device nodes, their group, and where CANN and its libraries are.\n\n"
     "Examples:\n"
     "  expertctl doctor\n"
@@ -87,16 +98,19 @@ typedef struct gathered {
 } gathered;
 
 /* Unless its own words say what is wrong. */
-static void look_at(const ep_cli_connect *connect, const char *url, const ep_error *error, ep_rpc_look *out_look)
+static void look_at(const ep_cli_connect *connect, const char *url, const ep_error *error,
+                    ep_rpc_look *out_look)
 {
-    const ep_lane_address address = {.url = url, .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL};
+    const ep_lane_address address = {.url = url,
+                                     .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL};
     if (error->code != EP_ERR_UNIMPLEMENTED && error->code != EP_ERR_PERMISSION_DENIED &&
         error->code != EP_ERR_UNAUTHENTICATED) {
         ep_rpc_look_at(&address, NULL, NULL, out_look);
     }
 }
 
-static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *connect, gathered *g, ep_error *out_error)
+static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *connect, gathered *g,
+                              ep_error *out_error)
 {
     const char *url = connect->coordinator_url;
     g->facts.coordinator_url = url;
@@ -109,7 +123,8 @@ static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *con
     return ep_cli_node_list_from_cluster(g->facts.cluster, &g->nodes, out_error);
 }
 
-static ep_err ask_nodes(ep_cli_control *control, const ep_cli_connect *connect, gathered *g, ep_error *out_error)
+static ep_err ask_nodes(ep_cli_control *control, const ep_cli_connect *connect, gathered *g,
+                        ep_error *out_error)
 {
     g->looks = calloc(g->nodes.count + 1, sizeof(*g->looks));
     if (g->looks == NULL) {
@@ -153,7 +168,8 @@ static ep_err gather(const doctor_options *options, gathered *g, ep_error *out_e
     if (err == EP_OK && connect->coordinator_url != NULL) {
         err = ask_coordinator(control, connect, g, out_error);
     } else if (err == EP_OK) {
-        err = ep_cli_node_list_from_urls(connect->node_urls, connect->node_urls_count, &g->nodes, out_error);
+        err = ep_cli_node_list_from_urls(connect->node_urls, connect->node_urls_count, &g->nodes,
+                                         out_error);
     }
     err = err != EP_OK ? err : ask_nodes(control, connect, g, out_error);
     ep_cli_control_close(control);
@@ -174,12 +190,14 @@ static bool print_json(const ep_doctor_findings *findings)
     json_t *list = json_array();
     for (size_t i = 0; i < findings->count; i++) {
         const ep_doctor_finding *finding = &findings->list[i];
-        json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o}", "severity", ep_doctor_severity_words[finding->severity], "code",
-                                              ep_cli_json_text(finding->code), "text", ep_cli_json_text(finding->text), "advice",
+        json_array_append_new(list, json_pack("{s:s, s:o, s:o, s:o}", "severity",
+                                              ep_doctor_severity_words[finding->severity], "code",
+                                              ep_cli_json_text(finding->code), "text",
+                                              ep_cli_json_text(finding->text), "advice",
                                               ep_cli_json_text(finding->advice)));
     }
-    return ep_cli_json_print(json_pack("{s:b, s:o, s:I}", "healthy", !ep_doctor_is_ill(findings), "findings", list, "dropped",
-                                       (json_int_t)findings->dropped),
+    return ep_cli_json_print(json_pack("{s:b, s:o, s:I}", "healthy", !ep_doctor_is_ill(findings),
+                                       "findings", list, "dropped", (json_int_t)findings->dropped),
                              stdout);
 }
 
@@ -191,8 +209,8 @@ static void print_finding(const ep_doctor_finding *finding, bool is_terminal)
         ep_cli_line(stdout, "%-7s  %s", severity, finding->text);
         ep_cli_line(stdout, "%-7s  Do: %s", "", finding->advice);
     } else {
-        ep_cli_line(stdout, "%-7s  %s%s%s", severity, finding->text, finding->advice[0] != '\0' ? ". Do: " : "",
-                    finding->advice);
+        ep_cli_line(stdout, "%-7s  %s%s%s", severity, finding->text,
+                    finding->advice[0] != '\0' ? ". Do: " : "", finding->advice);
     }
 }
 
@@ -242,4 +260,5 @@ static int run(int argc, char **argv)
     return good && !ep_doctor_is_ill(&findings) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_doctor = {"doctor", "what is wrong with the service, and what to do", &argp, run, NULL};
+const ep_cli_command ep_cli_doctor = {"doctor", "what is wrong with the service, and what to do",
+                                      &argp, run, NULL};

@@ -47,7 +47,7 @@ typedef struct forward_options {
     uint32_t random_tokens; /* 0: a batch from a file */
     uint64_t seed;
     bool has_seed;
-    uint32_t *split;    /* tokens of each call, or NULL */
+    uint32_t *split; /* tokens of each call, or NULL */
     size_t split_count;
     uint32_t split_tokens; /* 0: not given */
     bool gateway;
@@ -55,7 +55,7 @@ typedef struct forward_options {
 
 /* Whom the calls go to, and how ids are made. */
 typedef struct forward_service {
-    ep_client *client;       /* or */
+    ep_client *client; /* or */
     ep_cli_gateway *gateway;
     const ep_cli_gate *gate; /* NULL: ids are given */
 } forward_service;
@@ -103,7 +103,8 @@ static void check_input(struct argp_state *state, const forward_options *options
         argp_error(state, "--in and --random are both given, allowed: one of them");
     }
     if (options->random_tokens > 0 && options->layer.logits != NULL) {
-        argp_error(state, "--logits and --random are both given, allowed: one of them; random tokens have experts");
+        argp_error(state, "--logits and --random are both given, allowed: one of them; random "
+                          "tokens have experts");
     }
     if (options->random_tokens == 0 && options->has_seed) {
         argp_error(state, "--seed is given without --random; a batch of --in is what it is");
@@ -157,21 +158,24 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         parse_split(state, options, arg);
         return 0;
     case KEY_SPLIT_TOKENS:
-        options->split_tokens = (uint32_t)ep_cli_arg_whole(state, "--split-tokens", arg, 1, EP_TOKENS_MAX);
+        options->split_tokens =
+            (uint32_t)ep_cli_arg_whole(state, "--split-tokens", arg, 1, EP_TOKENS_MAX);
         return 0;
     case KEY_GATEWAY:
         options->gateway = true;
         return 0;
     case KEY_RANDOM:
-        options->random_tokens = (uint32_t)ep_cli_arg_whole(state, "--random", arg, 1, EP_TOKENS_MAX);
+        options->random_tokens =
+            (uint32_t)ep_cli_arg_whole(state, "--random", arg, 1, EP_TOKENS_MAX);
         return 0;
     case KEY_SEED:
         options->seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
         options->has_seed = true;
         return 0;
     case KEY_RESULT:
-        options->layer.args.result =
-            ep_cli_arg_word(state, "--result", arg, result_words) == 0 ? EP_MOE_COMBINED : EP_MOE_UNCOMBINED;
+        options->layer.args.result = ep_cli_arg_word(state, "--result", arg, result_words) == 0
+                                         ? EP_MOE_COMBINED
+                                         : EP_MOE_UNCOMBINED;
         return 0;
     case ARGP_KEY_ARG:
         return ep_cli_arg_unexpected(state, arg);
@@ -184,10 +188,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option option_list[] = {
-    {"random", KEY_RANDOM, "T", 0, "T random tokens for random experts, instead of --in: no file is needed", 1},
+    {"random", KEY_RANDOM, "T", 0,
+     "T random tokens for random experts, instead of --in: no file is needed", 1},
     {"seed", KEY_SEED, "S", 0, "Of --random: the same seed, the same tokens (default: 1)", 1},
-    {"out", KEY_OUT, "FILE", 0, "Gets the tensor y, safetensors; replaced as a whole (required with --in)", 1},
-    {"split", KEY_SPLIT, "N,N,...", 0, "Cut the batch into calls of these token counts; they add up to T", 2},
+    {"out", KEY_OUT, "FILE", 0,
+     "Gets the tensor y, safetensors; replaced as a whole (required with --in)", 1},
+    {"split", KEY_SPLIT, "N,N,...", 0,
+     "Cut the batch into calls of these token counts; they add up to T", 2},
     {"split-tokens", KEY_SPLIT_TOKENS, "N", 0, "Cut the batch into calls of N tokens", 2},
     {"gateway", KEY_GATEWAY, NULL, 0, "The coordinator routes: one connection, to it alone", 2},
     {"result", KEY_RESULT, "combined|uncombined", 0,
@@ -195,15 +202,18 @@ static const struct argp_option option_list[] = {
     {0},
 };
 static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_trace_argp, 0, NULL, 0},
-    {&ep_cli_layer_argp, 0, NULL, 0}, {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
+    {&ep_cli_connect_argp, 0, NULL, 0},  {&ep_cli_output_argp, 0, NULL, 0},
+    {&ep_cli_trace_argp, 0, NULL, 0},    {&ep_cli_layer_argp, 0, NULL, 0},
+    {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
     "--model NAME --layer L --in FILE --out FILE\n--model NAME --layer L --random T [--out FILE]",
-    "Runs one MoE layer on a batch from a file, or on random tokens, writes the result to a file and says what it "
+    "Runs one MoE layer on a batch from a file, or on random tokens, writes the result to a file "
+    "and says what it "
     "was: shape, checksum, nodes, time."
-    "\vEqual results give byte-identical files and the same checksum, whatever nodes, mode and split.\n\n"
+    "\vEqual results give byte-identical files and the same checksum, whatever nodes, mode and "
+    "split.\n\n"
     "Examples:\n"
     "  expertctl forward --model demo --layer 0 --random 4\n"
     "  expertctl forward --model demo --layer 0 --in x.safetensors \\\n"
@@ -217,19 +227,21 @@ static const struct argp argp = {
 
 /* ---- the calls ---- */
 
-static ep_err call_service(const forward_service *service, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+static ep_err call_service(const forward_service *service, const ep_moe_args *args,
+                           const ep_gate_config *gate, const ep_tensor *logits,
                            const ep_tensor *out, ep_moe_result *out_result)
 {
     if (service->gateway != NULL) {
         return ep_cli_gateway_forward(service->gateway, args, gate, logits, out, out_result);
     }
-    return gate != NULL ? ep_moe_forward_logits(service->client, args, gate, logits, out, out_result)
-                        : ep_moe_forward(service->client, args, out, out_result);
+    return gate != NULL
+               ? ep_moe_forward_logits(service->client, args, gate, logits, out, out_result)
+               : ep_moe_forward(service->client, args, out, out_result);
 }
 
-static ep_err run_part(const forward_service *service, const forward_options *options, const ep_cli_batch *batch,
-                       const ep_tensor *out, int64_t first, int64_t count, forward_totals *totals,
-                       ep_error *out_error)
+static ep_err run_part(const forward_service *service, const forward_options *options,
+                       const ep_cli_batch *batch, const ep_tensor *out, int64_t first,
+                       int64_t count, forward_totals *totals, ep_error *out_error)
 {
     ep_moe_args args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
@@ -241,7 +253,8 @@ static ep_err run_part(const forward_service *service, const forward_options *op
     if (service->gate != NULL) {
         gate = ep_cli_gate_config(service->gate, &options->layer, first, &args);
     }
-    ep_err err = call_service(service, &args, service->gate != NULL ? &gate : NULL, &logits, &part, &result);
+    ep_err err =
+        call_service(service, &args, service->gate != NULL ? &gate : NULL, &logits, &part, &result);
     if (err != EP_OK) {
         *out_error = result.error;
         out_error->code = err;
@@ -258,8 +271,9 @@ static ep_err run_part(const forward_service *service, const forward_options *op
     return EP_OK;
 }
 
-static ep_err run_parts(const forward_service *service, const forward_options *options, const ep_cli_batch *batch,
-                        const ep_tensor *out, forward_totals *totals, ep_error *out_error)
+static ep_err run_parts(const forward_service *service, const forward_options *options,
+                        const ep_cli_batch *batch, const ep_tensor *out, forward_totals *totals,
+                        ep_error *out_error)
 {
     int64_t step = options->split_tokens > 0 ? (int64_t)options->split_tokens : batch->tokens;
     int64_t first = 0;
@@ -267,11 +281,14 @@ static ep_err run_parts(const forward_service *service, const forward_options *o
     ep_err err;
     do { /* once for T = 0 too */
         int64_t left = batch->tokens - first;
-        int64_t count = options->split != NULL ? (int64_t)options->split[part] : step < left ? step : left;
+        int64_t count = options->split != NULL ? (int64_t)options->split[part]
+                        : step < left          ? step
+                                               : left;
         err = run_part(service, options, batch, out, first, count, totals, out_error);
         first += count;
         part++;
-    } while (err == EP_OK && (options->split != NULL ? part < options->split_count : first < batch->tokens));
+    } while (err == EP_OK &&
+             (options->split != NULL ? part < options->split_count : first < batch->tokens));
     return err;
 }
 
@@ -284,8 +301,8 @@ static size_t elements(const ep_tensor *tensor)
     return count;
 }
 
-static ep_err allocate_out(const forward_options *options, const ep_cli_batch *batch, ep_tensor *out_tensor,
-                           ep_error *out_error)
+static ep_err allocate_out(const forward_options *options, const ep_cli_batch *batch,
+                           ep_tensor *out_tensor, ep_error *out_error)
 {
     ep_dtype dtype = ep_cli_layer_out_dtype(&options->layer, batch);
     bool uncombined = options->layer.args.result == EP_MOE_UNCOMBINED;
@@ -294,11 +311,13 @@ static ep_err allocate_out(const forward_options *options, const ep_cli_batch *b
         !ep_mul_size(bytes, (size_t)batch->hidden, &bytes) ||
         !ep_mul_size(bytes, uncombined ? (size_t)batch->top_k : 1, &bytes)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "the result of %" PRId64 " tokens would not fit in memory", batch->tokens);
+                            "the result of %" PRId64 " tokens would not fit in memory",
+                            batch->tokens);
     }
     void *data = calloc(bytes > 0 ? bytes : 1, 1);
     if (data == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a result of %zu bytes", bytes);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a result of %zu bytes",
+                            bytes);
     }
     *out_tensor = uncombined ? ep_tensor_3d(data, dtype, batch->tokens, batch->top_k, batch->hidden)
                              : ep_tensor_2d(data, dtype, batch->tokens, batch->hidden);
@@ -309,7 +328,8 @@ static void shape_text(const ep_tensor *tensor, char *out_text, size_t bytes)
 {
     size_t used = 0;
     for (uint32_t i = 0; i < tensor->rank && used < bytes; i++) {
-        used += (size_t)snprintf(out_text + used, bytes - used, "%s%" PRId64, i > 0 ? "," : "[", tensor->shape[i]);
+        used += (size_t)snprintf(out_text + used, bytes - used, "%s%" PRId64, i > 0 ? "," : "[",
+                                 tensor->shape[i]);
     }
     snprintf(out_text + used, bytes - used, "] %s", ep_dtype_name(tensor->dtype));
 }
@@ -323,8 +343,8 @@ static json_t *tensor_json(const ep_tensor *tensor)
     return json_pack("{s:o, s:s}", "shape", shape, "dtype", ep_dtype_name(tensor->dtype));
 }
 
-static json_t *totals_json(const forward_options *options, const ep_cli_batch *batch, const ep_tensor *y,
-                           const forward_totals *totals)
+static json_t *totals_json(const forward_options *options, const ep_cli_batch *batch,
+                           const ep_tensor *y, const forward_totals *totals)
 {
     char checksum[16];
     json_t *x_json = tensor_json(&batch->x);
@@ -343,18 +363,19 @@ static json_t *totals_json(const forward_options *options, const ep_cli_batch *b
     }
     snprintf(checksum, sizeof(checksum), "%08" PRIx32, totals->y_crc);
     json_object_set_new(y_json, "crc32c", json_string(checksum));
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:{s:I, s:I}, s:s, s:o, s:o, s:o}", "tokens",
-                     (json_int_t)batch->tokens, "calls", (json_int_t)totals->calls, "nodes", (json_int_t)totals->nodes,
-                     "frames", (json_int_t)totals->frames, "rerouted_frames", (json_int_t)totals->rerouted_frames,
-                     "total_us", (json_int_t)totals->total_us, "bytes_sent", (json_int_t)totals->bytes_sent,
-                     "bytes_received", (json_int_t)totals->bytes_received, "numerics",
-                     ep_cli_json_text(totals->last.numerics), "epoch", "term", (json_int_t)totals->last.epoch_term,
-                     "number", (json_int_t)totals->last.epoch_number, "mode", mode_words[totals->last.mode],
-                     "node_names", names, "x", x_json, "y", y_json);
+    return json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:{s:I, s:I}, s:s, s:o, s:o, s:o}", "tokens",
+        (json_int_t)batch->tokens, "calls", (json_int_t)totals->calls, "nodes",
+        (json_int_t)totals->nodes, "frames", (json_int_t)totals->frames, "rerouted_frames",
+        (json_int_t)totals->rerouted_frames, "total_us", (json_int_t)totals->total_us, "bytes_sent",
+        (json_int_t)totals->bytes_sent, "bytes_received", (json_int_t)totals->bytes_received,
+        "numerics", ep_cli_json_text(totals->last.numerics), "epoch", "term",
+        (json_int_t)totals->last.epoch_term, "number", (json_int_t)totals->last.epoch_number,
+        "mode", mode_words[totals->last.mode], "node_names", names, "x", x_json, "y", y_json);
 }
 
-static bool print_totals(const forward_options *options, const ep_cli_batch *batch, const ep_tensor *y,
-                         const forward_totals *totals)
+static bool print_totals(const forward_options *options, const ep_cli_batch *batch,
+                         const ep_tensor *y, const forward_totals *totals)
 {
     char x_text[96];
     char y_text[96];
@@ -367,7 +388,8 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
     if (options->random_tokens > 0) {
         snprintf(seed, sizeof(seed), ", random with seed %" PRIu64, options->seed);
     }
-    ep_cli_line(stdout, "layer   %" PRIu32 " of model %s", options->layer.args.layer, options->layer.args.model);
+    ep_cli_line(stdout, "layer   %" PRIu32 " of model %s", options->layer.args.layer,
+                options->layer.args.model);
     ep_cli_line(stdout, "x       %s%s%s", x_text, options->layer.in != NULL ? " of " : seed,
                 options->layer.in != NULL ? options->layer.in : "");
     ep_cli_line(stdout, "y       %s, CRC32C %08" PRIx32 "%s%s", y_text, totals->y_crc,
@@ -377,10 +399,12 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
     } else {
         ep_cli_line(stdout, "nodes   %" PRIu32 ", behind the gateway", totals->nodes);
     }
-    ep_cli_line(stdout, "time    %.3f ms, %" PRIu64 " call%s, mode %s", (double)totals->total_us / 1e3, totals->calls,
-                totals->calls == 1 ? "" : "s", mode_words[totals->last.mode]);
-    ep_cli_line(stdout, "frames  %" PRIu64 ", %" PRIu64 " re-routed; bytes %" PRIu64 " out, %" PRIu64 " in",
-                totals->frames, totals->rerouted_frames, totals->bytes_sent, totals->bytes_received);
+    ep_cli_line(stdout, "time    %.3f ms, %" PRIu64 " call%s, mode %s",
+                (double)totals->total_us / 1e3, totals->calls, totals->calls == 1 ? "" : "s",
+                mode_words[totals->last.mode]);
+    ep_cli_line(
+        stdout, "frames  %" PRIu64 ", %" PRIu64 " re-routed; bytes %" PRIu64 " out, %" PRIu64 " in",
+        totals->frames, totals->rerouted_frames, totals->bytes_sent, totals->bytes_received);
     return ferror(stdout) == 0;
 }
 
@@ -389,7 +413,8 @@ static void read_node_names(ep_client *client, char out_names[NAMES_BYTES])
 {
     ep_client_node_waits waits = {.struct_bytes = sizeof(waits)};
     size_t used = 0;
-    for (uint32_t i = 0; ep_client_read_waits(client, i, &waits) == EP_OK && used < NAMES_BYTES; i++) {
+    for (uint32_t i = 0; ep_client_read_waits(client, i, &waits) == EP_OK && used < NAMES_BYTES;
+         i++) {
         if (waits.frames > 0) {
             used += (size_t)snprintf(out_names + used, NAMES_BYTES - used, " %s", waits.node);
         }
@@ -397,8 +422,8 @@ static void read_node_names(ep_client *client, char out_names[NAMES_BYTES])
 }
 
 /* out_y: allocated, also on an error where its data is not NULL. */
-static ep_err run_batch(const forward_options *options, const ep_cli_batch *batch, forward_totals *totals,
-                        ep_tensor *out_y, ep_error *out_error)
+static ep_err run_batch(const forward_options *options, const ep_cli_batch *batch,
+                        forward_totals *totals, ep_tensor *out_y, ep_error *out_error)
 {
     forward_service service = {.client = NULL};
     ep_cli_gate gate = {.chosen = NULL};
@@ -412,8 +437,9 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
         service.gate = &gate;
     }
     if (err == EP_OK) {
-        err = options->gateway ? ep_cli_gateway_open(&options->connect, &service.gateway, out_error)
-                               : ep_cli_connect_client(&options->connect, &service.client, out_error);
+        err = options->gateway
+                  ? ep_cli_gateway_open(&options->connect, &service.gateway, out_error)
+                  : ep_cli_connect_client(&options->connect, &service.client, out_error);
     }
     err = err != EP_OK ? err : run_parts(&service, options, batch, out_y, totals, out_error);
     if (err == EP_OK && service.client != NULL) {
@@ -433,7 +459,8 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
 }
 
 /* 0, or the exit code after saying what is wrong. */
-static int check_batch(const char *program, const forward_options *options, const ep_cli_batch *batch)
+static int check_batch(const char *program, const forward_options *options,
+                       const ep_cli_batch *batch)
 {
     int64_t sum = 0;
     const char *missing = ep_cli_layer_missing(&options->layer, batch);
@@ -446,7 +473,9 @@ static int check_batch(const char *program, const forward_options *options, cons
         sum += options->split[i];
     }
     if (options->split != NULL && sum != batch->tokens) {
-        fprintf(stderr, "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64 ", the tokens of %s%s\n",
+        fprintf(stderr,
+                "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64
+                ", the tokens of %s%s\n",
                 program, sum, batch->tokens, options->layer.in != NULL ? "x in " : "",
                 options->layer.in != NULL ? options->layer.in : "--random");
         return EP_CLI_EXIT_USAGE;
@@ -465,9 +494,10 @@ static int run(int argc, char **argv)
     ep_cli_layer_options_init(&options.layer);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
     options.layer.args.traceparent = ep_cli_trace_parent(&options.trace);
-    ep_err err = options.random_tokens > 0 ? ep_cli_batch_random(&options.connect, &options.layer.args,
-                                                                 options.random_tokens, options.seed, &batch, &error)
-                                           : ep_cli_batch_read(options.layer.in, &batch, &error);
+    ep_err err = options.random_tokens > 0
+                     ? ep_cli_batch_random(&options.connect, &options.layer.args,
+                                           options.random_tokens, options.seed, &batch, &error)
+                     : ep_cli_batch_read(options.layer.in, &batch, &error);
     if (err != EP_OK) {
         free(options.split);
         return ep_cli_fail(argv[0], &error);
@@ -490,5 +520,5 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_forward = {"forward", "runs one MoE layer on a batch from a file, or on random tokens",
-                                       &argp, run, NULL};
+const ep_cli_command ep_cli_forward = {
+    "forward", "runs one MoE layer on a batch from a file, or on random tokens", &argp, run, NULL};

@@ -12,8 +12,8 @@
 
 #define SERVICE_BYTES 128
 
-static const ep_cli_command *const verbs[] = {&ep_cli_frame_encode_command, &ep_cli_frame_decode_command,
-                                              &ep_cli_frame_list_command};
+static const ep_cli_command *const verbs[] = {
+    &ep_cli_frame_encode_command, &ep_cli_frame_decode_command, &ep_cli_frame_list_command};
 
 const ep_cli_command *ep_cli_frame_verb_at(size_t index)
 {
@@ -30,7 +30,8 @@ const ep_rpc_method *ep_cli_frame_method(struct argp_state *state, const char *t
         method = ep_rpc_method_by_name(service, slash + 1);
     }
     if (method == NULL) {
-        argp_error(state, "%s is '%s', allowed: SERVICE/METHOD as in expertctl frame list", ep_cli_setting_name("--method", text), text);
+        argp_error(state, "%s is '%s', allowed: SERVICE/METHOD as in expertctl frame list",
+                   ep_cli_setting_name("--method", text), text);
     }
     return method;
 }
@@ -56,7 +57,8 @@ static const struct argp list_argp = {
     parse_list,
     NULL,
     "Lists every method a frame may carry, with the messages it takes and gives.\v"
-    "Nobody is asked: these are the methods this program was built with. What a running program serves says "
+    "Nobody is asked: these are the methods this program was built with. What a running program "
+    "serves says "
     "expertctl rpc list.\n\n"
     "Examples:\n"
     "  expertctl frame list\n\n" EP_CLI_EXIT_HELP,
@@ -76,10 +78,11 @@ static int run_list(int argc, char **argv)
         const ep_rpc_method *m = &methods[i];
         const char *role = ep_rpc_role_name(m->role);
         bool stream = m->stream == EP_RPC_SERVER_STREAM;
-        json_array_append_new(list, json_pack("{s:o, s:I, s:s, s:s, s:b, s:s}", "method",
-                                              json_sprintf("%s/%s", m->service->name, m->method->name), "id",
-                                              (json_int_t)m->id, "request", m->method->input->name, "reply",
-                                              m->method->output->name, "stream", stream, "role", role));
+        json_array_append_new(
+            list, json_pack("{s:o, s:I, s:s, s:s, s:b, s:s}", "method",
+                            json_sprintf("%s/%s", m->service->name, m->method->name), "id",
+                            (json_int_t)m->id, "request", m->method->input->name, "reply",
+                            m->method->output->name, "stream", stream, "role", role));
         ep_cli_table_cell(table, "%s/%s", m->service->name, m->method->name);
         ep_cli_table_cell(table, "0x%04x", m->id);
         ep_cli_table_cell(table, "%s", m->method->input->short_name);
@@ -94,7 +97,8 @@ static int run_list(int argc, char **argv)
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_frame_list_command = {"list", "methods a frame may carry", &list_argp, run_list, NULL};
+const ep_cli_command ep_cli_frame_list_command = {"list", "methods a frame may carry", &list_argp,
+                                                  run_list, NULL};
 
 /* ---- the verbs ---- */
 
@@ -126,4 +130,5 @@ static int run(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_frame_command = {
-    "frame", "makes and reads the frames of the open door (door_listen)", &argp, run, ep_cli_frame_verb_at};
+    "frame", "makes and reads the frames of the open door (door_listen)", &argp, run,
+    ep_cli_frame_verb_at};

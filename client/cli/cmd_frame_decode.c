@@ -55,8 +55,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option option_list[] = {
-    {"method", KEY_METHOD, "SERVICE/METHOD", 0, "Whose message it is (default: by the number in the frame)",
-     1},
+    {"method", KEY_METHOD, "SERVICE/METHOD", 0,
+     "Whose message it is (default: by the number in the frame)", 1},
     {"tensors-out", KEY_TENSORS_OUT, "FILE", 0, "Gets the tensor section, as it is", 1},
     {0},
 };
@@ -64,9 +64,11 @@ static const struct argp argp = {
     option_list,
     parse,
     "FILE",
-    "Prints a frame as JSON: its fixed part, and its message by the method's descriptor. FILE - is standard "
+    "Prints a frame as JSON: its fixed part, and its message by the method's descriptor. FILE - is "
+    "standard "
     "input."
-    "\vBoth checksums are checked. A reply that holds an error is printed too; its words go to standard "
+    "\vBoth checksums are checked. A reply that holds an error is printed too; its words go to "
+    "standard "
     "error and the exit code is 1. "
     "A token in a request is not shown.\n\n"
     "Examples:\n"
@@ -85,8 +87,9 @@ static ep_err read_all(FILE *file, const char *name, frame_file *out, ep_error *
     while (out->data != NULL) {
         out->bytes += fread(out->data + out->bytes, 1, room - out->bytes, file);
         if (out->bytes < room) {
-            return ferror(file) == 0 ? EP_OK
-                                     : ep_error_set(out_error, EP_ERR_IO, "%s: %s", name, strerror(errno));
+            return ferror(file) == 0
+                       ? EP_OK
+                       : ep_error_set(out_error, EP_ERR_IO, "%s: %s", name, strerror(errno));
         }
         if (room > EP_FRAME_BYTES_CEILING) {
             return ep_error_set(out_error, EP_ERR_BAD_FILE,
@@ -107,8 +110,9 @@ static ep_err check_frame(const char *name, frame_file *file, ep_error *out_erro
 {
     size_t frame_bytes;
     if (file->bytes < EP_FRAME_FIXED_BYTES) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s ends at offset %zu, a frame has 64 bytes or more",
-                            name, file->bytes);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s ends at offset %zu, a frame has 64 bytes or more", name,
+                            file->bytes);
     }
     ep_err err = ep_frame_decode(file->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING,
                                  &file->frame, &frame_bytes, out_error);
@@ -116,8 +120,8 @@ static ep_err check_frame(const char *name, frame_file *file, ep_error *out_erro
         return ep_error_prefix(out_error, err, "%s", name);
     }
     if (frame_bytes != file->bytes) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s has %zu bytes, its frame says %zu", name,
-                            file->bytes, frame_bytes);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s has %zu bytes, its frame says %zu",
+                            name, file->bytes, frame_bytes);
     }
     /* 0: the maker had it off. A payload whose CRC is 0 passes unchecked, once in 4 billion. */
     err = ep_rpc_payload_check(&file->frame, file->data, file->frame.payload_crc != 0, out_error);
@@ -130,8 +134,8 @@ static ep_err read_frame(const char *name, frame_file *out_file, ep_error *out_e
     FILE *file = from_stdin ? stdin : fopen(name, "rbe");
     *out_file = (frame_file){0};
     if (file == NULL) {
-        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "%s: %s", name,
-                            strerror(errno));
+        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "%s: %s",
+                            name, strerror(errno));
     }
     ep_err err = read_all(file, name, out_file, out_error);
     if (!from_stdin) {
@@ -144,13 +148,15 @@ static ep_err write_tensors(const char *path, const frame_file *file, ep_error *
 {
     size_t bytes = (size_t)file->frame.tensor_bytes;
     FILE *out = fopen(path, "wbe");
-    bool good = out != NULL && fwrite(file->data + file->frame.tensor_offset, 1, bytes, out) == bytes;
+    bool good =
+        out != NULL && fwrite(file->data + file->frame.tensor_offset, 1, bytes, out) == bytes;
     int reason = errno;
     if (out != NULL) {
         good = fclose(out) == 0 && good;
     }
     return good ? EP_OK
-                : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", path, strerror(reason));
+                : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", path,
+                               strerror(reason));
 }
 
 /* ---- JSON ---- */
@@ -165,19 +171,22 @@ static json_t *fixed_to_json(const frame_file *file, const ep_rpc_method *method
     if ((f->flags & EP_FRAME_FLAG_END_OF_STREAM) != 0) {
         json_array_append_new(flags, json_string("end"));
     }
-    json_t *name =
-        method != NULL ? json_sprintf("%s/%s", method->service->name, method->method->name) : json_null();
-    json_t *deadline =
-        f->deadline_us == EP_FRAME_DEADLINE_NONE ? json_string("none") : json_integer(f->deadline_us);
-    json_t *id =
-        f->call_id <= INT64_MAX ? json_integer((json_int_t)f->call_id) : json_sprintf("%" PRIu64, f->call_id);
-    json_t *crc = f->payload_crc != 0 ? json_sprintf("%08" PRIx32, f->payload_crc) : json_string("off");
+    json_t *name = method != NULL
+                       ? json_sprintf("%s/%s", method->service->name, method->method->name)
+                       : json_null();
+    json_t *deadline = f->deadline_us == EP_FRAME_DEADLINE_NONE ? json_string("none")
+                                                                : json_integer(f->deadline_us);
+    json_t *id = f->call_id <= INT64_MAX ? json_integer((json_int_t)f->call_id)
+                                         : json_sprintf("%" PRIu64, f->call_id);
+    json_t *crc =
+        f->payload_crc != 0 ? json_sprintf("%08" PRIx32, f->payload_crc) : json_string("off");
     return json_pack("{s:s, s:o, s:o, s:i, s:o, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:o}", "kind",
-                     ep_frame_kind_name(f->kind), "flags", flags, "call_id", id, "attempt", f->attempt,
-                     "method", name, "method_id", (json_int_t)f->method_id, "status", (json_int_t)f->status,
-                     "deadline_us", deadline, "header_bytes", (json_int_t)f->header_bytes, "tensor_offset",
-                     (json_int_t)f->tensor_offset, "stream_sequence", (json_int_t)f->stream_sequence,
-                     "tensor_bytes", (json_int_t)f->tensor_bytes, "payload_crc", crc);
+                     ep_frame_kind_name(f->kind), "flags", flags, "call_id", id, "attempt",
+                     f->attempt, "method", name, "method_id", (json_int_t)f->method_id, "status",
+                     (json_int_t)f->status, "deadline_us", deadline, "header_bytes",
+                     (json_int_t)f->header_bytes, "tensor_offset", (json_int_t)f->tensor_offset,
+                     "stream_sequence", (json_int_t)f->stream_sequence, "tensor_bytes",
+                     (json_int_t)f->tensor_bytes, "payload_crc", crc);
 }
 
 static json_t *metadata_to_json(const Expertd__V1__CallHeader *header)
@@ -186,17 +195,18 @@ static json_t *metadata_to_json(const Expertd__V1__CallHeader *header)
     for (size_t i = 0; i < header->n_metadata; i++) {
         const Expertd__V1__Metadata *item = header->metadata[i];
         bool secret = strcmp(item->key, EP_RPC_DOOR_TOKEN_KEY) == 0;
-        json_array_append_new(list,
-                              json_pack("{s:o, s:o}", "key", ep_cli_json_text(item->key), "value",
-                                        secret ? json_string("(a token)") : ep_cli_json_text(item->value)));
+        json_array_append_new(
+            list, json_pack("{s:o, s:o}", "key", ep_cli_json_text(item->key), "value",
+                            secret ? json_string("(a token)") : ep_cli_json_text(item->value)));
     }
     return list;
 }
 
 /* Adds "message", for requests "metadata", for errors "error". out_status: what the service
  * said. */
-static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, ep_rpc_budget *budget,
-                          json_t *json, ep_error *out_status, ep_error *out_error)
+static ep_err add_payload(const frame_file *file, const ep_rpc_method *method,
+                          ep_rpc_budget *budget, json_t *json, ep_error *out_status,
+                          ep_error *out_error)
 {
     const uint8_t *header = file->data + EP_FRAME_FIXED_BYTES;
     ProtobufCMessage *message = NULL;
@@ -205,19 +215,20 @@ static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, e
     bool is_error = file->frame.status != 0 || file->frame.kind == EP_FRAME_GOODBYE;
     bool has_message = is_error || file->frame.kind <= EP_FRAME_REPLY_MORE;
     if (has_message && !is_error && method == NULL) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "the frame is of method 0x%04x, which this program does not know; see --method",
-                            (unsigned)file->frame.method_id);
+        return ep_error_set(
+            out_error, EP_ERR_BAD_FILE,
+            "the frame is of method 0x%04x, which this program does not know; see --method",
+            (unsigned)file->frame.method_id);
     }
     if (is_error) {
-        err = ep_rpc_unpack(budget, &expertd__v1__status__descriptor, header, file->frame.header_bytes,
-                            &message, out_error);
+        err = ep_rpc_unpack(budget, &expertd__v1__status__descriptor, header,
+                            file->frame.header_bytes, &message, out_error);
     } else if (file->frame.kind == EP_FRAME_REQUEST) {
         err = ep_rpc_request_unpack(budget, method->method->input, header, file->frame.header_bytes,
                                     &call_header, &message, out_error);
     } else if (has_message) {
-        err = ep_rpc_unpack(budget, method->method->output, header, file->frame.header_bytes, &message,
-                            out_error);
+        err = ep_rpc_unpack(budget, method->method->output, header, file->frame.header_bytes,
+                            &message, out_error);
     }
     if (err != EP_OK || message == NULL) {
         return err;
@@ -236,8 +247,8 @@ static ep_err add_payload(const frame_file *file, const ep_rpc_method *method, e
     return EP_OK;
 }
 
-static ep_err print_frame(const decode_options *options, const frame_file *file, ep_error *out_status,
-                          ep_error *out_error)
+static ep_err print_frame(const decode_options *options, const frame_file *file,
+                          ep_error *out_status, ep_error *out_error)
 {
     const ep_rpc_method *method =
         options->method != NULL ? options->method : ep_rpc_method_by_id(file->frame.method_id);
@@ -285,4 +296,5 @@ static int run(int argc, char **argv)
     return EP_CLI_EXIT_OK;
 }
 
-const ep_cli_command ep_cli_frame_decode_command = {"decode", "prints a frame as JSON", &argp, run, NULL};
+const ep_cli_command ep_cli_frame_decode_command = {"decode", "prints a frame as JSON", &argp, run,
+                                                    NULL};

@@ -43,7 +43,7 @@ typedef struct encode_options {
     const ep_rpc_method *method;
     const char *json;
     const char *json_file;
-    const char *tensors;                   /* NULL none */
+    const char *tensors; /* NULL none */
     /* of a safetensors file; none: tensors is the section itself */
     const char *tensor_names[TENSORS_MAX];
     size_t tensor_names_count;
@@ -63,7 +63,8 @@ static void add_metadata(struct argp_state *state, encode_options *options, char
 {
     char *equals = strchr(text, '=');
     if (equals == NULL || equals == text) {
-        argp_error(state, "%s is '%s', allowed: KEY=VALUE", ep_cli_setting_name("--metadata", text), text);
+        argp_error(state, "%s is '%s', allowed: KEY=VALUE", ep_cli_setting_name("--metadata", text),
+                   text);
     }
     if (options->metadata_count == METADATA_MAX) {
         argp_error(state, "--metadata is given more than %d times", METADATA_MAX);
@@ -75,30 +76,33 @@ static void add_metadata(struct argp_state *state, encode_options *options, char
 static void check_options(struct argp_state *state, encode_options *options)
 {
     bool from_batch = options->layer.in != NULL;
-    bool batch_options =
-        options->layer.args.model != NULL || options->layer.has_layer || options->layer.logits != NULL;
+    bool batch_options = options->layer.args.model != NULL || options->layer.has_layer ||
+                         options->layer.logits != NULL;
     ep_cli_arg_required(state, "--method", options->method);
     ep_cli_arg_required(state, "-o", options->out);
     if (from_batch || batch_options) {
         if (options->method != ep_rpc_method_by_name("expertd.v1.Gateway", "Forward")) {
             argp_error(state,
-                       "--in, --model and --layer make requests of expertd.v1.Gateway/Forward only, --method is %s/%s",
+                       "--in, --model and --layer make requests of expertd.v1.Gateway/Forward "
+                       "only, --method is %s/%s",
                        options->method->service->name, options->method->method->name);
         }
         ep_cli_layer_require(state, &options->layer);
     }
     if ((options->json != NULL) + (options->json_file != NULL) + from_batch > 1) {
-        argp_error(state, "more than one of --json, --json-file and --in is given, allowed: one of them");
+        argp_error(state,
+                   "more than one of --json, --json-file and --in is given, allowed: one of them");
     }
     if (from_batch && options->tensors != NULL) {
-        argp_error(state, "--in and --tensors are both given: tensors of a batch come from FILE of --in");
+        argp_error(state,
+                   "--in and --tensors are both given: tensors of a batch come from FILE of --in");
     }
     if (options->tensor_names_count > 0 && options->tensors == NULL) {
         argp_error(state, "--tensor needs --tensors, a safetensors file");
     }
     if (options->token[0] != '\0') {
-        snprintf(options->authorization, sizeof(options->authorization), "%s%s", EP_RPC_DOOR_TOKEN_PREFIX,
-                 options->token);
+        snprintf(options->authorization, sizeof(options->authorization), "%s%s",
+                 EP_RPC_DOOR_TOKEN_PREFIX, options->token);
         options->metadata[options->metadata_count++] =
             (ep_rpc_metadata){EP_RPC_DOOR_TOKEN_KEY, options->authorization};
     }
@@ -114,8 +118,8 @@ static error_t parse_frame(int key, char *arg, struct argp_state *state, encode_
         add_metadata(state, options, arg);
         return 0;
     case KEY_DEADLINE:
-        options->deadline_us =
-            (uint32_t)ep_cli_arg_quantity(state, "--deadline-us", arg, EP_UNIT_US, EP_UNIT_US, 0, EP_FRAME_DEADLINE_NONE - 1);
+        options->deadline_us = (uint32_t)ep_cli_arg_quantity(
+            state, "--deadline-us", arg, EP_UNIT_US, EP_UNIT_US, 0, EP_FRAME_DEADLINE_NONE - 1);
         return 0;
     case KEY_CALL_ID:
         options->call_id = ep_cli_arg_whole(state, "--call-id", arg, 0, UINT64_MAX);
@@ -171,18 +175,22 @@ static const struct argp_option option_list[] = {
     {"output", 'o', "FILE", 0, "Gets the frame; - is standard output (required)", 1},
     {"json", KEY_JSON, "TEXT", 0, "The request message as JSON (default: {})", 1},
     {"json-file", KEY_JSON_FILE, "FILE", 0, "The same from a file", 1},
-    {"tensors", KEY_TENSORS, "FILE", 0, "The tensor section, as it is; with --tensor a safetensors file", 1},
-    {"tensor", KEY_TENSOR, "NAME", 0, "A tensor of that file; may be repeated, each at the next multiple of 64", 1},
+    {"tensors", KEY_TENSORS, "FILE", 0,
+     "The tensor section, as it is; with --tensor a safetensors file", 1},
+    {"tensor", KEY_TENSOR, "NAME", 0,
+     "A tensor of that file; may be repeated, each at the next multiple of 64", 1},
     {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 2},
     {"metadata", KEY_METADATA, "KEY=VALUE", 0, "Travels beside the message; may be repeated", 2},
     {"deadline-us", KEY_DEADLINE, "TIME", 0,
      "Time the service has, from when the frame arrives (default: no limit)", 2},
     {"call-id", KEY_CALL_ID, "N", 0, "Comes back in the reply (default: 1)", 2},
-    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "For TLS, and for services with payload_crc: false", 2},
+    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0,
+     "For TLS, and for services with payload_crc: false", 2},
     {0},
 };
 static const struct argp_child children[] = {
-    {&ep_cli_layer_argp, 0, "A batch for expertd.v1.Gateway/Forward, instead of --json and --tensors:", 3},
+    {&ep_cli_layer_argp, 0,
+     "A batch for expertd.v1.Gateway/Forward, instead of --json and --tensors:", 3},
     {0}};
 static const struct argp argp = {
     option_list,
@@ -202,14 +210,17 @@ static const struct argp argp = {
 
 /* ---- tensors ---- */
 
-static ep_err acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_tensors, ep_error *out_error)
+static ep_err acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_tensors,
+                      ep_error *out_error)
 {
     if (bytes > EP_FRAME_BYTES_CEILING) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "a tensor section of %zu bytes, allowed: 0..%zu", bytes, EP_FRAME_BYTES_CEILING);
+                            "a tensor section of %zu bytes, allowed: 0..%zu", bytes,
+                            EP_FRAME_BYTES_CEILING);
     }
     ep_err err = bytes > 0 ? ep_buffer_acquire(pool, bytes, out_tensors) : EP_OK;
-    return err != EP_OK ? ep_error_set(out_error, err, "no memory for %zu bytes of tensors", bytes) : EP_OK;
+    return err != EP_OK ? ep_error_set(out_error, err, "no memory for %zu bytes of tensors", bytes)
+                        : EP_OK;
 }
 
 static ep_err read_section(const char *path, ep_buffer_pool *pool, ep_buffer **out_tensors,
@@ -240,8 +251,8 @@ static size_t aligned(size_t offset)
 }
 
 /* The named tensors one after the other, each at the next multiple of 64. */
-static ep_err read_named(const encode_options *options, const ep_safetensors *file, ep_buffer_pool *pool,
-                         ep_buffer **out_tensors, ep_error *out_error)
+static ep_err read_named(const encode_options *options, const ep_safetensors *file,
+                         ep_buffer_pool *pool, ep_buffer **out_tensors, ep_error *out_error)
 {
     const ep_safetensors_tensor *tensors[TENSORS_MAX];
     size_t total = 0;
@@ -249,8 +260,8 @@ static ep_err read_named(const encode_options *options, const ep_safetensors *fi
     for (size_t i = 0; i < options->tensor_names_count; i++) {
         tensors[i] = ep_safetensors_find(file, options->tensor_names[i]);
         if (tensors[i] == NULL) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", options->tensors,
-                                options->tensor_names[i]);
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s",
+                                options->tensors, options->tensor_names[i]);
         }
         total = aligned(total) + ep_safetensors_tensor_bytes(tensors[i]);
     }
@@ -268,8 +279,8 @@ static ep_err read_named(const encode_options *options, const ep_safetensors *fi
     return err;
 }
 
-static ep_err read_tensors(const encode_options *options, ep_buffer_pool *pool, ep_buffer **out_tensors,
-                           ep_error *out_error)
+static ep_err read_tensors(const encode_options *options, ep_buffer_pool *pool,
+                           ep_buffer **out_tensors, ep_error *out_error)
 {
     ep_safetensors *file = NULL;
     if (options->tensors == NULL) {
@@ -292,12 +303,14 @@ static ep_err write_parts(const encode_options *options, const ep_rpc_out *out, 
 {
     bool to_stdout = strcmp(options->out, "-") == 0;
     bool secret = options->token[0] != '\0';
-    int fd =
-        to_stdout ? -1 : open(options->out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, secret ? 0600 : 0666);
+    int fd = to_stdout ? -1
+                       : open(options->out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC,
+                              secret ? 0600 : 0666);
     FILE *file = to_stdout ? stdout : fd >= 0 ? fdopen(fd, "wb") : NULL;
     bool good = file != NULL && (!secret || to_stdout || fchmod(fd, 0600) == 0);
     for (uint32_t i = 0; good && i < out->send.parts_count; i++) {
-        good = fwrite(out->send.parts[i].data, 1, out->send.parts[i].bytes, file) == out->send.parts[i].bytes;
+        good = fwrite(out->send.parts[i].data, 1, out->send.parts[i].bytes, file) ==
+               out->send.parts[i].bytes;
     }
     good = good && fflush(file) == 0;
     int reason = errno;
@@ -316,16 +329,17 @@ static ep_err write_frame(const encode_options *options, const ProtobufCMessage 
                           ep_buffer_pool *pool, ep_buffer *taken_tensors, ep_error *out_error)
 {
     ep_rpc_out *out;
-    ep_err err = ep_rpc_out_create_request(pool, options->metadata, options->metadata_count, message,
-                                           taken_tensors, &out);
+    ep_err err = ep_rpc_out_create_request(pool, options->metadata, options->metadata_count,
+                                           message, taken_tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(taken_tensors);
         return ep_error_set(out_error, err, "the message does not fit in a header of %zu bytes",
                             EP_FRAME_HEADER_BYTES_CEILING);
     }
     if (out->frame_bytes > EP_FRAME_BYTES_CEILING) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a frame of %zu bytes, allowed: 64..%zu",
-                           out->frame_bytes, EP_FRAME_BYTES_CEILING);
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "a frame of %zu bytes, allowed: 64..%zu", out->frame_bytes,
+                           EP_FRAME_BYTES_CEILING);
     } else {
         out->frame.kind = EP_FRAME_REQUEST;
         out->frame.call_id = options->call_id;
@@ -342,16 +356,18 @@ static ep_err encode_json(const encode_options *options, ep_buffer_pool *pool, e
 {
     json_error_t why;
     const char *from = options->json_file != NULL ? options->json_file : "--json";
-    json_t *json =
-        options->json_file != NULL
-            ? json_load_file(options->json_file, JSON_REJECT_DUPLICATES, &why)
-            : json_loads(options->json != NULL ? options->json : "{}", JSON_REJECT_DUPLICATES, &why);
+    json_t *json = options->json_file != NULL
+                       ? json_load_file(options->json_file, JSON_REJECT_DUPLICATES, &why)
+                       : json_loads(options->json != NULL ? options->json : "{}",
+                                    JSON_REJECT_DUPLICATES, &why);
     ProtobufCMessage *message = NULL;
     ep_buffer *tensors = NULL;
     if (json == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s: line %d: %s", from, why.line, why.text);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s: line %d: %s", from, why.line,
+                            why.text);
     }
-    ep_err err = ep_cli_message_from_json(options->method->method->input, json, &message, out_error);
+    ep_err err =
+        ep_cli_message_from_json(options->method->method->input, json, &message, out_error);
     json_decref(json);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "%s", from);
@@ -366,8 +382,8 @@ static ep_err encode_json(const encode_options *options, ep_buffer_pool *pool, e
     return err;
 }
 
-static ep_err encode_rows(const encode_options *options, const ep_cli_batch *batch, ep_buffer_pool *pool,
-                          ep_error *out_error)
+static ep_err encode_rows(const encode_options *options, const ep_cli_batch *batch,
+                          ep_buffer_pool *pool, ep_error *out_error)
 {
     const ep_cli_layer_options *layer = &options->layer;
     const char *missing = ep_cli_layer_missing(layer, batch);
@@ -376,7 +392,8 @@ static ep_err encode_rows(const encode_options *options, const ep_cli_batch *bat
     ep_gate_config config = {0};
     ep_moe_args args;
     if (missing != NULL) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", layer->in, missing);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", layer->in,
+                            missing);
     }
     ep_cli_layer_args(layer, batch, 0, batch->tokens, &args);
     ep_err err = EP_OK;
@@ -385,9 +402,11 @@ static ep_err encode_rows(const encode_options *options, const ep_cli_batch *bat
         err = err == EP_OK ? ep_cli_gate_choose(&gate, layer->in, batch, out_error) : err;
         config = ep_cli_gate_config(&gate, layer, 0, &args);
     }
-    err = err != EP_OK ? err
-                       : ep_cli_gateway_request_make(&args, layer->logits != NULL ? &config : NULL, &batch->logits,
-                                                     ep_cli_layer_out_dtype(layer, batch), pool, &request, out_error);
+    err = err != EP_OK
+              ? err
+              : ep_cli_gateway_request_make(&args, layer->logits != NULL ? &config : NULL,
+                                            &batch->logits, ep_cli_layer_out_dtype(layer, batch),
+                                            pool, &request, out_error);
     if (err == EP_OK) {
         err = write_frame(options, &request.header.base, pool, request.tensors, out_error);
     }
@@ -425,4 +444,5 @@ static int run(int argc, char **argv)
     return err == EP_OK ? EP_CLI_EXIT_OK : ep_cli_fail(argv[0], &error);
 }
 
-const ep_cli_command ep_cli_frame_encode_command = {"encode", "writes a request frame to a file", &argp, run, NULL};
+const ep_cli_command ep_cli_frame_encode_command = {"encode", "writes a request frame to a file",
+                                                    &argp, run, NULL};

@@ -30,12 +30,14 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         } else if (state->arg_num == 1) {
             options->version = ep_cli_arg_text(state, "VERSION", arg, EP_VERSION_BYTES - 1);
         } else {
-            argp_error(state, "unexpected argument '%s', allowed: a model's name and a version", arg);
+            argp_error(state, "unexpected argument '%s', allowed: a model's name and a version",
+                       arg);
         }
         return 0;
     case ARGP_KEY_END:
         if (options->version == NULL) {
-            argp_error(state, "%s is missing; expertctl status shows what is served", options->name == NULL ? "NAME" : "VERSION");
+            argp_error(state, "%s is missing; expertctl status shows what is served",
+                       options->name == NULL ? "NAME" : "VERSION");
         }
         return 0;
     default:
@@ -43,14 +45,17 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp default_argp = {
     NULL,
     parse,
     "NAME VERSION",
     "Sets the version of a model that callers get who name none."
-    "\vUntil somebody sets it, it is the first version whose experts all had a copy. It stays while any node offers it, and a "
-    "coordinator with state_dir keeps it over a restart. Calls that have begun stay with the version they have. Only "
+    "\vUntil somebody sets it, it is the first version whose experts all had a copy. It stays "
+    "while any node offers it, and a "
+    "coordinator with state_dir keeps it over a restart. Calls that have begun stay with the "
+    "version they have. Only "
     "a version whose experts all have a copy can be set.\n\n"
     "Examples:\n"
     "  expertctl model default moe-30b 2026-11 --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
@@ -68,18 +73,20 @@ static int run_default(int argc, char **argv)
     argp_parse(&default_argp, argc, argv, 0, NULL, &options);
     request.model = (char *)(uintptr_t)options.name;
     request.version = (char *)(uintptr_t)options.version;
-    if (ep_cli_admin_call_once(&options.connect, "SetDefaultVersion", &request.base, &message, &error) != EP_OK) {
+    if (ep_cli_admin_call_once(&options.connect, "SetDefaultVersion", &request.base, &message,
+                               &error) != EP_OK) {
         return ep_cli_fail(argv[0], &error);
     }
     const char *before = ((const Expertd__V1__DefaultVersionReply *)message)->before;
     bool good = true;
     if (options.format == EP_CLI_JSON) {
-        good = ep_cli_json_print(json_pack("{s:o, s:o, s:o}", "model", ep_cli_json_text(options.name), "version",
-                                           ep_cli_json_text(options.version), "before", ep_cli_json_text(before)),
-                                 stdout);
+        good = ep_cli_json_print(
+            json_pack("{s:o, s:o, s:o}", "model", ep_cli_json_text(options.name), "version",
+                      ep_cli_json_text(options.version), "before", ep_cli_json_text(before)),
+            stdout);
     } else {
-        ep_cli_line(stdout, "model %s: the default version is %s, before: %s", options.name, options.version,
-                    before[0] != 0 ? before : "none");
+        ep_cli_line(stdout, "model %s: the default version is %s, before: %s", options.name,
+                    options.version, before[0] != 0 ? before : "none");
     }
     protobuf_c_message_free_unpacked(message, NULL);
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
@@ -105,8 +112,10 @@ static const struct argp types_argp = {
     parse_types,
     "",
     "Prints the model types that this build has rules for."
-    "\vROUTER says whether `forward --logits` computes it, or why not: the experts then serve a caller that routes. SHARED says who computes "
-    "shared experts, if the model has some. Other types are served when names and keys say all about their experts, without a router.\n\n"
+    "\vROUTER says whether `forward --logits` computes it, or why not: the experts then serve a "
+    "caller that routes. SHARED says who computes "
+    "shared experts, if the model has some. Other types are served when names and keys say all "
+    "about their experts, without a router.\n\n"
     "Examples:\n"
     "  expertctl model types\n\n" EP_CLI_EXIT_HELP,
     types_children,
@@ -115,12 +124,14 @@ static const struct argp types_argp = {
 
 static const char *router_text(const ep_model_type *type)
 {
-    return type->refused != NULL ? "-" : type->router.why_not != NULL ? type->router.why_not : "computed";
+    return type->refused != NULL          ? "-"
+           : type->router.why_not != NULL ? type->router.why_not
+                                          : "computed";
 }
 
 static const char *shared_text(const ep_model_type *type)
 {
-    return type->refused != NULL                         ? "-"
+    return type->refused != NULL                   ? "-"
            : type->marks & EP_TYPE_SHARED_CALLERS  ? "the caller"
            : type->marks & EP_TYPE_SHARED_AVERAGED ? "the service, averaged"
                                                    : "the service";
@@ -134,11 +145,13 @@ static int run_types(int argc, char **argv)
     ep_cli_table *table = ep_cli_table_create("MODELS|TYPE|ROUTER|SHARED EXPERTS|REFUSED");
     const ep_model_type *type;
     for (size_t i = 0; table != NULL && (type = ep_model_type_at(i)) != NULL; i++) {
-        (void)json_array_append_new(list, json_pack("{s:s, s:s*, s:s*, s:s, s:s, s:s*}", "type", type->name, "aliases", type->aliases, "models",
-                                                    type->models, "router", router_text(type), "shared", shared_text(type), "refused",
-                                                    type->refused));
+        (void)json_array_append_new(
+            list, json_pack("{s:s, s:s*, s:s*, s:s, s:s, s:s*}", "type", type->name, "aliases",
+                            type->aliases, "models", type->models, "router", router_text(type),
+                            "shared", shared_text(type), "refused", type->refused));
         ep_cli_table_cell(table, "%s", type->models != NULL ? type->models : "-");
-        ep_cli_table_cell(table, "%s%s%s", type->name, type->aliases != NULL ? " " : "", type->aliases != NULL ? type->aliases : "");
+        ep_cli_table_cell(table, "%s%s%s", type->name, type->aliases != NULL ? " " : "",
+                          type->aliases != NULL ? type->aliases : "");
         ep_cli_table_cell(table, "%s", router_text(type));
         ep_cli_table_cell(table, "%s", shared_text(type));
         ep_cli_table_cell(table, "%s", type->refused != NULL ? type->refused : "-");
@@ -156,9 +169,11 @@ static int run_types(int argc, char **argv)
 
 /* ---- the verbs ---- */
 
-static const ep_cli_command default_command = {"default", "sets the version for callers that name none", &default_argp, run_default, NULL};
+static const ep_cli_command default_command = {
+    "default", "sets the version for callers that name none", &default_argp, run_default, NULL};
 
-static const ep_cli_command types_command = {"types", "prints the model types there are rules for", &types_argp, run_types, NULL};
+static const ep_cli_command types_command = {"types", "prints the model types there are rules for",
+                                             &types_argp, run_types, NULL};
 
 static const ep_cli_command *verb_at(size_t index)
 {
@@ -189,4 +204,5 @@ static int run(int argc, char **argv)
     return ep_cli_run_verb(argc, argv, verb_at, &argp);
 }
 
-const ep_cli_command ep_cli_model = {"model", "versions for callers that name none, and known model types", &argp, run, verb_at};
+const ep_cli_command ep_cli_model = {
+    "model", "versions for callers that name none, and known model types", &argp, run, verb_at};

@@ -46,11 +46,13 @@ typedef struct plan_options {
 
 static double bandwidth(struct argp_state *state, const char *option, const char *arg)
 {
-    return (double)ep_cli_arg_quantity(state, option, arg, EP_UNIT_BYTES, EP_UNIT_BYTES, BANDWIDTH_MIN, BANDWIDTH_MAX);
+    return (double)ep_cli_arg_quantity(state, option, arg, EP_UNIT_BYTES, EP_UNIT_BYTES,
+                                       BANDWIDTH_MIN, BANDWIDTH_MAX);
 }
 
 /* Options of plans for machines that do not exist yet. */
-static error_t parse_offline(int key, char *arg, struct argp_state *state, ep_cli_plan_offline *offline)
+static error_t parse_offline(int key, char *arg, struct argp_state *state,
+                             ep_cli_plan_offline *offline)
 {
     switch (key) {
     case KEY_NODES:
@@ -69,7 +71,8 @@ static error_t parse_offline(int key, char *arg, struct argp_state *state, ep_cl
         offline->copies = (uint32_t)ep_cli_arg_whole(state, "--copies", arg, 1, 64);
         return 0;
     case KEY_SPARE_COPIES:
-        offline->spare_copies = (uint32_t)ep_cli_arg_whole(state, "--spare-copies", arg, 0, EP_EXPERTS_MAX);
+        offline->spare_copies =
+            (uint32_t)ep_cli_arg_whole(state, "--spare-copies", arg, 0, EP_EXPERTS_MAX);
         return 0;
     case KEY_TOKENS:
         offline->tokens = ep_cli_arg_whole(state, "--tokens", arg, 1, UINT32_MAX);
@@ -93,14 +96,19 @@ static error_t parse_offline(int key, char *arg, struct argp_state *state, ep_cl
 }
 
 static const struct argp_option option_list[] = {
-    {"apply", KEY_APPLY, NULL, 0, "Do it: nodes load their new copies, then the table changes; no call fails", 1},
-    {"write-map", KEY_WRITE_MAP, "FILE", 0, "Also write what is planned as an expert map, for placement: static", 1},
+    {"apply", KEY_APPLY, NULL, 0,
+     "Do it: nodes load their new copies, then the table changes; no call fails", 1},
+    {"write-map", KEY_WRITE_MAP, "FILE", 0,
+     "Also write what is planned as an expert map, for placement: static", 1},
     {NULL, 0, NULL, 0, "For machines that do not exist yet:", 2},
-    {"model", KEY_MODEL, "FILE", 0, "The model's config.json, as of Hugging Face; no coordinator is asked then", 2},
+    {"model", KEY_MODEL, "FILE", 0,
+     "The model's config.json, as of Hugging Face; no coordinator is asked then", 2},
     {"nodes", KEY_NODES, "N", 0, "Nodes", 2},
-    {"trace", KEY_TRACE, "FILE", 0, "Load as expertctl stats --experts -o json wrote it, of this model", 2},
+    {"trace", KEY_TRACE, "FILE", 0,
+     "Load as expertctl stats --experts -o json wrote it, of this model", 2},
     {"zipf", KEY_ZIPF, "S", 0,
-     "Load drawn instead: the r-th expert of a layer gets r^-S, up to one slot of each token; which one is the r-th "
+     "Load drawn instead: the r-th expert of a layer gets r^-S, up to one slot of each token; "
+     "which one is the r-th "
      "is drawn "
      "for each layer",
      2},
@@ -108,15 +116,17 @@ static const struct argp_option option_list[] = {
     {"copies", KEY_COPIES, "N", 0, "Copies of each expert (default: 1)", 2},
     {"spare-copies", KEY_SPARE_COPIES, "N", 0,
      "Copies of each layer beyond these, for its hottest experts (default: 0)", 2},
-    {"tokens", KEY_TOKENS, "T", 0, "Tokens that all callers together bring to a layer at a time (default: 256)", 2},
+    {"tokens", KEY_TOKENS, "T", 0,
+     "Tokens that all callers together bring to a layer at a time (default: 256)", 2},
     {"weight-bits", KEY_WEIGHT_BITS, "N", 0,
-     "Bits of an expert's weight (default: of the config's dtype, bf16 where it names none; quantised weights need "
+     "Bits of an expert's weight (default: of the config's dtype, bf16 where it names none; "
+     "quantised weights need "
      "it)",
      2},
     {"memory-bandwidth", KEY_MEMORY_BANDWIDTH, "SIZE", 0,
      "Bytes a second that a node reads weights with (default: 200G)", 2},
-    {"link-bandwidth", KEY_LINK_BANDWIDTH, "SIZE", 0, "Bytes a second of a node's network, each way (default: 12G)",
-     2},
+    {"link-bandwidth", KEY_LINK_BANDWIDTH, "SIZE", 0,
+     "Bytes a second of a node's network, each way (default: 12G)", 2},
     {"round-trip", KEY_ROUND_TRIP, "TIME", 0, "Of a call without its bytes (default: 50us)", 2},
     {0},
 };
@@ -135,21 +145,26 @@ static void complete(struct argp_state *state, const plan_options *options)
     const ep_cli_plan_offline *offline = &options->offline;
     if (offline->config_file == NULL) {
         if (options->first_given != NULL) {
-            argp_error(state, "--%s is given without --model, which plans for machines that do not exist yet",
-                       options->first_given);
+            argp_error(
+                state,
+                "--%s is given without --model, which plans for machines that do not exist yet",
+                options->first_given);
         }
         return;
     }
     if (options->apply) {
-        argp_error(state, "--apply and --model are both given, allowed: one of them; a plan from a file runs nowhere");
+        argp_error(state, "--apply and --model are both given, allowed: one of them; a plan from a "
+                          "file runs nowhere");
     }
     ep_cli_arg_required(state, "--nodes", offline->nodes != 0 ? offline : NULL);
     if (offline->copies > offline->nodes) {
-        argp_error(state, "--copies is '%u', allowed: 1..%u, one on each of --nodes", offline->copies, offline->nodes);
+        argp_error(state, "--copies is '%u', allowed: 1..%u, one on each of --nodes",
+                   offline->copies, offline->nodes);
     }
     if (options->has_zipf == (offline->trace_file != NULL)) {
-        argp_error(state, options->has_zipf ? "--trace and --zipf are both given, allowed: one of them"
-                                            : "--trace and --zipf are both missing; one of them is required");
+        argp_error(state, options->has_zipf
+                              ? "--trace and --zipf are both given, allowed: one of them"
+                              : "--trace and --zipf are both missing; one of them is required");
     }
     if (offline->trace_file != NULL && options->has_seed) {
         argp_error(state, "--seed is given with --trace, of which nothing is drawn");
@@ -168,7 +183,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         options->apply = true;
         return 0;
     case KEY_WRITE_MAP:
-        options->map_file = options->offline.map_file = ep_cli_arg_text(state, "--write-map", arg, PATH_BYTES_MAX);
+        options->map_file = options->offline.map_file =
+            ep_cli_arg_text(state, "--write-map", arg, PATH_BYTES_MAX);
         return 0;
     case KEY_MODEL:
         options->offline.config_file = ep_cli_arg_text(state, "--model", arg, PATH_BYTES_MAX);
@@ -185,46 +201,58 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             options->has_zipf |= key == KEY_ZIPF;
             options->has_seed |= key == KEY_SEED;
             options->connect.asks_nobody = true;
-            options->first_given = options->first_given != NULL ? options->first_given : name_of(key);
+            options->first_given =
+                options->first_given != NULL ? options->first_given : name_of(key);
         }
         return known;
     }
     }
 }
 
-static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
     NULL,
-    "Prints what the coordinator's placement would do now if all copies that help moved at once, and changes nothing "
+    "Prints what the coordinator's placement would do now if all copies that help moved at once, "
+    "and changes nothing "
     "without --apply. With --model: what placement would come to on machines that do not exist yet."
-    "\vOf each layer: the load of the busiest node over the mean of all nodes, and over the least that any placement "
-    "of as many copies can have (the bound; without what nodes' memory holds), before and after; copies and bytes to "
-    "load. With placement: balanced the coordinator does the same by itself, 64 copies at a time.\n\n"
-    "With --model, formulas, for uniform and balanced: a token chooses its K experts one after another and each for "
-    "itself, copies share an expert's tokens equally. A node with the part q of the slots then gets a token with "
-    "1 - (1 - q)^K; a token's bytes go to as many nodes, and come back. A node reads the weights of those experts "
-    "that at least one of T tokens chose. A layer takes what its slowest node takes: weights read / memory bandwidth "
+    "\vOf each layer: the load of the busiest node over the mean of all nodes, and over the least "
+    "that any placement "
+    "of as many copies can have (the bound; without what nodes' memory holds), before and after; "
+    "copies and bytes to "
+    "load. With placement: balanced the coordinator does the same by itself, 64 copies at a "
+    "time.\n\n"
+    "With --model, formulas, for uniform and balanced: a token chooses its K experts one after "
+    "another and each for "
+    "itself, copies share an expert's tokens equally. A node with the part q of the slots then "
+    "gets a token with "
+    "1 - (1 - q)^K; a token's bytes go to as many nodes, and come back. A node reads the weights "
+    "of those experts "
+    "that at least one of T tokens chose. A layer takes what its slowest node takes: weights read "
+    "/ memory bandwidth "
     "+ rows in and out / link bandwidth + round trip. Computing is not counted, nor attention.\n\n"
     "Examples:\n"
     "  expertctl plan --admin tcp://127.0.0.1:7412\n"
     "  expertctl plan --apply --admin tcp://127.0.0.1:7412\n"
     "  expertctl plan --write-map map.json --admin tcp://127.0.0.1:7412\n"
     "  expertctl plan --model config.json --nodes 32 --zipf 1 --spare-copies 32\n"
-    "  expertctl plan --model config.json --nodes 32 --trace stats.json -o json\n\n" EP_CLI_EXIT_HELP,
+    "  expertctl plan --model config.json --nodes 32 --trace stats.json -o "
+    "json\n\n" EP_CLI_EXIT_HELP,
     children,
     NULL,
     NULL};
 
 static int run(int argc, char **argv)
 {
-    static plan_options options = {.offline = {.seed = 1,
-                                               .copies = 1,
-                                               .tokens = TOKENS,
-                                               .machine = {.memory_bytes_per_s = (double)MEMORY_BANDWIDTH,
-                                                           .link_bytes_per_s = (double)LINK_BANDWIDTH,
-                                                           .round_trip_s = ROUND_TRIP_US / 1e6}}};
+    static plan_options options = {
+        .offline = {.seed = 1,
+                    .copies = 1,
+                    .tokens = TOKENS,
+                    .machine = {.memory_bytes_per_s = (double)MEMORY_BANDWIDTH,
+                                .link_bytes_per_s = (double)LINK_BANDWIDTH,
+                                .round_trip_s = ROUND_TRIP_US / 1e6}}};
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
     if (options.offline.config_file != NULL) {
@@ -234,4 +262,5 @@ static int run(int argc, char **argv)
     return ep_cli_plan_live_run(argv[0], &options.connect, options.format, &live);
 }
 
-const ep_cli_command ep_cli_plan = {"plan", "what placement would do, and does with --apply", &argp, run, NULL};
+const ep_cli_command ep_cli_plan = {"plan", "what placement would do, and does with --apply", &argp,
+                                    run, NULL};

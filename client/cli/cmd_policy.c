@@ -41,7 +41,8 @@ static void add_change(struct argp_state *state, policy_options *options, const 
         argp_error(state, "more than %d keys, allowed: 1..%d", CHANGES_MAX, CHANGES_MAX);
     }
     if (options->is_unset ? equals != NULL : equals == NULL || equals == arg) {
-        argp_error(state, "'%s' is not a %s, allowed: %s", arg, options->is_unset ? "key" : "key with a value",
+        argp_error(state, "'%s' is not a %s, allowed: %s", arg,
+                   options->is_unset ? "key" : "key with a value",
                    options->is_unset ? "copies" : "copies=2, decode_tokens_max=128");
     }
     ep_cli_arg_text(state, options->is_unset ? "KEY" : "KEY=VALUE", arg, TEXT_BYTES - 1);
@@ -82,9 +83,9 @@ static error_t parse_change(int key, char *arg, struct argp_state *state)
 
 static error_t parse_show(int key, char *arg, struct argp_state *state)
 {
-    return key == ARGP_KEY_ARG        ? ep_cli_arg_unexpected(state, arg)
+    return key == ARGP_KEY_ARG       ? ep_cli_arg_unexpected(state, arg)
            : key == ARGP_KEY_NO_ARGS ? 0
-                                      : parse_change(key, arg, state);
+                                     : parse_change(key, arg, state);
 }
 
 static const struct argp_option change_options[] = {
@@ -92,13 +93,16 @@ static const struct argp_option change_options[] = {
      "Only if the policy is at this revision: nobody else has changed it", 1},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp show_argp = {
     NULL,
     parse_show,
     NULL,
-    "Prints each key of the policy: the value in force, where it comes from, and when and by whom it was set."
-    "\vWhere the policy says nothing, the configuration does: the coordinator's, or that of each node or caller.\n\n"
+    "Prints each key of the policy: the value in force, where it comes from, and when and by whom "
+    "it was set."
+    "\vWhere the policy says nothing, the configuration does: the coordinator's, or that of each "
+    "node or caller.\n\n"
     "Examples:\n"
     "  expertctl policy show --admin tcp://127.0.0.1:7412\n"
     "  expertctl policy show -o json --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
@@ -110,16 +114,20 @@ static const struct argp set_argp = {
     parse_change,
     "KEY=VALUE...",
     "Sets keys of the policy, all of them or none, without a restart and without failing a call."
-    "\vA key that is set stands in for what configuration files say, until it is unset; a coordinator with a store "
+    "\vA key that is set stands in for what configuration files say, until it is unset; a "
+    "coordinator with a store "
     "keeps it over a restart. "
-    "What a caller sets itself, in its client's configuration or for a call, stays in force for that caller. Each "
+    "What a caller sets itself, in its client's configuration or for a call, stays in force for "
+    "that caller. Each "
     "change is a revision. The "
-    "command ends when the change is written; callers have it with the next routing table, nodes with the next "
+    "command ends when the change is written; callers have it with the next routing table, nodes "
+    "with the next "
     "heartbeat.\n\n"
     "Examples:\n"
     "  expertctl policy set decode_tokens_max=128 --admin tcp://127.0.0.1:7412\n"
     "  expertctl policy set copies=2 hedge_permille=50 --expect-revision 7 \\\n"
-    "      --admin tcp://127.0.0.1:7412 --admin-token-file /etc/expertd/admin.token\n\n" EP_CLI_EXIT_HELP,
+    "      --admin tcp://127.0.0.1:7412 --admin-token-file "
+    "/etc/expertd/admin.token\n\n" EP_CLI_EXIT_HELP,
     children,
     NULL,
     NULL};
@@ -141,7 +149,8 @@ static void time_text(uint64_t unix_s, char *out, size_t bytes)
 {
     struct tm parts;
     time_t clock = (time_t)unix_s;
-    if (unix_s == 0 || gmtime_r(&clock, &parts) == NULL || strftime(out, bytes, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
+    if (unix_s == 0 || gmtime_r(&clock, &parts) == NULL ||
+        strftime(out, bytes, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
         snprintf(out, bytes, "-");
     }
 }
@@ -152,14 +161,18 @@ static bool print_json(const Expertd__V1__PolicyReply *reply)
     for (size_t i = 0; i < reply->n_entries; i++) {
         const Expertd__V1__PolicyEntry *entry = reply->entries[i];
         json_array_append_new(
-            entries, json_pack("{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o}", "key", ep_cli_json_text(entry->key),
-                               "value", ep_cli_json_text(entry->value), "origin", ep_cli_json_text(entry->origin),
-                               "revision", (json_int_t)entry->revision, "set_at", (json_int_t)entry->set_at, "who",
-                               ep_cli_json_text(entry->who), "allowed", ep_cli_json_text(entry->allowed), "unused",
-                               ep_cli_json_text(entry->unused), "help", ep_cli_json_text(entry->help)));
+            entries,
+            json_pack("{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o}", "key",
+                      ep_cli_json_text(entry->key), "value", ep_cli_json_text(entry->value),
+                      "origin", ep_cli_json_text(entry->origin), "revision",
+                      (json_int_t)entry->revision, "set_at", (json_int_t)entry->set_at, "who",
+                      ep_cli_json_text(entry->who), "allowed", ep_cli_json_text(entry->allowed),
+                      "unused", ep_cli_json_text(entry->unused), "help",
+                      ep_cli_json_text(entry->help)));
     }
-    return ep_cli_json_print(json_pack("{s:I, s:b, s:o, s:o}", "revision", (json_int_t)reply->revision, "kept",
-                                       (int)reply->kept, "store", ep_cli_json_text(reply->store), "entries", entries),
+    return ep_cli_json_print(json_pack("{s:I, s:b, s:o, s:o}", "revision",
+                                       (json_int_t)reply->revision, "kept", (int)reply->kept,
+                                       "store", ep_cli_json_text(reply->store), "entries", entries),
                              stdout);
 }
 
@@ -184,28 +197,31 @@ static bool print_table(const Expertd__V1__PolicyReply *reply)
     ep_cli_table_destroy(table);
     for (size_t i = 0; i < reply->n_entries; i++) {
         if (reply->entries[i]->unused[0] != '\0') {
-            ep_cli_line(stdout, "%s is set at revision %" PRIu64 " and not in force: it %s", reply->entries[i]->key,
-                        reply->entries[i]->revision, reply->entries[i]->unused);
+            ep_cli_line(stdout, "%s is set at revision %" PRIu64 " and not in force: it %s",
+                        reply->entries[i]->key, reply->entries[i]->revision,
+                        reply->entries[i]->unused);
         }
     }
     return good;
 }
 
 /* What was asked for, as it is now. */
-static void print_changes(const char *program, const policy_options *options, const Expertd__V1__PolicyReply *reply)
+static void print_changes(const char *program, const policy_options *options,
+                          const Expertd__V1__PolicyReply *reply)
 {
     for (size_t c = 0; c < options->count; c++) {
         for (size_t i = 0; i < reply->n_entries; i++) {
             const Expertd__V1__PolicyEntry *entry = reply->entries[i];
             if (strcmp(entry->key, options->changes[c].key) == 0) {
-                ep_cli_line(stdout, "%s is %s, %s", entry->key, entry->value[0] != '\0' ? entry->value : "not set",
-                            entry->origin);
+                ep_cli_line(stdout, "%s is %s, %s", entry->key,
+                            entry->value[0] != '\0' ? entry->value : "not set", entry->origin);
             }
         }
     }
     if (strcmp(reply->store, "memory") == 0) {
         ep_cli_line(stderr,
-                    "%s: the coordinator keeps its state in memory: a restart ends the policy; state_dir keeps it",
+                    "%s: the coordinator keeps its state in memory: a restart ends the policy; "
+                    "state_dir keeps it",
                     program);
     }
 }
@@ -223,13 +239,15 @@ static void say_who(char *out, size_t bytes)
     snprintf(out, bytes, "%.30s@%.30s", user != NULL ? user->pw_name : "uid", host);
 }
 
-static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect, const Expertd__V1__PolicyRequest *request,
-                  uint64_t end_ns, Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
+static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect,
+                  const Expertd__V1__PolicyRequest *request, uint64_t end_ns,
+                  Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
     const uint64_t now_ns = ep_clock_now_ns();
     ep_err err = ep_cli_admin_call(control, connect, "Policy", &request->base,
-                                   (end_ns > now_ns ? end_ns - now_ns : 0) / EP_NS_PER_US + 1, &message, out_error);
+                                   (end_ns > now_ns ? end_ns - now_ns : 0) / EP_NS_PER_US + 1,
+                                   &message, out_error);
     if (err == EP_OK) {
         if (*out_reply != NULL) {
             protobuf_c_message_free_unpacked(&(*out_reply)->base, NULL);
@@ -240,8 +258,8 @@ static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect, const 
 }
 
 /* Asks again until the change is written. */
-static ep_err change(ep_cli_control *control, const policy_options *options, Expertd__V1__PolicyReply **out_reply,
-                     ep_error *out_error)
+static ep_err change(ep_cli_control *control, const policy_options *options,
+                     Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
 {
     struct timespec pause = {.tv_nsec = (long)POLL_NS_MIN};
     const uint64_t end_ns = ep_clock_now_ns() + options->connect.timeout_us * EP_NS_PER_US;
@@ -263,12 +281,15 @@ static ep_err change(ep_cli_control *control, const policy_options *options, Exp
     while (err == EP_OK && !(*out_reply)->kept) {
         if (ep_clock_now_ns() >= end_ns) {
             return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
-                                "policy revision %" PRIu64 " is taken, but not written after %g s: %s", revision,
-                                (double)options->connect.timeout_us / 1e6,
-                                (*out_reply)->store_error[0] != '\0' ? (*out_reply)->store_error : "the store is slow");
+                                "policy revision %" PRIu64
+                                " is taken, but not written after %g s: %s",
+                                revision, (double)options->connect.timeout_us / 1e6,
+                                (*out_reply)->store_error[0] != '\0' ? (*out_reply)->store_error
+                                                                     : "the store is slow");
         }
         nanosleep(&pause, NULL);
-        pause.tv_nsec = 2 * pause.tv_nsec < (long)POLL_NS_MAX ? 2 * pause.tv_nsec : (long)POLL_NS_MAX;
+        pause.tv_nsec =
+            2 * pause.tv_nsec < (long)POLL_NS_MAX ? 2 * pause.tv_nsec : (long)POLL_NS_MAX;
         err = ask(control, &options->connect, &question, end_ns, out_reply, out_error);
     }
     return err;
@@ -347,7 +368,8 @@ static const struct argp argp = {
     "Each has its own help: expertctl policy set --help\n\n"
     "Examples:\n"
     "  expertctl policy show --admin tcp://127.0.0.1:7412\n"
-    "  expertctl policy set decode_tokens_max=128 --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    "  expertctl policy set decode_tokens_max=128 --admin "
+    "tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
     NULL,
     NULL,
     NULL};
@@ -357,5 +379,5 @@ static int run_policy(int argc, char **argv)
     return ep_cli_run_verb(argc, argv, verb_at, &argp);
 }
 
-const ep_cli_command ep_cli_policy = {"policy", "what is set for the whole service while it runs", &argp, run_policy,
-                                      verb_at};
+const ep_cli_command ep_cli_policy = {"policy", "what is set for the whole service while it runs",
+                                      &argp, run_policy, verb_at};

@@ -26,12 +26,14 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {{&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     NULL,
     parse,
     NULL,
-    "A coordinator or node reads its configuration file and its tokens again, as on SIGHUP, and says which keys changed and which "
+    "A coordinator or node reads its configuration file and its tokens again, as on SIGHUP, and "
+    "says which keys changed and which "
     "wait for a restart."
     "\vA wrong file changes nothing: exit code 1 and the reason.\n\n"
     "Examples:\n"
@@ -47,7 +49,8 @@ static void print_keys(const char *what, char *const *keys, size_t count)
     char line[EP_CLI_CELL_BYTES_MAX];
     size_t used = (size_t)snprintf(line, sizeof(line), "%s", what);
     for (size_t i = 0; i < count && used < sizeof(line); i++) {
-        used += (size_t)snprintf(line + used, sizeof(line) - used, "%s%s", i > 0 ? ", " : " ", keys[i]);
+        used +=
+            (size_t)snprintf(line + used, sizeof(line) - used, "%s%s", i > 0 ? ", " : " ", keys[i]);
     }
     ep_cli_line(stdout, "%s%s", line, count == 0 ? " none" : "");
 }
@@ -74,9 +77,10 @@ static int run(int argc, char **argv)
     const Expertd__V1__ReloadReply *reply = (const Expertd__V1__ReloadReply *)message;
     bool good = true;
     if (options.format == EP_CLI_JSON) {
-        good = ep_cli_json_print(json_pack("{s:o, s:o}", "changed", keys_json(reply->changed, reply->n_changed), "need_restart",
-                                           keys_json(reply->need_restart, reply->n_need_restart)),
-                                 stdout);
+        good = ep_cli_json_print(
+            json_pack("{s:o, s:o}", "changed", keys_json(reply->changed, reply->n_changed),
+                      "need_restart", keys_json(reply->need_restart, reply->n_need_restart)),
+            stdout);
     } else {
         print_keys("changed:", reply->changed, reply->n_changed);
         print_keys("wait for a restart:", reply->need_restart, reply->n_need_restart);
@@ -85,4 +89,5 @@ static int run(int argc, char **argv)
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_reload = {"reload", "a program reads its configuration again", &argp, run, NULL};
+const ep_cli_command ep_cli_reload = {"reload", "a program reads its configuration again", &argp,
+                                      run, NULL};

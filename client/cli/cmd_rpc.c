@@ -50,7 +50,8 @@ static const struct argp argp = {
     parse,
     "list",
     "Lists the services and methods of a coordinator or a node, by its own account."
-    "\vA method's id is what travels on the wire; role is the least role that may call it; an idempotent "
+    "\vA method's id is what travels on the wire; role is the least role that may call it; an "
+    "idempotent "
     "method may be sent "
     "again after a connection loss.\n\n"
     "Examples:\n"
@@ -70,16 +71,18 @@ static bool print_json(const char *url, const Expertd__V1__ListServicesReply *re
             const Expertd__V1__MethodInfo *method = service->methods[m];
             json_array_append_new(
                 methods,
-                json_pack("{s:o, s:I, s:o, s:o, s:b, s:o, s:b}", "name", ep_cli_json_text(method->name), "id",
-                          (json_int_t)method->id, "input", ep_cli_json_text(method->input), "output",
+                json_pack("{s:o, s:I, s:o, s:o, s:b, s:o, s:b}", "name",
+                          ep_cli_json_text(method->name), "id", (json_int_t)method->id, "input",
+                          ep_cli_json_text(method->input), "output",
                           ep_cli_json_text(method->output), "stream", method->server_stream, "role",
                           ep_cli_json_text(method->role), "idempotent", method->idempotent));
         }
         json_array_append_new(
-            services, json_pack("{s:o, s:o}", "name", ep_cli_json_text(service->name), "methods", methods));
+            services,
+            json_pack("{s:o, s:o}", "name", ep_cli_json_text(service->name), "methods", methods));
     }
-    return ep_cli_json_print(json_pack("{s:o, s:o}", "url", ep_cli_json_text(url), "services", services),
-                             stdout);
+    return ep_cli_json_print(
+        json_pack("{s:o, s:o}", "url", ep_cli_json_text(url), "services", services), stdout);
 }
 
 static bool print_table(const Expertd__V1__ListServicesReply *reply)
@@ -113,8 +116,8 @@ static int run(int argc, char **argv)
     const char *url = ep_cli_connect_url(&options.connect);
     ep_err err = ep_cli_control_open(&options.connect, &control, &error);
     err = err != EP_OK ? err
-                       : ep_cli_control_ask_one(control, url, "expertd.v1.Reflection", "ListServices",
-                                                &message, &error);
+                       : ep_cli_control_ask_one(control, url, "expertd.v1.Reflection",
+                                                "ListServices", &message, &error);
     ep_cli_control_close(control);
     if (err != EP_OK) {
         return ep_cli_fail(argv[0], &error);
@@ -125,4 +128,5 @@ static int run(int argc, char **argv)
     return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_rpc = {"rpc", "list: services and methods of a coordinator or node", &argp, run, NULL};
+const ep_cli_command ep_cli_rpc = {"rpc", "list: services and methods of a coordinator or node",
+                                   &argp, run, NULL};

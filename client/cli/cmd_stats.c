@@ -46,7 +46,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return ep_cli_arg_unexpected(state, arg);
     case ARGP_KEY_END:
         if (options->connect.coordinator_url == NULL && options->connect.node_urls_count > 0) {
-            argp_error(state, "--node is given, allowed: --coordinator, which adds up what the nodes count");
+            argp_error(
+                state,
+                "--node is given, allowed: --coordinator, which adds up what the nodes count");
         }
         return 0;
     default:
@@ -58,18 +60,24 @@ static const struct argp_option option_list[] = {
     {"model", KEY_MODEL, "NAME", 0, "Only this model", 1},
     {"version", KEY_VERSION, "V", 0, "Only this version", 1},
     {"layer", KEY_LAYER, "L", 0, "Only this layer", 1},
-    {"experts", KEY_EXPERTS, NULL, 0, "Also every expert: slots, share of slots, mean gate probability", 1},
+    {"experts", KEY_EXPERTS, NULL, 0,
+     "Also every expert: slots, share of slots, mean gate probability", 1},
     {0},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {
+    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {
     option_list,
     parse,
     NULL,
-    "Prints how evenly slots fall on the routed experts of each layer: slots computed since the coordinator "
-    "started, the fullest expert's load over the mean, the Gini coefficient (0 even), and, where the gateway saw "
-    "logits, the load-balancing loss (1 even); and how evenly they fall on the nodes: the load of late of the "
-    "busiest node over the mean, and over the least that any placement of as many copies could give it. Nodes "
+    "Prints how evenly slots fall on the routed experts of each layer: slots computed since the "
+    "coordinator "
+    "started, the fullest expert's load over the mean, the Gini coefficient (0 even), and, where "
+    "the gateway saw "
+    "logits, the load-balancing loss (1 even); and how evenly they fall on the nodes: the load of "
+    "late of the "
+    "busiest node over the mean, and over the least that any placement of as many copies could "
+    "give it. Nodes "
     "report once a second; balance is told once a layer has 32 slots an expert and 1,024 a node."
     "\vExamples:\n"
     "  expertctl stats\n"
@@ -82,8 +90,9 @@ static const struct argp argp = {
 
 static json_t *expert_json(const Expertd__V1__LayerStatistics *layer, size_t e)
 {
-    json_t *expert = json_pack("{s:I, s:I, s:f}", "expert", (json_int_t)e, "slots", (json_int_t)layer->counts[e], "share",
-                               layer->slots > 0 ? (double)layer->counts[e] / (double)layer->slots : 0.0);
+    json_t *expert = json_pack(
+        "{s:I, s:I, s:f}", "expert", (json_int_t)e, "slots", (json_int_t)layer->counts[e], "share",
+        layer->slots > 0 ? (double)layer->counts[e] / (double)layer->slots : 0.0);
     if (e < layer->n_mean_probability) {
         json_object_set_new(expert, "mean_probability", json_real(layer->mean_probability[e]));
     }
@@ -92,10 +101,12 @@ static json_t *expert_json(const Expertd__V1__LayerStatistics *layer, size_t e)
 
 static json_t *layer_json(const Expertd__V1__LayerStatistics *layer)
 {
-    json_t *json = json_pack("{s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:f, s:I}", "model", ep_cli_json_text(layer->model), "version",
-                             ep_cli_json_text(layer->version), "layer", (json_int_t)layer->layer, "experts", (json_int_t)layer->experts, "slots",
-                             (json_int_t)layer->slots, "max_over_mean", layer->max_over_mean, "max_expert", (json_int_t)layer->max_expert, "gini",
-                             layer->gini, "logit_tokens", (json_int_t)layer->logit_tokens);
+    json_t *json = json_pack(
+        "{s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:f, s:I}", "model", ep_cli_json_text(layer->model),
+        "version", ep_cli_json_text(layer->version), "layer", (json_int_t)layer->layer, "experts",
+        (json_int_t)layer->experts, "slots", (json_int_t)layer->slots, "max_over_mean",
+        layer->max_over_mean, "max_expert", (json_int_t)layer->max_expert, "gini", layer->gini,
+        "logit_tokens", (json_int_t)layer->logit_tokens);
     if (layer->logit_tokens > 0) {
         json_object_set_new(json, "auxiliary_loss", json_real(layer->auxiliary_loss));
     }
@@ -142,8 +153,9 @@ static void ratio_cell(ep_cli_table *table, bool is_known, double ratio)
 
 static bool print_layers(const Expertd__V1__StatisticsReply *reply)
 {
-    ep_cli_table *table = ep_cli_table_create(
-        "MODEL|2VERSION|>LAYER|1>EXPERTS|>SLOTS|>MAX/MEAN|4>FULLEST|>GINI|3>AUX LOSS|>NODE/MEAN|5>NODE/BOUND");
+    ep_cli_table *table =
+        ep_cli_table_create("MODEL|2VERSION|>LAYER|1>EXPERTS|>SLOTS|>MAX/"
+                            "MEAN|4>FULLEST|>GINI|3>AUX LOSS|>NODE/MEAN|5>NODE/BOUND");
     for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
         const Expertd__V1__LayerStatistics *layer = reply->layers[i];
         layer_cells(table, layer);
@@ -163,14 +175,17 @@ static bool print_layers(const Expertd__V1__StatisticsReply *reply)
 
 static bool print_experts(const Expertd__V1__StatisticsReply *reply)
 {
-    ep_cli_table *table = ep_cli_table_create("1MODEL|1VERSION|>LAYER|>EXPERT|>SLOTS|>SHARE|2>MEAN P");
+    ep_cli_table *table =
+        ep_cli_table_create("1MODEL|1VERSION|>LAYER|>EXPERT|>SLOTS|>SHARE|2>MEAN P");
     for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
         const Expertd__V1__LayerStatistics *layer = reply->layers[i];
         for (size_t e = 0; e < layer->n_counts; e++) {
             layer_cells(table, layer);
             ep_cli_table_cell(table, "%zu", e);
             ep_cli_table_count(table, layer->counts[e]);
-            ep_cli_table_cell(table, "%.4f", layer->slots > 0 ? (double)layer->counts[e] / (double)layer->slots : 0.0);
+            ep_cli_table_cell(table, "%.4f",
+                              layer->slots > 0 ? (double)layer->counts[e] / (double)layer->slots
+                                               : 0.0);
             if (e < layer->n_mean_probability) {
                 ep_cli_table_cell(table, "%.4f", layer->mean_probability[e]);
             } else {
@@ -205,12 +220,13 @@ static int run(int argc, char **argv)
     request.layer = options.layer;
     request.per_expert = options.experts;
     int code;
-    ep_cli_control_ask(control, &options.connect.coordinator_url, 1, "expertd.v1.Coordinator", "Statistics", &request.base,
-                       options.connect.timeout_us, &answer);
+    ep_cli_control_ask(control, &options.connect.coordinator_url, 1, "expertd.v1.Coordinator",
+                       "Statistics", &request.base, options.connect.timeout_us, &answer);
     if (answer.message == NULL) {
         code = ep_cli_fail(argv[0], &answer.error);
     } else {
-        const Expertd__V1__StatisticsReply *reply = (const Expertd__V1__StatisticsReply *)(const void *)answer.message;
+        const Expertd__V1__StatisticsReply *reply =
+            (const Expertd__V1__StatisticsReply *)(const void *)answer.message;
         bool good = options.format == EP_CLI_JSON ? print_json(reply) : print_layers(reply);
         if (options.format == EP_CLI_TABLE && options.experts && good) {
             fputc('\n', stdout);
@@ -223,4 +239,5 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_stats = {"stats", "how evenly each layer's load falls on its experts", &argp, run, NULL};
+const ep_cli_command ep_cli_stats = {"stats", "how evenly each layer's load falls on its experts",
+                                     &argp, run, NULL};

@@ -28,19 +28,20 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_child children[] = {
     {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {NULL,
-                                 parse,
-                                 NULL,
-                                 "Prints epoch, placement policy, nodes and models, and what the coordinator "
-                                 "finds wrong. Exit code 0 when that is nothing, 1 when it is something."
-                                 "\vWith --node the nodes themselves are asked, and no coordinator.\n\n"
-                                 "Examples:\n"
-                                 "  expertctl status\n"
-                                 "  expertctl status --coordinator tcp://10.0.0.1:7410 -o json\n"
-                                 "  expertctl status --node tcp://127.0.0.1:7420\n\n" EP_CLI_EXIT_HELP,
-                                 children,
-                                 NULL,
-                                 NULL};
+static const struct argp argp = {
+    NULL,
+    parse,
+    NULL,
+    "Prints epoch, placement policy, nodes and models, and what the coordinator "
+    "finds wrong. Exit code 0 when that is nothing, 1 when it is something."
+    "\vWith --node the nodes themselves are asked, and no coordinator.\n\n"
+    "Examples:\n"
+    "  expertctl status\n"
+    "  expertctl status --coordinator tcp://10.0.0.1:7410 -o json\n"
+    "  expertctl status --node tcp://127.0.0.1:7420\n\n" EP_CLI_EXIT_HELP,
+    children,
+    NULL,
+    NULL};
 
 static int finish(bool printed, const ep_cli_problems *problems)
 {
@@ -54,12 +55,13 @@ static int run_cluster(const char *program, const status_options *options, ep_cl
     ProtobufCMessage *message = NULL;
     ep_routing_table *table = NULL;
     ep_error error;
-    ep_err err =
-        ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &message, &error);
+    ep_err err = ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus",
+                                        &message, &error);
     if (err != EP_OK) {
         return ep_cli_fail(program, &error);
     }
-    const Expertd__V1__ClusterStatusReply *cluster = (const Expertd__V1__ClusterStatusReply *)message;
+    const Expertd__V1__ClusterStatusReply *cluster =
+        (const Expertd__V1__ClusterStatusReply *)message;
     /* Before the first epoch a watch would have nothing to say. */
     if (cluster->epoch != NULL && cluster->epoch->number > 0) {
         err = ep_cli_placement_read(control, &options->connect, &table, &error);
@@ -69,8 +71,8 @@ static int run_cluster(const char *program, const status_options *options, ep_cl
         code = ep_cli_fail(program, &error);
     } else {
         ep_cli_cluster_check(cluster, &problems);
-        code =
-            finish(ep_cli_cluster_print(url, cluster, table, &problems, options->format, stdout), &problems);
+        code = finish(ep_cli_cluster_print(url, cluster, table, &problems, options->format, stdout),
+                      &problems);
     }
     ep_routing_table_unref(table);
     protobuf_c_message_free_unpacked(message, NULL);
@@ -126,4 +128,5 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_status = {"status", "is the service healthy: epoch, nodes, models", &argp, run, NULL};
+const ep_cli_command ep_cli_status = {"status", "is the service healthy: epoch, nodes, models",
+                                      &argp, run, NULL};

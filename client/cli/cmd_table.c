@@ -17,7 +17,7 @@ typedef struct table_options {
     ep_cli_format format;
     const char *model;   /* NULL all */
     const char *version; /* NULL all */
-    int64_t layer;     /* -1 all */
+    int64_t layer;       /* -1 all */
 } table_options;
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -57,7 +57,8 @@ static const struct argp argp = {
     parse,
     NULL,
     "Prints the routing table: for each model and layer, expert -> nodes that hold a copy."
-    "\vWith --node the table is made of what the given nodes say they own. Experts after the routed ones are "
+    "\vWith --node the table is made of what the given nodes say they own. Experts after the "
+    "routed ones are "
     "shared experts.\n\n"
     "Examples:\n"
     "  expertctl table\n"
@@ -99,12 +100,12 @@ static json_t *layer_json(const ep_routing_table *table, const ep_routing_layer 
     uint32_t copies_max;
     ep_cli_placement_copies(layer, &copies_min, &copies_max);
     return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "model",
-                     ep_cli_json_text(model->name), "version", ep_cli_json_text(model->version), "layer",
-                     (json_int_t)shape->layer, "hidden", (json_int_t)shape->hidden, "inner",
-                     (json_int_t)shape->inner, "experts", (json_int_t)shape->experts, "shared_experts",
-                     (json_int_t)shape->shared_experts, "top_k", (json_int_t)shape->top_k, "copies_min",
-                     (json_int_t)copies_min, "copies_max", (json_int_t)copies_max, "nodes_of_expert",
-                     placement_json(table, layer));
+                     ep_cli_json_text(model->name), "version", ep_cli_json_text(model->version),
+                     "layer", (json_int_t)shape->layer, "hidden", (json_int_t)shape->hidden,
+                     "inner", (json_int_t)shape->inner, "experts", (json_int_t)shape->experts,
+                     "shared_experts", (json_int_t)shape->shared_experts, "top_k",
+                     (json_int_t)shape->top_k, "copies_min", (json_int_t)copies_min, "copies_max",
+                     (json_int_t)copies_max, "nodes_of_expert", placement_json(table, layer));
 }
 
 static bool print_json(const table_options *options, const ep_routing_table *table)
@@ -112,8 +113,9 @@ static bool print_json(const table_options *options, const ep_routing_table *tab
     json_t *nodes = json_array();
     json_t *layers = json_array();
     for (uint32_t n = 0; n < table->nodes_count; n++) {
-        json_array_append_new(nodes, json_pack("{s:I, s:o, s:o, s:o}", "id", (json_int_t)table->nodes[n].node_id,
-                                               "name", ep_cli_json_text(table->nodes[n].name), "url",
+        json_array_append_new(nodes, json_pack("{s:I, s:o, s:o, s:o}", "id",
+                                               (json_int_t)table->nodes[n].node_id, "name",
+                                               ep_cli_json_text(table->nodes[n].name), "url",
                                                ep_cli_json_text(table->nodes[n].url), "host",
                                                ep_cli_json_text(table->nodes[n].host)));
     }
@@ -122,17 +124,17 @@ static bool print_json(const table_options *options, const ep_routing_table *tab
             json_array_append_new(layers, layer_json(table, &table->layers[l]));
         }
     }
-    return ep_cli_json_print(json_pack("{s:{s:I, s:I}, s:o, s:o, s:o}", "epoch", "term",
-                                       (json_int_t)table->epoch.term, "number",
-                                       (json_int_t)table->epoch.number, "policy",
-                                       ep_cli_json_text(table->policy), "nodes", nodes, "layers", layers),
-                             stdout);
+    return ep_cli_json_print(
+        json_pack("{s:{s:I, s:I}, s:o, s:o, s:o}", "epoch", "term", (json_int_t)table->epoch.term,
+                  "number", (json_int_t)table->epoch.number, "policy",
+                  ep_cli_json_text(table->policy), "nodes", nodes, "layers", layers),
+        stdout);
 }
 
 /* ---- table ---- */
 
-static void node_names(const ep_routing_table *table, const ep_routing_layer *layer, uint32_t expert,
-                       char *out_text, size_t bytes)
+static void node_names(const ep_routing_table *table, const ep_routing_layer *layer,
+                       uint32_t expert, char *out_text, size_t bytes)
 {
     size_t used = 0;
     snprintf(out_text, bytes, "none");
@@ -146,12 +148,13 @@ static bool print_table(const table_options *options, const ep_routing_table *ta
 {
     char names[EP_CLI_CELL_BYTES_MAX];
     ep_cli_table *out = ep_cli_table_create("2MODEL|1VERSION|>LAYER|>EXPERT|NODES");
-    ep_cli_line(stdout, "epoch %" PRIu64 "/%" PRIu64 ", %s placement, %" PRIu32 " nodes", table->epoch.term,
-                table->epoch.number, table->policy[0] != '\0' ? table->policy : "own", table->nodes_count);
+    ep_cli_line(stdout, "epoch %" PRIu64 "/%" PRIu64 ", %s placement, %" PRIu32 " nodes",
+                table->epoch.term, table->epoch.number,
+                table->policy[0] != '\0' ? table->policy : "own", table->nodes_count);
     for (uint32_t l = 0; out != NULL && l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
-        for (uint32_t e = 0;
-             is_chosen(options, table, layer) && e < layer->shape.experts + layer->shape.shared_experts;
+        for (uint32_t e = 0; is_chosen(options, table, layer) &&
+                             e < layer->shape.experts + layer->shape.shared_experts;
              e++) {
             bool shared = e >= layer->shape.experts;
             node_names(table, layer, e, names, sizeof(names));
@@ -169,7 +172,8 @@ static bool print_table(const table_options *options, const ep_routing_table *ta
 }
 
 /* Naming a model, version or layer that is not there is an error, not an empty table. */
-static ep_err check_filter(const table_options *options, const ep_routing_table *table, ep_error *out_error)
+static ep_err check_filter(const table_options *options, const ep_routing_table *table,
+                           ep_error *out_error)
 {
     for (uint32_t l = 0; l < table->layers_count; l++) {
         if (is_chosen(options, table, &table->layers[l])) {
@@ -178,7 +182,8 @@ static ep_err check_filter(const table_options *options, const ep_routing_table 
     }
     bool is_all = options->model == NULL && options->version == NULL && options->layer < 0;
     return is_all ? EP_OK
-                  : ep_cli_placement_missing(table, options->model, options->version, options->layer, out_error);
+                  : ep_cli_placement_missing(table, options->model, options->version,
+                                             options->layer, out_error);
 }
 
 static int run(int argc, char **argv)
@@ -204,5 +209,5 @@ static int run(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_table_command = {"table", "the placement: expert -> nodes, per model and layer",
-                                             &argp, run, NULL};
+const ep_cli_command ep_cli_table_command = {
+    "table", "the placement: expert -> nodes, per model and layer", &argp, run, NULL};

@@ -64,10 +64,14 @@ static const struct argp argp = {
     option_list,
     parse,
     NULL,
-    "Shows what each node does (rows and calls per second, requests in flight, jobs that wait, tokens in flight, "
-    "failures, refusals and hedges per second) and the hottest layers and experts, until q, ^C or the end of input."
-    "\vThe view fits the terminal and follows its size; the arrow and page keys (or j, k, space, b) move among nodes "
-    "that do not fit. Where input or output is no terminal the views follow one another, whole. When the coordinator "
+    "Shows what each node does (rows and calls per second, requests in flight, jobs that wait, "
+    "tokens in flight, "
+    "failures, refusals and hedges per second) and the hottest layers and experts, until q, ^C or "
+    "the end of input."
+    "\vThe view fits the terminal and follows its size; the arrow and page keys (or j, k, space, "
+    "b) move among nodes "
+    "that do not fit. Where input or output is no terminal the views follow one another, whole. "
+    "When the coordinator "
     "is lost, the nodes are asked on. What the coordinator counts per expert is a second old.\n\n"
     "-o json prints one object a view, each in a line of its own:\n"
     "  time_us            time of day of the view\n"
@@ -95,7 +99,8 @@ static ep_err nodes_of(const ep_top_sample *last, ep_cli_node_list *out_nodes, e
 {
     const char **urls = calloc(last->nodes.count + 1, sizeof(*urls));
     if (urls == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", last->nodes.count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes",
+                            last->nodes.count);
     }
     for (size_t i = 0; i < last->nodes.count; i++) {
         urls[i] = last->nodes.nodes[i].url;
@@ -108,19 +113,20 @@ static ep_err nodes_of(const ep_top_sample *last, ep_cli_node_list *out_nodes, e
     return err;
 }
 
-static void ask_statistics(ep_cli_control *control, const ep_cli_connect *connect, ep_top_sample *sample)
+static void ask_statistics(ep_cli_control *control, const ep_cli_connect *connect,
+                           ep_top_sample *sample)
 {
     Expertd__V1__StatisticsRequest request = EXPERTD__V1__STATISTICS_REQUEST__INIT;
     ep_cli_answer answer;
     request.per_expert = true;
-    ep_cli_control_ask(control, &connect->coordinator_url, 1, "expertd.v1.Coordinator", "Statistics", &request.base,
-                       connect->timeout_us, &answer);
+    ep_cli_control_ask(control, &connect->coordinator_url, 1, "expertd.v1.Coordinator",
+                       "Statistics", &request.base, connect->timeout_us, &answer);
     sample->statistics = (Expertd__V1__StatisticsReply *)answer.message;
 }
 
 /* last NULL: the first sample, for which a coordinator that is not there is an error. */
-static ep_err take(ep_cli_control *control, const ep_cli_connect *connect, const ep_top_sample *last, ep_top_sample *out_sample,
-                   ep_error *out_error)
+static ep_err take(ep_cli_control *control, const ep_cli_connect *connect,
+                   const ep_top_sample *last, ep_top_sample *out_sample, ep_error *out_error)
 {
     *out_sample = (ep_top_sample){.at_ns = 0};
     ep_error_clear(&out_sample->coordinator_error);
@@ -158,7 +164,8 @@ typedef struct watch_state {
 
 static bool print_json(const watch_state *state)
 {
-    return ep_cli_json_print_line(ep_top_json(&state->before, &state->now, state->options->hottest), stdout);
+    return ep_cli_json_print_line(ep_top_json(&state->before, &state->now, state->options->hottest),
+                                  stdout);
 }
 
 static void draw(watch_state *state)
@@ -167,7 +174,8 @@ static void draw(watch_state *state)
     size_t bytes = 0;
     FILE *out = open_memstream(&lines, &bytes);
     state->view.screen = ep_screen_of(STDOUT_FILENO);
-    state->view.hint = state->now.at_ns == state->before.at_ns ? "  rates follow; q quits" : "  q quits";
+    state->view.hint =
+        state->now.at_ns == state->before.at_ns ? "  rates follow; q quits" : "  q quits";
     if (out != NULL) {
         ep_top_print(&state->before, &state->now, &state->view, &state->nodes_shown, out);
         fclose(out);
@@ -205,7 +213,8 @@ static void scroll(watch_state *state, ep_cli_event event)
 /* Takes events until then, or the end. */
 static void wait_until(watch_state *state, uint64_t until_ns)
 {
-    for (ep_cli_event event; !state->ended && (event = ep_cli_terminal_wait(until_ns)) != EP_CLI_EVENT_TIME;) {
+    for (ep_cli_event event;
+         !state->ended && (event = ep_cli_terminal_wait(until_ns)) != EP_CLI_EVENT_TIME;) {
         state->ended = event == EP_CLI_EVENT_QUIT;
         if (!state->ended && state->draws) {
             if (event != EP_CLI_EVENT_REDRAW) {
@@ -224,17 +233,20 @@ static bool is_over(void *arg)
     return state->ended;
 }
 
-static ep_err watch(watch_state *state, ep_cli_control *control, ep_cli_connect *connect, ep_error *out_error)
+static ep_err watch(watch_state *state, ep_cli_control *control, ep_cli_connect *connect,
+                    ep_error *out_error)
 {
     const top_options *options = state->options;
     ep_top_sample next;
     ep_err err = take(control, connect, NULL, &state->before, out_error);
     state->now = state->before; /* the same sample until there are two */
-    if (err == EP_OK && !state->ended && !options->once && options->format == EP_CLI_TABLE && ep_cli_terminal_open()) {
+    if (err == EP_OK && !state->ended && !options->once && options->format == EP_CLI_TABLE &&
+        ep_cli_terminal_open()) {
         state->draws = true;
         draw(state);
     }
-    const uint64_t answer_us = options->interval_us > ANSWER_US_MIN ? options->interval_us : ANSWER_US_MIN;
+    const uint64_t answer_us =
+        options->interval_us > ANSWER_US_MIN ? options->interval_us : ANSWER_US_MIN;
     connect->timeout_us = connect->timeout_us < answer_us ? connect->timeout_us : answer_us;
     for (bool is_first = true; err == EP_OK && state->good && !state->ended; is_first = false) {
         wait_until(state, state->now.at_ns + options->interval_us * EP_NS_PER_US);
@@ -259,7 +271,9 @@ static ep_err watch(watch_state *state, ep_cli_control *control, ep_cli_connect 
         ep_top_sample_fini(&state->now);
     }
     ep_top_sample_fini(&state->before);
-    return err != EP_OK || state->good ? err : ep_error_set(out_error, EP_ERR_IO, "cannot write to standard output");
+    return err != EP_OK || state->good
+               ? err
+               : ep_error_set(out_error, EP_ERR_IO, "cannot write to standard output");
 }
 
 static int run(int argc, char **argv)
@@ -281,4 +295,5 @@ static int run(int argc, char **argv)
     return err != EP_OK && !state.ended ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
 }
 
-const ep_cli_command ep_cli_top = {"top", "what each node does, live: rows, calls, queues, hottest experts", &argp, run, NULL};
+const ep_cli_command ep_cli_top = {
+    "top", "what each node does, live: rows, calls, queues, hottest experts", &argp, run, NULL};

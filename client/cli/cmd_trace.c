@@ -5,8 +5,9 @@
 #include "arguments.h"
 #include "exit_code.h"
 
-static const ep_cli_command *const verbs[] = {&ep_cli_trace_record_command, &ep_cli_trace_snapshot_command, &ep_cli_trace_report_command,
-                                              &ep_cli_trace_export_command};
+static const ep_cli_command *const verbs[] = {
+    &ep_cli_trace_record_command, &ep_cli_trace_snapshot_command, &ep_cli_trace_report_command,
+    &ep_cli_trace_export_command};
 
 const ep_cli_command *ep_cli_trace_verb_at(size_t index)
 {
@@ -23,7 +24,8 @@ static const struct argp argp = {
     parse,
     "record|snapshot|report|export [OPTION...]",
     "Follows token batches through client, coordinator and nodes.\v"
-    "  record    records all processes of expertd on this host, for a time or while a command runs\n"
+    "  record    records all processes of expertd on this host, for a time or while a command "
+    "runs\n"
     "  snapshot  a flight recorder: start once, take what happened last at any time\n"
     "  report    where the time went: stages, peers, slowest requests, experts\n"
     "  export    for Perfetto, as one HTML page, or as Chrome's JSON\n\n"
@@ -42,4 +44,5 @@ static int run(int argc, char **argv)
 }
 
 const ep_cli_command ep_cli_trace_command = {
-    "trace", "record, report and export where the time of token batches goes", &argp, run, ep_cli_trace_verb_at};
+    "trace", "record, report and export where the time of token batches goes", &argp, run,
+    ep_cli_trace_verb_at};

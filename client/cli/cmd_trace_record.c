@@ -32,7 +32,8 @@ typedef struct record_options {
     int verb;             /* of snapshot */
 } record_options;
 
-static uint32_t power_of_2(struct argp_state *state, const char *option, const char *arg, ep_unit unit, uint32_t min, uint32_t max)
+static uint32_t power_of_2(struct argp_state *state, const char *option, const char *arg,
+                           ep_unit unit, uint32_t min, uint32_t max)
 {
     uint32_t value = (uint32_t)ep_cli_arg_quantity(state, option, arg, unit, unit, min, max);
     if ((value & (value - 1)) != 0) {
@@ -50,7 +51,8 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
                  ep_cli_arg_text(state, "--output", arg, sizeof(options->dir) - 1));
         return 0;
     case 'b':
-        options->subbuf_kib = power_of_2(state, "--subbuf-kib", arg, EP_UNIT_KIB, SUBBUF_KIB_MIN, SUBBUF_KIB_MAX);
+        options->subbuf_kib =
+            power_of_2(state, "--subbuf-kib", arg, EP_UNIT_KIB, SUBBUF_KIB_MIN, SUBBUF_KIB_MAX);
         return 0;
     case 'n':
         options->subbufs = power_of_2(state, "--subbufs", arg, EP_UNIT_NONE, 2, SUBBUFS_MAX);
@@ -65,12 +67,14 @@ static error_t parse_record(int key, char *arg, struct argp_state *state)
     record_options *options = state->input;
     switch (key) {
     case 'd':
-        options->duration_us = ep_cli_arg_time_us(state, "--duration", arg, DURATION_US_MIN, DURATION_US_MAX);
+        options->duration_us =
+            ep_cli_arg_time_us(state, "--duration", arg, DURATION_US_MIN, DURATION_US_MAX);
         return 0;
     case ARGP_KEY_ARG:
         /* After "--" everything belongs to the command. */
         if (state->quoted == 0) {
-            argp_error(state, "unexpected argument '%s', allowed: options, or -- and a command", arg);
+            argp_error(state, "unexpected argument '%s', allowed: options, or -- and a command",
+                       arg);
         }
         options->command = state->argv + state->next - 1;
         state->next = state->argc;
@@ -81,9 +85,12 @@ static error_t parse_record(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option record_list[] = {
-    {"duration", 'd', "TIME", 0, "Record for this long: 500ms, 5s, 2m (default 5s). Not with a command", 1},
-    {"output", 'o', "DIR", 0, "Where the recording goes: an empty or new folder (default expertd-trace-TIME)", 1},
-    {"subbuf-kib", 'b', "SIZE", 0, "Size of one sub-buffer, a power of 2, 4K..256M; a number alone is KiB (default 1M)", 2},
+    {"duration", 'd', "TIME", 0,
+     "Record for this long: 500ms, 5s, 2m (default 5s). Not with a command", 1},
+    {"output", 'o', "DIR", 0,
+     "Where the recording goes: an empty or new folder (default expertd-trace-TIME)", 1},
+    {"subbuf-kib", 'b', "SIZE", 0,
+     "Size of one sub-buffer, a power of 2, 4K..256M; a number alone is KiB (default 1M)", 2},
     {"subbufs", 'n', "N", 0, "Sub-buffers per CPU and user, a power of 2, 2..4096 (default 4)", 2},
     {0},
 };
@@ -92,8 +99,10 @@ static const struct argp record_argp = {
     parse_record,
     "[-- COMMAND [ARG...]]",
     "Records every span of all processes of expertd on this host that this user may trace.\v"
-    "Records for --duration, or while COMMAND runs; ^C ends it early, with what was recorded. COMMAND's exit code "
-    "becomes the exit code. A session daemon of LTTng is started when none runs, and ended afterwards. Events that "
+    "Records for --duration, or while COMMAND runs; ^C ends it early, with what was recorded. "
+    "COMMAND's exit code "
+    "becomes the exit code. A session daemon of LTTng is started when none runs, and ended "
+    "afterwards. Events that "
     "find the buffers full are discarded, counted and reported.\n\n"
     "Examples:\n"
     "  expertctl trace record -d 5s -o /tmp/rec\n"
@@ -113,9 +122,10 @@ static ep_err make_dir(record_options *options, ep_error *out_error)
         localtime_r(&now, &parts);
         strftime(options->dir, sizeof(options->dir), "expertd-trace-%Y%m%d-%H%M%S", &parts);
     }
-    if (mkdir(options->dir, 0700) != 0 && (errno != EEXIST || (rmdir(options->dir) != 0 ||
-                                                               mkdir(options->dir, 0700) != 0))) {
-        return ep_error_set(out_error, EP_ERR_IO, "--output %s: %s; allowed: an empty or new folder", options->dir,
+    if (mkdir(options->dir, 0700) != 0 &&
+        (errno != EEXIST || (rmdir(options->dir) != 0 || mkdir(options->dir, 0700) != 0))) {
+        return ep_error_set(out_error, EP_ERR_IO,
+                            "--output %s: %s; allowed: an empty or new folder", options->dir,
                             strerror(errno));
     }
     return EP_OK;
@@ -125,10 +135,12 @@ static void nobody_had_events(const char *program, int providers)
 {
     fprintf(stderr, "%s: no process had events. ", program);
     if (providers > 0) {
-        fprintf(stderr, "%d can be traced, so none served or sent a token batch in that time.\n", providers);
+        fprintf(stderr, "%d can be traced, so none served or sent a token batch in that time.\n",
+                providers);
         return;
     }
-    fprintf(stderr, "None offers any: check that `tracing` is not off in its configuration, that libexpertd-trace.so "
+    fprintf(stderr, "None offers any: check that `tracing` is not off in its configuration, that "
+                    "libexpertd-trace.so "
                     "is installed, and that it runs as this user (root records all users).\n");
 }
 
@@ -150,7 +162,8 @@ static int summarise(const char *program, const char *dir, int providers)
         printf("%s: %s%" PRIu64 " events of %zu processes\n", dir, model->cut ? "more than " : "",
                model->events_count, model->processes_count);
         if (r->discarded_events > 0 || r->discarded_packets > 0) {
-            printf("discarded: %" PRIu64 " events, %" PRIu64 " packets; larger --subbuf-kib or --subbufs keep more\n",
+            printf("discarded: %" PRIu64 " events, %" PRIu64
+                   " packets; larger --subbuf-kib or --subbufs keep more\n",
                    r->discarded_events, r->discarded_packets);
         }
     }
@@ -181,7 +194,8 @@ static int run_record(int argc, char **argv)
         rmdir(options.dir);
         return ep_cli_fail(argv[0], &error);
     }
-    err = ep_cli_session_wait(options.command, (double)options.duration_us / 1e6, &command_code, &interrupted, &error);
+    err = ep_cli_session_wait(options.command, (double)options.duration_us / 1e6, &command_code,
+                              &interrupted, &error);
     int providers = ep_cli_session_providers();
     ep_err ended = ep_cli_session_end(&session, &end_error);
     if (err != EP_OK || ended != EP_OK) {
@@ -191,8 +205,9 @@ static int run_record(int argc, char **argv)
     return command_code != 0 ? command_code : code;
 }
 
-const ep_cli_command ep_cli_trace_record_command = {"record", "record all local processes, for a time or while a command runs",
-                                            &record_argp, run_record, NULL};
+const ep_cli_command ep_cli_trace_record_command = {
+    "record", "record all local processes, for a time or while a command runs", &record_argp,
+    run_record, NULL};
 
 /* ---- snapshot ---- */
 
@@ -215,9 +230,13 @@ static error_t parse_snapshot(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option snapshot_list[] = {
-    {"output", 'o', "DIR", 0, "take: where the snapshot goes: an empty or new folder (default expertd-trace-TIME)", 1},
-    {"subbuf-kib", 'b', "SIZE", 0, "start: size of one sub-buffer, a power of 2, 4K..256M; a number alone is KiB (default 256K)", 2},
-    {"subbufs", 'n', "N", 0, "start: sub-buffers per CPU and user, a power of 2, 2..4096 (default 8)", 2},
+    {"output", 'o', "DIR", 0,
+     "take: where the snapshot goes: an empty or new folder (default expertd-trace-TIME)", 1},
+    {"subbuf-kib", 'b', "SIZE", 0,
+     "start: size of one sub-buffer, a power of 2, 4K..256M; a number alone is KiB (default 256K)",
+     2},
+    {"subbufs", 'n', "N", 0,
+     "start: sub-buffers per CPU and user, a power of 2, 2..4096 (default 8)", 2},
     {0},
 };
 static const struct argp snapshot_argp = {
@@ -225,7 +244,8 @@ static const struct argp snapshot_argp = {
     parse_snapshot,
     "start|take|stop",
     "A flight recorder: spans go round in rings in memory, and only `take` writes them.\v"
-    "`start` begins and returns; the session stays when expertctl ends. `take` writes what the rings hold, as often "
+    "`start` begins and returns; the session stays when expertctl ends. `take` writes what the "
+    "rings hold, as often "
     "as wanted. `stop` ends it. One ring holds KIB x N for each CPU and user.\n\n"
     "Examples:\n"
     "  expertctl trace snapshot start --subbuf-kib 1024\n"
@@ -244,12 +264,16 @@ static ep_err snapshot_start(const record_options *options, ep_error *out_error)
     if (mkdtemp(base) == NULL) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", base, strerror(errno));
     }
-    ep_cli_session_options how = {.name = FLIGHT_RECORDER, .dir = base, .overwrite = true,
-                                  .subbuf_kib = options->subbuf_kib, .subbufs = options->subbufs};
+    ep_cli_session_options how = {.name = FLIGHT_RECORDER,
+                                  .dir = base,
+                                  .overwrite = true,
+                                  .subbuf_kib = options->subbuf_kib,
+                                  .subbufs = options->subbufs};
     ep_err err = ep_cli_session_start(&session, &how, out_error);
     rmdir(base);
     if (err == EP_OK) {
-        printf("flight recorder started: %" PRIu32 " KiB per CPU and user; next: expertctl trace snapshot take\n",
+        printf("flight recorder started: %" PRIu32
+               " KiB per CPU and user; next: expertctl trace snapshot take\n",
                options->subbuf_kib * options->subbufs);
     }
     return err;
@@ -276,5 +300,5 @@ static int run_snapshot(int argc, char **argv)
     return err == EP_OK ? EP_CLI_EXIT_OK : ep_cli_fail(argv[0], &error);
 }
 
-const ep_cli_command ep_cli_trace_snapshot_command = {"snapshot", "flight recorder: start, take, stop", &snapshot_argp,
-                                              run_snapshot, NULL};
+const ep_cli_command ep_cli_trace_snapshot_command = {
+    "snapshot", "flight recorder: start, take, stop", &snapshot_argp, run_snapshot, NULL};

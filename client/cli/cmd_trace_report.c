@@ -33,7 +33,7 @@ typedef struct read_options {
     size_t top;           /* report */
     export_format kind;   /* export */
     bool kind_given;
-    const char *file;     /* export */
+    const char *file; /* export */
 } read_options;
 
 static ep_trace_id parse_trace(struct argp_state *state, const char *arg)
@@ -47,7 +47,8 @@ static ep_trace_id parse_trace(struct argp_state *state, const char *arg)
         id.low = strtoull(arg + 16, NULL, 16);
     }
     if (!good || (id.high == 0 && id.low == 0)) {
-        argp_error(state, "%s is '%s', allowed: 32 hexadecimal digits, not all 0", ep_cli_setting_name("--trace-id", arg), arg);
+        argp_error(state, "%s is '%s', allowed: 32 hexadecimal digits, not all 0",
+                   ep_cli_setting_name("--trace-id", arg), arg);
     }
     return id;
 }
@@ -78,17 +79,21 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
     }
 }
 
-#define EVENTS_MAX_HELP                                                                                      \
-    "Read at most so many events, 1..100000000 (default 2000000). An event costs up to 120 bytes of memory"
+#define EVENTS_MAX_HELP                                                                            \
+    "Read at most so many events, 1..100000000 (default 2000000). An event costs up to 120 bytes " \
+    "of memory"
 
 static ep_err load(const read_options *options, ep_cli_trace_model **out_model, ep_error *out_error)
 {
     ep_cli_trace_model *model = NULL;
-    ep_err err = ep_cli_trace_load(options->dirs, options->dirs_count, options->events_max, &model, out_error);
+    ep_err err = ep_cli_trace_load(options->dirs, options->dirs_count, options->events_max, &model,
+                                   out_error);
     err = err != EP_OK ? err : ep_cli_trace_model_finish(model, options->trace, out_error);
-    if (err == EP_OK && model->spans_count == 0 && (options->trace.high != 0 || options->trace.low != 0)) {
-        err = ep_error_set(out_error, EP_ERR_NOT_FOUND, "no span has that --trace-id; `expertctl trace report` lists "
-                                                        "those of the slowest requests");
+    if (err == EP_OK && model->spans_count == 0 &&
+        (options->trace.high != 0 || options->trace.low != 0)) {
+        err = ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                           "no span has that --trace-id; `expertctl trace report` lists "
+                           "those of the slowest requests");
     }
     if (err != EP_OK) {
         ep_cli_trace_model_destroy(model);
@@ -102,8 +107,9 @@ static void warn(const char *program, const ep_cli_trace_model *model)
 {
     ep_cli_trace_warn_skipped(program, model);
     if (model->cut) {
-        fprintf(stderr, "%s: only the first %" PRIu64 " events were read; --events-max allows more\n", program,
-                model->events_count);
+        fprintf(stderr,
+                "%s: only the first %" PRIu64 " events were read; --events-max allows more\n",
+                program, model->events_count);
     }
 }
 
@@ -125,7 +131,8 @@ static error_t parse_report(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option report_list[] = {
-    {"trace-id", 't', "ID", 0, "Only spans of this trace (32 hexadecimal digits) and the jobs that worked for it", 1},
+    {"trace-id", 't', "ID", 0,
+     "Only spans of this trace (32 hexadecimal digits) and the jobs that worked for it", 1},
     {"top", 'n', "N", 0, "So many slowest requests and experts, 1..10000 (default 10)", 1},
     {"events-max", 'e', "N", 0, EVENTS_MAX_HELP, 2},
     {0},
@@ -136,19 +143,23 @@ static const struct argp report_argp = {
     parse_report,
     "DIR...",
     "Says where the time of recorded token batches went.\v"
-    "Several recordings, of several hosts, are put on one clock by the remote calls between them. Percentiles are by "
-    "nearest rank. The critical path of a request is what it waited for, walked back from its end.\n\n"
+    "Several recordings, of several hosts, are put on one clock by the remote calls between them. "
+    "Percentiles are by "
+    "nearest rank. The critical path of a request is what it waited for, walked back from its "
+    "end.\n\n"
     "Examples:\n"
     "  expertctl trace report /tmp/rec\n"
     "  expertctl trace report host-a/rec host-b/rec -o json\n"
-    "  expertctl trace report /tmp/rec --trace-id 0af7651916cd43dd8448eb211c80319c\n\n" EP_CLI_EXIT_HELP,
+    "  expertctl trace report /tmp/rec --trace-id "
+    "0af7651916cd43dd8448eb211c80319c\n\n" EP_CLI_EXIT_HELP,
     report_children,
     NULL,
     NULL};
 
 static int run_report(int argc, char **argv)
 {
-    static read_options options = {.events_max = EP_CLI_TRACE_EVENTS_MAX_DEFAULT, .top = TOP_DEFAULT};
+    static read_options options = {.events_max = EP_CLI_TRACE_EVENTS_MAX_DEFAULT,
+                                   .top = TOP_DEFAULT};
     ep_cli_trace_model *model = NULL;
     ep_cli_trace_figures figures = {0};
     ep_error error;
@@ -160,9 +171,10 @@ static int run_report(int argc, char **argv)
         code = ep_cli_fail(argv[0], &error);
     } else {
         warn(argv[0], model);
-        bool good = options.format == EP_CLI_JSON
-                        ? ep_cli_json_print(ep_cli_trace_report_json(model, &figures, options.top), stdout)
-                        : ep_cli_trace_report_print(model, &figures, options.top, stdout);
+        bool good =
+            options.format == EP_CLI_JSON
+                ? ep_cli_json_print(ep_cli_trace_report_json(model, &figures, options.top), stdout)
+                : ep_cli_trace_report_print(model, &figures, options.top, stdout);
         code = good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
     }
     ep_cli_trace_figures_free(&figures);
@@ -170,8 +182,9 @@ static int run_report(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_trace_report_command = {"report", "stages, peers, slowest requests and experts of recordings",
-                                            &report_argp, run_report, NULL};
+const ep_cli_command ep_cli_trace_report_command = {
+    "report", "stages, peers, slowest requests and experts of recordings", &report_argp, run_report,
+    NULL};
 
 /* ---- export ---- */
 
@@ -198,7 +211,8 @@ static error_t parse_export(int key, char *arg, struct argp_state *state)
 static const struct argp_option export_list[] = {
     {"format", 'f', "FORMAT", 0, "perfetto, html or chrome-json", 1},
     {"output", 'o', "FILE", 0, "The file to write; it appears whole or not at all", 1},
-    {"trace-id", 't', "ID", 0, "Only spans of this trace (32 hexadecimal digits) and the jobs that worked for it", 1},
+    {"trace-id", 't', "ID", 0,
+     "Only spans of this trace (32 hexadecimal digits) and the jobs that worked for it", 1},
     {"events-max", 'e', "N", 0, EVENTS_MAX_HELP, 2},
     {0},
 };
@@ -207,7 +221,8 @@ static const struct argp export_argp = {
     parse_export,
     "DIR...",
     "Writes recordings for a viewer.\v"
-    "perfetto     for ui.perfetto.dev: tracks per process and lane, flows from client to node and back, counters\n"
+    "perfetto     for ui.perfetto.dev: tracks per process and lane, flows from client to node and "
+    "back, counters\n"
     "html         one page: what takes time, which node is slow, what failed\n"
     "chrome-json  for chrome://tracing and older tools\n\n"
     "Examples:\n"
@@ -229,11 +244,14 @@ static ep_err make_data(const read_options *options, export_data *out_data, ep_e
 {
     ep_err err = load(options, &out_data->model, out_error);
     if (err != EP_OK || options->kind != EXPORT_HTML) {
-        return err != EP_OK ? err : ep_cli_trace_lanes_make(out_data->model, &out_data->lanes, out_error);
+        return err != EP_OK ? err
+                            : ep_cli_trace_lanes_make(out_data->model, &out_data->lanes, out_error);
     }
     err = ep_cli_trace_figures_make(out_data->model, &out_data->figures, out_error);
-    return err != EP_OK ? err : ep_cli_trace_pick_make(out_data->model, &out_data->figures, EP_CLI_TRACE_PAGE_SPANS,
-                                                       &out_data->pick, out_error);
+    return err != EP_OK
+               ? err
+               : ep_cli_trace_pick_make(out_data->model, &out_data->figures,
+                                        EP_CLI_TRACE_PAGE_SPANS, &out_data->pick, out_error);
 }
 
 static bool write_as(export_format kind, const export_data *data, FILE *out)
@@ -261,7 +279,8 @@ static ep_err write_file(const read_options *options, const export_data *data, e
     if (!good || rename(part, options->file) != 0) {
         int number = errno;
         unlink(part);
-        return ep_error_set(out_error, EP_ERR_IO, "cannot write %s: %s", options->file, strerror(number));
+        return ep_error_set(out_error, EP_ERR_IO, "cannot write %s: %s", options->file,
+                            strerror(number));
     }
     return EP_OK;
 }
@@ -269,15 +288,16 @@ static ep_err write_file(const read_options *options, const export_data *data, e
 static void say_written(const read_options *options, const export_data *data)
 {
     if (options->kind == EXPORT_HTML) {
-        printf("%s: %zu of %zu spans, %zu of %zu calls; its figures count all\n", options->file, data->pick.spans_count,
-               data->model->spans_count, data->pick.calls_count, data->figures.requests_count);
+        printf("%s: %zu of %zu spans, %zu of %zu calls; its figures count all\n", options->file,
+               data->pick.spans_count, data->model->spans_count, data->pick.calls_count,
+               data->figures.requests_count);
         return;
     }
-    printf("%s: %zu spans in %zu lanes\n", options->file, data->model->spans_count - data->lanes.left_out,
-           data->lanes.lanes_count);
+    printf("%s: %zu spans in %zu lanes\n", options->file,
+           data->model->spans_count - data->lanes.left_out, data->lanes.lanes_count);
     if (data->lanes.left_out > 0) {
-        printf("left out: %zu spans that overlap more than %d others of their kind\n", data->lanes.left_out,
-               EP_CLI_TRACE_LANES_MAX);
+        printf("left out: %zu spans that overlap more than %d others of their kind\n",
+               data->lanes.left_out, EP_CLI_TRACE_LANES_MAX);
     }
 }
 
@@ -303,5 +323,6 @@ static int run_export(int argc, char **argv)
     return code;
 }
 
-const ep_cli_command ep_cli_trace_export_command = {"export", "recordings for Perfetto, as an HTML page, or as Chrome's JSON",
-                                            &export_argp, run_export, NULL};
+const ep_cli_command ep_cli_trace_export_command = {
+    "export", "recordings for Perfetto, as an HTML page, or as Chrome's JSON", &export_argp,
+    run_export, NULL};

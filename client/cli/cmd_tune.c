@@ -21,7 +21,16 @@
 #define MEASURE_US_MAX 60000000u
 #define POLICY_TOKENS_MAX 65536 /* of decode_tokens_max */
 
-enum { KEY_MODEL = 0x200, KEY_VERSION, KEY_LAYER, KEY_TOKENS, KEY_ROUNDS, KEY_SECONDS, KEY_THREADS, KEY_SEED };
+enum {
+    KEY_MODEL = 0x200,
+    KEY_VERSION,
+    KEY_LAYER,
+    KEY_TOKENS,
+    KEY_ROUNDS,
+    KEY_SECONDS,
+    KEY_THREADS,
+    KEY_SEED
+};
 
 static const uint32_t tokens_default[] = {16, 32, 64, 128, 256, 512, 1024};
 /* as ep_cli_tune_winner */
@@ -46,9 +55,11 @@ static void parse_tokens(struct argp_state *state, tune_options *options, const 
         char text[16];
         const char *comma = strchr(at, ',');
         const size_t bytes = comma != NULL ? (size_t)(comma - at) : strlen(at);
-        snprintf(text, sizeof(text), "%.*s", bytes < sizeof(text) ? (int)bytes : (int)sizeof(text) - 1, at);
+        snprintf(text, sizeof(text), "%.*s",
+                 bytes < sizeof(text) ? (int)bytes : (int)sizeof(text) - 1, at);
         const uint32_t tokens = (uint32_t)ep_cli_arg_whole(
-            state, "--tokens", text, 1, EP_TOKENS_MAX < POLICY_TOKENS_MAX ? EP_TOKENS_MAX : POLICY_TOKENS_MAX);
+            state, "--tokens", text, 1,
+            EP_TOKENS_MAX < POLICY_TOKENS_MAX ? EP_TOKENS_MAX : POLICY_TOKENS_MAX);
         if (options->count == EP_CLI_TUNE_SIZES_MAX ||
             (options->count > 0 && tokens <= options->sizes[options->count - 1].tokens)) {
             argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg,
@@ -58,7 +69,8 @@ static void parse_tokens(struct argp_state *state, tune_options *options, const 
         at = comma != NULL ? comma + 1 : NULL;
     }
     if (options->count < 2) {
-        argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg, EP_CLI_TUNE_SIZES_MAX);
+        argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg,
+                   EP_CLI_TUNE_SIZES_MAX);
     }
 }
 
@@ -69,14 +81,16 @@ static error_t parse_load(int key, char *arg, struct argp_state *state, tune_opt
         parse_tokens(state, options, arg);
         return 0;
     case KEY_ROUNDS:
-        options->rounds =
-            (uint32_t)ep_cli_arg_whole(state, "--rounds", arg, EP_CLI_TUNE_ROUNDS_MIN, EP_CLI_TUNE_ROUNDS_MAX);
+        options->rounds = (uint32_t)ep_cli_arg_whole(state, "--rounds", arg, EP_CLI_TUNE_ROUNDS_MIN,
+                                                     EP_CLI_TUNE_ROUNDS_MAX);
         return 0;
     case KEY_SECONDS:
-        options->request.duration_us = ep_cli_arg_time_us(state, "--seconds", arg, MEASURE_US_MIN, MEASURE_US_MAX);
+        options->request.duration_us =
+            ep_cli_arg_time_us(state, "--seconds", arg, MEASURE_US_MIN, MEASURE_US_MAX);
         return 0;
     case KEY_THREADS:
-        options->request.threads = (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
+        options->request.threads =
+            (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
         return 0;
     case KEY_SEED:
         options->request.seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
@@ -118,28 +132,37 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
-    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)", 1},
+    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)",
+     1},
     {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
-    {"tokens", KEY_TOKENS, "T,T...", 0, "Sizes of a batch, ascending (default: 16,32,64,128,256,512,1024)", 2},
+    {"tokens", KEY_TOKENS, "T,T...", 0,
+     "Sizes of a batch, ascending (default: 16,32,64,128,256,512,1024)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "How often each size is measured in both modes (default: 9)", 2},
     {"seconds", KEY_SECONDS, "TIME", 0, "How long each time (default: 100ms)", 2},
     {"threads", KEY_THREADS, "N", 0, "Callers at once (default: 1)", 2},
     {"seed", KEY_SEED, "S", 0, "Of the random batches (default: 1)", 2},
     {0},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
+static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0},
+                                             {&ep_cli_output_argp, 0, NULL, 0},
+                                             {&ep_cli_numerics_argp, 0, NULL, 0},
+                                             {0}};
 static const struct argp argp = {
     option_list,
     parse,
     "--model NAME --layer L",
-    "Measures at which size of a batch prefill becomes the faster mode, and suggests decode_tokens_max for the "
+    "Measures at which size of a batch prefill becomes the faster mode, and suggests "
+    "decode_tokens_max for the "
     "service's policy."
-    "\vBoth modes are measured in turn, round by round. WINS are the rounds that decode and prefill won; one of "
-    "them is called the faster only where equal modes would not look so in 19 of 20 times, and by more than 2 %. "
-    "The suggestion is the largest size measured at which prefill does not win. Where the figures do not tell, "
+    "\vBoth modes are measured in turn, round by round. WINS are the rounds that decode and "
+    "prefill won; one of "
+    "them is called the faster only where equal modes would not look so in 19 of 20 times, and by "
+    "more than 2 %. "
+    "The suggestion is the largest size measured at which prefill does not win. Where the figures "
+    "do not tell, "
     "there is none, and the exit code is 1. Nothing is changed.\n\n"
-    "It puts load on the service, and other load is noise to it. It says nothing of hedge_permille: what hedges "
+    "It puts load on the service, and other load is noise to it. It says nothing of "
+    "hedge_permille: what hedges "
     "gain depends on nodes that are slow now and then, which a short quiet run does not show.\n\n"
     "Examples:\n"
     "  expertctl tune --model demo --layer 0\n"
@@ -150,8 +173,8 @@ static const struct argp argp = {
     NULL};
 
 /* One mode at one size for a while: the median of its calls. */
-static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer, uint32_t tokens,
-                      ep_moe_mode mode, double *out_us, ep_error *out_error)
+static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer,
+                      uint32_t tokens, ep_moe_mode mode, double *out_us, ep_error *out_error)
 {
     ep_cli_bench_request request = options->request;
     ep_cli_bench_result result = {0};
@@ -168,7 +191,8 @@ static ep_err measure(ep_client *client, const tune_options *options, const ep_l
 
 /* The mode that goes first changes from round to round: what warms up, or slows down, hits both
  * alike. */
-static ep_err measure_all(ep_client *client, tune_options *options, const ep_layer_desc *layer, ep_error *out_error)
+static ep_err measure_all(ep_client *client, tune_options *options, const ep_layer_desc *layer,
+                          ep_error *out_error)
 {
     for (uint32_t round = 0; round < options->rounds; round++) {
         for (size_t s = 0; s < options->count; s++) {
@@ -176,8 +200,8 @@ static ep_err measure_all(ep_client *client, tune_options *options, const ep_lay
             for (uint32_t turn = 0; turn < 2; turn++) {
                 const bool is_decode = (round + turn) % 2 == 0;
                 double *to = is_decode ? &size->decode_us[round] : &size->prefill_us[round];
-                ep_err err = measure(client, options, layer, size->tokens, is_decode ? EP_MOE_DECODE : EP_MOE_PREFILL,
-                                     to, out_error);
+                ep_err err = measure(client, options, layer, size->tokens,
+                                     is_decode ? EP_MOE_DECODE : EP_MOE_PREFILL, to, out_error);
                 if (err != EP_OK) {
                     return err;
                 }
@@ -194,28 +218,34 @@ static bool print_json(const tune_options *options, uint32_t chosen, const char 
     for (size_t s = 0; s < options->count; s++) {
         const ep_cli_tune_verdict *verdict = &options->verdicts[s];
         json_array_append_new(
-            sizes, json_pack("{s:I, s:f, s:f, s:f, s:I, s:I, s:s}", "tokens", (json_int_t)options->sizes[s].tokens,
-                             "decode_us", verdict->decode_us, "prefill_us", verdict->prefill_us, "prefill_over_decode",
-                             verdict->ratio, "decode_wins", (json_int_t)verdict->decode_wins, "prefill_wins",
-                             (json_int_t)verdict->prefill_wins, "faster", winner_words[verdict->winner]));
+            sizes,
+            json_pack("{s:I, s:f, s:f, s:f, s:I, s:I, s:s}", "tokens",
+                      (json_int_t)options->sizes[s].tokens, "decode_us", verdict->decode_us,
+                      "prefill_us", verdict->prefill_us, "prefill_over_decode", verdict->ratio,
+                      "decode_wins", (json_int_t)verdict->decode_wins, "prefill_wins",
+                      (json_int_t)verdict->prefill_wins, "faster", winner_words[verdict->winner]));
     }
-    return ep_cli_json_print(json_pack("{s:I, s:I, s:o, s:o, s:s*}", "rounds", (json_int_t)options->rounds,
-                                       "wins_needed", (json_int_t)ep_cli_tune_wins_needed(options->rounds), "sizes",
-                                       sizes, "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(),
-                                       "why", why),
-                             stdout);
+    return ep_cli_json_print(
+        json_pack("{s:I, s:I, s:o, s:o, s:s*}", "rounds", (json_int_t)options->rounds,
+                  "wins_needed", (json_int_t)ep_cli_tune_wins_needed(options->rounds), "sizes",
+                  sizes, "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(),
+                  "why", why),
+        stdout);
 }
 
-static bool print_table(const char *program, const tune_options *options, uint32_t chosen, const char *why)
+static bool print_table(const char *program, const tune_options *options, uint32_t chosen,
+                        const char *why)
 {
-    ep_cli_table *table = ep_cli_table_create(">TOKENS|>DECODE US|>PREFILL US|>PREFILL/DECODE|>WINS|FASTER");
+    ep_cli_table *table =
+        ep_cli_table_create(">TOKENS|>DECODE US|>PREFILL US|>PREFILL/DECODE|>WINS|FASTER");
     for (size_t s = 0; table != NULL && s < options->count; s++) {
         const ep_cli_tune_verdict *verdict = &options->verdicts[s];
         ep_cli_table_cell(table, "%" PRIu32, options->sizes[s].tokens);
         ep_cli_table_cell(table, "%.0f", verdict->decode_us);
         ep_cli_table_cell(table, "%.0f", verdict->prefill_us);
         ep_cli_table_cell(table, "%.3f", verdict->ratio);
-        ep_cli_table_cell(table, "%" PRIu32 ":%" PRIu32, verdict->decode_wins, verdict->prefill_wins);
+        ep_cli_table_cell(table, "%" PRIu32 ":%" PRIu32, verdict->decode_wins,
+                          verdict->prefill_wins);
         ep_cli_table_cell(table, "%s", winner_words[verdict->winner]);
     }
     bool good = ep_cli_table_print(table, stdout);
@@ -231,8 +261,9 @@ static bool print_table(const char *program, const tune_options *options, uint32
 
 static int run(int argc, char **argv)
 {
-    static tune_options options = {.request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1},
-                                   .rounds = ROUNDS_DEFAULT};
+    static tune_options options = {
+        .request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1},
+        .rounds = ROUNDS_DEFAULT};
     ep_client *client = NULL;
     ep_layer_desc layer;
     ep_error error;
@@ -254,11 +285,12 @@ static int run(int argc, char **argv)
     for (size_t s = 0; s < options.count; s++) {
         ep_cli_tune_judge(&options.sizes[s], &options.verdicts[s]);
     }
-    const uint32_t chosen = ep_cli_tune_choose(options.sizes, options.verdicts, options.count, &why);
-    bool good =
-        options.format == EP_CLI_JSON ? print_json(&options, chosen, why) : print_table(argv[0], &options, chosen, why);
+    const uint32_t chosen =
+        ep_cli_tune_choose(options.sizes, options.verdicts, options.count, &why);
+    bool good = options.format == EP_CLI_JSON ? print_json(&options, chosen, why)
+                                              : print_table(argv[0], &options, chosen, why);
     return good && chosen != 0 ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }
 
-const ep_cli_command ep_cli_tune = {"tune", "measures where prefill is the faster mode, and suggests a policy", &argp,
-                                    run, NULL};
+const ep_cli_command ep_cli_tune = {
+    "tune", "measures where prefill is the faster mode, and suggests a policy", &argp, run, NULL};

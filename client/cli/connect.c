@@ -50,7 +50,8 @@ static bool is_tls(const char *url)
 static bool is_port(const char *text)
 {
     const size_t digits = strspn(text, "0123456789");
-    return digits > 0 && digits <= 5 && text[digits] == '\0' && atoi(text) >= 1 && atoi(text) <= UINT16_MAX;
+    return digits > 0 && digits <= 5 && text[digits] == '\0' && atoi(text) >= 1 &&
+           atoi(text) <= UINT16_MAX;
 }
 
 bool ep_cli_url_is_good(const char *url)
@@ -63,8 +64,8 @@ bool ep_cli_url_is_good(const char *url)
 static const char *check_url(struct argp_state *state, const char *option, const char *url)
 {
     if (!ep_cli_url_is_good(url)) {
-        argp_error(state, "%s is '%s', allowed: " EP_CLI_URL_ALLOWED, ep_cli_setting_name(option, url), url,
-                   EP_ADDRESS_BYTES - 1);
+        argp_error(state, "%s is '%s', allowed: " EP_CLI_URL_ALLOWED,
+                   ep_cli_setting_name(option, url), url, EP_ADDRESS_BYTES - 1);
     }
     return url;
 }
@@ -95,14 +96,14 @@ void ep_cli_token_read(struct argp_state *state, const char *option, const char 
         argp_error(state, "%s %s cannot be read, allowed: a regular file", option, path);
     }
     if (!ep_file_is_private(&st)) {
-        argp_error(state, "%s %s has mode %04o, allowed: %s", option, path, (unsigned)(st.st_mode & 07777),
-                   EP_PRIVATE_FILE_ALLOWED);
+        argp_error(state, "%s %s has mode %04o, allowed: %s", option, path,
+                   (unsigned)(st.st_mode & 07777), EP_PRIVATE_FILE_ALLOWED);
     }
     out_token[strcspn(out_token, " \r\n")] = '\0'; /* a label may follow */
     size_t bytes = strlen(out_token);
     if (bytes == 0 || bytes > EP_CLI_TOKEN_BYTES_MAX) {
-        argp_error(state, "the first line of %s %s has %zu characters, allowed: 1..%d", option, path, bytes,
-                   EP_CLI_TOKEN_BYTES_MAX);
+        argp_error(state, "the first line of %s %s has %zu characters, allowed: 1..%d", option,
+                   path, bytes, EP_CLI_TOKEN_BYTES_MAX);
     }
 }
 
@@ -119,7 +120,8 @@ static void read_tokens(struct argp_state *state, ep_cli_connect *connect)
         ep_cli_token_read(state, "--token-file", connect->token_file, connect->token);
     }
     if (connect->admin_token_file != NULL) {
-        ep_cli_token_read(state, "--admin-token-file", connect->admin_token_file, connect->admin_token);
+        ep_cli_token_read(state, "--admin-token-file", connect->admin_token_file,
+                          connect->admin_token);
     }
 }
 
@@ -128,12 +130,14 @@ static void complete(struct argp_state *state, ep_cli_connect *connect)
 {
     if (connect->coordinator_url != NULL && connect->node_urls_count > 0) {
         argp_error(state, "%s %s and %s %s are both given, allowed: one of them",
-                   ep_cli_setting_name("--coordinator", connect->coordinator_url), connect->coordinator_url,
-                   ep_cli_setting_name("--node", connect->node_urls[0]), connect->node_urls[0]);
+                   ep_cli_setting_name("--coordinator", connect->coordinator_url),
+                   connect->coordinator_url, ep_cli_setting_name("--node", connect->node_urls[0]),
+                   connect->node_urls[0]);
     }
     if (connect->coordinator_url == NULL && connect->node_urls_count == 0) {
         if (ep_cli_settings_context() != NULL) { /* its tokens are for nobody else */
-            argp_error(state, "context %s names neither coordinator nor node", ep_cli_settings_context());
+            argp_error(state, "context %s names neither coordinator nor node",
+                       ep_cli_settings_context());
         }
         connect->coordinator_url = EP_CLI_COORDINATOR_DEFAULT;
     }
@@ -163,7 +167,8 @@ static error_t parse_reach(int key, char *arg, struct argp_state *state)
         connect->admin_token_file = arg;
         return 0;
     case KEY_TIMEOUT:
-        connect->timeout_us = ep_cli_arg_time_us(state, "--timeout", arg, TIMEOUT_US_MIN, TIMEOUT_US_MAX);
+        connect->timeout_us =
+            ep_cli_arg_time_us(state, "--timeout", arg, TIMEOUT_US_MIN, TIMEOUT_US_MAX);
         return 0;
     case KEY_TLS_CA:
         connect->tls.ca_file = arg;
@@ -187,19 +192,24 @@ static error_t parse_reach(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option reach_options[] = {
     {NULL, 0, NULL, 0,
-     "How to reach the service (EXPERTCTL_* variables or a context may say it, see expertctl --help):", 10},
+     "How to reach the service (EXPERTCTL_* variables or a context may say it, see expertctl "
+     "--help):",
+     10},
     {"coordinator", KEY_COORDINATOR, "URL", 0,
      "The coordinator, tcp://host:port (default: " EP_CLI_COORDINATOR_DEFAULT ")", 10},
     {"node", KEY_NODE, "URL", 0, "A node instead of a coordinator; may be repeated", 10},
     {"timeout", KEY_TIMEOUT, "TIME", 0, "For connecting, and for each call (default: 10s)", 10},
-    {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File that only we can read (mode 0600) with the token to show", 10},
+    {"token-file", KEY_TOKEN_FILE, "FILE", 0,
+     "File that only we can read (mode 0600) with the token to show", 10},
     {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0,
      "The same for commands of operators, which connect to admin_listen", 10},
     {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
-    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0, "Own certificate and key (PEM), where the service asks for one",
+    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0,
+     "Own certificate and key (PEM), where the service asks for one", 10},
+    {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the service must prove, for tls+tcp",
      10},
-    {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the service must prove, for tls+tcp", 10},
-    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "No checksum of payloads; the service must be set the same", 10},
+    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0,
+     "No checksum of payloads; the service must be set the same", 10},
     {0},
 };
 static const struct argp reach_argp = {reach_options, parse_reach, NULL, NULL, NULL, NULL, NULL};
@@ -215,11 +225,13 @@ static error_t parse_connect(int key, char *arg, struct argp_state *state)
     return key == ARGP_KEY_INIT || key == KEY_CONTEXT ? 0 : ARGP_ERR_UNKNOWN;
 }
 
-#define CONTEXT_HELP                                                                                                 \
-    "The context whose settings are used; " EP_CLI_CONTEXT_NONE                                                      \
+#define CONTEXT_HELP                                                                               \
+    "The context whose settings are used; " EP_CLI_CONTEXT_NONE                                    \
     ": without any (default: that of expertctl context use)"
-static const struct argp_option connect_options[] = {{"context", KEY_CONTEXT, "CONTEXT", 0, CONTEXT_HELP, 10}, {0}};
-const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL, reach_children, NULL, NULL};
+static const struct argp_option connect_options[] = {
+    {"context", KEY_CONTEXT, "CONTEXT", 0, CONTEXT_HELP, 10}, {0}};
+const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL,
+                                         reach_children,  NULL,          NULL};
 
 static error_t parse_numerics(int key, char *arg, struct argp_state *state)
 {
@@ -233,12 +245,14 @@ static error_t parse_numerics(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option numerics_options[] = {
     {"numerics", KEY_NUMERICS, "ID|any", 0,
-     "Only rows of this numerics id; any: results of unlike ids may meet in a call, which gives up equal bits "
+     "Only rows of this numerics id; any: results of unlike ids may meet in a call, which gives up "
+     "equal bits "
      "(default: the first id that has all experts)",
      3},
     {0},
 };
-const struct argp ep_cli_numerics_argp = {numerics_options, parse_numerics, NULL, NULL, NULL, NULL, NULL};
+const struct argp ep_cli_numerics_argp = {
+    numerics_options, parse_numerics, NULL, NULL, NULL, NULL, NULL};
 
 static error_t parse_context(int key, char *arg, struct argp_state *state)
 {
@@ -261,10 +275,12 @@ static error_t parse_context(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option context_options[] = {
-    {"admin", KEY_ADMIN, "URL", 0, "The coordinator's admin listener, for commands of operators", 10},
+    {"admin", KEY_ADMIN, "URL", 0, "The coordinator's admin listener, for commands of operators",
+     10},
     {0},
 };
-const struct argp ep_cli_context_argp = {context_options, parse_context, NULL, NULL, reach_children, NULL, NULL};
+const struct argp ep_cli_context_argp = {context_options, parse_context, NULL, NULL,
+                                         reach_children,  NULL,          NULL};
 
 static error_t parse_admin(int key, char *arg, struct argp_state *state)
 {
@@ -280,7 +296,8 @@ static error_t parse_admin(int key, char *arg, struct argp_state *state)
             return 0;
         }
         if (connect->admin_url == NULL && ep_cli_settings_context() != NULL) {
-            argp_error(state, "--admin is missing; context %s names none", ep_cli_settings_context());
+            argp_error(state, "--admin is missing; context %s names none",
+                       ep_cli_settings_context());
         }
         ep_cli_arg_required(state, "--admin", connect->admin_url);
         check_tls(state, connect, connect->admin_url);
@@ -294,19 +311,25 @@ static error_t parse_admin(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option admin_options[] = {
     {NULL, 0, NULL, 0,
-     "How to reach the program (EXPERTCTL_* variables or a context may say it, see expertctl --help):", 10},
+     "How to reach the program (EXPERTCTL_* variables or a context may say it, see expertctl "
+     "--help):",
+     10},
     {"context", KEY_CONTEXT, "CONTEXT", 0, CONTEXT_HELP, 10},
     {"admin", KEY_ADMIN, "URL", 0,
-     "Its admin listener, tcp://host:port or tls+tcp://host:port: admin_listen of the coordinator's or the node's "
+     "Its admin listener, tcp://host:port or tls+tcp://host:port: admin_listen of the "
+     "coordinator's or the node's "
      "configuration",
      10},
-    {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token of operators", 10},
+    {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0,
+     "File of mode 0600 with the token of operators", 10},
     {"timeout", KEY_TIMEOUT, "TIME", 0, "For the call (default: 10s)", 10},
     {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
-    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0, "Own certificate and key (PEM), where the program asks for one",
+    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0,
+     "Own certificate and key (PEM), where the program asks for one", 10},
+    {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the program must prove, for tls+tcp",
      10},
-    {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the program must prove, for tls+tcp", 10},
-    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0, "No checksum of payloads; the program must be set the same", 10},
+    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0,
+     "No checksum of payloads; the program must be set the same", 10},
     {0},
 };
 const struct argp ep_cli_admin_argp = {admin_options, parse_admin, NULL, NULL, NULL, NULL, NULL};
@@ -316,7 +339,8 @@ const char *ep_cli_connect_url(const ep_cli_connect *connect)
     return connect->coordinator_url != NULL ? connect->coordinator_url : connect->node_urls[0];
 }
 
-ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client, ep_error *out_error)
+ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client,
+                             ep_error *out_error)
 {
     ep_client_config config;
     ep_client *client = NULL;

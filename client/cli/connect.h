@@ -24,8 +24,8 @@ typedef struct ep_cli_connect {
     const char *coordinator_url; /* NULL: nodes are addressed directly */
     const char *node_urls[EP_CLI_NODES_MAX];
     size_t node_urls_count;
-    const char *admin_url;                  /* of ep_cli_admin_argp */
-    bool asks_nobody;                       /* set while options are read: ep_cli_admin_argp then requires nothing */
+    const char *admin_url; /* of ep_cli_admin_argp */
+    bool asks_nobody;      /* set while options are read: ep_cli_admin_argp then requires nothing */
     const char *token_file;                 /* NULL none */
     char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
     const char *admin_token_file;           /* NULL none */
@@ -51,7 +51,8 @@ extern const struct argp ep_cli_numerics_argp;
 extern const struct argp ep_cli_context_argp;
 
 /* Is it an address that a flag takes: EP_CLI_URL_ALLOWED, with EP_ADDRESS_BYTES - 1? */
-#define EP_CLI_URL_ALLOWED "tcp://host:port or tls+tcp://host:port, port 1..65535, up to %d characters"
+#define EP_CLI_URL_ALLOWED                                                                         \
+    "tcp://host:port or tls+tcp://host:port, port 1..65535, up to %d characters"
 bool ep_cli_url_is_good(const char *url);
 
 /* The coordinator, else the first of the nodes. */
@@ -68,6 +69,7 @@ void ep_cli_token_read(struct argp_state *state, const char *option, const char 
  * and nodes within the timeout; with the last report), UNAUTHENTICATED, and those of
  * ep_client_create.
  */
-ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client, ep_error *out_error);
+ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client,
+                             ep_error *out_error);
 
 #endif

@@ -41,18 +41,21 @@ static const ep_options_spec *file_spec(void)
                                                      .min = 1,
                                                      .max = EP_CLI_CONTEXT_NAME_MAX,
                                                      .help = "what --context calls it"}};
-    static ep_option options[] = {
-        {.name = "current", .type = EP_OPTION_STRING, .max = EP_CLI_CONTEXT_NAME_MAX, .default_text = ""},
-        {.name = "contexts", .type = EP_OPTION_LIST, .fields = fields}};
+    static ep_option options[] = {{.name = "current",
+                                   .type = EP_OPTION_STRING,
+                                   .max = EP_CLI_CONTEXT_NAME_MAX,
+                                   .default_text = ""},
+                                  {.name = "contexts", .type = EP_OPTION_LIST, .fields = fields}};
     static const ep_options_spec spec = {
         .program = "expertctl", .env_prefix = "", .options = options, .options_count = 2};
     const ep_cli_given *rows = ep_cli_context_rows();
     for (size_t i = 0; i < rows->count && options[1].fields_count == 0; i++) {
         ep_cli_key_of(rows->rows[i]->name, keys[i], KEY_BYTES);
-        fields[i + 1] = (ep_option){.name = keys[i],
-                                    .type = rows->rows[i]->arg == NULL ? EP_OPTION_BOOL : EP_OPTION_STRING,
-                                    .max = EP_CLI_VALUE_BYTES_MAX,
-                                    .default_text = rows->rows[i]->arg == NULL ? "false" : ""};
+        fields[i + 1] =
+            (ep_option){.name = keys[i],
+                        .type = rows->rows[i]->arg == NULL ? EP_OPTION_BOOL : EP_OPTION_STRING,
+                        .max = EP_CLI_VALUE_BYTES_MAX,
+                        .default_text = rows->rows[i]->arg == NULL ? "false" : ""};
     }
     options[1].fields_count = rows->count + 1;
     return &spec;
@@ -77,11 +80,13 @@ static ep_err find_path(char **out_path, ep_error *out_error)
 static ep_err lock_folder(ep_cli_contexts *contexts, ep_error *out_error)
 {
     if (contexts->path == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                            "there is no place for contexts: set HOME or XDG_CONFIG_HOME to an absolute path");
+        return ep_error_set(
+            out_error, EP_ERR_NOT_FOUND,
+            "there is no place for contexts: set HOME or XDG_CONFIG_HOME to an absolute path");
     }
     bool good = true;
-    for (char *slash = strchr(contexts->path + 1, '/'); good && slash != NULL; slash = strchr(slash + 1, '/')) {
+    for (char *slash = strchr(contexts->path + 1, '/'); good && slash != NULL;
+         slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         good = mkdir(contexts->path, 0700) == 0 || errno == EEXIST;
         if (good && strchr(slash + 1, '/') == NULL) {
@@ -89,7 +94,8 @@ static ep_err lock_folder(ep_cli_contexts *contexts, ep_error *out_error)
             good = contexts->lock >= 0 && flock(contexts->lock, LOCK_EX) == 0;
         }
         if (!good) {
-            return ep_error_set(out_error, EP_ERR_IO, "folder %.300s: %s", contexts->path, strerror(errno));
+            return ep_error_set(out_error, EP_ERR_IO, "folder %.300s: %s", contexts->path,
+                                strerror(errno));
         }
         *slash = '/';
     }
@@ -98,7 +104,8 @@ static ep_err lock_folder(ep_cli_contexts *contexts, ep_error *out_error)
 
 bool ep_cli_context_name_is_good(const char *name)
 {
-    size_t bytes = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
+    size_t bytes =
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-");
     return bytes > 0 && bytes <= EP_CLI_CONTEXT_NAME_MAX && name[bytes] == '\0' && name[0] != '-' &&
            strcmp(name, EP_CLI_CONTEXT_NONE) != 0;
 }
@@ -123,7 +130,8 @@ static ep_err check(const ep_cli_contexts *contexts, ep_error *out_error)
         }
     }
     return found ? EP_OK
-                 : ep_options_fail(contexts->options, "current", out_error, "there is no context '%s'", current);
+                 : ep_options_fail(contexts->options, "current", out_error,
+                                   "there is no context '%s'", current);
 }
 
 static ep_err load(const char *path, ep_options **out_options, ep_error *out_error)
@@ -133,7 +141,8 @@ static ep_err load(const char *path, ep_options **out_options, ep_error *out_err
     if (asprintf(&flag, "--config=%s", path) < 0) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for contexts");
     }
-    ep_err err = ep_options_load(file_spec(), 2, (char *[]){program, flag, NULL}, NULL, out_options, out_error);
+    ep_err err = ep_options_load(file_spec(), 2, (char *[]){program, flag, NULL}, NULL, out_options,
+                                 out_error);
     free(flag);
     return err;
 }
@@ -145,17 +154,19 @@ static ep_err read_file(ep_cli_contexts *contexts, ep_error *out_error)
         int why = contexts->path == NULL ? ENOENT : errno;
         /* HOME is that of another user: a service's, or that of who became this one */
         if (why == EACCES) {
-            ep_cli_line(stderr, "expertctl: warning: no contexts, since %s is not ours: %s", contexts->path,
-                        strerror(why));
+            ep_cli_line(stderr, "expertctl: warning: no contexts, since %s is not ours: %s",
+                        contexts->path, strerror(why));
         } else if (why != ENOENT && why != ENOTDIR) {
-            return ep_error_set(out_error, EP_ERR_IO, "file %.300s: %s", contexts->path, strerror(why));
+            return ep_error_set(out_error, EP_ERR_IO, "file %.300s: %s", contexts->path,
+                                strerror(why));
         }
         return ep_options_load(file_spec(), 0, NULL, NULL, &contexts->options, out_error);
     }
     if ((st.st_mode & 022) != 0) { /* it says where tokens are sent */
-        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                            "file %.300s has mode %04o, allowed: writable by its owner only (chmod 0600)",
-                            contexts->path, (unsigned)(st.st_mode & 07777));
+        return ep_error_set(
+            out_error, EP_ERR_BAD_CONFIG,
+            "file %.300s has mode %04o, allowed: writable by its owner only (chmod 0600)",
+            contexts->path, (unsigned)(st.st_mode & 07777));
     }
     ep_err err = load(contexts->path, &contexts->options, out_error);
     return err != EP_OK ? err : check(contexts, out_error);
@@ -209,7 +220,8 @@ const char *ep_cli_contexts_name(const ep_cli_contexts *contexts, size_t index)
     return ep_options_list_text(contexts->options, "contexts", index, "name");
 }
 
-ep_err ep_cli_contexts_find(const ep_cli_contexts *contexts, const char *name, size_t *out_index, ep_error *out_error)
+ep_err ep_cli_contexts_find(const ep_cli_contexts *contexts, const char *name, size_t *out_index,
+                            ep_error *out_error)
 {
     char names[EP_ERROR_TEXT_BYTES / 2] = "";
     size_t used = 0;
@@ -223,8 +235,8 @@ ep_err ep_cli_contexts_find(const ep_cli_contexts *contexts, const char *name, s
                                      ep_cli_contexts_name(contexts, i));
         }
     }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no context '%.80s', there are: %s", name,
-                        used > 0 ? names : "none; see expertctl context add --help");
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no context '%.80s', there are: %s",
+                        name, used > 0 ? names : "none; see expertctl context add --help");
 }
 
 const char *ep_cli_contexts_value(const ep_cli_contexts *contexts, size_t index, const char *flag,
@@ -236,7 +248,9 @@ const char *ep_cli_contexts_value(const ep_cli_contexts *contexts, size_t index,
     if (out_origin != NULL) {
         *out_origin = ep_options_list_origin(contexts->options, "contexts", index, key);
     }
-    return ep_cli_given_row(ep_cli_context_rows(), flag)->arg == NULL && strcmp(text, "false") == 0 ? "" : text;
+    return ep_cli_given_row(ep_cli_context_rows(), flag)->arg == NULL && strcmp(text, "false") == 0
+               ? ""
+               : text;
 }
 
 /* ---- writing ---- */
@@ -252,8 +266,8 @@ static void put_line(const char *before, const char *flag, const char *text, FIL
     }
 }
 
-static void put_file(const ep_cli_contexts *contexts, const char *current, size_t removed, const char *name,
-                     const ep_cli_given *added, FILE *out)
+static void put_file(const ep_cli_contexts *contexts, const char *current, size_t removed,
+                     const char *name, const ep_cli_given *added, FILE *out)
 {
     const ep_cli_given *rows = ep_cli_context_rows();
     fputs("# Written by expertctl context, which keeps no comments.\n", out);
@@ -267,13 +281,15 @@ static void put_file(const ep_cli_contexts *contexts, const char *current, size_
         left++;
         put_line("  - ", "name", ep_cli_contexts_name(contexts, i), out);
         for (size_t r = 0; r < rows->count; r++) {
-            put_line("    ", rows->rows[r]->name, ep_cli_contexts_value(contexts, i, rows->rows[r]->name, NULL), out);
+            put_line("    ", rows->rows[r]->name,
+                     ep_cli_contexts_value(contexts, i, rows->rows[r]->name, NULL), out);
         }
     }
     if (added != NULL) {
         put_line("  - ", "name", name, out);
         for (size_t r = 0; r < rows->count; r++) {
-            put_line("    ", rows->rows[r]->name, ep_cli_given_text(added, rows->rows[r]->name), out);
+            put_line("    ", rows->rows[r]->name, ep_cli_given_text(added, rows->rows[r]->name),
+                     out);
         }
     } else if (left == 0) {
         fputs("  []\n", out);
@@ -281,8 +297,9 @@ static void put_file(const ep_cli_contexts *contexts, const char *current, size_
 }
 
 /* part: a template for mkostemp; the file is gone on an error. */
-static ep_err write_part(const ep_cli_contexts *contexts, const char *current, size_t removed, const char *name,
-                         const ep_cli_given *added, char *part, ep_error *out_error)
+static ep_err write_part(const ep_cli_contexts *contexts, const char *current, size_t removed,
+                         const char *name, const ep_cli_given *added, char *part,
+                         ep_error *out_error)
 {
     int fd = mkostemp(part, O_CLOEXEC); /* mode 0600 */
     FILE *out = fd >= 0 ? fdopen(fd, "w") : NULL;
@@ -294,8 +311,9 @@ static ep_err write_part(const ep_cli_contexts *contexts, const char *current, s
     int saved = errno;
     good = fclose(out) == 0 && good;
     ep_options *again = NULL;
-    ep_err err = good ? load(part, &again, out_error) /* never a file that the next call refuses */
-                      : ep_error_set(out_error, EP_ERR_IO, "file %.300s: %s", part, strerror(saved));
+    ep_err err = good
+                     ? load(part, &again, out_error) /* never a file that the next call refuses */
+                     : ep_error_set(out_error, EP_ERR_IO, "file %.300s: %s", part, strerror(saved));
     ep_options_free(again);
     if (err != EP_OK) {
         unlink(part);
@@ -303,8 +321,8 @@ static ep_err write_part(const ep_cli_contexts *contexts, const char *current, s
     return err;
 }
 
-ep_err ep_cli_contexts_write(const ep_cli_contexts *contexts, const char *current, size_t removed, const char *name,
-                             const ep_cli_given *added, ep_error *out_error)
+ep_err ep_cli_contexts_write(const ep_cli_contexts *contexts, const char *current, size_t removed,
+                             const char *name, const ep_cli_given *added, ep_error *out_error)
 {
     char *real = realpath(contexts->path, NULL); /* a link stays one */
     const char *path = real != NULL ? real : contexts->path;

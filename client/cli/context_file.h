@@ -22,7 +22,8 @@
 
 #define EP_CLI_CONTEXT_NONE "none" /* --context none: without any */
 #define EP_CLI_CONTEXT_NAME_MAX 63
-#define EP_CLI_CONTEXT_NAMES "1..63 letters, digits, '.', '_' and '-', no '-' at first, and not " EP_CLI_CONTEXT_NONE
+#define EP_CLI_CONTEXT_NAMES                                                                       \
+    "1..63 letters, digits, '.', '_' and '-', no '-' at first, and not " EP_CLI_CONTEXT_NONE
 
 typedef struct ep_cli_contexts ep_cli_contexts;
 
@@ -54,7 +55,7 @@ const ep_cli_given *ep_cli_context_rows(void);
  * with one more (added NULL: none) that has the values of added. Errors: BAD_CONFIG (a value that
  * no file can hold), IO, NO_MEMORY; the file is then as before.
  */
-ep_err ep_cli_contexts_write(const ep_cli_contexts *contexts, const char *current, size_t removed, const char *name,
-                             const ep_cli_given *added, ep_error *out_error);
+ep_err ep_cli_contexts_write(const ep_cli_contexts *contexts, const char *current, size_t removed,
+                             const char *name, const ep_cli_given *added, ep_error *out_error);
 
 #endif

@@ -64,7 +64,8 @@ static ep_err open_as(const ep_cli_connect *connect, const char *role, const cha
     return EP_OK;
 }
 
-ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control, ep_error *out_error)
+ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control,
+                           ep_error *out_error)
 {
     return open_as(connect, "client", connect->token, out_control, out_error);
 }
@@ -141,17 +142,20 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
         return;
     }
     ep_error_set(&why, reply->header != NULL ? EP_ERR_NO_MEMORY : EP_ERR_UNAVAILABLE, "%s",
-                 reply->header != NULL ? "no memory for an answer" : "the stream ended without a message");
+                 reply->header != NULL ? "no memory for an answer"
+                                       : "the stream ended without a message");
     finish_slot(slot, NULL, &why);
 }
 
 static ep_lane_address address_of(const ep_cli_control *control, const char *url)
 {
-    return (ep_lane_address){.url = url, .tls = control->connect->tls.ca_file != NULL ? &control->connect->tls : NULL};
+    return (ep_lane_address){
+        .url = url, .tls = control->connect->tls.ca_file != NULL ? &control->connect->tls : NULL};
 }
 
-static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url, const ep_rpc_method *method,
-                       const ProtobufCMessage *request, uint64_t deadline_ns)
+static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url,
+                       const ep_rpc_method *method, const ProtobufCMessage *request,
+                       uint64_t deadline_ns)
 {
     ep_error error;
     ep_rpc_channel_config config = {
@@ -163,7 +167,8 @@ static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url,
     ep_rpc_request call = {
         .method = method, .header = request, .deadline_ns = deadline_ns, .wait_for_ready = true};
     ep_err err = ep_rpc_channel_create(&config, &slot->channel, &error);
-    err = err != EP_OK ? err : ep_rpc_call_start(slot->channel, &call, on_reply, slot, NULL, &error);
+    err =
+        err != EP_OK ? err : ep_rpc_call_start(slot->channel, &call, on_reply, slot, NULL, &error);
     if (err != EP_OK) {
         finish_slot(slot, NULL, &error);
     }
@@ -175,14 +180,16 @@ static void explain(ask_slot *slot, const ep_lane_address *address)
     ep_error *error = &slot->answer->error;
     ep_error last;
     ep_error_clear(&last);
-    ep_rpc_channel_state state = slot->channel != NULL ? ep_rpc_channel_get_state(slot->channel) : EP_CHANNEL_READY;
+    ep_rpc_channel_state state =
+        slot->channel != NULL ? ep_rpc_channel_get_state(slot->channel) : EP_CHANNEL_READY;
     if (state == EP_CHANNEL_BROKEN) {
         ep_rpc_channel_last_error(slot->channel, &last);
     } else if (state == EP_CHANNEL_CONNECTING) { /* the time was over before Hello's */
         ep_rpc_look look;
         ep_rpc_look_at(address, NULL, NULL, &look);
         if (look.code != NULL) {
-            ep_error_set(&last, EP_ERR_UNAVAILABLE, "%s: %s; %s", address->url, look.text, look.advice);
+            ep_error_set(&last, EP_ERR_UNAVAILABLE, "%s: %s; %s", address->url, look.text,
+                         look.advice);
         }
     }
     if (last.code != EP_OK) { /* its text begins with the URL */
@@ -222,9 +229,9 @@ static void wait_for_answers(ep_cli_control *control, ask_round *round)
     pthread_mutex_unlock(&round->lock);
 }
 
-void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service,
-                        const char *method, const ProtobufCMessage *request, uint64_t timeout_us,
-                        ep_cli_answer *out_answers)
+void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count,
+                        const char *service, const char *method, const ProtobufCMessage *request,
+                        uint64_t timeout_us, ep_cli_answer *out_answers)
 {
     const ep_rpc_method *row = ep_rpc_method_by_name(service, method);
     uint64_t deadline_ns = ep_clock_now_ns() + timeout_us * EP_NS_PER_US;
@@ -256,7 +263,8 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
     wait_for_answers(control, &round);
     for (size_t i = 0; i < count; i++) {
         ep_error cancelled;
-        ep_error_set(&cancelled, EP_ERR_CANCELLED, "%s: nobody waits for the answer any more", urls[i]);
+        ep_error_set(&cancelled, EP_ERR_CANCELLED, "%s: nobody waits for the answer any more",
+                     urls[i]);
         finish_slot(&slots[i], NULL, &cancelled);
     }
     for (size_t i = 0; i < count; i++) {
@@ -282,7 +290,8 @@ void ep_cli_answers_free(ep_cli_answer *answers, size_t count)
 }
 
 ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service,
-                              const char *method, ProtobufCMessage **out_message, ep_error *out_error)
+                              const char *method, ProtobufCMessage **out_message,
+                              ep_error *out_error)
 {
     ep_cli_answer answer;
     const ep_rpc_method *row = ep_rpc_method_by_name(service, method);

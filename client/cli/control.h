@@ -15,7 +15,8 @@
 typedef struct ep_cli_control ep_cli_control;
 
 /* connect is borrowed until _close. Errors: NO_MEMORY, IO. */
-ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control, ep_error *out_error);
+ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_control,
+                           ep_error *out_error);
 /* The same as an operator, with --admin-token-file; its URLs must be those of admin listeners. */
 ep_err ep_cli_control_open_operator(const ep_cli_connect *connect, ep_cli_control **out_control,
                                     ep_error *out_error);
@@ -36,15 +37,16 @@ typedef struct ep_cli_answer {
  * the first message is the answer. out_answers [count] is filled in every case; ep_cli_answers_free
  * it. A peer that cannot be connected to is UNAVAILABLE.
  */
-void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count, const char *service,
-                        const char *method, const ProtobufCMessage *request, uint64_t timeout_us,
-                        ep_cli_answer *out_answers);
+void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count,
+                        const char *service, const char *method, const ProtobufCMessage *request,
+                        uint64_t timeout_us, ep_cli_answer *out_answers);
 void ep_cli_answers_free(ep_cli_answer *answers, size_t count);
 
 /* The same to one URL with an Empty request and the common timeout. *out_message:
  * protobuf_c_message_free_unpacked(m, NULL). */
 ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service,
-                              const char *method, ProtobufCMessage **out_message, ep_error *out_error);
+                              const char *method, ProtobufCMessage **out_message,
+                              ep_error *out_error);
 
 /*
  * Whether somebody is there and lets us in: the coordinator, or at least one of the nodes, answers

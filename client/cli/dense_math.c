@@ -44,7 +44,8 @@ void ep_dense_rope_table(float theta, uint32_t head_dim, float *out_inv_freq)
     }
 }
 
-void ep_dense_rotate(float *x, uint32_t count, uint32_t head_dim, const float *inv_freq, size_t position)
+void ep_dense_rotate(float *x, uint32_t count, uint32_t head_dim, const float *inv_freq,
+                     size_t position)
 {
     uint32_t half = head_dim / 2;
     for (uint32_t j = 0; j < half; j++) {
@@ -61,8 +62,8 @@ void ep_dense_rotate(float *x, uint32_t count, uint32_t head_dim, const float *i
     }
 }
 
-void ep_dense_attend(const ep_dense_heads *heads, const float *q, const float *keys, const float *values,
-                     size_t position, float *scores, float *out_o)
+void ep_dense_attend(const ep_dense_heads *heads, const float *q, const float *keys,
+                     const float *values, size_t position, float *scores, float *out_o)
 {
     size_t d = heads->head_dim;
     size_t stride = (size_t)heads->kv_heads * d;

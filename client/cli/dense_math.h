@@ -28,13 +28,14 @@ void ep_dense_softmax(float *values, size_t n);
 /* inv_freq[j] = theta^(-2j/head_dim), j < head_dim / 2 */
 void ep_dense_rope_table(float theta, uint32_t head_dim, float *out_inv_freq);
 /* Rotates x [count,head_dim] to a position; the halves of a head are the pairs. */
-void ep_dense_rotate(float *x, uint32_t count, uint32_t head_dim, const float *inv_freq, size_t position);
+void ep_dense_rotate(float *x, uint32_t count, uint32_t head_dim, const float *inv_freq,
+                     size_t position);
 /*
  * Causal attention of one position over positions 0..position.
  * q, out_o [heads,head_dim]; keys, values [position+1, kv_heads*head_dim]; scores: scratch
  * [position+1].
  */
-void ep_dense_attend(const ep_dense_heads *heads, const float *q, const float *keys, const float *values,
-                     size_t position, float *scores, float *out_o);
+void ep_dense_attend(const ep_dense_heads *heads, const float *q, const float *keys,
+                     const float *values, size_t position, float *scores, float *out_o);
 
 #endif

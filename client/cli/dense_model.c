@@ -47,8 +47,8 @@ static void prepare_row(ep_dense_model *model, const ep_dense_layer *layer, uint
 {
     size_t hidden = model->shape.hidden;
     uint16_t *row = model->rows + token * hidden;
-    ep_dense_rms_norm(model->x + token * hidden, layer->post_norm, hidden, model->shape.rms_norm_eps,
-                      model->normed);
+    ep_dense_rms_norm(model->x + token * hidden, layer->post_norm, hidden,
+                      model->shape.rms_norm_eps, model->normed);
     for (size_t i = 0; i < hidden; i++) {
         row[i] = ep_f32_to_bf16(model->normed[i]);
         model->normed[i] = ep_bf16_to_f32(row[i]);
@@ -78,7 +78,8 @@ static ep_err expert_block(ep_dense_model *model, const ep_dense_layer *layer, u
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "layer %" PRIu32, layer->moe.layer);
     }
-    err = experts(arg, &layer->moe, tokens, model->rows, model->ids, model->scales, model->result, out_error);
+    err = experts(arg, &layer->moe, tokens, model->rows, model->ids, model->scales, model->result,
+                  out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -88,9 +89,9 @@ static ep_err expert_block(ep_dense_model *model, const ep_dense_layer *layer, u
     return EP_OK;
 }
 
-ep_err ep_dense_model_forward(ep_dense_model *model, const uint8_t *bytes, uint32_t tokens, uint32_t first,
-                              ep_dense_experts_func experts, void *arg, float *out_logits,
-                              ep_error *out_error)
+ep_err ep_dense_model_forward(ep_dense_model *model, const uint8_t *bytes, uint32_t tokens,
+                              uint32_t first, ep_dense_experts_func experts, void *arg,
+                              float *out_logits, ep_error *out_error)
 {
     const ep_dense_shape *shape = &model->shape;
     size_t hidden = shape->hidden;

@@ -35,8 +35,8 @@ typedef struct ep_dense_shape {
  * shape is of this layer. Its error ends the forward pass.
  */
 typedef ep_err (*ep_dense_experts_func)(void *arg, const ep_layer_shape *shape, uint32_t tokens,
-                                        const uint16_t *rows, const int32_t *ids, const float *scales,
-                                        uint16_t *out, ep_error *out_error);
+                                        const uint16_t *rows, const int32_t *ids,
+                                        const float *scales, uint16_t *out, ep_error *out_error);
 
 /* Errors: those of ep_checkpoint_open; UNIMPLEMENTED (not a byte-level Mixtral; names key, value
  * and what is allowed), BAD_FILE. */
@@ -51,8 +51,8 @@ const ep_layer_shape *ep_dense_model_layer(const ep_dense_model *model, uint32_t
  * one. Positions before first must have been run. Errors: INVALID_ARGUMENT (positions), the gate's,
  * and those of experts.
  */
-ep_err ep_dense_model_forward(ep_dense_model *model, const uint8_t *bytes, uint32_t tokens, uint32_t first,
-                              ep_dense_experts_func experts, void *arg, float *out_logits,
-                              ep_error *out_error);
+ep_err ep_dense_model_forward(ep_dense_model *model, const uint8_t *bytes, uint32_t tokens,
+                              uint32_t first, ep_dense_experts_func experts, void *arg,
+                              float *out_logits, ep_error *out_error);
 
 #endif

@@ -42,24 +42,28 @@ static void *allocate(loader *load, size_t a, size_t b, size_t element_bytes)
 static void refuse(loader *load, ep_err err, const char *key, uint64_t value, const char *allowed)
 {
     if (load->err == EP_OK) {
-        load->err = ep_error_set(load->error, err, "config.json: %s is %" PRIu64 ", allowed here: %s", key,
-                                 value, allowed);
+        load->err =
+            ep_error_set(load->error, err, "config.json: %s is %" PRIu64 ", allowed here: %s", key,
+                         value, allowed);
     }
 }
 
 static void check_config(loader *load)
 {
     const ep_model_info *info = load->info;
-    if (strcmp(info->model_type, "mixtral") != 0 || info->router.weight != EP_GATE_SOFTMAX_SELECTED) {
-        load->err = ep_error_set(load->error, EP_ERR_UNIMPLEMENTED,
-                                 "config.json: model_type is %s, allowed here: mixtral", info->model_type);
+    if (strcmp(info->model_type, "mixtral") != 0 ||
+        info->router.weight != EP_GATE_SOFTMAX_SELECTED) {
+        load->err =
+            ep_error_set(load->error, EP_ERR_UNIMPLEMENTED,
+                         "config.json: model_type is %s, allowed here: mixtral", info->model_type);
         return;
     }
     if (info->vocab != EP_DENSE_VOCAB) {
         refuse(load, EP_ERR_UNIMPLEMENTED, "vocab_size", info->vocab, "256 (a byte-level model)");
     }
     if (info->positions_max < 1 || info->positions_max > EP_DENSE_POSITIONS_MAX) {
-        refuse(load, EP_ERR_UNIMPLEMENTED, "max_position_embeddings", info->positions_max, "1..8192");
+        refuse(load, EP_ERR_UNIMPLEMENTED, "max_position_embeddings", info->positions_max,
+               "1..8192");
     }
     if (info->heads == 0 || info->head_dim == 0 || info->head_dim % 2 != 0) {
         refuse(load, EP_ERR_BAD_FILE, "head_dim", info->head_dim,
@@ -97,10 +101,11 @@ static float *read_tensor(loader *load, const char *name, size_t d0, size_t d1)
         } else {
             snprintf(wanted, sizeof(wanted), "[%zu]", d0);
         }
-        load->err = ep_error_set(
-            load->error, EP_ERR_BAD_FILE,
-            "tensor %s has rank %" PRIu32 ", %" PRId64 " rows, type %s; allowed: %s of bf16, f16 or f32",
-            name, info.rank, info.rank > 0 ? info.shape[0] : 0, ep_dtype_name(info.dtype), wanted);
+        load->err = ep_error_set(load->error, EP_ERR_BAD_FILE,
+                                 "tensor %s has rank %" PRIu32 ", %" PRId64
+                                 " rows, type %s; allowed: %s of bf16, f16 or f32",
+                                 name, info.rank, info.rank > 0 ? info.shape[0] : 0,
+                                 ep_dtype_name(info.dtype), wanted);
         free(values);
         return NULL;
     }
@@ -140,11 +145,13 @@ static void read_layer(loader *load, ep_dense_layer *layer, uint32_t index)
     layer->keys = allocate(load, info->positions_max, kv_width, sizeof(float));
     layer->values = allocate(load, info->positions_max, kv_width, sizeof(float));
     if (load->err == EP_OK) {
-        load->err = ep_checkpoint_read_router(load->checkpoint, index, &layer->router, &bias, load->error);
+        load->err =
+            ep_checkpoint_read_router(load->checkpoint, index, &layer->router, &bias, load->error);
     }
     if (load->err == EP_OK && bias != NULL) {
-        load->err = ep_error_set(load->error, EP_ERR_UNIMPLEMENTED,
-                                 "the router of layer %" PRIu32 " has a bias, allowed here: none", index);
+        load->err =
+            ep_error_set(load->error, EP_ERR_UNIMPLEMENTED,
+                         "the router of layer %" PRIu32 " has a bias, allowed here: none", index);
     }
     free(bias);
 }
@@ -193,8 +200,9 @@ static void load_model(loader *load, ep_dense_model *model)
     allocate_scratch(load, model);
     model->embedding = read_tensor(load, "model.embed_tokens.weight", EP_DENSE_VOCAB, info->hidden);
     model->norm = read_tensor(load, "model.norm.weight", info->hidden, 0);
-    model->head = info->tie_embeddings ? model->embedding
-                                       : read_tensor(load, "lm_head.weight", EP_DENSE_VOCAB, info->hidden);
+    model->head = info->tie_embeddings
+                      ? model->embedding
+                      : read_tensor(load, "lm_head.weight", EP_DENSE_VOCAB, info->hidden);
     for (uint32_t l = 0; l < info->layers_count && load->err == EP_OK; l++) {
         read_layer(load, &model->layers[l], l);
     }
@@ -246,9 +254,10 @@ void ep_dense_model_close(ep_dense_model *model)
     if (model->head != model->embedding) {
         free(model->head);
     }
-    void *parts[] = {model->layers, model->embedding, model->norm,          model->inv_freq, model->x,
-                     model->rows,   model->result,    model->router_logits, model->ids,      model->scales,
-                     model->normed, model->query,     model->attended,      model->scores};
+    void *parts[] = {model->layers,   model->embedding, model->norm,   model->inv_freq,
+                     model->x,        model->rows,      model->result, model->router_logits,
+                     model->ids,      model->scales,    model->normed, model->query,
+                     model->attended, model->scores};
     for (size_t i = 0; i < EP_ARRAY_COUNT(parts); i++) {
         free(parts[i]);
     }

@@ -12,8 +12,8 @@
 
 const char *const ep_doctor_severity_words[] = {"info", "warning", "error"};
 
-ep_doctor_finding *ep_doctor_add(ep_doctor_findings *findings, ep_doctor_severity severity, const char *code, const char *advice,
-                                 const char *format, ...)
+ep_doctor_finding *ep_doctor_add(ep_doctor_findings *findings, ep_doctor_severity severity,
+                                 const char *code, const char *advice, const char *format, ...)
 {
     if (findings->count == EP_DOCTOR_FINDINGS_MAX) {
         findings->dropped++;
@@ -49,41 +49,49 @@ static bool is_loopback(const char *url)
 {
     const char *host = strstr(url, "://");
     host = host != NULL ? host + 3 : url;
-    return strncmp(host, "127.", 4) == 0 || strncmp(host, "localhost:", 10) == 0 || strncmp(host, "[::1]", 5) == 0;
+    return strncmp(host, "127.", 4) == 0 || strncmp(host, "localhost:", 10) == 0 ||
+           strncmp(host, "[::1]", 5) == 0;
 }
 
 /* A peer that did not answer: what is it, and what did we do wrong? */
-static void examine_silence(const ep_doctor_facts *facts, const char *url, const char *wanted, const ep_error *error,
-                            const ep_rpc_look *look, ep_doctor_findings *out)
+static void examine_silence(const ep_doctor_facts *facts, const char *url, const char *wanted,
+                            const ep_error *error, const ep_rpc_look *look, ep_doctor_findings *out)
 {
     const char *other = strcmp(wanted, "coordinator") == 0 ? "node" : "coordinator";
     if (error->code == EP_ERR_UNIMPLEMENTED) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, "wrong-endpoint",
-                      strcmp(other, "node") == 0 ? "give it with --node, or name the coordinator with --coordinator"
-                                                 : "give it with --coordinator, or name a node with --node",
+                      strcmp(other, "node") == 0
+                          ? "give it with --node, or name the coordinator with --coordinator"
+                          : "give it with --coordinator, or name a node with --node",
                       "%s is a %s, not a %s", url, other, wanted);
     } else if (error->code == EP_ERR_PERMISSION_DENIED) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "admin-listener",
-                      "admin_listen takes operators only: give the URL of listen (rpc_url of the ports file)", "%s",
-                      error->text);
+        ep_doctor_add(
+            out, EP_DOCTOR_ERROR, "admin-listener",
+            "admin_listen takes operators only: give the URL of listen (rpc_url of the ports file)",
+            "%s", error->text);
     } else if (look->code != NULL) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, look->code, look->advice, "%s: %s", url, look->text);
     } else if (error->code == EP_ERR_UNAUTHENTICATED) {
         ep_doctor_add(out, EP_DOCTOR_ERROR, facts->has_token ? "token-wrong" : "token-missing",
-                      facts->has_token ? "the file of --token-file must hold a token of the service's token_file"
-                                       : "give the service's token with --token-file",
+                      facts->has_token
+                          ? "the file of --token-file must hold a token of the service's token_file"
+                          : "give the service's token with --token-file",
                       "%s", error->text);
     } else {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "no-answer", "look at the log of the program there", "%s does not answer as a %s: %s",
-                      url, wanted, error->text);
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "no-answer", "look at the log of the program there",
+                      "%s does not answer as a %s: %s", url, wanted, error->text);
     }
 }
 
-static void examine_open_door(const ep_doctor_facts *facts, const char *url, ep_doctor_findings *out)
+static void examine_open_door(const ep_doctor_facts *facts, const char *url,
+                              ep_doctor_findings *out)
 {
     if (!is_tls(url) && !is_loopback(url) && !facts->has_token) {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "insecure", "set token_file and TLS there, and take insecure: true away",
-                      "%s lets anybody in who reaches it: beyond loopback, without TLS and without a token", url);
+        ep_doctor_add(
+            out, EP_DOCTOR_WARN, "insecure",
+            "set token_file and TLS there, and take insecure: true away",
+            "%s lets anybody in who reaches it: beyond loopback, without TLS and without a token",
+            url);
     }
 }
 
@@ -92,24 +100,29 @@ static void examine_open_door(const ep_doctor_facts *facts, const char *url, ep_
 static void examine_cluster(const Expertd__V1__ClusterStatusReply *cluster, ep_doctor_findings *out)
 {
     if (!cluster->judged) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "coordinator-old", "upgrade the coordinator, or use the expertctl of its version",
-                      "the coordinator runs '%s', which does not judge the service's health yet", cluster->software);
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "coordinator-old",
+                      "upgrade the coordinator, or use the expertctl of its version",
+                      "the coordinator runs '%s', which does not judge the service's health yet",
+                      cluster->software);
     }
     for (size_t i = 0; i < cluster->n_problems; i++) {
         const Expertd__V1__Problem *problem = cluster->problems[i];
-        ep_doctor_add(out, problem->is_error ? EP_DOCTOR_ERROR : EP_DOCTOR_WARN, problem->code, problem->advice, "%s", problem->text);
+        ep_doctor_add(out, problem->is_error ? EP_DOCTOR_ERROR : EP_DOCTOR_WARN, problem->code,
+                      problem->advice, "%s", problem->text);
     }
     out->dropped += cluster->problems_dropped;
 }
 
 /* ---- the nodes' own word ---- */
 
-static void examine_budget(const char *node, const char *key, uint64_t used, uint64_t limit, ep_doctor_findings *out)
+static void examine_budget(const char *node, const char *key, uint64_t used, uint64_t limit,
+                           ep_doctor_findings *out)
 {
     if (limit > 0 && used * 100 >= limit * NEARLY_PER_CENT) {
         char advice[160];
         snprintf(advice, sizeof(advice), "raise %s, or add nodes or copies", key);
-        ep_doctor_add(out, EP_DOCTOR_WARN, "budget", advice, "node %s uses %" PRIu64 " of %s %" PRIu64, node, used, key, limit);
+        ep_doctor_add(out, EP_DOCTOR_WARN, "budget", advice,
+                      "node %s uses %" PRIu64 " of %s %" PRIu64, node, used, key, limit);
     }
 }
 
@@ -122,58 +135,74 @@ static bool examine_devices(const Expertd__V1__NodeStatusReply *node, ep_doctor_
         if (device->lost_why[0] != '\0') {
             lost++;
             ep_doctor_add(out, EP_DOCTOR_ERROR, "device-lost",
-                          "npu-smi info on its host shows the device; restart its expertd once it is well, or without "
+                          "npu-smi info on its host shows the device; restart its expertd once it "
+                          "is well, or without "
                           "it by ASCEND_RT_VISIBLE_DEVICES",
-                          "node %s has lost device %" PRIu32 ": %s", node->node, device->device, device->lost_why);
+                          "node %s has lost device %" PRIu32 ": %s", node->node, device->device,
+                          device->lost_why);
         }
     }
     return lost > 0 && lost == node->n_devices;
 }
 
-static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked, ep_doctor_findings *out)
+static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked,
+                         ep_doctor_findings *out)
 {
     const Expertd__V1__NodeStatusReply *node = asked->status;
     if (!examine_devices(node, out) && node->experts_failed > 0) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "expert-failed", "repair the file or make room (weight_bytes_max), then restart the node",
-                      "node %s could not load %" PRIu64 " experts: %s", node->node, node->experts_failed, node->last_error);
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "expert-failed",
+                      "repair the file or make room (weight_bytes_max), then restart the node",
+                      "node %s could not load %" PRIu64 " experts: %s", node->node,
+                      node->experts_failed, node->last_error);
     }
     /* a coordinator says it of its nodes */
     if (facts->cluster == NULL && node->tls_error[0] != '\0') {
         ep_doctor_add(out, EP_DOCTOR_WARN, "tls-refused",
                       "repair the file that is named before a restart, then expertctl reload",
-                      "node %s: a restart would fail, its TLS files are refused and those of before are in force: %s",
+                      "node %s: a restart would fail, its TLS files are refused and those of "
+                      "before are in force: %s",
                       node->node, node->tls_error);
     }
     if (node->experts_pending > 0) {
         bool is_long = node->uptime_us > LOADING_LONG_US;
-        ep_doctor_add(out, is_long ? EP_DOCTOR_WARN : EP_DOCTOR_INFO, "loading", is_long ? "is its disk slow? its log shows the rate" : "",
-                      "node %s still loads %" PRIu64 " experts, %.0f s after its start", node->node, node->experts_pending,
-                      (double)node->uptime_us / 1e6);
+        ep_doctor_add(out, is_long ? EP_DOCTOR_WARN : EP_DOCTOR_INFO, "loading",
+                      is_long ? "is its disk slow? its log shows the rate" : "",
+                      "node %s still loads %" PRIu64 " experts, %.0f s after its start", node->node,
+                      node->experts_pending, (double)node->uptime_us / 1e6);
     }
-    examine_budget(node->node, "inflight_tokens", node->tokens_in_flight, node->inflight_tokens, out);
+    examine_budget(node->node, "inflight_tokens", node->tokens_in_flight, node->inflight_tokens,
+                   out);
     examine_budget(node->node, "spill_bytes", node->spill_used_bytes, node->spill_bytes, out);
     examine_budget(node->node, "connections_max", node->connections, node->connections_max, out);
     if (node->requests_refused > 0) {
-        ep_doctor_add(out, EP_DOCTOR_INFO, "refused", "if it grows (expertctl top): raise inflight_tokens, or add nodes or copies",
-                      "node %s has refused %" PRIu64 " requests for want of room since its start", node->node, node->requests_refused);
+        ep_doctor_add(out, EP_DOCTOR_INFO, "refused",
+                      "if it grows (expertctl top): raise inflight_tokens, or add nodes or copies",
+                      "node %s has refused %" PRIu64 " requests for want of room since its start",
+                      node->node, node->requests_refused);
     }
     if (node->coordinator_lost) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "coordinator-lost", "check its coordinator_url, token and network; it goes on trying",
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "coordinator-lost",
+                      "check its coordinator_url, token and network; it goes on trying",
                       "node %s has no connection to its coordinator%s%s", node->node,
                       node->coordinator_error[0] != '\0' ? ": " : "", node->coordinator_error);
     }
     /* not the moment of the last answer: others may be silent for long */
     const uint64_t ours_us = asked->answered_us;
-    uint64_t off_us = node->clock_us > ours_us ? node->clock_us - ours_us : ours_us - node->clock_us;
+    uint64_t off_us =
+        node->clock_us > ours_us ? node->clock_us - ours_us : ours_us - node->clock_us;
     if (node->clock_us != 0 && off_us > CLOCK_OFF_US) {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "clock", "run NTP on all hosts: logs and traces do not line up",
-                      "the clock of node %s differs from ours by %.1f s", node->node, (double)off_us / 1e6);
+        ep_doctor_add(
+            out, EP_DOCTOR_WARN, "clock", "run NTP on all hosts: logs and traces do not line up",
+            "the clock of node %s differs from ours by %.1f s", node->node, (double)off_us / 1e6);
     }
-    if (facts->cluster != NULL && facts->cluster->epoch != NULL && node->epoch != NULL && node->epoch->term != 0 &&
-        node->epoch->term != facts->cluster->epoch->term && facts->cluster->epoch->number > 0) {
-        ep_doctor_add(out, EP_DOCTOR_WARN, "epoch", "give it a few heartbeats; else check which coordinator_url it has",
-                      "node %s works through an assignment of term %" PRIu64 ", the coordinator's table has term %" PRIu64, node->node,
-                      node->epoch->term, facts->cluster->epoch->term);
+    if (facts->cluster != NULL && facts->cluster->epoch != NULL && node->epoch != NULL &&
+        node->epoch->term != 0 && node->epoch->term != facts->cluster->epoch->term &&
+        facts->cluster->epoch->number > 0) {
+        ep_doctor_add(out, EP_DOCTOR_WARN, "epoch",
+                      "give it a few heartbeats; else check which coordinator_url it has",
+                      "node %s works through an assignment of term %" PRIu64
+                      ", the coordinator's table has term %" PRIu64,
+                      node->node, node->epoch->term, facts->cluster->epoch->term);
     }
 }
 
@@ -190,8 +219,9 @@ static void examine_software(const ep_doctor_facts *facts, ep_doctor_findings *o
             first = node->software;
             whose = node->node;
         } else if (strcmp(first, node->software) != 0) {
-            ep_doctor_add(out, EP_DOCTOR_WARN, "software", "finish the upgrade", "node %s runs '%s', %s runs '%s'", node->node,
-                          node->software, whose, first);
+            ep_doctor_add(out, EP_DOCTOR_WARN, "software", "finish the upgrade",
+                          "node %s runs '%s', %s runs '%s'", node->node, node->software, whose,
+                          first);
         }
     }
 }
@@ -218,7 +248,10 @@ void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *out)
     }
     examine_software(facts, out);
     if (!facts->has_trace_library || !facts->has_lttng) {
-        ep_doctor_add(out, EP_DOCTOR_INFO, "tracing", "install lttng-tools and libexpertd-trace.so to use expertctl trace",
-                      "nothing can be recorded here: %s", facts->has_lttng ? "libexpertd-trace.so cannot be loaded" : "no lttng-sessiond");
+        ep_doctor_add(out, EP_DOCTOR_INFO, "tracing",
+                      "install lttng-tools and libexpertd-trace.so to use expertctl trace",
+                      "nothing can be recorded here: %s",
+                      facts->has_lttng ? "libexpertd-trace.so cannot be loaded"
+                                       : "no lttng-sessiond");
     }
 }

@@ -11,17 +11,21 @@
 
 #define EP_DOCTOR_FINDINGS_MAX 256
 
-typedef enum ep_doctor_severity { EP_DOCTOR_INFO, EP_DOCTOR_WARN, EP_DOCTOR_ERROR } ep_doctor_severity;
+typedef enum ep_doctor_severity {
+    EP_DOCTOR_INFO,
+    EP_DOCTOR_WARN,
+    EP_DOCTOR_ERROR
+} ep_doctor_severity;
 extern const char *const ep_doctor_severity_words[]; /* as the enum */
 
 typedef struct ep_doctor_facts {
-    const char *coordinator_url;                     /* NULL: only nodes are asked */
-    ep_error coordinator_error;                      /* code EP_OK: it answered */
-    ep_rpc_look coordinator_look; /* at its port, when it did not answer */
-    const Expertd__V1__ClusterStatusReply *cluster;  /* NULL: no answer */
+    const char *coordinator_url;                    /* NULL: only nodes are asked */
+    ep_error coordinator_error;                     /* code EP_OK: it answered */
+    ep_rpc_look coordinator_look;                   /* at its port, when it did not answer */
+    const Expertd__V1__ClusterStatusReply *cluster; /* NULL: no answer */
     const ep_cli_node_list *nodes;
     const ep_rpc_look *node_looks; /* [nodes->count]: the same */
-    bool has_token;                   /* we show one */
+    bool has_token;                /* we show one */
     bool has_trace_library;
     bool has_lttng;
 } ep_doctor_facts;
@@ -41,8 +45,9 @@ typedef struct ep_doctor_findings {
 } ep_doctor_findings;
 
 /* advice "" none. Returns the place, for ep_doctor_advise; NULL when full. */
-ep_doctor_finding *ep_doctor_add(ep_doctor_findings *findings, ep_doctor_severity severity, const char *code, const char *advice,
-                                 const char *format, ...) __attribute__((format(printf, 5, 6)));
+ep_doctor_finding *ep_doctor_add(ep_doctor_findings *findings, ep_doctor_severity severity,
+                                 const char *code, const char *advice, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
 /* Appends what the facts say. */
 void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *io_findings);
 /* True when a finding is more than information. */

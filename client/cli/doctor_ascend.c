@@ -16,9 +16,11 @@
 #define PATH_BYTES 4096
 #define DRIVER "/usr/local/Ascend/driver"
 
-static const char *const shared_nodes[] = {"/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"};
+static const char *const shared_nodes[] = {"/dev/davinci_manager", "/dev/devmm_svm",
+                                           "/dev/hisi_hdc"};
 /* Since release 8.5, and before. */
-static const char *const homes[] = {"/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest"};
+static const char *const homes[] = {"/usr/local/Ascend/cann",
+                                    "/usr/local/Ascend/ascend-toolkit/latest"};
 
 /* ---- looking ---- */
 
@@ -42,7 +44,8 @@ static bool read_version(const char *path, char out[EP_DOCTOR_ASCEND_TEXT_BYTES]
         fclose(file);
     }
     if (found) {
-        snprintf(out, EP_DOCTOR_ASCEND_TEXT_BYTES, "%.*s", (int)strcspn(line + 8, " \r\n"), line + 8);
+        snprintf(out, EP_DOCTOR_ASCEND_TEXT_BYTES, "%.*s", (int)strcspn(line + 8, " \r\n"),
+                 line + 8);
     }
     return found && out[0] != '\0';
 }
@@ -75,7 +78,8 @@ static void look_at_nodes(const char *root, ep_doctor_ascend_facts *facts)
     for (size_t i = 0; i < EP_ARRAY_COUNT(shared_nodes); i++) {
         snprintf(path, sizeof(path), "%s%s", root, shared_nodes[i]);
         if (access(path, F_OK) != 0) {
-            facts->node_missing = facts->node_missing == NULL ? shared_nodes[i] : facts->node_missing;
+            facts->node_missing =
+                facts->node_missing == NULL ? shared_nodes[i] : facts->node_missing;
         } else {
             look_at_node(path, strlen(root), facts);
         }
@@ -176,34 +180,38 @@ void ep_doctor_ascend_look(const char *root, const char *home, const char *libra
     look_at_driver(root, out_facts);
     look_at_nodes(root, out_facts);
     look_at_cann(root, home, library_path, out_facts);
-    out_facts->is_container = is_there(root, "/.dockerenv", "") || is_there(root, "/run/.containerenv", "") ||
+    out_facts->is_container = is_there(root, "/.dockerenv", "") ||
+                              is_there(root, "/run/.containerenv", "") ||
                               is_there(root, "/var/run/secrets/kubernetes.io", "");
     out_facts->unit_lacks_devices = unit_lacks_devices(root);
 }
 
 /* ---- judging ---- */
 
-#define LET_IN                                                                                               \
-    "let them into the container: the device plugin's resource (huawei.com/Ascend910), Ascend Docker "       \
-    "Runtime, or docker run "                                                                                \
+#define LET_IN                                                                                     \
+    "let them into the container: the device plugin's resource (huawei.com/Ascend910), Ascend "    \
+    "Docker "                                                                                      \
+    "Runtime, or docker run "                                                                      \
     "--device with each of /dev/davinci0, /dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc"
 
 static void examine_driver(const ep_doctor_ascend_facts *facts, ep_doctor_findings *out)
 {
     if (facts->driver[0] == '\0') {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "npu-driver",
-                      facts->is_container
-                          ? "mount " DRIVER " of the host into the container, read-only"
-                          : "install the vendor's driver and firmware; npu-smi info then lists the devices",
-                      "no Ascend driver: there is no " DRIVER "/version.info");
+        ep_doctor_add(
+            out, EP_DOCTOR_ERROR, "npu-driver",
+            facts->is_container
+                ? "mount " DRIVER " of the host into the container, read-only"
+                : "install the vendor's driver and firmware; npu-smi info then lists the devices",
+            "no Ascend driver: there is no " DRIVER "/version.info");
     }
     if (facts->node_missing != NULL || facts->devices_count == 0) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "npu-device",
-                      facts->is_container
-                          ? LET_IN
-                          : "see whether npu-smi info lists devices, and dmesg why the driver does not",
-                      "no device can be used: there is no %s",
-                      facts->node_missing != NULL ? facts->node_missing : "/dev/davinci0");
+        ep_doctor_add(
+            out, EP_DOCTOR_ERROR, "npu-device",
+            facts->is_container
+                ? LET_IN
+                : "see whether npu-smi info lists devices, and dmesg why the driver does not",
+            "no device can be used: there is no %s",
+            facts->node_missing != NULL ? facts->node_missing : "/dev/davinci0");
     } else if (facts->node_closed[0] != '\0') {
         char advice[320];
         snprintf(advice, sizeof(advice),
@@ -211,8 +219,8 @@ static void examine_driver(const ep_doctor_ascend_facts *facts, ep_doctor_findin
                  "SupplementaryGroups=%s; a container: "
                  "--group-add, or supplementalGroups",
                  facts->node_group, facts->node_group, facts->node_group);
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "npu-access", advice, "%s may not be opened by this user",
-                      facts->node_closed);
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "npu-access", advice,
+                      "%s may not be opened by this user", facts->node_closed);
     }
     if (facts->unit_lacks_devices) {
         ep_doctor_add(out, EP_DOCTOR_WARN, "npu-unit",
@@ -227,10 +235,10 @@ static void examine_cann(const ep_doctor_ascend_facts *facts, ep_doctor_findings
 {
     char advice[320];
     if (facts->home == NULL) {
-        ep_doctor_add(
-            out, EP_DOCTOR_ERROR, "npu-cann",
-            "install CANN's toolkit and operators for the device; elsewhere than there: set ASCEND_HOME_PATH",
-            "CANN is neither in ASCEND_HOME_PATH nor in %s or %s", homes[0], homes[1]);
+        ep_doctor_add(out, EP_DOCTOR_ERROR, "npu-cann",
+                      "install CANN's toolkit and operators for the device; elsewhere than there: "
+                      "set ASCEND_HOME_PATH",
+                      "CANN is neither in ASCEND_HOME_PATH nor in %s or %s", homes[0], homes[1]);
         return;
     }
     if (!facts->has_runtime) {
@@ -238,20 +246,21 @@ static void examine_cann(const ep_doctor_ascend_facts *facts, ep_doctor_findings
                       "%s/lib64 has neither libacl_rt.so nor libascendcl.so", facts->home);
     }
     if (!facts->has_operators) {
-        ep_doctor_add(out, EP_DOCTOR_ERROR, "npu-cann",
-                      "install CANN's package of operators (ops or kernels) for the device",
-                      "%s/lib64 has neither libopapi_nn.so and libopapi_transformer.so nor libopapi.so",
-                      facts->home);
+        ep_doctor_add(
+            out, EP_DOCTOR_ERROR, "npu-cann",
+            "install CANN's package of operators (ops or kernels) for the device",
+            "%s/lib64 has neither libopapi_nn.so and libopapi_transformer.so nor libopapi.so",
+            facts->home);
     }
     if (!facts->home_is_set || !facts->library_path_is_set) {
         snprintf(advice, sizeof(advice),
                  "source %.120s/set_env.sh; in a unit Environment= as examples/ascend.conf has it",
                  facts->home);
-        ep_doctor_add(
-            out, EP_DOCTOR_WARN, "npu-environment", advice, "CANN is in %s, %s", facts->home,
-            facts->home_is_set
-                ? "whose lib64 is not in LD_LIBRARY_PATH: libraries that others need may not be found"
-                : "which ASCEND_HOME_PATH does not name");
+        ep_doctor_add(out, EP_DOCTOR_WARN, "npu-environment", advice, "CANN is in %s, %s",
+                      facts->home,
+                      facts->home_is_set ? "whose lib64 is not in LD_LIBRARY_PATH: libraries that "
+                                           "others need may not be found"
+                                         : "which ASCEND_HOME_PATH does not name");
     }
 }
 
@@ -265,12 +274,14 @@ void ep_doctor_ascend_examine(const ep_doctor_ascend_facts *facts, bool is_wante
         examine_driver(facts, io_findings);
         examine_cann(facts, io_findings);
     }
-    ep_doctor_add(io_findings, EP_DOCTOR_INFO, "npu", "", "Ascend: driver %s, CANN %s%s%s, %u devices",
-                  facts->driver[0] != '\0' ? facts->driver : "missing",
-                  facts->home != NULL ? facts->version : "missing", facts->home != NULL ? " in " : "",
-                  facts->home != NULL ? facts->home : "", facts->devices_count);
+    ep_doctor_add(
+        io_findings, EP_DOCTOR_INFO, "npu", "", "Ascend: driver %s, CANN %s%s%s, %u devices",
+        facts->driver[0] != '\0' ? facts->driver : "missing",
+        facts->home != NULL ? facts->version : "missing", facts->home != NULL ? " in " : "",
+        facts->home != NULL ? facts->home : "", facts->devices_count);
     ep_doctor_add(
         io_findings, EP_DOCTOR_INFO, "npu-unproven",
         "run deploy/examples/ascend-first-run of the source tree once and send its report",
-        "backend ascend has not run on hardware yet: what is known of it comes from an emulated device");
+        "backend ascend has not run on hardware yet: what is known of it comes from an emulated "
+        "device");
 }

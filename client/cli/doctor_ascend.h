@@ -12,14 +12,14 @@
 #define EP_DOCTOR_ASCEND_TEXT_BYTES 128
 
 typedef struct ep_doctor_ascend_facts {
-    char driver[EP_DOCTOR_ASCEND_TEXT_BYTES];      /* its version; "" there is none */
-    uint32_t devices_count;                        /* davinci0 and so on */
-    const char *node_missing;                      /* the first of those that every device needs; NULL none */
+    char driver[EP_DOCTOR_ASCEND_TEXT_BYTES]; /* its version; "" there is none */
+    uint32_t devices_count;                   /* davinci0 and so on */
+    const char *node_missing; /* the first of those that every device needs; NULL none */
     char node_closed[EP_DOCTOR_ASCEND_TEXT_BYTES]; /* the first that we may not open; "" none */
     char node_group[33];                           /* of that one */
     const char *home;                              /* where CANN is, borrowed; NULL nowhere */
     char version[EP_DOCTOR_ASCEND_TEXT_BYTES];     /* of its toolkit, "unknown" */
-    bool has_runtime;                              /* its lib64 has libacl_rt.so or libascendcl.so */
+    bool has_runtime;         /* its lib64 has libacl_rt.so or libascendcl.so */
     bool has_operators;       /* and libopapi_nn.so with libopapi_transformer.so, or libopapi.so */
     bool home_is_set;         /* ASCEND_HOME_PATH is that one */
     bool library_path_is_set; /* LD_LIBRARY_PATH has its lib64 */

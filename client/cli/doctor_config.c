@@ -16,7 +16,8 @@
 #define PATH_BYTES 4097
 
 /* Runs a program and keeps what it prints; its exit code, or -1. */
-static int run(const char *program, const char *file, const char *flag, char *out_text, size_t bytes)
+static int run(const char *program, const char *file, const char *flag, char *out_text,
+               size_t bytes)
 {
     char config[PATH_BYTES + 16];
     int ends[2];
@@ -39,7 +40,8 @@ static int run(const char *program, const char *file, const char *flag, char *ou
     while (failed == 0) {
         char rest[4096];
         bool is_full = used + 1 >= bytes;
-        ssize_t got = is_full ? read(ends[0], rest, sizeof(rest)) : read(ends[0], out_text + used, bytes - 1 - used);
+        ssize_t got = is_full ? read(ends[0], rest, sizeof(rest))
+                              : read(ends[0], out_text + used, bytes - 1 - used);
         if (got < 0 && errno == EINTR) {
             continue;
         }
@@ -101,7 +103,8 @@ static bool is_mirrored(const char *at)
     return false;
 }
 
-bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes, bool *out_is_mirrored)
+bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes,
+                               bool *out_is_mirrored)
 {
     static const char key[] = "path: ";
     const char *at = *io_at;
@@ -132,19 +135,24 @@ static void open_checkpoint(const char *path, ep_doctor_findings *io_findings)
     ep_checkpoint *checkpoint = NULL;
     ep_error error;
     if (ep_checkpoint_open(path, &checkpoint, &error) != EP_OK) {
-        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "checkpoint", "copy the checkpoint again, or correct the model's path", "%s",
-                      error.text);
+        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "checkpoint",
+                      "copy the checkpoint again, or correct the model's path", "%s", error.text);
     } else {
         ep_checkpoint_survey survey;
-        ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "", "%s can be opened: version %s, %u MoE layers", path,
-                      ep_checkpoint_info(checkpoint)->version, ep_checkpoint_info(checkpoint)->moe_layers_count);
+        ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "",
+                      "%s can be opened: version %s, %u MoE layers", path,
+                      ep_checkpoint_info(checkpoint)->version,
+                      ep_checkpoint_info(checkpoint)->moe_layers_count);
         ep_checkpoint_survey_experts(checkpoint, &survey);
         if (survey.unreadable > 0) {
-            ep_doctor_add(io_findings, survey.unreadable == survey.experts ? EP_DOCTOR_ERROR : EP_DOCTOR_WARN, "checkpoint",
-                          "copy the checkpoint again; the manual's page models lists the formats that are read",
-                          "%s: %llu of %llu experts cannot be read, first %s (layer %d expert %d)",
-                          path, (unsigned long long)survey.unreadable, (unsigned long long)survey.experts, survey.first.text, (int)survey.first.layer,
-                          (int)survey.first.expert);
+            ep_doctor_add(
+                io_findings, survey.unreadable == survey.experts ? EP_DOCTOR_ERROR : EP_DOCTOR_WARN,
+                "checkpoint",
+                "copy the checkpoint again; the manual's page models lists the formats that are "
+                "read",
+                "%s: %llu of %llu experts cannot be read, first %s (layer %d expert %d)", path,
+                (unsigned long long)survey.unreadable, (unsigned long long)survey.experts,
+                survey.first.text, (int)survey.first.layer, (int)survey.first.expert);
         }
     }
     ep_checkpoint_close(checkpoint);
@@ -175,7 +183,8 @@ static void append(char *text, size_t bytes, const char *between, const char *wo
 
 void ep_doctor_take_warning(const char *line, ep_doctor_findings *io_findings)
 {
-    char text[sizeof(io_findings->list[0].text)] = "", effect[sizeof(text)] = "", reason[sizeof(text)] = "";
+    char text[sizeof(io_findings->list[0].text)] = "", effect[sizeof(text)] = "",
+         reason[sizeof(text)] = "";
     char hint[sizeof(text)] = "man expertd.yaml explains each key";
     char key[sizeof(text)], value[sizeof(text)];
     bool is_warning = false;
@@ -190,7 +199,8 @@ void ep_doctor_take_warning(const char *line, ep_doctor_findings *io_findings)
         } else if (strcmp(key, "hint") == 0) {
             strcpy(hint, value);
         } else if (is_warning && strcmp(key, "event") != 0) {
-            const bool names_itself = strcmp(key, "key") == 0 || strcmp(key, "path") == 0 || strcmp(key, "url") == 0;
+            const bool names_itself =
+                strcmp(key, "key") == 0 || strcmp(key, "path") == 0 || strcmp(key, "url") == 0;
             append(text, sizeof(text), " ", names_itself ? "" : key);
             append(text, sizeof(text), " ", value);
         }
@@ -235,13 +245,14 @@ bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
     choose_program(file, program, path, sizeof(path));
     int code = run(path, file, "--check-config", text, OUTPUT_BYTES);
     if (code < 0 || code == 127) {
-        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "name the daemon with --program", "%s cannot be checked: %s cannot be run",
-                      file, path);
+        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "name the daemon with --program",
+                      "%s cannot be checked: %s cannot be run", file, path);
     } else if (code == 0) {
         take_warnings(text, io_findings);
     } else {
         text[strcspn(text, "\n")] = '\0';
-        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "correct the file; man expertd.yaml explains each key", "%s", text);
+        ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config",
+                      "correct the file; man expertd.yaml explains each key", "%s", text);
     }
     if (code == 0 && run(path, file, "--print-config", text, OUTPUT_BYTES) == 0) {
         const char *at = text;

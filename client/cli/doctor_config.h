@@ -20,6 +20,7 @@ bool ep_doctor_names_ascend(const char *text);
 
 /* The next model's path in the output of --print-config, from *io_at on, and whether it is filled
  * from nodes; false: no more. Pure. */
-bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes, bool *out_is_mirrored);
+bool ep_doctor_next_model_path(const char **io_at, char *out_path, size_t bytes,
+                               bool *out_is_mirrored);
 
 #endif

@@ -12,19 +12,23 @@
 #include "usage/usage.h"
 
 static const ep_usage_section sections[] = {
-    {"ENVIRONMENT", EP_CLI_SETTINGS_HELP "\n\nEXPERTCTL_OUTPUT stands for --output table|json only. A variable that belongs to no "
-                    "option is warned of."},
-    {"FILES", "${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml holds the contexts: one list of the flags of expertctl context add, "
+    {"ENVIRONMENT", EP_CLI_SETTINGS_HELP
+     "\n\nEXPERTCTL_OUTPUT stands for --output table|json only. A variable that belongs to no "
+     "option is warned of."},
+    {"FILES", "${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml holds the contexts: one list "
+              "of the flags of expertctl context add, "
               "with underscores. Tokens stay in the files that it names."},
     {"EXIT STATUS", EP_CLI_EXIT_HELP},
-    {"SEE ALSO", "expertd(8), expertd-coordinator(8), and the manual in /usr/share/doc/expertd/manual"},
+    {"SEE ALSO",
+     "expertd(8), expertd-coordinator(8), and the manual in /usr/share/doc/expertd/manual"},
 };
 
 /* Fills out, unless it is NULL, with all commands, their verbs behind each, and help. Returns how
  * many there are. */
 static size_t put_commands(ep_usage_command *out)
 {
-    static const ep_usage_command help = {"help", "all about a command: expertctl help generate", NULL, NULL};
+    static const ep_usage_command help = {"help", "all about a command: expertctl help generate",
+                                          NULL, NULL};
     size_t count = 0;
     for (size_t i = 0; ep_cli_command_at(i) != NULL; i++) {
         const ep_cli_command *command = ep_cli_command_at(i);

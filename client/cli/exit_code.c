@@ -22,6 +22,7 @@ ep_cli_exit ep_cli_exit_of(ep_err err)
 
 int ep_cli_fail(const char *program, const ep_error *error)
 {
-    ep_cli_line(stderr, "%s: %s", program, error->text[0] != '\0' ? error->text : ep_err_text(error->code));
+    ep_cli_line(stderr, "%s: %s", program,
+                error->text[0] != '\0' ? error->text : ep_err_text(error->code));
     return ep_cli_exit_of(error->code);
 }

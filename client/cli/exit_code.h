@@ -14,9 +14,10 @@ typedef enum ep_cli_exit {
 } ep_cli_exit;
 
 /* Lines for --help. */
-#define EP_CLI_EXIT_HELP                                                                                     \
-    "Exit codes: 0 done; 1 the service or a file said no, or something is\nnot healthy; 2 wrong command "    \
-    "line; "                                                                                                 \
+#define EP_CLI_EXIT_HELP                                                                           \
+    "Exit codes: 0 done; 1 the service or a file said no, or something is\nnot healthy; 2 wrong "  \
+    "command "                                                                                     \
+    "line; "                                                                                       \
     "3 the service cannot be reached;\n4 no answer within --timeout."
 
 ep_cli_exit ep_cli_exit_of(ep_err err);

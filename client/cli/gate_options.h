@@ -15,13 +15,16 @@ typedef struct ep_cli_gate {
 } ep_cli_gate;
 
 /* Errors: as ep_checkpoint_open and ep_checkpoint_read_gate. */
-ep_err ep_cli_gate_read(const char *checkpoint_path, uint32_t layer, ep_cli_gate *out_gate, ep_error *out_error);
+ep_err ep_cli_gate_read(const char *checkpoint_path, uint32_t layer, ep_cli_gate *out_gate,
+                        ep_error *out_error);
 /* Looks up the batch's token_ids where the layer needs them. Errors: BAD_FILE (no token_ids, an id
  * without a row), NO_MEMORY. */
-ep_err ep_cli_gate_choose(ep_cli_gate *gate, const char *batch_path, const ep_cli_batch *batch, ep_error *out_error);
+ep_err ep_cli_gate_choose(ep_cli_gate *gate, const char *batch_path, const ep_cli_batch *batch,
+                          ep_error *out_error);
 /* The gate of the batch's tokens from first on, with noise and dropout as options want them; into
  * args goes what the router says of the call: weight on the input, zero and copy experts. */
-ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, const ep_cli_layer_options *options, int64_t first, ep_moe_args *args);
+ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, const ep_cli_layer_options *options,
+                                  int64_t first, ep_moe_args *args);
 void ep_cli_gate_fini(ep_cli_gate *gate);
 
 #endif

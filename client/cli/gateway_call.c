@@ -31,7 +31,8 @@ typedef struct gateway_answer {
     ep_moe_result *result;
 } gateway_answer;
 
-ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_gateway, ep_error *out_error)
+ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_gateway,
+                           ep_error *out_error)
 {
     ep_cli_gateway *gateway = calloc(1, sizeof(*gateway));
     if (gateway == NULL) {
@@ -51,18 +52,23 @@ ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_g
                        .role = "client",
                        .incarnation = ep_random_id(),
                        .payload_crc = connect->payload_crc},
-            .address = {.url = connect->coordinator_url, .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL},
+            .address = {.url = connect->coordinator_url,
+                        .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL},
             .connection_class = "bulk",
             .reconnect = false,
         };
         ep_rpc_limits_default(&config.common.limits);
         err = ep_rpc_channel_create(&config, &gateway->channel, out_error);
     }
-    err = err != EP_OK ? err
-                       : ep_rpc_channel_wait_ready(gateway->channel, ep_clock_now_ns() + connect->timeout_us * EP_NS_PER_US, out_error);
+    err = err != EP_OK
+              ? err
+              : ep_rpc_channel_wait_ready(gateway->channel,
+                                          ep_clock_now_ns() + connect->timeout_us * EP_NS_PER_US,
+                                          out_error);
     if (err != EP_OK) {
         ep_cli_gateway_close(gateway);
-        bool refused = err == EP_ERR_CONNECTION_LOST || err == EP_ERR_IO || err == EP_ERR_DEADLINE_EXCEEDED;
+        bool refused =
+            err == EP_ERR_CONNECTION_LOST || err == EP_ERR_IO || err == EP_ERR_DEADLINE_EXCEEDED;
         if (refused) { /* no call ran out of time: there was nobody to call */
             err = EP_ERR_UNAVAILABLE;
             out_error->code = err;
@@ -88,14 +94,19 @@ void ep_cli_gateway_close(ep_cli_gateway *gateway)
 static ep_err take_reply(gateway_answer *answer, const ep_rpc_reply *reply)
 {
     ep_moe_result *result = answer->result;
-    const Expertd__V1__GatewayForwardReply *header = (const Expertd__V1__GatewayForwardReply *)(const void *)reply->header;
-    if (header->tokens != (uint32_t)answer->out->shape[0] || header->hidden != (uint32_t)answer->out->shape[1] ||
-        header->dtype != (uint32_t)answer->out->dtype || reply->tensor_bytes != answer->out_bytes || header->mode > EP_MOE_PREFILL) {
+    const Expertd__V1__GatewayForwardReply *header =
+        (const Expertd__V1__GatewayForwardReply *)(const void *)reply->header;
+    if (header->tokens != (uint32_t)answer->out->shape[0] ||
+        header->hidden != (uint32_t)answer->out->shape[1] ||
+        header->dtype != (uint32_t)answer->out->dtype || reply->tensor_bytes != answer->out_bytes ||
+        header->mode > EP_MOE_PREFILL) {
         return ep_error_set(&result->error, EP_ERR_PROTOCOL,
-                            "the gateway's result is [%" PRIu32 ",%" PRIu32 "] of type %" PRIu32 " in %zu bytes, mode %" PRIu32
-                            ": asked for was [%" PRId64 ",%" PRId64 "] of type %u in %zu bytes",
-                            header->tokens, header->hidden, header->dtype, reply->tensor_bytes, header->mode, answer->out->shape[0],
-                            answer->out->shape[1], (unsigned)answer->out->dtype, answer->out_bytes);
+                            "the gateway's result is [%" PRIu32 ",%" PRIu32 "] of type %" PRIu32
+                            " in %zu bytes, mode %" PRIu32 ": asked for was [%" PRId64 ",%" PRId64
+                            "] of type %u in %zu bytes",
+                            header->tokens, header->hidden, header->dtype, reply->tensor_bytes,
+                            header->mode, answer->out->shape[0], answer->out->shape[1],
+                            (unsigned)answer->out->dtype, answer->out_bytes);
     }
     if (answer->out_bytes > 0) {
         memcpy(answer->out->data, reply->tensors, answer->out_bytes);
@@ -190,8 +201,8 @@ static void trace_end(gateway_trace *trace, ep_err status)
 
 /* ---- the call ---- */
 
-static ep_err call(ep_cli_gateway *gateway, const ep_cli_gateway_request *forward, uint64_t deadline_us, gateway_trace *trace,
-                   gateway_answer *answer)
+static ep_err call(ep_cli_gateway *gateway, const ep_cli_gateway_request *forward,
+                   uint64_t deadline_us, gateway_trace *trace, gateway_answer *answer)
 {
     ep_rpc_metadata metadata = {"traceparent", trace->traceparent};
     ep_rpc_request request = {
@@ -208,7 +219,8 @@ static ep_err call(ep_cli_gateway *gateway, const ep_cli_gateway_request *forwar
     pthread_mutex_init(&answer->lock, NULL);
     pthread_cond_init(&answer->changed, NULL);
     trace_exchange_begin(trace, request.id);
-    ep_err err = ep_rpc_call_start(gateway->channel, &request, on_reply, answer, NULL, &answer->result->error);
+    ep_err err = ep_rpc_call_start(gateway->channel, &request, on_reply, answer, NULL,
+                                   &answer->result->error);
     if (err == EP_OK) {
         pthread_mutex_lock(&answer->lock);
         while (!answer->is_done) { /* every call ends by its deadline */
@@ -222,23 +234,29 @@ static ep_err call(ep_cli_gateway *gateway, const ep_cli_gateway_request *forwar
     return answer->result->error.code;
 }
 
-static ep_err run_call(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
-                      const ep_tensor *out, gateway_trace *trace, ep_moe_result *out_result)
+static ep_err run_call(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate,
+                       const ep_tensor *logits, const ep_tensor *out, gateway_trace *trace,
+                       ep_moe_result *out_result)
 {
     ep_cli_gateway_request request;
     ep_error *error = &out_result->error;
-    ep_err err = ep_cli_gateway_request_make(args, gate, logits, out->dtype, gateway->pool, &request, error);
+    ep_err err =
+        ep_cli_gateway_request_make(args, gate, logits, out->dtype, gateway->pool, &request, error);
     if (err != EP_OK) {
         return err;
     }
-    gateway_answer answer = {.out = out, .out_bytes = request.layout.reply_bytes, .result = out_result};
+    gateway_answer answer = {
+        .out = out, .out_bytes = request.layout.reply_bytes, .result = out_result};
     out_result->bytes_sent = request.layout.total_bytes;
-    err = call(gateway, &request, args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us, trace, &answer);
+    err = call(gateway, &request,
+               args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us, trace,
+               &answer);
     ep_cli_gateway_request_fini(&request);
     return err;
 }
 
-ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args,
+                              const ep_gate_config *gate, const ep_tensor *logits,
                               const ep_tensor *out, ep_moe_result *out_result)
 {
     gateway_trace trace;

@@ -13,7 +13,8 @@
 typedef struct ep_cli_gateway ep_cli_gateway;
 
 /* connect (with a coordinator) is borrowed until _close. Errors: NO_MEMORY; what dialling says. */
-ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_gateway, ep_error *out_error);
+ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_gateway,
+                           ep_error *out_error);
 void ep_cli_gateway_close(ep_cli_gateway *gateway);
 
 /*
@@ -21,7 +22,8 @@ void ep_cli_gateway_close(ep_cli_gateway *gateway);
  * contiguous, the active mask has one dimension, the result is combined: else INVALID_ARGUMENT. out
  * is written only on success. Bytes in the result are those between here and the gateway.
  */
-ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args,
+                              const ep_gate_config *gate, const ep_tensor *logits,
                               const ep_tensor *out, ep_moe_result *out_result);
 
 #endif

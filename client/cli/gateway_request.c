@@ -64,19 +64,20 @@ static void fill_header(const ep_moe_args *args, const ep_gate_config *gate,
 /* What a caller can wish of the nodes, but not of the gateway; NULL: nothing. */
 static const char *not_carried(const ep_moe_args *args)
 {
-    return args->dispatch_quant != EP_MOE_DISPATCH_PLAIN  ? "dispatch_quant"
-           : args->combine_quant != EP_MOE_COMBINE_PLAIN  ? "combine_quant"
-           : args->comm_alg != EP_MOE_COMM_AUTO           ? "comm_alg"
-           : args->combine_at != EP_MOE_COMBINE_ROWS      ? "combine_at"
-                                                          : NULL;
+    return args->dispatch_quant != EP_MOE_DISPATCH_PLAIN ? "dispatch_quant"
+           : args->combine_quant != EP_MOE_COMBINE_PLAIN ? "combine_quant"
+           : args->comm_alg != EP_MOE_COMM_AUTO          ? "comm_alg"
+           : args->combine_at != EP_MOE_COMBINE_ROWS     ? "combine_at"
+                                                         : NULL;
 }
 
-static ep_err check_args(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
-                         ep_error *out_error)
+static ep_err check_args(const ep_moe_args *args, const ep_gate_config *gate,
+                         const ep_tensor *logits, ep_error *out_error)
 {
     const char *beyond = not_carried(args);
     if (beyond != NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is set: the gateway takes its default only", beyond);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%s is set: the gateway takes its default only", beyond);
     }
     if (args->result != EP_MOE_COMBINED || args->active_mask.rank > 1) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s",
@@ -117,20 +118,24 @@ static void pack(const ep_moe_args *args, const ep_gate_config *gate, const ep_t
     put(tensors, layout->x_scales_offset, args->x_scales.data, bytes_of(&args->x_scales));
     if (gate != NULL) {
         put(tensors, layout->logits_offset, logits->data, bytes_of(logits));
-        put(tensors, layout->bias_offset, gate->bias, gate->bias != NULL ? gate->experts * sizeof(float) : 0);
-        put(tensors, layout->factors_offset, gate->expert_factors, gate->expert_factors != NULL ? gate->experts * sizeof(float) : 0);
+        put(tensors, layout->bias_offset, gate->bias,
+            gate->bias != NULL ? gate->experts * sizeof(float) : 0);
+        put(tensors, layout->factors_offset, gate->expert_factors,
+            gate->expert_factors != NULL ? gate->experts * sizeof(float) : 0);
         put(tensors, layout->chosen_offset, gate->chosen,
             gate->chosen != NULL ? (size_t)args->x.shape[0] * gate->top_k * sizeof(int32_t) : 0);
     } else {
         put(tensors, layout->ids_offset, args->expert_ids.data, bytes_of(&args->expert_ids));
-        put(tensors, layout->scales_offset, args->expert_scales.data, bytes_of(&args->expert_scales));
+        put(tensors, layout->scales_offset, args->expert_scales.data,
+            bytes_of(&args->expert_scales));
     }
     put(tensors, layout->mask_offset, args->active_mask.data, bytes_of(&args->active_mask));
 }
 
 ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate,
-                                   const ep_tensor *logits, ep_dtype out_dtype, ep_buffer_pool *pool,
-                                   ep_cli_gateway_request *out_request, ep_error *out_error)
+                                   const ep_tensor *logits, ep_dtype out_dtype,
+                                   ep_buffer_pool *pool, ep_cli_gateway_request *out_request,
+                                   ep_error *out_error)
 {
     ep_err err = check_args(args, gate, logits, out_error);
     if (err != EP_OK) {

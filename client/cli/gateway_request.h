@@ -21,8 +21,9 @@ typedef struct ep_cli_gateway_request {
  * to be freed.
  */
 ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate,
-                                   const ep_tensor *logits, ep_dtype out_dtype, ep_buffer_pool *pool,
-                                   ep_cli_gateway_request *out_request, ep_error *out_error);
+                                   const ep_tensor *logits, ep_dtype out_dtype,
+                                   ep_buffer_pool *pool, ep_cli_gateway_request *out_request,
+                                   ep_error *out_error);
 void ep_cli_gateway_request_fini(ep_cli_gateway_request *request);
 
 #endif

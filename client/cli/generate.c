@@ -33,18 +33,20 @@ void ep_cli_generate_check(const ep_cli_generate_request *request, const ep_dens
 
 /* ---- is it the same model? ---- */
 
-static ep_err no_such_model(ep_client *client, const char *name, const char *version, ep_error *out_error)
+static ep_err no_such_model(ep_client *client, const char *name, const char *version,
+                            ep_error *out_error)
 {
     char served[256] = "nothing";
     size_t used = 0;
     ep_model_desc desc = {.struct_bytes = sizeof(desc)};
     for (uint32_t i = 0; used < sizeof(served) && ep_client_model(client, i, &desc) == EP_OK; i++) {
-        used += (size_t)snprintf(served + used, sizeof(served) - used, "%s%s version %s", i > 0 ? ", " : "",
-                                 desc.name, desc.version);
+        used += (size_t)snprintf(served + used, sizeof(served) - used, "%s%s version %s",
+                                 i > 0 ? ", " : "", desc.name, desc.version);
     }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                        "the service has no model '%s' of version %s, which is the checkpoint's; it has: %s",
-                        name, version, served);
+    return ep_error_set(
+        out_error, EP_ERR_NOT_FOUND,
+        "the service has no model '%s' of version %s, which is the checkpoint's; it has: %s", name,
+        version, served);
 }
 
 static bool find_layer(ep_client *client, const char *name, const char *version, uint32_t layer,
@@ -72,13 +74,15 @@ ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep
         desc = (ep_layer_desc){.struct_bytes = sizeof(desc)};
         if (!find_layer(client, model_name, shape->version, own->layer, &desc)) {
             return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                                "the service has no layer %" PRIu32 " of model '%s'", own->layer, model_name);
+                                "the service has no layer %" PRIu32 " of model '%s'", own->layer,
+                                model_name);
         }
         if (desc.hidden != own->hidden || desc.experts != own->experts) {
-            return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                                "layer %" PRIu32 " of model '%s' has %" PRIu32 " experts of width %" PRIu32
-                                " at the service, %" PRIu32 " of width %" PRIu32 " in the checkpoint",
-                                own->layer, model_name, desc.experts, desc.hidden, own->experts, own->hidden);
+            return ep_error_set(
+                out_error, EP_ERR_FAILED_PRECONDITION,
+                "layer %" PRIu32 " of model '%s' has %" PRIu32 " experts of width %" PRIu32
+                " at the service, %" PRIu32 " of width %" PRIu32 " in the checkpoint",
+                own->layer, model_name, desc.experts, desc.hidden, own->experts, own->hidden);
         }
     }
     return EP_OK;
@@ -86,8 +90,9 @@ ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep
 
 /* ---- the experts of one layer ---- */
 
-static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t tokens, const uint16_t *rows,
-                           const int32_t *ids, const float *scales, uint16_t *out, ep_error *out_error)
+static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t tokens,
+                           const uint16_t *rows, const int32_t *ids, const float *scales,
+                           uint16_t *out, ep_error *out_error)
 {
     expert_caller *caller = arg;
     ep_cli_layer_record *record = NULL;
@@ -95,16 +100,19 @@ static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t toke
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_tensor y = ep_tensor_2d(out, EP_DTYPE_BF16, tokens, shape->hidden);
     for (uint32_t i = 0; i < caller->result->layers_count; i++) {
-        record = caller->result->layers[i].layer == shape->layer ? &caller->result->layers[i] : record;
+        record =
+            caller->result->layers[i].layer == shape->layer ? &caller->result->layers[i] : record;
     }
     args.layer = shape->layer;
     /* Inputs are only read; the tensor type has one pointer for both uses. */
     args.x = ep_tensor_2d((void *)(uintptr_t)rows, EP_DTYPE_BF16, tokens, shape->hidden);
     args.expert_ids = ep_tensor_2d((void *)(uintptr_t)ids, EP_DTYPE_I32, tokens, shape->top_k);
-    args.expert_scales = ep_tensor_2d((void *)(uintptr_t)scales, EP_DTYPE_F32, tokens, shape->top_k);
+    args.expert_scales =
+        ep_tensor_2d((void *)(uintptr_t)scales, EP_DTYPE_F32, tokens, shape->top_k);
     uint64_t begin_ns = ep_clock_now_ns();
-    ep_err err = caller->client != NULL ? ep_moe_forward(caller->client, &args, &y, &result)
-                                        : ep_cli_gateway_forward(caller->gateway, &args, NULL, NULL, &y, &result);
+    ep_err err = caller->client != NULL
+                     ? ep_moe_forward(caller->client, &args, &y, &result)
+                     : ep_cli_gateway_forward(caller->gateway, &args, NULL, NULL, &y, &result);
     if (err != EP_OK) {
         *out_error = result.error;
         out_error->code = err;
@@ -150,7 +158,8 @@ static ep_err stream_bytes(FILE *stream, const uint8_t *text, size_t bytes, ep_e
 }
 
 ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_model *model,
-                           const ep_cli_generate_request *request, ep_cli_generate_result *out_result, ep_error *out_error)
+                           const ep_cli_generate_request *request,
+                           ep_cli_generate_result *out_result, ep_error *out_error)
 {
     float logits[EP_DENSE_VOCAB];
     uint64_t state = request->seed;
@@ -164,15 +173,17 @@ ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_
     caller.args.deadline_us = request->deadline_us;
     caller.args.traceparent = request->traceparent;
     ep_err err = prepare(model, request, out_result, out_error);
-    err = err != EP_OK ? err
-                       : stream_bytes(request->stream, out_result->text, out_result->text_bytes, out_error);
+    err = err != EP_OK
+              ? err
+              : stream_bytes(request->stream, out_result->text, out_result->text_bytes, out_error);
     for (uint32_t done = 0; err == EP_OK && done < request->bytes; done++) {
         uint32_t end = (uint32_t)out_result->text_bytes;
         uint32_t first = done == 0 ? 0 : end - 1;
-        err = ep_dense_model_forward(model, out_result->text + first, end - first, first, call_experts,
-                                     &caller, logits, out_error);
+        err = ep_dense_model_forward(model, out_result->text + first, end - first, first,
+                                     call_experts, &caller, logits, out_error);
         if (err != EP_OK) {
-            ep_error_prefix(out_error, err, "byte %" PRIu32 " of %" PRIu32, done + 1, request->bytes);
+            ep_error_prefix(out_error, err, "byte %" PRIu32 " of %" PRIu32, done + 1,
+                            request->bytes);
             break;
         }
         out_result->text[end] =

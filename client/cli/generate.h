@@ -21,9 +21,9 @@ typedef struct ep_cli_generate_request {
     uint32_t bytes; /* to generate */
     uint64_t seed;
     float temperature;
-    uint64_t deadline_us; /* of a layer call */
+    uint64_t deadline_us;    /* of a layer call */
     const char *traceparent; /* of every layer call; NULL none */
-    FILE *stream;         /* gets each byte as it is there; NULL none */
+    FILE *stream;            /* gets each byte as it is there; NULL none */
 } ep_cli_generate_request;
 
 typedef struct ep_cli_layer_record {
@@ -59,7 +59,8 @@ ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep
  * Layer calls go through client, or when it is NULL through gateway. *out_result is freed in every
  * case with ep_cli_generate_free. Errors: those of ep_moe_forward; IO (stream).
  */
-ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_model *model, const ep_cli_generate_request *request,
+ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_model *model,
+                           const ep_cli_generate_request *request,
                            ep_cli_generate_result *out_result, ep_error *out_error);
 void ep_cli_generate_free(ep_cli_generate_result *result);
 

@@ -15,6 +15,7 @@ typedef struct ep_cli_generate_report {
 } ep_cli_generate_report;
 
 /* False when out takes no more, or without memory. */
-bool ep_cli_generate_report_print(const ep_cli_generate_report *report, ep_cli_format format, FILE *out);
+bool ep_cli_generate_report_print(const ep_cli_generate_report *report, ep_cli_format format,
+                                  FILE *out);
 
 #endif

@@ -17,7 +17,8 @@ void ep_latency_fini(ep_latency *latency)
 
 static bool grow(ep_latency *latency)
 {
-    uint32_t capacity = latency->samples_capacity == 0 ? SAMPLES_FIRST : latency->samples_capacity * 2;
+    uint32_t capacity =
+        latency->samples_capacity == 0 ? SAMPLES_FIRST : latency->samples_capacity * 2;
     uint64_t *samples = realloc(latency->samples, capacity * sizeof(*samples));
     if (samples == NULL) {
         return false;

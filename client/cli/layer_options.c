@@ -35,7 +35,8 @@ static const char *const comm_words[] = {"auto", "fullmesh", "hierarchy", NULL};
 static const char *const combine_words[] = {"rows", "node_sum", NULL};
 /* as quant_numbers */
 static const char *const quant_words[] = {"plain", "int8", "fp8", NULL};
-static const ep_moe_dispatch_quant quant_numbers[] = {EP_MOE_DISPATCH_PLAIN, EP_MOE_DISPATCH_INT8, EP_MOE_DISPATCH_FP8};
+static const ep_moe_dispatch_quant quant_numbers[] = {EP_MOE_DISPATCH_PLAIN, EP_MOE_DISPATCH_INT8,
+                                                      EP_MOE_DISPATCH_FP8};
 static const char *const back_words[] = {"plain", "int8", NULL};
 /* as ep_moe_weight_on */
 static const char *const weight_words[] = {"output", "input", NULL};
@@ -54,7 +55,8 @@ static ep_dtype dtype_of(struct argp_state *state, const char *option, const cha
     return ep_dtype_from_name(dtype_words[ep_cli_arg_word(state, option, text, dtype_words)]);
 }
 
-static error_t parse_wish(int key, char *arg, struct argp_state *state, ep_cli_layer_options *options)
+static error_t parse_wish(int key, char *arg, struct argp_state *state,
+                          ep_cli_layer_options *options)
 {
     ep_moe_args *args = &options->args;
     switch (key) {
@@ -68,20 +70,24 @@ static error_t parse_wish(int key, char *arg, struct argp_state *state, ep_cli_l
         args->comm_alg = (ep_moe_comm)ep_cli_arg_word(state, "--comm-alg", arg, comm_words);
         return 0;
     case KEY_COMBINE_AT:
-        args->combine_at = (ep_moe_combine_at)ep_cli_arg_word(state, "--combine-at", arg, combine_words);
+        args->combine_at =
+            (ep_moe_combine_at)ep_cli_arg_word(state, "--combine-at", arg, combine_words);
         return 0;
     case KEY_DISPATCH_QUANT:
-        args->dispatch_quant = quant_numbers[ep_cli_arg_word(state, "--dispatch-quant", arg, quant_words)];
+        args->dispatch_quant =
+            quant_numbers[ep_cli_arg_word(state, "--dispatch-quant", arg, quant_words)];
         return 0;
     case KEY_COMBINE_QUANT:
-        args->combine_quant =
-            ep_cli_arg_word(state, "--combine-quant", arg, back_words) == 0 ? EP_MOE_COMBINE_PLAIN : EP_MOE_COMBINE_INT8;
+        args->combine_quant = ep_cli_arg_word(state, "--combine-quant", arg, back_words) == 0
+                                  ? EP_MOE_COMBINE_PLAIN
+                                  : EP_MOE_COMBINE_INT8;
         return 0;
     case KEY_OUT_DTYPE:
         options->out_dtype = dtype_of(state, "--out-dtype", arg);
         return 0;
     case KEY_WEIGHT_ON:
-        args->weight_on = (ep_moe_weight_on)ep_cli_arg_word(state, "--weight-on", arg, weight_words);
+        args->weight_on =
+            (ep_moe_weight_on)ep_cli_arg_word(state, "--weight-on", arg, weight_words);
         return 0;
     case KEY_SHARED:
         args->shared_source = ep_cli_arg_word(state, "--shared", arg, shared_words) == 0
@@ -120,10 +126,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         options->logits = arg;
         return 0;
     case KEY_NOISE:
-        options->noise_temperature = ep_cli_arg_float(state, "--noise-temperature", arg, EP_GATE_NOISE_MIN, EP_GATE_NOISE_MAX);
+        options->noise_temperature = ep_cli_arg_float(state, "--noise-temperature", arg,
+                                                      EP_GATE_NOISE_MIN, EP_GATE_NOISE_MAX);
         return 0;
     case KEY_DROPOUT:
-        options->expert_dropout = ep_cli_arg_float(state, "--expert-dropout", arg, 0, EP_GATE_DROPOUT_MAX);
+        options->expert_dropout =
+            ep_cli_arg_float(state, "--expert-dropout", arg, 0, EP_GATE_DROPOUT_MAX);
         return 0;
     case KEY_GATE_SEED:
         options->gate_seed = ep_cli_arg_whole(state, "--gate-seed", arg, 0, UINT64_MAX);
@@ -135,27 +143,42 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_list[] = {
     {"model", KEY_MODEL, "NAME", 0, "The model, as expertctl status names it (required)", 1},
-    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)", 1},
-    {"layer", KEY_LAYER, "L", 0, "The MoE layer; expertctl table --model NAME lists them (required)", 1},
+    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)",
+     1},
+    {"layer", KEY_LAYER, "L", 0,
+     "The MoE layer; expertctl table --model NAME lists them (required)", 1},
     {"in", KEY_IN, "FILE", 0,
-     "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales [T]; "
-     "optional active_mask; with --logits logits [T,E] instead of ids and scales, and token_ids [T] for a layer that routes by them",
+     "Safetensors with x [T,H], expert_ids [T,K], expert_scales [T,K]; for int8 x also x_scales "
+     "[T]; "
+     "optional active_mask; with --logits logits [T,E] instead of ids and scales, and token_ids "
+     "[T] for a layer that routes by them",
      1},
     {"logits", KEY_LOGITS, "DIR", 0,
-     "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by them", 1},
-    {"noise-temperature", KEY_NOISE, "T", 0, "Gumbel noise times T is added to the logits (0.1..10; default: none)", 1},
-    {"expert-dropout", KEY_DROPOUT, "P", 0, "Chance that an expert is left out for a token (0..0.5; default: 0)", 1},
+     "FILE of --in has logits [T,E] f32; the router of the checkpoint in DIR chooses experts by "
+     "them",
+     1},
+    {"noise-temperature", KEY_NOISE, "T", 0,
+     "Gumbel noise times T is added to the logits (0.1..10; default: none)", 1},
+    {"expert-dropout", KEY_DROPOUT, "P", 0,
+     "Chance that an expert is left out for a token (0..0.5; default: 0)", 1},
     {"gate-seed", KEY_GATE_SEED, "N", 0, "Of noise and dropout (default: 0)", 1},
     {"mode", KEY_MODE, "auto|decode|prefill", 0, "How rows travel (default: auto)", 3},
     {"wire", KEY_WIRE, "bf16|f16|f32", 0, "Type an expert's row is rounded to (default: bf16)", 3},
-    {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0, "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 3},
-    {"combine-at", KEY_COMBINE_AT, "rows|node_sum", 0, "Where rows are summed (default: rows, the exact sum)", 3},
-    {"dispatch-quant", KEY_DISPATCH_QUANT, "plain|int8|fp8", 0, "Rows of x in 8 bits on their way to the nodes (default: plain)", 3},
-    {"combine-quant", KEY_COMBINE_QUANT, "plain|int8", 0, "Experts' rows in 8 bits on their way back (default: plain)", 3},
-    {"out-dtype", KEY_OUT_DTYPE, "bf16|f16|f32", 0, "Type of y (default: that of x; bf16 for int8)", 3},
-    {"weight-on", KEY_WEIGHT_ON, "output|input", 0, "Where the scale is applied (default: output)", 3},
+    {"comm-alg", KEY_COMM_ALG, "auto|fullmesh|hierarchy", 0,
+     "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 3},
+    {"combine-at", KEY_COMBINE_AT, "rows|node_sum", 0,
+     "Where rows are summed (default: rows, the exact sum)", 3},
+    {"dispatch-quant", KEY_DISPATCH_QUANT, "plain|int8|fp8", 0,
+     "Rows of x in 8 bits on their way to the nodes (default: plain)", 3},
+    {"combine-quant", KEY_COMBINE_QUANT, "plain|int8", 0,
+     "Experts' rows in 8 bits on their way back (default: plain)", 3},
+    {"out-dtype", KEY_OUT_DTYPE, "bf16|f16|f32", 0, "Type of y (default: that of x; bf16 for int8)",
+     3},
+    {"weight-on", KEY_WEIGHT_ON, "output|input", 0, "Where the scale is applied (default: output)",
+     3},
     {"shared", KEY_SHARED, "service|none", 0, "Shared experts (default: service)", 3},
-    {"nan", KEY_NAN, "pass|reject|zero|mean", 0, "Values of x that are not finite (default: pass)", 3},
+    {"nan", KEY_NAN, "pass|reject|zero|mean", 0, "Values of x that are not finite (default: pass)",
+     3},
     {"allow-duplicates", KEY_ALLOW_DUPLICATES, NULL, 0, "A token may name an expert twice", 3},
     {0},
 };
@@ -167,10 +190,12 @@ void ep_cli_layer_require(struct argp_state *state, const ep_cli_layer_options *
     ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
     const bool is_random = options->noise_temperature > 0 || options->expert_dropout > 0;
     if (options->logits == NULL && (is_random || options->gate_seed != 0)) {
-        argp_error(state, "--noise-temperature, --expert-dropout or --gate-seed is given without --logits: the router takes them");
+        argp_error(state, "--noise-temperature, --expert-dropout or --gate-seed is given without "
+                          "--logits: the router takes them");
     }
     if (!is_random && options->gate_seed != 0) {
-        argp_error(state, "--gate-seed is given without --noise-temperature and --expert-dropout, which draw by it");
+        argp_error(state, "--gate-seed is given without --noise-temperature and --expert-dropout, "
+                          "which draw by it");
     }
 }
 
@@ -190,8 +215,8 @@ const char *ep_cli_layer_missing(const ep_cli_layer_options *options, const ep_c
     return batch->expert_ids.rank == 0 ? "expert_ids" : NULL;
 }
 
-void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch, int64_t first,
-                       int64_t count, ep_moe_args *out_args)
+void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch,
+                       int64_t first, int64_t count, ep_moe_args *out_args)
 {
     *out_args = options->args;
     out_args->x = ep_cli_tensor_rows(&batch->x, first, count);

@@ -17,7 +17,7 @@ typedef struct ep_cli_layer_options {
     const char *logits;
     float noise_temperature, expert_dropout; /* of that router, as the next; 0: none */
     uint64_t gate_seed;
-    ep_moe_args args;   /* the wishes; tensors come from the file */
+    ep_moe_args args; /* the wishes; tensors come from the file */
     bool has_layer;
     ep_dtype out_dtype; /* NONE: not given */
 } ep_cli_layer_options;
@@ -38,7 +38,7 @@ const char *ep_cli_layer_missing(const ep_cli_layer_options *options, const ep_c
 
 /* The wishes and rows first .. first+count of the batch. With logits ids and scales stay absent.
  * Borrows. */
-void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch, int64_t first,
-                       int64_t count, ep_moe_args *out_args);
+void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch,
+                       int64_t first, int64_t count, ep_moe_args *out_args);
 
 #endif

@@ -29,7 +29,8 @@ static void print_help(FILE *out)
     for (size_t i = 0; ep_cli_command_at(i) != NULL; i++) {
         fprintf(out, "  %-10s %s\n", ep_cli_command_at(i)->name, ep_cli_command_at(i)->help);
     }
-    fprintf(out, "  %-10s %s\n\n", "help", "this text, or all about a command: expertctl help generate");
+    fprintf(out, "  %-10s %s\n\n", "help",
+            "this text, or all about a command: expertctl help generate");
     fputs("The service is reached at --coordinator URL, at --node URL (once or more\n"
           "often), else at " EP_CLI_COORDINATOR_DEFAULT ".\n" EP_CLI_SETTINGS_HELP "\n\n",
           out);
@@ -91,7 +92,8 @@ static int run(int argc, char **argv)
         return unknown_command(word);
     }
     ep_error error;
-    if (ep_stream_lane_read_environment(&error) != EP_OK || ep_cpu_features_check(&error) != EP_OK) {
+    if (ep_stream_lane_read_environment(&error) != EP_OK ||
+        ep_cpu_features_check(&error) != EP_OK) {
         fprintf(stderr, "%s: %s\n", PROGRAM, error.text);
         return EP_CLI_EXIT_USAGE;
     }

@@ -32,8 +32,8 @@ static place step(const place *at, const char *name, size_t index, bool is_item)
     if (is_item) {
         snprintf(next.path, sizeof(next.path), "%.180s[%zu]", at->path, index);
     } else {
-        snprintf(next.path, sizeof(next.path), "%.120s%s%.70s", at->path, at->path[0] != '\0' ? "." : "",
-                 name);
+        snprintf(next.path, sizeof(next.path), "%.120s%s%.70s", at->path,
+                 at->path[0] != '\0' ? "." : "", name);
     }
     return next;
 }
@@ -41,8 +41,8 @@ static place step(const place *at, const char *name, size_t index, bool is_item)
 static ep_err refuse(const place *at, const json_t *value, const char *allowed)
 {
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-    ep_err err = ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "key %s is %.*s, allowed: %s", at->path,
-                              VALUE_BYTES, text != NULL ? text : "?", allowed);
+    ep_err err = ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "key %s is %.*s, allowed: %s",
+                              at->path, VALUE_BYTES, text != NULL ? text : "?", allowed);
     free(text);
     return err;
 }
@@ -92,8 +92,9 @@ static ep_err put_signed(const place *at, const json_t *value, bool wide, void *
     int64_t number;
     if (!read_signed(value, wide ? INT64_MIN : INT32_MIN, wide ? INT64_MAX : INT32_MAX, &number)) {
         return refuse(at, value,
-                      wide ? "a whole number -9223372036854775808..9223372036854775807, also as text"
-                           : "a whole number -2147483648..2147483647");
+                      wide
+                          ? "a whole number -9223372036854775808..9223372036854775807, also as text"
+                          : "a whole number -2147483648..2147483647");
     }
     if (wide) {
         *(int64_t *)member = number;
@@ -107,9 +108,10 @@ static ep_err put_unsigned(const place *at, const json_t *value, bool wide, void
 {
     uint64_t number;
     if (!read_unsigned(value, wide ? UINT64_MAX : UINT32_MAX, &number)) {
-        return refuse(at, value,
-                      wide ? "a whole number 0..18446744073709551615; above 9223372036854775807 as text"
-                           : "a whole number 0..4294967295");
+        return refuse(
+            at, value,
+            wide ? "a whole number 0..18446744073709551615; above 9223372036854775807 as text"
+                 : "a whole number 0..4294967295");
     }
     if (wide) {
         *(uint64_t *)member = number;
@@ -124,7 +126,8 @@ static bool read_real(const json_t *value, double *out)
     const char *word = json_string_value(value);
     if (word != NULL) {
         *out = strcmp(word, "NaN") == 0 ? (double)NAN : word[0] == '-' ? -INFINITY : INFINITY;
-        return strcmp(word, "NaN") == 0 || strcmp(word, "Infinity") == 0 || strcmp(word, "-Infinity") == 0;
+        return strcmp(word, "NaN") == 0 || strcmp(word, "Infinity") == 0 ||
+               strcmp(word, "-Infinity") == 0;
     }
     *out = json_number_value(value);
     return json_is_number(value);
@@ -133,10 +136,12 @@ static bool read_real(const json_t *value, double *out)
 static ep_err put_real(const place *at, const json_t *value, bool wide, void *member)
 {
     double number;
-    if (!read_real(value, &number) || (!wide && isfinite(number) && fabs(number) > (double)FLT_MAX)) {
-        return refuse(at, value,
-                      wide ? "a number, \"NaN\", \"Infinity\", \"-Infinity\""
-                           : "a number up to 3.4e38 either side of 0, \"NaN\", \"Infinity\", \"-Infinity\"");
+    if (!read_real(value, &number) ||
+        (!wide && isfinite(number) && fabs(number) > (double)FLT_MAX)) {
+        return refuse(
+            at, value,
+            wide ? "a number, \"NaN\", \"Infinity\", \"-Infinity\""
+                 : "a number up to 3.4e38 either side of 0, \"NaN\", \"Infinity\", \"-Infinity\"");
     }
     if (wide) {
         *(double *)member = number;
@@ -161,7 +166,8 @@ static ep_err put_text(const place *at, const json_t *value, void *member)
     return EP_OK;
 }
 
-static ep_err put_value(const ProtobufCFieldDescriptor *field, const json_t *value, place *at, void *member)
+static ep_err put_value(const ProtobufCFieldDescriptor *field, const json_t *value, place *at,
+                        void *member)
 {
     switch (field->type) {
     case PROTOBUF_C_TYPE_INT32:
@@ -195,8 +201,8 @@ static ep_err put_value(const ProtobufCFieldDescriptor *field, const json_t *val
     case PROTOBUF_C_TYPE_ENUM:
     case PROTOBUF_C_TYPE_BYTES:
     default:
-        return ep_error_set(at->error, EP_ERR_UNIMPLEMENTED, "key %s is of a type that has no JSON form here",
-                            at->path);
+        return ep_error_set(at->error, EP_ERR_UNIMPLEMENTED,
+                            "key %s is of a type that has no JSON form here", at->path);
     }
 }
 
@@ -257,8 +263,8 @@ static ep_err unknown_key(const ProtobufCMessageDescriptor *type, const place *a
         used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s", i > 0 ? ", " : "",
                                  type->fields[i].name);
     }
-    return ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "there is no key %s in %s, known: %s", at->path,
-                        type->name, known);
+    return ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "there is no key %s in %s, known: %s",
+                        at->path, type->name, known);
 }
 
 static ep_err fill(ProtobufCMessage *message, const json_t *json, place *at)
@@ -277,7 +283,8 @@ static ep_err fill(ProtobufCMessage *message, const json_t *json, place *at)
         }
         if ((field->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) != 0) {
             return ep_error_set(at->error, EP_ERR_UNIMPLEMENTED,
-                                "key %s is part of a oneof, which has no JSON form here", next.path);
+                                "key %s is part of a oneof, which has no JSON form here",
+                                next.path);
         }
         if (field->label == PROTOBUF_C_LABEL_REPEATED) {
             err = put_items(field, value, &next, base);
@@ -299,9 +306,9 @@ static ep_err from_object(const ProtobufCMessageDescriptor *type, const json_t *
                           ProtobufCMessage **out_message)
 {
     if (!json_is_object(json)) {
-        return at->path[0] != '\0'
-                   ? refuse(at, json, "an object {...}")
-                   : ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT, "the JSON is no object {...}");
+        return at->path[0] != '\0' ? refuse(at, json, "an object {...}")
+                                   : ep_error_set(at->error, EP_ERR_INVALID_ARGUMENT,
+                                                  "the JSON is no object {...}");
     }
     ProtobufCMessage *message = malloc(type->sizeof_message);
     if (message == NULL) {
@@ -336,7 +343,8 @@ static json_t *real_to_json(double number)
 
 static json_t *unsigned_to_json(uint64_t number)
 {
-    return number <= INT64_MAX ? json_integer((json_int_t)number) : json_sprintf("%" PRIu64, number);
+    return number <= INT64_MAX ? json_integer((json_int_t)number)
+                               : json_sprintf("%" PRIu64, number);
 }
 
 static json_t *value_to_json(ProtobufCType type, const void *member)
@@ -379,8 +387,8 @@ static json_t *items_to_json(const ProtobufCFieldDescriptor *field, const uint8_
     const uint8_t *items = *(uint8_t *const *)(const void *)(base + field->offset);
     json_t *list = json_array();
     for (size_t i = 0; list != NULL && i < count; i++) {
-        if (json_array_append_new(list, value_to_json(field->type, items + i * value_bytes(field->type))) !=
-            0) {
+        if (json_array_append_new(
+                list, value_to_json(field->type, items + i * value_bytes(field->type))) != 0) {
             json_decref(list);
             return NULL;
         }

@@ -10,7 +10,8 @@ static ep_err allocate(size_t count, ep_cli_node_list *out_list, ep_error *out_e
 {
     ep_cli_node *nodes = calloc(count + 1, sizeof(*nodes));
     if (nodes == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a list of %zu nodes", count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a list of %zu nodes",
+                            count);
     }
     for (size_t i = 0; i < count; i++) {
         ep_error_clear(&nodes[i].error);
@@ -56,13 +57,14 @@ ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *conn
 {
     ProtobufCMessage *message = NULL;
     if (connect->coordinator_url == NULL) {
-        return ep_cli_node_list_from_urls(connect->node_urls, connect->node_urls_count, out_list, out_error);
+        return ep_cli_node_list_from_urls(connect->node_urls, connect->node_urls_count, out_list,
+                                          out_error);
     }
     ep_err err = ep_cli_control_ask_one(control, connect->coordinator_url, "expertd.v1.Coordinator",
                                         "ClusterStatus", &message, out_error);
     if (err == EP_OK) {
-        err = ep_cli_node_list_from_cluster((const Expertd__V1__ClusterStatusReply *)message, out_list,
-                                            out_error);
+        err = ep_cli_node_list_from_cluster((const Expertd__V1__ClusterStatusReply *)message,
+                                            out_list, out_error);
         protobuf_c_message_free_unpacked(message, NULL);
     }
     return err;
@@ -92,7 +94,8 @@ void ep_cli_node_list_ask(ep_cli_control *control, ep_cli_node_list *list, uint6
     ep_cli_answer *answers = calloc(list->count + 1, sizeof(*answers));
     for (size_t i = 0; i < list->count; i++) {
         free_status(&list->nodes[i]);
-        ep_error_set(&list->nodes[i].error, EP_ERR_NO_MEMORY, "no memory to ask %zu nodes", list->count);
+        ep_error_set(&list->nodes[i].error, EP_ERR_NO_MEMORY, "no memory to ask %zu nodes",
+                     list->count);
     }
     if (urls == NULL || answers == NULL) {
         free(urls);

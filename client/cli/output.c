@@ -53,7 +53,8 @@ static error_t parse_output(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option output_options[] = {
-    {"output", 'o', "table|json", 0, "Form of the result (default: table, on a terminal cut to its width)", 1},
+    {"output", 'o', "table|json", 0,
+     "Form of the result (default: table, on a terminal cut to its width)", 1},
     {0},
 };
 const struct argp ep_cli_output_argp = {output_options, parse_output, NULL, NULL, NULL, NULL, NULL};
@@ -139,8 +140,8 @@ void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...)
 
 /* Three digits of a value that is greater than whole_max: "48.2k". units has one for each step that
  * a 64-bit value can take. */
-static const char *brief_text(uint64_t value, uint64_t whole_max, double step, const char *const *units,
-                              char out[EP_CLI_BRIEF_BYTES])
+static const char *brief_text(uint64_t value, uint64_t whole_max, double step,
+                              const char *const *units, char out[EP_CLI_BRIEF_BYTES])
 {
     double scaled = (double)value;
     size_t unit = 0;
@@ -193,7 +194,9 @@ static void add_cell(ep_cli_table *table, const char *text, const char *brief)
     bool lost = plain == NULL || (brief != NULL && plain_brief == NULL);
     if (table->cells_count == table->cells_capacity) {
         size_t capacity = table->cells_capacity == 0 ? 64 : table->cells_capacity * 2;
-        table_cell *cells = !lost && capacity <= CELLS_MAX ? realloc(table->cells, capacity * sizeof(*cells)) : NULL;
+        table_cell *cells = !lost && capacity <= CELLS_MAX
+                                ? realloc(table->cells, capacity * sizeof(*cells))
+                                : NULL;
         lost = cells == NULL;
         table->cells = lost ? table->cells : cells;
         table->cells_capacity = lost ? table->cells_capacity : capacity;
@@ -313,10 +316,14 @@ static void fit_widths(const ep_cli_table *table, size_t columns, size_t *out_wi
     size_t used = 0;
     size_t shown = 0;
     int worth = WORTH_KEPT;
-    for (size_t i = next_column(table, &worth, 0); i < table->columns_count; i = next_column(table, &worth, i + 1)) {
+    for (size_t i = next_column(table, &worth, 0); i < table->columns_count;
+         i = next_column(table, &worth, i + 1)) {
         const table_column *column = &table->columns[i];
-        size_t most_least = column->worth < WORTH_KEPT ? LEAST : LEAST_KEPT < columns / 2 ? LEAST_KEPT : columns / 2;
-        size_t least = column->right || column->brief_width < most_least ? column->brief_width : most_least;
+        size_t most_least = column->worth < WORTH_KEPT ? LEAST
+                            : LEAST_KEPT < columns / 2 ? LEAST_KEPT
+                                                       : columns / 2;
+        size_t least =
+            column->right || column->brief_width < most_least ? column->brief_width : most_least;
         size_t gap = shown > 0 ? GAP : 0;
         least = least == 0 ? 1 : shown == 0 && least > columns ? columns : least;
         out_widths[i] = used + gap + least <= columns ? least : 0;
@@ -324,7 +331,8 @@ static void fit_widths(const ep_cli_table *table, size_t columns, size_t *out_wi
         shown += out_widths[i] > 0;
     }
     worth = WORTH_KEPT;
-    for (size_t i = next_column(table, &worth, 0); i < table->columns_count; i = next_column(table, &worth, i + 1)) {
+    for (size_t i = next_column(table, &worth, 0); i < table->columns_count;
+         i = next_column(table, &worth, i + 1)) {
         size_t more = table->columns[i].brief_width - out_widths[i];
         more = out_widths[i] == 0 ? 0 : more < columns - used ? more : columns - used;
         out_widths[i] += more;
@@ -332,7 +340,8 @@ static void fit_widths(const ep_cli_table *table, size_t columns, size_t *out_wi
     }
 }
 
-static void print_row(const ep_cli_table *table, const table_cell *cells, const size_t *widths, bool brief, FILE *out)
+static void print_row(const ep_cli_table *table, const table_cell *cells, const size_t *widths,
+                      bool brief, FILE *out)
 {
     size_t fill = 0; /* blanks that are due before the next column */
     for (size_t i = 0; i < table->columns_count; i++) {
@@ -353,7 +362,8 @@ static void print_row(const ep_cli_table *table, const table_cell *cells, const 
     fputc('\n', out);
 }
 
-bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t first, size_t count, FILE *out)
+bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t first, size_t count,
+                             FILE *out)
 {
     size_t widths[EP_CLI_COLUMNS_MAX] = {0};
     if (table == NULL) {
@@ -384,7 +394,8 @@ bool ep_cli_table_print(const ep_cli_table *table, FILE *out)
 /* 15 digits: 0.1, not 0.10000000000000001. */
 static bool print_json(json_t *taken_json, size_t flags, FILE *out)
 {
-    bool good = taken_json != NULL && json_dumpf(taken_json, out, flags | JSON_REAL_PRECISION(15)) == 0 &&
+    bool good = taken_json != NULL &&
+                json_dumpf(taken_json, out, flags | JSON_REAL_PRECISION(15)) == 0 &&
                 fputc('\n', out) != EOF;
     json_decref(taken_json);
     return good;

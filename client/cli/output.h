@@ -32,7 +32,8 @@ extern const struct argp ep_cli_output_argp;
 void ep_cli_line(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The same, but one line of so many columns at most. 0: as long as it is. */
-void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 typedef struct ep_cli_table ep_cli_table;
 
@@ -46,7 +47,8 @@ ep_cli_table *ep_cli_table_create(const char *headings);
 void ep_cli_table_destroy(ep_cli_table *table);
 /* One formatted cell; rows fill from left to right. What is not printable becomes \xNN. Without
  * memory the table remembers it. */
-void ep_cli_table_cell(ep_cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void ep_cli_table_cell(ep_cli_table *table, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 /* A text, and what a terminal gets of it. */
 void ep_cli_table_brief(ep_cli_table *table, const char *text, const char *brief);
 /* A count: all digits, but on a terminal 9999, 48.2k, 1.23M. */
@@ -61,7 +63,8 @@ void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes);
 bool ep_cli_table_print(const ep_cli_table *table, FILE *out);
 /* The same for a terminal of so many columns, whatever out is; 0: none. Only rows first ..
  * first+count after the headings. */
-bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t first, size_t count, FILE *out);
+bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t first, size_t count,
+                             FILE *out);
 
 /* 48211 -> "48.2k". */
 const char *ep_cli_count_text(uint64_t count, char out[EP_CLI_BRIEF_BYTES]);

@@ -15,25 +15,28 @@
 static void explain_silence(ep_cli_control *control, const char *url, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
-    if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &message, NULL) != EP_OK) {
+    if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &message,
+                               NULL) != EP_OK) {
         return;
     }
-    const Expertd__V1__ClusterStatusReply *cluster = (const Expertd__V1__ClusterStatusReply *)message;
+    const Expertd__V1__ClusterStatusReply *cluster =
+        (const Expertd__V1__ClusterStatusReply *)message;
     if (cluster->epoch == NULL || cluster->epoch->number == 0) {
         ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
-                     "%s has no routing table yet: %zu nodes are here, and it waits until min_nodes %u have loaded%s%s", url,
-                     cluster->n_nodes, cluster->min_nodes, cluster->placement_error[0] != '\0' ? "; " : "",
-                     cluster->placement_error);
+                     "%s has no routing table yet: %zu nodes are here, and it waits until "
+                     "min_nodes %u have loaded%s%s",
+                     url, cluster->n_nodes, cluster->min_nodes,
+                     cluster->placement_error[0] != '\0' ? "; " : "", cluster->placement_error);
     }
     protobuf_c_message_free_unpacked(message, NULL);
 }
 
-static ep_err read_from_coordinator(ep_cli_control *control, const char *url, ep_routing_table **out_table,
-                                    ep_error *out_error)
+static ep_err read_from_coordinator(ep_cli_control *control, const char *url,
+                                    ep_routing_table **out_table, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
-    ep_err err =
-        ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "WatchPlacement", &message, out_error);
+    ep_err err = ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "WatchPlacement",
+                                        &message, out_error);
     if (err == EP_ERR_DEADLINE_EXCEEDED) { /* a watch is silent until there is a table */
         explain_silence(control, url, out_error);
     }
@@ -55,10 +58,12 @@ static ep_err build_from_answers(const ep_cli_connect *connect, const ep_cli_ans
     if (hellos == NULL || sources == NULL) {
         free(hellos);
         free(sources);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a table of %zu nodes", count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a table of %zu nodes",
+                            count);
     }
     for (size_t i = 0; i < count; i++) {
-        const Expertd__V1__DescribeReply *reply = (const Expertd__V1__DescribeReply *)answers[i].message;
+        const Expertd__V1__DescribeReply *reply =
+            (const Expertd__V1__DescribeReply *)answers[i].message;
         expertd__v1__hello__init(&hellos[i]);
         hellos[i].node = reply->node;
         hellos[i].incarnation = reply->incarnation;
@@ -66,7 +71,8 @@ static ep_err build_from_answers(const ep_cli_connect *connect, const ep_cli_ans
         hellos[i].n_models = reply->n_models;
         sources[i] = (ep_hello_source){.url = connect->node_urls[i], .hello = &hellos[i]};
     }
-    ep_err err = ep_hello_table_build(sources, (uint32_t)count, (ep_epoch){0, 0}, out_table, out_error);
+    ep_err err =
+        ep_hello_table_build(sources, (uint32_t)count, (ep_epoch){0, 0}, out_table, out_error);
     free(hellos);
     free(sources);
     return err;
@@ -113,16 +119,18 @@ static void list_models(const ep_routing_table *table, char *out, size_t bytes)
         bool is_first = l == 0 || table->layers[l - 1].model_index != m;
         bool is_last = l + 1 == table->layers_count || table->layers[l + 1].model_index != m;
         if (is_first) {
-            used += (size_t)snprintf(out + used, bytes - used, "%s%s version %s layers %" PRIu32, l > 0 ? ", " : "",
-                                     table->models[m].name, table->models[m].version, table->layers[l].shape.layer);
+            used += (size_t)snprintf(out + used, bytes - used, "%s%s version %s layers %" PRIu32,
+                                     l > 0 ? ", " : "", table->models[m].name,
+                                     table->models[m].version, table->layers[l].shape.layer);
         } else if (is_last) {
-            used += (size_t)snprintf(out + used, bytes - used, "..%" PRIu32, table->layers[l].shape.layer);
+            used += (size_t)snprintf(out + used, bytes - used, "..%" PRIu32,
+                                     table->layers[l].shape.layer);
         }
     }
 }
 
-ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model, const char *version, int64_t layer,
-                                ep_error *out_error)
+ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model,
+                                const char *version, int64_t layer, ep_error *out_error)
 {
     char wanted[32] = "";
     char names[EP_ERROR_TEXT_BYTES / 2];
@@ -130,7 +138,8 @@ ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model
     if (layer >= 0) {
         snprintf(wanted, sizeof(wanted), "layer %" PRId64 " of ", layer);
     }
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "there is no %smodel '%.100s'%s%.40s; the table has %s", wanted,
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "there is no %smodel '%.100s'%s%.40s; the table has %s", wanted,
                         model != NULL ? model : "any", version != NULL ? " version " : "",
                         version != NULL ? version : "", names);
 }

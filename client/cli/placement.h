@@ -14,8 +14,8 @@ ep_err ep_cli_placement_read(ep_cli_control *control, const ep_cli_connect *conn
 
 /* NOT_FOUND: there is no such layer (-1: any) of the model and version (NULL: any), and which there
  * are. */
-ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model, const char *version, int64_t layer,
-                                ep_error *out_error);
+ep_err ep_cli_placement_missing(const ep_routing_table *table, const char *model,
+                                const char *version, int64_t layer, ep_error *out_error);
 
 /* Least and greatest number of copies an expert of the layer has. */
 void ep_cli_placement_copies(const ep_routing_layer *layer, uint32_t *out_min, uint32_t *out_max);

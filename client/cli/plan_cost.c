@@ -33,17 +33,19 @@ ep_err ep_plan_cost_of(const ep_plan_layer *layer, const ep_plan_machine *machin
         for (uint32_t c = begin; c < end; c++) {
             node_sum *sum = &sums[layer->copies[c]];
             *(is_shared ? &sum->shared : &sum->slots) += part;
-            sum->read += is_shared ? layer->shared_bytes * at_least_once(part, tokens)
-                                   : layer->expert_bytes * at_least_once(part, tokens * layer->top_k);
+            sum->read += is_shared
+                             ? layer->shared_bytes * at_least_once(part, tokens)
+                             : layer->expert_bytes * at_least_once(part, tokens * layer->top_k);
         }
     }
     for (uint32_t n = 0; n < layer->nodes; n++) {
-        const double visits = 1 - (1 - at_least_once(sums[n].slots, layer->top_k)) * (1 - sums[n].shared);
+        const double visits =
+            1 - (1 - at_least_once(sums[n].slots, layer->top_k)) * (1 - sums[n].shared);
         const double network_s = 2 * layer->row_bytes * tokens * visits / machine->link_bytes_per_s;
         cost.nodes_per_token += visits;
         cost.read_bytes = fmax(cost.read_bytes, sums[n].read);
-        cost.time_s =
-            fmax(cost.time_s, sums[n].read / machine->memory_bytes_per_s + network_s + machine->round_trip_s);
+        cost.time_s = fmax(cost.time_s, sums[n].read / machine->memory_bytes_per_s + network_s +
+                                            machine->round_trip_s);
     }
     cost.network_bytes = layer->row_bytes * cost.nodes_per_token;
     free(sums);

@@ -31,7 +31,7 @@ typedef struct ep_plan_machine {
 
 typedef struct ep_plan_layer {
     uint32_t nodes;
-    uint32_t experts;        /* E; a shared expert stands behind them */
+    uint32_t experts; /* E; a shared expert stands behind them */
     bool has_shared;
     uint32_t top_k;          /* K */
     const double *shares;    /* [E] of all slots; their sum is 1 */
@@ -39,7 +39,7 @@ typedef struct ep_plan_layer {
     const uint32_t *copies;  /* nodes */
     double expert_bytes;
     double shared_bytes;
-    double row_bytes;        /* of a token's x, and of its y */
+    double row_bytes; /* of a token's x, and of its y */
 } ep_plan_layer;
 
 typedef struct ep_plan_cost {

@@ -44,26 +44,30 @@ static plan_sum sum_up(const Expertd__V1__PlanReply *reply)
 
 static json_t *balance_json(const Expertd__V1__LayerBalance *balance)
 {
-    return json_pack("{s:f, s:f}", "busiest_over_mean", balance->busiest_over_mean, "busiest_over_bound",
-                     balance->busiest_over_bound);
+    return json_pack("{s:f, s:f}", "busiest_over_mean", balance->busiest_over_mean,
+                     "busiest_over_bound", balance->busiest_over_bound);
 }
 
 static json_t *layer_json(const Expertd__V1__LayerPlan *layer)
 {
-    return json_pack(
-        "{s:o, s:o, s:I, s:I, s:b, s:o, s:o, s:I, s:I, s:I, s:I}", "model", ep_cli_json_text(layer->model), "version",
-        ep_cli_json_text(layer->version), "layer", (json_int_t)layer->layer, "experts", (json_int_t)layer->experts,
-        "load_known", (int)layer->has_heat, "before", balance_json(layer->before), "after", balance_json(layer->after),
-        "copies", (json_int_t)layer->copies, "copies_to_load", (json_int_t)layer->copies_to_load, "copies_given_up",
-        (json_int_t)layer->copies_given_up, "bytes_to_load", (json_int_t)layer->bytes_to_load);
+    return json_pack("{s:o, s:o, s:I, s:I, s:b, s:o, s:o, s:I, s:I, s:I, s:I}", "model",
+                     ep_cli_json_text(layer->model), "version", ep_cli_json_text(layer->version),
+                     "layer", (json_int_t)layer->layer, "experts", (json_int_t)layer->experts,
+                     "load_known", (int)layer->has_heat, "before", balance_json(layer->before),
+                     "after", balance_json(layer->after), "copies", (json_int_t)layer->copies,
+                     "copies_to_load", (json_int_t)layer->copies_to_load, "copies_given_up",
+                     (json_int_t)layer->copies_given_up, "bytes_to_load",
+                     (json_int_t)layer->bytes_to_load);
 }
 
 static json_t *node_json(const Expertd__V1__NodePlan *node)
 {
-    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "node", ep_cli_json_text(node->name), "copies_before",
-                     (json_int_t)node->copies_before, "copies_after", (json_int_t)node->copies_after, "bytes_before",
-                     (json_int_t)node->bytes_before, "bytes_after", (json_int_t)node->bytes_after, "copies_to_load",
-                     (json_int_t)node->copies_to_load, "bytes_to_load", (json_int_t)node->bytes_to_load);
+    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "node", ep_cli_json_text(node->name),
+                     "copies_before", (json_int_t)node->copies_before, "copies_after",
+                     (json_int_t)node->copies_after, "bytes_before", (json_int_t)node->bytes_before,
+                     "bytes_after", (json_int_t)node->bytes_after, "copies_to_load",
+                     (json_int_t)node->copies_to_load, "bytes_to_load",
+                     (json_int_t)node->bytes_to_load);
 }
 
 static bool print_json(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
@@ -78,14 +82,15 @@ static bool print_json(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
     for (size_t n = 0; n < reply->n_loading; n++) {
         json_array_append_new(loading, ep_cli_json_text(reply->loading[n]));
     }
-    return ep_cli_json_print(json_pack("{s:o, s:b, s:b, s:o, s:o, s:{s:I, s:I, s:I, s:o, s:o}, s:o, s:o}", "policy",
-                                       ep_cli_json_text(reply->policy), "applied", (int)reply->applied, "is_cut",
-                                       (int)reply->is_cut, "loading", loading, "note", ep_cli_json_text(reply->note),
-                                       "sum", "copies_to_load", (json_int_t)sum->copies_to_load, "copies_given_up",
-                                       (json_int_t)sum->copies_given_up, "bytes_to_load",
-                                       (json_int_t)sum->bytes_to_load, "worst_before", balance_json(&sum->before),
-                                       "worst_after", balance_json(&sum->after), "layers", layers, "nodes", nodes),
-                             stdout);
+    return ep_cli_json_print(
+        json_pack("{s:o, s:b, s:b, s:o, s:o, s:{s:I, s:I, s:I, s:o, s:o}, s:o, s:o}", "policy",
+                  ep_cli_json_text(reply->policy), "applied", (int)reply->applied, "is_cut",
+                  (int)reply->is_cut, "loading", loading, "note", ep_cli_json_text(reply->note),
+                  "sum", "copies_to_load", (json_int_t)sum->copies_to_load, "copies_given_up",
+                  (json_int_t)sum->copies_given_up, "bytes_to_load", (json_int_t)sum->bytes_to_load,
+                  "worst_before", balance_json(&sum->before), "worst_after",
+                  balance_json(&sum->after), "layers", layers, "nodes", nodes),
+        stdout);
 }
 
 /* ---- tables ---- */
@@ -100,22 +105,26 @@ static const char *policy_text(const char *policy)
 static void print_sum(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
 {
     char bytes[EP_CLI_BRIEF_BYTES];
-    ep_cli_line(stdout, "placement %s (%s): %s%" PRIu64 " copies to load, %s; %" PRIu64 " given up", reply->policy,
-                policy_text(reply->policy), reply->applied ? "applied, " : "", sum->copies_to_load,
-                ep_cli_bytes_text(sum->bytes_to_load, bytes), sum->copies_given_up);
-    ep_cli_line(stdout, "busiest node, worst layer: %.3f of the mean, after %.3f; %.3f of the bound, after %.3f",
-                sum->before.busiest_over_mean, sum->after.busiest_over_mean, sum->before.busiest_over_bound,
-                sum->after.busiest_over_bound);
+    ep_cli_line(stdout, "placement %s (%s): %s%" PRIu64 " copies to load, %s; %" PRIu64 " given up",
+                reply->policy, policy_text(reply->policy), reply->applied ? "applied, " : "",
+                sum->copies_to_load, ep_cli_bytes_text(sum->bytes_to_load, bytes),
+                sum->copies_given_up);
+    ep_cli_line(
+        stdout,
+        "busiest node, worst layer: %.3f of the mean, after %.3f; %.3f of the bound, after %.3f",
+        sum->before.busiest_over_mean, sum->after.busiest_over_mean, sum->before.busiest_over_bound,
+        sum->after.busiest_over_bound);
     if (sum->layers_without_load > 0) {
         ep_cli_line(stdout, "no load is known yet of %zu of %zu layers: their experts count alike",
                     sum->layers_without_load, reply->n_layers);
     }
     for (size_t n = 0; n < reply->n_loading; n++) {
-        ep_cli_line(stdout, "node %s still loads what it was given before, which counts as loaded", reply->loading[n]);
+        ep_cli_line(stdout, "node %s still loads what it was given before, which counts as loaded",
+                    reply->loading[n]);
     }
     if (reply->is_cut) {
-        ep_cli_line(stdout,
-                    "the solver looked at as much as it may at once: when this is applied, plan again for more");
+        ep_cli_line(stdout, "the solver looked at as much as it may at once: when this is applied, "
+                            "plan again for more");
     }
     if (reply->note[0] != '\0') {
         ep_cli_line(stdout, "%s", reply->note);
@@ -124,7 +133,8 @@ static void print_sum(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
 
 static bool print_nodes(const Expertd__V1__PlanReply *reply)
 {
-    ep_cli_table *table = ep_cli_table_create("NODE|>COPIES|>AFTER|>BYTES|>BYTES AFTER|>TO LOAD|>BYTES TO LOAD");
+    ep_cli_table *table =
+        ep_cli_table_create("NODE|>COPIES|>AFTER|>BYTES|>BYTES AFTER|>TO LOAD|>BYTES TO LOAD");
     for (size_t n = 0; table != NULL && n < reply->n_nodes; n++) {
         const Expertd__V1__NodePlan *node = reply->nodes[n];
         ep_cli_table_cell(table, "%s", node->name);
@@ -142,8 +152,9 @@ static bool print_nodes(const Expertd__V1__PlanReply *reply)
 
 static bool print_layers(const Expertd__V1__PlanReply *reply)
 {
-    ep_cli_table *table = ep_cli_table_create(
-        "MODEL|1VERSION|>LAYER|>/MEAN|>/MEAN AFTER|>/BOUND|>/BOUND AFTER|>TO LOAD|3>GIVEN UP|2>BYTES TO LOAD");
+    ep_cli_table *table =
+        ep_cli_table_create("MODEL|1VERSION|>LAYER|>/MEAN|>/MEAN AFTER|>/BOUND|>/BOUND AFTER|>TO "
+                            "LOAD|3>GIVEN UP|2>BYTES TO LOAD");
     for (size_t l = 0; table != NULL && l < reply->n_layers; l++) {
         const Expertd__V1__LayerPlan *layer = reply->layers[l];
         ep_cli_table_cell(table, "%s", layer->model);
@@ -173,14 +184,16 @@ static bool print_tables(const Expertd__V1__PlanReply *reply, const plan_sum *su
 
 /* ---- the map ---- */
 
-static ep_err check_reply(const Expertd__V1__PlanReply *reply, bool with_copies, ep_error *out_error)
+static ep_err check_reply(const Expertd__V1__PlanReply *reply, bool with_copies,
+                          ep_error *out_error)
 {
     for (size_t l = 0; l < reply->n_layers; l++) {
         const Expertd__V1__LayerPlan *layer = reply->layers[l];
         bool good = layer->before != NULL && layer->after != NULL;
         if (good && with_copies) {
-            good = layer->experts <= EP_EXPERTS_MAX && layer->n_offsets == (size_t)layer->experts + 1 &&
-                   layer->offsets[0] == 0 && layer->offsets[layer->experts] == layer->n_node_indexes;
+            good = layer->experts <= EP_EXPERTS_MAX &&
+                   layer->n_offsets == (size_t)layer->experts + 1 && layer->offsets[0] == 0 &&
+                   layer->offsets[layer->experts] == layer->n_node_indexes;
             for (uint32_t e = 0; good && e < layer->experts; e++) {
                 good = layer->offsets[e] <= layer->offsets[e + 1];
             }
@@ -190,7 +203,8 @@ static ep_err check_reply(const Expertd__V1__PlanReply *reply, bool with_copies,
         }
         if (!good) {
             return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                                "the coordinator's plan of layer %" PRIu32 " contradicts itself", layer->layer);
+                                "the coordinator's plan of layer %" PRIu32 " contradicts itself",
+                                layer->layer);
         }
     }
     return EP_OK;
@@ -201,10 +215,10 @@ static ep_err check_one_model(const Expertd__V1__PlanReply *reply, ep_error *out
     for (size_t l = 1; l < reply->n_layers; l++) {
         const Expertd__V1__LayerPlan *a = reply->layers[0], *b = reply->layers[l];
         if (strcmp(a->model, b->model) != 0 || strcmp(a->version, b->version) != 0) {
-            return ep_error_set(
-                out_error, EP_ERR_INVALID_ARGUMENT,
-                "--write-map: %.100s version %.40s and %.100s version %.40s are placed, an expert map is of one model",
-                a->model, a->version, b->model, b->version);
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "--write-map: %.100s version %.40s and %.100s version %.40s are "
+                                "placed, an expert map is of one model",
+                                a->model, a->version, b->model, b->version);
         }
     }
     return EP_OK;
@@ -222,12 +236,15 @@ static void say_written(const char *program, const char *file, const Expertd__V1
             most = count > most ? count : most;
         }
     }
-    ep_cli_line(stderr, "%s: %s is the %s of %u layers; its devices are the %zu nodes in order of name, %s first",
-                program, file, reply->applied ? "new placement" : "plan", map->layers_count, reply->n_nodes,
-                reply->nodes[0]->name);
+    ep_cli_line(
+        stderr,
+        "%s: %s is the %s of %u layers; its devices are the %zu nodes in order of name, %s first",
+        program, file, reply->applied ? "new placement" : "plan", map->layers_count, reply->n_nodes,
+        reply->nodes[0]->name);
     if (least != most) {
         ep_cli_line(stderr,
-                    "%s: its devices hold %u..%u experts of a layer: placement: static takes that, vllm-ascend wants "
+                    "%s: its devices hold %u..%u experts of a layer: placement: static takes that, "
+                    "vllm-ascend wants "
                     "equal counts",
                     program, least, most);
     }
@@ -260,7 +277,8 @@ int ep_cli_plan_live_run(const char *program, const ep_cli_connect *connect, ep_
     ep_error error;
     request.apply = options->apply;
     request.with_copies = options->map_file != NULL;
-    if (ep_cli_admin_call_once(connect, "PlanPlacement", &request.base, &message, &error) != EP_OK) {
+    if (ep_cli_admin_call_once(connect, "PlanPlacement", &request.base, &message, &error) !=
+        EP_OK) {
         return ep_cli_fail(program, &error);
     }
     const Expertd__V1__PlanReply *reply = (const Expertd__V1__PlanReply *)message;
@@ -269,7 +287,8 @@ int ep_cli_plan_live_run(const char *program, const ep_cli_connect *connect, ep_
     if (err == EP_OK) {
         const plan_sum sum = sum_up(reply);
         good = format == EP_CLI_JSON ? print_json(reply, &sum) : print_tables(reply, &sum);
-        err = options->map_file != NULL ? write_map(program, options->map_file, reply, &error) : EP_OK;
+        err = options->map_file != NULL ? write_map(program, options->map_file, reply, &error)
+                                        : EP_OK;
     }
     protobuf_c_message_free_unpacked(message, NULL);
     return err != EP_OK ? ep_cli_fail(program, &error) : good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;

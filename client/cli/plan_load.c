@@ -14,16 +14,19 @@
 #define BAD(...) ep_error_set(out_error, EP_ERR_BAD_FILE, __VA_ARGS__)
 #define FILE_BYTES_MAX ((size_t)512 << 20)
 
-static ep_err init(const ep_layer_shape *layers, uint32_t layers_count, ep_plan_load *load, ep_error *out_error)
+static ep_err init(const ep_layer_shape *layers, uint32_t layers_count, ep_plan_load *load,
+                   ep_error *out_error)
 {
     *load = (ep_plan_load){.shares = calloc(layers_count + 1u, sizeof(double *))};
     bool good = load->shares != NULL;
     for (; good && load->layers_count < layers_count; load->layers_count += good) {
-        load->shares[load->layers_count] = calloc(layers[load->layers_count].experts + 1u, sizeof(double));
+        load->shares[load->layers_count] =
+            calloc(layers[load->layers_count].experts + 1u, sizeof(double));
         good = load->shares[load->layers_count] != NULL;
     }
     return good ? EP_OK
-                : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the load of %u layers", layers_count);
+                : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the load of %u layers",
+                               layers_count);
 }
 
 void ep_plan_load_fini(ep_plan_load *load)
@@ -35,7 +38,8 @@ void ep_plan_load_fini(ep_plan_load *load)
     *load = (ep_plan_load){0};
 }
 
-static void draw_layer(double exponent, uint64_t *random, const ep_layer_shape *layer, double *out_shares)
+static void draw_layer(double exponent, uint64_t *random, const ep_layer_shape *layer,
+                       double *out_shares)
 {
     for (uint32_t e = 0; e < layer->experts; e++) {
         out_shares[e] = pow(e + 1.0, -exponent);
@@ -49,8 +53,8 @@ static void draw_layer(double exponent, uint64_t *random, const ep_layer_shape *
     ep_plan_cap_shares(out_shares, layer->experts, layer->top_k);
 }
 
-ep_err ep_plan_load_draw(double exponent, uint64_t seed, const ep_layer_shape *layers, uint32_t layers_count,
-                         ep_plan_load *out_load, ep_error *out_error)
+ep_err ep_plan_load_draw(double exponent, uint64_t seed, const ep_layer_shape *layers,
+                         uint32_t layers_count, ep_plan_load *out_load, ep_error *out_error)
 {
     uint64_t random = seed;
     ep_plan_load load;
@@ -83,27 +87,32 @@ static const char *describe(const json_t *value, char out[EP_JSON_TEXT_BYTES])
     return value != NULL ? ep_json_describe(value, out) : "not given";
 }
 
-static ep_err read_counts(const reader *r, const json_t *list, const ep_layer_shape *layer, double *out_shares)
+static ep_err read_counts(const reader *r, const json_t *list, const ep_layer_shape *layer,
+                          double *out_shares)
 {
     ep_error *out_error = r->error;
     char text[EP_JSON_TEXT_BYTES];
     uint32_t loaded = 0;
     for (uint32_t e = 0; e < layer->experts; e++) {
         const json_t *entry = json_array_get(list, e);
-        const json_t *number = json_object_get(entry, "expert"), *slots = json_object_get(entry, "slots");
+        const json_t *number = json_object_get(entry, "expert"),
+                     *slots = json_object_get(entry, "slots");
         if (!json_is_integer(number) || json_integer_value(number) != (json_int_t)e) {
-            return BAD("%s: layer %" PRIu32 ": entry %" PRIu32 " of load is of expert %s, allowed: experts in order",
+            return BAD("%s: layer %" PRIu32 ": entry %" PRIu32
+                       " of load is of expert %s, allowed: experts in order",
                        r->path, layer->layer, e, describe(number, text));
         }
         if (!json_is_integer(slots) || json_integer_value(slots) < 0) {
-            return BAD("%s: layer %" PRIu32 ", expert %" PRIu32 ": slots is %s, allowed: a whole number 0..", r->path,
-                       layer->layer, e, describe(slots, text));
+            return BAD("%s: layer %" PRIu32 ", expert %" PRIu32
+                       ": slots is %s, allowed: a whole number 0..",
+                       r->path, layer->layer, e, describe(slots, text));
         }
         out_shares[e] = (double)json_integer_value(slots);
         loaded += out_shares[e] > 0;
     }
     if (loaded < layer->top_k) {
-        return BAD("%s: layer %" PRIu32 ": %" PRIu32 " experts have slots, and each token takes %" PRIu32
+        return BAD("%s: layer %" PRIu32 ": %" PRIu32
+                   " experts have slots, and each token takes %" PRIu32
                    ": let the service run for longer",
                    r->path, layer->layer, loaded, layer->top_k);
     }
@@ -129,12 +138,15 @@ static ep_err check_model(reader *r, const json_t *entry, size_t index)
     const char *version = json_string_value(json_object_get(entry, "version"));
     char a[EP_JSON_TEXT_BYTES], b[EP_JSON_TEXT_BYTES];
     if (model == NULL || version == NULL) {
-        return BAD("%s: layers entry %zu has no model or no version: expertctl stats --experts -o json writes both",
+        return BAD("%s: layers entry %zu has no model or no version: expertctl stats --experts -o "
+                   "json writes both",
                    r->path, index);
     }
     if (r->model != NULL && (strcmp(model, r->model) != 0 || strcmp(version, r->version) != 0)) {
-        return BAD("%s: holds %s and %s, allowed: one model; see expertctl stats --model and --version", r->path,
-                   ep_json_printable(r->model, a, sizeof(a)), ep_json_printable(model, b, sizeof(b)));
+        return BAD(
+            "%s: holds %s and %s, allowed: one model; see expertctl stats --model and --version",
+            r->path, ep_json_printable(r->model, a, sizeof(a)),
+            ep_json_printable(model, b, sizeof(b)));
     }
     r->model = model;
     r->version = version;
@@ -151,19 +163,21 @@ static ep_err read_entry(reader *r, const json_t *entry, size_t index)
     }
     const uint32_t l = find_layer(r, json_object_get(entry, "layer"));
     if (l == r->layers_count) {
-        return BAD("%s: layers entry %zu: layer is %s, the model's MoE layers are %" PRIu32 "..%" PRIu32
-                   ": it is of another model",
-                   r->path, index, describe(json_object_get(entry, "layer"), text), r->layers[0].layer,
-                   r->layers[r->layers_count - 1].layer);
+        return BAD("%s: layers entry %zu: layer is %s, the model's MoE layers are %" PRIu32
+                   "..%" PRIu32 ": it is of another model",
+                   r->path, index, describe(json_object_get(entry, "layer"), text),
+                   r->layers[0].layer, r->layers[r->layers_count - 1].layer);
     }
     const ep_layer_shape *layer = &r->layers[l];
-    const json_t *list = json_object_get(entry, "load"), *experts = json_object_get(entry, "experts");
+    const json_t *list = json_object_get(entry, "load"),
+                 *experts = json_object_get(entry, "experts");
     if (r->is_read[l]) {
         return BAD("%s: layer %" PRIu32 " is there twice", r->path, layer->layer);
     }
     if (!json_is_integer(experts) || json_integer_value(experts) != (json_int_t)layer->experts) {
-        return BAD("%s: layer %" PRIu32 " has experts %s, the model %" PRIu32 ": it is of another model", r->path,
-                   layer->layer, describe(experts, text), layer->experts);
+        return BAD("%s: layer %" PRIu32 " has experts %s, the model %" PRIu32
+                   ": it is of another model",
+                   r->path, layer->layer, describe(experts, text), layer->experts);
     }
     if (list == NULL || json_array_size(list) != layer->experts) {
         return BAD("%s: layer %" PRIu32 ": load has %zu experts of %" PRIu32
@@ -180,16 +194,19 @@ static ep_err read_root(reader *r, const json_t *root)
     const json_t *entries = json_object_get(root, "layers");
     ep_err err = EP_OK;
     if (!json_is_array(entries)) {
-        return BAD("%s: has no list \"layers\": allowed is what expertctl stats --experts -o json writes", r->path);
+        return BAD(
+            "%s: has no list \"layers\": allowed is what expertctl stats --experts -o json writes",
+            r->path);
     }
     for (size_t i = 0; err == EP_OK && i < json_array_size(entries); i++) {
         err = read_entry(r, json_array_get(entries, i), i);
     }
     for (uint32_t l = 0; err == EP_OK && l < r->layers_count; l++) {
         if (!r->is_read[l]) {
-            err = BAD("%s: layer %" PRIu32
-                      " of the model is not there: nothing was computed in it, or it is of another model",
-                      r->path, r->layers[l].layer);
+            err = BAD(
+                "%s: layer %" PRIu32
+                " of the model is not there: nothing was computed in it, or it is of another model",
+                r->path, r->layers[l].layer);
         }
     }
     return err;
@@ -206,18 +223,23 @@ static ep_err read_json(const char *path, json_t **out_root, ep_error *out_error
     return err;
 }
 
-ep_err ep_plan_load_read(const char *path, const ep_layer_shape *layers, uint32_t layers_count, ep_plan_load *out_load,
-                         ep_error *out_error)
+ep_err ep_plan_load_read(const char *path, const ep_layer_shape *layers, uint32_t layers_count,
+                         ep_plan_load *out_load, ep_error *out_error)
 {
     json_t *root = NULL;
     ep_plan_load load = {0};
-    reader r = {.path = path, .layers = layers, .layers_count = layers_count, .load = &load, .error = out_error};
+    reader r = {.path = path,
+                .layers = layers,
+                .layers_count = layers_count,
+                .load = &load,
+                .error = out_error};
     ep_err err = read_json(path, &root, out_error);
     err = err != EP_OK ? err : init(layers, layers_count, &load, out_error);
     if (err == EP_OK) {
         r.is_read = calloc(layers_count + 1u, sizeof(*r.is_read));
-        err = r.is_read != NULL ? read_root(&r, root)
-                                : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read %s", path);
+        err = r.is_read != NULL
+                  ? read_root(&r, root)
+                  : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read %s", path);
     }
     free(r.is_read);
     json_decref(root);

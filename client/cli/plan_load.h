@@ -13,12 +13,12 @@ typedef struct ep_plan_load {
 
 /* Layers have top_k <= experts. Rank r of a layer has r ^ -exponent, before the cap; which expert
  * has which rank is drawn for each layer anew. Errors: NO_MEMORY. */
-ep_err ep_plan_load_draw(double exponent, uint64_t seed, const ep_layer_shape *layers, uint32_t layers_count,
-                         ep_plan_load *out_load, ep_error *out_error);
+ep_err ep_plan_load_draw(double exponent, uint64_t seed, const ep_layer_shape *layers,
+                         uint32_t layers_count, ep_plan_load *out_load, ep_error *out_error);
 /* What expertctl stats --experts -o json wrote, of one model with exactly these layers. Errors:
  * NOT_FOUND, IO, BAD_FILE (place, value, what is allowed), NO_MEMORY. */
-ep_err ep_plan_load_read(const char *path, const ep_layer_shape *layers, uint32_t layers_count, ep_plan_load *out_load,
-                         ep_error *out_error);
+ep_err ep_plan_load_read(const char *path, const ep_layer_shape *layers, uint32_t layers_count,
+                         ep_plan_load *out_load, ep_error *out_error);
 /* Also of a zeroed one. */
 void ep_plan_load_fini(ep_plan_load *load);
 

@@ -19,18 +19,18 @@ typedef struct policy_result {
     ep_placement **placements; /* [placed_count] one of all layers, or one of each */
     uint32_t placed_count;
     bool is_cut;
-    ep_layer_balance *balances; /* [layers] */
-    ep_plan_cost *costs;        /* [layers] */
-    double *node_bytes;         /* [nodes] of weights */
+    ep_layer_balance *balances;   /* [layers] */
+    ep_plan_cost *costs;          /* [layers] */
+    double *node_bytes;           /* [nodes] of weights */
     double over_mean, over_bound; /* the worst layer's */
     double bytes_max, bytes_min;  /* of a node */
-    ep_plan_cost sum;             /* of all layers; nodes_per_token and read_bytes: of a layer on average */
+    ep_plan_cost sum; /* of all layers; nodes_per_token and read_bytes: of a layer on average */
 } policy_result;
 
 typedef struct plan {
     const ep_cli_plan_offline *options;
     ep_model_config config;
-    ep_dtype dtype;     /* of x and y */
+    ep_dtype dtype; /* of x and y */
     double weight_bits;
     ep_plan_load load;
     ep_placement_node *nodes;   /* [options->nodes] */
@@ -55,12 +55,15 @@ static ep_err read_config(const char *path, ep_model_config *out_config, ep_erro
     return err;
 }
 
-static ep_err check_layer(const ep_cli_plan_offline *options, const ep_layer_shape *layer, ep_error *out_error)
+static ep_err check_layer(const ep_cli_plan_offline *options, const ep_layer_shape *layer,
+                          ep_error *out_error)
 {
-    const uint64_t room = (uint64_t)(layer->experts + layer->shared_experts) * (options->nodes - options->copies);
+    const uint64_t room =
+        (uint64_t)(layer->experts + layer->shared_experts) * (options->nodes - options->copies);
     if (layer->top_k < 1 || layer->top_k > layer->experts) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: layer %" PRIu32 ": %" PRIu32 " experts a token, allowed 1..%" PRIu32,
+                            "%s: layer %" PRIu32 ": %" PRIu32
+                            " experts a token, allowed 1..%" PRIu32,
                             options->config_file, layer->layer, layer->top_k, layer->experts);
     }
     if (options->spare_copies > room) {
@@ -73,11 +76,13 @@ static ep_err check_layer(const ep_cli_plan_offline *options, const ep_layer_sha
     return EP_OK;
 }
 
-static ep_err check_layers(const ep_cli_plan_offline *options, const ep_model_info *info, ep_error *out_error)
+static ep_err check_layers(const ep_cli_plan_offline *options, const ep_model_info *info,
+                           ep_error *out_error)
 {
     ep_err err = EP_OK;
     if (info->moe_layers_count == 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: the model has no MoE layers, so nothing is placed",
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: the model has no MoE layers, so nothing is placed",
                             options->config_file);
     }
     for (uint32_t l = 0; err == EP_OK && l < info->moe_layers_count; l++) {
@@ -94,14 +99,16 @@ static ep_err read_model(plan *p, ep_error *out_error)
         return err;
     }
     if (p->config.is_quantised && p->options->weight_bits == 0) {
-        return ep_error_set(
-            out_error, EP_ERR_INVALID_ARGUMENT,
-            "%s: its weights are quantised, and their tensors say how: give the bits of a weight with --weight-bits",
-            path);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%s: its weights are quantised, and their tensors say how: give the "
+                            "bits of a weight with --weight-bits",
+                            path);
     }
     p->dtype = p->config.info.dtype != EP_DTYPE_NONE ? p->config.info.dtype : DTYPE_ASSUMED;
-    p->weight_bits = p->options->weight_bits != 0 ? p->options->weight_bits : 8.0 * (double)ep_dtype_bytes(p->dtype);
-    const bool callers = p->config.type != NULL && (p->config.type->marks & EP_TYPE_SHARED_CALLERS) != 0;
+    p->weight_bits = p->options->weight_bits != 0 ? p->options->weight_bits
+                                                  : 8.0 * (double)ep_dtype_bytes(p->dtype);
+    const bool callers =
+        p->config.type != NULL && (p->config.type->marks & EP_TYPE_SHARED_CALLERS) != 0;
     for (uint32_t l = 0; callers && l < p->config.info.moe_layers_count; l++) {
         p->config.info.moe_layers[l].shared_experts = 0; /* the caller computes it */
     }
@@ -129,12 +136,14 @@ static ep_err init_problem(plan *p, ep_error *out_error)
         p->nodes[n] = (ep_placement_node){.node_id = n, .name = "a planned node"};
     }
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
-        p->layers[l] = (ep_placement_layer){.shape = info->moe_layers[l], .heat = p->load.shares[l]};
+        p->layers[l] =
+            (ep_placement_layer){.shape = info->moe_layers[l], .heat = p->load.shares[l]};
     }
     return EP_OK;
 }
 
-static ep_placement_input input_of(const plan *p, uint32_t first, uint32_t count, uint32_t spare_copies)
+static ep_placement_input input_of(const plan *p, uint32_t first, uint32_t count,
+                                   uint32_t spare_copies)
 {
     return (ep_placement_input){.nodes_count = p->options->nodes,
                                 .nodes = p->nodes,
@@ -147,7 +156,8 @@ static ep_placement_input input_of(const plan *p, uint32_t first, uint32_t count
 
 static const ep_placed_layer *placed_layer(const policy_result *of, uint32_t layer)
 {
-    return of->placed_count <= 1 ? &of->placements[0]->layers[layer] : &of->placements[layer]->layers[0];
+    return of->placed_count <= 1 ? &of->placements[0]->layers[layer]
+                                 : &of->placements[layer]->layers[0];
 }
 
 /* More than the coordinator balances: each layer is placed on its own then. */
@@ -163,14 +173,16 @@ static bool is_beyond(const plan *p)
 
 static ep_err place(const plan *p, bool by_load, policy_result *of, ep_error *out_error)
 {
-    const uint32_t layers = p->config.info.moe_layers_count, wanted = by_load && is_beyond(p) ? layers : 1;
+    const uint32_t layers = p->config.info.moe_layers_count,
+                   wanted = by_load && is_beyond(p) ? layers : 1;
     of->placements = calloc(wanted, sizeof(ep_placement *));
     ep_err err = of->placements != NULL ? EP_OK : no_memory(out_error);
     while (err == EP_OK && of->placed_count < wanted) {
         ep_placement **out = &of->placements[of->placed_count];
         const ep_placement_input input =
             input_of(p, of->placed_count, layers / wanted, by_load ? p->options->spare_copies : 0);
-        err = by_load ? ep_placement_balanced(&input, out, out_error) : ep_placement_uniform(&input, out, out_error);
+        err = by_load ? ep_placement_balanced(&input, out, out_error)
+                      : ep_placement_uniform(&input, out, out_error);
         of->is_cut |= err == EP_OK && (*out)->is_cut;
         of->placed_count += err == EP_OK;
     }
@@ -182,24 +194,27 @@ static ep_err cost_layer(const plan *p, uint32_t layer, uint32_t spare_copies, p
     const ep_placed_layer *placed = placed_layer(of, layer);
     const ep_layer_shape *shape = &p->layers[layer].shape;
     const ep_placement_input input = input_of(p, layer, 1, spare_copies);
-    const ep_plan_layer in = {.nodes = p->options->nodes,
-                              .experts = shape->experts,
-                              .has_shared = shape->shared_experts > 0,
-                              .top_k = shape->top_k,
-                              .shares = p->load.shares[layer],
-                              .offsets = placed->offsets,
-                              .copies = placed->copies,
-                              .expert_bytes = expert_bytes(p, layer, shape->inner),
-                              .shared_bytes = expert_bytes(p, layer, p->config.info.shared_inner[layer]),
-                              .row_bytes = (double)shape->hidden * (double)ep_dtype_bytes(p->dtype)};
+    const ep_plan_layer in = {
+        .nodes = p->options->nodes,
+        .experts = shape->experts,
+        .has_shared = shape->shared_experts > 0,
+        .top_k = shape->top_k,
+        .shares = p->load.shares[layer],
+        .offsets = placed->offsets,
+        .copies = placed->copies,
+        .expert_bytes = expert_bytes(p, layer, shape->inner),
+        .shared_bytes = expert_bytes(p, layer, p->config.info.shared_inner[layer]),
+        .row_bytes = (double)shape->hidden * (double)ep_dtype_bytes(p->dtype)};
     for (uint32_t e = 0; e < placed->experts; e++) {
         for (uint32_t c = placed->offsets[e]; c < placed->offsets[e + 1]; c++) {
             of->node_bytes[placed->copies[c]] += e < in.experts ? in.expert_bytes : in.shared_bytes;
         }
     }
-    ep_err err = ep_placement_judge(&input, 0, placed->offsets, placed->copies, &of->balances[layer]);
+    ep_err err =
+        ep_placement_judge(&input, 0, placed->offsets, placed->copies, &of->balances[layer]);
     return err != EP_OK ? err
-                        : ep_plan_cost_of(&in, &p->options->machine, (double)p->options->tokens, &of->costs[layer]);
+                        : ep_plan_cost_of(&in, &p->options->machine, (double)p->options->tokens,
+                                          &of->costs[layer]);
 }
 
 static ep_err judge(const plan *p, bool by_load, policy_result *of, ep_error *out_error)
@@ -245,10 +260,11 @@ static void result_fini(policy_result *of)
 
 static json_t *result_json(const policy_result *of)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "worst_busiest_over_mean", of->over_mean,
-                     "worst_busiest_over_bound", of->over_bound, "node_bytes_max", of->bytes_max, "node_bytes_min",
-                     of->bytes_min, "nodes_per_token", of->sum.nodes_per_token, "dispatch_bytes_per_token",
-                     of->sum.network_bytes, "combine_bytes_per_token", of->sum.network_bytes, "read_bytes_per_layer",
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "worst_busiest_over_mean",
+                     of->over_mean, "worst_busiest_over_bound", of->over_bound, "node_bytes_max",
+                     of->bytes_max, "node_bytes_min", of->bytes_min, "nodes_per_token",
+                     of->sum.nodes_per_token, "dispatch_bytes_per_token", of->sum.network_bytes,
+                     "combine_bytes_per_token", of->sum.network_bytes, "read_bytes_per_layer",
                      of->sum.read_bytes, "step_seconds", of->sum.time_s);
 }
 
@@ -256,19 +272,21 @@ static json_t *layer_result_json(const policy_result *of, uint32_t layer)
 {
     const ep_layer_balance *balance = &of->balances[layer];
     const ep_plan_cost *cost = &of->costs[layer];
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "busiest_over_mean", balance->busiest / balance->mean,
-                     "busiest_over_bound", balance->busiest / balance->bound, "nodes_per_token", cost->nodes_per_token,
-                     "dispatch_bytes_per_token", cost->network_bytes, "combine_bytes_per_token", cost->network_bytes,
-                     "read_bytes", cost->read_bytes, "seconds", cost->time_s);
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "busiest_over_mean",
+                     balance->busiest / balance->mean, "busiest_over_bound",
+                     balance->busiest / balance->bound, "nodes_per_token", cost->nodes_per_token,
+                     "dispatch_bytes_per_token", cost->network_bytes, "combine_bytes_per_token",
+                     cost->network_bytes, "read_bytes", cost->read_bytes, "seconds", cost->time_s);
 }
 
 static json_t *assumptions_json(const plan *p)
 {
     const ep_cli_plan_offline *options = p->options;
-    json_t *json = json_pack("{s:I, s:f, s:f, s:f, s:f, s:s}", "tokens_per_step", (json_int_t)options->tokens,
-                             "memory_bytes_per_s", options->machine.memory_bytes_per_s, "link_bytes_per_s",
-                             options->machine.link_bytes_per_s, "round_trip_seconds", options->machine.round_trip_s,
-                             "weight_bits", p->weight_bits, "dtype", ep_dtype_name(p->dtype));
+    json_t *json = json_pack(
+        "{s:I, s:f, s:f, s:f, s:f, s:s}", "tokens_per_step", (json_int_t)options->tokens,
+        "memory_bytes_per_s", options->machine.memory_bytes_per_s, "link_bytes_per_s",
+        options->machine.link_bytes_per_s, "round_trip_seconds", options->machine.round_trip_s,
+        "weight_bits", p->weight_bits, "dtype", ep_dtype_name(p->dtype));
     if (options->trace_file == NULL) {
         json_object_set_new(json, "zipf", json_real(options->zipf));
         json_object_set_new(json, "seed", json_integer((json_int_t)options->seed));
@@ -282,20 +300,24 @@ static bool print_json(const plan *p)
     json_t *layers = json_array();
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
         const ep_layer_shape *shape = &info->moe_layers[l];
-        json_array_append_new(
-            layers, json_pack("{s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "layer", (json_int_t)shape->layer, "experts",
-                              (json_int_t)shape->experts, "shared_experts", (json_int_t)shape->shared_experts, "top_k",
-                              (json_int_t)shape->top_k, "expert_bytes", expert_bytes(p, l, shape->inner), "uniform",
-                              layer_result_json(&p->uniform, l), "balanced", layer_result_json(&p->balanced, l)));
+        json_array_append_new(layers, json_pack("{s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "layer",
+                                                (json_int_t)shape->layer, "experts",
+                                                (json_int_t)shape->experts, "shared_experts",
+                                                (json_int_t)shape->shared_experts, "top_k",
+                                                (json_int_t)shape->top_k, "expert_bytes",
+                                                expert_bytes(p, l, shape->inner), "uniform",
+                                                layer_result_json(&p->uniform, l), "balanced",
+                                                layer_result_json(&p->balanced, l)));
     }
-    return ep_cli_json_print(json_pack("{s:o, s:I, s:I, s:I, s:b, s:b, s:s*, s:o, s:o, s:o, s:o}", "model_type",
-                                       ep_cli_json_text(info->model_type), "nodes", (json_int_t)p->options->nodes,
-                                       "copies", (json_int_t)p->options->copies, "spare_copies",
-                                       (json_int_t)p->options->spare_copies, "layers_on_their_own", (int)is_beyond(p),
-                                       "is_cut", (int)p->balanced.is_cut, "trace", p->options->trace_file,
-                                       "assumptions", assumptions_json(p), "uniform", result_json(&p->uniform),
-                                       "balanced", result_json(&p->balanced), "layers", layers),
-                             stdout);
+    return ep_cli_json_print(
+        json_pack("{s:o, s:I, s:I, s:I, s:b, s:b, s:s*, s:o, s:o, s:o, s:o}", "model_type",
+                  ep_cli_json_text(info->model_type), "nodes", (json_int_t)p->options->nodes,
+                  "copies", (json_int_t)p->options->copies, "spare_copies",
+                  (json_int_t)p->options->spare_copies, "layers_on_their_own", (int)is_beyond(p),
+                  "is_cut", (int)p->balanced.is_cut, "trace", p->options->trace_file, "assumptions",
+                  assumptions_json(p), "uniform", result_json(&p->uniform), "balanced",
+                  result_json(&p->balanced), "layers", layers),
+        stdout);
 }
 
 /* ---- tables ---- */
@@ -306,13 +328,13 @@ static void print_head(const plan *p)
     const ep_model_info *info = &p->config.info;
     const ep_layer_shape *first = &info->moe_layers[0];
     char size[EP_CLI_BRIEF_BYTES], memory[EP_CLI_BRIEF_BYTES], link[EP_CLI_BRIEF_BYTES];
-    ep_cli_line(
-        stdout,
-        "%s: %u MoE layers of %u experts, %u a token, %s each at %g bits a weight; on %u nodes, copies %u, spare "
-        "copies %u a layer",
-        info->model_type, info->moe_layers_count, first->experts, first->top_k,
-        ep_cli_bytes_text((uint64_t)expert_bytes(p, 0, first->inner), size), p->weight_bits, options->nodes,
-        options->copies, options->spare_copies);
+    ep_cli_line(stdout,
+                "%s: %u MoE layers of %u experts, %u a token, %s each at %g bits a weight; on %u "
+                "nodes, copies %u, spare "
+                "copies %u a layer",
+                info->model_type, info->moe_layers_count, first->experts, first->top_k,
+                ep_cli_bytes_text((uint64_t)expert_bytes(p, 0, first->inner), size), p->weight_bits,
+                options->nodes, options->copies, options->spare_copies);
     if (is_beyond(p)) {
         ep_cli_line(stdout,
                     "a coordinator spreads evenly beyond %" PRIu64
@@ -320,14 +342,19 @@ static void print_head(const plan *p)
                     EP_PLACEMENT_CELLS_MAX);
     }
     if (p->balanced.is_cut) {
-        ep_cli_line(stdout, "the solver's limit of work ended its search: balanced may get better than this");
+        ep_cli_line(
+            stdout,
+            "the solver's limit of work ended its search: balanced may get better than this");
     }
     if (options->trace_file != NULL) {
         ep_cli_line(stdout, "load: %s", options->trace_file);
     } else {
-        ep_cli_line(stdout, "load: assumed, drawn by zipf %g with seed %" PRIu64, options->zipf, options->seed);
+        ep_cli_line(stdout, "load: assumed, drawn by zipf %g with seed %" PRIu64, options->zipf,
+                    options->seed);
     }
-    ep_cli_line(stdout, "assumed: %" PRIu64 " tokens a step, rows of %s, memory %s/s, link %s/s, round trip %gus%s",
+    ep_cli_line(stdout,
+                "assumed: %" PRIu64
+                " tokens a step, rows of %s, memory %s/s, link %s/s, round trip %gus%s",
                 options->tokens, ep_dtype_name(p->dtype),
                 ep_cli_bytes_text((uint64_t)options->machine.memory_bytes_per_s, memory),
                 ep_cli_bytes_text((uint64_t)options->machine.link_bytes_per_s, link),
@@ -362,7 +389,8 @@ static bool print_sums(const policy_result *a, const policy_result *b)
     ratio_row(table, "nodes a token goes to, mean", a->sum.nodes_per_token, b->sum.nodes_per_token);
     bytes_row(table, "dispatch of a token", a->sum.network_bytes, b->sum.network_bytes);
     bytes_row(table, "combine of a token", a->sum.network_bytes, b->sum.network_bytes);
-    bytes_row(table, "weights read in a layer, by the node that reads most", a->sum.read_bytes, b->sum.read_bytes);
+    bytes_row(table, "weights read in a layer, by the node that reads most", a->sum.read_bytes,
+              b->sum.read_bytes);
     ratio_row(table, "milliseconds of a step", a->sum.time_s * 1e3, b->sum.time_s * 1e3);
     const bool good = ep_cli_table_print(table, stdout);
     ep_cli_table_destroy(table);
@@ -411,8 +439,8 @@ static ep_err write_map(const plan *p, ep_error *out_error)
     ep_err err = ep_expert_map_create(p->config.info.moe_layers_count, &map, out_error);
     for (uint32_t l = 0; err == EP_OK && l < p->config.info.moe_layers_count; l++) {
         const ep_placed_layer *placed = placed_layer(&p->balanced, l);
-        err = ep_expert_map_set_layer(map, l, p->layers[l].shape.experts, placed->offsets, placed->copies,
-                                      p->options->nodes, out_error);
+        err = ep_expert_map_set_layer(map, l, p->layers[l].shape.experts, placed->offsets,
+                                      placed->copies, p->options->nodes, out_error);
     }
     err = err != EP_OK ? err : ep_expert_map_write_file(map, p->options->map_file, out_error);
     ep_expert_map_destroy(map);
@@ -438,7 +466,8 @@ static ep_err make(plan *p, ep_error *out_error)
     return err != EP_OK ? err : judge(p, true, &p->balanced, out_error);
 }
 
-int ep_cli_plan_offline_run(const char *program, ep_cli_format format, const ep_cli_plan_offline *options)
+int ep_cli_plan_offline_run(const char *program, ep_cli_format format,
+                            const ep_cli_plan_offline *options)
 {
     plan p = {.options = options};
     ep_error error;

@@ -13,15 +13,16 @@ typedef struct ep_cli_plan_offline {
     double zipf;
     uint64_t seed;
     uint32_t nodes;
-    uint32_t copies;        /* of each expert */
-    uint32_t spare_copies;  /* of each layer, by load */
-    uint32_t weight_bits;   /* 0: of the config's dtype */
-    uint64_t tokens;        /* of a step */
+    uint32_t copies;       /* of each expert */
+    uint32_t spare_copies; /* of each layer, by load */
+    uint32_t weight_bits;  /* 0: of the config's dtype */
+    uint64_t tokens;       /* of a step */
     ep_plan_machine machine;
-    const char *map_file;   /* NULL: none */
+    const char *map_file; /* NULL: none */
 } ep_cli_plan_offline;
 
 /* An ep_cli_exit. */
-int ep_cli_plan_offline_run(const char *program, ep_cli_format format, const ep_cli_plan_offline *options);
+int ep_cli_plan_offline_run(const char *program, ep_cli_format format,
+                            const ep_cli_plan_offline *options);
 
 #endif

@@ -12,7 +12,7 @@
  * them, tokens and seed. *out_batch: ep_cli_batch_free. Errors: those of ep_cli_placement_read;
  * NOT_FOUND (which layers there are); NO_MEMORY.
  */
-ep_err ep_cli_batch_random(const ep_cli_connect *connect, const ep_moe_args *args, uint32_t tokens, uint64_t seed,
-                           ep_cli_batch *out_batch, ep_error *out_error);
+ep_err ep_cli_batch_random(const ep_cli_connect *connect, const ep_moe_args *args, uint32_t tokens,
+                           uint64_t seed, ep_cli_batch *out_batch, ep_error *out_error);
 
 #endif

@@ -82,7 +82,9 @@ static void make_table(const ep_cli_given *given, struct option *longs, char *sh
         longs[i] = (struct option){row->name, kind, NULL, KEY_FIRST + (int)i};
         if (isalnum((unsigned char)ep_usage_letter(row))) {
             *shorts++ = ep_usage_letter(row);
-            shorts = stpcpy(shorts, kind == no_argument ? "" : kind == required_argument ? ":" : "::");
+            shorts = stpcpy(shorts, kind == no_argument         ? ""
+                                    : kind == required_argument ? ":"
+                                                                : "::");
         }
     }
 }
@@ -104,7 +106,8 @@ bool ep_cli_given_read(const struct argp *argp, int argc, char **argv, ep_cli_gi
     opterr = 0;
     for (int key; good && (key = getopt_long(argc, copy, shorts, longs, NULL)) != -1;) {
         size_t index = key >= KEY_FIRST ? (size_t)(key - KEY_FIRST) : 0;
-        while (key < KEY_FIRST && index < given->count && ep_usage_letter(given->rows[index]) != key) {
+        while (key < KEY_FIRST && index < given->count &&
+               ep_usage_letter(given->rows[index]) != key) {
             index++;
         }
         good = index == given->count || take_given(given, index, optarg);
@@ -178,16 +181,18 @@ void ep_cli_settings_say(const char *program, const char *url)
 {
     if (context_name[0] != '\0') {
         ep_cli_line(stderr, "%s: context %s, %s%s%s%s", program, context_name, url,
-                    others[0] != '\0' ? " (not from it: " : "", others, others[0] != '\0' ? ")" : "");
+                    others[0] != '\0' ? " (not from it: " : "", others,
+                    others[0] != '\0' ? ")" : "");
     }
 }
 
-static bool add_flag(const struct argp_option *row, const char *value, size_t bytes, const char *name,
-                     ep_error *out_error)
+static bool add_flag(const struct argp_option *row, const char *value, size_t bytes,
+                     const char *name, ep_error *out_error)
 {
     set_flag *set = &set_flags[set_count];
     if (set_count == SET_MAX) {
-        ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s has too many values, allowed: %d together", name, SET_MAX);
+        ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s has too many values, allowed: %d together",
+                     name, SET_MAX);
         return false;
     }
     int made = value != NULL ? asprintf(&set->flag, "--%s=%.*s", row->name, (int)bytes, value)
@@ -203,13 +208,15 @@ static bool add_flag(const struct argp_option *row, const char *value, size_t by
 
 /* "true" or "false" for a flag without a value; one flag for each part of one that may be
  * repeated. */
-static bool set_row(const struct argp_option *row, const char *text, const char *name, ep_error *out_error)
+static bool set_row(const struct argp_option *row, const char *text, const char *name,
+                    ep_error *out_error)
 {
     const bool is_list = may_be_repeated(row);
     if (row->arg == NULL) {
         const bool is_true = strcmp(text, "true") == 0;
         if (!is_true && strcmp(text, "false") != 0) {
-            ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s is '%.80s', allowed: true, false", name, text);
+            ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s is '%.80s', allowed: true, false", name,
+                         text);
             return false;
         }
         return !is_true || add_flag(row, NULL, 0, name, out_error);
@@ -250,7 +257,8 @@ static ep_err read_variables(const char *program, levels *l, ep_error *out_error
     }
     for (size_t i = 0; i < l->all.count; i++) {
         ep_cli_key_of(l->all.rows[i]->name, keys[i], NAME_BYTES);
-        table[i] = (ep_option){.name = keys[i], .type = EP_OPTION_STRING, .max = EP_CLI_VALUE_BYTES_MAX};
+        table[i] =
+            (ep_option){.name = keys[i], .type = EP_OPTION_STRING, .max = EP_CLI_VALUE_BYTES_MAX};
     }
     spec.options_count = l->all.count;
     ep_err err = ep_options_load(&spec, 0, NULL, environ, &l->variables, out_error);
@@ -262,7 +270,8 @@ static ep_err read_variables(const char *program, levels *l, ep_error *out_error
 
 /* The row's variable and what it says; "" nothing, or a flag of this name with values of another
  * kind. */
-static const char *variable_of(const levels *l, const struct argp_option *row, char out_name[VARIABLE_BYTES])
+static const char *variable_of(const levels *l, const struct argp_option *row,
+                               char out_name[VARIABLE_BYTES])
 {
     const char *kind = ep_cli_given_row(&l->all, row->name)->arg;
     char key[NAME_BYTES];
@@ -271,7 +280,8 @@ static const char *variable_of(const levels *l, const struct argp_option *row, c
     for (char *p = out_name; *p != '\0'; p++) {
         *p = (char)toupper((unsigned char)*p);
     }
-    bool is_same_kind = kind == row->arg || (kind != NULL && row->arg != NULL && strcmp(kind, row->arg) == 0);
+    bool is_same_kind =
+        kind == row->arg || (kind != NULL && row->arg != NULL && strcmp(kind, row->arg) == 0);
     return is_same_kind ? ep_options_text(l->variables, key) : "";
 }
 
@@ -320,7 +330,8 @@ static void note_other(const struct argp_option *row, const char *dashes, const 
 {
     size_t used = strlen(others);
     if (is_of_contexts(row) && strcmp(row->name, "timeout") != 0) {
-        snprintf(others + used, sizeof(others) - used, "%s%s%s", used > 0 ? ", " : "", dashes, name);
+        snprintf(others + used, sizeof(others) - used, "%s%s%s", used > 0 ? ", " : "", dashes,
+                 name);
     }
 }
 
@@ -346,11 +357,14 @@ static bool context_judges(const levels *l, const ep_cli_given *given)
  * CA? */
 static bool is_of_context(const levels *l, const char *urls, bool judges)
 {
-    for (size_t bytes; bytes = strcspn(urls, ","), bytes > 0; urls += bytes + (urls[bytes] == ',')) {
+    for (size_t bytes; bytes = strcspn(urls, ","), bytes > 0;
+         urls += bytes + (urls[bytes] == ',')) {
         bool is_named = judges && strncmp(urls, "tls+tcp://", 10) == 0;
         for (size_t f = 0; f < sizeof(address_flags) / sizeof(address_flags[0]); f++) {
-            const char *own = ep_cli_contexts_value(l->contexts, l->context, address_flags[f], NULL);
-            for (size_t length; length = strcspn(own, ","), length > 0; own += length + (own[length] == ',')) {
+            const char *own =
+                ep_cli_contexts_value(l->contexts, l->context, address_flags[f], NULL);
+            for (size_t length; length = strcspn(own, ","), length > 0;
+                 own += length + (own[length] == ',')) {
                 is_named = is_named || (length == bytes && strncmp(own, urls, bytes) == 0);
             }
         }
@@ -377,20 +391,22 @@ static const char *stranger_of(const levels *l, const ep_cli_given *given)
 static bool keeps_token(const levels *l, const ep_cli_given *given, const struct argp_option *row)
 {
     static bool is_said;
-    const bool is_token = strcmp(row->name, "token-file") == 0 || strcmp(row->name, "admin-token-file") == 0;
+    const bool is_token =
+        strcmp(row->name, "token-file") == 0 || strcmp(row->name, "admin-token-file") == 0;
     const char *stranger = is_token ? stranger_of(l, given) : NULL;
     if (stranger != NULL && !is_said) {
         is_said = true;
         ep_cli_line(stderr,
-                    "expertctl: warning: context %s does not name %.80s: its token is not shown there; --%s FILE shows "
+                    "expertctl: warning: context %s does not name %.80s: its token is not shown "
+                    "there; --%s FILE shows "
                     "one",
                     context_name, stranger, row->name);
     }
     return stranger != NULL;
 }
 
-static bool set_from_context(const levels *l, const ep_cli_given *given, const struct argp_option *row,
-                             ep_error *out_error)
+static bool set_from_context(const levels *l, const ep_cli_given *given,
+                             const struct argp_option *row, ep_error *out_error)
 {
     const char *origin;
     char name[SAID_BYTES];
@@ -436,13 +452,15 @@ static bool set_flags_of(levels *l, const ep_cli_given *given, ep_error *out_err
 /* Whoever asks for help gets it; and what makes a context is the command line alone. */
 static bool takes_nothing(const struct argp *argp, int argc, char **argv)
 {
-    for (const struct argp_child *child = argp->children; child != NULL && child->argp != NULL; child++) {
+    for (const struct argp_child *child = argp->children; child != NULL && child->argp != NULL;
+         child++) {
         if (child->argp == &ep_cli_context_argp) {
             return true;
         }
     }
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "--usage") == 0 || strcmp(argv[i], "-?") == 0) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "--usage") == 0 ||
+            strcmp(argv[i], "-?") == 0) {
             return true;
         }
     }
@@ -462,8 +480,8 @@ bool ep_cli_settings_apply(const struct argp *argp, int *argc, char ***argv)
     if (!good) {
         ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for options");
     }
-    good = good && read_variables((*argv)[0], &l, &error) == EP_OK && read_context(&l, &given, &error) == EP_OK &&
-           set_flags_of(&l, &given, &error);
+    good = good && read_variables((*argv)[0], &l, &error) == EP_OK &&
+           read_context(&l, &given, &error) == EP_OK && set_flags_of(&l, &given, &error);
     if (good) {
         grown = calloc((size_t)*argc + set_count + 1, sizeof(*grown));
         good = grown != NULL;

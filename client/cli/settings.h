@@ -21,11 +21,11 @@
 #include <stddef.h>
 
 /* For --help and the man page. */
-#define EP_CLI_SETTINGS_HELP                                                                                         \
-    "An option that is not on the command line is taken from its variable\n"                                         \
-    "(--token-file FILE: EXPERTCTL_TOKEN_FILE; true or false for an option without a\n"                              \
-    "value; commas between the values of one that may be repeated), else from the\n"                                 \
-    "context in use (expertctl context). TIME has us, ms, s, m or h, else it is\n"                                   \
+#define EP_CLI_SETTINGS_HELP                                                                       \
+    "An option that is not on the command line is taken from its variable\n"                       \
+    "(--token-file FILE: EXPERTCTL_TOKEN_FILE; true or false for an option without a\n"            \
+    "value; commas between the values of one that may be repeated), else from the\n"               \
+    "context in use (expertctl context). TIME has us, ms, s, m or h, else it is\n"                 \
     "seconds, or what the option's name says; SIZE has K, M, G or T, powers of 1024."
 
 #define EP_CLI_ROWS_MAX 192 /* long flags of all commands together */

@@ -27,7 +27,8 @@ json_t *ep_cli_problems_json(const ep_cli_problems *problems);
 void ep_cli_problems_print(const ep_cli_problems *problems, FILE *out);
 
 /* What the coordinator itself finds wrong. Pure. */
-void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, ep_cli_problems *out_problems);
+void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster,
+                          ep_cli_problems *out_problems);
 /* table NULL: there is none yet. */
 bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply *cluster,
                           const ep_routing_table *table, const ep_cli_problems *problems,
@@ -35,7 +36,7 @@ bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply
 
 /* What the nodes say themselves. Pure. */
 void ep_cli_nodes_check(const ep_cli_node_list *nodes, ep_cli_problems *out_problems);
-bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems, ep_cli_format format,
-                        FILE *out);
+bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems,
+                        ep_cli_format format, FILE *out);
 
 #endif

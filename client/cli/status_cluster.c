@@ -5,11 +5,14 @@
 
 #include "status.h"
 
-void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster, ep_cli_problems *out_problems)
+void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster,
+                          ep_cli_problems *out_problems)
 {
     if (!cluster->judged) {
-        ep_cli_problem_add(out_problems, "the coordinator runs '%s', which does not judge the service's health yet: upgrade it",
-                           cluster->software);
+        ep_cli_problem_add(
+            out_problems,
+            "the coordinator runs '%s', which does not judge the service's health yet: upgrade it",
+            cluster->software);
     }
     for (size_t i = 0; i < cluster->n_problems; i++) {
         ep_cli_problem_add(out_problems, "%s", cluster->problems[i]->text);
@@ -56,16 +59,17 @@ static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster)
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
         json_array_append_new(
             nodes,
-            json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:o}", "id",
-                      (json_int_t)node->node_id, "name", ep_cli_json_text(node->name), "url",
+            json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:o}",
+                      "id", (json_int_t)node->node_id, "name", ep_cli_json_text(node->name), "url",
                       ep_cli_json_text(node->url), "host", ep_cli_json_text(node->host), "state",
                       ep_cli_json_text(node->state), "rows_served", (json_int_t)node->rows_served,
                       "requests_failed", (json_int_t)node->requests_failed, "requests_hedged",
                       (json_int_t)node->requests_hedged, "requests_refused",
-                      (json_int_t)node->requests_refused, "copies_to_load", (json_int_t)node->copies_to_load,
-                      "copies_to_drop", (json_int_t)node->copies_to_drop, "last_seen_ms",
-                      (json_int_t)node->last_seen_ms, "devices", (json_int_t)node->devices, "devices_lost",
-                      __builtin_popcountll(node->devices_lost), "speed",
+                      (json_int_t)node->requests_refused, "copies_to_load",
+                      (json_int_t)node->copies_to_load, "copies_to_drop",
+                      (json_int_t)node->copies_to_drop, "last_seen_ms",
+                      (json_int_t)node->last_seen_ms, "devices", (json_int_t)node->devices,
+                      "devices_lost", __builtin_popcountll(node->devices_lost), "speed",
                       node->speed > 0 ? json_real(node->speed) : json_null()));
     }
     return nodes;
@@ -81,12 +85,14 @@ static json_t *models_json(const ep_routing_table *table)
         for (uint32_t i = 0; i < model->numerics_count; i++) {
             json_array_append_new(numerics, ep_cli_json_text(model->numerics[i]));
         }
-        json_array_append_new(
-            models,
-            json_pack("{s:o, s:o, s:b, s:I, s:I, s:I, s:I, s:o}", "name", ep_cli_json_text(model->name), "version",
-                      ep_cli_json_text(model->version), "is_default", model->is_default, "layers", (json_int_t)summary.layers, "experts_max",
-                      (json_int_t)summary.experts_max, "copies_min", (json_int_t)summary.copies_min,
-                      "copies_max", (json_int_t)summary.copies_max, "numerics", numerics));
+        json_array_append_new(models,
+                              json_pack("{s:o, s:o, s:b, s:I, s:I, s:I, s:I, s:o}", "name",
+                                        ep_cli_json_text(model->name), "version",
+                                        ep_cli_json_text(model->version), "is_default",
+                                        model->is_default, "layers", (json_int_t)summary.layers,
+                                        "experts_max", (json_int_t)summary.experts_max,
+                                        "copies_min", (json_int_t)summary.copies_min, "copies_max",
+                                        (json_int_t)summary.copies_max, "numerics", numerics));
     }
     return models;
 }
@@ -95,17 +101,18 @@ static bool print_json(const char *url, const Expertd__V1__ClusterStatusReply *c
                        const ep_routing_table *table, const ep_cli_problems *problems, FILE *out)
 {
     return ep_cli_json_print(
-        json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:{s:I, s:I}, s:o, s:I, s:I, s:I, s:I, s:o, s:o}", "healthy",
-                  problems->count == 0, "problems", ep_cli_problems_json(problems), "coordinator",
-                  ep_cli_json_text(url), "store", ep_cli_json_text(cluster->store), "store_error",
-                  ep_cli_json_text(cluster->store_error), "placement_error", ep_cli_json_text(cluster->placement_error),
-                  "min_nodes", (json_int_t)cluster->min_nodes, "epoch", "term",
-                  (json_int_t)(cluster->epoch != NULL ? cluster->epoch->term : 0), "number",
-                  (json_int_t)(cluster->epoch != NULL ? cluster->epoch->number : 0), "policy",
-                  ep_cli_json_text(cluster->policy), "copies", (json_int_t)cluster->copies, "copies_waiting",
-                  (json_int_t)cluster->copies_waiting, "watchers",
-                  (json_int_t)cluster->watchers, "uptime_us", (json_int_t)cluster->uptime_us, "nodes",
-                  nodes_json(cluster), "models", models_json(table)),
+        json_pack(
+            "{s:b, s:o, s:o, s:o, s:o, s:o, s:I, s:{s:I, s:I}, s:o, s:I, s:I, s:I, s:I, s:o, s:o}",
+            "healthy", problems->count == 0, "problems", ep_cli_problems_json(problems),
+            "coordinator", ep_cli_json_text(url), "store", ep_cli_json_text(cluster->store),
+            "store_error", ep_cli_json_text(cluster->store_error), "placement_error",
+            ep_cli_json_text(cluster->placement_error), "min_nodes", (json_int_t)cluster->min_nodes,
+            "epoch", "term", (json_int_t)(cluster->epoch != NULL ? cluster->epoch->term : 0),
+            "number", (json_int_t)(cluster->epoch != NULL ? cluster->epoch->number : 0), "policy",
+            ep_cli_json_text(cluster->policy), "copies", (json_int_t)cluster->copies,
+            "copies_waiting", (json_int_t)cluster->copies_waiting, "watchers",
+            (json_int_t)cluster->watchers, "uptime_us", (json_int_t)cluster->uptime_us, "nodes",
+            nodes_json(cluster), "models", models_json(table)),
         out);
 }
 
@@ -123,7 +130,8 @@ static bool print_nodes(const Expertd__V1__ClusterStatusReply *cluster, FILE *ou
         ep_cli_table_count(nodes, node->rows_served);
         ep_cli_table_count(nodes, node->requests_failed);
         ep_cli_table_cell(nodes, node->speed > 0 ? "%.2f" : "-", node->speed);
-        ep_cli_table_cell(nodes, "%s", ep_cli_duration_text((double)node->last_seen_ms / 1e3, seen));
+        ep_cli_table_cell(nodes, "%s",
+                          ep_cli_duration_text((double)node->last_seen_ms / 1e3, seen));
         ep_cli_table_cell(nodes, "%.13s", node->host[0] != 0 ? node->host : "-");
         ep_cli_table_cell(nodes, "%s", node->url);
     }
@@ -134,7 +142,8 @@ static bool print_nodes(const Expertd__V1__ClusterStatusReply *cluster, FILE *ou
 
 static bool print_models(const ep_routing_table *table, FILE *out)
 {
-    ep_cli_table *models = ep_cli_table_create("MODEL|VERSION|2>LAYERS|3>EXPERTS|>COPIES|1NUMERICS");
+    ep_cli_table *models =
+        ep_cli_table_create("MODEL|VERSION|2>LAYERS|3>EXPERTS|>COPIES|1NUMERICS");
     for (uint32_t m = 0; models != NULL && m < table->models_count; m++) {
         const ep_routing_model *model = &table->models[m];
         model_summary summary = summarise(table, m);
@@ -145,7 +154,8 @@ static bool print_models(const ep_routing_table *table, FILE *out)
         if (summary.copies_min == summary.copies_max) {
             ep_cli_table_cell(models, "%" PRIu32, summary.copies_min);
         } else {
-            ep_cli_table_cell(models, "%" PRIu32 "-%" PRIu32, summary.copies_min, summary.copies_max);
+            ep_cli_table_cell(models, "%" PRIu32 "-%" PRIu32, summary.copies_min,
+                              summary.copies_max);
         }
         ep_cli_table_cell(models, "%s%s", model->numerics_count > 0 ? model->numerics[0] : "-",
                           model->numerics_count > 1 ? ", ..." : "");
@@ -164,12 +174,14 @@ bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply
     }
     char uptime[EP_CLI_BRIEF_BYTES];
     ep_cli_line(out, "coordinator  %s", url);
-    ep_cli_line(out, "epoch        %" PRIu64 "/%" PRIu64, cluster->epoch != NULL ? cluster->epoch->term : 0,
+    ep_cli_line(out, "epoch        %" PRIu64 "/%" PRIu64,
+                cluster->epoch != NULL ? cluster->epoch->term : 0,
                 cluster->epoch != NULL ? cluster->epoch->number : 0);
     ep_cli_line(out, "policy       %s, %" PRIu32 " copies", cluster->policy, cluster->copies);
     ep_cli_line(out, "state        %s", cluster->store);
     ep_cli_line(out, "watchers     %" PRIu64, cluster->watchers);
-    ep_cli_line(out, "uptime       %s", ep_cli_duration_text((double)cluster->uptime_us / 1e6, uptime));
+    ep_cli_line(out, "uptime       %s",
+                ep_cli_duration_text((double)cluster->uptime_us / 1e6, uptime));
     fputc('\n', out);
     bool good = print_nodes(cluster, out);
     fputc('\n', out);

@@ -12,19 +12,21 @@ void ep_cli_nodes_check(const ep_cli_node_list *nodes, ep_cli_problems *out_prob
         if (node->status == NULL) {
             ep_cli_problem_add(out_problems, "%s", node->error.text);
         } else if (strcmp(node->status->state, "serving") != 0) {
-            ep_cli_problem_add(out_problems, "node %s at %s is %s%s%s", node->status->node, node->url,
-                               node->status->state, node->status->last_error[0] != '\0' ? ": " : "",
+            ep_cli_problem_add(out_problems, "node %s at %s is %s%s%s", node->status->node,
+                               node->url, node->status->state,
+                               node->status->last_error[0] != '\0' ? ": " : "",
                                node->status->last_error);
         }
         for (size_t d = 0; node->status != NULL && d < node->status->n_devices; d++) {
             const Expertd__V1__DeviceStatus *device = node->status->devices[d];
             if (device->lost_why[0] != '\0') {
-                ep_cli_problem_add(out_problems, "node %s at %s has lost device %" PRIu32 ": %s", node->status->node,
-                                   node->url, device->device, device->lost_why);
+                ep_cli_problem_add(out_problems, "node %s at %s has lost device %" PRIu32 ": %s",
+                                   node->status->node, node->url, device->device, device->lost_why);
             }
         }
         if (node->status != NULL && node->status->tls_error[0] != '\0') {
-            ep_cli_problem_add(out_problems, "node %s at %s: a restart would fail, repair its TLS files: %s",
+            ep_cli_problem_add(out_problems,
+                               "node %s at %s: a restart would fail, repair its TLS files: %s",
                                node->status->node, node->url, node->status->tls_error);
         }
     }
@@ -35,11 +37,12 @@ static json_t *layers_json(const Expertd__V1__NodeStatusReply *status)
     json_t *layers = json_array();
     for (size_t l = 0; l < status->n_layers; l++) {
         const Expertd__V1__LayerStatus *layer = status->layers[l];
-        json_array_append_new(
-            layers,
-            json_pack("{s:o, s:o, s:I, s:I, s:I}", "model", ep_cli_json_text(layer->model), "version",
-                      ep_cli_json_text(layer->version), "layer", (json_int_t)layer->layer, "experts_resident",
-                      (json_int_t)layer->experts_resident, "rows_served", (json_int_t)layer->rows_served));
+        json_array_append_new(layers, json_pack("{s:o, s:o, s:I, s:I, s:I}", "model",
+                                                ep_cli_json_text(layer->model), "version",
+                                                ep_cli_json_text(layer->version), "layer",
+                                                (json_int_t)layer->layer, "experts_resident",
+                                                (json_int_t)layer->experts_resident, "rows_served",
+                                                (json_int_t)layer->rows_served));
     }
     return layers;
 }
@@ -49,12 +52,14 @@ static json_t *devices_json(const Expertd__V1__NodeStatusReply *status)
     json_t *devices = json_array();
     for (size_t d = 0; d < status->n_devices; d++) {
         const Expertd__V1__DeviceStatus *device = status->devices[d];
-        json_array_append_new(
-            devices, json_pack("{s:I, s:o, s:I, s:I, s:I, s:I}", "device", (json_int_t)device->device, "lost_why",
-                               ep_cli_json_text(device->lost_why), "memory_bytes", (json_int_t)device->memory_bytes,
-                               "free_bytes", (json_int_t)device->free_bytes, "weight_bytes",
-                               (json_int_t)device->weight_bytes, "weight_bytes_max",
-                               (json_int_t)device->weight_bytes_max));
+        json_array_append_new(devices,
+                              json_pack("{s:I, s:o, s:I, s:I, s:I, s:I}", "device",
+                                        (json_int_t)device->device, "lost_why",
+                                        ep_cli_json_text(device->lost_why), "memory_bytes",
+                                        (json_int_t)device->memory_bytes, "free_bytes",
+                                        (json_int_t)device->free_bytes, "weight_bytes",
+                                        (json_int_t)device->weight_bytes, "weight_bytes_max",
+                                        (json_int_t)device->weight_bytes_max));
     }
     return devices;
 }
@@ -63,27 +68,28 @@ static json_t *node_json(const ep_cli_node *node)
 {
     const Expertd__V1__NodeStatusReply *status = node->status;
     if (status == NULL) {
-        return json_pack("{s:o, s:s, s:o}", "url", ep_cli_json_text(node->url), "state", "unreachable",
-                         "error", ep_cli_json_text(node->error.text));
+        return json_pack("{s:o, s:s, s:o}", "url", ep_cli_json_text(node->url), "state",
+                         "unreachable", "error", ep_cli_json_text(node->error.text));
     }
-    return json_pack("{s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
-                     ep_cli_json_text(status->node), "url", ep_cli_json_text(node->url), "state",
-                     ep_cli_json_text(status->state), "epoch", "term",
-                     (json_int_t)(status->epoch != NULL ? status->epoch->term : 0), "number",
-                     (json_int_t)(status->epoch != NULL ? status->epoch->number : 0), "rows_served",
-                     (json_int_t)status->rows_served, "requests_served", (json_int_t)status->requests_served,
-                     "requests_failed", (json_int_t)status->requests_failed, "requests_hedged",
-                     (json_int_t)status->requests_hedged, "requests_in_flight",
-                     (json_int_t)status->requests_in_flight, "weight_bytes", (json_int_t)status->weight_bytes,
-                     "uptime_us", (json_int_t)status->uptime_us, "last_error",
-                     ep_cli_json_text(status->last_error), "devices", devices_json(status), "layers",
-                     layers_json(status));
+    return json_pack(
+        "{s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
+        ep_cli_json_text(status->node), "url", ep_cli_json_text(node->url), "state",
+        ep_cli_json_text(status->state), "epoch", "term",
+        (json_int_t)(status->epoch != NULL ? status->epoch->term : 0), "number",
+        (json_int_t)(status->epoch != NULL ? status->epoch->number : 0), "rows_served",
+        (json_int_t)status->rows_served, "requests_served", (json_int_t)status->requests_served,
+        "requests_failed", (json_int_t)status->requests_failed, "requests_hedged",
+        (json_int_t)status->requests_hedged, "requests_in_flight",
+        (json_int_t)status->requests_in_flight, "weight_bytes", (json_int_t)status->weight_bytes,
+        "uptime_us", (json_int_t)status->uptime_us, "last_error",
+        ep_cli_json_text(status->last_error), "devices", devices_json(status), "layers",
+        layers_json(status));
 }
 
 static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
 {
-    ep_cli_table *table =
-        ep_cli_table_create("NODE|STATE|5>ROWS SERVED|4>REQUESTS|6>FAILED|3>IN FLIGHT|2>WEIGHTS|2>UPTIME|1URL");
+    ep_cli_table *table = ep_cli_table_create(
+        "NODE|STATE|5>ROWS SERVED|4>REQUESTS|6>FAILED|3>IN FLIGHT|2>WEIGHTS|2>UPTIME|1URL");
     char uptime[EP_CLI_BRIEF_BYTES];
     for (size_t i = 0; table != NULL && i < nodes->count; i++) {
         const ep_cli_node *node = &nodes->nodes[i];
@@ -100,7 +106,8 @@ static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
             ep_cli_table_count(table, status->requests_failed);
             ep_cli_table_count(table, status->requests_in_flight);
             ep_cli_table_bytes(table, status->weight_bytes);
-            ep_cli_table_cell(table, "%s", ep_cli_duration_text((double)status->uptime_us / 1e6, uptime));
+            ep_cli_table_cell(table, "%s",
+                              ep_cli_duration_text((double)status->uptime_us / 1e6, uptime));
         }
         ep_cli_table_cell(table, "%s", node->url);
     }
@@ -117,7 +124,9 @@ static bool print_device_table(const ep_cli_node_list *nodes, FILE *out)
         const Expertd__V1__NodeStatusReply *status = nodes->nodes[i].status;
         for (size_t d = 0; status != NULL && d < status->n_devices; d++) {
             const Expertd__V1__DeviceStatus *device = status->devices[d];
-            table = table != NULL ? table : ep_cli_table_create("NODE|>DEVICE|STATE|>MEMORY|>FREE|>WEIGHTS|1>MAX");
+            table = table != NULL
+                        ? table
+                        : ep_cli_table_create("NODE|>DEVICE|STATE|>MEMORY|>FREE|>WEIGHTS|1>MAX");
             if (table == NULL) {
                 return false;
             }
@@ -158,16 +167,17 @@ static bool print_layer_table(const ep_cli_node_list *nodes, FILE *out)
     return good;
 }
 
-bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems, ep_cli_format format,
-                        FILE *out)
+bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems,
+                        ep_cli_format format, FILE *out)
 {
     if (format == EP_CLI_JSON) {
         json_t *list = json_array();
         for (size_t i = 0; i < nodes->count; i++) {
             json_array_append_new(list, node_json(&nodes->nodes[i]));
         }
-        return ep_cli_json_print(json_pack("{s:b, s:o, s:o}", "healthy", problems->count == 0, "problems",
-                                           ep_cli_problems_json(problems), "nodes", list),
+        return ep_cli_json_print(json_pack("{s:b, s:o, s:o}", "healthy", problems->count == 0,
+                                           "problems", ep_cli_problems_json(problems), "nodes",
+                                           list),
                                  out);
     }
     bool good = print_node_table(nodes, out);

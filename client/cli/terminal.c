@@ -193,7 +193,8 @@ ep_cli_event ep_cli_terminal_wait(uint64_t until_ns)
     ep_cli_event event = EP_CLI_EVENT_TIME;
     for (uint64_t now_ns; event == EP_CLI_EVENT_TIME;) {
         now_ns = ep_clock_now_ns();
-        int ms = now_ns < until_ns ? (int)((until_ns - now_ns + EP_NS_PER_MS - 1) / EP_NS_PER_MS) : 0;
+        int ms =
+            now_ns < until_ns ? (int)((until_ns - now_ns + EP_NS_PER_MS - 1) / EP_NS_PER_MS) : 0;
         int count = poll(fds, EP_ARRAY_COUNT(fds), ms);
         if (count == 0) {
             return EP_CLI_EVENT_TIME;

@@ -6,14 +6,14 @@
 
 #include "trace_figures.h"
 
-#define SLOW_SHARE 100       /* the slowest hundredth */
-#define FRAMES_FOR_P50 10    /* fewer are not compared */
+#define SLOW_SHARE 100    /* the slowest hundredth */
+#define FRAMES_FOR_P50 10 /* fewer are not compared */
 #define FRAMES_FOR_P99 100
-#define STANDS_OUT 1.2       /* times the others */
-#define STATUS_MAX 64        /* above every ep_err */
+#define STANDS_OUT 1.2 /* times the others */
+#define STATUS_MAX 64  /* above every ep_err */
 
-const char *const ep_cli_stage_names[EP_CLI_STAGES] = {"pack",    "wire",   "queue",   "compute", "node",
-                                                       "combine", "client", "gateway", "late",    "unserved"};
+const char *const ep_cli_stage_names[EP_CLI_STAGES] = {
+    "pack", "wire", "queue", "compute", "node", "combine", "client", "gateway", "late", "unserved"};
 
 const ep_cli_stage ep_cli_stage_of[EP_CLI_PATH_PARTS] = {
     [EP_CLI_PATH_PLAN] = EP_CLI_STAGE_PACK,       [EP_CLI_PATH_PACK] = EP_CLI_STAGE_PACK,
@@ -73,7 +73,8 @@ static void own_gateway(owning *o, uint32_t gateway);
 /* inside: of a gateway, as in trace_path.c. */
 static void own_forward(owning *o, uint32_t forward, bool inside)
 {
-    static const ep_cli_span_kind kinds[] = {EP_CLI_SPAN_plan, EP_CLI_SPAN_pack, EP_CLI_SPAN_combine};
+    static const ep_cli_span_kind kinds[] = {EP_CLI_SPAN_plan, EP_CLI_SPAN_pack,
+                                             EP_CLI_SPAN_combine};
     const ep_cli_trace_model *model = o->model;
     const ep_cli_span *span = &model->spans[forward];
     own(o, forward);
@@ -113,7 +114,8 @@ static void own_gateway(owning *o, uint32_t gateway)
     size_t count = ep_cli_trace_model_children(model, model->spans[gateway].call, &first);
     own(o, gateway);
     for (size_t i = 0; i < count; i++) {
-        if (ep_cli_trace_model_gateway(model, model->by_parent[first + i]) == &model->spans[gateway]) {
+        if (ep_cli_trace_model_gateway(model, model->by_parent[first + i]) ==
+            &model->spans[gateway]) {
             own_forward(o, model->by_parent[first + i], true);
         }
     }
@@ -165,7 +167,8 @@ static ep_err status_of(const ep_cli_span *span)
     return span->status == 0 ? EP_OK : ep_err_from_wire((uint32_t)span->status, EP_ERR_UNKNOWN);
 }
 
-static ep_err make_failures(const ep_cli_trace_model *model, ep_cli_trace_figures *f, ep_error *out_error)
+static ep_err make_failures(const ep_cli_trace_model *model, ep_cli_trace_figures *f,
+                            ep_error *out_error)
 {
     /* calls by status, then frames */
     f->failures = calloc((size_t)STATUS_MAX * 2, sizeof(*f->failures));
@@ -186,7 +189,8 @@ static ep_err make_failures(const ep_cli_trace_model *model, ep_cli_trace_figure
             ep_cli_trace_failure *failure = &f->failures[STATUS_MAX + status];
             uint32_t request = f->owner_of[i];
             add_failure(failure, true, status, request);
-            failure->saved += request != EP_CLI_TRACE_NONE && model->spans[f->requests[request]].status == 0;
+            failure->saved +=
+                request != EP_CLI_TRACE_NONE && model->spans[f->requests[request]].status == 0;
         }
         f->unused += span->kind == EP_CLI_SPAN_exchange && span->unused;
     }
@@ -218,7 +222,8 @@ static void compare_nodes(ep_cli_trace_figures *f, const ep_cli_trace_peer **nod
 {
     size_t count = 0;
     for (size_t i = 0; i < f->peers_count; i++) {
-        if (!f->peers[i].gateway && f->peers[i].exchange.count >= (p99 ? FRAMES_FOR_P99 : FRAMES_FOR_P50)) {
+        if (!f->peers[i].gateway &&
+            f->peers[i].exchange.count >= (p99 ? FRAMES_FOR_P99 : FRAMES_FOR_P50)) {
             nodes[count++] = &f->peers[i];
         }
     }
@@ -232,8 +237,11 @@ static void compare_nodes(ep_cli_trace_figures *f, const ep_cli_trace_peer **nod
     double times = base > 0 ? (double)exchange_time(slowest, p99) / (double)base : 0.0;
     f->slow.compared = true;
     if (times >= STANDS_OUT && times > f->slow.times) {
-        f->slow = (ep_cli_trace_slow){.peer = (uint32_t)(slowest - f->peers), .against = (uint32_t)(against - f->peers),
-                                      .times = times, .p99 = p99, .compared = true};
+        f->slow = (ep_cli_trace_slow){.peer = (uint32_t)(slowest - f->peers),
+                                      .against = (uint32_t)(against - f->peers),
+                                      .times = times,
+                                      .p99 = p99,
+                                      .compared = true};
     }
 }
 
@@ -298,29 +306,33 @@ static void make_stages(const ep_cli_trace_model *model, ep_cli_trace_figures *f
         values[i] = span->end_ns - span->begin_ns;
         for (int part = 0; part < EP_CLI_PATH_PARTS; part++) {
             f->stages_ns[ep_cli_stage_of[part]] += f->paths[i].parts_ns[part];
-            f->slow_stages_ns[ep_cli_stage_of[part]] += i < f->slow_count ? f->paths[i].parts_ns[part] : 0;
+            f->slow_stages_ns[ep_cli_stage_of[part]] +=
+                i < f->slow_count ? f->paths[i].parts_ns[part] : 0;
         }
     }
     f->calls = ep_cli_trace_stat_of(values, f->requests_count);
 }
 
-ep_err ep_cli_trace_calls_make(const ep_cli_trace_model *model, ep_cli_trace_figures *figures, int64_t *values,
-                               ep_error *out_error)
+ep_err ep_cli_trace_calls_make(const ep_cli_trace_model *model, ep_cli_trace_figures *figures,
+                               int64_t *values, ep_error *out_error)
 {
     figures->owner_of = malloc((model->spans_count + 1) * sizeof(*figures->owner_of));
     figures->in_time = malloc((figures->requests_count + 1) * sizeof(*figures->in_time));
     figures->hedged = calloc(figures->requests_count + 1, sizeof(*figures->hedged));
     if (figures->owner_of == NULL || figures->in_time == NULL || figures->hedged == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu calls", figures->requests_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu calls",
+                            figures->requests_count);
     }
     for (size_t i = 0; i < figures->requests_count; i++) {
         figures->in_time[i] = (uint32_t)i;
     }
-    qsort_r(figures->in_time, figures->requests_count, sizeof(*figures->in_time), compare_begin, figures);
+    qsort_r(figures->in_time, figures->requests_count, sizeof(*figures->in_time), compare_begin,
+            figures);
     own_all(model, figures);
     for (size_t i = 0; i < model->spans_count; i++) {
         uint32_t owner = figures->owner_of[i];
-        if (model->spans[i].kind == EP_CLI_SPAN_exchange && model->spans[i].unused && owner != EP_CLI_TRACE_NONE) {
+        if (model->spans[i].kind == EP_CLI_SPAN_exchange && model->spans[i].unused &&
+            owner != EP_CLI_TRACE_NONE) {
             figures->hedged[owner] = true;
         }
     }

@@ -24,17 +24,20 @@ static bool write_step(uint32_t index, bool is_end, void *arg)
     writer *w = arg;
     const ep_cli_span *span = &w->model->spans[index];
     char trace[EP_CLI_TRACE_ID_BYTES];
-    fprintf(w->out, ",\n{\"ph\":\"%s\",\"pid\":%" PRIu32 ",\"tid\":%" PRIu32 ",\"ts\":", is_end ? "E" : "B",
-            w->lane->process + 1, (uint32_t)w->lane->group * EP_CLI_TRACE_LANES_MAX + w->lane->number + 1);
+    fprintf(w->out,
+            ",\n{\"ph\":\"%s\",\"pid\":%" PRIu32 ",\"tid\":%" PRIu32 ",\"ts\":", is_end ? "E" : "B",
+            w->lane->process + 1,
+            (uint32_t)w->lane->group * EP_CLI_TRACE_LANES_MAX + w->lane->number + 1);
     write_us(w->out, is_end ? span->end_ns : span->begin_ns);
     if (!is_end) {
         ep_cli_trace_id_text(span->trace, trace);
         fprintf(w->out,
-                ",\"cat\":\"expertd\",\"name\":\"%s\",\"args\":{\"trace_id\":\"%s\",\"call\":\"%016" PRIx64
-                "\",\"parent\":\"%016" PRIx64 "\",\"sub\":%" PRIu32 ",\"rows\":%" PRIu32 ",\"layer\":%" PRId32
-                ",\"expert\":%" PRId32 ",\"status\":%" PRId32 ",\"peer\":%s}",
-                ep_cli_span_names[span->kind], trace, span->call, span->parent, span->sub, span->rows,
-                span->layer, span->expert, span->status, w->names[span->peer]);
+                ",\"cat\":\"expertd\",\"name\":\"%s\",\"args\":{\"trace_id\":\"%s\",\"call\":\"%"
+                "016" PRIx64 "\",\"parent\":\"%016" PRIx64 "\",\"sub\":%" PRIu32
+                ",\"rows\":%" PRIu32 ",\"layer\":%" PRId32 ",\"expert\":%" PRId32
+                ",\"status\":%" PRId32 ",\"peer\":%s}",
+                ep_cli_span_names[span->kind], trace, span->call, span->parent, span->sub,
+                span->rows, span->layer, span->expert, span->status, w->names[span->peer]);
     }
     return fputc('}', w->out) != EOF;
 }
@@ -43,7 +46,8 @@ static void write_name(writer *w, const char *what, uint32_t pid, uint32_t tid, 
 {
     json_t *args = json_pack("{s:s}", "name", name);
     char *text = args != NULL ? json_dumps(args, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
-    fprintf(w->out, "%s{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%" PRIu32 ",\"tid\":%" PRIu32 ",\"args\":%s}",
+    fprintf(w->out,
+            "%s{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%" PRIu32 ",\"tid\":%" PRIu32 ",\"args\":%s}",
             pid == 1 && tid == 0 ? "\n" : ",\n", what, pid, tid, text != NULL ? text : "{}");
     free(text);
     json_decref(args);
@@ -63,7 +67,8 @@ static bool make_names(writer *w)
     return w->names != NULL;
 }
 
-bool ep_cli_trace_write_chrome(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes, FILE *out)
+bool ep_cli_trace_write_chrome(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
+                               FILE *out)
 {
     writer w = {.model = model, .out = out};
     char name[2 * EP_CLI_TRACE_NAME_BYTES];
@@ -75,7 +80,8 @@ bool ep_cli_trace_write_chrome(const ep_cli_trace_model *model, const ep_cli_tra
     }
     for (uint32_t i = 0; i < lanes->lanes_count && good; i++) {
         w.lane = &lanes->lanes[i];
-        snprintf(name, sizeof(name), "%s %" PRIu32, ep_cli_lane_names[w.lane->group], w.lane->number);
+        snprintf(name, sizeof(name), "%s %" PRIu32, ep_cli_lane_names[w.lane->group],
+                 w.lane->number);
         write_name(&w, "thread_name", w.lane->process + 1,
                    (uint32_t)w.lane->group * EP_CLI_TRACE_LANES_MAX + w.lane->number + 1, name);
         good = ep_cli_trace_lane_walk(model, lanes, i, write_step, &w);

@@ -74,7 +74,8 @@ void ep_cli_trace_clock_fit(ep_cli_trace_model *model)
             return;
         }
         known[to] = true;
-        model->recordings[to].offset_ns = model->recordings[from].offset_ns + pairs[from * n + to].ahead_ns;
+        model->recordings[to].offset_ns =
+            model->recordings[from].offset_ns + pairs[from * n + to].ahead_ns;
         model->recordings[to].offset_error_ns =
             model->recordings[from].offset_error_ns + pairs[from * n + to].way_ns / 2;
     }

@@ -81,11 +81,13 @@ static int compare_slowest(const void *a, const void *b, void *arg)
 static bool is_request(const ep_cli_trace_model *model, uint32_t index)
 {
     const ep_cli_span *span = &model->spans[index];
-    return (span->kind == EP_CLI_SPAN_forward && ep_cli_trace_model_gateway(model, index) == NULL) ||
+    return (span->kind == EP_CLI_SPAN_forward &&
+            ep_cli_trace_model_gateway(model, index) == NULL) ||
            (span->kind == EP_CLI_SPAN_gateway && span->mate == EP_CLI_TRACE_NONE);
 }
 
-static ep_err make_requests(const ep_cli_trace_model *model, ep_cli_trace_figures *f, ep_error *out_error)
+static ep_err make_requests(const ep_cli_trace_model *model, ep_cli_trace_figures *f,
+                            ep_error *out_error)
 {
     size_t most = f->stages[EP_CLI_SPAN_forward].count + f->stages[EP_CLI_SPAN_gateway].count;
     f->requests = malloc((most + 1) * sizeof(*f->requests));
@@ -109,7 +111,8 @@ static ep_err make_requests(const ep_cli_trace_model *model, ep_cli_trace_figure
 /* ---- peers ---- */
 
 /* Exchanges of one peer, all or those joined: their values of one sort. */
-static ep_cli_trace_stat gather_peer(const ep_cli_trace_model *model, const uint32_t *exchanges, size_t count, int what, int64_t *values)
+static ep_cli_trace_stat gather_peer(const ep_cli_trace_model *model, const uint32_t *exchanges,
+                                     size_t count, int what, int64_t *values)
 {
     size_t used = 0;
     for (size_t i = 0; i < count; i++) {
@@ -117,7 +120,8 @@ static ep_cli_trace_stat gather_peer(const ep_cli_trace_model *model, const uint
         if (what == 0) {
             values[used++] = length(span);
         } else if (span->mate != EP_CLI_TRACE_NONE) {
-            values[used++] = what == 1 ? network_of(model, span) : length(&model->spans[span->mate]);
+            values[used++] =
+                what == 1 ? network_of(model, span) : length(&model->spans[span->mate]);
         }
     }
     return ep_cli_trace_stat_of(values, used);
@@ -128,7 +132,9 @@ static int compare_peer_of(const void *a, const void *b, void *arg)
     const ep_cli_span *spans = arg;
     uint32_t x = *(const uint32_t *)a;
     uint32_t y = *(const uint32_t *)b;
-    return spans[x].peer != spans[y].peer ? (spans[x].peer < spans[y].peer ? -1 : 1) : x < y ? -1 : x > y;
+    return spans[x].peer != spans[y].peer ? (spans[x].peer < spans[y].peer ? -1 : 1)
+           : x < y                        ? -1
+                                          : x > y;
 }
 
 static int compare_peers(const void *a, const void *b)
@@ -146,7 +152,8 @@ static int compare_peers(const void *a, const void *b)
 
 static bool is_gateways(const ep_cli_trace_model *model, const ep_cli_span *exchange)
 {
-    return exchange->mate != EP_CLI_TRACE_NONE && model->spans[exchange->mate].kind == EP_CLI_SPAN_gateway;
+    return exchange->mate != EP_CLI_TRACE_NONE &&
+           model->spans[exchange->mate].kind == EP_CLI_SPAN_gateway;
 }
 
 #define PEERS_MAX 1024 /* of the names a client gave; more are not told apart */
@@ -206,7 +213,8 @@ static int compare_place(const void *a, const void *b)
 {
     const ep_cli_trace_expert *x = a;
     const ep_cli_trace_expert *y = b;
-    return x->layer != y->layer ? (x->layer < y->layer ? -1 : 1) : (x->expert > y->expert) - (x->expert < y->expert);
+    return x->layer != y->layer ? (x->layer < y->layer ? -1 : 1)
+                                : (x->expert > y->expert) - (x->expert < y->expert);
 }
 
 static int compare_load(const void *a, const void *b)
@@ -216,7 +224,8 @@ static int compare_load(const void *a, const void *b)
     return x->rows != y->rows ? (x->rows > y->rows ? -1 : 1) : compare_place(a, b);
 }
 
-static ep_err make_experts(const ep_cli_trace_model *model, ep_cli_trace_figures *f, ep_error *out_error)
+static ep_err make_experts(const ep_cli_trace_model *model, ep_cli_trace_figures *f,
+                           ep_error *out_error)
 {
     size_t jobs = 0;
     f->experts = calloc(f->stages[EP_CLI_SPAN_job].count + 1, sizeof(*f->experts));
@@ -251,10 +260,12 @@ static int compare_trace(const void *a, const void *b)
 {
     const ep_trace_id *x = a;
     const ep_trace_id *y = b;
-    return x->high != y->high ? (x->high < y->high ? -1 : 1) : (x->low > y->low) - (x->low < y->low);
+    return x->high != y->high ? (x->high < y->high ? -1 : 1)
+                              : (x->low > y->low) - (x->low < y->low);
 }
 
-static ep_err count_traces(const ep_cli_trace_model *model, ep_cli_trace_figures *f, ep_error *out_error)
+static ep_err count_traces(const ep_cli_trace_model *model, ep_cli_trace_figures *f,
+                           ep_error *out_error)
 {
     size_t count = 0;
     ep_trace_id *ids = malloc((model->spans_count + 1) * sizeof(*ids));
@@ -280,7 +291,8 @@ ep_err ep_cli_trace_figures_make(const ep_cli_trace_model *model, ep_cli_trace_f
     *out_figures = (ep_cli_trace_figures){0};
     int64_t *values = malloc((model->spans_count + 1) * sizeof(*values));
     if (values == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu spans", model->spans_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu spans",
+                            model->spans_count);
     }
     make_stages(model, out_figures, values);
     ep_err err = make_requests(model, out_figures, out_error);

@@ -32,7 +32,7 @@ typedef enum ep_cli_path_part {
     EP_CLI_PATH_NODE,     /* serve outside of decode, queue, job and reply */
     EP_CLI_PATH_GATEWAY,  /* a gateway span outside of the layer calls in it */
     EP_CLI_PATH_UNSERVED, /* an exchange whose serve was not recorded */
-    EP_CLI_PATH_LATE,     /* waiting for an answer that was not used, until another copy was asked */
+    EP_CLI_PATH_LATE, /* waiting for an answer that was not used, until another copy was asked */
     EP_CLI_PATH_COMBINE,
     EP_CLI_PATH_CLIENT, /* none of the above */
     EP_CLI_PATH_PARTS
@@ -52,8 +52,8 @@ typedef struct ep_cli_trace_path {
 
 /* Stages of a call: the parts of its critical path under the words of `expertctl bench`. */
 typedef enum ep_cli_stage {
-    EP_CLI_STAGE_PACK,    /* plan, pack */
-    EP_CLI_STAGE_WIRE,    /* network */
+    EP_CLI_STAGE_PACK, /* plan, pack */
+    EP_CLI_STAGE_WIRE, /* network */
     EP_CLI_STAGE_QUEUE,
     EP_CLI_STAGE_COMPUTE, /* job */
     EP_CLI_STAGE_NODE,    /* decode, reply, node */
@@ -122,13 +122,13 @@ typedef struct ep_cli_trace_bin {
 typedef struct ep_cli_trace_figures {
     ep_cli_trace_stat stages[EP_CLI_SPAN_KINDS];
     ep_cli_trace_stat network;
-    ep_cli_trace_stat calls;                 /* requests */
-    int64_t stages_ns[EP_CLI_STAGES];        /* of all calls; together requests_ns */
-    int64_t slow_stages_ns[EP_CLI_STAGES];   /* of the slowest calls */
-    size_t slow_count;                       /* the slowest hundredth, at least one */
-    uint64_t failed;                         /* calls */
-    uint64_t unused;                         /* exchanges whose answer was not used */
-    ep_cli_trace_failure *failures;          /* calls first, most first */
+    ep_cli_trace_stat calls;               /* requests */
+    int64_t stages_ns[EP_CLI_STAGES];      /* of all calls; together requests_ns */
+    int64_t slow_stages_ns[EP_CLI_STAGES]; /* of the slowest calls */
+    size_t slow_count;                     /* the slowest hundredth, at least one */
+    uint64_t failed;                       /* calls */
+    uint64_t unused;                       /* exchanges whose answer was not used */
+    ep_cli_trace_failure *failures;        /* calls first, most first */
     size_t failures_count;
     ep_cli_trace_slow slow;
     /* without gaps, from the first call's begin to the last one's */
@@ -136,9 +136,9 @@ typedef struct ep_cli_trace_figures {
     size_t bins_count;
     /* [spans_count]: index of requests for which the span was; EP_CLI_TRACE_NONE */
     uint32_t *owner_of;
-    uint32_t *in_time;       /* [requests_count]: indexes of requests, by begin */
-    bool *hedged;            /* [requests_count]: an answer was not used */
-    int64_t requests_ns;     /* total of requests */
+    uint32_t *in_time;   /* [requests_count]: indexes of requests, by begin */
+    bool *hedged;        /* [requests_count]: an answer was not used */
+    int64_t requests_ns; /* total of requests */
     /* spans forward outside of gateways, gateway without the exchange that asked for it; slowest
      * first */
     uint32_t *requests;
@@ -159,12 +159,13 @@ ep_err ep_cli_trace_figures_make(const ep_cli_trace_model *model, ep_cli_trace_f
 void ep_cli_trace_figures_free(ep_cli_trace_figures *figures);
 
 /* trace_path.c: the critical path of one request span. */
-void ep_cli_trace_path_find(const ep_cli_trace_model *model, uint32_t request, ep_cli_trace_path *out_path);
+void ep_cli_trace_path_find(const ep_cli_trace_model *model, uint32_t request,
+                            ep_cli_trace_path *out_path);
 
 /* trace_calls.c: from requests, paths and peers, all that is said of calls. values holds
  * [requests_count]. NO_MEMORY. */
-ep_err ep_cli_trace_calls_make(const ep_cli_trace_model *model, ep_cli_trace_figures *figures, int64_t *values,
-                               ep_error *out_error);
+ep_err ep_cli_trace_calls_make(const ep_cli_trace_model *model, ep_cli_trace_figures *figures,
+                               int64_t *values, ep_error *out_error);
 /* Sorts values. */
 ep_cli_trace_stat ep_cli_trace_stat_of(int64_t *values, size_t count);
 

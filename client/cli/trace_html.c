@@ -66,8 +66,8 @@ static json_t *experts_json(const ep_cli_trace_figures *f)
     json_t *array = json_array();
     for (size_t i = 0; i < f->experts_count && i < EXPERTS_MAX; i++) {
         const ep_cli_trace_expert *e = &f->experts[i];
-        json_array_append_new(array, json_pack("[i, i, I, I]", (int)e->layer, (int)e->expert, (json_int_t)e->rows,
-                                               (json_int_t)e->busy_ns));
+        json_array_append_new(array, json_pack("[i, i, I, I]", (int)e->layer, (int)e->expert,
+                                               (json_int_t)e->rows, (json_int_t)e->busy_ns));
     }
     return array;
 }
@@ -91,9 +91,11 @@ static json_t *bins_json(const ep_cli_trace_model *model, const ep_cli_trace_fig
     for (size_t i = 0; i < f->bins_count; i++) {
         const ep_cli_trace_bin *bin = &f->bins[i];
         json_array_append_new(
-            array, json_pack("[I, I, I, I, I, I, I, I]", (json_int_t)(bin->begin_ns - model->spans[0].begin_ns),
-                             (json_int_t)(bin->end_ns - model->spans[0].begin_ns), (json_int_t)bin->calls.count,
-                             (json_int_t)bin->calls.p50_ns, (json_int_t)bin->calls.p99_ns, (json_int_t)bin->calls.max_ns,
+            array, json_pack("[I, I, I, I, I, I, I, I]",
+                             (json_int_t)(bin->begin_ns - model->spans[0].begin_ns),
+                             (json_int_t)(bin->end_ns - model->spans[0].begin_ns),
+                             (json_int_t)bin->calls.count, (json_int_t)bin->calls.p50_ns,
+                             (json_int_t)bin->calls.p99_ns, (json_int_t)bin->calls.max_ns,
                              (json_int_t)bin->failed, (json_int_t)bin->hedged));
     }
     return array;
@@ -105,7 +107,7 @@ typedef struct writer {
     const ep_cli_trace_model *model;
     const ep_cli_trace_figures *figures;
     const ep_cli_trace_pick *pick;
-    uint32_t *name_of; /* [names_count]: number in the page; EP_CLI_TRACE_NONE */
+    uint32_t *name_of;  /* [names_count]: number in the page; EP_CLI_TRACE_NONE */
     uint32_t *call_of;  /* [requests_count]: number in the page */
     uint32_t *spans_of; /* [requests_count]: its spans, kept or not */
     json_t *names;
@@ -135,11 +137,12 @@ static void write_call(writer *w, uint32_t request, size_t trace)
         stages[ep_cli_stage_of[part]] += path->parts_ns[part];
     }
     fprintf(w->out,
-            "[\"%016" PRIx64 "\",%zu,%" PRId64 ",%" PRId64 ",%" PRIu32 ",%" PRId32 ",%" PRIu32 ",%" PRId32 ",%d,%" PRIu32
-            ",%" PRId64 ",%" PRIu32 ",%" PRId64 ",%" PRIu32,
-            s->call, trace, s->begin_ns - w->model->spans[0].begin_ns, s->end_ns - s->begin_ns, s->process, s->layer, s->rows,
-            s->status, w->figures->hedged[request], name_of(w, path->peer), path->peer_ns, name_of(w, path->late_peer),
-            path->late_ns, w->spans_of[request]);
+            "[\"%016" PRIx64 "\",%zu,%" PRId64 ",%" PRId64 ",%" PRIu32 ",%" PRId32 ",%" PRIu32
+            ",%" PRId32 ",%d,%" PRIu32 ",%" PRId64 ",%" PRIu32 ",%" PRId64 ",%" PRIu32,
+            s->call, trace, s->begin_ns - w->model->spans[0].begin_ns, s->end_ns - s->begin_ns,
+            s->process, s->layer, s->rows, s->status, w->figures->hedged[request],
+            name_of(w, path->peer), path->peer_ns, name_of(w, path->late_peer), path->late_ns,
+            w->spans_of[request]);
     for (int stage = 0; stage < EP_CLI_STAGES; stage++) {
         fprintf(w->out, ",%" PRId64, stages[stage]);
     }
@@ -185,7 +188,8 @@ static size_t job_of(const ep_cli_trace_model *model, const ep_cli_span *span)
 {
     uint64_t job = span->kind == EP_CLI_SPAN_queue ? span->parent : span->call;
     size_t first;
-    size_t count = span->kind == EP_CLI_SPAN_queue || span->kind == EP_CLI_SPAN_job || span->kind == EP_CLI_SPAN_kernel
+    size_t count = span->kind == EP_CLI_SPAN_queue || span->kind == EP_CLI_SPAN_job ||
+                           span->kind == EP_CLI_SPAN_kernel
                        ? ep_cli_trace_model_find(model, EP_CLI_SPAN_job, job, &first)
                        : 0;
     for (size_t i = 0; i < count; i++) {
@@ -209,12 +213,15 @@ static void write_spans(writer *w)
             continue;
         }
         uint32_t owner = w->figures->owner_of[i];
-        int call = owner != EP_CLI_TRACE_NONE && w->call_of[owner] != EP_CLI_TRACE_NONE ? (int)w->call_of[owner] : -1;
+        int call = owner != EP_CLI_TRACE_NONE && w->call_of[owner] != EP_CLI_TRACE_NONE
+                       ? (int)w->call_of[owner]
+                       : -1;
         fprintf(w->out,
-                "%s[%" PRIu32 ",%d,%" PRId64 ",%" PRId64 ",%d,%zu,%" PRId32 ",%" PRIu32 ",%" PRId32 ",%" PRId32 ",%" PRId32
-                ",%d,%" PRIu32 "]",
-                any ? ",\n" : "", s->process, (int)s->kind, s->begin_ns - last, s->end_ns - s->begin_ns, call, job_of(model, s), s->tid,
-                s->rows, s->layer, s->expert, s->status, s->unused, name_of(w, s->peer));
+                "%s[%" PRIu32 ",%d,%" PRId64 ",%" PRId64 ",%d,%zu,%" PRId32 ",%" PRIu32 ",%" PRId32
+                ",%" PRId32 ",%" PRId32 ",%d,%" PRIu32 "]",
+                any ? ",\n" : "", s->process, (int)s->kind, s->begin_ns - last,
+                s->end_ns - s->begin_ns, call, job_of(model, s), s->tid, s->rows, s->layer,
+                s->expert, s->status, s->unused, name_of(w, s->peer));
         last = s->begin_ns;
         any = true;
     }
@@ -251,13 +258,18 @@ static bool write_data(writer *w)
 {
     const ep_cli_trace_model *model = w->model;
     FILE *out = w->out;
-    fprintf(out, "{\"spans_kept\":%zu,\"calls_kept\":%zu,\"experts_total\":%zu,\"start_ns\":%" PRId64 ",\n", w->pick->spans_count,
-            w->pick->calls_count, w->figures->experts_count, model->spans_count > 0 ? model->spans[0].begin_ns : 0);
+    fprintf(out,
+            "{\"spans_kept\":%zu,\"calls_kept\":%zu,\"experts_total\":%zu,\"start_ns\":%" PRId64
+            ",\n",
+            w->pick->spans_count, w->pick->calls_count, w->figures->experts_count,
+            model->spans_count > 0 ? model->spans[0].begin_ns : 0);
     return write_json("report", ep_cli_trace_report_json(model, w->figures, 0), out) &&
            write_json("kinds", texts(ep_cli_span_names, EP_CLI_SPAN_KINDS), out) &&
-           write_json("statuses", statuses(), out) && write_json("processes", processes(model), out) &&
-           write_json("bins", bins_json(model, w->figures), out) && write_json("experts", experts_json(w->figures), out) &&
-           write_rows(w) && fputs("\"end\":0}", out) != EOF;
+           write_json("statuses", statuses(), out) &&
+           write_json("processes", processes(model), out) &&
+           write_json("bins", bins_json(model, w->figures), out) &&
+           write_json("experts", experts_json(w->figures), out) && write_rows(w) &&
+           fputs("\"end\":0}", out) != EOF;
 }
 
 /* The page up to the mark; what is behind it, or NULL. */
@@ -275,6 +287,7 @@ bool ep_cli_trace_write_html(const ep_cli_trace_model *model, const ep_cli_trace
     const char *rest = write_until(ep_cli_trace_page_html, "@DATA@", out);
     rest = rest != NULL && write_data(&w) ? write_until(rest, "@SCRIPT@", out) : NULL;
     return rest != NULL &&
-           fprintf(out, "%s%s%s%s", ep_cli_trace_page_data_js, ep_cli_trace_page_summary_js, ep_cli_trace_page_timeline_js, rest) > 0 &&
+           fprintf(out, "%s%s%s%s", ep_cli_trace_page_data_js, ep_cli_trace_page_summary_js,
+                   ep_cli_trace_page_timeline_js, rest) > 0 &&
            ferror(out) == 0;
 }

@@ -7,8 +7,8 @@
 
 #define DEPTH_MAX 8 /* kinds of one group nest no deeper */
 
-const char *const ep_cli_lane_names[EP_CLI_LANE_GROUPS] = {"requests", "exchanges", "wire",   "serves",
-                                                           "queues",   "jobs",      "kernels"};
+const char *const ep_cli_lane_names[EP_CLI_LANE_GROUPS] = {
+    "requests", "exchanges", "wire", "serves", "queues", "jobs", "kernels"};
 
 typedef struct lane_state {
     uint32_t stack[DEPTH_MAX]; /* open spans, outermost first */
@@ -59,7 +59,8 @@ static bool fits(const ep_cli_trace_model *model, lane_state *lane, const ep_cli
 }
 
 /* EP_CLI_TRACE_NONE: no lane is left. False: no memory. */
-static bool place(const ep_cli_trace_model *model, group_state *group, uint32_t index, uint32_t *out_lane)
+static bool place(const ep_cli_trace_model *model, group_state *group, uint32_t index,
+                  uint32_t *out_lane)
 {
     const ep_cli_span *span = &model->spans[index];
     uint32_t chosen = 0;
@@ -89,7 +90,8 @@ static bool place(const ep_cli_trace_model *model, group_state *group, uint32_t 
 }
 
 /* Lane numbers within groups become indexes of all lanes. */
-static bool number_lanes(const ep_cli_trace_model *model, group_state *groups, ep_cli_trace_lanes *out)
+static bool number_lanes(const ep_cli_trace_model *model, group_state *groups,
+                         ep_cli_trace_lanes *out)
 {
     size_t groups_count = model->processes_count * EP_CLI_LANE_GROUPS;
     for (size_t g = 0; g < groups_count; g++) {
@@ -102,16 +104,18 @@ static bool number_lanes(const ep_cli_trace_model *model, group_state *groups, e
     }
     for (size_t g = 0; g < groups_count; g++) {
         for (uint32_t i = 0; i < groups[g].lanes_count; i++) {
-            out->lanes[groups[g].first + i] = (ep_cli_trace_lane){.process = (uint32_t)(g / EP_CLI_LANE_GROUPS),
-                                                                  .number = i,
-                                                                  .first = EP_CLI_TRACE_NONE,
-                                                                  .group = (uint8_t)(g % EP_CLI_LANE_GROUPS)};
+            out->lanes[groups[g].first + i] =
+                (ep_cli_trace_lane){.process = (uint32_t)(g / EP_CLI_LANE_GROUPS),
+                                    .number = i,
+                                    .first = EP_CLI_TRACE_NONE,
+                                    .group = (uint8_t)(g % EP_CLI_LANE_GROUPS)};
         }
     }
     for (size_t i = model->spans_count; i-- > 0;) {
         const ep_cli_span *span = &model->spans[i];
         if (out->lane_of[i] != EP_CLI_TRACE_NONE) {
-            out->lane_of[i] += groups[span->process * EP_CLI_LANE_GROUPS + group_of(span->kind)].first;
+            out->lane_of[i] +=
+                groups[span->process * EP_CLI_LANE_GROUPS + group_of(span->kind)].first;
             out->next_of[i] = out->lanes[out->lane_of[i]].first;
             out->lanes[out->lane_of[i]].first = (uint32_t)i;
         }
@@ -119,12 +123,14 @@ static bool number_lanes(const ep_cli_trace_model *model, group_state *groups, e
     return true;
 }
 
-ep_err ep_cli_trace_lanes_make(const ep_cli_trace_model *model, ep_cli_trace_lanes *out_lanes, ep_error *out_error)
+ep_err ep_cli_trace_lanes_make(const ep_cli_trace_model *model, ep_cli_trace_lanes *out_lanes,
+                               ep_error *out_error)
 {
     size_t groups_count = model->processes_count * EP_CLI_LANE_GROUPS;
     group_state *groups = calloc(groups_count + 1, sizeof(*groups));
-    *out_lanes = (ep_cli_trace_lanes){.lane_of = malloc((model->spans_count + 1) * sizeof(uint32_t)),
-                                        .next_of = malloc((model->spans_count + 1) * sizeof(uint32_t))};
+    *out_lanes =
+        (ep_cli_trace_lanes){.lane_of = malloc((model->spans_count + 1) * sizeof(uint32_t)),
+                             .next_of = malloc((model->spans_count + 1) * sizeof(uint32_t))};
     bool good = groups != NULL && out_lanes->lane_of != NULL && out_lanes->next_of != NULL;
     for (size_t i = 0; i < model->spans_count && good; i++) {
         const ep_cli_span *span = &model->spans[i];
@@ -139,7 +145,8 @@ ep_err ep_cli_trace_lanes_make(const ep_cli_trace_model *model, ep_cli_trace_lan
     free(groups);
     if (!good) {
         ep_cli_trace_lanes_free(out_lanes);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the lanes of %zu spans", model->spans_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the lanes of %zu spans",
+                            model->spans_count);
     }
     return EP_OK;
 }
@@ -152,12 +159,13 @@ void ep_cli_trace_lanes_free(ep_cli_trace_lanes *lanes)
     *lanes = (ep_cli_trace_lanes){0};
 }
 
-bool ep_cli_trace_lane_walk(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes, uint32_t lane,
-                            ep_cli_trace_step *step, void *arg)
+bool ep_cli_trace_lane_walk(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
+                            uint32_t lane, ep_cli_trace_step *step, void *arg)
 {
     lane_state open = {0};
     for (uint32_t i = lanes->lanes[lane].first; i != EP_CLI_TRACE_NONE; i = lanes->next_of[i]) {
-        while (open.depth > 0 && model->spans[open.stack[open.depth - 1]].end_ns <= model->spans[i].begin_ns) {
+        while (open.depth > 0 &&
+               model->spans[open.stack[open.depth - 1]].end_ns <= model->spans[i].begin_ns) {
             if (!step(open.stack[--open.depth], true, arg)) {
                 return false;
             }

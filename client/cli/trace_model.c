@@ -134,11 +134,12 @@ void ep_cli_trace_model_destroy(ep_cli_trace_model *model)
     free(model);
 }
 
-ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path, ep_error *out_error)
+ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path,
+                                    ep_error *out_error)
 {
     if (model->recordings_count == EP_CLI_TRACE_RECORDINGS_MAX) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s: more than %d recordings", path,
-                            EP_CLI_TRACE_RECORDINGS_MAX);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s: more than %d recordings",
+                            path, EP_CLI_TRACE_RECORDINGS_MAX);
     }
     ep_cli_recording *recording = &model->recordings[model->recordings_count++];
     snprintf(recording->path, sizeof(recording->path), "%s", path);
@@ -147,10 +148,11 @@ ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path,
 
 /* ---- processes ---- */
 
-static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *event, uint32_t node, uint32_t thread,
-                          uint32_t frames)
+static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *event, uint32_t node,
+                          uint32_t thread, uint32_t frames)
 {
-    if (p->recording != event->recording || p->pid != event->pid || (node != 0 && p->node != 0 && p->node != node)) {
+    if (p->recording != event->recording || p->pid != event->pid ||
+        (node != 0 && p->node != 0 && p->node != node)) {
         return false;
     }
     p->node = p->node == 0 ? node : p->node;
@@ -166,7 +168,8 @@ static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *eve
  * connection's owner, of which a process may have several: they name a process only when nothing
  * else does.
  */
-static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *event, ep_error *out_error)
+static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *event,
+                           ep_error *out_error)
 {
     struct ep_cli_trace_tables *tables = model->tables;
     uint32_t node = intern(model, event->node);
@@ -186,7 +189,8 @@ static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *
         }
     }
     if (model->processes_count == EP_CLI_TRACE_PROCESSES_MAX) {
-        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "events of more than %d processes", EP_CLI_TRACE_PROCESSES_MAX);
+        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "events of more than %d processes",
+                     EP_CLI_TRACE_PROCESSES_MAX);
         return EP_CLI_TRACE_NONE;
     }
     if (model->processes_count == tables->processes_capacity) {
@@ -198,14 +202,18 @@ static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *
         model->processes = grown;
         tables->processes_capacity = capacity;
     }
-    model->processes[model->processes_count] = (ep_cli_trace_process){
-        .recording = event->recording, .pid = event->pid, .node = node, .thread = thread, .frames = frames,
-        .calls = event->kind == EP_CLI_SPAN_forward};
+    model->processes[model->processes_count] =
+        (ep_cli_trace_process){.recording = event->recording,
+                               .pid = event->pid,
+                               .node = node,
+                               .thread = thread,
+                               .frames = frames,
+                               .calls = event->kind == EP_CLI_SPAN_forward};
     return (uint32_t)model->processes_count++;
 }
 
-void ep_cli_trace_process_name(const ep_cli_trace_model *model, uint32_t process, bool with_pid, char *out_name,
-                               size_t bytes)
+void ep_cli_trace_process_name(const ep_cli_trace_model *model, uint32_t process, bool with_pid,
+                               char *out_name, size_t bytes)
 {
     const ep_cli_trace_process *p = &model->processes[process];
     const char *name = model->names[p->node != 0 ? p->node : p->thread];
@@ -246,15 +254,16 @@ static bool grow_buckets(ep_cli_trace_model *model)
 }
 
 /* Takes the open span of this name off its chain; EP_CLI_TRACE_NONE when there is none. */
-static uint32_t take_open(ep_cli_trace_model *model, uint32_t process, const ep_cli_trace_event *event)
+static uint32_t take_open(ep_cli_trace_model *model, uint32_t process,
+                          const ep_cli_trace_event *event)
 {
     struct ep_cli_trace_tables *tables = model->tables;
     uint32_t *link =
         &tables->buckets[bucket_of(tables, process, (uint8_t)event->kind, event->call, event->sub)];
     while (*link != EP_CLI_TRACE_NONE) {
         ep_cli_span *span = &model->spans[*link];
-        if (span->process == process && span->kind == (uint8_t)event->kind && span->call == event->call &&
-            span->sub == event->sub) {
+        if (span->process == process && span->kind == (uint8_t)event->kind &&
+            span->call == event->call && span->sub == event->sub) {
             uint32_t found = *link;
             *link = span->chain;
             tables->open_count--;
@@ -280,8 +289,8 @@ static bool keep_end(struct ep_cli_trace_tables *tables, const ep_cli_unmatched 
     return true;
 }
 
-static ep_err add_begin(ep_cli_trace_model *model, uint32_t process, const ep_cli_trace_event *event,
-                        ep_error *out_error)
+static ep_err add_begin(ep_cli_trace_model *model, uint32_t process,
+                        const ep_cli_trace_event *event, ep_error *out_error)
 {
     struct ep_cli_trace_tables *tables = model->tables;
     uint32_t peer = intern(model, event->peer);
@@ -298,16 +307,29 @@ static ep_err add_begin(ep_cli_trace_model *model, uint32_t process, const ep_cl
         model->spans = grown;
         tables->spans_capacity = capacity;
     }
-    if (peer == EP_CLI_TRACE_NONE || (tables->open_count >= tables->buckets_count && !grow_buckets(model))) {
+    if (peer == EP_CLI_TRACE_NONE ||
+        (tables->open_count >= tables->buckets_count && !grow_buckets(model))) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the open spans");
     }
     size_t bucket = bucket_of(tables, process, (uint8_t)event->kind, event->call, event->sub);
-    model->spans[model->spans_count] = (ep_cli_span){
-        .begin_ns = event->time_ns, .end_ns = event->time_ns, .trace = event->trace, .call = event->call,
-        .parent = event->parent, .epoch = event->epoch, .process = process, .peer = peer, .sub = event->sub,
-        .rows = event->rows, .layer = event->layer, .expert = event->expert, .status = event->status,
-        .tid = event->tid, .mate = EP_CLI_TRACE_NONE, .chain = tables->buckets[bucket],
-        .kind = (uint8_t)event->kind, .open = true};
+    model->spans[model->spans_count] = (ep_cli_span){.begin_ns = event->time_ns,
+                                                     .end_ns = event->time_ns,
+                                                     .trace = event->trace,
+                                                     .call = event->call,
+                                                     .parent = event->parent,
+                                                     .epoch = event->epoch,
+                                                     .process = process,
+                                                     .peer = peer,
+                                                     .sub = event->sub,
+                                                     .rows = event->rows,
+                                                     .layer = event->layer,
+                                                     .expert = event->expert,
+                                                     .status = event->status,
+                                                     .tid = event->tid,
+                                                     .mate = EP_CLI_TRACE_NONE,
+                                                     .chain = tables->buckets[bucket],
+                                                     .kind = (uint8_t)event->kind,
+                                                     .open = true};
     tables->buckets[bucket] = (uint32_t)model->spans_count++;
     tables->open_count++;
     return EP_OK;
@@ -323,9 +345,11 @@ static ep_err add_end(ep_cli_trace_model *model, uint32_t process, const ep_cli_
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a name");
     }
     if (index == EP_CLI_TRACE_NONE) {
-        const ep_cli_unmatched one = {event->time_ns, event->trace, event->call, event->sub, process, (uint8_t)event->kind, true, false};
+        const ep_cli_unmatched one = {event->time_ns, event->trace,         event->call, event->sub,
+                                      process,        (uint8_t)event->kind, true,        false};
         return keep_end(model->tables, &one) ? EP_OK
-                                             : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an end without begin");
+                                             : ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                                                            "no memory for an end without begin");
     }
     ep_cli_span *span = &model->spans[index];
     span->open = false;
@@ -346,7 +370,8 @@ static ep_err add_end(ep_cli_trace_model *model, uint32_t process, const ep_cli_
     return EP_OK;
 }
 
-ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_event *event, ep_error *out_error)
+ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_event *event,
+                              ep_error *out_error)
 {
     if (event->recording >= model->recordings_count || (unsigned)event->kind >= EP_CLI_SPAN_KINDS) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "event of kind %d in recording %u",
@@ -363,10 +388,12 @@ ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_even
     }
     ep_cli_recording *recording = &model->recordings[event->recording];
     model->events_count++;
-    recording->first_ns = recording->events_count == 0 || event->time_ns < recording->first_ns ? event->time_ns
-                                                                                               : recording->first_ns;
-    recording->last_ns = recording->events_count == 0 || event->time_ns > recording->last_ns ? event->time_ns
-                                                                                             : recording->last_ns;
+    recording->first_ns = recording->events_count == 0 || event->time_ns < recording->first_ns
+                              ? event->time_ns
+                              : recording->first_ns;
+    recording->last_ns = recording->events_count == 0 || event->time_ns > recording->last_ns
+                             ? event->time_ns
+                             : recording->last_ns;
     recording->events_count++;
     return event->is_end ? add_end(model, process, event, out_error)
                          : add_begin(model, process, event, out_error);
@@ -389,7 +416,8 @@ static int compare_u64(const void *a, const void *b)
 /* Cut or unmatched: the rule is in the header. */
 static void judge(ep_cli_trace_model *model, const ep_cli_unmatched *one, ep_trace_id only)
 {
-    const ep_cli_recording *recording = &model->recordings[model->processes[one->process].recording];
+    const ep_cli_recording *recording =
+        &model->recordings[model->processes[one->process].recording];
     int64_t longest = model->tables->longest_ns[one->kind];
     int64_t edge = longest > EP_CLI_TRACE_EDGE_NS ? longest : EP_CLI_TRACE_EDGE_NS;
     if (!same_trace(only, (ep_trace_id){0}) && !same_trace(only, one->trace)) {
@@ -415,7 +443,8 @@ static void take_out_open(ep_cli_trace_model *model, ep_trace_id only)
     for (size_t i = 0; i < model->spans_count; i++) {
         ep_cli_span *span = &model->spans[i];
         if (span->open) {
-            const ep_cli_unmatched one = {span->begin_ns, span->trace, span->call, span->sub, span->process, span->kind, false, span->again};
+            const ep_cli_unmatched one = {span->begin_ns, span->trace, span->call, span->sub,
+                                          span->process,  span->kind,  false,      span->again};
             judge(model, &one, only);
         } else {
             model->spans[kept++] = *span;
@@ -425,7 +454,8 @@ static void take_out_open(ep_cli_trace_model *model, ep_trace_id only)
 }
 
 /* Numbers that spans of the trace name, sorted: jobs of its queue spans, or its remote calls. */
-static size_t named_calls(const ep_cli_trace_model *model, ep_trace_id trace, bool jobs, uint64_t *out_calls)
+static size_t named_calls(const ep_cli_trace_model *model, ep_trace_id trace, bool jobs,
+                          uint64_t *out_calls)
 {
     size_t count = 0;
     for (size_t i = 0; i < model->spans_count; i++) {
@@ -461,7 +491,8 @@ static ep_err keep_trace(ep_cli_trace_model *model, ep_trace_id trace, ep_error 
                        same_trace(span->trace, (ep_trace_id){0});
         if (same_trace(span->trace, trace) ||
             (works && bsearch(&span->call, jobs, jobs_count, sizeof(*jobs), compare_u64) != NULL) ||
-            (carries && bsearch(&span->call, calls, calls_count, sizeof(*calls), compare_u64) != NULL)) {
+            (carries &&
+             bsearch(&span->call, calls, calls_count, sizeof(*calls), compare_u64) != NULL)) {
             model->spans[kept++] = *span;
         }
     }
@@ -518,38 +549,44 @@ static ep_err index_calls(ep_cli_trace_model *model, ep_error *out_error)
     }
     for (size_t i = 0; i < model->spans_count; i++) {
         model->by_call[i] = (uint32_t)i;
-        if (model->spans[i].kind == EP_CLI_SPAN_exchange || model->spans[i].kind == EP_CLI_SPAN_forward) {
+        if (model->spans[i].kind == EP_CLI_SPAN_exchange ||
+            model->spans[i].kind == EP_CLI_SPAN_forward) {
             model->by_parent[model->by_parent_count++] = (uint32_t)i;
         }
     }
-    qsort_r(model->by_call, model->spans_count, sizeof(*model->by_call), compare_call, model->spans);
-    qsort_r(model->by_parent, model->by_parent_count, sizeof(*model->by_parent), compare_parent, model->spans);
+    qsort_r(model->by_call, model->spans_count, sizeof(*model->by_call), compare_call,
+            model->spans);
+    qsort_r(model->by_parent, model->by_parent_count, sizeof(*model->by_parent), compare_parent,
+            model->spans);
     return EP_OK;
 }
 
-static size_t lower_bound(const ep_cli_trace_model *model, ep_cli_span_kind kind, uint64_t call, bool past)
+static size_t lower_bound(const ep_cli_trace_model *model, ep_cli_span_kind kind, uint64_t call,
+                          bool past)
 {
     size_t low = 0;
     size_t high = model->spans_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         const ep_cli_span *span = &model->spans[model->by_call[middle]];
-        bool before = span->kind != (uint8_t)kind ? span->kind < (uint8_t)kind
-                                                  : span->call < call || (past && span->call == call);
+        bool before = span->kind != (uint8_t)kind
+                          ? span->kind < (uint8_t)kind
+                          : span->call < call || (past && span->call == call);
         low = before ? middle + 1 : low;
         high = before ? high : middle;
     }
     return low;
 }
 
-size_t ep_cli_trace_model_find(const ep_cli_trace_model *model, ep_cli_span_kind kind, uint64_t call,
-                               size_t *out_first)
+size_t ep_cli_trace_model_find(const ep_cli_trace_model *model, ep_cli_span_kind kind,
+                               uint64_t call, size_t *out_first)
 {
     *out_first = lower_bound(model, kind, call, false);
     return lower_bound(model, kind, call, true) - *out_first;
 }
 
-size_t ep_cli_trace_model_children(const ep_cli_trace_model *model, uint64_t call, size_t *out_first)
+size_t ep_cli_trace_model_children(const ep_cli_trace_model *model, uint64_t call,
+                                   size_t *out_first)
 {
     size_t low = 0;
     size_t high = model->by_parent_count;
@@ -602,15 +639,18 @@ static void join_kind(ep_cli_trace_model *model, ep_cli_span_kind kind, uint32_t
 /* What both sides did for a remote call has its number. Jobs serve other calls too. */
 static void mark_unused(ep_cli_trace_model *model, const ep_cli_span *exchange)
 {
-    static const ep_cli_span_kind kinds[] = {EP_CLI_SPAN_send, EP_CLI_SPAN_receive, EP_CLI_SPAN_serve,
-                                             EP_CLI_SPAN_decode, EP_CLI_SPAN_queue, EP_CLI_SPAN_reply};
-    uint32_t node = exchange->mate != EP_CLI_TRACE_NONE ? model->spans[exchange->mate].process : exchange->process;
+    static const ep_cli_span_kind kinds[] = {EP_CLI_SPAN_send,  EP_CLI_SPAN_receive,
+                                             EP_CLI_SPAN_serve, EP_CLI_SPAN_decode,
+                                             EP_CLI_SPAN_queue, EP_CLI_SPAN_reply};
+    uint32_t node = exchange->mate != EP_CLI_TRACE_NONE ? model->spans[exchange->mate].process
+                                                        : exchange->process;
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
         size_t first;
         size_t count = ep_cli_trace_model_find(model, kinds[k], exchange->call, &first);
         for (size_t i = 0; i < count; i++) {
             ep_cli_span *span = &model->spans[model->by_call[first + i]];
-            span->unused = span->unused || span->process == exchange->process || span->process == node;
+            span->unused =
+                span->unused || span->process == exchange->process || span->process == node;
         }
     }
 }

@@ -19,14 +19,14 @@
 #include "base/error.h"
 #include "observe/trace.h"
 
-#define EP_CLI_TRACE_NAME_BYTES 128   /* longer names are cut */
-#define EP_CLI_TRACE_NAMES_MAX 65536  /* past that a name is "(too many names)" */
-#define EP_CLI_TRACE_LISTED_MAX 1000  /* unmatched events kept for the list; all are counted */
+#define EP_CLI_TRACE_NAME_BYTES 128  /* longer names are cut */
+#define EP_CLI_TRACE_NAMES_MAX 65536 /* past that a name is "(too many names)" */
+#define EP_CLI_TRACE_LISTED_MAX 1000 /* unmatched events kept for the list; all are counted */
 #define EP_CLI_TRACE_PROCESSES_MAX 4096
 /* sessions start and stop in one process after the other */
 #define EP_CLI_TRACE_EDGE_NS 100000000LL
 #define EP_CLI_TRACE_RECORDINGS_MAX 64
-#define EP_CLI_TRACE_SKIPPED_MAX 64   /* of one recording, named; all are counted */
+#define EP_CLI_TRACE_SKIPPED_MAX 64 /* of one recording, named; all are counted */
 #define EP_CLI_TRACE_NONE UINT32_MAX
 
 typedef enum ep_cli_span_kind {
@@ -78,7 +78,7 @@ typedef struct ep_cli_span {
     uint32_t chain; /* own use of the model */
     uint8_t kind;
     bool open;
-    bool again;  /* begun again before it ended */
+    bool again; /* begun again before it ended */
     /* an exchange whose answer was not: other copies had answered (a hedge, or what was hedged);
      * and all that was done for it, but jobs */
     bool unused;
@@ -116,13 +116,13 @@ typedef struct ep_cli_skipped {
 typedef struct ep_cli_recording {
     char path[512];
     char host[EP_CLI_TRACE_NAME_BYTES];
-    uint8_t clock[16];       /* recordings with the same clock need no fit */
+    uint8_t clock[16]; /* recordings with the same clock need no fit */
     bool has_clock;
-    int64_t offset_ns;       /* what finish took off its times */
+    int64_t offset_ns; /* what finish took off its times */
     /* half the round trip of the pair it was fitted to; -1: no pair joins it with the first */
     int64_t offset_error_ns;
     uint64_t events_count;
-    int64_t first_ns;        /* of its events, on its own clock */
+    int64_t first_ns; /* of its events, on its own clock */
     int64_t last_ns;
     uint64_t discarded_events;
     uint64_t discarded_packets;
@@ -146,7 +146,7 @@ typedef struct ep_cli_trace_model {
     uint64_t cut_begins; /* their end may be after the recording */
     uint64_t cut_ends;   /* their begin may be before it */
     uint64_t events_count;
-    bool cut; /* there were more than events_max events */
+    bool cut;            /* there were more than events_max events */
     uint32_t *by_call;   /* after finish: indexes of spans, by (kind, call, begin) */
     uint32_t *by_parent; /* after finish: indexes of exchanges and forwards, by (parent, begin) */
     size_t by_parent_count;
@@ -168,12 +168,14 @@ void ep_cli_trace_model_destroy(ep_cli_trace_model *model);
 
 /* Starts a recording; its index is recordings_count - 1. RESOURCE_EXHAUSTED past
  * EP_CLI_TRACE_RECORDINGS_MAX. */
-ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path, ep_error *out_error);
+ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path,
+                                    ep_error *out_error);
 
 /* Events of one recording come by time. After events_max events it only sets cut. NO_MEMORY,
  * INVALID_ARGUMENT (kind or recording), RESOURCE_EXHAUSTED (more than EP_CLI_TRACE_PROCESSES_MAX
  * processes). */
-ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_event *event, ep_error *out_error);
+ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_event *event,
+                              ep_error *out_error);
 
 /*
  * Once, after the last event: takes out what is unmatched, keeps (and counts) only trace when it is
@@ -183,15 +185,16 @@ ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_even
 ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error);
 
 /* Spans of kind and call are by_call[*out_first .. + the returned count). */
-size_t ep_cli_trace_model_find(const ep_cli_trace_model *model, ep_cli_span_kind kind, uint64_t call,
-                               size_t *out_first);
+size_t ep_cli_trace_model_find(const ep_cli_trace_model *model, ep_cli_span_kind kind,
+                               uint64_t call, size_t *out_first);
 /* Exchanges and forwards whose parent is `call`: by_parent[*out_first .. + the returned count). */
-size_t ep_cli_trace_model_children(const ep_cli_trace_model *model, uint64_t call, size_t *out_first);
+size_t ep_cli_trace_model_children(const ep_cli_trace_model *model, uint64_t call,
+                                   size_t *out_first);
 /* The gateway span in which a forward span runs; NULL: none. */
 const ep_cli_span *ep_cli_trace_model_gateway(const ep_cli_trace_model *model, uint32_t forward);
 /* "node0", or the client's thread name; bytes hold "NAME (PID)" when with_pid. */
-void ep_cli_trace_process_name(const ep_cli_trace_model *model, uint32_t process, bool with_pid, char *out_name,
-                               size_t bytes);
+void ep_cli_trace_process_name(const ep_cli_trace_model *model, uint32_t process, bool with_pid,
+                               char *out_name, size_t bytes);
 
 /* trace_clock.c: offsets of all recordings, fitted to pairs of exchange and serve; called by
  * finish. */

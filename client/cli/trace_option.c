@@ -14,8 +14,10 @@ static void take_given(struct argp_state *state, ep_cli_trace *trace, const char
     ep_trace_id id;
     uint64_t span;
     if (!ep_traceparent_parse(text, &id, &span)) {
-        argp_error(state, "%s is '%.80s', allowed: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, "
-                          "lower case, no id of zeros", ep_cli_setting_name("--traceparent", text), text);
+        argp_error(state,
+                   "%s is '%.80s', allowed: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, "
+                   "lower case, no id of zeros",
+                   ep_cli_setting_name("--traceparent", text), text);
     }
     ep_traceparent_format(id, span, trace->traceparent);
     trace->is_given = true;

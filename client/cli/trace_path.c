@@ -8,9 +8,9 @@
  */
 #include "trace_figures.h"
 
-const char *const ep_cli_path_names[EP_CLI_PATH_PARTS] = {"plan",  "pack",  "network", "decode",   "queue",
-                                                          "job",   "reply", "node",    "gateway",  "unserved", "late",
-                                                          "combine", "client"};
+const char *const ep_cli_path_names[EP_CLI_PATH_PARTS] = {
+    "plan", "pack",    "network",  "decode", "queue",   "job",   "reply",
+    "node", "gateway", "unserved", "late",   "combine", "client"};
 
 typedef struct walk {
     const ep_cli_trace_model *model;
@@ -37,8 +37,8 @@ static void consider(latest *best, const ep_cli_trace_model *model, uint32_t ind
 }
 
 /* Spans of kind with this number in call, of one process. */
-static void consider_kind(latest *best, const ep_cli_trace_model *model, ep_cli_span_kind kind, uint64_t call,
-                          uint32_t process)
+static void consider_kind(latest *best, const ep_cli_trace_model *model, ep_cli_span_kind kind,
+                          uint64_t call, uint32_t process)
 {
     size_t first;
     size_t count = ep_cli_trace_model_find(model, kind, call, &first);
@@ -92,9 +92,11 @@ static void walk_gateway(walk *w, const ep_cli_span *gateway, int64_t since, int
 
 /* inside: of a gateway; a gateway in it is not walked again, so that damaged recordings cannot lead
  * in circles. */
-static void walk_exchange(walk *w, const ep_cli_span *exchange, bool inside, int64_t since, int64_t until)
+static void walk_exchange(walk *w, const ep_cli_span *exchange, bool inside, int64_t since,
+                          int64_t until)
 {
-    const ep_cli_span *served = exchange->mate != EP_CLI_TRACE_NONE ? &w->model->spans[exchange->mate] : NULL;
+    const ep_cli_span *served =
+        exchange->mate != EP_CLI_TRACE_NONE ? &w->model->spans[exchange->mate] : NULL;
     bool through = served != NULL && served->kind == EP_CLI_SPAN_gateway && !inside;
     if (!through && until - since > w->path->peer_ns) {
         w->path->peer = exchange->peer;
@@ -124,15 +126,16 @@ static void walk_exchange(walk *w, const ep_cli_span *exchange, bool inside, int
  * What a combine waited for may overlap it by a moment; but an exchange never waits for one that
  * still runs when it begins: that one is left out when `ended`.
  */
-static void consider_exchanges(latest *best, const ep_cli_trace_model *model, const ep_cli_span *forward, bool ended)
+static void consider_exchanges(latest *best, const ep_cli_trace_model *model,
+                               const ep_cli_span *forward, bool ended)
 {
     size_t first;
     size_t count = ep_cli_trace_model_children(model, forward->call, &first);
     for (size_t i = 0; i < count; i++) {
         uint32_t index = model->by_parent[first + i];
         const ep_cli_span *exchange = &model->spans[index];
-        if (exchange->kind == EP_CLI_SPAN_exchange && exchange->process == forward->process && !exchange->unused &&
-            (!ended || exchange->end_ns <= best->before)) {
+        if (exchange->kind == EP_CLI_SPAN_exchange && exchange->process == forward->process &&
+            !exchange->unused && (!ended || exchange->end_ns <= best->before)) {
             consider(best, model, index);
         }
     }
@@ -142,7 +145,8 @@ static void consider_exchanges(latest *best, const ep_cli_trace_model *model, co
  * Between children the client works; or, before another copy's exchange, it waits for one that is
  * not used in the end and still runs.
  */
-static void walk_gap(walk *w, const ep_cli_span *forward, bool before_exchange, int64_t since, int64_t until)
+static void walk_gap(walk *w, const ep_cli_span *forward, bool before_exchange, int64_t since,
+                     int64_t until)
 {
     size_t first;
     size_t count = ep_cli_trace_model_children(w->model, forward->call, &first);
@@ -150,7 +154,8 @@ static void walk_gap(walk *w, const ep_cli_span *forward, bool before_exchange, 
     uint32_t peer = 0;
     for (size_t i = 0; i < count && before_exchange; i++) {
         const ep_cli_span *exchange = &w->model->spans[w->model->by_parent[first + i]];
-        if (exchange->unused && exchange->process == forward->process && exchange->begin_ns < waited_since && exchange->end_ns >= until) {
+        if (exchange->unused && exchange->process == forward->process &&
+            exchange->begin_ns < waited_since && exchange->end_ns >= until) {
             waited_since = later(exchange->begin_ns, since);
             peer = exchange->peer;
         }
@@ -163,7 +168,8 @@ static void walk_gap(walk *w, const ep_cli_span *forward, bool before_exchange, 
     w->path->parts_ns[EP_CLI_PATH_CLIENT] += waited_since - since;
 }
 
-static void walk_forward(walk *w, const ep_cli_span *forward, bool inside, int64_t since, int64_t until)
+static void walk_forward(walk *w, const ep_cli_span *forward, bool inside, int64_t since,
+                         int64_t until)
 {
     bool exchanged = false;
     while (until > since) {
@@ -216,7 +222,8 @@ static void walk_gateway(walk *w, const ep_cli_span *gateway, int64_t since, int
     w->path->parts_ns[EP_CLI_PATH_GATEWAY] += until - since;
 }
 
-void ep_cli_trace_path_find(const ep_cli_trace_model *model, uint32_t request, ep_cli_trace_path *out_path)
+void ep_cli_trace_path_find(const ep_cli_trace_model *model, uint32_t request,
+                            ep_cli_trace_path *out_path)
 {
     *out_path = (ep_cli_trace_path){0};
     walk w = {model, out_path};

@@ -56,7 +56,8 @@ static bool write_packet(writer *w, EpPerfetto__TracePacket *packet)
             break;
         }
     }
-    bool good = fwrite(head, 1, head_bytes, w->out) == head_bytes && fwrite(body, 1, bytes, w->out) == bytes;
+    bool good = fwrite(head, 1, head_bytes, w->out) == head_bytes &&
+                fwrite(body, 1, bytes, w->out) == bytes;
     if (body != small) {
         free(body);
     }
@@ -226,7 +227,8 @@ static int compare_change(const void *a, const void *b)
     if (x->track != y->track) {
         return x->track < y->track ? -1 : 1;
     }
-    return x->time_ns != y->time_ns ? (x->time_ns < y->time_ns ? -1 : 1) : (x->by > y->by) - (x->by < y->by);
+    return x->time_ns != y->time_ns ? (x->time_ns < y->time_ns ? -1 : 1)
+                                    : (x->by > y->by) - (x->by < y->by);
 }
 
 static bool write_count(writer *w, const change *at, int64_t value)
@@ -251,7 +253,8 @@ static bool write_counters(writer *w)
     const ep_cli_trace_model *model = w->model;
     size_t counted = 0;
     for (size_t i = 0; i < model->spans_count; i++) {
-        counted += model->spans[i].kind == EP_CLI_SPAN_forward || model->spans[i].kind == EP_CLI_SPAN_serve;
+        counted += model->spans[i].kind == EP_CLI_SPAN_forward ||
+                   model->spans[i].kind == EP_CLI_SPAN_serve;
     }
     change *changes = malloc((counted * 4 + 1) * sizeof(*changes));
     size_t count = 0;
@@ -281,7 +284,8 @@ static bool write_counters(writer *w)
     return good;
 }
 
-bool ep_cli_trace_write_perfetto(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes, FILE *out)
+bool ep_cli_trace_write_perfetto(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
+                                 FILE *out)
 {
     writer w = {.model = model, .lanes = lanes, .out = out};
     bool good = true;

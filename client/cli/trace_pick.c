@@ -67,7 +67,8 @@ static size_t visit_job(picker *p, uint32_t request, const ep_cli_span *queue, b
         size_t count = ep_cli_trace_model_find(p->model, kinds[k], queue->parent, &first);
         for (size_t i = 0; i < count; i++) {
             uint32_t index = p->model->by_call[first + i];
-            bool others = p->f->owner_of[index] != request && p->model->spans[index].process == queue->process;
+            bool others = p->f->owner_of[index] != request &&
+                          p->model->spans[index].process == queue->process;
             missing += others ? visit_span(p, index, keep) : 0;
         }
     }
@@ -80,7 +81,9 @@ static size_t visit_call(picker *p, uint32_t request, bool keep)
     for (uint32_t i = p->first_of[request]; i < p->first_of[request + 1]; i++) {
         const ep_cli_span *span = &p->model->spans[p->owned[i]];
         missing += visit_span(p, p->owned[i], keep);
-        missing += span->kind == EP_CLI_SPAN_queue && span->parent != 0 ? visit_job(p, request, span, keep) : 0;
+        missing += span->kind == EP_CLI_SPAN_queue && span->parent != 0
+                       ? visit_job(p, request, span, keep)
+                       : 0;
     }
     return missing;
 }
@@ -92,7 +95,8 @@ static void keep_call(picker *p, uint32_t request, size_t room)
     if (p->pick->calls[request] || p->pick->spans_count >= room || p->refused == REFUSED_MAX) {
         return;
     }
-    if (p->pick->calls_count > 0 && visit_call(p, request, false) > p->spans_max - p->pick->spans_count) {
+    if (p->pick->calls_count > 0 &&
+        visit_call(p, request, false) > p->spans_max - p->pick->spans_count) {
         p->refused++;
         return;
     }
@@ -149,7 +153,8 @@ static void keep_notable(picker *p, size_t room)
         for (size_t i = 0; i < f->requests_count; i++) {
             p->scores[i] = 0;
             for (int part = 0; part < EP_CLI_PATH_PARTS; part++) {
-                p->scores[i] += ep_cli_stage_of[part] == (ep_cli_stage)stage ? f->paths[i].parts_ns[part] : 0;
+                p->scores[i] +=
+                    ep_cli_stage_of[part] == (ep_cli_stage)stage ? f->paths[i].parts_ns[part] : 0;
             }
         }
         keep_top(p, room);
@@ -213,18 +218,19 @@ static void keep_sample(picker *p, size_t room)
     }
 }
 
-ep_err ep_cli_trace_pick_make(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures, size_t spans_max,
-                              ep_cli_trace_pick *out_pick, ep_error *out_error)
+ep_err ep_cli_trace_pick_make(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,
+                              size_t spans_max, ep_cli_trace_pick *out_pick, ep_error *out_error)
 {
     size_t calls = figures->requests_count;
     picker p = {.model = model, .f = figures, .pick = out_pick, .spans_max = spans_max};
-    *out_pick = (ep_cli_trace_pick){.spans = calloc(model->spans_count + 1, sizeof(*out_pick->spans)),
-                                    .calls = calloc(calls + 1, sizeof(*out_pick->calls))};
+    *out_pick =
+        (ep_cli_trace_pick){.spans = calloc(model->spans_count + 1, sizeof(*out_pick->spans)),
+                            .calls = calloc(calls + 1, sizeof(*out_pick->calls))};
     p.first_of = calloc(calls + 2, sizeof(*p.first_of));
     p.owned = malloc((model->spans_count + 1) * sizeof(*p.owned));
     p.scores = malloc((calls + 1) * sizeof(*p.scores));
-    bool good = out_pick->spans != NULL && out_pick->calls != NULL && p.first_of != NULL && p.owned != NULL &&
-                p.scores != NULL;
+    bool good = out_pick->spans != NULL && out_pick->calls != NULL && p.first_of != NULL &&
+                p.owned != NULL && p.scores != NULL;
     if (good) {
         index_owned(&p);
         keep_notable(&p, spans_max / 2);
@@ -236,7 +242,8 @@ ep_err ep_cli_trace_pick_make(const ep_cli_trace_model *model, const ep_cli_trac
     free(p.scores);
     if (!good) {
         ep_cli_trace_pick_free(out_pick);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to pick of %zu spans", model->spans_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to pick of %zu spans",
+                            model->spans_count);
     }
     return EP_OK;
 }

@@ -35,7 +35,8 @@ static int look(const char *path, const struct stat *st, int kind, struct FTW *w
         found_too_many = true;
         return 1;
     }
-    finding->dirs[finding->count] = strndup(path, (size_t)where->base > 1 ? (size_t)where->base - 1 : 1);
+    finding->dirs[finding->count] =
+        strndup(path, (size_t)where->base > 1 ? (size_t)where->base - 1 : 1);
     finding->count += finding->dirs[finding->count] != NULL;
     return 0;
 }
@@ -63,7 +64,8 @@ ep_err ep_cli_traces_find(const char *dir, ep_cli_traces *out_traces, ep_error *
     nftw(dir, look, FOLDERS_OPEN, FTW_PHYS);
     if (found_too_many) {
         ep_cli_traces_free(out_traces);
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s: more than %d traces", dir, EP_CLI_TRACES_MAX);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s: more than %d traces", dir,
+                            EP_CLI_TRACES_MAX);
     }
     if (out_traces->count == 0) {
         return ep_error_set(out_error, EP_ERR_NOT_FOUND,
@@ -140,7 +142,8 @@ static ep_err listen_to(ep_cli_trace_model *model, const char *dir, FILE *in, bo
     return EP_OK;
 }
 
-static ep_err read_traces(ep_cli_trace_model *model, const char *dir, const ep_cli_traces *traces, ep_error *out_error)
+static ep_err read_traces(ep_cli_trace_model *model, const char *dir, const ep_cli_traces *traces,
+                          ep_error *out_error)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -165,14 +168,16 @@ static ep_err read_traces(ep_cli_trace_model *model, const char *dir, const ep_c
     fclose(in);
     waitpid(pid, &status, 0);
     if (err == EP_OK && !done) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: libbabeltrace2 broke down on it (%s %d): damaged",
-                            dir, WIFSIGNALED(status) ? "signal" : "exit code",
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: libbabeltrace2 broke down on it (%s %d): damaged", dir,
+                            WIFSIGNALED(status) ? "signal" : "exit code",
                             WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     }
     return err;
 }
 
-ep_err ep_cli_trace_read_dir(ep_cli_trace_model *model, const char *name, const char *dir, ep_error *out_error)
+ep_err ep_cli_trace_read_dir(ep_cli_trace_model *model, const char *name, const char *dir,
+                             ep_error *out_error)
 {
     ep_cli_traces traces;
     ep_err err = ep_cli_traces_find(dir, &traces, out_error);
@@ -188,11 +193,14 @@ ep_err ep_cli_trace_read_dir(ep_cli_trace_model *model, const char *name, const 
 /* ---- all recordings ---- */
 
 /* A recording that was sifted is read from its sieve. *out_failed: the recording of an error. */
-static ep_err load_once(const char *const *dirs, size_t dirs_count, uint64_t events_max, ep_cli_trace_sieve *sieves,
-                        ep_cli_trace_model **out_model, size_t *out_failed, ep_error *out_error)
+static ep_err load_once(const char *const *dirs, size_t dirs_count, uint64_t events_max,
+                        ep_cli_trace_sieve *sieves, ep_cli_trace_model **out_model,
+                        size_t *out_failed, ep_error *out_error)
 {
     ep_cli_trace_model *model = ep_cli_trace_model_create(events_max);
-    ep_err err = model != NULL ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the spans");
+    ep_err err = model != NULL
+                     ? EP_OK
+                     : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the spans");
     *out_failed = 0;
     for (size_t i = 0; i < dirs_count && err == EP_OK; i++) {
         bool sifted = sieves[i].dir[0] != '\0';
@@ -212,17 +220,19 @@ static ep_err load_once(const char *const *dirs, size_t dirs_count, uint64_t eve
     return EP_OK;
 }
 
-ep_err ep_cli_trace_load(const char *const *dirs, size_t dirs_count, uint64_t events_max, ep_cli_trace_model **out_model,
-                         ep_error *out_error)
+ep_err ep_cli_trace_load(const char *const *dirs, size_t dirs_count, uint64_t events_max,
+                         ep_cli_trace_model **out_model, ep_error *out_error)
 {
     size_t failed = 0;
     ep_cli_trace_sieve *sieves = calloc(dirs_count, sizeof(*sieves));
     if (sieves == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu recordings", dirs_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu recordings",
+                            dirs_count);
     }
     ep_err err = load_once(dirs, dirs_count, events_max, sieves, out_model, &failed, out_error);
     while (err == EP_ERR_BAD_FILE && sieves[failed].dir[0] == '\0' &&
-           ep_cli_trace_sieve_make(&sieves[failed], dirs[failed], events_max)) { /* what it told before is taken back */
+           ep_cli_trace_sieve_make(&sieves[failed], dirs[failed],
+                                   events_max)) { /* what it told before is taken back */
         err = load_once(dirs, dirs_count, events_max, sieves, out_model, &failed, out_error);
     }
     for (size_t i = 0; i < dirs_count; i++) {
@@ -237,8 +247,11 @@ void ep_cli_trace_warn_skipped(const char *program, const ep_cli_trace_model *mo
     for (size_t i = 0; i < model->recordings_count; i++) {
         const ep_cli_recording *r = &model->recordings[i];
         for (size_t k = 0; k < r->skipped_count && k < EP_CLI_TRACE_SKIPPED_MAX; k++) {
-            fprintf(stderr, "%s: warning: %s is skipped: %s. Its %" PRIu64 " bytes are lost, with LTTng the events of one CPU: spans "
-                    "with one half there count as unmatched or cut\n", program, r->skipped[k].file, r->skipped[k].why, r->skipped[k].bytes);
+            fprintf(stderr,
+                    "%s: warning: %s is skipped: %s. Its %" PRIu64
+                    " bytes are lost, with LTTng the events of one CPU: spans "
+                    "with one half there count as unmatched or cut\n",
+                    program, r->skipped[k].file, r->skipped[k].why, r->skipped[k].bytes);
         }
         if (r->skipped_count > EP_CLI_TRACE_SKIPPED_MAX) {
             fprintf(stderr, "%s: warning: %zu more streams of %s are skipped\n", program,

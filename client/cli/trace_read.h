@@ -17,8 +17,8 @@
  * and said in the recording. Errors: NOT_FOUND, no trace there; BAD_FILE, no stream of it is
  * readable; NO_MEMORY; RESOURCE_EXHAUSTED.
  */
-ep_err ep_cli_trace_load(const char *const *dirs, size_t dirs_count, uint64_t events_max, ep_cli_trace_model **out_model,
-                         ep_error *out_error);
+ep_err ep_cli_trace_load(const char *const *dirs, size_t dirs_count, uint64_t events_max,
+                         ep_cli_trace_model **out_model, ep_error *out_error);
 /* A line to stderr for each stream that was left out. */
 void ep_cli_trace_warn_skipped(const char *program, const ep_cli_trace_model *model);
 

@@ -9,10 +9,11 @@
 #include "trace_figures.h"
 
 /* NULL: no memory. top: at most so many requests and experts. */
-json_t *ep_cli_trace_report_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures, size_t top);
+json_t *ep_cli_trace_report_json(const ep_cli_trace_model *model,
+                                 const ep_cli_trace_figures *figures, size_t top);
 /* False: no memory, or the file takes no more. */
-bool ep_cli_trace_report_print(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures, size_t top,
-                               FILE *out);
+bool ep_cli_trace_report_print(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,
+                               size_t top, FILE *out);
 /* "4,490 calls, p50 151 µs, ...": what a person wants to know first. */
 #define EP_CLI_TRACE_SUMMARY_BYTES 1024
 void ep_cli_trace_summary(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,

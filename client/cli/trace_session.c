@@ -40,7 +40,8 @@ extern char **environ;
 
 /* Children start with the signals a shell would give them; own_group keeps ^C of a terminal
  * away. */
-static int spawn(pid_t *out_pid, char *const *argv, bool own_group, int output_fd, char **environment)
+static int spawn(pid_t *out_pid, char *const *argv, bool own_group, int output_fd,
+                 char **environment)
 {
     posix_spawnattr_t attributes;
     posix_spawn_file_actions_t actions;
@@ -95,7 +96,8 @@ static int run_lttng(char *text, size_t bytes, const char *const *args)
     int failed = spawn(&pid, argv, true, ends[1], environ);
     close(ends[1]);
     char piece[1024];
-    for (ssize_t got; failed == 0 && ((got = read(ends[0], piece, sizeof(piece))) > 0 || (got < 0 && errno == EINTR));) {
+    for (ssize_t got; failed == 0 && ((got = read(ends[0], piece, sizeof(piece))) > 0 ||
+                                      (got < 0 && errno == EINTR));) {
         size_t room = bytes - 1 - used;
         size_t take = got > 0 ? ((size_t)got < room ? (size_t)got : room) : 0;
         memcpy(text + used, piece, take);
@@ -118,8 +120,8 @@ static ep_err lttng_error(const char *what, int code, const char *text, ep_error
     while (length > 0 && isspace((unsigned char)text[length - 1])) {
         length--;
     }
-    return ep_error_set(out_error, EP_ERR_IO, "%s: lttng failed with exit code %d: %.*s", what, code,
-                        (int)(length < 300 ? length : 300), text);
+    return ep_error_set(out_error, EP_ERR_IO, "%s: lttng failed with exit code %d: %.*s", what,
+                        code, (int)(length < 300 ? length : 300), text);
 }
 
 /* One lttng command, words until NULL. */
@@ -193,8 +195,8 @@ static ep_err start_daemon(ep_cli_session *session, ep_error *out_error)
     }
     FILE *file = fopen(state_path(path, sizeof(path)), "w");
     if (file == NULL || fprintf(file, "%d\n", (int)session->daemon) < 0 || fclose(file) != 0) {
-        fprintf(stderr, "expertctl trace: cannot write %s; end %s (pid %d) by hand if it stays\n", path, SESSIOND,
-                (int)session->daemon);
+        fprintf(stderr, "expertctl trace: cannot write %s; end %s (pid %d) by hand if it stays\n",
+                path, SESSIOND, (int)session->daemon);
     }
     return EP_OK;
 }
@@ -222,7 +224,8 @@ static pid_t kept_daemon(void)
     fclose(file);
     snprintf(path, sizeof(path), "/proc/%d/comm", pid);
     file = good ? fopen(path, "r") : NULL;
-    good = file != NULL && fgets(comm, sizeof(comm), file) != NULL && strncmp(comm, SESSIOND, strlen(SESSIOND)) == 0;
+    good = file != NULL && fgets(comm, sizeof(comm), file) != NULL &&
+           strncmp(comm, SESSIOND, strlen(SESSIOND)) == 0;
     if (file != NULL) {
         fclose(file);
     }
@@ -238,7 +241,8 @@ static void end_daemon(ep_cli_session *session)
     char path[PATH_BYTES];
     pid_t pid = kept_daemon();
     pid = pid != 0 ? pid : session->daemon;
-    if (pid <= 0 || (run_lttng(text, sizeof(text), args) == 0 && strstr(text, "<session>") != NULL)) {
+    if (pid <= 0 ||
+        (run_lttng(text, sizeof(text), args) == 0 && strstr(text, "<session>") != NULL)) {
         return;
     }
     unlink(state_path(path, sizeof(path)));
@@ -263,7 +267,8 @@ static int count_providers(const char *text)
 {
     int count = 0;
     bool counted = true;
-    for (const char *line = text; line != NULL && *line != '\0'; line = strchr(line, '\n') != NULL ? strchr(line, '\n') + 1 : NULL) {
+    for (const char *line = text; line != NULL && *line != '\0';
+         line = strchr(line, '\n') != NULL ? strchr(line, '\n') + 1 : NULL) {
         const char *end = strchrnul(line, '\n');
         if (strncmp(line, "PID:", 4) == 0) {
             counted = false;
@@ -322,7 +327,8 @@ static void wait_registered(void)
 
 /* ---- sessions ---- */
 
-static ep_err create(ep_cli_session *session, const ep_cli_session_options *options, ep_error *out_error)
+static ep_err create(ep_cli_session *session, const ep_cli_session_options *options,
+                     ep_error *out_error)
 {
     char output[PATH_BYTES];
     char size[32];
@@ -331,23 +337,27 @@ static ep_err create(ep_cli_session *session, const ep_cli_session_options *opti
     snprintf(output, sizeof(output), "--output=%s", options->dir);
     snprintf(size, sizeof(size), "--subbuf-size=%" PRIu32 "k", options->subbuf_kib);
     snprintf(count, sizeof(count), "--num-subbuf=%" PRIu32, options->subbufs);
-    ep_err err = options->overwrite
-                     ? lttng(out_error, "create the session", "create", name, "--snapshot", output, NULL)
-                     : lttng(out_error, "create the session", "create", name, output, NULL);
+    ep_err err =
+        options->overwrite
+            ? lttng(out_error, "create the session", "create", name, "--snapshot", output, NULL)
+            : lttng(out_error, "create the session", "create", name, output, NULL);
     session->created = err == EP_OK;
     err = err != EP_OK ? err
-                       : lttng(out_error, "enable the channel", "enable-channel", "--userspace", "--session", name,
-                               size, count, options->overwrite ? "--overwrite" : "--discard", CHANNEL, NULL);
+                       : lttng(out_error, "enable the channel", "enable-channel", "--userspace",
+                               "--session", name, size, count,
+                               options->overwrite ? "--overwrite" : "--discard", CHANNEL, NULL);
     err = err != EP_OK ? err
-                       : lttng(out_error, "add the contexts", "add-context", "--userspace", "--session", name,
-                               "--channel", CHANNEL, "--type=vpid", "--type=vtid", "--type=procname", NULL);
+                       : lttng(out_error, "add the contexts", "add-context", "--userspace",
+                               "--session", name, "--channel", CHANNEL, "--type=vpid",
+                               "--type=vtid", "--type=procname", NULL);
     err = err != EP_OK ? err
-                       : lttng(out_error, "enable the events", "enable-event", "--userspace", "--session", name,
-                               "--channel", CHANNEL, "expertd:*", NULL);
+                       : lttng(out_error, "enable the events", "enable-event", "--userspace",
+                               "--session", name, "--channel", CHANNEL, "expertd:*", NULL);
     return err != EP_OK ? err : lttng(out_error, "start the session", "start", name, NULL);
 }
 
-ep_err ep_cli_session_start(ep_cli_session *session, const ep_cli_session_options *options, ep_error *out_error)
+ep_err ep_cli_session_start(ep_cli_session *session, const ep_cli_session_options *options,
+                            ep_error *out_error)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -376,7 +386,8 @@ ep_err ep_cli_session_end(ep_cli_session *session, ep_error *out_error)
     ep_err err = EP_OK;
     if (session->created) {
         err = lttng(out_error, "stop the session", "stop", session->name, NULL);
-        ep_err gone = lttng(err == EP_OK ? out_error : NULL, "destroy the session", "destroy", session->name, NULL);
+        ep_err gone = lttng(err == EP_OK ? out_error : NULL, "destroy the session", "destroy",
+                            session->name, NULL);
         err = err != EP_OK ? err : gone;
         session->created = false;
     }
@@ -388,18 +399,21 @@ ep_err ep_cli_session_snapshot(const char *name, const char *dir, ep_error *out_
 {
     char url[PATH_MAX + 8];
     char real[PATH_MAX]; /* what realpath needs */
-    if (realpath(dir, real) == NULL || snprintf(url, sizeof(url), "file://%s", real) >= (int)sizeof(url)) {
+    if (realpath(dir, real) == NULL ||
+        snprintf(url, sizeof(url), "file://%s", real) >= (int)sizeof(url)) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", dir, strerror(errno));
     }
-    return lttng(out_error, "take what the flight recorder has (expertctl trace snapshot start starts it)", "snapshot",
-                 "record", "--session", name, url, NULL);
+    return lttng(out_error,
+                 "take what the flight recorder has (expertctl trace snapshot start starts it)",
+                 "snapshot", "record", "--session", name, url, NULL);
 }
 
 ep_err ep_cli_session_drop(const char *name, ep_error *out_error)
 {
     ep_cli_session none = {0};
-    ep_err err = lttng(out_error, "stop the flight recorder (expertctl trace snapshot start starts it)", "destroy",
-                       name, NULL);
+    ep_err err =
+        lttng(out_error, "stop the flight recorder (expertctl trace snapshot start starts it)",
+              "destroy", name, NULL);
     if (err == EP_OK) {
         end_daemon(&none);
     }
@@ -429,8 +443,8 @@ static struct timespec span_of(double seconds)
                              .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
 }
 
-ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code, bool *out_interrupted,
-                           ep_error *out_error)
+ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code,
+                           bool *out_interrupted, ep_error *out_error)
 {
     sigset_t set;
     pid_t pid = 0;
@@ -449,7 +463,8 @@ ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code, 
     int failed = spawn(&pid, command, false, -1, environ);
     unsetenv("LTTNG_UST_REGISTER_TIMEOUT");
     if (failed != 0) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "cannot run %s: %s", command[0], strerror(failed));
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "cannot run %s: %s", command[0],
+                            strerror(failed));
     }
     for (;;) {
         int status = 0;

@@ -26,16 +26,17 @@ typedef struct ep_cli_session {
 } ep_cli_session;
 
 typedef struct ep_cli_session_options {
-    const char *name;   /* NULL: a unique one */
-    const char *dir;    /* where the recording goes */
-    bool overwrite;     /* a ring that is written by ep_cli_session_snapshot only */
+    const char *name;    /* NULL: a unique one */
+    const char *dir;     /* where the recording goes */
+    bool overwrite;      /* a ring that is written by ep_cli_session_snapshot only */
     uint32_t subbuf_kib; /* size of one sub-buffer, a power of 2 */
     uint32_t subbufs;    /* per CPU and user, a power of 2, at least 2 */
 } ep_cli_session_options;
 
 /* A recording that runs. UNAVAILABLE: lttng-tools is not installed, or no session daemon can be
  * had. On an error everything is cleaned up. */
-ep_err ep_cli_session_start(ep_cli_session *session, const ep_cli_session_options *options, ep_error *out_error);
+ep_err ep_cli_session_start(ep_cli_session *session, const ep_cli_session_options *options,
+                            ep_error *out_error);
 /* Stops, destroys, ends the daemon when it is ours and nobody else records. What was recorded is on
  * disk afterwards. */
 ep_err ep_cli_session_end(ep_cli_session *session, ep_error *out_error);
@@ -52,7 +53,7 @@ int ep_cli_session_providers(void);
 void ep_cli_session_hold_signals(void);
 /* Runs command (argv form) when not NULL, else waits seconds. Ends early at a held signal, which a
  * command gets too. *out_code: the command's exit code, or 0. */
-ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code, bool *out_interrupted,
-                           ep_error *out_error);
+ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code,
+                           bool *out_interrupted, ep_error *out_error);
 
 #endif

@@ -40,7 +40,8 @@ static ep_err try_stream(const sift *s, const char *trace, const char *name, ep_
     char alone[PATH_BYTES];
     char path[2 * PATH_BYTES];
     snprintf(alone, sizeof(alone), "%s/alone", s->sieve->dir);
-    if (mkdir(alone, 0700) != 0 || !link_file(trace, METADATA, alone) || !link_file(trace, name, alone)) {
+    if (mkdir(alone, 0700) != 0 || !link_file(trace, METADATA, alone) ||
+        !link_file(trace, name, alone)) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", alone, strerror(errno));
     }
     ep_cli_trace_model *model = ep_cli_trace_model_create(s->events_max);
@@ -65,7 +66,8 @@ static void cut_out(char *text, const char *dir, const char *rest)
     }
 }
 
-static void skip(sift *s, const char *trace, const char *name, const struct stat *st, const ep_error *why)
+static void skip(sift *s, const char *trace, const char *name, const struct stat *st,
+                 const ep_error *why)
 {
     ep_cli_trace_sieve *sieve = s->sieve;
     if (sieve->skipped == NULL) {
@@ -106,7 +108,8 @@ static void sift_trace(sift *s, const char *trace, size_t number)
         }
         if (try_stream(s, whole, entry->d_name, &why) != EP_OK) {
             skip(s, trace, entry->d_name, &st, &why);
-        } else if ((mkdir(kept, 0700) == 0 && link_file(whole, METADATA, kept)) || errno == EEXIST) {
+        } else if ((mkdir(kept, 0700) == 0 && link_file(whole, METADATA, kept)) ||
+                   errno == EEXIST) {
             s->kept_count += link_file(whole, entry->d_name, kept);
         }
     }
@@ -126,7 +129,8 @@ bool ep_cli_trace_sieve_make(ep_cli_trace_sieve *out_sieve, const char *dir, uin
     const char *place = getenv("TMPDIR");
     ep_cli_traces traces;
     sift s = {.sieve = out_sieve, .events_max = events_max};
-    int bytes = snprintf(out_sieve->dir, sizeof(out_sieve->dir), "%s/expertctl-trace-XXXXXX", place != NULL ? place : "/tmp");
+    int bytes = snprintf(out_sieve->dir, sizeof(out_sieve->dir), "%s/expertctl-trace-XXXXXX",
+                         place != NULL ? place : "/tmp");
     if (bytes >= (int)sizeof(out_sieve->dir) || mkdtemp(out_sieve->dir) == NULL) {
         out_sieve->dir[0] = '\0';
         return false;

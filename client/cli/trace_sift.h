@@ -19,7 +19,8 @@ void ep_cli_traces_free(ep_cli_traces *traces);
 /* trace_read.c: adds the traces below dir as one recording called name. Errors: as
  * ep_cli_trace_load, also BAD_FILE for one bad stream; what was read before the error stays in the
  * model. */
-ep_err ep_cli_trace_read_dir(ep_cli_trace_model *model, const char *name, const char *dir, ep_error *out_error);
+ep_err ep_cli_trace_read_dir(ep_cli_trace_model *model, const char *name, const char *dir,
+                             ep_error *out_error);
 
 typedef struct ep_cli_trace_sieve {
     char dir[512]; /* temporary: the recording as links to its readable streams; "" none */

@@ -21,8 +21,8 @@ typedef struct sink {
 static bool read_unsigned(const bt_field *parent, const char *name, uint64_t *out_value)
 {
     const bt_field *field = bt_field_structure_borrow_member_field_by_name_const(parent, name);
-    if (field == NULL ||
-        !bt_field_class_type_is(bt_field_get_class_type(field), BT_FIELD_CLASS_TYPE_UNSIGNED_INTEGER)) {
+    if (field == NULL || !bt_field_class_type_is(bt_field_get_class_type(field),
+                                                 BT_FIELD_CLASS_TYPE_UNSIGNED_INTEGER)) {
         return false;
     }
     *out_value = bt_field_integer_unsigned_get_value(field);
@@ -42,8 +42,8 @@ static bool read_u32(const bt_field *parent, const char *name, uint32_t *out_val
 static bool read_i32(const bt_field *parent, const char *name, int32_t *out_value)
 {
     const bt_field *field = bt_field_structure_borrow_member_field_by_name_const(parent, name);
-    if (field == NULL ||
-        !bt_field_class_type_is(bt_field_get_class_type(field), BT_FIELD_CLASS_TYPE_SIGNED_INTEGER)) {
+    if (field == NULL || !bt_field_class_type_is(bt_field_get_class_type(field),
+                                                 BT_FIELD_CLASS_TYPE_SIGNED_INTEGER)) {
         return false;
     }
     int64_t value = bt_field_integer_signed_get_value(field);
@@ -51,7 +51,8 @@ static bool read_i32(const bt_field *parent, const char *name, int32_t *out_valu
     return value >= INT32_MIN && value <= INT32_MAX;
 }
 
-static bool read_text(const bt_field *parent, const char *name, char out_text[EP_CLI_TRACE_NAME_BYTES])
+static bool read_text(const bt_field *parent, const char *name,
+                      char out_text[EP_CLI_TRACE_NAME_BYTES])
 {
     const bt_field *field = bt_field_structure_borrow_member_field_by_name_const(parent, name);
     if (field == NULL || bt_field_get_class_type(field) != BT_FIELD_CLASS_TYPE_STRING) {
@@ -67,7 +68,8 @@ static bool is_structure(const bt_field *field)
 }
 
 /* The probes write "-" for no name (trace.h). */
-static bool read_name_field(const bt_field *parent, const char *name, char out_text[EP_CLI_TRACE_NAME_BYTES])
+static bool read_name_field(const bt_field *parent, const char *name,
+                            char out_text[EP_CLI_TRACE_NAME_BYTES])
 {
     if (!read_text(parent, name, out_text)) {
         return false;
@@ -77,7 +79,8 @@ static bool read_name_field(const bt_field *parent, const char *name, char out_t
 }
 
 /* NULL, or the name of the first field that is missing or of another type. */
-static const char *read_event(const bt_field *payload, const bt_field *context, ep_cli_trace_event *event)
+static const char *read_event(const bt_field *payload, const bt_field *context,
+                              ep_cli_trace_event *event)
 {
     if (!is_structure(payload) || !is_structure(context)) {
         return "payload or context";
@@ -85,8 +88,11 @@ static const char *read_event(const bt_field *payload, const bt_field *context, 
     const struct {
         const char *name;
         uint64_t *value;
-    } wide[] = {{"trace_hi", &event->trace.high}, {"trace_lo", &event->trace.low}, {"call", &event->call},
-                {"parent", &event->parent}, {"epoch", &event->epoch}};
+    } wide[] = {{"trace_hi", &event->trace.high},
+                {"trace_lo", &event->trace.low},
+                {"call", &event->call},
+                {"parent", &event->parent},
+                {"epoch", &event->epoch}};
     for (size_t i = 0; i < sizeof(wide) / sizeof(wide[0]); i++) {
         if (!read_unsigned(payload, wide[i].name, wide[i].value)) {
             return wide[i].name;
@@ -128,8 +134,8 @@ static bool read_name(const char *name, ep_cli_trace_event *event)
 static bool tell_host(sink *s, const bt_stream *stream, const bt_clock_class *clock)
 {
     ep_cli_trace_note note = {.kind = EP_CLI_TRACE_NOTE_HOST};
-    const bt_value *host =
-        bt_trace_borrow_environment_entry_value_by_name_const(bt_stream_borrow_trace_const(stream), "hostname");
+    const bt_value *host = bt_trace_borrow_environment_entry_value_by_name_const(
+        bt_stream_borrow_trace_const(stream), "hostname");
     if (host != NULL && bt_value_is_string(host)) {
         snprintf(note.u.host.name, sizeof(note.u.host.name), "%s", bt_value_string_get(host));
     }
@@ -162,12 +168,14 @@ static ep_err take_event(sink *s, const bt_message *message)
         note.u.event.time_ns < INT64_MIN / 4 || note.u.event.time_ns > INT64_MAX / 4) {
         return ep_error_set(&s->error, EP_ERR_BAD_FILE, "event %s has a time out of range", name);
     }
-    const char *missing = read_event(bt_event_borrow_payload_field_const(event),
-                                     bt_event_borrow_common_context_field_const(event), &note.u.event);
+    const char *missing =
+        read_event(bt_event_borrow_payload_field_const(event),
+                   bt_event_borrow_common_context_field_const(event), &note.u.event);
     if (missing != NULL) {
-        return ep_error_set(&s->error, EP_ERR_BAD_FILE,
-                            "event %s has no field %s of the right type; `expertctl trace record` writes all",
-                            name, missing);
+        return ep_error_set(
+            &s->error, EP_ERR_BAD_FILE,
+            "event %s has no field %s of the right type; `expertctl trace record` writes all", name,
+            missing);
     }
     if ((!s->told_host && !tell_host(s, stream, clock)) || !s->tell(&note, s->arg)) {
         return ep_error_set(&s->error, EP_ERR_CANCELLED, "reading was ended");
@@ -193,10 +201,12 @@ static ep_err take_message(sink *s, const bt_message *message)
     default:
         return EP_OK;
     }
-    return s->tell(&note, s->arg) ? EP_OK : ep_error_set(&s->error, EP_ERR_CANCELLED, "reading was ended");
+    return s->tell(&note, s->arg) ? EP_OK
+                                  : ep_error_set(&s->error, EP_ERR_CANCELLED, "reading was ended");
 }
 
-static bt_graph_simple_sink_component_consume_func_status consume(bt_message_iterator *iterator, void *data)
+static bt_graph_simple_sink_component_consume_func_status consume(bt_message_iterator *iterator,
+                                                                  void *data)
 {
     sink *s = data;
     bt_message_array_const messages;
@@ -252,10 +262,12 @@ static bool add_source(plumbing *p, const char *dir, const bt_component_source *
     return p->params != NULL &&
            bt_value_map_insert_empty_array_entry(p->params, "inputs", &inputs) ==
                BT_VALUE_MAP_INSERT_ENTRY_STATUS_OK &&
-           bt_value_array_append_string_element(inputs, dir) == BT_VALUE_ARRAY_APPEND_ELEMENT_STATUS_OK &&
+           bt_value_array_append_string_element(inputs, dir) ==
+               BT_VALUE_ARRAY_APPEND_ELEMENT_STATUS_OK &&
            bt_graph_add_source_component(
-               p->graph, bt_plugin_borrow_source_component_class_by_name_const(p->ctf, "fs"), "source",
-               p->params, BT_LOGGING_LEVEL_NONE, out_source) == BT_GRAPH_ADD_COMPONENT_STATUS_OK;
+               p->graph, bt_plugin_borrow_source_component_class_by_name_const(p->ctf, "fs"),
+               "source", p->params, BT_LOGGING_LEVEL_NONE,
+               out_source) == BT_GRAPH_ADD_COMPONENT_STATUS_OK;
 }
 
 static bool connect_parts(plumbing *p, const bt_component_source *source, sink *s)
@@ -263,8 +275,8 @@ static bool connect_parts(plumbing *p, const bt_component_source *source, sink *
     const bt_component_filter *muxer = NULL;
     const bt_component_sink *end = NULL;
     if (bt_graph_add_filter_component(
-            p->graph, bt_plugin_borrow_filter_component_class_by_name_const(p->utils, "muxer"), "muxer", NULL,
-            BT_LOGGING_LEVEL_NONE, &muxer) != BT_GRAPH_ADD_COMPONENT_STATUS_OK ||
+            p->graph, bt_plugin_borrow_filter_component_class_by_name_const(p->utils, "muxer"),
+            "muxer", NULL, BT_LOGGING_LEVEL_NONE, &muxer) != BT_GRAPH_ADD_COMPONENT_STATUS_OK ||
         bt_graph_add_simple_sink_component(p->graph, "sink", NULL, consume, NULL, s, &end) !=
             BT_GRAPH_ADD_COMPONENT_STATUS_OK) {
         return false;
@@ -278,7 +290,8 @@ static bool connect_parts(plumbing *p, const bt_component_source *source, sink *
             return false;
         }
     }
-    return bt_graph_connect_ports(p->graph, bt_component_filter_borrow_output_port_by_index_const(muxer, 0),
+    return bt_graph_connect_ports(p->graph,
+                                  bt_component_filter_borrow_output_port_by_index_const(muxer, 0),
                                   bt_component_sink_borrow_input_port_by_index_const(end, 0),
                                   NULL) == BT_GRAPH_CONNECT_PORTS_STATUS_OK;
 }
@@ -290,7 +303,8 @@ static ep_err run_graph(plumbing *p, const char *dir, sink *s, ep_error *out_err
             BT_PLUGIN_FIND_STATUS_OK ||
         bt_plugin_find("utils", BT_TRUE, BT_FALSE, BT_TRUE, BT_TRUE, BT_FALSE, &p->utils) !=
             BT_PLUGIN_FIND_STATUS_OK) {
-        return library_error(dir, "the plugins ctf and utils of babeltrace2 were not found", out_error);
+        return library_error(dir, "the plugins ctf and utils of babeltrace2 were not found",
+                             out_error);
     }
     p->graph = bt_graph_create(0);
     if (p->graph == NULL || !add_source(p, dir, &source)) {
@@ -312,7 +326,8 @@ static ep_err run_graph(plumbing *p, const char *dir, sink *s, ep_error *out_err
     return status == BT_GRAPH_RUN_STATUS_OK ? EP_OK : library_error(dir, "damaged", out_error);
 }
 
-ep_err ep_cli_trace_source_run(const char *dir, ep_cli_trace_tell *tell, void *arg, ep_error *out_error)
+ep_err ep_cli_trace_source_run(const char *dir, ep_cli_trace_tell *tell, void *arg,
+                               ep_error *out_error)
 {
     plumbing p = {0};
     sink s = {.tell = tell, .arg = arg};

@@ -35,6 +35,7 @@ typedef struct ep_cli_trace_note {
 typedef bool ep_cli_trace_tell(const ep_cli_trace_note *note, void *arg);
 
 /* Reads the one trace whose metadata file is in dir. */
-ep_err ep_cli_trace_source_run(const char *dir, ep_cli_trace_tell *tell, void *arg, ep_error *out_error);
+ep_err ep_cli_trace_source_run(const char *dir, ep_cli_trace_tell *tell, void *arg,
+                               ep_error *out_error);
 
 #endif

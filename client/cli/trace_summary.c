@@ -10,9 +10,16 @@
 #define LATE_SAID 0.05
 
 /* What takes the most of a call. */
-static const char *const stage_words[EP_CLI_STAGES] = {
-    "packing", "the wire",              "queueing",    "compute",                                "the nodes' own work",
-    "combine", "the client's own work", "the gateway", "waiting for answers that were not used", "on nodes that were not recorded"};
+static const char *const stage_words[EP_CLI_STAGES] = {"packing",
+                                                       "the wire",
+                                                       "queueing",
+                                                       "compute",
+                                                       "the nodes' own work",
+                                                       "combine",
+                                                       "the client's own work",
+                                                       "the gateway",
+                                                       "waiting for answers that were not used",
+                                                       "on nodes that were not recorded"};
 
 static const char *number(uint64_t value, char out[NUMBER_BYTES])
 {
@@ -51,8 +58,8 @@ static void say_stage(const ep_cli_trace_figures *f, FILE *out)
         most = f->stages_ns[stage] > f->stages_ns[most] ? stage : most;
     }
     if (f->requests_ns > 0) {
-        fprintf(out, "; %.0f %% of a call is %s", 100.0 * (double)f->stages_ns[most] / (double)f->requests_ns,
-                stage_words[most]);
+        fprintf(out, "; %.0f %% of a call is %s",
+                100.0 * (double)f->stages_ns[most] / (double)f->requests_ns, stage_words[most]);
     }
 }
 
@@ -65,7 +72,8 @@ static void say_slow(const ep_cli_trace_model *model, const ep_cli_trace_figures
     for (size_t i = 0; i < f->peers_count; i++) {
         const ep_cli_trace_peer *peer = &f->peers[i];
         nodes += !peer->gateway;
-        if (peer->late_ns > most_late_ns && (double)peer->late_ns >= LATE_SAID * (double)f->requests_ns) {
+        if (peer->late_ns > most_late_ns &&
+            (double)peer->late_ns >= LATE_SAID * (double)f->requests_ns) {
             late = peer;
             most_late_ns = peer->late_ns;
         }
@@ -96,7 +104,8 @@ static void say_failures(const ep_cli_trace_figures *f, FILE *out)
     if (f->failed == 0 && frames == 0) {
         fprintf(out, "; nothing failed");
     } else if (f->failed == 0) {
-        fprintf(out, "; no call failed, %s frame%s did", number(frames, text), frames == 1 ? "" : "s");
+        fprintf(out, "; no call failed, %s frame%s did", number(frames, text),
+                frames == 1 ? "" : "s");
     } else {
         fprintf(out, "; %s call%s failed (", number(f->failed, text), f->failed == 1 ? "" : "s");
         for (; said < statuses && said < STATUSES_SAID; said++) {
@@ -122,14 +131,16 @@ void ep_cli_trace_summary(const ep_cli_trace_model *model, const ep_cli_trace_fi
         return;
     }
     if (calls->count > 0) {
-        fprintf(out, "%s call%s, p50 %s, p99 %s", number(calls->count, text[0]), calls->count == 1 ? "" : "s",
-                duration(calls->p50_ns, text[1]), duration(calls->p99_ns, text[2]));
+        fprintf(out, "%s call%s, p50 %s, p99 %s", number(calls->count, text[0]),
+                calls->count == 1 ? "" : "s", duration(calls->p50_ns, text[1]),
+                duration(calls->p99_ns, text[2]));
         say_stage(figures, out);
         say_slow(model, figures, out);
         say_failures(figures, out);
     } else if (serves->count > 0) {
-        fprintf(out, "No caller was recorded; nodes served %s frame%s, p50 %s, p99 %s", number(serves->count, text[0]),
-                serves->count == 1 ? "" : "s", duration(serves->p50_ns, text[1]), duration(serves->p99_ns, text[2]));
+        fprintf(out, "No caller was recorded; nodes served %s frame%s, p50 %s, p99 %s",
+                number(serves->count, text[0]), serves->count == 1 ? "" : "s",
+                duration(serves->p50_ns, text[1]), duration(serves->p99_ns, text[2]));
     } else {
         fprintf(out, "No call was recorded");
     }

@@ -54,29 +54,31 @@ void ep_cli_tune_judge(const ep_cli_tune_size *size, ep_cli_tune_verdict *out_ve
     *out_verdict = verdict;
 }
 
-uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_verdict *verdicts, size_t count,
-                            const char **out_why)
+uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_verdict *verdicts,
+                            size_t count, const char **out_why)
 {
     size_t first_prefill = count, decodes = 0;
     *out_why = NULL;
     for (size_t i = 0; i < count; i++) {
         if (verdicts[i].winner == EP_CLI_TUNE_DECODE && first_prefill < count) {
-            *out_why =
-                "prefill is the faster at a size below one where decode is: there is no single size where that changes";
+            *out_why = "prefill is the faster at a size below one where decode is: there is no "
+                       "single size where that changes";
             return 0;
         }
         decodes += verdicts[i].winner == EP_CLI_TUNE_DECODE;
-        first_prefill = first_prefill == count && verdicts[i].winner == EP_CLI_TUNE_PREFILL ? i : first_prefill;
+        first_prefill =
+            first_prefill == count && verdicts[i].winner == EP_CLI_TUNE_PREFILL ? i : first_prefill;
     }
     if (decodes == 0 && first_prefill == count) {
-        *out_why = "the modes differ by no more than noise at every size: any value does as well, or more --rounds and "
+        *out_why = "the modes differ by no more than noise at every size: any value does as well, "
+                   "or more --rounds and "
                    "longer ones tell them apart";
     } else if (first_prefill == count) {
-        *out_why =
-            "decode is the faster, or no slower, up to the largest size measured: measure larger ones (--tokens)";
+        *out_why = "decode is the faster, or no slower, up to the largest size measured: measure "
+                   "larger ones (--tokens)";
     } else if (decodes == 0) {
-        *out_why =
-            "prefill is the faster, or no slower, from the smallest size measured on: measure smaller ones (--tokens)";
+        *out_why = "prefill is the faster, or no slower, from the smallest size measured on: "
+                   "measure smaller ones (--tokens)";
     } else {
         return sizes[first_prefill - 1].tokens;
     }

@@ -20,7 +20,11 @@
 #define EP_CLI_TUNE_ROUNDS_MAX 64
 #define EP_CLI_TUNE_SHARE_MIN 0.02
 
-typedef enum ep_cli_tune_winner { EP_CLI_TUNE_NOISE, EP_CLI_TUNE_DECODE, EP_CLI_TUNE_PREFILL } ep_cli_tune_winner;
+typedef enum ep_cli_tune_winner {
+    EP_CLI_TUNE_NOISE,
+    EP_CLI_TUNE_DECODE,
+    EP_CLI_TUNE_PREFILL
+} ep_cli_tune_winner;
 
 /* One size of a batch. */
 typedef struct ep_cli_tune_size {
@@ -32,7 +36,7 @@ typedef struct ep_cli_tune_size {
 
 typedef struct ep_cli_tune_verdict {
     ep_cli_tune_winner winner;
-    double decode_us;     /* median of the rounds */
+    double decode_us; /* median of the rounds */
     double prefill_us;
     double ratio;         /* median over the rounds of prefill / decode */
     uint32_t decode_wins; /* rounds */
@@ -48,7 +52,7 @@ void ep_cli_tune_judge(const ep_cli_tune_size *size, ep_cli_tune_verdict *out_ve
  * smaller or that size and prefill at the next: what is between two sizes was not measured. 0: none
  * can be suggested, and *out_why says why (static text).
  */
-uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_verdict *verdicts, size_t count,
-                            const char **out_why);
+uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_verdict *verdicts,
+                            size_t count, const char **out_why);
 
 #endif

@@ -12,12 +12,12 @@
 #include "group/group_profile.h"
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
-#define TRY(check)                                                                                           \
-    do {                                                                                                     \
-        ep_err try_err = (check);                                                                            \
-        if (try_err != EP_OK) {                                                                              \
-            return try_err;                                                                                  \
-        }                                                                                                    \
+#define TRY(check)                                                                                 \
+    do {                                                                                           \
+        ep_err try_err = (check);                                                                  \
+        if (try_err != EP_OK) {                                                                    \
+            return try_err;                                                                        \
+        }                                                                                          \
     } while (0)
 
 static const ep_dtype row_types[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_NONE};
@@ -37,7 +37,8 @@ void ep_group_params_init(ep_group_params *out_params)
 
 void ep_moe_dispatch_args_init(ep_moe_dispatch_args *out_args)
 {
-    *out_args = (ep_moe_dispatch_args){.struct_bytes = sizeof(*out_args), .expert_token_nums_type = 1};
+    *out_args =
+        (ep_moe_dispatch_args){.struct_bytes = sizeof(*out_args), .expert_token_nums_type = 1};
 }
 
 void ep_moe_combine_args_init(ep_moe_combine_args *out_args)
@@ -58,40 +59,48 @@ static ep_err check_struct(const char *name, const void *given, size_t bytes, ep
     }
     memcpy(&struct_bytes, given, sizeof(struct_bytes));
     if (struct_bytes > bytes) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s has struct_bytes %" PRIu32 ": this library knows %zu", name, struct_bytes,
-                            bytes);
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "%s has struct_bytes %" PRIu32 ": this library knows %zu", name,
+                            struct_bytes, bytes);
     }
-    return struct_bytes == bytes ? EP_OK : BAD("%s has struct_bytes %" PRIu32 ": its _init function sets %zu", name, struct_bytes, bytes);
+    return struct_bytes == bytes
+               ? EP_OK
+               : BAD("%s has struct_bytes %" PRIu32 ": its _init function sets %zu", name,
+                     struct_bytes, bytes);
 }
 
 /* ---- tensors ---- */
 
-static ep_err check_shape(const char *name, const ep_tensor *tensor, uint32_t dimension, int64_t wanted, const char *because,
-                          ep_error *out_error)
+static ep_err check_shape(const char *name, const ep_tensor *tensor, uint32_t dimension,
+                          int64_t wanted, const char *because, ep_error *out_error)
 {
-    return tensor->shape[dimension] == wanted ? EP_OK
-                                              : BAD("%s has %" PRId64 " in dimension %" PRIu32 ": %s, so %" PRId64 " is needed", name,
-                                                    tensor->shape[dimension], dimension, because, wanted);
+    return tensor->shape[dimension] == wanted
+               ? EP_OK
+               : BAD("%s has %" PRId64 " in dimension %" PRIu32 ": %s, so %" PRId64 " is needed",
+                     name, tensor->shape[dimension], dimension, because, wanted);
 }
 
 /* Needed at least so many elements in dimension 0; formula says why. */
-static ep_err check_room(const char *name, const ep_tensor *tensor, int64_t wanted, size_t each_bytes, const char *formula,
-                         ep_error *out_error)
+static ep_err check_room(const char *name, const ep_tensor *tensor, int64_t wanted,
+                         size_t each_bytes, const char *formula, ep_error *out_error)
 {
     return tensor->shape[0] >= wanted
                ? EP_OK
-               : BAD("%s has %" PRId64 " entries (%" PRId64 " bytes): needs %" PRId64 ", %" PRId64 " bytes; %s", name, tensor->shape[0],
-                     tensor->shape[0] * (int64_t)each_bytes, wanted, wanted * (int64_t)each_bytes, formula);
+               : BAD("%s has %" PRId64 " entries (%" PRId64 " bytes): needs %" PRId64 ", %" PRId64
+                     " bytes; %s",
+                     name, tensor->shape[0], tensor->shape[0] * (int64_t)each_bytes, wanted,
+                     wanted * (int64_t)each_bytes, formula);
 }
 
 static ep_rows rows_of(const ep_tensor *tensor)
 {
-    return (ep_rows){.data = tensor->data, .stride_bytes = tensor->stride_bytes[0], .dtype = tensor->dtype};
+    return (ep_rows){
+        .data = tensor->data, .stride_bytes = tensor->stride_bytes[0], .dtype = tensor->dtype};
 }
 
 /* [T,K] of a type. */
-static ep_err check_slots(const char *name, const ep_tensor *tensor, const ep_dtype *types, const ep_group_call *call,
-                          ep_error *out_error)
+static ep_err check_slots(const char *name, const ep_tensor *tensor, const ep_dtype *types,
+                          const ep_group_call *call, ep_error *out_error)
 {
     TRY(ep_tensor_check(name, tensor, 2, types, out_error));
     TRY(check_shape(name, tensor, 0, call->tokens, "the batch has that many tokens", out_error));
@@ -99,21 +108,25 @@ static ep_err check_slots(const char *name, const ep_tensor *tensor, const ep_dt
 }
 
 /* [T,H], or [a,b,H] with a*b = T and no gaps, of one type. */
-static ep_err check_rows(const char *name, const ep_tensor *tensor, const ep_group_call *call, ep_rows *out_rows, ep_error *out_error)
+static ep_err check_rows(const char *name, const ep_tensor *tensor, const ep_group_call *call,
+                         ep_rows *out_rows, ep_error *out_error)
 {
     const ep_dtype types[] = {(ep_dtype)call->dtype, EP_DTYPE_NONE};
     if (tensor->rank != 3) {
         TRY(ep_tensor_check(name, tensor, 2, types, out_error));
-        TRY(check_shape(name, tensor, 0, call->tokens, "the batch has that many tokens", out_error));
+        TRY(check_shape(name, tensor, 0, call->tokens, "the batch has that many tokens",
+                        out_error));
         TRY(check_shape(name, tensor, 1, call->hidden, "rows have that many elements", out_error));
         *out_rows = rows_of(tensor);
         return EP_OK;
     }
     TRY(ep_tensor_check(name, tensor, 3, types, out_error));
     int64_t row = tensor->stride_bytes[1];
-    if (tensor->shape[0] * tensor->shape[1] != call->tokens || (tensor->shape[0] > 1 && tensor->stride_bytes[0] != row * tensor->shape[1])) {
-        return BAD("%s is [%" PRId64 ", %" PRId64 ", H]: allowed dimensions whose product is BS %" PRId64 ", without gaps", name,
-                   tensor->shape[0], tensor->shape[1], call->tokens);
+    if (tensor->shape[0] * tensor->shape[1] != call->tokens ||
+        (tensor->shape[0] > 1 && tensor->stride_bytes[0] != row * tensor->shape[1])) {
+        return BAD("%s is [%" PRId64 ", %" PRId64
+                   ", H]: allowed dimensions whose product is BS %" PRId64 ", without gaps",
+                   name, tensor->shape[0], tensor->shape[1], call->tokens);
     }
     TRY(check_shape(name, tensor, 2, call->hidden, "rows have that many elements", out_error));
     *out_rows = (ep_rows){.data = tensor->data, .stride_bytes = row, .dtype = tensor->dtype};
@@ -122,30 +135,35 @@ static ep_err check_rows(const char *name, const ep_tensor *tensor, const ep_gro
 
 /* ---- params ---- */
 
-static ep_err read_tp(ep_group *group, const ep_group_params *params, group_view *view, ep_error *out_error)
+static ep_err read_tp(ep_group *group, const ep_group_params *params, group_view *view,
+                      ep_error *out_error)
 {
     ep_group_call *call = &view->call;
     call->tp_world_size = params->tp_world_size == 0 ? 1 : params->tp_world_size;
     call->tp_rank = params->tp_rank_id;
     view->group_tp = params->group_tp;
     if ((params->group_tp != NULL) != (params->tp_world_size == 2)) {
-        return BAD("tp_world_size is %" PRId64 " and group_tp is %s: allowed 2 with group_tp, or 0 or 1 without", params->tp_world_size,
-                   params->group_tp == NULL ? "not given" : "given");
+        return BAD("tp_world_size is %" PRId64
+                   " and group_tp is %s: allowed 2 with group_tp, or 0 or 1 without",
+                   params->tp_world_size, params->group_tp == NULL ? "not given" : "given");
     }
     if (params->group_tp == NULL) {
         return EP_OK;
     }
     if (params->group_tp == group || strcmp(params->group_tp->name, group->name) == 0) {
-        return BAD("group_tp is \"%.60s\": allowed another name than group_ep \"%.60s\"", params->group_tp->name, group->name);
+        return BAD("group_tp is \"%.60s\": allowed another name than group_ep \"%.60s\"",
+                   params->group_tp->name, group->name);
     }
     if (params->group_tp->world != 2 || params->tp_rank_id != (int64_t)params->group_tp->rank) {
-        return BAD("group_tp has %" PRIu32 " ranks and this is its rank %" PRIu32 ": allowed 2 ranks, and tp_rank_id (%" PRId64 ") equal",
+        return BAD("group_tp has %" PRIu32 " ranks and this is its rank %" PRIu32
+                   ": allowed 2 ranks, and tp_rank_id (%" PRId64 ") equal",
                    params->group_tp->world, params->group_tp->rank, params->tp_rank_id);
     }
     return EP_OK;
 }
 
-static ep_err read_elastic(ep_group *group, const ep_group_params *params, group_view *view, ep_error *out_error)
+static ep_err read_elastic(ep_group *group, const ep_group_params *params, group_view *view,
+                           ep_error *out_error)
 {
     for (uint32_t r = 0; r < group->world; r++) {
         view->members[r] = r;
@@ -154,20 +172,25 @@ static ep_err read_elastic(ep_group *group, const ep_group_params *params, group
         return EP_OK;
     }
     TRY(ep_tensor_check("elastic_info", &params->elastic_info, 1, i32_types, out_error));
-    TRY(check_shape("elastic_info", &params->elastic_info, 0, 4 + 2 * (int64_t)group->world, "it is 4 + 2 * ep_world_size", out_error));
+    TRY(check_shape("elastic_info", &params->elastic_info, 0, 4 + 2 * (int64_t)group->world,
+                    "it is 4 + 2 * ep_world_size", out_error));
     view->call.has_elastic = 1;
-    return ep_group_elastic_read(params->elastic_info.data, group->world, group->rank, &view->call, view->members, out_error);
+    return ep_group_elastic_read(params->elastic_info.data, group->world, group->rank, &view->call,
+                                 view->members, out_error);
 }
 
-static ep_err read_params(ep_group *group, const ep_group_params *params, group_view *view, ep_error *out_error)
+static ep_err read_params(ep_group *group, const ep_group_params *params, group_view *view,
+                          ep_error *out_error)
 {
     ep_group_call *call = &view->call;
     TRY(check_struct("ep_group_params", params, sizeof(*params), out_error));
     if (params->ep_world_size != 0 && params->ep_world_size != (int64_t)group->world) {
-        return BAD("ep_world_size is %" PRId64 ": allowed %" PRIu32 ", the group's, or 0", params->ep_world_size, group->world);
+        return BAD("ep_world_size is %" PRId64 ": allowed %" PRIu32 ", the group's, or 0",
+                   params->ep_world_size, group->world);
     }
     if (params->ep_rank_id != -1 && params->ep_rank_id != (int64_t)group->rank) {
-        return BAD("ep_rank_id is %" PRId64 ": allowed %" PRIu32 ", the group's, or -1", params->ep_rank_id, group->rank);
+        return BAD("ep_rank_id is %" PRId64 ": allowed %" PRIu32 ", the group's, or -1",
+                   params->ep_rank_id, group->rank);
     }
     call->profile = params->profile;
     call->const_rule = params->const_rule;
@@ -186,13 +209,15 @@ static ep_err read_params(ep_group *group, const ep_group_params *params, group_
     TRY(read_tp(group, params, view, out_error));
     TRY(read_elastic(group, params, view, out_error));
     /* One shared expert without ranks is how the vendor's callers say "none". */
-    call->shared_rows = params->shared_expert_num == 1 && call->shared_ranks == 0 ? 0 : params->shared_expert_num;
+    call->shared_rows =
+        params->shared_expert_num == 1 && call->shared_ranks == 0 ? 0 : params->shared_expert_num;
     call->shared_experts = call->shared_ranks > 0 ? call->shared_rows : 0;
     return EP_OK;
 }
 
 /* T, K, H and types from the two tensors that have them. */
-static ep_err read_batch(const ep_tensor *x, const char *x_name, const ep_tensor *ids, group_view *view, ep_error *out_error)
+static ep_err read_batch(const ep_tensor *x, const char *x_name, const ep_tensor *ids,
+                         group_view *view, ep_error *out_error)
 {
     TRY(ep_tensor_check(x_name, x, 2, row_types, out_error));
     TRY(ep_tensor_check("expert_ids", ids, 2, id_types, out_error));
@@ -218,7 +243,8 @@ static ep_err read_mask(const ep_tensor *mask, group_view *view, ep_error *out_e
     }
     view->call.mask = EP_GROUP_MASK_TOKENS;
     TRY(ep_tensor_check("x_active_mask", mask, 1, flag_types, out_error));
-    TRY(check_shape("x_active_mask", mask, 0, view->call.tokens, "the batch has that many tokens", out_error));
+    TRY(check_shape("x_active_mask", mask, 0, view->call.tokens, "the batch has that many tokens",
+                    out_error));
     batch->mask_tokens = mask->data;
     return EP_OK;
 }
@@ -241,7 +267,8 @@ static ep_err read_performance(const ep_tensor *performance, group_view *view, e
     }
     view->call.has_performance = 1;
     TRY(ep_tensor_check("performance_info", performance, 1, i64_types, out_error));
-    return check_shape("performance_info", performance, 0, view->call.world_size, "it has an entry per rank (ep_world_size)", out_error);
+    return check_shape("performance_info", performance, 0, view->call.world_size,
+                       "it has an entry per rank (ep_world_size)", out_error);
 }
 
 /* What both operators' batches have in common; the ranges are checked here. */
@@ -270,8 +297,8 @@ static ep_err finish(group_view *view, const ep_tensor *ids, ep_error *out_error
     view->shape.top_k = (uint32_t)call->top_k;
     view->layout = ep_group_layout_of(call);
     view->local_experts = ep_group_local_experts(&view->layout, (uint32_t)call->local_rank);
-    view->capacity =
-        call->tp_world_size * ep_group_capacity(call, (uint32_t)call->local_rank, view->formula, sizeof(view->formula));
+    view->capacity = call->tp_world_size * ep_group_capacity(call, (uint32_t)call->local_rank,
+                                                             view->formula, sizeof(view->formula));
     return EP_OK;
 }
 
@@ -284,64 +311,79 @@ static ep_err read_smooth(const ep_moe_dispatch_args *args, group_view *view, ep
         return EP_OK;
     }
     TRY(ep_tensor_check("scales", &args->scales, 2, f32_types, out_error));
-    TRY(check_shape("scales", &args->scales, 0, call->shared_rows + call->moe_experts, "it has a row per shared and MoE expert", out_error));
-    TRY(check_shape("scales", &args->scales, 1, call->hidden, "rows of x have that many elements", out_error));
+    TRY(check_shape("scales", &args->scales, 0, call->shared_rows + call->moe_experts,
+                    "it has a row per shared and MoE expert", out_error));
+    TRY(check_shape("scales", &args->scales, 1, call->hidden, "rows of x have that many elements",
+                    out_error));
     view->smooth = rows_of(&args->scales);
     return EP_OK;
 }
 
 /* expand_x and what has an entry per row of it. */
-static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *view, ep_error *out_error)
+static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *view,
+                                ep_error *out_error)
 {
     const ep_group_call *call = &view->call;
     const ep_dtype x_types[] = {(ep_dtype)call->dtype, EP_DTYPE_NONE};
-    size_t row_bytes = (size_t)call->hidden * (call->quant_mode == 2 ? 1 : ep_dtype_bytes((ep_dtype)call->dtype));
+    size_t row_bytes =
+        (size_t)call->hidden * (call->quant_mode == 2 ? 1 : ep_dtype_bytes((ep_dtype)call->dtype));
     int64_t tp = call->tp_world_size;
     bool vendor = call->profile != EP_GROUP_NATIVE;
     char formula[320];
     snprintf(formula, sizeof(formula), "max(tp_world_size,1) * A * H * element, %s", view->formula);
-    TRY(ep_tensor_check("expand_x", &args->expand_x, 2, call->quant_mode == 2 ? i8_types : x_types, out_error));
-    TRY(check_shape("expand_x", &args->expand_x, 1, call->hidden, "rows of x have that many elements", out_error));
+    TRY(ep_tensor_check("expand_x", &args->expand_x, 2, call->quant_mode == 2 ? i8_types : x_types,
+                        out_error));
+    TRY(check_shape("expand_x", &args->expand_x, 1, call->hidden,
+                    "rows of x have that many elements", out_error));
     if (vendor) {
         TRY(check_room("expand_x", &args->expand_x, view->capacity, row_bytes, formula, out_error));
     }
     view->expand_rows = args->expand_x.shape[0];
     if (call->quant_mode == 2) {
         TRY(ep_tensor_check("dynamic_scales", &args->dynamic_scales, 1, f32_types, out_error));
-        TRY(check_room("dynamic_scales", &args->dynamic_scales, vendor ? view->capacity : view->expand_rows, sizeof(float),
+        TRY(check_room("dynamic_scales", &args->dynamic_scales,
+                       vendor ? view->capacity : view->expand_rows, sizeof(float),
                        "4 bytes per row of expand_x", out_error));
     }
     if (args->expand_scales.rank != 0) {
         TRY(ep_tensor_check("expand_scales", &args->expand_scales, 1, f32_types, out_error));
-        TRY(check_room("expand_scales", &args->expand_scales, vendor ? view->capacity / tp : view->expand_rows / tp, sizeof(float),
+        TRY(check_room("expand_scales", &args->expand_scales,
+                       vendor ? view->capacity / tp : view->expand_rows / tp, sizeof(float),
                        "4 bytes per row received", out_error));
         if (call->has_expert_scales == 0) {
             return BAD("expand_scales is given without expert_scales: it is made of them");
         }
     }
     int64_t rows = vendor ? view->capacity / tp : 1;
-    TRY(ep_tensor_check("assist_info_for_combine", &args->assist_info_for_combine, 1, i32_types, out_error));
+    TRY(ep_tensor_check("assist_info_for_combine", &args->assist_info_for_combine, 1, i32_types,
+                        out_error));
     snprintf(formula, sizeof(formula), "128 * max(A, 1) ints, %s", view->formula);
-    return check_room("assist_info_for_combine", &args->assist_info_for_combine, EP_GROUP_ASSIST_INTS_PER_ROW * (rows > 1 ? rows : 1),
-                      sizeof(int32_t), formula, out_error);
+    return check_room("assist_info_for_combine", &args->assist_info_for_combine,
+                      EP_GROUP_ASSIST_INTS_PER_ROW * (rows > 1 ? rows : 1), sizeof(int32_t),
+                      formula, out_error);
 }
 
-static ep_err check_count_outputs(const ep_moe_dispatch_args *args, const group_view *view, ep_error *out_error)
+static ep_err check_count_outputs(const ep_moe_dispatch_args *args, const group_view *view,
+                                  ep_error *out_error)
 {
     const ep_group_call *call = &view->call;
     TRY(ep_tensor_check("expert_token_nums", &args->expert_token_nums, 1, i64_types, out_error));
-    TRY(check_room("expert_token_nums", &args->expert_token_nums, view->local_experts, sizeof(int64_t), "8 bytes per local expert", out_error));
+    TRY(check_room("expert_token_nums", &args->expert_token_nums, view->local_experts,
+                   sizeof(int64_t), "8 bytes per local expert", out_error));
     TRY(ep_tensor_check("ep_recv_counts", &args->ep_recv_counts, 1, i32_types, out_error));
-    TRY(check_room("ep_recv_counts", &args->ep_recv_counts, call->ranks * call->tp_world_size * view->local_experts, sizeof(int32_t),
+    TRY(check_room("ep_recv_counts", &args->ep_recv_counts,
+                   call->ranks * call->tp_world_size * view->local_experts, sizeof(int32_t),
                    "4 * ep_world_size * max(tp_world_size,1) * local experts", out_error));
     if (call->tp_world_size > 1) {
         TRY(ep_tensor_check("tp_recv_counts", &args->tp_recv_counts, 1, i32_types, out_error));
-        TRY(check_room("tp_recv_counts", &args->tp_recv_counts, call->tp_world_size, sizeof(int32_t), "4 * tp_world_size", out_error));
+        TRY(check_room("tp_recv_counts", &args->tp_recv_counts, call->tp_world_size,
+                       sizeof(int32_t), "4 * tp_world_size", out_error));
     }
     return EP_OK;
 }
 
-ep_err group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args, group_view *out_view, ep_error *out_error)
+ep_err group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args, group_view *out_view,
+                           ep_error *out_error)
 {
     group_view *view = out_view;
     memset(view, 0, sizeof(*view));
@@ -352,7 +394,8 @@ ep_err group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args, gr
     view->call.operator= EP_GROUP_DISPATCH;
     TRY(read_params(group, args->params, view, out_error));
     TRY(read_batch(&args->x, "x", &args->expert_ids, view, out_error));
-    TRY(check_shape("x", &args->x, 0, view->call.tokens, "expert_ids has that many tokens", out_error));
+    TRY(check_shape("x", &args->x, 0, view->call.tokens, "expert_ids has that many tokens",
+                    out_error));
     view->call.quant_mode = args->quant_mode;
     view->call.token_nums_type = args->expert_token_nums_type;
     view->call.has_scales = args->scales.rank != 0;
@@ -369,16 +412,19 @@ ep_err group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args, gr
 
 /* ---- combine ---- */
 
-static ep_err check_absent(const char *name, const ep_tensor *tensor, const char *why, ep_error *out_error)
+static ep_err check_absent(const char *name, const ep_tensor *tensor, const char *why,
+                           ep_error *out_error)
 {
     return tensor->rank == 0 ? EP_OK : BAD("%s is given: allowed only absent (%s)", name, why);
 }
 
-static ep_err read_const_rows(const char *name, const ep_tensor *tensor, const group_view *view, ep_rows *out_rows, ep_error *out_error)
+static ep_err read_const_rows(const char *name, const ep_tensor *tensor, const group_view *view,
+                              ep_rows *out_rows, ep_error *out_error)
 {
     const ep_dtype types[] = {(ep_dtype)view->call.dtype, EP_DTYPE_NONE};
     TRY(ep_tensor_check(name, tensor, 2, types, out_error));
-    TRY(check_shape(name, tensor, 0, view->call.const_experts, "const_expert_num is that", out_error));
+    TRY(check_shape(name, tensor, 0, view->call.const_experts, "const_expert_num is that",
+                    out_error));
     TRY(check_shape(name, tensor, 1, view->call.hidden, "rows have that many elements", out_error));
     *out_rows = rows_of(tensor);
     return EP_OK;
@@ -391,9 +437,12 @@ static ep_err read_special(const ep_moe_combine_args *args, group_view *view, ep
     }
     if (view->call.const_experts > 0) {
         ep_special_experts *special = &view->batch.special;
-        TRY(read_const_rows("const_expert_alpha_1", &args->const_expert_alpha_1, view, &special->const_alpha1, out_error));
-        TRY(read_const_rows("const_expert_alpha_2", &args->const_expert_alpha_2, view, &special->const_alpha2, out_error));
-        TRY(read_const_rows("const_expert_v", &args->const_expert_v, view, &special->const_v, out_error));
+        TRY(read_const_rows("const_expert_alpha_1", &args->const_expert_alpha_1, view,
+                            &special->const_alpha1, out_error));
+        TRY(read_const_rows("const_expert_alpha_2", &args->const_expert_alpha_2, view,
+                            &special->const_alpha2, out_error));
+        TRY(read_const_rows("const_expert_v", &args->const_expert_v, view, &special->const_v,
+                            out_error));
     }
     return EP_OK;
 }
@@ -403,52 +452,63 @@ static ep_err read_norm(const ep_moe_add_rms_norm *norm, group_view *view, ep_er
     const ep_dtype types[] = {(ep_dtype)view->call.dtype, EP_DTYPE_NONE};
     TRY(check_rows("residual_x", &norm->residual_x, &view->call, &view->residual, out_error));
     TRY(ep_tensor_check("gamma", &norm->gamma, 1, types, out_error));
-    TRY(check_shape("gamma", &norm->gamma, 0, view->call.hidden, "rows have that many elements", out_error));
+    TRY(check_shape("gamma", &norm->gamma, 0, view->call.hidden, "rows have that many elements",
+                    out_error));
     TRY(check_rows("y", &norm->y, &view->call, &view->y, out_error));
     if (norm->x.rank != 0) {
         TRY(check_rows("x (the sum)", &norm->x, &view->call, &view->x_sum, out_error));
     }
     if (norm->rstd.rank != 0) {
-        TRY(ep_tensor_check("rstd", &norm->rstd, norm->rstd.rank == 3 ? 3 : 1, f32_types, out_error));
-        TRY(check_shape("rstd", &norm->rstd, 0, view->call.tokens, "the batch has that many tokens", out_error));
+        TRY(ep_tensor_check("rstd", &norm->rstd, norm->rstd.rank == 3 ? 3 : 1, f32_types,
+                            out_error));
+        TRY(check_shape("rstd", &norm->rstd, 0, view->call.tokens, "the batch has that many tokens",
+                        out_error));
     }
     return EP_OK;
 }
 
-static ep_err check_counts_in(const ep_moe_combine_args *args, const group_view *view, ep_error *out_error)
+static ep_err check_counts_in(const ep_moe_combine_args *args, const group_view *view,
+                              ep_error *out_error)
 {
     const ep_group_call *call = &view->call;
     TRY(ep_tensor_check("ep_send_counts", &args->ep_send_counts, 1, i32_types, out_error));
-    TRY(check_room("ep_send_counts", &args->ep_send_counts, call->ranks * call->tp_world_size * view->local_experts, sizeof(int32_t),
+    TRY(check_room("ep_send_counts", &args->ep_send_counts,
+                   call->ranks * call->tp_world_size * view->local_experts, sizeof(int32_t),
                    "4 * ep_world_size * max(tp_world_size,1) * local experts", out_error));
-    TRY(ep_tensor_check("assist_info_for_combine", &args->assist_info_for_combine, 1, i32_types, out_error));
-    TRY(check_room("assist_info_for_combine", &args->assist_info_for_combine, EP_GROUP_ASSIST_INTS_PER_ROW, sizeof(int32_t),
+    TRY(ep_tensor_check("assist_info_for_combine", &args->assist_info_for_combine, 1, i32_types,
+                        out_error));
+    TRY(check_room("assist_info_for_combine", &args->assist_info_for_combine,
+                   EP_GROUP_ASSIST_INTS_PER_ROW, sizeof(int32_t),
                    "128 * max(A, 1) ints, as the dispatch wrote it", out_error));
     if (call->tp_world_size > 1) {
         TRY(ep_tensor_check("tp_send_counts", &args->tp_send_counts, 1, i32_types, out_error));
-        TRY(check_room("tp_send_counts", &args->tp_send_counts, call->tp_world_size, sizeof(int32_t), "4 * tp_world_size", out_error));
+        TRY(check_room("tp_send_counts", &args->tp_send_counts, call->tp_world_size,
+                       sizeof(int32_t), "4 * tp_world_size", out_error));
     }
     return EP_OK;
 }
 
-static ep_err read_combine_tensors(const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm, group_view *view,
-                                   ep_error *out_error)
+static ep_err read_combine_tensors(const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
+                                   group_view *view, ep_error *out_error)
 {
     TRY(read_special(args, view, out_error));
     if (args->shared_expert_x.rank != 0) {
-        TRY(check_rows("shared_expert_x", &args->shared_expert_x, &view->call, &view->batch.shared, out_error));
+        TRY(check_rows("shared_expert_x", &args->shared_expert_x, &view->call, &view->batch.shared,
+                       out_error));
         view->batch.shared_source = EP_SHARED_CALLER;
     }
     TRY(check_counts_in(args, view, out_error));
     if (norm != NULL) {
-        TRY(check_absent("x_out", &args->x_out, "the sum is `x` of ep_moe_add_rms_norm", out_error));
+        TRY(check_absent("x_out", &args->x_out, "the sum is `x` of ep_moe_add_rms_norm",
+                         out_error));
         return read_norm(norm, view, out_error);
     }
     ep_rows unused;
     return check_rows("x_out", &args->x_out, &view->call, &unused, out_error);
 }
 
-ep_err group_combine_view(ep_group *group, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm, group_view *out_view,
+ep_err group_combine_view(ep_group *group, const ep_moe_combine_args *args,
+                          const ep_moe_add_rms_norm *norm, group_view *out_view,
                           ep_error *out_error)
 {
     group_view *view = out_view;
@@ -473,8 +533,10 @@ ep_err group_combine_view(ep_group *group, const ep_moe_combine_args *args, cons
     view->call.out_dtype = args->out_dtype;
     view->call.group_list_type = args->group_list_type;
     view->call.has_shared_x = args->shared_expert_x.rank != 0;
-    TRY(check_absent("activation_scale", &args->activation_scale, "the vendor keeps it for later", out_error));
-    TRY(check_absent("weight_scale", &args->weight_scale, "the vendor keeps it for later", out_error));
+    TRY(check_absent("activation_scale", &args->activation_scale, "the vendor keeps it for later",
+                     out_error));
+    TRY(check_absent("weight_scale", &args->weight_scale, "the vendor keeps it for later",
+                     out_error));
     TRY(check_absent("group_list", &args->group_list, "the vendor keeps it for later", out_error));
     TRY(read_mask(&args->x_active_mask, view, out_error));
     TRY(check_slots("expert_scales", &args->expert_scales, f32_types, &view->call, out_error));

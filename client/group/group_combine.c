@@ -19,25 +19,25 @@
 
 typedef struct combine_work {
     const ep_moe_combine_args *args;
-    const ep_moe_add_rms_norm *norm;  /* NULL: plain */
+    const ep_moe_add_rms_norm *norm; /* NULL: plain */
     const group_view *view;
     group_op *op;
-    ep_stage *stage;                  /* of tensors on a device */
+    ep_stage *stage; /* of tensors on a device */
     uint32_t slots_per_token;
     size_t element;
-    size_t wire_row_bytes;            /* quantised or not */
+    size_t wire_row_bytes; /* quantised or not */
     bool quantise;
     ep_group_assist assist;
-    const uint8_t *expand;            /* rows to send back; stride below */
+    const uint8_t *expand; /* rows to send back; stride below */
     int64_t expand_stride;
-    ep_buffer *summed;                /* with TP: expand is in here */
-    ep_buffer *own;                   /* with quantise: this rank's own rows */
+    ep_buffer *summed; /* with TP: expand is in here */
+    ep_buffer *own;    /* with quantise: this rank's own rows */
     /* workspace */
-    const void **rows;                /* [T * slots] */
-    float *scratch;                   /* of ep_combine */
-    float *wide;                      /* [H], with quantise */
-    uint8_t *restored;                /* [slots][H] of the rows' type, with quantise */
-    float *sum;                       /* [H] like the next two, with norm */
+    const void **rows; /* [T * slots] */
+    float *scratch;    /* of ep_combine */
+    float *wide;       /* [H], with quantise */
+    uint8_t *restored; /* [slots][H] of the rows' type, with quantise */
+    float *sum;        /* [H] like the next two, with norm */
     float *residual;
     float *gamma;
 } combine_work;
@@ -77,12 +77,13 @@ static workspace_parts parts_of(const group_view *view)
 
 static bool are_whole(const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm)
 {
-    return args != NULL && args->struct_bytes == sizeof(*args) && (norm == NULL || norm->struct_bytes == sizeof(*norm));
+    return args != NULL && args->struct_bytes == sizeof(*args) &&
+           (norm == NULL || norm->struct_bytes == sizeof(*norm));
 }
 
 /* Copies, whose tensors may be moved to the host. */
-static void to_host(const ep_moe_combine_args **args, const ep_moe_add_rms_norm **norm, ep_moe_combine_args *out_host,
-                    ep_moe_add_rms_norm *out_host_norm)
+static void to_host(const ep_moe_combine_args **args, const ep_moe_add_rms_norm **norm,
+                    ep_moe_combine_args *out_host, ep_moe_add_rms_norm *out_host_norm)
 {
     *out_host = **args;
     *args = out_host;
@@ -94,8 +95,9 @@ static void to_host(const ep_moe_combine_args **args, const ep_moe_add_rms_norm 
 
 /* ---- phase one ---- */
 
-ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
-                              size_t *out_workspace_bytes, ep_group_plan **out_plan, ep_error *out_error)
+ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
+                              const ep_moe_add_rms_norm *norm, size_t *out_workspace_bytes,
+                              ep_group_plan **out_plan, ep_error *out_error)
 {
     group_view view;
     char formula[200];
@@ -112,7 +114,8 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args, 
     }
     if (err == EP_OK) {
         snprintf(formula, sizeof(formula),
-                 "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with comm_quant_mode 2: 1 f32 + K + S "
+                 "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with "
+                 "comm_quant_mode 2: 1 f32 + K + S "
                  "rows more; with norm: 3 f32 more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
                  view.batch.tokens, view.batch.hidden);
         size_t bytes = parts_of(&view).bytes;
@@ -132,10 +135,12 @@ static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error
 {
     const int32_t *prefix = w->args->ep_send_counts.data;
     size_t counts = (size_t)view->layout.ranks * view->local_experts;
-    ep_group_assist expected = {.membership = w->op->group->membership,
-                                .ids_digest = ep_group_ids_digest(&view->batch),
-                                .counts_digest = ep_group_counts_digest(prefix, counts * (size_t)view->call.tp_world_size)};
-    ep_err err = ep_group_assist_open(w->args->assist_info_for_combine.data, (size_t)w->args->assist_info_for_combine.shape[0], &expected,
+    ep_group_assist expected = {
+        .membership = w->op->group->membership,
+        .ids_digest = ep_group_ids_digest(&view->batch),
+        .counts_digest = ep_group_counts_digest(prefix, counts * (size_t)view->call.tp_world_size)};
+    ep_err err = ep_group_assist_open(w->args->assist_info_for_combine.data,
+                                      (size_t)w->args->assist_info_for_combine.shape[0], &expected,
                                       &w->assist, out_error);
     if (err != EP_OK) {
         return err;
@@ -144,8 +149,10 @@ static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error
     int32_t last = 0;
     for (size_t i = 0; i < counts; i++) {
         if (prefix[i] < last) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "ep_send_counts[%zu] is %" PRId32 ": allowed %" PRId32
-                                " or more, they are prefix sums", i, prefix[i], last);
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "ep_send_counts[%zu] is %" PRId32 ": allowed %" PRId32
+                                " or more, they are prefix sums",
+                                i, prefix[i], last);
         }
         last = prefix[i];
     }
@@ -153,22 +160,27 @@ static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error
     if (view->group_tp != NULL) {
         const int32_t *tp = w->args->tp_send_counts.data;
         if (tp[view->call.tp_rank] != last || tp[1 - view->call.tp_rank] < 0) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "tp_send_counts is {%" PRId32 ", %" PRId32
-                                "}: allowed the dispatch's tp_recv_counts, with %" PRId32 " rows of this rank", tp[0], tp[1], last);
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "tp_send_counts is {%" PRId32 ", %" PRId32
+                                "}: allowed the dispatch's tp_recv_counts, with %" PRId32
+                                " rows of this rank",
+                                tp[0], tp[1], last);
         }
         needs += tp[1 - view->call.tp_rank];
     }
     if ((uint32_t)last != w->assist.rows || needs > view->expand_rows) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "expand_x has %" PRId64 " rows (%" PRId64 " bytes): needs %" PRId64 ", %" PRId64
-                            " bytes = rows received * H * element", view->expand_rows,
-                            view->expand_rows * (int64_t)(w->view->batch.hidden * w->element), needs,
-                            needs * (int64_t)(w->view->batch.hidden * w->element));
+                            "expand_x has %" PRId64 " rows (%" PRId64 " bytes): needs %" PRId64
+                            ", %" PRId64 " bytes = rows received * H * element",
+                            view->expand_rows,
+                            view->expand_rows * (int64_t)(w->view->batch.hidden * w->element),
+                            needs, needs * (int64_t)(w->view->batch.hidden * w->element));
     }
     return group_stage_in_later(w->stage, (size_t)needs, w->op->deadline_us, out_error);
 }
 
-static void run_of(const combine_work *w, uint32_t expert, uint32_t member, uint32_t *out_begin, uint32_t *out_end)
+static void run_of(const combine_work *w, uint32_t expert, uint32_t member, uint32_t *out_begin,
+                   uint32_t *out_end)
 {
     const int32_t *prefix = w->args->ep_send_counts.data;
     size_t i = (size_t)expert * w->view->layout.ranks + member;
@@ -202,7 +214,8 @@ static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
     uint64_t theirs = (uint64_t)counts[1 - tp->own];
     size_t row_bytes = w->view->batch.hidden * w->element;
     uint8_t *body;
-    ep_err err = group_op_body(tp, 1 - tp->own, 64 + theirs * row_bytes, (uint32_t)theirs, &body, out_error);
+    ep_err err =
+        group_op_body(tp, 1 - tp->own, 64 + theirs * row_bytes, (uint32_t)theirs, &body, out_error);
     if (err != EP_OK) {
         group_op_fail(tp, out_error);
         return err;
@@ -227,7 +240,8 @@ static EP_FLOAT_WORK void add_rows(const combine_work *w, const uint8_t *partner
         for (uint32_t h = 0; h < w->view->batch.hidden; h++) {
             a[h] = a[h] + b[h];
         }
-        ep_row_narrow(a, w->view->batch.hidden, w->view->batch.wire_dtype, w->summed->data + i * row_bytes);
+        ep_row_narrow(a, w->view->batch.hidden, w->view->batch.wire_dtype,
+                      w->summed->data + i * row_bytes);
     }
 }
 
@@ -238,13 +252,15 @@ static ep_err tp_add(combine_work *w, group_op *tp, ep_error *out_error)
     const uint8_t *body = group_op_received(tp, 1 - tp->own, &bytes);
     if (bytes != 64 + w->assist.rows * row_bytes) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "the TP partner sent %zu bytes of rows, %zu were dispatched here: expand_x or tp_send_counts of the two ranks do "
+                            "the TP partner sent %zu bytes of rows, %zu were dispatched here: "
+                            "expand_x or tp_send_counts of the two ranks do "
                             "not belong to one dispatch",
                             bytes < 64 ? 0 : bytes - 64, w->assist.rows * row_bytes);
     }
     ep_err err = ep_buffer_acquire(w->op->group->pool, w->assist.rows * row_bytes + 1, &w->summed);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for the sums of %" PRIu32 " rows", w->assist.rows);
+        return ep_error_set(out_error, err, "no memory for the sums of %" PRIu32 " rows",
+                            w->assist.rows);
     }
     const ep_float_env env = ep_float_env_begin();
     add_rows(w, body + 64, row_bytes);
@@ -259,7 +275,8 @@ static ep_err tp_reduce(combine_work *w, ep_error *out_error)
     static const uint32_t members[2] = {0, 1};
     ep_group_call call = group_tp_call(w->view);
     group_op tp;
-    ep_err err = group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
+    ep_err err =
+        group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -283,7 +300,8 @@ static void put_row(const combine_work *w, uint32_t row, uint8_t *out)
     size_t scales = ep_group_quant_scales_offset(hidden);
     memset(out + hidden, 0, w->wire_row_bytes - hidden);
     const ep_float_env env = ep_float_env_begin();
-    ep_row_quantize_i8_blocks(row_back(w, row), w->view->batch.wire_dtype, hidden, (int8_t *)out, out + scales);
+    ep_row_quantize_i8_blocks(row_back(w, row), w->view->batch.wire_dtype, hidden, (int8_t *)out,
+                              out + scales);
     ep_float_env_end(env);
 }
 
@@ -331,15 +349,18 @@ static ep_err send_rows(const combine_work *w, ep_error *out_error)
 
 /* ---- receiving ---- */
 
-static ep_err place(const combine_work *w, uint32_t member, uint32_t token, uint32_t slot, const void *row, ep_error *out_error)
+static ep_err place(const combine_work *w, uint32_t member, uint32_t token, uint32_t slot,
+                    const void *row, ep_error *out_error)
 {
     const group_view *view = w->view;
     bool good = token < view->batch.tokens && slot < w->slots_per_token &&
                 w->rows[(size_t)token * w->slots_per_token + slot] == NULL &&
-                ep_group_slot_is_from(&view->batch, &view->shape, &view->layout, w->op->own, token, slot, member);
+                ep_group_slot_is_from(&view->batch, &view->shape, &view->layout, w->op->own, token,
+                                      slot, member);
     if (!good) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "rank %" PRIu32 " sent a row for token %" PRIu32 ", slot %" PRIu32 ", which is not its to send",
+                            "rank %" PRIu32 " sent a row for token %" PRIu32 ", slot %" PRIu32
+                            ", which is not its to send",
                             view->members[member], token, slot);
     }
     w->rows[(size_t)token * w->slots_per_token + slot] = row;
@@ -367,8 +388,8 @@ static ep_err place_own(combine_work *w, ep_error *out_error)
                 put_row(w, row, w->own->data + (size_t)done * w->wire_row_bytes);
                 at = w->own->data + (size_t)done * w->wire_row_bytes;
             }
-            ep_err err = place(w, w->op->own, (uint32_t)triples[3 * (size_t)row + 1], (uint32_t)triples[3 * (size_t)row + 2], at,
-                               out_error);
+            ep_err err = place(w, w->op->own, (uint32_t)triples[3 * (size_t)row + 1],
+                               (uint32_t)triples[3 * (size_t)row + 2], at, out_error);
             if (err != EP_OK) {
                 return err;
             }
@@ -392,13 +413,16 @@ static ep_err place_received(const combine_work *w, uint32_t member, ep_error *o
         good = parts.bytes == bytes;
     }
     if (!good) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " sent a combine frame whose count does not fit its length",
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "rank %" PRIu32
+                            " sent a combine frame whose count does not fit its length",
                             w->view->members[member]);
     }
     const uint32_t *tokens = (const uint32_t *)(const void *)(body + parts.tokens);
     const uint32_t *slots = (const uint32_t *)(const void *)(body + parts.slots);
     for (uint32_t i = 0; i < rows; i++) {
-        ep_err err = place(w, member, tokens[i], slots[i], body + parts.rows + (size_t)i * w->wire_row_bytes, out_error);
+        ep_err err = place(w, member, tokens[i], slots[i],
+                           body + parts.rows + (size_t)i * w->wire_row_bytes, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -414,8 +438,11 @@ static ep_err check_complete(const combine_work *w, ep_error *out_error)
         for (uint32_t k = 0; k < w->slots_per_token; k++) {
             uint32_t expert;
             ep_slot_kind kind = ep_batch_slot(&view->batch, &view->shape, t, k, &expert);
-            if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && w->rows[(size_t)t * w->slots_per_token + k] == NULL) {
-                return ep_error_set(out_error, EP_ERR_PROTOCOL, "no rank sent the row of token %" PRIu32 ", slot %" PRIu32, t, k);
+            if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) &&
+                w->rows[(size_t)t * w->slots_per_token + k] == NULL) {
+                return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                                    "no rank sent the row of token %" PRIu32 ", slot %" PRIu32, t,
+                                    k);
             }
         }
     }
@@ -442,7 +469,8 @@ static void restore_token(const combine_work *w, uint32_t token)
         const void **row = &w->rows[(size_t)token * w->slots_per_token + k];
         uint8_t *restored = w->restored + (size_t)k * hidden * w->element;
         if (*row != NULL) {
-            ep_row_dequantize_i8_blocks(*row, (const uint8_t *)*row + scales, w->view->batch.wire_dtype, hidden, w->wide);
+            ep_row_dequantize_i8_blocks(*row, (const uint8_t *)*row + scales,
+                                        w->view->batch.wire_dtype, hidden, w->wide);
             /* exact: these are values of the type */
             ep_row_narrow(w->wide, hidden, w->view->batch.wire_dtype, restored);
             *row = restored;
@@ -457,9 +485,11 @@ static void norm_token(const combine_work *w, uint32_t token)
     ep_row_widen(ep_rows_at(&view->residual, token), view->residual.dtype, hidden, w->residual);
     void *y = (void *)(uintptr_t)ep_rows_at(&view->y, token);
     void *x = view->x_sum.data == NULL ? NULL : (void *)(uintptr_t)ep_rows_at(&view->x_sum, token);
-    float rstd = ep_group_add_rms_norm(w->sum, w->residual, w->gamma, w->norm->eps, hidden, view->batch.wire_dtype, y, x);
+    float rstd = ep_group_add_rms_norm(w->sum, w->residual, w->gamma, w->norm->eps, hidden,
+                                       view->batch.wire_dtype, y, x);
     if (w->norm->rstd.rank != 0) {
-        memcpy((char *)w->norm->rstd.data + (int64_t)token * w->norm->rstd.stride_bytes[0], &rstd, sizeof(rstd));
+        memcpy((char *)w->norm->rstd.data + (int64_t)token * w->norm->rstd.stride_bytes[0], &rstd,
+               sizeof(rstd));
     }
 }
 
@@ -472,7 +502,8 @@ static EP_FLOAT_WORK void sum_rows(const combine_work *w)
         out.data = w->sum; /* every token's, one after the other */
         ep_row_widen(w->norm->gamma.data, w->norm->gamma.dtype, batch.hidden, w->gamma);
     } else {
-        out.token_stride_bytes = w->args->x_out.rank == 3 ? w->args->x_out.stride_bytes[1] : w->args->x_out.stride_bytes[0];
+        out.token_stride_bytes = w->args->x_out.rank == 3 ? w->args->x_out.stride_bytes[1]
+                                                          : w->args->x_out.stride_bytes[0];
     }
     if (w->norm == NULL && !w->quantise) {
         ep_combine(&batch, &w->view->shape, w->rows, 0, batch.tokens, w->scratch, &out);
@@ -495,7 +526,8 @@ static ep_err exchange(combine_work *w, group_view *view, ep_error *out_error)
 {
     ep_error error;
     bool has_inactive;
-    ep_err err = ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, &error);
+    ep_err err =
+        ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, &error);
     view->call.has_inactive = has_inactive;
     if (err == EP_OK) {
         err = open_assist(w, view, &error);
@@ -529,8 +561,9 @@ static ep_err exchange(combine_work *w, group_view *view, ep_error *out_error)
     return err;
 }
 
-static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm, void *workspace,
-                  size_t workspace_bytes, ep_error *out_error)
+static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
+                  const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes,
+                  ep_error *out_error)
 {
     group_view view;
     group_op op;
@@ -556,7 +589,8 @@ static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_arg
                       .slots_per_token = ep_batch_slots_per_token(&view.batch, &view.shape),
                       .element = element,
                       .quantise = quantise,
-                      .wire_row_bytes = quantise ? ep_group_quant_row_bytes(view.batch.hidden, view.batch.wire_dtype)
+                      .wire_row_bytes = quantise ? ep_group_quant_row_bytes(view.batch.hidden,
+                                                                            view.batch.wire_dtype)
                                                  : view.batch.hidden * element,
                       .expand = args->expand_x.data,
                       .expand_stride = args->expand_x.stride_bytes[0],
@@ -574,7 +608,8 @@ static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_arg
 }
 
 static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
-                         const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes, ep_error *out_error)
+                         const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes,
+                         ep_error *out_error)
 {
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
@@ -583,7 +618,8 @@ static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_comb
     }
     to_host(&args, &norm, &host, &host_norm);
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
-    ep_err err = group_stage_combine(&plan->stage, &host, norm != NULL ? &host_norm : NULL, out_error);
+    ep_err err =
+        group_stage_combine(&plan->stage, &host, norm != NULL ? &host_norm : NULL, out_error);
     if (err == EP_OK) {
         err = group_stage_in(&plan->stage, deadline_us, out_error);
     }
@@ -596,22 +632,26 @@ static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_comb
     return err;
 }
 
-ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, void *workspace, size_t workspace_bytes,
-                      ep_error *out_error)
+ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
+                      void *workspace, size_t workspace_bytes, ep_error *out_error)
 {
     if (plan == NULL) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "ep_moe_combine without a plan: call ep_moe_combine_prepare first");
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "ep_moe_combine without a plan: call ep_moe_combine_prepare first");
     }
     return run_staged(group, plan, args, NULL, workspace, workspace_bytes, out_error);
 }
 
-ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
-                                   const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes, ep_error *out_error)
+ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan,
+                                   const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
+                                   void *workspace, size_t workspace_bytes, ep_error *out_error)
 {
     if (plan == NULL || norm == NULL) {
-        return ep_error_set(out_error, plan == NULL ? EP_ERR_FAILED_PRECONDITION : EP_ERR_INVALID_ARGUMENT, "%s",
-                            plan == NULL ? "ep_moe_combine_add_rms_norm without a plan: call ep_moe_combine_prepare first"
-                                         : "norm is missing");
+        return ep_error_set(
+            out_error, plan == NULL ? EP_ERR_FAILED_PRECONDITION : EP_ERR_INVALID_ARGUMENT, "%s",
+            plan == NULL
+                ? "ep_moe_combine_add_rms_norm without a plan: call ep_moe_combine_prepare first"
+                : "norm is missing");
     }
     return run_staged(group, plan, args, norm, workspace, workspace_bytes, out_error);
 }

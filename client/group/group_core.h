@@ -35,17 +35,17 @@
 typedef struct group_link {
     ep_group *group;
     ep_conn *conn;
-    uint32_t rank;             /* GROUP_NO_RANK: it has not said hello */
+    uint32_t rank; /* GROUP_NO_RANK: it has not said hello */
     bool dialed;
-    bool closed;               /* on_closed has been called */
-    struct group_link *next;   /* of group->links */
+    bool closed;             /* on_closed has been called */
+    struct group_link *next; /* of group->links */
 } group_link;
 
 typedef struct group_inbox_frame {
     ep_buffer *buffer;
     ep_group_frame head;
     uint64_t arrived_ns;
-    uint32_t via;              /* rank that brought it: the peer itself, or a gateway */
+    uint32_t via; /* rank that brought it: the peer itself, or a gateway */
 } group_inbox_frame;
 
 /* A frame for this host that came before this rank knew all its neighbours. */
@@ -58,16 +58,16 @@ typedef struct group_held_frame {
 
 /* Which frames of a peer have come. */
 typedef struct group_arrivals {
-    uint32_t generation;       /* the newest in which one came; valid with any */
-    uint64_t next_number;      /* all of this generation before it have come */
-    bool ahead;                /* and the one after it too */
+    uint32_t generation;  /* the newest in which one came; valid with any */
+    uint64_t next_number; /* all of this generation before it have come */
+    bool ahead;           /* and the one after it too */
     bool any;
 } group_arrivals;
 
 typedef struct group_peer {
-    group_link *link;          /* NULL: none yet */
-    bool ready;                /* hello and welcome have been exchanged */
-    bool hello_waits;          /* said hello before we knew the membership */
+    group_link *link; /* NULL: none yet */
+    bool ready;       /* hello and welcome have been exchanged */
+    bool hello_waits; /* said hello before we knew the membership */
     uint64_t hello_membership;
     bool gone;                 /* left or lost, after it was ready */
     char why[GROUP_WHY_BYTES]; /* it is gone, or lost to a neighbour */
@@ -107,40 +107,40 @@ struct ep_group {
     const ep_lane_ops *lane;
     ep_listener *listener;
     /* touched by the thread that runs a call */
-    ep_buffer **incoming;      /* [world] by member, of the call in progress */
-    uint64_t *incoming_ns;     /* [world] */
-    uint32_t *incoming_via;    /* [world] */
-    ep_buffer **outgoing;      /* [world] by member */
-    uint32_t *outgoing_rows;   /* [world] */
-    ep_group_call *told;       /* [world] by member */
-    uint32_t *members;         /* [world] of the current generation */
+    ep_buffer **incoming;    /* [world] by member, of the call in progress */
+    uint64_t *incoming_ns;   /* [world] */
+    uint32_t *incoming_via;  /* [world] */
+    ep_buffer **outgoing;    /* [world] by member */
+    uint32_t *outgoing_rows; /* [world] */
+    ep_group_call *told;     /* [world] by member */
+    uint32_t *members;       /* [world] of the current generation */
     uint32_t members_count;
     int64_t members_digest;
-    ep_group_hosts hosts;      /* of the members */
-    uint32_t own_member;       /* of the call in progress */
-    bool busy;                 /* atomic */
+    ep_group_hosts hosts; /* of the members */
+    uint32_t own_member;  /* of the call in progress */
+    bool busy;            /* atomic */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t membership;       /* 0: not known yet */
+    uint64_t membership; /* 0: not known yet */
     bool closing;
-    bool table_sent;           /* begun */
-    bool table_out;            /* rank 0: to all; nothing else goes to them before */
+    bool table_sent; /* begun */
+    bool table_out;  /* rank 0: to all; nothing else goes to them before */
     /* [world] lowest rank on each rank's host; known with the membership, like the next */
     uint32_t *same_host;
-    bool has_neighbours;       /* another rank is on this host */
-    bool joined;               /* all are connected: frames for this host need not be held */
-    group_held_frame *held;    /* oldest first */
-    group_peer *peers;         /* [world] */
+    bool has_neighbours;    /* another rank is on this host */
+    bool joined;            /* all are connected: frames for this host need not be held */
+    group_held_frame *held; /* oldest first */
+    group_peer *peers;      /* [world] */
     group_link *links;
     uint32_t links_open;
     uint32_t sends_in_flight;
     char last_refusal[EP_ERROR_TEXT_BYTES];
-    ep_error create_error;     /* code not OK: ep_group_create fails with it */
+    ep_error create_error; /* code not OK: ep_group_create fails with it */
     uint32_t generation;
-    uint64_t number;           /* of the call in progress, or of the next one */
-    bool by_host;              /* the call in progress goes by host */
-    ep_error broken;           /* code not OK: this generation is given up, from the call broken_from on */
+    uint64_t number; /* of the call in progress, or of the next one */
+    bool by_host;    /* the call in progress goes by host */
+    ep_error broken; /* code not OK: this generation is given up, from the call broken_from on */
     uint64_t broken_from;
     /* this one, or a later one that some other rank has given up; broken_from is 0 then */
     uint32_t broken_generation;
@@ -151,7 +151,8 @@ struct ep_group {
 
 /* A frame to fill: *out_frame is its first byte, fixed part included. Errors: NO_MEMORY,
  * RESOURCE_EXHAUSTED (frame_bytes_max). */
-ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer, uint8_t **out_frame, ep_error *out_error);
+ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer,
+                           uint8_t **out_frame, ep_error *out_error);
 /* The error of frame_bytes_max. */
 ep_err group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error);
 /* First byte of a frame acquired so. */
@@ -161,7 +162,8 @@ uint8_t *group_frame_data(ep_buffer *buffer);
 ep_err group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer);
 /* A frame with text as payload (NULL none; code in front of it when not OK). Failures are the
  * connection's. Lock not held. */
-void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation, uint64_t number, ep_err code, const char *text);
+void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation,
+                     uint64_t number, ep_err code, const char *text);
 /* The same for a frame given but for its payload: one that is passed on. */
 ep_err group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, const char *text);
 /* What such a frame holds: code and text, up to EP_ERROR_TEXT_BYTES; returns the payload's
@@ -182,7 +184,8 @@ void group_accepted(void *group, ep_conn *taken_conn);
 void group_drop_old_frames(ep_group *group, group_peer *peer);
 /* Puts a frame of origin where the call looks for it, and takes it then; false: it cannot be in
  * this place. Lock not held. */
-bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame, ep_buffer **inout_buffer);
+bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame,
+                     ep_buffer **inout_buffer);
 /* Lock held: whether group_inbox_add would take it. */
 bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame);
 /* Frames of origin may come from itself and from neighbours, so that a later one may come first.
@@ -197,7 +200,8 @@ group_link *group_peer_link(ep_group *group, uint32_t rank);
 /* ---- group_relay.c: the gateway's part; runs on the lanes' threads. Lock not held ---- */
 
 /* A frame for all ranks of this host: passes the parts on and keeps its own. Takes the buffer. */
-void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame, ep_buffer *taken_buffer);
+void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame,
+                       ep_buffer *taken_buffer);
 /* Tells the other ranks of this host that rank is gone. */
 void group_relay_loss(ep_group *group, uint32_t rank);
 /* All are connected: passes on what was held until now. */
@@ -224,7 +228,7 @@ bool group_wait_until(ep_group *group, uint64_t deadline_ns);
 typedef struct group_op {
     ep_group *group;
     const ep_group_call *call;
-    uint32_t own;              /* this rank's place among the members */
+    uint32_t own; /* this rank's place among the members */
     uint64_t deadline_ns;
     uint64_t deadline_us;
     uint64_t wait_began_ns;
@@ -235,11 +239,12 @@ typedef struct group_op {
  * FAILED_PRECONDITION (another call runs, a forked child), UNAVAILABLE (a member is gone), what
  * broke this generation, DEADLINE_EXCEEDED. After EP_OK group_op_end must follow.
  */
-ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members, uint64_t deadline_us, group_op *out_op,
-                      ep_error *out_error);
+ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members,
+                      uint64_t deadline_us, group_op *out_op, ep_error *out_error);
 /* The body of the frame to a member, to be filled before group_op_send. rows: how many it has, for
  * the statistics. */
-ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows, uint8_t **out_body, ep_error *out_error);
+ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows,
+                     uint8_t **out_body, ep_error *out_error);
 /* Sends every body. In a call by host only gateways of other hosts have one, for the whole host. */
 ep_err group_op_send(group_op *op, ep_error *out_error);
 /* Instead of group_op_send: tells all others that this rank failed. */

@@ -19,12 +19,12 @@ typedef struct dispatch_work {
     const ep_moe_dispatch_args *args;
     const group_view *view;
     group_op *op;
-    uint32_t *offsets;          /* [buckets+1] */
-    uint32_t *order;            /* [T * slots] */
-    uint32_t *row_of_token;     /* [T], by host */
+    uint32_t *offsets;      /* [buckets+1] */
+    uint32_t *order;        /* [T * slots] */
+    uint32_t *row_of_token; /* [T], by host */
     size_t row_bytes;
     ep_group_packer packer;
-    int32_t rows;               /* n */
+    int32_t rows; /* n */
 } dispatch_work;
 
 /* ---- phase one ---- */
@@ -35,14 +35,17 @@ static size_t workspace_bytes(const group_view *view, char *out_formula, size_t 
     size_t buckets = ep_group_buckets(&view->layout);
     size_t by_host = view->call.by_host != 0 ? 1 : 0;
     snprintf(out_formula, formula_bytes,
-             "align64(4 * (shared_expert_rank_num + moe_expert_num + 1)) + align64(4 * BS * (K + shared_expert_num%s)) = align64(4 * %zu) + "
+             "align64(4 * (shared_expert_rank_num + moe_expert_num + 1)) + align64(4 * BS * (K + "
+             "shared_expert_num%s)) = align64(4 * %zu) + "
              "align64(4 * %" PRIu32 " * %zu)",
              by_host == 1 ? " + 1" : "", buckets + 1, view->batch.tokens, slots + by_host);
-    return ep_align_up(4 * (buckets + 1), 64) + ep_align_up(4 * view->batch.tokens * (slots + by_host), 64);
+    return ep_align_up(4 * (buckets + 1), 64) +
+           ep_align_up(4 * view->batch.tokens * (slots + by_host), 64);
 }
 
-ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args, size_t *out_workspace_bytes,
-                               ep_group_plan **out_plan, ep_error *out_error)
+ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args,
+                               size_t *out_workspace_bytes, ep_group_plan **out_plan,
+                               ep_error *out_error)
 {
     group_view view;
     char formula[200];
@@ -78,7 +81,8 @@ static ep_err fill_frame(dispatch_work *w, uint32_t member, ep_error *out_error)
     uint32_t local = ep_group_local_experts(layout, member);
     uint32_t rows = w->offsets[first + local] - w->offsets[first];
     bool weights = w->view->call.has_expert_scales != 0;
-    ep_group_dispatch_parts parts = ep_group_dispatch_parts_of(local, rows, w->row_bytes, w->packer.quantise, weights);
+    ep_group_dispatch_parts parts =
+        ep_group_dispatch_parts_of(local, rows, w->row_bytes, w->packer.quantise, weights);
     uint8_t *body;
     ep_err err = group_op_body(w->op, member, parts.bytes, rows, &body, out_error);
     if (err != EP_OK) {
@@ -93,7 +97,8 @@ static ep_err fill_frame(dispatch_work *w, uint32_t member, ep_error *out_error)
         ep_group_row_out out = {.rows = body + parts.rows + (size_t)done * w->row_bytes,
                                 .stride_bytes = (int64_t)w->row_bytes,
                                 .scales = (float *)(void *)(body + parts.scales) + done,
-                                .weights = weights ? (float *)(void *)(body + parts.weights) + done : NULL,
+                                .weights =
+                                    weights ? (float *)(void *)(body + parts.weights) + done : NULL,
                                 .tokens = (uint32_t *)(void *)(body + parts.tokens) + done,
                                 .slots = (uint32_t *)(void *)(body + parts.slots) + done};
         ep_group_pack(&w->packer, first + e, w->order + begin, count, &out);
@@ -122,8 +127,8 @@ static ep_err fill_host_frame(dispatch_work *w, uint32_t host, ep_error *out_err
         return group_frame_too_large(group, largest, out_error);
     }
     uint8_t *body;
-    ep_err err = group_op_body(w->op, ep_group_gateway(hosts, w->op->own, host), ep_group_host_parts_of(&shape).bytes, shape.rows, &body,
-                               out_error);
+    ep_err err = group_op_body(w->op, ep_group_gateway(hosts, w->op->own, host),
+                               ep_group_host_parts_of(&shape).bytes, shape.rows, &body, out_error);
     if (err == EP_OK) {
         ep_group_host_fill(&sender, &shape, body);
     }
@@ -151,7 +156,8 @@ static ep_err send_rows(dispatch_work *w, ep_error *out_error)
 /* ---- receiving ---- */
 
 /* Counts of one source, summed; false: more than can be. */
-static bool sum_counts(const uint8_t *body, size_t bytes, uint32_t local, uint64_t most, uint32_t *out_rows)
+static bool sum_counts(const uint8_t *body, size_t bytes, uint32_t local, uint64_t most,
+                       uint32_t *out_rows)
 {
     uint64_t rows = 0;
     if (bytes < 4 * (size_t)local) {
@@ -167,18 +173,21 @@ static bool sum_counts(const uint8_t *body, size_t bytes, uint32_t local, uint64
 }
 
 /* A frame from a peer is believed only so far. */
-static ep_err check_received(const dispatch_work *w, uint32_t member, uint32_t *out_rows, ep_error *out_error)
+static ep_err check_received(const dispatch_work *w, uint32_t member, uint32_t *out_rows,
+                             ep_error *out_error)
 {
     size_t bytes;
     const uint8_t *body = group_op_received(w->op, member, &bytes);
     const ep_group_call *told = group_op_told(w->op, member);
     uint32_t slots = w->packer.slots_per_token;
-    uint64_t most = told->tokens >= 0 && told->tokens <= INT32_MAX / slots ? (uint64_t)told->tokens * slots : 0;
+    uint64_t most =
+        told->tokens >= 0 && told->tokens <= INT32_MAX / slots ? (uint64_t)told->tokens * slots : 0;
     ep_group_dispatch_parts parts = {0};
     bool good = sum_counts(body, bytes, w->view->local_experts, most, out_rows);
     if (good) {
-        parts = ep_group_dispatch_parts_of(w->view->local_experts, *out_rows, w->row_bytes, w->packer.quantise,
-                                           w->view->call.has_expert_scales != 0);
+        parts =
+            ep_group_dispatch_parts_of(w->view->local_experts, *out_rows, w->row_bytes,
+                                       w->packer.quantise, w->view->call.has_expert_scales != 0);
         good = parts.bytes == bytes;
     }
     for (uint32_t i = 0; good && i < *out_rows; i++) {
@@ -187,7 +196,9 @@ static ep_err check_received(const dispatch_work *w, uint32_t member, uint32_t *
         good = token < (uint64_t)told->tokens && slot < slots;
     }
     return good ? EP_OK
-                : ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " sent a dispatch frame whose counts do not fit its length",
+                : ep_error_set(out_error, EP_ERR_PROTOCOL,
+                               "rank %" PRIu32
+                               " sent a dispatch frame whose counts do not fit its length",
                                w->view->members[member]);
 }
 
@@ -212,7 +223,8 @@ static ep_err write_counts(dispatch_work *w, ep_error *out_error)
             }
             sum += count;
             if (sum > INT32_MAX) {
-                return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "more than %d rows come to rank %" PRIu32, INT32_MAX,
+                return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                                    "more than %d rows come to rank %" PRIu32, INT32_MAX,
                                     w->view->members[w->op->own]);
             }
             prefix[(size_t)e * ranks + m] = (int32_t)sum;
@@ -222,33 +234,37 @@ static ep_err write_counts(dispatch_work *w, ep_error *out_error)
     return EP_OK;
 }
 
-static ep_err check_room_for(const char *name, int64_t has, int64_t needs, size_t each_bytes, const char *what, const char *formula,
-                             ep_error *out_error)
+static ep_err check_room_for(const char *name, int64_t has, int64_t needs, size_t each_bytes,
+                             const char *what, const char *formula, ep_error *out_error)
 {
     if (has >= needs) {
         return EP_OK;
     }
     return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                        "%s has %" PRId64 " entries (%" PRId64 " bytes): this call needs %" PRId64 ", %" PRId64
-                        " bytes = %s; what always suffices: %s",
-                        name, has, has * (int64_t)each_bytes, needs, needs * (int64_t)each_bytes, what, formula);
+                        "%s has %" PRId64 " entries (%" PRId64 " bytes): this call needs %" PRId64
+                        ", %" PRId64 " bytes = %s; what always suffices: %s",
+                        name, has, has * (int64_t)each_bytes, needs, needs * (int64_t)each_bytes,
+                        what, formula);
 }
 
 static ep_err check_rooms(const dispatch_work *w, int64_t rows_with_tp, ep_error *out_error)
 {
     const ep_moe_dispatch_args *args = w->args;
     const char *formula = w->view->formula;
-    ep_err err = check_room_for("expand_x", w->view->expand_rows, rows_with_tp, w->row_bytes, "rows received * H * element", formula,
-                                out_error);
+    ep_err err = check_room_for("expand_x", w->view->expand_rows, rows_with_tp, w->row_bytes,
+                                "rows received * H * element", formula, out_error);
     if (err == EP_OK && w->packer.quantise) {
-        err = check_room_for("dynamic_scales", args->dynamic_scales.shape[0], rows_with_tp, 4, "4 * rows received", formula, out_error);
+        err = check_room_for("dynamic_scales", args->dynamic_scales.shape[0], rows_with_tp, 4,
+                             "4 * rows received", formula, out_error);
     }
     if (err == EP_OK && args->expand_scales.rank != 0) {
-        err = check_room_for("expand_scales", args->expand_scales.shape[0], w->rows, 4, "4 * rows received", formula, out_error);
+        err = check_room_for("expand_scales", args->expand_scales.shape[0], w->rows, 4,
+                             "4 * rows received", formula, out_error);
     }
     if (err == EP_OK) {
         err = check_room_for("assist_info_for_combine", args->assist_info_for_combine.shape[0],
-                             3 * (int64_t)w->rows + EP_GROUP_ASSIST_TAIL_INTS, 4, "4 * (3 * rows received + 16)", formula, out_error);
+                             3 * (int64_t)w->rows + EP_GROUP_ASSIST_TAIL_INTS, 4,
+                             "4 * (3 * rows received + 16)", formula, out_error);
     }
     return err;
 }
@@ -258,7 +274,8 @@ static uint8_t *expand_row(const dispatch_work *w, size_t row)
     return (uint8_t *)w->args->expand_x.data + (int64_t)row * w->args->expand_x.stride_bytes[0];
 }
 
-static void write_triple(const dispatch_work *w, size_t row, uint32_t member, uint32_t token, uint32_t slot)
+static void write_triple(const dispatch_work *w, size_t row, uint32_t member, uint32_t token,
+                         uint32_t slot)
 {
     int32_t *triple = (int32_t *)w->args->assist_info_for_combine.data + 3 * row;
     triple[0] = (int32_t)member;
@@ -288,7 +305,8 @@ static void place_own(const dispatch_work *w)
                                 .weights = weights != NULL ? weights + row : NULL};
         ep_group_pack(&w->packer, first + e, order, count, &out);
         for (uint32_t i = 0; i < count; i++) {
-            write_triple(w, row + i, w->op->own, order[i] / w->packer.slots_per_token, order[i] % w->packer.slots_per_token);
+            write_triple(w, row + i, w->op->own, order[i] / w->packer.slots_per_token,
+                         order[i] % w->packer.slots_per_token);
         }
     }
 }
@@ -310,8 +328,8 @@ static void place_received(const dispatch_work *w, uint32_t member, uint32_t row
     size_t bytes;
     const uint8_t *body = group_op_received(w->op, member, &bytes);
     bool weights = w->view->call.has_expert_scales != 0;
-    ep_group_dispatch_parts parts =
-        ep_group_dispatch_parts_of(w->view->local_experts, rows, w->row_bytes, w->packer.quantise, weights);
+    ep_group_dispatch_parts parts = ep_group_dispatch_parts_of(
+        w->view->local_experts, rows, w->row_bytes, w->packer.quantise, weights);
     const uint32_t *tokens = (const uint32_t *)(const void *)(body + parts.tokens);
     const uint32_t *slots = (const uint32_t *)(const void *)(body + parts.slots);
     uint32_t done = 0;
@@ -324,10 +342,12 @@ static void place_received(const dispatch_work *w, uint32_t member, uint32_t row
             write_triple(w, row + i, member, tokens[done + i], slots[done + i]);
         }
         if (w->packer.quantise && count > 0) {
-            memcpy((float *)w->args->dynamic_scales.data + row, body + parts.scales + 4 * (size_t)done, 4 * (size_t)count);
+            memcpy((float *)w->args->dynamic_scales.data + row,
+                   body + parts.scales + 4 * (size_t)done, 4 * (size_t)count);
         }
         if (w->args->expand_scales.rank != 0 && count > 0) {
-            memcpy((float *)w->args->expand_scales.data + row, body + parts.weights + 4 * (size_t)done, 4 * (size_t)count);
+            memcpy((float *)w->args->expand_scales.data + row,
+                   body + parts.weights + 4 * (size_t)done, 4 * (size_t)count);
         }
         done += count;
     }
@@ -381,7 +401,8 @@ static ep_err tp_fill(const dispatch_work *w, group_op *tp, ep_error *out_error)
     uint32_t head[2] = {(uint32_t)w->rows, w->view->local_experts};
     size_t rows_at = tp_rows_at(counts, head[0], w->packer.quantise);
     uint8_t *body;
-    ep_err err = group_op_body(tp, 1 - tp->own, rows_at + head[0] * w->row_bytes, head[0], &body, out_error);
+    ep_err err =
+        group_op_body(tp, 1 - tp->own, rows_at + head[0] * w->row_bytes, head[0], &body, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -423,8 +444,12 @@ static ep_err tp_place(const dispatch_work *w, group_op *tp, ep_error *out_error
         memcpy(head, body, sizeof(head));
     }
     if (head[1] != w->view->local_experts || head[0] > INT32_MAX ||
-        bytes != tp_rows_at(counts, head[0], w->packer.quantise) + head[0] * w->row_bytes || !tp_counts_fit(body + 64, counts, head[0])) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "the TP partner (rank %" PRIu32 " of group_tp) sent rows or counts of another layout: both must have the same ep_rank_id",
+        bytes != tp_rows_at(counts, head[0], w->packer.quantise) + head[0] * w->row_bytes ||
+        !tp_counts_fit(body + 64, counts, head[0])) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "the TP partner (rank %" PRIu32
+                            " of group_tp) sent rows or counts of another layout: both must have "
+                            "the same ep_rank_id",
                             1 - tp->own);
     }
     ep_err err = check_rooms(w, (int64_t)w->rows + head[0], out_error);
@@ -436,7 +461,8 @@ static ep_err tp_place(const dispatch_work *w, group_op *tp, ep_error *out_error
     tp_counts[1 - tp->own] = (int32_t)head[0];
     memcpy((int32_t *)w->args->ep_recv_counts.data + counts, body + 64, 4 * counts);
     if (w->packer.quantise) {
-        memcpy((float *)w->args->dynamic_scales.data + w->rows, body + tp_scales_at(counts), 4 * (size_t)head[0]);
+        memcpy((float *)w->args->dynamic_scales.data + w->rows, body + tp_scales_at(counts),
+               4 * (size_t)head[0]);
     }
     copy_rows(w, (size_t)w->rows, body + tp_rows_at(counts, head[0], w->packer.quantise), head[0]);
     return EP_OK;
@@ -447,7 +473,8 @@ static ep_err tp_gather(const dispatch_work *w, ep_error *out_error)
     static const uint32_t members[2] = {0, 1};
     ep_group_call call = group_tp_call(w->view);
     group_op tp;
-    ep_err err = group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
+    ep_err err =
+        group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -494,15 +521,18 @@ static void seal(const dispatch_work *w)
                               .number = ((uint64_t)group->generation << 40) + group->number,
                               .rows = (uint32_t)w->rows,
                               .ids_digest = ep_group_ids_digest(&view->batch),
-                              .counts_digest = ep_group_counts_digest(w->args->ep_recv_counts.data, counts)};
-    ep_group_assist_seal(&assist, w->args->assist_info_for_combine.data, (size_t)w->args->assist_info_for_combine.shape[0]);
+                              .counts_digest =
+                                  ep_group_counts_digest(w->args->ep_recv_counts.data, counts)};
+    ep_group_assist_seal(&assist, w->args->assist_info_for_combine.data,
+                         (size_t)w->args->assist_info_for_combine.shape[0]);
 }
 
 static ep_err run(dispatch_work *w, group_view *view, ep_error *out_error)
 {
     ep_error error;
     bool has_inactive;
-    ep_err err = ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, &error);
+    ep_err err =
+        ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, &error);
     view->call.has_inactive = has_inactive;
     if (err == EP_OK) {
         ep_group_sort(&view->batch, &view->shape, &view->layout, w->op->own, w->offsets, w->order);
@@ -533,8 +563,9 @@ static ep_err run(dispatch_work *w, group_view *view, ep_error *out_error)
 }
 
 /* On tensors of the host. *out_rows: how many came, with TP to both ranks. */
-static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
-                       size_t workspace_size, size_t *out_rows, ep_error *out_error)
+static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args,
+                       void *workspace, size_t workspace_size, size_t *out_rows,
+                       ep_error *out_error)
 {
     group_view view;
     group_op op;
@@ -549,20 +580,23 @@ static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
         return err;
     }
     bool quantise = view.call.quant_mode == 2;
-    size_t row_bytes = (size_t)view.batch.hidden * (quantise ? 1 : ep_dtype_bytes(view.batch.x.dtype));
-    dispatch_work w = {.args = args,
-                       .view = &view,
-                       .op = &op,
-                       .offsets = workspace,
-                       .order = (uint32_t *)workspace + ep_align_up(4 * ((size_t)ep_group_buckets(&view.layout) + 1), 64) / 4,
-                       .row_bytes = row_bytes,
-                       .packer = {.batch = &view.batch,
-                                  .slots_per_token = ep_batch_slots_per_token(&view.batch, &view.shape),
-                                  .shared_ranks = view.layout.shared_ranks,
-                                  .row_bytes = row_bytes,
-                                  .quantise = quantise,
-                                  .smooth = view.smooth,
-                                  .smooth_shared = (uint32_t)view.call.shared_rows}};
+    size_t row_bytes =
+        (size_t)view.batch.hidden * (quantise ? 1 : ep_dtype_bytes(view.batch.x.dtype));
+    dispatch_work w = {
+        .args = args,
+        .view = &view,
+        .op = &op,
+        .offsets = workspace,
+        .order = (uint32_t *)workspace +
+                 ep_align_up(4 * ((size_t)ep_group_buckets(&view.layout) + 1), 64) / 4,
+        .row_bytes = row_bytes,
+        .packer = {.batch = &view.batch,
+                   .slots_per_token = ep_batch_slots_per_token(&view.batch, &view.shape),
+                   .shared_ranks = view.layout.shared_ranks,
+                   .row_bytes = row_bytes,
+                   .quantise = quantise,
+                   .smooth = view.smooth,
+                   .smooth_shared = (uint32_t)view.call.shared_rows}};
     w.row_of_token = w.order + (size_t)view.batch.tokens * w.packer.slots_per_token;
     err = run(&w, &view, out_error);
     if (err == EP_OK) {
@@ -574,8 +608,8 @@ static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
     return err;
 }
 
-ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
-                       size_t workspace_size, ep_error *out_error)
+ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args,
+                       void *workspace, size_t workspace_size, ep_error *out_error)
 {
     ep_moe_dispatch_args host;
     size_t rows = 0;

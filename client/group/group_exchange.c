@@ -28,12 +28,15 @@ static void name_ranks(const ep_group *group, rank_test test, char *out, size_t 
             continue;
         }
         uint32_t end = m;
-        while (end + 1 < group->members_count && group->members[end + 1] == group->members[end] + 1 && test(group, end + 1)) {
+        while (end + 1 < group->members_count &&
+               group->members[end + 1] == group->members[end] + 1 && test(group, end + 1)) {
             end++;
         }
         const char *before = used == 0 ? "" : ", ";
-        int n = end == m ? snprintf(out + used, bytes - used, "%s%" PRIu32, before, group->members[m])
-                         : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32, before, group->members[m], group->members[end]);
+        int n = end == m
+                    ? snprintf(out + used, bytes - used, "%s%" PRIu32, before, group->members[m])
+                    : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32, before,
+                               group->members[m], group->members[end]);
         used += (size_t)n;
         m = end;
     }
@@ -44,7 +47,8 @@ static bool has_frame(const ep_group *group, uint32_t member)
 {
     const group_peer *peer = &group->peers[group->members[member]];
     return group->members[member] == group->rank ||
-           (peer->ring_count > 0 && (peer->ring[0].head.generation != group->generation || peer->ring[0].head.number == group->number));
+           (peer->ring_count > 0 && (peer->ring[0].head.generation != group->generation ||
+                                     peer->ring[0].head.number == group->number));
 }
 
 static bool has_no_frame(const ep_group *group, uint32_t member)
@@ -57,7 +61,8 @@ static bool has_no_frame(const ep_group *group, uint32_t member)
 static bool is_elsewhere(const ep_group *group, uint32_t member)
 {
     const group_peer *peer = &group->peers[group->members[member]];
-    return group->members[member] != group->rank && peer->ring_count > 0 && peer->ring[0].head.generation != group->generation;
+    return group->members[member] != group->rank && peer->ring_count > 0 &&
+           peer->ring[0].head.generation != group->generation;
 }
 
 /* This call's frame may come yet. */
@@ -81,7 +86,9 @@ static bool is_gone(const ep_group *group, uint32_t member)
  * the thread that calls. */
 static uint32_t way_of(const ep_group *group, uint32_t own, uint32_t member)
 {
-    uint32_t gateway = group->by_host ? ep_group_gateway(&group->hosts, member, group->hosts.host_of[own]) : member;
+    uint32_t gateway = group->by_host
+                           ? ep_group_gateway(&group->hosts, member, group->hosts.host_of[own])
+                           : member;
     return group->members[gateway == own ? member : gateway];
 }
 
@@ -119,7 +126,8 @@ static bool is_culprit(const ep_group *group, uint32_t member)
 static bool is_awaited_way(const ep_group *group, uint32_t member)
 {
     for (uint32_t m = 0; m < group->members_count; m++) {
-        if (m != member && has_no_frame(group, m) && way_of(group, group->own_member, m) == group->members[member]) {
+        if (m != member && has_no_frame(group, m) &&
+            way_of(group, group->own_member, m) == group->members[member]) {
             return true;
         }
     }
@@ -163,7 +171,8 @@ static ep_err gone_error(const ep_group *group, rank_test test, ep_error *out_er
     for (uint32_t m = 0; m < group->members_count && why[0] == 0; m++) {
         why = test(group, m) ? group->peers[group->members[m]].why : why;
     }
-    return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "group %.40s: rank %s is gone (%s)", group->name, ranks, why);
+    return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "group %.40s: rank %s is gone (%s)",
+                        group->name, ranks, why);
 }
 
 /* ---- beginning ---- */
@@ -186,14 +195,16 @@ static void set_members(ep_group *group, const ep_group_call *call, const uint32
 
 /* Tells the other members that this generation is given up from a call on: earlier ones they may
  * still finish. Lock not held. */
-static void tell_broken(ep_group *group, const ep_error *error, uint32_t generation, uint64_t number)
+static void tell_broken(ep_group *group, const ep_error *error, uint32_t generation,
+                        uint64_t number)
 {
     for (uint32_t m = 0; m < group->members_count; m++) {
         pthread_mutex_lock(&group->lock);
         group_link *link = group_peer_link(group, group->members[m]);
         pthread_mutex_unlock(&group->lock);
         if (link != NULL) {
-            group_send_text(link, EP_GROUP_FRAME_BROKEN, generation, number, error->code, error->text);
+            group_send_text(link, EP_GROUP_FRAME_BROKEN, generation, number, error->code,
+                            error->text);
         }
     }
 }
@@ -221,8 +232,10 @@ static void late_error(const group_op *op, rank_test test, ep_error *out_error)
     char ways[RANKS_TEXT_BYTES];
     name_ranks(group, test, ranks, sizeof(ranks));
     name_ranks(group, test == has_no_frame ? is_awaited_way : is_nobody, ways, sizeof(ways));
-    ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "group %.40s: rank %" PRIu32 " has waited %" PRIu64 " us for rank %s in %s%s%s",
-                 group->name, group->rank, op->deadline_us, ranks, ep_group_operator_name(op->call->operator),
+    ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                 "group %.40s: rank %" PRIu32 " has waited %" PRIu64 " us for rank %s in %s%s%s",
+                 group->name, group->rank, op->deadline_us, ranks,
+                 ep_group_operator_name(op->call->operator),
                  ways[0] == 0 ? "" : ", for rows passed on by rank ", ways);
 }
 
@@ -262,15 +275,18 @@ static ep_err wait_for(group_op *op, rank_test test, ep_error *out_error)
     }
 }
 
-ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members, uint64_t deadline_us, group_op *out_op,
-                      ep_error *out_error)
+ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members,
+                      uint64_t deadline_us, group_op *out_op, ep_error *out_error)
 {
     if (ep_fork_guard_in_child(&group->fork)) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "group %.40s was made before fork: it belongs to the parent",
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "group %.40s was made before fork: it belongs to the parent",
                             group->name);
     }
     if (__atomic_exchange_n(&group->busy, true, __ATOMIC_ACQUIRE)) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "group %.40s: another call runs; one at a time is allowed", group->name);
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "group %.40s: another call runs; one at a time is allowed",
+                            group->name);
     }
     out_op->group = group;
     out_op->call = call;
@@ -312,15 +328,18 @@ static group_link *link_of(ep_group *group, uint32_t member)
     return link; /* links of peers live as long as the group */
 }
 
-ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows, uint8_t **out_body, ep_error *out_error)
+ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows,
+                     uint8_t **out_body, ep_error *out_error)
 {
     ep_group *group = op->group;
     uint8_t *frame;
-    ep_err err = group_frame_acquire(group, EP_GROUP_BODY_OFFSET + body_bytes, &group->outgoing[member], &frame, out_error);
+    ep_err err = group_frame_acquire(group, EP_GROUP_BODY_OFFSET + body_bytes,
+                                     &group->outgoing[member], &frame, out_error);
     if (err != EP_OK) {
         return err;
     }
-    memset(frame + EP_GROUP_FRAME_FIXED_BYTES, 0, EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
+    memset(frame + EP_GROUP_FRAME_FIXED_BYTES, 0,
+           EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
     ep_group_record_encode(op->call, frame + EP_GROUP_FRAME_FIXED_BYTES);
     group->outgoing_rows[member] = rows;
     *out_body = frame + EP_GROUP_BODY_OFFSET;
@@ -351,7 +370,8 @@ ep_err group_op_send(group_op *op, ep_error *out_error)
         }
         /* closed: waiting will find it gone */
         if (sent != EP_OK && sent != EP_ERR_CLOSED && err == EP_OK) {
-            err = ep_error_set(out_error, sent, "cannot send to rank %" PRIu32 ": %s", group->members[member], ep_err_text(sent));
+            err = ep_error_set(out_error, sent, "cannot send to rank %" PRIu32 ": %s",
+                               group->members[member], ep_err_text(sent));
         }
     }
     return err;
@@ -366,7 +386,8 @@ void group_op_fail(group_op *op, const ep_error *error)
         ep_buffer_unref(group->outgoing[m]);
         group->outgoing[m] = NULL;
         if (m != op->own) {
-            group_send_text(link_of(group, m), EP_GROUP_FRAME_FAILED, group->generation, group->number, error->code, text);
+            group_send_text(link_of(group, m), EP_GROUP_FRAME_FAILED, group->generation,
+                            group->number, error->code, text);
         }
     }
 }
@@ -402,19 +423,24 @@ static void name_generations(const group_op *op, ep_error *out_error)
             group->told[m] = *op->call;
         } else {
             known = buffer->bytes >= EP_GROUP_BODY_OFFSET &&
-                    ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &group->told[m], out_error) == EP_OK;
+                    ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES,
+                                           &group->told[m], out_error) == EP_OK;
         }
     }
-    if (!known || ep_group_calls_compare(group->told, group->members, group->members_count, out_error) == EP_OK) {
+    if (!known || ep_group_calls_compare(group->told, group->members, group->members_count,
+                                         out_error) == EP_OK) {
         ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                     "group %.40s: elastic_info differs between ranks: some call with other members than rank %" PRIu32, group->name,
-                     group->rank);
+                     "group %.40s: elastic_info differs between ranks: some call with other "
+                     "members than rank %" PRIu32,
+                     group->name, group->rank);
     }
 }
 
 static ep_err damaged(const ep_group *group, uint32_t member, const char *what, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_DATA_LOSS, "rank %" PRIu32 " sent a frame that is damaged (%s)", group->members[member], what);
+    return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                        "rank %" PRIu32 " sent a frame that is damaged (%s)",
+                        group->members[member], what);
 }
 
 static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
@@ -427,19 +453,24 @@ static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
         return err;
     }
     if ((frame.flags & EP_GROUP_FRAME_FLAG_CRC) != 0 &&
-        ep_crc32c(0, buffer->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame.payload_bytes) != frame.payload_crc) {
+        ep_crc32c(0, buffer->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame.payload_bytes) !=
+            frame.payload_crc) {
         return damaged(group, member, "CRC", out_error);
     }
     if (frame.kind == EP_GROUP_FRAME_FAILED) {
         ep_error theirs;
         group_read_text(buffer, &theirs);
-        return ep_error_set(out_error, theirs.code, "rank %" PRIu32 ": %.*s", group->members[member], EP_ERROR_TEXT_BYTES - 24, theirs.text);
+        return ep_error_set(out_error, theirs.code, "rank %" PRIu32 ": %.*s",
+                            group->members[member], EP_ERROR_TEXT_BYTES - 24, theirs.text);
     }
     if (frame.membership != group->membership || buffer->bytes < EP_GROUP_BODY_OFFSET) {
         return damaged(group, member, "length or membership", out_error);
     }
-    if (ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &group->told[member], out_error) != EP_OK) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " sent a parameter record of another number of fields than %d",
+    if (ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &group->told[member],
+                               out_error) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "rank %" PRIu32
+                            " sent a parameter record of another number of fields than %d",
                             group->members[member], EP_GROUP_CALL_TOLD);
     }
     return EP_OK;
@@ -450,11 +481,14 @@ static ep_err check_way(const group_op *op, uint32_t member, ep_error *out_error
 {
     const ep_group *group = op->group;
     uint32_t way = way_of(group, op->own, member);
-    bool gateway_is_us = group->by_host && way == group->members[member] && !ep_group_hosts_share(&group->hosts, op->own, member);
+    bool gateway_is_us = group->by_host && way == group->members[member] &&
+                         !ep_group_hosts_share(&group->hosts, op->own, member);
     uint32_t expected = gateway_is_us ? group->rank : way;
     return group->incoming_via[member] == expected
                ? EP_OK
-               : ep_error_set(out_error, EP_ERR_PROTOCOL, "rank %" PRIu32 " brought the rows of rank %" PRIu32 ", which come through rank %" PRIu32,
+               : ep_error_set(out_error, EP_ERR_PROTOCOL,
+                              "rank %" PRIu32 " brought the rows of rank %" PRIu32
+                              ", which come through rank %" PRIu32,
                               group->incoming_via[member], group->members[member], expected);
 }
 
@@ -481,7 +515,8 @@ static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error
         if ((for_good || explained) && notice_ns == 0) {
             notice_ns = ep_clock_now_ns() + NOTICE_NS;
         }
-        uint64_t until_ns = notice_ns != 0 && notice_ns < op->deadline_ns ? notice_ns : op->deadline_ns;
+        uint64_t until_ns =
+            notice_ns != 0 && notice_ns < op->deadline_ns ? notice_ns : op->deadline_ns;
         if ((for_good && explained) || !group_wait_until(group, until_ns)) {
             *out_differs = !explained;
             return explained ? gone_error(group, is_gone, out_error) : EP_OK;
@@ -545,7 +580,9 @@ const uint8_t *group_op_received(const group_op *op, uint32_t member, size_t *ou
 int64_t group_op_waited_us(const group_op *op, uint32_t member)
 {
     uint64_t arrived = op->group->incoming_ns[member];
-    return member == op->own || arrived <= op->wait_began_ns ? 0 : (int64_t)((arrived - op->wait_began_ns) / EP_NS_PER_US);
+    return member == op->own || arrived <= op->wait_began_ns
+               ? 0
+               : (int64_t)((arrived - op->wait_began_ns) / EP_NS_PER_US);
 }
 
 /* ---- ending ---- */

@@ -48,44 +48,55 @@ group_link *group_peer_link(ep_group *group, uint32_t rank)
 /* ---- hello ---- */
 
 /* Lock held. NULL: welcome. */
-static const char *hello_fault(ep_group *group, const ep_group_hello *hello, const ep_group_frame *frame, char *text, size_t bytes)
+static const char *hello_fault(ep_group *group, const ep_group_hello *hello,
+                               const ep_group_frame *frame, char *text, size_t bytes)
 {
     if (!ep_rpc_token_equal(group->token, hello->token)) {
         return "the token is missing or wrong";
     }
     if (strcmp(hello->name, group->name) != 0) {
-        snprintf(text, bytes, "name differs between ranks: \"%s\" at rank %" PRIu32 "; \"%s\" at rank %" PRIu32, group->name, group->rank,
-                 hello->name, hello->rank);
+        snprintf(text, bytes,
+                 "name differs between ranks: \"%s\" at rank %" PRIu32 "; \"%s\" at rank %" PRIu32,
+                 group->name, group->rank, hello->name, hello->rank);
         return text;
     }
     if (hello->world_size != group->world) {
-        snprintf(text, bytes, "world_size differs between ranks: %" PRIu32 " at rank %" PRIu32 "; %" PRIu32 " at rank %" PRIu32,
+        snprintf(text, bytes,
+                 "world_size differs between ranks: %" PRIu32 " at rank %" PRIu32 "; %" PRIu32
+                 " at rank %" PRIu32,
                  group->world, group->rank, hello->world_size, hello->rank);
         return text;
     }
     if (hello->rank <= group->rank || hello->rank >= group->world) {
-        snprintf(text, bytes, "rank is %" PRIu32 ": allowed %" PRIu32 "..%" PRIu32 " for a rank that connects to rank %" PRIu32, hello->rank,
-                 group->rank + 1, group->world - 1, group->rank);
+        snprintf(text, bytes,
+                 "rank is %" PRIu32 ": allowed %" PRIu32 "..%" PRIu32
+                 " for a rank that connects to rank %" PRIu32,
+                 hello->rank, group->rank + 1, group->world - 1, group->rank);
         return text;
     }
     if (group->peers[hello->rank].link != NULL) {
-        snprintf(text, bytes, "rank %" PRIu32 " is there already: two processes have the same rank", hello->rank);
+        snprintf(text, bytes, "rank %" PRIu32 " is there already: two processes have the same rank",
+                 hello->rank);
         return text;
     }
     ep_lane_address address;
     ep_error error;
-    if (ep_address_for_dial(hello->url, &group->tls, group->guards_token, &address, &error) != EP_OK) {
+    if (ep_address_for_dial(hello->url, &group->tls, group->guards_token, &address, &error) !=
+        EP_OK) {
         snprintf(text, bytes, "url of rank %" PRIu32 ": %.300s", hello->rank, error.text);
         return text;
     }
     bool has_table = group->membership != 0 && group->rank != 0;
     if (has_table && frame->membership != group->membership) {
-        snprintf(text, bytes, "rank %" PRIu32 " belongs to another membership of group %s", hello->rank, group->name);
+        snprintf(text, bytes, "rank %" PRIu32 " belongs to another membership of group %s",
+                 hello->rank, group->name);
         return text;
     }
     if (has_table && strcmp(hello->host, group->peers[hello->rank].host) != 0) {
-        snprintf(text, bytes, "host of rank %" PRIu32 " differs between ranks: \"%s\" at rank 0; \"%s\" at rank %" PRIu32, hello->rank,
-                 group->peers[hello->rank].host, hello->host, hello->rank);
+        snprintf(text, bytes,
+                 "host of rank %" PRIu32
+                 " differs between ranks: \"%s\" at rank 0; \"%s\" at rank %" PRIu32,
+                 hello->rank, group->peers[hello->rank].host, hello->host, hello->rank);
         return text;
     }
     return NULL;
@@ -107,7 +118,8 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
     ep_group_hello hello;
     char text[400];
     if (link->dialed || link->rank != GROUP_NO_RANK ||
-        ep_group_hello_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes, &hello, NULL) != EP_OK) {
+        ep_group_hello_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES,
+                              (size_t)frame->payload_bytes, &hello, NULL) != EP_OK) {
         ep_conn_close(link->conn);
         return;
     }
@@ -217,7 +229,9 @@ static bool read_table(ep_group *group, const char *table, size_t bytes)
         }
         if ((peer->hello_waits || r == group->rank) && strcmp(peer->host, host) != 0) {
             ep_error_set(&group->create_error, EP_ERR_INVALID_ARGUMENT,
-                         "host of rank %" PRIu32 " differs between ranks: \"%s\" at rank 0; \"%s\" at rank %" PRIu32, r, host, peer->host, r);
+                         "host of rank %" PRIu32
+                         " differs between ranks: \"%s\" at rank 0; \"%s\" at rank %" PRIu32,
+                         r, host, peer->host, r);
             return false;
         }
         snprintf(peer->url, sizeof(peer->url), "%s", url);
@@ -233,8 +247,10 @@ static void take_table(group_link *link, const ep_group_frame *frame, const ep_b
 {
     ep_group *group = link->group;
     pthread_mutex_lock(&group->lock);
-    bool good = link->dialed && link->rank == 0 && group->membership == 0 && frame->membership != 0 &&
-                read_table(group, (const char *)buffer->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes);
+    bool good = link->dialed && link->rank == 0 && group->membership == 0 &&
+                frame->membership != 0 &&
+                read_table(group, (const char *)buffer->data + EP_GROUP_FRAME_FIXED_BYTES,
+                           (size_t)frame->payload_bytes);
     if (good) {
         group->membership = frame->membership;
         group->peers[0].ready = true;
@@ -259,7 +275,8 @@ static void ring_pop(group_peer *peer)
 
 static bool is_old(const ep_group *group, const ep_group_frame *frame)
 {
-    return frame->generation < group->generation || (frame->generation == group->generation && frame->number < group->number);
+    return frame->generation < group->generation ||
+           (frame->generation == group->generation && frame->number < group->number);
 }
 
 void group_drop_old_frames(ep_group *group, group_peer *peer)
@@ -297,7 +314,8 @@ static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool
 
 static bool is_before(const ep_group_frame *a, const ep_group_frame *b)
 {
-    return a->generation < b->generation || (a->generation == b->generation && a->number < b->number);
+    return a->generation < b->generation ||
+           (a->generation == b->generation && a->number < b->number);
 }
 
 /* Where in the ring it belongs. Lock held; false: one of the same call waits already, or too
@@ -309,7 +327,8 @@ static bool ring_place(const group_peer *peer, const ep_group_frame *head, uint3
         place--;
     }
     *out_place = place;
-    return peer->ring_count < GROUP_RING_FRAMES && (place == 0 || is_before(&peer->ring[place - 1].head, head));
+    return peer->ring_count < GROUP_RING_FRAMES &&
+           (place == 0 || is_before(&peer->ring[place - 1].head, head));
 }
 
 static bool ring_insert(group_peer *peer, const group_inbox_frame *added)
@@ -318,7 +337,8 @@ static bool ring_insert(group_peer *peer, const group_inbox_frame *added)
     if (!ring_place(peer, &added->head, &place)) {
         return false;
     }
-    memmove(&peer->ring[place + 1], &peer->ring[place], (peer->ring_count - place) * sizeof(*added));
+    memmove(&peer->ring[place + 1], &peer->ring[place],
+            (peer->ring_count - place) * sizeof(*added));
     peer->ring[place] = *added;
     peer->ring_count++;
     return true;
@@ -335,7 +355,8 @@ bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_fram
     group_arrivals seen = peer->seen;
     uint32_t place;
     group_drop_old_frames(group, peer);
-    return note_arrival(&seen, frame, group_has_two_ways(group, origin)) && (is_old(group, frame) || ring_place(peer, frame, &place));
+    return note_arrival(&seen, frame, group_has_two_ways(group, origin)) &&
+           (is_old(group, frame) || ring_place(peer, frame, &place));
 }
 
 /* Whether this rank may bring what is of origin. Which gateway it should be the call knows. Lock
@@ -343,10 +364,12 @@ bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_fram
 static bool may_bring(const ep_group *group, uint32_t origin, uint32_t via)
 {
     const uint32_t *same = group->same_host;
-    return origin == via || (origin < group->world && same[origin] != same[group->rank] && same[via] == same[group->rank]);
+    return origin == via || (origin < group->world && same[origin] != same[group->rank] &&
+                             same[via] == same[group->rank]);
 }
 
-bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame, ep_buffer **inout_buffer)
+bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame,
+                     ep_buffer **inout_buffer)
 {
     pthread_mutex_lock(&group->lock);
     group_peer *peer = &group->peers[origin];
@@ -391,7 +414,8 @@ static void take_loss(group_link *link, const ep_group_frame *frame, const ep_bu
         group_peer *peer = &group->peers[frame->origin];
         peer->lost_at[link->rank / 64] |= (uint64_t)1 << link->rank % 64;
         if (peer->why[0] == 0) {
-            snprintf(peer->why, sizeof(peer->why), "rank %" PRIu32 ": %.170s", link->rank, why.text);
+            snprintf(peer->why, sizeof(peer->why), "rank %" PRIu32 ": %.170s", link->rank,
+                     why.text);
         }
         pthread_cond_broadcast(&group->changed);
     }
@@ -408,7 +432,8 @@ static void take_broken(group_link *link, const ep_group_frame *frame, const ep_
     read_reason(link, buffer, &error);
     pthread_mutex_lock(&group->lock);
     uint64_t from = frame->generation > group->generation ? 0 : frame->number;
-    if (frame->generation >= group->generation && (group->broken.code == EP_OK || from < group->broken_from)) {
+    if (frame->generation >= group->generation &&
+        (group->broken.code == EP_OK || from < group->broken_from)) {
         group->broken = error;
         group->broken_from = from;
         group->broken_generation = frame->generation;
@@ -423,7 +448,8 @@ static void take_bye(group_link *link, const ep_buffer *buffer)
     ep_error why;
     char text[EP_ERROR_TEXT_BYTES];
     group_read_text(buffer, &why);
-    snprintf(text, sizeof(text), "it left the group%s%.200s", why.text[0] != 0 ? " as " : "", why.text);
+    snprintf(text, sizeof(text), "it left the group%s%.200s", why.text[0] != 0 ? " as " : "",
+             why.text);
     pthread_mutex_lock(&group->lock);
     bool news = peer_is_gone(group, &group->peers[link->rank], text);
     pthread_mutex_unlock(&group->lock);

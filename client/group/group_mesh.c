@@ -26,7 +26,8 @@
 
 bool group_wait_until(ep_group *group, uint64_t deadline_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S), .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S),
+                             .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
     if (ep_clock_now_ns() >= deadline_ns) {
         return false;
     }
@@ -54,27 +55,37 @@ static const char *listen_url_of(const ep_group_config *config)
 
 static ep_err check_urls(const ep_group_config *config, ep_error *out_error)
 {
-    if (config->urls == NULL || (config->urls_count != 1 && config->urls_count != config->world_size)) {
+    if (config->urls == NULL ||
+        (config->urls_count != 1 && config->urls_count != config->world_size)) {
         return BAD("urls has %" PRIu32 " entries: allowed 1 (rank 0's) or %" PRIu32 " (world_size)",
                    config->urls == NULL ? 0 : config->urls_count, config->world_size);
     }
     for (uint32_t r = 0; r < config->urls_count; r++) {
-        if (config->urls[r] == NULL || strlen(config->urls[r]) >= EP_GROUP_URL_BYTES || ep_lane_for_url(config->urls[r]) == NULL) {
-            return BAD("urls[%" PRIu32 "] is \"%.100s\": allowed a URL of up to %d characters whose "
+        if (config->urls[r] == NULL || strlen(config->urls[r]) >= EP_GROUP_URL_BYTES ||
+            ep_lane_for_url(config->urls[r]) == NULL) {
+            return BAD("urls[%" PRIu32
+                       "] is \"%.100s\": allowed a URL of up to %d characters whose "
                        "scheme a lane of this build serves (tcp, tls+tcp, loopback)",
                        r, config->urls[r] == NULL ? "" : config->urls[r], EP_GROUP_URL_BYTES - 1);
         }
     }
     const char *listen = listen_url_of(config);
     if (listen == NULL) {
-        return BAD("listen_url is missing: urls has rank 0's address alone, and this is rank %" PRIu32, config->rank);
+        return BAD(
+            "listen_url is missing: urls has rank 0's address alone, and this is rank %" PRIu32,
+            config->rank);
     }
     if (strlen(listen) >= EP_GROUP_URL_BYTES || ep_lane_for_url(listen) == NULL) {
-        return BAD("listen_url is \"%.100s\": allowed a URL whose scheme a lane of this build serves", listen);
+        return BAD(
+            "listen_url is \"%.100s\": allowed a URL whose scheme a lane of this build serves",
+            listen);
     }
-    bool guarded = config->token != NULL && config->token[0] != 0 && strncmp(listen, "tls+tcp://", 10) == 0;
+    bool guarded =
+        config->token != NULL && config->token[0] != 0 && strncmp(listen, "tls+tcp://", 10) == 0;
     if (!config->insecure && !ep_address_is_loopback(listen) && !guarded) {
-        return BAD("listen_url \"%.100s\" is reachable from other hosts: use tls+tcp:// and a token, or set insecure", listen);
+        return BAD("listen_url \"%.100s\" is reachable from other hosts: use tls+tcp:// and a "
+                   "token, or set insecure",
+                   listen);
     }
     return EP_OK;
 }
@@ -82,29 +93,37 @@ static ep_err check_urls(const ep_group_config *config, ep_error *out_error)
 static ep_err check_config(const ep_group_config *config, ep_error *out_error)
 {
     if (config->struct_bytes != sizeof(*config)) {
-        return BAD("ep_group_config has struct_bytes %" PRIu32 ": ep_group_config_init sets %zu", config->struct_bytes, sizeof(*config));
+        return BAD("ep_group_config has struct_bytes %" PRIu32 ": ep_group_config_init sets %zu",
+                   config->struct_bytes, sizeof(*config));
     }
     size_t name_bytes = config->name == NULL ? 0 : strlen(config->name);
     if (name_bytes < 1 || name_bytes > EP_GROUP_NAME_BYTES_MAX) {
-        return BAD("name (group_ep) has %zu characters: allowed 1..%d", name_bytes, EP_GROUP_NAME_BYTES_MAX);
+        return BAD("name (group_ep) has %zu characters: allowed 1..%d", name_bytes,
+                   EP_GROUP_NAME_BYTES_MAX);
     }
     if (config->world_size < 1 || config->world_size > EP_GROUP_WORLD_MAX) {
-        return BAD("world_size is %" PRIu32 ": allowed 1..%d", config->world_size, EP_GROUP_WORLD_MAX);
+        return BAD("world_size is %" PRIu32 ": allowed 1..%d", config->world_size,
+                   EP_GROUP_WORLD_MAX);
     }
     if (config->rank >= config->world_size) {
-        return BAD("rank is %" PRIu32 ": allowed 0..%" PRIu32, config->rank, config->world_size - 1);
+        return BAD("rank is %" PRIu32 ": allowed 0..%" PRIu32, config->rank,
+                   config->world_size - 1);
     }
     if (config->deadline_us == 0) {
         return BAD("deadline_us is 0: allowed 1 or more");
     }
-    if (config->frame_bytes_max < FRAME_BYTES_LEAST || config->frame_bytes_max > (uint64_t)1 << 40) {
-        return BAD("frame_bytes_max is %" PRIu64 ": allowed %d..%" PRIu64, config->frame_bytes_max, FRAME_BYTES_LEAST, (uint64_t)1 << 40);
+    if (config->frame_bytes_max < FRAME_BYTES_LEAST || config->frame_bytes_max > (uint64_t)1
+                                                                                     << 40) {
+        return BAD("frame_bytes_max is %" PRIu64 ": allowed %d..%" PRIu64, config->frame_bytes_max,
+                   FRAME_BYTES_LEAST, (uint64_t)1 << 40);
     }
     if (config->host != NULL && strlen(config->host) >= EP_HOST_BYTES) {
-        return BAD("host is \"%.80s\" with %zu characters: allowed up to %d", config->host, strlen(config->host), EP_HOST_BYTES - 1);
+        return BAD("host is \"%.80s\" with %zu characters: allowed up to %d", config->host,
+                   strlen(config->host), EP_HOST_BYTES - 1);
     }
     if (config->token != NULL && strlen(config->token) >= EP_GROUP_TOKEN_BYTES) {
-        return BAD("token has %zu bytes: allowed up to %d", strlen(config->token), EP_GROUP_TOKEN_BYTES - 1);
+        return BAD("token has %zu bytes: allowed up to %d", strlen(config->token),
+                   EP_GROUP_TOKEN_BYTES - 1);
     }
     return check_urls(config, out_error);
 }
@@ -182,8 +201,9 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     group->told = calloc(world, sizeof(*group->told));
     group->members = calloc(world, sizeof(*group->members));
     group->peers = calloc(world, sizeof(*group->peers));
-    failed = failed || group->incoming == NULL || group->incoming_ns == NULL || group->outgoing == NULL || group->told == NULL ||
-             group->incoming_via == NULL || group->outgoing_rows == NULL || group->same_host == NULL || group->members == NULL ||
+    failed = failed || group->incoming == NULL || group->incoming_ns == NULL ||
+             group->outgoing == NULL || group->told == NULL || group->incoming_via == NULL ||
+             group->outgoing_rows == NULL || group->same_host == NULL || group->members == NULL ||
              group->peers == NULL ||
              ep_buffer_pool_create(0, (size_t)config->frame_bytes_max, &group->pool) != EP_OK;
     if (failed) {
@@ -202,7 +222,8 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
                                      .frame_bytes_max = group->frame_bytes_max,
                                      .first_frame_bytes_max = FIRST_FRAME_BYTES,
                                      /* all that may be passed on */
-                                     .send_queue_bytes_max = 2 * world * group->frame_bytes_max + FRAME_BYTES_LEAST,
+                                     .send_queue_bytes_max =
+                                         2 * world * group->frame_bytes_max + FRAME_BYTES_LEAST,
                                      .connections_max = group->world + 16};
     *out_group = group;
     return EP_OK;
@@ -220,7 +241,9 @@ void group_find_hosts(ep_group *group)
 {
     ep_group_hosts_match(host_of, group, group->world, group->same_host);
     for (uint32_t r = 0; r < group->world; r++) {
-        group->has_neighbours = group->has_neighbours || (r != group->rank && group->same_host[r] == group->same_host[group->rank]);
+        group->has_neighbours =
+            group->has_neighbours ||
+            (r != group->rank && group->same_host[r] == group->same_host[group->rank]);
     }
     ep_group_hosts_build(group->same_host, group->members, group->members_count, &group->hosts);
 }
@@ -236,9 +259,11 @@ static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
 {
     ep_error why;
     if (error->code == EP_ERR_RESOURCE_EXHAUSTED) {
-        ep_error_set(&why, error->code,
-                     "the table of %" PRIu32 " ranks takes %zu bytes: allowed %zu (frame_bytes_max of ep_group_config at rank 0)",
-                     group->world, EP_GROUP_FRAME_FIXED_BYTES + bytes, group->frame_bytes_max);
+        ep_error_set(
+            &why, error->code,
+            "the table of %" PRIu32
+            " ranks takes %zu bytes: allowed %zu (frame_bytes_max of ep_group_config at rank 0)",
+            group->world, EP_GROUP_FRAME_FIXED_BYTES + bytes, group->frame_bytes_max);
     } else {
         why = *error;
     }
@@ -266,7 +291,8 @@ bool group_send_table(ep_group *group)
         ep_buffer *buffer;
         uint8_t *data;
         ep_error error;
-        if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data, &error) != EP_OK) {
+        if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data,
+                                &error) != EP_OK) {
             return refuse_all(group, bytes, &error);
         }
         char *at = (char *)data + EP_GROUP_FRAME_FIXED_BYTES;
@@ -321,7 +347,8 @@ static void send_hello(ep_group *group, group_link *link)
 {
     ep_buffer *buffer;
     uint8_t *data;
-    if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_HELLO_BYTES, &buffer, &data, NULL) != EP_OK) {
+    if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_HELLO_BYTES, &buffer,
+                            &data, NULL) != EP_OK) {
         return;
     }
     ep_group_hello hello = {.world_size = group->world, .rank = group->rank};
@@ -362,12 +389,14 @@ static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
 {
     group_peer *peer = &group->peers[rank];
     peer->dial_done = false;
-    peer->dial_backoff_ns = peer->dial_backoff_ns == 0 ? DIAL_BACKOFF_MIN_NS : peer->dial_backoff_ns * 2;
+    peer->dial_backoff_ns =
+        peer->dial_backoff_ns == 0 ? DIAL_BACKOFF_MIN_NS : peer->dial_backoff_ns * 2;
     if (peer->dial_backoff_ns > DIAL_BACKOFF_MAX_NS) {
         peer->dial_backoff_ns = DIAL_BACKOFF_MAX_NS;
     }
     ep_lane_address address;
-    ep_err err = ep_address_for_dial(peer->url, &group->tls, group->guards_token, &address, out_error);
+    ep_err err =
+        ep_address_for_dial(peer->url, &group->tls, group->guards_token, &address, out_error);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "rank %" PRIu32, rank);
     }
@@ -377,8 +406,8 @@ static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
     ep_lane_limits limits = group->limits;
     limits.first_frame_bytes_max = 0; /* whom we dial we trust */
     if (lane == NULL || arg == NULL) {
-        err = ep_error_set(out_error, lane == NULL ? EP_ERR_INVALID_ARGUMENT : EP_ERR_NO_MEMORY, "cannot dial rank %" PRIu32 " at %s", rank,
-                           address.url);
+        err = ep_error_set(out_error, lane == NULL ? EP_ERR_INVALID_ARGUMENT : EP_ERR_NO_MEMORY,
+                           "cannot dial rank %" PRIu32 " at %s", rank, address.url);
     } else {
         *arg = (dial_arg){group, rank};
         err = lane->dial(&address, &limits, on_dial, arg, &peer->dial, out_error);
@@ -446,8 +475,10 @@ static void missing_ranks(const ep_group *group, char *out, size_t bytes)
         if (end == r) {
             continue;
         }
-        int n = end - r == 1 ? snprintf(out + used, bytes - used, "%s%" PRIu32, used == 0 ? "" : ", ", r)
-                             : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32, used == 0 ? "" : ", ", r, end - 1);
+        int n = end - r == 1
+                    ? snprintf(out + used, bytes - used, "%s%" PRIu32, used == 0 ? "" : ", ", r)
+                    : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32,
+                               used == 0 ? "" : ", ", r, end - 1);
         used += (size_t)n;
         r = end;
     }
@@ -465,15 +496,18 @@ static ep_err meet(ep_group *group, uint64_t deadline_ns, ep_error *out_error)
             break;
         }
         err = drive_dials(group, &next_ns, out_error);
-        if (err == EP_OK && next_ns != 0 && !all_ready(group) && group->create_error.code == EP_OK &&
-            !group_wait_until(group, next_ns) && next_ns == deadline_ns) {
+        if (err == EP_OK && next_ns != 0 && !all_ready(group) &&
+            group->create_error.code == EP_OK && !group_wait_until(group, next_ns) &&
+            next_ns == deadline_ns) {
             char missing[160];
             const char *why = group->last_refusal[0] != 0 ? group->last_refusal
                               : group->rank > 0           ? group->peers[0].dial_why
                                                           : "";
             missing_ranks(group, missing, sizeof(missing));
-            err = ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "group %.40s: rank %" PRIu32 " has not met rank %s in time%s%.150s",
-                               group->name, group->rank, missing, why[0] != 0 ? "; the last report: " : "", why);
+            err = ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                               "group %.40s: rank %" PRIu32 " has not met rank %s in time%s%.150s",
+                               group->name, group->rank, missing,
+                               why[0] != 0 ? "; the last report: " : "", why);
         }
     }
     pthread_mutex_unlock(&group->lock);
@@ -487,14 +521,19 @@ static ep_err choose_own_url(ep_group *group, const ep_group_config *config, ep_
 {
     char real[EP_GROUP_URL_BYTES];
     group->lane->listener_url(group->listener, real, sizeof(real));
-    const char *given = config->urls_count == config->world_size || config->rank == 0 ? config->urls[config->rank] : NULL;
+    const char *given = config->urls_count == config->world_size || config->rank == 0
+                            ? config->urls[config->rank]
+                            : NULL;
     const char *port = given == NULL ? NULL : strrchr(given, ':');
-    bool use_given = given != NULL && !(port != NULL && strcmp(port, ":0") == 0) && config->listen_url != NULL;
+    bool use_given =
+        given != NULL && !(port != NULL && strcmp(port, ":0") == 0) && config->listen_url != NULL;
     snprintf(group->own_url, sizeof(group->own_url), "%s", use_given ? given : real);
     const char *host = strstr(group->own_url, "://");
     host = host == NULL ? group->own_url : host + 3;
-    if (strncmp(host, "0.0.0.0:", 8) == 0 || strncmp(host, "[::]:", 5) == 0 || host[0] == ':' || host[0] == '*') {
-        return BAD("listen_url is %s: the other ranks cannot dial that; name this host's address", group->own_url);
+    if (strncmp(host, "0.0.0.0:", 8) == 0 || strncmp(host, "[::]:", 5) == 0 || host[0] == ':' ||
+        host[0] == '*') {
+        return BAD("listen_url is %s: the other ranks cannot dial that; name this host's address",
+                   group->own_url);
     }
     snprintf(group->peers[group->rank].url, sizeof(group->peers[0].url), "%s", group->own_url);
     if (group->rank != 0) {
@@ -509,9 +548,11 @@ static ep_err choose_own_url(ep_group *group, const ep_group_config *config, ep_
 static ep_err open_listener(ep_group *group, const ep_group_config *config, ep_error *out_error)
 {
     const char *url = listen_url_of(config);
-    ep_lane_address address = {.url = url, .tls = strncmp(url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
+    ep_lane_address address = {.url = url,
+                               .tls = strncmp(url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
     group->lane = ep_lane_for_url(url);
-    ep_err err = group->lane->listen(&address, &group->limits, group_accepted, group, &group->listener, out_error);
+    ep_err err = group->lane->listen(&address, &group->limits, group_accepted, group,
+                                     &group->listener, out_error);
     return err != EP_OK ? err : choose_own_url(group, config, out_error);
 }
 
@@ -554,7 +595,8 @@ ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_e
     }
     err = group_alloc(config, &group);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for a group of %" PRIu32 " ranks", config->world_size);
+        return ep_error_set(out_error, err, "no memory for a group of %" PRIu32 " ranks",
+                            config->world_size);
     }
     uint64_t deadline_ns = ep_clock_now_ns() + config->deadline_us * EP_NS_PER_US;
     if (group->rank == 0) {
@@ -610,7 +652,8 @@ static void say_goodbye(ep_group *group)
     for (uint32_t r = 0; r < group->world; r++) {
         pthread_mutex_lock(&group->lock);
         group_peer *peer = &group->peers[r];
-        group_link *link = peer->ready && peer->link != NULL && !peer->link->closed ? peer->link : NULL;
+        group_link *link =
+            peer->ready && peer->link != NULL && !peer->link->closed ? peer->link : NULL;
         pthread_mutex_unlock(&group->lock);
         if (link != NULL) { /* stays valid: links of peers are freed by ep_group_destroy alone */
             group_send_text(link, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, why);

@@ -7,8 +7,9 @@
 
 #include "group/group_args.h"
 
-ep_err group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes, const char *workspace_formula,
-                         const ep_stage *taken_stage, ep_group_plan **out_plan, ep_error *out_error)
+ep_err group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
+                         const char *workspace_formula, const ep_stage *taken_stage,
+                         ep_group_plan **out_plan, ep_error *out_error)
 {
     ep_group_plan *plan = calloc(1, sizeof(*plan));
     if (plan == NULL) {
@@ -33,17 +34,19 @@ void ep_group_plan_destroy(ep_group_plan *plan)
     }
 }
 
-ep_err group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view, const void *workspace,
-                        size_t workspace_bytes, ep_error *out_error)
+ep_err group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view,
+                        const void *workspace, size_t workspace_bytes, ep_error *out_error)
 {
     const char *operator= ep_group_operator_name(view->call.operator);
     if (plan->call.operator!= view->call.operator) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "stale plan: it was prepared for %s, this is %s",
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "stale plan: it was prepared for %s, this is %s",
                             ep_group_operator_name(plan->call.operator), operator);
     }
     if (plan->membership != group->membership || plan->group_tp != view->group_tp) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "stale plan: it was prepared in membership %016" PRIx64 ", the group's is %016" PRIx64 "; prepare again",
+                            "stale plan: it was prepared in membership %016" PRIx64
+                            ", the group's is %016" PRIx64 "; prepare again",
                             plan->membership, group->membership);
     }
     ep_err err = ep_group_call_check_plan(&plan->call, &view->call, out_error);
@@ -52,15 +55,20 @@ ep_err group_plan_check(const ep_group_plan *plan, const ep_group *group, const 
     }
     if (plan->expand_rows != view->expand_rows) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "stale plan: expand_x has %" PRId64 " rows, the plan was prepared for %" PRId64 "; prepare again",
+                            "stale plan: expand_x has %" PRId64
+                            " rows, the plan was prepared for %" PRId64 "; prepare again",
                             view->expand_rows, plan->expand_rows);
     }
-    if (workspace_bytes < plan->workspace_bytes || (workspace == NULL && plan->workspace_bytes > 0)) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "workspace has %zu bytes: %s needs %zu = %s",
-                            workspace == NULL ? 0 : workspace_bytes, operator, plan->workspace_bytes, plan->workspace_formula);
+    if (workspace_bytes < plan->workspace_bytes ||
+        (workspace == NULL && plan->workspace_bytes > 0)) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "workspace has %zu bytes: %s needs %zu = %s",
+                            workspace == NULL ? 0 : workspace_bytes, operator,
+                            plan->workspace_bytes, plan->workspace_formula);
     }
     if ((uintptr_t)workspace % 64 != 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "workspace is at %p: allowed multiples of 64", workspace);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "workspace is at %p: allowed multiples of 64", workspace);
     }
     return EP_OK;
 }

@@ -17,14 +17,15 @@
 typedef struct relay {
     ep_group *group;
     uint32_t origin;
-    const ep_group_frame *frame;  /* as it came */
-    const uint8_t *data;          /* its first byte */
+    const ep_group_frame *frame; /* as it came */
+    const uint8_t *data;         /* its first byte */
     ep_group_host_body body;
 } relay;
 
 static bool is_neighbour(const ep_group *group, uint32_t rank)
 {
-    return rank < group->world && rank != group->rank && group->same_host[rank] == group->same_host[group->rank];
+    return rank < group->world && rank != group->rank &&
+           group->same_host[rank] == group->same_host[group->rank];
 }
 
 static group_link *link_of(ep_group *group, uint32_t rank)
@@ -57,7 +58,8 @@ static void send_failed(const relay *r, group_link *link, const ep_error *error)
 }
 
 /* Puts a frame of the origin, payload_bytes of it, where this rank's own call will find it. */
-static ep_err keep(const relay *r, ep_group_frame_kind kind, size_t payload_bytes, ep_buffer *taken_buffer)
+static ep_err keep(const relay *r, ep_group_frame_kind kind, size_t payload_bytes,
+                   ep_buffer *taken_buffer)
 {
     ep_group *group = r->group;
     ep_group_frame frame = passed_on(r, kind);
@@ -118,7 +120,8 @@ static void fail_all(const relay *r, const ep_error *error)
         return;
     }
     for (uint32_t rank = 0; rank < r->group->world; rank++) {
-        group_link *link = is_member[rank] && is_neighbour(r->group, rank) ? link_of(r->group, rank) : NULL;
+        group_link *link =
+            is_member[rank] && is_neighbour(r->group, rank) ? link_of(r->group, rank) : NULL;
         if (link != NULL) {
             send_failed(r, link, error);
         }
@@ -135,16 +138,20 @@ static ep_err check_ranks(const relay *r, ep_error *out_error)
     ep_group_host_part part;
     for (uint32_t i = 0; ep_group_host_next(&r->body, i, &part); i++) {
         if (part.rank != r->group->rank && !is_neighbour(r->group, part.rank)) {
-            return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for the host of rank %" PRIu32 " has rows for rank %" PRIu32,
+            return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                                "its frame for the host of rank %" PRIu32
+                                " has rows for rank %" PRIu32,
                                 r->group->rank, part.rank);
         }
         if ((seen[part.rank / 64] >> part.rank % 64 & 1) != 0) {
-            return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for a host names rank %" PRIu32 " twice", part.rank);
+            return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                                "its frame for a host names rank %" PRIu32 " twice", part.rank);
         }
         seen[part.rank / 64] |= (uint64_t)1 << part.rank % 64;
     }
     if ((seen[r->group->rank / 64] >> r->group->rank % 64 & 1) == 0) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for the host of rank %" PRIu32 " has nothing for that rank",
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "its frame for the host of rank %" PRIu32 " has nothing for that rank",
                             r->group->rank);
     }
     return EP_OK;
@@ -156,9 +163,11 @@ static const char *fault_of(const relay *r)
 {
     ep_group *group = r->group;
     pthread_mutex_lock(&group->lock);
-    const char *fault = group->same_host[r->origin] == group->same_host[group->rank] ? "it sent rows for its own host to be passed on"
-                        : !group_inbox_has_place(group, r->origin, r->frame)         ? "it sent frames out of order"
-                                                                                     : NULL;
+    const char *fault = group->same_host[r->origin] == group->same_host[group->rank]
+                            ? "it sent rows for its own host to be passed on"
+                        : !group_inbox_has_place(group, r->origin, r->frame)
+                            ? "it sent frames out of order"
+                            : NULL;
     pthread_mutex_unlock(&group->lock);
     return fault;
 }
@@ -179,10 +188,12 @@ static bool comes_through_us(const relay *r, const ep_group_call *told)
     ep_group *group = r->group;
     pthread_mutex_lock(&group->lock);
     bool good = true;
-    if (r->frame->generation == group->generation && told->elastic_digest == group->members_digest) {
+    if (r->frame->generation == group->generation &&
+        told->elastic_digest == group->members_digest) {
         uint32_t origin = member_of(group, r->origin);
         uint32_t own = member_of(group, group->rank);
-        good = origin != UINT32_MAX && own != UINT32_MAX && ep_group_gateway(&group->hosts, origin, group->hosts.host_of[own]) == own;
+        good = origin != UINT32_MAX && own != UINT32_MAX &&
+               ep_group_gateway(&group->hosts, origin, group->hosts.host_of[own]) == own;
     }
     pthread_mutex_unlock(&group->lock);
     return good;
@@ -192,21 +203,31 @@ static ep_err check(relay *r, size_t bytes, ep_error *out_error)
 {
     const ep_group_frame *frame = r->frame;
     if ((frame->flags & EP_GROUP_FRAME_FLAG_CRC) != 0 &&
-        ep_crc32c(0, r->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes) != frame->payload_crc) {
-        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "its frame for a host came to rank %" PRIu32 " damaged (CRC)", r->group->rank);
+        ep_crc32c(0, r->data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes) !=
+            frame->payload_crc) {
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                            "its frame for a host came to rank %" PRIu32 " damaged (CRC)",
+                            r->group->rank);
     }
     if (frame->membership != r->group->membership || bytes < EP_GROUP_BODY_OFFSET) {
-        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "its frame for a host came to rank %" PRIu32 " damaged (length or membership)",
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                            "its frame for a host came to rank %" PRIu32
+                            " damaged (length or membership)",
                             r->group->rank);
     }
     ep_group_call told;
     if (ep_group_record_decode(r->data + EP_GROUP_FRAME_FIXED_BYTES, &told, NULL) != EP_OK) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for a host has a parameter record of another number of fields than %d",
-                            EP_GROUP_CALL_TOLD);
+        return ep_error_set(
+            out_error, EP_ERR_PROTOCOL,
+            "its frame for a host has a parameter record of another number of fields than %d",
+            EP_GROUP_CALL_TOLD);
     }
-    ep_err err = ep_group_host_open(&told, r->data + EP_GROUP_BODY_OFFSET, bytes - EP_GROUP_BODY_OFFSET, &r->body, out_error);
+    ep_err err = ep_group_host_open(&told, r->data + EP_GROUP_BODY_OFFSET,
+                                    bytes - EP_GROUP_BODY_OFFSET, &r->body, out_error);
     if (err == EP_OK && !comes_through_us(r, &told)) {
-        err = ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for a host came to rank %" PRIu32 ", through which its rows do not come",
+        err = ep_error_set(out_error, EP_ERR_PROTOCOL,
+                           "its frame for a host came to rank %" PRIu32
+                           ", through which its rows do not come",
                            r->group->rank);
     }
     return err == EP_OK ? check_ranks(r, out_error) : err;
@@ -217,7 +238,8 @@ static ep_err check(relay *r, size_t bytes, ep_error *out_error)
 /* data: a frame's first byte. The record is the origin's. */
 static void fill(const relay *r, const ep_group_host_part *part, uint8_t *data)
 {
-    memcpy(data + EP_GROUP_FRAME_FIXED_BYTES, r->data + EP_GROUP_FRAME_FIXED_BYTES, EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
+    memcpy(data + EP_GROUP_FRAME_FIXED_BYTES, r->data + EP_GROUP_FRAME_FIXED_BYTES,
+           EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
     ep_group_host_part_fill(&r->body, part, data + EP_GROUP_BODY_OFFSET);
 }
 
@@ -231,13 +253,16 @@ static void pass_on(const relay *r, const ep_group_host_part *part)
     if (link == NULL) {
         return;
     }
-    ep_err err = group_frame_acquire(group, EP_GROUP_BODY_OFFSET + ep_group_host_part_bytes(&r->body, part), &buffer, &data, &error);
+    ep_err err =
+        group_frame_acquire(group, EP_GROUP_BODY_OFFSET + ep_group_host_part_bytes(&r->body, part),
+                            &buffer, &data, &error);
     if (err == EP_OK) {
         fill(r, part, data);
         ep_group_frame frame = passed_on(r, EP_GROUP_FRAME_ROWS);
         err = group_frame_send(link, &frame, buffer);
         if (err != EP_OK) {
-            ep_error_set(&error, err, "rank %" PRIu32 " cannot pass its rows on: %s", group->rank, ep_err_text(err));
+            ep_error_set(&error, err, "rank %" PRIu32 " cannot pass its rows on: %s", group->rank,
+                         ep_err_text(err));
         }
     }
     if (err == EP_OK) {
@@ -256,7 +281,8 @@ static void keep_part(const relay *r, const ep_group_host_part *part)
     ep_buffer *buffer;
     ep_error error;
     if (bytes > group->frame_bytes_max || ep_buffer_acquire(group->pool, bytes, &buffer) != EP_OK) {
-        ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED, "rank %" PRIu32 " has no memory for its rows, %zu bytes", group->rank, bytes);
+        ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED,
+                     "rank %" PRIu32 " has no memory for its rows, %zu bytes", group->rank, bytes);
         keep_failed(r, &error);
         return;
     }
@@ -266,7 +292,8 @@ static void keep_part(const relay *r, const ep_group_host_part *part)
     }
 }
 
-static void take_apart(ep_group *group, uint32_t origin, const ep_group_frame *frame, const ep_buffer *buffer)
+static void take_apart(ep_group *group, uint32_t origin, const ep_group_frame *frame,
+                       const ep_buffer *buffer)
 {
     relay r = {.group = group, .origin = origin, .frame = frame, .data = buffer->data};
     ep_group_host_part part;
@@ -294,7 +321,8 @@ static void take_apart(ep_group *group, uint32_t origin, const ep_group_frame *f
     }
 }
 
-void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame, ep_buffer *taken_buffer)
+void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame,
+                       ep_buffer *taken_buffer)
 {
     group_held_frame *held = NULL;
     pthread_mutex_lock(&group->lock);
@@ -303,7 +331,8 @@ void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *f
     for (const group_held_frame *h = group->held; h != NULL; h = h->next) {
         count += h->origin == origin;
     }
-    const char *why = count < GROUP_RING_FRAMES ? "no memory for what it sent" : "it sent frames out of order";
+    const char *why =
+        count < GROUP_RING_FRAMES ? "no memory for what it sent" : "it sent frames out of order";
     if (hold && count < GROUP_RING_FRAMES) {
         held = calloc(1, sizeof(*held));
     }
@@ -332,13 +361,16 @@ void group_relay_loss(ep_group *group, uint32_t rank)
 {
     char why[GROUP_WHY_BYTES];
     pthread_mutex_lock(&group->lock);
-    bool tell = group->joined && !group->closing && group->same_host[rank] != group->same_host[group->rank];
+    bool tell =
+        group->joined && !group->closing && group->same_host[rank] != group->same_host[group->rank];
     snprintf(why, sizeof(why), "%s", group->peers[rank].why);
     pthread_mutex_unlock(&group->lock);
     for (uint32_t r = 0; r < group->world && tell; r++) {
         group_link *link = is_neighbour(group, r) ? link_of(group, r) : NULL;
         if (link != NULL) {
-            ep_group_frame frame = {.kind = EP_GROUP_FRAME_LOST, .flags = EP_GROUP_FRAME_FLAG_PASSED_ON, .origin = rank};
+            ep_group_frame frame = {.kind = EP_GROUP_FRAME_LOST,
+                                    .flags = EP_GROUP_FRAME_FLAG_PASSED_ON,
+                                    .origin = rank};
             group_send_text_as(link, &frame, EP_ERR_UNAVAILABLE, why);
         }
     }

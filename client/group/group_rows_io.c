@@ -31,7 +31,8 @@ static void abandon_tp(const group_op *op, const group_view *view, const ep_erro
     }
 }
 
-ep_err group_call_lost(group_op *op, const group_view *view, const ep_error *error, ep_error *out_error)
+ep_err group_call_lost(group_op *op, const group_view *view, const ep_error *error,
+                       ep_error *out_error)
 {
     abandon_tp(op, view, error);
     group_op_end(op);
@@ -41,7 +42,8 @@ ep_err group_call_lost(group_op *op, const group_view *view, const ep_error *err
     return error->code;
 }
 
-ep_err group_call_failed(group_op *op, const group_view *view, const ep_error *error, ep_error *out_error)
+ep_err group_call_failed(group_op *op, const group_view *view, const ep_error *error,
+                         ep_error *out_error)
 {
     group_op_fail(op, error);
     return group_call_lost(op, view, error, out_error);

@@ -24,11 +24,13 @@ uint8_t *group_frame_data(ep_buffer *buffer)
 ep_err group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error)
 {
     return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                        "the rows for one rank or host take %zu bytes: allowed %zu (frame_bytes_max of ep_group_config)", frame_bytes,
-                        group->frame_bytes_max);
+                        "the rows for one rank or host take %zu bytes: allowed %zu "
+                        "(frame_bytes_max of ep_group_config)",
+                        frame_bytes, group->frame_bytes_max);
 }
 
-ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer, uint8_t **out_frame, ep_error *out_error)
+ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer,
+                           uint8_t **out_frame, ep_error *out_error)
 {
     if (frame_bytes > group->frame_bytes_max) {
         return group_frame_too_large(group, frame_bytes, out_error);
@@ -84,7 +86,8 @@ ep_err group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *take
     frame->payload_crc = 0;
     if (group->payload_crc && !link->conn->ops->conn_is_trusted(link->conn)) {
         frame->flags |= EP_GROUP_FRAME_FLAG_CRC;
-        frame->payload_crc = ep_crc32c(0, data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes);
+        frame->payload_crc =
+            ep_crc32c(0, data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes);
     }
     ep_group_frame_encode(frame, data);
 
@@ -126,7 +129,8 @@ ep_err group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, 
     uint8_t *data;
     uint8_t payload[GROUP_TEXT_PAYLOAD_MAX];
     size_t bytes = group_put_text(payload, code, text);
-    ep_err err = group_frame_acquire(link->group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data, NULL);
+    ep_err err =
+        group_frame_acquire(link->group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data, NULL);
     if (err != EP_OK) {
         return err;
     }
@@ -134,7 +138,8 @@ ep_err group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, 
     return group_frame_send(link, frame, buffer);
 }
 
-void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation, uint64_t number, ep_err code, const char *text)
+void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation,
+                     uint64_t number, ep_err code, const char *text)
 {
     ep_group_frame frame = {.kind = kind, .generation = generation, .number = number};
     /* when it fails, the deadline of the others tells them */
@@ -151,5 +156,6 @@ void group_read_text(const ep_buffer *buffer, ep_error *out_error)
     }
     ep_err err = ep_err_from_wire(code, EP_ERR_UNKNOWN);
     int shown = (int)(bytes < EP_ERROR_TEXT_BYTES - 1 ? bytes : EP_ERROR_TEXT_BYTES - 1);
-    ep_error_set(out_error, err == EP_OK ? EP_ERR_UNKNOWN : err, "%.*s", shown, (const char *)buffer->data + offset);
+    ep_error_set(out_error, err == EP_OK ? EP_ERR_UNKNOWN : err, "%.*s", shown,
+                 (const char *)buffer->data + offset);
 }

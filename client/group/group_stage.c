@@ -13,7 +13,8 @@ typedef struct staged_tensor {
     uint32_t ways;
 } staged_tensor;
 
-static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t count, ep_error *out_error)
+static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t count,
+                        ep_error *out_error)
 {
     ep_err err = EP_OK;
     ep_stage_begin(stage);
@@ -25,26 +26,28 @@ static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t co
     }
     if (stage->sync_handle == 0) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "tensors on a device have sync_handle 0: allowed the aclrtStream that their work is on");
+                            "tensors on a device have sync_handle 0: allowed the aclrtStream that "
+                            "their work is on");
     }
     return ep_stage_place(stage, out_error);
 }
 
 ep_err group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_error *out_error)
 {
-    const staged_tensor tensors[] = {{"x", &args->x, EP_STAGE_IN},
-                                     {"expert_ids", &args->expert_ids, EP_STAGE_IN},
-                                     {"scales", &args->scales, EP_STAGE_IN},
-                                     {"x_active_mask", &args->x_active_mask, EP_STAGE_IN},
-                                     {"expert_scales", &args->expert_scales, EP_STAGE_IN},
-                                     {"performance_info", &args->performance_info, EP_STAGE_IN | EP_STAGE_OUT},
-                                     {"expand_x", &args->expand_x, EP_STAGE_OUT | EP_STAGE_ROWS},
-                                     {"dynamic_scales", &args->dynamic_scales, EP_STAGE_OUT | EP_STAGE_ROWS},
-                                     {"assist_info_for_combine", &args->assist_info_for_combine, EP_STAGE_OUT},
-                                     {"expert_token_nums", &args->expert_token_nums, EP_STAGE_OUT},
-                                     {"ep_recv_counts", &args->ep_recv_counts, EP_STAGE_OUT},
-                                     {"tp_recv_counts", &args->tp_recv_counts, EP_STAGE_OUT},
-                                     {"expand_scales", &args->expand_scales, EP_STAGE_OUT | EP_STAGE_ROWS}};
+    const staged_tensor tensors[] = {
+        {"x", &args->x, EP_STAGE_IN},
+        {"expert_ids", &args->expert_ids, EP_STAGE_IN},
+        {"scales", &args->scales, EP_STAGE_IN},
+        {"x_active_mask", &args->x_active_mask, EP_STAGE_IN},
+        {"expert_scales", &args->expert_scales, EP_STAGE_IN},
+        {"performance_info", &args->performance_info, EP_STAGE_IN | EP_STAGE_OUT},
+        {"expand_x", &args->expand_x, EP_STAGE_OUT | EP_STAGE_ROWS},
+        {"dynamic_scales", &args->dynamic_scales, EP_STAGE_OUT | EP_STAGE_ROWS},
+        {"assist_info_for_combine", &args->assist_info_for_combine, EP_STAGE_OUT},
+        {"expert_token_nums", &args->expert_token_nums, EP_STAGE_OUT},
+        {"ep_recv_counts", &args->ep_recv_counts, EP_STAGE_OUT},
+        {"tp_recv_counts", &args->tp_recv_counts, EP_STAGE_OUT},
+        {"expand_scales", &args->expand_scales, EP_STAGE_OUT | EP_STAGE_ROWS}};
     return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_error);
 }
 
@@ -53,35 +56,37 @@ ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_ad
 {
     ep_moe_add_rms_norm none = {.struct_bytes = sizeof(none)};
     norm = norm != NULL ? norm : &none;
-    const staged_tensor tensors[] = {{"expand_x", &args->expand_x, EP_STAGE_LATER | EP_STAGE_ROWS},
-                                     {"expert_ids", &args->expert_ids, EP_STAGE_IN},
-                                     {"assist_info_for_combine", &args->assist_info_for_combine, EP_STAGE_IN},
-                                     {"ep_send_counts", &args->ep_send_counts, EP_STAGE_IN},
-                                     {"expert_scales", &args->expert_scales, EP_STAGE_IN},
-                                     {"tp_send_counts", &args->tp_send_counts, EP_STAGE_IN},
-                                     {"x_active_mask", &args->x_active_mask, EP_STAGE_IN},
-                                     {"shared_expert_x", &args->shared_expert_x, EP_STAGE_IN},
-                                     {"ori_x", &args->ori_x, EP_STAGE_IN},
-                                     {"const_expert_alpha_1", &args->const_expert_alpha_1, EP_STAGE_IN},
-                                     {"const_expert_alpha_2", &args->const_expert_alpha_2, EP_STAGE_IN},
-                                     {"const_expert_v", &args->const_expert_v, EP_STAGE_IN},
-                                     {"performance_info", &args->performance_info, EP_STAGE_IN | EP_STAGE_OUT},
-                                     {"x_out", &args->x_out, EP_STAGE_OUT},
-                                     {"residual_x", &norm->residual_x, EP_STAGE_IN},
-                                     {"gamma", &norm->gamma, EP_STAGE_IN},
-                                     {"y", &norm->y, EP_STAGE_OUT},
-                                     {"rstd", &norm->rstd, EP_STAGE_OUT},
-                                     {"x", &norm->x, EP_STAGE_OUT}};
+    const staged_tensor tensors[] = {
+        {"expand_x", &args->expand_x, EP_STAGE_LATER | EP_STAGE_ROWS},
+        {"expert_ids", &args->expert_ids, EP_STAGE_IN},
+        {"assist_info_for_combine", &args->assist_info_for_combine, EP_STAGE_IN},
+        {"ep_send_counts", &args->ep_send_counts, EP_STAGE_IN},
+        {"expert_scales", &args->expert_scales, EP_STAGE_IN},
+        {"tp_send_counts", &args->tp_send_counts, EP_STAGE_IN},
+        {"x_active_mask", &args->x_active_mask, EP_STAGE_IN},
+        {"shared_expert_x", &args->shared_expert_x, EP_STAGE_IN},
+        {"ori_x", &args->ori_x, EP_STAGE_IN},
+        {"const_expert_alpha_1", &args->const_expert_alpha_1, EP_STAGE_IN},
+        {"const_expert_alpha_2", &args->const_expert_alpha_2, EP_STAGE_IN},
+        {"const_expert_v", &args->const_expert_v, EP_STAGE_IN},
+        {"performance_info", &args->performance_info, EP_STAGE_IN | EP_STAGE_OUT},
+        {"x_out", &args->x_out, EP_STAGE_OUT},
+        {"residual_x", &norm->residual_x, EP_STAGE_IN},
+        {"gamma", &norm->gamma, EP_STAGE_IN},
+        {"y", &norm->y, EP_STAGE_OUT},
+        {"rstd", &norm->rstd, EP_STAGE_OUT},
+        {"x", &norm->x, EP_STAGE_OUT}};
     _Static_assert(EP_ARRAY_COUNT(tensors) <= EP_STAGE_PARTS_MAX, "all may be on a device");
     return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_error);
 }
 
 /* A copy that may still be under way keeps its memory for good. */
-static ep_err wait_for_copies(ep_stage *stage, ep_acl_stream stream, uint64_t deadline_us, ep_error *out_error)
+static ep_err wait_for_copies(ep_stage *stage, ep_acl_stream stream, uint64_t deadline_us,
+                              ep_error *out_error)
 {
     const uint64_t ms = deadline_us / 1000 + 1;
-    const ep_acl_code code =
-        stage->acl->aclrtSynchronizeStreamWithTimeout(stream, ms < INT32_MAX ? (int32_t)ms : INT32_MAX);
+    const ep_acl_code code = stage->acl->aclrtSynchronizeStreamWithTimeout(
+        stream, ms < INT32_MAX ? (int32_t)ms : INT32_MAX);
     const ep_err err = ep_stage_check(stage, code, "aclrtSynchronizeStreamWithTimeout", out_error);
     if (err != EP_OK) {
         stage->memory = NULL;
@@ -90,10 +95,13 @@ static ep_err wait_for_copies(ep_stage *stage, ep_acl_stream stream, uint64_t de
     return strcmp(ep_acl_code_name(code), "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT") != 0
                ? err
                : ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
-                              "the stream of the tensors did not end its work within %" PRIu64 " us", deadline_us);
+                              "the stream of the tensors did not end its work within %" PRIu64
+                              " us",
+                              deadline_us);
 }
 
-static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline_us, ep_error *out_error)
+static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline_us,
+                   ep_error *out_error)
 {
     ep_acl_stream stream = (ep_acl_stream)(uintptr_t)stage->sync_handle;
     ep_error error;
@@ -108,15 +116,19 @@ static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline
 
 ep_err group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error)
 {
-    return stage->parts_count == 0 ? EP_OK : copy(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
+    return stage->parts_count == 0
+               ? EP_OK
+               : copy(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
 }
 
 ep_err group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)
 {
-    return stage->parts_count == 0 ? EP_OK : copy(stage, EP_STAGE_LATER, rows, deadline_us, out_error);
+    return stage->parts_count == 0 ? EP_OK
+                                   : copy(stage, EP_STAGE_LATER, rows, deadline_us, out_error);
 }
 
 ep_err group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)
 {
-    return stage->parts_count == 0 ? EP_OK : copy(stage, EP_STAGE_OUT, rows, deadline_us, out_error);
+    return stage->parts_count == 0 ? EP_OK
+                                   : copy(stage, EP_STAGE_OUT, rows, deadline_us, out_error);
 }

@@ -21,7 +21,8 @@ ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_ad
  */
 ep_err group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error);
 /* Of combine's expand_x the first rows: what it has room for may be many times what came. */
-ep_err group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error);
+ep_err group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us,
+                            ep_error *out_error);
 ep_err group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error);
 
 #endif

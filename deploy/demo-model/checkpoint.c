@@ -53,7 +53,8 @@ static int close_file(FILE *file, const char *name)
     return 0;
 }
 
-static int write_shard(const char *folder, const char *name, const struct tensor_info *tensors, size_t count)
+static int write_shard(const char *folder, const char *name, const struct tensor_info *tensors,
+                       size_t count)
 {
     static char header[HEADER_BYTES_MAX];
     size_t used = (size_t)snprintf(header, sizeof(header), "{\"__metadata__\":{\"format\":\"pt\"}");
@@ -67,9 +68,10 @@ static int write_shard(const char *folder, const char *name, const struct tensor
             snprintf(shape, sizeof(shape), "%zu", t->rows);
         }
         size_t end = at + 2 * elements(t);
-        used += (size_t)snprintf(header + used, sizeof(header) - used,
-                                 ",\"%s\":{\"dtype\":\"BF16\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
-                                 t->name, shape, at, end);
+        used += (size_t)snprintf(
+            header + used, sizeof(header) - used,
+            ",\"%s\":{\"dtype\":\"BF16\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", t->name,
+            shape, at, end);
         at = end;
     }
     header[used++] = '}';
@@ -130,8 +132,8 @@ static int write_config(const char *folder)
             "  \"use_cache\": true,\n"
             "  \"vocab_size\": %d\n"
             "}\n",
-            MODEL_HEAD_DIM, MODEL_HIDDEN, MODEL_INNER, MODEL_CONTEXT, MODEL_HEADS, MODEL_EXPERTS_PER_TOKEN,
-            MODEL_LAYERS, MODEL_KV_HEADS, MODEL_EXPERTS, MODEL_VOCAB);
+            MODEL_HEAD_DIM, MODEL_HIDDEN, MODEL_INNER, MODEL_CONTEXT, MODEL_HEADS,
+            MODEL_EXPERTS_PER_TOKEN, MODEL_LAYERS, MODEL_KV_HEADS, MODEL_EXPERTS, MODEL_VOCAB);
     return close_file(file, "config.json");
 }
 
@@ -183,7 +185,8 @@ int checkpoint_write(const struct weights *weights, const char *folder)
             2 * weights->count);
     for (size_t i = 0; i < MODEL_TENSORS; i++) {
         shard_name(shard_of[i], shards, name);
-        fprintf(file, "    \"%s\": \"%s\"%s\n", tensors[i].name, name, i + 1 < MODEL_TENSORS ? "," : "");
+        fprintf(file, "    \"%s\": \"%s\"%s\n", tensors[i].name, name,
+                i + 1 < MODEL_TENSORS ? "," : "");
     }
     fprintf(file, "  }\n}\n");
     if (close_file(file, "model.safetensors.index.json") != 0) {

@@ -73,7 +73,8 @@ static void tile(size_t depth, const float *a, const lanes (*b)[TILE_COLUMNS / L
     memcpy(acc, sum, sizeof(sum));
 }
 
-static void store(size_t rows, size_t width, const float *acc, float *out, size_t out_row, bool accumulate)
+static void store(size_t rows, size_t width, const float *acc, float *out, size_t out_row,
+                  bool accumulate)
 {
     if (rows == TILE_ROWS && width == TILE_COLUMNS) {
         for (size_t r = 0; r < TILE_ROWS; r++, acc += TILE_COLUMNS, out += out_row) {
@@ -102,8 +103,8 @@ void gemm(size_t m, size_t n, size_t k, struct view a, struct view b, float *out
         pack_b(n, depth, (struct view){b.data + done * b.row, b.row, b.column});
         for (size_t i = 0; i < m; i += TILE_ROWS) {
             size_t rows = m - i < TILE_ROWS ? m - i : TILE_ROWS;
-            pack_a(rows, depth, (struct view){a.data + i * a.row + done * a.column, a.row, a.column},
-                   packed_a);
+            pack_a(rows, depth,
+                   (struct view){a.data + i * a.row + done * a.column, a.row, a.column}, packed_a);
             for (size_t j = 0; j < n; j += TILE_COLUMNS) {
                 size_t width = n - j < TILE_COLUMNS ? n - j : TILE_COLUMNS;
                 tile(depth, packed_a, packed_b[j / TILE_COLUMNS], acc);

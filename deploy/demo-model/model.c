@@ -74,7 +74,8 @@ static void bind_views(struct weights *w, float *flat)
 
 void weights_create(struct weights *out)
 {
-    out->count = 2 * V * H + H + MODEL_LAYERS * (2 * H + 2 * H * H + 2 * KV * H + E * H + 3 * E * I * H);
+    out->count =
+        2 * V * H + H + MODEL_LAYERS * (2 * H + 2 * H * H + 2 * KV * H + E * H + 3 * E * I * H);
     out->flat = aligned_alloc(64, (out->count * sizeof(float) + 63) / 64 * 64);
     if (out->flat == NULL) {
         fprintf(stderr, "train: no memory for %zu weights\n", out->count);
@@ -93,9 +94,9 @@ void weights_destroy(struct weights *weights)
 void weights_list(const struct weights *w, struct tensor_info out[MODEL_TENSORS])
 {
     struct tensor_info *t = out;
-#define ADD(pointer, n, m, ...)                                                                              \
-    (snprintf(t->name, sizeof(t->name), __VA_ARGS__), t->data = (pointer), t->rows = (n), t->columns = (m),  \
-     t++)
+#define ADD(pointer, n, m, ...)                                                                    \
+    (snprintf(t->name, sizeof(t->name), __VA_ARGS__), t->data = (pointer), t->rows = (n),          \
+     t->columns = (m), t++)
     ADD(w->embed, V, H, "model.embed_tokens.weight");
     for (int l = 0; l < MODEL_LAYERS; l++) {
         const struct layer_weights *p = &w->layer[l];
@@ -107,9 +108,12 @@ void weights_list(const struct weights *w, struct tensor_info out[MODEL_TENSORS]
         ADD(p->post_norm, H, 0, "model.layers.%d.post_attention_layernorm.weight", l);
         ADD(p->router, E, H, "model.layers.%d.block_sparse_moe.gate.weight", l);
         for (int e = 0; e < E; e++) {
-            ADD(p->w1 + e * I * H, I, H, "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", l, e);
-            ADD(p->w2 + e * H * I, H, I, "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", l, e);
-            ADD(p->w3 + e * I * H, I, H, "model.layers.%d.block_sparse_moe.experts.%d.w3.weight", l, e);
+            ADD(p->w1 + e * I * H, I, H, "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", l,
+                e);
+            ADD(p->w2 + e * H * I, H, I, "model.layers.%d.block_sparse_moe.experts.%d.w2.weight", l,
+                e);
+            ADD(p->w3 + e * I * H, I, H, "model.layers.%d.block_sparse_moe.experts.%d.w3.weight", l,
+                e);
         }
     }
     ADD(w->norm, H, 0, "model.norm.weight");
@@ -118,13 +122,14 @@ void weights_list(const struct weights *w, struct tensor_info out[MODEL_TENSORS]
 }
 
 /* y [n,out] = x [n,in] * w^T, w [out,in]. */
-static void linear(size_t n, size_t in, size_t out, const float *x, const float *w, float *y, bool accumulate)
+static void linear(size_t n, size_t in, size_t out, const float *x, const float *w, float *y,
+                   bool accumulate)
 {
     gemm(n, out, in, plain(x, in), transposed(w, in), y, out, accumulate);
 }
 
-static void linear_back(size_t n, size_t in, size_t out, const float *dy_, const float *x, const float *w,
-                        float *dw, float *dx_, bool accumulate)
+static void linear_back(size_t n, size_t in, size_t out, const float *dy_, const float *x,
+                        const float *w, float *dw, float *dx_, bool accumulate)
 {
     gemm(out, in, n, transposed(dy_, out), plain(x, in), dw, in, true);
     gemm(n, in, out, plain(dy_, out), plain(w, in), dx_, in, accumulate);
@@ -145,8 +150,8 @@ static void rms_norm(const float *x, const float *w, float *inv, float *y)
 }
 
 /* Adds to dx_: the residual path carries its own part already. */
-static void rms_norm_back(const float *x, const float *w, const float *inv, const float *dy_, float *dw,
-                          float *dx_)
+static void rms_norm_back(const float *x, const float *w, const float *inv, const float *dy_,
+                          float *dw, float *dx_)
 {
     for (size_t t = 0; t < N; t++, x += H, dy_ += H, dx_ += H) {
         float dot = 0.0f;
@@ -247,9 +252,10 @@ static void attention_back(const struct layer_state *a, const float *do_)
                 size_t seen = i + ATTENTION_BLOCK;
                 size_t at = (s * S + i) * H + h * D;
                 const float *p = all + i * S;
-                gemm(seen, D, ATTENTION_BLOCK, transposed(p, S), plain(do_ + at, H), dv + kv, KV, true);
-                gemm(ATTENTION_BLOCK, seen, D, plain(do_ + at, H), transposed(a->v + kv, KV), dscore, S,
-                     false);
+                gemm(seen, D, ATTENTION_BLOCK, transposed(p, S), plain(do_ + at, H), dv + kv, KV,
+                     true);
+                gemm(ATTENTION_BLOCK, seen, D, plain(do_ + at, H), transposed(a->v + kv, KV),
+                     dscore, S, false);
                 for (size_t r = 0; r < ATTENTION_BLOCK; r++) {
                     const float *pr = p + r * S;
                     float *ds = dscore + r * S;
@@ -261,8 +267,10 @@ static void attention_back(const struct layer_state *a, const float *do_)
                         ds[j] = pr[j] * (ds[j] - dot) * scale;
                     }
                 }
-                gemm(ATTENTION_BLOCK, D, seen, plain(dscore, S), plain(a->k + kv, KV), dq + at, H, false);
-                gemm(seen, D, ATTENTION_BLOCK, transposed(dscore, S), plain(a->q + at, H), dk + kv, KV, true);
+                gemm(ATTENTION_BLOCK, D, seen, plain(dscore, S), plain(a->k + kv, KV), dq + at, H,
+                     false);
+                gemm(seen, D, ATTENTION_BLOCK, transposed(dscore, S), plain(a->q + at, H), dk + kv,
+                     KV, true);
             }
         }
     }
@@ -355,7 +363,8 @@ static void experts(const struct layer_weights *w, struct layer_state *a, float 
 }
 
 /* dx (the gradient of the layer's output) -> dy, the gradient of y2. */
-static void experts_back(const struct layer_weights *w, const struct layer_state *a, struct layer_weights *g)
+static void experts_back(const struct layer_weights *w, const struct layer_state *a,
+                         struct layer_weights *g)
 {
     memset(dlogit, 0, sizeof(dlogit));
     for (size_t t = 0; t < N; t++) {
@@ -392,8 +401,8 @@ static void experts_back(const struct layer_weights *w, const struct layer_state
         }
         linear_back(n, H, I, dhidden + r * I, a->xs + r * H, w->w1 + e * I * H, g->w1 + e * I * H,
                     dxs + r * H, false);
-        linear_back(n, H, I, dup + r * I, a->xs + r * H, w->w3 + e * I * H, g->w3 + e * I * H, dxs + r * H,
-                    true);
+        linear_back(n, H, I, dup + r * I, a->xs + r * H, w->w3 + e * I * H, g->w3 + e * I * H,
+                    dxs + r * H, true);
     }
     for (size_t i = 0; i < ROWS; i++) {
         const float *from = dxs + a->row_of[i] * H;
@@ -421,7 +430,8 @@ static void layer_forward(const struct layer_weights *w, struct layer_state *a, 
 }
 
 /* In and out: dx, the gradient of the layer's output and then of its input. */
-static void layer_back(const struct layer_weights *w, const struct layer_state *a, struct layer_weights *g)
+static void layer_back(const struct layer_weights *w, const struct layer_state *a,
+                       struct layer_weights *g)
 {
     experts_back(w, a, g);
     rms_norm_back(a->mid, w->post_norm, a->inv2, dy, g->post_norm, dx);

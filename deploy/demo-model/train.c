@@ -89,8 +89,8 @@ static double learning_rate(size_t step, size_t steps)
     if (step < WARM_UP_STEPS) {
         return RATE_MAX * (double)(step + 1) / WARM_UP_STEPS;
     }
-    double done =
-        (double)(step - WARM_UP_STEPS) / (double)(steps > WARM_UP_STEPS ? steps - WARM_UP_STEPS : 1);
+    double done = (double)(step - WARM_UP_STEPS) /
+                  (double)(steps > WARM_UP_STEPS ? steps - WARM_UP_STEPS : 1);
     return RATE_MIN + 0.5 * (RATE_MAX - RATE_MIN) * (1.0 + cos(3.141592653589793 * done));
 }
 
@@ -128,8 +128,8 @@ static void adam_destroy(struct adam *adam)
     free(adam->decay);
 }
 
-static void adam_step(struct adam *adam, struct weights *weights, const struct weights *grads, size_t step,
-                      float rate)
+static void adam_step(struct adam *adam, struct weights *weights, const struct weights *grads,
+                      size_t step, float rate)
 {
     double norm = 0.0;
     for (size_t i = 0; i < grads->count; i++) {
@@ -164,7 +164,8 @@ static double evaluate(const struct weights *weights, const struct text *text, s
     return loss / (double)batches / log(2.0);
 }
 
-static void draw_batch(const struct text *text, uint64_t *random, uint8_t batch[MODEL_SEQUENCES][WINDOW])
+static void draw_batch(const struct text *text, uint64_t *random,
+                       uint8_t batch[MODEL_SEQUENCES][WINDOW])
 {
     for (size_t s = 0; s < MODEL_SEQUENCES; s++) {
         memcpy(batch[s], text->bytes + random_next(random) % (text->size - WINDOW), WINDOW);
@@ -205,8 +206,8 @@ static void check_gradient(struct weights *weights, struct weights *grads, const
     }
 }
 
-static void train(struct weights *weights, struct weights *grads, const struct text *text, size_t steps,
-                  uint64_t *random)
+static void train(struct weights *weights, struct weights *grads, const struct text *text,
+                  size_t steps, uint64_t *random)
 {
     static uint8_t batch[MODEL_SEQUENCES][WINDOW];
     struct adam adam = adam_create(weights);
@@ -218,8 +219,9 @@ static void train(struct weights *weights, struct weights *grads, const struct t
         adam_step(&adam, weights, grads, step, (float)learning_rate(step, steps));
         mean += (bits - mean) / (step < 20 ? (double)step + 1.0 : 100.0);
         if (step % REPORT_EVERY == 0 || step + 1 == steps) {
-            printf("step %5zu  bytes %9zu  train %.3f bits/byte  balance %.2f  cpu %.0f s\n", step + 1,
-                   (step + 1) * MODEL_TOKENS, mean, (double)model_balance() / MODEL_LAYERS, cpu_seconds());
+            printf("step %5zu  bytes %9zu  train %.3f bits/byte  balance %.2f  cpu %.0f s\n",
+                   step + 1, (step + 1) * MODEL_TOKENS, mean,
+                   (double)model_balance() / MODEL_LAYERS, cpu_seconds());
             fflush(stdout);
         }
     }
@@ -228,9 +230,8 @@ static void train(struct weights *weights, struct weights *grads, const struct t
 
 static int usage(void)
 {
-    fprintf(
-        stderr,
-        "usage: train --train FILE --validation FILE --out DIR [--steps N] [--seed N] [--check-gradient]\n");
+    fprintf(stderr, "usage: train --train FILE --validation FILE --out DIR [--steps N] [--seed N] "
+                    "[--check-gradient]\n");
     return 2;
 }
 
@@ -282,8 +283,8 @@ int main(int argc, char **argv)
     weights_create(&weights);
     weights_create(&grads);
     initialise(&weights, &random);
-    printf("weights %zu  train bytes %zu  validation bytes %zu  steps %zu\n", weights.count, text.size,
-           validation.size, steps);
+    printf("weights %zu  train bytes %zu  validation bytes %zu  steps %zu\n", weights.count,
+           text.size, validation.size, steps);
     int result = 0;
     if (check) {
         check_gradient(&weights, &grads, &text, &random);
@@ -291,7 +292,8 @@ int main(int argc, char **argv)
         train(&weights, &grads, &text, steps, &random);
         checkpoint_round(&weights);
         printf("bf16 weights: train %.3f bits/byte  validation %.3f bits/byte  cpu %.0f s\n",
-               evaluate(&weights, &text, 75), evaluate(&weights, &validation, SIZE_MAX), cpu_seconds());
+               evaluate(&weights, &text, 75), evaluate(&weights, &validation, SIZE_MAX),
+               cpu_seconds());
         result = checkpoint_write(&weights, out) == 0 ? 0 : 1;
     }
     weights_destroy(&weights);

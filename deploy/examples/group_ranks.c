@@ -109,7 +109,8 @@ static int run_rank(int rank, int world, const int pipe_ends[2])
     size_t bytes[2];
     check(ep_moe_dispatch_prepare(group, &dispatch, &bytes[0], &plans[0], &error), &error);
     check(ep_moe_combine_prepare(group, &combine, NULL, &bytes[1], &plans[1], &error), &error);
-    void *workspace[2] = {aligned_alloc(64, (bytes[0] + 63) / 64 * 64), aligned_alloc(64, (bytes[1] + 63) / 64 * 64)};
+    void *workspace[2] = {aligned_alloc(64, (bytes[0] + 63) / 64 * 64),
+                          aligned_alloc(64, (bytes[1] + 63) / 64 * 64)};
 
     check(ep_moe_dispatch(group, plans[0], &dispatch, workspace[0], bytes[0], &error), &error);
     for (int64_t e = 0, row = 0; e < L; e++) { /* rows lie by local expert */

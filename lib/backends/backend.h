@@ -94,8 +94,8 @@ typedef struct ep_backend_config {
     uint32_t threads;
     /* budget for weights as weights_bytes counts them; 0: unlimited, or what the device has */
     uint64_t memory_bytes;
-    bool unpinned;         /* cpu: one thread per CPU is not tied to its CPU */
-    uint32_t device;       /* which of those that probe counts; each has an instance of its own */
+    bool unpinned;   /* cpu: one thread per CPU is not tied to its CPU */
+    uint32_t device; /* which of those that probe counts; each has an instance of its own */
     /* The device is lost, for the life of the process. Once, from any thread, inside open too; must
      * not block nor call the backend. NULL: nobody asks. */
     void (*on_lost)(void *arg, const char *why);
@@ -136,7 +136,8 @@ typedef struct ep_backend_ops {
      * "portable/bf16/rne/5f0c9a12". Equal ids mean equal bits. others: bits (1 << format) of the
      * formats that the model's experts are in beside it. Pure after open.
      */
-    ep_err (*numerics_id)(ep_backend *backend, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES]);
+    ep_err (*numerics_id)(ep_backend *backend, ep_weight_format format, uint32_t others,
+                          char out_id[EP_NUMERICS_ID_BYTES]);
     /* Bytes weights_load will take for this expert; 0 when it would refuse it. Looks at shapes and
      * types only. */
     size_t (*weights_bytes)(ep_backend *backend, const ep_expert_source *source);
@@ -162,10 +163,13 @@ typedef struct ep_backend_ops {
      *                weights_load, and BAD_FILE. Threads: any.
      */
     const char *(*packed_layout)(ep_backend *backend);
-    void (*weights_export)(ep_backend *backend, const ep_backend_weights *weights, ep_packed_view *out_view);
-    ep_err (*weights_import)(ep_backend *backend, const void *head, size_t head_bytes, size_t body_bytes,
-                             ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error), void *arg,
-                             ep_backend_weights **out_weights, ep_error *out_error);
+    void (*weights_export)(ep_backend *backend, const ep_backend_weights *weights,
+                           ep_packed_view *out_view);
+    ep_err (*weights_import)(ep_backend *backend, const void *head, size_t head_bytes,
+                             size_t body_bytes,
+                             ep_err (*fill)(void *arg, void *body, size_t body_bytes,
+                                            ep_error *out_error),
+                             void *arg, ep_backend_weights **out_weights, ep_error *out_error);
 
     /* Queues a job; rows point to the backend's own memory kind. Never blocks. Threads: any, and
      * from done().
@@ -185,12 +189,12 @@ typedef struct ep_backend_ops {
      * called after an error. Jobs and copies may run in any order: the caller submits one when the
      * one it depends on is done.
      * Errors: INVALID_ARGUMENT (past the block's end), RESOURCE_EXHAUSTED, DEVICE_LOST. */
-    ep_err (*copy_in)(ep_backend *backend, ep_backend_memory *memory, size_t offset, const void *const *rows,
-                      size_t row_bytes, uint32_t rows_count, void (*done)(void *arg, ep_err result),
-                      void *arg);
-    ep_err (*copy_out)(ep_backend *backend, ep_backend_memory *memory, size_t offset, void *const *rows,
-                       size_t row_bytes, uint32_t rows_count, void (*done)(void *arg, ep_err result),
-                       void *arg);
+    ep_err (*copy_in)(ep_backend *backend, ep_backend_memory *memory, size_t offset,
+                      const void *const *rows, size_t row_bytes, uint32_t rows_count,
+                      void (*done)(void *arg, ep_err result), void *arg);
+    ep_err (*copy_out)(ep_backend *backend, ep_backend_memory *memory, size_t offset,
+                       void *const *rows, size_t row_bytes, uint32_t rows_count,
+                       void (*done)(void *arg, ep_err result), void *arg);
 } ep_backend_ops;
 
 /* First member of every backend. */

@@ -11,7 +11,8 @@
 
 #define NAMES_BYTES 256
 
-static const ep_backend_ops *backends[EP_BACKENDS_MAX] = {&ep_backend_cpu_ops, &ep_backend_ascend_ops, &ep_backend_reference_ops};
+static const ep_backend_ops *backends[EP_BACKENDS_MAX] = {
+    &ep_backend_cpu_ops, &ep_backend_ascend_ops, &ep_backend_reference_ops};
 static size_t backends_count = 3;
 static char names[NAMES_BYTES] = "cpu, ascend, reference";
 

@@ -105,8 +105,8 @@ static ep_err staging_create(ep_backend *backend, ep_job *job, staging **out_sta
     s->staged_rows = malloc(job->rows_count * sizeof(*s->staged_rows));
     ep_err err = EP_ERR_NO_MEMORY;
     if (s->x_rows != NULL && s->out_rows != NULL && s->staged_rows != NULL) {
-        err = backend->ops->memory_alloc(backend, s->out_offset + s->out_row_bytes * job->rows_count,
-                                         &s->memory);
+        err = backend->ops->memory_alloc(
+            backend, s->out_offset + s->out_row_bytes * job->rows_count, &s->memory);
     }
     if (err != EP_OK) {
         staging_destroy(s);
@@ -141,8 +141,8 @@ ep_err ep_backend_run(ep_backend *backend, ep_job *job)
     if (err != EP_OK) {
         return err;
     }
-    err = backend->ops->copy_in(backend, s->memory, 0, s->x_rows, s->x_row_bytes, job->rows_count, copied_in,
-                                s);
+    err = backend->ops->copy_in(backend, s->memory, 0, s->x_rows, s->x_row_bytes, job->rows_count,
+                                copied_in, s);
     if (err != EP_OK) {
         staging_destroy(s);
     }

@@ -27,7 +27,8 @@ ep_err ep_job_check(const ep_job *job);
 ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format);
 /* For an expert: that of gate and up if down's format has it too, else that of down if theirs has
  * it, else `portable`. */
-ep_ffn_family ep_numerics_expert_family(ep_numerics numerics, ep_weight_format format, ep_weight_format down_format);
+ep_ffn_family ep_numerics_expert_family(ep_numerics numerics, ep_weight_format format,
+                                        ep_weight_format down_format);
 
 /* Bytes of weights held, against a limit. Threads: any. */
 typedef struct ep_backend_budget {

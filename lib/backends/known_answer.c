@@ -104,7 +104,8 @@ static void fill_parts(uint64_t *state, ep_weight_scales kind, uint8_t *to, size
 }
 
 /* parts are up to 64 and more: what they are multiplied by is as much smaller. */
-static void fill_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, uint8_t *to)
+static void fill_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns,
+                        uint8_t *to)
 {
     const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
     const ep_weight_scales kind = ep_weight_format_scales(format);
@@ -118,15 +119,19 @@ static void fill_scales(uint64_t *state, ep_weight_format format, uint32_t rows,
     } else if (has_levels) {
         fill_parts(state, kind, to, arrays.scales);
     } else {
-        const ep_dtype dtype = kind == EP_SCALES_BF16 ? EP_DTYPE_BF16 : kind == EP_SCALES_F16 ? EP_DTYPE_F16 : EP_DTYPE_F32;
+        const ep_dtype dtype = kind == EP_SCALES_BF16  ? EP_DTYPE_BF16
+                               : kind == EP_SCALES_F16 ? EP_DTYPE_F16
+                                                       : EP_DTYPE_F32;
         fill(state, to, dtype, arrays.scales / ep_dtype_bytes(dtype), ldexpf(1.0f, exponent));
     }
     fill_parts(state, EP_SCALES_NONE, to + arrays.scales, arrays.offsets);
-    fill(state, factors, EP_DTYPE_F32, (arrays.scale_factors + arrays.offset_factors) / sizeof(float), ldexpf(1.0f, exponent - 6));
+    fill(state, factors, EP_DTYPE_F32,
+         (arrays.scale_factors + arrays.offset_factors) / sizeof(float),
+         ldexpf(1.0f, exponent - 6));
 }
 
-static void fill_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, void *values,
-                        void *scales)
+static void fill_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns,
+                        void *values, void *scales)
 {
     if (ep_weight_format_is_float(format)) {
         fill(state, values, ep_weight_format_dtype(format), (size_t)rows * columns, 0.5f);
@@ -187,7 +192,9 @@ static float hard_input(uint64_t *state, size_t row)
     case 4:
         return ldexpf(small, 123);
     case 5:
-        return (z & 0x3fu) == 0 ? ep_f32_from_bits(sign | 0x7f800001u | (uint32_t)(z >> 8 & 0x3fffffu)) : small;
+        return (z & 0x3fu) == 0
+                   ? ep_f32_from_bits(sign | 0x7f800001u | (uint32_t)(z >> 8 & 0x3fffffu))
+                   : small;
     default:
         return (z & 0x1fu) == 0 ? copysignf(INFINITY, small) : small;
     }
@@ -296,16 +303,22 @@ static ep_err run_jobs(ep_backend *backend, ep_backend_weights *weights, known_d
 }
 
 /* Rows of f32 to f32, to bf16 and to f16, where each has halfway cases and denormals of its own. */
-static ep_err run_hard_jobs(ep_backend *backend, ep_backend_weights *weights, known_data *data, uint32_t *hash)
+static ep_err run_hard_jobs(ep_backend *backend, ep_backend_weights *weights, known_data *data,
+                            uint32_t *hash)
 {
     static const ep_dtype outs[] = {EP_DTYPE_F32, EP_DTYPE_BF16, EP_DTYPE_F16};
     ep_job_row rows[ROWS];
     for (size_t o = 0; o < EP_ARRAY_COUNT(outs); o++) {
         const bool is_wide = outs[o] == EP_DTYPE_F32;
-        ep_job job = {.weights = weights, .rows = rows, .rows_count = ROWS, .x_dtype = EP_DTYPE_F32, .out_dtype = outs[o]};
+        ep_job job = {.weights = weights,
+                      .rows = rows,
+                      .rows_count = ROWS,
+                      .x_dtype = EP_DTYPE_F32,
+                      .out_dtype = outs[o]};
         for (size_t r = 0; r < ROWS; r++) {
             rows[r] = (ep_job_row){.x = data->x + r * HIDDEN,
-                                   .out = is_wide ? (void *)(data->out_f32 + r * HIDDEN) : (void *)(data->out_bf16 + r * HIDDEN)};
+                                   .out = is_wide ? (void *)(data->out_f32 + r * HIDDEN)
+                                                  : (void *)(data->out_bf16 + r * HIDDEN)};
         }
         ep_err err = run_and_wait(backend, &job);
         if (err != EP_OK) {
@@ -319,7 +332,8 @@ static ep_err run_hard_jobs(ep_backend *backend, ep_backend_weights *weights, kn
 }
 
 /* What has been filled, as an expert. */
-static ep_expert_source expert_of(const known_data *data, ep_weight_format format, ep_activation activation)
+static ep_expert_source expert_of(const known_data *data, ep_weight_format format,
+                                  ep_activation activation)
 {
     const bool has_scales = !ep_weight_format_is_float(format);
     return (ep_expert_source){
@@ -344,8 +358,8 @@ static ep_expert_source expert_of(const known_data *data, ep_weight_format forma
 }
 
 /* Hashes one expert's answers into *hash. */
-static ep_err run_source(ep_backend *backend, known_data *data, const ep_expert_source *source, uint32_t *hash,
-                         ep_error *out_error)
+static ep_err run_source(ep_backend *backend, known_data *data, const ep_expert_source *source,
+                         uint32_t *hash, ep_error *out_error)
 {
     ep_backend_weights *weights = NULL;
     ep_err err = backend->ops->weights_load(backend, source, &weights, out_error);
@@ -355,8 +369,8 @@ static ep_err run_source(ep_backend *backend, known_data *data, const ep_expert_
     err = run_jobs(backend, weights, data);
     backend->ops->weights_unload(backend, weights);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s", backend->ops->name,
-                            ep_err_text(err));
+        return ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s",
+                            backend->ops->name, ep_err_text(err));
     }
     for (size_t i = 0; i < ROWS * HIDDEN; i++) {
         *hash = fnv1a(fnv1a(*hash, ep_f32_bits(data->out_f32[i])), data->out_bf16[i]);
@@ -364,8 +378,8 @@ static ep_err run_source(ep_backend *backend, known_data *data, const ep_expert_
     return EP_OK;
 }
 
-static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format format, ep_activation activation,
-                      uint32_t *hash, ep_error *out_error)
+static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format format,
+                      ep_activation activation, uint32_t *hash, ep_error *out_error)
 {
     fill_data(data, format);
     const ep_expert_source source = expert_of(data, format, activation);
@@ -374,12 +388,14 @@ static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format fo
 
 /* The same of hard rows. Two matrices and relu: nothing large joins what is small, and denormals
  * reach the outputs. */
-static ep_err run_hard(ep_backend *backend, known_data *data, void (*fill_with)(known_data *data, ep_weight_format format),
+static ep_err run_hard(ep_backend *backend, known_data *data,
+                       void (*fill_with)(known_data *data, ep_weight_format format),
                        ep_weight_format format, uint32_t *hash, ep_error *out_error)
 {
     fill_with(data, format);
     ep_expert_source source = expert_of(data, format, EP_ACT_RELU_NO_GATE);
-    source.gate_scales = source.gate_bias = source.up_bias = source.down_bias = source.shared_gate = NULL;
+    source.gate_scales = source.gate_bias = source.up_bias = source.down_bias = source.shared_gate =
+        NULL;
     ep_backend_weights *weights = NULL;
     ep_err err = backend->ops->weights_load(backend, &source, &weights, out_error);
     if (err != EP_OK) {
@@ -387,13 +403,15 @@ static ep_err run_hard(ep_backend *backend, known_data *data, void (*fill_with)(
     }
     err = run_hard_jobs(backend, weights, data, hash);
     backend->ops->weights_unload(backend, weights);
-    return err == EP_OK ? err
-                        : ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s", backend->ops->name,
-                                       ep_err_text(err));
+    return err == EP_OK
+               ? err
+               : ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s",
+                              backend->ops->name, ep_err_text(err));
 }
 
 /* Hashes of all activations in one format. */
-static ep_err run_activations(ep_backend *backend, known_data *data, ep_weight_format format, uint32_t *hash, ep_error *out_error)
+static ep_err run_activations(ep_backend *backend, known_data *data, ep_weight_format format,
+                              uint32_t *hash, ep_error *out_error)
 {
     ep_err err = EP_OK;
     *hash = 2166136261u;
@@ -403,7 +421,8 @@ static ep_err run_activations(ep_backend *backend, known_data *data, ep_weight_f
     return err;
 }
 
-static ep_err run_all(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer, ep_error *out_error)
+static ep_err run_all(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer,
+                      ep_error *out_error)
 {
     ep_known_answer answer = {0};
     uint32_t activations = 0;
@@ -426,13 +445,18 @@ static ep_err run_all(ep_backend *backend, ep_numerics numerics, ep_known_answer
         const bool has_quads = family == EP_FFN_FAMILY_W4A8;
         const bool has_pairs = f == EP_WEIGHTS_BF16 || ep_ffn_family_has_pairs(family);
         answer.digests[f] = fnv1a(has_quads ? quads : has_pairs ? pairs : activations, f);
-        err = run_one(backend, data, (ep_weight_format)f, EP_ACT_SILU, &answer.digests[f], out_error);
-        err = err == EP_OK ? run_hard(backend, data, fill_hard, (ep_weight_format)f, &answer.digests[f], out_error) : err;
+        err =
+            run_one(backend, data, (ep_weight_format)f, EP_ACT_SILU, &answer.digests[f], out_error);
+        err = err == EP_OK ? run_hard(backend, data, fill_hard, (ep_weight_format)f,
+                                      &answer.digests[f], out_error)
+                           : err;
         if (err == EP_OK && (f == EP_WEIGHTS_MXFP4 || f == EP_WEIGHTS_MXFP8)) {
-            err = run_hard(backend, data, fill_faint, (ep_weight_format)f, &answer.digests[f], out_error);
+            err = run_hard(backend, data, fill_faint, (ep_weight_format)f, &answer.digests[f],
+                           out_error);
         }
         if (err == EP_OK && has_quads) {
-            err = run_hard(backend, data, fill_halves, (ep_weight_format)f, &answer.digests[f], out_error);
+            err = run_hard(backend, data, fill_halves, (ep_weight_format)f, &answer.digests[f],
+                           out_error);
         }
     }
     free(data);
@@ -442,7 +466,8 @@ static ep_err run_all(ep_backend *backend, ep_numerics numerics, ep_known_answer
     return err;
 }
 
-ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer, ep_error *out_error)
+ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer,
+                           ep_error *out_error)
 {
     fenv_t before; /* of the opener: experts are drawn and packed here */
     (void)fegetenv(&before);
@@ -452,8 +477,9 @@ ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_a
     return err;
 }
 
-ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format, ep_activation activation,
-                                  bool has_biases, uint32_t inner, uint32_t *digest, ep_error *out_error)
+ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format,
+                                  ep_activation activation, bool has_biases, uint32_t inner,
+                                  uint32_t *digest, ep_error *out_error)
 {
     uint32_t hash = fnv1a(*digest != 0 ? *digest : 2166136261u, format);
     known_data *data = calloc(1, sizeof(*data));
@@ -473,7 +499,8 @@ ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format, 
     return err;
 }
 
-ep_err ep_known_answer_id(const ep_known_answer *answer, const char *family, ep_weight_format format, uint32_t others,
+ep_err ep_known_answer_id(const ep_known_answer *answer, const char *family,
+                          ep_weight_format format, uint32_t others,
                           char out_id[EP_NUMERICS_ID_BYTES])
 {
     if (format == EP_WEIGHTS_NONE || (unsigned)format >= EP_WEIGHTS_COUNT) {
@@ -481,8 +508,11 @@ ep_err ep_known_answer_id(const ep_known_answer *answer, const char *family, ep_
     }
     uint32_t digest = answer->digests[format];
     for (unsigned f = EP_WEIGHTS_NONE + 1; f < EP_WEIGHTS_COUNT; f++) {
-        digest = f != (unsigned)format && (others >> f & 1u) != 0 ? fnv1a(digest, answer->digests[f]) : digest;
+        digest = f != (unsigned)format && (others >> f & 1u) != 0
+                     ? fnv1a(digest, answer->digests[f])
+                     : digest;
     }
-    snprintf(out_id, EP_NUMERICS_ID_BYTES, "%s/%s/rne/%08x", family, ep_weight_format_name(format), digest);
+    snprintf(out_id, EP_NUMERICS_ID_BYTES, "%s/%s/rne/%08x", family, ep_weight_format_name(format),
+             digest);
     return EP_OK;
 }

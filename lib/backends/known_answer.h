@@ -18,20 +18,23 @@ typedef struct ep_known_answer {
 
 /* Loads, runs and unloads on an open backend, which computes with numerics; blocks. Errors: what
  * loading and running bring. */
-ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer, ep_error *out_error);
+ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer,
+                           ep_error *out_error);
 
 #define EP_KNOWN_ANSWER_INNER 80 /* I */
 
 /* One expert of it, with up to that I, into *digest, which begins as 0: for a backend that has not
  * all of them. */
-ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format, ep_activation activation,
-                                  bool has_biases, uint32_t inner, uint32_t *digest, ep_error *out_error);
+ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format,
+                                  ep_activation activation, bool has_biases, uint32_t inner,
+                                  uint32_t *digest, ep_error *out_error);
 
 /*
  * "portable/bf16/rne/5f0c9a12". family: what weights of this format are computed with. The digest
  * covers it and the formats in others (bits 1 << format). Errors: UNIMPLEMENTED.
  */
-ep_err ep_known_answer_id(const ep_known_answer *answer, const char *family, ep_weight_format format, uint32_t others,
+ep_err ep_known_answer_id(const ep_known_answer *answer, const char *family,
+                          ep_weight_format format, uint32_t others,
                           char out_id[EP_NUMERICS_ID_BYTES]);
 
 #endif

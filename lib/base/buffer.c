@@ -96,7 +96,8 @@ void ep_buffer_pool_destroy(ep_buffer_pool *pool)
     }
 }
 
-ep_err ep_buffer_pool_create_child(ep_buffer_pool *parent, size_t limit_bytes, ep_buffer_pool **out_pool)
+ep_err ep_buffer_pool_create_child(ep_buffer_pool *parent, size_t limit_bytes,
+                                   ep_buffer_pool **out_pool)
 {
     ep_buffer_pool *pool;
     ep_err err = ep_buffer_pool_create(limit_bytes, 0, &pool);
@@ -265,7 +266,8 @@ static void discharge_all(ep_buffer_pool *pool, size_t charge)
 
 /* Takes room under the limit, and a kept buffer if there is one; charge is class_bytes(class_index)
  * or less. */
-static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index, ep_buffer **out_buffer)
+static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index,
+                      ep_buffer **out_buffer)
 {
     ep_err err = EP_OK;
     pthread_mutex_lock(&pool->lock);
@@ -282,7 +284,8 @@ static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index,
             pool->stats.system_allocations++;
         }
         pool->holders++;
-        pool->used[*out_buffer != NULL ? (*out_buffer)->class_index : class_index] = pool->stats.acquires;
+        pool->used[*out_buffer != NULL ? (*out_buffer)->class_index : class_index] =
+            pool->stats.acquires;
         pool->stats.acquires++;
         count_lent(pool, charge);
     }
@@ -351,7 +354,8 @@ static bool give_back(ep_buffer_pool *pool, size_t charge, ep_buffer *buffer, bo
 }
 
 /* A buffer of a pool without a parent. */
-static ep_err acquire_root(ep_buffer_pool *pool, uint32_t class_index, size_t charge, ep_buffer **out_buffer)
+static ep_err acquire_root(ep_buffer_pool *pool, uint32_t class_index, size_t charge,
+                           ep_buffer **out_buffer)
 {
     ep_buffer *buffer = NULL;
     ep_err err = reserve(pool, charge, class_index, &buffer);
@@ -371,7 +375,8 @@ static ep_err acquire_root(ep_buffer_pool *pool, uint32_t class_index, size_t ch
     return err;
 }
 
-static ep_err acquire(ep_buffer_pool *pool, uint32_t class_index, size_t charge, ep_buffer **out_buffer)
+static ep_err acquire(ep_buffer_pool *pool, uint32_t class_index, size_t charge,
+                      ep_buffer **out_buffer)
 {
     if (pool->parent == NULL) {
         return acquire_root(pool, class_index, charge, out_buffer);
@@ -404,7 +409,8 @@ static size_t arriving_charge(size_t bytes, size_t have_bytes)
     return charge < capacity ? charge : capacity;
 }
 
-static ep_err acquire_charged(ep_buffer_pool *pool, size_t bytes, size_t charge, ep_buffer **out_buffer)
+static ep_err acquire_charged(ep_buffer_pool *pool, size_t bytes, size_t charge,
+                              ep_buffer **out_buffer)
 {
     ep_buffer *buffer = NULL;
     ep_err err = acquire(pool, class_of(bytes), charge, &buffer);
@@ -428,7 +434,8 @@ ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buf
     return acquire_charged(pool, bytes, class_bytes(class_index), out_buffer);
 }
 
-ep_err ep_buffer_acquire_arriving(ep_buffer_pool *pool, size_t bytes, size_t have_bytes, ep_buffer **out_buffer)
+ep_err ep_buffer_acquire_arriving(ep_buffer_pool *pool, size_t bytes, size_t have_bytes,
+                                  ep_buffer **out_buffer)
 {
     if (class_of(bytes) >= CLASS_COUNT) {
         return EP_ERR_RESOURCE_EXHAUSTED;

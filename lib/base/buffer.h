@@ -35,9 +35,9 @@
 typedef struct ep_buffer_pool ep_buffer_pool;
 
 typedef struct ep_buffer {
-    uint8_t *data;           /* 64-byte aligned */
-    size_t bytes;            /* asked for; the holder may lower it */
-    size_t capacity_bytes;   /* >= bytes */
+    uint8_t *data;         /* 64-byte aligned */
+    size_t bytes;          /* asked for; the holder may lower it */
+    size_t capacity_bytes; /* >= bytes */
     /* what it takes from the limits, and may be written; capacity_bytes unless it is arriving */
     size_t charged_bytes;
     /* private */
@@ -48,7 +48,7 @@ typedef struct ep_buffer {
 } ep_buffer;
 
 typedef struct ep_buffer_pool_stats {
-    uint64_t lent_bytes;         /* charged for buffers now lent */
+    uint64_t lent_bytes; /* charged for buffers now lent */
     uint64_t lent_bytes_peak;
     uint64_t kept_bytes;         /* capacity of free buffers kept */
     uint64_t acquires;           /* calls that succeeded */
@@ -59,7 +59,8 @@ typedef struct ep_buffer_pool_stats {
 /* limit_bytes 0: unlimited. Errors: NO_MEMORY. */
 ep_err ep_buffer_pool_create(size_t limit_bytes, size_t keep_bytes, ep_buffer_pool **out_pool);
 /* A share of parent, of at most limit_bytes at once. Holds its parent. Errors: NO_MEMORY. */
-ep_err ep_buffer_pool_create_child(ep_buffer_pool *parent, size_t limit_bytes, ep_buffer_pool **out_pool);
+ep_err ep_buffer_pool_create_child(ep_buffer_pool *parent, size_t limit_bytes,
+                                   ep_buffer_pool **out_pool);
 void ep_buffer_pool_destroy(ep_buffer_pool *pool);
 /* What may be lent at once; 0: unlimited. */
 size_t ep_buffer_pool_limit(const ep_buffer_pool *pool);
@@ -72,7 +73,8 @@ ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buf
  * EP_BUFFER_ARRIVING_STEPS times those, EP_BUFFER_ARRIVING_BYTES at least, and may be written up to
  * there.
  */
-ep_err ep_buffer_acquire_arriving(ep_buffer_pool *pool, size_t bytes, size_t have_bytes, ep_buffer **out_buffer);
+ep_err ep_buffer_acquire_arriving(ep_buffer_pool *pool, size_t bytes, size_t have_bytes,
+                                  ep_buffer **out_buffer);
 /* Charges it as if acquired with have_bytes now: more as they arrive, less when fewer are there
  * than were expected. Only its one holder calls it. Errors: RESOURCE_EXHAUSTED (the charge is as it
  * was). */

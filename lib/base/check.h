@@ -12,11 +12,11 @@
 
 _Noreturn void ep_assert_failed(const char *condition, const char *file, int line);
 
-#define EP_ASSERT(condition)                                                                                 \
-    do {                                                                                                     \
-        if (__builtin_expect(!(condition), 0)) {                                                             \
-            ep_assert_failed(#condition, __FILE__, __LINE__);                                                \
-        }                                                                                                    \
+#define EP_ASSERT(condition)                                                                       \
+    do {                                                                                           \
+        if (__builtin_expect(!(condition), 0)) {                                                   \
+            ep_assert_failed(#condition, __FILE__, __LINE__);                                      \
+        }                                                                                          \
     } while (0)
 
 #define EP_ARRAY_COUNT(a) (sizeof(a) / sizeof((a)[0]))

@@ -8,7 +8,8 @@
 /* Each level holds all before it, those of the other architecture are never there. */
 enum { PORTABLE, NEON, NEON_DOT, NEON_BF16, AVX2, AVX512F, AVX512VNNI, AVX512BF16, LEVELS };
 
-static const char *const level_names[LEVELS] = {"portable", "neon", "neon_dot", "neon_bf16", "avx2", "avx512f", "avx512vnni", "avx512bf16"};
+static const char *const level_names[LEVELS] = {"portable", "neon",    "neon_dot",   "neon_bf16",
+                                                "avx2",     "avx512f", "avx512vnni", "avx512bf16"};
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -30,10 +31,11 @@ static ep_cpu_features of_cpu(void)
     ep_cpu_features features = {0};
     __builtin_cpu_init();
     bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-    features.avx2_fma_f16c = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
+    features.avx2_fma_f16c =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
     features.avx512f = features.avx2_fma_f16c && __builtin_cpu_supports("avx512f");
-    bool wide = features.avx512f && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                __builtin_cpu_supports("avx512vl");
+    bool wide = features.avx512f && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     features.avx512vnni = wide && __builtin_cpu_supports("avx512vnni");
     /* every CPU with it has both */
     features.avx512bf16 = features.avx512vnni && __builtin_cpu_supports("avx512bf16");
@@ -118,9 +120,11 @@ ep_err ep_cpu_features_check(ep_error *out_error)
     for (int level = 0; level < LEVELS; level++) {
         size_t used = strlen(allowed);
         if (has_level(&features, level)) {
-            snprintf(allowed + used, sizeof(allowed) - used, "%s%s", level == 0 ? "" : ", ", level_names[level]);
+            snprintf(allowed + used, sizeof(allowed) - used, "%s%s", level == 0 ? "" : ", ",
+                     level_names[level]);
         }
     }
-    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is '%.40s', allowed on this CPU: %s", EP_CPU_FEATURES_VARIABLE,
-                        wanted, allowed);
+    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                        "%s is '%.40s', allowed on this CPU: %s", EP_CPU_FEATURES_VARIABLE, wanted,
+                        allowed);
 }

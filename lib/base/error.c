@@ -21,7 +21,8 @@ typedef struct {
 } ep_err_row;
 
 static const ep_err_row rows[] = {
-#define EP_ERR_ROW(name, wire, grpc, broke, other, text) {EP_ERR_##name, grpc, EP_BROKE_##broke, other, #name, text},
+#define EP_ERR_ROW(name, wire, grpc, broke, other, text)                                           \
+    {EP_ERR_##name, grpc, EP_BROKE_##broke, other, #name, text},
     EP_ERR_MAP(EP_ERR_ROW)
 #undef EP_ERR_ROW
 };
@@ -125,7 +126,8 @@ const char *ep_errno_text(int number, char out[EP_ERRNO_TEXT_BYTES])
     char text[EP_ERRNO_TEXT_BYTES / 2];
     const char *what = strerror_r(number, text, sizeof(text));
     if (number == EACCES || number == EPERM) {
-        snprintf(out, EP_ERRNO_TEXT_BYTES, "%s (this process is user %u)", what, (unsigned)geteuid());
+        snprintf(out, EP_ERRNO_TEXT_BYTES, "%s (this process is user %u)", what,
+                 (unsigned)geteuid());
     } else if (number == ENOSPC || number == EDQUOT) {
         snprintf(out, EP_ERRNO_TEXT_BYTES, "%s: make room on that disk", what);
     } else {

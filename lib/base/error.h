@@ -9,11 +9,13 @@
  * Clears *error and sets code and text; returns code, so that "return ep_error_set(...)" reads
  * well. error may be NULL: then only the code is returned. Text longer than the field is cut.
  */
-ep_err ep_error_set(ep_error *error, ep_err code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+ep_err ep_error_set(ep_error *error, ep_err code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Puts "prefix: " before the text already there. error may be NULL. Returns its code, or code when
  * NULL. */
-ep_err ep_error_prefix(ep_error *error, ep_err code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+ep_err ep_error_prefix(ep_error *error, ep_err code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /*
  * strerror; where access was denied also to whom: "Permission denied (this process is user 998)";

@@ -46,7 +46,8 @@ size_t ep_weight_row_bytes(ep_weight_format format, uint32_t columns)
     case EP_CODES_INT8:
         return columns;
     default:
-        return format == EP_WEIGHTS_W8A8 ? columns : ep_dtype_bytes(ep_weight_format_dtype(format)) * columns;
+        return format == EP_WEIGHTS_W8A8 ? columns
+                                         : ep_dtype_bytes(ep_weight_format_dtype(format)) * columns;
     }
 }
 
@@ -61,8 +62,9 @@ ep_scale_arrays ep_weight_scale_arrays(ep_weight_format format, uint32_t rows, u
         const size_t groups = parts_of(columns, ep_weight_group_columns(format));
         const size_t all = rows * groups;
         const size_t factors = rows * parts_of(columns, EP_SCALE_BLOCK) * sizeof(float);
-        arrays.scales = format == EP_WEIGHTS_F8_BLOCK ? parts_of(rows, EP_F8_BLOCK) * groups * sizeof(float)
-                                                      : all * ep_weight_scale_bytes(scales);
+        arrays.scales = format == EP_WEIGHTS_F8_BLOCK
+                            ? parts_of(rows, EP_F8_BLOCK) * groups * sizeof(float)
+                            : all * ep_weight_scale_bytes(scales);
         arrays.offsets = offsets == EP_OFFSETS_NONE ? 0 : all;
         arrays.scale_factors = ep_weight_scales_have_levels(scales) ? factors : 0;
         arrays.offset_factors = offsets == EP_OFFSETS_MINIMUM ? factors : 0;

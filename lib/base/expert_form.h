@@ -35,39 +35,47 @@
 
 /* name, number, text in numerics ids and messages; codes, columns of a group, scales, offsets: see
  * above */
-#define EP_WEIGHTS_MAP(X)                                                                                    \
-    X(NONE, 0, "none", NONE, 0, NONE, NONE)                                                                  \
-    X(BF16, 1, "bf16", NONE, 0, NONE, NONE)                                                                  \
-    X(F16, 2, "f16", NONE, 0, NONE, NONE)                                                                    \
-    X(F32, 3, "f32", NONE, 0, NONE, NONE)                                                                    \
-    X(F8_BLOCK, 4, "f8e4m3-block128", E4M3, 128, F32, NONE)                                                  \
-    X(F8_CHANNEL, 5, "f8e4m3-channel", E4M3, 128, F32, NONE)                                                 \
-    X(MXFP4, 6, "mxfp4", E2M1, 32, E8M0, NONE)                                                               \
-    X(MXFP8, 7, "mxfp8", E4M3, 32, E8M0, NONE)                                                               \
-    X(INT4, 8, "int4-g32", INT4, 32, BF16, NONE)                                                             \
-    X(W8A8, 9, "w8a8", NONE, 0, NONE, NONE)                                                                  \
-    X(INT4_F16, 10, "int4-g32-f16", INT4, 32, F16, NONE)                                                     \
-    X(INT4_ZERO, 11, "int4-g32-zero", INT4, 32, F32, ZERO)                                                   \
-    X(INT4_128, 12, "int4-g128", INT4, 128, F32, NONE)                                                       \
-    X(INT4_128_ZERO, 13, "int4-g128-zero", INT4, 128, F32, ZERO)                                             \
-    X(INT8_F16, 14, "int8-g32-f16", INT8, 32, F16, NONE)                                                     \
-    X(INT8_ZERO, 15, "int8-g32-zero", INT8, 32, F32, ZERO)                                                   \
-    X(INT8_128, 16, "int8-g128", INT8, 128, F32, NONE)                                                       \
-    X(INT8_128_ZERO, 17, "int8-g128-zero", INT8, 128, F32, ZERO)                                             \
-    X(F8_32, 18, "f8e4m3-g32", E4M3, 32, F32, NONE)                                                          \
-    X(NVFP4, 19, "nvfp4", E2M1, 16, E4M3_PARTS, NONE)                                                        \
-    X(Q4_K, 20, "q4_k", UINT4, 32, UINT8_PARTS, MINIMUM)                                                     \
-    X(Q6_K, 21, "q6_k", INT8, 16, INT8_PARTS, NONE)                                                          \
+#define EP_WEIGHTS_MAP(X)                                                                          \
+    X(NONE, 0, "none", NONE, 0, NONE, NONE)                                                        \
+    X(BF16, 1, "bf16", NONE, 0, NONE, NONE)                                                        \
+    X(F16, 2, "f16", NONE, 0, NONE, NONE)                                                          \
+    X(F32, 3, "f32", NONE, 0, NONE, NONE)                                                          \
+    X(F8_BLOCK, 4, "f8e4m3-block128", E4M3, 128, F32, NONE)                                        \
+    X(F8_CHANNEL, 5, "f8e4m3-channel", E4M3, 128, F32, NONE)                                       \
+    X(MXFP4, 6, "mxfp4", E2M1, 32, E8M0, NONE)                                                     \
+    X(MXFP8, 7, "mxfp8", E4M3, 32, E8M0, NONE)                                                     \
+    X(INT4, 8, "int4-g32", INT4, 32, BF16, NONE)                                                   \
+    X(W8A8, 9, "w8a8", NONE, 0, NONE, NONE)                                                        \
+    X(INT4_F16, 10, "int4-g32-f16", INT4, 32, F16, NONE)                                           \
+    X(INT4_ZERO, 11, "int4-g32-zero", INT4, 32, F32, ZERO)                                         \
+    X(INT4_128, 12, "int4-g128", INT4, 128, F32, NONE)                                             \
+    X(INT4_128_ZERO, 13, "int4-g128-zero", INT4, 128, F32, ZERO)                                   \
+    X(INT8_F16, 14, "int8-g32-f16", INT8, 32, F16, NONE)                                           \
+    X(INT8_ZERO, 15, "int8-g32-zero", INT8, 32, F32, ZERO)                                         \
+    X(INT8_128, 16, "int8-g128", INT8, 128, F32, NONE)                                             \
+    X(INT8_128_ZERO, 17, "int8-g128-zero", INT8, 128, F32, ZERO)                                   \
+    X(F8_32, 18, "f8e4m3-g32", E4M3, 32, F32, NONE)                                                \
+    X(NVFP4, 19, "nvfp4", E2M1, 16, E4M3_PARTS, NONE)                                              \
+    X(Q4_K, 20, "q4_k", UINT4, 32, UINT8_PARTS, MINIMUM)                                           \
+    X(Q6_K, 21, "q6_k", INT8, 16, INT8_PARTS, NONE)                                                \
     X(Q5_K, 22, "q5_k", INT8, 32, UINT8_PARTS, MINIMUM)
 
 typedef enum ep_weight_format {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets) EP_WEIGHTS_##name = number,
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
+    EP_WEIGHTS_##name = number,
     EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
 #undef EP_WEIGHTS_ROW
-    EP_WEIGHTS_COUNT
+        EP_WEIGHTS_COUNT
 } ep_weight_format;
 
-typedef enum ep_weight_codes { EP_CODES_NONE, EP_CODES_E4M3, EP_CODES_E2M1, EP_CODES_INT4, EP_CODES_UINT4, EP_CODES_INT8 } ep_weight_codes;
+typedef enum ep_weight_codes {
+    EP_CODES_NONE,
+    EP_CODES_E4M3,
+    EP_CODES_E2M1,
+    EP_CODES_INT4,
+    EP_CODES_UINT4,
+    EP_CODES_INT8
+} ep_weight_codes;
 typedef enum ep_weight_scales {
     EP_SCALES_NONE,
     EP_SCALES_F32,
@@ -78,12 +86,16 @@ typedef enum ep_weight_scales {
     EP_SCALES_INT8_PARTS,
     EP_SCALES_E4M3_PARTS
 } ep_weight_scales;
-typedef enum ep_weight_offsets { EP_OFFSETS_NONE, EP_OFFSETS_ZERO, EP_OFFSETS_MINIMUM } ep_weight_offsets;
+typedef enum ep_weight_offsets {
+    EP_OFFSETS_NONE,
+    EP_OFFSETS_ZERO,
+    EP_OFFSETS_MINIMUM
+} ep_weight_offsets;
 
-#define EP_F8_BLOCK 128      /* rows and columns of f8_block that share a scale */
+#define EP_F8_BLOCK 128 /* rows and columns of f8_block that share a scale */
 /* columns of MX formats that share a scale, and of rows that family w4a8 rounds together */
 #define EP_MX_GROUP 32
-#define EP_SCALE_BLOCK 256   /* columns of scales of two levels */
+#define EP_SCALE_BLOCK 256 /* columns of scales of two levels */
 /* w8a8: 127 * 128 * columns stays below 2^31. */
 #define EP_W8A8_COLUMNS_MAX 131072
 
@@ -110,8 +122,8 @@ static inline ep_dtype ep_weight_format_dtype(ep_weight_format format)
 static inline ep_weight_codes ep_weight_format_codes(ep_weight_format format)
 {
     switch (format) {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                                    \
-    case EP_WEIGHTS_##name:                                                                                  \
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
+    case EP_WEIGHTS_##name:                                                                        \
         return EP_CODES_##codes;
         EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
 #undef EP_WEIGHTS_ROW
@@ -123,8 +135,8 @@ static inline ep_weight_codes ep_weight_format_codes(ep_weight_format format)
 static inline ep_weight_scales ep_weight_format_scales(ep_weight_format format)
 {
     switch (format) {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                                    \
-    case EP_WEIGHTS_##name:                                                                                  \
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
+    case EP_WEIGHTS_##name:                                                                        \
         return EP_SCALES_##scales;
         EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
 #undef EP_WEIGHTS_ROW
@@ -136,8 +148,8 @@ static inline ep_weight_scales ep_weight_format_scales(ep_weight_format format)
 static inline ep_weight_offsets ep_weight_format_offsets(ep_weight_format format)
 {
     switch (format) {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                                    \
-    case EP_WEIGHTS_##name:                                                                                  \
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
+    case EP_WEIGHTS_##name:                                                                        \
         return EP_OFFSETS_##offsets;
         EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
 #undef EP_WEIGHTS_ROW
@@ -150,8 +162,8 @@ static inline ep_weight_offsets ep_weight_format_offsets(ep_weight_format format
 static inline uint32_t ep_weight_group_columns(ep_weight_format format)
 {
     switch (format) {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                                    \
-    case EP_WEIGHTS_##name:                                                                                  \
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
+    case EP_WEIGHTS_##name:                                                                        \
         return group;
         EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
 #undef EP_WEIGHTS_ROW
@@ -185,7 +197,9 @@ static inline bool ep_weight_scales_have_levels(ep_weight_scales scales)
 /* Bytes of one scale, or one part of it. */
 static inline size_t ep_weight_scale_bytes(ep_weight_scales scales)
 {
-    return scales == EP_SCALES_F32 ? 4 : scales == EP_SCALES_BF16 || scales == EP_SCALES_F16 ? 2 : 1;
+    return scales == EP_SCALES_F32                               ? 4
+           : scales == EP_SCALES_BF16 || scales == EP_SCALES_F16 ? 2
+                                                                 : 1;
 }
 
 /* The block of a matrix's scales: how many bytes each of its arrays has, in their order. */
@@ -202,9 +216,11 @@ size_t ep_weight_row_bytes(ep_weight_format format, uint32_t columns);
 /* Bytes of all scales of a matrix; 0 for plain formats. */
 size_t ep_weight_scales_bytes(ep_weight_format format, uint32_t rows, uint32_t columns);
 
-static inline size_t ep_weight_matrix_bytes(ep_weight_format format, uint32_t rows, uint32_t columns)
+static inline size_t ep_weight_matrix_bytes(ep_weight_format format, uint32_t rows,
+                                            uint32_t columns)
 {
-    return rows * ep_weight_row_bytes(format, columns) + ep_weight_scales_bytes(format, rows, columns);
+    return rows * ep_weight_row_bytes(format, columns) +
+           ep_weight_scales_bytes(format, rows, columns);
 }
 
 /*
@@ -219,25 +235,25 @@ static inline size_t ep_weight_matrix_bytes(ep_weight_format format, uint32_t ro
  *   ..._no_gate      two matrices: of u alone
  * A limit of 0 means none.
  */
-#define EP_ACTIVATION_MAP(X)                                                                                 \
-    X(SILU, 0, "silu")                                                                                       \
-    X(GELU, 1, "gelu")                                                                                       \
-    X(GELU_TANH, 2, "gelu_tanh")                                                                             \
-    X(SWIGLU_OAI, 3, "swiglu_oai")                                                                           \
-    X(SWIGLU_LIMIT, 4, "swiglu_limit")                                                                       \
-    X(SWIGLU_STEP, 5, "swiglu_step")                                                                         \
-    X(SITU, 6, "situ")                                                                                       \
-    X(SILU_NO_GATE, 7, "silu_no_gate")                                                                       \
-    X(GELU_NO_GATE, 8, "gelu_no_gate")                                                                       \
-    X(GELU_TANH_NO_GATE, 9, "gelu_tanh_no_gate")                                                             \
-    X(RELU_NO_GATE, 10, "relu_no_gate")                                                                      \
+#define EP_ACTIVATION_MAP(X)                                                                       \
+    X(SILU, 0, "silu")                                                                             \
+    X(GELU, 1, "gelu")                                                                             \
+    X(GELU_TANH, 2, "gelu_tanh")                                                                   \
+    X(SWIGLU_OAI, 3, "swiglu_oai")                                                                 \
+    X(SWIGLU_LIMIT, 4, "swiglu_limit")                                                             \
+    X(SWIGLU_STEP, 5, "swiglu_step")                                                               \
+    X(SITU, 6, "situ")                                                                             \
+    X(SILU_NO_GATE, 7, "silu_no_gate")                                                             \
+    X(GELU_NO_GATE, 8, "gelu_no_gate")                                                             \
+    X(GELU_TANH_NO_GATE, 9, "gelu_tanh_no_gate")                                                   \
+    X(RELU_NO_GATE, 10, "relu_no_gate")                                                            \
     X(RELU2_NO_GATE, 11, "relu2_no_gate")
 
 typedef enum ep_activation {
 #define EP_ACTIVATION_ROW(name, number, text) EP_ACT_##name = number,
     EP_ACTIVATION_MAP(EP_ACTIVATION_ROW)
 #undef EP_ACTIVATION_ROW
-    EP_ACT_COUNT
+        EP_ACT_COUNT
 } ep_activation;
 
 /* "silu"; "unknown" for unknown numbers. */
@@ -258,8 +274,8 @@ typedef struct ep_activation_numbers {
 /* One expert as it stands in memory: matrices in the layout above, any alignment of all pointers.
  * Borrowed. */
 typedef struct ep_expert_source {
-    uint32_t hidden; /* H >= 1 */
-    uint32_t inner;  /* I >= 1 */
+    uint32_t hidden;              /* H >= 1 */
+    uint32_t inner;               /* I >= 1 */
     ep_weight_format format;      /* of gate and up */
     ep_weight_format down_format; /* of down; NONE: the same. Of w8a8 both are */
     ep_activation activation;

@@ -13,8 +13,8 @@ void ep_host_choose_id(const char *kernels, const char *managers, char out_name[
     if (bytes > 0 && bytes < EP_HOST_BYTES) {
         snprintf(out_name, EP_HOST_BYTES, "%.*s", (int)bytes, kernels);
     } else if (strlen(managers) == ID_DIGITS && strspn(managers, "0123456789abcdef") == ID_DIGITS) {
-        snprintf(out_name, EP_HOST_BYTES, "%.8s-%.4s-%.4s-%.4s-%.12s", managers, managers + 8, managers + 12,
-                 managers + 16, managers + 20);
+        snprintf(out_name, EP_HOST_BYTES, "%.8s-%.4s-%.4s-%.4s-%.12s", managers, managers + 8,
+                 managers + 12, managers + 16, managers + 20);
     } else {
         out_name[0] = 0;
     }

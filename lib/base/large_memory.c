@@ -12,7 +12,9 @@
 static void *map_aligned(size_t bytes)
 {
     const size_t span = bytes + EP_LARGE_BYTES;
-    uint8_t *map = span > bytes ? mmap(NULL, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
+    uint8_t *map =
+        span > bytes ? mmap(NULL, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                     : MAP_FAILED;
     if (map == MAP_FAILED) {
         return NULL;
     }

@@ -130,14 +130,16 @@ static void put_head(log_line *line, ep_log_level level, const char *event_id)
     put_time(stamp, sizeof(stamp));
     switch (line->format) {
     case EP_LOG_JSON:
-        n = snprintf(line->text, sizeof(line->text), "{\"time\":\"%s\",\"level\":\"%s\",\"event\":\"%s\"", stamp,
-                     names[level], event_id);
+        n = snprintf(line->text, sizeof(line->text),
+                     "{\"time\":\"%s\",\"level\":\"%s\",\"event\":\"%s\"", stamp, names[level],
+                     event_id);
         break;
     case EP_LOG_JOURNAL:
         n = snprintf(line->text, sizeof(line->text), "<%c>event=%s", priorities[level], event_id);
         break;
     case EP_LOG_TEXT:
-        n = snprintf(line->text, sizeof(line->text), "time=%s level=%s event=%s", stamp, names[level], event_id);
+        n = snprintf(line->text, sizeof(line->text), "time=%s level=%s event=%s", stamp,
+                     names[level], event_id);
         break;
     }
     line->used = (size_t)n;

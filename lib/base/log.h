@@ -27,7 +27,13 @@
 
 #define EP_LOG_LINE_BYTES 4096 /* PIPE_BUF: lines of programs that share a pipe do not mix */
 
-typedef enum ep_log_level { EP_LOG_ERROR, EP_LOG_WARN, EP_LOG_INFO, EP_LOG_DEBUG, EP_LOG_OFF = -1 } ep_log_level;
+typedef enum ep_log_level {
+    EP_LOG_ERROR,
+    EP_LOG_WARN,
+    EP_LOG_INFO,
+    EP_LOG_DEBUG,
+    EP_LOG_OFF = -1
+} ep_log_level;
 typedef enum ep_log_format { EP_LOG_TEXT, EP_LOG_JSON, EP_LOG_JOURNAL } ep_log_format;
 
 /* Made by EP_KV. */
@@ -51,8 +57,9 @@ bool ep_log_enabled(ep_log_level level);
  * least. The value's type decides how it is written: an integer, a bool or a text. A text that is
  * NULL leaves its field out.
  */
-#define ep_log(level, event_id, ...) ep_log_fields(level, event_id, (const ep_log_field[]){__VA_ARGS__, {.key = NULL}})
-#define EP_KV(name, of)                   \
+#define ep_log(level, event_id, ...)                                                               \
+    ep_log_fields(level, event_id, (const ep_log_field[]){__VA_ARGS__, {.key = NULL}})
+#define EP_KV(name, of)                                                                            \
     _Generic((of),                        \
         char *: ep_log_field_text,        \
         const char *: ep_log_field_text,  \

@@ -51,7 +51,8 @@ static inline float ep_f16_to_f32(uint16_t h)
         return ep_f32_from_bits(ep_f32_bits(magnitude) | sign);
     }
     if (exponent == 31) {
-        return ep_f32_from_bits(sign | 0x7f800000u | (mantissa << 13) | (mantissa != 0 ? 0x00400000u : 0));
+        return ep_f32_from_bits(sign | 0x7f800000u | (mantissa << 13) |
+                                (mantissa != 0 ? 0x00400000u : 0));
     }
     return ep_f32_from_bits(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }

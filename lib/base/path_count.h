@@ -13,12 +13,12 @@
 #include <stdint.h>
 
 typedef enum ep_path_stage {
-    EP_PATH_PACKED,   /* caller: rows into a request */
-    EP_PATH_PANEL,    /* node: rows into a kernel's panel */
-    EP_PATH_RESULT,   /* node: a kernel's result into the reply */
+    EP_PATH_PACKED, /* caller: rows into a request */
+    EP_PATH_PANEL,  /* node: rows into a kernel's panel */
+    EP_PATH_RESULT, /* node: a kernel's result into the reply */
     /* caller: the result of a prefill call from where its tokens were combined to out */
     EP_PATH_SCRATCH,
-    EP_PATH_LANE,     /* bytes of frames that a lane moved inside this process; headers included */
+    EP_PATH_LANE, /* bytes of frames that a lane moved inside this process; headers included */
     EP_PATH_STAGES
 } ep_path_stage;
 

@@ -11,7 +11,12 @@ static size_t read_character(const char *text, uint32_t *out_code)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     const unsigned char *p = (const unsigned char *)text;
-    size_t bytes = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
+    size_t bytes = p[0] < 0x80   ? 1
+                   : p[0] < 0xc2 ? 0
+                   : p[0] < 0xe0 ? 2
+                   : p[0] < 0xf0 ? 3
+                   : p[0] < 0xf5 ? 4
+                                 : 0;
     if (bytes < 2) {
         *out_code = p[0];
         return bytes;
@@ -29,15 +34,17 @@ static size_t read_character(const char *text, uint32_t *out_code)
 
 static bool steers(uint32_t code)
 {
-    return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c || code == 0x200e || code == 0x200f ||
-           (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+    return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c || code == 0x200e ||
+           code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
+           (code >= 0x2066 && code <= 0x2069);
 }
 
 /* Unicode's spaces, and those without width, which make two names look alike. */
 static bool is_blank(uint32_t code)
 {
-    return code == ' ' || code == 0xa0 || code == 0xad || code == 0x1680 || (code >= 0x2000 && code <= 0x200d) || code == 0x202f ||
-           code == 0x205f || code == 0x2060 || code == 0x3000 || code == 0xfeff;
+    return code == ' ' || code == 0xa0 || code == 0xad || code == 0x1680 ||
+           (code >= 0x2000 && code <= 0x200d) || code == 0x202f || code == 0x205f ||
+           code == 0x2060 || code == 0x3000 || code == 0xfeff;
 }
 
 size_t ep_text_escape_part(const char *text, char *out, size_t out_bytes)

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 /* For messages: "... has mode 0644; allowed: " EP_PRIVATE_FILE_ALLOWED */
-#define EP_PRIVATE_FILE_ALLOWED "0600 or 0400 (chmod 0600 makes it so); 0640 or 0440 where root owns the file"
+#define EP_PRIVATE_FILE_ALLOWED                                                                    \
+    "0600 or 0400 (chmod 0600 makes it so); 0640 or 0440 where root owns the file"
 
 /*
  * Others may do nothing with it. The group may read it when root owns it: so Kubernetes (fsGroup),

@@ -46,7 +46,8 @@ static size_t find_suffix(const char *text)
     size_t bytes = strlen(text);
     bytes -= bytes == 3 && strcmp(text + 1, "iB") == 0 && strchr("KMGT", text[0]) != NULL ? 2 : 0;
     size_t i = 0;
-    while (i < SUFFIXES_COUNT && (strlen(suffixes[i].name) != bytes || strncmp(suffixes[i].name, text, bytes) != 0)) {
+    while (i < SUFFIXES_COUNT &&
+           (strlen(suffixes[i].name) != bytes || strncmp(suffixes[i].name, text, bytes) != 0)) {
         i++;
     }
     return i;
@@ -86,7 +87,8 @@ static bool append_digits(const char *digits, size_t count, uint64_t *number)
 
 const char *ep_quantity_parse(const char *text, ep_unit plain, ep_unit unit, uint64_t *out_number)
 {
-    static const char *const rubbish[] = {"is not a whole number", "is not a size", "is not a time"};
+    static const char *const rubbish[] = {"is not a whole number", "is not a size",
+                                          "is not a time"};
     static const char *const other_kind[] = {"is not a whole number", "is a time, not a size",
                                              "is a size, not a time"};
     const kind wanted = units[unit].kind;

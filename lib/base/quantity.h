@@ -16,7 +16,14 @@
 
 #include <stdint.h>
 
-typedef enum ep_unit { EP_UNIT_NONE, EP_UNIT_BYTES, EP_UNIT_KIB, EP_UNIT_US, EP_UNIT_MS, EP_UNIT_S } ep_unit;
+typedef enum ep_unit {
+    EP_UNIT_NONE,
+    EP_UNIT_BYTES,
+    EP_UNIT_KIB,
+    EP_UNIT_US,
+    EP_UNIT_MS,
+    EP_UNIT_S
+} ep_unit;
 
 #define EP_QUANTITY_BYTES 32 /* of a formatted one */
 /*

@@ -10,14 +10,14 @@
 
 struct ep_timer_service {
     pthread_mutex_t lock;
-    pthread_cond_t wake;      /* the earliest time changed, or stopping */
-    pthread_cond_t idle;      /* a callback returned */
+    pthread_cond_t wake; /* the earliest time changed, or stopping */
+    pthread_cond_t idle; /* a callback returned */
     pthread_t thread;
-    ep_timer **heap;          /* 1-based */
+    ep_timer **heap; /* 1-based */
     size_t count;
     size_t capacity;
     ep_timer *running;
-    uint64_t wakes_ns;        /* when the thread looks again by itself; 0 while it is awake */
+    uint64_t wakes_ns; /* when the thread looks again by itself; 0 while it is awake */
     bool stopping;
     char name[16];
 };
@@ -73,7 +73,8 @@ static void heap_remove(ep_timer_service *s, ep_timer *timer)
 
 static void wait_until_due(ep_timer_service *s, uint64_t due_ns)
 {
-    struct timespec t = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S), .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
+    struct timespec t = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
+                         .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
     s->wakes_ns = due_ns;
     pthread_cond_timedwait(&s->wake, &s->lock, &t);
     s->wakes_ns = 0;

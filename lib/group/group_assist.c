@@ -60,35 +60,41 @@ void ep_group_assist_seal(const ep_group_assist *assist, int32_t *info, size_t i
     memcpy(info + ints - EP_GROUP_ASSIST_TAIL_INTS, &t, sizeof(t));
 }
 
-ep_err ep_group_assist_open(const int32_t *info, size_t ints, const ep_group_assist *expected, ep_group_assist *out_assist,
-                            ep_error *out_error)
+ep_err ep_group_assist_open(const int32_t *info, size_t ints, const ep_group_assist *expected,
+                            ep_group_assist *out_assist, ep_error *out_error)
 {
     tail t;
     memcpy(&t, info + ints - EP_GROUP_ASSIST_TAIL_INTS, sizeof(t));
     if (t.magic != MAGIC || t.crc != ep_crc32c(0, &t, offsetof(tail, crc))) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "assist_info_for_combine was not written by a dispatch: its last 16 ints are not a seal (its length must be "
+                            "assist_info_for_combine was not written by a dispatch: its last 16 "
+                            "ints are not a seal (its length must be "
                             "that of the dispatch's output)");
     }
     if (t.membership != expected->membership) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "assist_info_for_combine is of membership %016" PRIx64 ", this group's is %016" PRIx64
-                            ": it was written by a dispatch in another group, or before the group was made anew",
-                            t.membership, expected->membership);
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "assist_info_for_combine is of membership %016" PRIx64 ", this group's is %016" PRIx64
+            ": it was written by a dispatch in another group, or before the group was made anew",
+            t.membership, expected->membership);
     }
-    if ((size_t)t.rows * 3 > ints - EP_GROUP_ASSIST_TAIL_INTS || t.triples_crc != triples_crc(info, t.rows)) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "assist_info_for_combine was altered since dispatch %" PRIu64 " wrote it", t.number);
+    if ((size_t)t.rows * 3 > ints - EP_GROUP_ASSIST_TAIL_INTS ||
+        t.triples_crc != triples_crc(info, t.rows)) {
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "assist_info_for_combine was altered since dispatch %" PRIu64 " wrote it", t.number);
     }
     if (t.ids_digest != expected->ids_digest) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "assist_info_for_combine is of another dispatch (number %" PRIu64 "): expert_ids or x_active_mask are not those "
+                            "assist_info_for_combine is of another dispatch (number %" PRIu64
+                            "): expert_ids or x_active_mask are not those "
                             "it was given",
                             t.number);
     }
     if (t.counts_digest != expected->counts_digest) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "assist_info_for_combine is of another dispatch (number %" PRIu64 "): ep_send_counts are not its ep_recv_counts",
+                            "assist_info_for_combine is of another dispatch (number %" PRIu64
+                            "): ep_send_counts are not its ep_recv_counts",
                             t.number);
     }
     *out_assist = (ep_group_assist){.membership = t.membership,

@@ -15,11 +15,11 @@
 #define EP_GROUP_ASSIST_INTS_PER_ROW 128
 
 typedef struct ep_group_assist {
-    uint64_t membership;       /* of the group */
-    uint64_t number;           /* of the dispatch in it */
-    uint32_t rows;             /* n */
-    uint32_t ids_digest;       /* of expert_ids and x_active_mask */
-    uint32_t counts_digest;    /* of ep_recv_counts */
+    uint64_t membership;    /* of the group */
+    uint64_t number;        /* of the dispatch in it */
+    uint32_t rows;          /* n */
+    uint32_t ids_digest;    /* of expert_ids and x_active_mask */
+    uint32_t counts_digest; /* of ep_recv_counts */
 } ep_group_assist;
 
 /* CRC32C over shape, ids and mask of a checked batch. */
@@ -33,7 +33,7 @@ void ep_group_assist_seal(const ep_group_assist *assist, int32_t *info, size_t i
  * Errors: FAILED_PRECONDITION saying what does not belong together; INVALID_ARGUMENT (not written
  * by a dispatch, or altered since).
  */
-ep_err ep_group_assist_open(const int32_t *info, size_t ints, const ep_group_assist *expected, ep_group_assist *out_assist,
-                            ep_error *out_error);
+ep_err ep_group_assist_open(const int32_t *info, size_t ints, const ep_group_assist *expected,
+                            ep_group_assist *out_assist, ep_error *out_error);
 
 #endif

@@ -10,7 +10,16 @@
 
 #include "base/check.h"
 
-typedef enum field_kind { NUMBER, OPERATOR, PROFILE, COMM, DTYPE, GIVEN, FLOAT_BITS, DIGEST } field_kind;
+typedef enum field_kind {
+    NUMBER,
+    OPERATOR,
+    PROFILE,
+    COMM,
+    DTYPE,
+    GIVEN,
+    FLOAT_BITS,
+    DIGEST
+} field_kind;
 
 typedef struct field {
     const char *name;
@@ -18,7 +27,10 @@ typedef struct field {
     field_kind kind;
 } field;
 
-#define F(member, name, kind) {name, offsetof(ep_group_call, member), kind}
+#define F(member, name, kind)                                                                      \
+    {                                                                                              \
+        name, offsetof(ep_group_call, member), kind                                                \
+    }
 static const field fields[] = {
     F(operator, "the operator", OPERATOR),
     F(profile, "profile", PROFILE),
@@ -55,8 +67,10 @@ static const field fields[] = {
     F(has_inactive, "x_active_mask with inactive entries", GIVEN),
 };
 _Static_assert(EP_ARRAY_COUNT(fields) == EP_GROUP_CALL_TOLD, "one row for each field that travels");
-_Static_assert(offsetof(ep_group_call, tokens) == 8 * EP_GROUP_CALL_COMPARED, "compared fields come first");
-_Static_assert(offsetof(ep_group_call, ranks) == 8 * EP_GROUP_CALL_TOLD, "told fields come before the others");
+_Static_assert(offsetof(ep_group_call, tokens) == 8 * EP_GROUP_CALL_COMPARED,
+               "compared fields come first");
+_Static_assert(offsetof(ep_group_call, ranks) == 8 * EP_GROUP_CALL_TOLD,
+               "told fields come before the others");
 
 int64_t ep_group_call_field(const ep_group_call *call, uint32_t i)
 {
@@ -134,12 +148,14 @@ void ep_group_record_encode(const ep_group_call *call, uint8_t out[EP_GROUP_RECO
     }
 }
 
-ep_err ep_group_record_decode(const uint8_t record[EP_GROUP_RECORD_BYTES], ep_group_call *out_call, ep_error *out_error)
+ep_err ep_group_record_decode(const uint8_t record[EP_GROUP_RECORD_BYTES], ep_group_call *out_call,
+                              ep_error *out_error)
 {
     uint64_t count;
     memcpy(&count, record, sizeof(count));
     if (count != EP_GROUP_CALL_TOLD) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "a parameter record has %" PRIu64 " fields: allowed %d", count,
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "a parameter record has %" PRIu64 " fields: allowed %d", count,
                             EP_GROUP_CALL_TOLD);
     }
     memset(out_call, 0, sizeof(*out_call));
@@ -170,7 +186,8 @@ static void text_add(text *t, const char *format, ...)
 }
 
 /* "ranks 0-2, 5": those with this value. Ranks ascend. */
-static void add_ranks(text *t, const ep_group_call *calls, const uint32_t *ranks, uint32_t count, uint32_t i, int64_t value)
+static void add_ranks(text *t, const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
+                      uint32_t i, int64_t value)
 {
     const char *before = "";
     for (uint32_t c = 0; c < count; c++) {
@@ -178,7 +195,8 @@ static void add_ranks(text *t, const ep_group_call *calls, const uint32_t *ranks
             continue;
         }
         uint32_t end = c;
-        while (end + 1 < count && ranks[end + 1] == ranks[end] + 1 && ep_group_call_field(&calls[end + 1], i) == value) {
+        while (end + 1 < count && ranks[end + 1] == ranks[end] + 1 &&
+               ep_group_call_field(&calls[end + 1], i) == value) {
             end++;
         }
         if (end == c) {
@@ -201,8 +219,8 @@ static bool seen_before(const ep_group_call *calls, uint32_t c, uint32_t i)
     return false;
 }
 
-static ep_err report(const ep_group_call *calls, const uint32_t *ranks, uint32_t count, uint32_t i, const char *rule,
-                     ep_error *out_error)
+static ep_err report(const ep_group_call *calls, const uint32_t *ranks, uint32_t count, uint32_t i,
+                     const char *rule, ep_error *out_error)
 {
     char buffer[EP_ERROR_TEXT_BYTES] = "";
     text t = {buffer, sizeof(buffer), 0};
@@ -215,7 +233,8 @@ static ep_err report(const ep_group_call *calls, const uint32_t *ranks, uint32_t
         text_add(&t, "%s%s at rank ", t.used == 0 ? "" : "; ", value);
         add_ranks(&t, calls, ranks, count, i, ep_group_call_field(&calls[c], i));
     }
-    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s differs between ranks: %.400s%s", fields[i].name, buffer, rule);
+    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s differs between ranks: %.400s%s",
+                        fields[i].name, buffer, rule);
 }
 
 static bool differs(const ep_group_call *calls, uint32_t count, uint32_t i)
@@ -228,39 +247,46 @@ static bool differs(const ep_group_call *calls, uint32_t count, uint32_t i)
     return false;
 }
 
-ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks, uint32_t count, ep_error *out_error)
+ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
+                              ep_error *out_error)
 {
     for (uint32_t i = 0; i < EP_GROUP_CALL_COMPARED; i++) {
         if (differs(calls, count, i)) {
             return report(calls, ranks, count, i, "", out_error);
         }
     }
-    if (count == 0 || calls[0].profile == EP_GROUP_NATIVE || !differs(calls, count, EP_GROUP_CALL_COMPARED)) {
+    if (count == 0 || calls[0].profile == EP_GROUP_NATIVE ||
+        !differs(calls, count, EP_GROUP_CALL_COMPARED)) {
         return EP_OK;
     }
     if (calls[0].global_bs == 0) {
         return report(calls, ranks, count, EP_GROUP_CALL_COMPARED,
-                      ": with global_bs 0 all must be equal, else global_bs is ranks * largest BS", out_error);
+                      ": with global_bs 0 all must be equal, else global_bs is ranks * largest BS",
+                      out_error);
     }
     for (uint32_t c = 0; c < count; c++) {
         if (calls[c].has_inactive != 0) {
             return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                                "x_active_mask has inactive entries at rank %" PRIu32 ", and BS differs between ranks: then all tokens "
+                                "x_active_mask has inactive entries at rank %" PRIu32
+                                ", and BS differs between ranks: then all tokens "
                                 "must be active",
                                 ranks[c]);
         }
     }
     if (calls[0].comm == EP_GROUP_FULLMESH_V2) {
-        return report(calls, ranks, count, EP_GROUP_CALL_COMPARED, ": with comm_alg fullmesh_v2 all must be equal", out_error);
+        return report(calls, ranks, count, EP_GROUP_CALL_COMPARED,
+                      ": with comm_alg fullmesh_v2 all must be equal", out_error);
     }
     return EP_OK;
 }
 
-ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_call *call, ep_error *out_error)
+ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_call *call,
+                                ep_error *out_error)
 {
     for (uint32_t i = 0; i < EP_GROUP_CALL_TOLD; i++) {
         size_t offset = fields[i].offset;
-        if (offset == offsetof(ep_group_call, has_inactive) || offset == offsetof(ep_group_call, dispatch_number)) {
+        if (offset == offsetof(ep_group_call, has_inactive) ||
+            offset == offsetof(ep_group_call, dispatch_number)) {
             continue; /* known only when the call runs */
         }
         int64_t was = ep_group_call_field(planned, i);
@@ -271,15 +297,18 @@ ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_cal
             ep_group_call_field_text(i, was, was_text, sizeof(was_text));
             ep_group_call_field_text(i, is, is_text, sizeof(is_text));
             return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                                "stale plan: %s is %s, the plan was prepared for %s; prepare again", fields[i].name, is_text, was_text);
+                                "stale plan: %s is %s, the plan was prepared for %s; prepare again",
+                                fields[i].name, is_text, was_text);
         }
     }
-    if (planned->mask != call->mask || planned->has_performance != call->has_performance || planned->tp_rank != call->tp_rank) {
+    if (planned->mask != call->mask || planned->has_performance != call->has_performance ||
+        planned->tp_rank != call->tp_rank) {
         const char *what = planned->mask != call->mask                         ? "x_active_mask"
                            : planned->has_performance != call->has_performance ? "performance_info"
                                                                                : "tp_rank_id";
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "stale plan: %s is not what the plan was prepared for; prepare again", what);
+                            "stale plan: %s is not what the plan was prepared for; prepare again",
+                            what);
     }
     return EP_OK;
 }
@@ -303,11 +332,14 @@ ep_err ep_group_comm_parse(const char *name, ep_group_call *call, ep_error *out_
             return EP_OK;
         }
     }
-    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                        "comm_alg is \"%.60s\": allowed \"\", fullmesh, fullmesh_v1, fullmesh_v2, hierarchy", name);
+    return ep_error_set(
+        out_error, EP_ERR_INVALID_ARGUMENT,
+        "comm_alg is \"%.60s\": allowed \"\", fullmesh, fullmesh_v1, fullmesh_v2, hierarchy", name);
 }
 
 const char *ep_group_comm_spelled(int64_t comm_given)
 {
-    return comm_given <= 0 || (uint64_t)comm_given >= EP_ARRAY_COUNT(comm_names) ? "\"\"" : comm_names[comm_given].name;
+    return comm_given <= 0 || (uint64_t)comm_given >= EP_ARRAY_COUNT(comm_names)
+               ? "\"\""
+               : comm_names[comm_given].name;
 }

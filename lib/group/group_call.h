@@ -17,7 +17,11 @@ typedef enum ep_group_operator {
     EP_GROUP_COMBINE_NORM = 3
 } ep_group_operator;
 
-typedef enum ep_group_comm { EP_GROUP_FULLMESH = 1, EP_GROUP_FULLMESH_V2 = 2, EP_GROUP_HIERARCHY = 3 } ep_group_comm;
+typedef enum ep_group_comm {
+    EP_GROUP_FULLMESH = 1,
+    EP_GROUP_FULLMESH_V2 = 2,
+    EP_GROUP_HIERARCHY = 3
+} ep_group_comm;
 /* fullmesh_v1 is another name of fullmesh, and "" leaves the choice to us: one value in `comm`. The
  * profiles tell them apart. */
 typedef enum ep_group_comm_name {
@@ -27,53 +31,57 @@ typedef enum ep_group_comm_name {
     EP_GROUP_NAMED_FULLMESH_V2 = 3,
     EP_GROUP_NAMED_HIERARCHY = 4
 } ep_group_comm_name;
-typedef enum ep_group_mask_kind { EP_GROUP_MASK_NONE = 0, EP_GROUP_MASK_TOKENS = 1, EP_GROUP_MASK_SLOTS = 2 } ep_group_mask_kind;
+typedef enum ep_group_mask_kind {
+    EP_GROUP_MASK_NONE = 0,
+    EP_GROUP_MASK_TOKENS = 1,
+    EP_GROUP_MASK_SLOTS = 2
+} ep_group_mask_kind;
 
 /* All 64 bits wide, so that one table describes them (group_call.c). Fields above the line must be
  * equal on all ranks. */
 typedef struct ep_group_call {
-    int64_t operator;             /* ep_group_operator */
+    int64_t operator; /* ep_group_operator */
     int64_t profile;
     int64_t const_rule;
-    int64_t world_size;           /* the group's, before elastic_info */
-    int64_t elastic_digest;       /* of elastic_info, 0 without */
-    int64_t moe_experts;          /* M, after elastic_info like the next four */
-    int64_t shared_experts;       /* S, 0 when there are no shared-expert ranks */
-    int64_t shared_ranks;         /* SR */
-    int64_t shared_rows;          /* rows of `scales` before those of the MoE experts */
-    int64_t tp_world_size;        /* 1 or 2 */
+    int64_t world_size;     /* the group's, before elastic_info */
+    int64_t elastic_digest; /* of elastic_info, 0 without */
+    int64_t moe_experts;    /* M, after elastic_info like the next four */
+    int64_t shared_experts; /* S, 0 when there are no shared-expert ranks */
+    int64_t shared_ranks;   /* SR */
+    int64_t shared_rows;    /* rows of `scales` before those of the MoE experts */
+    int64_t tp_world_size;  /* 1 or 2 */
     int64_t shard_type;
     int64_t global_bs;
     int64_t zero_experts;
     int64_t copy_experts;
     int64_t const_experts;
-    int64_t comm;                 /* ep_group_comm */
+    int64_t comm; /* ep_group_comm */
     int64_t allow_duplicates;
-    int64_t quant_mode;           /* dispatch */
-    int64_t comm_quant_mode;      /* combine */
-    int64_t token_nums_type;      /* dispatch */
-    int64_t out_dtype;            /* combine, like the next */
+    int64_t quant_mode;      /* dispatch */
+    int64_t comm_quant_mode; /* combine */
+    int64_t token_nums_type; /* dispatch */
+    int64_t out_dtype;       /* combine, like the next */
     int64_t group_list_type;
-    int64_t hidden;               /* H */
-    int64_t top_k;                /* K */
-    int64_t dtype;                /* of x, or of the experts' results */
+    int64_t hidden; /* H */
+    int64_t top_k;  /* K */
+    int64_t dtype;  /* of x, or of the experts' results */
     int64_t ids_dtype;
-    int64_t has_scales;           /* smooth scales */
+    int64_t has_scales; /* smooth scales */
     int64_t has_expert_scales;
     int64_t has_shared_x;
-    int64_t norm_eps_bits;        /* the float's bits */
-    int64_t dispatch_number;      /* combine: which dispatch wrote assist_info_for_combine */
+    int64_t norm_eps_bits;   /* the float's bits */
+    int64_t dispatch_number; /* combine: which dispatch wrote assist_info_for_combine */
     /* ---- each rank's own ---- */
-    int64_t tokens;               /* T */
-    int64_t has_inactive;         /* a mask makes some token or slot inactive; known when the call runs */
+    int64_t tokens;       /* T */
+    int64_t has_inactive; /* a mask makes some token or slot inactive; known when the call runs */
     /* ---- not told to others ---- */
-    int64_t ranks;                /* W after elastic_info */
-    int64_t local_rank;           /* of this rank, after elastic_info */
+    int64_t ranks;      /* W after elastic_info */
+    int64_t local_rank; /* of this rank, after elastic_info */
     int64_t tp_rank;
-    int64_t mask;                 /* ep_group_mask_kind */
+    int64_t mask; /* ep_group_mask_kind */
     int64_t has_performance;
     int64_t has_elastic;
-    int64_t comm_given;           /* ep_group_comm_name: how comm_alg was spelled */
+    int64_t comm_given; /* ep_group_comm_name: how comm_alg was spelled */
     /* rows for other hosts go there in one frame, to a gateway: a dispatch with hierarchy */
     int64_t by_host;
 } ep_group_call;
@@ -94,7 +102,8 @@ const char *ep_group_operator_name(int64_t operator);
 /* The record that travels at the front of each frame. */
 void ep_group_record_encode(const ep_group_call *call, uint8_t out[EP_GROUP_RECORD_BYTES]);
 /* Fills the told fields. Errors: PROTOCOL (another number of fields). */
-ep_err ep_group_record_decode(const uint8_t record[EP_GROUP_RECORD_BYTES], ep_group_call *out_call, ep_error *out_error);
+ep_err ep_group_record_decode(const uint8_t record[EP_GROUP_RECORD_BYTES], ep_group_call *out_call,
+                              ep_error *out_error);
 
 /*
  * Compares what all ranks told; ranks[i] is the group's number of calls[i], own is the index of
@@ -102,10 +111,12 @@ ep_err ep_group_record_decode(const uint8_t record[EP_GROUP_RECORD_BYTES], ep_gr
  * Errors: INVALID_ARGUMENT naming the first parameter that differs, its values and the ranks of
  * each.
  */
-ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks, uint32_t count, ep_error *out_error);
+ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
+                              ep_error *out_error);
 /* What a plan was prepared for against what the call brings. Errors: FAILED_PRECONDITION naming the
  * parameter and both values. */
-ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_call *call, ep_error *out_error);
+ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_call *call,
+                                ep_error *out_error);
 
 /* Fills comm and comm_given. name NULL or "", "fullmesh", ... Errors: INVALID_ARGUMENT listing the
  * names. */

@@ -45,20 +45,25 @@ void ep_group_frame_encode(const ep_group_frame *frame, uint8_t out[EP_GROUP_FRA
     put(out + 60, ep_crc32c(0, out, 60), 4);
 }
 
-ep_err ep_group_frame_decode(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES], ep_group_frame *out_frame, ep_error *out_error)
+ep_err ep_group_frame_decode(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES],
+                             ep_group_frame *out_frame, ep_error *out_error)
 {
     if (get(fixed, 4) != MAGIC || fixed[4] != VERSION) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "not a frame of a group of version %d", VERSION);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "not a frame of a group of version %d",
+                            VERSION);
     }
     if (get(fixed + 60, 4) != ep_crc32c(0, fixed, 60)) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group frame's fixed part is damaged (CRC)");
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "a group frame's fixed part is damaged (CRC)");
     }
     if (fixed[5] < EP_GROUP_FRAME_HELLO || fixed[5] > EP_GROUP_FRAME_KIND_LAST) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group frame has kind %u: allowed 1..%d", fixed[5], EP_GROUP_FRAME_KIND_LAST);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group frame has kind %u: allowed 1..%d",
+                            fixed[5], EP_GROUP_FRAME_KIND_LAST);
     }
     uint64_t payload = get(fixed + 32, 8);
     if (payload > PAYLOAD_BYTES_CEILING) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group frame announces %" PRIu64 " bytes", payload);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group frame announces %" PRIu64 " bytes",
+                            payload);
     }
     *out_frame = (ep_group_frame){.kind = (ep_group_frame_kind)fixed[5],
                                   .flags = (uint16_t)get(fixed + 6, 2),
@@ -72,7 +77,8 @@ ep_err ep_group_frame_decode(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES], ep
     return EP_OK;
 }
 
-ep_err ep_group_frame_read_bytes(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES], size_t *out_frame_bytes, ep_error *out_error)
+ep_err ep_group_frame_read_bytes(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES],
+                                 size_t *out_frame_bytes, ep_error *out_error)
 {
     ep_group_frame frame;
     ep_err err = ep_group_frame_decode(fixed, &frame, out_error);
@@ -96,10 +102,12 @@ void ep_group_hello_encode(const ep_group_hello *hello, uint8_t out[EP_GROUP_HEL
     memcpy(at, hello->host, sizeof(hello->host));
 }
 
-ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hello *out_hello, ep_error *out_error)
+ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hello *out_hello,
+                             ep_error *out_error)
 {
     if (bytes != EP_GROUP_HELLO_BYTES) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group hello has %zu bytes: allowed %d", bytes, EP_GROUP_HELLO_BYTES);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group hello has %zu bytes: allowed %d",
+                            bytes, EP_GROUP_HELLO_BYTES);
     }
     out_hello->world_size = (uint32_t)get(payload, 4);
     out_hello->rank = (uint32_t)get(payload + 4, 4);
@@ -111,8 +119,10 @@ ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hell
     memcpy(out_hello->token, at, sizeof(out_hello->token));
     at += sizeof(out_hello->token);
     memcpy(out_hello->host, at, sizeof(out_hello->host));
-    if (memchr(out_hello->name, 0, sizeof(out_hello->name)) == NULL || memchr(out_hello->url, 0, sizeof(out_hello->url)) == NULL ||
-        memchr(out_hello->token, 0, sizeof(out_hello->token)) == NULL || memchr(out_hello->host, 0, sizeof(out_hello->host)) == NULL) {
+    if (memchr(out_hello->name, 0, sizeof(out_hello->name)) == NULL ||
+        memchr(out_hello->url, 0, sizeof(out_hello->url)) == NULL ||
+        memchr(out_hello->token, 0, sizeof(out_hello->token)) == NULL ||
+        memchr(out_hello->host, 0, sizeof(out_hello->host)) == NULL) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL, "a group hello has a string without end");
     }
     return EP_OK;

@@ -67,30 +67,34 @@ typedef struct ep_group_frame {
     uint64_t number;
     uint64_t payload_bytes;
     uint32_t payload_crc;
-    uint32_t origin;           /* with FLAG_PASSED_ON */
+    uint32_t origin; /* with FLAG_PASSED_ON */
 } ep_group_frame;
 
 void ep_group_frame_encode(const ep_group_frame *frame, uint8_t out[EP_GROUP_FRAME_FIXED_BYTES]);
 /* Errors: PROTOCOL (magic, version, CRC, kind, length). */
-ep_err ep_group_frame_decode(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES], ep_group_frame *out_frame, ep_error *out_error);
+ep_err ep_group_frame_decode(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES],
+                             ep_group_frame *out_frame, ep_error *out_error);
 /* The whole frame's length; fits ep_lane_limits.frame_bytes. */
-ep_err ep_group_frame_read_bytes(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES], size_t *out_frame_bytes, ep_error *out_error);
+ep_err ep_group_frame_read_bytes(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES],
+                                 size_t *out_frame_bytes, ep_error *out_error);
 
 #define EP_GROUP_URL_BYTES 256
 #define EP_GROUP_TOKEN_BYTES 1025
-#define EP_GROUP_HELLO_BYTES (8 + (EP_GROUP_NAME_BYTES_MAX + 1) + EP_GROUP_URL_BYTES + EP_GROUP_TOKEN_BYTES + EP_HOST_BYTES)
+#define EP_GROUP_HELLO_BYTES                                                                       \
+    (8 + (EP_GROUP_NAME_BYTES_MAX + 1) + EP_GROUP_URL_BYTES + EP_GROUP_TOKEN_BYTES + EP_HOST_BYTES)
 
 typedef struct ep_group_hello {
     uint32_t world_size;
     uint32_t rank;
     char name[EP_GROUP_NAME_BYTES_MAX + 1];
-    char url[EP_GROUP_URL_BYTES];       /* where the sender listens */
-    char token[EP_GROUP_TOKEN_BYTES];   /* "" none */
-    char host[EP_HOST_BYTES];           /* the sender's; "" not known */
+    char url[EP_GROUP_URL_BYTES];     /* where the sender listens */
+    char token[EP_GROUP_TOKEN_BYTES]; /* "" none */
+    char host[EP_HOST_BYTES];         /* the sender's; "" not known */
 } ep_group_hello;
 
 void ep_group_hello_encode(const ep_group_hello *hello, uint8_t out[EP_GROUP_HELLO_BYTES]);
 /* Errors: PROTOCOL (length, strings without end). */
-ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hello *out_hello, ep_error *out_error);
+ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hello *out_hello,
+                             ep_error *out_error);
 
 #endif

@@ -36,7 +36,8 @@ ep_group_host_parts ep_group_host_parts_of(const ep_group_host_shape *shape)
 /* ---- packing ---- */
 
 /* Slots of a member: order[begin .. end). */
-static void slots_of(const ep_group_host_sender *sender, uint32_t member, uint32_t *out_begin, uint32_t *out_end)
+static void slots_of(const ep_group_host_sender *sender, uint32_t member, uint32_t *out_begin,
+                     uint32_t *out_end)
 {
     *out_begin = sender->offsets[ep_group_first_bucket(sender->layout, member)];
     *out_end = sender->offsets[ep_group_first_bucket(sender->layout, member + 1)];
@@ -73,8 +74,9 @@ size_t ep_group_host_largest(const ep_group_host_sender *sender, const ep_group_
         uint32_t begin;
         uint32_t end;
         slots_of(sender, sender->members[i], &begin, &end);
-        size_t bytes = ep_group_dispatch_parts_of(ep_group_local_experts(sender->layout, sender->members[i]), end - begin,
-                                                  shape->row_bytes, shape->quantised, shape->weights)
+        size_t bytes = ep_group_dispatch_parts_of(
+                           ep_group_local_experts(sender->layout, sender->members[i]), end - begin,
+                           shape->row_bytes, shape->quantised, shape->weights)
                            .bytes;
         largest = bytes > largest ? bytes : largest;
     }
@@ -83,8 +85,13 @@ size_t ep_group_host_largest(const ep_group_host_sender *sender, const ep_group_
 
 static void put_head(const ep_group_host_shape *shape, uint8_t *body)
 {
-    uint32_t numbers[] = {shape->ranks, shape->experts, shape->slots, shape->rows,
-                          (shape->quantised ? FLAG_QUANTISED : 0) | (shape->weights ? FLAG_WEIGHTS : 0), 0};
+    uint32_t numbers[] = {shape->ranks,
+                          shape->experts,
+                          shape->slots,
+                          shape->rows,
+                          (shape->quantised ? FLAG_QUANTISED : 0) |
+                              (shape->weights ? FLAG_WEIGHTS : 0),
+                          0};
     uint64_t row_bytes = shape->row_bytes;
     memcpy(body, numbers, sizeof(numbers));
     memcpy(body + sizeof(numbers), &row_bytes, sizeof(row_bytes));
@@ -96,8 +103,8 @@ static void put_u32(uint8_t *array, size_t index, uint32_t value)
 }
 
 /* One member's slots, and the rows that nobody before it needed. */
-static void fill_member(const ep_group_host_sender *sender, const ep_group_host_parts *parts, uint32_t member, uint8_t *body,
-                        uint32_t *slots_done, uint32_t *rows_done)
+static void fill_member(const ep_group_host_sender *sender, const ep_group_host_parts *parts,
+                        uint32_t member, uint8_t *body, uint32_t *slots_done, uint32_t *rows_done)
 {
     const ep_group_packer *packer = sender->packer;
     uint32_t begin;
@@ -124,7 +131,8 @@ static void fill_member(const ep_group_host_sender *sender, const ep_group_host_
     }
 }
 
-void ep_group_host_fill(const ep_group_host_sender *sender, const ep_group_host_shape *shape, uint8_t *body)
+void ep_group_host_fill(const ep_group_host_sender *sender, const ep_group_host_shape *shape,
+                        uint8_t *body)
 {
     ep_group_host_parts parts = ep_group_host_parts_of(shape);
     uint32_t counts = 0;
@@ -142,7 +150,8 @@ void ep_group_host_fill(const ep_group_host_sender *sender, const ep_group_host_
         put_u32(at, 1, local);
         put_u32(at, 2, sender->offsets[first + local] - sender->offsets[first]);
         for (uint32_t e = 0; e < local; e++) {
-            put_u32(body + parts.counts, counts++, sender->offsets[first + e + 1] - sender->offsets[first + e]);
+            put_u32(body + parts.counts, counts++,
+                    sender->offsets[first + e + 1] - sender->offsets[first + e]);
         }
         fill_member(sender, &parts, member, body, &slots, &rows);
     }
@@ -159,10 +168,12 @@ static uint32_t get_u32(const uint8_t *array, size_t index)
 
 static ep_err bad(const char *what, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for a host is not well formed (%s)", what);
+    return ep_error_set(out_error, EP_ERR_PROTOCOL, "its frame for a host is not well formed (%s)",
+                        what);
 }
 
-static ep_err read_shape(const uint8_t *data, size_t bytes, ep_group_host_shape *out_shape, ep_error *out_error)
+static ep_err read_shape(const uint8_t *data, size_t bytes, ep_group_host_shape *out_shape,
+                         ep_error *out_error)
 {
     uint64_t row_bytes;
     if (bytes < HEAD_BYTES) {
@@ -177,8 +188,9 @@ static ep_err read_shape(const uint8_t *data, size_t bytes, ep_group_host_shape 
                                        .quantised = (flags & FLAG_QUANTISED) != 0,
                                        .weights = (flags & FLAG_WEIGHTS) != 0,
                                        .row_bytes = (size_t)row_bytes};
-    bool good = out_shape->ranks <= EP_GROUP_WORLD_MAX && out_shape->experts <= INT32_MAX && out_shape->slots <= INT32_MAX &&
-                out_shape->rows <= out_shape->slots && row_bytes <= (uint64_t)1 << 30;
+    bool good = out_shape->ranks <= EP_GROUP_WORLD_MAX && out_shape->experts <= INT32_MAX &&
+                out_shape->slots <= INT32_MAX && out_shape->rows <= out_shape->slots &&
+                row_bytes <= (uint64_t)1 << 30;
     return good ? EP_OK : bad("its numbers", out_error);
 }
 
@@ -212,16 +224,21 @@ static bool sums_fit(const ep_group_host_body *body)
 static bool fits_call(const ep_group_call *told, const ep_group_host_shape *shape)
 {
     bool quantised = told->quant_mode == 2;
-    int64_t element = quantised ? 1 : told->dtype > 0 && told->dtype <= UINT8_MAX ? (int64_t)ep_dtype_bytes((ep_dtype)told->dtype) : 0;
-    return told->hidden >= 0 && told->hidden <= INT32_MAX && told->tokens >= 0 && shape->rows <= (uint64_t)told->tokens &&
-           shape->quantised == quantised && shape->weights == (told->has_expert_scales != 0) &&
+    int64_t element = quantised ? 1
+                      : told->dtype > 0 && told->dtype <= UINT8_MAX
+                          ? (int64_t)ep_dtype_bytes((ep_dtype)told->dtype)
+                          : 0;
+    return told->hidden >= 0 && told->hidden <= INT32_MAX && told->tokens >= 0 &&
+           shape->rows <= (uint64_t)told->tokens && shape->quantised == quantised &&
+           shape->weights == (told->has_expert_scales != 0) &&
            shape->row_bytes == (uint64_t)(told->hidden * element);
 }
 
 static bool slots_fit_call(const ep_group_call *told, const ep_group_host_body *body)
 {
     ep_group_host_part part;
-    bool good = told->top_k >= 0 && told->top_k <= INT32_MAX && told->shared_experts >= 0 && told->shared_experts <= INT32_MAX;
+    bool good = told->top_k >= 0 && told->top_k <= INT32_MAX && told->shared_experts >= 0 &&
+                told->shared_experts <= INT32_MAX;
     uint64_t most = good ? (uint64_t)(told->top_k + told->shared_experts) * body->shape.rows : 0;
     for (uint32_t i = 0; good && ep_group_host_next(body, i, &part); i++) {
         good = part.slots <= most;
@@ -229,7 +246,8 @@ static bool slots_fit_call(const ep_group_call *told, const ep_group_host_body *
     return good;
 }
 
-ep_err ep_group_host_open(const ep_group_call *told, const uint8_t *data, size_t bytes, ep_group_host_body *out_body, ep_error *out_error)
+ep_err ep_group_host_open(const ep_group_call *told, const uint8_t *data, size_t bytes,
+                          ep_group_host_body *out_body, ep_error *out_error)
 {
     ep_group_host_body *body = out_body;
     body->data = data;
@@ -258,7 +276,8 @@ ep_err ep_group_host_open(const ep_group_call *told, const uint8_t *data, size_t
     return EP_OK;
 }
 
-bool ep_group_host_next(const ep_group_host_body *body, uint32_t index, ep_group_host_part *inout_part)
+bool ep_group_host_next(const ep_group_host_body *body, uint32_t index,
+                        ep_group_host_part *inout_part)
 {
     if (index >= body->shape.ranks) {
         return false;
@@ -267,13 +286,16 @@ bool ep_group_host_next(const ep_group_host_body *body, uint32_t index, ep_group
     const uint8_t *at = body->data + body->parts.ranks + RANK_BYTES * (size_t)index;
     uint32_t first_count = index == 0 ? 0 : part->first_count + part->local_experts;
     uint32_t first_slot = index == 0 ? 0 : part->first_slot + part->slots;
-    *part = (ep_group_host_part){get_u32(at, 0), get_u32(at, 1), get_u32(at, 2), first_count, first_slot};
+    *part = (ep_group_host_part){get_u32(at, 0), get_u32(at, 1), get_u32(at, 2), first_count,
+                                 first_slot};
     return true;
 }
 
-static ep_group_dispatch_parts parts_for(const ep_group_host_body *body, const ep_group_host_part *part)
+static ep_group_dispatch_parts parts_for(const ep_group_host_body *body,
+                                         const ep_group_host_part *part)
 {
-    return ep_group_dispatch_parts_of(part->local_experts, part->slots, body->shape.row_bytes, body->shape.quantised, body->shape.weights);
+    return ep_group_dispatch_parts_of(part->local_experts, part->slots, body->shape.row_bytes,
+                                      body->shape.quantised, body->shape.weights);
 }
 
 size_t ep_group_host_part_bytes(const ep_group_host_body *body, const ep_group_host_part *part)
@@ -281,17 +303,21 @@ size_t ep_group_host_part_bytes(const ep_group_host_body *body, const ep_group_h
     return parts_for(body, part).bytes;
 }
 
-void ep_group_host_part_fill(const ep_group_host_body *body, const ep_group_host_part *part, uint8_t *out)
+void ep_group_host_part_fill(const ep_group_host_body *body, const ep_group_host_part *part,
+                             uint8_t *out)
 {
     const uint8_t *data = body->data;
     const ep_group_host_parts *from = &body->parts;
     ep_group_dispatch_parts to = parts_for(body, part);
     size_t row_bytes = body->shape.row_bytes;
     memset(out, 0, to.rows);
-    memcpy(out, data + from->counts + 4 * (size_t)part->first_count, 4 * (size_t)part->local_experts);
-    memcpy(out + to.slots, data + from->slots + 4 * (size_t)part->first_slot, 4 * (size_t)part->slots);
+    memcpy(out, data + from->counts + 4 * (size_t)part->first_count,
+           4 * (size_t)part->local_experts);
+    memcpy(out + to.slots, data + from->slots + 4 * (size_t)part->first_slot,
+           4 * (size_t)part->slots);
     if (body->shape.weights) {
-        memcpy(out + to.weights, data + from->weights + 4 * (size_t)part->first_slot, 4 * (size_t)part->slots);
+        memcpy(out + to.weights, data + from->weights + 4 * (size_t)part->first_slot,
+               4 * (size_t)part->slots);
     }
     for (uint32_t i = 0; i < part->slots; i++) {
         size_t row = get_u32(data + from->row_of, (size_t)part->first_slot + i);

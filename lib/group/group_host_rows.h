@@ -20,17 +20,17 @@
 #include "group/group_rows.h"
 
 typedef struct ep_group_host_shape {
-    uint32_t ranks;      /* D */
-    uint32_t experts;    /* E */
-    uint32_t slots;      /* N */
-    uint32_t rows;       /* U */
+    uint32_t ranks;   /* D */
+    uint32_t experts; /* E */
+    uint32_t slots;   /* N */
+    uint32_t rows;    /* U */
     bool quantised;
     bool weights;
     size_t row_bytes;
 } ep_group_host_shape;
 
 typedef struct ep_group_host_parts {
-    size_t ranks;        /* byte offsets in the body */
+    size_t ranks; /* byte offsets in the body */
     size_t counts;
     size_t row_of;
     size_t slots;
@@ -50,19 +50,20 @@ typedef struct ep_group_host_sender {
     /* without smooth rows: they would differ from expert to expert */
     const ep_group_packer *packer;
     const ep_group_layout *layout;
-    const uint32_t *offsets;             /* of ep_group_sort, with order */
+    const uint32_t *offsets; /* of ep_group_sort, with order */
     const uint32_t *order;
-    const uint32_t *members;             /* [count] of the host */
-    const uint32_t *ranks;               /* the group's rank of each member, by member */
+    const uint32_t *members; /* [count] of the host */
+    const uint32_t *ranks;   /* the group's rank of each member, by member */
     uint32_t count;
-    bool weights;                        /* they travel along */
-    uint32_t *row_of_token;              /* scratch [T]; kept from plan to fill */
+    bool weights;           /* they travel along */
+    uint32_t *row_of_token; /* scratch [T]; kept from plan to fill */
 } ep_group_host_sender;
 
 /* Which tokens go to the host, in order of first use. */
 ep_group_host_shape ep_group_host_plan(const ep_group_host_sender *sender);
 /* body: ep_group_host_parts_of(plan).bytes. */
-void ep_group_host_fill(const ep_group_host_sender *sender, const ep_group_host_shape *shape, uint8_t *body);
+void ep_group_host_fill(const ep_group_host_sender *sender, const ep_group_host_shape *shape,
+                        uint8_t *body);
 /* Bytes of the largest frame body that the host makes of it for one of its ranks. */
 size_t ep_group_host_largest(const ep_group_host_sender *sender, const ep_group_host_shape *shape);
 
@@ -89,11 +90,14 @@ typedef struct ep_group_host_body {
  * times the body's rows. Ranks, tokens and slots are for whoever knows them.
  * Errors: PROTOCOL.
  */
-ep_err ep_group_host_open(const ep_group_call *told, const uint8_t *data, size_t bytes, ep_group_host_body *out_body, ep_error *out_error);
+ep_err ep_group_host_open(const ep_group_call *told, const uint8_t *data, size_t bytes,
+                          ep_group_host_body *out_body, ep_error *out_error);
 /* The first part, and the one after; false: there is none. */
-bool ep_group_host_next(const ep_group_host_body *body, uint32_t index, ep_group_host_part *inout_part);
+bool ep_group_host_next(const ep_group_host_body *body, uint32_t index,
+                        ep_group_host_part *inout_part);
 /* The dispatch frame's body for a part: its bytes, and the filling of them. */
 size_t ep_group_host_part_bytes(const ep_group_host_body *body, const ep_group_host_part *part);
-void ep_group_host_part_fill(const ep_group_host_body *body, const ep_group_host_part *part, uint8_t *out);
+void ep_group_host_part_fill(const ep_group_host_body *body, const ep_group_host_part *part,
+                             uint8_t *out);
 
 #endif

@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-void ep_group_hosts_match(ep_group_host_name name, const void *arg, uint32_t ranks, uint32_t *out_same)
+void ep_group_hosts_match(ep_group_host_name name, const void *arg, uint32_t ranks,
+                          uint32_t *out_same)
 {
     for (uint32_t r = 0; r < ranks; r++) {
         const char *host = name(arg, r);
@@ -17,7 +18,8 @@ void ep_group_hosts_match(ep_group_host_name name, const void *arg, uint32_t ran
     }
 }
 
-void ep_group_hosts_build(const uint32_t *same, const uint32_t *members, uint32_t count, ep_group_hosts *out_hosts)
+void ep_group_hosts_build(const uint32_t *same, const uint32_t *members, uint32_t count,
+                          ep_group_hosts *out_hosts)
 {
     uint32_t host_of_rank[EP_GROUP_WORLD_MAX]; /* by the rank that stands for the host */
     ep_group_hosts *hosts = out_hosts;
@@ -45,5 +47,6 @@ uint32_t ep_group_gateway(const ep_group_hosts *hosts, uint32_t source, uint32_t
     if (from == host) {
         return source;
     }
-    return hosts->list[hosts->first[host] + (hosts->place_of[source] + from) % ep_group_host_ranks(hosts, host)];
+    return hosts->list[hosts->first[host] +
+                       (hosts->place_of[source] + from) % ep_group_host_ranks(hosts, host)];
 }

@@ -19,20 +19,22 @@
 #include "expertd/group.h"
 
 typedef struct ep_group_hosts {
-    uint32_t count;                            /* hosts, numbered in the order of their first members */
-    uint32_t host_of[EP_GROUP_WORLD_MAX];      /* by member */
-    uint32_t place_of[EP_GROUP_WORLD_MAX];     /* of a member among those of its host */
-    uint32_t first[EP_GROUP_WORLD_MAX + 1];    /* members of host h: list[first[h] .. first[h + 1]) */
+    uint32_t count;                        /* hosts, numbered in the order of their first members */
+    uint32_t host_of[EP_GROUP_WORLD_MAX];  /* by member */
+    uint32_t place_of[EP_GROUP_WORLD_MAX]; /* of a member among those of its host */
+    uint32_t first[EP_GROUP_WORLD_MAX + 1]; /* members of host h: list[first[h] .. first[h + 1]) */
     uint32_t list[EP_GROUP_WORLD_MAX];
 } ep_group_hosts;
 
 /* names(arg, rank) is the host of a rank of the group; "": not known, shares with nobody. out_same
  * [ranks]: the lowest rank on the same host. */
 typedef const char *(*ep_group_host_name)(const void *arg, uint32_t rank);
-void ep_group_hosts_match(ep_group_host_name name, const void *arg, uint32_t ranks, uint32_t *out_same);
+void ep_group_hosts_match(ep_group_host_name name, const void *arg, uint32_t ranks,
+                          uint32_t *out_same);
 
 /* same: as above, by rank; members [count]: the call's ranks. */
-void ep_group_hosts_build(const uint32_t *same, const uint32_t *members, uint32_t count, ep_group_hosts *out_hosts);
+void ep_group_hosts_build(const uint32_t *same, const uint32_t *members, uint32_t count,
+                          ep_group_hosts *out_hosts);
 
 static inline uint32_t ep_group_host_ranks(const ep_group_hosts *hosts, uint32_t host)
 {

@@ -32,7 +32,9 @@ static uint32_t share_holder(uint32_t items, uint32_t holders, uint32_t item)
 uint32_t ep_group_first_bucket(const ep_group_layout *layout, uint32_t rank)
 {
     uint32_t shared = layout->shared_ranks;
-    return rank < shared ? rank : shared + share_begin(layout->experts, layout->ranks - shared, rank - shared);
+    return rank < shared
+               ? rank
+               : shared + share_begin(layout->experts, layout->ranks - shared, rank - shared);
 }
 
 uint32_t ep_group_local_experts(const ep_group_layout *layout, uint32_t rank)
@@ -43,7 +45,9 @@ uint32_t ep_group_local_experts(const ep_group_layout *layout, uint32_t rank)
 uint32_t ep_group_bucket_rank(const ep_group_layout *layout, uint32_t bucket)
 {
     uint32_t shared = layout->shared_ranks;
-    return bucket < shared ? bucket : shared + share_holder(layout->experts, layout->ranks - shared, bucket - shared);
+    return bucket < shared
+               ? bucket
+               : shared + share_holder(layout->experts, layout->ranks - shared, bucket - shared);
 }
 
 uint32_t ep_group_shared_rank(const ep_group_layout *layout, uint32_t shared, uint32_t source)
@@ -61,7 +65,8 @@ static uint32_t peers_of_shared_rank(const ep_group_layout *layout, uint32_t ran
            share_begin(layout->shared_ranks, layout->shared_experts, shared);
 }
 
-int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_formula, size_t formula_bytes)
+int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_formula,
+                          size_t formula_bytes)
 {
     ep_group_layout layout = ep_group_layout_of(call);
     int64_t world = layout.ranks;
@@ -75,22 +80,25 @@ int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_fo
     if (rank < layout.shared_ranks) {
         int64_t peers = peers_of_shared_rank(&layout, rank);
         snprintf(out_formula, formula_bytes,
-                 "A = %s * ceil(W / (shared_expert_rank_num / shared_expert_num)) = %" PRId64 " * ceil(%" PRId64 " / %" PRId64 ")", name,
-                 batch, world, peers);
+                 "A = %s * ceil(W / (shared_expert_rank_num / shared_expert_num)) = %" PRId64
+                 " * ceil(%" PRId64 " / %" PRId64 ")",
+                 name, batch, world, peers);
         return batch * ((world + peers - 1) / peers);
     }
     int64_t local = ep_group_local_experts(&layout, rank);
     int64_t slots = call->top_k;
     int64_t most = local < slots && call->allow_duplicates == 0 ? local : slots;
     snprintf(out_formula, formula_bytes,
-             "A = %s * W * min(local experts, K) = %" PRId64 " * %" PRId64 " * min(%" PRId64 ", %" PRId64 ")", name, batch, world, local,
-             slots);
+             "A = %s * W * min(local experts, K) = %" PRId64 " * %" PRId64 " * min(%" PRId64
+             ", %" PRId64 ")",
+             name, batch, world, local, slots);
     return local == 0 ? 0 : batch * world * most;
 }
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-static ep_err read_tables(const int32_t *info, uint32_t world, uint32_t ranks, uint32_t *out_members, ep_error *out_error)
+static ep_err read_tables(const int32_t *info, uint32_t world, uint32_t ranks,
+                          uint32_t *out_members, ep_error *out_error)
 {
     const int32_t *local_of = info + 4;
     const int32_t *rank_of = info + 4 + world;
@@ -100,24 +108,29 @@ static ep_err read_tables(const int32_t *info, uint32_t world, uint32_t ranks, u
             continue;
         }
         if (local_of[r] < 0 || (uint32_t)local_of[r] >= ranks) {
-            return BAD("elastic_info table1[%" PRIu32 "] is %" PRId32 ": allowed -1..%" PRIu32, r, local_of[r], ranks - 1);
+            return BAD("elastic_info table1[%" PRIu32 "] is %" PRId32 ": allowed -1..%" PRIu32, r,
+                       local_of[r], ranks - 1);
         }
         members++;
     }
     if (members != ranks) {
-        return BAD("elastic_info names %" PRIu32 " ranks in table1, its new rank number is %" PRIu32, members, ranks);
+        return BAD("elastic_info names %" PRIu32
+                   " ranks in table1, its new rank number is %" PRIu32,
+                   members, ranks);
     }
     for (uint32_t i = 0; i < ranks; i++) {
         if (rank_of[i] < 0 || (uint32_t)rank_of[i] >= world || local_of[rank_of[i]] != (int32_t)i) {
-            return BAD("elastic_info table2[%" PRIu32 "] is %" PRId32 ": allowed the rank whose table1 entry is %" PRIu32, i, rank_of[i], i);
+            return BAD("elastic_info table2[%" PRIu32 "] is %" PRId32
+                       ": allowed the rank whose table1 entry is %" PRIu32,
+                       i, rank_of[i], i);
         }
         out_members[i] = (uint32_t)rank_of[i];
     }
     return EP_OK;
 }
 
-ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank, ep_group_call *call, uint32_t *out_members,
-                             ep_error *out_error)
+ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank,
+                             ep_group_call *call, uint32_t *out_members, ep_error *out_error)
 {
     if (info[0] != 0 && info[0] != 1) {
         return BAD("elastic_info is_scaled_down is %" PRId32 ": allowed 0, 1", info[0]);
@@ -129,19 +142,23 @@ ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank,
         return EP_OK;
     }
     if (info[1] < 1 || (uint32_t)info[1] > world) {
-        return BAD("elastic_info new rank number is %" PRId32 ": allowed 1..%" PRIu32, info[1], world);
+        return BAD("elastic_info new rank number is %" PRId32 ": allowed 1..%" PRIu32, info[1],
+                   world);
     }
     ep_err err = read_tables(info, world, (uint32_t)info[1], out_members, out_error);
     if (err != EP_OK) {
         return err;
     }
     if (info[4 + rank] < 0) {
-        return BAD("elastic_info leaves out rank %" PRIu32 ", which makes this call: such a rank makes none", rank);
+        return BAD("elastic_info leaves out rank %" PRIu32
+                   ", which makes this call: such a rank makes none",
+                   rank);
     }
     /* FNV-1a over the whole tensor: equal tensors, equal digest. 0 means "without". */
     uint64_t digest = 0xcbf29ce484222325ull;
     for (uint32_t i = 0; i < 4 + 2 * world; i++) {
-        digest = (digest ^ (uint32_t)(i >= 4 + world + (uint32_t)info[1] ? 0 : info[i])) * 0x100000001b3ull;
+        digest = (digest ^ (uint32_t)(i >= 4 + world + (uint32_t)info[1] ? 0 : info[i])) *
+                 0x100000001b3ull;
     }
     call->elastic_digest = (int64_t)(digest == 0 ? 1 : digest);
     call->ranks = info[1];

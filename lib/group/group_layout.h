@@ -37,14 +37,15 @@ uint32_t ep_group_bucket_rank(const ep_group_layout *layout, uint32_t bucket);
 uint32_t ep_group_shared_rank(const ep_group_layout *layout, uint32_t shared, uint32_t source);
 
 /* A of a rank in rows; *out_formula (may be NULL) says how it comes about, with numbers. */
-int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_formula, size_t formula_bytes);
+int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_formula,
+                          size_t formula_bytes);
 
 /*
  * Reads elastic_info: i32 [4+2*world]. Members are the group's ranks in local order. Errors:
  * INVALID_ARGUMENT naming what does not fit. is_scaled_down 0: all ranks, and out_call keeps its
  * numbers.
  */
-ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank, ep_group_call *call, uint32_t *out_members,
-                             ep_error *out_error);
+ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank,
+                             ep_group_call *call, uint32_t *out_members, ep_error *out_error);
 
 #endif

@@ -6,8 +6,8 @@
 
 #include "moe/convert.h"
 
-float ep_group_add_rms_norm(float *sum, const float *residual, const float *gamma, float eps, size_t hidden, ep_dtype dtype, void *out_y,
-                            void *out_x)
+float ep_group_add_rms_norm(float *sum, const float *residual, const float *gamma, float eps,
+                            size_t hidden, ep_dtype dtype, void *out_y, void *out_x)
 {
     float factor = 1.0f / (float)hidden;
     float mean = 0.0f;

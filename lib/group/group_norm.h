@@ -10,7 +10,7 @@
 
 /* sum [H]: in: the canonical sum; out: overwritten. gamma [H] and residual [H] widened. y and x
  * (NULL: not wanted) are rows of dtype. Returns rstd. */
-float ep_group_add_rms_norm(float *sum, const float *residual, const float *gamma, float eps, size_t hidden, ep_dtype dtype, void *out_y,
-                            void *out_x);
+float ep_group_add_rms_norm(float *sum, const float *residual, const float *gamma, float eps,
+                            size_t hidden, ep_dtype dtype, void *out_y, void *out_x);
 
 #endif

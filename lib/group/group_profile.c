@@ -10,10 +10,13 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-static ep_err range(const char *name, int64_t value, int64_t min, int64_t max, const char *when, ep_error *out_error)
+static ep_err range(const char *name, int64_t value, int64_t min, int64_t max, const char *when,
+                    ep_error *out_error)
 {
-    return value >= min && value <= max ? EP_OK
-                                        : BAD("%s is %" PRId64 ": allowed %" PRId64 "..%" PRId64 "%s", name, value, min, max, when);
+    return value >= min && value <= max
+               ? EP_OK
+               : BAD("%s is %" PRId64 ": allowed %" PRId64 "..%" PRId64 "%s", name, value, min, max,
+                     when);
 }
 
 static ep_err only_zero(const char *name, int64_t value, const char *why, ep_error *out_error)
@@ -28,39 +31,46 @@ static ep_err absent(const char *name, int64_t given, const char *why, ep_error 
 
 static ep_err one_of(const char *name, int64_t value, int64_t a, int64_t b, ep_error *out_error)
 {
-    return value == a || value == b ? EP_OK : BAD("%s is %" PRId64 ": allowed %" PRId64 " or %" PRId64, name, value, a, b);
+    return value == a || value == b
+               ? EP_OK
+               : BAD("%s is %" PRId64 ": allowed %" PRId64 " or %" PRId64, name, value, a, b);
 }
 
-#define TRY(check)                                                                                           \
-    do {                                                                                                     \
-        ep_err try_err = (check);                                                                            \
-        if (try_err != EP_OK) {                                                                              \
-            return try_err;                                                                                  \
-        }                                                                                                    \
+#define TRY(check)                                                                                 \
+    do {                                                                                           \
+        ep_err try_err = (check);                                                                  \
+        if (try_err != EP_OK) {                                                                    \
+            return try_err;                                                                        \
+        }                                                                                          \
     } while (0)
 
 /* ---- always ---- */
 
 static ep_err check_numbers(const ep_group_call *call, ep_error *out_error)
 {
-    TRY(range("profile", call->profile, EP_GROUP_NATIVE, EP_GROUP_A3, " (0 native, 1 a2, 2 a3)", out_error));
-    TRY(one_of("const_rule", call->const_rule, EP_GROUP_CONST_KERNEL, EP_GROUP_CONST_LINEAR, out_error));
+    TRY(range("profile", call->profile, EP_GROUP_NATIVE, EP_GROUP_A3, " (0 native, 1 a2, 2 a3)",
+              out_error));
+    TRY(one_of("const_rule", call->const_rule, EP_GROUP_CONST_KERNEL, EP_GROUP_CONST_LINEAR,
+               out_error));
     TRY(one_of("quant_mode", call->quant_mode, 0, 2, out_error));
     TRY(one_of("comm_quant_mode", call->comm_quant_mode, 0, 2, out_error));
     TRY(one_of("expert_token_nums_type", call->token_nums_type, 0, 1, out_error));
-    TRY(only_zero("expert_shard_type", call->shard_type, "shared-expert ranks come first", out_error));
+    TRY(only_zero("expert_shard_type", call->shard_type, "shared-expert ranks come first",
+                  out_error));
     TRY(only_zero("out_dtype", call->out_dtype, "x_out has expand_x's type", out_error));
-    TRY(only_zero("group_list_type", call->group_list_type, "the vendor defines no other", out_error));
+    TRY(only_zero("group_list_type", call->group_list_type, "the vendor defines no other",
+                  out_error));
     TRY(range("H", call->hidden, 1, EP_GROUP_HIDDEN_MAX, "", out_error));
     TRY(range("K", call->top_k, 1, EP_GROUP_TOP_K_MAX, "", out_error));
-    TRY(range("BS", call->tokens, 0, INT32_MAX / (call->top_k + call->shared_experts + 1), "", out_error));
+    TRY(range("BS", call->tokens, 0, INT32_MAX / (call->top_k + call->shared_experts + 1), "",
+              out_error));
     TRY(range("zero_expert_num", call->zero_experts, 0, INT32_MAX, "", out_error));
     TRY(range("copy_expert_num", call->copy_experts, 0, INT32_MAX, "", out_error));
     TRY(range("const_expert_num", call->const_experts, 0, INT32_MAX, "", out_error));
     int64_t all = call->moe_experts + call->zero_experts + call->copy_experts + call->const_experts;
     return all < INT32_MAX ? EP_OK
-                           : BAD("moe_expert_num + zero_expert_num + copy_expert_num + const_expert_num is %" PRId64
-                                 ": allowed below 2147483647",
+                           : BAD("moe_expert_num + zero_expert_num + copy_expert_num + "
+                                 "const_expert_num is %" PRId64 ": allowed below 2147483647",
                                  all);
 }
 
@@ -68,32 +78,41 @@ static ep_err check_layout(const ep_group_call *call, ep_error *out_error)
 {
     TRY(range("moe_expert_num", call->moe_experts, 1, INT32_MAX, "", out_error));
     TRY(range("shared_expert_num", call->shared_rows, 0, EP_GROUP_WORLD_MAX, "", out_error));
-    TRY(range("shared_expert_rank_num", call->shared_ranks, 0, call->ranks - 1, " (ep_world_size - 1)", out_error));
-    if (call->shared_ranks > 0 && (call->shared_rows < 1 || call->shared_rows > call->shared_ranks)) {
-        return BAD("shared_expert_num is %" PRId64 ": allowed 1..%" PRId64 " (shared_expert_rank_num)", call->shared_rows,
-                   call->shared_ranks);
+    TRY(range("shared_expert_rank_num", call->shared_ranks, 0, call->ranks - 1,
+              " (ep_world_size - 1)", out_error));
+    if (call->shared_ranks > 0 &&
+        (call->shared_rows < 1 || call->shared_rows > call->shared_ranks)) {
+        return BAD("shared_expert_num is %" PRId64 ": allowed 1..%" PRId64
+                   " (shared_expert_rank_num)",
+                   call->shared_rows, call->shared_ranks);
     }
     return EP_OK;
 }
 
 static ep_err check_batch(const ep_group_call *call, ep_error *out_error)
 {
-    if (call->global_bs < 0 || (call->global_bs > 0 && call->global_bs < call->tokens * call->ranks)) {
-        return BAD("global_bs is %" PRId64 ": allowed 0, or at least BS * ep_world_size = %" PRId64 " * %" PRId64, call->global_bs,
-                   call->tokens, call->ranks);
+    if (call->global_bs < 0 ||
+        (call->global_bs > 0 && call->global_bs < call->tokens * call->ranks)) {
+        return BAD("global_bs is %" PRId64 ": allowed 0, or at least BS * ep_world_size = %" PRId64
+                   " * %" PRId64,
+                   call->global_bs, call->tokens, call->ranks);
     }
     if (call->global_bs % call->ranks != 0) {
-        return BAD("global_bs is %" PRId64 ": allowed 0 or a multiple of ep_world_size %" PRId64 " (ranks * largest BS)", call->global_bs,
-                   call->ranks);
+        return BAD("global_bs is %" PRId64 ": allowed 0 or a multiple of ep_world_size %" PRId64
+                   " (ranks * largest BS)",
+                   call->global_bs, call->ranks);
     }
     if (call->quant_mode == 0) {
         TRY(absent("scales", call->has_scales, "quant_mode is 0", out_error));
     }
     if (call->comm == EP_GROUP_HIERARCHY) {
-        TRY(absent("scales", call->has_scales, "comm_alg is hierarchy, where a token has one row for all experts of a host", out_error));
+        TRY(absent("scales", call->has_scales,
+                   "comm_alg is hierarchy, where a token has one row for all experts of a host",
+                   out_error));
     }
     if (call->shared_ranks > 0) {
-        TRY(absent("shared_expert_x", call->has_shared_x, "shared_expert_rank_num is not 0", out_error));
+        TRY(absent("shared_expert_x", call->has_shared_x, "shared_expert_rank_num is not 0",
+                   out_error));
     }
     return EP_OK;
 }
@@ -110,7 +129,8 @@ static ep_err check_tp(const ep_group_call *call, ep_error *out_error)
     TRY(range("tp_rank_id", call->tp_rank, 0, call->tp_world_size - 1, "", out_error));
     if (call->tp_world_size == 2) {
         if (most_local_experts(call) > 1) {
-            return BAD("tp_world_size is 2 with %" PRId64 " local experts: allowed 1 local expert (moe_expert_num <= ep_world_size - "
+            return BAD("tp_world_size is 2 with %" PRId64
+                       " local experts: allowed 1 local expert (moe_expert_num <= ep_world_size - "
                        "shared_expert_rank_num)",
                        most_local_experts(call));
         }
@@ -126,16 +146,20 @@ static ep_err check_vendor(const ep_group_call *call, ep_error *out_error)
     int64_t all = call->moe_experts + call->zero_experts + call->copy_experts + call->const_experts;
     TRY(range("moe_expert_num", call->moe_experts, 1, 1024, "", out_error));
     if (call->moe_experts % (call->ranks - call->shared_ranks) != 0) {
-        return BAD("moe_expert_num is %" PRId64 ": allowed multiples of ep_world_size - shared_expert_rank_num = %" PRId64,
+        return BAD("moe_expert_num is %" PRId64
+                   ": allowed multiples of ep_world_size - shared_expert_rank_num = %" PRId64,
                    call->moe_experts, call->ranks - call->shared_ranks);
     }
-    TRY(range("K", call->top_k, 1, all < 16 ? all : 16, " (16, and at most all experts)", out_error));
-    TRY(only_zero("allow_duplicates", call->allow_duplicates, "a token's experts differ", out_error));
+    TRY(range("K", call->top_k, 1, all < 16 ? all : 16, " (16, and at most all experts)",
+              out_error));
+    TRY(only_zero("allow_duplicates", call->allow_duplicates, "a token's experts differ",
+                  out_error));
     if (call->dtype != EP_DTYPE_BF16 && call->dtype != EP_DTYPE_F16) {
         return BAD("x has type %s: allowed bf16, f16", ep_dtype_name((ep_dtype)call->dtype));
     }
     if (call->ids_dtype != EP_DTYPE_I32) {
-        return BAD("expert_ids have type %s: allowed i32", ep_dtype_name((ep_dtype)call->ids_dtype));
+        return BAD("expert_ids have type %s: allowed i32",
+                   ep_dtype_name((ep_dtype)call->ids_dtype));
     }
     return EP_OK;
 }
@@ -152,7 +176,8 @@ static ep_err check_a2_world(const ep_group_call *call, bool hierarchy, ep_error
         }
     }
     return BAD("ep_world_size is %" PRId64 ": allowed %s", call->world_size,
-               hierarchy ? "16, 32, 64 (2, 4, 8 servers; comm_alg hierarchy)" : "16, 32, 64, 128, 256");
+               hierarchy ? "16, 32, 64 (2, 4, 8 servers; comm_alg hierarchy)"
+                         : "16, 32, 64, 128, 256");
 }
 
 static ep_err check_a2_hierarchy(const ep_group_call *call, ep_error *out_error)
@@ -166,36 +191,46 @@ static ep_err check_a2_hierarchy(const ep_group_call *call, ep_error *out_error)
 static ep_err check_a2(const ep_group_call *call, ep_error *out_error)
 {
     bool hierarchy = call->comm == EP_GROUP_HIERARCHY;
-    if (call->comm_given != EP_GROUP_NAMED_NOTHING && call->comm_given != EP_GROUP_NAMED_FULLMESH && !hierarchy) {
-        return BAD("comm_alg is %s: allowed \"\", fullmesh, hierarchy (profile a2)", ep_group_comm_spelled(call->comm_given));
+    if (call->comm_given != EP_GROUP_NAMED_NOTHING && call->comm_given != EP_GROUP_NAMED_FULLMESH &&
+        !hierarchy) {
+        return BAD("comm_alg is %s: allowed \"\", fullmesh, hierarchy (profile a2)",
+                   ep_group_comm_spelled(call->comm_given));
     }
     TRY(check_a2_world(call, hierarchy, out_error));
-    TRY(only_zero("shared_expert_rank_num", call->shared_ranks, "profile a2 has no shared experts", out_error));
+    TRY(only_zero("shared_expert_rank_num", call->shared_ranks, "profile a2 has no shared experts",
+                  out_error));
     if (call->shared_rows != 0) {
-        return BAD("shared_expert_num is %" PRId64 ": allowed 0, or 1 with shared_expert_rank_num 0 (profile a2 has no shared experts)",
-                   call->shared_rows);
+        return BAD(
+            "shared_expert_num is %" PRId64
+            ": allowed 0, or 1 with shared_expert_rank_num 0 (profile a2 has no shared experts)",
+            call->shared_rows);
     }
-    TRY(range("experts per rank", most_local_experts(call), 1, 24, " (moe_expert_num / ep_world_size, profile a2)", out_error));
+    TRY(range("experts per rank", most_local_experts(call), 1, 24,
+              " (moe_expert_num / ep_world_size, profile a2)", out_error));
     int64_t hidden_max = hierarchy ? 10240 : 7168;
     if (call->hidden > hidden_max || call->hidden % 32 != 0) {
-        return BAD("H is %" PRId64 ": allowed multiples of 32 up to %" PRId64 " (profile a2, comm_alg %s)", call->hidden, hidden_max,
-                   hierarchy ? "hierarchy" : "fullmesh");
+        return BAD("H is %" PRId64 ": allowed multiples of 32 up to %" PRId64
+                   " (profile a2, comm_alg %s)",
+                   call->hidden, hidden_max, hierarchy ? "hierarchy" : "fullmesh");
     }
     TRY(range("BS", call->tokens, 1, 256, " (profile a2)", out_error));
     TRY(range("tp_world_size", call->tp_world_size, 0, 1, " (profile a2 has no TP)", out_error));
-    TRY(only_zero("const_expert_num", call->const_experts, "profile a2 has no constant experts", out_error));
+    TRY(only_zero("const_expert_num", call->const_experts, "profile a2 has no constant experts",
+                  out_error));
     TRY(absent("elastic_info", call->has_elastic, "profile a2", out_error));
     if (hierarchy) {
         return check_a2_hierarchy(call, out_error);
     }
-    return only_zero("comm_quant_mode", call->comm_quant_mode, "profile a2 has 2 with comm_alg hierarchy only", out_error);
+    return only_zero("comm_quant_mode", call->comm_quant_mode,
+                     "profile a2 has 2 with comm_alg hierarchy only", out_error);
 }
 
 /* ---- a3 ---- */
 
 static ep_err check_a3_v2(const ep_group_call *call, ep_error *out_error)
 {
-    TRY(range("tp_world_size", call->tp_world_size, 0, 1, " (comm_alg fullmesh_v2 has no TP)", out_error));
+    TRY(range("tp_world_size", call->tp_world_size, 0, 1, " (comm_alg fullmesh_v2 has no TP)",
+              out_error));
     TRY(absent("x_active_mask", call->mask, "comm_alg is fullmesh_v2", out_error));
     TRY(only_zero("zero_expert_num", call->zero_experts, "comm_alg is fullmesh_v2", out_error));
     TRY(only_zero("copy_expert_num", call->copy_experts, "comm_alg is fullmesh_v2", out_error));
@@ -206,23 +241,29 @@ static ep_err check_a3_v2(const ep_group_call *call, ep_error *out_error)
 static ep_err check_a3(const ep_group_call *call, ep_error *out_error)
 {
     bool v2 = call->comm == EP_GROUP_FULLMESH_V2;
-    if (call->comm_given != EP_GROUP_NAMED_NOTHING && call->comm_given != EP_GROUP_NAMED_FULLMESH_V1 && !v2) {
-        return BAD("comm_alg is %s: allowed \"\", fullmesh_v1, fullmesh_v2 (profile a3)", ep_group_comm_spelled(call->comm_given));
+    if (call->comm_given != EP_GROUP_NAMED_NOTHING &&
+        call->comm_given != EP_GROUP_NAMED_FULLMESH_V1 && !v2) {
+        return BAD("comm_alg is %s: allowed \"\", fullmesh_v1, fullmesh_v2 (profile a3)",
+                   ep_group_comm_spelled(call->comm_given));
     }
     TRY(range("ep_world_size", call->world_size, 2, 768, " (profile a3)", out_error));
     TRY(range("H", call->hidden, 1024, 8192, " (profile a3)", out_error));
-    TRY(range("BS", call->tokens, 1, v2 ? 256 : 512, v2 ? " (profile a3, fullmesh_v2)" : " (profile a3)", out_error));
+    TRY(range("BS", call->tokens, 1, v2 ? 256 : 512,
+              v2 ? " (profile a3, fullmesh_v2)" : " (profile a3)", out_error));
     if (most_local_experts(call) * call->ranks > 2048) {
-        return BAD("experts per rank * ep_world_size is %" PRId64 " * %" PRId64 ": allowed up to 2048 (profile a3)",
+        return BAD("experts per rank * ep_world_size is %" PRId64 " * %" PRId64
+                   ": allowed up to 2048 (profile a3)",
                    most_local_experts(call), call->ranks);
     }
     TRY(range("shared_expert_num", call->shared_rows, 0, 4, " (profile a3)", out_error));
     if (call->shared_rows > 0 && call->shared_ranks % call->shared_rows != 0) {
-        return BAD("shared_expert_rank_num is %" PRId64 ": allowed multiples of shared_expert_num %" PRId64 " (profile a3)",
+        return BAD("shared_expert_rank_num is %" PRId64
+                   ": allowed multiples of shared_expert_num %" PRId64 " (profile a3)",
                    call->shared_ranks, call->shared_rows);
     }
     if (call->operator== EP_GROUP_DISPATCH) {
-        TRY(absent("expert_scales", call->has_expert_scales, "profile a3 does not send them", out_error));
+        TRY(absent("expert_scales", call->has_expert_scales, "profile a3 does not send them",
+                   out_error));
     }
     TRY(absent("performance_info", call->has_performance, "profile a3", out_error));
     TRY(absent("elastic_info", call->has_elastic, "profile a3", out_error));

@@ -15,7 +15,8 @@
 
 /* ---- checks ---- */
 
-static ep_err check_token_mask(const ep_group_call *call, const ep_batch *batch, bool *out_has_inactive, ep_error *out_error)
+static ep_err check_token_mask(const ep_group_call *call, const ep_batch *batch,
+                               bool *out_has_inactive, ep_error *out_error)
 {
     bool ended = false;
     for (uint32_t t = 0; t < batch->tokens; t++) {
@@ -24,7 +25,9 @@ static ep_err check_token_mask(const ep_group_call *call, const ep_batch *batch,
             return BAD("x_active_mask is %u at token %" PRIu32 ": allowed 0 or 1", entry, t);
         }
         if (entry == 1 && ended && call->profile != EP_GROUP_NATIVE) {
-            return BAD("x_active_mask is true at token %" PRIu32 " after a false one: allowed all true entries before the false ones", t);
+            return BAD("x_active_mask is true at token %" PRIu32
+                       " after a false one: allowed all true entries before the false ones",
+                       t);
         }
         ended = ended || entry == 0;
     }
@@ -38,7 +41,9 @@ static ep_err check_slot_mask(const ep_batch *batch, bool *out_has_inactive, ep_
         const uint8_t *entries = ep_rows_at(&batch->mask_slots, t);
         for (uint32_t k = 0; k < batch->top_k; k++) {
             if (entries[k] > 1) {
-                return BAD("x_active_mask is %u at token %" PRIu32 ", slot %" PRIu32 ": allowed 0 or 1", entries[k], t, k);
+                return BAD("x_active_mask is %u at token %" PRIu32 ", slot %" PRIu32
+                           ": allowed 0 or 1",
+                           entries[k], t, k);
             }
             *out_has_inactive = *out_has_inactive || entries[k] == 0;
         }
@@ -46,7 +51,8 @@ static ep_err check_slot_mask(const ep_batch *batch, bool *out_has_inactive, ep_
     return EP_OK;
 }
 
-static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token, ep_error *out_error)
+static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
+                               ep_error *out_error)
 {
     uint32_t experts[EP_TOP_K_MAX];
     for (uint32_t k = 0; k < batch->top_k; k++) {
@@ -56,7 +62,8 @@ static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shap
         }
         for (uint32_t j = 0; j < k; j++) {
             if (experts[j] == experts[k]) {
-                return BAD("expert_ids is %" PRIu32 " at token %" PRIu32 ", slots %" PRIu32 " and %" PRIu32
+                return BAD("expert_ids is %" PRIu32 " at token %" PRIu32 ", slots %" PRIu32
+                           " and %" PRIu32
                            ": a token's experts must differ unless allow_duplicates is set",
                            experts[k], token, j, k);
             }
@@ -65,20 +72,24 @@ static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shap
     return EP_OK;
 }
 
-static ep_err check_token_ids(const ep_group_call *call, const ep_batch *batch, uint32_t token, int64_t total, ep_error *out_error)
+static ep_err check_token_ids(const ep_group_call *call, const ep_batch *batch, uint32_t token,
+                              int64_t total, ep_error *out_error)
 {
     bool sentinels = call->profile == EP_GROUP_NATIVE;
     for (uint32_t k = 0; k < batch->top_k; k++) {
         int64_t id = ep_batch_id(batch, token, k);
         if (id < 0 ? !(sentinels && id == -1) : id >= total && !(sentinels && id == total)) {
-            return BAD("expert_ids is %" PRId64 " at token %" PRIu32 ", slot %" PRIu32 ": allowed 0..%" PRId64 "%s", id, token, k, total - 1,
+            return BAD("expert_ids is %" PRId64 " at token %" PRIu32 ", slot %" PRIu32
+                       ": allowed 0..%" PRId64 "%s",
+                       id, token, k, total - 1,
                        sentinels ? ", or -1 or the number of experts for none" : "");
         }
     }
     return EP_OK;
 }
 
-ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch, const ep_layer_shape *shape, bool *out_has_inactive,
+ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch,
+                            const ep_layer_shape *shape, bool *out_has_inactive,
                             ep_error *out_error)
 {
     ep_err err = EP_OK;
@@ -101,19 +112,23 @@ ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch, co
 /* ---- sorting ---- */
 
 /* Bucket of a slot; EP_NO_EXPERT: it does not travel. */
-static uint32_t slot_bucket(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
-                            uint32_t token, uint32_t slot)
+static uint32_t slot_bucket(const ep_batch *batch, const ep_layer_shape *shape,
+                            const ep_group_layout *layout, uint32_t local_rank, uint32_t token,
+                            uint32_t slot)
 {
     uint32_t expert;
     ep_slot_kind kind = ep_batch_slot(batch, shape, token, slot, &expert);
     if (kind == EP_SLOT_ROUTED) {
         return layout->shared_ranks + expert;
     }
-    return kind == EP_SLOT_SHARED ? ep_group_shared_rank(layout, expert - shape->experts, local_rank) : EP_NO_EXPERT;
+    return kind == EP_SLOT_SHARED
+               ? ep_group_shared_rank(layout, expert - shape->experts, local_rank)
+               : EP_NO_EXPERT;
 }
 
-void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
-                   uint32_t *offsets, uint32_t *order)
+void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape,
+                   const ep_group_layout *layout, uint32_t local_rank, uint32_t *offsets,
+                   uint32_t *order)
 {
     uint32_t buckets = ep_group_buckets(layout);
     uint32_t slots = ep_batch_slots_per_token(batch, shape);
@@ -149,8 +164,8 @@ static size_t part_after(size_t offset, size_t bytes)
     return ep_align_up(offset + bytes, PART_ALIGN);
 }
 
-ep_group_dispatch_parts ep_group_dispatch_parts_of(uint32_t local_experts, uint32_t rows, size_t row_bytes, bool quantised,
-                                                   bool weights)
+ep_group_dispatch_parts ep_group_dispatch_parts_of(uint32_t local_experts, uint32_t rows,
+                                                   size_t row_bytes, bool quantised, bool weights)
 {
     size_t array = (size_t)rows * sizeof(uint32_t);
     ep_group_dispatch_parts parts;
@@ -168,11 +183,14 @@ static const float *smooth_row(const ep_group_packer *packer, uint32_t bucket, u
     if (packer->smooth.data == NULL) {
         return NULL;
     }
-    uint32_t row = bucket < packer->shared_ranks ? slot - packer->batch->top_k : packer->smooth_shared + (bucket - packer->shared_ranks);
+    uint32_t row = bucket < packer->shared_ranks
+                       ? slot - packer->batch->top_k
+                       : packer->smooth_shared + (bucket - packer->shared_ranks);
     return ep_rows_at(&packer->smooth, row);
 }
 
-static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order, uint32_t count,
+static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t bucket,
+                                    const uint32_t *order, uint32_t count,
                                     const ep_group_row_out *out)
 {
     const ep_batch *batch = packer->batch;
@@ -181,8 +199,9 @@ static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t buck
         uint32_t slot = order[i] % packer->slots_per_token;
         uint8_t *row = out->rows + (int64_t)i * out->stride_bytes;
         if (packer->quantise) {
-            out->scales[i] = ep_row_quantize_i8(ep_rows_at(&batch->x, token), batch->x.dtype, smooth_row(packer, bucket, slot),
-                                                batch->hidden, (int8_t *)row);
+            out->scales[i] =
+                ep_row_quantize_i8(ep_rows_at(&batch->x, token), batch->x.dtype,
+                                   smooth_row(packer, bucket, slot), batch->hidden, (int8_t *)row);
         } else {
             memcpy(row, ep_rows_at(&batch->x, token), packer->row_bytes);
         }
@@ -196,7 +215,8 @@ static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t buck
     }
 }
 
-void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order, uint32_t count, const ep_group_row_out *out)
+void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order,
+                   uint32_t count, const ep_group_row_out *out)
 {
     const ep_float_env env = ep_float_env_begin();
     pack_rows(packer, bucket, order, count, out);
@@ -207,7 +227,8 @@ void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_
 
 size_t ep_group_quant_row_bytes(uint32_t hidden, ep_dtype dtype)
 {
-    return ep_group_quant_scales_offset(hidden) + ep_align_up(ep_quant_blocks(hidden, EP_QUANT_BLOCK_I8) * ep_dtype_bytes(dtype), 4);
+    return ep_group_quant_scales_offset(hidden) +
+           ep_align_up(ep_quant_blocks(hidden, EP_QUANT_BLOCK_I8) * ep_dtype_bytes(dtype), 4);
 }
 
 ep_group_combine_parts ep_group_combine_parts_of(uint32_t rows, size_t row_bytes)
@@ -221,8 +242,9 @@ ep_group_combine_parts ep_group_combine_parts_of(uint32_t rows, size_t row_bytes
     return parts;
 }
 
-bool ep_group_slot_is_from(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
-                           uint32_t token, uint32_t slot, uint32_t rank)
+bool ep_group_slot_is_from(const ep_batch *batch, const ep_layer_shape *shape,
+                           const ep_group_layout *layout, uint32_t local_rank, uint32_t token,
+                           uint32_t slot, uint32_t rank)
 {
     uint32_t bucket = slot_bucket(batch, shape, layout, local_rank, token, slot);
     return bucket != EP_NO_EXPERT && ep_group_bucket_rank(layout, bucket) == rank;

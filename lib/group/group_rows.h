@@ -25,7 +25,8 @@
  * duplicates, special experts. *out_has_inactive: some token or slot is masked. Errors:
  * INVALID_ARGUMENT naming token, slot, value, allowed range.
  */
-ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch, const ep_layer_shape *shape, bool *out_has_inactive,
+ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch,
+                            const ep_layer_shape *shape, bool *out_has_inactive,
                             ep_error *out_error);
 
 /* ---- sorting ---- */
@@ -35,13 +36,14 @@ ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch, co
  * [buckets+1]: bucket b is order[offsets[b] .. offsets[b+1]). order has room for tokens * slots per
  * token.
  */
-void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
-                   uint32_t *offsets, uint32_t *order);
+void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape,
+                   const ep_group_layout *layout, uint32_t local_rank, uint32_t *offsets,
+                   uint32_t *order);
 
 /* ---- dispatch frames ---- */
 
 typedef struct ep_group_dispatch_parts {
-    size_t tokens;   /* byte offsets in the body; counts are at 0 */
+    size_t tokens; /* byte offsets in the body; counts are at 0 */
     size_t slots;
     size_t scales;
     size_t weights;
@@ -50,18 +52,18 @@ typedef struct ep_group_dispatch_parts {
 } ep_group_dispatch_parts;
 
 /* rows <= INT32_MAX, row_bytes <= 2^30. */
-ep_group_dispatch_parts ep_group_dispatch_parts_of(uint32_t local_experts, uint32_t rows, size_t row_bytes, bool quantised,
-                                                   bool weights);
+ep_group_dispatch_parts ep_group_dispatch_parts_of(uint32_t local_experts, uint32_t rows,
+                                                   size_t row_bytes, bool quantised, bool weights);
 
 /* What turns tokens into rows. */
 typedef struct ep_group_packer {
     const ep_batch *batch;
     uint32_t slots_per_token;
-    uint32_t shared_ranks;      /* buckets below it are shared experts' */
-    size_t row_bytes;           /* H elements of x's type, or of i8 */
+    uint32_t shared_ranks; /* buckets below it are shared experts' */
+    size_t row_bytes;      /* H elements of x's type, or of i8 */
     bool quantise;
-    ep_rows smooth;             /* f32; data NULL: none */
-    uint32_t smooth_shared;     /* rows of it before those of the routed experts */
+    ep_rows smooth;         /* f32; data NULL: none */
+    uint32_t smooth_shared; /* rows of it before those of the routed experts */
 } ep_group_packer;
 
 /* What travels as a slot's weight: shared experts have none. */
@@ -77,12 +79,13 @@ typedef struct ep_group_row_out {
     int64_t stride_bytes;
     float *scales;
     float *weights;
-    uint32_t *tokens;           /* NULL, with slots: not wanted */
+    uint32_t *tokens; /* NULL, with slots: not wanted */
     uint32_t *slots;
 } ep_group_row_out;
 
 /* Rows of the slots order[0..count), all of one bucket. */
-void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order, uint32_t count, const ep_group_row_out *out);
+void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order,
+                   uint32_t count, const ep_group_row_out *out);
 
 /* ---- combine frames ---- */
 
@@ -104,7 +107,8 @@ size_t ep_group_quant_row_bytes(uint32_t hidden, ep_dtype dtype);
 ep_group_combine_parts ep_group_combine_parts_of(uint32_t rows, size_t row_bytes);
 
 /* True when slot k of a token travels to this rank (routed and shared slots that are active). */
-bool ep_group_slot_is_from(const ep_batch *batch, const ep_layer_shape *shape, const ep_group_layout *layout, uint32_t local_rank,
-                           uint32_t token, uint32_t slot, uint32_t rank);
+bool ep_group_slot_is_from(const ep_batch *batch, const ep_layer_shape *shape,
+                           const ep_group_layout *layout, uint32_t local_rank, uint32_t token,
+                           uint32_t slot, uint32_t rank);
 
 #endif

@@ -42,7 +42,8 @@ static inline float ep_bf16odd_sum(float a, float b)
 /* a * b; a and b are bf16: the product has 16 bits and only its exponent may be out of range. */
 static inline float ep_bf16odd_product(uint32_t a, uint32_t b)
 {
-    return ep_bf16dp_flush(ep_bf16dp_flush(ep_f32_from_bits(a)) * ep_bf16dp_flush(ep_f32_from_bits(b)));
+    return ep_bf16dp_flush(ep_bf16dp_flush(ep_f32_from_bits(a)) *
+                           ep_bf16dp_flush(ep_f32_from_bits(b)));
 }
 
 /* One pair; w and x hold the even member in the low half. */

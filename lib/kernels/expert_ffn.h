@@ -84,8 +84,8 @@ typedef ep_expert_source ep_ffn_source;
 
 /* One row: its own addresses, so rows of many callers ride one pass over the weights. */
 typedef struct ep_ffn_row {
-    const void *x;      /* [H] of x_dtype, any alignment */
-    float x_scale;      /* x is i8: x[i] * x_scale; else ignored */
+    const void *x; /* [H] of x_dtype, any alignment */
+    float x_scale; /* x is i8: x[i] * x_scale; else ignored */
     /* x is f8e4m3: x[i] * x_scales[i / EP_FFN_F8_BLOCK], host memory; else ignored */
     const float *x_scales;
     float input_weight; /* weight_on_input: x[i] * input_weight, rounded in f32; else ignored */
@@ -118,6 +118,7 @@ static inline size_t ep_ffn_reference_scratch_floats(uint32_t hidden, uint32_t i
  */
 void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
 /* The same for any family that has source->format. */
-void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
+void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source,
+                         const ep_ffn_batch *batch, float *scratch);
 
 #endif

@@ -120,8 +120,8 @@ static inline float ep_act_limit(const ep_activation_numbers *numbers)
 }
 
 /* kind is a constant in loops. limit: INFINITY when there is none. g is ignored without a gate. */
-static inline __attribute__((always_inline)) float ep_act_one(ep_activation kind, float alpha, float beta,
-                                                              float limit, float g, float u)
+static inline __attribute__((always_inline)) float
+ep_act_one(ep_activation kind, float alpha, float beta, float limit, float g, float u)
 {
     switch (kind) {
     case EP_ACT_GELU:
@@ -158,25 +158,27 @@ static inline __attribute__((always_inline)) float ep_act_one(ep_activation kind
  * and goes over many rows, so that the steps of one row run beside those of others. The gate is not
  * read where there is none.
  */
-static inline __attribute__((always_inline)) void ep_act_rows(ep_activation activation, const ep_activation_numbers *numbers,
-                                                              const float *restrict c, uint32_t rows, float *restrict h,
-                                                              size_t stride)
+static inline __attribute__((always_inline)) void
+ep_act_rows(ep_activation activation, const ep_activation_numbers *numbers, const float *restrict c,
+            uint32_t rows, float *restrict h, size_t stride)
 {
     const float alpha = numbers->alpha;
     const float beta = numbers->beta;
     const float limit = ep_act_limit(numbers);
-#define EP_ACT_CASE(name, number, text)                                                                      \
-    case EP_ACT_##name: {                                                                                    \
-        const uint32_t width = ep_activation_has_gate(EP_ACT_##name) ? EP_FFN_HALF_PANEL : EP_FFN_PANEL;     \
-        for (uint32_t r = 0; r < rows; r++) {                                                                \
-            const float *g = c + (size_t)r * EP_FFN_PANEL;                                                   \
-            const float *u = g + EP_FFN_PANEL - width;                                                       \
-            for (uint32_t i = 0; i < width; i++) {                                                           \
-                h[r * stride + i] = ep_act_one(EP_ACT_##name, alpha, beta, limit,                            \
-                                               ep_activation_has_gate(EP_ACT_##name) ? g[i] : 0.0f, u[i]);   \
-            }                                                                                                \
-        }                                                                                                    \
-        break;                                                                                               \
+#define EP_ACT_CASE(name, number, text)                                                            \
+    case EP_ACT_##name: {                                                                          \
+        const uint32_t width =                                                                     \
+            ep_activation_has_gate(EP_ACT_##name) ? EP_FFN_HALF_PANEL : EP_FFN_PANEL;              \
+        for (uint32_t r = 0; r < rows; r++) {                                                      \
+            const float *g = c + (size_t)r * EP_FFN_PANEL;                                         \
+            const float *u = g + EP_FFN_PANEL - width;                                             \
+            for (uint32_t i = 0; i < width; i++) {                                                 \
+                h[r * stride + i] =                                                                \
+                    ep_act_one(EP_ACT_##name, alpha, beta, limit,                                  \
+                               ep_activation_has_gate(EP_ACT_##name) ? g[i] : 0.0f, u[i]);         \
+            }                                                                                      \
+        }                                                                                          \
+        break;                                                                                     \
     }
     switch (activation) {
         EP_ACTIVATION_MAP(EP_ACT_CASE)

@@ -70,7 +70,8 @@ static inline float ep_ffn_weight_e2m1(uint32_t code)
 /* The exact value of code number i of an array of codes. */
 static inline float ep_ffn_read_code(ep_weight_codes codes, const uint8_t *from, size_t i)
 {
-    const uint32_t nibble = ep_weight_codes_are_nibbles(codes) ? ((uint32_t)from[i / 2] >> (4 * (i & 1u))) & 15u : 0;
+    const uint32_t nibble =
+        ep_weight_codes_are_nibbles(codes) ? ((uint32_t)from[i / 2] >> (4 * (i & 1u))) & 15u : 0;
     switch (codes) {
     case EP_CODES_E2M1:
         return ep_ffn_weight_e2m1(nibble);
@@ -114,14 +115,15 @@ static inline float ep_ffn_read_scale(ep_weight_scales scales, const void *from,
 }
 
 /* A scale of two levels, and an offset, from what there is of them (base/expert_form.h). */
-static inline float ep_ffn_join_offset(ep_weight_offsets offsets, float scale, uint8_t code, float factor)
+static inline float ep_ffn_join_offset(ep_weight_offsets offsets, float scale, uint8_t code,
+                                       float factor)
 {
     return offsets == EP_OFFSETS_ZERO ? scale * (float)(int8_t)code : (float)code * factor;
 }
 
 /* Of a row's group of columns. scales: the block of the matrix [rows,columns]. */
-static inline float ep_ffn_weight_scale(ep_weight_format format, const void *scales, uint32_t rows, uint32_t columns, size_t row,
-                                        uint32_t group)
+static inline float ep_ffn_weight_scale(ep_weight_format format, const void *scales, uint32_t rows,
+                                        uint32_t columns, size_t row, uint32_t group)
 {
     const uint32_t group_columns = ep_weight_group_columns(format);
     const ep_weight_scales kind = ep_weight_format_scales(format);
@@ -137,12 +139,13 @@ static inline float ep_ffn_weight_scale(ep_weight_format format, const void *sca
     const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
     const size_t blocks = ((size_t)columns + EP_SCALE_BLOCK - 1) / EP_SCALE_BLOCK;
     const uint8_t *factors = (const uint8_t *)scales + arrays.scales + arrays.offsets;
-    return scale * ep_ffn_read_float(factors, EP_DTYPE_F32, row * blocks + group * group_columns / EP_SCALE_BLOCK);
+    return scale * ep_ffn_read_float(factors, EP_DTYPE_F32,
+                                     row * blocks + group * group_columns / EP_SCALE_BLOCK);
 }
 
 /* Likewise; of formats with offsets. */
-static inline float ep_ffn_weight_offset(ep_weight_format format, const void *scales, uint32_t rows, uint32_t columns, size_t row,
-                                         uint32_t group)
+static inline float ep_ffn_weight_offset(ep_weight_format format, const void *scales, uint32_t rows,
+                                         uint32_t columns, size_t row, uint32_t group)
 {
     const uint32_t group_columns = ep_weight_group_columns(format);
     const ep_weight_offsets kind = ep_weight_format_offsets(format);
@@ -152,9 +155,11 @@ static inline float ep_ffn_weight_offset(ep_weight_format format, const void *sc
     const uint8_t *at = (const uint8_t *)scales + arrays.scales;
     const uint8_t *factors = at + arrays.offsets + arrays.scale_factors;
     const float scale = ep_ffn_weight_scale(format, scales, rows, columns, row, group);
-    const float factor = kind == EP_OFFSETS_MINIMUM
-                             ? ep_ffn_read_float(factors, EP_DTYPE_F32, row * blocks + group * group_columns / EP_SCALE_BLOCK)
-                             : 0.0f;
+    const float factor =
+        kind == EP_OFFSETS_MINIMUM
+            ? ep_ffn_read_float(factors, EP_DTYPE_F32,
+                                row * blocks + group * group_columns / EP_SCALE_BLOCK)
+            : 0.0f;
     return ep_ffn_join_offset(kind, scale, at[row * groups + group], factor);
 }
 

@@ -16,10 +16,12 @@ static inline const float *ep_ffn_int8_weight_scales(const uint8_t *panel, uint3
 
 static inline const int32_t *ep_ffn_int8_offsets(const uint8_t *panel, uint32_t k_count)
 {
-    return (const int32_t *)(const void *)(ep_ffn_int8_weight_scales(panel, k_count) + EP_FFN_PANEL);
+    return (const int32_t *)(const void *)(ep_ffn_int8_weight_scales(panel, k_count) +
+                                           EP_FFN_PANEL);
 }
 
-static inline float ep_ffn_int8_row_scale(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k_count)
+static inline float ep_ffn_int8_row_scale(const ep_ffn_batch *batch, const ep_ffn_row *row,
+                                          uint32_t k_count)
 {
     float wide[EP_FFN_INT8_BLOCK];
     uint32_t magnitude = 0;
@@ -35,8 +37,8 @@ static inline float ep_ffn_int8_row_scale(const ep_ffn_batch *batch, const ep_ff
 }
 
 /* ep_ffn_kernel.int8_rows. */
-static inline void ep_ffn_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count,
-                                    int8_t *a, float *scales)
+static inline void ep_ffn_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                                    uint32_t k_count, int8_t *a, float *scales)
 {
     float wide[EP_FFN_INT8_BLOCK];
     int8_t codes[EP_FFN_INT8_BLOCK];
@@ -45,7 +47,8 @@ static inline void ep_ffn_int8_rows(const ep_ffn_batch *batch, uint32_t first_ro
         const float scale = ep_ffn_int8_row_scale(batch, row, k_count);
         scales[r] = scale;
         for (uint32_t k = 0; k < k_count; k += EP_FFN_INT8_BLOCK) {
-            const uint32_t count = k_count - k < EP_FFN_INT8_BLOCK ? k_count - k : EP_FFN_INT8_BLOCK;
+            const uint32_t count =
+                k_count - k < EP_FFN_INT8_BLOCK ? k_count - k : EP_FFN_INT8_BLOCK;
             ep_ffn_widen(batch, row, k, count, wide);
             for (uint32_t i = 0; i < count; i++) {
                 codes[i] = ep_ffn_int8_round(wide[i], scale);
@@ -61,9 +64,10 @@ static inline void ep_ffn_int8_rows(const ep_ffn_batch *batch, uint32_t first_ro
 /* ep_ffn_kernel.int8_panel over the sums of one chunk: sums [rows][EP_FFN_PANEL], 64-byte aligned,
  * is only written. */
 static inline __attribute__((always_inline)) void
-ep_ffn_int8_panel_of(void (*chunk_sums)(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, int32_t *sums),
-                     const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count, const float *row_scales,
-                     float *c)
+ep_ffn_int8_panel_of(void (*chunk_sums)(const int8_t *a, uint32_t rows, const uint8_t *panel,
+                                        uint32_t quads, int32_t *sums),
+                     const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                     const float *row_scales, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t quads = ep_ffn_quads(k_count);

@@ -62,40 +62,41 @@ typedef struct ep_ffn_kernel {
      * next: the panel this thread computes after this one, whose first lines are fetched meanwhile;
      * NULL: not known. Only a hint: any address will do, it is never read.
      */
-    void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                  const uint8_t *next, float *c);
+    void (*panel)(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                  uint32_t lines, const uint8_t *next, float *c);
     /* All but bf16odd. The same for a format with groups: a chain per group, scaled, summed
      * (expert_ffn.h, bf16dp.h, ffn_w4a8.h). */
-    void (*group_panel)(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
-                        uint32_t k_count, const uint8_t *next, float *c);
+    void (*group_panel)(ep_weight_format format, const float *a, uint32_t rows,
+                        const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c);
     /*
      * portable only, w8a8. One chunk of the batch's rows from first_row, widened and rounded to
      * int8, and their scales [rows]. a [ceil(k_count/4)][rows][4], zeros behind k_count, in
      * whatever form int8_panel takes it.
      */
-    void (*int8_rows)(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
-                      float *scales);
+    void (*int8_rows)(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                      uint32_t k_count, int8_t *a, float *scales);
     /*
      * portable only, w8a8. c[r][o] = (sum to f32 * weight scale[o]) * row_scales[r] for one panel
      * and all rows; the chunks of a follow each other, next and c as above.
      */
-    void (*int8_panel)(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count, const float *row_scales,
-                       const uint8_t *next, float *c);
+    void (*int8_panel)(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                       const float *row_scales, const uint8_t *next, float *c);
     /*
      * The activation of rows of a gate-up panel's products c [rows][EP_FFN_PANEL]: with a gate
      * h[r][i] = activation(c[r][i], c[r][EP_FFN_HALF_PANEL + i]), i < EP_FFN_HALF_PANEL, else
      * activation(c[r][i]), i < EP_FFN_PANEL. Row r begins at h + r * stride, stride a multiple of
      * 16; both 64-byte aligned, h another array.
      */
-    void (*activate)(ep_activation activation, const ep_activation_numbers *numbers, const float *c, uint32_t rows,
-                     float *h, size_t stride);
+    void (*activate)(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
+                     uint32_t rows, float *h, size_t stride);
     /* out[i] = ep_expf(x[i]) for 16 values; what activations use, shown to the tests. Any
      * alignment. */
     void (*exp16)(const float *x, float *out);
     /* The slots below: NULL takes the plain loops of ffn_pass.c, which know family `portable`
      * only. */
     /* One packed chunk from the batch's rows first_row.., widened and for pairs narrowed. */
-    void (*pack_rows)(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a);
+    void (*pack_rows)(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden,
+                      float *a);
     /* The first count (1..EP_FFN_PANEL) inner values of a chunk's rows, h [rows][EP_FFN_PANEL],
      * 64-byte aligned, into the chunk's lines, which begin at a. */
     void (*lay)(const float *h, uint32_t rows, uint32_t count, float *a);
@@ -106,11 +107,13 @@ typedef struct ep_ffn_kernel {
      * written when they are complete, so that fetching the cache lines written to hides behind the
      * arithmetic of the next chunk. NULL: panel, then write_row.
      */
-    void (*panel_to_rows)(ep_dtype dtype, const float *a, const ep_ffn_batch *batch, const uint8_t *panel, uint32_t lines,
-                          const uint8_t *next, uint32_t first, uint32_t count, float *c);
+    void (*panel_to_rows)(ep_dtype dtype, const float *a, const ep_ffn_batch *batch,
+                          const uint8_t *panel, uint32_t lines, const uint8_t *next, uint32_t first,
+                          uint32_t count, float *c);
     /* The same for int8_panel; NULL: int8_panel, then write_row. */
-    void (*int8_panel_to_rows)(const int8_t *a, const ep_ffn_batch *batch, const uint8_t *panel, uint32_t k_count,
-                               const float *row_scales, const uint8_t *next, uint32_t first, uint32_t count, float *c);
+    void (*int8_panel_to_rows)(const int8_t *a, const ep_ffn_batch *batch, const uint8_t *panel,
+                               uint32_t k_count, const float *row_scales, const uint8_t *next,
+                               uint32_t first, uint32_t count, float *c);
 } ep_ffn_kernel;
 
 /* Kernel number index that this CPU runs, of any family, the fastest of a family first; NULL past
@@ -187,7 +190,8 @@ static inline size_t ep_ffn_block_factors(ep_weight_format format)
 }
 
 /* Those of the group that begins at column k. groups: of the panel. */
-static inline const float *ep_ffn_factors_of(ep_weight_format format, const uint8_t *panel, uint32_t groups, uint32_t k)
+static inline const float *ep_ffn_factors_of(ep_weight_format format, const uint8_t *panel,
+                                             uint32_t groups, uint32_t k)
 {
     const float *all = (const float *)(const void *)(panel + groups * ep_ffn_group_bytes(format));
     return all + k / EP_SCALE_BLOCK * ep_ffn_block_factors(format);
@@ -199,7 +203,8 @@ static inline uint32_t ep_ffn_quads(uint32_t k_count)
 }
 
 /* Bytes of a packed panel over k_count inputs; a multiple of 64. */
-static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format format, uint32_t k_count)
+static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format format,
+                                        uint32_t k_count)
 {
     if (ep_weight_format_is_float(format)) {
         if (ep_ffn_family_has_pairs(family)) {
@@ -211,12 +216,14 @@ static inline size_t ep_ffn_panel_bytes(ep_ffn_family family, ep_weight_format f
         return (size_t)ep_ffn_quads(k_count) * 4 * EP_FFN_PANEL + 8 * EP_FFN_PANEL;
     }
     const size_t blocks = ((size_t)k_count + EP_SCALE_BLOCK - 1) / EP_SCALE_BLOCK;
-    return ep_ffn_groups(format, k_count) * ep_ffn_group_bytes(format) + blocks * ep_ffn_block_factors(format) * sizeof(float);
+    return ep_ffn_groups(format, k_count) * ep_ffn_group_bytes(format) +
+           blocks * ep_ffn_block_factors(format) * sizeof(float);
 }
 
 /* Where the code of output o, column k of a group lies: a byte, of 4-bit codes a nibble, the lower
  * of a byte first. */
-static inline size_t ep_ffn_code_slot(ep_ffn_family family, ep_weight_format format, uint32_t k, uint32_t o)
+static inline size_t ep_ffn_code_slot(ep_ffn_family family, ep_weight_format format, uint32_t k,
+                                      uint32_t o)
 {
     if (family == EP_FFN_FAMILY_W4A8) {
         return (size_t)k / 8 * 512 + o / 16 * 128 + 8 * (o % 16) + 2 * (k % 4) + k / 4 % 2;

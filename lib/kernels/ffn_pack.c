@@ -33,11 +33,14 @@ static packed_sizes sizes_of(const ep_ffn_source *source, ep_ffn_family family)
     const size_t down_panels = panels_of(source->hidden, EP_FFN_PANEL);
     const bool inner_bias = source->gate_bias != NULL || source->up_bias != NULL;
     packed_sizes sizes;
-    sizes.gate_up_bytes = gate_up_panels * ep_ffn_panel_bytes(family, source->format, source->hidden);
-    sizes.down_bytes = down_panels * ep_ffn_panel_bytes(family, ep_expert_down_format(source), source->inner);
+    sizes.gate_up_bytes =
+        gate_up_panels * ep_ffn_panel_bytes(family, source->format, source->hidden);
+    sizes.down_bytes =
+        down_panels * ep_ffn_panel_bytes(family, ep_expert_down_format(source), source->inner);
     sizes.gate_up_bias_bytes = inner_bias ? gate_up_panels * line_bytes : 0;
     sizes.down_bias_bytes = source->down_bias != NULL ? down_panels * line_bytes : 0;
-    sizes.shared_gate_bytes = source->shared_gate == NULL ? 0 : (size_t)source->hidden * sizeof(float);
+    sizes.shared_gate_bytes =
+        source->shared_gate == NULL ? 0 : (size_t)source->hidden * sizeof(float);
     sizes.places_bytes = source->places == NULL ? 0 : (size_t)source->hidden * sizeof(uint32_t);
     return sizes;
 }
@@ -45,8 +48,8 @@ static packed_sizes sizes_of(const ep_ffn_source *source, ep_ffn_family family)
 size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family)
 {
     packed_sizes sizes = sizes_of(source, family);
-    return ep_align_up(sizes.gate_up_bytes + sizes.down_bytes + sizes.gate_up_bias_bytes + sizes.down_bias_bytes +
-                           sizes.shared_gate_bytes + sizes.places_bytes,
+    return ep_align_up(sizes.gate_up_bytes + sizes.down_bytes + sizes.gate_up_bias_bytes +
+                           sizes.down_bias_bytes + sizes.shared_gate_bytes + sizes.places_bytes,
                        EP_FFN_ALIGN);
 }
 
@@ -107,7 +110,8 @@ static void write_nibbles(const panel_rows *panel, uint32_t first, uint32_t n, u
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
         const uint8_t *row = panel->rows[o];
         for (uint32_t k = 0; row != NULL && k < n; k++) {
-            const uint32_t code = ((uint32_t)row[(first + k) / 2] >> (4 * ((first + k) & 1u))) & 15u;
+            const uint32_t code =
+                ((uint32_t)row[(first + k) / 2] >> (4 * ((first + k) & 1u))) & 15u;
             const size_t slot = ep_ffn_code_slot(panel->family, panel->format, k, o);
             const uint32_t shift = 4 * (slot & 1u);
             to[slot / 2] = (uint8_t)((to[slot / 2] & ~(15u << shift)) | code << shift);
@@ -120,7 +124,8 @@ static void write_bytes(const panel_rows *panel, uint32_t first, uint32_t n, uin
     for (uint32_t k = 0; k < n; k++) {
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
             if (panel->rows[o] != NULL) {
-                to[ep_ffn_code_slot(panel->family, panel->format, k, o)] = panel->rows[o][first + k];
+                to[ep_ffn_code_slot(panel->family, panel->format, k, o)] =
+                    panel->rows[o][first + k];
             }
         }
     }
@@ -131,7 +136,9 @@ static void write_wide_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
 {
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
         if (panel->rows[o] != NULL) {
-            const float scale = ep_ffn_weight_scale(panel->format, panel->scales[o], panel->matrix_rows, panel->columns, panel->index[o], g);
+            const float scale =
+                ep_ffn_weight_scale(panel->format, panel->scales[o], panel->matrix_rows,
+                                    panel->columns, panel->index[o], g);
             memcpy(to + 4 * (size_t)o, &scale, sizeof(scale));
         }
     }
@@ -140,7 +147,8 @@ static void write_wide_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
 /* Group g's part of the scales and offsets, in the width the format keeps them. */
 static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
 {
-    const ep_scale_arrays arrays = ep_weight_scale_arrays(panel->format, panel->matrix_rows, panel->columns);
+    const ep_scale_arrays arrays =
+        ep_weight_scale_arrays(panel->format, panel->matrix_rows, panel->columns);
     const ep_weight_scales kind = ep_weight_format_scales(panel->format);
     const size_t groups = ep_ffn_groups(panel->format, panel->columns);
     const size_t bytes = ep_weight_scale_bytes(kind);
@@ -168,7 +176,8 @@ static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
 /* What parts are multiplied by, of one EP_SCALE_BLOCK columns. */
 static void write_factors(const panel_rows *panel, size_t block, uint8_t *to)
 {
-    const ep_scale_arrays arrays = ep_weight_scale_arrays(panel->format, panel->matrix_rows, panel->columns);
+    const ep_scale_arrays arrays =
+        ep_weight_scale_arrays(panel->format, panel->matrix_rows, panel->columns);
     const size_t blocks = ((size_t)panel->columns + EP_SCALE_BLOCK - 1) / EP_SCALE_BLOCK;
     memset(to, 0, ep_ffn_block_factors(panel->format) * sizeof(float));
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
@@ -179,7 +188,8 @@ static void write_factors(const panel_rows *panel, size_t block, uint8_t *to)
         const size_t at = sizeof(float) * (panel->index[o] * blocks + block);
         memcpy(to + sizeof(float) * o, from + at, sizeof(float));
         if (arrays.offset_factors != 0) {
-            memcpy(to + sizeof(float) * (EP_FFN_PANEL + o), from + arrays.scale_factors + at, sizeof(float));
+            memcpy(to + sizeof(float) * (EP_FFN_PANEL + o), from + arrays.scale_factors + at,
+                   sizeof(float));
         }
     }
 }
@@ -205,7 +215,8 @@ static void write_groups(const panel_rows *panel, uint8_t *to)
         write_scales(panel, k / group, to + code_bytes);
     }
     const size_t factors = ep_ffn_block_factors(panel->format);
-    for (uint32_t k = 0; factors != 0 && k < panel->columns; k += EP_SCALE_BLOCK, to += factors * sizeof(float)) {
+    for (uint32_t k = 0; factors != 0 && k < panel->columns;
+         k += EP_SCALE_BLOCK, to += factors * sizeof(float)) {
         write_factors(panel, k / EP_SCALE_BLOCK, to);
     }
 }
@@ -263,8 +274,8 @@ static void write_panel(const panel_rows *panel, uint8_t *to)
 
 /* to[panel][first_output + j] = bias[panel * width + j]; where there is none -0, which changes no
  * sum, not even -0. */
-static void write_bias(const void *bias, ep_dtype dtype, uint32_t count, uint32_t width, uint32_t first_output,
-                       float *to)
+static void write_bias(const void *bias, ep_dtype dtype, uint32_t count, uint32_t width,
+                       uint32_t first_output, float *to)
 {
     const uint32_t panels = panels_of(count, width);
     for (uint32_t i = 0; i < panels * width; i++) {
@@ -273,21 +284,24 @@ static void write_bias(const void *bias, ep_dtype dtype, uint32_t count, uint32_
     }
 }
 
-static void write_biases(const ep_ffn_source *source, const ep_ffn_packed *packed, float *gate_up, float *down)
+static void write_biases(const ep_ffn_source *source, const ep_ffn_packed *packed, float *gate_up,
+                         float *down)
 {
     const uint32_t width = packed->gate_up_width;
     if (packed->gate_up_bias != NULL) {
         if (width == EP_FFN_HALF_PANEL) {
             write_bias(source->gate_bias, source->bias_dtype, source->inner, width, 0, gate_up);
         }
-        write_bias(source->up_bias, source->bias_dtype, source->inner, width, EP_FFN_PANEL - width, gate_up);
+        write_bias(source->up_bias, source->bias_dtype, source->inner, width, EP_FFN_PANEL - width,
+                   gate_up);
     }
     if (packed->down_bias != NULL) {
         write_bias(source->down_bias, source->bias_dtype, source->hidden, EP_FFN_PANEL, 0, down);
     }
 }
 
-static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packed, uint8_t *gate_up, uint8_t *down)
+static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packed, uint8_t *gate_up,
+                         uint8_t *down)
 {
     const uint32_t hidden = source->hidden;
     const uint32_t inner = source->inner;
@@ -300,18 +314,21 @@ static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packe
         if (width == EP_FFN_HALF_PANEL) {
             set_rows(&panel, source->gate, source->gate_scales, inner, p * width, 0, width);
         }
-        set_rows(&panel, source->up, source->up_scales, inner, p * width, EP_FFN_PANEL - width, width);
+        set_rows(&panel, source->up, source->up_scales, inner, p * width, EP_FFN_PANEL - width,
+                 width);
         write_panel(&panel, gate_up + p * gate_up_bytes);
     }
     panel.format = packed->down_format;
     panel.columns = inner;
     for (uint32_t p = 0; p < packed->down_panels; p++) {
-        set_rows(&panel, source->down, source->down_scales, hidden, p * EP_FFN_PANEL, 0, EP_FFN_PANEL);
+        set_rows(&panel, source->down, source->down_scales, hidden, p * EP_FFN_PANEL, 0,
+                 EP_FFN_PANEL);
         write_panel(&panel, down + p * down_bytes);
     }
 }
 
-void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed)
+void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void *memory,
+                         ep_ffn_packed *out_packed)
 {
     const packed_sizes sizes = sizes_of(source, family);
     const uint8_t *gate_up = memory;
@@ -319,7 +336,8 @@ void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void
     const float *gate_up_bias = (const float *)(const void *)(down + sizes.down_bytes);
     const float *down_bias = gate_up_bias + sizes.gate_up_bias_bytes / sizeof(float);
     const float *shared_gate = down_bias + sizes.down_bias_bytes / sizeof(float);
-    const uint32_t *places = (const uint32_t *)(const void *)(shared_gate + sizes.shared_gate_bytes / sizeof(float));
+    const uint32_t *places =
+        (const uint32_t *)(const void *)(shared_gate + sizes.shared_gate_bytes / sizeof(float));
     *out_packed = (ep_ffn_packed){
         .hidden = source->hidden,
         .inner = source->inner,
@@ -340,9 +358,11 @@ void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void
     };
 }
 
-void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed)
+void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory,
+                 ep_ffn_packed *out_packed)
 {
-    EP_ASSERT(ep_ffn_family_has(family, source->format) && ep_ffn_family_has(family, ep_expert_down_format(source)));
+    EP_ASSERT(ep_ffn_family_has(family, source->format) &&
+              ep_ffn_family_has(family, ep_expert_down_format(source)));
     const packed_sizes sizes = sizes_of(source, family);
     uint8_t *gate_up = memory;
     uint8_t *down = gate_up + sizes.gate_up_bytes;

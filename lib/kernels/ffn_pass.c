@@ -27,17 +27,25 @@ static size_t place(ep_ffn_pass *pass, const ep_ffn_packed *weights, size_t rows
 {
     size_t used = 0;
     pass->share = take(scratch, &used, rows * sizeof(float));
-    pass->placed = weights->places == NULL ? NULL : take(scratch, &used, rows * weights->hidden * sizeof(float));
+    pass->placed = weights->places == NULL
+                       ? NULL
+                       : take(scratch, &used, rows * weights->hidden * sizeof(float));
     if (ep_ffn_pass_rounds(weights)) {
         pass->x = NULL;
         pass->x_int8 = take(scratch, &used, 4 * (size_t)ep_ffn_quads(weights->hidden) * rows);
         pass->h_int8 = take(scratch, &used, 4 * (size_t)ep_ffn_quads(weights->inner) * rows);
         pass->x_scales = take(scratch, &used, rows * sizeof(float));
         pass->h_scales = take(scratch, &used, rows * sizeof(float));
-        pass->h = take(scratch, &used, (size_t)weights->gate_up_panels * weights->gate_up_width * rows * sizeof(float));
+        pass->h =
+            take(scratch, &used,
+                 (size_t)weights->gate_up_panels * weights->gate_up_width * rows * sizeof(float));
     } else {
-        pass->x = take(scratch, &used, (size_t)ep_ffn_lines(weights->family, weights->hidden) * rows * sizeof(float));
-        pass->h = take(scratch, &used, (size_t)ep_ffn_lines(weights->family, weights->inner) * rows * sizeof(float));
+        pass->x =
+            take(scratch, &used,
+                 (size_t)ep_ffn_lines(weights->family, weights->hidden) * rows * sizeof(float));
+        pass->h =
+            take(scratch, &used,
+                 (size_t)ep_ffn_lines(weights->family, weights->inner) * rows * sizeof(float));
     }
     return used;
 }
@@ -63,14 +71,16 @@ void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_f
 }
 
 /* One chain per row, all rows of the chunk side by side. */
-static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint32_t rows, float *share)
+static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint32_t rows,
+                              float *share)
 {
     const bool is_pair = ep_ffn_family_has_pairs(weights->family);
     float acc[EP_FFN_CHUNK_ROWS] = {0.0f};
     for (uint32_t k = 0; k < weights->hidden; k++) {
         for (uint32_t r = 0; r < rows; r++) {
             const float *line = a + (size_t)(is_pair ? k / 2 : k) * rows;
-            const float x = is_pair ? ep_bf16_to_f32(ep_ffn_read_u16(line, 2 * (size_t)r + k % 2)) : line[r];
+            const float x =
+                is_pair ? ep_bf16_to_f32(ep_ffn_read_u16(line, 2 * (size_t)r + k % 2)) : line[r];
             acc[r] = fmaf(weights->shared_gate[k], x, acc[r]);
         }
     }
@@ -80,7 +90,8 @@ static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint
 }
 
 /* The same of rows that are rounded to int8 and not laid out as floats. */
-static void shared_gate_rows(const ep_ffn_pass *pass, const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, float *share)
+static void shared_gate_rows(const ep_ffn_pass *pass, const ep_ffn_batch *batch, uint32_t first_row,
+                             uint32_t rows, float *share)
 {
     const uint32_t hidden = pass->weights->hidden;
     float wide[WIDEN_BLOCK];
@@ -98,7 +109,8 @@ static void shared_gate_rows(const ep_ffn_pass *pass, const ep_ffn_batch *batch,
 }
 
 /* Family `portable`. */
-static void pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+static void pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden,
+                      float *a)
 {
     float wide[WIDEN_BLOCK];
     for (uint32_t r = 0; r < rows; r++) {
@@ -123,8 +135,8 @@ static void lay(const float *h, uint32_t rows, uint32_t count, float *a)
 }
 
 /* A chunk's rows widened, each input in its place; out_rows and out_batch have them then. */
-static void place_rows(const ep_ffn_pass *pass, size_t first_row, uint32_t rows, ep_ffn_row out_rows[EP_FFN_CHUNK_ROWS],
-                       ep_ffn_batch *out_batch)
+static void place_rows(const ep_ffn_pass *pass, size_t first_row, uint32_t rows,
+                       ep_ffn_row out_rows[EP_FFN_CHUNK_ROWS], ep_ffn_batch *out_batch)
 {
     const uint32_t hidden = pass->weights->hidden;
     float wide[WIDEN_BLOCK];
@@ -159,14 +171,16 @@ void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
     ep_path_count(EP_PATH_PANEL, (uint64_t)rows * hidden * ep_dtype_bytes(pass->batch.x_dtype));
     if (ep_ffn_pass_rounds(weights)) {
         pass->kernel->int8_rows(&batch, first, rows, hidden,
-                                pass->x_int8 + first_row * 4 * ep_ffn_quads(hidden), pass->x_scales + first_row);
+                                pass->x_int8 + first_row * 4 * ep_ffn_quads(hidden),
+                                pass->x_scales + first_row);
         if (weights->shared_gate != NULL) {
             shared_gate_rows(pass, &batch, first, rows, pass->share + first_row);
         }
         return;
     }
     float *a = pass->x + first_row * ep_ffn_lines(weights->family, hidden);
-    (pass->kernel->pack_rows != NULL ? pass->kernel->pack_rows : pack_rows)(&batch, first, rows, hidden, a);
+    (pass->kernel->pack_rows != NULL ? pass->kernel->pack_rows : pack_rows)(&batch, first, rows,
+                                                                            hidden, a);
     if (weights->shared_gate != NULL && weights->family == EP_FFN_FAMILY_W4A8) {
         shared_gate_rows(pass, &batch, first, rows, pass->share + first_row);
     } else if (weights->shared_gate != NULL) {
@@ -189,7 +203,8 @@ void ep_ffn_pass_round_chunk(const ep_ffn_pass *pass, uint32_t chunk)
         inner_rows[r] = (ep_ffn_row){.x = pass->h + (first_row + r) * h_stride(weights)};
     }
     const ep_ffn_batch inner = {.rows = inner_rows, .rows_count = rows, .x_dtype = EP_DTYPE_F32};
-    pass->kernel->int8_rows(&inner, 0, rows, weights->inner, pass->h_int8 + first_row * 4 * ep_ffn_quads(weights->inner),
+    pass->kernel->int8_rows(&inner, 0, rows, weights->inner,
+                            pass->h_int8 + first_row * 4 * ep_ffn_quads(weights->inner),
                             pass->h_scales + first_row);
 }
 
@@ -204,16 +219,19 @@ static void add_bias(const float *bias, uint32_t rows, float *c)
 
 const uint8_t *ep_ffn_gate_up_panel(const ep_ffn_packed *weights, uint32_t panel)
 {
-    return weights->gate_up + panel * ep_ffn_panel_bytes(weights->family, weights->format, weights->hidden);
+    return weights->gate_up +
+           panel * ep_ffn_panel_bytes(weights->family, weights->format, weights->hidden);
 }
 
 const uint8_t *ep_ffn_down_panel(const ep_ffn_packed *weights, uint32_t panel)
 {
-    return weights->down + panel * ep_ffn_panel_bytes(weights->family, weights->down_format, weights->inner);
+    return weights->down +
+           panel * ep_ffn_panel_bytes(weights->family, weights->down_format, weights->inner);
 }
 
 /* One panel's products for all rows, biases added. */
-static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, const uint8_t *next, float *tile)
+static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, const uint8_t *next,
+                     float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
     const ep_weight_format format = is_down ? weights->down_format : weights->format;
@@ -227,8 +245,8 @@ static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, cons
         pass->kernel->int8_panel(is_down ? pass->h_int8 : pass->x_int8, rows, panel, k_count,
                                  is_down ? pass->h_scales : pass->x_scales, next, tile);
     } else if (ep_weight_format_is_float(format)) {
-        pass->kernel->panel(ep_weight_format_dtype(format), a, rows, panel, ep_ffn_lines(weights->family, k_count), next,
-                            tile);
+        pass->kernel->panel(ep_weight_format_dtype(format), a, rows, panel,
+                            ep_ffn_lines(weights->family, k_count), next, tile);
     } else {
         pass->kernel->group_panel(format, a, rows, panel, k_count, next, tile);
     }
@@ -237,7 +255,8 @@ static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, cons
     }
 }
 
-void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile)
+void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel,
+                         float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
     const uint32_t width = weights->gate_up_width;
@@ -247,8 +266,8 @@ void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t 
 
     multiply(pass, false, panel, next_panel, tile);
     if (ep_ffn_pass_rounds(weights)) {
-        pass->kernel->activate(weights->activation, &weights->numbers, tile, pass->batch.rows_count, pass->h + first,
-                               h_stride(weights));
+        pass->kernel->activate(weights->activation, &weights->numbers, tile, pass->batch.rows_count,
+                               pass->h + first, h_stride(weights));
         return;
     }
     const size_t lines = ep_ffn_lines(weights->family, weights->inner);
@@ -256,9 +275,10 @@ void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t 
     for (uint32_t chunk = 0; chunk < pass->chunks.count; chunk++) {
         const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
         const uint32_t first_row = ep_ffn_chunk_first_row(&pass->chunks, chunk);
-        float *a = pass->h + first_row * lines + (size_t)ep_ffn_lines(weights->family, first) * rows;
-        pass->kernel->activate(weights->activation, &weights->numbers, tile + (size_t)first_row * EP_FFN_PANEL, rows, h,
-                               EP_FFN_PANEL);
+        float *a =
+            pass->h + first_row * lines + (size_t)ep_ffn_lines(weights->family, first) * rows;
+        pass->kernel->activate(weights->activation, &weights->numbers,
+                               tile + (size_t)first_row * EP_FFN_PANEL, rows, h, EP_FFN_PANEL);
         (pass->kernel->lay != NULL ? pass->kernel->lay : lay)(h, rows, count, a);
     }
 }
@@ -285,32 +305,38 @@ static void write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
 
 /* A down panel without additions by a kernel that writes rows as they are complete. False: this
  * kernel does not. */
-static bool write_at_once(const ep_ffn_pass *pass, uint32_t index, const uint8_t *next, uint32_t first, uint32_t count, float *tile)
+static bool write_at_once(const ep_ffn_pass *pass, uint32_t index, const uint8_t *next,
+                          uint32_t first, uint32_t count, float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
     const ep_ffn_kernel *kernel = pass->kernel;
     const uint8_t *panel = ep_ffn_down_panel(weights, index);
     if (ep_weight_format_is_float(weights->down_format) && kernel->panel_to_rows != NULL) {
-        kernel->panel_to_rows(ep_weight_format_dtype(weights->down_format), pass->h, &pass->batch, panel,
-                              ep_ffn_lines(weights->family, weights->inner), next, first, count, tile);
+        kernel->panel_to_rows(ep_weight_format_dtype(weights->down_format), pass->h, &pass->batch,
+                              panel, ep_ffn_lines(weights->family, weights->inner), next, first,
+                              count, tile);
         return true;
     }
     if (weights->down_format == EP_WEIGHTS_W8A8 && kernel->int8_panel_to_rows != NULL) {
-        kernel->int8_panel_to_rows(pass->h_int8, &pass->batch, panel, weights->inner, pass->h_scales, next, first, count, tile);
+        kernel->int8_panel_to_rows(pass->h_int8, &pass->batch, panel, weights->inner,
+                                   pass->h_scales, next, first, count, tile);
         return true;
     }
     return false;
 }
 
-void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile)
+void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel,
+                      float *tile)
 {
     const ep_ffn_packed *weights = pass->weights;
     const uint32_t first = panel * EP_FFN_PANEL;
     const uint32_t left = weights->hidden - first;
     const uint32_t count = left < EP_FFN_PANEL ? left : EP_FFN_PANEL;
 
-    ep_path_count(EP_PATH_RESULT, (uint64_t)pass->batch.rows_count * count * ep_dtype_bytes(pass->batch.out_dtype));
-    if (weights->down_bias == NULL && weights->shared_gate == NULL && write_at_once(pass, panel, next_panel, first, count, tile)) {
+    ep_path_count(EP_PATH_RESULT,
+                  (uint64_t)pass->batch.rows_count * count * ep_dtype_bytes(pass->batch.out_dtype));
+    if (weights->down_bias == NULL && weights->shared_gate == NULL &&
+        write_at_once(pass, panel, next_panel, first, count, tile)) {
         return;
     }
     multiply(pass, true, panel, next_panel, tile);
@@ -321,7 +347,7 @@ void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *ne
                 y[i] = pass->share[r] * y[i];
             }
         }
-        (pass->kernel->write_row != NULL ? pass->kernel->write_row : write_row)(y, count, pass->batch.out_dtype,
-                                                                                pass->batch.rows[r].out, first);
+        (pass->kernel->write_row != NULL ? pass->kernel->write_row : write_row)(
+            y, count, pass->batch.out_dtype, pass->batch.rows[r].out, first);
     }
 }

@@ -22,7 +22,7 @@
 #define EP_FFN_PACKED_LAYOUT "panel64-5"
 /* more rows read the weights again: by then arithmetic is the limit */
 #define EP_FFN_PASS_ROWS 256
-#define EP_FFN_TILE_BYTES                                                                                    \
+#define EP_FFN_TILE_BYTES                                                                          \
     ((size_t)EP_FFN_PASS_ROWS * EP_FFN_PANEL * sizeof(float)) /* scratch of one thread */
 
 typedef struct ep_ffn_packed {
@@ -38,12 +38,12 @@ typedef struct ep_ffn_packed {
     uint32_t down_panels;
     /* [gate_up_panels] over H: 32 gate outputs, then the same 32 of up; or 64 of up */
     const uint8_t *gate_up;
-    const uint8_t *down;       /* [down_panels] over I */
+    const uint8_t *down; /* [down_panels] over I */
     /* [gate_up_panels][EP_FFN_PANEL] widened, -0 where there is none; or NULL */
     const float *gate_up_bias;
-    const float *down_bias;    /* [down_panels][EP_FFN_PANEL], likewise */
-    const float *shared_gate;  /* [H] widened, or NULL */
-    const uint32_t *places;    /* [H], as of the source, or NULL */
+    const float *down_bias;   /* [down_panels][EP_FFN_PANEL], likewise */
+    const float *shared_gate; /* [H] widened, or NULL */
+    const uint32_t *places;   /* [H], as of the source, or NULL */
 } ep_ffn_packed;
 
 typedef struct ep_ffn_pass {
@@ -51,14 +51,14 @@ typedef struct ep_ffn_pass {
     const ep_ffn_packed *weights;
     ep_ffn_batch batch; /* rows_count 1..EP_FFN_PASS_ROWS */
     ep_ffn_chunks chunks;
-    float *x;       /* packed activations over H; NULL for w8a8 */
+    float *x; /* packed activations over H; NULL for w8a8 */
     /* packed activations over I; w8a8: [rows][gate_up_panels * gate_up_width], rows in order */
     float *h;
     int8_t *x_int8; /* w8a8: packed activations over H, and over I, with the scales of the rows */
     int8_t *h_int8;
     float *x_scales;
     float *h_scales;
-    float *share; /* [rows] factor of the shared expert's gate */
+    float *share;  /* [rows] factor of the shared expert's gate */
     float *placed; /* [rows][H] inputs in their places, or NULL */
 } ep_ffn_pass;
 
@@ -70,7 +70,8 @@ size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family);
 /* Packs into memory (ep_ffn_packed_bytes, EP_FFN_ALIGN); *out_packed points into it. Keeps nothing
  * of source.
  */
-void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory, ep_ffn_packed *out_packed);
+void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory,
+                 ep_ffn_packed *out_packed);
 
 /* Where the parts of a packed expert lie in memory; its matrices are not looked at, nor is
  * memory. */
@@ -99,8 +100,10 @@ void ep_ffn_pass_round_chunk(const ep_ffn_pass *pass, uint32_t chunk);
  * or another: they are fetched while this one is computed. NULL: not known. A hint, never read: the
  * panel may be gone.
  */
-void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile);
-void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel, float *tile);
+void ep_ffn_pass_gate_up(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel,
+                         float *tile);
+void ep_ffn_pass_down(const ep_ffn_pass *pass, uint32_t panel, const uint8_t *next_panel,
+                      float *tile);
 /* Where the weights of a panel begin. */
 const uint8_t *ep_ffn_gate_up_panel(const ep_ffn_packed *weights, uint32_t panel);
 const uint8_t *ep_ffn_down_panel(const ep_ffn_packed *weights, uint32_t panel);

@@ -51,11 +51,13 @@ static inline int8_t ep_ffn_w4a8_integer(ep_weight_format format, uint32_t code)
 /* Scale of output o of a panel's group. scales: behind its codes. */
 static inline float ep_ffn_w4a8_scale(ep_weight_format format, const uint8_t *scales, uint32_t o)
 {
-    return format == EP_WEIGHTS_MXFP4 ? ep_ffn_w4a8_e8m0(scales[o]) : ep_ffn_read_float(scales, EP_DTYPE_BF16, o);
+    return format == EP_WEIGHTS_MXFP4 ? ep_ffn_w4a8_e8m0(scales[o])
+                                      : ep_ffn_read_float(scales, EP_DTYPE_BF16, o);
 }
 
 /* The end of a group. */
-static inline float ep_ffn_w4a8_add_group(float total, int32_t sum, float input_scale, float weight_scale)
+static inline float ep_ffn_w4a8_add_group(float total, int32_t sum, float input_scale,
+                                          float weight_scale)
 {
     const float scaled = (float)sum * input_scale;
     return fmaf(scaled, weight_scale, total);
@@ -83,7 +85,8 @@ static inline void ep_ffn_w4a8_round(const float *x, uint32_t n, uint32_t words[
 }
 
 /* n inputs of row r of a chunk to the lines of their group, which begin at a. */
-static inline void ep_ffn_w4a8_lay_group(const float *x, uint32_t n, uint32_t rows, uint32_t r, float *a)
+static inline void ep_ffn_w4a8_lay_group(const float *x, uint32_t n, uint32_t rows, uint32_t r,
+                                         float *a)
 {
     uint32_t words[EP_FFN_W4A8_LINES];
     ep_ffn_w4a8_round(x, n, words);
@@ -93,7 +96,8 @@ static inline void ep_ffn_w4a8_lay_group(const float *x, uint32_t n, uint32_t ro
 }
 
 /* ep_ffn_kernel.pack_rows. */
-static inline void ep_ffn_w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+static inline void ep_ffn_w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row,
+                                         uint32_t rows, uint32_t hidden, float *a)
 {
     float wide[EP_MX_GROUP];
     for (uint32_t k = 0; k < hidden; k += EP_MX_GROUP, a += (size_t)EP_FFN_W4A8_LINES * rows) {

@@ -7,8 +7,8 @@
 #include "kernels/ffn_element.h"
 
 /* Inputs first..first + count - 1; the type is looked at once per stretch, not per element. */
-static inline void ep_ffn_widen(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t first, uint32_t count,
-                                float *x)
+static inline void ep_ffn_widen(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t first,
+                                uint32_t count, float *x)
 {
     if (batch->x_dtype == EP_DTYPE_I8) {
         for (uint32_t i = 0; i < count; i++) {

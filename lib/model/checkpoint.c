@@ -23,13 +23,14 @@ static int compare_name_with(const void *name, const void *entry)
     return strcmp(name, ((const ep_checkpoint_entry *)entry)->name);
 }
 
-const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpoint, const char *name)
+const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpoint,
+                                                    const char *name)
 {
     if (checkpoint->entries_count == 0) {
         return NULL;
     }
-    return bsearch(name, checkpoint->entries, checkpoint->entries_count, sizeof(checkpoint->entries[0]),
-                   compare_name_with);
+    return bsearch(name, checkpoint->entries, checkpoint->entries_count,
+                   sizeof(checkpoint->entries[0]), compare_name_with);
 }
 
 static bool tensor_exists(const char *name, void *arg)
@@ -38,8 +39,8 @@ static bool tensor_exists(const char *name, void *arg)
 }
 
 /* The file stays open: other nodes may ask for it. */
-static ep_err read_text(ep_checkpoint *self, const ep_model_dir *dir, const char *name, size_t bytes_max,
-                        char **out_text, size_t *out_count, ep_error *out_error)
+static ep_err read_text(ep_checkpoint *self, const ep_model_dir *dir, const char *name,
+                        size_t bytes_max, char **out_text, size_t *out_count, ep_error *out_error)
 {
     ep_model_file file;
     ep_err err = ep_model_file_open(dir, name, &file, out_error);
@@ -51,7 +52,8 @@ static ep_err read_text(ep_checkpoint *self, const ep_model_dir *dir, const char
     return ep_model_file_read_all(&file, bytes_max, out_text, out_count, out_error);
 }
 
-static ep_err sha256(const void *bytes, size_t count, uint8_t out[EP_SHA256_BYTES], ep_error *out_error)
+static ep_err sha256(const void *bytes, size_t count, uint8_t out[EP_SHA256_BYTES],
+                     ep_error *out_error)
 {
     if (EVP_Digest(bytes, count, out, NULL, EVP_sha256(), NULL) != 1) {
         return ep_error_set(out_error, EP_ERR_INTERNAL, "SHA-256 is not available from libcrypto");
@@ -66,12 +68,13 @@ static void hex16(const uint8_t *digest, char out[17])
     }
 }
 
-static ep_err load_config(ep_checkpoint *self, const ep_model_dir *dir, uint8_t out_digest[EP_SHA256_BYTES],
-                          ep_error *out_error)
+static ep_err load_config(ep_checkpoint *self, const ep_model_dir *dir,
+                          uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
 {
     char *text = NULL;
     size_t count = 0;
-    ep_err err = read_text(self, dir, EP_MODEL_CONFIG_NAME, EP_MODEL_CONFIG_BYTES_MAX, &text, &count, out_error);
+    ep_err err = read_text(self, dir, EP_MODEL_CONFIG_NAME, EP_MODEL_CONFIG_BYTES_MAX, &text,
+                           &count, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -91,12 +94,14 @@ static ep_err open_shards(ep_checkpoint *self, const ep_model_dir *dir, const ep
 {
     self->shards = calloc(index->shards_count, sizeof(self->shards[0]));
     if (self->shards == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu files", index->shards_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu files",
+                            index->shards_count);
     }
     for (size_t i = 0; i < index->shards_count; i++) {
         ep_err err = ep_safetensors_open(dir, index->shards[i], NULL, &self->shards[i], out_error);
         if (err == EP_ERR_NOT_FOUND) {
-            return ep_error_prefix(out_error, err, "%s names a file that is missing", EP_SHARD_INDEX_NAME);
+            return ep_error_prefix(out_error, err, "%s names a file that is missing",
+                                   EP_SHARD_INDEX_NAME);
         }
         if (err != EP_OK) {
             return err;
@@ -111,7 +116,8 @@ static ep_err collect_indexed(ep_checkpoint *self, const ep_shard_index *index, 
 {
     self->entries = calloc(index->entries_count, sizeof(self->entries[0]));
     if (self->entries == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors", index->entries_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors",
+                            index->entries_count);
     }
     for (size_t i = 0; i < index->entries_count; i++) {
         const ep_shard_entry *named = &index->entries[i];
@@ -132,7 +138,8 @@ static ep_err load_sharded(ep_checkpoint *self, const ep_model_dir *dir, ep_erro
     ep_shard_index index = {0};
     char *text = NULL;
     size_t count = 0;
-    ep_err err = read_text(self, dir, EP_SHARD_INDEX_NAME, EP_SHARD_INDEX_BYTES_MAX, &text, &count, out_error);
+    ep_err err = read_text(self, dir, EP_SHARD_INDEX_NAME, EP_SHARD_INDEX_BYTES_MAX, &text, &count,
+                           out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -171,13 +178,15 @@ static ep_err load_single(ep_checkpoint *self, const ep_model_dir *dir, ep_error
     }
     for (size_t i = 0; i < count; i++) { /* already in name order */
         const ep_safetensors_tensor *tensor = ep_safetensors_at(self->shards[0], i);
-        self->entries[self->entries_count++] = (ep_checkpoint_entry){tensor->name, self->shards[0], tensor};
+        self->entries[self->entries_count++] =
+            (ep_checkpoint_entry){tensor->name, self->shards[0], tensor};
     }
     return EP_OK;
 }
 
 /* What the first file's keys say, in the place of a config.json. */
-static ep_err load_gguf_config(ep_checkpoint *self, uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
+static ep_err load_gguf_config(ep_checkpoint *self, uint8_t out_digest[EP_SHA256_BYTES],
+                               ep_error *out_error)
 {
     char *text = NULL;
     const char *name = ep_safetensors_name(self->shards[0]);
@@ -214,7 +223,8 @@ static ep_err collect_all(ep_checkpoint *self, ep_error *out_error)
     for (size_t i = 0; i < self->shards_count; i++) {
         for (size_t t = 0; t < ep_safetensors_count(self->shards[i]); t++) {
             const ep_safetensors_tensor *tensor = ep_safetensors_at(self->shards[i], t);
-            self->entries[self->entries_count++] = (ep_checkpoint_entry){tensor->name, self->shards[i], tensor};
+            self->entries[self->entries_count++] =
+                (ep_checkpoint_entry){tensor->name, self->shards[i], tensor};
         }
     }
     qsort(self->entries, self->entries_count, sizeof(self->entries[0]), compare_entries);
@@ -244,7 +254,9 @@ static ep_err load_gguf(ep_checkpoint *self, const ep_model_dir *dir, const ep_g
         if (err == EP_OK && ep_safetensors_keys(self->shards[i]) == NULL) {
             err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: does not begin with GGUF", name);
         }
-        err = err == EP_OK ? ep_gguf_files_check(files, i, ep_safetensors_keys(self->shards[i]), out_error) : err;
+        err = err == EP_OK
+                  ? ep_gguf_files_check(files, i, ep_safetensors_keys(self->shards[i]), out_error)
+                  : err;
     }
     err = err == EP_OK ? load_gguf_config(self, out_digest, out_error) : err;
     return err == EP_OK ? collect_all(self, out_error) : err;
@@ -290,7 +302,8 @@ static void drop_layers(ep_model_info *info, const bool *has_experts)
 
 /* Experts of a layer that are called otherwise than those of the others would be a layer without
  * any. */
-static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_experts, ep_error *out_error)
+static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_experts,
+                                 ep_error *out_error)
 {
     for (size_t i = 0; i < self->entries_count; i++) {
         const char *name = self->entries[i].name;
@@ -299,10 +312,11 @@ static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_expe
         const bool is_other = role == EP_TENSOR_ELSEWHERE || role == EP_TENSOR_UNKNOWN;
         if (is_other && layer < self->config.info.layers_count && !has_experts[layer] &&
             (strstr(name, ".experts.") != NULL || strstr(name, "_exps.") != NULL)) {
-            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                "%s: tensor %.200s: is of an expert, and the experts of other layers are called "
-                                "otherwise, allowed one way",
-                                ep_safetensors_name(self->entries[i].shard), name);
+            return ep_error_set(
+                out_error, EP_ERR_UNIMPLEMENTED,
+                "%s: tensor %.200s: is of an expert, and the experts of other layers are called "
+                "otherwise, allowed one way",
+                ep_safetensors_name(self->entries[i].shard), name);
         }
     }
     return EP_OK;
@@ -323,8 +337,8 @@ static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
             has_experts[layer] = true;
             if (map->keys[0] != '\0' && !map->moe[layer]) {
                 return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                                    "%s: layer %u is no MoE layer by %s, but tensor %.200s exists", config_name(self),
-                                    layer, map->keys, self->entries[i].name);
+                                    "%s: layer %u is no MoE layer by %s, but tensor %.200s exists",
+                                    config_name(self), layer, map->keys, self->entries[i].name);
             }
         }
     }
@@ -333,7 +347,8 @@ static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
         if (!has_experts[layer]) {
             ep_tensor_name_expert(&self->names, layer, 0, EP_MATRIX_DOWN, "weight", name);
             return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                                "%s: layer %u is an MoE layer by %s, but no expert of it is there, not even tensor %s",
+                                "%s: layer %u is an MoE layer by %s, but no expert of it is there, "
+                                "not even tensor %s",
                                 config_name(self), layer, map->keys, name);
         }
     }
@@ -363,10 +378,11 @@ static ep_err check_beside(const ep_checkpoint *self, ep_error *out_error)
     for (size_t i = 0; i < self->entries_count; i++) {
         uint32_t layer = 0;
         const char *name = self->entries[i].name;
-        if (ep_tensor_name_role(&self->names, name, &layer) == EP_TENSOR_UNKNOWN && layer < info->layers_count &&
-            is_moe[layer] && !is_beside(self, name)) {
+        if (ep_tensor_name_role(&self->names, name, &layer) == EP_TENSOR_UNKNOWN &&
+            layer < info->layers_count && is_moe[layer] && !is_beside(self, name)) {
             return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                "tensor %.200s is beside the experts of layer %u, and this build does not know what it "
+                                "tensor %.200s is beside the experts of layer %u, and this build "
+                                "does not know what it "
                                 "does in model type '%s'",
                                 name, layer, info->model_type);
         }
@@ -381,33 +397,40 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
     char name[EP_TENSOR_NAME_BYTES];
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         const ep_layer_shape *shape = &info->moe_layers[i];
-        ep_tensor_name_expert(&self->names, shape->layer, shape->experts, EP_MATRIX_DOWN, "weight", name);
-        if (!ep_tensor_names_stacked(&self->names) && ep_checkpoint_entry_find(self, name) != NULL) {
-            return ep_error_set(
-                out_error, EP_ERR_BAD_FILE,
-                "%s: layer %u has %u experts by its config, but tensor %s exists; allowed experts 0..%u",
-                config_name(self), shape->layer, shape->experts, name, shape->experts - 1);
+        ep_tensor_name_expert(&self->names, shape->layer, shape->experts, EP_MATRIX_DOWN, "weight",
+                              name);
+        if (!ep_tensor_names_stacked(&self->names) &&
+            ep_checkpoint_entry_find(self, name) != NULL) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: layer %u has %u experts by its config, but tensor %s exists; "
+                                "allowed experts 0..%u",
+                                config_name(self), shape->layer, shape->experts, name,
+                                shape->experts - 1);
         }
         if (shape->shared_experts > 0 &&
             !ep_tensor_name_shared(&self->names, 0, shape->layer, EP_MATRIX_DOWN, "weight", name)) {
             ep_tensor_name_expert(&self->names, shape->layer, 0, EP_MATRIX_DOWN, "weight", name);
-            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                                "%s: layer %u has %u shared experts by its config (n_shared_experts, "
-                                "shared_expert_intermediate_size), but checkpoints whose experts are tensors %s "
-                                "have no known names for those; allowed 0",
-                                config_name(self), shape->layer, shape->shared_experts, name);
+            return ep_error_set(
+                out_error, EP_ERR_UNIMPLEMENTED,
+                "%s: layer %u has %u shared experts by its config (n_shared_experts, "
+                "shared_expert_intermediate_size), but checkpoints whose experts are tensors %s "
+                "have no known names for those; allowed 0",
+                config_name(self), shape->layer, shape->shared_experts, name);
         }
-        const bool is_callers = shape->hidden != info->hidden || /* its shared expert works on the full width */
-                                (self->config.type != NULL && (self->config.type->marks & EP_TYPE_SHARED_CALLERS));
+        const bool is_callers =
+            shape->hidden != info->hidden || /* its shared expert works on the full width */
+            (self->config.type != NULL && (self->config.type->marks & EP_TYPE_SHARED_CALLERS));
         for (uint32_t s = 0; shape->shared_experts == 0 && !is_callers; s++) {
-            if (!ep_tensor_name_shared(&self->names, s, shape->layer, EP_MATRIX_DOWN, "weight", name)) {
+            if (!ep_tensor_name_shared(&self->names, s, shape->layer, EP_MATRIX_DOWN, "weight",
+                                       name)) {
                 break;
             }
             if (ep_checkpoint_entry_find(self, name) != NULL) {
-                return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                                    "%s: layer %u has no shared expert by its config (n_shared_experts, "
-                                    "shared_expert_intermediate_size), but tensor %s exists",
-                                    config_name(self), shape->layer, name);
+                return ep_error_set(
+                    out_error, EP_ERR_BAD_FILE,
+                    "%s: layer %u has no shared expert by its config (n_shared_experts, "
+                    "shared_expert_intermediate_size), but tensor %s exists",
+                    config_name(self), shape->layer, name);
             }
         }
     }
@@ -428,7 +451,8 @@ static ep_err apply_latent_width(ep_checkpoint *self, ep_error *out_error)
         ep_layer_shape *shape = &info->moe_layers[i];
         const ep_checkpoint_entry *entry = NULL;
         for (size_t d = 0; d < EP_ARRAY_COUNT(down) && entry == NULL; d++) {
-            snprintf(name, sizeof(name), "%slayers.%u.%s", self->names.prefix, shape->layer, down[d]);
+            snprintf(name, sizeof(name), "%slayers.%u.%s", self->names.prefix, shape->layer,
+                     down[d]);
             entry = ep_checkpoint_entry_find(self, name);
         }
         if (entry == NULL) {
@@ -436,8 +460,9 @@ static ep_err apply_latent_width(ep_checkpoint *self, ep_error *out_error)
         }
         const uint64_t width = entry->tensor->rank == 2 ? entry->tensor->shape[0] : 0;
         if (width < 1 || width > EP_HIDDEN_MAX || entry->tensor->shape[1] != info->hidden) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %s: shape is not [latent,%u], latent 1..%u",
-                                ep_safetensors_name(entry->shard), name, info->hidden, EP_HIDDEN_MAX);
+            return ep_error_set(
+                out_error, EP_ERR_BAD_FILE, "%s: tensor %s: shape is not [latent,%u], latent 1..%u",
+                ep_safetensors_name(entry->shard), name, info->hidden, EP_HIDDEN_MAX);
         }
         shape->hidden = (uint32_t)width;
         shape->shared_experts = 0;
@@ -472,15 +497,17 @@ static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
     ep_model_info *info = &self->config.info;
     const ep_activation stated = info->moe_layers[0].activation;
     ep_activation activation = stated;
-    bool has_gate = self->names.family == EP_NAMES_GGUF || /* all of its architectures that are read */
-                    any_expert_has(self, EP_MATRIX_GATE) || !any_expert_has(self, EP_MATRIX_UP);
+    bool has_gate =
+        self->names.family == EP_NAMES_GGUF || /* all of its architectures that are read */
+        any_expert_has(self, EP_MATRIX_GATE) || !any_expert_has(self, EP_MATRIX_UP);
     for (size_t i = 0; !has_gate && i < EP_ARRAY_COUNT(without); i++) {
         activation = stated == without[i][0] ? without[i][1] : activation;
     }
     if (has_gate && !ep_activation_has_gate(stated) && !ep_tensor_names_fused(&self->names)) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "%s: hidden_act stands for %s, but layer %u has experts with a gate matrix",
-                            config_name(self), ep_activation_name(stated), info->moe_layers[0].layer);
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "%s: hidden_act stands for %s, but layer %u has experts with a gate matrix",
+            config_name(self), ep_activation_name(stated), info->moe_layers[0].layer);
     }
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         info->moe_layers[i].activation = activation;
@@ -490,13 +517,14 @@ static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
 
 /* The first expert of a layer that is whole tells the formats of all of it; one bad expert must not
  * hide them. */
-static ep_layer_formats formats_of(const ep_checkpoint *self, const ep_layer_shape *shape, ep_layer_formats unknown)
+static ep_layer_formats formats_of(const ep_checkpoint *self, const ep_layer_shape *shape,
+                                   ep_layer_formats unknown)
 {
     ep_expert_plan plan;
     for (uint32_t e = 0; e < shape->experts; e++) {
         if (ep_expert_plan_make(self, shape, 0, e, &plan, NULL) == EP_OK) {
-            return (ep_layer_formats){plan.format,
-                                      plan.down_format == EP_WEIGHTS_NONE ? plan.format : plan.down_format};
+            return (ep_layer_formats){
+                plan.format, plan.down_format == EP_WEIGHTS_NONE ? plan.format : plan.down_format};
         }
     }
     return unknown;
@@ -508,12 +536,15 @@ static ep_err infer_formats(ep_checkpoint *self, ep_error *out_error)
     const ep_weight_format stated = ep_weight_format_of(info->dtype);
     info->layer_formats = calloc(info->moe_layers_count, sizeof(info->layer_formats[0]));
     if (info->layer_formats == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u layers", info->moe_layers_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u layers",
+                            info->moe_layers_count);
     }
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
-        const ep_layer_formats unknown = i == 0 ? (ep_layer_formats){stated, stated} : info->layer_formats[i - 1];
+        const ep_layer_formats unknown =
+            i == 0 ? (ep_layer_formats){stated, stated} : info->layer_formats[i - 1];
         info->layer_formats[i] = formats_of(self, &info->moe_layers[i], unknown);
-        info->formats |= 1u << info->layer_formats[i].format | 1u << info->layer_formats[i].down_format;
+        info->formats |=
+            1u << info->layer_formats[i].format | 1u << info->layer_formats[i].down_format;
     }
     info->format = info->layer_formats[0].format;
     if (info->dtype == EP_DTYPE_NONE) {
@@ -539,7 +570,8 @@ static ep_err hash_version(ep_checkpoint *self, const uint8_t *config_digest, ep
         for (size_t b = 0; b < sizeof(size); b++) {
             at[b] = (uint8_t)(size >> (8 * b));
         }
-        memcpy(at + sizeof(size), ep_safetensors_identity_digest(self->shards[i]), EP_SAFETENSORS_DIGEST_BYTES);
+        memcpy(at + sizeof(size), ep_safetensors_identity_digest(self->shards[i]),
+               EP_SAFETENSORS_DIGEST_BYTES);
     }
     ep_err err = sha256(bytes, count, digest, out_error);
     free(bytes);
@@ -549,7 +581,8 @@ static ep_err hash_version(ep_checkpoint *self, const uint8_t *config_digest, ep
     return err;
 }
 
-static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_files *gguf, ep_error *out_error)
+static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_files *gguf,
+                   ep_error *out_error)
 {
     uint8_t config_digest[EP_SHA256_BYTES];
     ep_err err;
@@ -560,8 +593,10 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_f
         err = err == EP_OK ? load_tensors(self, dir, out_error) : err;
     }
     if (err == EP_OK) {
-        const bool alternates = self->config.type != NULL && (self->config.type->marks & EP_TYPE_ALTERNATES);
-        err = ep_tensor_names_probe(&self->config.info, tensor_exists, self, alternates, &self->names, out_error);
+        const bool alternates =
+            self->config.type != NULL && (self->config.type->marks & EP_TYPE_ALTERNATES);
+        err = ep_tensor_names_probe(&self->config.info, tensor_exists, self, alternates,
+                                    &self->names, out_error);
     }
     if (err == EP_OK) {
         self->config.info.names = self->names.family;
@@ -589,8 +624,8 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_f
 }
 
 /* Takes dir: it is closed. */
-static ep_err open_in(const char *path, ep_model_dir *dir, const ep_gguf_files *gguf, ep_checkpoint **out_checkpoint,
-                      ep_error *out_error)
+static ep_err open_in(const char *path, ep_model_dir *dir, const ep_gguf_files *gguf,
+                      ep_checkpoint **out_checkpoint, ep_error *out_error)
 {
     ep_err err;
     ep_checkpoint *self = calloc(1, sizeof(*self));
@@ -616,7 +651,8 @@ ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_e
     return err == EP_OK ? open_in(path, &dir, &gguf, out_checkpoint, out_error) : err;
 }
 
-ep_err ep_checkpoint_open_mirror(ep_mirror *mirror, ep_checkpoint **out_checkpoint, ep_error *out_error)
+ep_err ep_checkpoint_open_mirror(ep_mirror *mirror, ep_checkpoint **out_checkpoint,
+                                 ep_error *out_error)
 {
     const char *path = ep_mirror_path(mirror);
     ep_model_dir dir;
@@ -635,7 +671,8 @@ ep_err ep_checkpoint_open_mirror(ep_mirror *mirror, ep_checkpoint **out_checkpoi
     err = open_in(path, &dir, &gguf, &checkpoint, out_error);
     if (err == EP_OK && strcmp(checkpoint->config.info.version, ep_mirror_version(mirror)) != 0) {
         err = ep_error_set(out_error, EP_ERR_BAD_FILE,
-                           "%s: its files are version %s, and were said to be %s; empty it, and all is fetched again",
+                           "%s: its files are version %s, and were said to be %s; empty it, and "
+                           "all is fetched again",
                            path, checkpoint->config.info.version, ep_mirror_version(mirror));
         ep_checkpoint_close(checkpoint);
     }
@@ -679,8 +716,8 @@ static ep_err find_entry(const ep_checkpoint *checkpoint, const char *name,
     return EP_OK;
 }
 
-ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name, ep_tensor_info *out_info,
-                          ep_error *out_error)
+ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name,
+                          ep_tensor_info *out_info, ep_error *out_error)
 {
     const ep_checkpoint_entry *entry;
     ep_err err = find_entry(checkpoint, name, &entry, out_error);
@@ -700,8 +737,8 @@ ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name, ep_
     return EP_OK;
 }
 
-ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out, size_t bytes,
-                          ep_error *out_error)
+ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out,
+                          size_t bytes, ep_error *out_error)
 {
     const ep_checkpoint_entry *entry;
     ep_err err = find_entry(checkpoint, name, &entry, out_error);
@@ -722,7 +759,8 @@ size_t ep_checkpoint_files_count(const ep_checkpoint *checkpoint)
     return checkpoint->texts_count + checkpoint->shards_count;
 }
 
-void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const char **out_name, uint64_t *out_bytes)
+void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const char **out_name,
+                        uint64_t *out_bytes)
 {
     EP_ASSERT(index < ep_checkpoint_files_count(checkpoint));
     if (index < checkpoint->texts_count) {
@@ -735,15 +773,18 @@ void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const cha
     }
 }
 
-ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, uint64_t offset, void *out, size_t bytes,
-                               ep_error *out_error)
+ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, uint64_t offset,
+                               void *out, size_t bytes, ep_error *out_error)
 {
     EP_ASSERT(index < ep_checkpoint_files_count(checkpoint));
     const bool is_text = index < checkpoint->texts_count;
     const ep_model_file *file = is_text ? &checkpoint->texts[index] : NULL;
-    const ep_safetensors *shard = is_text ? NULL : checkpoint->shards[index - checkpoint->texts_count];
-    if (is_text ? !ep_model_file_has(file, offset, bytes) : !ep_safetensors_has_raw(shard, offset, bytes)) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s: bytes from %" PRIu64 " are not here yet",
+    const ep_safetensors *shard =
+        is_text ? NULL : checkpoint->shards[index - checkpoint->texts_count];
+    if (is_text ? !ep_model_file_has(file, offset, bytes)
+                : !ep_safetensors_has_raw(shard, offset, bytes)) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "%s: bytes from %" PRIu64 " are not here yet",
                             is_text ? file->name : ep_safetensors_name(shard), offset);
     }
     if (!is_text) {

@@ -20,7 +20,8 @@
 #define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache between read and hash */
 #define MATRIX_ALIGN 64
 
-const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *self, uint32_t layer, uint32_t *out_shared_inner)
+const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *self, uint32_t layer,
+                                          uint32_t *out_shared_inner)
 {
     const ep_model_info *info = &self->config.info;
     uint32_t low = 0;
@@ -43,22 +44,25 @@ const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *self, uint32_t la
 ep_err ep_checkpoint_layer_error(const ep_checkpoint *self, uint32_t layer, ep_error *out_error)
 {
     const ep_model_info *info = &self->config.info;
-    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                        "layer %u is not an MoE layer of this model, allowed %u..%u (%u of %u layers)", layer,
-                        info->moe_layers[0].layer, info->moe_layers[info->moe_layers_count - 1].layer,
-                        info->moe_layers_count, info->layers_count);
+    return ep_error_set(
+        out_error, EP_ERR_INVALID_ARGUMENT,
+        "layer %u is not an MoE layer of this model, allowed %u..%u (%u of %u layers)", layer,
+        info->moe_layers[0].layer, info->moe_layers[info->moe_layers_count - 1].layer,
+        info->moe_layers_count, info->layers_count);
 }
 
-static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash, ep_error *out_error)
+static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash,
+                          ep_error *out_error)
 {
-    ep_err needed = ep_safetensors_need(run->entry->shard, run->entry->tensor, run->offset, run->bytes, out_error);
+    ep_err needed = ep_safetensors_need(run->entry->shard, run->entry->tensor, run->offset,
+                                        run->bytes, out_error);
     if (needed != EP_OK) {
         return ep_error_prefix(out_error, needed, "tensor %.200s", run->entry->name);
     }
     for (size_t at = 0; at < run->bytes;) {
         size_t piece = run->bytes - at < READ_PIECE_BYTES ? run->bytes - at : READ_PIECE_BYTES;
-        ep_err err = ep_safetensors_read(run->entry->shard, run->entry->tensor, run->offset + at, out + at, piece,
-                                         out_error);
+        ep_err err = ep_safetensors_read(run->entry->shard, run->entry->tensor, run->offset + at,
+                                         out + at, piece, out_error);
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "tensor %.200s", run->entry->name);
         }
@@ -70,8 +74,8 @@ static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash
     return EP_OK;
 }
 
-static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places, uint8_t out_digest[EP_SHA256_BYTES],
-                        ep_error *out_error)
+static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places,
+                        uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
 {
     EVP_MD_CTX *hash = EVP_MD_CTX_new();
     if (hash == NULL || EVP_DigestInit_ex(hash, EVP_sha256(), NULL) != 1) {
@@ -102,7 +106,8 @@ static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places
     }
     uint8_t *block = fits ? ep_large_alloc(total, MATRIX_ALIGN) : NULL;
     if (block == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", total);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes",
+                            total);
     }
     size_t at = 0;
     for (size_t i = 0; i < count; i++) {
@@ -162,16 +167,19 @@ static void use_in_place(const ep_expert_plan *plan, uint8_t *const *raw, ep_exp
             places[i].scales =
                 m->scales < 0
                     ? NULL
-                    : raw[m->scales] + m->first * (ep_weight_scales_bytes(format, m->rows, m->columns) / m->rows);
+                    : raw[m->scales] +
+                          m->first *
+                              (ep_weight_scales_bytes(format, m->rows, m->columns) / m->rows);
             places[i].bias = m->bias < 0 ? NULL : raw[m->bias] + m->first * bias_bytes;
         }
     }
-    give_places(plan, places, plan->shared_gate < 0 ? NULL : raw[plan->shared_gate], &expert->source);
+    give_places(plan, places, plan->shared_gate < 0 ? NULL : raw[plan->shared_gate],
+                &expert->source);
 }
 
 /* A shared expert's gate goes where the columns of its matrices went. */
-static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from, const uint8_t *places, size_t hidden,
-                              uint8_t *to)
+static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from,
+                              const uint8_t *places, size_t hidden, uint8_t *to)
 {
     const size_t element = ep_dtype_bytes(plan->shared_gate_dtype);
     for (size_t i = 0; i < hidden; i++) {
@@ -184,8 +192,8 @@ static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from, c
 }
 
 /* A second block with every part as the source wants it. */
-static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orders, uint8_t *const *raw,
-                        ep_expert_data *expert, ep_error *out_error)
+static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orders,
+                        uint8_t *const *raw, ep_expert_data *expert, ep_error *out_error)
 {
     enum { GATE = 3 * EP_MATRIX_COUNT, PLACES, PARTS };
     const uint32_t hidden = expert->source.hidden;
@@ -228,8 +236,9 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
             ep_weight_unpack_bias(plan, m, raw[m->bias], to[3 * i + 2]);
             places[i].bias = to[3 * i + 2];
         }
-        err = ep_weight_orders_apply(orders, plan, i, to[3 * i], m->scales < 0 ? NULL : to[3 * i + 1],
-                                     m->bias < 0 ? NULL : to[3 * i + 2], out_error);
+        err =
+            ep_weight_orders_apply(orders, plan, i, to[3 * i], m->scales < 0 ? NULL : to[3 * i + 1],
+                                   m->bias < 0 ? NULL : to[3 * i + 2], out_error);
     }
     if (plan->has_places) {
         ep_weight_orders_places(orders, hidden, to[PLACES]);
@@ -242,8 +251,9 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
     return err;
 }
 
-static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan, const ep_layer_shape *shape,
-                           bool is_shared, ep_expert_data *out_expert, ep_error *out_error)
+static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan,
+                           const ep_layer_shape *shape, bool is_shared, ep_expert_data *out_expert,
+                           ep_error *out_error)
 {
     const size_t layer_place = (size_t)(shape - self->config.info.moe_layers);
     const ep_layer_numbers *numbers = &self->config.info.numbers[layer_place];
@@ -297,7 +307,8 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
 
 /* Errors name layer and expert, but for those that they are not there. */
 static ep_err plan_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
-                          const ep_layer_shape **out_shape, ep_expert_plan *out_plan, ep_error *out_error)
+                          const ep_layer_shape **out_shape, ep_expert_plan *out_plan,
+                          ep_error *out_error)
 {
     uint32_t shared_inner = 0;
     const ep_layer_shape *shape = ep_checkpoint_layer(checkpoint, layer, &shared_inner);
@@ -305,8 +316,9 @@ static ep_err plan_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint3
         return ep_checkpoint_layer_error(checkpoint, layer, out_error);
     }
     if (index >= shape->experts + shape->shared_experts) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert %u of layer %u, allowed 0..%u", index,
-                            layer, shape->experts + shape->shared_experts - 1);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "expert %u of layer %u, allowed 0..%u", index, layer,
+                            shape->experts + shape->shared_experts - 1);
     }
     *out_shape = shape;
     return ep_expert_plan_make(checkpoint, shape, shared_inner, index, out_plan, out_error);
@@ -328,7 +340,8 @@ ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer
     const ep_layer_shape *shape = NULL;
     ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
     if (err == EP_OK) {
-        err = read_planned(checkpoint, &plan, shape, index >= shape->experts, out_expert, out_error);
+        err =
+            read_planned(checkpoint, &plan, shape, index >= shape->experts, out_expert, out_error);
     }
     return name_expert(err, layer, index, out_error);
 }
@@ -347,7 +360,8 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
     for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan.matrices[i];
         places[i].values = m->present ? &there : NULL;
-        places[i].scales = m->present && !ep_weight_format_is_float(m->container.format) ? &there : NULL;
+        places[i].scales =
+            m->present && !ep_weight_format_is_float(m->container.format) ? &there : NULL;
         places[i].bias = m->present && m->bias >= 0 ? &there : NULL;
     }
     *out_outline = (ep_expert_source){.hidden = shape->hidden,
@@ -371,7 +385,8 @@ void ep_checkpoint_survey_experts(const ep_checkpoint *checkpoint, ep_checkpoint
             ep_expert_source outline;
             ep_error error;
             survey.experts++;
-            if (ep_checkpoint_outline_expert(checkpoint, shape->layer, e, &outline, &error) != EP_OK) {
+            if (ep_checkpoint_outline_expert(checkpoint, shape->layer, e, &outline, &error) !=
+                EP_OK) {
                 survey.first = survey.unreadable == 0 ? error : survey.first;
                 survey.unreadable++;
             }

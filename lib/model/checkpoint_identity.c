@@ -8,8 +8,8 @@
 #include "model/checkpoint_private.h"
 
 /* Texts end with their zero byte, so that two of them cannot run together into a third. */
-ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint, uint8_t out_identity[EP_SHA256_BYTES],
-                              ep_error *out_error)
+ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint,
+                              uint8_t out_identity[EP_SHA256_BYTES], ep_error *out_error)
 {
     const ep_model_info *info = &checkpoint->config.info;
     EVP_MD_CTX *hash = EVP_MD_CTX_new();
@@ -23,13 +23,15 @@ ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint, uint8_t out_ident
             EVP_MD_CTX_free(hash);
             return ep_error_set(out_error, EP_ERR_IO, "%s: cannot be looked at", name);
         }
-        const int64_t facts[] = {(int64_t)st.st_dev,          (int64_t)st.st_ino,         (int64_t)st.st_size,
-                                 (int64_t)st.st_mtim.tv_sec,  (int64_t)st.st_mtim.tv_nsec, (int64_t)st.st_ctim.tv_sec,
+        const int64_t facts[] = {(int64_t)st.st_dev,          (int64_t)st.st_ino,
+                                 (int64_t)st.st_size,         (int64_t)st.st_mtim.tv_sec,
+                                 (int64_t)st.st_mtim.tv_nsec, (int64_t)st.st_ctim.tv_sec,
                                  (int64_t)st.st_ctim.tv_nsec};
-        is_good =
-            EVP_DigestUpdate(hash, name, strlen(name) + 1) == 1 && EVP_DigestUpdate(hash, facts, sizeof(facts)) == 1;
+        is_good = EVP_DigestUpdate(hash, name, strlen(name) + 1) == 1 &&
+                  EVP_DigestUpdate(hash, facts, sizeof(facts)) == 1;
     }
     is_good = is_good && EVP_DigestFinal_ex(hash, out_identity, NULL) == 1;
     EVP_MD_CTX_free(hash);
-    return is_good ? EP_OK : ep_error_set(out_error, EP_ERR_INTERNAL, "SHA-256 failed in libcrypto");
+    return is_good ? EP_OK
+                   : ep_error_set(out_error, EP_ERR_INTERNAL, "SHA-256 failed in libcrypto");
 }

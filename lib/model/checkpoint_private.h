@@ -25,9 +25,12 @@ struct ep_checkpoint {
 };
 
 /* NULL when there is none. */
-const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpoint, const char *name);
+const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpoint,
+                                                    const char *name);
 /* NULL when it is no MoE layer; then the error that says so. */
-const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t *out_shared_inner);
-ep_err ep_checkpoint_layer_error(const ep_checkpoint *checkpoint, uint32_t layer, ep_error *out_error);
+const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *checkpoint, uint32_t layer,
+                                          uint32_t *out_shared_inner);
+ep_err ep_checkpoint_layer_error(const ep_checkpoint *checkpoint, uint32_t layer,
+                                 ep_error *out_error);
 
 #endif

@@ -25,7 +25,8 @@ static void widen(const uint8_t *raw, ep_dtype dtype, size_t count, float *out)
     }
 }
 
-static ep_err read_widened(const ep_checkpoint_entry *entry, float **out_values, ep_error *out_error)
+static ep_err read_widened(const ep_checkpoint_entry *entry, float **out_values,
+                           ep_error *out_error)
 {
     size_t bytes = ep_safetensors_tensor_bytes(entry->tensor);
     size_t count = bytes / ep_dtype_bytes(entry->tensor->dtype);
@@ -33,8 +34,8 @@ static ep_err read_widened(const ep_checkpoint_entry *entry, float **out_values,
     float *values = calloc(count, sizeof(values[0]));
     ep_err err;
     if (raw == NULL || values == NULL) {
-        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "tensor %.200s: no memory for %zu bytes", entry->name,
-                           bytes);
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "tensor %.200s: no memory for %zu bytes",
+                           entry->name, bytes);
     } else {
         err = ep_safetensors_read(entry->shard, entry->tensor, 0, raw, bytes, out_error);
     }
@@ -65,26 +66,30 @@ static const ep_checkpoint_entry *find_spelling(const ep_checkpoint *self, spell
 /* Logits of the layer: routed experts, then those of no weights. */
 static uint32_t logits_count(const ep_checkpoint *self, const ep_layer_shape *shape)
 {
-    return shape->experts + self->config.info.router.zero_experts + self->config.info.router.copy_experts;
+    return shape->experts + self->config.info.router.zero_experts +
+           self->config.info.router.copy_experts;
 }
 
-static ep_err missing(const ep_checkpoint *self, spelling_func spell, uint32_t layer, ep_error *out_error)
+static ep_err missing(const ep_checkpoint *self, spelling_func spell, uint32_t layer,
+                      ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES] = "(a router's)";
     (void)spell(&self->names, 0, layer, name);
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is in none of the checkpoint's %zu files", name,
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "tensor %s: is in none of the checkpoint's %zu files", name,
                         self->shards_count);
 }
 
 /* A vector of one number for each logit. */
-static ep_err read_vector(const ep_checkpoint_entry *entry, uint32_t count, float **out_values, ep_error *out_error)
+static ep_err read_vector(const ep_checkpoint_entry *entry, uint32_t count, float **out_values,
+                          ep_error *out_error)
 {
     const ep_err err = ep_tensor_check_plain(entry, 0, count, EP_DTYPE_NONE, out_error);
     return err == EP_OK ? read_widened(entry, out_values, out_error) : err;
 }
 
-ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer, float **out_weight,
-                                 float **out_bias, ep_error *out_error)
+ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer,
+                                 float **out_weight, float **out_bias, ep_error *out_error)
 {
     uint32_t shared_inner = 0;
     float *weight = NULL;
@@ -94,12 +99,15 @@ ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer
         return ep_checkpoint_layer_error(checkpoint, layer, out_error);
     }
     const uint32_t count = logits_count(checkpoint, shape);
-    const ep_checkpoint_entry *weight_entry = find_spelling(checkpoint, ep_tensor_name_router, layer);
-    const ep_checkpoint_entry *bias_entry = find_spelling(checkpoint, ep_tensor_name_router_bias, layer);
+    const ep_checkpoint_entry *weight_entry =
+        find_spelling(checkpoint, ep_tensor_name_router, layer);
+    const ep_checkpoint_entry *bias_entry =
+        find_spelling(checkpoint, ep_tensor_name_router_bias, layer);
     if (weight_entry == NULL) {
         return missing(checkpoint, ep_tensor_name_router, layer, out_error);
     }
-    ep_err err = ep_tensor_check_plain(weight_entry, count, checkpoint->config.info.hidden, EP_DTYPE_NONE, out_error);
+    ep_err err = ep_tensor_check_plain(weight_entry, count, checkpoint->config.info.hidden,
+                                       EP_DTYPE_NONE, out_error);
     if (err == EP_OK) {
         err = read_widened(weight_entry, &weight, out_error);
     }
@@ -116,35 +124,40 @@ ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer
 }
 
 /* Experts by token id, as i64 or i32 [rows,K]. */
-static ep_err read_table(const ep_checkpoint_entry *entry, const ep_layer_shape *shape, ep_checkpoint_gate *gate,
-                         ep_error *out_error)
+static ep_err read_table(const ep_checkpoint_entry *entry, const ep_layer_shape *shape,
+                         ep_checkpoint_gate *gate, ep_error *out_error)
 {
     const ep_safetensors_tensor *tensor = entry->tensor;
     const bool is_wide = strcmp(tensor->dtype_text, "I64") == 0;
-    if ((!is_wide && strcmp(tensor->dtype_text, "I32") != 0) || tensor->rank != 2 || tensor->shape[0] < 1 ||
-        tensor->shape[0] > HASH_ROWS_MAX || tensor->shape[1] != shape->top_k) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: tensor %.200s: allowed I64 or I32 [tokens,%" PRIu32 "], tokens 1..%d",
-                            ep_safetensors_name(entry->shard), entry->name, shape->top_k, HASH_ROWS_MAX);
+    if ((!is_wide && strcmp(tensor->dtype_text, "I32") != 0) || tensor->rank != 2 ||
+        tensor->shape[0] < 1 || tensor->shape[0] > HASH_ROWS_MAX ||
+        tensor->shape[1] != shape->top_k) {
+        return ep_error_set(
+            out_error, EP_ERR_BAD_FILE,
+            "%s: tensor %.200s: allowed I64 or I32 [tokens,%" PRIu32 "], tokens 1..%d",
+            ep_safetensors_name(entry->shard), entry->name, shape->top_k, HASH_ROWS_MAX);
     }
     const size_t bytes = ep_safetensors_tensor_bytes(tensor);
     const size_t count = bytes / (is_wide ? sizeof(int64_t) : sizeof(int32_t));
     uint8_t *raw = malloc(bytes);
     int32_t *table = calloc(count, sizeof(table[0]));
-    ep_err err =
-        raw == NULL || table == NULL
-            ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "tensor %.200s: no memory for %zu bytes", entry->name, bytes)
-            : ep_safetensors_read(entry->shard, tensor, 0, raw, bytes, out_error);
+    ep_err err = raw == NULL || table == NULL
+                     ? ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                                    "tensor %.200s: no memory for %zu bytes", entry->name, bytes)
+                     : ep_safetensors_read(entry->shard, tensor, 0, raw, bytes, out_error);
     for (size_t i = 0; err == EP_OK && i < count; i++) {
         int64_t id = 0;
         int32_t narrow = 0;
-        memcpy(is_wide ? (void *)&id : (void *)&narrow, raw + i * (is_wide ? sizeof(id) : sizeof(narrow)),
+        memcpy(is_wide ? (void *)&id : (void *)&narrow,
+               raw + i * (is_wide ? sizeof(id) : sizeof(narrow)),
                is_wide ? sizeof(id) : sizeof(narrow));
         id = is_wide ? id : narrow;
         if (id < 0 || id >= (int64_t)shape->experts) {
-            err = ep_error_set(
-                out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: expert %" PRId64 " of token %zu, allowed 0..%" PRIu32,
-                ep_safetensors_name(entry->shard), entry->name, id, i / shape->top_k, shape->experts - 1);
+            err = ep_error_set(out_error, EP_ERR_BAD_FILE,
+                               "%s: tensor %.200s: expert %" PRId64
+                               " of token %zu, allowed 0..%" PRIu32,
+                               ep_safetensors_name(entry->shard), entry->name, id, i / shape->top_k,
+                               shape->experts - 1);
         }
         table[i] = (int32_t)id;
     }
@@ -158,24 +171,27 @@ static ep_err read_table(const ep_checkpoint_entry *entry, const ep_layer_shape 
     return EP_OK;
 }
 
-static ep_err read_gate_tensors(const ep_checkpoint *self, const ep_layer_shape *shape, ep_checkpoint_gate *gate,
-                                ep_error *out_error)
+static ep_err read_gate_tensors(const ep_checkpoint *self, const ep_layer_shape *shape,
+                                ep_checkpoint_gate *gate, ep_error *out_error)
 {
     const ep_router_info *router = &self->config.info.router;
     const uint32_t count = logits_count(self, shape);
     char name[EP_TENSOR_NAME_BYTES];
     ep_err err = EP_OK;
-    const ep_checkpoint_entry *table =
-        ep_tensor_name_router_table(&self->names, shape->layer, name) ? ep_checkpoint_entry_find(self, name) : NULL;
+    const ep_checkpoint_entry *table = ep_tensor_name_router_table(&self->names, shape->layer, name)
+                                           ? ep_checkpoint_entry_find(self, name)
+                                           : NULL;
     if (self->config.layer_map.hash[shape->layer] && table == NULL) {
         return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                            "tensor %s: is missing; layer %" PRIu32 " takes its experts from it", name, shape->layer);
+                            "tensor %s: is missing; layer %" PRIu32 " takes its experts from it",
+                            name, shape->layer);
     }
     if (table != NULL) {
         return read_table(table, shape, gate, out_error);
     }
     if (router->has_bias) {
-        const ep_checkpoint_entry *bias = find_spelling(self, ep_tensor_name_router_bias, shape->layer);
+        const ep_checkpoint_entry *bias =
+            find_spelling(self, ep_tensor_name_router_bias, shape->layer);
         err = bias == NULL ? missing(self, ep_tensor_name_router_bias, shape->layer, out_error)
                            : read_vector(bias, count, &gate->bias, out_error);
     }
@@ -183,14 +199,15 @@ static ep_err read_gate_tensors(const ep_checkpoint *self, const ep_layer_shape 
         const bool has_name = ep_tensor_name_router_factors(&self->names, shape->layer, name);
         const ep_checkpoint_entry *factors = has_name ? ep_checkpoint_entry_find(self, name) : NULL;
         err = factors == NULL ? ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                                             "tensor %s: is missing; it has the router's factors", has_name ? name : "")
+                                             "tensor %s: is missing; it has the router's factors",
+                                             has_name ? name : "")
                               : read_vector(factors, count, &gate->factors, out_error);
     }
     return err;
 }
 
-ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer, ep_checkpoint_gate *out_gate,
-                               ep_error *out_error)
+ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer,
+                               ep_checkpoint_gate *out_gate, ep_error *out_error)
 {
     const ep_router_info *router = &checkpoint->config.info.router;
     uint32_t shared_inner = 0;

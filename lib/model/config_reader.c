@@ -22,7 +22,8 @@ void ep_config_fail(ep_config_reader *reader, ep_err err, const char *format, ..
     reader->err = ep_error_set(reader->error, err, "%s: %s%s", reader->file, reader->prefix, text);
 }
 
-json_t *ep_config_find(const ep_config_reader *reader, const char *const *keys, const char **out_key)
+json_t *ep_config_find(const ep_config_reader *reader, const char *const *keys,
+                       const char **out_key)
 {
     for (size_t i = 0; keys[i] != NULL; i++) {
         json_t *value = json_object_get(reader->object, keys[i]);
@@ -43,13 +44,15 @@ void ep_config_refuse_unlike(ep_config_reader *reader, const char *const *keys)
     for (size_t i = 0; value != NULL && keys[i] != NULL; i++) {
         const json_t *also = json_object_get(reader->object, keys[i]);
         const bool are_numbers = json_is_number(value) && json_is_number(also);
-        const bool are_comparable = are_numbers || (json_is_boolean(value) && json_is_boolean(also)) ||
+        const bool are_comparable = are_numbers ||
+                                    (json_is_boolean(value) && json_is_boolean(also)) ||
                                     (json_is_array(value) && json_is_array(also));
-        const bool are_alike =
-            are_numbers ? json_number_value(value) == json_number_value(also) : json_equal(value, also) != 0;
+        const bool are_alike = are_numbers ? json_number_value(value) == json_number_value(also)
+                                           : json_equal(value, also) != 0;
         if (are_comparable && !are_alike) {
-            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s and %s is %s, allowed the same", first,
-                           ep_json_describe(value, text), keys[i], ep_json_describe(also, other));
+            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s and %s is %s, allowed the same",
+                           first, ep_json_describe(value, text), keys[i],
+                           ep_json_describe(also, other));
         }
     }
 }
@@ -60,13 +63,14 @@ bool ep_config_has(const ep_config_reader *reader, const char *const *keys)
     return ep_config_find(reader, keys, &key) != NULL;
 }
 
-static void fail_missing(ep_config_reader *reader, const char *const *keys, uint32_t min, uint32_t max)
+static void fail_missing(ep_config_reader *reader, const char *const *keys, uint32_t min,
+                         uint32_t max)
 {
     char others[160] = "";
     size_t used = 0;
     for (size_t i = 1; keys[i] != NULL && used < sizeof(others); i++) {
-        used +=
-            (size_t)snprintf(others + used, sizeof(others) - used, "%s%s", i == 1 ? " (or " : ", ", keys[i]);
+        used += (size_t)snprintf(others + used, sizeof(others) - used, "%s%s",
+                                 i == 1 ? " (or " : ", ", keys[i]);
     }
     ep_config_fail(reader, EP_ERR_BAD_FILE, "%s%s%s is missing, allowed %u..%u", keys[0], others,
                    keys[1] != NULL ? ")" : "", min, max);
@@ -78,8 +82,8 @@ static bool in_range(const json_t *value, uint32_t min, uint32_t max)
            json_integer_value(value) <= (json_int_t)max;
 }
 
-uint32_t ep_config_u32(ep_config_reader *reader, const char *const *keys, uint32_t min, uint32_t max,
-                       uint32_t fallback)
+uint32_t ep_config_u32(ep_config_reader *reader, const char *const *keys, uint32_t min,
+                       uint32_t max, uint32_t fallback)
 {
     char text[EP_JSON_TEXT_BYTES];
     const char *key = NULL;
@@ -93,14 +97,15 @@ uint32_t ep_config_u32(ep_config_reader *reader, const char *const *keys, uint32
     }
     if (!in_range(value, min, max)) {
         ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed %s%u..%u", key,
-                       ep_json_describe(value, text), json_is_integer(value) ? "" : "an integer ", min, max);
+                       ep_json_describe(value, text), json_is_integer(value) ? "" : "an integer ",
+                       min, max);
         return min;
     }
     return (uint32_t)json_integer_value(value);
 }
 
-void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, uint32_t min, uint32_t max,
-                             uint32_t fallback, uint32_t *out, uint32_t layers_count)
+void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, uint32_t min,
+                             uint32_t max, uint32_t fallback, uint32_t *out, uint32_t layers_count)
 {
     char text[EP_JSON_TEXT_BYTES];
     const char *key = NULL;
@@ -113,8 +118,8 @@ void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, 
         return;
     }
     if (json_array_size(value) != layers_count) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s has %zu values, allowed %u: one for each layer", key,
-                       json_array_size(value), layers_count);
+        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s has %zu values, allowed %u: one for each layer",
+                       key, json_array_size(value), layers_count);
     }
     for (uint32_t i = 0; i < layers_count; i++) {
         const json_t *item = json_array_get(value, i);
@@ -123,8 +128,8 @@ void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, 
             out[i] = (uint32_t)json_integer_value(item);
         } else if (item != NULL) {
             ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%u] is %s, allowed %s%u..%u", key, i,
-                           ep_json_describe(item, text), json_is_integer(item) ? "" : "an integer ", min,
-                           max);
+                           ep_json_describe(item, text), json_is_integer(item) ? "" : "an integer ",
+                           min, max);
         }
     }
 }
@@ -145,7 +150,8 @@ bool ep_config_bool(ep_config_reader *reader, const char *const *keys, bool fall
     return json_is_true(value);
 }
 
-float ep_config_f32(ep_config_reader *reader, const char *const *keys, double min, double max, float fallback)
+float ep_config_f32(ep_config_reader *reader, const char *const *keys, double min, double max,
+                    float fallback)
 {
     char text[EP_JSON_TEXT_BYTES];
     const char *key = NULL;
@@ -155,8 +161,8 @@ float ep_config_f32(ep_config_reader *reader, const char *const *keys, double mi
     }
     double number = json_is_number(value) ? json_number_value(value) : NAN;
     if (!(number > min && number <= max)) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed a number above %g and up to %g", key,
-                       ep_json_describe(value, text), min, max);
+        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed a number above %g and up to %g",
+                       key, ep_json_describe(value, text), min, max);
         return fallback;
     }
     return (float)number;

@@ -24,16 +24,17 @@ typedef struct ep_config_reader {
 } ep_config_reader;
 
 /* The value of the first spelling present; NULL when all are absent or null. */
-json_t *ep_config_find(const ep_config_reader *reader, const char *const *keys, const char **out_key);
+json_t *ep_config_find(const ep_config_reader *reader, const char *const *keys,
+                       const char **out_key);
 /* Keys that are spellings of one meaning, and say different numbers. */
 void ep_config_refuse_unlike(ep_config_reader *reader, const char *const *keys);
 bool ep_config_has(const ep_config_reader *reader, const char *const *keys);
 
-uint32_t ep_config_u32(ep_config_reader *reader, const char *const *keys, uint32_t min, uint32_t max,
-                       uint32_t fallback);
+uint32_t ep_config_u32(ep_config_reader *reader, const char *const *keys, uint32_t min,
+                       uint32_t max, uint32_t fallback);
 /* One integer for all layers, or an array with one for each. */
-void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, uint32_t min, uint32_t max,
-                             uint32_t fallback, uint32_t *out, uint32_t layers_count);
+void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, uint32_t min,
+                             uint32_t max, uint32_t fallback, uint32_t *out, uint32_t layers_count);
 bool ep_config_bool(ep_config_reader *reader, const char *const *keys, bool fallback);
 /* A finite number with min < value <= max. */
 float ep_config_f32(ep_config_reader *reader, const char *const *keys, double min, double max,

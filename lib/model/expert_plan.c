@@ -11,12 +11,14 @@
 
 static ep_err missing(const ep_checkpoint *self, const char *name, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "tensor %s: is in none of the checkpoint's %zu files", name,
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "tensor %s: is in none of the checkpoint's %zu files", name,
                         self->shards_count);
 }
 
 /* The run's index; the same slab of the same tensor is one run. */
-static int add_run(ep_expert_plan *plan, const ep_checkpoint_entry *entry, size_t offset, size_t bytes)
+static int add_run(ep_expert_plan *plan, const ep_checkpoint_entry *entry, size_t offset,
+                   size_t bytes)
 {
     for (int i = 0; i < plan->runs_count; i++) {
         if (plan->runs[i].entry == entry && plan->runs[i].offset == offset) {
@@ -53,9 +55,10 @@ static const ep_checkpoint_entry *find_part(const naming *n, ep_matrix m, const 
 {
     if (n->index < n->shape->experts) {
         ep_tensor_name_expert(&n->self->names, n->shape->layer, n->index, m, part, name);
-    } else if (!ep_tensor_name_shared(&n->self->names, n->spelling, n->shape->layer, m, part, name)) {
-        snprintf(name, EP_TENSOR_NAME_BYTES, "%slayers.%u (a shared expert's %s)", n->self->names.prefix,
-                 n->shape->layer, part);
+    } else if (!ep_tensor_name_shared(&n->self->names, n->spelling, n->shape->layer, m, part,
+                                      name)) {
+        snprintf(name, EP_TENSOR_NAME_BYTES, "%slayers.%u (a shared expert's %s)",
+                 n->self->names.prefix, n->shape->layer, part);
         /* a family without names for them; a checkpoint with such a layer is refused when it is
          * opened */
         return NULL;
@@ -78,7 +81,8 @@ static const ep_checkpoint_entry *find_any(const naming *n, ep_matrix m, const c
 }
 
 static const char *const value_parts[] = {"weight", "weight_packed", "qweight", NULL};
-static const char *const scale_parts[] = {"weight_scale_inv", "weight_scale", "scale", "scales", NULL};
+static const char *const scale_parts[] = {"weight_scale_inv", "weight_scale", "scale", "scales",
+                                          NULL};
 static const char *const zero_parts[] = {"weight_zero_point", "qzeros", NULL};
 static const char *const order_parts[] = {"weight_g_idx", "g_idx", NULL};
 static const char *const dividing_parts[] = {"weight_global_scale", NULL};
@@ -90,8 +94,8 @@ static uint32_t shared_spelling(naming n)
     char name[EP_TENSOR_NAME_BYTES];
     uint32_t best = 0;
     uint32_t best_found = 0;
-    for (n.spelling = 0;
-         ep_tensor_name_shared(&n.self->names, n.spelling, n.shape->layer, EP_MATRIX_GATE, "weight", name);
+    for (n.spelling = 0; ep_tensor_name_shared(&n.self->names, n.spelling, n.shape->layer,
+                                               EP_MATRIX_GATE, "weight", name);
          n.spelling++) {
         uint32_t found = 0;
         for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
@@ -109,8 +113,8 @@ static uint64_t parts_of(uint64_t count, uint64_t part)
 }
 
 /* A bias is one vector; all of an expert's have one type. */
-static ep_err plan_bias(const ep_checkpoint_entry *entry, uint32_t rows, ep_expert_plan *plan, int *out_run,
-                        ep_error *out_error)
+static ep_err plan_bias(const ep_checkpoint_entry *entry, uint32_t rows, ep_expert_plan *plan,
+                        int *out_run, ep_error *out_error)
 {
     ep_err err = ep_tensor_check_plain(entry, 0, rows, plan->bias_dtype, out_error);
     if (err == EP_OK) {
@@ -120,14 +124,14 @@ static ep_err plan_bias(const ep_checkpoint_entry *entry, uint32_t rows, ep_expe
     return err;
 }
 
-static ep_err one_format(ep_expert_plan *plan, ep_weight_format format, const ep_checkpoint_entry *entry,
-                         ep_error *out_error)
+static ep_err one_format(ep_expert_plan *plan, ep_weight_format format,
+                         const ep_checkpoint_entry *entry, ep_error *out_error)
 {
     if (plan->format != EP_WEIGHTS_NONE && plan->format != format) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
                             "%s: tensor %.200s: is %s, allowed %s as the expert's other matrices",
-                            ep_safetensors_name(entry->shard), entry->name, ep_weight_format_name(format),
-                            ep_weight_format_name(plan->format));
+                            ep_safetensors_name(entry->shard), entry->name,
+                            ep_weight_format_name(format), ep_weight_format_name(plan->format));
     }
     plan->format = format;
     return EP_OK;
@@ -150,7 +154,8 @@ static ep_err settle_format(ep_expert_plan *plan, ep_matrix m, ep_weight_format 
 static bool settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
 {
     char gate[EP_TENSOR_NAME_BYTES], up[EP_TENSOR_NAME_BYTES];
-    if (n->index < n->shape->experts || m == EP_MATRIX_DOWN || !ep_activation_has_gate(n->shape->activation)) {
+    if (n->index < n->shape->experts || m == EP_MATRIX_DOWN ||
+        !ep_activation_has_gate(n->shape->activation)) {
         return false;
     }
     (void)find_part(n, EP_MATRIX_GATE, "weight", gate);
@@ -163,7 +168,8 @@ static bool settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
     return true;
 }
 
-static ep_weight_tensors find_tensors(const naming *n, ep_matrix m, const ep_checkpoint_entry *values)
+static ep_weight_tensors find_tensors(const naming *n, ep_matrix m,
+                                      const ep_checkpoint_entry *values)
 {
     char name[EP_TENSOR_NAME_BYTES];
     (void)find_part(n, m, "qweight", name);
@@ -188,21 +194,24 @@ static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_
     ep_plan_matrix *matrix = &plan->matrices[m];
     const ep_quant_words words = n->self->config.quant.words;
     const ep_weight_codes codes = ep_weight_format_codes(matrix->container.format);
-    const bool may_have = (codes == EP_CODES_INT4 || codes == EP_CODES_INT8) && words != EP_QUANT_WORDS_AWQ;
+    const bool may_have =
+        (codes == EP_CODES_INT4 || codes == EP_CODES_INT8) && words != EP_QUANT_WORDS_AWQ;
     const ep_checkpoint_entry *order = may_have ? find_any(n, m, order_parts, name) : NULL;
     if (order == NULL && may_have && n->self->config.quant.has_order &&
         matrix->container.scales.columns < matrix->columns) {
         const ep_checkpoint_entry *values = plan->runs[matrix->values].entry;
         return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                            "%s: tensor %.200s: has no order of columns, which the config says it has: %s is missing",
+                            "%s: tensor %.200s: has no order of columns, which the config says it "
+                            "has: %s is missing",
                             ep_safetensors_name(values->shard), values->name,
                             words == EP_QUANT_WORDS_NONE ? order_parts[0] : order_parts[1]);
     }
     if (order == NULL) {
         return EP_OK;
     }
-    ep_err err = !ep_tensor_has_type(order, "I32") ? ep_tensor_type_error(order, "I32", out_error)
-                                                   : ep_tensor_check_shape(order, EP_DIMS(matrix->columns), out_error);
+    ep_err err = !ep_tensor_has_type(order, "I32")
+                     ? ep_tensor_type_error(order, "I32", out_error)
+                     : ep_tensor_check_shape(order, EP_DIMS(matrix->columns), out_error);
     if (err == EP_OK) {
         matrix->order = add_whole(plan, order);
         matrix->is_ordered = words == EP_QUANT_WORDS_NONE || n->self->config.quant.has_order;
@@ -212,15 +221,15 @@ static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_
 }
 
 /* Values with scales; tensors that the container does not use are no runs, and refused as such. */
-static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_expert_plan *plan,
-                             ep_error *out_error)
+static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_entry *values,
+                             ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
     ep_plan_matrix *matrix = &plan->matrices[m];
     const ep_weight_tensors tensors = find_tensors(n, m, values);
     ep_weight_container *c = &matrix->container;
-    ep_err err =
-        ep_weight_container_make(&n->self->config.quant, &tensors, matrix->rows, matrix->columns, c, out_error);
+    ep_err err = ep_weight_container_make(&n->self->config.quant, &tensors, matrix->rows,
+                                          matrix->columns, c, out_error);
     if (err == EP_OK) {
         err = settle_format(plan, m, c->format, values, out_error);
     }
@@ -234,18 +243,19 @@ static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_e
     matrix->scales = add_whole(plan, tensors.scales);
     matrix->zeros = c->zeros == EP_ZEROS_NONE ? -1 : add_whole(plan, tensors.zeros);
     matrix->factor = c->format == EP_WEIGHTS_NVFP4 ? add_whole(plan, tensors.factor) : -1;
-    const ep_checkpoint_entry *offset = c->format == EP_WEIGHTS_W8A8 ? find_part(n, m, "weight_offset", name) : NULL;
+    const ep_checkpoint_entry *offset =
+        c->format == EP_WEIGHTS_W8A8 ? find_part(n, m, "weight_offset", name) : NULL;
     matrix->offset = offset == NULL ? -1 : add_whole(plan, offset);
     return plan_order(n, m, plan, out_error);
 }
 
-static ep_err plan_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_expert_plan *plan,
-                         ep_error *out_error)
+static ep_err plan_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry *values,
+                         ep_expert_plan *plan, ep_error *out_error)
 {
     ep_plan_matrix *matrix = &plan->matrices[m];
     /* one type within an expert, also when the config states none */
-    const ep_dtype dtype =
-        plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format) : n->self->config.info.dtype;
+    const ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format)
+                                                           : n->self->config.info.dtype;
     ep_err err = ep_tensor_check_plain(values, matrix->run_rows, matrix->columns, dtype, out_error);
     if (err == EP_OK) {
         err = settle_format(plan, m, ep_weight_format_of(values->tensor->dtype), values, out_error);
@@ -289,8 +299,9 @@ static ep_err plan_separate_all(const naming *n, ep_expert_plan *plan, ep_error 
 
 /* Shape and type of one stacked tensor of plain values: [E,rows,columns], or transposed,
  * [E,columns,rows]. */
-static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows, uint64_t columns,
-                                 bool may_transpose, ep_plan_matrix *matrix, ep_error *out_error)
+static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows,
+                                 uint64_t columns, bool may_transpose, ep_plan_matrix *matrix,
+                                 ep_error *out_error)
 {
     matrix->transposed = false;
     if (!ep_tensor_is_float(entry->tensor->dtype)) {
@@ -304,8 +315,9 @@ static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t expe
 }
 
 /* Experts one after the other: [E rows,columns], and down on its side, [E columns,rows]. */
-static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows, uint64_t columns,
-                              bool is_down, ep_plan_matrix *matrix, ep_error *out_error)
+static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows,
+                              uint64_t columns, bool is_down, ep_plan_matrix *matrix,
+                              ep_error *out_error)
 {
     matrix->transposed = is_down;
     if (!ep_tensor_is_float(entry->tensor->dtype)) {
@@ -318,13 +330,14 @@ static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts
 /* Rows of the run: gate and up together where they share a tensor. */
 static uint64_t run_rows(const ep_checkpoint *self, const ep_expert_plan *plan, ep_matrix m)
 {
-    bool fused = m != EP_MATRIX_DOWN && ep_tensor_names_fused(&self->names) && plan->matrices[EP_MATRIX_GATE].present;
+    bool fused = m != EP_MATRIX_DOWN && ep_tensor_names_fused(&self->names) &&
+                 plan->matrices[EP_MATRIX_GATE].present;
     return (uint64_t)plan->matrices[m].rows * (fused ? 2 : 1);
 }
 
 /* N7: four-bit blocks. */
-static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entry *blocks, ep_expert_plan *plan,
-                          ep_error *out_error)
+static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entry *blocks,
+                          ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
     ep_plan_matrix *matrix = &plan->matrices[m];
@@ -336,15 +349,18 @@ static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entr
         return ep_tensor_type_error(blocks, "U8", out_error);
     }
     if (matrix->columns % EP_MX_GROUP != 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %u columns, allowed multiples of %d",
-                            ep_safetensors_name(blocks->shard), blocks->name, matrix->columns, EP_MX_GROUP);
+        return ep_error_set(
+            out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %u columns, allowed multiples of %d",
+            ep_safetensors_name(blocks->shard), blocks->name, matrix->columns, EP_MX_GROUP);
     }
-    ep_err err = ep_tensor_check_shape(blocks, EP_DIMS(experts, rows, groups, EP_MX_GROUP / 2), out_error);
+    ep_err err =
+        ep_tensor_check_shape(blocks, EP_DIMS(experts, rows, groups, EP_MX_GROUP / 2), out_error);
     if (err != EP_OK) {
         return err;
     }
     if (scales == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: has no scales: %s is missing",
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "%s: tensor %.200s: has no scales: %s is missing",
                             ep_safetensors_name(blocks->shard), blocks->name, name);
     }
     if (!ep_tensor_has_type(scales, "U8") && !ep_tensor_has_type(scales, "F8_E8M0")) {
@@ -357,15 +373,18 @@ static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entr
     if (err == EP_OK) {
         matrix->values = add_slab(plan, blocks, n);
         matrix->scales = add_slab(plan, scales, n);
-        matrix->container = (ep_weight_container){
-            .format = EP_WEIGHTS_MXFP4,
-            .scales = {
-                .kind = EP_SCALES_E8M0, .rows = 1, .columns = EP_MX_GROUP, .row_step = groups, .column_step = 1}};
+        matrix->container = (ep_weight_container){.format = EP_WEIGHTS_MXFP4,
+                                                  .scales = {.kind = EP_SCALES_E8M0,
+                                                             .rows = 1,
+                                                             .columns = EP_MX_GROUP,
+                                                             .row_step = groups,
+                                                             .column_step = 1}};
     }
     return err;
 }
 
-static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
+static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *plan,
+                                ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
     ep_plan_matrix *matrix = &plan->matrices[m];
@@ -375,12 +394,14 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     }
     if (!ep_tensor_is_float(bias->tensor->dtype) ||
         (plan->bias_dtype != EP_DTYPE_NONE && bias->tensor->dtype != plan->bias_dtype)) {
-        return ep_tensor_type_error(
-            bias, plan->bias_dtype == EP_DTYPE_NONE ? "BF16, F16, F32" : ep_safetensors_dtype_text(plan->bias_dtype),
-            out_error);
+        return ep_tensor_type_error(bias,
+                                    plan->bias_dtype == EP_DTYPE_NONE
+                                        ? "BF16, F16, F32"
+                                        : ep_safetensors_dtype_text(plan->bias_dtype),
+                                    out_error);
     }
-    ep_err err =
-        ep_tensor_check_shape(bias, EP_DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
+    ep_err err = ep_tensor_check_shape(
+        bias, EP_DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
     if (err == EP_OK) {
         plan->bias_dtype = bias->tensor->dtype;
         matrix->bias = add_slab(plan, bias, n);
@@ -390,20 +411,22 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
 
 /* Types and shapes of a tensor of all experts' values; out: the matrix's format, and how its rows
  * stand. */
-static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_entry *values, ep_plan_matrix *matrix,
-                             ep_error *out_error)
+static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_entry *values,
+                             ep_plan_matrix *matrix, ep_error *out_error)
 {
     const ep_tensor_names *names = &n->self->names;
     const uint64_t experts = n->shape->experts;
     if (ep_weight_container_of_blocks(values, &matrix->container)) {
-        return ep_tensor_check_shape(values, EP_DIMS(experts, matrix->run_rows, matrix->columns), out_error);
+        return ep_tensor_check_shape(values, EP_DIMS(experts, matrix->run_rows, matrix->columns),
+                                     out_error);
     }
     if (names->family == EP_NAMES_GGUF && !ep_tensor_is_float(values->tensor->dtype)) {
         return ep_tensor_type_error(values, "BF16, F16, F32, " EP_BLOCK_TYPES, out_error);
     }
     matrix->container.format = ep_weight_format_of(values->tensor->dtype);
     return ep_tensor_names_flat(names)
-               ? plan_flat_plain(values, experts, matrix->rows, matrix->columns, m == EP_MATRIX_DOWN, matrix, out_error)
+               ? plan_flat_plain(values, experts, matrix->rows, matrix->columns,
+                                 m == EP_MATRIX_DOWN, matrix, out_error)
                : plan_stacked_plain(values, experts, matrix->run_rows, matrix->columns,
                                     ep_tensor_names_may_transpose(names), matrix, out_error);
 }
@@ -453,14 +476,16 @@ static ep_err settle_transposed(const naming *n, ep_expert_plan *plan, ep_error 
     if (up->transposed != down->transposed && !up_either && !down_either) {
         char name[EP_TENSOR_NAME_BYTES];
         const ep_checkpoint_entry *entry = find_part(n, EP_MATRIX_DOWN, "weight", name);
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: is %s, the layer's gate and up are %s",
-                            ep_safetensors_name(entry->shard), entry->name,
-                            down->transposed ? "[E,I,H]" : "[E,H,I]", up->transposed ? "[E,H,2I]" : "[E,2I,H]");
+        return ep_error_set(
+            out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: is %s, the layer's gate and up are %s",
+            ep_safetensors_name(entry->shard), entry->name,
+            down->transposed ? "[E,I,H]" : "[E,H,I]", up->transposed ? "[E,H,2I]" : "[E,2I,H]");
     }
     if (up_either && down_either) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "layer %u: shapes of its stacked experts do not tell rows from columns (H %u, I %u)",
-                            n->shape->layer, n->shape->hidden, plan->inner);
+        return ep_error_set(
+            out_error, EP_ERR_BAD_FILE,
+            "layer %u: shapes of its stacked experts do not tell rows from columns (H %u, I %u)",
+            n->shape->layer, n->shape->hidden, plan->inner);
     }
     bool transposed = up_either ? down->transposed : up->transposed;
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
@@ -491,14 +516,15 @@ static ep_err check_biases(const naming *n, const ep_expert_plan *plan, ep_error
         if (plan->matrices[m].present && plan->matrices[m].bias < 0) {
             (void)find_part(n, m, "bias", name);
             return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                                "tensor %s: is missing; the expert's other matrices have a bias", name);
+                                "tensor %s: is missing; the expert's other matrices have a bias",
+                                name);
         }
     }
     return EP_OK;
 }
 
-static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *shape, ep_expert_plan *plan,
-                               ep_error *out_error)
+static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *shape,
+                               ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
     ep_tensor_name_shared_gate(&self->names, shape->layer, name);
@@ -506,8 +532,8 @@ static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *
     if (entry == NULL) {
         if (self->config.shared_gate_required) {
             return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                                "tensor %s: is missing; a %s model's shared expert has a gate", name,
-                                self->config.info.model_type);
+                                "tensor %s: is missing; a %s model's shared expert has a gate",
+                                name, self->config.info.model_type);
         }
         return EP_OK;
     }
@@ -522,13 +548,14 @@ static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *
 /* Whether a tensor changes no weight: what is behind the expert's or the matrix's name. */
 static bool is_harmless(const char *name)
 {
-    static const char *const ends[] = {"weight_shape", "input_scale", "input_zero_point", "input_offset",
-                                       "input_global_scale"};
+    static const char *const ends[] = {"weight_shape", "input_scale", "input_zero_point",
+                                       "input_offset", "input_global_scale"};
     const size_t length = strlen(name);
     bool is_one = false;
     for (size_t i = 0; i < EP_ARRAY_COUNT(ends); i++) {
         const size_t end = strlen(ends[i]);
-        const bool is_whole = length > end && (name[length - end - 1] == '.' || name[length - end - 1] == '_');
+        const bool is_whole =
+            length > end && (name[length - end - 1] == '.' || name[length - end - 1] == '_');
         is_one = is_one || (is_whole && strcmp(name + length - end, ends[i]) == 0);
     }
     return is_one;
@@ -546,8 +573,8 @@ static bool is_read(const ep_expert_plan *plan, const ep_checkpoint_entry *entry
 
 /* The first tensor whose name begins so and that is neither read nor harmless is refused: nobody
  * knows what it does to the weights. */
-static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *plan, const char *start,
-                            ep_error *out_error)
+static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *plan,
+                            const char *start, ep_error *out_error)
 {
     const size_t length = strlen(start);
     size_t low = 0;
@@ -560,13 +587,14 @@ static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *pla
             high = middle;
         }
     }
-    for (; low < self->entries_count && strncmp(self->entries[low].name, start, length) == 0; low++) {
+    for (; low < self->entries_count && strncmp(self->entries[low].name, start, length) == 0;
+         low++) {
         const ep_checkpoint_entry *entry = &self->entries[low];
         if (!is_read(plan, entry) && !is_harmless(entry->name)) {
-            return ep_error_set(
-                out_error, EP_ERR_UNIMPLEMENTED,
-                "%s: tensor %.200s: belongs to an expert whose other tensors are read, and this build does not read it",
-                ep_safetensors_name(entry->shard), entry->name);
+            return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                                "%s: tensor %.200s: belongs to an expert whose other tensors are "
+                                "read, and this build does not read it",
+                                ep_safetensors_name(entry->shard), entry->name);
         }
     }
     return EP_OK;
@@ -588,7 +616,8 @@ static ep_err refuse_all_unread(const naming *n, const ep_expert_plan *plan, ep_
 {
     static const char all[] = "experts.";
     char name[EP_TENSOR_NAME_BYTES];
-    const bool is_stacked = n->index < n->shape->experts && ep_tensor_names_stacked(&n->self->names);
+    const bool is_stacked =
+        n->index < n->shape->experts && ep_tensor_names_stacked(&n->self->names);
     ep_err err = EP_OK;
     for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
         if (!plan->matrices[m].present) {
@@ -600,7 +629,8 @@ static ep_err refuse_all_unread(const naming *n, const ep_expert_plan *plan, ep_
             memcpy(folder, name, sizeof(folder));
             cut_name(folder, 0);
             const size_t length = strlen(folder);
-            const bool is_own = length >= strlen(all) && strcmp(folder + length - strlen(all), all) == 0;
+            const bool is_own =
+                length >= strlen(all) && strcmp(folder + length - strlen(all), all) == 0;
             name[strlen(name) - 1] = 0; /* of "gate_up_proj_": what follows may be a dot */
             err = refuse_unread(n->self, plan, is_own ? folder : name, out_error);
         } else {
@@ -616,12 +646,14 @@ static ep_err refuse_all_unread(const naming *n, const ep_expert_plan *plan, ep_
     return err;
 }
 
-ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape, uint32_t shared_inner,
-                           uint32_t index, ep_expert_plan *out_plan, ep_error *out_error)
+ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape,
+                           uint32_t shared_inner, uint32_t index, ep_expert_plan *out_plan,
+                           ep_error *out_error)
 {
     const bool is_shared = index >= shape->experts;
     naming n = {.self = checkpoint, .shape = shape, .index = index};
-    *out_plan = (ep_expert_plan){.inner = is_shared ? shared_inner : shape->inner, .shared_gate = -1};
+    *out_plan =
+        (ep_expert_plan){.inner = is_shared ? shared_inner : shape->inner, .shared_gate = -1};
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
         bool is_down = m == EP_MATRIX_DOWN;
         out_plan->matrices[m] = (ep_plan_matrix){

@@ -28,21 +28,21 @@ typedef struct ep_plan_run {
 
 typedef struct ep_plan_matrix {
     bool present;
-    uint32_t rows;       /* of the matrix: outputs */
+    uint32_t rows; /* of the matrix: outputs */
     uint32_t columns;
-    int values;          /* indexes of runs; -1 none */
+    int values; /* indexes of runs; -1 none */
     int scales;
     int factor;
     int zeros;
-    int order;           /* the group of each column, int32 */
-    bool is_ordered;     /* they need not follow each other */
+    int order;       /* the group of each column, int32 */
+    bool is_ordered; /* they need not follow each other */
     int bias;
-    int offset;          /* of w8a8, which must be all zero; in the place of zero points */
+    int offset; /* of w8a8, which must be all zero; in the place of zero points */
     ep_weight_container container;
-    uint32_t first;      /* place of row 0 in the run */
-    uint32_t step;       /* 1, or 2 where gate and up rows alternate */
-    uint32_t run_rows;   /* outputs in the run, of gate and up together */
-    bool transposed;     /* the run is [columns, run_rows] */
+    uint32_t first;    /* place of row 0 in the run */
+    uint32_t step;     /* 1, or 2 where gate and up rows alternate */
+    uint32_t run_rows; /* outputs in the run, of gate and up together */
+    bool transposed;   /* the run is [columns, run_rows] */
 } ep_plan_matrix;
 
 typedef struct ep_expert_plan {
@@ -64,7 +64,8 @@ typedef struct ep_expert_plan {
  * Errors: NOT_FOUND (tensor named), BAD_FILE (file, tensor, dtype or shape, allowed),
  * UNIMPLEMENTED.
  */
-ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape, uint32_t shared_inner,
-                           uint32_t index, ep_expert_plan *out_plan, ep_error *out_error);
+ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape,
+                           uint32_t shared_inner, uint32_t index, ep_expert_plan *out_plan,
+                           ep_error *out_error);
 
 #endif

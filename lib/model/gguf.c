@@ -14,7 +14,7 @@
 #define NAME_BYTES_MAX 128u
 #define DIMENSIONS_MAX 4u
 #define ALIGNMENT_MAX 65536u
-#define ARRAY_KEPT_MAX 1024u /* one for each layer */
+#define ARRAY_KEPT_MAX 1024u                 /* one for each layer */
 #define TENSOR_BYTES_MIN (8 + 1 + 4 + 4 + 8) /* name, number of dimensions, type, place */
 
 /* Value types. */
@@ -30,22 +30,22 @@ typedef struct tensor_type {
 } tensor_type;
 
 static const tensor_type types[] = {
-    [0] = {"F32", 1, 4, EP_DTYPE_F32},            [1] = {"F16", 1, 2, EP_DTYPE_F16},
-    [2] = {"Q4_0", 32, 18, EP_DTYPE_NONE},        [3] = {"Q4_1", 32, 20, EP_DTYPE_NONE},
-    [6] = {"Q5_0", 32, 22, EP_DTYPE_NONE},        [7] = {"Q5_1", 32, 24, EP_DTYPE_NONE},
-    [8] = {"Q8_0", 32, 34, EP_DTYPE_NONE},        [9] = {"Q8_1", 32, 40, EP_DTYPE_NONE},
-    [10] = {"Q2_K", 256, 84, EP_DTYPE_NONE},      [11] = {"Q3_K", 256, 110, EP_DTYPE_NONE},
-    [12] = {"Q4_K", 256, 144, EP_DTYPE_NONE},     [13] = {"Q5_K", 256, 176, EP_DTYPE_NONE},
-    [14] = {"Q6_K", 256, 210, EP_DTYPE_NONE},     [15] = {"Q8_K", 256, 292, EP_DTYPE_NONE},
-    [16] = {"IQ2_XXS", 256, 66, EP_DTYPE_NONE},   [17] = {"IQ2_XS", 256, 74, EP_DTYPE_NONE},
-    [18] = {"IQ3_XXS", 256, 98, EP_DTYPE_NONE},   [19] = {"IQ1_S", 256, 50, EP_DTYPE_NONE},
-    [20] = {"IQ4_NL", 32, 18, EP_DTYPE_NONE},     [21] = {"IQ3_S", 256, 110, EP_DTYPE_NONE},
-    [22] = {"IQ2_S", 256, 82, EP_DTYPE_NONE},     [23] = {"IQ4_XS", 256, 136, EP_DTYPE_NONE},
-    [24] = {"I8", 1, 1, EP_DTYPE_I8},             [25] = {"I16", 1, 2, EP_DTYPE_NONE},
-    [26] = {"I32", 1, 4, EP_DTYPE_I32},           [27] = {"I64", 1, 8, EP_DTYPE_I64},
-    [28] = {"F64", 1, 8, EP_DTYPE_NONE},          [29] = {"IQ1_M", 256, 56, EP_DTYPE_NONE},
-    [30] = {"BF16", 1, 2, EP_DTYPE_BF16},         [34] = {"TQ1_0", 256, 54, EP_DTYPE_NONE},
-    [35] = {"TQ2_0", 256, 66, EP_DTYPE_NONE},     [39] = {"MXFP4", 32, 17, EP_DTYPE_NONE},
+    [0] = {"F32", 1, 4, EP_DTYPE_F32},          [1] = {"F16", 1, 2, EP_DTYPE_F16},
+    [2] = {"Q4_0", 32, 18, EP_DTYPE_NONE},      [3] = {"Q4_1", 32, 20, EP_DTYPE_NONE},
+    [6] = {"Q5_0", 32, 22, EP_DTYPE_NONE},      [7] = {"Q5_1", 32, 24, EP_DTYPE_NONE},
+    [8] = {"Q8_0", 32, 34, EP_DTYPE_NONE},      [9] = {"Q8_1", 32, 40, EP_DTYPE_NONE},
+    [10] = {"Q2_K", 256, 84, EP_DTYPE_NONE},    [11] = {"Q3_K", 256, 110, EP_DTYPE_NONE},
+    [12] = {"Q4_K", 256, 144, EP_DTYPE_NONE},   [13] = {"Q5_K", 256, 176, EP_DTYPE_NONE},
+    [14] = {"Q6_K", 256, 210, EP_DTYPE_NONE},   [15] = {"Q8_K", 256, 292, EP_DTYPE_NONE},
+    [16] = {"IQ2_XXS", 256, 66, EP_DTYPE_NONE}, [17] = {"IQ2_XS", 256, 74, EP_DTYPE_NONE},
+    [18] = {"IQ3_XXS", 256, 98, EP_DTYPE_NONE}, [19] = {"IQ1_S", 256, 50, EP_DTYPE_NONE},
+    [20] = {"IQ4_NL", 32, 18, EP_DTYPE_NONE},   [21] = {"IQ3_S", 256, 110, EP_DTYPE_NONE},
+    [22] = {"IQ2_S", 256, 82, EP_DTYPE_NONE},   [23] = {"IQ4_XS", 256, 136, EP_DTYPE_NONE},
+    [24] = {"I8", 1, 1, EP_DTYPE_I8},           [25] = {"I16", 1, 2, EP_DTYPE_NONE},
+    [26] = {"I32", 1, 4, EP_DTYPE_I32},         [27] = {"I64", 1, 8, EP_DTYPE_I64},
+    [28] = {"F64", 1, 8, EP_DTYPE_NONE},        [29] = {"IQ1_M", 256, 56, EP_DTYPE_NONE},
+    [30] = {"BF16", 1, 2, EP_DTYPE_BF16},       [34] = {"TQ1_0", 256, 54, EP_DTYPE_NONE},
+    [35] = {"TQ2_0", 256, 66, EP_DTYPE_NONE},   [39] = {"MXFP4", 32, 17, EP_DTYPE_NONE},
     [40] = {"NVFP4", 64, 36, EP_DTYPE_NONE},
 };
 
@@ -62,16 +62,17 @@ typedef struct cursor {
 
 static ep_err bad(const cursor *c, const char *what, uint64_t value, const char *allowed)
 {
-    return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: %s is %" PRIu64 ", allowed %s", c->file, c->at, what,
-                        value, allowed);
+    return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: %s is %" PRIu64 ", allowed %s",
+                        c->file, c->at, what, value, allowed);
 }
 
 static ep_err take(cursor *c, size_t bytes, const uint8_t **out)
 {
     if (bytes > c->count - c->at) {
         c->is_short = true;
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: the head ends inside a value of %zu bytes",
-                            c->file, c->at, bytes);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE,
+                            "%s: byte %zu: the head ends inside a value of %zu bytes", c->file,
+                            c->at, bytes);
     }
     *out = c->bytes + c->at;
     c->at += bytes;
@@ -120,8 +121,9 @@ static ep_err take_name(cursor *c, const char *what, size_t most, char *out)
         good = text[i] > ' ' && text[i] < 127;
     }
     if (!good) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: byte %zu: %s is not 1 to %zu printable characters", c->file,
-                            at, what, most);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE,
+                            "%s: byte %zu: %s is not 1 to %zu printable characters", c->file, at,
+                            what, most);
     }
     memcpy(out, text, count);
     out[count] = 0;
@@ -156,7 +158,8 @@ static json_t *number_of(uint32_t type, uint64_t raw)
     case BOOL:
         return json_boolean(raw != 0);
     case U64:
-        return raw <= INT64_MAX ? json_integer((json_int_t)raw) : json_sprintf("(%" PRIu64 ")", raw);
+        return raw <= INT64_MAX ? json_integer((json_int_t)raw)
+                                : json_sprintf("(%" PRIu64 ")", raw);
     default:
         return json_integer((json_int_t)raw);
     }
@@ -178,8 +181,9 @@ static ep_err skip_array(cursor *c, uint64_t type, uint64_t count)
     size_t length;
     ep_err err = EP_OK;
     if (type != STRING) {
-        return count > SIZE_MAX / 16 ? bad(c, "the length of an array", count, "at most what the file holds")
-                                     : take(c, (size_t)count * value_bytes[type], &skipped);
+        return count > SIZE_MAX / 16
+                   ? bad(c, "the length of an array", count, "at most what the file holds")
+                   : take(c, (size_t)count * value_bytes[type], &skipped);
     }
     for (uint64_t i = 0; err == EP_OK && i < count; i++) {
         err = take_string(c, &text, &length);
@@ -244,7 +248,9 @@ static ep_err take_value(cursor *c, json_t **out)
     if (type >= VALUE_TYPES) {
         return bad(c, "a value's type", type, "0..12");
     }
-    err = type == ARRAY ? take_array(c, out) : type == STRING ? take_text(c, out) : take_plain(c, (uint32_t)type, out);
+    err = type == ARRAY    ? take_array(c, out)
+          : type == STRING ? take_text(c, out)
+                           : take_plain(c, (uint32_t)type, out);
     return err == EP_OK && *out == NULL
                ? ep_error_set(c->error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", c->file)
                : err;
@@ -261,7 +267,8 @@ static ep_err take_keys(cursor *c, uint64_t count, json_t *keys)
         json_t *value = NULL;
         err = take_name(c, "a key", KEY_BYTES_MAX, name);
         if (err == EP_OK && json_object_get(keys, name) != NULL) {
-            return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: key %s: is there twice", c->file, name);
+            return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: key %s: is there twice", c->file,
+                                name);
         }
         err = err == EP_OK ? take_value(c, &value) : err;
         if (err == EP_OK && json_object_set_new(keys, name, value) != 0) {
@@ -272,27 +279,31 @@ static ep_err take_keys(cursor *c, uint64_t count, json_t *keys)
 }
 
 /* Type and shape, which the file gives innermost first, to bytes. */
-static ep_err settle_tensor(const cursor *c, uint64_t type, const uint64_t *dimensions, uint32_t rank, uint64_t begin,
-                            ep_safetensors_tensor *tensor)
+static ep_err settle_tensor(const cursor *c, uint64_t type, const uint64_t *dimensions,
+                            uint32_t rank, uint64_t begin, ep_safetensors_tensor *tensor)
 {
     uint64_t bytes;
     if (type >= EP_ARRAY_COUNT(types) || types[type].name == NULL) {
         return ep_error_set(c->error, EP_ERR_BAD_FILE,
-                            "%s: tensor %s: type is %" PRIu64 ", which this build does not know", c->file, tensor->name,
-                            type);
+                            "%s: tensor %s: type is %" PRIu64 ", which this build does not know",
+                            c->file, tensor->name, type);
     }
     if (dimensions[0] % types[type].elements != 0) {
         return ep_error_set(c->error, EP_ERR_BAD_FILE,
-                            "%s: tensor %s: %" PRIu64 " columns of %s, allowed multiples of %u", c->file, tensor->name,
-                            dimensions[0], types[type].name, types[type].elements);
+                            "%s: tensor %s: %" PRIu64 " columns of %s, allowed multiples of %u",
+                            c->file, tensor->name, dimensions[0], types[type].name,
+                            types[type].elements);
     }
-    bool fits = !__builtin_mul_overflow(dimensions[0] / types[type].elements, types[type].bytes, &bytes) &&
-                dimensions[0] <= INT64_MAX;
+    bool fits =
+        !__builtin_mul_overflow(dimensions[0] / types[type].elements, types[type].bytes, &bytes) &&
+        dimensions[0] <= INT64_MAX;
     for (uint32_t i = 1; i < rank; i++) {
-        fits = fits && !__builtin_mul_overflow(bytes, dimensions[i], &bytes) && dimensions[i] <= INT64_MAX;
+        fits = fits && !__builtin_mul_overflow(bytes, dimensions[i], &bytes) &&
+               dimensions[i] <= INT64_MAX;
     }
     if (!fits || begin > INT64_MAX || bytes > INT64_MAX - begin) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: tensor %s: is larger than any file", c->file, tensor->name);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: tensor %s: is larger than any file",
+                            c->file, tensor->name);
     }
     for (uint32_t i = 0; i < rank; i++) {
         tensor->shape[i] = dimensions[rank - 1 - i];
@@ -327,33 +338,40 @@ static int by_begin(const void *a, const void *b)
 {
     const ep_safetensors_tensor *x = a;
     const ep_safetensors_tensor *y = b;
-    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin) : (x->end > y->end) - (x->end < y->end);
+    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin)
+                                : (x->end > y->end) - (x->end < y->end);
 }
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const ep_safetensors_tensor *)a)->name, ((const ep_safetensors_tensor *)b)->name);
+    return strcmp(((const ep_safetensors_tensor *)a)->name,
+                  ((const ep_safetensors_tensor *)b)->name);
 }
 
 /* Aligned, inside the file, none over another, each name once; sorted by name then. */
-static ep_err check_places(const cursor *c, ep_safetensors_header *header, uint64_t alignment, uint64_t data_bytes)
+static ep_err check_places(const cursor *c, ep_safetensors_header *header, uint64_t alignment,
+                           uint64_t data_bytes)
 {
     ep_safetensors_tensor *tensors = header->tensors;
     uint64_t end = 0;
     qsort(tensors, header->tensors_count, sizeof(*tensors), by_begin);
     for (size_t i = 0; i < header->tensors_count; i++) {
-        if (tensors[i].begin % alignment != 0 || tensors[i].begin < end || tensors[i].end > data_bytes) {
+        if (tensors[i].begin % alignment != 0 || tensors[i].begin < end ||
+            tensors[i].end > data_bytes) {
             return ep_error_set(c->error, EP_ERR_BAD_FILE,
-                                "%s: tensor %s: data at %" PRIu64 "..%" PRIu64 ", allowed from %" PRIu64
-                                " on in steps of %" PRIu64 " up to %" PRIu64 " (the file's end)",
-                                c->file, tensors[i].name, tensors[i].begin, tensors[i].end, end, alignment, data_bytes);
+                                "%s: tensor %s: data at %" PRIu64 "..%" PRIu64
+                                ", allowed from %" PRIu64 " on in steps of %" PRIu64
+                                " up to %" PRIu64 " (the file's end)",
+                                c->file, tensors[i].name, tensors[i].begin, tensors[i].end, end,
+                                alignment, data_bytes);
         }
         end = tensors[i].end;
     }
     qsort(tensors, header->tensors_count, sizeof(*tensors), by_name);
     for (size_t i = 1; i < header->tensors_count; i++) {
         if (strcmp(tensors[i - 1].name, tensors[i].name) == 0) {
-            return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: tensor %s: is there twice", c->file, tensors[i].name);
+            return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: tensor %s: is there twice", c->file,
+                                tensors[i].name);
         }
     }
     return EP_OK;
@@ -363,7 +381,8 @@ static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limit
                            ep_safetensors_header *header)
 {
     if (count > limits->tensors_max) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " tensors, allowed 0..%zu", c->file, count,
+        return ep_error_set(c->error, EP_ERR_BAD_FILE,
+                            "%s: has %" PRIu64 " tensors, allowed 0..%zu", c->file, count,
                             limits->tensors_max);
     }
     if (count > (c->count - c->at) / TENSOR_BYTES_MIN) { /* before there is room for all of them */
@@ -373,7 +392,8 @@ static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limit
     header->tensors = calloc(count > 0 ? (size_t)count : 1, sizeof(header->tensors[0]));
     header->names = calloc(count > 0 ? (size_t)count : 1, NAME_BYTES_MAX + 1);
     if (header->tensors == NULL || header->names == NULL) {
-        return ep_error_set(c->error, EP_ERR_NO_MEMORY, "%s: no memory for %" PRIu64 " tensors", c->file, count);
+        return ep_error_set(c->error, EP_ERR_NO_MEMORY, "%s: no memory for %" PRIu64 " tensors",
+                            c->file, count);
     }
     ep_err err = EP_OK;
     for (uint64_t i = 0; err == EP_OK && i < count; i++) {
@@ -383,7 +403,8 @@ static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limit
     return err;
 }
 
-static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits *limits, ep_gguf_head *head)
+static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits *limits,
+                    ep_gguf_head *head)
 {
     const uint8_t *magic;
     uint64_t version = 0, tensors = 0, keys = 0;
@@ -407,10 +428,12 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
     /* of what is no integer 0 */
     const json_int_t alignment = stated == NULL ? 32 : json_integer_value(stated);
     if (alignment < 1 || alignment > ALIGNMENT_MAX || (alignment & (alignment - 1)) != 0) {
-        return ep_error_set(c->error, EP_ERR_BAD_FILE, "%s: general.alignment is %s, allowed powers of two up to %u",
-                            c->file, ep_json_describe(stated, text), ALIGNMENT_MAX);
+        return ep_error_set(c->error, EP_ERR_BAD_FILE,
+                            "%s: general.alignment is %s, allowed powers of two up to %u", c->file,
+                            ep_json_describe(stated, text), ALIGNMENT_MAX);
     }
-    head->data_begin = (c->at + (uint64_t)alignment - 1) / (uint64_t)alignment * (uint64_t)alignment;
+    head->data_begin =
+        (c->at + (uint64_t)alignment - 1) / (uint64_t)alignment * (uint64_t)alignment;
     if (head->data_begin > file_bytes) {
         head->data_begin = file_bytes; /* of a file without data */
     }
@@ -418,13 +441,14 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
 }
 
 ep_err ep_gguf_head_parse(const char *file, const uint8_t *bytes, size_t count, uint64_t file_bytes,
-                          const ep_safetensors_limits *limits, ep_gguf_head *out_head, bool *out_is_short,
-                          ep_error *out_error)
+                          const ep_safetensors_limits *limits, ep_gguf_head *out_head,
+                          bool *out_is_short, ep_error *out_error)
 {
     cursor c = {.file = file, .bytes = bytes, .count = count, .error = out_error};
     ep_gguf_head head = {.keys = json_object()};
-    ep_err err = head.keys == NULL ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", file)
-                                   : parse(&c, file_bytes, limits, &head);
+    ep_err err = head.keys == NULL
+                     ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", file)
+                     : parse(&c, file_bytes, limits, &head);
     *out_is_short = c.is_short && count < file_bytes;
     if (err != EP_OK) {
         ep_gguf_head_fini(&head);

@@ -25,7 +25,7 @@
 typedef struct ep_gguf_head {
     /* shapes with the outermost dimension first; types by their names: "Q4_K" */
     ep_safetensors_header header;
-    uint64_t data_begin;          /* in the file */
+    uint64_t data_begin; /* in the file */
     /* an object: numbers, booleans, strings, arrays of up to 1024 numbers; of others * words in
      * brackets */
     json_t *keys;
@@ -37,8 +37,8 @@ typedef struct ep_gguf_head {
  * Errors: BAD_FILE, NO_MEMORY; *out_head is then untouched.
  */
 ep_err ep_gguf_head_parse(const char *file, const uint8_t *bytes, size_t count, uint64_t file_bytes,
-                          const ep_safetensors_limits *limits, ep_gguf_head *out_head, bool *out_is_short,
-                          ep_error *out_error);
+                          const ep_safetensors_limits *limits, ep_gguf_head *out_head,
+                          bool *out_is_short, ep_error *out_error);
 void ep_gguf_head_fini(ep_gguf_head *head);
 
 /* What a model's keys say, as a config.json says it; free() it. Errors: BAD_FILE (a count),
@@ -56,12 +56,15 @@ typedef struct ep_gguf_files {
  * directory without a config.json and with one model. Errors: as ep_model_dir_open; BAD_FILE (more
  * than one model; a part that is not the first).
  */
-ep_err ep_gguf_files_find(const char *path, ep_model_dir *out_dir, ep_gguf_files *out_files, ep_error *out_error);
+ep_err ep_gguf_files_find(const char *path, ep_model_dir *out_dir, ep_gguf_files *out_files,
+                          ep_error *out_error);
 /* In an open directory; files as they were where a config.json is, or none is found. */
 ep_err ep_gguf_files_find_in(const ep_model_dir *dir, ep_gguf_files *files, ep_error *out_error);
 /* Whether the keys of file index < count say that it is this part of so many. Errors: BAD_FILE. */
-ep_err ep_gguf_files_check(const ep_gguf_files *files, uint32_t index, const json_t *keys, ep_error *out_error);
+ep_err ep_gguf_files_check(const ep_gguf_files *files, uint32_t index, const json_t *keys,
+                           ep_error *out_error);
 /* Of file index < count. */
-void ep_gguf_files_name(const ep_gguf_files *files, uint32_t index, char out_name[EP_MODEL_FILE_NAME_BYTES]);
+void ep_gguf_files_name(const ep_gguf_files *files, uint32_t index,
+                        char out_name[EP_MODEL_FILE_NAME_BYTES]);
 
 #endif

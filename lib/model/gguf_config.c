@@ -91,9 +91,11 @@ static json_int_t count_of(walk *w, const char *key)
     char text[EP_JSON_TEXT_BYTES];
     const json_t *value = find(w, key);
     if (w->err == EP_OK && value != NULL &&
-        (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > INT32_MAX)) {
-        w->err = ep_error_set(w->error, EP_ERR_BAD_FILE, "%s: %s.%s is %s, allowed an integer 0..%d", w->file,
-                              w->architecture, key, ep_json_describe(value, text), INT32_MAX);
+        (!json_is_integer(value) || json_integer_value(value) < 0 ||
+         json_integer_value(value) > INT32_MAX)) {
+        w->err =
+            ep_error_set(w->error, EP_ERR_BAD_FILE, "%s: %s.%s is %s, allowed an integer 0..%d",
+                         w->file, w->architecture, key, ep_json_describe(value, text), INT32_MAX);
     }
     return w->err == EP_OK ? json_integer_value(value) : 0;
 }
@@ -130,8 +132,11 @@ static void put_others(walk *w)
     const size_t length = strlen(w->architecture);
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)w->all, key, value) {
-        const char *end = strncmp(key, w->architecture, length) == 0 && key[length] == '.' ? key + length + 1 : NULL;
+    json_object_foreach((json_t *)w->all, key, value)
+    {
+        const char *end = strncmp(key, w->architecture, length) == 0 && key[length] == '.'
+                              ? key + length + 1
+                              : NULL;
         bool is_about_experts = false;
         for (size_t i = 0; end != NULL && i < EP_ARRAY_COUNT(parts); i++) {
             is_about_experts = is_about_experts || strstr(end, parts[i]) != NULL;
@@ -160,17 +165,19 @@ static void put_numbers(walk *w)
  * types, and then the same word. */
 static void put_router(walk *w, const char *type, bool is_normed)
 {
-    static const char *const words[] = {"", "softmax", "sigmoid", "softmax of the selected", "sqrtsoftplus"};
+    static const char *const words[] = {"", "softmax", "sigmoid", "softmax of the selected",
+                                        "sqrtsoftplus"};
     const json_int_t function = count_of(w, "expert_gating_func");
     const ep_model_type *row = ep_model_type_find(type);
     const bool is_selected = row != NULL && row->router.weight == EP_GATE_SOFTMAX_SELECTED;
     if (function >= (json_int_t)EP_ARRAY_COUNT(words) && w->err == EP_OK) {
         w->err = ep_error_set(w->error, EP_ERR_UNIMPLEMENTED,
-                              "%s: %s.expert_gating_func is %" JSON_INTEGER_FORMAT ", allowed 1..4", w->file,
-                              w->architecture, function);
+                              "%s: %s.expert_gating_func is %" JSON_INTEGER_FORMAT ", allowed 1..4",
+                              w->file, w->architecture, function);
     }
     if (w->err == EP_OK && function != 0) {
-        put(w, "scoring_func", json_string(function == 3 && is_selected ? "softmax" : words[function]));
+        put(w, "scoring_func",
+            json_string(function == 3 && is_selected ? "softmax" : words[function]));
     }
     if (json_object_get(w->config, "norm_topk_prob") == NULL) {
         put(w, "norm_topk_prob", json_boolean(is_normed));
@@ -201,9 +208,10 @@ ep_err ep_gguf_config(const char *file, const json_t *all, char **out_text, ep_e
                                  architectures[i].architecture);
     }
     if (type == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: general.architecture is %s, allowed %s", file,
-                            architecture == NULL ? "missing" : ep_json_printable(architecture, text, sizeof(text)),
-                            list);
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED, "%s: general.architecture is %s, allowed %s", file,
+            architecture == NULL ? "missing" : ep_json_printable(architecture, text, sizeof(text)),
+            list);
     }
     walk w = {.file = file,
               .all = all,

@@ -80,8 +80,8 @@ static bool is_minus_zero(const char *bytes, size_t count, size_t i)
     return i + 2 >= count || (bytes[i + 2] != '.' && bytes[i + 2] != 'e' && bytes[i + 2] != 'E');
 }
 
-static ep_err check_limits(const char *what, const char *bytes, size_t count, const ep_json_limits *limits,
-                           ep_error *out_error)
+static ep_err check_limits(const char *what, const char *bytes, size_t count,
+                           const ep_json_limits *limits, ep_error *out_error)
 {
     size_t depth = 0;
     size_t values = 0;
@@ -106,12 +106,13 @@ static ep_err check_limits(const char *what, const char *bytes, size_t count, co
         } else if (c == ',' || c == ':') {
             values++;
         } else if (is_minus_zero(bytes, count, i)) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: byte %zu: -0 is not a plain integer", what,
-                                i);
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: byte %zu: -0 is not a plain integer", what, i);
         }
         if (depth > limits->depth_max) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: byte %zu: nesting depth %zu, allowed 1..%zu",
-                                what, i, depth, limits->depth_max);
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: byte %zu: nesting depth %zu, allowed 1..%zu", what, i, depth,
+                                limits->depth_max);
         }
         if (values > limits->values_max) {
             return ep_error_set(out_error, EP_ERR_BAD_FILE,
@@ -122,8 +123,8 @@ static ep_err check_limits(const char *what, const char *bytes, size_t count, co
     return EP_OK;
 }
 
-ep_err ep_json_parse(const char *what, const char *bytes, size_t count, const ep_json_limits *limits,
-                     json_t **out_root, ep_error *out_error)
+ep_err ep_json_parse(const char *what, const char *bytes, size_t count,
+                     const ep_json_limits *limits, json_t **out_root, ep_error *out_error)
 {
     ep_err err = check_limits(what, bytes, count, limits, out_error);
     if (err != EP_OK) {
@@ -140,12 +141,14 @@ ep_err ep_json_parse(const char *what, const char *bytes, size_t count, const ep
     }
     if (root == NULL) {
         char text[JSON_ERROR_TEXT_LENGTH];
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: line %d column %d: %s", what, json_error.line,
-                            json_error.column, ep_json_printable(json_error.text, text, sizeof(text)));
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: line %d column %d: %s", what,
+                            json_error.line, json_error.column,
+                            ep_json_printable(json_error.text, text, sizeof(text)));
     }
     if (!json_is_object(root)) {
         json_decref(root);
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: is a JSON array, allowed: an object", what);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: is a JSON array, allowed: an object",
+                            what);
     }
     *out_root = root;
     return EP_OK;

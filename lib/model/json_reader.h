@@ -23,8 +23,8 @@ typedef struct ep_json_limits {
 
 /* Parses an object; json_decref it. what names the text in messages ("config.json"). Errors:
  * BAD_FILE, NO_MEMORY. */
-ep_err ep_json_parse(const char *what, const char *bytes, size_t count, const ep_json_limits *limits,
-                     json_t **out_root, ep_error *out_error);
+ep_err ep_json_parse(const char *what, const char *bytes, size_t count,
+                     const ep_json_limits *limits, json_t **out_root, ep_error *out_error);
 
 /* A short printable form for messages: 3, "text", true, null, 1.0, an array of 4, an object. */
 const char *ep_json_describe(const json_t *value, char out[EP_JSON_TEXT_BYTES]);

@@ -22,7 +22,8 @@ static layer_kind kind_of(const json_t *item)
     static const struct {
         const char *word;
         layer_kind kind;
-    } kinds[] = {{"dense", KIND_DENSE}, {"sparse", KIND_MOE}, {"moe", KIND_MOE}, {"hash_moe", KIND_HASH}};
+    } kinds[] = {
+        {"dense", KIND_DENSE}, {"sparse", KIND_MOE}, {"moe", KIND_MOE}, {"hash_moe", KIND_HASH}};
     const char *word = json_string_value(item);
     for (size_t i = 0; word != NULL && i < EP_ARRAY_COUNT(kinds); i++) {
         if (strcmp(kinds[i].word, word) == 0) {
@@ -32,18 +33,21 @@ static layer_kind kind_of(const json_t *item)
     return KIND_UNKNOWN;
 }
 
-static void read_mlp_types(ep_config_reader *reader, const char *key, json_t *list, uint32_t layers, ep_layer_map *out)
+static void read_mlp_types(ep_config_reader *reader, const char *key, json_t *list, uint32_t layers,
+                           ep_layer_map *out)
 {
     char text[EP_JSON_TEXT_BYTES];
     if (!json_is_array(list) || json_array_size(list) < layers) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed an array of %u words: dense, sparse, moe, hash_moe",
-                       key, ep_json_describe(list, text), layers);
+        ep_config_fail(reader, EP_ERR_BAD_FILE,
+                       "%s is %s, allowed an array of %u words: dense, sparse, moe, hash_moe", key,
+                       ep_json_describe(list, text), layers);
         return;
     }
     for (uint32_t i = 0; i < layers; i++) {
         const layer_kind kind = kind_of(json_array_get(list, i));
         if (kind == KIND_UNKNOWN) {
-            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s[%u] is %s, allowed dense, sparse, moe, hash_moe", key, i,
+            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                           "%s[%u] is %s, allowed dense, sparse, moe, hash_moe", key, i,
                            ep_json_describe(json_array_get(list, i), text));
         }
         out->moe[i] = kind != KIND_DENSE;
@@ -58,19 +62,20 @@ static bool lists_moe(const json_t *list)
     bool any = false;
     size_t i;
     json_t *item;
-    json_array_foreach((json_t *)(uintptr_t)list, i, item) {
+    json_array_foreach((json_t *)(uintptr_t)list, i, item)
+    {
         const char *word = json_string_value(item);
         any = any || (word != NULL && strcmp(word, "moe") == 0);
     }
     return any;
 }
 
-static void read_block_types(ep_config_reader *reader, const char *key, json_t *list, uint32_t layers,
-                             ep_layer_map *out)
+static void read_block_types(ep_config_reader *reader, const char *key, json_t *list,
+                             uint32_t layers, ep_layer_map *out)
 {
     if (json_array_size(list) < layers) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s has %zu values, allowed %u: one for each layer", key,
-                       json_array_size(list), layers);
+        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s has %zu values, allowed %u: one for each layer",
+                       key, json_array_size(list), layers);
     }
     for (uint32_t i = 0; i < layers; i++) {
         const char *word = json_string_value(json_array_get(list, i));
@@ -79,12 +84,14 @@ static void read_block_types(ep_config_reader *reader, const char *key, json_t *
 }
 
 /* A letter for each layer: E experts, M mamba, * attention, - dense. */
-static void read_pattern(ep_config_reader *reader, const char *key, json_t *value, uint32_t layers, ep_layer_map *out)
+static void read_pattern(ep_config_reader *reader, const char *key, json_t *value, uint32_t layers,
+                         ep_layer_map *out)
 {
     char text[EP_JSON_TEXT_BYTES];
     const char *letters = json_string_value(value);
     if (letters == NULL || strlen(letters) < layers || strspn(letters, "EM*-") < layers) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed a letter of E, M, *, - for each of %u layers", key,
+        ep_config_fail(reader, EP_ERR_BAD_FILE,
+                       "%s is %s, allowed a letter of E, M, *, - for each of %u layers", key,
                        ep_json_describe(value, text), layers);
         return;
     }
@@ -94,7 +101,8 @@ static void read_pattern(ep_config_reader *reader, const char *key, json_t *valu
 }
 
 /* Numbers of the MoE layers, as an array or as "3,4,5". */
-static void read_numbers(ep_config_reader *reader, const char *key, json_t *value, uint32_t layers, ep_layer_map *out)
+static void read_numbers(ep_config_reader *reader, const char *key, json_t *value, uint32_t layers,
+                         ep_layer_map *out)
 {
     char text[EP_JSON_TEXT_BYTES];
     const char *at = json_string_value(value);
@@ -105,8 +113,10 @@ static void read_numbers(ep_config_reader *reader, const char *key, json_t *valu
                        ep_json_describe(value, text));
         return;
     }
-    json_array_foreach(value, i, item) {
-        if (!json_is_integer(item) || json_integer_value(item) < 0 || json_integer_value(item) >= (json_int_t)layers) {
+    json_array_foreach(value, i, item)
+    {
+        if (!json_is_integer(item) || json_integer_value(item) < 0 ||
+            json_integer_value(item) >= (json_int_t)layers) {
             ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%zu] is %s, allowed 0..%u", key, i,
                            ep_json_describe(item, text), layers - 1);
             return;
@@ -117,7 +127,8 @@ static void read_numbers(ep_config_reader *reader, const char *key, json_t *valu
         char *end = NULL;
         const unsigned long layer = strtoul(at, &end, 10);
         if (end == at || (*end != ',' && *end != '\0') || layer >= layers) {
-            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed numbers 0..%u with commas between", key,
+            ep_config_fail(reader, EP_ERR_BAD_FILE,
+                           "%s is %s, allowed numbers 0..%u with commas between", key,
                            ep_json_describe(value, text), layers - 1);
             return;
         }
@@ -126,18 +137,23 @@ static void read_numbers(ep_config_reader *reader, const char *key, json_t *valu
     }
 }
 
-typedef void (*read_list_func)(ep_config_reader *reader, const char *key, json_t *value, uint32_t layers, ep_layer_map *out);
+typedef void (*read_list_func)(ep_config_reader *reader, const char *key, json_t *value,
+                               uint32_t layers, ep_layer_map *out);
 
 static const struct {
     const char *key;
     read_list_func read;
-} lists[] = {{"mlp_layer_types", read_mlp_types},      {"layers_block_type", read_block_types}, {PATTERN, read_pattern},
-             {"moe_layers", read_numbers},             {"moe_layers_enum", read_numbers}};
+} lists[] = {{"mlp_layer_types", read_mlp_types},
+             {"layers_block_type", read_block_types},
+             {PATTERN, read_pattern},
+             {"moe_layers", read_numbers},
+             {"moe_layers_enum", read_numbers}};
 
 /* Whether the key's value lists MoE layers, and is not about something else or empty. */
 static bool says_something(read_list_func read, const json_t *value)
 {
-    return read == read_block_types ? lists_moe(value) : !(json_is_array(value) && json_array_size(value) == 0);
+    return read == read_block_types ? lists_moe(value)
+                                    : !(json_is_array(value) && json_array_size(value) == 0);
 }
 
 static void read_lists(ep_config_reader *reader, uint32_t layers, ep_layer_map *out_map)
@@ -152,7 +168,8 @@ static void read_lists(ep_config_reader *reader, uint32_t layers, ep_layer_map *
         lists[k].read(reader, key, value, layers, &map);
         for (uint32_t i = 0; i < layers && out_map->keys[0] != '\0'; i++) {
             if (map.moe[i] != out_map->moe[i]) {
-                ep_config_fail(reader, EP_ERR_BAD_FILE, "layer %u is %s by %s and %s by %s, allowed the same", i,
+                ep_config_fail(reader, EP_ERR_BAD_FILE,
+                               "layer %u is %s by %s and %s by %s, allowed the same", i,
                                out_map->moe[i] ? "an MoE layer" : "none", out_map->keys,
                                map.moe[i] ? "an MoE layer" : "none", key);
             }
@@ -179,16 +196,20 @@ static bool has_rule(const ep_config_reader *reader, const char *key, ep_layer_m
 
 static void keep_from(ep_config_reader *reader, const char *key, uint32_t layers, ep_layer_map *map)
 {
-    const uint32_t first = has_rule(reader, key, map) ? ep_config_u32(reader, KEYS(key), 0, layers, 0) : 0;
+    const uint32_t first =
+        has_rule(reader, key, map) ? ep_config_u32(reader, KEYS(key), 0, layers, 0) : 0;
     for (uint32_t i = 0; i < first; i++) {
         map->moe[i] = false;
     }
 }
 
 /* Layers i with (i + after) % step == 0. */
-static void keep_every(ep_config_reader *reader, const char *key, uint32_t after, uint32_t layers, ep_layer_map *map)
+static void keep_every(ep_config_reader *reader, const char *key, uint32_t after, uint32_t layers,
+                       ep_layer_map *map)
 {
-    const uint32_t step = has_rule(reader, key, map) ? ep_config_u32(reader, KEYS(key), 1, EP_MODEL_LAYERS_MAX, 1) : 1;
+    const uint32_t step = has_rule(reader, key, map)
+                              ? ep_config_u32(reader, KEYS(key), 1, EP_MODEL_LAYERS_MAX, 1)
+                              : 1;
     for (uint32_t i = 0; i < layers; i++) {
         map->moe[i] = map->moe[i] && (i + after) % step == 0;
     }
@@ -215,7 +236,8 @@ static void keep_period(ep_config_reader *reader, uint32_t layers, ep_layer_map 
     if (!has_rule(reader, "expert_layer_period", map)) {
         return;
     }
-    const uint32_t period = ep_config_u32(reader, KEYS("expert_layer_period"), 1, EP_MODEL_LAYERS_MAX, 1);
+    const uint32_t period =
+        ep_config_u32(reader, KEYS("expert_layer_period"), 1, EP_MODEL_LAYERS_MAX, 1);
     const uint32_t offset = ep_config_u32(reader, KEYS("expert_layer_offset"), 0, period - 1, 0);
     for (uint32_t i = 0; i < layers; i++) {
         map->moe[i] = map->moe[i] && i % period == offset;
@@ -226,12 +248,15 @@ static void keep_range(ep_config_reader *reader, uint32_t layers, ep_layer_map *
 {
     const char *key = NULL;
     const json_t *end_value = ep_config_find(reader, KEYS("moe_layer_end_index"), &key);
-    const bool to_last = end_value == NULL || (json_is_integer(end_value) && json_integer_value(end_value) == -1);
+    const bool to_last =
+        end_value == NULL || (json_is_integer(end_value) && json_integer_value(end_value) == -1);
     const bool has_start = has_rule(reader, "moe_layer_start_index", map);
     (void)has_rule(reader, "moe_layer_end_index", map);
-    const uint32_t start = has_start ? ep_config_u32(reader, KEYS("moe_layer_start_index"), 0, layers - 1, 0) : 0;
+    const uint32_t start =
+        has_start ? ep_config_u32(reader, KEYS("moe_layer_start_index"), 0, layers - 1, 0) : 0;
     const uint32_t end =
-        to_last ? layers - 1 : ep_config_u32(reader, KEYS("moe_layer_end_index"), 0, layers - 1, layers - 1);
+        to_last ? layers - 1
+                : ep_config_u32(reader, KEYS("moe_layer_end_index"), 0, layers - 1, layers - 1);
     for (uint32_t i = 0; i < layers; i++) {
         map->moe[i] = map->moe[i] && i >= start && i <= end;
     }
@@ -257,7 +282,9 @@ uint32_t ep_layer_map_count(const ep_config_reader *reader)
     const char *key = NULL;
     const json_t *types = ep_config_find(reader, KEYS("layers_block_type"), &key);
     const char *letters = json_string_value(ep_config_find(reader, KEYS(PATTERN), &key));
-    const size_t count = types != NULL ? json_array_size(types) : letters != NULL ? strlen(letters) : 0;
+    const size_t count = types != NULL     ? json_array_size(types)
+                         : letters != NULL ? strlen(letters)
+                                           : 0;
     return count <= EP_MODEL_LAYERS_MAX ? (uint32_t)count : 0;
 }
 

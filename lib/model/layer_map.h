@@ -16,7 +16,7 @@
 typedef struct ep_layer_map {
     bool moe[EP_MODEL_LAYERS_MAX];
     bool hash[EP_MODEL_LAYERS_MAX]; /* the router takes experts from a table by token id */
-    char keys[96];                  /* which decided, for messages; "" none: all layers may be MoE layers */
+    char keys[96]; /* which decided, for messages; "" none: all layers may be MoE layers */
 } ep_layer_map;
 
 /* How many layers the keys that list kinds of layers know; 0 without such a key. */

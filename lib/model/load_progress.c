@@ -38,7 +38,8 @@ static size_t format_amount(double bytes, char out[AMOUNT_BYTES])
         bytes /= 1024.0;
         unit++;
     }
-    return (size_t)snprintf(out, AMOUNT_BYTES, bytes < 10.0 && unit > 0 ? "%.1f %s" : "%.0f %s", bytes, units[unit]) -
+    return (size_t)snprintf(out, AMOUNT_BYTES, bytes < 10.0 && unit > 0 ? "%.1f %s" : "%.0f %s",
+                            bytes, units[unit]) -
            strlen(units[unit]);
 }
 
@@ -61,7 +62,9 @@ static void format_bytes(const ep_load_state *state, char out[PART_BYTES])
 
 static double bytes_per_s(const ep_load_state *state)
 {
-    return state->elapsed_ns > 0 ? (double)state->bytes_done * (double)EP_NS_PER_S / (double)state->elapsed_ns : 0.0;
+    return state->elapsed_ns > 0
+               ? (double)state->bytes_done * (double)EP_NS_PER_S / (double)state->elapsed_ns
+               : 0.0;
 }
 
 static void format_rest(const ep_load_state *state, char out[PART_BYTES])
@@ -84,10 +87,10 @@ static void format_parts(const ep_load_state *state, char parts[PARTS][PART_BYTE
 {
     char amount[AMOUNT_BYTES];
     int full = (int)(ep_load_percent(state) * EP_LOAD_PROGRESS_BAR_CELLS / 100);
-    snprintf(parts[PART_BAR], PART_BYTES, " [%.*s%.*s]", full, "##########", EP_LOAD_PROGRESS_BAR_CELLS - full,
-             "..........");
-    snprintf(parts[PART_EXPERTS], PART_BYTES, " %" PRIu64 "/%" PRIu64 " experts", state->experts_done,
-             state->experts_total);
+    snprintf(parts[PART_BAR], PART_BYTES, " [%.*s%.*s]", full, "##########",
+             EP_LOAD_PROGRESS_BAR_CELLS - full, "..........");
+    snprintf(parts[PART_EXPERTS], PART_BYTES, " %" PRIu64 "/%" PRIu64 " experts",
+             state->experts_done, state->experts_total);
     format_bytes(state, parts[PART_BYTES_OF]);
     if (bytes_per_s(state) > 0.0) {
         format_amount(bytes_per_s(state), amount);
@@ -96,12 +99,14 @@ static void format_parts(const ep_load_state *state, char parts[PARTS][PART_BYTE
     format_rest(state, parts[PART_REST]);
 }
 
-void ep_load_format(const ep_load_state *state, size_t columns, char out[EP_LOAD_PROGRESS_LINE_BYTES])
+void ep_load_format(const ep_load_state *state, size_t columns,
+                    char out[EP_LOAD_PROGRESS_LINE_BYTES])
 {
     static const struct {
         int part;
         size_t columns; /* it takes as a rule; what is shown must not come and go with a digit */
-    } by_worth[PARTS] = {{PART_REST, 11}, {PART_BYTES_OF, 20}, {PART_BAR, 0}, {PART_RATE, 11}, {PART_EXPERTS, 16}};
+    } by_worth[PARTS] = {
+        {PART_REST, 11}, {PART_BYTES_OF, 20}, {PART_BAR, 0}, {PART_RATE, 11}, {PART_EXPERTS, 16}};
     char parts[PARTS][PART_BYTES] = {{0}};
     char percent[16];
     char label[4 * LABEL_COLUMNS_MAX + 1];
@@ -122,8 +127,9 @@ void ep_load_format(const ep_load_state *state, size_t columns, char out[EP_LOAD
     }
     size_t most = columns > used ? columns - used + least : least;
     ep_text_cut(model, most < LABEL_COLUMNS_MAX ? most : LABEL_COLUMNS_MAX, label, sizeof(label));
-    snprintf(out, EP_LOAD_PROGRESS_LINE_BYTES, "loading %s%s%s%s%s%s%s", label, parts[PART_BAR], percent,
-             parts[PART_EXPERTS], parts[PART_BYTES_OF], parts[PART_RATE], parts[PART_REST]);
+    snprintf(out, EP_LOAD_PROGRESS_LINE_BYTES, "loading %s%s%s%s%s%s%s", label, parts[PART_BAR],
+             percent, parts[PART_EXPERTS], parts[PART_BYTES_OF], parts[PART_RATE],
+             parts[PART_REST]);
     out[ep_text_fit(out, columns)] = '\0';
 }
 
@@ -138,14 +144,16 @@ bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percen
         return since_ns >= EP_LOAD_PROGRESS_REDRAW_NS;
     }
     return since_ns >= EP_LOAD_PROGRESS_LINE_NS &&
-           (percent / EP_LOAD_PROGRESS_STEP_PERCENT > last_percent / EP_LOAD_PROGRESS_STEP_PERCENT ||
+           (percent / EP_LOAD_PROGRESS_STEP_PERCENT >
+                last_percent / EP_LOAD_PROGRESS_STEP_PERCENT ||
             since_ns >= EP_LOAD_PROGRESS_STEP_NS);
 }
 
-void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model, uint64_t experts_total,
-                           uint64_t bytes_total)
+void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model,
+                           uint64_t experts_total, uint64_t bytes_total)
 {
-    *progress = (ep_load_progress){.fd = fd, .terminal = isatty(fd) == 1, .started_ns = ep_clock_now_ns()};
+    *progress =
+        (ep_load_progress){.fd = fd, .terminal = isatty(fd) == 1, .started_ns = ep_clock_now_ns()};
     pthread_mutex_init(&progress->lock, NULL);
     progress->state =
         (ep_load_state){.model = model, .experts_total = experts_total, .bytes_total = bytes_total};
@@ -188,9 +196,10 @@ static void write_state(ep_load_progress *progress)
     if (progress->terminal) {
         write_bar(progress);
     } else {
-        ep_log(EP_LOG_INFO, "expert-loading", EP_KV(model, state->model), EP_KV(percent, ep_load_percent(state)),
-               EP_KV(experts, state->experts_done), EP_KV(experts_total, state->experts_total),
-               EP_KV(bytes, state->bytes_done), EP_KV(bytes_total, state->bytes_total),
+        ep_log(EP_LOG_INFO, "expert-loading", EP_KV(model, state->model),
+               EP_KV(percent, ep_load_percent(state)), EP_KV(experts, state->experts_done),
+               EP_KV(experts_total, state->experts_total), EP_KV(bytes, state->bytes_done),
+               EP_KV(bytes_total, state->bytes_total),
                EP_KV(bytes_per_s, (uint64_t)bytes_per_s(state)));
     }
     progress->last_percent = ep_load_percent(&progress->state);

@@ -34,9 +34,11 @@ typedef struct ep_load_state {
 /* 0..100; 100 only when every expert is done. */
 uint32_t ep_load_percent(const ep_load_state *state);
 /* The bar's line without line end: what matters most of it, in so many columns at most. */
-void ep_load_format(const ep_load_state *state, size_t columns, char out[EP_LOAD_PROGRESS_LINE_BYTES]);
+void ep_load_format(const ep_load_state *state, size_t columns,
+                    char out[EP_LOAD_PROGRESS_LINE_BYTES]);
 /* Whether to write now, given what was written last. The end is always written, once. */
-bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percent, uint64_t last_ns);
+bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percent,
+                 uint64_t last_ns);
 
 typedef struct ep_load_progress {
     int fd;
@@ -52,8 +54,8 @@ typedef struct ep_load_progress {
 
 /* A bar on fd (2 as a rule), which stays the caller's, when that is a terminal; -1: never. model is
  * borrowed until _fini. Writes nothing yet. */
-void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model, uint64_t experts_total,
-                           uint64_t bytes_total);
+void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model,
+                           uint64_t experts_total, uint64_t bytes_total);
 /* Counts what was loaded since, and writes when it is time. A write that fails is ignored: loading
  * matters more. */
 void ep_load_progress_add(ep_load_progress *progress, uint64_t experts, uint64_t bytes);

@@ -72,7 +72,8 @@ static ep_err system_error(const char *verb, const char *name, ep_error *out_err
 {
     char text[EP_ERRNO_TEXT_BYTES];
     const int number = errno;
-    return ep_error_set(out_error, EP_ERR_IO, "%s: cannot %s: %s", name, verb, ep_errno_text(number, text));
+    return ep_error_set(out_error, EP_ERR_IO, "%s: cannot %s: %s", name, verb,
+                        ep_errno_text(number, text));
 }
 
 static bool digest_of(const void *bytes, size_t count, uint8_t out[DIGEST_BYTES])
@@ -159,8 +160,8 @@ static void take_records(ep_mirror_file *file, const uint8_t *bytes, size_t coun
 {
     for (size_t at = HEAD_BYTES; at + RECORD_BYTES <= count; at += RECORD_BYTES) {
         const uint8_t *record = bytes + at;
-        const uint32_t piece =
-            (uint32_t)record[0] | (uint32_t)record[1] << 8 | (uint32_t)record[2] << 16 | (uint32_t)record[3] << 24;
+        const uint32_t piece = (uint32_t)record[0] | (uint32_t)record[1] << 8 |
+                               (uint32_t)record[2] << 16 | (uint32_t)record[3] << 24;
         if (piece >= file->pieces) {
             return;
         }
@@ -177,15 +178,16 @@ static ep_err load_journal(ep_mirror_file *file, const char *name, ep_error *out
 {
     struct stat st;
     uint8_t head[HEAD_BYTES];
-    const size_t most =
-        HEAD_BYTES + RECORD_BYTES * ((size_t)file->pieces * 4 + 16); /* pieces may have been fetched again */
+    const size_t most = HEAD_BYTES + RECORD_BYTES * ((size_t)file->pieces * 4 +
+                                                     16); /* pieces may have been fetched again */
     if (fstat(file->journal, &st) != 0) {
         return system_error("look at", name, out_error);
     }
     const size_t count = (uint64_t)st.st_size < most ? (size_t)st.st_size : most;
     uint8_t *bytes = malloc(count > 0 ? count : 1);
     if (bytes == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu bytes", name, count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu bytes", name,
+                            count);
     }
     file->journal_bytes = 0;
     make_head(file, head);
@@ -226,9 +228,10 @@ static ep_err verify(ep_mirror_file *file, uint32_t piece, uint8_t *buffer, ep_e
     }
     pthread_mutex_unlock(&file->mirror->lock);
     if (was_noted && !is_good) {
-        ep_log(EP_LOG_WARN, "mirror-piece", EP_KV(file, file->entry->name), EP_KV(offset, place_of(file, piece)),
-               EP_KV(bytes, bytes),
-               EP_KV(reason, is_unreadable ? "it cannot be read from the disk" : "it is not what was fetched before"),
+        ep_log(EP_LOG_WARN, "mirror-piece", EP_KV(file, file->entry->name),
+               EP_KV(offset, place_of(file, piece)), EP_KV(bytes, bytes),
+               EP_KV(reason, is_unreadable ? "it cannot be read from the disk"
+                                           : "it is not what was fetched before"),
                EP_KV(effect, "it is fetched again"));
     }
     return EP_OK;
@@ -263,9 +266,10 @@ static ep_err check_unchanged(const ep_mirror_file *file, int fd, ep_error *out_
         return system_error("look at", file->entry->name, out_error);
     }
     if ((uint64_t)st.st_size != file->entry->bytes || !is_same_time(&st.st_mtim, &file->modified)) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: was written to by somebody else: start the node again, which compares all of it",
-                            file->entry->name);
+        return ep_error_set(
+            out_error, EP_ERR_BAD_FILE,
+            "%s: was written to by somebody else: start the node again, which compares all of it",
+            file->entry->name);
     }
     return EP_OK;
 }
@@ -276,8 +280,8 @@ static ep_err write_piece(ep_mirror_file *file, uint32_t piece, ep_error *out_er
     pthread_mutex_lock(&file->mirror->lock);
     ep_err err = check_unchanged(file, file->fd, out_error);
     if (err == EP_OK) {
-        const bool is_good =
-            pwrite_all(file->fd, file->mirror->buffer, piece_bytes(file, piece), place_of(file, piece));
+        const bool is_good = pwrite_all(file->fd, file->mirror->buffer, piece_bytes(file, piece),
+                                        place_of(file, piece));
         err = is_good ? EP_OK : system_error("write", file->entry->name, out_error);
         if (fstat(file->fd, &st) == 0) { /* also of a part of a piece */
             file->modified = st.st_mtim;
@@ -294,16 +298,17 @@ typedef struct written_pieces {
     uint32_t count;
 } written_pieces;
 
-static ep_err fetch_piece(ep_mirror_file *file, uint32_t piece, written_pieces *written, ep_error *out_error)
+static ep_err fetch_piece(ep_mirror_file *file, uint32_t piece, written_pieces *written,
+                          ep_error *out_error)
 {
     ep_mirror *mirror = file->mirror;
     const size_t bytes = piece_bytes(file, piece);
     uint8_t *record = written->records + (size_t)written->count * RECORD_BYTES;
-    ep_err err =
-        mirror->fetch(mirror->arg, file->entry->name, place_of(file, piece), mirror->buffer, bytes, out_error);
+    ep_err err = mirror->fetch(mirror->arg, file->entry->name, place_of(file, piece),
+                               mirror->buffer, bytes, out_error);
     if (err == EP_OK && !digest_of(mirror->buffer, bytes, record + 4)) {
-        err =
-            ep_error_set(out_error, EP_ERR_INTERNAL, "%s: SHA-256 is not available from libcrypto", file->entry->name);
+        err = ep_error_set(out_error, EP_ERR_INTERNAL,
+                           "%s: SHA-256 is not available from libcrypto", file->entry->name);
     }
     err = err == EP_OK ? write_piece(file, piece, out_error) : err;
     if (err == EP_OK) {
@@ -322,7 +327,8 @@ static ep_err note(ep_mirror_file *file, const written_pieces *written, ep_error
     if (written->count == 0) {
         return EP_OK;
     }
-    if (fdatasync(file->fd) != 0 || !pwrite_all(file->journal, written->records, bytes, file->journal_bytes)) {
+    if (fdatasync(file->fd) != 0 ||
+        !pwrite_all(file->journal, written->records, bytes, file->journal_bytes)) {
         return system_error("write", file->entry->name, out_error);
     }
     file->journal_bytes += bytes;
@@ -362,7 +368,8 @@ static ep_err finish(ep_mirror_file *file, ep_error *out_error)
     char part[EP_MODEL_FILE_NAME_BYTES], journal[EP_MODEL_FILE_NAME_BYTES];
     const ep_mirror *mirror = file->mirror;
     for (uint32_t p = 0; !file->is_whole && lacks_none(file) && p < file->pieces; p++) {
-        const ep_err err = state_of(file, p) == PIECE_NOTED ? verify(file, p, mirror->buffer, out_error) : EP_OK;
+        const ep_err err =
+            state_of(file, p) == PIECE_NOTED ? verify(file, p, mirror->buffer, out_error) : EP_OK;
         if (err != EP_OK) {
             return err;
         }
@@ -380,13 +387,14 @@ static ep_err finish(ep_mirror_file *file, ep_error *out_error)
     close(file->journal);
     file->journal = -1;
     file->is_whole = true;
-    ep_log(EP_LOG_INFO, "mirror-file", EP_KV(file, file->entry->name), EP_KV(bytes, file->entry->bytes),
-           EP_KV(state, "whole"));
+    ep_log(EP_LOG_INFO, "mirror-file", EP_KV(file, file->entry->name),
+           EP_KV(bytes, file->entry->bytes), EP_KV(state, "whole"));
     return EP_OK;
 }
 
 /* A regular file that this user may write. */
-static ep_err open_part(const ep_mirror_file *file, const char *end, int *out_fd, ep_error *out_error)
+static ep_err open_part(const ep_mirror_file *file, const char *end, int *out_fd,
+                        ep_error *out_error)
 {
     char name[EP_MODEL_FILE_NAME_BYTES];
     struct stat st;
@@ -407,18 +415,20 @@ static ep_err open_parts(ep_mirror_file *file, ep_error *out_error)
 {
     char name[EP_MODEL_FILE_NAME_BYTES];
     struct stat st;
-    file->pieces = (uint32_t)((file->entry->bytes + file->mirror->piece_bytes - 1) / file->mirror->piece_bytes);
+    file->pieces = (uint32_t)((file->entry->bytes + file->mirror->piece_bytes - 1) /
+                              file->mirror->piece_bytes);
     file->absent = file->pieces;
     free(file->states);
     free(file->digests);
     file->states = calloc(file->pieces > 0 ? file->pieces : 1, sizeof(*file->states));
     file->digests = calloc(file->pieces > 0 ? file->pieces : 1, sizeof(*file->digests));
     if (file->states == NULL || file->digests == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %u pieces", file->entry->name,
-                            file->pieces);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %u pieces",
+                            file->entry->name, file->pieces);
     }
     ep_err err = file->fd < 0 ? open_part(file, PART, &file->fd, out_error) : EP_OK;
-    err = err == EP_OK && file->journal < 0 ? open_part(file, JOURNAL, &file->journal, out_error) : err;
+    err = err == EP_OK && file->journal < 0 ? open_part(file, JOURNAL, &file->journal, out_error)
+                                            : err;
     if (err != EP_OK) {
         return err;
     }
@@ -428,7 +438,8 @@ static ep_err open_parts(ep_mirror_file *file, ep_error *out_error)
     }
     /* One that was cut is made long again: what it lost differs from what was noted. */
     if (fstat(file->fd, &st) != 0 ||
-        ((uint64_t)st.st_size != file->entry->bytes && ftruncate(file->fd, (off_t)file->entry->bytes) != 0) ||
+        ((uint64_t)st.st_size != file->entry->bytes &&
+         ftruncate(file->fd, (off_t)file->entry->bytes) != 0) ||
         fstat(file->fd, &st) != 0) {
         return system_error("make long enough", file->entry->name, out_error);
     }
@@ -474,14 +485,16 @@ static int compare_name(const void *name, const void *entry)
     return strcmp(name, ((const ep_mirror_entry *)entry)->name);
 }
 
-ep_err ep_mirror_open_file(ep_mirror *mirror, const char *name, ep_model_file *out_file, ep_error *out_error)
+ep_err ep_mirror_open_file(ep_mirror *mirror, const char *name, ep_model_file *out_file,
+                           ep_error *out_error)
 {
     struct stat st;
     char on_disk[EP_MODEL_FILE_NAME_BYTES];
     const ep_mirror_entry *entry =
         bsearch(name, mirror->entries, mirror->count, sizeof(*mirror->entries), compare_name);
     if (entry == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: is not among the %zu files that %.200s mirrors", name,
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "%s: is not among the %zu files that %.200s mirrors", name,
                             mirror->count, mirror->path);
     }
     ep_mirror_file *file = &mirror->files[entry - mirror->entries];
@@ -509,8 +522,8 @@ ep_err ep_mirror_open_file(ep_mirror *mirror, const char *name, ep_model_file *o
 }
 
 /* The pieces of a range; false: there are none. */
-static bool range_of(const ep_mirror_file *file, uint64_t offset, uint64_t bytes, uint32_t *out_first,
-                     uint32_t *out_end)
+static bool range_of(const ep_mirror_file *file, uint64_t offset, uint64_t bytes,
+                     uint32_t *out_first, uint32_t *out_end)
 {
     const uint64_t all = file->entry->bytes;
     if (offset >= all || bytes == 0) {
@@ -534,7 +547,8 @@ static piece_state worst_of(ep_mirror_file *file, uint32_t first, uint32_t end)
     return worst;
 }
 
-ep_err ep_mirror_file_need(ep_mirror_file *file, uint64_t offset, uint64_t bytes, ep_error *out_error)
+ep_err ep_mirror_file_need(ep_mirror_file *file, uint64_t offset, uint64_t bytes,
+                           ep_error *out_error)
 {
     uint32_t first, end;
     ep_err err = EP_OK;
@@ -571,7 +585,8 @@ bool ep_mirror_file_has(ep_mirror_file *file, uint64_t offset, uint64_t bytes)
     return worst == PIECE_HERE;
 }
 
-ep_err ep_mirror_file_check_unchanged(ep_mirror_file *file, const ep_model_file *opened, ep_error *out_error)
+ep_err ep_mirror_file_check_unchanged(ep_mirror_file *file, const ep_model_file *opened,
+                                      ep_error *out_error)
 {
     pthread_mutex_lock(&file->mirror->lock);
     const ep_err err = check_unchanged(file, opened->fd, out_error);
@@ -601,19 +616,21 @@ ep_err ep_mirror_open(const char *path, size_t piece_bytes_max, ep_mirror_fetch 
                  : mirror->dir < 0 ? system_error("open the mirror", path, out_error)
                                    : EP_OK;
     err = err == EP_OK ? ep_mirror_list_lock(mirror->dir, path, out_error) : err;
-    err = err == EP_OK ? ep_mirror_list_read(mirror->dir, path, mirror->version, &mirror->entries, &mirror->count,
-                                             out_error)
+    err = err == EP_OK ? ep_mirror_list_read(mirror->dir, path, mirror->version, &mirror->entries,
+                                             &mirror->count, out_error)
                        : err;
     mirror->files = err == EP_OK ? calloc(mirror->count, sizeof(*mirror->files)) : NULL;
     if (err == EP_OK && mirror->files == NULL) {
-        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu files", path, mirror->count);
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu files", path,
+                           mirror->count);
     }
     if (err != EP_OK) {
         ep_mirror_close(mirror);
         return err;
     }
     for (size_t i = 0; i < mirror->count; i++) {
-        mirror->files[i] = (ep_mirror_file){.mirror = mirror, .entry = &mirror->entries[i], .fd = -1, .journal = -1};
+        mirror->files[i] = (ep_mirror_file){
+            .mirror = mirror, .entry = &mirror->entries[i], .fd = -1, .journal = -1};
     }
     *out_mirror = mirror;
     return EP_OK;

@@ -37,19 +37,19 @@ typedef struct ep_mirror_entry {
 
 /* Gives exactly bytes of a file from offset, or an error that names where it looked. One call at a
  * time. */
-typedef ep_err (*ep_mirror_fetch)(void *arg, const char *name, uint64_t offset, void *out, size_t bytes,
-                                  ep_error *out_error);
+typedef ep_err (*ep_mirror_fetch)(void *arg, const char *name, uint64_t offset, void *out,
+                                  size_t bytes, ep_error *out_error);
 
 /* Makes an empty directory the mirror of a version. Errors: BAD_FILE (something is in it; a name, a
  * size or their number is not allowed), NOT_FOUND, FAILED_PRECONDITION (another process has it),
  * IO, NO_MEMORY. */
-ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_entry *entries, size_t count,
-                        ep_error *out_error);
+ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_entry *entries,
+                        size_t count, ep_error *out_error);
 /* piece_bytes: of one fetch at most; what was fetched in pieces of another size counts as missing.
  * Errors: NOT_FOUND (it is none yet), BAD_FILE, FAILED_PRECONDITION (another process has it open),
  * IO, NO_MEMORY. */
-ep_err ep_mirror_open(const char *path, size_t piece_bytes, ep_mirror_fetch fetch, void *arg, ep_mirror **out_mirror,
-                      ep_error *out_error);
+ep_err ep_mirror_open(const char *path, size_t piece_bytes, ep_mirror_fetch fetch, void *arg,
+                      ep_mirror **out_mirror, ep_error *out_error);
 /* After every file of it. NULL allowed. */
 void ep_mirror_close(ep_mirror *mirror);
 const char *ep_mirror_path(const ep_mirror *mirror);
@@ -60,13 +60,16 @@ const ep_mirror_entry *ep_mirror_entry_at(const ep_mirror *mirror, size_t index)
 /* ---- for model_files.c ---- */
 
 /* Errors: NOT_FOUND (no such name in the list), BAD_FILE, IO, NO_MEMORY. */
-ep_err ep_mirror_open_file(ep_mirror *mirror, const char *name, ep_model_file *out_file, ep_error *out_error);
+ep_err ep_mirror_open_file(ep_mirror *mirror, const char *name, ep_model_file *out_file,
+                           ep_error *out_error);
 /* Fetches what is missing of a range; what is beyond the file is not looked at. Errors: fetch's,
  * BAD_FILE (somebody else wrote to it), IO, NO_MEMORY, INTERNAL. */
-ep_err ep_mirror_file_need(ep_mirror_file *file, uint64_t offset, uint64_t bytes, ep_error *out_error);
+ep_err ep_mirror_file_need(ep_mirror_file *file, uint64_t offset, uint64_t bytes,
+                           ep_error *out_error);
 /* Whether a range is here. Fetches nothing. */
 bool ep_mirror_file_has(ep_mirror_file *file, uint64_t offset, uint64_t bytes);
 /* BAD_FILE when size or time are not as the last write of this module left them. */
-ep_err ep_mirror_file_check_unchanged(ep_mirror_file *file, const ep_model_file *opened, ep_error *out_error);
+ep_err ep_mirror_file_check_unchanged(ep_mirror_file *file, const ep_model_file *opened,
+                                      ep_error *out_error);
 
 #endif

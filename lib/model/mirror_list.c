@@ -32,8 +32,8 @@ static ep_err system_error(const char *verb, const char *path, ep_error *out_err
 {
     char text[EP_ERRNO_TEXT_BYTES];
     const int number = errno;
-    return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "%s: cannot %s: %s", path, verb,
-                        ep_errno_text(number, text));
+    return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO,
+                        "%s: cannot %s: %s", path, verb, ep_errno_text(number, text));
 }
 
 static bool hash_text(const char *text, size_t bytes, char out[HEX_BYTES + 1])
@@ -63,35 +63,39 @@ static bool is_hex(const char *text)
 }
 
 /* What a peer, or the list, says is not trusted. entries: sorted here. */
-static ep_err check(const char *path, const char *version, ep_mirror_entry *entries, size_t count, ep_error *out_error)
+static ep_err check(const char *path, const char *version, ep_mirror_entry *entries, size_t count,
+                    ep_error *out_error)
 {
     if (!is_hex(version)) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: version '%.40s', allowed: 16 hexadecimal digits", path,
-                            version);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: version '%.40s', allowed: 16 hexadecimal digits", path, version);
     }
     if (count < 1 || count > EP_MIRROR_FILES_MAX) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: a model of %zu files, allowed 1..%d", path, count,
-                            EP_MIRROR_FILES_MAX);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: a model of %zu files, allowed 1..%d",
+                            path, count, EP_MIRROR_FILES_MAX);
     }
     for (size_t i = 0; i < count; i++) {
         const char *name = entries[i].name;
         const size_t length = strnlen(name, sizeof(entries[i].name));
         if (length > NAME_BYTES_MAX || !ep_model_file_name_ok(name) || ends_with(name, ".part") ||
-            ends_with(name, ".pieces") || strcmp(name, EP_MIRROR_LIST_NAME) == 0 || strcmp(name, NEW_NAME) == 0) {
-            return ep_error_set(
-                out_error, EP_ERR_BAD_FILE,
-                "%s: a file called '%.*s', allowed: names without '/' of up to %d bytes, none of a mirror's own", path,
-                200, name, NAME_BYTES_MAX);
+            ends_with(name, ".pieces") || strcmp(name, EP_MIRROR_LIST_NAME) == 0 ||
+            strcmp(name, NEW_NAME) == 0) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: a file called '%.*s', allowed: names without '/' of up to %d "
+                                "bytes, none of a mirror's own",
+                                path, 200, name, NAME_BYTES_MAX);
         }
         if (entries[i].bytes > EP_MIRROR_FILE_BYTES_MAX) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: file %s of %" PRIu64 " bytes, allowed 0..%" PRIu64,
-                                path, name, entries[i].bytes, EP_MIRROR_FILE_BYTES_MAX);
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: file %s of %" PRIu64 " bytes, allowed 0..%" PRIu64, path, name,
+                                entries[i].bytes, EP_MIRROR_FILE_BYTES_MAX);
         }
     }
     qsort(entries, count, sizeof(*entries), compare_entries);
     for (size_t i = 1; i < count; i++) {
         if (strcmp(entries[i - 1].name, entries[i].name) == 0) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: file %s is listed twice", path, entries[i].name);
+            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: file %s is listed twice", path,
+                                entries[i].name);
         }
     }
     return EP_OK;
@@ -104,12 +108,12 @@ ep_err ep_mirror_list_lock(int dir, const char *path, ep_error *out_error)
     if (flock(dir, LOCK_EX | LOCK_NB) == 0) {
         return EP_OK;
     }
-    return errno != EWOULDBLOCK
-               ? system_error("lock the directory", path, out_error)
-               : ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                              "%s: another process, or another model of this node, has this mirror open; each needs a "
-                              "directory of its own",
-                              path);
+    return errno != EWOULDBLOCK ? system_error("lock the directory", path, out_error)
+                                : ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                                               "%s: another process, or another model of this "
+                                               "node, has this mirror open; each needs a "
+                                               "directory of its own",
+                                               path);
 }
 
 /* A file of somebody else's in it would be taken for one that was fetched. */
@@ -130,19 +134,21 @@ static ep_err check_empty(int dir, const char *path, ep_error *out_error)
         const char *name = entry->d_name;
         if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, NEW_NAME) != 0 &&
             strcmp(name, "lost+found") != 0) { /* of a file system made for it */
-            err = ep_error_set(
-                out_error, EP_ERR_BAD_FILE,
-                "%s: has %.200s in it; allowed: an empty directory, or one that weights_from: nodes has filled", path,
-                name);
+            err = ep_error_set(out_error, EP_ERR_BAD_FILE,
+                               "%s: has %.200s in it; allowed: an empty directory, or one that "
+                               "weights_from: nodes has filled",
+                               path, name);
         }
     }
     closedir(list);
     return err;
 }
 
-static ep_err write_text(int dir, const char *path, const char *text, size_t bytes, ep_error *out_error)
+static ep_err write_text(int dir, const char *path, const char *text, size_t bytes,
+                         ep_error *out_error)
 {
-    const int fd = openat(dir, NEW_NAME, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int fd =
+        openat(dir, NEW_NAME, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) {
         return system_error("write " NEW_NAME, path, out_error);
     }
@@ -160,28 +166,32 @@ static ep_err write_text(int dir, const char *path, const char *text, size_t byt
     const bool is_good = done == bytes && fsync(fd) == 0;
     const ep_err err = is_good ? EP_OK : system_error("write " NEW_NAME, path, out_error);
     close(fd);
-    if (err == EP_OK && (renameat(dir, NEW_NAME, dir, EP_MIRROR_LIST_NAME) != 0 || fsync(dir) != 0)) {
+    if (err == EP_OK &&
+        (renameat(dir, NEW_NAME, dir, EP_MIRROR_LIST_NAME) != 0 || fsync(dir) != 0)) {
         return system_error("name " EP_MIRROR_LIST_NAME, path, out_error);
     }
     return err;
 }
 
-static ep_err write_list(int dir, const char *path, const char *version, const ep_mirror_entry *entries, size_t count,
-                         ep_error *out_error)
+static ep_err write_list(int dir, const char *path, const char *version,
+                         const ep_mirror_entry *entries, size_t count, ep_error *out_error)
 {
     const size_t room = LINE_BYTES * (count + 4);
     char hex[HEX_BYTES + 1];
     char *text = malloc(room);
     if (text == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for the list of %zu files", path, count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for the list of %zu files",
+                            path, count);
     }
     size_t at = (size_t)snprintf(text, room, FIRST_LINE "version %s\n", version);
     for (size_t i = 0; i < count; i++) {
-        at += (size_t)snprintf(text + at, room - at, "%" PRIu64 " %s\n", entries[i].bytes, entries[i].name);
+        at += (size_t)snprintf(text + at, room - at, "%" PRIu64 " %s\n", entries[i].bytes,
+                               entries[i].name);
     }
     ep_err err = EP_OK;
     if (!hash_text(text, at, hex)) {
-        err = ep_error_set(out_error, EP_ERR_INTERNAL, "%s: SHA-256 is not available from libcrypto", path);
+        err = ep_error_set(out_error, EP_ERR_INTERNAL,
+                           "%s: SHA-256 is not available from libcrypto", path);
     } else {
         at += (size_t)snprintf(text + at, room - at, LAST_LINE "%s\n", hex);
         err = write_text(dir, path, text, at, out_error);
@@ -190,14 +200,16 @@ static ep_err write_list(int dir, const char *path, const char *version, const e
     return err;
 }
 
-ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_entry *entries, size_t count,
-                        ep_error *out_error)
+ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_entry *entries,
+                        size_t count, ep_error *out_error)
 {
-    ep_mirror_entry *sorted = count <= EP_MIRROR_FILES_MAX ? calloc(count + 1, sizeof(*sorted)) : NULL;
+    ep_mirror_entry *sorted =
+        count <= EP_MIRROR_FILES_MAX ? calloc(count + 1, sizeof(*sorted)) : NULL;
     if (sorted == NULL) {
         return count > EP_MIRROR_FILES_MAX
                    ? check(path, version, NULL, count, out_error)
-                   : ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu files", path, count);
+                   : ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu files", path,
+                                  count);
     }
     memcpy(sorted, entries, count * sizeof(*sorted));
     ep_err err = check(path, version, sorted, count, out_error);
@@ -219,20 +231,23 @@ ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_e
 
 static ep_err damaged(const char *path, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: %s is damaged; empty the directory, and all is fetched again",
-                        path, EP_MIRROR_LIST_NAME);
+    return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                        "%s: %s is damaged; empty the directory, and all is fetched again", path,
+                        EP_MIRROR_LIST_NAME);
 }
 
 /* text: ended with zero, and written to. */
-static ep_err parse(const char *path, char *text, size_t bytes, char out_version[EP_MIRROR_VERSION_BYTES],
-                    ep_mirror_entry **out_entries, size_t *out_count, ep_error *out_error)
+static ep_err parse(const char *path, char *text, size_t bytes,
+                    char out_version[EP_MIRROR_VERSION_BYTES], ep_mirror_entry **out_entries,
+                    size_t *out_count, ep_error *out_error)
 {
     const size_t tail = strlen(LAST_LINE) + HEX_BYTES + 1;
     char hex[HEX_BYTES + 1], version[EP_MIRROR_VERSION_BYTES];
     size_t count = 0;
     if (bytes < strlen(FIRST_LINE) + tail || memcmp(text, FIRST_LINE, strlen(FIRST_LINE)) != 0 ||
         strlen(text) != bytes || text[bytes - 1] != '\n' ||
-        memcmp(text + bytes - tail, LAST_LINE, strlen(LAST_LINE)) != 0 || !hash_text(text, bytes - tail, hex) ||
+        memcmp(text + bytes - tail, LAST_LINE, strlen(LAST_LINE)) != 0 ||
+        !hash_text(text, bytes - tail, hex) ||
         memcmp(text + bytes - 1 - HEX_BYTES, hex, HEX_BYTES) != 0) {
         return damaged(path, out_error);
     }
@@ -244,7 +259,8 @@ static ep_err parse(const char *path, char *text, size_t bytes, char out_version
     }
     ep_mirror_entry *entries = calloc(EP_MIRROR_FILES_MAX, sizeof(*entries));
     if (entries == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for the list of files", path);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for the list of files",
+                            path);
     }
     ep_err err = EP_OK;
     while (err == EP_OK && rest != NULL && *rest != '\0') {
@@ -284,7 +300,8 @@ ep_err ep_mirror_list_read(int dir, const char *path, char out_version[EP_MIRROR
     }
     ep_model_file file = {.fd = fd, .name = EP_MIRROR_LIST_NAME, .bytes = (uint64_t)st.st_size};
     ep_err err = ep_model_file_read_all(&file, TEXT_BYTES_MAX, &text, &bytes, out_error);
-    err = err == EP_OK ? parse(path, text, bytes, out_version, out_entries, out_count, out_error) : err;
+    err = err == EP_OK ? parse(path, text, bytes, out_version, out_entries, out_count, out_error)
+                       : err;
     free(text);
     close(fd);
     return err;

@@ -38,11 +38,11 @@ typedef struct ep_router_info {
     float sum_min;
     float scaling_factor;
     float jitter;
-    bool has_bias;               /* of the selection score, in a tensor */
-    bool has_factors;            /* for each expert, in a tensor */
+    bool has_bias;    /* of the selection score, in a tensor */
+    bool has_factors; /* for each expert, in a tensor */
     bool weight_on_input;
-    uint32_t zero_experts;       /* ids behind the routed ones that give 0 */
-    uint32_t copy_experts;       /* ids behind those that give the input */
+    uint32_t zero_experts; /* ids behind the routed ones that give 0 */
+    uint32_t copy_experts; /* ids behind those that give the input */
 } ep_router_info;
 
 /* Spelled out in tensor_names.h. */
@@ -75,7 +75,7 @@ typedef struct ep_layer_formats {
 
 typedef struct ep_model_info {
     char model_type[64];
-    uint32_t hidden;             /* hidden_size */
+    uint32_t hidden; /* hidden_size */
     /* num_hidden_layers: all, dense ones too; of an encoder and a decoder together */
     uint32_t layers_count;
     uint32_t first_stack_layers; /* the encoder's, numbered before the decoder's; 0: one stack */
@@ -86,22 +86,22 @@ typedef struct ep_model_info {
     float rms_norm_eps;
     float rope_theta;
     bool tie_embeddings;
-    ep_dtype dtype;              /* torch_dtype, or that of plain experts when it is absent */
-    ep_weight_format format;     /* of the routed experts of the first layer: of gate and up */
-    uint32_t formats;            /* bits (1 << format) of all that routed experts are in */
+    ep_dtype dtype;          /* torch_dtype, or that of plain experts when it is absent */
+    ep_weight_format format; /* of the routed experts of the first layer: of gate and up */
+    uint32_t formats;        /* bits (1 << format) of all that routed experts are in */
     ep_name_family names;
     ep_router_info router;
     uint32_t moe_layers_count;
-    ep_layer_shape *moe_layers;  /* [moe_layers_count], ascending layer; owned by the checkpoint */
-    uint32_t *shared_inner;      /* [moe_layers_count], I of the shared expert; 0 none */
-    ep_layer_numbers *numbers;   /* [moe_layers_count], of the activation */
+    ep_layer_shape *moe_layers; /* [moe_layers_count], ascending layer; owned by the checkpoint */
+    uint32_t *shared_inner;     /* [moe_layers_count], I of the shared expert; 0 none */
+    ep_layer_numbers *numbers;  /* [moe_layers_count], of the activation */
     ep_layer_formats *layer_formats; /* [moe_layers_count] */
     /* 16 hex digits of a SHA-256 over config.json and every shard's size, header and samples of its
      * data */
     char version[17];
-    char config_hash[17];        /* 16 hex digits of the SHA-256 of config.json */
-    uint32_t positions_max;      /* max_position_embeddings; 0 when absent */
-    bool model_type_known;       /* false: accepted because names and keys fit, without its router */
+    char config_hash[17];   /* 16 hex digits of the SHA-256 of config.json */
+    uint32_t positions_max; /* max_position_embeddings; 0 when absent */
+    bool model_type_known;  /* false: accepted because names and keys fit, without its router */
 } ep_model_info;
 
 /* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; or a GGUF
@@ -114,49 +114,51 @@ ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_e
 /* The same of a mirror (mirror.h), which must outlive it: every read fetches what is not there.
  * Errors also: those of a fetch; BAD_FILE when the files are not of the version that they were said
  * to be. */
-ep_err ep_checkpoint_open_mirror(struct ep_mirror *mirror, ep_checkpoint **out_checkpoint, ep_error *out_error);
+ep_err ep_checkpoint_open_mirror(struct ep_mirror *mirror, ep_checkpoint **out_checkpoint,
+                                 ep_error *out_error);
 void ep_checkpoint_close(ep_checkpoint *checkpoint);
 const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
 
 /* SHA-256 over the version and every shard's name, device, inode, size and times: equal as long as
  * nobody touched a file. Errors: IO, INTERNAL. */
-ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint, uint8_t out_identity[EP_SHA256_BYTES],
-                              ep_error *out_error);
+ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint,
+                              uint8_t out_identity[EP_SHA256_BYTES], ep_error *out_error);
 
 /* The files it was opened from, as they are on disk: config.json and the index, where there are
  * any, then the shards.
  */
 size_t ep_checkpoint_files_count(const ep_checkpoint *checkpoint);
-void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const char **out_name, uint64_t *out_bytes);
+void ep_checkpoint_file(const ep_checkpoint *checkpoint, size_t index, const char **out_name,
+                        uint64_t *out_bytes);
 /* Exactly bytes of a file from offset, which must be inside. Fetches nothing. Errors: UNAVAILABLE
  * (of a mirror: not here yet), BAD_FILE (the file changed since open), IO. */
-ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, uint64_t offset, void *out, size_t bytes,
-                               ep_error *out_error);
+ep_err ep_checkpoint_read_file(const ep_checkpoint *checkpoint, size_t index, uint64_t offset,
+                               void *out, size_t bytes, ep_error *out_error);
 
 /* A tensor's place. */
 typedef struct ep_tensor_info {
     const char *name;
-    ep_dtype dtype;              /* NONE for a format we do not compute with */
+    ep_dtype dtype; /* NONE for a format we do not compute with */
     uint32_t rank;
     int64_t shape[EP_TENSOR_RANK_MAX];
     size_t bytes;
 } ep_tensor_info;
 
 /* NOT_FOUND names the tensor. */
-ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name, ep_tensor_info *out_info,
-                          ep_error *out_error);
+ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name,
+                          ep_tensor_info *out_info, ep_error *out_error);
 /* Reads the whole tensor into out (exactly info.bytes). Errors: NOT_FOUND, IO, BAD_FILE (file
  * shorter than at open). */
-ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out, size_t bytes,
-                          ep_error *out_error);
+ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out,
+                          size_t bytes, ep_error *out_error);
 
 /* One expert in one allocation, as backends take it. */
 typedef struct ep_expert_data {
-    ep_expert_source source;     /* points into allocation */
+    ep_expert_source source; /* points into allocation */
     /* over the bytes of its tensors as in the file: gate, up, down, each one's values, scales and
      * bias, then the shared gate */
     uint8_t sha256[EP_SHA256_BYTES];
-    void *allocation;            /* private */
+    void *allocation; /* private */
     size_t bytes;
 } ep_expert_data;
 
@@ -180,30 +182,31 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
 /* How many experts can be planned by names, types and shapes alone, and why the first one cannot.
  * Reads no weights. */
 typedef struct ep_checkpoint_survey {
-    uint64_t experts;            /* routed and shared, of all layers */
+    uint64_t experts; /* routed and shared, of all layers */
     uint64_t unreadable;
-    ep_error first;              /* of the first unreadable one, with its layer and expert */
+    ep_error first; /* of the first unreadable one, with its layer and expert */
 } ep_checkpoint_survey;
-void ep_checkpoint_survey_experts(const ep_checkpoint *checkpoint, ep_checkpoint_survey *out_survey);
+void ep_checkpoint_survey_experts(const ep_checkpoint *checkpoint,
+                                  ep_checkpoint_survey *out_survey);
 
 /* Router weight [E,H] and the vector beside it [E] of an MoE layer, widened to f32; free() both.
  * *out_bias NULL when absent. */
-ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer, float **out_weight, float **out_bias,
-                                 ep_error *out_error);
+ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer,
+                                 float **out_weight, float **out_bias, ep_error *out_error);
 
 /* The router of an MoE layer as a gate. */
 typedef struct ep_checkpoint_gate {
-    ep_gate_config config;       /* chosen is NULL: of a hash layer, whoever has token ids sets it */
+    ep_gate_config config; /* chosen is NULL: of a hash layer, whoever has token ids sets it */
     float *bias;
     float *factors;
-    int32_t *table;              /* [table_rows,K] experts by token id, of a hash layer; NULL */
+    int32_t *table; /* [table_rows,K] experts by token id, of a hash layer; NULL */
     uint32_t table_rows;
 } ep_checkpoint_gate;
 
 /* Errors: INVALID_ARGUMENT (no such MoE layer), UNIMPLEMENTED (a router this build does not
  * compute, and why), NOT_FOUND and BAD_FILE (a tensor the router needs), IO, NO_MEMORY. */
-ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer, ep_checkpoint_gate *out_gate,
-                               ep_error *out_error);
+ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer,
+                               ep_checkpoint_gate *out_gate, ep_error *out_error);
 void ep_checkpoint_gate_fini(ep_checkpoint_gate *gate);
 
 #endif

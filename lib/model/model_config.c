@@ -73,8 +73,9 @@ static const ep_model_type *read_type(ep_config_reader *reader, json_t *root, ep
     ep_json_printable(name == NULL ? "" : name, info->model_type, sizeof(info->model_type));
     info->model_type_known = type != NULL;
     if (type != NULL && type->refused != NULL) {
-        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "model_type is %s, which this build cannot serve: %s",
-                       info->model_type, type->refused);
+        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                       "model_type is %s, which this build cannot serve: %s", info->model_type,
+                       type->refused);
     }
     return type;
 }
@@ -95,28 +96,36 @@ static ep_activation read_function(ep_config_reader *reader, const ep_model_type
                  {"relu2", EP_ACT_RELU2_NO_GATE}};
     char text[EP_JSON_TEXT_BYTES];
     const char *key = "hidden_act";
-    json_t *act = ep_config_find(
-        reader, KEYS("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function", "dense_act_fn"), &key);
-    act = act == NULL ? json_object_get(ep_config_find(reader, KEYS("ffn_act_fn"), &key), "name") : act;
+    json_t *act = ep_config_find(reader,
+                                 KEYS("mlp_hidden_act", "hidden_act", "hidden_activation",
+                                      "activation_function", "dense_act_fn"),
+                                 &key);
+    act = act == NULL ? json_object_get(ep_config_find(reader, KEYS("ffn_act_fn"), &key), "name")
+                      : act;
     if (act == NULL && type == NULL) {
-        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                       "hidden_act is missing, and this build does not know the function of its model type");
+        ep_config_fail(
+            reader, EP_ERR_UNIMPLEMENTED,
+            "hidden_act is missing, and this build does not know the function of its model type");
         return EP_ACT_SILU;
     }
-    const char *name = act != NULL ? json_string_value(act) : type->function != NULL ? type->function : "silu";
+    const char *name = act != NULL              ? json_string_value(act)
+                       : type->function != NULL ? type->function
+                                                : "silu";
     for (size_t i = 0; name != NULL && i < EP_ARRAY_COUNT(names); i++) {
         if (strcmp(name, names[i].name) == 0) {
             return names[i].activation;
         }
     }
     ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                   "%s is %s, allowed silu, swish, situ, gelu, gelu_pytorch_tanh, gelu_new, gelu_tanh, relu, relu2",
+                   "%s is %s, allowed silu, swish, situ, gelu, gelu_pytorch_tanh, gelu_new, "
+                   "gelu_tanh, relu, relu2",
                    key, ep_json_describe(act, text));
     return EP_ACT_SILU;
 }
 
 /* A list of limits, one for each layer of the model; 0 is none. */
-static void read_limits(ep_config_reader *reader, const char *const *keys, uint32_t layers, float *out)
+static void read_limits(ep_config_reader *reader, const char *const *keys, uint32_t layers,
+                        float *out)
 {
     char text[EP_JSON_TEXT_BYTES];
     const char *key = NULL;
@@ -125,13 +134,15 @@ static void read_limits(ep_config_reader *reader, const char *const *keys, uint3
         return;
     }
     if (!json_is_array(list) || json_array_size(list) < layers) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed an array of at least %u numbers", key,
-                       ep_json_describe(list, text), layers);
+        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed an array of at least %u numbers",
+                       key, ep_json_describe(list, text), layers);
         return;
     }
     for (uint32_t i = 0; i < layers; i++) {
         json_t *item = json_array_get(list, i);
-        double limit = json_is_null(item) ? 0.0 : json_is_number(item) ? json_number_value(item) : -1.0;
+        double limit = json_is_null(item)     ? 0.0
+                       : json_is_number(item) ? json_number_value(item)
+                                              : -1.0;
         if (!(limit >= 0.0 && limit <= 1e30)) {
             ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%u] is %s, allowed 0..1e30", key, i,
                            ep_json_describe(item, text));
@@ -165,20 +176,24 @@ static void refuse_numbers(ep_config_reader *reader, ep_activation formula)
         if (formula != numbers[i].formulas[0] && formula != numbers[i].formulas[1] &&
             says_number(reader, numbers[i].key)) {
             ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                           "%s is a number of another formula than %s, which other keys say", numbers[i].key,
-                           ep_activation_name(formula));
+                           "%s is a number of another formula than %s, which other keys say",
+                           numbers[i].key, ep_activation_name(formula));
         }
     }
 }
 
 /* The formula and its numbers, by which keys there are; limits of single layers aside. */
-static ep_activation read_formula(ep_config_reader *reader, const ep_model_type *type, ep_activation_numbers *numbers)
+static ep_activation read_formula(ep_config_reader *reader, const ep_model_type *type,
+                                  ep_activation_numbers *numbers)
 {
     const ep_activation function = read_function(reader, type);
     if (function == EP_ACT_SITU ||
-        (function == EP_ACT_SILU && ep_config_has(reader, KEYS("activation_situ_beta", "mlp_gate_softcap")))) {
-        numbers->alpha = ep_config_f32(reader, KEYS("activation_situ_beta", "mlp_gate_softcap"), 0.0, 1e6, 4.0f);
-        numbers->beta = ep_config_f32(reader, KEYS("activation_situ_linear_beta", "mlp_up_softcap"), 0.0, 1e6, 25.0f);
+        (function == EP_ACT_SILU &&
+         ep_config_has(reader, KEYS("activation_situ_beta", "mlp_gate_softcap")))) {
+        numbers->alpha =
+            ep_config_f32(reader, KEYS("activation_situ_beta", "mlp_gate_softcap"), 0.0, 1e6, 4.0f);
+        numbers->beta = ep_config_f32(reader, KEYS("activation_situ_linear_beta", "mlp_up_softcap"),
+                                      0.0, 1e6, 25.0f);
         return EP_ACT_SITU;
     }
     if (function != EP_ACT_SILU) {
@@ -198,19 +213,21 @@ static ep_activation read_formula(ep_config_reader *reader, const ep_model_type 
 }
 
 /* The activation of all MoE layers and its numbers. */
-static void read_activation(ep_config_reader *reader, const ep_model_type *type, ep_model_info *info)
+static void read_activation(ep_config_reader *reader, const ep_model_type *type,
+                            ep_model_info *info)
 {
-    static const char *const formulas[] = {"swiglu_alpha", "swiglu_limit", "swiglu_limits", "activation_situ_beta",
-                                           "mlp_gate_softcap"};
+    static const char *const formulas[] = {"swiglu_alpha", "swiglu_limit", "swiglu_limits",
+                                           "activation_situ_beta", "mlp_gate_softcap"};
     float limits[EP_MODEL_LAYERS_MAX] = {0.0f};
     float shared_limits[EP_MODEL_LAYERS_MAX] = {0.0f};
     ep_activation_numbers numbers = {0.0f, 0.0f, 0.0f};
     for (size_t i = 0; type == NULL && i < EP_ARRAY_COUNT(formulas); i++) {
         /* models differ in what they clamp, and when */
         if (ep_config_has(reader, KEYS(formulas[i]))) {
-            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                           "%s is a number of a formula that this build does not know for model type %s", formulas[i],
-                           info->model_type);
+            ep_config_fail(
+                reader, EP_ERR_UNIMPLEMENTED,
+                "%s is a number of a formula that this build does not know for model type %s",
+                formulas[i], info->model_type);
         }
     }
     const ep_activation activation = read_formula(reader, type, &numbers);
@@ -261,14 +278,17 @@ static ep_dtype read_dtype(ep_config_reader *reader, json_t *root)
     return EP_DTYPE_NONE;
 }
 
-static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_model_type *type, ep_model_info *info)
+static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_model_type *type,
+                            ep_model_info *info)
 {
     const uint32_t listed = ep_layer_map_count(reader);
-    const uint32_t stack =
-        ep_config_u32(reader, KEYS("num_decoder_layers", "decoder_layers"), 0, EP_MODEL_LAYERS_MAX / 2, 0);
-    info->hidden = ep_config_u32(reader, KEYS("hidden_size", "d_model"), 1, EP_HIDDEN_MAX, EP_CONFIG_REQUIRED);
-    info->layers_count = ep_config_u32(reader, KEYS("num_hidden_layers", "num_layers", "n_layers", "encoder_layers"), 1,
-                                       EP_MODEL_LAYERS_MAX, listed > 0 ? listed : EP_CONFIG_REQUIRED);
+    const uint32_t stack = ep_config_u32(reader, KEYS("num_decoder_layers", "decoder_layers"), 0,
+                                         EP_MODEL_LAYERS_MAX / 2, 0);
+    info->hidden =
+        ep_config_u32(reader, KEYS("hidden_size", "d_model"), 1, EP_HIDDEN_MAX, EP_CONFIG_REQUIRED);
+    info->layers_count =
+        ep_config_u32(reader, KEYS("num_hidden_layers", "num_layers", "n_layers", "encoder_layers"),
+                      1, EP_MODEL_LAYERS_MAX, listed > 0 ? listed : EP_CONFIG_REQUIRED);
     if (type_marks(type) & EP_TYPE_TWO_STACKS) {
         info->first_stack_layers = info->layers_count;
         info->layers_count += stack;
@@ -278,10 +298,13 @@ static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_mod
     info->kv_heads = ep_config_u32(reader, KEYS("num_key_value_heads"), 1, HEADS_MAX, info->heads);
     /* 0 where attention has no such width */
     info->head_dim = ep_config_u32(reader, KEYS("head_dim"), 0, HEAD_DIM_MAX, 0);
-    info->head_dim = info->head_dim == 0 && info->heads > 0 ? info->hidden / info->heads : info->head_dim;
-    info->rms_norm_eps = ep_config_f32(reader, KEYS("rms_norm_eps", "layer_norm_epsilon"), 0.0, 1.0, 1e-6f);
+    info->head_dim =
+        info->head_dim == 0 && info->heads > 0 ? info->hidden / info->heads : info->head_dim;
+    info->rms_norm_eps =
+        ep_config_f32(reader, KEYS("rms_norm_eps", "layer_norm_epsilon"), 0.0, 1.0, 1e-6f);
     info->tie_embeddings = ep_config_bool(reader, KEYS("tie_word_embeddings"), false);
-    info->positions_max = ep_config_u32(reader, KEYS("max_position_embeddings"), 1, POSITIONS_MAX, 0);
+    info->positions_max =
+        ep_config_u32(reader, KEYS("max_position_embeddings"), 1, POSITIONS_MAX, 0);
     info->dtype = read_dtype(reader, root);
 
     ep_config_reader rope = *reader; /* newer files keep rope_theta one level down */
@@ -310,8 +333,8 @@ static ep_err allocate_values(uint32_t layers, layer_values *values)
 }
 
 /* Widths of shared experts by the type's marks where no key states them. */
-static void settle_shared(const ep_config_reader *reader, const char *const *count_keys, uint32_t marks,
-                          uint32_t layers, layer_values *values)
+static void settle_shared(const ep_config_reader *reader, const char *const *count_keys,
+                          uint32_t marks, uint32_t layers, layer_values *values)
 {
     const bool has_count = ep_config_has(reader, count_keys);
     for (uint32_t i = 0; i < layers; i++) {
@@ -320,7 +343,8 @@ static void settle_shared(const ep_config_reader *reader, const char *const *cou
             values->shared_inner[i] = 0;
         } else if (values->shared_count[i] == 0 && has_count) {
             values->shared_inner[i] = 0;
-        } else if ((marks & EP_TYPE_SHARED_TIMES) && values->shared_count[i] <= SHARED_EXPERTS_MAX) {
+        } else if ((marks & EP_TYPE_SHARED_TIMES) &&
+                   values->shared_count[i] <= SHARED_EXPERTS_MAX) {
             values->shared_inner[i] *= values->shared_count[i];
         }
     }
@@ -330,42 +354,47 @@ static void read_layer_values(ep_config_reader *reader, const ep_model_type *typ
                               layer_values *values)
 {
     const uint32_t marks = type_marks(type);
-    const char *const *expert_keys = KEYS("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts");
-    const char *const *top_k_keys = KEYS("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k",
-                                         "moe_top_k", "top_k_experts", "experts_per_token");
+    const char *const *expert_keys =
+        KEYS("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts");
+    const char *const *top_k_keys =
+        KEYS("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k",
+             "top_k_experts", "experts_per_token");
     ep_config_refuse_unlike(reader, expert_keys);
     ep_config_refuse_unlike(reader, top_k_keys);
-    ep_config_u32_per_layer(reader, expert_keys, 1, EP_EXPERTS_MAX, EP_CONFIG_REQUIRED, values->experts, layers);
-    ep_config_u32_per_layer(
-        reader, top_k_keys, 1, EP_TOP_K_MAX,
-        type != NULL && type->top_k > 0 ? type->top_k : EP_CONFIG_REQUIRED, values->top_k, layers);
-    const char *const *inner_keys = type == NULL || (marks & EP_TYPE_INNER_IS_DENSE)
-                                        ? KEYS("moe_intermediate_size", "intermediate_size")
-                                        : KEYS("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim",
-                                               "ffn_hidden_size", "encoder_ffn_dim", "d_ff");
+    ep_config_u32_per_layer(reader, expert_keys, 1, EP_EXPERTS_MAX, EP_CONFIG_REQUIRED,
+                            values->experts, layers);
+    ep_config_u32_per_layer(reader, top_k_keys, 1, EP_TOP_K_MAX,
+                            type != NULL && type->top_k > 0 ? type->top_k : EP_CONFIG_REQUIRED,
+                            values->top_k, layers);
+    const char *const *inner_keys =
+        type == NULL || (marks & EP_TYPE_INNER_IS_DENSE)
+            ? KEYS("moe_intermediate_size", "intermediate_size")
+            : KEYS("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim",
+                   "ffn_hidden_size", "encoder_ffn_dim", "d_ff");
     if (marks & EP_TYPE_INNER_IS_1) {
         for (uint32_t i = 0; i < layers; i++) {
             values->inner[i] = 1;
         }
     } else {
-        ep_config_u32_per_layer(reader, inner_keys, 1, EP_INNER_MAX, EP_CONFIG_REQUIRED, values->inner, layers);
+        ep_config_u32_per_layer(reader, inner_keys, 1, EP_INNER_MAX, EP_CONFIG_REQUIRED,
+                                values->inner, layers);
     }
-    const char *const *count_keys =
-        KEYS("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts");
+    const char *const *count_keys = KEYS("n_shared_experts", "num_shared_experts",
+                                         "num_shared_expert", "moe_num_shared_experts");
     ep_config_refuse_unlike(reader, count_keys);
-    ep_config_u32_per_layer(
-        reader, count_keys,
-        0, SHARED_EXPERTS_MAX, marks & EP_TYPE_SHARED_ALWAYS ? 1 : 0, values->shared_count, layers);
+    ep_config_u32_per_layer(reader, count_keys, 0, SHARED_EXPERTS_MAX,
+                            marks & EP_TYPE_SHARED_ALWAYS ? 1 : 0, values->shared_count, layers);
     ep_config_u32_per_layer(reader,
-                            KEYS("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
-                                 "shared_intermediate_size", "shared_experts_intermediate_size", "share_expert_dim",
+                            KEYS("shared_expert_intermediate_size",
+                                 "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+                                 "shared_experts_intermediate_size", "share_expert_dim",
                                  "share_expert_dims"),
                             0, EP_INNER_MAX, 0, values->shared_inner, layers);
     settle_shared(reader, count_keys, marks, layers, values);
 }
 
-static void fill_layer(ep_config_reader *reader, const layer_values *values, uint32_t layer, uint32_t hidden,
-                       ep_layer_shape *out_shape, uint32_t *out_shared_inner)
+static void fill_layer(ep_config_reader *reader, const layer_values *values, uint32_t layer,
+                       uint32_t hidden, ep_layer_shape *out_shape, uint32_t *out_shared_inner)
 {
     uint64_t shared_inner = values->shared_inner[layer];
     if (values->top_k[layer] > values->experts[layer]) {
@@ -377,12 +406,14 @@ static void fill_layer(ep_config_reader *reader, const layer_values *values, uin
         shared_inner = (uint64_t)values->shared_count[layer] * values->inner[layer];
     }
     if (shared_inner > EP_INNER_MAX) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "n_shared_experts is %u: its width %llu, allowed 1..%d",
+        ep_config_fail(reader, EP_ERR_BAD_FILE,
+                       "n_shared_experts is %u: its width %llu, allowed 1..%d",
                        values->shared_count[layer], (unsigned long long)shared_inner, EP_INNER_MAX);
     }
     uint32_t shared = shared_inner > 0 ? 1 : 0;
     if (values->experts[layer] + shared > EP_EXPERTS_MAX) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "num_experts is %u, allowed 1..%u beside a shared expert",
+        ep_config_fail(reader, EP_ERR_BAD_FILE,
+                       "num_experts is %u, allowed 1..%u beside a shared expert",
                        values->experts[layer], EP_EXPERTS_MAX - shared);
     }
     *out_shape = (ep_layer_shape){
@@ -396,7 +427,8 @@ static void fill_layer(ep_config_reader *reader, const layer_values *values, uin
     *out_shared_inner = (uint32_t)shared_inner;
 }
 
-static void read_layers(ep_config_reader *reader, const ep_model_type *type, ep_model_config *config)
+static void read_layers(ep_config_reader *reader, const ep_model_type *type,
+                        ep_model_config *config)
 {
     layer_values values = {0};
     ep_model_info *info = &config->info;
@@ -422,13 +454,13 @@ static void read_layers(ep_config_reader *reader, const ep_model_type *type, ep_
     free(values.storage);
     if (info->moe_layers_count == 0) {
         ep_config_fail(reader, EP_ERR_BAD_FILE,
-                       "num_hidden_layers is %u and none is an MoE layer (%s), allowed at least 1", layers,
-                       config->layer_map.keys);
+                       "num_hidden_layers is %u and none is an MoE layer (%s), allowed at least 1",
+                       layers, config->layer_map.keys);
     }
 }
 
-ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count, ep_model_config *out_config,
-                             ep_error *out_error)
+ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count,
+                             ep_model_config *out_config, ep_error *out_error)
 {
     static const ep_json_limits limits = {CONFIG_DEPTH_MAX, CONFIG_VALUES_MAX};
     ep_model_config config = {0};
@@ -438,7 +470,8 @@ ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count, 
         return err;
     }
 
-    ep_config_reader reader = {.file = file, .prefix = "", .object = root, .error = out_error, .err = EP_OK};
+    ep_config_reader reader = {
+        .file = file, .prefix = "", .object = root, .error = out_error, .err = EP_OK};
     /* DBRX keeps its experts' keys there */
     (void)json_object_update_missing(root, json_object_get(root, "ffn_config"));
     enter_text_config(&reader);

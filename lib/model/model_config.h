@@ -31,8 +31,8 @@ typedef struct ep_model_config {
 
 /* Errors: BAD_FILE (key, value, allowed range), UNIMPLEMENTED (activation, quantised weights),
  * NO_MEMORY. */
-ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count, ep_model_config *out_config,
-                             ep_error *out_error);
+ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count,
+                             ep_model_config *out_config, ep_error *out_error);
 void ep_model_config_fini(ep_model_config *config);
 
 #endif

@@ -41,7 +41,8 @@ static ep_err system_error(ep_error *out_error, const char *verb, const char *na
 {
     int number = errno;
     char text[EP_ERRNO_TEXT_BYTES];
-    return ep_error_set(out_error, errno_to_err(number), "%s: cannot %s: %s", name, verb, ep_errno_text(number, text));
+    return ep_error_set(out_error, errno_to_err(number), "%s: cannot %s: %s", name, verb,
+                        ep_errno_text(number, text));
 }
 
 /* In <root>/snapshots/<revision> with <root>/blobs beside it, links may end anywhere below
@@ -52,7 +53,8 @@ static char *find_root(const char *path)
     static const char parent[] = "/snapshots";
     size_t parent_length = sizeof(parent) - 1;
     size_t length = revision == NULL ? 0 : (size_t)(revision - path);
-    if (length > parent_length && memcmp(path + length - parent_length, parent, parent_length) == 0) {
+    if (length > parent_length &&
+        memcmp(path + length - parent_length, parent, parent_length) == 0) {
         char blobs[PATH_MAX];
         struct stat st;
         int root_length = (int)(length - parent_length);
@@ -79,8 +81,9 @@ ep_err ep_model_dir_open(const char *path, ep_model_dir *out_dir, ep_error *out_
         goto fail;
     }
     if (!S_ISDIR(st.st_mode)) {
-        err = ep_error_set(out_error, EP_ERR_BAD_FILE,
-                           "%s: is not a directory; give the directory that holds config.json", path);
+        err =
+            ep_error_set(out_error, EP_ERR_BAD_FILE,
+                         "%s: is not a directory; give the directory that holds config.json", path);
         goto fail;
     }
     dir.fd = open(dir.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -164,7 +167,8 @@ static ep_err take_file(int fd, const char *name, ep_model_file *out_file, ep_er
         close(fd);
         return not_regular(name, st.st_mode, out_error);
     }
-    ep_model_file file = {.fd = fd, .bytes = (uint64_t)st.st_size, .modified = st.st_mtim, .changed = st.st_ctim};
+    ep_model_file file = {
+        .fd = fd, .bytes = (uint64_t)st.st_size, .modified = st.st_mtim, .changed = st.st_ctim};
     snprintf(file.name, sizeof(file.name), "%s", name);
     *out_file = file;
     return EP_OK;
@@ -187,16 +191,16 @@ static ep_err open_link(const ep_model_dir *dir, const char *name, ep_model_file
     struct stat st;
     int n = snprintf(link_path, sizeof(link_path), "%s/%s", dir->path, name);
     if (n < 0 || (size_t)n >= sizeof(link_path)) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: its path is longer than %d bytes", name,
-                            PATH_MAX - 1);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: its path is longer than %d bytes",
+                            name, PATH_MAX - 1);
     }
     if (realpath(link_path, target) == NULL) {
         return system_error(out_error, "follow the symbolic link", name);
     }
     if (!is_below(target, dir->root)) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: is a symbolic link to %.180s, allowed: a target below %.180s", name, target,
-                            dir->root);
+                            "%s: is a symbolic link to %.180s, allowed: a target below %.180s",
+                            name, target, dir->root);
     }
     if (lstat(target, &st) != 0) {
         return system_error(out_error, "stat", name);
@@ -221,8 +225,8 @@ ep_err ep_model_file_open(const ep_model_dir *dir, const char *name, ep_model_fi
     }
     if (fstatat(dir->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) {
-            return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: there is no such file in %.300s", name,
-                                dir->path);
+            return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: there is no such file in %.300s",
+                                name, dir->path);
         }
         return system_error(out_error, "stat", name);
     }
@@ -276,12 +280,14 @@ ep_err ep_model_file_check_unchanged(const ep_model_file *file, ep_error *out_er
     }
     if ((uint64_t)st.st_size != file->bytes) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened", file->name,
-                            (uint64_t)st.st_size, file->bytes);
+                            "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened",
+                            file->name, (uint64_t)st.st_size, file->bytes);
     }
-    if (st.st_mtim.tv_sec != file->modified.tv_sec || st.st_mtim.tv_nsec != file->modified.tv_nsec) {
+    if (st.st_mtim.tv_sec != file->modified.tv_sec ||
+        st.st_mtim.tv_nsec != file->modified.tv_nsec) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: was modified after it was opened; open the model again", file->name);
+                            "%s: was modified after it was opened; open the model again",
+                            file->name);
     }
     return EP_OK;
 }
@@ -306,7 +312,8 @@ ep_err ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out,
         }
         if (got == 0) {
             return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                                "%s: ends at byte %" PRIu64 ", %zu bytes more are needed; it had %" PRIu64
+                                "%s: ends at byte %" PRIu64
+                                ", %zu bytes more are needed; it had %" PRIu64
                                 " bytes when it was opened",
                                 file->name, offset, left, file->bytes);
         }
@@ -317,9 +324,11 @@ ep_err ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out,
     return EP_OK;
 }
 
-ep_err ep_model_file_need(const ep_model_file *file, uint64_t offset, uint64_t bytes, ep_error *out_error)
+ep_err ep_model_file_need(const ep_model_file *file, uint64_t offset, uint64_t bytes,
+                          ep_error *out_error)
 {
-    return file->mirrored == NULL ? EP_OK : ep_mirror_file_need(file->mirrored, offset, bytes, out_error);
+    return file->mirrored == NULL ? EP_OK
+                                  : ep_mirror_file_need(file->mirrored, offset, bytes, out_error);
 }
 
 bool ep_model_file_has(const ep_model_file *file, uint64_t offset, uint64_t bytes)
@@ -337,7 +346,8 @@ ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char 
     size_t count = (size_t)file->bytes;
     char *bytes = malloc(count + 1);
     if (bytes == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu bytes", file->name, count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu bytes", file->name,
+                            count);
     }
     ep_err err = ep_model_file_read(file, 0, bytes, count, out_error);
     if (err != EP_OK) {
@@ -350,8 +360,8 @@ ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char 
     return EP_OK;
 }
 
-ep_err ep_model_file_read_path(const char *path, size_t bytes_max, char **out_bytes, size_t *out_count,
-                               ep_error *out_error)
+ep_err ep_model_file_read_path(const char *path, size_t bytes_max, char **out_bytes,
+                               size_t *out_count, ep_error *out_error)
 {
     ep_model_file file;
     ep_err err = ep_model_file_open_path(path, &file, out_error);

@@ -27,18 +27,18 @@ struct ep_mirror_file;
 typedef struct ep_model_dir {
     int fd;
     struct ep_mirror *mirror; /* NULL: all files are whole */
-    char *path; /* resolved */
-    char *root; /* links must end below it; == path but in a Hugging Face cache */
+    char *path;               /* resolved */
+    char *root;               /* links must end below it; == path but in a Hugging Face cache */
 } ep_model_dir;
 
 typedef struct ep_model_file {
     int fd;
     /* for messages: the basename, or the path it was opened by */
     char name[EP_MODEL_FILE_NAME_BYTES];
-    uint64_t bytes;                      /* at open */
-    struct timespec modified;            /* at open */
-    struct timespec changed;             /* at open; moves with names and rights too */
-    struct ep_mirror_file *mirrored;     /* NULL: it is whole */
+    uint64_t bytes;                  /* at open */
+    struct timespec modified;        /* at open */
+    struct timespec changed;         /* at open; moves with names and rights too */
+    struct ep_mirror_file *mirrored; /* NULL: it is whole */
 } ep_model_file;
 
 /* Errors: NOT_FOUND, BAD_FILE (not a directory), IO, NO_MEMORY. */
@@ -63,7 +63,8 @@ ep_err ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out,
                           ep_error *out_error);
 /* Fetches what is missing of a range, all of it before the first read. Errors: as
  * ep_mirror_file_need. */
-ep_err ep_model_file_need(const ep_model_file *file, uint64_t offset, uint64_t bytes, ep_error *out_error);
+ep_err ep_model_file_need(const ep_model_file *file, uint64_t offset, uint64_t bytes,
+                          ep_error *out_error);
 /* Whether a read of a range would fetch nothing. */
 bool ep_model_file_has(const ep_model_file *file, uint64_t offset, uint64_t bytes);
 /* The whole file, plus a zero byte that is not counted; free() it. Errors: BAD_FILE (larger than
@@ -71,7 +72,7 @@ bool ep_model_file_has(const ep_model_file *file, uint64_t offset, uint64_t byte
 ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char **out_bytes,
                               size_t *out_count, ep_error *out_error);
 /* The same of a file that an operator named. */
-ep_err ep_model_file_read_path(const char *path, size_t bytes_max, char **out_bytes, size_t *out_count,
-                               ep_error *out_error);
+ep_err ep_model_file_read_path(const char *path, size_t bytes_max, char **out_bytes,
+                               size_t *out_count, ep_error *out_error);
 
 #endif

@@ -13,7 +13,12 @@
 
 /* Whether the weights are divided by their sum. KEY_...: config.json says, and this counts when it
  * does not. */
-typedef enum ep_renorm { EP_RENORM_NEVER, EP_RENORM_ALWAYS, EP_RENORM_KEY_ON, EP_RENORM_KEY_OFF } ep_renorm;
+typedef enum ep_renorm {
+    EP_RENORM_NEVER,
+    EP_RENORM_ALWAYS,
+    EP_RENORM_KEY_ON,
+    EP_RENORM_KEY_OFF
+} ep_renorm;
 
 /* What the router's vector beside its matrix is. LOGIT: part of the logits, which callers bring. */
 typedef enum ep_router_bias { EP_BIAS_NONE, EP_BIAS_SELECT, EP_BIAS_LOGIT } ep_router_bias;
@@ -21,39 +26,39 @@ typedef enum ep_router_bias { EP_BIAS_NONE, EP_BIAS_SELECT, EP_BIAS_LOGIT } ep_r
 enum {
     /* config.json names the score, which then counts for selection and weight */
     EP_ROUTER_SCORING_KEY = 1,
-    EP_ROUTER_WEIGHT_KEY = 2,  /* it names what the selected logits become */
-    EP_ROUTER_MASK_ZERO = 4,   /* masked groups compete with score 0; else never */
-    EP_ROUTER_SCALED = 8,      /* times the factor of config.json */
+    EP_ROUTER_WEIGHT_KEY = 2,        /* it names what the selected logits become */
+    EP_ROUTER_MASK_ZERO = 4,         /* masked groups compete with score 0; else never */
+    EP_ROUTER_SCALED = 8,            /* times the factor of config.json */
     EP_ROUTER_SCALED_OR_NORMED = 16, /* times the factor unless divided by the sum */
-    EP_ROUTER_FACTORS = 32,    /* times a factor for each expert */
-    EP_ROUTER_ON_INPUT = 64,  /* the weight multiplies the expert's input */
-    EP_ROUTER_HASH = 128,      /* some layers take their experts from a table by token id */
-    EP_ROUTER_ZERO_LAST = 256  /* one logit more than experts: an expert that gives 0 */
+    EP_ROUTER_FACTORS = 32,          /* times a factor for each expert */
+    EP_ROUTER_ON_INPUT = 64,         /* the weight multiplies the expert's input */
+    EP_ROUTER_HASH = 128,            /* some layers take their experts from a table by token id */
+    EP_ROUTER_ZERO_LAST = 256        /* one logit more than experts: an expert that gives 0 */
 };
 
 typedef struct ep_router_rule {
     ep_gate_score select; /* 0: not computed, see why_not */
     ep_gate_score weight;
-    uint32_t group_best;  /* 0: the type has no groups */
+    uint32_t group_best; /* 0: the type has no groups */
     ep_renorm renorm;
     float epsilon;
     ep_router_bias bias;
-    uint32_t marks;       /* EP_ROUTER_... */
+    uint32_t marks; /* EP_ROUTER_... */
     const char *why_not;
 } ep_router_rule;
 
 enum {
-    EP_TYPE_INNER_IS_DENSE = 1,  /* intermediate_size is the experts' own width */
-    EP_TYPE_INNER_IS_1 = 2,      /* an expert is one row in and one row out */
-    EP_TYPE_SHARED_GATED = 4,    /* the shared expert always has a gate */
+    EP_TYPE_INNER_IS_DENSE = 1, /* intermediate_size is the experts' own width */
+    EP_TYPE_INNER_IS_1 = 2,     /* an expert is one row in and one row out */
+    EP_TYPE_SHARED_GATED = 4,   /* the shared expert always has a gate */
     /* one as wide as a routed expert unless config.json says otherwise */
     EP_TYPE_SHARED_ALWAYS = 8,
-    EP_TYPE_SHARED_CALLERS = 16, /* has shared experts, which the caller computes */
-    EP_TYPE_SHARED_TIMES = 32,   /* their count multiplies the width that is stated beside it */
-    EP_TYPE_ALTERNATES = 128,    /* of a tensor with gate and up, rows alternate */
-    EP_TYPE_SHARED_AVERAGED = 64, /* with the routed ones, unless config.json says sum */
+    EP_TYPE_SHARED_CALLERS = 16,    /* has shared experts, which the caller computes */
+    EP_TYPE_SHARED_TIMES = 32,      /* their count multiplies the width that is stated beside it */
+    EP_TYPE_ALTERNATES = 128,       /* of a tensor with gate and up, rows alternate */
+    EP_TYPE_SHARED_AVERAGED = 64,   /* with the routed ones, unless config.json says sum */
     EP_TYPE_SHARED_UNLIMITED = 512, /* the limit of the activation is the routed experts' alone */
-    EP_TYPE_TWO_STACKS = 256     /* encoder layers, then decoder layers */
+    EP_TYPE_TWO_STACKS = 256        /* encoder layers, then decoder layers */
 };
 
 #define EP_TYPE_BESIDE_MAX 4
@@ -63,8 +68,8 @@ typedef struct ep_model_type {
     const char *aliases; /* other words for it, a space between; NULL none */
     const char *models;  /* who is of this type; NULL: the manual does not name it */
     ep_router_rule router;
-    uint32_t marks;      /* EP_TYPE_... */
-    uint32_t top_k;      /* when config.json has no key for it; 0: it must */
+    uint32_t marks;       /* EP_TYPE_... */
+    uint32_t top_k;       /* when config.json has no key for it; 0: it must */
     const char *function; /* of the activation, when config.json has no key for it; NULL: silu */
     /* tensors in the experts' block that are the caller's, up to the first dot of what follows */
     const char *beside[EP_TYPE_BESIDE_MAX];

@@ -17,8 +17,9 @@ enum { FP8 = 1, MXFP4 = 2, CT = 4, W8A8 = 8, MODELOPT = 16, GPTQ = 32, AWQ = 64 
 static const struct {
     const char *name;
     unsigned keys; /* of which methods */
-} methods[] = {{"fp8", FP8}, {"mxfp4", MXFP4}, {"mxfp8", FP8}, {"compressed-tensors", CT}, {"w8a8", W8A8}, {"ascend", W8A8},
-             {"modelopt", MODELOPT}, {"gptq", GPTQ}, {"awq", AWQ}};
+} methods[] = {{"fp8", FP8},   {"mxfp4", MXFP4}, {"mxfp8", FP8},         {"compressed-tensors", CT},
+               {"w8a8", W8A8}, {"ascend", W8A8}, {"modelopt", MODELOPT}, {"gptq", GPTQ},
+               {"awq", AWQ}};
 
 /*
  * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer; []: a
@@ -118,10 +119,13 @@ static const struct {
     {AWQ, "desc_act", "false"},
     {AWQ, "sym", NULL}, /* whoever writes it means another method */
     {AWQ, "zero_point", "true|false"},
-    {CT, "format", "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|mxfp8-quantized|"
-                   "nvfp4-pack-quantized|mixed-precision"},
-    {CT, "config_groups.*.format", "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|"
-                                   "mxfp8-quantized|nvfp4-pack-quantized"},
+    {CT, "format",
+     "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|"
+     "mxfp8-quantized|"
+     "nvfp4-pack-quantized|mixed-precision"},
+    {CT, "config_groups.*.format",
+     "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|"
+     "mxfp8-quantized|nvfp4-pack-quantized"},
     {CT, "quantization_status", "compressed"},
     {CT, "sparsity_config", "{}"},
     {CT, "sparsity_config.format", "dense"},
@@ -159,7 +163,8 @@ static bool is_path(const walk *w, const char *path, size_t depth)
     for (size_t i = 0; i < depth; i++) {
         const size_t length = strcspn(path, ".");
         const bool is_any = length == 1 && path[0] == '*';
-        if (length == 0 || (!is_any && (strlen(w->at[i]) != length || strncmp(w->at[i], path, length) != 0))) {
+        if (length == 0 ||
+            (!is_any && (strlen(w->at[i]) != length || strncmp(w->at[i], path, length) != 0))) {
             return false;
         }
         path += length + (path[length] == '.' ? 1 : 0);
@@ -172,7 +177,8 @@ static void print_path(const walk *w, char out[PATH_BYTES])
     size_t used = (size_t)snprintf(out, PATH_BYTES, "%s", w->root);
     for (size_t i = 0; i < w->depth && used < PATH_BYTES; i++) {
         char text[EP_JSON_TEXT_BYTES];
-        used += (size_t)snprintf(out + used, PATH_BYTES - used, ".%s", ep_json_printable(w->at[i], text, sizeof(text)));
+        used += (size_t)snprintf(out + used, PATH_BYTES - used, ".%s",
+                                 ep_json_printable(w->at[i], text, sizeof(text)));
     }
 }
 
@@ -186,7 +192,8 @@ static void fail_key(const walk *w)
         if ((keys[i].methods & w->methods) != 0 && is_path(w, keys[i].path, w->depth - 1)) {
             const char *dot = strrchr(keys[i].path, '.');
             const char *name = dot == NULL ? keys[i].path : dot + 1;
-            used += (size_t)snprintf(others + used, sizeof(others) - used, "%s%s", used == 0 ? "" : ", ", name);
+            used += (size_t)snprintf(others + used, sizeof(others) - used, "%s%s",
+                                     used == 0 ? "" : ", ", name);
         }
     }
     print_path(w, path);
@@ -198,8 +205,8 @@ static void fail_key(const walk *w)
 /* Whether a value's text is in a list a|b|c. */
 static bool is_listed(const char *list, const json_t *value)
 {
-    const char *text = json_is_string(value) ? json_string_value(value)
-                       : json_is_true(value) ? "true"
+    const char *text = json_is_string(value)  ? json_string_value(value)
+                       : json_is_true(value)  ? "true"
                        : json_is_false(value) ? "false"
                                               : "";
     char number[32];
@@ -234,11 +241,18 @@ static void check_value(const walk *w, const char *allowed, const json_t *value)
     if (strcmp(allowed, "-") == 0) {
         print_path(w, path);
         ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED,
-                       "%s: says how some modules differ, allowed: keys that begin with -: and take modules out", path);
-    } else if (!(wants_one ? json_is_integer(value) : wants_list ? are_integers(value) : is_listed(allowed, value))) {
+                       "%s: says how some modules differ, allowed: keys that begin with -: and "
+                       "take modules out",
+                       path);
+    } else if (!(wants_one    ? json_is_integer(value)
+                 : wants_list ? are_integers(value)
+                              : is_listed(allowed, value))) {
         print_path(w, path);
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed %s", path, ep_json_describe(value, text),
-                       wants_one ? "an integer" : wants_list ? "a list of integers" : allowed);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s is %s, allowed %s", path,
+                       ep_json_describe(value, text),
+                       wants_one    ? "an integer"
+                       : wants_list ? "a list of integers"
+                                    : allowed);
     }
 }
 
@@ -249,7 +263,8 @@ static void check_key(walk *w, json_t *value)
     char path[PATH_BYTES];
     char text[EP_JSON_TEXT_BYTES];
     size_t i = 0;
-    while (i < EP_ARRAY_COUNT(keys) && ((keys[i].methods & w->methods) == 0 || !is_path(w, keys[i].path, w->depth))) {
+    while (i < EP_ARRAY_COUNT(keys) &&
+           ((keys[i].methods & w->methods) == 0 || !is_path(w, keys[i].path, w->depth))) {
         i++;
     }
     if (json_is_null(value)) {
@@ -293,7 +308,8 @@ static uint32_t size_of(const json_t *value)
 
 /* Takes a size up, each once. block: [rows,columns] or NULL; else groups of so many columns, or of
  * whole rows. */
-static void add_size(const walk *w, const json_t *block, const json_t *group, ep_quant_config *config)
+static void add_size(const walk *w, const json_t *block, const json_t *group,
+                     ep_quant_config *config)
 {
     const bool is_block = json_is_array(block);
     const ep_quant_size size = {.rows = is_block ? size_of(json_array_get(block, 0)) : 1,
@@ -304,10 +320,11 @@ static void add_size(const walk *w, const json_t *block, const json_t *group, ep
         }
     }
     if (is_block && (json_array_size(block) != 2 || size.rows == 0 || size.columns == 0)) {
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: a block size is not two numbers above 0", w->root);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED,
+                       "%s: a block size is not two numbers above 0", w->root);
     } else if (config->sizes_count == EP_QUANT_SIZES_MAX) {
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: more than %d sizes of groups and blocks", w->root,
-                       EP_QUANT_SIZES_MAX);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED,
+                       "%s: more than %d sizes of groups and blocks", w->root, EP_QUANT_SIZES_MAX);
     } else {
         config->sizes[config->sizes_count++] = size;
     }
@@ -334,7 +351,8 @@ static bool has_own_order(const json_t *weights)
 {
     const json_t *order = json_object_get(weights, "actorder");
     const char *word = json_string_value(order);
-    return json_is_true(order) || (word != NULL && (strcmp(word, "group") == 0 || strcmp(word, "dynamic") == 0));
+    return json_is_true(order) ||
+           (word != NULL && (strcmp(word, "group") == 0 || strcmp(word, "dynamic") == 0));
 }
 
 static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *config)
@@ -355,7 +373,8 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
     {
         const json_t *weights = json_object_get(group, "weights");
         if (json_is_object(weights)) {
-            add_size(w, json_object_get(weights, "block_structure"), json_object_get(weights, "group_size"), config);
+            add_size(w, json_object_get(weights, "block_structure"),
+                     json_object_get(weights, "group_size"), config);
             ordered += has_own_order(weights) ? 1 : 0;
             asymmetric += json_is_false(json_object_get(weights, "symmetric")) ? 1 : 0;
             groups++;
@@ -366,33 +385,37 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
         rounds_not += may_round && is_int8(weights) && !has_rounded_inputs ? 1 : 0;
     }
     if (rounds > 0 && rounds_not > 0) {
-        ep_config_fail(
-            w->reader, EP_ERR_UNIMPLEMENTED,
-            "%s.config_groups: int8 rows of some groups have int8 inputs and of others not, allowed: all or none",
-            w->root);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED,
+                       "%s.config_groups: int8 rows of some groups have int8 inputs and of others "
+                       "not, allowed: all or none",
+                       w->root);
     }
-    config->weights_only = json_object_size(json_object_get(quantised, "config_groups")) > 0 && rounds == 0;
+    config->weights_only =
+        json_object_size(json_object_get(quantised, "config_groups")) > 0 && rounds == 0;
     config->has_order = groups > 0 && ordered == groups;
     config->asymmetric = groups > 0 && asymmetric == groups;
 }
 
 /* What checkpoint_format, or format, says of words. A config without either is of the first. */
-static void read_words(const walk *w, const json_t *quantised, unsigned method, ep_quant_config *config)
+static void read_words(const walk *w, const json_t *quantised, unsigned method,
+                       ep_quant_config *config)
 {
     const char *format = json_string_value(json_object_get(quantised, "checkpoint_format"));
     const char *also = json_string_value(json_object_get(quantised, "format"));
     if (method == GPTQ && format != NULL && also != NULL && strcmp(format, also) != 0) {
-        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s.checkpoint_format is %s and format is %s, allowed the same",
-                       w->root, format, also);
+        ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED,
+                       "%s.checkpoint_format is %s and format is %s, allowed the same", w->root,
+                       format, also);
     }
     format = format == NULL ? also : format;
     const bool is_second = format != NULL && strcmp(format, "gptq_v2") == 0;
     config->words = method == AWQ    ? EP_QUANT_WORDS_AWQ
                     : method != GPTQ ? EP_QUANT_WORDS_NONE
-                    : is_second       ? EP_QUANT_WORDS_GPTQ_V2
-                                      : EP_QUANT_WORDS_GPTQ;
+                    : is_second      ? EP_QUANT_WORDS_GPTQ_V2
+                                     : EP_QUANT_WORDS_GPTQ;
     config->symmetric = method == GPTQ && json_is_true(json_object_get(quantised, "sym"));
-    config->has_order = config->has_order || (method == GPTQ && json_is_true(json_object_get(quantised, "desc_act")));
+    config->has_order = config->has_order ||
+                        (method == GPTQ && json_is_true(json_object_get(quantised, "desc_act")));
 }
 
 bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config)
@@ -410,8 +433,8 @@ bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
     for (size_t i = 0; is_inner && i < 2; i++) {
         const json_t *also = json_object_get(root, names[i]);
         if (json_is_object(also) && json_equal(also, quantised) == 0) {
-            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED, "%s is not the %s of the whole file, allowed the same", key,
-                           names[i]);
+            ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
+                           "%s is not the %s of the whole file, allowed the same", key, names[i]);
             return true;
         }
     }
@@ -424,10 +447,12 @@ bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
         w.methods |= strcmp(method, methods[i].name) == 0 ? methods[i].keys : 0;
     }
     if (w.methods == 0) {
-        ep_config_fail(reader, EP_ERR_UNIMPLEMENTED,
-                       "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, ascend, "
-                       "modelopt, gptq, awq",
-                       key, method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
+        ep_config_fail(
+            reader, EP_ERR_UNIMPLEMENTED,
+            "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, "
+            "ascend, "
+            "modelopt, gptq, awq",
+            key, method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
         return true;
     }
     check_object(&w, quantised);

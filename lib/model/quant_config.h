@@ -19,17 +19,22 @@ typedef struct ep_quant_size {
 } ep_quant_size;
 
 /* How words of qweight, qzeros and scales are laid out. */
-typedef enum ep_quant_words { EP_QUANT_WORDS_NONE, EP_QUANT_WORDS_GPTQ, EP_QUANT_WORDS_GPTQ_V2, EP_QUANT_WORDS_AWQ } ep_quant_words;
+typedef enum ep_quant_words {
+    EP_QUANT_WORDS_NONE,
+    EP_QUANT_WORDS_GPTQ,
+    EP_QUANT_WORDS_GPTQ_V2,
+    EP_QUANT_WORDS_AWQ
+} ep_quant_words;
 
 typedef struct ep_quant_config {
     /* of groups and blocks, each once: those that the config states for some weights */
     ep_quant_size sizes[EP_QUANT_SIZES_MAX];
     uint32_t sizes_count;
-    bool weights_only;      /* no config of w8a8: rows of inputs stay as they are */
+    bool weights_only; /* no config of w8a8: rows of inputs stay as they are */
     ep_quant_words words;
-    bool symmetric;         /* gptq: zero points are the middle of the range */
-    bool asymmetric;        /* compressed-tensors: integers have zero points */
-    bool has_order;         /* integers' columns are in groups in an order of their own */
+    bool symmetric;  /* gptq: zero points are the middle of the range */
+    bool asymmetric; /* compressed-tensors: integers have zero points */
+    bool has_order;  /* integers' columns are in groups in an order of their own */
 } ep_quant_config;
 
 /*

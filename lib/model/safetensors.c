@@ -37,7 +37,7 @@ typedef struct seen_state {
 
 struct ep_safetensors {
     ep_model_file file;
-    seen_state *seen; /* readers hold the rest const */
+    seen_state *seen;    /* readers hold the rest const */
     uint64_t data_begin; /* in the file */
     ep_safetensors_header header;
     json_t *keys; /* of GGUF */
@@ -52,8 +52,9 @@ static ep_err read_header_length(const ep_model_file *file, const ep_safetensors
     uint8_t raw[LENGTH_BYTES];
     uint64_t length = 0;
     if (file->bytes < LENGTH_BYTES) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: has %" PRIu64 " bytes, allowed at least %d",
-                            file->name, file->bytes, LENGTH_BYTES);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: has %" PRIu64 " bytes, allowed at least %d", file->name,
+                            file->bytes, LENGTH_BYTES);
     }
     ep_err err = ep_model_file_read(file, 0, raw, sizeof(raw), out_error);
     if (err != EP_OK) {
@@ -65,7 +66,8 @@ static ep_err read_header_length(const ep_model_file *file, const ep_safetensors
     uint64_t most = file->bytes - LENGTH_BYTES;
     if (length > limits->header_bytes_max) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: is no safetensors file: header length %" PRIu64 ", allowed 2..%zu (the limit)",
+                            "%s: is no safetensors file: header length %" PRIu64
+                            ", allowed 2..%zu (the limit)",
                             file->name, length, limits->header_bytes_max);
     }
     if (length < 2 || length > most) {
@@ -94,12 +96,14 @@ static size_t head_bytes(const ep_safetensors *self)
 
 static ep_err no_sha256(const ep_safetensors *self, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_INTERNAL, "%s: SHA-256 is not available from libcrypto", self->file.name);
+    return ep_error_set(out_error, EP_ERR_INTERNAL, "%s: SHA-256 is not available from libcrypto",
+                        self->file.name);
 }
 
 /* Reads bytes from offset into out_bytes and digests them. */
-static ep_err digest_piece(const ep_safetensors *self, uint64_t offset, uint8_t *out_bytes, size_t bytes,
-                           uint8_t out_digest[SAMPLE_DIGEST_BYTES], ep_error *out_error)
+static ep_err digest_piece(const ep_safetensors *self, uint64_t offset, uint8_t *out_bytes,
+                           size_t bytes, uint8_t out_digest[SAMPLE_DIGEST_BYTES],
+                           ep_error *out_error)
 {
     uint8_t digest[EVP_MAX_MD_SIZE];
     const ep_err err = ep_model_file_read(&self->file, offset, out_bytes, bytes, out_error);
@@ -121,7 +125,9 @@ static ep_err hash_samples(ep_safetensors *self, EVP_MD_CTX *context, ep_error *
     ep_err err = digest_piece(self, 0, sample, head_bytes(self), self->head_digest, out_error);
     for (uint32_t i = 0; err == EP_OK && i < SAMPLES; i++) {
         const size_t bytes = place_sample(self, i, &offset);
-        err = bytes == 0 ? EP_OK : digest_piece(self, offset, sample, bytes, self->sample_digests[i], out_error);
+        err = bytes == 0
+                  ? EP_OK
+                  : digest_piece(self, offset, sample, bytes, self->sample_digests[i], out_error);
         if (err == EP_OK && bytes > 0 && EVP_DigestUpdate(context, sample, bytes) != 1) {
             err = no_sha256(self, out_error);
         }
@@ -130,7 +136,8 @@ static ep_err hash_samples(ep_safetensors *self, EVP_MD_CTX *context, ep_error *
 }
 
 /* SHA-256 of the header and the samples. */
-static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes, ep_error *out_error)
+static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes,
+                            ep_error *out_error)
 {
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     bool good = context != NULL && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1 &&
@@ -145,7 +152,8 @@ static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes
 
 /* The head of a GGUF file has no length of its own: it is read in ever larger pieces from the
  * file's beginning, until it is whole. */
-static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limits, ep_error *out_error)
+static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limits,
+                        ep_error *out_error)
 {
     const uint64_t all = self->file.bytes;
     size_t bytes = (size_t)1 << 20;
@@ -156,20 +164,21 @@ static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limit
         bytes = all < bytes ? (size_t)all : bytes;
         char *text = malloc(bytes);
         if (text == NULL) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for a head of %zu bytes", self->file.name,
-                                bytes);
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                                "%s: no memory for a head of %zu bytes", self->file.name, bytes);
         }
         is_short = false;
         err = ep_model_file_read(&self->file, 0, text, bytes, out_error);
         if (err == EP_OK) {
-            err = ep_gguf_head_parse(self->file.name, (const uint8_t *)text, bytes, all, limits, &head, &is_short,
-                                     out_error);
+            err = ep_gguf_head_parse(self->file.name, (const uint8_t *)text, bytes, all, limits,
+                                     &head, &is_short, out_error);
         }
         if (err == EP_OK) {
             self->header = head.header;
             self->keys = head.keys;
             self->data_begin = head.data_begin;
-            err = hash_identity(self, text, head.data_begin < bytes ? (size_t)head.data_begin : bytes, out_error);
+            err = hash_identity(
+                self, text, head.data_begin < bytes ? (size_t)head.data_begin : bytes, out_error);
         }
         free(text);
         is_short = is_short && bytes < EP_GGUF_HEAD_BYTES_MAX;
@@ -181,13 +190,15 @@ static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limit
 static ep_err is_gguf(const ep_model_file *file, bool *out_is, ep_error *out_error)
 {
     char magic[4] = "";
-    const ep_err err =
-        file->bytes < sizeof(magic) ? EP_OK : ep_model_file_read(file, 0, magic, sizeof(magic), out_error);
+    const ep_err err = file->bytes < sizeof(magic)
+                           ? EP_OK
+                           : ep_model_file_read(file, 0, magic, sizeof(magic), out_error);
     *out_is = memcmp(magic, EP_GGUF_MAGIC, sizeof(magic)) == 0;
     return err;
 }
 
-static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *limits, ep_error *out_error)
+static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *limits,
+                          ep_error *out_error)
 {
     size_t bytes = 0;
     bool has_gguf = false;
@@ -207,8 +218,9 @@ static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *lim
     err = ep_model_file_read(&self->file, LENGTH_BYTES, text, bytes, out_error);
     if (err == EP_OK) {
         self->data_begin = LENGTH_BYTES + (uint64_t)bytes;
-        err = ep_safetensors_header_parse(self->file.name, text, bytes, self->file.bytes - self->data_begin,
-                                          limits, &self->header, out_error);
+        err = ep_safetensors_header_parse(self->file.name, text, bytes,
+                                          self->file.bytes - self->data_begin, limits,
+                                          &self->header, out_error);
     }
     if (err == EP_OK) {
         err = hash_identity(self, text, bytes, out_error);
@@ -218,8 +230,8 @@ static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *lim
 }
 
 /* Takes file: it is kept, or closed on failure. */
-static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits, ep_safetensors **out_file,
-                        ep_error *out_error)
+static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits,
+                        ep_safetensors **out_file, ep_error *out_error)
 {
     ep_err err;
     if (limits == NULL) {
@@ -238,9 +250,11 @@ static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits
     self->seen = seen;
     seen->changed = file->changed;
     pthread_mutex_init(&seen->lock, NULL);
-    if (limits->header_bytes_max < 2 || limits->header_bytes_max > EP_SAFETENSORS_HEADER_BYTES_LIMIT) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "header_bytes_max is %zu, allowed 2..%zu",
-                           limits->header_bytes_max, EP_SAFETENSORS_HEADER_BYTES_LIMIT);
+    if (limits->header_bytes_max < 2 ||
+        limits->header_bytes_max > EP_SAFETENSORS_HEADER_BYTES_LIMIT) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "header_bytes_max is %zu, allowed 2..%zu", limits->header_bytes_max,
+                           EP_SAFETENSORS_HEADER_BYTES_LIMIT);
     } else {
         err = read_header(self, limits, out_error);
     }
@@ -252,8 +266,9 @@ static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits
     return EP_OK;
 }
 
-ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name, const ep_safetensors_limits *limits,
-                           ep_safetensors **out_file, ep_error *out_error)
+ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name,
+                           const ep_safetensors_limits *limits, ep_safetensors **out_file,
+                           ep_error *out_error)
 {
     ep_model_file file;
     ep_err err = ep_model_file_open(dir, name, &file, out_error);
@@ -328,7 +343,8 @@ const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, con
  * follows may be of another file that is being written. 0: none is known. An error says only that
  * it could not be read.
  */
-static ep_err find_known_end(const ep_safetensors *self, uint64_t bytes_left, uint64_t *out_end, ep_error *out_error)
+static ep_err find_known_end(const ep_safetensors *self, uint64_t bytes_left, uint64_t *out_end,
+                             ep_error *out_error)
 {
     uint8_t sample[SAMPLE_BYTES], digest[SAMPLE_DIGEST_BYTES];
     uint64_t offset, end = 0;
@@ -362,7 +378,8 @@ static bool is_same_time(const struct timespec *a, const struct timespec *b)
 
 /* Lock held. Takes a look at a file that has the size and the time of modification that it had at
  * open. */
-static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const struct stat *st, ep_error *out_error)
+static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const struct stat *st,
+                            ep_error *out_error)
 {
     uint64_t end;
     if (is_same_time(&st->st_ctim, &seen->changed)) {
@@ -394,7 +411,8 @@ static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_er
         seen->bytes = (uint64_t)st.st_size;
         seen->modified = st.st_mtim;
     } else if (has_stat && seen->is_cut &&
-               ((uint64_t)st.st_size != seen->bytes || !is_same_time(&st.st_mtim, &seen->modified))) {
+               ((uint64_t)st.st_size != seen->bytes ||
+                !is_same_time(&st.st_mtim, &seen->modified))) {
         seen->is_refused = true;
     } else if (has_stat && err == EP_OK) {
         err = look_at_whole(self, seen, &st, out_error);
@@ -409,25 +427,28 @@ static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_er
                             self->file.name, *out_bytes, self->file.bytes);
     }
     if (is_refused) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                            "%s: was modified after it was opened, and its time set back; open the model again",
-                            self->file.name);
+        return ep_error_set(
+            out_error, EP_ERR_BAD_FILE,
+            "%s: was modified after it was opened, and its time set back; open the model again",
+            self->file.name);
     }
     return is_cut && has_stat ? EP_OK : err;
 }
 
-ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
-                           void *out, size_t bytes, ep_error *out_error)
+ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor,
+                           size_t offset, void *out, size_t bytes, ep_error *out_error)
 {
     EP_ASSERT(offset <= ep_safetensors_tensor_bytes(tensor));
     EP_ASSERT(bytes <= ep_safetensors_tensor_bytes(tensor) - offset);
-    return ep_safetensors_read_raw(file, file->data_begin + tensor->begin + offset, out, bytes, out_error);
+    return ep_safetensors_read_raw(file, file->data_begin + tensor->begin + offset, out, bytes,
+                                   out_error);
 }
 
-ep_err ep_safetensors_need(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset, size_t bytes,
-                           ep_error *out_error)
+ep_err ep_safetensors_need(const ep_safetensors *file, const ep_safetensors_tensor *tensor,
+                           size_t offset, size_t bytes, ep_error *out_error)
 {
-    return ep_model_file_need(&file->file, file->data_begin + tensor->begin + offset, bytes, out_error);
+    return ep_model_file_need(&file->file, file->data_begin + tensor->begin + offset, bytes,
+                              out_error);
 }
 
 bool ep_safetensors_has_raw(const ep_safetensors *file, uint64_t begin, size_t bytes)
@@ -435,7 +456,8 @@ bool ep_safetensors_has_raw(const ep_safetensors *file, uint64_t begin, size_t b
     return ep_model_file_has(&file->file, begin, bytes);
 }
 
-ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes, ep_error *out_error)
+ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes,
+                               ep_error *out_error)
 {
     uint64_t bytes_before, bytes_after, end;
     ep_err err;
@@ -446,8 +468,8 @@ ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void 
         err = is_cut ? find_known_end(file, bytes_before, &end, out_error) : err;
         if (err == EP_OK && is_cut && begin + bytes > end) {
             err = ep_error_set(out_error, EP_ERR_BAD_FILE,
-                               "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened", file->file.name,
-                               bytes_before, file->file.bytes);
+                               "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened",
+                               file->file.name, bytes_before, file->file.bytes);
         }
         if (err == EP_OK) {
             err = ep_model_file_read(&file->file, begin, out, bytes, out_error);

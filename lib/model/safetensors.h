@@ -29,7 +29,7 @@
 #include "model/model_files.h"
 
 #define EP_SAFETENSORS_HEADER_BYTES_MAX ((size_t)16 << 20) /* default limit */
-#define EP_SAFETENSORS_HEADER_BYTES_LIMIT                                                                    \
+#define EP_SAFETENSORS_HEADER_BYTES_LIMIT                                                          \
     ((size_t)100000000) /* the format's own; the limit can be raised up to it */
 #define EP_SAFETENSORS_TENSORS_MAX ((size_t)200000)
 #define EP_SAFETENSORS_NAME_BYTES_MAX 512
@@ -63,9 +63,9 @@ typedef struct ep_safetensors_header {
  * Checks header bytes against data_bytes of data that follow. Pure: this is what the fuzzer drives.
  * file names the file in messages. Errors: BAD_FILE, NO_MEMORY; *out_header is then untouched.
  */
-ep_err ep_safetensors_header_parse(const char *file, const char *bytes, size_t count, uint64_t data_bytes,
-                                   const ep_safetensors_limits *limits, ep_safetensors_header *out_header,
-                                   ep_error *out_error);
+ep_err ep_safetensors_header_parse(const char *file, const char *bytes, size_t count,
+                                   uint64_t data_bytes, const ep_safetensors_limits *limits,
+                                   ep_safetensors_header *out_header, ep_error *out_error);
 void ep_safetensors_header_fini(ep_safetensors_header *header);
 /* NULL when there is none. */
 const ep_safetensors_tensor *ep_safetensors_header_find(const ep_safetensors_header *header,
@@ -79,8 +79,9 @@ struct json_t;
 
 /* limits NULL: the defaults. Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT
  * (limits). */
-ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name, const ep_safetensors_limits *limits,
-                           ep_safetensors **out_file, ep_error *out_error);
+ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name,
+                           const ep_safetensors_limits *limits, ep_safetensors **out_file,
+                           ep_error *out_error);
 /* The same for a path an operator named; links are followed. */
 ep_err ep_safetensors_open_path(const char *path, const ep_safetensors_limits *limits,
                                 ep_safetensors **out_file, ep_error *out_error);
@@ -107,14 +108,14 @@ static inline size_t ep_safetensors_tensor_bytes(const ep_safetensors_tensor *te
 
 /* Exactly bytes of the tensor from offset; offset + bytes <= its size. Errors: BAD_FILE (file
  * changed since open), IO. Of a file that has only lost its end, what is left can be read. */
-ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset,
-                           void *out, size_t bytes, ep_error *out_error);
+ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor,
+                           size_t offset, void *out, size_t bytes, ep_error *out_error);
 /* The same by the place in the file, head and all. */
 ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes,
                                ep_error *out_error);
 /* Of a mirror: fetches what a read needs, all of it before the read; whether it is here. */
-ep_err ep_safetensors_need(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset, size_t bytes,
-                           ep_error *out_error);
+ep_err ep_safetensors_need(const ep_safetensors *file, const ep_safetensors_tensor *tensor,
+                           size_t offset, size_t bytes, ep_error *out_error);
 bool ep_safetensors_has_raw(const ep_safetensors *file, uint64_t begin, size_t bytes);
 
 #endif

@@ -45,8 +45,9 @@ static const dtype_format formats[] = {
     {"I64", 64, EP_DTYPE_I64},
     {"U64", 64, EP_DTYPE_NONE},
 };
-#define FORMAT_NAMES                                                                                         \
-    "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 "    \
+#define FORMAT_NAMES                                                                               \
+    "BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 "   \
+    "BF16 I32 "                                                                                    \
     "U32 F32 C64 F64 I64 U64"
 
 const ep_safetensors_limits ep_safetensors_default_limits = {
@@ -63,9 +64,9 @@ typedef struct place {
 } place;
 
 /* Fills the error with "<file>: tensor <name>: " and what follows, and gives BAD_FILE. */
-#define BAD_ENTRY(at, format, ...)                                                                           \
-    ep_error_set((at)->error, EP_ERR_BAD_FILE, "%s: tensor %.200s: " format, (at)->file, (at)->tensor,       \
-                 __VA_ARGS__)
+#define BAD_ENTRY(at, format, ...)                                                                 \
+    ep_error_set((at)->error, EP_ERR_BAD_FILE, "%s: tensor %.200s: " format, (at)->file,           \
+                 (at)->tensor, __VA_ARGS__)
 
 const char *ep_safetensors_dtype_text(ep_dtype dtype)
 {
@@ -77,7 +78,8 @@ const char *ep_safetensors_dtype_text(ep_dtype dtype)
     return NULL;
 }
 
-static ep_err read_integer(const place *at, const char *key, size_t index, const json_t *value, uint64_t *out)
+static ep_err read_integer(const place *at, const char *key, size_t index, const json_t *value,
+                           uint64_t *out)
 {
     char text[EP_JSON_TEXT_BYTES];
     if (!json_is_integer(value) || json_integer_value(value) < 0) {
@@ -104,10 +106,12 @@ static ep_err read_shape(const place *at, const json_t *value, ep_safetensors_te
 {
     char text[EP_JSON_TEXT_BYTES];
     if (!json_is_array(value)) {
-        return BAD_ENTRY(at, "shape is %s, allowed an array of integers", ep_json_describe(value, text));
+        return BAD_ENTRY(at, "shape is %s, allowed an array of integers",
+                         ep_json_describe(value, text));
     }
     if (json_array_size(value) > EP_TENSOR_RANK_MAX) {
-        return BAD_ENTRY(at, "shape has rank %zu, allowed 0..%d", json_array_size(value), EP_TENSOR_RANK_MAX);
+        return BAD_ENTRY(at, "shape has rank %zu, allowed 0..%d", json_array_size(value),
+                         EP_TENSOR_RANK_MAX);
     }
     tensor->rank = (uint32_t)json_array_size(value);
     for (uint32_t i = 0; i < tensor->rank; i++) {
@@ -139,28 +143,32 @@ static ep_err read_offsets(const place *at, const json_t *value, ep_safetensors_
     }
     if (tensor->end > at->data_bytes) {
         return BAD_ENTRY(at,
-                         "data_offsets end %" PRIu64 " is beyond the data (%" PRIu64 " bytes): the file is cut short, "
+                         "data_offsets end %" PRIu64 " is beyond the data (%" PRIu64
+                         " bytes): the file is cut short, "
                          "copy it again",
                          tensor->end, at->data_bytes);
     }
     return EP_OK;
 }
 
-static ep_err check_size(const place *at, const dtype_format *format, const ep_safetensors_tensor *tensor)
+static ep_err check_size(const place *at, const dtype_format *format,
+                         const ep_safetensors_tensor *tensor)
 {
     uint64_t bits = format->bits;
     for (uint32_t i = 0; i < tensor->rank; i++) {
         if (__builtin_mul_overflow(bits, tensor->shape[i], &bits)) {
-            return BAD_ENTRY(
-                at, "its shape's product overflows at dimension %u (%" PRIu64 "), allowed up to 2^64-1 bits",
-                i, tensor->shape[i]);
+            return BAD_ENTRY(at,
+                             "its shape's product overflows at dimension %u (%" PRIu64
+                             "), allowed up to 2^64-1 bits",
+                             i, tensor->shape[i]);
         }
     }
     if (bits % 8 != 0) {
         return BAD_ENTRY(at, "%" PRIu64 " bits of %s are not whole bytes", bits, format->text);
     }
     if (tensor->end - tensor->begin != bits / 8) {
-        return BAD_ENTRY(at, "data_offsets span %" PRIu64 " bytes, its shape and dtype need %" PRIu64,
+        return BAD_ENTRY(at,
+                         "data_offsets span %" PRIu64 " bytes, its shape and dtype need %" PRIu64,
                          tensor->end - tensor->begin, bits / 8);
     }
     return EP_OK;
@@ -171,13 +179,14 @@ static ep_err check_name(const place *at, const char *name)
     size_t length = strlen(name);
     if (length == 0 || length > EP_SAFETENSORS_NAME_BYTES_MAX) {
         return ep_error_set(at->error, EP_ERR_BAD_FILE,
-                            "%s: tensor %.80s: its name has %zu bytes, allowed 1..%d", at->file, at->tensor,
-                            length, EP_SAFETENSORS_NAME_BYTES_MAX);
+                            "%s: tensor %.80s: its name has %zu bytes, allowed 1..%d", at->file,
+                            at->tensor, length, EP_SAFETENSORS_NAME_BYTES_MAX);
     }
     for (size_t i = 0; i < length; i++) {
         unsigned char c = (unsigned char)name[i];
         if (c < 0x20 || c == 0x7f) {
-            return BAD_ENTRY(at, "its name has control byte 0x%02x at %zu, allowed: printable text", c, i);
+            return BAD_ENTRY(at, "its name has control byte 0x%02x at %zu, allowed: printable text",
+                             c, i);
         }
     }
     return EP_OK;
@@ -199,7 +208,8 @@ static ep_err read_entry(const place *at, const char *name, const json_t *entry,
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(keys); i++) {
         if (json_object_get(entry, keys[i]) == NULL) {
-            return BAD_ENTRY(at, "%s is missing, allowed: exactly dtype, shape, data_offsets", keys[i]);
+            return BAD_ENTRY(at, "%s is missing, allowed: exactly dtype, shape, data_offsets",
+                             keys[i]);
         }
     }
     if (json_object_size(entry) != EP_ARRAY_COUNT(keys)) {
@@ -237,9 +247,10 @@ static ep_err check_metadata(const char *file, json_t *metadata, ep_error *out_e
     json_object_foreach(metadata, key, value)
     {
         if (!json_is_string(value)) {
-            return ep_error_set(
-                out_error, EP_ERR_BAD_FILE, "%s: " METADATA_KEY " key %s is %s, allowed a string", file,
-                ep_json_printable(key, printable, sizeof(printable)), ep_json_describe(value, text));
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: " METADATA_KEY " key %s is %s, allowed a string", file,
+                                ep_json_printable(key, printable, sizeof(printable)),
+                                ep_json_describe(value, text));
         }
     }
     return EP_OK;
@@ -260,12 +271,13 @@ static int compare_offsets(const void *a, const void *b)
 
 static int compare_names(const void *a, const void *b)
 {
-    return strcmp(((const ep_safetensors_tensor *)a)->name, ((const ep_safetensors_tensor *)b)->name);
+    return strcmp(((const ep_safetensors_tensor *)a)->name,
+                  ((const ep_safetensors_tensor *)b)->name);
 }
 
 /* Leaves the tensors sorted by offset. */
-static ep_err check_layout(const char *file, const ep_safetensors_header *header, uint64_t data_bytes,
-                           ep_error *out_error)
+static ep_err check_layout(const char *file, const ep_safetensors_header *header,
+                           uint64_t data_bytes, ep_error *out_error)
 {
     char name[EP_SAFETENSORS_NAME_BYTES_MAX + 1];
     uint64_t at = 0;
@@ -276,17 +288,18 @@ static ep_err check_layout(const char *file, const ep_safetensors_header *header
         const ep_safetensors_tensor *tensor = &header->tensors[i];
         if (tensor->begin < at) {
             char before[EP_SAFETENSORS_NAME_BYTES_MAX + 1];
-            return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                                "%s: tensor %.150s: data_offsets begin %" PRIu64
-                                " overlaps tensor %.150s, which ends at %" PRIu64,
-                                file, ep_json_printable(tensor->name, name, sizeof(name)), tensor->begin,
-                                ep_json_printable(header->tensors[i - 1].name, before, sizeof(before)), at);
+            return ep_error_set(
+                out_error, EP_ERR_BAD_FILE,
+                "%s: tensor %.150s: data_offsets begin %" PRIu64
+                " overlaps tensor %.150s, which ends at %" PRIu64,
+                file, ep_json_printable(tensor->name, name, sizeof(name)), tensor->begin,
+                ep_json_printable(header->tensors[i - 1].name, before, sizeof(before)), at);
         }
         if (tensor->begin > at) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE,
-                                "%s: tensor %.200s: data_offsets begin %" PRIu64
-                                " leaves a hole, allowed %" PRIu64,
-                                file, ep_json_printable(tensor->name, name, sizeof(name)), tensor->begin, at);
+            return ep_error_set(
+                out_error, EP_ERR_BAD_FILE,
+                "%s: tensor %.200s: data_offsets begin %" PRIu64 " leaves a hole, allowed %" PRIu64,
+                file, ep_json_printable(tensor->name, name, sizeof(name)), tensor->begin, at);
         }
         at = tensor->end;
     }
@@ -308,8 +321,8 @@ static ep_err allocate(const char *file, json_t *root, const ep_safetensors_limi
     size_t tensors = json_object_size(root) - (json_object_get(root, METADATA_KEY) != NULL ? 1 : 0);
     size_t names_bytes = 1;
     if (tensors > limits->tensors_max) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: has %zu tensors, allowed 0..%zu", file, tensors,
-                            limits->tensors_max);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: has %zu tensors, allowed 0..%zu", file,
+                            tensors, limits->tensors_max);
     }
     json_object_foreach(root, key, value)
     {
@@ -318,13 +331,14 @@ static ep_err allocate(const char *file, json_t *root, const ep_safetensors_limi
     header->tensors = calloc(tensors > 0 ? tensors : 1, sizeof(header->tensors[0]));
     header->names = malloc(names_bytes);
     if (header->tensors == NULL || header->names == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu tensors", file, tensors);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu tensors", file,
+                            tensors);
     }
     return EP_OK;
 }
 
-static ep_err read_entries(const char *file, json_t *root, uint64_t data_bytes, ep_safetensors_header *header,
-                           ep_error *out_error)
+static ep_err read_entries(const char *file, json_t *root, uint64_t data_bytes,
+                           ep_safetensors_header *header, ep_error *out_error)
 {
     char printable[EP_SAFETENSORS_NAME_BYTES_MAX + 1];
     char *names = header->names;
@@ -336,7 +350,8 @@ static ep_err read_entries(const char *file, json_t *root, uint64_t data_bytes, 
         if (strcmp(key, METADATA_KEY) == 0) {
             err = check_metadata(file, value, out_error);
         } else {
-            place at = {file, ep_json_printable(key, printable, sizeof(printable)), data_bytes, out_error};
+            place at = {file, ep_json_printable(key, printable, sizeof(printable)), data_bytes,
+                        out_error};
             ep_safetensors_tensor *tensor = &header->tensors[header->tensors_count];
             size_t bytes = strlen(key) + 1;
             err = read_entry(&at, key, value, tensor);
@@ -357,8 +372,9 @@ static ep_err check_frame(const char *file, const char *bytes, size_t count, siz
                           ep_error *out_error)
 {
     if (count == 0 || bytes[0] != '{') {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: header: starts with byte 0x%02x, allowed '{'",
-                            file, count == 0 ? 0u : (unsigned)(unsigned char)bytes[0]);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: header: starts with byte 0x%02x, allowed '{'", file,
+                            count == 0 ? 0u : (unsigned)(unsigned char)bytes[0]);
     }
     while (count > 0 && bytes[count - 1] == ' ') {
         count--;
@@ -372,9 +388,9 @@ static ep_err check_frame(const char *file, const char *bytes, size_t count, siz
     return EP_OK;
 }
 
-ep_err ep_safetensors_header_parse(const char *file, const char *bytes, size_t count, uint64_t data_bytes,
-                                   const ep_safetensors_limits *limits, ep_safetensors_header *out_header,
-                                   ep_error *out_error)
+ep_err ep_safetensors_header_parse(const char *file, const char *bytes, size_t count,
+                                   uint64_t data_bytes, const ep_safetensors_limits *limits,
+                                   ep_safetensors_header *out_header, ep_error *out_error)
 {
     ep_safetensors_header header = {0};
     json_t *root = NULL;
@@ -421,7 +437,8 @@ static int compare_name_with(const void *name, const void *tensor)
     return strcmp(name, ((const ep_safetensors_tensor *)tensor)->name);
 }
 
-const ep_safetensors_tensor *ep_safetensors_header_find(const ep_safetensors_header *header, const char *name)
+const ep_safetensors_tensor *ep_safetensors_header_find(const ep_safetensors_header *header,
+                                                        const char *name)
 {
     if (header->tensors_count == 0) {
         return NULL;

@@ -39,7 +39,8 @@ static ep_err check_name(const ep_named_tensor *named, ep_error *out_error)
     }
     for (const char *c = named->name; *c != '\0'; c++) {
         if ((unsigned char)*c < 0x20 || *c == 0x7f) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "a tensor's name has control byte 0x%02x",
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "a tensor's name has control byte 0x%02x",
                                 (unsigned)(unsigned char)*c);
         }
     }
@@ -66,10 +67,11 @@ static ep_err check_tensor(const ep_named_tensor *named, size_t *out_bytes, ep_e
     }
     if (tensor->rank == 0 || tensor->rank > EP_TENSOR_RANK_MAX) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "tensor %.200s: rank %" PRIu32 ", allowed 1..%d", named->name, tensor->rank,
-                            EP_TENSOR_RANK_MAX);
+                            "tensor %.200s: rank %" PRIu32 ", allowed 1..%d", named->name,
+                            tensor->rank, EP_TENSOR_RANK_MAX);
     }
-    if (tensor->shape[tensor->rank - 1] > 1 && tensor->stride_bytes[tensor->rank - 1] != (int64_t)bytes) {
+    if (tensor->shape[tensor->rank - 1] > 1 &&
+        tensor->stride_bytes[tensor->rank - 1] != (int64_t)bytes) {
         return bad_tensor(named, out_error, "its innermost dimension is not contiguous");
     }
     for (uint32_t i = 0; i < tensor->rank; i++) {
@@ -105,11 +107,12 @@ static json_t *entry_json(const ep_named_tensor *named, size_t begin, size_t end
     for (uint32_t i = 0; i < named->tensor.rank; i++) {
         json_array_append_new(shape, json_integer(named->tensor.shape[i]));
     }
-    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", ep_safetensors_dtype_text(named->tensor.dtype), "shape",
-                     shape, "data_offsets", (json_int_t)begin, (json_int_t)end);
+    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", ep_safetensors_dtype_text(named->tensor.dtype),
+                     "shape", shape, "data_offsets", (json_int_t)begin, (json_int_t)end);
 }
 
-static ep_err add_metadata(json_t *root, const ep_metadata_pair *metadata, size_t count, ep_error *out_error)
+static ep_err add_metadata(json_t *root, const ep_metadata_pair *metadata, size_t count,
+                           ep_error *out_error)
 {
     json_t *object = json_object();
     if (object == NULL || json_object_set(root, "__metadata__", object) != 0) {
@@ -146,7 +149,8 @@ static ep_err build_header(const ep_named_tensor *const *order, size_t count, js
             return bad_tensor(order[i], out_error, "there are two tensors of this name");
         }
         if (json_object_set_new(root, order[i]->name, entry_json(order[i], at, end)) != 0) {
-            return bad_tensor(order[i], out_error, "its name is not valid UTF-8, or there is no memory");
+            return bad_tensor(order[i], out_error,
+                              "its name is not valid UTF-8, or there is no memory");
         }
         at = end;
     }
@@ -154,17 +158,20 @@ static ep_err build_header(const ep_named_tensor *const *order, size_t count, js
 }
 
 /* The bytes before the data: length, JSON, spaces. free() it. */
-static ep_err encode_header(const json_t *root, char **out_bytes, size_t *out_count, ep_error *out_error)
+static ep_err encode_header(const json_t *root, char **out_bytes, size_t *out_count,
+                            ep_error *out_error)
 {
     size_t json_bytes = json_dumpb(root, NULL, 0, JSON_COMPACT);
     size_t padded = ep_align_up(json_bytes, HEADER_ALIGN);
     if (json_bytes == 0 || padded > EP_SAFETENSORS_HEADER_BYTES_LIMIT) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the header has %zu bytes, allowed 2..%zu",
-                            padded, EP_SAFETENSORS_HEADER_BYTES_LIMIT);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "the header has %zu bytes, allowed 2..%zu", padded,
+                            EP_SAFETENSORS_HEADER_BYTES_LIMIT);
     }
     char *bytes = malloc(sizeof(uint64_t) + padded);
     if (bytes == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a header of %zu bytes", padded);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a header of %zu bytes",
+                            padded);
     }
     for (size_t i = 0; i < sizeof(uint64_t); i++) {
         bytes[i] = (char)(unsigned char)((uint64_t)padded >> (8 * i));
@@ -184,7 +191,8 @@ static bool write_rows(FILE *file, const ep_tensor *tensor, uint32_t dimension, 
         return count == 0 || fwrite(at, ep_dtype_bytes(tensor->dtype), count, file) == count;
     }
     for (size_t i = 0; i < count; i++) {
-        if (!write_rows(file, tensor, dimension + 1, at + (int64_t)i * tensor->stride_bytes[dimension])) {
+        if (!write_rows(file, tensor, dimension + 1,
+                        at + (int64_t)i * tensor->stride_bytes[dimension])) {
             return false;
         }
     }
@@ -201,8 +209,8 @@ static bool is_empty(const ep_tensor *tensor)
     return false;
 }
 
-static bool write_file(int fd, const char *header, size_t header_bytes, const ep_named_tensor *const *order,
-                       size_t count)
+static bool write_file(int fd, const char *header, size_t header_bytes,
+                       const ep_named_tensor *const *order, size_t count)
 {
     FILE *file = fdopen(fd, "wb");
     if (file == NULL) {
@@ -211,7 +219,8 @@ static bool write_file(int fd, const char *header, size_t header_bytes, const ep
     }
     bool good = fwrite(header, 1, header_bytes, file) == header_bytes;
     for (size_t i = 0; good && i < count; i++) {
-        good = is_empty(&order[i]->tensor) || write_rows(file, &order[i]->tensor, 0, order[i]->tensor.data);
+        good = is_empty(&order[i]->tensor) ||
+               write_rows(file, &order[i]->tensor, 0, order[i]->tensor.data);
     }
     good = good && fflush(file) == 0 && fsync(fd) == 0;
     int number = errno;
@@ -224,8 +233,8 @@ static ep_err write_error(const char *path, const char *verb, ep_error *out_erro
 {
     int number = errno;
     char text[128];
-    return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "%s: cannot %s: %s", path,
-                        verb, strerror_r(number, text, sizeof(text)));
+    return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO,
+                        "%s: cannot %s: %s", path, verb, strerror_r(number, text, sizeof(text)));
 }
 
 /* The new name must reach the disk too; a file system that cannot sync a directory is left at
@@ -250,7 +259,8 @@ static ep_err replace_file(const char *path, const char *header, size_t header_b
     int n = snprintf(temporary, sizeof(temporary), "%s.tmp-%016" PRIx64, path, ep_random_id());
     if (n < 0 || (size_t)n >= sizeof(temporary)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "%.100s...: the path is too long, allowed %d bytes", path, PATH_MAX - 22);
+                            "%.100s...: the path is too long, allowed %d bytes", path,
+                            PATH_MAX - 22);
     }
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) {
@@ -272,7 +282,8 @@ static ep_err replace_file(const char *path, const char *header, size_t header_b
 }
 
 ep_err ep_safetensors_write(const char *path, const ep_named_tensor *tensors, size_t tensors_count,
-                            const ep_metadata_pair *metadata, size_t metadata_count, ep_error *out_error)
+                            const ep_metadata_pair *metadata, size_t metadata_count,
+                            ep_error *out_error)
 {
     ep_err err = EP_OK;
     char *header = NULL;
@@ -280,7 +291,8 @@ ep_err ep_safetensors_write(const char *path, const ep_named_tensor *tensors, si
     json_t *root = json_object();
     const ep_named_tensor **order = malloc((tensors_count + 1) * sizeof(order[0]));
     if (root == NULL || order == NULL) {
-        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu tensors", path, tensors_count);
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu tensors", path,
+                           tensors_count);
     }
     for (size_t i = 0; err == EP_OK && i < tensors_count; i++) {
         order[i] = &tensors[i];

@@ -24,6 +24,7 @@ typedef struct ep_metadata_pair {
  * NO_MEMORY. Threads: any, also for the same path (the last one wins).
  */
 ep_err ep_safetensors_write(const char *path, const ep_named_tensor *tensors, size_t tensors_count,
-                            const ep_metadata_pair *metadata, size_t metadata_count, ep_error *out_error);
+                            const ep_metadata_pair *metadata, size_t metadata_count,
+                            ep_error *out_error);
 
 #endif

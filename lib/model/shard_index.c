@@ -11,7 +11,8 @@
 #define INDEX_DEPTH_MAX 8
 static const char suffix[] = ".safetensors";
 
-static ep_err check_shard_name(const char *file, const char *tensor, const json_t *value, ep_error *out_error)
+static ep_err check_shard_name(const char *file, const char *tensor, const json_t *value,
+                               ep_error *out_error)
 {
     char text[EP_JSON_TEXT_BYTES];
     char name[EP_JSON_TEXT_BYTES * 2];
@@ -26,8 +27,8 @@ static ep_err check_shard_name(const char *file, const char *tensor, const json_
     }
     return ep_error_set(
         out_error, EP_ERR_BAD_FILE,
-        "%s: tensor %s: its file is %s, allowed a plain file name of 1..%d bytes ending in %s", file,
-        ep_json_printable(tensor, name, sizeof(name)), ep_json_describe(value, text),
+        "%s: tensor %s: its file is %s, allowed a plain file name of 1..%d bytes ending in %s",
+        file, ep_json_printable(tensor, name, sizeof(name)), ep_json_describe(value, text),
         EP_MODEL_FILE_NAME_BYTES - 1, suffix);
 }
 
@@ -47,7 +48,8 @@ static int compare_entries(const void *a, const void *b)
 }
 
 /* Fills index->shards with the distinct file names. */
-static ep_err collect_shards(const char *file, json_t *map, ep_shard_index *index, ep_error *out_error)
+static ep_err collect_shards(const char *file, json_t *map, ep_shard_index *index,
+                             ep_error *out_error)
 {
     size_t count = json_object_size(map);
     const char **names = malloc(count * sizeof(names[0]));
@@ -55,7 +57,8 @@ static ep_err collect_shards(const char *file, json_t *map, ep_shard_index *inde
     const char *key;
     json_t *value;
     if (names == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu tensors", file, count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu tensors", file,
+                            count);
     }
     json_object_foreach(map, key, value)
     {
@@ -70,13 +73,13 @@ static ep_err collect_shards(const char *file, json_t *map, ep_shard_index *inde
     }
     ep_err err = EP_OK;
     if (distinct > EP_MODEL_SHARDS_MAX) {
-        err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: names %zu files, allowed 1..%d", file, distinct,
-                           EP_MODEL_SHARDS_MAX);
+        err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: names %zu files, allowed 1..%d", file,
+                           distinct, EP_MODEL_SHARDS_MAX);
     } else {
         index->shards = calloc(distinct, sizeof(index->shards[0]));
         if (index->shards == NULL) {
-            err =
-                ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu file names", file, distinct);
+            err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %zu file names",
+                               file, distinct);
         }
     }
     for (size_t i = 0; err == EP_OK && i < distinct; i++) {
@@ -87,7 +90,8 @@ static ep_err collect_shards(const char *file, json_t *map, ep_shard_index *inde
     return err;
 }
 
-static ep_err collect_entries(const char *file, json_t *map, ep_shard_index *index, ep_error *out_error)
+static ep_err collect_entries(const char *file, json_t *map, ep_shard_index *index,
+                              ep_error *out_error)
 {
     const char *key;
     json_t *value;
@@ -99,8 +103,8 @@ static ep_err collect_entries(const char *file, json_t *map, ep_shard_index *ind
     json_object_foreach(map, key, value)
     {
         const char(*shard)[EP_MODEL_FILE_NAME_BYTES] =
-            bsearch(json_string_value(value), index->shards, index->shards_count, sizeof(index->shards[0]),
-                    compare_shard);
+            bsearch(json_string_value(value), index->shards, index->shards_count,
+                    sizeof(index->shards[0]), compare_shard);
         EP_ASSERT(shard != NULL);
         index->entries[index->entries_count++] = (ep_shard_entry){
             .tensor = key,
@@ -127,8 +131,9 @@ static ep_err check_map(const char *file, const json_t *root, json_t **out_map, 
                             ep_json_describe(map, text));
     }
     if (json_object_size(map) == 0 || json_object_size(map) > EP_MODEL_TENSORS_MAX) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: weight_map has %zu tensors, allowed 1..%zu",
-                            file, json_object_size(map), EP_MODEL_TENSORS_MAX);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%s: weight_map has %zu tensors, allowed 1..%zu", file,
+                            json_object_size(map), EP_MODEL_TENSORS_MAX);
     }
     json_object_foreach(map, key, value)
     {
@@ -141,8 +146,8 @@ static ep_err check_map(const char *file, const json_t *root, json_t **out_map, 
     return EP_OK;
 }
 
-ep_err ep_shard_index_parse(const char *file, const char *bytes, size_t count, ep_shard_index *out_index,
-                            ep_error *out_error)
+ep_err ep_shard_index_parse(const char *file, const char *bytes, size_t count,
+                            ep_shard_index *out_index, ep_error *out_error)
 {
     static const ep_json_limits limits = {INDEX_DEPTH_MAX, 2 * EP_MODEL_TENSORS_MAX + 1024};
     ep_shard_index index = {0};

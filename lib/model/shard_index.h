@@ -29,8 +29,8 @@ typedef struct ep_shard_index {
 } ep_shard_index;
 
 /* Errors: BAD_FILE, NO_MEMORY; *out_index is then untouched. */
-ep_err ep_shard_index_parse(const char *file, const char *bytes, size_t count, ep_shard_index *out_index,
-                            ep_error *out_error);
+ep_err ep_shard_index_parse(const char *file, const char *bytes, size_t count,
+                            ep_shard_index *out_index, ep_error *out_error);
 void ep_shard_index_fini(ep_shard_index *index);
 
 #endif

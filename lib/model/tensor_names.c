@@ -73,37 +73,45 @@ typedef struct family_names {
     const char *mark;
 } family_names;
 
-#define STACKED(gate, up, down, ...) {.words = (matrix_words){gate, up, down}, .end = "", __VA_ARGS__}
-#define FUSED(block, both, down, ...) STACKED(block "." both, block "." both, block "." down, __VA_ARGS__)
+#define STACKED(gate, up, down, ...)                                                               \
+    {                                                                                              \
+        .words = (matrix_words){gate, up, down}, .end = "", __VA_ARGS__                            \
+    }
+#define FUSED(block, both, down, ...)                                                              \
+    STACKED(block "." both, block "." both, block "." down, __VA_ARGS__)
 
 static const family_names families[] = {
     {
         .family = EP_NAMES_N1,
-        .experts = {{"mlp.experts", "", projections}, {"mixer.experts", "", projections}, {"feed_forward.experts", "",
-        projections}},
+        .experts = {{"mlp.experts", "", projections},
+                    {"mixer.experts", "", projections},
+                    {"feed_forward.experts", "", projections}},
         .shared = {{"mlp.shared_experts", projections},
                    {"mlp.shared_expert", projections},
                    {"mlp.shared_mlp", projections},
                    {"mixer.shared_experts", projections}},
         .shared_gate = "mlp.shared_expert_gate.weight",
-        .routers = {"mlp.gate.weight", "mlp.gate.wg.weight", "mlp.router.classifier.weight", "mixer.gate.weight",
-        "mlp.router.gate.weight",
-                    "feed_forward.router.weight"},
+        .routers = {"mlp.gate.weight", "mlp.gate.wg.weight", "mlp.router.classifier.weight",
+                    "mixer.gate.weight", "mlp.router.gate.weight", "feed_forward.router.weight"},
         .router_biases = {"mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias",
-                          "mlp.moe_statics.e_score_correction_bias", "mlp.router.e_score_correction_bias",
-                          "mixer.gate.e_score_correction_bias", "mlp.e_score_correction_bias", "mlp.expert_bias",
-                          "mlp.experts.e_score_correction_bias", "moe.router.expert_bias"},
+                          "mlp.moe_statics.e_score_correction_bias",
+                          "mlp.router.e_score_correction_bias",
+                          "mixer.gate.e_score_correction_bias", "mlp.e_score_correction_bias",
+                          "mlp.expert_bias", "mlp.experts.e_score_correction_bias",
+                          "moe.router.expert_bias"},
     },
     {
         .family = EP_NAMES_N2,
-        .experts = {{"block_sparse_moe.experts", "", numbered}, {"feed_forward.experts", "", numbered}},
+        .experts = {{"block_sparse_moe.experts", "", numbered},
+                    {"feed_forward.experts", "", numbered}},
         .shared = {{"block_sparse_moe.shared_experts", numbered},
                    {"block_sparse_moe.shared_experts", projections},
                    {"shared_mlp", projections}},
         .shared_gate = "block_sparse_moe.shared_expert_gate.weight",
         .routers = {"block_sparse_moe.gate.weight", "feed_forward.gate.weight"},
         .router_biases = {"block_sparse_moe.e_score_correction_bias",
-                          "block_sparse_moe.gate.e_score_correction_bias", "feed_forward.expert_bias"},
+                          "block_sparse_moe.gate.e_score_correction_bias",
+                          "feed_forward.expert_bias"},
     },
     {
         .family = EP_NAMES_N4,
@@ -124,10 +132,12 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N3,
-        .experts = {FUSED("mlp.experts", "gate_up_proj", "down_proj"), FUSED("experts", "gate_up_proj", "down_proj"),
+        .experts = {FUSED("mlp.experts", "gate_up_proj", "down_proj"),
+                    FUSED("experts", "gate_up_proj", "down_proj"),
                     FUSED("block_sparse_moe.experts", "gate_up_proj", "down_proj"),
                     FUSED("mlp.experts", "w13_weight", "w2_weight", .alternates = true),
-                    {.words = (matrix_words){"mlp.experts.fc1", "mlp.experts.fc1", "mlp.experts.fc2"},
+                    {.words =
+                         (matrix_words){"mlp.experts.fc1", "mlp.experts.fc1", "mlp.experts.fc2"},
                      .end = ".weight"}},
         .may_transpose = true,
         .shared = {{"mlp.shared_experts", projections},
@@ -135,8 +145,10 @@ static const family_names families[] = {
                    {"mlp.shared_experts", linear_gated},
                    {"shared_mlp", fused_linears}},
         .shared_gate = "mlp.shared_expert_gate.weight",
-        .routers = {"mlp.gate.weight", "router.proj.weight", "block_sparse_moe.router.weight", "mlp.router.weight"},
-        .router_biases = {"mlp.gate.e_score_correction_bias", "mlp.gate.bias", "mlp.gate.balancing_biases"},
+        .routers = {"mlp.gate.weight", "router.proj.weight", "block_sparse_moe.router.weight",
+                    "mlp.router.weight"},
+        .router_biases = {"mlp.gate.e_score_correction_bias", "mlp.gate.bias",
+                          "mlp.gate.balancing_biases"},
         .router_factors = "router.per_expert_scale",
     },
     {
@@ -157,10 +169,12 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N9,
-        .experts = {{.words = (matrix_words){"block_sparse_moe.input_linear", "block_sparse_moe.input_linear",
-        "block_sparse_moe.output_linear"},
+        .experts = {{.words = (matrix_words){"block_sparse_moe.input_linear",
+                                             "block_sparse_moe.input_linear",
+                                             "block_sparse_moe.output_linear"},
                      .end = ".weight"},
-                    {.words = (matrix_words){"mlp.input_linear", "mlp.input_linear", "mlp.output_linear"},
+                    {.words = (matrix_words){"mlp.input_linear", "mlp.input_linear",
+                                             "mlp.output_linear"},
                      .end = ".weight"}},
         .shared = {{"block_sparse_moe.shared_experts", projections}, {"shared_mlp", fused_linears}},
         .shared_gate = "block_sparse_moe.shared_expert_gate.weight",
@@ -175,7 +189,8 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N11,
-        .experts = {{.words = (matrix_words){"moe.gate_proj", "moe.up_proj", "moe.down_proj"}, .end = ".weight"}},
+        .experts = {{.words = (matrix_words){"moe.gate_proj", "moe.up_proj", "moe.down_proj"},
+                     .end = ".weight"}},
         .shared = {{"share_expert", projections}},
         .shared_gate = "moe.shared_expert_gate.weight",
         .routers = {"moe.gate.weight"},
@@ -183,20 +198,24 @@ static const family_names families[] = {
     },
     {
         .family = EP_NAMES_N13,
-        .experts = {{"ffn.experts", "expert_", fully_connected}, {"mlp.experts", "expert_", in_out}},
+        .experts = {{"ffn.experts", "expert_", fully_connected},
+                    {"mlp.experts", "expert_", in_out}},
         .shared_gate = "mlp.shared_expert_gate.weight",
         .routers = {"ffn.router.classifier.weight", "mlp.router.classifier.weight"},
     },
     {
         .family = EP_NAMES_N14,
-        .experts = {{.words = (matrix_words){NULL, "mlp.down_embed", "mlp.up_embed"}, .end = ".weight"}},
+        .experts = {{.words = (matrix_words){NULL, "mlp.down_embed", "mlp.up_embed"},
+                     .end = ".weight"}},
         .flat = true,
         .shared_gate = "mlp.shared_expert_gate.weight",
     },
     {
         .family = EP_NAMES_GGUF,
-        .experts = {{.words = (matrix_words){"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}, .end = ".weight"},
-                    {.words = (matrix_words){"ffn_gate_up_exps", "ffn_gate_up_exps", "ffn_down_exps"},
+        .experts = {{.words = (matrix_words){"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
+                     .end = ".weight"},
+                    {.words =
+                         (matrix_words){"ffn_gate_up_exps", "ffn_gate_up_exps", "ffn_down_exps"},
                      .end = ".weight"}},
         .shared = {{"", gguf_shared}},
         .shared_gate = "ffn_gate_inp_shexp.weight",
@@ -231,12 +250,14 @@ static ep_layer_place place_of(const ep_tensor_names *names, uint32_t layer)
                             names->infix == NULL ? "" : names->infix};
 }
 
-static void layer_name(const ep_tensor_names *names, uint32_t layer, const char *tail, char *out_name)
+static void layer_name(const ep_tensor_names *names, uint32_t layer, const char *tail,
+                       char *out_name)
 {
     const ep_layer_place place = place_of(names, layer);
-    const uint32_t number = names->second != NULL && layer >= names->second_from ? layer - names->second_from : layer;
-    int n =
-        snprintf(out_name, EP_TENSOR_NAME_BYTES, "%s%s.%u.%s%s", place.prefix, place.stem, number, place.infix, tail);
+    const uint32_t number =
+        names->second != NULL && layer >= names->second_from ? layer - names->second_from : layer;
+    int n = snprintf(out_name, EP_TENSOR_NAME_BYTES, "%s%s.%u.%s%s", place.prefix, place.stem,
+                     number, place.infix, tail);
     EP_ASSERT(n > 0 && n < EP_TENSOR_NAME_BYTES);
 }
 
@@ -262,8 +283,8 @@ bool ep_tensor_names_may_transpose(const ep_tensor_names *names)
     return table(names)->may_transpose;
 }
 
-void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert, ep_matrix matrix,
-                           const char *part, char out_name[EP_TENSOR_NAME_BYTES])
+void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert,
+                           ep_matrix matrix, const char *part, char out_name[EP_TENSOR_NAME_BYTES])
 {
     const expert_spelling *s = spelling(names);
     /* two-matrix experts: no tensor is called so */
@@ -279,8 +300,8 @@ void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_
     layer_name(names, layer, tail, out_name);
 }
 
-bool ep_tensor_name_shared(const ep_tensor_names *names, uint32_t spelling, uint32_t layer, ep_matrix matrix,
-                           const char *part, char out_name[EP_TENSOR_NAME_BYTES])
+bool ep_tensor_name_shared(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
+                           ep_matrix matrix, const char *part, char out_name[EP_TENSOR_NAME_BYTES])
 {
     const family_names *t = table(names);
     char tail[EP_TENSOR_NAME_BYTES];
@@ -288,8 +309,8 @@ bool ep_tensor_name_shared(const ep_tensor_names *names, uint32_t spelling, uint
         return false;
     }
     const char *stem = t->shared[spelling].stem;
-    snprintf(tail, sizeof(tail), "%s%s%s.%s", stem, stem[0] == '\0' ? "" : ".", t->shared[spelling].words[matrix],
-             part);
+    snprintf(tail, sizeof(tail), "%s%s%s.%s", stem, stem[0] == '\0' ? "" : ".",
+             t->shared[spelling].words[matrix], part);
     layer_name(names, layer, tail, out_name);
     return true;
 }
@@ -322,7 +343,8 @@ bool ep_tensor_name_router_bias(const ep_tensor_names *names, uint32_t spelling,
     return true;
 }
 
-static bool single_name(const ep_tensor_names *names, const char *tail, uint32_t layer, char *out_name)
+static bool single_name(const ep_tensor_names *names, const char *tail, uint32_t layer,
+                        char *out_name)
 {
     if (tail != NULL) {
         layer_name(names, layer, tail, out_name);
@@ -330,12 +352,14 @@ static bool single_name(const ep_tensor_names *names, const char *tail, uint32_t
     return tail != NULL;
 }
 
-bool ep_tensor_name_router_factors(const ep_tensor_names *names, uint32_t layer, char out_name[EP_TENSOR_NAME_BYTES])
+bool ep_tensor_name_router_factors(const ep_tensor_names *names, uint32_t layer,
+                                   char out_name[EP_TENSOR_NAME_BYTES])
 {
     return single_name(names, table(names)->router_factors, layer, out_name);
 }
 
-bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer, char out_name[EP_TENSOR_NAME_BYTES])
+bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer,
+                                 char out_name[EP_TENSOR_NAME_BYTES])
 {
     return single_name(names, table(names)->router_table, layer, out_name);
 }
@@ -389,7 +413,9 @@ static bool is_expert_tail(const expert_spelling *s, const char *tail)
 {
     uint32_t expert;
     const char *at =
-        s->block == NULL ? tail : after(after_number(after(after(after(tail, s->block), "."), s->index), &expert), ".");
+        s->block == NULL
+            ? tail
+            : after(after_number(after(after(after(tail, s->block), "."), s->index), &expert), ".");
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT && at != NULL; m++) {
         if (s->words[m] != NULL && ends_word(after(at, s->words[m]))) {
             return true;
@@ -429,10 +455,12 @@ static bool is_in_block(const family_names *t, const expert_spelling *s, const c
 {
     const char *block = s->block != NULL ? s->block : s->words[EP_MATRIX_UP];
     const size_t length = strcspn(block, ".");
-    return t->mark != NULL ? strstr(tail, t->mark) != NULL : strncmp(tail, block, length) == 0 && tail[length] == '.';
+    return t->mark != NULL ? strstr(tail, t->mark) != NULL
+                           : strncmp(tail, block, length) == 0 && tail[length] == '.';
 }
 
-ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *name, uint32_t *out_layer)
+ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *name,
+                                   uint32_t *out_layer)
 {
     const expert_spelling *s = spelling(names);
     const char *tail = tail_of(names, name, out_layer);
@@ -442,8 +470,9 @@ ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *nam
     if (is_expert_tail(s, tail)) {
         return EP_TENSOR_EXPERT;
     }
-    return is_shared_tail(table(names), tail) || is_router_tail(table(names), tail) ? EP_TENSOR_OTHER
-                                                                                    : EP_TENSOR_UNKNOWN;
+    return is_shared_tail(table(names), tail) || is_router_tail(table(names), tail)
+               ? EP_TENSOR_OTHER
+               : EP_TENSOR_UNKNOWN;
 }
 
 bool ep_tensor_name_has_tail(const ep_tensor_names *names, const char *name, const char *tail)
@@ -461,7 +490,8 @@ static bool has_expert(const ep_tensor_names *names, uint32_t layer, uint32_t ex
     static const char *const parts[] = {"weight", "weight_packed", "qweight", "blocks"};
     char name[EP_TENSOR_NAME_BYTES];
     const bool only_up = table(names)->mark != NULL; /* its spellings share the name of down */
-    for (ep_matrix m = only_up ? EP_MATRIX_UP : 0; m < (only_up ? EP_MATRIX_DOWN : EP_MATRIX_COUNT); m++) {
+    for (ep_matrix m = only_up ? EP_MATRIX_UP : 0; m < (only_up ? EP_MATRIX_DOWN : EP_MATRIX_COUNT);
+         m++) {
         for (size_t p = 0; p < EP_ARRAY_COUNT(parts); p++) {
             ep_tensor_name_expert(names, layer, expert, m, parts[p], name);
             if (exists(name, arg)) {
@@ -496,21 +526,23 @@ static ep_err nothing_found(const ep_model_info *info, ep_error *out_error)
     return ep_error_set(
         out_error, EP_ERR_UNIMPLEMENTED,
         "no expert tensors found: neither layers.%u.mlp.experts.0.gate_proj.weight nor "
-        "layers.%u.block_sparse_moe.experts.0.w1.weight, nor any other known name, with prefix none, model., "
+        "layers.%u.block_sparse_moe.experts.0.w1.weight, nor any other known name, with prefix "
+        "none, model., "
         "language_model.model., model.language_model., language_model. or backbone.; in GGUF not "
         "blk.%u.ffn_up_exps.weight",
         layer, layer, layer);
 }
 
 /* N3 and N7 share their names: blocks or biases tell. */
-static bool has_blocks_or_biases(const ep_tensor_names *names, const ep_model_info *info, ep_tensor_exists_func exists,
-                                 void *arg)
+static bool has_blocks_or_biases(const ep_tensor_names *names, const ep_model_info *info,
+                                 ep_tensor_exists_func exists, void *arg)
 {
     static const char *const marks[] = {"blocks", "bias"};
     char name[EP_TENSOR_NAME_BYTES];
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         for (size_t p = 0; p < EP_ARRAY_COUNT(marks); p++) {
-            ep_tensor_name_expert(names, info->moe_layers[i].layer, 0, EP_MATRIX_GATE, marks[p], name);
+            ep_tensor_name_expert(names, info->moe_layers[i].layer, 0, EP_MATRIX_GATE, marks[p],
+                                  name);
             if (exists(name, arg)) {
                 return true;
             }
@@ -520,17 +552,20 @@ static bool has_blocks_or_biases(const ep_tensor_names *names, const ep_model_in
 }
 
 /* Any family at this place. */
-static bool probe_place(ep_tensor_names names, const ep_model_info *info, ep_tensor_exists_func exists, void *arg,
-                        bool alternates, ep_tensor_names *out_names)
+static bool probe_place(ep_tensor_names names, const ep_model_info *info,
+                        ep_tensor_exists_func exists, void *arg, bool alternates,
+                        ep_tensor_names *out_names)
 {
     for (size_t f = 0; f < EP_ARRAY_COUNT(families); f++) {
         names.family = families[f].family;
-        for (names.spelling = 0; names.spelling < SPELLINGS_MAX && families[f].experts[names.spelling].words != NULL;
+        for (names.spelling = 0;
+             names.spelling < SPELLINGS_MAX && families[f].experts[names.spelling].words != NULL;
              names.spelling++) {
             if (!has_any_expert(&names, info, exists, arg)) {
                 continue;
             }
-            names.alternates = (alternates && names.family != EP_NAMES_GGUF) || spelling(&names)->alternates;
+            names.alternates =
+                (alternates && names.family != EP_NAMES_GGUF) || spelling(&names)->alternates;
             if (names.family == EP_NAMES_N3 && names.spelling == 0 &&
                 (alternates || has_blocks_or_biases(&names, info, exists, arg))) {
                 names.family = EP_NAMES_N7;
@@ -542,8 +577,8 @@ static bool probe_place(ep_tensor_names names, const ep_model_info *info, ep_ten
     return false;
 }
 
-ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg, bool alternates,
-                             ep_tensor_names *out_names, ep_error *out_error)
+ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg,
+                             bool alternates, ep_tensor_names *out_names, ep_error *out_error)
 {
     bool found = false;
     for (size_t p = 0; p < EP_ARRAY_COUNT(pairs) && info->first_stack_layers > 0 && !found; p++) {
@@ -555,7 +590,8 @@ ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func ex
         found = probe_place(names, info, exists, arg, alternates, out_names);
     }
     for (size_t p = 0; p < EP_ARRAY_COUNT(places) && !found; p++) {
-        const ep_tensor_names names = {.prefix = places[p].prefix, .stem = places[p].stem, .infix = places[p].infix};
+        const ep_tensor_names names = {
+            .prefix = places[p].prefix, .stem = places[p].stem, .infix = places[p].infix};
         found = probe_place(names, info, exists, arg, alternates, out_names);
     }
     if (!found) {
@@ -563,11 +599,12 @@ ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func ex
     }
     if (ep_tensor_names_fused(out_names) && !info->model_type_known) {
         char name[EP_TENSOR_NAME_BYTES];
-        ep_tensor_name_expert(out_names, info->moe_layers[0].layer, 0, EP_MATRIX_GATE, "weight", name);
-        return ep_error_set(
-            out_error, EP_ERR_UNIMPLEMENTED,
-            "tensor %s has gate and up of an expert, and this build does not know how they lie in model type '%s'",
-            name, info->model_type);
+        ep_tensor_name_expert(out_names, info->moe_layers[0].layer, 0, EP_MATRIX_GATE, "weight",
+                              name);
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "tensor %s has gate and up of an expert, and this build does not know "
+                            "how they lie in model type '%s'",
+                            name, info->model_type);
     }
     return EP_OK;
 }

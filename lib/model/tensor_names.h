@@ -45,14 +45,14 @@ typedef struct ep_layer_place {
 
 typedef struct ep_tensor_names {
     ep_name_family family;
-    const char *prefix;   /* static storage, as the two below */
-    const char *stem;     /* NULL: "layers" */
-    const char *infix;    /* NULL: "" */
+    const char *prefix; /* static storage, as the two below */
+    const char *stem;   /* NULL: "layers" */
+    const char *infix;  /* NULL: "" */
     /* of layers from second_from on, which are numbered from 0 there; NULL one stack */
     const ep_layer_place *second;
     uint32_t second_from;
-    uint32_t spelling;    /* of the family's experts */
-    bool alternates;      /* gate and up rows of a tensor with both */
+    uint32_t spelling; /* of the family's experts */
+    bool alternates;   /* gate and up rows of a tensor with both */
 } ep_tensor_names;
 
 /* Answers whether the checkpoint has a tensor. */
@@ -63,23 +63,23 @@ typedef bool (*ep_tensor_exists_func)(const char *name, void *arg);
  * with gate and up, which of a model type without a row is not known.
  * Errors: UNIMPLEMENTED, naming what was looked for, or the family seen instead.
  */
-ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg, bool alternates,
-                             ep_tensor_names *out_names, ep_error *out_error);
+ep_err ep_tensor_names_probe(const ep_model_info *info, ep_tensor_exists_func exists, void *arg,
+                             bool alternates, ep_tensor_names *out_names, ep_error *out_error);
 
 /* all experts of a layer in one tensor */
 bool ep_tensor_names_stacked(const ep_tensor_names *names);
-bool ep_tensor_names_flat(const ep_tensor_names *names);          /* and that of rank 2 */
-bool ep_tensor_names_fused(const ep_tensor_names *names);         /* gate and up in one tensor */
+bool ep_tensor_names_flat(const ep_tensor_names *names);  /* and that of rank 2 */
+bool ep_tensor_names_fused(const ep_tensor_names *names); /* gate and up in one tensor */
 bool ep_tensor_names_may_transpose(const ep_tensor_names *names);
 
 /* part: "weight", "bias", "weight_packed", "scale", ...; of stacked tensors "weight", "bias",
  * "blocks", "scales".
  * Stacked: the tensor of the layer, whatever the expert. */
-void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert, ep_matrix matrix,
-                           const char *part, char out_name[EP_TENSOR_NAME_BYTES]);
+void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_t expert,
+                           ep_matrix matrix, const char *part, char out_name[EP_TENSOR_NAME_BYTES]);
 /* spelling counts from 0; false when there are no more. */
-bool ep_tensor_name_shared(const ep_tensor_names *names, uint32_t spelling, uint32_t layer, ep_matrix matrix,
-                           const char *part, char out_name[EP_TENSOR_NAME_BYTES]);
+bool ep_tensor_name_shared(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
+                           ep_matrix matrix, const char *part, char out_name[EP_TENSOR_NAME_BYTES]);
 void ep_tensor_name_shared_gate(const ep_tensor_names *names, uint32_t layer,
                                 char out_name[EP_TENSOR_NAME_BYTES]);
 bool ep_tensor_name_router(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
@@ -88,8 +88,10 @@ bool ep_tensor_name_router_bias(const ep_tensor_names *names, uint32_t spelling,
                                 char out_name[EP_TENSOR_NAME_BYTES]);
 
 /* Names that stand for themselves; false when the family has no such tensor. */
-bool ep_tensor_name_router_factors(const ep_tensor_names *names, uint32_t layer, char out_name[EP_TENSOR_NAME_BYTES]);
-bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer, char out_name[EP_TENSOR_NAME_BYTES]);
+bool ep_tensor_name_router_factors(const ep_tensor_names *names, uint32_t layer,
+                                   char out_name[EP_TENSOR_NAME_BYTES]);
+bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer,
+                                 char out_name[EP_TENSOR_NAME_BYTES]);
 
 /*
  * What a tensor of the checkpoint is to the experts. out_layer: its layer, where it is of one.
@@ -98,8 +100,14 @@ bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer, c
  *   OTHER      of a shared expert or the router
  *   UNKNOWN    in the block, and none of these
  */
-typedef enum ep_tensor_role { EP_TENSOR_ELSEWHERE, EP_TENSOR_EXPERT, EP_TENSOR_OTHER, EP_TENSOR_UNKNOWN } ep_tensor_role;
-ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *name, uint32_t *out_layer);
+typedef enum ep_tensor_role {
+    EP_TENSOR_ELSEWHERE,
+    EP_TENSOR_EXPERT,
+    EP_TENSOR_OTHER,
+    EP_TENSOR_UNKNOWN
+} ep_tensor_role;
+ep_tensor_role ep_tensor_name_role(const ep_tensor_names *names, const char *name,
+                                   uint32_t *out_layer);
 /* Whether the tensor in the experts' block starts with tail behind the layer's number. */
 bool ep_tensor_name_has_tail(const ep_tensor_names *names, const char *name, const char *tail);
 

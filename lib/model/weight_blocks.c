@@ -27,8 +27,9 @@ typedef struct block_shape {
 } block_shape;
 
 static const block_shape shapes[] = {
-    [EP_BLOCK_Q4_0] = {32, 18, 0, 0},   [EP_BLOCK_Q5_0] = {32, 22, 0, 0},   [EP_BLOCK_Q8_0] = {32, 34, 0, 0},
-    [EP_BLOCK_Q4_K] = {256, 144, 0, 2}, [EP_BLOCK_Q5_K] = {256, 176, 0, 2}, [EP_BLOCK_Q6_K] = {256, 210, 208, 208},
+    [EP_BLOCK_Q4_0] = {32, 18, 0, 0},   [EP_BLOCK_Q5_0] = {32, 22, 0, 0},
+    [EP_BLOCK_Q8_0] = {32, 34, 0, 0},   [EP_BLOCK_Q4_K] = {256, 144, 0, 2},
+    [EP_BLOCK_Q5_K] = {256, 176, 0, 2}, [EP_BLOCK_Q6_K] = {256, 210, 208, 208},
     [EP_BLOCK_MXFP4] = {32, 17, 0, 0}};
 
 static uint16_t read_half(const uint8_t *from)
@@ -38,17 +39,20 @@ static uint16_t read_half(const uint8_t *from)
     return half;
 }
 
-ep_err ep_weight_check_blocks(const ep_plan_matrix *m, const ep_plan_run *run, const uint8_t *from, ep_error *out_error)
+ep_err ep_weight_check_blocks(const ep_plan_matrix *m, const ep_plan_run *run, const uint8_t *from,
+                              ep_error *out_error)
 {
     const block_shape *shape = &shapes[m->container.block];
     const bool is_power = m->container.block == EP_BLOCK_MXFP4;
     for (size_t at = 0; at + shape->bytes <= run->bytes; at += shape->bytes) {
         const uint8_t *block = from + at;
-        const bool is_bad = is_power ? block[0] == 0xff
-                                     : !isfinite(ep_f16_to_f32(read_half(block + shape->factor_at))) ||
-                                           !isfinite(ep_f16_to_f32(read_half(block + shape->second_at)));
+        const bool is_bad = is_power
+                                ? block[0] == 0xff
+                                : !isfinite(ep_f16_to_f32(read_half(block + shape->factor_at))) ||
+                                      !isfinite(ep_f16_to_f32(read_half(block + shape->second_at)));
         if (is_bad) {
-            return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: a scale is not finite in block %zu",
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: tensor %.200s: a scale is not finite in block %zu",
                                 ep_safetensors_name(run->entry->shard), run->entry->name,
                                 (run->offset + at) / shape->bytes);
         }
@@ -65,12 +69,14 @@ static void put_nibble(uint8_t *row, size_t k, uint32_t code)
 /* Part j of eight, and its minimum, of 6 bits each. */
 static uint8_t part_of(const uint8_t *packed, size_t j)
 {
-    return (uint8_t)(j < 4 ? packed[j] & 63u : (packed[j + 4] & 15u) | (uint32_t)(packed[j - 4] >> 6) << 4);
+    return (uint8_t)(j < 4 ? packed[j] & 63u
+                           : (packed[j + 4] & 15u) | (uint32_t)(packed[j - 4] >> 6) << 4);
 }
 
 static uint8_t minimum_of(const uint8_t *packed, size_t j)
 {
-    return (uint8_t)(j < 4 ? packed[j + 4] & 63u : (uint32_t)(packed[j + 4] >> 4) | (uint32_t)(packed[j] >> 6) << 4);
+    return (uint8_t)(j < 4 ? packed[j + 4] & 63u
+                           : (uint32_t)(packed[j + 4] >> 4) | (uint32_t)(packed[j] >> 6) << 4);
 }
 
 /* Code k of a block, as the format keeps it. */
@@ -94,8 +100,8 @@ static uint32_t code_of(ep_block_type type, const uint8_t *block, size_t k)
     case EP_BLOCK_Q4_K:
         return block[16 + k / 64 * 32 + k % 32] >> big_half & 15u;
     case EP_BLOCK_Q5_K:
-        return (block[48 + k / 64 * 32 + k % 32] >> big_half & 15u) | (uint32_t)(block[16 + k % 32] >> k / 32 & 1u)
-                                                                          << 4;
+        return (block[48 + k / 64 * 32 + k % 32] >> big_half & 15u) |
+               (uint32_t)(block[16 + k % 32] >> k / 32 & 1u) << 4;
     default: /* Q6_K: two halves of 128 columns, of each four times 32 */
         code = block[k / 128 * 64 + k % 64] >> (4 * (k / 64 & 1u)) & 15u;
         code |= (uint32_t)(block[128 + k / 128 * 32 + k % 32] >> (2 * (k / 32 & 3u)) & 3u) << 4;
@@ -103,8 +109,8 @@ static uint32_t code_of(ep_block_type type, const uint8_t *block, size_t k)
     }
 }
 
-static void unpack_block_scales(const ep_plan_matrix *m, const uint8_t *block, size_t group, size_t factor,
-                                uint8_t *scales)
+static void unpack_block_scales(const ep_plan_matrix *m, const uint8_t *block, size_t group,
+                                size_t factor, uint8_t *scales)
 {
     const ep_block_type type = m->container.block;
     const block_shape *shape = &shapes[type];
@@ -134,7 +140,8 @@ static void unpack_block_scales(const ep_plan_matrix *m, const uint8_t *block, s
     }
 }
 
-void ep_weight_unpack_blocks(const ep_plan_matrix *m, const uint8_t *from, uint8_t *values, uint8_t *scales)
+void ep_weight_unpack_blocks(const ep_plan_matrix *m, const uint8_t *from, uint8_t *values,
+                             uint8_t *scales)
 {
     const ep_weight_format format = m->container.format;
     const block_shape *shape = &shapes[m->container.block];

@@ -22,8 +22,8 @@ static uint64_t parts_of(uint64_t count, uint64_t part)
     return (count + part - 1) / part;
 }
 
-static ep_err refuse(const ep_checkpoint_entry *entry, const char *why, uint32_t value, const char *allowed,
-                     ep_error *out_error)
+static ep_err refuse(const ep_checkpoint_entry *entry, const char *why, uint32_t value,
+                     const char *allowed, ep_error *out_error)
 {
     return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "%s: tensor %.200s: %s %u, allowed %s",
                         ep_safetensors_name(entry->shard), entry->name, why, value, allowed);
@@ -31,8 +31,8 @@ static ep_err refuse(const ep_checkpoint_entry *entry, const char *why, uint32_t
 
 static ep_err missing_beside(const matrix *m, const char *what, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: %s", ep_safetensors_name(m->t->values->shard),
-                        m->t->values->name, what);
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: %s",
+                        ep_safetensors_name(m->t->values->shard), m->t->values->name, what);
 }
 
 static ep_weight_scales kind_of(const ep_checkpoint_entry *scales)
@@ -40,8 +40,9 @@ static ep_weight_scales kind_of(const ep_checkpoint_entry *scales)
     static const struct {
         const char *type;
         ep_weight_scales kind;
-    } kinds[] = {{"F32", EP_SCALES_F32}, {"BF16", EP_SCALES_BF16},    {"F16", EP_SCALES_F16},
-                 {"U8", EP_SCALES_E8M0}, {"F8_E8M0", EP_SCALES_E8M0}, {"F8_E4M3", EP_SCALES_E4M3_PARTS}};
+    } kinds[] = {{"F32", EP_SCALES_F32},      {"BF16", EP_SCALES_BF16},
+                 {"F16", EP_SCALES_F16},      {"U8", EP_SCALES_E8M0},
+                 {"F8_E8M0", EP_SCALES_E8M0}, {"F8_E4M3", EP_SCALES_E4M3_PARTS}};
     for (size_t i = 0; i < EP_ARRAY_COUNT(kinds); i++) {
         if (ep_tensor_has_type(scales, kinds[i].type)) {
             return kinds[i].kind;
@@ -63,12 +64,13 @@ static bool is_one(const ep_checkpoint_entry *entry)
 
 static bool is_per_row(const ep_checkpoint_entry *entry, uint64_t rows)
 {
-    return ep_tensor_has_shape(entry, EP_DIMS(rows, 1)) || ep_tensor_has_shape(entry, EP_DIMS(rows));
+    return ep_tensor_has_shape(entry, EP_DIMS(rows, 1)) ||
+           ep_tensor_has_shape(entry, EP_DIMS(rows));
 }
 
 /* [rows,groups], or [groups,rows] of a container that is transposed. */
-static ep_scale_layout layout_of_groups(const matrix *m, ep_weight_scales kind, uint32_t group, uint64_t groups,
-                                        bool transposed)
+static ep_scale_layout layout_of_groups(const matrix *m, ep_weight_scales kind, uint32_t group,
+                                        uint64_t groups, bool transposed)
 {
     return (ep_scale_layout){.kind = kind,
                              .rows = 1,
@@ -114,11 +116,11 @@ static ep_err integer_form(const matrix *m, uint32_t group, bool has_zeros, ep_w
         return refuse(m->t->scales, "groups of", group, "multiples of 32 columns", m->error);
     }
     if (c->bits == 4) {
-        c->format = is_wide && has_zeros                            ? EP_WEIGHTS_INT4_128_ZERO
-                    : is_wide                                       ? EP_WEIGHTS_INT4_128
+        c->format = is_wide && has_zeros                           ? EP_WEIGHTS_INT4_128_ZERO
+                    : is_wide                                      ? EP_WEIGHTS_INT4_128
                     : has_zeros || c->scales.kind == EP_SCALES_F32 ? EP_WEIGHTS_INT4_ZERO
-                    : is_f16                                        ? EP_WEIGHTS_INT4_F16
-                                                                    : EP_WEIGHTS_INT4;
+                    : is_f16                                       ? EP_WEIGHTS_INT4_F16
+                                                                   : EP_WEIGHTS_INT4;
     } else {
         c->format = is_wide && has_zeros   ? EP_WEIGHTS_INT8_128_ZERO
                     : is_wide              ? EP_WEIGHTS_INT8_128
@@ -129,7 +131,8 @@ static ep_err integer_form(const matrix *m, uint32_t group, bool has_zeros, ep_w
 }
 
 /* Scales of rows, or of groups of their columns; out_groups: of a row. */
-static ep_err integer_scales(const matrix *m, ep_scale_layout *out_layout, uint32_t *out_group, uint64_t *out_groups)
+static ep_err integer_scales(const matrix *m, ep_scale_layout *out_layout, uint32_t *out_group,
+                             uint64_t *out_groups)
 {
     const ep_checkpoint_entry *scales = m->t->scales;
     const ep_weight_scales kind = kind_of(scales);
@@ -143,13 +146,15 @@ static ep_err integer_scales(const matrix *m, ep_scale_layout *out_layout, uint3
                                 : 0;
     const uint32_t group = group_of(m, groups);
     if (group == 0) {
-        const uint32_t wanted = m->quant->sizes_count > 0 ? m->quant->sizes[0].columns : EP_MX_GROUP;
-        return ep_tensor_shape_error(scales, EP_DIMS(m->rows, wanted == 0 ? 1 : parts_of(m->columns, wanted)),
-                                     m->error);
+        const uint32_t wanted =
+            m->quant->sizes_count > 0 ? m->quant->sizes[0].columns : EP_MX_GROUP;
+        return ep_tensor_shape_error(
+            scales, EP_DIMS(m->rows, wanted == 0 ? 1 : parts_of(m->columns, wanted)), m->error);
     }
     if (m->quant->asymmetric && m->t->zeros == NULL) {
-        return missing_beside(m, "has no zero points, which the config says it has: weight_zero_point is missing",
-                              m->error);
+        return missing_beside(
+            m, "has no zero points, which the config says it has: weight_zero_point is missing",
+            m->error);
     }
     *out_layout = layout_of_groups(m, kind, group, groups, false);
     *out_group = group;
@@ -175,9 +180,11 @@ static ep_err make_packed(const matrix *m, ep_weight_container *c)
     if (err == EP_OK && zeros != NULL) {
         c->zeros = EP_ZEROS_WORDS;
         c->zero_bias = is_nibbles ? -8 : -128;
-        err = !ep_tensor_has_type(zeros, "I32")
-                  ? ep_tensor_type_error(zeros, "I32", m->error)
-                  : ep_tensor_check_shape(zeros, EP_DIMS(parts_of((uint64_t)m->rows * c->bits, 32), groups), m->error);
+        err =
+            !ep_tensor_has_type(zeros, "I32")
+                ? ep_tensor_type_error(zeros, "I32", m->error)
+                : ep_tensor_check_shape(
+                      zeros, EP_DIMS(parts_of((uint64_t)m->rows * c->bits, 32), groups), m->error);
     }
     return err != EP_OK ? err : integer_form(m, group, zeros != NULL, c);
 }
@@ -218,17 +225,18 @@ static bool block_of(const matrix *m, uint32_t *rows, uint32_t *columns)
             continue;
         }
         is_stated = true;
-        const bool fits = ep_tensor_has_shape(
-            m->t->scales, EP_DIMS(parts_of(m->rows, size.rows), parts_of(m->columns, size.columns)));
+        const bool fits =
+            ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, size.rows),
+                                                      parts_of(m->columns, size.columns)));
         found += fits ? 1 : 0;
         if (fits || found == 0) {
             *rows = size.rows;
             *columns = size.columns;
         }
     }
-    return is_stated
-               ? found == 1
-               : ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, *rows), parts_of(m->columns, *columns)));
+    return is_stated ? found == 1
+                     : ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, *rows),
+                                                                 parts_of(m->columns, *columns)));
 }
 
 /* Whether the config leaves open, or says of some weights, that a row or all of the matrix has one
@@ -242,7 +250,8 @@ static bool may_share_rows(const matrix *m)
     return is_stated;
 }
 
-static ep_err make_f8_blocks(const matrix *m, uint32_t rows, uint32_t columns, ep_weight_container *c)
+static ep_err make_f8_blocks(const matrix *m, uint32_t rows, uint32_t columns,
+                             ep_weight_container *c)
 {
     const bool is_square = rows == EP_F8_BLOCK && columns == EP_F8_BLOCK;
     if (columns != EP_SHARED_BY_ALL && columns % EP_MX_GROUP != 0) {
@@ -263,7 +272,8 @@ static ep_err make_f8_blocks(const matrix *m, uint32_t rows, uint32_t columns, e
 static bool make_mxfp8(const matrix *m, ep_weight_container *c)
 {
     const uint64_t groups = parts_of(m->columns, EP_MX_GROUP);
-    const bool is_square = ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, EP_MX_GROUP), groups));
+    const bool is_square =
+        ep_tensor_has_shape(m->t->scales, EP_DIMS(parts_of(m->rows, EP_MX_GROUP), groups));
     if (c->scales.kind != EP_SCALES_E8M0 ||
         (!is_square && !ep_tensor_has_shape(m->t->scales, EP_DIMS(m->rows, groups)))) {
         return false;
@@ -298,10 +308,10 @@ static ep_err make_f8(const matrix *m, ep_weight_container *c)
         return EP_OK;
     }
     const bool wants_mx = c->scales.kind == EP_SCALES_E8M0 && m->quant->sizes_count == 0;
-    return ep_tensor_shape_error(
-        scales,
-        EP_DIMS(wants_mx ? m->rows : parts_of(m->rows, rows), parts_of(m->columns, wants_mx ? EP_MX_GROUP : columns)),
-        m->error);
+    return ep_tensor_shape_error(scales,
+                                 EP_DIMS(wants_mx ? m->rows : parts_of(m->rows, rows),
+                                         parts_of(m->columns, wants_mx ? EP_MX_GROUP : columns)),
+                                 m->error);
 }
 
 /* Two codes of e2m1 to a byte: mxfp4, or nvfp4 by the type of its scales. */
@@ -312,18 +322,23 @@ static ep_err make_e2m1(const matrix *m, ep_weight_container *c)
     const bool is_nv = kind == EP_SCALES_E4M3_PARTS;
     const uint32_t group = is_nv ? 16 : EP_MX_GROUP;
     const uint64_t groups = parts_of(m->columns, group);
-    ep_err err = ep_tensor_check_shape(m->t->values, EP_DIMS(m->rows, parts_of(m->columns, 2)), m->error);
+    ep_err err =
+        ep_tensor_check_shape(m->t->values, EP_DIMS(m->rows, parts_of(m->columns, 2)), m->error);
     if (err == EP_OK && !is_nv && kind != EP_SCALES_E8M0) {
         err = ep_tensor_type_error(scales, "U8, F8_E8M0, F8_E4M3", m->error);
     }
     err = err != EP_OK ? err : ep_tensor_check_shape(scales, EP_DIMS(m->rows, groups), m->error);
     if (err == EP_OK && is_nv && m->t->factor == NULL) {
-        err = missing_beside(
-            m, "has no scale of the whole matrix: neither weight_global_scale nor weight_scale_2 is there", m->error);
+        err = missing_beside(m,
+                             "has no scale of the whole matrix: neither weight_global_scale nor "
+                             "weight_scale_2 is there",
+                             m->error);
     }
-    if (err == EP_OK && is_nv && !(ep_tensor_has_type(m->t->factor, "F32") && is_one(m->t->factor))) {
-        err = !ep_tensor_has_type(m->t->factor, "F32") ? ep_tensor_type_error(m->t->factor, "F32", m->error)
-                                                       : ep_tensor_shape_error(m->t->factor, EP_DIMS(1), m->error);
+    if (err == EP_OK && is_nv &&
+        !(ep_tensor_has_type(m->t->factor, "F32") && is_one(m->t->factor))) {
+        err = !ep_tensor_has_type(m->t->factor, "F32")
+                  ? ep_tensor_type_error(m->t->factor, "F32", m->error)
+                  : ep_tensor_shape_error(m->t->factor, EP_DIMS(1), m->error);
     }
     c->format = is_nv ? EP_WEIGHTS_NVFP4 : EP_WEIGHTS_MXFP4;
     c->scales = layout_of_groups(m, kind, group, groups, false);
@@ -340,38 +355,43 @@ static ep_err make_words(const matrix *m, ep_weight_container *c)
     const ep_quant_words words = m->quant->words;
     const bool is_awq = words == EP_QUANT_WORDS_AWQ;
     if (words == EP_QUANT_WORDS_NONE) {
-        return ep_error_set(m->error, EP_ERR_UNIMPLEMENTED,
-                            "%s: tensor %.200s: only with quant_method gptq or awq in the config is it read",
-                            ep_safetensors_name(values->shard), values->name);
+        return ep_error_set(
+            m->error, EP_ERR_UNIMPLEMENTED,
+            "%s: tensor %.200s: only with quant_method gptq or awq in the config is it read",
+            ep_safetensors_name(values->shard), values->name);
     }
-    const bool is_bytes = !is_awq && ep_tensor_has_shape(values, EP_DIMS(parts_of(m->columns, 4), m->rows));
+    const bool is_bytes =
+        !is_awq && ep_tensor_has_shape(values, EP_DIMS(parts_of(m->columns, 4), m->rows));
     c->bits = is_bytes ? 8 : 4;
     c->packing = is_awq ? EP_PACKING_AWQ : EP_PACKING_GPTQ;
     const uint64_t each = 32 / c->bits;
     ep_err err = !ep_tensor_has_type(values, "I32")
                      ? ep_tensor_type_error(values, "I32", m->error)
-                     : ep_tensor_check_shape(
-                           values, EP_DIMS(is_awq ? m->columns : m->columns / each, is_awq ? m->rows / each : m->rows),
-                           m->error);
+                     : ep_tensor_check_shape(values,
+                                             EP_DIMS(is_awq ? m->columns : m->columns / each,
+                                                     is_awq ? m->rows / each : m->rows),
+                                             m->error);
     if (err == EP_OK && (m->rows % each != 0 || m->columns % each != 0)) {
-        return refuse(values, "a matrix with rows or columns that no whole words hold, of bits", c->bits,
-                      "multiples of 32 bits", m->error);
+        return refuse(values, "a matrix with rows or columns that no whole words hold, of bits",
+                      c->bits, "multiples of 32 bits", m->error);
     }
     if (err != EP_OK) {
         return err;
     }
     const ep_checkpoint_entry *scales = m->t->scales;
     const ep_weight_scales kind = kind_of(scales);
-    const uint64_t groups =
-        scales->tensor->rank == 2 && scales->tensor->shape[1] == m->rows ? scales->tensor->shape[0] : 0;
+    const uint64_t groups = scales->tensor->rank == 2 && scales->tensor->shape[1] == m->rows
+                                ? scales->tensor->shape[0]
+                                : 0;
     const uint32_t group = group_of(m, groups);
     if (!is_float(kind)) {
         return ep_tensor_type_error(scales, "F16, BF16, F32", m->error);
     }
     if (group == 0) {
-        const uint32_t wanted = m->quant->sizes_count > 0 ? m->quant->sizes[0].columns : EP_MX_GROUP;
-        return ep_tensor_shape_error(scales, EP_DIMS(wanted == 0 ? 1 : parts_of(m->columns, wanted), m->rows),
-                                     m->error);
+        const uint32_t wanted =
+            m->quant->sizes_count > 0 ? m->quant->sizes[0].columns : EP_MX_GROUP;
+        return ep_tensor_shape_error(
+            scales, EP_DIMS(wanted == 0 ? 1 : parts_of(m->columns, wanted), m->rows), m->error);
     }
     c->scales = layout_of_groups(m, kind, group, groups, true);
     if (zeros == NULL) {
@@ -380,21 +400,24 @@ static ep_err make_words(const matrix *m, ep_weight_container *c)
     c->zeros = is_awq ? EP_ZEROS_AWQ : EP_ZEROS_GPTQ;
     c->zero_bias = (words == EP_QUANT_WORDS_GPTQ ? 1 : 0) - (1 << (c->bits - 1));
     c->zeros_are_none = m->quant->symmetric;
-    err = !ep_tensor_has_type(zeros, "I32") ? ep_tensor_type_error(zeros, "I32", m->error)
-                                            : ep_tensor_check_shape(zeros, EP_DIMS(groups, m->rows / each), m->error);
+    err = !ep_tensor_has_type(zeros, "I32")
+              ? ep_tensor_type_error(zeros, "I32", m->error)
+              : ep_tensor_check_shape(zeros, EP_DIMS(groups, m->rows / each), m->error);
     return err != EP_OK ? err : integer_form(m, group, !m->quant->symmetric, c);
 }
 
-bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_container *out_container)
+bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values,
+                                   ep_weight_container *out_container)
 {
     static const struct {
         const char *type;
         ep_block_type block;
         ep_weight_format format;
-    } blocks[] = {{"Q4_0", EP_BLOCK_Q4_0, EP_WEIGHTS_INT4_F16}, {"Q5_0", EP_BLOCK_Q5_0, EP_WEIGHTS_INT8_F16},
-                  {"Q8_0", EP_BLOCK_Q8_0, EP_WEIGHTS_INT8_F16}, {"Q4_K", EP_BLOCK_Q4_K, EP_WEIGHTS_Q4_K},
-                  {"Q5_K", EP_BLOCK_Q5_K, EP_WEIGHTS_Q5_K},     {"Q6_K", EP_BLOCK_Q6_K, EP_WEIGHTS_Q6_K},
-                  {"MXFP4", EP_BLOCK_MXFP4, EP_WEIGHTS_MXFP4}};
+    } blocks[] = {
+        {"Q4_0", EP_BLOCK_Q4_0, EP_WEIGHTS_INT4_F16}, {"Q5_0", EP_BLOCK_Q5_0, EP_WEIGHTS_INT8_F16},
+        {"Q8_0", EP_BLOCK_Q8_0, EP_WEIGHTS_INT8_F16}, {"Q4_K", EP_BLOCK_Q4_K, EP_WEIGHTS_Q4_K},
+        {"Q5_K", EP_BLOCK_Q5_K, EP_WEIGHTS_Q5_K},     {"Q6_K", EP_BLOCK_Q6_K, EP_WEIGHTS_Q6_K},
+        {"MXFP4", EP_BLOCK_MXFP4, EP_WEIGHTS_MXFP4}};
     for (size_t i = 0; i < EP_ARRAY_COUNT(blocks); i++) {
         if (ep_tensor_has_type(values, blocks[i].type)) {
             *out_container = (ep_weight_container){
@@ -405,8 +428,9 @@ bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_
     return false;
 }
 
-ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows,
-                                uint32_t columns, ep_weight_container *out_container, ep_error *out_error)
+ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors,
+                                uint32_t rows, uint32_t columns, ep_weight_container *out_container,
+                                ep_error *out_error)
 {
     const matrix m = {quant, tensors, rows, columns, out_error};
     const ep_checkpoint_entry *values = tensors->values;
@@ -419,13 +443,15 @@ ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_te
         }
         return err;
     }
-    if (tensors->scales == NULL && !ep_tensor_has_type(values, "F8_E4M3") && !ep_tensor_has_type(values, "I8") &&
-        !ep_tensor_has_type(values, "U8") && !ep_tensor_has_type(values, "I32")) {
+    if (tensors->scales == NULL && !ep_tensor_has_type(values, "F8_E4M3") &&
+        !ep_tensor_has_type(values, "I8") && !ep_tensor_has_type(values, "U8") &&
+        !ep_tensor_has_type(values, "I32")) {
         return ep_tensor_type_error(values, VALUE_TYPES, out_error);
     }
     if (tensors->scales == NULL) {
-        return missing_beside(&m, "has no scales: none of weight_scale_inv, weight_scale, scale, scales is there",
-                              out_error);
+        return missing_beside(
+            &m, "has no scales: none of weight_scale_inv, weight_scale, scale, scales is there",
+            out_error);
     }
     if (tensors->are_words) {
         err = make_words(&m, &c);
@@ -437,7 +463,8 @@ ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_te
     if (ep_tensor_has_type(values, "F8_E4M3")) {
         err = ep_tensor_check_shape(values, EP_DIMS(rows, columns), out_error);
         err = err != EP_OK ? err : make_f8(&m, &c);
-    } else if (ep_tensor_has_type(values, "I8") && ep_tensor_has_shape(values, EP_DIMS(rows, columns))) {
+    } else if (ep_tensor_has_type(values, "I8") &&
+               ep_tensor_has_shape(values, EP_DIMS(rows, columns))) {
         err = make_int8(&m, &c);
     } else if (ep_tensor_has_type(values, "I32")) {
         err = make_packed(&m, &c);

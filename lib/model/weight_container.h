@@ -21,11 +21,11 @@ typedef enum ep_packing {
 
 typedef enum ep_zero_packing {
     EP_ZEROS_NONE,
-    EP_ZEROS_INT8,  /* [rows,groups] */
+    EP_ZEROS_INT8, /* [rows,groups] */
     /* z plus half of the range, packed in words down the columns: [rows / (32/bits), groups] */
     EP_ZEROS_WORDS,
-    EP_ZEROS_GPTQ,  /* [groups, rows / (32/bits)] */
-    EP_ZEROS_AWQ    /* [groups, rows / 8], in the order of its values */
+    EP_ZEROS_GPTQ, /* [groups, rows / (32/bits)] */
+    EP_ZEROS_AWQ   /* [groups, rows / 8], in the order of its values */
 } ep_zero_packing;
 
 #define EP_SHARED_BY_ALL UINT32_MAX
@@ -59,8 +59,8 @@ typedef struct ep_weight_container {
     uint32_t bits; /* of packed codes */
     ep_scale_layout scales;
     ep_zero_packing zeros;
-    int32_t zero_bias;     /* added to stored zero points */
-    bool zeros_are_none;   /* the form has no offsets: all must be 0 */
+    int32_t zero_bias;   /* added to stored zero points */
+    bool zeros_are_none; /* the form has no offsets: all must be 0 */
     bool factor_divides;
     ep_block_type block; /* of EP_PACKING_BLOCKS */
 } ep_weight_container;
@@ -77,9 +77,11 @@ typedef struct ep_weight_tensors {
 
 /* Whether the tensor's type is a block of GGUF; then it needs no other tensors. Its shape is not
  * looked at. */
-bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values, ep_weight_container *out_container);
+bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values,
+                                   ep_weight_container *out_container);
 /* Errors: BAD_FILE, UNIMPLEMENTED, NOT_FOUND: file, tensor, what it is, what is allowed. */
-ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors, uint32_t rows,
-                                uint32_t columns, ep_weight_container *out_container, ep_error *out_error);
+ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_tensors *tensors,
+                                uint32_t rows, uint32_t columns, ep_weight_container *out_container,
+                                ep_error *out_error);
 
 #endif

@@ -6,18 +6,21 @@
 
 static ep_err no_memory(size_t bytes, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the order of columns (%zu bytes)", bytes);
+    return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                        "no memory for the order of columns (%zu bytes)", bytes);
 }
 
-static ep_err damaged(const ep_plan_run *run, const char *what, uint32_t column, ep_error *out_error)
+static ep_err damaged(const ep_plan_run *run, const char *what, uint32_t column,
+                      ep_error *out_error)
 {
     return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %s at element %u",
                         ep_safetensors_name(run->entry->shard), run->entry->name, what, column);
 }
 
 /* A stable sort by group. next [groups]: room. */
-static ep_err sort_columns(const ep_plan_run *run, const uint8_t *raw, uint32_t columns, uint32_t group_columns,
-                           uint32_t *next, uint32_t *out_columns, ep_error *out_error)
+static ep_err sort_columns(const ep_plan_run *run, const uint8_t *raw, uint32_t columns,
+                           uint32_t group_columns, uint32_t *next, uint32_t *out_columns,
+                           ep_error *out_error)
 {
     const uint32_t groups = (columns - 1) / group_columns + 1;
     for (uint32_t g = 0; g < groups; g++) {
@@ -29,7 +32,8 @@ static ep_err sort_columns(const ep_plan_run *run, const uint8_t *raw, uint32_t 
         if (group >= groups) {
             return damaged(run, "a group does not exist", k, out_error);
         }
-        const uint32_t end = columns - group * group_columns < group_columns ? columns : (group + 1) * group_columns;
+        const uint32_t end =
+            columns - group * group_columns < group_columns ? columns : (group + 1) * group_columns;
         if (next[group] == end) {
             return damaged(run, "a group has more columns than the others", k, out_error);
         }
@@ -48,14 +52,16 @@ static ep_err read_order(const ep_expert_plan *plan, const ep_plan_matrix *m, co
     if (order == NULL) {
         return no_memory(2 * (size_t)m->columns * sizeof(*order), out_error);
     }
-    ep_err err = sort_columns(run, raw, m->columns, group_columns, order + m->columns, order, out_error);
+    ep_err err =
+        sort_columns(run, raw, m->columns, group_columns, order + m->columns, order, out_error);
     uint32_t same = 0;
     while (err == EP_OK && same < m->columns && order[same] == same) {
         same++;
     }
     if (err == EP_OK && same < m->columns && !m->is_ordered) {
-        err = damaged(run, "groups do not follow each other, and the config's desc_act says they do,", order[same],
-                      out_error);
+        err =
+            damaged(run, "groups do not follow each other, and the config's desc_act says they do,",
+                    order[same], out_error);
     }
     if (err != EP_OK || same == m->columns) {
         free(order);
@@ -71,8 +77,8 @@ static bool are_alike(const uint32_t *a, const uint32_t *b, uint32_t count)
     return a == b || (a != NULL && b != NULL && memcmp(a, b, count * sizeof(*a)) == 0);
 }
 
-ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *plan, uint8_t *const *raw,
-                             ep_error *out_error)
+ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *plan,
+                             uint8_t *const *raw, ep_error *out_error)
 {
     const ep_plan_matrix *gate = &plan->matrices[EP_MATRIX_GATE];
     const ep_plan_matrix *up = &plan->matrices[EP_MATRIX_UP];
@@ -87,10 +93,10 @@ ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *pla
     if (err == EP_OK && gate->present &&
         !are_alike(orders->columns[EP_MATRIX_GATE], orders->columns[EP_MATRIX_UP], up->columns)) {
         const ep_plan_run *run = &plan->runs[up->order >= 0 ? up->order : gate->order];
-        err = ep_error_set(
-            out_error, EP_ERR_UNIMPLEMENTED,
-            "%s: tensor %.200s: gate and up have their columns in groups in unlike orders, allowed: one for both",
-            ep_safetensors_name(run->entry->shard), run->entry->name);
+        err = ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                           "%s: tensor %.200s: gate and up have their columns in groups in unlike "
+                           "orders, allowed: one for both",
+                           ep_safetensors_name(run->entry->shard), run->entry->name);
     }
     return err;
 }
@@ -104,7 +110,8 @@ void ep_weight_orders_fini(ep_weight_orders *orders)
 }
 
 /* array[i] = array[order[i]]. room: as large. */
-static void order_rows(uint8_t *array, size_t rows, size_t row_bytes, const uint32_t *order, uint8_t *room)
+static void order_rows(uint8_t *array, size_t rows, size_t row_bytes, const uint32_t *order,
+                       uint8_t *room)
 {
     if (array == NULL || row_bytes == 0) {
         return;
@@ -116,7 +123,8 @@ static void order_rows(uint8_t *array, size_t rows, size_t row_bytes, const uint
 }
 
 /* The same of the columns of a row of integer codes. room: of as many bytes as columns. */
-static void order_codes(ep_weight_format format, uint8_t *row, size_t columns, const uint32_t *order, uint8_t *room)
+static void order_codes(ep_weight_format format, uint8_t *row, size_t columns,
+                        const uint32_t *order, uint8_t *room)
 {
     const bool is_nibbles = ep_weight_codes_are_nibbles(ep_weight_format_codes(format));
     for (size_t k = 0; k < columns; k++) {
@@ -125,25 +133,31 @@ static void order_codes(ep_weight_format format, uint8_t *row, size_t columns, c
     for (size_t k = 0; k < columns; k++) {
         const uint8_t code = room[order[k]];
         uint8_t *at = row + (is_nibbles ? k / 2 : k);
-        *at = (uint8_t)(!is_nibbles ? code : k % 2 == 0 ? (*at & 0xf0u) | code : (*at & 0x0fu) | code << 4);
+        *at = (uint8_t)(!is_nibbles  ? code
+                        : k % 2 == 0 ? (*at & 0xf0u) | code
+                                     : (*at & 0x0fu) | code << 4);
     }
 }
 
-static void order_all_rows(const ep_expert_plan *plan, const ep_plan_matrix *m, const uint32_t *order, uint8_t *values,
-                           uint8_t *scales, uint8_t *bias, uint8_t *room)
+static void order_all_rows(const ep_expert_plan *plan, const ep_plan_matrix *m,
+                           const uint32_t *order, uint8_t *values, uint8_t *scales, uint8_t *bias,
+                           uint8_t *room)
 {
     const ep_weight_format format = m->container.format;
     const ep_scale_arrays arrays = ep_weight_scale_arrays(format, m->rows, m->columns);
-    const size_t bytes[] = {arrays.scales, arrays.offsets, arrays.scale_factors, arrays.offset_factors};
+    const size_t bytes[] = {arrays.scales, arrays.offsets, arrays.scale_factors,
+                            arrays.offset_factors};
     order_rows(values, m->rows, ep_weight_row_bytes(format, m->columns), order, room);
-    for (size_t i = 0; scales != NULL && i < sizeof(bytes) / sizeof(bytes[0]); scales += bytes[i++]) {
+    for (size_t i = 0; scales != NULL && i < sizeof(bytes) / sizeof(bytes[0]);
+         scales += bytes[i++]) {
         order_rows(scales, m->rows, bytes[i] / m->rows, order, room);
     }
     order_rows(bias, m->rows, ep_dtype_bytes(plan->bias_dtype), order, room);
 }
 
-ep_err ep_weight_orders_apply(const ep_weight_orders *orders, const ep_expert_plan *plan, ep_matrix which,
-                              uint8_t *values, uint8_t *scales, uint8_t *bias, ep_error *out_error)
+ep_err ep_weight_orders_apply(const ep_weight_orders *orders, const ep_expert_plan *plan,
+                              ep_matrix which, uint8_t *values, uint8_t *scales, uint8_t *bias,
+                              ep_error *out_error)
 {
     const ep_plan_matrix *m = &plan->matrices[which];
     const ep_weight_format format = m->container.format;
@@ -153,8 +167,9 @@ ep_err ep_weight_orders_apply(const ep_weight_orders *orders, const ep_expert_pl
     if (columns == NULL && rows == NULL) {
         return EP_OK;
     }
-    const size_t room_bytes =
-        m->rows * row_bytes + ep_weight_scales_bytes(format, m->rows, m->columns) + m->columns + 4 * (size_t)m->rows;
+    const size_t room_bytes = m->rows * row_bytes +
+                              ep_weight_scales_bytes(format, m->rows, m->columns) + m->columns +
+                              4 * (size_t)m->rows;
     uint8_t *room = malloc(room_bytes);
     if (room == NULL) {
         return no_memory(room_bytes, out_error);

@@ -22,12 +22,13 @@ typedef struct ep_weight_orders {
  * columns than others; groups out of order where the config says that they are not), UNIMPLEMENTED
  * (gate and up differ), NO_MEMORY. fini in any case.
  */
-ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *plan, uint8_t *const *raw,
-                             ep_error *out_error);
+ep_err ep_weight_orders_init(ep_weight_orders *orders, const ep_expert_plan *plan,
+                             uint8_t *const *raw, ep_error *out_error);
 void ep_weight_orders_fini(ep_weight_orders *orders);
 /* Puts a matrix's rows and columns in their places, and its bias; each may be NULL. NO_MEMORY. */
-ep_err ep_weight_orders_apply(const ep_weight_orders *orders, const ep_expert_plan *plan, ep_matrix which,
-                              uint8_t *values, uint8_t *scales, uint8_t *bias, ep_error *out_error);
+ep_err ep_weight_orders_apply(const ep_weight_orders *orders, const ep_expert_plan *plan,
+                              ep_matrix which, uint8_t *values, uint8_t *scales, uint8_t *bias,
+                              ep_error *out_error);
 /* out[i]: the place of input i. */
 void ep_weight_orders_places(const ep_weight_orders *orders, uint32_t count, uint8_t *out);
 

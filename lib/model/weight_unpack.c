@@ -10,7 +10,8 @@
 static ep_err damaged(const ep_plan_run *run, const char *what, size_t at, ep_error *out_error)
 {
     return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: tensor %.200s: %s at element %zu",
-                        ep_safetensors_name(run->entry->shard), run->entry->name, what, run->offset + at);
+                        ep_safetensors_name(run->entry->shard), run->entry->name, what,
+                        run->offset + at);
 }
 
 static float read_f32(const uint8_t *raw, size_t i)
@@ -66,18 +67,21 @@ static int32_t read_zero(const ep_plan_matrix *m, const uint8_t *raw, size_t n, 
 {
     const ep_weight_container *c = &m->container;
     const size_t g = k / c->scales.columns;
-    const size_t groups = m->columns / c->scales.columns + (m->columns % c->scales.columns != 0 ? 1 : 0);
+    const size_t groups =
+        m->columns / c->scales.columns + (m->columns % c->scales.columns != 0 ? 1 : 0);
     const size_t each = 32 / (c->bits == 0 ? 8 : c->bits);
     const uint32_t mask = (1u << (32 / each)) - 1u;
     switch (c->zeros) {
     case EP_ZEROS_INT8:
         return (int8_t)raw[n * groups + g];
     case EP_ZEROS_WORDS:
-        return (int32_t)(read_word(raw, n / each * groups + g) >> (c->bits * (n % each)) & mask) + c->zero_bias;
+        return (int32_t)(read_word(raw, n / each * groups + g) >> (c->bits * (n % each)) & mask) +
+               c->zero_bias;
     case EP_ZEROS_GPTQ:
         return (int32_t)read_packed(raw, c->bits, g * m->rows + n) + c->zero_bias;
     case EP_ZEROS_AWQ:
-        return (int32_t)(read_word(raw, (g * m->rows + n) / 8) >> awq_shift(n) & 15u) + c->zero_bias;
+        return (int32_t)(read_word(raw, (g * m->rows + n) / 8) >> awq_shift(n) & 15u) +
+               c->zero_bias;
     default:
         return 0;
     }
@@ -121,14 +125,16 @@ static ep_err check_scales(const ep_expert_plan *plan, const ep_plan_matrix *m, 
     }
     const float factor = m->factor < 0 ? 1.0f : read_f32(raw[m->factor], 0);
     if (!isfinite(factor) || factor == 0.0f || !isfinite(1.0f / factor)) {
-        return damaged(&plan->runs[m->factor], "a scale is zero, not finite or has no finite reciprocal", 0, out_error);
+        return damaged(&plan->runs[m->factor],
+                       "a scale is zero, not finite or has no finite reciprocal", 0, out_error);
     }
     return EP_OK;
 }
 
 /* Zero points: none where the form has none; else a byte, and a scale whose product with it is
  * exact in f32. */
-static ep_err check_zeros(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw, ep_error *out_error)
+static ep_err check_zeros(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw,
+                          ep_error *out_error)
 {
     const ep_weight_container *c = &m->container;
     const size_t step = m->zeros < 0 ? 1 : common_group(m);
@@ -138,23 +144,27 @@ static ep_err check_zeros(const ep_expert_plan *plan, const ep_plan_matrix *m, u
             const size_t at = scale_index(&c->scales, n, k);
             if (zero != 0 && c->zeros_are_none) {
                 return damaged(&plan->runs[m->zeros],
-                               "a zero point is not the middle of the range, which the config's sym says it is,", at,
-                               out_error);
+                               "a zero point is not the middle of the range, which the config's "
+                               "sym says it is,",
+                               at, out_error);
             }
             if (zero < -128 || zero > 127) {
-                return damaged(&plan->runs[m->zeros], "a zero point is beyond the range of codes", at, out_error);
-            }
-            if (zero != 0 && (ep_f32_bits(read_scale(raw[m->scales], c->scales.kind, at)) & 0xffu) != 0) {
-                return damaged(&plan->runs[m->scales], "a scale beside a zero point has more than 16 significant bits,",
+                return damaged(&plan->runs[m->zeros], "a zero point is beyond the range of codes",
                                at, out_error);
+            }
+            if (zero != 0 &&
+                (ep_f32_bits(read_scale(raw[m->scales], c->scales.kind, at)) & 0xffu) != 0) {
+                return damaged(&plan->runs[m->scales],
+                               "a scale beside a zero point has more than 16 significant bits,", at,
+                               out_error);
             }
         }
     }
     return EP_OK;
 }
 
-ep_err ep_weight_check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw,
-                               ep_error *out_error)
+ep_err ep_weight_check_numbers(const ep_expert_plan *plan, const ep_plan_matrix *m,
+                               uint8_t *const *raw, ep_error *out_error)
 {
     if (m->container.packing == EP_PACKING_BLOCKS) {
         return ep_weight_check_blocks(m, &plan->runs[m->values], raw[m->values], out_error);
@@ -162,7 +172,8 @@ ep_err ep_weight_check_numbers(const ep_expert_plan *plan, const ep_plan_matrix 
     ep_err err = check_values(plan, m, raw, out_error);
     for (size_t i = 0; err == EP_OK && m->offset >= 0 && i < plan->runs[m->offset].bytes; i++) {
         if (raw[m->offset][i] != 0) {
-            err = damaged(&plan->runs[m->offset], "an offset is not zero, allowed 0: byte", i, out_error);
+            err = damaged(&plan->runs[m->offset], "an offset is not zero, allowed 0: byte", i,
+                          out_error);
         }
     }
     err = err != EP_OK ? err : check_scales(plan, m, raw, out_error);
@@ -180,7 +191,8 @@ static bool has_scales_in_place(const ep_plan_matrix *m)
     if (m->scales < 0) {
         return true;
     }
-    if (layout->kind != kind || arrays.offsets != 0 || arrays.scale_factors != 0 || layout->column_step != 1) {
+    if (layout->kind != kind || arrays.offsets != 0 || arrays.scale_factors != 0 ||
+        layout->column_step != 1) {
         return false;
     }
     if (is_per_row) {
@@ -192,7 +204,8 @@ static bool has_scales_in_place(const ep_plan_matrix *m)
 
 bool ep_weight_is_in_place(const ep_plan_matrix *m)
 {
-    return m->step == 1 && !m->transposed && m->container.packing == EP_PACKING_ROWS && has_scales_in_place(m);
+    return m->step == 1 && !m->transposed && m->container.packing == EP_PACKING_ROWS &&
+           has_scales_in_place(m);
 }
 
 /* to[n] = row first + n * step of from, for all rows of the matrix. */
@@ -243,11 +256,13 @@ static void take_words(const ep_plan_matrix *m, const uint8_t *from, uint8_t *to
     for (size_t n0 = 0; n0 < m->rows; n0 += SQUARE) {
         for (size_t k = 0; k < m->columns; k++) {
             for (size_t n = n0; n < n0 + SQUARE && n < m->rows; n++) {
-                const uint32_t word =
-                    is_awq ? read_word(from, (k * m->rows + n) / 8) : read_word(from, k / each * m->rows + n);
+                const uint32_t word = is_awq ? read_word(from, (k * m->rows + n) / 8)
+                                             : read_word(from, k / each * m->rows + n);
                 const uint32_t code = word >> (is_awq ? awq_shift(n) : c->bits * (k % each)) & mask;
                 uint8_t *at = to + n * row_bytes + (c->bits == 4 ? k / 2 : k);
-                *at = (uint8_t)(c->bits == 8 ? code ^ 0x80u : k % 2 == 0 ? (*at & 0xf0u) | code : (*at & 0x0fu) | code << 4);
+                *at = (uint8_t)(c->bits == 8 ? code ^ 0x80u
+                                : k % 2 == 0 ? (*at & 0xf0u) | code
+                                             : (*at & 0x0fu) | code << 4);
             }
         }
     }
@@ -268,7 +283,8 @@ void ep_weight_unpack_values(const ep_plan_matrix *m, const uint8_t *from, uint8
 }
 
 /* A scale in the width that memory has. */
-static void put_scale(ep_weight_scales ours, ep_weight_scales theirs, const uint8_t *from, size_t i, uint8_t *to)
+static void put_scale(ep_weight_scales ours, ep_weight_scales theirs, const uint8_t *from, size_t i,
+                      uint8_t *to)
 {
     const size_t bytes = ep_weight_scale_bytes(ours);
     if (ours == theirs) {
@@ -301,7 +317,8 @@ void ep_weight_unpack_scales(const ep_plan_matrix *m, uint8_t *const *raw, uint8
     uint8_t *offsets = to + arrays.scales;
     for (size_t n = 0; n < m->rows; n += rows_each) {
         for (size_t k = 0; k < m->columns; k += columns_each, to += ep_weight_scale_bytes(kind)) {
-            put_scale(kind, layout->kind, raw[m->scales], scale_index(layout, m->first + n * m->step, k), to);
+            put_scale(kind, layout->kind, raw[m->scales],
+                      scale_index(layout, m->first + n * m->step, k), to);
             if (arrays.offsets != 0) {
                 *offsets++ = (uint8_t)(m->zeros < 0 ? 0 : read_zero(m, raw[m->zeros], n, k));
             }
@@ -312,7 +329,8 @@ void ep_weight_unpack_scales(const ep_plan_matrix *m, uint8_t *const *raw, uint8
     }
 }
 
-void ep_weight_unpack_bias(const ep_expert_plan *plan, const ep_plan_matrix *m, const uint8_t *from, uint8_t *to)
+void ep_weight_unpack_bias(const ep_expert_plan *plan, const ep_plan_matrix *m, const uint8_t *from,
+                           uint8_t *to)
 {
     const size_t element = ep_dtype_bytes(plan->bias_dtype);
     ep_plan_matrix rows = *m;

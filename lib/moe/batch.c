@@ -58,8 +58,8 @@ static ep_slot_kind kind_of_id(const ep_batch *batch, const ep_layer_shape *shap
     return EP_SLOT_INACTIVE;
 }
 
-ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token, uint32_t slot,
-                           uint32_t *out_expert)
+ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
+                           uint32_t slot, uint32_t *out_expert)
 {
     *out_expert = EP_NO_EXPERT;
     if (batch->mask_tokens != NULL && batch->mask_tokens[token] == 0) {

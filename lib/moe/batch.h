@@ -30,33 +30,37 @@ static inline const void *ep_rows_at(const ep_rows *rows, uint32_t index)
 
 /* Special experts, evaluated by the client; ids follow the routed ones. */
 typedef struct ep_special_experts {
-    uint32_t zero_count;         /* Z */
-    uint32_t copy_count;         /* C */
-    uint32_t const_count;        /* N */
-    ep_rows const_alpha1;        /* [N,H] of x's type */
-    ep_rows const_alpha2;        /* [N,H] */
-    ep_rows const_v;             /* [N,H] */
+    uint32_t zero_count;  /* Z */
+    uint32_t copy_count;  /* C */
+    uint32_t const_count; /* N */
+    ep_rows const_alpha1; /* [N,H] of x's type */
+    ep_rows const_alpha2; /* [N,H] */
+    ep_rows const_v;      /* [N,H] */
     ep_const_rule const_rule;
 } ep_special_experts;
 
 /* What becomes of x before it travels. Numbers as in the vendor's quant_mode where it has one. */
-typedef enum ep_dispatch_quant { EP_DISPATCH_PLAIN = 0, EP_DISPATCH_INT8 = 2, EP_DISPATCH_FP8 = 3 } ep_dispatch_quant;
+typedef enum ep_dispatch_quant {
+    EP_DISPATCH_PLAIN = 0,
+    EP_DISPATCH_INT8 = 2,
+    EP_DISPATCH_FP8 = 3
+} ep_dispatch_quant;
 /* What becomes of row(t,k) before it travels back. Numbers as in the vendor's comm_quant_mode. */
 typedef enum ep_combine_quant { EP_COMBINE_PLAIN = 0, EP_COMBINE_INT8 = 2 } ep_combine_quant;
 
 typedef struct ep_batch {
-    uint32_t tokens;             /* T */
+    uint32_t tokens; /* T */
     /* K of this batch, 1..EP_TOP_K_MAX (0 allowed when shared experts are served) */
     uint32_t top_k;
-    uint32_t hidden;             /* H */
-    ep_rows x;                   /* bf16, f16, f32, i8 */
-    const float *x_scales;       /* [T], i8 only */
-    ep_rows ids;                 /* i32 or i64 */
-    ep_rows scales;              /* f32 or bf16 */
-    const uint8_t *mask_tokens;  /* [T] 0 or 1; NULL: all active */
-    ep_rows mask_slots;          /* [T,K] bool; data NULL: all active */
-    ep_rows partial_slots;       /* [T,K] bool; with EP_RESULT_PARTIAL: slots that count */
-    ep_rows shared;              /* with EP_SHARED_CALLER: [T,H] added last */
+    uint32_t hidden;            /* H */
+    ep_rows x;                  /* bf16, f16, f32, i8 */
+    const float *x_scales;      /* [T], i8 only */
+    ep_rows ids;                /* i32 or i64 */
+    ep_rows scales;             /* f32 or bf16 */
+    const uint8_t *mask_tokens; /* [T] 0 or 1; NULL: all active */
+    ep_rows mask_slots;         /* [T,K] bool; data NULL: all active */
+    ep_rows partial_slots;      /* [T,K] bool; with EP_RESULT_PARTIAL: slots that count */
+    ep_rows shared;             /* with EP_SHARED_CALLER: [T,H] added last */
     ep_special_experts special;
     ep_weight_on weight_on;
     /* routed and shared rows are partial sums (moe/node_sum.h); combined and partial, weight on the
@@ -65,10 +69,10 @@ typedef struct ep_batch {
     ep_result_form form;
     ep_shared_source shared_source;
     ep_nan_policy nan_policy;
-    float x_abs_max;             /* > 0: |x| above is INVALID_ARGUMENT naming token, element, value; 0: off */
-    bool allow_duplicates;       /* the same routed id twice in a row */
-    ep_dtype wire_dtype;         /* rows are rounded to it once: bf16, f16, f32 */
-    ep_dtype out_dtype;          /* bf16, f16, f32 */
+    float x_abs_max; /* > 0: |x| above is INVALID_ARGUMENT naming token, element, value; 0: off */
+    bool allow_duplicates;            /* the same routed id twice in a row */
+    ep_dtype wire_dtype;              /* rows are rounded to it once: bf16, f16, f32 */
+    ep_dtype out_dtype;               /* bf16, f16, f32 */
     ep_dispatch_quant dispatch_quant; /* of x in bf16, f16, f32 (moe/quantize.h) */
     /* [smooth_first + E,H] f32 at multiples of 4, with EP_DISPATCH_INT8: channel scales of each
      * expert; data NULL: none */
@@ -81,7 +85,7 @@ typedef struct ep_batch {
 
 /* What a slot is, after all masks and id rules. */
 typedef enum ep_slot_kind {
-    EP_SLOT_INACTIVE,            /* masked, -1, id == total, zero expert, not marked in partial */
+    EP_SLOT_INACTIVE, /* masked, -1, id == total, zero expert, not marked in partial */
     EP_SLOT_ROUTED,
     EP_SLOT_SHARED,
     EP_SLOT_COPY,
@@ -103,7 +107,8 @@ bool ep_batch_token_active(const ep_batch *batch, uint32_t token);
 /* Kind of a slot of a checked batch; *out_expert: table index for ROUTED and SHARED, index in its
  * group for COPY and CONST, else EP_NO_EXPERT. Shared slots of an uncombined batch are inactive:
  * the result has no place for them. */
-ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token, uint32_t slot, uint32_t *out_expert);
+ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
+                           uint32_t slot, uint32_t *out_expert);
 /* scales[t,k] widened to f32. */
 float ep_batch_scale(const ep_batch *batch, uint32_t token, uint32_t slot);
 /* x_scales[t] after the NaN policy: zero and mean turn a scale that is not finite into 0. i8
@@ -133,7 +138,8 @@ static inline bool ep_batch_row_per_slot(const ep_batch *batch)
 /* x[t] as it travels to the slots of a token or, with smooth scales, to slot `slot` of expert
  * `expert` (table index), after the NaN policy: out [H] of ep_batch_sent_dtype, scales
  * [ep_sent_row_scales]. */
-void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out, float *scales);
+void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert,
+                       void *out, float *scales);
 /* Number of elements of row t that are NaN or Inf (for metrics); for i8: H when the row's scale is
  * not finite, else 0. */
 uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token);

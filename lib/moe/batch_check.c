@@ -18,12 +18,12 @@ static ep_err check_counts(const ep_batch *batch, const ep_layer_shape *shape, e
         return BAD("batch has %" PRIu32 " tokens: allowed 0..%d", batch->tokens, EP_TOKENS_MAX);
     }
     if (batch->top_k > EP_TOP_K_MAX || (batch->top_k == 0 && !shared)) {
-        return BAD("batch has %" PRIu32 " slots per token: allowed 1..%d%s", batch->top_k, EP_TOP_K_MAX,
-                   shared ? ", or 0 for shared experts only" : "");
+        return BAD("batch has %" PRIu32 " slots per token: allowed 1..%d%s", batch->top_k,
+                   EP_TOP_K_MAX, shared ? ", or 0 for shared experts only" : "");
     }
     if (batch->hidden != shape->hidden) {
-        return BAD("batch has rows of %" PRIu32 " elements, layer %" PRIu32 " has %" PRIu32, batch->hidden,
-                   shape->layer, shape->hidden);
+        return BAD("batch has rows of %" PRIu32 " elements, layer %" PRIu32 " has %" PRIu32,
+                   batch->hidden, shape->layer, shape->hidden);
     }
     if ((uint64_t)batch->tokens * ep_batch_slots_per_token(batch, shape) > UINT32_MAX) {
         return BAD("batch has %" PRIu32 " tokens of %" PRIu32 " slots: allowed up to %" PRIu32
@@ -31,7 +31,8 @@ static ep_err check_counts(const ep_batch *batch, const ep_layer_shape *shape, e
                    batch->tokens, ep_batch_slots_per_token(batch, shape), UINT32_MAX);
     }
     if (ep_batch_ids_total(batch, shape) > INT32_MAX) {
-        return BAD("layer %" PRIu32 " has %" PRId64 " experts with the special ones: allowed up to %d",
+        return BAD("layer %" PRIu32 " has %" PRId64
+                   " experts with the special ones: allowed up to %d",
                    shape->layer, ep_batch_ids_total(batch, shape), INT32_MAX);
     }
     return EP_OK;
@@ -106,12 +107,12 @@ static ep_err check_inputs(const ep_batch *batch, ep_error *out_error)
         return err;
     }
     if (batch->ids.dtype != EP_DTYPE_I32 && batch->ids.dtype != EP_DTYPE_I64) {
-        return BAD("expert ids have type %s (%u): allowed i32, i64", ep_dtype_name(batch->ids.dtype),
-                   (unsigned)batch->ids.dtype);
+        return BAD("expert ids have type %s (%u): allowed i32, i64",
+                   ep_dtype_name(batch->ids.dtype), (unsigned)batch->ids.dtype);
     }
     if (batch->scales.dtype != EP_DTYPE_F32 && batch->scales.dtype != EP_DTYPE_BF16) {
-        return BAD("expert scales have type %s (%u): allowed f32, bf16", ep_dtype_name(batch->scales.dtype),
-                   (unsigned)batch->scales.dtype);
+        return BAD("expert scales have type %s (%u): allowed f32, bf16",
+                   ep_dtype_name(batch->scales.dtype), (unsigned)batch->scales.dtype);
     }
     return EP_OK;
 }
@@ -120,11 +121,12 @@ static ep_err check_optional_inputs(const ep_batch *batch, ep_error *out_error)
 {
     ep_err err;
     if (batch->shared_source == EP_SHARED_CALLER) {
-        if (batch->tokens > 0 &&
-            (err = check_present("the caller's shared tensor", &batch->shared, out_error)) != EP_OK) {
+        if (batch->tokens > 0 && (err = check_present("the caller's shared tensor", &batch->shared,
+                                                      out_error)) != EP_OK) {
             return err;
         }
-        if ((err = check_float_type("the caller's shared tensor", batch->shared.dtype, out_error)) != EP_OK) {
+        if ((err = check_float_type("the caller's shared tensor", batch->shared.dtype,
+                                    out_error)) != EP_OK) {
             return err;
         }
     }
@@ -141,7 +143,8 @@ static ep_err check_optional_inputs(const ep_batch *batch, ep_error *out_error)
         }
     }
     if (batch->form == EP_RESULT_PARTIAL && batch->tokens > 0 && batch->top_k > 0) {
-        return check_present("the partial result's table of marked slots", &batch->partial_slots, out_error);
+        return check_present("the partial result's table of marked slots", &batch->partial_slots,
+                             out_error);
     }
     return EP_OK;
 }
@@ -157,8 +160,8 @@ static ep_err check_slot_flags(const char *what, const ep_batch *batch, const ep
         const uint8_t *flags = ep_rows_at(rows, t);
         for (uint32_t k = 0; k < batch->top_k; k++) {
             if (flags[k] > 1) {
-                return BAD("%s is %u at token %" PRIu32 ", slot %" PRIu32 ": allowed 0 or 1", what, flags[k],
-                           t, k);
+                return BAD("%s is %u at token %" PRIu32 ", slot %" PRIu32 ": allowed 0 or 1", what,
+                           flags[k], t, k);
             }
         }
     }
@@ -171,7 +174,8 @@ static ep_err check_masks(const ep_batch *batch, ep_error *out_error)
     if (batch->mask_tokens != NULL) {
         for (uint32_t t = 0; t < batch->tokens; t++) {
             if (batch->mask_tokens[t] > 1) {
-                return BAD("token mask is %u at token %" PRIu32 ": allowed 0 or 1", batch->mask_tokens[t], t);
+                return BAD("token mask is %u at token %" PRIu32 ": allowed 0 or 1",
+                           batch->mask_tokens[t], t);
             }
         }
     }
@@ -198,7 +202,8 @@ static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shap
             if (experts[j] == experts[k]) {
                 return BAD("expert id %" PRIu32 " at token %" PRIu32 ", slot %" PRIu32
                            " is already in slot %" PRIu32
-                           ": a token's experts must differ, unless allow_duplicates (--allow-duplicates) is set",
+                           ": a token's experts must differ, unless allow_duplicates "
+                           "(--allow-duplicates) is set",
                            experts[k], token, k, j);
             }
         }
@@ -213,8 +218,8 @@ static ep_err check_ids(const ep_batch *batch, const ep_layer_shape *shape, ep_e
         for (uint32_t k = 0; k < batch->top_k; k++) {
             int64_t id = ep_batch_id(batch, t, k);
             if (id < -1 || id > total) {
-                return BAD("expert id %" PRId64 " at token %" PRIu32 ", slot %" PRIu32 ": allowed 0..%" PRId64
-                           ", or -1 or %" PRId64 " for an inactive slot",
+                return BAD("expert id %" PRId64 " at token %" PRIu32 ", slot %" PRIu32
+                           ": allowed 0..%" PRId64 ", or -1 or %" PRId64 " for an inactive slot",
                            id, t, k, total - 1, total);
             }
         }
@@ -243,8 +248,8 @@ static ep_err check_element(const ep_batch *batch, uint32_t token, size_t elemen
         }
     }
     if (batch->x_abs_max > 0.0f && fabsf(value) > batch->x_abs_max) {
-        return BAD("x is %g at token %" PRIu32 ", element %zu: allowed %g..%g", (double)value, token, element,
-                   -(double)batch->x_abs_max, (double)batch->x_abs_max);
+        return BAD("x is %g at token %" PRIu32 ", element %zu: allowed %g..%g", (double)value,
+                   token, element, -(double)batch->x_abs_max, (double)batch->x_abs_max);
     }
     return EP_OK;
 }
@@ -266,7 +271,8 @@ static ep_err check_row(const ep_batch *batch, uint32_t token, ep_error *out_err
             ep_row_widen(row + done * element, batch->x.dtype, n, wide);
         }
         for (size_t i = 0; i < n; i++) {
-            float value = is_i8 ? (float)((const int8_t *)row)[done + i] * batch->x_scales[token] : wide[i];
+            float value =
+                is_i8 ? (float)((const int8_t *)row)[done + i] * batch->x_scales[token] : wide[i];
             ep_err err = check_element(batch, token, done + i, value, out_error);
             if (err != EP_OK) {
                 return err;
@@ -297,7 +303,8 @@ ep_err ep_batch_check(const ep_batch *batch, const ep_layer_shape *shape, ep_err
 {
     ep_err err;
     if ((err = check_counts(batch, shape, out_error)) != EP_OK ||
-        (err = check_enums(batch, out_error)) != EP_OK || (err = check_inputs(batch, out_error)) != EP_OK ||
+        (err = check_enums(batch, out_error)) != EP_OK ||
+        (err = check_inputs(batch, out_error)) != EP_OK ||
         (err = check_optional_inputs(batch, out_error)) != EP_OK ||
         (err = check_masks(batch, out_error)) != EP_OK ||
         (err = check_ids(batch, shape, out_error)) != EP_OK) {

@@ -34,7 +34,8 @@ typedef struct {
 
 static sent_row row_at(const sent_rows *rows, size_t slot_number)
 {
-    return (sent_row){rows->rows[slot_number], rows->scales != NULL ? rows->scales[slot_number] : NULL};
+    return (sent_row){rows->rows[slot_number],
+                      rows->scales != NULL ? rows->scales[slot_number] : NULL};
 }
 
 typedef struct {
@@ -56,7 +57,8 @@ static token_scratch split_scratch(float *scratch, uint32_t hidden)
     return (token_scratch){scratch, scratch + row, scratch + 2 * row, scratch + 3 * row, false};
 }
 
-static void add_weighted_bf16(const uint8_t *restrict row, float weight, size_t n, float *restrict acc)
+static void add_weighted_bf16(const uint8_t *restrict row, float weight, size_t n,
+                              float *restrict acc)
 {
     for (size_t i = 0; i < n; i++) {
         uint16_t b;
@@ -89,8 +91,8 @@ static const float *widened_x(const ep_batch *batch, uint32_t token, token_scrat
 }
 
 /* r of a copy or constant expert. */
-static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_kind kind, uint32_t index,
-                                token_scratch *s)
+static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_kind kind,
+                                uint32_t index, token_scratch *s)
 {
     const float *x = widened_x(batch, token, s);
     if (kind == EP_SLOT_COPY) {
@@ -101,8 +103,8 @@ static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_k
 }
 
 /* Widened in pieces that stay in the first cache, so that no row is read or written twice. */
-static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_t *scales, bool weighted,
-                          float weight, token_scratch *s)
+static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_t *scales,
+                          bool weighted, float weight, token_scratch *s)
 {
     size_t piece_scale_bytes = QUANT_PIECE / EP_QUANT_BLOCK_I8 * ep_dtype_bytes(batch->wire_dtype);
     _Alignas(EP_BUFFER_ALIGN) float wide[QUANT_PIECE];
@@ -118,7 +120,8 @@ static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_
 }
 
 /* A NULL row is a missing one: the caller has allowed that and reports it. */
-static void add_expert_row(const ep_batch *batch, sent_row sent, bool weighted, float weight, token_scratch *s)
+static void add_expert_row(const ep_batch *batch, sent_row sent, bool weighted, float weight,
+                           token_scratch *s)
 {
     const void *row = sent.row;
     if (row == NULL || row == ep_row_covered) {
@@ -160,8 +163,8 @@ static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, co
             break;
         case EP_SLOT_COPY:
         case EP_SLOT_CONST:
-            add_weighted(special_row(batch, token, kind, expert, s), ep_batch_scale(batch, token, k),
-                         batch->hidden, s->acc);
+            add_weighted(special_row(batch, token, kind, expert, s),
+                         ep_batch_scale(batch, token, k), batch->hidden, s->acc);
             break;
         case EP_SLOT_INACTIVE:
             break;
@@ -185,7 +188,8 @@ static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, cons
         uint8_t *out_row = out_token + (int64_t)k * out->slot_stride_bytes;
         ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
         if (kind == EP_SLOT_ROUTED && sent.row != NULL && sent.scales != NULL) {
-            ep_row_dequantize_i8_blocks(sent.row, sent.scales, batch->wire_dtype, batch->hidden, s->acc);
+            ep_row_dequantize_i8_blocks(sent.row, sent.scales, batch->wire_dtype, batch->hidden,
+                                        s->acc);
             ep_row_narrow(s->acc, batch->hidden, batch->out_dtype, out_row);
         } else if (kind == EP_SLOT_ROUTED && sent.row != NULL) {
             ep_row_convert(sent.row, batch->wire_dtype, batch->hidden, batch->out_dtype, out_row);
@@ -200,8 +204,10 @@ static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, cons
     }
 }
 
-static EP_FLOAT_WORK void combine_rows(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
-                         uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
+static EP_FLOAT_WORK void combine_rows(const ep_batch *batch, const ep_layer_shape *shape,
+                                       const sent_rows *rows, uint32_t token_begin,
+                                       uint32_t token_end, float *scratch,
+                                       const ep_combine_out *out)
 {
     token_scratch s = split_scratch(scratch, batch->hidden);
     for (uint32_t t = token_begin; t < token_end; t++) {
@@ -228,9 +234,10 @@ void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *
     ep_float_env_end(env);
 }
 
-void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                          const void *const *row_scales, uint32_t token_begin, uint32_t token_end,
-                          float *scratch, const ep_combine_out *out)
+void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape,
+                          const void *const *rows, const void *const *row_scales,
+                          uint32_t token_begin, uint32_t token_end, float *scratch,
+                          const ep_combine_out *out)
 {
     sent_rows sent = {rows, row_scales};
     const ep_float_env env = ep_float_env_begin();

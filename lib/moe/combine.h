@@ -30,16 +30,19 @@
 
 typedef struct ep_combine_out {
     void *data;
-    int64_t token_stride_bytes;  /* between tokens */
-    int64_t slot_stride_bytes;   /* uncombined: between slots of a token */
+    int64_t token_stride_bytes; /* between tokens */
+    int64_t slot_stride_bytes;  /* uncombined: between slots of a token */
 } ep_combine_out;
 
 /* scratch: ep_combine_scratch_floats(hidden) floats, 64-byte aligned. */
 size_t ep_combine_scratch_floats(uint32_t hidden);
-void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows, uint32_t token_begin, uint32_t token_end,
-                float *scratch, const ep_combine_out *out);
+void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
+                uint32_t token_begin, uint32_t token_end, float *scratch,
+                const ep_combine_out *out);
 /* The same for rows as EP_COMBINE_INT8 brings them. */
-void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows, const void *const *row_scales,
-                          uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out);
+void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape,
+                          const void *const *rows, const void *const *row_scales,
+                          uint32_t token_begin, uint32_t token_end, float *scratch,
+                          const ep_combine_out *out);
 
 #endif

@@ -53,7 +53,8 @@ static uint32_t pick_probed(const ep_copy_choice *choice)
 
 static float work_of(const chooser *c, uint32_t expert)
 {
-    return (float)EP_COPY_PASS_SLOTS + (c->choice->slots != NULL ? (float)c->choice->slots[expert] : 1);
+    return (float)EP_COPY_PASS_SLOTS +
+           (c->choice->slots != NULL ? (float)c->choice->slots[expert] : 1);
 }
 
 static uint32_t choose_one(const chooser *c, uint32_t expert)
@@ -109,7 +110,8 @@ static void sort_by_slots(uint32_t *experts, uint32_t count, const uint32_t *slo
     }
 }
 
-void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choice, uint32_t *out_chosen)
+void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choice,
+                      uint32_t *out_chosen)
 {
     const chooser c = {layer, choice, pick_probed(choice)};
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;

@@ -7,44 +7,44 @@
 
 #include "base/check.h"
 
-#define MEAN_VISITS 96.0f      /* over how many visits of a layer a profile's means reach */
+#define MEAN_VISITS 96.0f /* over how many visits of a layer a profile's means reach */
 /* over how many visits (of any layer) the fit of a profile is judged */
 #define FIT_VISITS 10.0f
-#define NORM_VISITS 400.0f     /* and what is usual for the present one */
-#define SWITCH_MARGIN 0.15f    /* nats per use by which another profile must fit better */
-#define STRANGE_MARGIN 0.30f   /* nats per use below the usual: no profile knows this load */
-#define STRANGE_VISITS 24      /* for so many visits, before another profile is begun */
-#define CHANCE_FLOOR 0.002f    /* what nobody has seen may still come */
-#define MEAN_CLASSES 16        /* of the square root of a mean */
-#define ROW_CLASSES 4          /* 0, 1, 2..3, more */
+#define NORM_VISITS 400.0f   /* and what is usual for the present one */
+#define SWITCH_MARGIN 0.15f  /* nats per use by which another profile must fit better */
+#define STRANGE_MARGIN 0.30f /* nats per use below the usual: no profile knows this load */
+#define STRANGE_VISITS 24    /* for so many visits, before another profile is begun */
+#define CHANCE_FLOOR 0.002f  /* what nobody has seen may still come */
+#define MEAN_CLASSES 16      /* of the square root of a mean */
+#define ROW_CLASSES 4        /* 0, 1, 2..3, more */
 #define FIRST_SEEN 4.0f
-#define SEEN_MAX 4096.0f       /* then older ones count half */
-#define CHANCES_EVERY 16       /* visits */
-#define PREFETCH_MARGIN 1.10f  /* hotter than the victim by this factor ... */
-#define PREFETCH_FLOOR 0.01f   /* ... and at least that much */
-#define PREFETCH_DEPTH 2       /* layers */
+#define SEEN_MAX 4096.0f      /* then older ones count half */
+#define CHANCES_EVERY 16      /* visits */
+#define PREFETCH_MARGIN 1.10f /* hotter than the victim by this factor ... */
+#define PREFETCH_FLOOR 0.01f  /* ... and at least that much */
+#define PREFETCH_DEPTH 2      /* layers */
 /* what an expert is worth whose layer's turn is in more than half a round */
 #define AWAY_FACTOR 0.5f
 /* over how many visits it is judged whether layers follow each other */
 #define ORDER_VISITS 32.0f
-#define ORDER_LEAST 0.5f       /* of them as foretold: there is an order */
-#define TRUST_MAX 8            /* visits that a layer's successor outlives without being right */
-#define ROUND_LEAST 4          /* layers: with fewer the next turn is always near */
+#define ORDER_LEAST 0.5f /* of them as foretold: there is an order */
+#define TRUST_MAX 8      /* visits that a layer's successor outlives without being right */
+#define ROUND_LEAST 4    /* layers: with fewer the next turn is always near */
 #define NO_LAYER UINT32_MAX
 
 typedef struct heat_layer {
     uint32_t experts;
-    float weight;    /* 1 for the largest experts, more for smaller ones */
+    float weight; /* 1 for the largest experts, more for smaller ones */
     uint64_t bytes;
     float *means[EP_HEAT_PROFILES]; /* [experts] */
     uint32_t visits[EP_HEAT_PROFILES];
-    uint8_t *last;    /* [experts] rows in the last visit, 0..255 */
-    uint8_t *place;   /* [experts] ep_heat_place */
+    uint8_t *last;  /* [experts] rows in the last visit, 0..255 */
+    uint8_t *place; /* [experts] ep_heat_place */
     bool is_coldest_known;
     uint32_t coldest; /* resident with the least heat; experts: none */
     uint32_t next;    /* layer that is visited after it; NO_LAYER not known */
     uint32_t next_trust;
-    uint32_t ahead;   /* so many visits after the last one it is its turn; 0: not known */
+    uint32_t ahead; /* so many visits after the last one it is its turn; 0: not known */
 } heat_layer;
 
 typedef struct heat_profile {
@@ -69,8 +69,8 @@ struct ep_expert_heat {
     float used[MEAN_CLASSES + 1][ROW_CLASSES];
     float chance[MEAN_CLASSES + 2][ROW_CLASSES];
     uint32_t last_layer;
-    uint32_t round; /* visits after which the last layer comes again; 0: not known */
-    float order;    /* part of the visits whose layer was foretold */
+    uint32_t round;      /* visits after which the last layer comes again; 0: not known */
+    float order;         /* part of the visits whose layer was foretold */
     uint32_t unmeasured; /* visits since chance was computed */
 };
 
@@ -161,7 +161,8 @@ float ep_expert_heat_of(const ep_expert_heat *heat, uint32_t layer, uint32_t exp
 
 /* ---- which load is this ---- */
 
-static void judge_profiles(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts, uint32_t count)
+static void judge_profiles(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts,
+                           uint32_t count)
 {
     for (uint32_t p = 0; p < heat->profiles_count; p++) {
         float sum = 0;
@@ -192,7 +193,8 @@ static void begin_profile(ep_expert_heat *heat)
     } else {
         to = heat->present == 0 ? 1 : 0;
         for (uint32_t p = 0; p < EP_HEAT_PROFILES; p++) {
-            if (p != heat->present && heat->profiles[p].last_visit < heat->profiles[to].last_visit) {
+            if (p != heat->present &&
+                heat->profiles[p].last_visit < heat->profiles[to].last_visit) {
                 to = p;
             }
         }
@@ -217,12 +219,15 @@ static void choose_profile(ep_expert_heat *heat)
         become_present(heat, best);
         return;
     }
-    const bool is_strange = heat->present_visits > 2 * STRANGE_VISITS && fit < heat->usual - STRANGE_MARGIN;
+    const bool is_strange =
+        heat->present_visits > 2 * STRANGE_VISITS && fit < heat->usual - STRANGE_MARGIN;
     heat->strange_visits = is_strange ? heat->strange_visits + 1 : 0;
     if (heat->strange_visits >= STRANGE_VISITS) {
         begin_profile(heat);
     } else if (!is_strange) {
-        heat->usual += (fit - heat->usual) / (heat->present_visits < NORM_VISITS ? (float)heat->present_visits + 1 : NORM_VISITS);
+        heat->usual +=
+            (fit - heat->usual) /
+            (heat->present_visits < NORM_VISITS ? (float)heat->present_visits + 1 : NORM_VISITS);
     }
 }
 
@@ -230,7 +235,8 @@ static void choose_profile(ep_expert_heat *heat)
 
 /* How often are experts used that had this mean and these rows in the last visit? One layer at a
  * time. */
-static void measure_chances(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts, uint32_t count)
+static void measure_chances(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts,
+                            uint32_t count)
 {
     const float *means = layer->means[heat->present];
     uint32_t next = 0;
@@ -281,13 +287,14 @@ static void follow_order(ep_expert_heat *heat, uint32_t index)
         heat->layers[l].ahead = 0;
     }
     heat->round = 0;
-    for (uint32_t l = heat->layers[index].next; l != NO_LAYER && heat->layers[l].ahead == 0; l = heat->layers[l].next) {
+    for (uint32_t l = heat->layers[index].next; l != NO_LAYER && heat->layers[l].ahead == 0;
+         l = heat->layers[l].next) {
         heat->layers[l].ahead = ++heat->round;
     }
 }
 
-void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer_index, const uint32_t *experts, const uint32_t *rows,
-                          uint32_t count)
+void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer_index, const uint32_t *experts,
+                          const uint32_t *rows, uint32_t count)
 {
     heat_layer *layer = &heat->layers[layer_index];
     if (count == 0) {
@@ -303,7 +310,8 @@ void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer_index, const uint
 
     uint32_t *visits = &layer->visits[heat->present];
     float *means = layer->means[heat->present];
-    const float step = 1.0f / (*visits < (uint32_t)MEAN_VISITS ? (float)*visits + 1.0f : MEAN_VISITS);
+    const float step =
+        1.0f / (*visits < (uint32_t)MEAN_VISITS ? (float)*visits + 1.0f : MEAN_VISITS);
     *visits += *visits < (uint32_t)MEAN_VISITS;
     for (uint32_t e = 0; e < layer->experts; e++) {
         means[e] -= step * means[e];
@@ -311,12 +319,15 @@ void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer_index, const uint
     memset(layer->last, 0, layer->experts);
     for (uint32_t i = 0; i < count; i++) {
         means[experts[i]] += step;
-        layer->last[experts[i]] = (uint8_t)(rows == NULL || rows[i] == 0 ? 1 : rows[i] < 255 ? rows[i] : 255);
+        layer->last[experts[i]] = (uint8_t)(rows == NULL || rows[i] == 0 ? 1
+                                            : rows[i] < 255              ? rows[i]
+                                                                         : 255);
     }
     layer->is_coldest_known = false;
 }
 
-void ep_expert_heat_set_place(ep_expert_heat *heat, uint32_t layer, uint32_t expert, ep_heat_place place)
+void ep_expert_heat_set_place(ep_expert_heat *heat, uint32_t layer, uint32_t expert,
+                              ep_heat_place place)
 {
     EP_ASSERT(layer < heat->layers_count && expert < heat->layers[layer].experts);
     heat->layers[layer].place[expert] = (uint8_t)place;
@@ -326,14 +337,14 @@ void ep_expert_heat_set_place(ep_expert_heat *heat, uint32_t layer, uint32_t exp
 /* ---- choices ---- */
 
 /* The coldest resident expert of a layer that can go; experts: none. */
-static uint32_t coldest_of(ep_expert_heat *heat, uint32_t index, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert),
-                           void *arg)
+static uint32_t coldest_of(ep_expert_heat *heat, uint32_t index,
+                           bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg)
 {
     heat_layer *layer = &heat->layers[index];
     uint32_t coldest = layer->experts;
     float least = INFINITY;
-    if (layer->is_coldest_known &&
-        (layer->coldest == layer->experts || may_go == NULL || may_go(arg, index, layer->coldest))) {
+    if (layer->is_coldest_known && (layer->coldest == layer->experts || may_go == NULL ||
+                                    may_go(arg, index, layer->coldest))) {
         return layer->coldest;
     }
     bool is_refused = false;
@@ -370,8 +381,9 @@ static float away_factor(const ep_expert_heat *heat, const heat_layer *layer, bo
     return is_ahead && has_order(heat) && layer->ahead > heat->round / 2 ? AWAY_FACTOR : 1.0f;
 }
 
-bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert),
-                           void *arg, ep_heat_choice *out_victim)
+bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead,
+                           bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg,
+                           ep_heat_choice *out_victim)
 {
     bool found = false;
     for (uint32_t l = 0; l < heat->layers_count; l++) {
@@ -380,7 +392,8 @@ bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead, bool (*may_go)(v
         if (expert == layer->experts) {
             continue;
         }
-        const float least = chance(heat, layer, expert) * layer->weight * away_factor(heat, layer, is_ahead);
+        const float least =
+            chance(heat, layer, expert) * layer->weight * away_factor(heat, layer, is_ahead);
         if (!found || least < out_victim->heat) {
             *out_victim = (ep_heat_choice){.layer = l, .expert = expert, .heat = least};
             found = true;
@@ -393,19 +406,21 @@ bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead, bool (*may_go)(v
  * what it takes is missed before. */
 static bool is_next(const ep_expert_heat *heat, const heat_layer *layer, uint32_t lead)
 {
-    return !has_order(heat) ||
-           (layer->ahead >= lead && layer->ahead < lead + PREFETCH_DEPTH && layer->ahead <= heat->round / 2);
+    return !has_order(heat) || (layer->ahead >= lead && layer->ahead < lead + PREFETCH_DEPTH &&
+                                layer->ahead <= heat->round / 2);
 }
 
 bool ep_expert_heat_prefetch(ep_expert_heat *heat, uint32_t lead, bool has_room,
-                             bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg, ep_heat_choice *out_choice)
+                             bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg,
+                             ep_heat_choice *out_choice)
 {
     ep_heat_choice best = {.heat = 0};
     ep_heat_choice victim;
     for (uint32_t l = 0; l < heat->layers_count; l++) {
         const heat_layer *layer = &heat->layers[l];
         for (uint32_t e = 0; is_next(heat, layer, lead) && e < layer->experts; e++) {
-            const float heat_of = layer->place[e] == EP_HEAT_ABSENT ? chance(heat, layer, e) * layer->weight : 0;
+            const float heat_of =
+                layer->place[e] == EP_HEAT_ABSENT ? chance(heat, layer, e) * layer->weight : 0;
             if (heat_of > best.heat) {
                 best = (ep_heat_choice){.layer = l, .expert = e, .heat = heat_of};
             }
@@ -414,7 +429,8 @@ bool ep_expert_heat_prefetch(ep_expert_heat *heat, uint32_t lead, bool has_room,
     if (best.heat < PREFETCH_FLOOR) {
         return false;
     }
-    if (!has_room && (!ep_expert_heat_victim(heat, true, may_go, arg, &victim) || best.heat < victim.heat * PREFETCH_MARGIN)) {
+    if (!has_room && (!ep_expert_heat_victim(heat, true, may_go, arg, &victim) ||
+                      best.heat < victim.heat * PREFETCH_MARGIN)) {
         return false;
     }
     *out_choice = best;

@@ -47,20 +47,24 @@ void ep_expert_heat_destroy(ep_expert_heat *heat); /* NULL allowed */
 ep_err ep_expert_heat_add_layer(ep_expert_heat *heat, uint32_t experts, uint64_t bytes);
 
 /* Distinct experts of one visit, ascending; rows: how many of its rows each takes, NULL: one. */
-void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer, const uint32_t *experts, const uint32_t *rows, uint32_t count);
-void ep_expert_heat_set_place(ep_expert_heat *heat, uint32_t layer, uint32_t expert, ep_heat_place place);
+void ep_expert_heat_visit(ep_expert_heat *heat, uint32_t layer, const uint32_t *experts,
+                          const uint32_t *rows, uint32_t count);
+void ep_expert_heat_set_place(ep_expert_heat *heat, uint32_t layer, uint32_t expert,
+                              ep_heat_place place);
 /* Chance to be used in the layer's next visit, 0..1. */
 float ep_expert_heat_of(const ep_expert_heat *heat, uint32_t layer, uint32_t expert);
 
 /* The resident expert to let go; is_ahead: for a prefetch. may_go says whether it can (NULL: all
  * can). False: none can. */
-bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead, bool (*may_go)(void *arg, uint32_t layer, uint32_t expert),
-                           void *arg, ep_heat_choice *out_victim);
+bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead,
+                           bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg,
+                           ep_heat_choice *out_victim);
 /*
  * The absent expert to load ahead of time after the last visit. lead: the load ends before so many
  * more visits have come, at least 1. has_room: nobody has to go for it. False: none is worth it.
  */
 bool ep_expert_heat_prefetch(ep_expert_heat *heat, uint32_t lead, bool has_room,
-                             bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg, ep_heat_choice *out_choice);
+                             bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg,
+                             ep_heat_choice *out_choice);
 
 #endif

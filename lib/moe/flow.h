@@ -20,26 +20,34 @@
 
 #define EP_TOP_K_MAX 64
 #define EP_TOKENS_MAX 65536
-#define EP_EXPERTS_MAX 65535   /* routed + shared of one layer */
+#define EP_EXPERTS_MAX 65535 /* routed + shared of one layer */
 #define EP_HIDDEN_MAX 65536
 #define EP_INNER_MAX 1048576
 #define EP_NO_EXPERT UINT32_MAX
 
 typedef struct ep_layer_shape {
     uint32_t layer;
-    uint32_t hidden;          /* H */
-    uint32_t inner;           /* I */
-    uint32_t experts;         /* E */
-    uint32_t shared_experts;  /* S */
-    uint32_t top_k;           /* of the model; a batch may use another */
+    uint32_t hidden;         /* H */
+    uint32_t inner;          /* I */
+    uint32_t experts;        /* E */
+    uint32_t shared_experts; /* S */
+    uint32_t top_k;          /* of the model; a batch may use another */
     ep_activation activation;
 } ep_layer_shape;
 
 typedef enum ep_nan_policy { EP_NAN_PASS, EP_NAN_REJECT, EP_NAN_ZERO, EP_NAN_MEAN } ep_nan_policy;
-typedef enum ep_result_form { EP_RESULT_COMBINED, EP_RESULT_PARTIAL, EP_RESULT_UNCOMBINED } ep_result_form;
+typedef enum ep_result_form {
+    EP_RESULT_COMBINED,
+    EP_RESULT_PARTIAL,
+    EP_RESULT_UNCOMBINED
+} ep_result_form;
 typedef enum ep_weight_on { EP_WEIGHT_ON_OUTPUT, EP_WEIGHT_ON_INPUT } ep_weight_on;
 typedef enum ep_mode { EP_MODE_AUTO, EP_MODE_DECODE, EP_MODE_PREFILL } ep_mode;
-typedef enum ep_shared_source { EP_SHARED_SERVICE, EP_SHARED_CALLER, EP_SHARED_NONE } ep_shared_source;
+typedef enum ep_shared_source {
+    EP_SHARED_SERVICE,
+    EP_SHARED_CALLER,
+    EP_SHARED_NONE
+} ep_shared_source;
 typedef enum ep_const_rule { EP_CONST_KERNEL, EP_CONST_LINEAR } ep_const_rule;
 
 #endif

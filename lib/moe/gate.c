@@ -66,15 +66,20 @@ static float gumbel_draw(const gate_token *g, uint32_t expert)
 
 static bool is_dropped(const gate_token *g, uint32_t expert)
 {
-    return g->config->expert_dropout > 0.0f && uniform_draw(g, expert, 1) < (double)g->config->expert_dropout;
+    return g->config->expert_dropout > 0.0f &&
+           uniform_draw(g, expert, 1) < (double)g->config->expert_dropout;
 }
 
 static void prepare_logits(gate_token *g)
 {
     const ep_gate_config *config = g->config;
     for (uint32_t e = 0; g->changed != NULL && e < config->experts; e++) {
-        float logit = config->softcap > 0.0f ? tanhf(g->logits[e] / config->softcap) * config->softcap : g->logits[e];
-        g->changed[e] = config->noise_temperature > 0.0f ? logit + gumbel_draw(g, e) * config->noise_temperature : logit;
+        float logit = config->softcap > 0.0f
+                          ? tanhf(g->logits[e] / config->softcap) * config->softcap
+                          : g->logits[e];
+        g->changed[e] = config->noise_temperature > 0.0f
+                            ? logit + gumbel_draw(g, e) * config->noise_temperature
+                            : logit;
     }
     g->logits = g->changed != NULL ? g->changed : g->logits;
     if (config->select != EP_GATE_SOFTMAX && config->weight != EP_GATE_SOFTMAX) {
@@ -95,7 +100,8 @@ static void make_scores(gate_token *g)
 {
     const ep_gate_config *config = g->config;
     for (uint32_t e = 0; e < config->experts; e++) {
-        float score = config->select == EP_GATE_SOFTMAX ? g->scores[e] / g->sum : score_of(g, config->select, e);
+        float score = config->select == EP_GATE_SOFTMAX ? g->scores[e] / g->sum
+                                                        : score_of(g, config->select, e);
         g->scores[e] = config->bias == NULL ? score : score + config->bias[e];
     }
 }
@@ -129,7 +135,8 @@ static void mask_groups(gate_token *g)
     for (uint32_t i = 0; i < config->groups; i++) {
         uint32_t better = 0;
         for (uint32_t j = 0; j < config->groups; j++) {
-            better += group_scores[j] > group_scores[i] || (group_scores[j] == group_scores[i] && j < i);
+            better +=
+                group_scores[j] > group_scores[i] || (group_scores[j] == group_scores[i] && j < i);
         }
         for (uint32_t e = i * size; better >= config->groups_kept && e < (i + 1) * size; e++) {
             g->scores[e] = masked;
@@ -148,8 +155,9 @@ static void select_top_k(const gate_token *g, int32_t *out_ids)
     for (uint32_t e = 0; e < config->experts; e++) {
         bool drop = is_dropped(g, e);
         uint32_t place = count;
-        while (place > 0 &&
-               (dropped[place - 1] == drop ? g->scores[e] > g->scores[out_ids[place - 1]] : !drop)) {
+        while (
+            place > 0 &&
+            (dropped[place - 1] == drop ? g->scores[e] > g->scores[out_ids[place - 1]] : !drop)) {
             place--;
         }
         if (place == config->top_k) {
@@ -192,7 +200,8 @@ static void mix_sparsely(const gate_token *g, int32_t *out_ids, float *out_weigh
     for (uint32_t k = 0; k < config->top_k; k++) {
         uint32_t best = config->experts;
         for (uint32_t e = 0; e < config->experts; e++) {
-            if (g->scores[e] == 0.0f && (best == config->experts || g->logits[e] > g->logits[best])) {
+            if (g->scores[e] == 0.0f &&
+                (best == config->experts || g->logits[e] > g->logits[best])) {
                 best = e;
             }
         }
@@ -232,10 +241,13 @@ static void finish_weights(const gate_token *g, const int32_t *ids, float *weigh
     sum = sum < config->sum_min ? config->sum_min : sum;
     for (uint32_t k = 0; k < config->top_k; k++) {
         weights[k] = config->renormalise ? weights[k] / sum : weights[k];
-        weights[k] = config->scaling_factor != 0.0f ? weights[k] * config->scaling_factor : weights[k];
-        weights[k] = config->expert_factors != NULL ? weights[k] * config->expert_factors[ids[k]] : weights[k];
+        weights[k] =
+            config->scaling_factor != 0.0f ? weights[k] * config->scaling_factor : weights[k];
+        weights[k] = config->expert_factors != NULL ? weights[k] * config->expert_factors[ids[k]]
+                                                    : weights[k];
         if (config->weight_func != NULL) {
-            weights[k] = config->weight_func(config->weight_func_arg, g->token, k, (uint32_t)ids[k], weights[k]);
+            weights[k] = config->weight_func(config->weight_func_arg, g->token, k, (uint32_t)ids[k],
+                                             weights[k]);
         }
     }
 }
@@ -250,7 +262,8 @@ static void route_token(gate_token *g, int32_t *out_ids, float *out_weights)
         return;
     }
     if (config->chosen != NULL) {
-        memcpy(out_ids, config->chosen + (size_t)g->token * config->top_k, config->top_k * sizeof(*out_ids));
+        memcpy(out_ids, config->chosen + (size_t)g->token * config->top_k,
+               config->top_k * sizeof(*out_ids));
     } else {
         make_scores(g);
         if (config->groups > 1 && config->groups_kept < config->groups) {
@@ -262,13 +275,17 @@ static void route_token(gate_token *g, int32_t *out_ids, float *out_weights)
     finish_weights(g, out_ids, out_weights);
 }
 
-static EP_FLOAT_WORK void route(const ep_gate_config *config, uint32_t tokens, const float *logits, float *scores, float *changed,
-                                int32_t *out_ids, float *out_weights)
+static EP_FLOAT_WORK void route(const ep_gate_config *config, uint32_t tokens, const float *logits,
+                                float *scores, float *changed, int32_t *out_ids, float *out_weights)
 {
     for (uint32_t t = 0; t < tokens; t++) {
-        gate_token g = {
-            .config = config, .logits = logits + (size_t)t * config->experts, .scores = scores, .changed = changed, .token = t};
-        route_token(&g, out_ids + (size_t)t * config->top_k, out_weights + (size_t)t * config->top_k);
+        gate_token g = {.config = config,
+                        .logits = logits + (size_t)t * config->experts,
+                        .scores = scores,
+                        .changed = changed,
+                        .token = t};
+        route_token(&g, out_ids + (size_t)t * config->top_k,
+                    out_weights + (size_t)t * config->top_k);
     }
 }
 
@@ -286,14 +303,18 @@ ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logit
     const bool is_large = config->experts > STACK_EXPERTS;
     float *scores = is_large ? calloc(config->experts, 2 * sizeof(*scores)) : on_stack;
     if (scores == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to route over %u experts", config->experts);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to route over %u experts",
+                            config->experts);
     }
     const ep_float_env env = ep_float_env_begin();
     const bool changes = config->softcap > 0.0f || config->noise_temperature > 0.0f;
-    route(config, tokens, logits, scores, changes ? scores + config->experts : NULL, out_ids, out_weights);
+    route(config, tokens, logits, scores, changes ? scores + config->experts : NULL, out_ids,
+          out_weights);
     ep_float_env_end(env);
     if (is_large) {
         free(scores);
     }
-    return config->load == NULL ? EP_OK : ep_gate_load_compute(config, tokens, logits, out_ids, NULL, config->load, out_error);
+    return config->load == NULL ? EP_OK
+                                : ep_gate_load_compute(config, tokens, logits, out_ids, NULL,
+                                                       config->load, out_error);
 }

@@ -13,11 +13,12 @@
 static ep_err check_sizes(const ep_gate_config *config, ep_error *out_error)
 {
     if (config->struct_bytes != sizeof(*config)) {
-        return BAD("struct_bytes of the gate is %" PRIu32 ": this library expects %zu", config->struct_bytes,
-                   sizeof(*config));
+        return BAD("struct_bytes of the gate is %" PRIu32 ": this library expects %zu",
+                   config->struct_bytes, sizeof(*config));
     }
     if (config->experts < 1 || config->experts > EP_EXPERTS_MAX) {
-        return BAD("router has %" PRIu32 " experts: allowed 1..%d", config->experts, EP_EXPERTS_MAX);
+        return BAD("router has %" PRIu32 " experts: allowed 1..%d", config->experts,
+                   EP_EXPERTS_MAX);
     }
     uint32_t top_k_max = config->experts < EP_TOP_K_MAX ? config->experts : EP_TOP_K_MAX;
     if (config->top_k < 1 || config->top_k > top_k_max) {
@@ -28,7 +29,8 @@ static ep_err check_sizes(const ep_gate_config *config, ep_error *out_error)
 
 static ep_err check_scores(const ep_gate_config *config, ep_error *out_error)
 {
-    if (config->select < EP_GATE_LOGIT || config->select > EP_GATE_SPARSEMIXER || config->select == EP_GATE_SOFTMAX_SELECTED) {
+    if (config->select < EP_GATE_LOGIT || config->select > EP_GATE_SPARSEMIXER ||
+        config->select == EP_GATE_SOFTMAX_SELECTED) {
         return BAD("router selects by score %u: allowed 1..4, 6", (unsigned)config->select);
     }
     if (config->weight < EP_GATE_LOGIT || config->weight > EP_GATE_SPARSEMIXER) {
@@ -36,14 +38,19 @@ static ep_err check_scores(const ep_gate_config *config, ep_error *out_error)
     }
     bool is_mixer = config->select == EP_GATE_SPARSEMIXER;
     if (is_mixer != (config->weight == EP_GATE_SPARSEMIXER)) {
-        return BAD("router selects by score %u and weighs by %u: allowed with 6 (sparsemixer): both 6", (unsigned)config->select,
-                   (unsigned)config->weight);
+        return BAD(
+            "router selects by score %u and weighs by %u: allowed with 6 (sparsemixer): both 6",
+            (unsigned)config->select, (unsigned)config->weight);
     }
-    if (is_mixer && (config->bias != NULL || config->groups > 1 || config->chosen != NULL || config->expert_dropout != 0.0f)) {
-        return BAD("a sparsemixer router has a bias, groups, chosen experts or dropout: allowed none");
+    if (is_mixer && (config->bias != NULL || config->groups > 1 || config->chosen != NULL ||
+                     config->expert_dropout != 0.0f)) {
+        return BAD(
+            "a sparsemixer router has a bias, groups, chosen experts or dropout: allowed none");
     }
-    if (config->chosen != NULL && (config->noise_temperature != 0.0f || config->expert_dropout != 0.0f)) {
-        return BAD("a router with chosen experts has noise or dropout: allowed neither, for nothing is left to choose");
+    if (config->chosen != NULL &&
+        (config->noise_temperature != 0.0f || config->expert_dropout != 0.0f)) {
+        return BAD("a router with chosen experts has noise or dropout: allowed neither, for "
+                   "nothing is left to choose");
     }
     return EP_OK;
 }
@@ -51,7 +58,10 @@ static ep_err check_scores(const ep_gate_config *config, ep_error *out_error)
 static ep_err check_groups(const ep_gate_config *config, ep_error *out_error)
 {
     if (config->groups <= 1) {
-        return config->groups_kept <= 1 ? EP_OK : BAD("router keeps %" PRIu32 " groups: allowed 0, 1 without groups", config->groups_kept);
+        return config->groups_kept <= 1
+                   ? EP_OK
+                   : BAD("router keeps %" PRIu32 " groups: allowed 0, 1 without groups",
+                         config->groups_kept);
     }
     if (config->groups > EP_GATE_GROUPS_MAX || config->experts % config->groups != 0) {
         return BAD("router has %" PRIu32 " groups: allowed 0..%d, a divisor of %" PRIu32 " experts",
@@ -65,21 +75,25 @@ static ep_err check_groups(const ep_gate_config *config, ep_error *out_error)
         return BAD("a group's score is of its best %" PRIu32 ": allowed 1, 2", config->group_best);
     }
     if ((unsigned)config->group_mask > EP_GROUP_MASK_MINUS_INF) {
-        return BAD("group mask %u: allowed 0 (zero), 1 (minus infinity)", (unsigned)config->group_mask);
+        return BAD("group mask %u: allowed 0 (zero), 1 (minus infinity)",
+                   (unsigned)config->group_mask);
     }
     uint32_t selectable = config->groups_kept * (config->experts / config->groups);
     if (config->group_mask == EP_GROUP_MASK_MINUS_INF && config->top_k > selectable) {
-        return BAD("router's top_k %" PRIu32 ": allowed 1..%" PRIu32 ", the experts of the groups kept",
+        return BAD("router's top_k %" PRIu32 ": allowed 1..%" PRIu32
+                   ", the experts of the groups kept",
                    config->top_k, selectable);
     }
     return EP_OK;
 }
 
-static ep_err check_finite(const char *what, const float *values, uint32_t experts, ep_error *out_error)
+static ep_err check_finite(const char *what, const float *values, uint32_t experts,
+                           ep_error *out_error)
 {
     for (uint32_t e = 0; values != NULL && e < experts; e++) {
         if (!isfinite(values[e])) {
-            return BAD("router's %s of expert %" PRIu32 " is %g: only finite values are allowed", what, e, (double)values[e]);
+            return BAD("router's %s of expert %" PRIu32 " is %g: only finite values are allowed",
+                       what, e, (double)values[e]);
         }
     }
     return EP_OK;
@@ -87,7 +101,9 @@ static ep_err check_finite(const char *what, const float *values, uint32_t exper
 
 static ep_err check_positive(const char *what, float value, ep_error *out_error)
 {
-    return value >= 0.0f && isfinite(value) ? EP_OK : BAD("router's %s %g: allowed 0 or more", what, (double)value);
+    return value >= 0.0f && isfinite(value)
+               ? EP_OK
+               : BAD("router's %s %g: allowed 0 or more", what, (double)value);
 }
 
 static ep_err check_numbers(const ep_gate_config *config, ep_error *out_error)
@@ -107,24 +123,27 @@ static ep_err check_numbers(const ep_gate_config *config, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    if (config->noise_temperature != 0.0f &&
-        !(config->noise_temperature >= EP_GATE_NOISE_MIN && config->noise_temperature <= EP_GATE_NOISE_MAX)) {
+    if (config->noise_temperature != 0.0f && !(config->noise_temperature >= EP_GATE_NOISE_MIN &&
+                                               config->noise_temperature <= EP_GATE_NOISE_MAX)) {
         return BAD("router's noise temperature %g: allowed 0 (off) or %g..%g",
-                   (double)config->noise_temperature, (double)EP_GATE_NOISE_MIN, (double)EP_GATE_NOISE_MAX);
+                   (double)config->noise_temperature, (double)EP_GATE_NOISE_MIN,
+                   (double)EP_GATE_NOISE_MAX);
     }
     if (!(config->expert_dropout >= 0.0f && config->expert_dropout <= EP_GATE_DROPOUT_MAX)) {
         return BAD("router's expert dropout %g: allowed 0..%g", (double)config->expert_dropout,
                    (double)EP_GATE_DROPOUT_MAX);
     }
     err = check_finite("bias", config->bias, config->experts, out_error);
-    return err == EP_OK ? check_finite("factor", config->expert_factors, config->experts, out_error) : err;
+    return err == EP_OK ? check_finite("factor", config->expert_factors, config->experts, out_error)
+                        : err;
 }
 
 ep_err ep_gate_check_load(const ep_gate_load *load, ep_error *out_error)
 {
     return load == NULL || load->struct_bytes == sizeof(*load)
                ? EP_OK
-               : BAD("struct_bytes of the gate's load is %" PRIu32 ": this library expects %zu", load->struct_bytes, sizeof(*load));
+               : BAD("struct_bytes of the gate's load is %" PRIu32 ": this library expects %zu",
+                     load->struct_bytes, sizeof(*load));
 }
 
 ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error)
@@ -138,8 +157,8 @@ ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error)
 
 static bool has_softmax(const ep_gate_config *config)
 {
-    return config->select == EP_GATE_SOFTMAX || config->weight == EP_GATE_SOFTMAX || config->weight == EP_GATE_SOFTMAX_SELECTED ||
-           config->weight == EP_GATE_SPARSEMIXER;
+    return config->select == EP_GATE_SOFTMAX || config->weight == EP_GATE_SOFTMAX ||
+           config->weight == EP_GATE_SOFTMAX_SELECTED || config->weight == EP_GATE_SPARSEMIXER;
 }
 
 ep_err ep_gate_check_logits(const ep_gate_config *config, uint32_t tokens, const float *logits,
@@ -166,8 +185,9 @@ ep_err ep_gate_check_logits(const ep_gate_config *config, uint32_t tokens, const
         for (uint32_t k = 0; k < config->top_k; k++) {
             int32_t id = config->chosen[(size_t)t * config->top_k + k];
             if (id < 0 || (uint32_t)id >= config->experts) {
-                return BAD("expert chosen for token %" PRIu32 ", slot %" PRIu32 " is %" PRId32 ": allowed 0..%" PRIu32, t, k, id,
-                           config->experts - 1);
+                return BAD("expert chosen for token %" PRIu32 ", slot %" PRIu32 " is %" PRId32
+                           ": allowed 0..%" PRIu32,
+                           t, k, id, config->experts - 1);
             }
         }
     }

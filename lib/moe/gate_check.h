@@ -11,6 +11,7 @@ ep_err ep_gate_check_load(const ep_gate_load *load, ep_error *out_error);
 ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error);
 /* A NaN logit anywhere and, for a softmax, a row without a finite maximum; a chosen id that is no
  * expert: INVALID_ARGUMENT naming token and expert. */
-ep_err ep_gate_check_logits(const ep_gate_config *config, uint32_t tokens, const float *logits, ep_error *out_error);
+ep_err ep_gate_check_logits(const ep_gate_config *config, uint32_t tokens, const float *logits,
+                            ep_error *out_error);
 
 #endif

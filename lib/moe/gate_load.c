@@ -21,23 +21,25 @@ static double log_sum_exp(const float *logits, uint32_t experts)
     return isfinite(max) ? max + log(sum) : max;
 }
 
-static ep_err check(const ep_gate_config *config, uint32_t tokens, const float *logits, const int32_t *ids,
-                    const ep_gate_load *load, ep_error *out_error)
+static ep_err check(const ep_gate_config *config, uint32_t tokens, const float *logits,
+                    const int32_t *ids, const ep_gate_load *load, ep_error *out_error)
 {
     ep_err err = ep_gate_check_config(config, out_error);
     err = err == EP_OK ? ep_gate_check_load(load, out_error) : err;
     err = err == EP_OK ? ep_gate_check_logits(config, tokens, logits, out_error) : err;
     for (size_t i = 0; err == EP_OK && i < (size_t)tokens * config->top_k; i++) {
         if (ids[i] < 0 || (uint32_t)ids[i] >= config->experts) {
-            err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "expert of token %zu, slot %zu is %" PRId32 ": allowed 0..%" PRIu32,
+            err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                               "expert of token %zu, slot %zu is %" PRId32 ": allowed 0..%" PRIu32,
                                i / config->top_k, i % config->top_k, ids[i], config->experts - 1);
         }
     }
     return err;
 }
 
-ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const float *logits, const int32_t *ids,
-                            const uint8_t *active, ep_gate_load *out_load, ep_error *out_error)
+ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const float *logits,
+                            const int32_t *ids, const uint8_t *active, ep_gate_load *out_load,
+                            ep_error *out_error)
 {
     ep_load_statistics statistics = {0};
     uint64_t counted = 0;
@@ -63,10 +65,12 @@ ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const
         z_sum += z * z;
         counted++;
     }
-    err = err == EP_OK ? ep_load_statistics_compute(counts, experts, sums, counted, &statistics) : err;
+    err = err == EP_OK ? ep_load_statistics_compute(counts, experts, sums, counted, &statistics)
+                       : err;
     for (uint32_t e = 0; err == EP_OK && e < experts; e++) {
         if (out_load->fractions != NULL) {
-            out_load->fractions[e] = statistics.slots > 0 ? (double)counts[e] / (double)statistics.slots : 0;
+            out_load->fractions[e] =
+                statistics.slots > 0 ? (double)counts[e] / (double)statistics.slots : 0;
         }
         if (out_load->mean_probabilities != NULL) {
             out_load->mean_probabilities[e] = counted > 0 ? sums[e] / (double)counted : 0;
@@ -75,7 +79,8 @@ ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const
     free(counts);
     free(sums);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for the load of %" PRIu32 " experts", experts);
+        return ep_error_set(out_error, err, "no memory for the load of %" PRIu32 " experts",
+                            experts);
     }
     out_load->slots = statistics.slots;
     out_load->max_over_mean = statistics.max_over_mean;

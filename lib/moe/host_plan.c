@@ -42,8 +42,8 @@ ep_err ep_host_groups(const ep_routing_table *table, uint32_t members_max, uint3
 }
 
 /* Counts each owner's slots; parts come out by ascending node. */
-static uint32_t find_owners(const ep_plan_slot *slots, uint32_t count, const uint32_t *chosen, ep_host_part *parts,
-                            uint32_t parts_max)
+static uint32_t find_owners(const ep_plan_slot *slots, uint32_t count, const uint32_t *chosen,
+                            ep_host_part *parts, uint32_t parts_max)
 {
     uint32_t parts_count = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -63,8 +63,9 @@ static uint32_t find_owners(const ep_plan_slot *slots, uint32_t count, const uin
     return parts_count;
 }
 
-uint32_t ep_host_plan_split(ep_routing_plan *plan, uint32_t chunk_index, const uint32_t *chosen, uint64_t spread,
-                            ep_plan_slot *scratch, ep_host_part *parts, uint32_t parts_max)
+uint32_t ep_host_plan_split(ep_routing_plan *plan, uint32_t chunk_index, const uint32_t *chosen,
+                            uint64_t spread, ep_plan_slot *scratch, ep_host_part *parts,
+                            uint32_t parts_max)
 {
     ep_plan_chunk *chunk = &plan->chunks[chunk_index];
     ep_plan_slot *slots = plan->slots + chunk->slots_begin;

@@ -30,7 +30,8 @@ typedef struct ep_host_part {
  * chunk's node. The receiver is one of the owners, another with each `spread`. scratch [slots of
  * the chunk]. Returns the number of parts; at most parts_max owners are expected.
  */
-uint32_t ep_host_plan_split(ep_routing_plan *plan, uint32_t chunk_index, const uint32_t *chosen, uint64_t spread, ep_plan_slot *scratch,
-                            ep_host_part *parts, uint32_t parts_max);
+uint32_t ep_host_plan_split(ep_routing_plan *plan, uint32_t chunk_index, const uint32_t *chosen,
+                            uint64_t spread, ep_plan_slot *scratch, ep_host_part *parts,
+                            uint32_t parts_max);
 
 #endif

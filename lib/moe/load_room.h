@@ -15,7 +15,7 @@
 
 typedef struct ep_load_room {
     /* private */
-    double idle_ns;  /* means; 0: none yet */
+    double idle_ns; /* means; 0: none yet */
     double load_ns;
     double visit_ns;
     uint64_t last_visit_ns;

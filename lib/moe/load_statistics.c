@@ -30,7 +30,8 @@ static ep_err gini(const uint64_t *counts, uint32_t experts, uint64_t slots, dou
     return EP_OK;
 }
 
-ep_err ep_load_statistics_compute(const uint64_t *counts, uint32_t experts, const double *probability_sums, uint64_t tokens,
+ep_err ep_load_statistics_compute(const uint64_t *counts, uint32_t experts,
+                                  const double *probability_sums, uint64_t tokens,
                                   ep_load_statistics *out_statistics)
 {
     ep_load_statistics statistics = {0};

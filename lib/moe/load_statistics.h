@@ -24,11 +24,11 @@
 #include "base/error.h"
 
 typedef struct ep_load_statistics {
-    uint64_t slots;          /* C */
-    double max_over_mean;    /* 0 without slots */
-    uint32_t max_expert;     /* the lowest of the fullest; 0 without slots */
-    double gini;             /* 0 without slots */
-    double auxiliary_loss;   /* 0 without slots or without tokens */
+    uint64_t slots;        /* C */
+    double max_over_mean;  /* 0 without slots */
+    uint32_t max_expert;   /* the lowest of the fullest; 0 without slots */
+    double gini;           /* 0 without slots */
+    double auxiliary_loss; /* 0 without slots or without tokens */
 } ep_load_statistics;
 
 /*
@@ -36,7 +36,8 @@ typedef struct ep_load_statistics {
  * of p over `tokens` tokens; NULL with tokens 0.
  * Errors: NO_MEMORY.
  */
-ep_err ep_load_statistics_compute(const uint64_t *counts, uint32_t experts, const double *probability_sums, uint64_t tokens,
+ep_err ep_load_statistics_compute(const uint64_t *counts, uint32_t experts,
+                                  const double *probability_sums, uint64_t tokens,
                                   ep_load_statistics *out_statistics);
 
 /*

@@ -111,7 +111,8 @@ void ep_batch_widen_row(const ep_batch *batch, uint32_t token, float *out)
 {
     const uint8_t *row = ep_rows_at(&batch->x, token);
     if (batch->x.dtype == EP_DTYPE_I8) {
-        ep_row_dequantize_i8((const int8_t *)row, ep_batch_row_scale(batch, token), batch->hidden, out);
+        ep_row_dequantize_i8((const int8_t *)row, ep_batch_row_scale(batch, token), batch->hidden,
+                             out);
         return;
     }
     ep_row_widen(row, batch->x.dtype, batch->hidden, out);
@@ -143,14 +144,16 @@ static const float *smooth_row(const ep_batch *batch, uint32_t slot, uint32_t ex
     if (batch->smooth.data == NULL) {
         return NULL;
     }
-    return ep_rows_at(&batch->smooth, slot < batch->top_k ? batch->smooth_first + expert : slot - batch->top_k);
+    return ep_rows_at(&batch->smooth,
+                      slot < batch->top_k ? batch->smooth_first + expert : slot - batch->top_k);
 }
 
 /*
  * A row with replaced elements, which is rare: one scale may need the whole row, so it is widened
  * piece by piece, once for the greatest magnitude and once for the codes.
  */
-static float send_replaced_i8(const ep_batch *batch, const uint8_t *row, const float *smooth, int8_t *out)
+static float send_replaced_i8(const ep_batch *batch, const uint8_t *row, const float *smooth,
+                              int8_t *out)
 {
     const ep_quant_kernel *kernel = ep_quant_kernel_best();
     size_t element = ep_dtype_bytes(batch->x.dtype);
@@ -196,7 +199,8 @@ static void send_replaced_f8(const ep_batch *batch, const uint8_t *row, uint8_t 
     }
 }
 
-static EP_FLOAT_WORK void send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out, float *scales)
+static EP_FLOAT_WORK void send_row(const ep_batch *batch, uint32_t token, uint32_t slot,
+                                   uint32_t expert, void *out, float *scales)
 {
     const uint8_t *row = ep_rows_at(&batch->x, token);
     const float *smooth = smooth_row(batch, slot, expert);
@@ -216,10 +220,11 @@ static EP_FLOAT_WORK void send_row(const ep_batch *batch, uint32_t token, uint32
     }
 }
 
-void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert, void *out,
-                       float *scales)
+void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert,
+                       void *out, float *scales)
 {
-    const bool is_copy = batch->dispatch_quant == EP_DISPATCH_PLAIN && (batch->nan_policy == EP_NAN_PASS || batch->nan_policy == EP_NAN_REJECT);
+    const bool is_copy = batch->dispatch_quant == EP_DISPATCH_PLAIN &&
+                         (batch->nan_policy == EP_NAN_PASS || batch->nan_policy == EP_NAN_REJECT);
     if (is_copy) {
         send_row(batch, token, slot, expert, out, scales);
         return;

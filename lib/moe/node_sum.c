@@ -22,7 +22,8 @@ static int compare_places(const void *a, const void *b, void *arg)
     const uint16_t *places = arg;
     uint32_t x = *(const uint32_t *)a;
     uint32_t y = *(const uint32_t *)b;
-    return places[x] != places[y] ? (places[x] > places[y]) - (places[x] < places[y]) : (x > y) - (x < y);
+    return places[x] != places[y] ? (places[x] > places[y]) - (places[x] < places[y])
+                                  : (x > y) - (x < y);
 }
 
 static void sort_by_place(const uint16_t *places, uint32_t *order, uint32_t count)
@@ -61,7 +62,8 @@ void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uin
     }
 }
 
-static void add_weighted_bf16(const uint8_t *restrict row, float scale, size_t n, float *restrict acc)
+static void add_weighted_bf16(const uint8_t *restrict row, float scale, size_t n,
+                              float *restrict acc)
 {
     for (size_t i = 0; i < n; i++) {
         uint16_t b;
@@ -99,8 +101,9 @@ void ep_node_sum(const ep_node_sum_slots *slots, const uint32_t *row_begins, con
     }
 }
 
-uint32_t ep_partials_place(const uint32_t *slot_numbers, uint32_t slots_count, uint32_t slots_per_token,
-                           const uint8_t *partials, size_t row_bytes, const void **rows)
+uint32_t ep_partials_place(const uint32_t *slot_numbers, uint32_t slots_count,
+                           uint32_t slots_per_token, const uint8_t *partials, size_t row_bytes,
+                           const void **rows)
 {
     uint32_t first = UINT32_MAX;
     uint32_t last = 0;

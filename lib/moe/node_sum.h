@@ -37,8 +37,8 @@ typedef struct ep_node_sum_slots {
 void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uint32_t *order);
 /* rows [slots_count,H] and out [rows_count,H] of dtype (bf16, f16, f32), apart; scratch [2 * H]
  * floats. */
-void ep_node_sum(const ep_node_sum_slots *slots, const uint32_t *row_begins, const uint32_t *order, const void *rows, ep_dtype dtype,
-                 size_t hidden, float *scratch, void *out);
+void ep_node_sum(const ep_node_sum_slots *slots, const uint32_t *row_begins, const uint32_t *order,
+                 const void *rows, ep_dtype dtype, size_t hidden, float *scratch, void *out);
 
 /* Stands in ep_combine's rows for a slot that another slot's partial sum has in it. */
 extern const char ep_row_covered[];
@@ -48,7 +48,8 @@ extern const char ep_row_covered[];
  * any order; partials [rows,row_bytes], one for each of their tokens, ascending. Returns how many
  * tokens there are: the partials that must be there.
  */
-uint32_t ep_partials_place(const uint32_t *slot_numbers, uint32_t slots_count, uint32_t slots_per_token, const uint8_t *partials,
-                           size_t row_bytes, const void **rows);
+uint32_t ep_partials_place(const uint32_t *slot_numbers, uint32_t slots_count,
+                           uint32_t slots_per_token, const uint8_t *partials, size_t row_bytes,
+                           const void **rows);
 
 #endif

@@ -31,18 +31,21 @@ static uint64_t row_end(const ep_permute_config *config)
     return config->row_end == 0 || config->row_end > slots ? slots : config->row_end;
 }
 
-static ep_err check_range(const char *name, uint64_t value, uint64_t min, uint64_t max, ep_error *out_error)
+static ep_err check_range(const char *name, uint64_t value, uint64_t min, uint64_t max,
+                          ep_error *out_error)
 {
     return value >= min && value <= max
                ? EP_OK
                : BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, name, value, min, max);
 }
 
-static ep_err check_struct(const char *name, uint32_t struct_bytes, size_t expected, ep_error *out_error)
+static ep_err check_struct(const char *name, uint32_t struct_bytes, size_t expected,
+                           ep_error *out_error)
 {
     return struct_bytes == expected
                ? EP_OK
-               : BAD("struct_bytes of the %s is %" PRIu32 ": this library expects %zu", name, struct_bytes, expected);
+               : BAD("struct_bytes of the %s is %" PRIu32 ": this library expects %zu", name,
+                     struct_bytes, expected);
 }
 
 static ep_err check_config(const ep_permute_config *config, ep_error *out_error)
@@ -53,24 +56,34 @@ static ep_err check_config(const ep_permute_config *config, ep_error *out_error)
     ep_err err = check_range("tokens", config->tokens, 0, EP_TOKENS_MAX, out_error);
     err = err != EP_OK ? err : check_range("top_k", config->top_k, 1, EP_TOP_K_MAX, out_error);
     err = err != EP_OK ? err : check_range("hidden", config->hidden, 1, EP_HIDDEN_MAX, out_error);
-    err = err != EP_OK ? err : check_range("experts", config->experts, 1, EP_EXPERTS_MAX, out_error);
-    err = err != EP_OK ? err : check_range("expert_end", expert_end(config), 1, config->experts, out_error);
+    err =
+        err != EP_OK ? err : check_range("experts", config->experts, 1, EP_EXPERTS_MAX, out_error);
+    err = err != EP_OK
+              ? err
+              : check_range("expert_end", expert_end(config), 1, config->experts, out_error);
     err = err != EP_OK ? err
-                       : check_range("expert_begin", config->expert_begin, 0, expert_end(config) - 1, out_error);
+                       : check_range("expert_begin", config->expert_begin, 0,
+                                     expert_end(config) - 1, out_error);
     if (err == EP_OK && config->drop == EP_PERMUTE_DROP_PAD) {
         err = check_range("capacity", config->capacity, 1, CAPACITY_MAX, out_error);
         err = err != EP_OK ? err
                            : check_range("rows of all experts",
-                                         (uint64_t)(expert_end(config) - config->expert_begin) * config->capacity,
+                                         (uint64_t)(expert_end(config) - config->expert_begin) *
+                                             config->capacity,
                                          1, INT32_MAX, out_error);
     } else if (err == EP_OK) {
-        err = check_range("drop", config->drop, EP_PERMUTE_DROPLESS, EP_PERMUTE_DROP_PAD, out_error);
-        err = err != EP_OK ? err : check_range("row_begin", config->row_begin, 0, row_end(config), out_error);
+        err =
+            check_range("drop", config->drop, EP_PERMUTE_DROPLESS, EP_PERMUTE_DROP_PAD, out_error);
+        err = err != EP_OK
+                  ? err
+                  : check_range("row_begin", config->row_begin, 0, row_end(config), out_error);
     }
-    err = err != EP_OK ? err : check_range("counts", config->counts, 0, EP_PERMUTE_CUMULATIVE, out_error);
+    err = err != EP_OK ? err
+                       : check_range("counts", config->counts, 0, EP_PERMUTE_CUMULATIVE, out_error);
     if (err == EP_OK && config->dtype != EP_DTYPE_F32 && config->dtype != EP_DTYPE_BF16 &&
         config->dtype != EP_DTYPE_F16 && config->dtype != EP_DTYPE_I8) {
-        return BAD("dtype is %s (%d): allowed bf16, f16, f32, i8", ep_dtype_name(config->dtype), (int)config->dtype);
+        return BAD("dtype is %s (%d): allowed bf16, f16, f32, i8", ep_dtype_name(config->dtype),
+                   (int)config->dtype);
     }
     return err;
 }
@@ -117,7 +130,8 @@ static uint32_t place_of(const permutation *p, size_t slot)
 {
     int32_t id = p->in->ids[slot];
     bool active = p->in->mask == NULL || p->in->mask[slot] != 0;
-    return active && id >= (int32_t)p->begin && id < (int32_t)p->end ? (uint32_t)id - p->begin : UINT32_MAX;
+    return active && id >= (int32_t)p->begin && id < (int32_t)p->end ? (uint32_t)id - p->begin
+                                                                     : UINT32_MAX;
 }
 
 /* Ids are range-checked in masked slots too. */
@@ -129,8 +143,8 @@ static ep_err count_slots(const permutation *p, ep_error *out_error)
     for (size_t s = 0; s < slots; s++) {
         int32_t id = p->in->ids[s];
         if (id < -1 || id > (int32_t)experts) {
-            return BAD("ids: token %zu, choice %zu is %" PRId32 ": allowed -1..%" PRIu32, s / p->config->top_k,
-                       s % p->config->top_k, id, experts);
+            return BAD("ids: token %zu, choice %zu is %" PRId32 ": allowed -1..%" PRIu32,
+                       s / p->config->top_k, s % p->config->top_k, id, experts);
         }
         uint32_t e = place_of(p, s);
         if (e != UINT32_MAX) {
@@ -147,7 +161,8 @@ static uint32_t rows_made(const permutation *p, uint32_t first, uint32_t count)
         return count < p->config->capacity ? count : p->config->capacity;
     }
     uint64_t begin = first > p->config->row_begin ? first : p->config->row_begin;
-    uint64_t end = (uint64_t)first + count < row_end(p->config) ? (uint64_t)first + count : row_end(p->config);
+    uint64_t end =
+        (uint64_t)first + count < row_end(p->config) ? (uint64_t)first + count : row_end(p->config);
     return end > begin ? (uint32_t)(end - begin) : 0;
 }
 
@@ -171,7 +186,7 @@ static void lay_out(const permutation *p)
         first += count;
     }
     p->out->rows_count = p->config->drop == EP_PERMUTE_DROP_PAD ? ep_permute_rows_max(p->config)
-                         : rows_made(p, 0, first);
+                                                                : rows_made(p, 0, first);
 }
 
 /* Takes the next place of an expert: a row, or NO_ROW when it is dropped. */
@@ -251,8 +266,8 @@ static void write_padding(const permutation *p)
     }
 }
 
-static ep_err check_inputs(const ep_permute_config *config, const ep_permute_in *in, const ep_permute_out *out,
-                           ep_error *out_error)
+static ep_err check_inputs(const ep_permute_config *config, const ep_permute_in *in,
+                           const ep_permute_out *out, ep_error *out_error)
 {
     const char *missing = NULL;
     ep_err err = check_struct("inputs", in->struct_bytes, sizeof(*in), out_error);
@@ -261,8 +276,8 @@ static ep_err check_inputs(const ep_permute_config *config, const ep_permute_in 
         return err;
     }
     if (config->tokens > 0) {
-        missing = in->ids == NULL                                  ? "ids"
-                  : in->x == NULL && out->rows != NULL             ? "x"
+        missing = in->ids == NULL                                   ? "ids"
+                  : in->x == NULL && out->rows != NULL              ? "x"
                   : in->x_scales == NULL && out->row_scales != NULL ? "x_scales"
                   : in->probs == NULL && out->row_probs != NULL     ? "probs"
                                                                     : NULL;

@@ -44,7 +44,8 @@ static inline size_t ep_quant_blocks(size_t n, size_t block)
 }
 
 /* row [n] of dtype, smooth [n] or NULL; writes out [n] and returns the row's scale. */
-float ep_row_quantize_i8(const void *row, ep_dtype dtype, const float *smooth, size_t n, int8_t *out);
+float ep_row_quantize_i8(const void *row, ep_dtype dtype, const float *smooth, size_t n,
+                         int8_t *out);
 /* The scale of a row whose greatest magnitude has these bits, and d; when it is not above 0 the
  * codes are 0. */
 float ep_row_scale_i8(uint32_t amax_bits, float *out_d);
@@ -53,10 +54,11 @@ void ep_row_dequantize_i8(const int8_t *row, float scale, size_t n, float *out);
 
 /* row [n] of wire_dtype; writes out [n] and scales [ep_quant_blocks(n, EP_QUANT_BLOCK_I8)] of
  * wire_dtype. */
-void ep_row_quantize_i8_blocks(const void *row, ep_dtype wire_dtype, size_t n, int8_t *out, void *scales);
+void ep_row_quantize_i8_blocks(const void *row, ep_dtype wire_dtype, size_t n, int8_t *out,
+                               void *scales);
 /* out [n]: values of wire_dtype, in f32. */
-void ep_row_dequantize_i8_blocks(const int8_t *row, const void *scales, ep_dtype wire_dtype, size_t n,
-                                 float *out);
+void ep_row_dequantize_i8_blocks(const int8_t *row, const void *scales, ep_dtype wire_dtype,
+                                 size_t n, float *out);
 
 /* row [n] of dtype; writes out [n] codes and scales [ep_quant_blocks(n, EP_QUANT_BLOCK_F8)]. */
 void ep_row_quantize_f8(const void *row, ep_dtype dtype, size_t n, uint8_t *out, float *scales);
@@ -70,10 +72,12 @@ typedef struct ep_quant_kernel {
     /* Greatest |x * smooth| as the bits of an f32: 0x7f800000 or above when some element is not
      * finite. */
     uint32_t (*amax_bits)(const void *row, ep_dtype dtype, const float *smooth, size_t n);
-    void (*to_i8)(const void *row, ep_dtype dtype, const float *smooth, size_t n, float d, int8_t *out);
+    void (*to_i8)(const void *row, ep_dtype dtype, const float *smooth, size_t n, float d,
+                  int8_t *out);
     void (*from_i8)(const int8_t *row, float scale, size_t n, float *out);
     void (*to_i8_blocks)(const void *row, ep_dtype dtype, size_t n, int8_t *out, void *scales);
-    void (*from_i8_blocks)(const int8_t *row, const void *scales, ep_dtype dtype, size_t n, float *out);
+    void (*from_i8_blocks)(const int8_t *row, const void *scales, ep_dtype dtype, size_t n,
+                           float *out);
     /* One block: a finite scale above 0. */
     void (*to_f8)(const void *row, ep_dtype dtype, size_t n, float scale, uint8_t *out);
     void (*from_f8)(const uint8_t *row, float scale, size_t n, float *out);

@@ -7,12 +7,14 @@
 #include "moe/quantize.h"
 
 /* Block b of a row of n elements; out and scales are the row's. */
-void ep_quant_block_to_i8(const void *row, ep_dtype dtype, size_t n, size_t b, int8_t *out, void *scales);
-void ep_quant_block_from_i8(const int8_t *row, const void *scales, ep_dtype dtype, size_t n, size_t b,
-                            float *out);
+void ep_quant_block_to_i8(const void *row, ep_dtype dtype, size_t n, size_t b, int8_t *out,
+                          void *scales);
+void ep_quant_block_from_i8(const int8_t *row, const void *scales, ep_dtype dtype, size_t n,
+                            size_t b, float *out);
 
 /* Only where base/cpu_features.h says avx2_fma_f16c. */
-void ep_quant_to_i8_blocks_avx2(const void *row, ep_dtype dtype, size_t n, int8_t *out, void *scales);
+void ep_quant_to_i8_blocks_avx2(const void *row, ep_dtype dtype, size_t n, int8_t *out,
+                                void *scales);
 void ep_quant_from_i8_blocks_avx2(const int8_t *row, const void *scales, ep_dtype dtype, size_t n,
                                   float *out);
 

@@ -62,8 +62,8 @@ INLINE uint32_t amax_of(const void *row, ep_dtype dtype, const float *smooth, si
 }
 
 /* amax * d is 127 within one rounding, so the rounded value always fits. */
-INLINE void to_i8_of(const void *restrict row, ep_dtype dtype, const float *restrict smooth, size_t n, float d,
-                     int8_t *restrict out)
+INLINE void to_i8_of(const void *restrict row, ep_dtype dtype, const float *restrict smooth,
+                     size_t n, float d, int8_t *restrict out)
 {
     for (size_t i = 0; i < n; i++) {
         float value = element(row, dtype, i);
@@ -102,7 +102,8 @@ INLINE int8_t block_code(float value, float s)
     return low_byte(ep_f32_from_bits((uint32_t)rounded | (u & 0x80000000u)) + ROUND_MAGIC);
 }
 
-void ep_quant_block_to_i8(const void *row, ep_dtype dtype, size_t n, size_t b, int8_t *out, void *scales)
+void ep_quant_block_to_i8(const void *row, ep_dtype dtype, size_t n, size_t b, int8_t *out,
+                          void *scales)
 {
     size_t begin = b * BLOCK;
     size_t count = n - begin < BLOCK ? n - begin : BLOCK;
@@ -124,7 +125,8 @@ void ep_quant_block_to_i8(const void *row, ep_dtype dtype, size_t n, size_t b, i
     memcpy(out + begin, codes, count);
 }
 
-void ep_quant_block_from_i8(const int8_t *row, const void *scales, ep_dtype dtype, size_t n, size_t b, float *out)
+void ep_quant_block_from_i8(const int8_t *row, const void *scales, ep_dtype dtype, size_t n,
+                            size_t b, float *out)
 {
     size_t begin = b * BLOCK;
     size_t end = n - begin < BLOCK ? n : begin + BLOCK;
@@ -145,14 +147,16 @@ static void to_i8_blocks_plain(const void *row, ep_dtype dtype, size_t n, int8_t
     }
 }
 
-static void from_i8_blocks_plain(const int8_t *row, const void *scales, ep_dtype dtype, size_t n, float *out)
+static void from_i8_blocks_plain(const int8_t *row, const void *scales, ep_dtype dtype, size_t n,
+                                 float *out)
 {
     for (size_t b = 0; b < ep_quant_blocks(n, BLOCK); b++) {
         ep_quant_block_from_i8(row, scales, dtype, n, b, out);
     }
 }
 
-INLINE void to_f8_of(const void *restrict row, ep_dtype dtype, size_t n, float scale, uint8_t *restrict out)
+INLINE void to_f8_of(const void *restrict row, ep_dtype dtype, size_t n, float scale,
+                     uint8_t *restrict out)
 {
     for (size_t i = 0; i < n; i++) {
         out[i] = ep_f32_to_f8e4m3(element(row, dtype, i) / scale);
@@ -167,52 +171,57 @@ INLINE void from_f8_of(const uint8_t *restrict row, float scale, size_t n, float
 }
 
 /* A call with the type as a constant, so that no loop asks for it. */
-#define FOR_DTYPE(dtype, call)                                                                               \
-    do {                                                                                                     \
-        if ((dtype) == EP_DTYPE_BF16) {                                                                      \
-            call(EP_DTYPE_BF16);                                                                             \
-        } else if ((dtype) == EP_DTYPE_F16) {                                                                \
-            call(EP_DTYPE_F16);                                                                              \
-        } else {                                                                                             \
-            call(EP_DTYPE_F32);                                                                              \
-        }                                                                                                    \
+#define FOR_DTYPE(dtype, call)                                                                     \
+    do {                                                                                           \
+        if ((dtype) == EP_DTYPE_BF16) {                                                            \
+            call(EP_DTYPE_BF16);                                                                   \
+        } else if ((dtype) == EP_DTYPE_F16) {                                                      \
+            call(EP_DTYPE_F16);                                                                    \
+        } else {                                                                                   \
+            call(EP_DTYPE_F32);                                                                    \
+        }                                                                                          \
     } while (0)
 
-#define AMAX(type) amax = smooth != NULL ? amax_of(row, type, smooth, n) : amax_of(row, type, NULL, n)
-#define TO_I8(type) smooth != NULL ? to_i8_of(row, type, smooth, n, d, out) : to_i8_of(row, type, NULL, n, d, out)
+#define AMAX(type)                                                                                 \
+    amax = smooth != NULL ? amax_of(row, type, smooth, n) : amax_of(row, type, NULL, n)
+#define TO_I8(type)                                                                                \
+    smooth != NULL ? to_i8_of(row, type, smooth, n, d, out) : to_i8_of(row, type, NULL, n, d, out)
 #define TO_F8(type) to_f8_of(row, type, n, scale, out)
 
-#define DEFINE_KERNEL(id, text, TARGET, TO_BLOCKS, FROM_BLOCKS)                                              \
-    TARGET static uint32_t amax_##id(const void *row, ep_dtype dtype, const float *smooth, size_t n)        \
-    {                                                                                                        \
-        uint32_t amax;                                                                                       \
-        FOR_DTYPE(dtype, AMAX);                                                                              \
-        return amax;                                                                                         \
-    }                                                                                                        \
-    TARGET static void to_i8_##id(const void *row, ep_dtype dtype, const float *smooth, size_t n, float d,  \
-                                  int8_t *out)                                                               \
-    {                                                                                                        \
-        FOR_DTYPE(dtype, TO_I8);                                                                             \
-    }                                                                                                        \
-    TARGET static void from_i8_##id(const int8_t *row, float scale, size_t n, float *out)                   \
-    {                                                                                                        \
-        from_i8_of(row, scale, n, out);                                                                      \
-    }                                                                                                        \
-    TARGET static void to_f8_##id(const void *row, ep_dtype dtype, size_t n, float scale, uint8_t *out)     \
-    {                                                                                                        \
-        FOR_DTYPE(dtype, TO_F8);                                                                             \
-    }                                                                                                        \
-    TARGET static void from_f8_##id(const uint8_t *row, float scale, size_t n, float *out)                  \
-    {                                                                                                        \
-        from_f8_of(row, scale, n, out);                                                                      \
-    }                                                                                                        \
-    static const ep_quant_kernel kernel_##id = {                                                             \
-        text, amax_##id, to_i8_##id, from_i8_##id, TO_BLOCKS, FROM_BLOCKS, to_f8_##id, from_f8_##id};
+#define DEFINE_KERNEL(id, text, TARGET, TO_BLOCKS, FROM_BLOCKS)                                    \
+    TARGET static uint32_t amax_##id(const void *row, ep_dtype dtype, const float *smooth,         \
+                                     size_t n)                                                     \
+    {                                                                                              \
+        uint32_t amax;                                                                             \
+        FOR_DTYPE(dtype, AMAX);                                                                    \
+        return amax;                                                                               \
+    }                                                                                              \
+    TARGET static void to_i8_##id(const void *row, ep_dtype dtype, const float *smooth, size_t n,  \
+                                  float d, int8_t *out)                                            \
+    {                                                                                              \
+        FOR_DTYPE(dtype, TO_I8);                                                                   \
+    }                                                                                              \
+    TARGET static void from_i8_##id(const int8_t *row, float scale, size_t n, float *out)          \
+    {                                                                                              \
+        from_i8_of(row, scale, n, out);                                                            \
+    }                                                                                              \
+    TARGET static void to_f8_##id(const void *row, ep_dtype dtype, size_t n, float scale,          \
+                                  uint8_t *out)                                                    \
+    {                                                                                              \
+        FOR_DTYPE(dtype, TO_F8);                                                                   \
+    }                                                                                              \
+    TARGET static void from_f8_##id(const uint8_t *row, float scale, size_t n, float *out)         \
+    {                                                                                              \
+        from_f8_of(row, scale, n, out);                                                            \
+    }                                                                                              \
+    static const ep_quant_kernel kernel_##id = {text,      amax_##id,   to_i8_##id, from_i8_##id,  \
+                                                TO_BLOCKS, FROM_BLOCKS, to_f8_##id, from_f8_##id};
 
 #define BASELINE
 DEFINE_KERNEL(generic, "generic", BASELINE, to_i8_blocks_plain, from_i8_blocks_plain)
 #if defined(__x86_64__)
-DEFINE_KERNEL(avx2, "avx2", __attribute__((target("avx2"))), ep_quant_to_i8_blocks_avx2, ep_quant_from_i8_blocks_avx2)
+DEFINE_KERNEL(avx2, "avx2", __attribute__((target("avx2"))), ep_quant_to_i8_blocks_avx2,
+              ep_quant_from_i8_blocks_avx2)
 #endif
 
 const ep_quant_kernel *ep_quant_kernel_at(size_t index)

@@ -89,7 +89,8 @@ static ep_err reserve_chunks(ep_routing_plan *plan, size_t count)
 {
     plan_scratch *scratch = plan->priv;
     if (count > scratch->chunks_capacity) {
-        size_t capacity = scratch->chunks_capacity * 2 < CHUNKS_MIN ? CHUNKS_MIN : scratch->chunks_capacity * 2;
+        size_t capacity =
+            scratch->chunks_capacity * 2 < CHUNKS_MIN ? CHUNKS_MIN : scratch->chunks_capacity * 2;
         capacity = capacity < count ? count : capacity;
         ep_plan_chunk *chunks = realloc(plan->chunks, capacity * sizeof(*chunks));
         if (chunks == NULL) {
@@ -102,7 +103,8 @@ static ep_err reserve_chunks(ep_routing_plan *plan, size_t count)
 }
 
 /* A slot brings at most one row. */
-static ep_err reserve(ep_routing_plan *plan, size_t slots, size_t experts, size_t nodes, size_t chunks)
+static ep_err reserve(ep_routing_plan *plan, size_t slots, size_t experts, size_t nodes,
+                      size_t chunks)
 {
     plan_scratch *scratch = plan->priv;
     if (scratch == NULL) {
@@ -162,11 +164,12 @@ typedef struct {
 /* Most batches have nothing but ids: then a slot's kind takes no call. */
 static bool is_plain(const ep_batch *batch)
 {
-    return batch->mask_tokens == NULL && batch->mask_slots.data == NULL && batch->form != EP_RESULT_PARTIAL;
+    return batch->mask_tokens == NULL && batch->mask_slots.data == NULL &&
+           batch->form != EP_RESULT_PARTIAL;
 }
 
-static inline ep_slot_kind slot_kind(const ep_batch *batch, const ep_layer_shape *shape, bool plain, uint32_t token,
-                                     uint32_t slot, uint32_t *out_expert)
+static inline ep_slot_kind slot_kind(const ep_batch *batch, const ep_layer_shape *shape, bool plain,
+                                     uint32_t token, uint32_t slot, uint32_t *out_expert)
 {
     if (plain && slot < batch->top_k) {
         int64_t id = ep_batch_id(batch, token, slot);
@@ -178,8 +181,8 @@ static inline ep_slot_kind slot_kind(const ep_batch *batch, const ep_layer_shape
     return ep_batch_slot(batch, shape, token, slot, out_expert);
 }
 
-void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token_begin, uint32_t token_end,
-                          uint32_t *out_slots)
+void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token_begin,
+                          uint32_t token_end, uint32_t *out_slots)
 {
     const bool plain = is_plain(batch);
     const uint32_t per_token = ep_batch_slots_per_token(batch, shape);
@@ -197,8 +200,8 @@ void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, ui
 
 /* Remembers a slot that needs a row, and counts it for its expert and for its token's slots at a
  * node. */
-static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t token, uint32_t slot_number,
-                         uint32_t *needed_count, ep_error *out_error)
+static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t token,
+                         uint32_t slot_number, uint32_t *needed_count, ep_error *out_error)
 {
     uint32_t expert;
     ep_slot_kind kind = slot_kind(in->batch, &in->layer->shape, in->is_plain, token,
@@ -219,7 +222,8 @@ static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t 
     }
     EP_ASSERT(node_index < in->nodes_count);
 
-    scratch->needed[(*needed_count)++] = (needed_slot){.slot_number = slot_number, .expert = expert};
+    scratch->needed[(*needed_count)++] =
+        (needed_slot){.slot_number = slot_number, .expert = expert};
     scratch->expert_cursor[expert]++;
     scratch->by_node[node_index].token_slots++;
     return EP_OK;
@@ -228,8 +232,10 @@ static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t 
 static bool fits(const build_input *in, uint32_t node, uint64_t rows, uint64_t slots)
 {
     const ep_plan_cut *cut = in->cut;
-    return cut == NULL || (rows <= EP_TOKENS_MAX && rows * cut->row_bytes + slots * cut->slot_bytes <= cut->room_bytes[node] &&
-                           slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
+    return cut == NULL ||
+           (rows <= EP_TOKENS_MAX &&
+            rows * cut->row_bytes + slots * cut->slot_bytes <= cut->room_bytes[node] &&
+            slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
 }
 
 static ep_err open_chunk(ep_routing_plan *plan, node_scratch *node, uint32_t node_index)
@@ -362,9 +368,10 @@ static void sort_slots(ep_routing_plan *plan, const build_input *in, uint32_t ne
     }
 }
 
-ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const ep_routing_layer *layer,
-                             uint32_t nodes_count, const uint32_t *chosen, const ep_plan_cut *cut,
-                             uint32_t token_begin, uint32_t token_end, const uint32_t *slot_numbers,
+ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch,
+                             const ep_routing_layer *layer, uint32_t nodes_count,
+                             const uint32_t *chosen, const ep_plan_cut *cut, uint32_t token_begin,
+                             uint32_t token_end, const uint32_t *slot_numbers,
                              uint32_t slot_numbers_count, ep_error *out_error)
 {
     build_input in = {batch,
@@ -380,14 +387,16 @@ ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const
                       is_plain(batch)};
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     EP_ASSERT(token_begin <= token_end && token_end <= batch->tokens);
-    size_t slots =
-        slot_numbers != NULL ? slot_numbers_count : (size_t)(token_end - token_begin) * in.slots_per_token;
+    size_t slots = slot_numbers != NULL ? slot_numbers_count
+                                        : (size_t)(token_end - token_begin) * in.slots_per_token;
 
     plan->chunks_count = 0;
     plan->rows_count = 0;
     plan->slots_count = 0;
-    if (reserve(plan, slots, experts, nodes_count, nodes_count < slots ? nodes_count : slots) != EP_OK) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan of %zu slots", slots);
+    if (reserve(plan, slots, experts, nodes_count, nodes_count < slots ? nodes_count : slots) !=
+        EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan of %zu slots",
+                            slots);
     }
     plan_scratch *scratch = plan->priv;
     memset(scratch->expert_cursor, 0, experts * sizeof(*scratch->expert_cursor));

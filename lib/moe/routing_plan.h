@@ -19,17 +19,17 @@
 #include "moe/routing_table.h"
 
 typedef struct ep_plan_slot {
-    uint32_t row;                /* index among the chunk's rows */
-    uint32_t expert;             /* table index */
-    uint32_t slot_number;        /* t * slots_per_token + k */
+    uint32_t row;         /* index among the chunk's rows */
+    uint32_t expert;      /* table index */
+    uint32_t slot_number; /* t * slots_per_token + k */
 } ep_plan_slot;
 
 /* What one frame carries. */
 typedef struct ep_plan_chunk {
-    uint32_t node;               /* node index in the table */
-    uint32_t rows_begin;         /* in plan->row_tokens */
+    uint32_t node;       /* node index in the table */
+    uint32_t rows_begin; /* in plan->row_tokens */
     uint32_t rows_count;
-    uint32_t slots_begin;        /* in plan->slots */
+    uint32_t slots_begin; /* in plan->slots */
     uint32_t slots_count;
 } ep_plan_chunk;
 
@@ -38,16 +38,16 @@ typedef struct ep_routing_plan {
     /* by their first token: nodes take turns; a node's chunks have ascending tokens */
     ep_plan_chunk *chunks;
     uint32_t rows_count;
-    uint32_t *row_tokens;        /* token of each row, ascending inside a chunk */
+    uint32_t *row_tokens; /* token of each row, ascending inside a chunk */
     uint32_t slots_count;
     ep_plan_slot *slots;
-    void *priv;                  /* scratch and capacities */
+    void *priv; /* scratch and capacities */
 } ep_routing_plan;
 
 /* Bytes that count towards a chunk's limits. */
 typedef struct ep_plan_cut {
-    uint64_t row_bytes;          /* of a request, for each row */
-    uint64_t slot_bytes;         /* of a request, for each slot */
+    uint64_t row_bytes;  /* of a request, for each row */
+    uint64_t slot_bytes; /* of a request, for each slot */
     uint64_t reply_slot_bytes;
     /* [nodes_count] a chunk's rows and slots, and its reply's rows, stay at or below; a chunk has
      * at least one slot */
@@ -60,8 +60,8 @@ uint64_t ep_plan_chunks_max(uint64_t slots, uint64_t room_slots, uint32_t nodes)
 
 void ep_routing_plan_init(ep_routing_plan *plan);
 void ep_routing_plan_fini(ep_routing_plan *plan);
-ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token, uint32_t experts, uint32_t nodes,
-                               uint32_t chunks_max);
+ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token,
+                               uint32_t experts, uint32_t nodes, uint32_t chunks_max);
 
 /* reading an expert's weights takes about as long as so many slots more */
 #define EP_COPY_PASS_SLOTS 16
@@ -73,16 +73,16 @@ ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint3
 /* What copies are chosen by, and memory to do it in. */
 typedef struct ep_copy_choice {
     uint32_t nodes_count;
-    const uint8_t *usable;  /* [nodes] 0 no, 1 yes, 2 only where the expert has no better copy */
-    const uint8_t *tried;   /* [copies of the layer] 1: not this one; NULL: none is left out */
+    const uint8_t *usable; /* [nodes] 0 no, 1 yes, 2 only where the expert has no better copy */
+    const uint8_t *tried;  /* [copies of the layer] 1: not this one; NULL: none is left out */
     /* [nodes] time for the same work against the others' 1; NULL: all are 1 */
     const float *slowness;
     /* [experts] of this build, 0: the expert is not needed; NULL: all are, and none is a probe */
     const uint32_t *slots;
     /* differs from call to call (call sequence): spreads calls over copies that are as good */
     uint64_t spread;
-    uint32_t *order;        /* [experts] scratch, as the next */
-    float *busy;            /* [nodes] */
+    uint32_t *order; /* [experts] scratch, as the next */
+    float *busy;     /* [nodes] */
 } ep_copy_choice;
 
 /* Slots of each expert, [experts], in tokens [token_begin, token_end) of a checked batch. */
@@ -99,7 +99,8 @@ void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, ui
  * are read, many to where the fewest slots are. Nodes from EP_COPY_SLOW on come behind the quicker
  * ones. Pure.
  */
-void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choice, uint32_t *out_chosen);
+void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choice,
+                      uint32_t *out_chosen);
 
 /*
  * Builds a plan for all routed and shared slots of tokens [token_begin, token_end) of a checked
@@ -108,8 +109,10 @@ void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choic
  * Errors: UNAVAILABLE naming layer and expert when chosen[] has EP_NO_EXPERT for a needed expert;
  * NO_MEMORY.
  */
-ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch, const ep_routing_layer *layer, uint32_t nodes_count,
-                             const uint32_t *chosen, const ep_plan_cut *cut, uint32_t token_begin, uint32_t token_end,
-                             const uint32_t *slot_numbers, uint32_t slot_numbers_count, ep_error *out_error);
+ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch,
+                             const ep_routing_layer *layer, uint32_t nodes_count,
+                             const uint32_t *chosen, const ep_plan_cut *cut, uint32_t token_begin,
+                             uint32_t token_end, const uint32_t *slot_numbers,
+                             uint32_t slot_numbers_count, ep_error *out_error);
 
 #endif

@@ -21,7 +21,8 @@ int ep_epoch_compare(ep_epoch a, ep_epoch b)
 ep_err ep_routing_table_create(uint32_t nodes_count, uint32_t models_count, uint32_t layers_count,
                                ep_routing_table **out_table)
 {
-    if (nodes_count > EP_NODES_MAX || models_count > EP_MODELS_MAX || layers_count > EP_TABLE_LAYERS_MAX) {
+    if (nodes_count > EP_NODES_MAX || models_count > EP_MODELS_MAX ||
+        layers_count > EP_TABLE_LAYERS_MAX) {
         return EP_ERR_INVALID_ARGUMENT;
     }
     ep_routing_table *table = calloc(1, sizeof(*table));
@@ -55,7 +56,8 @@ ep_err ep_routing_table_model_init(ep_routing_table *table, uint32_t index, cons
         return EP_ERR_INVALID_ARGUMENT;
     }
     model->numerics = calloc((size_t)numerics_count + 1, sizeof(*model->numerics));
-    model->numerics_of_node = calloc((size_t)table->nodes_count + 1, sizeof(*model->numerics_of_node));
+    model->numerics_of_node =
+        calloc((size_t)table->nodes_count + 1, sizeof(*model->numerics_of_node));
     if (model->numerics == NULL || model->numerics_of_node == NULL) {
         return EP_ERR_NO_MEMORY; /* what was allocated is freed with the table */
     }
@@ -131,8 +133,8 @@ const ep_routing_model *ep_routing_table_find_model(const ep_routing_table *tabl
     return found;
 }
 
-const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table, uint32_t model_index,
-                                                    uint32_t layer)
+const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table,
+                                                    uint32_t model_index, uint32_t layer)
 {
     uint32_t low = 0;
     uint32_t high = table->layers_count;
@@ -186,8 +188,8 @@ static uint64_t digest_model(uint64_t digest, const ep_routing_model *model, uin
         digest = digest_string(digest, model->numerics[i]);
     }
     for (uint32_t n = 0; n < nodes_count; n++) {
-        digest =
-            digest_u64(digest, model->numerics_of_node == NULL ? UINT32_MAX : model->numerics_of_node[n]);
+        digest = digest_u64(digest, model->numerics_of_node == NULL ? UINT32_MAX
+                                                                    : model->numerics_of_node[n]);
     }
     return digest;
 }
@@ -195,8 +197,9 @@ static uint64_t digest_model(uint64_t digest, const ep_routing_model *model, uin
 static uint64_t digest_layer(uint64_t digest, const ep_routing_layer *layer)
 {
     const ep_layer_shape *shape = &layer->shape;
-    const uint64_t numbers[] = {layer->model_index, shape->layer,          shape->hidden, shape->inner,
-                                shape->experts,     shape->shared_experts, shape->top_k,  shape->activation};
+    const uint64_t numbers[] = {layer->model_index, shape->layer,     shape->hidden,
+                                shape->inner,       shape->experts,   shape->shared_experts,
+                                shape->top_k,       shape->activation};
     for (size_t i = 0; i < EP_ARRAY_COUNT(numbers); i++) {
         digest = digest_u64(digest, numbers[i]);
     }

@@ -16,8 +16,8 @@
 #define EP_URL_BYTES 256
 #define EP_NUMERICS_BYTES 96
 #define EP_NODES_MAX 4096
-#define EP_MODELS_MAX 256          /* (model, version) pairs in one table */
-#define EP_TABLE_LAYERS_MAX 65536  /* layers of all models in one table */
+#define EP_MODELS_MAX 256         /* (model, version) pairs in one table */
+#define EP_TABLE_LAYERS_MAX 65536 /* layers of all models in one table */
 #define EP_POLICY_BYTES 32
 
 typedef struct ep_epoch {
@@ -29,10 +29,10 @@ typedef struct ep_epoch {
 int ep_epoch_compare(ep_epoch a, ep_epoch b);
 
 typedef struct ep_routing_node {
-    uint32_t node_id;               /* given by the coordinator; stable for a name */
+    uint32_t node_id; /* given by the coordinator; stable for a name */
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
-    char host[EP_HOST_BYTES];       /* nodes with the same one are on one machine; "" not known: alone */
+    char host[EP_HOST_BYTES]; /* nodes with the same one are on one machine; "" not known: alone */
 } ep_routing_node;
 
 typedef struct ep_routing_model {
@@ -41,7 +41,7 @@ typedef struct ep_routing_model {
     /* who names no version gets this one; at most one of a name. Not in the checksum */
     bool is_default;
     uint32_t numerics_count;
-    char (*numerics)[EP_NUMERICS_BYTES];  /* [numerics_count] distinct ids in use */
+    char (*numerics)[EP_NUMERICS_BYTES]; /* [numerics_count] distinct ids in use */
     /* [nodes_count] index into numerics; UINT32_MAX: node does not serve this model */
     uint32_t *numerics_of_node;
 } ep_routing_model;
@@ -49,13 +49,13 @@ typedef struct ep_routing_model {
 typedef struct ep_routing_layer {
     uint32_t model_index;
     ep_layer_shape shape;
-    uint32_t *offsets;              /* [E+S+1] */
-    uint32_t *copies;               /* node indexes of expert i: copies[offsets[i] .. offsets[i+1]) */
+    uint32_t *offsets; /* [E+S+1] */
+    uint32_t *copies;  /* node indexes of expert i: copies[offsets[i] .. offsets[i+1]) */
 } ep_routing_layer;
 
 /* What operators set for all callers. */
 typedef struct ep_caller_policy {
-    uint64_t revision;              /* grows with each change; 0: nothing was ever set */
+    uint64_t revision; /* grows with each change; 0: nothing was ever set */
     bool has_hedge_permille;
     uint32_t hedge_permille;
 } ep_caller_policy;
@@ -63,10 +63,10 @@ typedef struct ep_caller_policy {
 #define EP_HEDGE_PERMILLE_MAX 1000
 
 typedef struct ep_routing_table {
-    uint32_t refs;                  /* private */
+    uint32_t refs; /* private */
     ep_epoch epoch;
     char policy[EP_POLICY_BYTES];
-    uint32_t decode_tokens_max;     /* mode auto: T up to this is decode */
+    uint32_t decode_tokens_max; /* mode auto: T up to this is decode */
     /* not in the checksum, which builds that do not know it must find too */
     ep_caller_policy caller_policy;
     uint32_t nodes_count;
@@ -74,21 +74,22 @@ typedef struct ep_routing_table {
     uint32_t models_count;
     ep_routing_model *models;
     uint32_t layers_count;
-    ep_routing_layer *layers;       /* ascending (model_index, shape.layer) */
+    ep_routing_layer *layers; /* ascending (model_index, shape.layer) */
 } ep_routing_table;
 
 /* An empty table with room for the counts; every nested array is NULL. Errors: NO_MEMORY,
  * INVALID_ARGUMENT (limits). */
-ep_err ep_routing_table_create(uint32_t nodes_count, uint32_t models_count, uint32_t layers_count, ep_routing_table **out_table);
+ep_err ep_routing_table_create(uint32_t nodes_count, uint32_t models_count, uint32_t layers_count,
+                               ep_routing_table **out_table);
 /* Gives model `index` its name, its version and room for numerics ids; numerics_of_node is
  * allocated and says "not served" everywhere. Errors: INVALID_ARGUMENT (a name too long),
  * NO_MEMORY. */
-ep_err ep_routing_table_model_init(ep_routing_table *table, uint32_t index, const char *name, const char *version,
-                                   uint32_t numerics_count);
+ep_err ep_routing_table_model_init(ep_routing_table *table, uint32_t index, const char *name,
+                                   const char *version, uint32_t numerics_count);
 /* Gives layer `index` its shape and allocates offsets; copies are given as a total count and
  * allocated too. */
-ep_err ep_routing_table_layer_init(ep_routing_table *table, uint32_t index, uint32_t model_index, const ep_layer_shape *shape,
-                                   uint32_t copies_total);
+ep_err ep_routing_table_layer_init(ep_routing_table *table, uint32_t index, uint32_t model_index,
+                                   const ep_layer_shape *shape, uint32_t copies_total);
 /* Checks every number of a layer's shape. Errors: INVALID_ARGUMENT naming the field, value and
  * allowed range. */
 ep_err ep_layer_shape_check(const ep_layer_shape *shape, ep_error *out_error);
@@ -104,9 +105,10 @@ void ep_routing_table_unref(ep_routing_table *table);
 /* version NULL or "": the version listed last under that name; the order is that of registration
  * and says nothing of age, so callers that act for somebody refuse an unnamed version when there
  * are several. NULL when absent; out_index may be NULL. */
-const ep_routing_model *ep_routing_table_find_model(const ep_routing_table *table, const char *name, const char *version,
-                                                    uint32_t *out_index);
-const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table, uint32_t model_index, uint32_t layer);
+const ep_routing_model *ep_routing_table_find_model(const ep_routing_table *table, const char *name,
+                                                    const char *version, uint32_t *out_index);
+const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table,
+                                                    uint32_t model_index, uint32_t layer);
 /* 64-bit digest of the content (FNV-1a over a canonical walk); equal tables, equal checksum. Finds
  * damage, not malice. */
 uint64_t ep_routing_table_checksum(const ep_routing_table *table);

@@ -14,25 +14,26 @@ ep_err ep_layer_shape_check(const ep_layer_shape *shape, ep_error *out_error)
         return BAD("layer %" PRIu32 ": allowed 0..%d", shape->layer, INT32_MAX);
     }
     if (shape->hidden < 1 || shape->hidden > EP_HIDDEN_MAX) {
-        return BAD("layer %" PRIu32 ": hidden %" PRIu32 ": allowed 1..%d", shape->layer, shape->hidden,
-                   EP_HIDDEN_MAX);
+        return BAD("layer %" PRIu32 ": hidden %" PRIu32 ": allowed 1..%d", shape->layer,
+                   shape->hidden, EP_HIDDEN_MAX);
     }
     if (shape->inner < 1 || shape->inner > EP_INNER_MAX) {
-        return BAD("layer %" PRIu32 ": inner %" PRIu32 ": allowed 1..%d", shape->layer, shape->inner,
-                   EP_INNER_MAX);
+        return BAD("layer %" PRIu32 ": inner %" PRIu32 ": allowed 1..%d", shape->layer,
+                   shape->inner, EP_INNER_MAX);
     }
     if (shape->experts < 1 || shape->experts > EP_EXPERTS_MAX) {
-        return BAD("layer %" PRIu32 ": %" PRIu32 " experts: allowed 1..%d", shape->layer, shape->experts,
-                   EP_EXPERTS_MAX);
+        return BAD("layer %" PRIu32 ": %" PRIu32 " experts: allowed 1..%d", shape->layer,
+                   shape->experts, EP_EXPERTS_MAX);
     }
     if (shape->shared_experts > EP_EXPERTS_MAX - shape->experts) {
-        return BAD("layer %" PRIu32 ": %" PRIu32 " shared experts: allowed 0..%" PRIu32 " beside %" PRIu32
-                   " routed ones",
-                   shape->layer, shape->shared_experts, EP_EXPERTS_MAX - shape->experts, shape->experts);
+        return BAD("layer %" PRIu32 ": %" PRIu32 " shared experts: allowed 0..%" PRIu32
+                   " beside %" PRIu32 " routed ones",
+                   shape->layer, shape->shared_experts, EP_EXPERTS_MAX - shape->experts,
+                   shape->experts);
     }
     if (shape->top_k < 1 || shape->top_k > EP_TOP_K_MAX) {
-        return BAD("layer %" PRIu32 ": top_k %" PRIu32 ": allowed 1..%d", shape->layer, shape->top_k,
-                   EP_TOP_K_MAX);
+        return BAD("layer %" PRIu32 ": top_k %" PRIu32 ": allowed 1..%d", shape->layer,
+                   shape->top_k, EP_TOP_K_MAX);
     }
     if ((unsigned)shape->activation >= EP_ACT_COUNT) {
         return BAD("layer %" PRIu32 ": activation %u: allowed 0..%u", shape->layer,
@@ -60,7 +61,8 @@ static int compare_ids(const void *a, const void *b)
 
 static int compare_names(const void *a, const void *b)
 {
-    return strcmp((*(const ep_routing_node *const *)a)->name, (*(const ep_routing_node *const *)b)->name);
+    return strcmp((*(const ep_routing_node *const *)a)->name,
+                  (*(const ep_routing_node *const *)b)->name);
 }
 
 /* Sorted neighbours that are equal are duplicates. */
@@ -88,17 +90,20 @@ static ep_err check_nodes(const ep_routing_table *table, ep_error *out_error)
 {
     for (uint32_t n = 0; n < table->nodes_count; n++) {
         const ep_routing_node *node = &table->nodes[n];
-        if (!is_name(node->name, sizeof(node->name)) || !is_terminated(node->url, sizeof(node->url))) {
+        if (!is_name(node->name, sizeof(node->name)) ||
+            !is_terminated(node->url, sizeof(node->url))) {
             return BAD("node %" PRIu32 " of the routing table has no proper name or url", n);
         }
         if (!is_terminated(node->host, sizeof(node->host))) {
-            return BAD("the host of node %s has more than %zu characters", node->name, sizeof(node->host) - 1);
+            return BAD("the host of node %s has more than %zu characters", node->name,
+                       sizeof(node->host) - 1);
         }
     }
     const ep_routing_node **sorted = calloc((size_t)table->nodes_count + 1, sizeof(*sorted));
     if (sorted == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY,
-                            "no memory to check a routing table of %" PRIu32 " nodes", table->nodes_count);
+                            "no memory to check a routing table of %" PRIu32 " nodes",
+                            table->nodes_count);
     }
     for (uint32_t n = 0; n < table->nodes_count; n++) {
         sorted[n] = &table->nodes[n];
@@ -127,29 +132,30 @@ static ep_err check_model(const ep_routing_table *table, uint32_t index, ep_erro
         }
         for (uint32_t j = 0; j < i; j++) {
             if (strcmp(model->numerics[i], model->numerics[j]) == 0) {
-                return BAD("model %s: numerics id %s is given twice", model->name, model->numerics[i]);
+                return BAD("model %s: numerics id %s is given twice", model->name,
+                           model->numerics[i]);
             }
         }
     }
     for (uint32_t n = 0; model->numerics_of_node != NULL && n < table->nodes_count; n++) {
         uint32_t numerics = model->numerics_of_node[n];
         if (numerics != UINT32_MAX && numerics >= model->numerics_count) {
-            return BAD("model %s, node %s: numerics index %" PRIu32 ": the model has %" PRIu32, model->name,
-                       table->nodes[n].name, numerics, model->numerics_count);
+            return BAD("model %s, node %s: numerics index %" PRIu32 ": the model has %" PRIu32,
+                       model->name, table->nodes[n].name, numerics, model->numerics_count);
         }
     }
     return EP_OK;
 }
 
 /* seen[n] holds the last expert (plus one) with a copy on node n. */
-static ep_err check_expert(const ep_routing_table *table, const ep_routing_layer *layer, uint32_t expert,
-                           uint32_t *seen, ep_error *out_error)
+static ep_err check_expert(const ep_routing_table *table, const ep_routing_layer *layer,
+                           uint32_t expert, uint32_t *seen, ep_error *out_error)
 {
     const ep_routing_model *model = &table->models[layer->model_index];
     uint32_t number = layer->shape.layer;
     if (layer->offsets[expert + 1] - layer->offsets[expert] > table->nodes_count) {
-        return BAD("model %s, layer %" PRIu32 ", expert %" PRIu32 ": %" PRIu32 " copies: allowed 0..%" PRIu32
-                   ", one per node",
+        return BAD("model %s, layer %" PRIu32 ", expert %" PRIu32 ": %" PRIu32
+                   " copies: allowed 0..%" PRIu32 ", one per node",
                    model->name, number, expert, layer->offsets[expert + 1] - layer->offsets[expert],
                    table->nodes_count);
     }
@@ -191,11 +197,13 @@ static ep_err check_offsets(const char *model, const ep_routing_layer *layer, ep
     return EP_OK;
 }
 
-static ep_err check_layer(const ep_routing_table *table, uint32_t index, uint32_t *seen, ep_error *out_error)
+static ep_err check_layer(const ep_routing_table *table, uint32_t index, uint32_t *seen,
+                          ep_error *out_error)
 {
     const ep_routing_layer *layer = &table->layers[index];
     if (layer->model_index >= table->models_count) {
-        return BAD("layer entry %" PRIu32 ": model index %" PRIu32 ": the table has %" PRIu32 " models",
+        return BAD("layer entry %" PRIu32 ": model index %" PRIu32 ": the table has %" PRIu32
+                   " models",
                    index, layer->model_index, table->models_count);
     }
     const char *model = table->models[layer->model_index].name;
@@ -206,8 +214,10 @@ static ep_err check_layer(const ep_routing_table *table, uint32_t index, uint32_
     if (index > 0) {
         const ep_routing_layer *before = &table->layers[index - 1];
         if (before->model_index > layer->model_index ||
-            (before->model_index == layer->model_index && before->shape.layer >= layer->shape.layer)) {
-            return BAD("model %s, layer %" PRIu32 " follows model %s, layer %" PRIu32 ": layers must ascend",
+            (before->model_index == layer->model_index &&
+             before->shape.layer >= layer->shape.layer)) {
+            return BAD("model %s, layer %" PRIu32 " follows model %s, layer %" PRIu32
+                       ": layers must ascend",
                        model, layer->shape.layer, table->models[before->model_index].name,
                        before->shape.layer);
         }
@@ -241,7 +251,8 @@ ep_err ep_routing_table_check(const ep_routing_table *table, ep_error *out_error
     uint32_t *seen = calloc((size_t)table->nodes_count + 1, sizeof(*seen));
     if (seen == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY,
-                            "no memory to check a routing table of %" PRIu32 " nodes", table->nodes_count);
+                            "no memory to check a routing table of %" PRIu32 " nodes",
+                            table->nodes_count);
     }
     for (uint32_t l = 0; l < table->layers_count && err == EP_OK; l++) {
         err = check_layer(table, l, seen, out_error);

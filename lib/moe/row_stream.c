@@ -12,9 +12,11 @@
 
 #define LINE 64
 
-typedef void (*copy_func)(uint8_t *restrict to, const uint8_t *restrict from, size_t bytes, const char *next);
+typedef void (*copy_func)(uint8_t *restrict to, const uint8_t *restrict from, size_t bytes,
+                          const char *next);
 
-static void copy_sse2(uint8_t *restrict to, const uint8_t *restrict from, size_t bytes, const char *next)
+static void copy_sse2(uint8_t *restrict to, const uint8_t *restrict from, size_t bytes,
+                      const char *next)
 {
     for (size_t i = 0; i < bytes; i += LINE) {
         const __m128i *in = (const __m128i *)(const void *)(from + i);
@@ -31,8 +33,8 @@ static void copy_sse2(uint8_t *restrict to, const uint8_t *restrict from, size_t
     }
 }
 
-__attribute__((target("avx512f"))) static void copy_avx512(uint8_t *restrict to, const uint8_t *restrict from, size_t bytes,
-                                                           const char *next)
+__attribute__((target("avx512f"))) static void
+copy_avx512(uint8_t *restrict to, const uint8_t *restrict from, size_t bytes, const char *next)
 {
     for (size_t i = 0; i < bytes; i += LINE) {
         _mm_prefetch(next + i, _MM_HINT_T0);

@@ -18,13 +18,15 @@ static void kernel_rule(uint32_t hidden, const float *x, const float *alpha1, co
     *out_p2 = e2 / sum;
 }
 
-void ep_const_expert(const ep_special_experts *special, uint32_t index, uint32_t hidden, const float *x,
-                     float *work, float *out)
+void ep_const_expert(const ep_special_experts *special, uint32_t index, uint32_t hidden,
+                     const float *x, float *work, float *out)
 {
     float *alpha1 = work;
     float *alpha2 = work + hidden;
-    ep_row_widen(ep_rows_at(&special->const_alpha1, index), special->const_alpha1.dtype, hidden, alpha1);
-    ep_row_widen(ep_rows_at(&special->const_alpha2, index), special->const_alpha2.dtype, hidden, alpha2);
+    ep_row_widen(ep_rows_at(&special->const_alpha1, index), special->const_alpha1.dtype, hidden,
+                 alpha1);
+    ep_row_widen(ep_rows_at(&special->const_alpha2, index), special->const_alpha2.dtype, hidden,
+                 alpha2);
 
     if (special->const_rule == EP_CONST_LINEAR) {
         ep_row_widen(ep_rows_at(&special->const_v, index), special->const_v.dtype, hidden, out);

@@ -15,6 +15,7 @@
 
 /* x [H] widened; work [2*H]; writes out [H]. index is the constant expert's, 0..const_count-1. out
  * may not overlap the others. */
-void ep_const_expert(const ep_special_experts *special, uint32_t index, uint32_t hidden, const float *x, float *work, float *out);
+void ep_const_expert(const ep_special_experts *special, uint32_t index, uint32_t hidden,
+                     const float *x, float *work, float *out);
 
 #endif

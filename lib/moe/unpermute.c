@@ -38,43 +38,47 @@ static ep_err check_fields(const ep_unpermute_args *a, ep_error *out_error)
                   {"order", a->order, EP_PERMUTE_BY_TOKEN, EP_PERMUTE_BY_CHOICE},
                   {"experts", a->bias != NULL ? a->experts : 1, 1, EP_EXPERTS_MAX}};
     if (a->struct_bytes != sizeof(*a)) {
-        return BAD("struct_bytes is %" PRIu32 ": this library expects %zu", a->struct_bytes, sizeof(*a));
+        return BAD("struct_bytes is %" PRIu32 ": this library expects %zu", a->struct_bytes,
+                   sizeof(*a));
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(fields); i++) {
         if (fields[i].value < fields[i].min || fields[i].value > fields[i].max) {
-            return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, fields[i].name, fields[i].value,
-                       fields[i].min, fields[i].max);
+            return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, fields[i].name,
+                       fields[i].value, fields[i].min, fields[i].max);
         }
     }
     if (a->dtype != EP_DTYPE_I8 && !ep_dtype_is_float(a->dtype)) {
-        return BAD("dtype is %s (%d): allowed bf16, f16, f32, i8", ep_dtype_name(a->dtype), (int)a->dtype);
+        return BAD("dtype is %s (%d): allowed bf16, f16, f32, i8", ep_dtype_name(a->dtype),
+                   (int)a->dtype);
     }
     if (!ep_dtype_is_float(a->out_dtype)) {
-        return BAD("out_dtype is %s (%d): allowed bf16, f16, f32", ep_dtype_name(a->out_dtype), (int)a->out_dtype);
+        return BAD("out_dtype is %s (%d): allowed bf16, f16, f32", ep_dtype_name(a->out_dtype),
+                   (int)a->out_dtype);
     }
     return EP_OK;
 }
 
 static size_t slot_index(const ep_unpermute_args *a, uint32_t token, uint32_t k)
 {
-    return a->order == EP_PERMUTE_BY_TOKEN ? (size_t)token * a->top_k + k : (size_t)k * a->tokens + token;
+    return a->order == EP_PERMUTE_BY_TOKEN ? (size_t)token * a->top_k + k
+                                           : (size_t)k * a->tokens + token;
 }
 
 static ep_err check_tensors(const ep_unpermute_args *a, ep_error *out_error)
 {
-    const char *missing = a->slot_rows == NULL                            ? "slot_rows"
-                          : a->out == NULL                                ? "out"
-                          : a->rows == NULL && a->rows_count > 0          ? "rows"
+    const char *missing = a->slot_rows == NULL                               ? "slot_rows"
+                          : a->out == NULL                                   ? "out"
+                          : a->rows == NULL && a->rows_count > 0             ? "rows"
                           : a->dtype == EP_DTYPE_I8 && a->row_scales == NULL ? "row_scales"
-                          : a->bias != NULL && a->ids == NULL             ? "ids"
-                                                                          : NULL;
+                          : a->bias != NULL && a->ids == NULL                ? "ids"
+                                                                             : NULL;
     if (missing != NULL && a->tokens > 0) {
         return BAD("%s is NULL", missing);
     }
     for (size_t i = 0; i < (size_t)a->tokens * a->top_k; i++) {
         if (a->slot_rows[i] >= 0 && (uint64_t)a->slot_rows[i] >= a->rows_count) {
-            return BAD("slot_rows[%zu] is %" PRId32 ": there are %" PRIu64 " rows", i, a->slot_rows[i],
-                       a->rows_count);
+            return BAD("slot_rows[%zu] is %" PRId32 ": there are %" PRIu64 " rows", i,
+                       a->slot_rows[i], a->rows_count);
         }
     }
     return EP_OK;
@@ -100,8 +104,8 @@ static void add_weighted(float *restrict sum, const float *restrict row, float w
 }
 
 /* weight * (row + bias), each rounded; a missing row is 0. */
-static void add_biased(const ep_unpermute_args *a, bool has_row, size_t expert, float weight, float *restrict sum,
-                       float *restrict wide)
+static void add_biased(const ep_unpermute_args *a, bool has_row, size_t expert, float weight,
+                       float *restrict sum, float *restrict wide)
 {
     ep_dtype dtype = a->dtype == EP_DTYPE_I8 ? EP_DTYPE_F32 : a->dtype;
     float *restrict bias = wide + ep_align_up(a->hidden, ALIGN_FLOATS);
@@ -115,13 +119,15 @@ static void add_biased(const ep_unpermute_args *a, bool has_row, size_t expert, 
     }
 }
 
-static void add_slot(const ep_unpermute_args *a, uint32_t token, uint32_t k, float *sum, float *wide)
+static void add_slot(const ep_unpermute_args *a, uint32_t token, uint32_t k, float *sum,
+                     float *wide)
 {
     int32_t row = a->slot_rows[slot_index(a, token, k)];
     size_t by_token = (size_t)token * a->top_k + k;
     float weight = a->weights != NULL ? a->weights[by_token] : 1.0f;
     if (row >= 0 && a->dtype == EP_DTYPE_I8) {
-        ep_row_dequantize_i8(row_at(a->rows, (size_t)row, a->hidden, a->dtype), a->row_scales[row], a->hidden, wide);
+        ep_row_dequantize_i8(row_at(a->rows, (size_t)row, a->hidden, a->dtype), a->row_scales[row],
+                             a->hidden, wide);
     } else if (row >= 0) {
         ep_row_widen(row_at(a->rows, (size_t)row, a->hidden, a->dtype), a->dtype, a->hidden, wide);
     }
@@ -132,7 +138,8 @@ static void add_slot(const ep_unpermute_args *a, uint32_t token, uint32_t k, flo
     }
 }
 
-static void add_extra(const ep_unpermute_args *a, const void *rows, uint32_t token, float *sum, float *wide)
+static void add_extra(const ep_unpermute_args *a, const void *rows, uint32_t token, float *sum,
+                      float *wide)
 {
     ep_dtype dtype = a->dtype == EP_DTYPE_I8 ? EP_DTYPE_F32 : a->dtype;
     if (rows != NULL) {
@@ -167,7 +174,8 @@ ep_err ep_moe_unpermute(const ep_unpermute_args *args, void *workspace, size_t w
     }
     size_t needed = ep_unpermute_workspace_bytes(args);
     if (workspace == NULL || workspace_bytes < needed) {
-        return BAD("workspace has %zu bytes: %zu are needed (12 per element of hidden, rounded up to 16 elements)",
+        return BAD("workspace has %zu bytes: %zu are needed (12 per element of hidden, rounded up "
+                   "to 16 elements)",
                    workspace == NULL ? 0 : workspace_bytes, needed);
     }
     float *sum = workspace;

@@ -157,7 +157,8 @@ uint64_t ep_trace_new_id(void)
     static uint64_t state; /* 0: not seeded */
     if (__atomic_load_n(&state, __ATOMIC_RELAXED) == 0) {
         uint64_t none = 0;
-        __atomic_compare_exchange_n(&state, &none, ep_random_id(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        __atomic_compare_exchange_n(&state, &none, ep_random_id(), false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED);
     }
     uint64_t id;
     do {
@@ -222,7 +223,8 @@ static char *format_hex(char *out, uint64_t value)
     return out;
 }
 
-void ep_traceparent_format(ep_trace_id trace, uint64_t span, char out_text[EP_TRACEPARENT_CHARS + 1])
+void ep_traceparent_format(ep_trace_id trace, uint64_t span,
+                           char out_text[EP_TRACEPARENT_CHARS + 1])
 {
     memcpy(out_text, "00-", 3);
     char *end = format_hex(out_text + TRACE_AT, trace.high);

@@ -33,38 +33,39 @@ typedef struct ep_trace_id {
 
 typedef struct ep_trace_fields {
     ep_trace_id trace;
-    uint64_t call;     /* C, R or J of trace_spans.def */
-    uint64_t parent;   /* 0 none */
-    uint64_t epoch;    /* number of the routing table used; 0 unknown */
+    uint64_t call;   /* C, R or J of trace_spans.def */
+    uint64_t parent; /* 0 none */
+    uint64_t epoch;  /* number of the routing table used; 0 unknown */
     /* name of this process: the node's, "coordinator", "gateway", "" a client, recorded as "-"; not
      * NULL */
     const char *node;
-    const char *peer;  /* name of the other side; "" none, recorded as "-"; not NULL */
+    const char *peer; /* name of the other side; "" none, recorded as "-"; not NULL */
     uint32_t sub;
-    int32_t layer;     /* -1 none */
-    int32_t expert;    /* -1 none */
+    int32_t layer;  /* -1 none */
+    int32_t expert; /* -1 none */
     uint32_t rows;
-    int32_t status;    /* ends: ep_err (0 OK); begins: 0 */
+    int32_t status; /* ends: ep_err (0 OK); begins: 0 */
 } ep_trace_fields;
 
 typedef enum ep_trace_event {
-#define EP_TRACE_SPAN(name, step, on, what) EP_TRACE_EVENT_##name##_begin, EP_TRACE_EVENT_##name##_end,
+#define EP_TRACE_SPAN(name, step, on, what)                                                        \
+    EP_TRACE_EVENT_##name##_begin, EP_TRACE_EVENT_##name##_end,
 #include "observe/trace_spans.def"
 #undef EP_TRACE_SPAN
     EP_TRACE_EVENTS
 } ep_trace_event;
 
 /* True while a session records this event. */
-#define EP_TRACE_ON(event)                                                                                   \
-    __builtin_expect(                                                                                        \
-        __atomic_load_n(__atomic_load_n(&ep_trace_states[EP_TRACE_EVENT_##event], __ATOMIC_ACQUIRE),         \
-                        __ATOMIC_RELAXED) != 0,                                                              \
-        0)
-#define EP_TRACE(event, fields)                                                                              \
-    do {                                                                                                     \
-        if (EP_TRACE_ON(event)) {                                                                            \
-            ep_trace_emit(EP_TRACE_EVENT_##event, fields);                                                   \
-        }                                                                                                    \
+#define EP_TRACE_ON(event)                                                                         \
+    __builtin_expect(__atomic_load_n(__atomic_load_n(&ep_trace_states[EP_TRACE_EVENT_##event],     \
+                                                     __ATOMIC_ACQUIRE),                            \
+                                     __ATOMIC_RELAXED) != 0,                                       \
+                     0)
+#define EP_TRACE(event, fields)                                                                    \
+    do {                                                                                           \
+        if (EP_TRACE_ON(event)) {                                                                  \
+            ep_trace_emit(EP_TRACE_EVENT_##event, fields);                                         \
+        }                                                                                          \
     } while (0)
 
 /* Both ends are recorded: ask this before a span's begin, and emit its end only if it was true
@@ -117,6 +118,7 @@ static inline bool ep_trace_id_is_none(ep_trace_id id)
  */
 bool ep_traceparent_parse(const char *text, ep_trace_id *out_trace, uint64_t *out_span);
 /* "00-<trace>-<span>-01" and its end. */
-void ep_traceparent_format(ep_trace_id trace, uint64_t span, char out_text[EP_TRACEPARENT_CHARS + 1]);
+void ep_traceparent_format(ep_trace_id trace, uint64_t span,
+                           char out_text[EP_TRACEPARENT_CHARS + 1]);
 
 #endif

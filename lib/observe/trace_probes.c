@@ -10,14 +10,14 @@
 #include "observe/trace_provider.h"
 #include "observe/trace_spans_text.h"
 
-#define EP_TRACE_SPAN(name, step, on, what)                                                                  \
-    static void emit_##name##_begin(const ep_trace_fields *fields)                                           \
-    {                                                                                                        \
-        lttng_ust_do_tracepoint(expertd, name##_begin, fields);                                              \
-    }                                                                                                        \
-    static void emit_##name##_end(const ep_trace_fields *fields)                                             \
-    {                                                                                                        \
-        lttng_ust_do_tracepoint(expertd, name##_end, fields);                                                \
+#define EP_TRACE_SPAN(name, step, on, what)                                                        \
+    static void emit_##name##_begin(const ep_trace_fields *fields)                                 \
+    {                                                                                              \
+        lttng_ust_do_tracepoint(expertd, name##_begin, fields);                                    \
+    }                                                                                              \
+    static void emit_##name##_end(const ep_trace_fields *fields)                                   \
+    {                                                                                              \
+        lttng_ust_do_tracepoint(expertd, name##_end, fields);                                      \
     }
 #include "observe/trace_spans.def"
 #undef EP_TRACE_SPAN
@@ -27,20 +27,21 @@ static const ep_trace_provider provider = {
     .spans = ep_trace_spans_text,
     .states =
         {
-#define EP_TRACE_SPAN(name, step, on, what)                                                                  \
-    [EP_TRACE_EVENT_##name##_begin] = &lttng_ust_tracepoint_expertd___##name##_begin.state,                  \
+#define EP_TRACE_SPAN(name, step, on, what)                                                        \
+    [EP_TRACE_EVENT_##name##_begin] = &lttng_ust_tracepoint_expertd___##name##_begin.state,        \
     [EP_TRACE_EVENT_##name##_end] = &lttng_ust_tracepoint_expertd___##name##_end.state,
 #include "observe/trace_spans.def"
 #undef EP_TRACE_SPAN
         },
     .emit =
         {
-#define EP_TRACE_SPAN(name, step, on, what)                                                                  \
-    [EP_TRACE_EVENT_##name##_begin] = emit_##name##_begin,                                                   \
+#define EP_TRACE_SPAN(name, step, on, what)                                                        \
+    [EP_TRACE_EVENT_##name##_begin] = emit_##name##_begin,                                         \
     [EP_TRACE_EVENT_##name##_end] = emit_##name##_end,
 #include "observe/trace_spans.def"
 #undef EP_TRACE_SPAN
         },
 };
 
-__attribute__((visibility("default"))) const ep_trace_provider *const ep_trace_provider_table = &provider;
+__attribute__((visibility("default"))) const ep_trace_provider *const ep_trace_provider_table =
+    &provider;

@@ -24,22 +24,24 @@ LTTNG_UST_TRACEPOINT_EVENT_CLASS(
     expertd, span, LTTNG_UST_TP_ARGS(const ep_trace_fields *, fields),
     LTTNG_UST_TP_FIELDS(
         lttng_ust_field_integer_hex(uint64_t, trace_hi, fields->trace.high)
-        lttng_ust_field_integer_hex(uint64_t, trace_lo, fields->trace.low)
-        lttng_ust_field_integer_hex(uint64_t, call, fields->call)
-        lttng_ust_field_integer_hex(uint64_t, parent, fields->parent)
-        lttng_ust_field_integer(uint64_t, epoch, fields->epoch)
-        lttng_ust_field_integer(uint32_t, sub, fields->sub)
-        lttng_ust_field_integer(uint32_t, rows, fields->rows)
-        lttng_ust_field_integer(int32_t, layer, fields->layer)
-        lttng_ust_field_integer(int32_t, expert, fields->expert)
-        lttng_ust_field_integer(int32_t, status, fields->status)
-        lttng_ust_field_string(node, EP_TRACE_TEXT(fields->node))
-        lttng_ust_field_string(peer, EP_TRACE_TEXT(fields->peer))))
+            lttng_ust_field_integer_hex(uint64_t, trace_lo, fields->trace.low)
+                lttng_ust_field_integer_hex(uint64_t, call, fields->call)
+                    lttng_ust_field_integer_hex(uint64_t, parent, fields->parent)
+                        lttng_ust_field_integer(uint64_t, epoch, fields->epoch)
+                            lttng_ust_field_integer(uint32_t, sub, fields->sub)
+                                lttng_ust_field_integer(uint32_t, rows, fields->rows)
+                                    lttng_ust_field_integer(int32_t, layer, fields->layer)
+                                        lttng_ust_field_integer(int32_t, expert, fields->expert)
+                                            lttng_ust_field_integer(int32_t, status, fields->status)
+                                                lttng_ust_field_string(node,
+                                                                       EP_TRACE_TEXT(fields->node))
+                                                    lttng_ust_field_string(
+                                                        peer, EP_TRACE_TEXT(fields->peer))))
 
-#define EP_TRACE_SPAN(name, step, on, what)                                                                  \
-    LTTNG_UST_TRACEPOINT_EVENT_INSTANCE(expertd, span, expertd, name##_begin,                                \
-                                        LTTNG_UST_TP_ARGS(const ep_trace_fields *, fields))                  \
-    LTTNG_UST_TRACEPOINT_EVENT_INSTANCE(expertd, span, expertd, name##_end,                                  \
+#define EP_TRACE_SPAN(name, step, on, what)                                                        \
+    LTTNG_UST_TRACEPOINT_EVENT_INSTANCE(expertd, span, expertd, name##_begin,                      \
+                                        LTTNG_UST_TP_ARGS(const ep_trace_fields *, fields))        \
+    LTTNG_UST_TRACEPOINT_EVENT_INSTANCE(expertd, span, expertd, name##_end,                        \
                                         LTTNG_UST_TP_ARGS(const ep_trace_fields *, fields))
 #include "observe/trace_spans.def"
 #undef EP_TRACE_SPAN

@@ -9,8 +9,8 @@
 #include "observe/trace.h"
 
 typedef struct ep_trace_provider {
-    uint32_t fields_bytes;   /* sizeof(ep_trace_fields) */
-    const char *spans;       /* ep_trace_spans_text: the lists must be the same, else nothing is traced */
+    uint32_t fields_bytes; /* sizeof(ep_trace_fields) */
+    const char *spans; /* ep_trace_spans_text: the lists must be the same, else nothing is traced */
     const int *states[EP_TRACE_EVENTS];
     void (*emit[EP_TRACE_EVENTS])(const ep_trace_fields *fields);
 } ep_trace_provider;

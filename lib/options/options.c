@@ -62,7 +62,8 @@ const char *ep_options_nearest(const ep_option *options, size_t count, const cha
     return best;
 }
 
-void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out, size_t bytes)
+void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out,
+                        size_t bytes)
 {
     snprintf(out, bytes, "%s%s", spec->env_prefix, option->name);
     for (char *p = out; *p != 0; p++) {
@@ -92,9 +93,9 @@ static ep_err set_list(const ep_option *option, ep_option_value *list, const cha
 {
     char *copy = strdup(text);
     char *rest = copy;
-    ep_err err = copy == NULL
-                     ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name)
-                     : EP_OK;
+    ep_err err = copy == NULL ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s",
+                                             option->name)
+                              : EP_OK;
     ep_option_value_clear(option, list);
     for (char *item; err == EP_OK && (item = strsep(&rest, ",")) != NULL;) {
         if (item[0] != 0) {
@@ -122,9 +123,10 @@ static ep_err apply_defaults(ep_options *options, ep_error *out_error)
     ep_value_source source = {EP_ORIGIN_DEFAULT, NULL};
     for (size_t i = 0; i < spec->options_count; i++) {
         const ep_option *option = &spec->options[i];
-        ep_err err = option->default_text == NULL
-                         ? EP_OK
-                         : set_text(option, &options->values[i], option->default_text, source, out_error);
+        ep_err err =
+            option->default_text == NULL
+                ? EP_OK
+                : set_text(option, &options->values[i], option->default_text, source, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -144,11 +146,12 @@ static ep_err apply_variable(ep_options *options, const char *variable, ep_error
     char origin[NAME_BYTES + 32];
     char name[NAME_BYTES];
     int name_bytes = (int)(equals - variable);
-    snprintf(origin, sizeof(origin), "environment %.*s", name_bytes > NAME_BYTES ? NAME_BYTES : name_bytes,
-             variable);
+    snprintf(origin, sizeof(origin), "environment %.*s",
+             name_bytes > NAME_BYTES ? NAME_BYTES : name_bytes, variable);
     for (size_t i = 0; i < spec->options_count; i++) {
         ep_option_env_name(spec, &spec->options[i], name, sizeof(name));
-        if (strlen(name) == (size_t)name_bytes && strncmp(name, variable, (size_t)name_bytes) == 0) {
+        if (strlen(name) == (size_t)name_bytes &&
+            strncmp(name, variable, (size_t)name_bytes) == 0) {
             ep_value_source source = {EP_ORIGIN_ENVIRONMENT, origin};
             return set_text(&spec->options[i], &options->values[i], equals + 1, source, out_error);
         }
@@ -171,8 +174,9 @@ static ep_err apply_variable(ep_options *options, const char *variable, ep_error
                 ep_option_env_name(spec, &spec->options[i], name, sizeof(name));
             }
         }
-        snprintf(text, sizeof(text), "%s names no option and is ignored%s%s%s", origin, nearest != NULL ? "; did you mean " : "",
-                 nearest != NULL ? name : "", nearest != NULL ? "?" : "");
+        snprintf(text, sizeof(text), "%s names no option and is ignored%s%s%s", origin,
+                 nearest != NULL ? "; did you mean " : "", nearest != NULL ? name : "",
+                 nearest != NULL ? "?" : "");
         add_warning(options, text);
     }
     return EP_OK;
@@ -193,7 +197,8 @@ static const char *find_config_variable(const ep_options_spec *spec, char *const
 {
     char name[NAME_BYTES];
     int n = snprintf(name, sizeof(name), "%sCONFIG=", spec->env_prefix);
-    for (size_t i = 0; spec->config_file != NULL && environment != NULL && environment[i] != NULL; i++) {
+    for (size_t i = 0; spec->config_file != NULL && environment != NULL && environment[i] != NULL;
+         i++) {
         if (strncmp(environment[i], name, (size_t)n) == 0 && environment[i][n] != 0) {
             return environment[i] + n;
         }
@@ -229,10 +234,12 @@ static ep_err apply_flags(ep_options *options, const ep_flags *flags, ep_error *
     return EP_OK;
 }
 
-static ep_err load(ep_options *options, const ep_flags *flags, char *const *environment, ep_error *out_error)
+static ep_err load(ep_options *options, const ep_flags *flags, char *const *environment,
+                   ep_error *out_error)
 {
-    const char *path =
-        flags->config_path != NULL ? flags->config_path : find_config_variable(options->spec, environment);
+    const char *path = flags->config_path != NULL
+                           ? flags->config_path
+                           : find_config_variable(options->spec, environment);
     ep_err err = apply_defaults(options, out_error);
     EP_ASSERT(err == EP_OK || err == EP_ERR_NO_MEMORY); /* a default that its own row refuses */
     if (err == EP_OK && path != NULL) {
@@ -263,9 +270,9 @@ ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char 
         free(flags.flags);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options");
     }
-    *options = (ep_options){.spec = spec, .values = values, .action = flags.action, .shell = flags.shell};
-    bool needs_values =
-        flags.action == EP_ACTION_RUN || flags.action == EP_ACTION_CHECK ||
+    *options =
+        (ep_options){.spec = spec, .values = values, .action = flags.action, .shell = flags.shell};
+    bool needs_values = flags.action == EP_ACTION_RUN || flags.action == EP_ACTION_CHECK ||
                         flags.action == EP_ACTION_CHECK_KEYS || flags.action == EP_ACTION_PRINT;
     err = needs_values ? load(options, &flags, environment, out_error) : EP_OK;
     free(flags.flags);
@@ -339,7 +346,8 @@ static const ep_option_value *get_item(const ep_options *options, const char *ke
     return &options->values[i].items[index * option->fields_count + f];
 }
 
-const char *ep_options_list_text(const ep_options *options, const char *key, size_t index, const char *field)
+const char *ep_options_list_text(const ep_options *options, const char *key, size_t index,
+                                 const char *field)
 {
     return get_item(options, key, index, field)->text;
 }
@@ -354,25 +362,26 @@ const char *ep_options_origin(const ep_options *options, const char *key)
     return origin_of(get(options, key));
 }
 
-const char *ep_options_list_origin(const ep_options *options, const char *key, size_t index, const char *field)
+const char *ep_options_list_origin(const ep_options *options, const char *key, size_t index,
+                                   const char *field)
 {
     return origin_of(get_item(options, key, index, field));
 }
 
-ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format,
-                       ...)
+ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error,
+                       const char *format, ...)
 {
     char text[EP_ERROR_TEXT_BYTES];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: %s", ep_options_origin(options, key), key,
-                        text);
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: %s", ep_options_origin(options, key),
+                        key, text);
 }
 
-ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index, const char *field,
-                            ep_error *out_error, const char *format, ...)
+ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index,
+                            const char *field, ep_error *out_error, const char *format, ...)
 {
     char text[EP_ERROR_TEXT_BYTES];
     va_list args;
@@ -380,7 +389,8 @@ ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t i
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s[%zu].%s: %s",
-                        ep_options_list_origin(options, key, index, field), key, index, field, text);
+                        ep_options_list_origin(options, key, index, field), key, index, field,
+                        text);
 }
 
 ep_options_action ep_options_get_action(const ep_options *options)
@@ -452,7 +462,8 @@ void ep_options_print(const ep_options *options, FILE *out)
 static bool equal(const ep_option *option, const ep_option_value *a, const ep_option_value *b)
 {
     if (a->is_set != b->is_set || a->number != b->number || a->items_count != b->items_count ||
-        (a->text == NULL) != (b->text == NULL) || (a->text != NULL && strcmp(a->text, b->text) != 0)) {
+        (a->text == NULL) != (b->text == NULL) ||
+        (a->text != NULL && strcmp(a->text, b->text) != 0)) {
         return false;
     }
     for (size_t i = 0; i < a->items_count * option->fields_count; i++) {

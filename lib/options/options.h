@@ -59,8 +59,8 @@ typedef struct ep_option {
 } ep_option;
 
 typedef struct ep_options_spec {
-    const char *program;     /* "expertd" */
-    const char *env_prefix;  /* "EXPERTD_" */
+    const char *program;    /* "expertd" */
+    const char *env_prefix; /* "EXPERTD_" */
     /* beginnings of variables that others read, not to warn about; ends with NULL. NULL: none */
     const char *const *env_foreign;
     const char *summary;     /* first line of --help */
@@ -113,19 +113,21 @@ uint64_t ep_options_number(const ep_options *options, const char *key);
 /* STRING, PATH, ENUM; "" when not set. */
 const char *ep_options_text(const ep_options *options, const char *key);
 size_t ep_options_list_count(const ep_options *options, const char *key);
-const char *ep_options_list_text(const ep_options *options, const char *key, size_t index, const char *field);
+const char *ep_options_list_text(const ep_options *options, const char *key, size_t index,
+                                 const char *field);
 /* As ep_options_origin. */
-const char *ep_options_list_origin(const ep_options *options, const char *key, size_t index, const char *field);
+const char *ep_options_list_origin(const ep_options *options, const char *key, size_t index,
+                                   const char *field);
 
 /* "default", "file PATH:LINE", "environment NAME", "flag --name". */
 const char *ep_options_origin(const ep_options *options, const char *key);
 /* BAD_CONFIG with the value's origin and key before the text: for rules that the table cannot
  * state. Returns the code. */
-ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error, const char *format,
-                       ...) __attribute__((format(printf, 4, 5)));
+ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error,
+                       const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* The same for a field of a list's item. */
-ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index, const char *field,
-                            ep_error *out_error, const char *format, ...)
+ep_err ep_options_fail_item(const ep_options *options, const char *key, size_t index,
+                            const char *field, ep_error *out_error, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
 
 ep_options_action ep_options_get_action(const ep_options *options);

@@ -49,32 +49,34 @@ static const char *scalar_text(const reader *r, const yaml_node_t *node, const c
     const char *value = (const char *)node->data.scalar.value;
     bool plain = node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     if ((plain && node->data.scalar.length == 0) || strlen(value) != node->data.scalar.length) {
-        snprintf(text, sizeof(text), "%.100s: there is no value (write \"\" for an empty one)", label);
+        snprintf(text, sizeof(text), "%.100s: there is no value (write \"\" for an empty one)",
+                 label);
         fail_at(r, node, text);
         return NULL;
     }
     return value;
 }
 
-static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *key, const ep_option *options,
-                          size_t count)
+static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *key,
+                          const ep_option *options, size_t count)
 {
     char text[256];
     const char *nearest = ep_options_nearest(options, count, key);
     if (nearest != NULL) {
-        snprintf(text, sizeof(text), "unknown key '%.80s'; did you mean '%s'? (%s --help lists all)", key, nearest,
+        snprintf(text, sizeof(text),
+                 "unknown key '%.80s'; did you mean '%s'? (%s --help lists all)", key, nearest,
                  r->options->spec->program);
     } else {
-        snprintf(text, sizeof(text), "unknown key '%.80s' (%s --help lists those of this program)", key,
-                 r->options->spec->program);
+        snprintf(text, sizeof(text), "unknown key '%.80s' (%s --help lists those of this program)",
+                 key, r->options->spec->program);
     }
     return fail_at(r, node, text);
 }
 
 /* Finds the pair's option; a key given twice is an error. seen: [count], the line a key was first
  * seen at, 0 none. */
-static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option *options, size_t count,
-                       size_t *seen, size_t *out_index)
+static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option *options,
+                       size_t count, size_t *seen, size_t *out_index)
 {
     const char *name = scalar_text(r, key, "key");
     if (name == NULL) {
@@ -98,8 +100,9 @@ static ep_err read_item_mapping(reader *r, const ep_option *option, size_t item_
                                 const yaml_node_t *node, ep_option_value *item)
 {
     size_t *seen = calloc(option->fields_count, sizeof(*seen));
-    ep_err err =
-        seen == NULL ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path) : EP_OK;
+    ep_err err = seen == NULL
+                     ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path)
+                     : EP_OK;
     for (yaml_node_pair_t *pair = node->data.mapping.pairs.start;
          err == EP_OK && pair < node->data.mapping.pairs.top; pair++) {
         const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
@@ -111,21 +114,23 @@ static ep_err read_item_mapping(reader *r, const ep_option *option, size_t item_
         if (err != EP_OK) {
             break;
         }
-        snprintf(label, sizeof(label), "%s[%zu].%s", option->name, item_index, option->fields[f].name);
+        snprintf(label, sizeof(label), "%s[%zu].%s", option->name, item_index,
+                 option->fields[f].name);
         const char *text = scalar_text(r, value, label);
         if (text == NULL) {
             err = EP_ERR_BAD_CONFIG;
             break;
         }
         origin_of(r, value, origin, sizeof(origin));
-        err = ep_option_set_scalar(&option->fields[f], label, text, (ep_value_source){EP_ORIGIN_FILE, origin},
-                                   &item[f], r->error);
+        err = ep_option_set_scalar(&option->fields[f], label, text,
+                                   (ep_value_source){EP_ORIGIN_FILE, origin}, &item[f], r->error);
     }
     free(seen);
     return err;
 }
 
-static ep_err read_item(reader *r, const ep_option *option, const yaml_node_t *node, ep_option_value *list)
+static ep_err read_item(reader *r, const ep_option *option, const yaml_node_t *node,
+                        ep_option_value *list)
 {
     char origin[ORIGIN_BYTES];
     origin_of(r, node, origin, sizeof(origin));
@@ -138,21 +143,22 @@ static ep_err read_item(reader *r, const ep_option *option, const yaml_node_t *n
     size_t index = list->items_count - 1;
     if (option->fields_count == 1 && node->type == YAML_SCALAR_NODE) {
         const char *text = scalar_text(r, node, option->name);
-        err = text == NULL
-                  ? EP_ERR_BAD_CONFIG
-                  : ep_option_set_scalar(&option->fields[0], option->name, text, source, &item[0], r->error);
+        err = text == NULL ? EP_ERR_BAD_CONFIG
+                           : ep_option_set_scalar(&option->fields[0], option->name, text, source,
+                                                  &item[0], r->error);
     } else if (node->type == YAML_MAPPING_NODE) {
         err = read_item_mapping(r, option, index, node, item);
     } else {
         char text[160];
-        snprintf(text, sizeof(text), "%s[%zu]: a mapping with %s is expected here", option->name, index,
-                 option->fields[0].name);
+        snprintf(text, sizeof(text), "%s[%zu]: a mapping with %s is expected here", option->name,
+                 index, option->fields[0].name);
         err = fail_at(r, node, text);
     }
     return err != EP_OK ? err : ep_option_list_complete(option, index, item, source, r->error);
 }
 
-static ep_err read_list(reader *r, const ep_option *option, const yaml_node_t *node, ep_option_value *list)
+static ep_err read_list(reader *r, const ep_option *option, const yaml_node_t *node,
+                        ep_option_value *list)
 {
     char origin[ORIGIN_BYTES];
     if (node->type != YAML_SEQUENCE_NODE) {
@@ -166,7 +172,8 @@ static ep_err read_list(reader *r, const ep_option *option, const yaml_node_t *n
     list->kind = EP_ORIGIN_FILE;
     origin_of(r, node, origin, sizeof(origin));
     list->origin = strdup(origin);
-    for (yaml_node_item_t *i = node->data.sequence.items.start; i < node->data.sequence.items.top; i++) {
+    for (yaml_node_item_t *i = node->data.sequence.items.start; i < node->data.sequence.items.top;
+         i++) {
         ep_err err = read_item(r, option, yaml_document_get_node(&r->document, *i), list);
         if (err != EP_OK) {
             return err;
@@ -182,14 +189,15 @@ static ep_err read_root(reader *r, const yaml_node_t *root)
         return fail_at(r, root, "the file must hold 'key: value' lines");
     }
     size_t *seen = calloc(spec->options_count, sizeof(*seen));
-    ep_err err =
-        seen == NULL ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path) : EP_OK;
+    ep_err err = seen == NULL
+                     ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path)
+                     : EP_OK;
     for (yaml_node_pair_t *pair = root->data.mapping.pairs.start;
          err == EP_OK && pair < root->data.mapping.pairs.top; pair++) {
         const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
         size_t index = 0;
-        err = find_key(r, yaml_document_get_node(&r->document, pair->key), spec->options, spec->options_count,
-                       seen, &index);
+        err = find_key(r, yaml_document_get_node(&r->document, pair->key), spec->options,
+                       spec->options_count, seen, &index);
         if (err != EP_OK) {
             break;
         }
@@ -205,7 +213,8 @@ static ep_err read_root(reader *r, const yaml_node_t *root)
             break;
         }
         origin_of(r, value, origin, sizeof(origin));
-        err = ep_option_set_scalar(option, option->name, text, (ep_value_source){EP_ORIGIN_FILE, origin},
+        err = ep_option_set_scalar(option, option->name, text,
+                                   (ep_value_source){EP_ORIGIN_FILE, origin},
                                    &r->options->values[index], r->error);
     }
     free(seen);
@@ -213,18 +222,21 @@ static ep_err read_root(reader *r, const yaml_node_t *root)
 }
 
 /* The whole file; *out_text is freed by the caller. */
-static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out_bytes, ep_error *out_error)
+static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out_bytes,
+                         ep_error *out_error)
 {
     struct stat st;
     char why[EP_ERRNO_TEXT_BYTES];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) {
         const int number = errno;
-        return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "config file %.300s: %s%s",
-                            path, ep_errno_text(number, why),
-                            number == ENOENT ? "; --print-config-sample prints one to begin with" : "");
+        return ep_error_set(out_error, number == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO,
+                            "config file %.300s: %s%s", path, ep_errno_text(number, why),
+                            number == ENOENT ? "; --print-config-sample prints one to begin with"
+                                             : "");
     }
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size > EP_OPTIONS_FILE_BYTES_MAX) {
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) ||
+        (uint64_t)st.st_size > EP_OPTIONS_FILE_BYTES_MAX) {
         close(fd);
         return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
                             "config file %.300s is not a regular file of at most %u bytes", path,
@@ -245,8 +257,8 @@ static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out
 
 /* libyaml's words name the place where it gave up; where it began, and the one character nobody
  * sees, are added. */
-static ep_err fail_parser(const char *path, const unsigned char *text, size_t bytes, const yaml_parser_t *parser,
-                          ep_error *out_error)
+static ep_err fail_parser(const char *path, const unsigned char *text, size_t bytes,
+                          const yaml_parser_t *parser, ep_error *out_error)
 {
     char begun[96] = "";
     bool is_tab = parser->problem_mark.index < bytes && text[parser->problem_mark.index] == '\t';
@@ -254,15 +266,16 @@ static ep_err fail_parser(const char *path, const unsigned char *text, size_t by
         snprintf(begun, sizeof(begun), " %.60s that begins in line %zu", parser->context,
                  parser->context_mark.line + 1);
     }
-    return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "file %.300s:%zu: column %zu: not YAML: %s%s%s", path,
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                        "file %.300s:%zu: column %zu: not YAML: %s%s%s", path,
                         parser->problem_mark.line + 1, parser->problem_mark.column + 1,
                         parser->problem != NULL ? parser->problem : "no reason given", begun,
                         is_tab ? ": a tab; YAML is indented with blanks" : "");
 }
 
 /* Counts the event in; an error where it goes past a bound. */
-static ep_err count_event(const char *path, const yaml_event_t *event, size_t *depth, size_t *anchors,
-                          ep_error *out_error)
+static ep_err count_event(const char *path, const yaml_event_t *event, size_t *depth,
+                          size_t *anchors, ep_error *out_error)
 {
     const bool is_sequence = event->type == YAML_SEQUENCE_START_EVENT;
     const bool is_mapping = event->type == YAML_MAPPING_START_EVENT;
@@ -272,21 +285,23 @@ static ep_err count_event(const char *path, const yaml_event_t *event, size_t *d
                 (is_mapping && event->data.mapping_start.anchor != NULL) ||
                 (event->type == YAML_SCALAR_EVENT && event->data.scalar.anchor != NULL);
     if (*depth > DEPTH_MAX) {
-        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                            "file %.300s:%zu: lists and mappings nest deeper than %d; no option needs more than 3",
-                            path, event->start_mark.line + 1, DEPTH_MAX);
+        return ep_error_set(
+            out_error, EP_ERR_BAD_CONFIG,
+            "file %.300s:%zu: lists and mappings nest deeper than %d; no option needs more than 3",
+            path, event->start_mark.line + 1, DEPTH_MAX);
     }
     if (*anchors > ANCHORS_MAX) {
         return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                            "file %.300s:%zu: more than %d anchors (&name); write the values out", path,
-                            event->start_mark.line + 1, ANCHORS_MAX);
+                            "file %.300s:%zu: more than %d anchors (&name); write the values out",
+                            path, event->start_mark.line + 1, ANCHORS_MAX);
     }
     return EP_OK;
 }
 
 /* Before a document is made of it: the first event past a bound ends the reading, so that time is
  * bounded too. */
-static ep_err check_shape(const char *path, const unsigned char *text, size_t bytes, ep_error *out_error)
+static ep_err check_shape(const char *path, const unsigned char *text, size_t bytes,
+                          ep_error *out_error)
 {
     yaml_parser_t parser;
     size_t depth = 0, anchors = 0;

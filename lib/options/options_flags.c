@@ -39,12 +39,16 @@ typedef struct parse_state {
 } parse_state;
 
 static const struct argp_option general[] = {
-    {"config", KEY_CONFIG, "FILE", 0, "Read FILE (YAML; the keys are the flags with underscores)", 0},
+    {"config", KEY_CONFIG, "FILE", 0, "Read FILE (YAML; the keys are the flags with underscores)",
+     0},
     {"check-config", KEY_CHECK, "FILE", OPTION_ARG_OPTIONAL,
      "Check the configuration, say what is wrong, and exit with 0 or 1", 0},
-    {"check-keys", KEY_CHECK_KEYS, NULL, 0, "The same, but only keys and values: no file that they name is opened", 0},
-    {"print-config", KEY_PRINT, NULL, 0, "Print every effective value with its origin, and exit", 0},
-    {"print-config-sample", KEY_SAMPLE, NULL, 0, "Print a file with every key explained, and exit", 0},
+    {"check-keys", KEY_CHECK_KEYS, NULL, 0,
+     "The same, but only keys and values: no file that they name is opened", 0},
+    {"print-config", KEY_PRINT, NULL, 0, "Print every effective value with its origin, and exit",
+     0},
+    {"print-config-sample", KEY_SAMPLE, NULL, 0, "Print a file with every key explained, and exit",
+     0},
     {"completion", KEY_COMPLETION, "bash|zsh|fish", 0, "Print shell completion, and exit", 0},
     {"help-man", KEY_MAN, NULL, OPTION_HIDDEN, "Print the man page of section 8", 0},
     {"help-man-file", KEY_MAN_FILE, NULL, OPTION_HIDDEN, "Print the man page of section 5", 0},
@@ -68,10 +72,11 @@ static void describe(const ep_options_spec *spec, const ep_option *option, built
     ep_option_describe_allowed(option, allowed, sizeof(allowed));
     ep_option_env_name(spec, option, env, sizeof(env));
     ep_option_flag_name(option, out->flag, sizeof(out->flag));
-    const char *kind = option->type == EP_OPTION_INT    ? (option->unit != NULL ? option->unit : "NUMBER")
-                       : option->type == EP_OPTION_SIZE ? "SIZE"
+    const char *kind = option->type == EP_OPTION_INT
+                           ? (option->unit != NULL ? option->unit : "NUMBER")
+                       : option->type == EP_OPTION_SIZE                               ? "SIZE"
                        : option->type == EP_OPTION_MS || option->type == EP_OPTION_US ? "TIME"
-                       : option->type == EP_OPTION_BOOL ? "true|false"
+                       : option->type == EP_OPTION_BOOL                               ? "true|false"
                        : option->type == EP_OPTION_ENUM ? option->allowed
                        : option->type == EP_OPTION_PATH ? "PATH"
                                                         : "TEXT";
@@ -83,8 +88,8 @@ static void describe(const ep_options_spec *spec, const ep_option *option, built
     }
     bool show_range = option->type >= EP_OPTION_INT && option->type <= EP_OPTION_US;
     snprintf(out->help, sizeof(out->help), "%s%s. %s%s%s%s%s", option->help,
-             option->type == EP_OPTION_LIST ? " (repeat it for more)" : "", show_range ? "Allowed: " : "",
-             show_range ? allowed : "", show_range ? ". " : "",
+             option->type == EP_OPTION_LIST ? " (repeat it for more)" : "",
+             show_range ? "Allowed: " : "", show_range ? allowed : "", show_range ? ". " : "",
              option->default_text != NULL ? "Default: " : "Not set by default.",
              option->default_text == NULL      ? ""
              : option->default_text[0] == '\0' ? "none"
@@ -92,7 +97,8 @@ static void describe(const ep_options_spec *spec, const ep_option *option, built
 }
 
 /* General flags first. */
-ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_options, void **out_texts)
+ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_options,
+                      void **out_texts)
 {
     size_t fixed = EP_ARRAY_COUNT(general);
     struct argp_option *options = calloc(fixed + spec->options_count + 1, sizeof(*options));
@@ -204,9 +210,10 @@ ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_fla
     free(texts);
     if (result != 0) {
         free(flags.flags);
-        return state.no_memory ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read the flags")
-                               : ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                                              "the command line is wrong (--help lists all flags)");
+        return state.no_memory
+                   ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read the flags")
+                   : ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                                  "the command line is wrong (--help lists all flags)");
     }
     if (flags.json && flags.action == EP_ACTION_VERSION) {
         flags.action = EP_ACTION_VERSION_JSON;
@@ -229,8 +236,7 @@ void ep_options_print_help(const ep_options_spec *spec, FILE *out)
     fprintf(out,
             "\nEvery flag is also a key of the file (--drain-ms: drain_ms) and an environment\n"
             "variable (%sDRAIN_MS).\n"
-            "Precedence: flag, environment, file, default.\n"
-            EP_OPTIONS_UNITS_HELP("\n") "\n",
+            "Precedence: flag, environment, file, default.\n" EP_OPTIONS_UNITS_HELP("\n") "\n",
             spec->env_prefix);
     free(options);
     free(texts);

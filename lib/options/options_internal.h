@@ -32,7 +32,8 @@ typedef struct ep_value_source {
 
 /* Checks text against the option and stores it. label: "key" or "models[0].path" for messages. */
 ep_err ep_option_set_scalar(const ep_option *option, const char *label, const char *text,
-                            ep_value_source source, ep_option_value *out_value, ep_error *out_error);
+                            ep_value_source source, ep_option_value *out_value,
+                            ep_error *out_error);
 /* Appends one item; out_item points to its fields, still unset. */
 ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_value_source source,
                            ep_option_value **out_item, ep_error *out_error);
@@ -42,16 +43,17 @@ ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_
 /* One item from "value" or "first=second". */
 ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, const char *text,
                                ep_value_source source, ep_error *out_error);
-ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value *list, ep_error *out_error);
+ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value *list,
+                                  ep_error *out_error);
 void ep_option_value_clear(const ep_option *option, ep_option_value *value);
 /* Index in the table, or SIZE_MAX. */
 size_t ep_options_find(const ep_option *options, size_t count, const char *name);
 /* "0..10m", "true, false", into out. */
 void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes);
 /* How --help, the sample and the man page explain sizes and times. */
-#define EP_OPTIONS_UNITS_HELP(line_end)                                                                              \
-    "Sizes: bytes, or with K, M, G, T (or KiB, MiB, GiB, TiB), powers of 1024." line_end                             \
-    "Times: with us, ms, s, m or h, else of the unit in the key's name." line_end                                    \
+#define EP_OPTIONS_UNITS_HELP(line_end)                                                            \
+    "Sizes: bytes, or with K, M, G, T (or KiB, MiB, GiB, TiB), powers of 1024." line_end           \
+    "Times: with us, ms, s, m or h, else of the unit in the key's name." line_end                  \
     "Fractions are taken where they are exact: 1.5G."
 
 /* The name most like a misspelt one, or NULL. */
@@ -59,7 +61,8 @@ const char *ep_options_nearest(const ep_option *options, size_t count, const cha
 
 /* "--drain-ms" without dashes before, "EXPERTD_DRAIN_MS". */
 void ep_option_flag_name(const ep_option *option, char *out, size_t bytes);
-void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out, size_t bytes);
+void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out,
+                        size_t bytes);
 
 ep_err ep_options_read_file(ep_options *options, const char *path, ep_error *out_error);
 
@@ -79,7 +82,8 @@ typedef struct ep_flags {
 /* argp's table of all flags; *out_texts is what it points at. Both for free(). Errors:
  * NO_MEMORY. */
 struct argp_option;
-ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_options, void **out_texts);
+ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_options,
+                      void **out_texts);
 /* flags->flags is malloc'ed; text points into argv. */
 ep_err ep_flags_parse(const ep_options_spec *spec, int argc, char **argv, ep_flags *out_flags,
                       ep_error *out_error);

@@ -36,8 +36,8 @@ void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes
     case EP_OPTION_MS:
     case EP_OPTION_US:
         snprintf(out, bytes, "%s..%s%s%s", ep_quantity_format(option->min, unit_of(option), least),
-                 ep_quantity_format(option->max, unit_of(option), most), option->unit != NULL ? " " : "",
-                 option->unit != NULL ? option->unit : "");
+                 ep_quantity_format(option->max, unit_of(option), most),
+                 option->unit != NULL ? " " : "", option->unit != NULL ? option->unit : "");
         break;
     case EP_OPTION_ENUM: {
         size_t n = 0;
@@ -63,20 +63,22 @@ void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes
     }
 }
 
-static ep_err bad_value(const ep_option *option, const char *label, const char *text, ep_value_source source,
-                        const char *what, ep_error *out_error)
+static ep_err bad_value(const ep_option *option, const char *label, const char *text,
+                        ep_value_source source, const char *what, ep_error *out_error)
 {
     char allowed[160];
     ep_option_describe_allowed(option, allowed, sizeof(allowed));
     return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: '%.80s' %s; allowed: %s%s",
-                        source.origin != NULL ? source.origin : "default", label, text, what, allowed,
-                        ep_quantity_hint(unit_of(option)));
+                        source.origin != NULL ? source.origin : "default", label, text, what,
+                        allowed, ep_quantity_hint(unit_of(option)));
 }
 
 static const char *parse_quantity(const ep_option *option, const char *text, uint64_t *out_number)
 {
     const char *what = ep_quantity_parse(text, unit_of(option), unit_of(option), out_number);
-    return what != NULL ? what : *out_number < option->min || *out_number > option->max ? "is out of range" : NULL;
+    return what != NULL                                             ? what
+           : *out_number < option->min || *out_number > option->max ? "is out of range"
+                                                                    : NULL;
 }
 
 static const char *parse_enum(const ep_option *option, const char *text, uint64_t *out_number)
@@ -99,7 +101,11 @@ static const char *parse_enum(const ep_option *option, const char *text, uint64_
 static bool read_character(const unsigned char **text, uint32_t *out_code)
 {
     const unsigned char *p = *text;
-    int more = *p < 0x80 ? 0 : *p >= 0xc2 && *p < 0xe0 ? 1 : *p >= 0xe0 && *p < 0xf0 ? 2 : *p >= 0xf0 && *p < 0xf5 ? 3 : -1;
+    int more = *p < 0x80                 ? 0
+               : *p >= 0xc2 && *p < 0xe0 ? 1
+               : *p >= 0xe0 && *p < 0xf0 ? 2
+               : *p >= 0xf0 && *p < 0xf5 ? 3
+                                         : -1;
     if (more < 0) {
         return false;
     }
@@ -126,7 +132,8 @@ static const char *parse_text(const ep_option *option, const char *text)
         if (!read_character(&p, &code) || (code >= 0xd800 && code < 0xe000)) {
             return "is not UTF-8";
         }
-        if (code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0xfeff || code == 0xfffe || code == 0xffff) {
+        if (code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0xfeff || code == 0xfffe ||
+            code == 0xffff) {
             return "has a control character";
         }
     }
@@ -165,7 +172,9 @@ ep_err ep_option_set_scalar(const ep_option *option, const char *label, const ch
         return bad_value(option, label, text, source, what, out_error);
     }
     char quantity[EP_QUANTITY_BYTES];
-    char *copy = strdup(unit_of(option) != EP_UNIT_NONE ? ep_quantity_format(number, unit_of(option), quantity) : text);
+    char *copy = strdup(unit_of(option) != EP_UNIT_NONE
+                            ? ep_quantity_format(number, unit_of(option), quantity)
+                            : text);
     char *origin = source.origin != NULL ? strdup(source.origin) : NULL;
     if (copy == NULL || (source.origin != NULL && origin == NULL)) {
         free(copy);
@@ -185,7 +194,8 @@ ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_va
         return bad_value(option, option->name, "", source, "has too many items", out_error);
     }
     size_t fields = option->fields_count;
-    ep_option_value *items = realloc(list->items, (list->items_count + 1) * fields * sizeof(*items));
+    ep_option_value *items =
+        realloc(list->items, (list->items_count + 1) * fields * sizeof(*items));
     if (items == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name);
     }
@@ -211,12 +221,12 @@ ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_
         }
         if (field->default_text == NULL) {
             return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s[%zu] has no %s (%s)",
-                                source.origin != NULL ? source.origin : "default", option->name, index,
-                                field->name, field->help);
+                                source.origin != NULL ? source.origin : "default", option->name,
+                                index, field->name, field->help);
         }
         ep_value_source from_default = {EP_ORIGIN_DEFAULT, source.origin};
-        ep_err err =
-            ep_option_set_scalar(field, field->name, field->default_text, from_default, &item[f], out_error);
+        ep_err err = ep_option_set_scalar(field, field->name, field->default_text, from_default,
+                                          &item[f], out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -234,29 +244,31 @@ ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, c
     }
     size_t index = list->items_count - 1;
     if (option->fields_count == 1) {
-        return ep_option_set_scalar(&option->fields[0], option->name, text, source, &item[0], out_error);
+        return ep_option_set_scalar(&option->fields[0], option->name, text, source, &item[0],
+                                    out_error);
     }
     const char *equals = strchr(text, '=');
     if (equals == NULL) {
-        return ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s: %s: '%.80s' has no '='; allowed: %s=%s",
-                            source.origin, option->name, text, option->fields[0].name,
-                            option->fields[1].name);
+        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                            "%s: %s: '%.80s' has no '='; allowed: %s=%s", source.origin,
+                            option->name, text, option->fields[0].name, option->fields[1].name);
     }
     char *first = strndup(text, (size_t)(equals - text));
     if (first == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for option %s", option->name);
     }
-    err =
-        ep_option_set_scalar(&option->fields[0], option->fields[0].name, first, source, &item[0], out_error);
+    err = ep_option_set_scalar(&option->fields[0], option->fields[0].name, first, source, &item[0],
+                               out_error);
     free(first);
     if (err == EP_OK) {
-        err = ep_option_set_scalar(&option->fields[1], option->fields[1].name, equals + 1, source, &item[1],
-                                   out_error);
+        err = ep_option_set_scalar(&option->fields[1], option->fields[1].name, equals + 1, source,
+                                   &item[1], out_error);
     }
     return err != EP_OK ? err : ep_option_list_complete(option, index, item, source, out_error);
 }
 
-ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value *list, ep_error *out_error)
+ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value *list,
+                                  ep_error *out_error)
 {
     if (list->items_count < option->min) {
         char text[32];

@@ -14,7 +14,7 @@
 #include "base/random.h"
 
 enum { IDLE_MAX = 128, TRIES = 64 };
-#define DROP_WORTH 16  /* relief without a load counts as this many times relief with one */
+#define DROP_WORTH 16 /* relief without a load counts as this many times relief with one */
 #define WORTH_IT 1e-4 /* of the busiest node's time: what a search goes on for */
 #define NO_EXPERT UINT32_MAX
 #define NO_NODE UINT32_MAX
@@ -22,10 +22,10 @@ enum { IDLE_MAX = 128, TRIES = 64 };
 
 struct ep_balance {
     const ep_balance_input *in;
-    uint32_t width;     /* slots of the largest node */
-    uint32_t total;     /* copies placed */
-    uint32_t budget;    /* copies_total, but not more than slots */
-    bool is_even;       /* all speeds are equal: moving a copy does not change its share */
+    uint32_t width;  /* slots of the largest node */
+    uint32_t total;  /* copies placed */
+    uint32_t budget; /* copies_total, but not more than slots */
+    bool is_even;    /* all speeds are equal: moving a copy does not change its share */
     double bound;
     uint8_t *held;      /* [nodes][experts] */
     uint32_t *listed;   /* [nodes][width] its experts */
@@ -37,8 +37,8 @@ struct ep_balance {
     double *busy;       /* [nodes] */
     struct step {
         uint32_t giver, given;
-    } *way;             /* [nodes] of a search for room */
-    uint32_t *queue;    /* [nodes] */
+    } * way;         /* [nodes] of a search for room */
+    uint32_t *queue; /* [nodes] */
 };
 
 /*
@@ -65,10 +65,13 @@ static ep_err check_input(const ep_balance_input *in, ep_error *out_error)
         slots += in->slots[n] < in->experts ? in->slots[n] : in->experts;
     }
     const uint64_t least = (uint64_t)in->experts * in->copies_min;
-    if (in->copies_min < 1 || in->copies_min > in->nodes || in->copies_total < least || slots < least) {
+    if (in->copies_min < 1 || in->copies_min > in->nodes || in->copies_total < least ||
+        slots < least) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "balance of %u experts with at least %u copies of each, %u in all, over %u nodes with %llu slots", in->experts,
-                            in->copies_min, in->copies_total, in->nodes, (unsigned long long)slots);
+                            "balance of %u experts with at least %u copies of each, %u in all, "
+                            "over %u nodes with %llu slots",
+                            in->experts, in->copies_min, in->copies_total, in->nodes,
+                            (unsigned long long)slots);
     }
     return EP_OK;
 }
@@ -81,7 +84,8 @@ ep_err ep_balance_create(const ep_balance_input *in, ep_balance **out_balance, e
     }
     ep_balance *b = calloc(1, sizeof(*b));
     if (b == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to balance %u experts", in->experts);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to balance %u experts",
+                            in->experts);
     }
     uint64_t slots_all = 0;
     b->in = in;
@@ -103,10 +107,13 @@ ep_err ep_balance_create(const ep_balance_input *in, ep_balance **out_balance, e
     b->busy = calloc(in->nodes, sizeof(*b->busy));
     b->way = calloc(in->nodes, sizeof(*b->way));
     b->queue = calloc(in->nodes, sizeof(*b->queue));
-    if (b->held == NULL || b->listed == NULL || b->counts == NULL || b->holders == NULL || b->copies == NULL || b->speed_sums == NULL ||
-        b->shares == NULL || b->busy == NULL || b->way == NULL || b->queue == NULL) {
+    if (b->held == NULL || b->listed == NULL || b->counts == NULL || b->holders == NULL ||
+        b->copies == NULL || b->speed_sums == NULL || b->shares == NULL || b->busy == NULL ||
+        b->way == NULL || b->queue == NULL) {
         ep_balance_destroy(b);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to balance %u experts over %u nodes", in->experts, in->nodes);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "no memory to balance %u experts over %u nodes", in->experts,
+                            in->nodes);
     }
     b->bound = ep_balance_bound(in, false);
     *out_balance = b;
@@ -222,7 +229,8 @@ typedef struct {
 static int by_share(const void *left, const void *right)
 {
     const ranked *a = left, *b = right;
-    return a->share != b->share ? (a->share < b->share ? 1 : -1) : (a->expert > b->expert) - (a->expert < b->expert);
+    return a->share != b->share ? (a->share < b->share ? 1 : -1)
+                                : (a->expert > b->expert) - (a->expert < b->expert);
 }
 
 static bool is_hotter(const ranked *a, const ranked *b)
@@ -272,13 +280,15 @@ static void rank(const ep_balance *b, ranked *experts)
 static bool may_go(const ep_balance *b, uint32_t expert, uint32_t from, uint32_t to)
 {
     return b->in->hosts == NULL ||
-           ep_hosts_allow(b->in->hosts, &b->holders[(size_t)expert * b->in->nodes], b->copies[expert], from, to);
+           ep_hosts_allow(b->in->hosts, &b->holders[(size_t)expert * b->in->nodes],
+                          b->copies[expert], from, to);
 }
 
 static bool gains_host(const ep_balance *b, uint32_t expert, uint32_t from, uint32_t to)
 {
     return b->in->hosts != NULL &&
-           ep_hosts_gain(b->in->hosts, &b->holders[(size_t)expert * b->in->nodes], b->copies[expert], from, to);
+           ep_hosts_gain(b->in->hosts, &b->holders[(size_t)expert * b->in->nodes],
+                         b->copies[expert], from, to);
 }
 
 static void spend(uint64_t *left, uint32_t work)
@@ -317,14 +327,17 @@ static uint32_t least_busy(const ep_balance *b, const ranked *r)
         }
         const double then = b->busy[n] + r->share / b->in->speeds[n];
         const bool gains = gains_host(b, r->expert, NO_NODE, n);
-        const bool alike = best != NO_NODE && gains == best_gains && fabs(then - least) <= LEAST_GAIN * least &&
-                           b->copies[r->expert] > 0 && (b->in->common_left == NULL || *b->in->common_left > 0);
+        const bool alike = best != NO_NODE && gains == best_gains &&
+                           fabs(then - least) <= LEAST_GAIN * least && b->copies[r->expert] > 0 &&
+                           (b->in->common_left == NULL || *b->in->common_left > 0);
         uint32_t common = UINT32_MAX;
         if (alike) {
             best_common = best_common == UINT32_MAX ? in_common(b, r->expert, best) : best_common;
             common = in_common(b, r->expert, n);
         }
-        if (gains != best_gains ? gains : best == NO_NODE || (alike ? common < best_common : then < least)) {
+        if (gains != best_gains
+                ? gains
+                : best == NO_NODE || (alike ? common < best_common : then < least)) {
             best = n;
             least = then;
             best_common = common;
@@ -362,7 +375,8 @@ static bool make_room(ep_balance *b, uint32_t expert)
     }
     for (uint32_t i = 0; i < count; i++) {
         for (uint32_t n = 0; n < b->in->nodes; n++) {
-            const uint32_t given = b->way[n].giver == NO_NODE ? first_missing(b, queue[i], n) : NO_EXPERT;
+            const uint32_t given =
+                b->way[n].giver == NO_NODE ? first_missing(b, queue[i], n) : NO_EXPERT;
             if (given == NO_EXPERT) {
                 continue;
             }
@@ -406,12 +420,15 @@ static ep_err fill(ep_balance *b, const ranked *experts, ep_error *out_error)
             const uint32_t node = least_busy(b, r);
             if (node != NO_NODE) {
                 add(b, r->expert, node);
-            } else if (!make_room(b, r->expert) && (b->copies[r->expert] >= b->in->copies_min || !replace_spare(b, r->expert))) {
+            } else if (!make_room(b, r->expert) && (b->copies[r->expert] >= b->in->copies_min ||
+                                                    !replace_spare(b, r->expert))) {
                 break;
             }
         }
         if (b->copies[r->expert] < b->in->copies_min) {
-            return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "no slots for %u copies of expert %u", b->in->copies_min, r->expert);
+            return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                                "no slots for %u copies of expert %u", b->in->copies_min,
+                                r->expert);
         }
     }
     return EP_OK;
@@ -424,8 +441,8 @@ static ep_err fill(ep_balance *b, const ranked *experts, ep_error *out_error)
 static double share_after(const ep_balance *b, uint32_t expert, uint32_t gone, uint32_t come)
 {
     const double *speeds = b->in->speeds;
-    return b->in->heat[expert] /
-           (b->speed_sums[expert] - (gone == NO_NODE ? 0 : speeds[gone]) + (come == NO_NODE ? 0 : speeds[come]));
+    return b->in->heat[expert] / (b->speed_sums[expert] - (gone == NO_NODE ? 0 : speeds[gone]) +
+                                  (come == NO_NODE ? 0 : speeds[come]));
 }
 
 static bool gives_up(exchange_kind kind)
@@ -451,8 +468,10 @@ static outcome foresee(const ep_balance *b, const exchange *x)
     const double given = b->shares[x->given], taken = takes ? b->shares[x->taken] : 0;
     double given_then = given, taken_then = taken;
     if (!b->is_even || x->kind != MOVE) {
-        given_then = share_after(b, x->given, gives_up(x->kind) ? x->from : NO_NODE, x->kind == DROP ? NO_NODE : x->to);
-        taken_then = takes ? share_after(b, x->taken, x->to, takes_in(x->kind) ? x->from : NO_NODE) : 0;
+        given_then = share_after(b, x->given, gives_up(x->kind) ? x->from : NO_NODE,
+                                 x->kind == DROP ? NO_NODE : x->to);
+        taken_then =
+            takes ? share_after(b, x->taken, x->to, takes_in(x->kind) ? x->from : NO_NODE) : 0;
     }
     outcome o = {.given = given_then - given, .taken = taken_then - taken};
     o.from = b->busy[x->from] - given;
@@ -499,7 +518,8 @@ static double above(double busy, double allowed)
 }
 
 /* By how much less the other holders of an expert exceed `allowed` when each has `more` to do. */
-static double relief_of_others(const ep_balance *b, const exchange *x, uint32_t expert, double more, double allowed)
+static double relief_of_others(const ep_balance *b, const exchange *x, uint32_t expert, double more,
+                               double allowed)
 {
     const uint32_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
     double relief = 0;
@@ -521,7 +541,8 @@ static uint32_t loads_of(const exchange *x)
 static double relief_per_load(const ep_balance *b, const exchange *x, double allowed)
 {
     const outcome o = foresee(b, x);
-    double relief = above(b->busy[x->from], allowed) - above(o.from, allowed) + relief_of_others(b, x, x->given, o.given, allowed);
+    double relief = above(b->busy[x->from], allowed) - above(o.from, allowed) +
+                    relief_of_others(b, x, x->given, o.given, allowed);
     if (x->kind != DROP) {
         relief += above(b->busy[x->to], allowed) - above(o.to, allowed);
     }
@@ -536,7 +557,7 @@ static double relief_per_load(const ep_balance *b, const exchange *x, double all
 typedef struct {
     const ep_balance *b;
     double allowed;
-    double most;   /* no node may be busier afterwards */
+    double most; /* no node may be busier afterwards */
     exchange best;
     double cost; /* of the best */
 } search;
@@ -544,14 +565,18 @@ typedef struct {
 /* Both experts stay on as many hosts as they shall be. */
 static bool keeps_hosts(const ep_balance *b, const exchange *x)
 {
-    return may_go(b, x->given, gives_up(x->kind) ? x->from : NO_NODE, x->kind == DROP ? NO_NODE : x->to) &&
-           (x->taken == NO_EXPERT || may_go(b, x->taken, x->to, takes_in(x->kind) ? x->from : NO_NODE));
+    return may_go(b, x->given, gives_up(x->kind) ? x->from : NO_NODE,
+                  x->kind == DROP ? NO_NODE : x->to) &&
+           (x->taken == NO_EXPERT ||
+            may_go(b, x->taken, x->to, takes_in(x->kind) ? x->from : NO_NODE));
 }
 
 static void judge(search *s, const exchange *x)
 {
-    const double cost = s->allowed == 0 ? busiest_after(s->b, x) : -relief_per_load(s->b, x, s->allowed);
-    if (cost < s->cost && (s->allowed == 0 || busiest_after(s->b, x) <= s->most) && keeps_hosts(s->b, x)) {
+    const double cost =
+        s->allowed == 0 ? busiest_after(s->b, x) : -relief_per_load(s->b, x, s->allowed);
+    if (cost < s->cost && (s->allowed == 0 || busiest_after(s->b, x) <= s->most) &&
+        keeps_hosts(s->b, x)) {
         s->best = *x;
         s->cost = cost;
     }
@@ -565,7 +590,8 @@ static bool is_better(const search *s, const exchange *x, double less)
     if (s->allowed == 0) {
         return from - less < s->cost && to + less < s->cost;
     }
-    const double relief = above(from, s->allowed) - above(from - less, s->allowed) - above(to + less, s->allowed);
+    const double relief =
+        above(from, s->allowed) - above(from - less, s->allowed) - above(to + less, s->allowed);
     return -relief / 2 < s->cost;
 }
 
@@ -607,7 +633,8 @@ static void try_pair(search *s, exchange x)
             continue;
         }
         x.kind = kind == COPY && b->copies[x.taken] == b->in->copies_min ? TRADE : kind;
-        if (x.kind == COPY || (!ep_balance_holds(b, x.taken, x.from) && (x.kind == MOVE || may_trade))) {
+        if (x.kind == COPY ||
+            (!ep_balance_holds(b, x.taken, x.from) && (x.kind == MOVE || may_trade))) {
             judge(s, &x);
         }
     }
@@ -624,7 +651,9 @@ static void try_node(search *s, uint32_t from, exchange_kind kind)
     for (uint32_t i = 0; i < b->counts[from] && has_work_left(b); i++) {
         const uint32_t given = b->listed[(size_t)from * b->width + i];
         if (kind == DROP && b->copies[given] > b->in->copies_min) {
-            judge(s, &(exchange){.kind = DROP, .from = from, .to = from, .given = given, .taken = NO_EXPERT});
+            judge(s,
+                  &(exchange){
+                      .kind = DROP, .from = from, .to = from, .given = given, .taken = NO_EXPERT});
             spend(b->in->work_left, b->copies[given]);
         }
         for (uint32_t to = 0; kind != DROP && to < b->in->nodes; to++) {
@@ -658,15 +687,18 @@ static bool find_detour(const ep_balance *b, uint64_t *random, exchange *out)
     const double most = ep_balance_busiest(b) * (1 - LEAST_GAIN);
     for (uint32_t tries = 0; tries < TRIES; tries++) {
         const uint64_t r = ep_splitmix64(random);
-        exchange x = {.from = (uint32_t)(r % b->in->nodes), .to = (uint32_t)((r >> 16) % b->in->nodes), .kind = (r >> 62) == 0 ? COPY : MOVE};
+        exchange x = {.from = (uint32_t)(r % b->in->nodes),
+                      .to = (uint32_t)((r >> 16) % b->in->nodes),
+                      .kind = (r >> 62) == 0 ? COPY : MOVE};
         if (x.from == x.to || b->counts[x.from] == 0 || b->counts[x.to] == 0) {
             continue;
         }
         x.given = b->listed[(size_t)x.from * b->width + (r >> 32) % b->counts[x.from]];
         x.taken = b->listed[(size_t)x.to * b->width + (r >> 45) % b->counts[x.to]];
-        const bool can_go =
-            x.kind == COPY ? b->copies[x.taken] > b->in->copies_min : !ep_balance_holds(b, x.taken, x.from);
-        if (can_go && !ep_balance_holds(b, x.given, x.to) && busiest_after(b, &x) < most && keeps_hosts(b, &x)) {
+        const bool can_go = x.kind == COPY ? b->copies[x.taken] > b->in->copies_min
+                                           : !ep_balance_holds(b, x.taken, x.from);
+        if (can_go && !ep_balance_holds(b, x.given, x.to) && busiest_after(b, &x) < most &&
+            keeps_hosts(b, &x)) {
             *out = x;
             return true;
         }
@@ -706,7 +738,8 @@ static void consider_partner(const ep_balance *b, exchange x, exchange *best, do
     const bool is_free = has_slot(b, x.to);
     for (uint32_t j = 0; j < (is_free ? 1 : b->counts[x.to]); j++) {
         x.taken = is_free ? NO_EXPERT : b->listed[(size_t)x.to * b->width + j];
-        if (!is_free && (ep_balance_holds(b, x.taken, x.from) || !may_go(b, x.taken, x.to, x.from))) {
+        if (!is_free &&
+            (ep_balance_holds(b, x.taken, x.from) || !may_go(b, x.taken, x.to, x.from))) {
             continue;
         }
         const double busiest = busiest_after(b, &x);
@@ -724,7 +757,8 @@ static bool spread_once(ep_balance *b, uint32_t expert)
     exchange best = {.given = NO_EXPERT};
     double least = INFINITY;
     for (uint32_t i = 0; i < b->copies[expert]; i++) {
-        exchange x = {.kind = MOVE, .from = b->holders[(size_t)expert * b->in->nodes + i], .given = expert};
+        exchange x = {
+            .kind = MOVE, .from = b->holders[(size_t)expert * b->in->nodes + i], .given = expert};
         for (x.to = 0; x.to < b->in->nodes; x.to++) {
             if (gains_host(b, expert, x.from, x.to)) {
                 consider_partner(b, x, &best, &least);
@@ -746,7 +780,10 @@ static bool free_slot(ep_balance *b, uint32_t node)
         for (uint32_t j = 0; has_slot(b, n) && j < b->counts[node]; j++) {
             const uint32_t expert = b->listed[(size_t)node * b->width + j];
             if (!ep_balance_holds(b, expert, n) && may_go(b, expert, node, n)) {
-                apply(b, &(exchange){.kind = MOVE, .from = node, .to = n, .given = expert, .taken = NO_EXPERT});
+                apply(
+                    b,
+                    &(exchange){
+                        .kind = MOVE, .from = node, .to = n, .given = expert, .taken = NO_EXPERT});
                 return true;
             }
         }
@@ -761,7 +798,10 @@ static bool spread_by_two(ep_balance *b, uint32_t expert)
         const uint32_t from = b->holders[(size_t)expert * b->in->nodes + i];
         for (uint32_t to = 0; to < b->in->nodes && has_work_left(b); to++) {
             if (gains_host(b, expert, from, to) && free_slot(b, to)) {
-                apply(b, &(exchange){.kind = MOVE, .from = from, .to = to, .given = expert, .taken = NO_EXPERT});
+                apply(
+                    b,
+                    &(exchange){
+                        .kind = MOVE, .from = from, .to = to, .given = expert, .taken = NO_EXPERT});
                 return true;
             }
         }
@@ -790,7 +830,8 @@ static void spread(ep_balance *b, const ranked *experts)
 {
     const bool has_room = has_room_apart(b);
     for (uint32_t i = 0; i < b->in->experts && has_work_left(b); i++) {
-        while (spread_once(b, experts[i].expert) || (has_room && spread_by_two(b, experts[i].expert))) {
+        while (spread_once(b, experts[i].expert) ||
+               (has_room && spread_by_two(b, experts[i].expert))) {
         }
     }
 }
@@ -799,7 +840,8 @@ ep_err ep_balance_fill(ep_balance *b, ep_error *out_error)
 {
     ranked *experts = calloc((size_t)b->in->experts + 1, sizeof(*experts));
     if (experts == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to balance %u experts", b->in->experts);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to balance %u experts",
+                            b->in->experts);
     }
     trim(b);
     rank(b, experts);
@@ -817,8 +859,8 @@ void ep_balance_search(ep_balance *b, double good)
     double least = INFINITY;
     uint32_t idle = 0;
     exchange x;
-    while (idle <= b->in->nodes + IDLE_MAX && has_work_left(b) && ep_balance_busiest(b) > good * b->bound &&
-           find_step(b, &random, &x)) {
+    while (idle <= b->in->nodes + IDLE_MAX && has_work_left(b) &&
+           ep_balance_busiest(b) > good * b->bound && find_step(b, &random, &x)) {
         apply(b, &x);
         const double busiest = ep_balance_busiest(b);
         idle = busiest < least * (1 - WORTH_IT) ? 0 : idle + 1;
@@ -847,14 +889,19 @@ uint32_t ep_balance_repair(ep_balance *b, double good, uint32_t loads_max)
     uint32_t loads = 0;
     for (;;) {
         const double allowed = good * b->bound;
-        search s = {.b = b, .allowed = allowed, .most = ep_balance_busiest(b), .best.given = NO_EXPERT, .cost = -allowed * LEAST_GAIN};
+        search s = {.b = b,
+                    .allowed = allowed,
+                    .most = ep_balance_busiest(b),
+                    .best.given = NO_EXPERT,
+                    .cost = -allowed * LEAST_GAIN};
         const uint32_t count = allowed > 0 ? list_above(b, allowed) : 0;
         for (uint32_t i = 0; i < count && s.best.given == NO_EXPERT; i++) {
             try_node(&s, b->queue[i], MOVE);
             try_node(&s, b->queue[i], COPY);
             try_node(&s, b->queue[i], DROP);
         }
-        if (s.best.given == NO_EXPERT || loads + loads_of(&s.best) > loads_max || !has_work_left(b)) {
+        if (s.best.given == NO_EXPERT || loads + loads_of(&s.best) > loads_max ||
+            !has_work_left(b)) {
             return loads;
         }
         apply(b, &s.best);

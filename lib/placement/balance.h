@@ -41,7 +41,8 @@ typedef struct ep_balance ep_balance;
 
 /* Borrows the input until destroy. Errors: INVALID_ARGUMENT (slots do not hold experts *
  * copies_min, or copies_total is less), NO_MEMORY. */
-ep_err ep_balance_create(const ep_balance_input *input, ep_balance **out_balance, ep_error *out_error);
+ep_err ep_balance_create(const ep_balance_input *input, ep_balance **out_balance,
+                         ep_error *out_error);
 void ep_balance_destroy(ep_balance *balance); /* NULL allowed */
 
 /* Puts a copy where it is now; false: it is there already, or the node is full. */

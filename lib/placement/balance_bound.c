@@ -115,7 +115,8 @@ static bool slots_allow(scale *s, double time, uint64_t needed)
             if (empty < 0) {
                 break;
             }
-            fits = s->in->heat[e] + (others > 0 ? lightest(s, (uint32_t)others) : 0) <= time * c * speed * (1 + 1e-12);
+            fits = s->in->heat[e] + (others > 0 ? lightest(s, (uint32_t)others) : 0) <=
+                   time * c * speed * (1 + 1e-12);
         }
         if (!fits) {
             return false;
@@ -136,7 +137,8 @@ static bool is_possible(scale *s, double time)
         s->needed[e] = k;
         needed += k;
     }
-    return needed <= s->in->copies_total && needed <= s->slots && (!s->with_slots || slots_allow(s, time, needed));
+    return needed <= s->in->copies_total && needed <= s->slots &&
+           (!s->with_slots || slots_allow(s, time, needed));
 }
 
 static void measure(scale *s, double *out_least, double *out_most)
@@ -171,7 +173,8 @@ double ep_balance_bound(const ep_balance_input *in, bool with_slots)
     s.few_slots = calloc(in->nodes + 1u, sizeof(*s.few_slots));
     s.needed = calloc(in->experts + 1u, sizeof(*s.needed));
     s.lights = with_slots ? calloc(in->experts + 1u, sizeof(*s.lights)) : NULL;
-    if (s.reach != NULL && s.few_slots != NULL && s.needed != NULL && (!with_slots || s.lights != NULL)) {
+    if (s.reach != NULL && s.few_slots != NULL && s.needed != NULL &&
+        (!with_slots || s.lights != NULL)) {
         measure(&s, &least, &most);
         s.with_slots = with_slots && s.is_even;
         if (least > 0 && !is_possible(&s, least)) {

@@ -46,14 +46,16 @@ static ep_err check_numbers(const ep_placement_input *input, ep_error *out_error
 {
     for (uint32_t n = 0; n < input->nodes_count; n++) {
         if (!(input->nodes[n].speed >= 0) || isinf(input->nodes[n].speed)) {
-            return BAD("node %s has speed %g: allowed 0 (as the others) or more", input->nodes[n].name, input->nodes[n].speed);
+            return BAD("node %s has speed %g: allowed 0 (as the others) or more",
+                       input->nodes[n].name, input->nodes[n].speed);
         }
     }
     for (uint32_t l = 0; l < input->layers_count; l++) {
         const ep_placement_layer *layer = &input->layers[l];
         for (uint32_t e = 0; layer->heat != NULL && e < layer->shape.experts; e++) {
             if (!(layer->heat[e] >= 0) || isinf(layer->heat[e])) {
-                return BAD("layer %" PRIu32 ", expert %" PRIu32 ": heat %g: allowed 0 or more", layer->shape.layer, e, layer->heat[e]);
+                return BAD("layer %" PRIu32 ", expert %" PRIu32 ": heat %g: allowed 0 or more",
+                           layer->shape.layer, e, layer->heat[e]);
             }
         }
     }
@@ -73,11 +75,13 @@ static uint32_t room_of(const balancer *b, uint32_t layer, uint32_t node)
     const uint64_t bytes = b->input->layers[layer].expert_bytes;
     double room = experts_of(b, layer);
     if (limits->capacity_experts != 0) {
-        const double part = (double)limits->capacity_experts * ((double)b->experts_so_far / (double)b->experts_all);
+        const double part =
+            (double)limits->capacity_experts * ((double)b->experts_so_far / (double)b->experts_all);
         room = fmin(room, floor(part + ROUNDING) - b->placer.total[node]);
     }
     if (limits->capacity_bytes != 0 && bytes != 0) {
-        const double part = (double)limits->capacity_bytes * ((double)b->bytes_so_far / (double)b->bytes_all);
+        const double part =
+            (double)limits->capacity_bytes * ((double)b->bytes_so_far / (double)b->bytes_all);
         room = fmin(room, floor((part - (double)b->placer.bytes[node]) / (double)bytes + ROUNDING));
     }
     return room > 0 ? (uint32_t)room : 0;
@@ -85,8 +89,8 @@ static uint32_t room_of(const balancer *b, uint32_t layer, uint32_t node)
 
 static uint32_t room_in(const balancer *b, uint32_t layer, uint32_t node)
 {
-    const uint32_t room =
-        b->placer.layers[layer].load[node] + room_of(b, layer, node); /* what it holds is counted in its total */
+    const uint32_t room = b->placer.layers[layer].load[node] +
+                          room_of(b, layer, node); /* what it holds is counted in its total */
     return room < experts_of(b, layer) ? room : experts_of(b, layer);
 }
 
@@ -148,7 +152,8 @@ static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
     for (uint32_t is_adding = 0; is_adding < 2; is_adding++) {
         for (uint32_t e = 0; e < experts_of(b, layer); e++) {
             for (uint32_t n = 0; n < b->input->nodes_count; n++) {
-                const bool is_here = ep_placer_holds(&b->placer, layer, e, n), shall_be = ep_balance_holds(balance, e, n);
+                const bool is_here = ep_placer_holds(&b->placer, layer, e, n),
+                           shall_be = ep_balance_holds(balance, e, n);
                 if (is_here && !shall_be) {
                     ep_placer_remove(&b->placer, layer, e, n);
                 } else if (is_adding != 0 && shall_be && !is_here) {
@@ -167,16 +172,19 @@ static void repair(balancer *b, uint32_t layer, ep_balance *balance, double boun
     const bool is_paced = b->input->moves_max != UINT32_MAX;
     const uint64_t part = (uint64_t)b->loads_left / (b->input->layers_count - layer) + 2;
     if (ep_balance_busiest(balance) > (is_paced ? REPAIR_AT : REPAIR_GOOD) * bound) {
-        b->loads_left -= ep_balance_repair(balance, REPAIR_GOOD, part < b->loads_left ? (uint32_t)part : b->loads_left);
+        b->loads_left -= ep_balance_repair(balance, REPAIR_GOOD,
+                                           part < b->loads_left ? (uint32_t)part : b->loads_left);
     }
 }
 
-static ep_err rearrange(balancer *b, uint32_t layer, ep_balance *balance, double bound, ep_error *out_error)
+static ep_err rearrange(balancer *b, uint32_t layer, ep_balance *balance, double bound,
+                        ep_error *out_error)
 {
     bool is_new = true;
     for (uint32_t e = 0; e < experts_of(b, layer); e++) {
         for (uint32_t n = 0; n < b->input->nodes_count; n++) {
-            is_new = !(ep_placer_holds(&b->placer, layer, e, n) && ep_balance_put(balance, e, n)) && is_new;
+            is_new = !(ep_placer_holds(&b->placer, layer, e, n) && ep_balance_put(balance, e, n)) &&
+                     is_new;
         }
     }
     const ep_err err = ep_balance_fill(balance, out_error);
@@ -203,20 +211,23 @@ static ep_err place_layer(balancer *b, uint32_t layer, ep_error *out_error)
     const uint64_t total = (uint64_t)experts * copies + input->spare_copies;
     const uint64_t slots = give_slots(b, layer, total < wanted ? total : wanted);
     if (slots < experts) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "layer %" PRIu32 " has %" PRIu32 " experts, nodes have room for %" PRIu64,
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "layer %" PRIu32 " has %" PRIu32
+                            " experts, nodes have room for %" PRIu64,
                             input->layers[layer].shape.layer, experts, slots);
     }
     ep_placer_heat(&input->layers[layer], b->heat);
-    const ep_balance_input problem = {.experts = experts,
-                                      .nodes = input->nodes_count,
-                                      .heat = b->heat,
-                                      .speeds = b->speeds,
-                                      .slots = b->slots,
-                                      .copies_min = slots / experts < copies ? (uint32_t)(slots / experts) : copies,
-                                      .copies_total = (uint32_t)(total < slots ? total : slots),
-                                      .hosts = &b->placer.hosts,
-                                      .work_left = &b->work_left,
-                                      .common_left = &b->common_left};
+    const ep_balance_input problem = {
+        .experts = experts,
+        .nodes = input->nodes_count,
+        .heat = b->heat,
+        .speeds = b->speeds,
+        .slots = b->slots,
+        .copies_min = slots / experts < copies ? (uint32_t)(slots / experts) : copies,
+        .copies_total = (uint32_t)(total < slots ? total : slots),
+        .hosts = &b->placer.hosts,
+        .work_left = &b->work_left,
+        .common_left = &b->common_left};
     const double bound = ep_balance_bound(&problem, false);
     ep_balance *balance = NULL;
     err = ep_balance_create(&problem, &balance, out_error);
@@ -244,7 +255,8 @@ static ep_err prepare(balancer *b, ep_error *out_error)
     b->slots = calloc(input->nodes_count + 1u, sizeof(*b->slots));
     b->certificates = calloc(input->layers_count + 1u, sizeof(*b->certificates));
     b->host_slots = calloc(input->nodes_count + 1u, sizeof(*b->host_slots));
-    if (b->host_slots == NULL || b->speeds == NULL || b->heat == NULL || b->slots == NULL || b->certificates == NULL) {
+    if (b->host_slots == NULL || b->speeds == NULL || b->heat == NULL || b->slots == NULL ||
+        b->certificates == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     for (uint32_t n = 0; n < input->nodes_count; n++) {
@@ -264,17 +276,22 @@ static bool is_too_large(const ep_placement_input *input)
     uint64_t cells = 0;
     for (uint32_t l = 0; l < input->layers_count; l++) {
         cells +=
-            ((uint64_t)input->layers[l].shape.experts + input->layers[l].shape.shared_experts) * input->nodes_count;
+            ((uint64_t)input->layers[l].shape.experts + input->layers[l].shape.shared_experts) *
+            input->nodes_count;
     }
     return cells > EP_PLACEMENT_CELLS_MAX;
 }
 
-ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error)
+ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement,
+                             ep_error *out_error)
 {
     if (is_too_large(input)) {
         return ep_placement_uniform(input, out_placement, out_error);
     }
-    balancer b = {.input = input, .loads_left = input->moves_max, .work_left = WORK_MAX, .common_left = COMMON_MAX};
+    balancer b = {.input = input,
+                  .loads_left = input->moves_max,
+                  .work_left = WORK_MAX,
+                  .common_left = COMMON_MAX};
     ep_err err = check_numbers(input, out_error);
     if (err == EP_OK) {
         err = prepare(&b, out_error);
@@ -303,5 +320,8 @@ ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out
     if (err == EP_ERR_RESOURCE_EXHAUSTED) { /* room is so short that it decides alone */
         return ep_placement_uniform(input, out_placement, out_error);
     }
-    return err == EP_ERR_NO_MEMORY ? ep_error_set(out_error, err, "no memory to place %" PRIu32 " layers", input->layers_count) : err;
+    return err == EP_ERR_NO_MEMORY
+               ? ep_error_set(out_error, err, "no memory to place %" PRIu32 " layers",
+                              input->layers_count)
+               : err;
 }

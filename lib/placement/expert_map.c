@@ -29,8 +29,8 @@ static const char *type_name(const json_t *value)
 }
 
 /* Keys of an object: all of them, and no other. */
-static ep_err check_keys(const reader *r, const char *place, json_t *object, const char *const *keys,
-                         size_t keys_count)
+static ep_err check_keys(const reader *r, const char *place, json_t *object,
+                         const char *const *keys, size_t keys_count)
 {
     ep_error *out_error = r->error;
     if (!json_is_object(object)) {
@@ -71,16 +71,16 @@ static ep_err get_number(const reader *r, const char *place, const json_t *value
 }
 
 /* An array whose length another number states. */
-static ep_err check_array(const reader *r, const char *place, const json_t *array, const char *count_name,
-                          uint32_t count)
+static ep_err check_array(const reader *r, const char *place, const json_t *array,
+                          const char *count_name, uint32_t count)
 {
     ep_error *out_error = r->error;
     if (!json_is_array(array)) {
         return BAD("%s: %s: expected an array, found %s", r->file, place, type_name(array));
     }
     if (json_array_size(array) != count) {
-        return BAD("%s: %s has %zu entries, %s says %" PRIu32, r->file, place, json_array_size(array),
-                   count_name, count);
+        return BAD("%s: %s has %zu entries, %s says %" PRIu32, r->file, place,
+                   json_array_size(array), count_name, count);
     }
     return EP_OK;
 }
@@ -93,14 +93,17 @@ static ep_err read_experts(const reader *r, uint32_t layer, uint32_t device, con
     ep_error *out_error = r->error;
     char place[PLACE_BYTES];
     for (size_t i = 0; i < json_array_size(list); i++) {
-        snprintf(place, sizeof(place), "layer_id %" PRIu32 ", device_id %" PRIu32 ", device_expert %zu",
-                 layer, device, i);
-        ep_err err = get_number(r, place, json_array_get(list, i), 0, EP_EXPERTS_MAX - 1, &experts[i]);
+        snprintf(place, sizeof(place),
+                 "layer_id %" PRIu32 ", device_id %" PRIu32 ", device_expert %zu", layer, device,
+                 i);
+        ep_err err =
+            get_number(r, place, json_array_get(list, i), 0, EP_EXPERTS_MAX - 1, &experts[i]);
         if (err != EP_OK) {
             return err;
         }
         if (seen[experts[i]] == device + 1) {
-            return BAD("%s: layer_id %" PRIu32 ", device_id %" PRIu32 ": expert %" PRIu32 " is listed twice",
+            return BAD("%s: layer_id %" PRIu32 ", device_id %" PRIu32 ": expert %" PRIu32
+                       " is listed twice",
                        r->file, layer, device, experts[i]);
         }
         seen[experts[i]] = device + 1;
@@ -109,8 +112,8 @@ static ep_err read_experts(const reader *r, uint32_t layer, uint32_t device, con
 }
 
 /* Entries may come in any order: by_device [devices_count] gets each one's list of experts. */
-static ep_err sort_devices(const reader *r, uint32_t layer, uint32_t devices_count, const json_t *list,
-                           const json_t **by_device, size_t *out_experts)
+static ep_err sort_devices(const reader *r, uint32_t layer, uint32_t devices_count,
+                           const json_t *list, const json_t **by_device, size_t *out_experts)
 {
     static const char *const keys[] = {"device_id", "device_expert"};
     ep_error *out_error = r->error;
@@ -119,21 +122,22 @@ static ep_err sort_devices(const reader *r, uint32_t layer, uint32_t devices_cou
     for (uint32_t i = 0; i < devices_count; i++) {
         uint32_t device;
         json_t *entry = json_array_get(list, i);
-        snprintf(place, sizeof(place), "layer_id %" PRIu32 ", device_list entry %" PRIu32, layer, i);
+        snprintf(place, sizeof(place), "layer_id %" PRIu32 ", device_list entry %" PRIu32, layer,
+                 i);
         ep_err err = check_keys(r, place, entry, keys, EP_ARRAY_COUNT(keys));
         if (err != EP_OK) {
             return err;
         }
-        snprintf(place, sizeof(place), "layer_id %" PRIu32 ", device_list entry %" PRIu32 ": device_id",
-                 layer, i);
-        err = get_number(r, place, json_object_get(entry, "device_id"), 0, (json_int_t)devices_count - 1,
-                         &device);
+        snprintf(place, sizeof(place),
+                 "layer_id %" PRIu32 ", device_list entry %" PRIu32 ": device_id", layer, i);
+        err = get_number(r, place, json_object_get(entry, "device_id"), 0,
+                         (json_int_t)devices_count - 1, &device);
         if (err != EP_OK) {
             return err;
         }
         if (by_device[device] != NULL) {
-            return BAD("%s: layer_id %" PRIu32 ": device_id %" PRIu32 " is listed twice", r->file, layer,
-                       device);
+            return BAD("%s: layer_id %" PRIu32 ": device_id %" PRIu32 " is listed twice", r->file,
+                       layer, device);
         }
         const json_t *experts = json_object_get(entry, "device_expert");
         if (!json_is_array(experts)) {
@@ -148,8 +152,8 @@ static ep_err sort_devices(const reader *r, uint32_t layer, uint32_t devices_cou
     return EP_OK;
 }
 
-static ep_err read_devices(const reader *r, uint32_t layer_id, const json_t *list, const json_t **by_device,
-                           uint32_t *seen, ep_expert_map_layer *layer)
+static ep_err read_devices(const reader *r, uint32_t layer_id, const json_t *list,
+                           const json_t **by_device, uint32_t *seen, ep_expert_map_layer *layer)
 {
     size_t total;
     ep_err err = sort_devices(r, layer_id, layer->devices_count, list, by_device, &total);
@@ -182,8 +186,8 @@ static ep_err read_layer(const reader *r, json_t *entry, uint32_t index, ep_expe
     ep_err err = check_keys(r, place, entry, keys, EP_ARRAY_COUNT(keys));
     if (err == EP_OK) {
         snprintf(place, sizeof(place), "layer_list entry %" PRIu32 ": layer_id", index);
-        err = get_number(r, place, json_object_get(entry, "layer_id"), 0, (json_int_t)map->layers_count - 1,
-                         &layer_id);
+        err = get_number(r, place, json_object_get(entry, "layer_id"), 0,
+                         (json_int_t)map->layers_count - 1, &layer_id);
     }
     if (err != EP_OK) {
         return err;
@@ -193,10 +197,12 @@ static ep_err read_layer(const reader *r, json_t *entry, uint32_t index, ep_expe
         return BAD("%s: layer_id %" PRIu32 " is listed twice", r->file, layer_id);
     }
     snprintf(place, sizeof(place), "layer_id %" PRIu32 ": device_count", layer_id);
-    err = get_number(r, place, json_object_get(entry, "device_count"), 1, EP_NODES_MAX, &devices_count);
+    err = get_number(r, place, json_object_get(entry, "device_count"), 1, EP_NODES_MAX,
+                     &devices_count);
     if (err == EP_OK) {
         snprintf(place, sizeof(place), "layer_id %" PRIu32 ": device_list", layer_id);
-        err = check_array(r, place, json_object_get(entry, "device_list"), "device_count", devices_count);
+        err = check_array(r, place, json_object_get(entry, "device_list"), "device_count",
+                          devices_count);
     }
     if (err != EP_OK) {
         return err;
@@ -207,7 +213,8 @@ static ep_err read_layer(const reader *r, json_t *entry, uint32_t index, ep_expe
     if (by_device == NULL || seen == NULL) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for expert map %s", r->file);
     } else {
-        err = read_devices(r, layer_id, json_object_get(entry, "device_list"), by_device, seen, layer);
+        err = read_devices(r, layer_id, json_object_get(entry, "device_list"), by_device, seen,
+                           layer);
     }
     free(by_device);
     free(seen);
@@ -241,11 +248,12 @@ static ep_err read_root(const reader *r, json_t *root, ep_expert_map *map)
     return err;
 }
 
-ep_err ep_expert_map_parse(const char *text, size_t text_bytes, const char *file, ep_expert_map **out_map,
-                           ep_error *out_error)
+ep_err ep_expert_map_parse(const char *text, size_t text_bytes, const char *file,
+                           ep_expert_map **out_map, ep_error *out_error)
 {
     if (text_bytes > EP_EXPERT_MAP_BYTES_MAX) {
-        return BAD("%s: %zu bytes: an expert map has at most %zu", file, text_bytes, EP_EXPERT_MAP_BYTES_MAX);
+        return BAD("%s: %zu bytes: an expert map has at most %zu", file, text_bytes,
+                   EP_EXPERT_MAP_BYTES_MAX);
     }
     json_error_t json_error;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &json_error);
@@ -303,8 +311,8 @@ ep_err ep_expert_map_read_file(const char *path, ep_expert_map **out_map, ep_err
 {
     FILE *stream = fopen(path, "rbe");
     if (stream == NULL) {
-        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO, "%s: cannot open: %s",
-                            path, strerror(errno));
+        return ep_error_set(out_error, errno == ENOENT ? EP_ERR_NOT_FOUND : EP_ERR_IO,
+                            "%s: cannot open: %s", path, strerror(errno));
     }
     char *text;
     size_t bytes;
@@ -332,8 +340,8 @@ ep_err ep_expert_map_create(uint32_t layers_count, ep_expert_map **out_map, ep_e
     if (map == NULL || layers == NULL) {
         free(map);
         free(layers);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert map of %" PRIu32 " layers",
-                            layers_count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "no memory for an expert map of %" PRIu32 " layers", layers_count);
     }
     map->layers_count = layers_count;
     map->layers = layers;
@@ -341,8 +349,8 @@ ep_err ep_expert_map_create(uint32_t layers_count, ep_expert_map **out_map, ep_e
     return EP_OK;
 }
 
-static ep_err check_copies(uint32_t layer_id, uint32_t experts, const uint32_t *offsets, uint32_t devices_count,
-                           ep_error *out_error)
+static ep_err check_copies(uint32_t layer_id, uint32_t experts, const uint32_t *offsets,
+                           uint32_t devices_count, ep_error *out_error)
 {
     if (devices_count < 1 || devices_count > EP_NODES_MAX || experts > EP_EXPERTS_MAX) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
@@ -361,22 +369,23 @@ static ep_err check_copies(uint32_t layer_id, uint32_t experts, const uint32_t *
     return EP_OK;
 }
 
-ep_err ep_expert_map_set_layer(ep_expert_map *map, uint32_t layer_id, uint32_t experts, const uint32_t *offsets,
-                               const uint32_t *devices, uint32_t devices_count, ep_error *out_error)
+ep_err ep_expert_map_set_layer(ep_expert_map *map, uint32_t layer_id, uint32_t experts,
+                               const uint32_t *offsets, const uint32_t *devices,
+                               uint32_t devices_count, ep_error *out_error)
 {
     ep_err err = check_copies(layer_id, experts, offsets, devices_count, out_error);
     if (err != EP_OK) {
         return err;
     }
     ep_expert_map_layer *layer = &map->layers[layer_id];
-    uint32_t *ends =
-        calloc(devices_count + 1u, sizeof(*ends)); /* ends[d + 1]: where the next expert of device d goes */
+    uint32_t *ends = calloc(devices_count + 1u, sizeof(*ends)); /* ends[d + 1]: where the next
+                                                                   expert of device d goes */
     uint32_t *listed = calloc(offsets[experts] + 1u, sizeof(*listed));
     if (ends == NULL || listed == NULL) {
         free(ends);
         free(listed);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for layer_id %" PRIu32 " of an expert map",
-                            layer_id);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "no memory for layer_id %" PRIu32 " of an expert map", layer_id);
     }
     for (uint32_t i = 0; i < offsets[experts]; i++) {
         EP_ASSERT(devices[i] < devices_count);
@@ -392,7 +401,8 @@ ep_err ep_expert_map_set_layer(ep_expert_map *map, uint32_t layer_id, uint32_t e
             listed[ends[devices[i] + 1]++] = e;
         }
     }
-    *layer = (ep_expert_map_layer){.devices_count = devices_count, .offsets = ends, .experts = listed};
+    *layer =
+        (ep_expert_map_layer){.devices_count = devices_count, .offsets = ends, .experts = listed};
     return EP_OK;
 }
 
@@ -404,7 +414,8 @@ static json_t *layer_json(const ep_expert_map_layer *layer, uint32_t layer_id)
         for (uint32_t i = layer->offsets[d]; i < layer->offsets[d + 1]; i++) {
             json_array_append_new(experts, json_integer(layer->experts[i]));
         }
-        json_array_append_new(list, json_pack("{s:I, s:o}", "device_id", (json_int_t)d, "device_expert", experts));
+        json_array_append_new(
+            list, json_pack("{s:I, s:o}", "device_id", (json_int_t)d, "device_expert", experts));
     }
     return json_pack("{s:I, s:I, s:o}", "layer_id", (json_int_t)layer_id, "device_count",
                      (json_int_t)layer->devices_count, "device_list", list);
@@ -418,7 +429,8 @@ static char *map_text(const ep_expert_map *map)
     for (uint32_t l = 0; good && l < map->layers_count; l++) {
         good = json_array_append_new(list, layer_json(&map->layers[l], l)) == 0;
     }
-    json_t *root = json_pack("{s:I, s:o}", "moe_layer_count", (json_int_t)map->layers_count, "layer_list", list);
+    json_t *root = json_pack("{s:I, s:o}", "moe_layer_count", (json_int_t)map->layers_count,
+                             "layer_list", list);
     char *text = good && root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     return text;
@@ -430,14 +442,16 @@ ep_err ep_expert_map_write_file(const ep_expert_map *map, const char *path, ep_e
     char *part = NULL;
     if (text == NULL || asprintf(&part, "%s.part", path) < 0) {
         free(text);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to write the expert map %s", path);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to write the expert map %s",
+                            path);
     }
     ep_err err = EP_OK;
     FILE *out = fopen(part, "we");
     bool good = out != NULL && fprintf(out, "%s\n", text) >= 0;
     good = out != NULL && fclose(out) == 0 && good && rename(part, path) == 0;
     if (!good) {
-        err = ep_error_set(out_error, EP_ERR_IO, "cannot write the expert map %s: %s", path, strerror(errno));
+        err = ep_error_set(out_error, EP_ERR_IO, "cannot write the expert map %s: %s", path,
+                           strerror(errno));
         if (out != NULL) {
             unlink(part);
         }

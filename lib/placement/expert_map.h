@@ -32,8 +32,8 @@ typedef struct ep_expert_map {
 
 /* file is only the name used in errors. Errors: BAD_FILE naming file, line or place, value, allowed
  * range; NO_MEMORY. */
-ep_err ep_expert_map_parse(const char *text, size_t text_bytes, const char *file, ep_expert_map **out_map,
-                           ep_error *out_error);
+ep_err ep_expert_map_parse(const char *text, size_t text_bytes, const char *file,
+                           ep_expert_map **out_map, ep_error *out_error);
 /* Reads the whole file, then parses it. Errors: as above, NOT_FOUND, IO. */
 ep_err ep_expert_map_read_file(const char *path, ep_expert_map **out_map, ep_error *out_error);
 /* For writing: a map whose layers are all still to be set. Errors: INVALID_ARGUMENT (layers),
@@ -42,8 +42,9 @@ ep_err ep_expert_map_create(uint32_t layers_count, ep_expert_map **out_map, ep_e
 /* Copies of expert e are on devices[offsets[e] .. offsets[e+1]), each below devices_count. Errors:
  * INVALID_ARGUMENT (an expert without a copy, more devices or experts than maps have: what reading
  * would refuse), NO_MEMORY. */
-ep_err ep_expert_map_set_layer(ep_expert_map *map, uint32_t layer_id, uint32_t experts, const uint32_t *offsets,
-                               const uint32_t *devices, uint32_t devices_count, ep_error *out_error);
+ep_err ep_expert_map_set_layer(ep_expert_map *map, uint32_t layer_id, uint32_t experts,
+                               const uint32_t *offsets, const uint32_t *devices,
+                               uint32_t devices_count, ep_error *out_error);
 /* All layers are set. What was at path goes once the map is written whole. Errors: IO,
  * NO_MEMORY. */
 ep_err ep_expert_map_write_file(const ep_expert_map *map, const char *path, ep_error *out_error);

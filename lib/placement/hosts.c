@@ -2,7 +2,8 @@
 #include "placement/hosts.h"
 
 /* Nobody of the first `count`, without `from`, is on the host. */
-static bool is_new(const uint32_t *of_node, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t host)
+static bool is_new(const uint32_t *of_node, const uint32_t *nodes, uint32_t count, uint32_t from,
+                   uint32_t host)
 {
     for (uint32_t i = 0; i < count; i++) {
         if (nodes[i] != from && of_node[nodes[i]] == host) {
@@ -13,11 +14,13 @@ static bool is_new(const uint32_t *of_node, const uint32_t *nodes, uint32_t coun
 }
 
 /* On how many hosts `nodes` are, counted up to spread, without `from` and with `to` (or nobody). */
-static uint32_t count_hosts(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to)
+static uint32_t count_hosts(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count,
+                            uint32_t from, uint32_t to)
 {
     uint32_t found = 0;
     for (uint32_t i = 0; i < count && found < hosts->spread; i++) {
-        found += nodes[i] != from && is_new(hosts->of_node, nodes, i, from, hosts->of_node[nodes[i]]);
+        found +=
+            nodes[i] != from && is_new(hosts->of_node, nodes, i, from, hosts->of_node[nodes[i]]);
     }
     if (found < hosts->spread && to != EP_HOSTS_NO_NODE) {
         found += is_new(hosts->of_node, nodes, count, from, hosts->of_node[to]);
@@ -25,17 +28,21 @@ static uint32_t count_hosts(const ep_hosts *hosts, const uint32_t *nodes, uint32
     return found;
 }
 
-bool ep_hosts_allow(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to)
+bool ep_hosts_allow(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from,
+                    uint32_t to)
 {
     if (hosts->spread < 2) {
         return true;
     }
     const uint32_t after = count_hosts(hosts, nodes, count, from, to);
-    return after >= hosts->spread || after >= count_hosts(hosts, nodes, count, EP_HOSTS_NO_NODE, EP_HOSTS_NO_NODE);
+    return after >= hosts->spread ||
+           after >= count_hosts(hosts, nodes, count, EP_HOSTS_NO_NODE, EP_HOSTS_NO_NODE);
 }
 
-bool ep_hosts_gain(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to)
+bool ep_hosts_gain(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from,
+                   uint32_t to)
 {
-    return hosts->spread >= 2 && count_hosts(hosts, nodes, count, from, to) >
-                                     count_hosts(hosts, nodes, count, EP_HOSTS_NO_NODE, EP_HOSTS_NO_NODE);
+    return hosts->spread >= 2 &&
+           count_hosts(hosts, nodes, count, from, to) >
+               count_hosts(hosts, nodes, count, EP_HOSTS_NO_NODE, EP_HOSTS_NO_NODE);
 }

@@ -17,8 +17,10 @@ typedef struct ep_hosts {
 
 /* A copy may go from `from` to `to`, or with nobody in place of one only come or go: the others and
  * it are on as many hosts as they shall be, or as they are. */
-bool ep_hosts_allow(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to);
+bool ep_hosts_allow(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from,
+                    uint32_t to);
 /* `to` brings them onto a host that they lack. */
-bool ep_hosts_gain(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from, uint32_t to);
+bool ep_hosts_gain(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count, uint32_t from,
+                   uint32_t to);
 
 #endif

@@ -36,13 +36,14 @@ ep_layer_balance ep_placer_certify(const ep_balance_input *problem, double busie
     }
     return (ep_layer_balance){.busiest = busiest,
                               .mean = heat / speed,
-                              .bound = busiest > IN_DOUBT * bound ? ep_balance_bound(problem, true) : bound};
+                              .bound = busiest > IN_DOUBT * bound ? ep_balance_bound(problem, true)
+                                                                  : bound};
 }
 
 /* What each node has to do and how many copies it holds; the time of the busiest. copies_min
  * becomes that of the experts, if less. */
-static double add_up(const uint32_t *offsets, const uint32_t *copies, ep_balance_input *problem, double *busy,
-                     uint32_t *held)
+static double add_up(const uint32_t *offsets, const uint32_t *copies, ep_balance_input *problem,
+                     double *busy, uint32_t *held)
 {
     double busiest = 0;
     for (uint32_t e = 0; e < problem->experts; e++) {
@@ -62,8 +63,8 @@ static double add_up(const uint32_t *offsets, const uint32_t *copies, ep_balance
 }
 
 /* Slots as ep_placement_balanced gives them where nodes have room for all. */
-static void give_slots(const ep_placement_input *input, uint32_t held_all, ep_balance_input *io_problem,
-                       uint32_t *io_held)
+static void give_slots(const ep_placement_input *input, uint32_t held_all,
+                       ep_balance_input *io_problem, uint32_t *io_held)
 {
     const uint64_t experts = io_problem->experts, nodes = io_problem->nodes;
     const uint64_t copies = input->copies < nodes ? input->copies : nodes;
@@ -80,21 +81,26 @@ static void give_slots(const ep_placement_input *input, uint32_t held_all, ep_ba
 ep_err ep_placement_judge(const ep_placement_input *input, uint32_t layer, const uint32_t *offsets,
                           const uint32_t *copies, ep_layer_balance *out_balance)
 {
-    const uint32_t experts = input->layers[layer].shape.experts + input->layers[layer].shape.shared_experts;
+    const uint32_t experts =
+        input->layers[layer].shape.experts + input->layers[layer].shape.shared_experts;
     const uint32_t nodes = input->nodes_count;
     double *heat = calloc(experts + 1u, sizeof(*heat));
     double *speeds = calloc(nodes + 1u, sizeof(*speeds));
     double *busy = calloc(nodes + 1u, sizeof(*busy));
     uint32_t *held = calloc(nodes + 1u, sizeof(*held));
     ep_layer_balance balance = {0};
-    ep_err err = heat != NULL && speeds != NULL && busy != NULL && held != NULL ? EP_OK : EP_ERR_NO_MEMORY;
+    ep_err err =
+        heat != NULL && speeds != NULL && busy != NULL && held != NULL ? EP_OK : EP_ERR_NO_MEMORY;
     if (err == EP_OK && experts > 0 && nodes > 0) {
         ep_placer_heat(&input->layers[layer], heat);
         for (uint32_t n = 0; n < nodes; n++) {
             speeds[n] = ep_placer_speed(&input->nodes[n]);
         }
-        ep_balance_input problem = {
-            .experts = experts, .nodes = nodes, .heat = heat, .speeds = speeds, .copies_min = input->copies};
+        ep_balance_input problem = {.experts = experts,
+                                    .nodes = nodes,
+                                    .heat = heat,
+                                    .speeds = speeds,
+                                    .copies_min = input->copies};
         const double busiest = add_up(offsets, copies, &problem, busy, held);
         if (problem.copies_min > 0) { /* every expert has a copy */
             give_slots(input, offsets[experts], &problem, held);

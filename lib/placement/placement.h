@@ -34,10 +34,10 @@ typedef struct ep_placement_node {
 
 typedef struct ep_placement_layer {
     ep_layer_shape shape;
-    uint64_t expert_bytes;         /* weights of one expert; 0: not counted */
+    uint64_t expert_bytes; /* weights of one expert; 0: not counted */
     /* [E+S+1] what nodes hold now, as in a routing table; NULL: nothing */
     const uint32_t *owned_offsets;
-    const uint32_t *owned;         /* node indexes of this input; EP_PLACEMENT_NODE_GONE is skipped */
+    const uint32_t *owned; /* node indexes of this input; EP_PLACEMENT_NODE_GONE is skipped */
     /* [E] load of each routed expert, any unit; NULL: all alike. ep_placement_balanced only */
     const double *heat;
 } ep_placement_layer;
@@ -104,7 +104,8 @@ ep_err ep_placement_uniform(const ep_placement_input *input, ep_placement **out_
  * naming a node without room; NO_MEMORY.
  */
 ep_err ep_placement_static(const ep_placement_input *input, const ep_expert_map *map,
-                           const uint32_t *node_of_device, ep_placement **out_placement, ep_error *out_error);
+                           const uint32_t *node_of_device, ep_placement **out_placement,
+                           ep_error *out_error);
 
 /*
  * So that the busiest node of each layer has as little to do as can be, when copies of an expert
@@ -118,7 +119,8 @@ ep_err ep_placement_static(const ep_placement_input *input, const ep_expert_map 
  * ep_placement_uniform decides.
  * Errors: as ep_placement_uniform.
  */
-ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error);
+ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out_placement,
+                             ep_error *out_error);
 
 void ep_placement_destroy(ep_placement *placement);
 

@@ -13,7 +13,8 @@
 static ep_err check_input(const ep_placement_input *input, ep_error *out_error)
 {
     if (input->nodes_count > EP_NODES_MAX) {
-        return BAD("placement over %" PRIu32 " nodes: allowed 0..%d", input->nodes_count, EP_NODES_MAX);
+        return BAD("placement over %" PRIu32 " nodes: allowed 0..%d", input->nodes_count,
+                   EP_NODES_MAX);
     }
     if (input->layers_count > EP_TABLE_LAYERS_MAX) {
         return BAD("placement of %" PRIu32 " layers: allowed 0..%d", input->layers_count,
@@ -24,14 +25,15 @@ static ep_err check_input(const ep_placement_input *input, ep_error *out_error)
     }
     for (uint32_t l = 0; l < input->layers_count; l++) {
         const ep_layer_shape *shape = &input->layers[l].shape;
-        if (shape->experts < 1 || (uint64_t)shape->experts + shape->shared_experts > EP_EXPERTS_MAX) {
+        if (shape->experts < 1 ||
+            (uint64_t)shape->experts + shape->shared_experts > EP_EXPERTS_MAX) {
             return BAD("layer %" PRIu32 " has %" PRIu32 " routed and %" PRIu32
                        " shared experts: allowed 1..%d in all, at least one routed",
                        shape->layer, shape->experts, shape->shared_experts, EP_EXPERTS_MAX);
         }
         if (l > 0 && input->layers[l - 1].shape.layer >= shape->layer) {
-            return BAD("layer %" PRIu32 " follows layer %" PRIu32 ": layers must ascend", shape->layer,
-                       input->layers[l - 1].shape.layer);
+            return BAD("layer %" PRIu32 " follows layer %" PRIu32 ": layers must ascend",
+                       shape->layer, input->layers[l - 1].shape.layer);
         }
     }
     return EP_OK;
@@ -61,18 +63,20 @@ static void find_hosts(ep_placer *placer)
     uint32_t count = 0;
     for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
         uint32_t first = host_name(&nodes[n])[0] == 0 ? n : 0;
-        while (first < n &&
-               (placer->host_of[first] != first || strcmp(host_name(&nodes[first]), host_name(&nodes[n])) != 0)) {
+        while (first < n && (placer->host_of[first] != first ||
+                             strcmp(host_name(&nodes[first]), host_name(&nodes[n])) != 0)) {
             first++;
         }
         placer->host_of[n] = first;
         count += first == n;
     }
     placer->hosts =
-        (ep_hosts){.of_node = placer->host_of, .spread = placer->input->copies < count ? placer->input->copies : count};
+        (ep_hosts){.of_node = placer->host_of,
+                   .spread = placer->input->copies < count ? placer->input->copies : count};
 }
 
-ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32_t width, ep_error *out_error)
+ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32_t width,
+                      ep_error *out_error)
 {
     memset(placer, 0, sizeof(*placer));
     ep_err err = check_input(input, out_error);
@@ -86,8 +90,8 @@ ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32
     placer->bytes = calloc((size_t)input->nodes_count + 1, sizeof(*placer->bytes));
     placer->host_of = calloc((size_t)input->nodes_count + 1, sizeof(*placer->host_of));
     placer->together = calloc((size_t)input->nodes_count + 1, sizeof(*placer->together));
-    bool ok = placer->layers != NULL && placer->total != NULL && placer->bytes != NULL && placer->host_of != NULL &&
-              placer->together != NULL;
+    bool ok = placer->layers != NULL && placer->total != NULL && placer->bytes != NULL &&
+              placer->host_of != NULL && placer->together != NULL;
     placer->looks_left = LOOKS_MAX;
     placer->rows_left = ROWS_MAX;
     if (ok && input->copies > 1) {
@@ -95,8 +99,8 @@ ep_err ep_placer_init(ep_placer *placer, const ep_placement_input *input, uint32
     }
     for (uint32_t l = 0; ok && l < input->layers_count; l++) {
         const ep_layer_shape *shape = &input->layers[l].shape;
-        ok = allocate_layer(&placer->layers[l], shape->experts + shape->shared_experts, placer->width,
-                            input->nodes_count);
+        ok = allocate_layer(&placer->layers[l], shape->experts + shape->shared_experts,
+                            placer->width, input->nodes_count);
     }
     return ok ? EP_OK
               : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place %" PRIu32 " layers",
@@ -133,10 +137,11 @@ bool ep_placer_holds(const ep_placer *placer, uint32_t layer, uint32_t expert, u
     return false;
 }
 
-bool ep_placer_may_move(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t to)
+bool ep_placer_may_move(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from,
+                        uint32_t to)
 {
-    return ep_hosts_allow(&placer->hosts, row_of(placer, layer, expert), placer->layers[layer].counts[expert], from,
-                          to);
+    return ep_hosts_allow(&placer->hosts, row_of(placer, layer, expert),
+                          placer->layers[layer].counts[expert], from, to);
 }
 
 bool ep_placer_was_owned(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node)
@@ -159,7 +164,8 @@ bool ep_placer_has_room(const ep_placer *placer, uint32_t layer, uint32_t node)
         return false;
     }
     return limits->capacity_bytes == 0 ||
-           (!__builtin_add_overflow(placer->bytes[node], placer->input->layers[layer].expert_bytes, &bytes) &&
+           (!__builtin_add_overflow(placer->bytes[node], placer->input->layers[layer].expert_bytes,
+                                    &bytes) &&
             bytes <= limits->capacity_bytes);
 }
 
@@ -190,7 +196,8 @@ void ep_placer_remove(ep_placer *placer, uint32_t layer, uint32_t expert, uint32
 }
 
 /* Nodes that hold an expert now, each once, in order of the old table. Returns how many. */
-static uint32_t list_owners(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t *out_nodes)
+static uint32_t list_owners(const ep_placer *placer, uint32_t layer, uint32_t expert,
+                            uint32_t *out_nodes)
 {
     const ep_placement_layer *in = &placer->input->layers[layer];
     uint32_t count = 0;
@@ -209,7 +216,8 @@ static uint32_t list_owners(const ep_placer *placer, uint32_t layer, uint32_t ex
 
 /* Drops nodes from the list, those whose host has another one first, of them the fullest of the
  * layer, until count is copies. load counts all owners. */
-static uint32_t drop_surplus(const ep_hosts *hosts, uint32_t *nodes, uint32_t count, uint32_t copies, uint32_t *load)
+static uint32_t drop_surplus(const ep_hosts *hosts, uint32_t *nodes, uint32_t count,
+                             uint32_t copies, uint32_t *load)
 {
     while (count > copies) {
         uint32_t fullest = 0;
@@ -250,7 +258,8 @@ ep_err ep_placer_keep_owned(ep_placer *placer, uint32_t layer, uint32_t first, u
     }
     uint32_t keep = copies < placer->width ? copies : placer->width;
     for (uint32_t e = first; e < experts; e++) {
-        uint32_t count = drop_surplus(&placer->hosts, owners, list_owners(placer, layer, e, owners), keep, load);
+        uint32_t count =
+            drop_surplus(&placer->hosts, owners, list_owners(placer, layer, e, owners), keep, load);
         for (uint32_t i = 0; i < count; i++) {
             ep_placer_add(placer, layer, e, owners[i]);
         }
@@ -260,9 +269,11 @@ ep_err ep_placer_keep_owned(ep_placer *placer, uint32_t layer, uint32_t first, u
     return EP_OK;
 }
 
-static bool gains_host(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t to)
+static bool gains_host(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from,
+                       uint32_t to)
 {
-    return ep_hosts_gain(&placer->hosts, row_of(placer, layer, expert), placer->layers[layer].counts[expert], from, to);
+    return ep_hosts_gain(&placer->hosts, row_of(placer, layer, expert),
+                         placer->layers[layer].counts[expert], from, to);
 }
 
 static void add_together(ep_placer *placer, uint32_t layer, uint32_t node)
@@ -292,7 +303,8 @@ void ep_placer_count_together(ep_placer *placer, uint32_t layer, uint32_t node)
     add_together(placer, layer, node);
 }
 
-uint32_t ep_placer_in_common(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from)
+uint32_t ep_placer_in_common(const ep_placer *placer, uint32_t layer, uint32_t expert,
+                             uint32_t from)
 {
     const uint32_t *row = row_of(placer, layer, expert);
     uint32_t sum = 0;
@@ -327,7 +339,8 @@ uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert)
             (expert != EP_NO_EXPERT && ep_placer_holds(placer, layer, expert, n))) {
             continue;
         }
-        const bool gains = expert != EP_NO_EXPERT && gains_host(placer, layer, expert, EP_PLACER_NO_NODE, n);
+        const bool gains =
+            expert != EP_NO_EXPERT && gains_host(placer, layer, expert, EP_PLACER_NO_NODE, n);
         const bool better = best == EP_PLACER_NO_NODE || is_emptier(placer, load, n, best);
         if (gains != best_gains ? gains : better) {
             best = n;
@@ -340,24 +353,28 @@ uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert)
 /* The emptiest node that brings the expert onto another host in place of `from`; without room,
  * where *out_other, which `from` may hold, can go the other way. EP_PLACER_NO_NODE if there is
  * none. */
-static uint32_t find_partner(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t *out_other)
+static uint32_t find_partner(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from,
+                             uint32_t *out_other)
 {
     const uint32_t *load = placer->layers[layer].load;
     uint32_t best = EP_PLACER_NO_NODE;
     for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
         uint32_t other = ep_placer_has_room(placer, layer, n) ? EP_NO_EXPERT : 0;
         const bool is_free = other == EP_NO_EXPERT, best_is_free = *out_other == EP_NO_EXPERT;
-        if ((best != EP_PLACER_NO_NODE && (is_free == best_is_free ? load[n] >= load[best] : best_is_free)) ||
+        if ((best != EP_PLACER_NO_NODE &&
+             (is_free == best_is_free ? load[n] >= load[best] : best_is_free)) ||
             !gains_host(placer, layer, expert, from, n)) {
             continue;
         }
         while (other < placer->layers[layer].experts && placer->looks_left > 0 &&
-               (!ep_placer_holds(placer, layer, other, n) || ep_placer_holds(placer, layer, other, from) ||
+               (!ep_placer_holds(placer, layer, other, n) ||
+                ep_placer_holds(placer, layer, other, from) ||
                 !ep_placer_may_move(placer, layer, other, n, from))) {
             other++;
             placer->looks_left--;
         }
-        if (other == EP_NO_EXPERT || (placer->looks_left > 0 && other < placer->layers[layer].experts)) {
+        if (other == EP_NO_EXPERT ||
+            (placer->looks_left > 0 && other < placer->layers[layer].experts)) {
             best = n;
             *out_other = other;
         }
@@ -433,8 +450,8 @@ ep_err ep_placer_fill(ep_placer *placer, uint32_t layer, uint32_t first, uint32_
         if (copy_index == 0) {
             uint32_t number = placer->input->layers[layer].shape.layer;
             ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                         "none of %" PRIu32 " nodes has room for expert %" PRIu32 " of layer %" PRIu32
-                         ": add nodes or raise their weight budget",
+                         "none of %" PRIu32 " nodes has room for expert %" PRIu32
+                         " of layer %" PRIu32 ": add nodes or raise their weight budget",
                          placer->input->nodes_count, e, number);
             if (out_error != NULL) {
                 out_error->layer = (int32_t)number;
@@ -522,7 +539,8 @@ ep_err ep_placer_finish(const ep_placer *placer, ep_placement **out_placement)
     placement->copies_missing = placer->copies_missing;
     for (uint32_t n = 0; n < placer->input->nodes_count; n++) {
         uint32_t total = placer->total[n];
-        placement->node_copies_max = total > placement->node_copies_max ? total : placement->node_copies_max;
+        placement->node_copies_max =
+            total > placement->node_copies_max ? total : placement->node_copies_max;
         placement->node_copies_min =
             n == 0 || total < placement->node_copies_min ? total : placement->node_copies_min;
     }

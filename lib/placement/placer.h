@@ -21,14 +21,14 @@ typedef struct {
     const ep_placement_input *input;
     uint32_t width; /* most copies an expert may have */
     ep_placer_layer *layers;
-    uint32_t *total; /* [nodes] experts of all layers */
-    uint64_t *bytes; /* [nodes] */
+    uint32_t *total;   /* [nodes] experts of all layers */
+    uint64_t *bytes;   /* [nodes] */
     uint32_t *host_of; /* [nodes] */
     ep_hosts hosts;    /* of host_of */
     /* at experts to change places with, for the sake of hosts: who solves may hold a lock */
     uint32_t looks_left;
-    uint32_t *together;  /* [nodes] of ep_placer_count_together */
-    uint64_t rows_left;  /* to look at for it; then copies go wherever there is room */
+    uint32_t *together; /* [nodes] of ep_placer_count_together */
+    uint64_t rows_left; /* to look at for it; then copies go wherever there is room */
     uint32_t copies_missing;
 } ep_placer;
 
@@ -46,7 +46,8 @@ void ep_placer_add(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t 
 void ep_placer_remove(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t node);
 
 /* As ep_hosts_allow, of the expert's copies. */
-bool ep_placer_may_move(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from, uint32_t to);
+bool ep_placer_may_move(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from,
+                        uint32_t to);
 /* Moves copies of experts that are on fewer hosts than they shall be, as far as there is room, or
  * somebody to change places with. */
 void ep_placer_spread(ep_placer *placer, uint32_t layer, uint32_t first);
@@ -65,7 +66,8 @@ ep_err ep_placer_fill(ep_placer *placer, uint32_t layer, uint32_t first, uint32_
  * expert's holders but `from`.
  */
 void ep_placer_count_together(ep_placer *placer, uint32_t layer, uint32_t node);
-uint32_t ep_placer_in_common(const ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from);
+uint32_t ep_placer_in_common(const ep_placer *placer, uint32_t layer, uint32_t expert,
+                             uint32_t from);
 /* The node with the fewest experts of the layer, then (if expert has copies) with the fewest in
  * common with those that hold it, then with the fewest of all layers, then the lowest index; with
  * room and, unless expert is EP_NO_EXPERT, without that expert, on a host without it while it shall

@@ -53,13 +53,15 @@ static ep_err check_layer(const ep_placement_input *input, const ep_expert_map *
     const ep_expert_map_layer *layer = &map->layers[index];
     uint32_t experts = input->layers[index].shape.experts;
     if (layer->devices_count > input->nodes_count) {
-        return BAD("%s: layer_id %" PRIu32 ": device_count %" PRIu32 ": the cluster has %" PRIu32 " nodes",
+        return BAD("%s: layer_id %" PRIu32 ": device_count %" PRIu32 ": the cluster has %" PRIu32
+                   " nodes",
                    map->file, index, layer->devices_count, input->nodes_count);
     }
     cover(layer, c);
-    if (c->distinct == c->span &&
-        c->span != experts) { /* no hole: a map of another model, not a slip of the pen */
-        return BAD("%s: layer_id %" PRIu32 ": routing table has %" PRIu32 " experts, model has %" PRIu32,
+    if (c->distinct == c->span && c->span != experts) { /* no hole: a map of another model, not a
+                                                           slip of the pen */
+        return BAD("%s: layer_id %" PRIu32 ": routing table has %" PRIu32
+                   " experts, model has %" PRIu32,
                    map->file, index, c->span, experts);
     }
     ep_err err = find_out_of_range(map, index, experts, out_error);
@@ -74,12 +76,12 @@ static ep_err check_layer(const ep_placement_input *input, const ep_expert_map *
 }
 
 /* *out_copies_max: the most devices any expert is on. */
-static ep_err check_map(const ep_placement_input *input, const ep_expert_map *map, uint32_t *out_copies_max,
-                        ep_error *out_error)
+static ep_err check_map(const ep_placement_input *input, const ep_expert_map *map,
+                        uint32_t *out_copies_max, ep_error *out_error)
 {
     if (map->layers_count != input->layers_count) {
-        return BAD("%s: moe_layer_count %" PRIu32 ": the model has %" PRIu32 " MoE layers", map->file,
-                   map->layers_count, input->layers_count);
+        return BAD("%s: moe_layer_count %" PRIu32 ": the model has %" PRIu32 " MoE layers",
+                   map->file, map->layers_count, input->layers_count);
     }
     coverage c = {.counts = calloc(EP_EXPERTS_MAX, sizeof(*c.counts))};
     if (c.counts == NULL) {
@@ -123,12 +125,13 @@ static ep_err order_by_name(const ep_placement_input *input, uint32_t *out_nodes
 
 /* The given order, checked: every device a node of its own. */
 static ep_err order_as_given(const ep_placement_input *input, uint32_t devices,
-                             const uint32_t *node_of_device, uint32_t *out_nodes, ep_error *out_error)
+                             const uint32_t *node_of_device, uint32_t *out_nodes,
+                             ep_error *out_error)
 {
     for (uint32_t d = 0; d < devices; d++) {
         if (node_of_device[d] >= input->nodes_count) {
-            return BAD("device_id %" PRIu32 " is node %" PRIu32 ": allowed 0..%" PRIu32, d, node_of_device[d],
-                       input->nodes_count - 1);
+            return BAD("device_id %" PRIu32 " is node %" PRIu32 ": allowed 0..%" PRIu32, d,
+                       node_of_device[d], input->nodes_count - 1);
         }
         for (uint32_t other = 0; other < d; other++) {
             if (node_of_device[other] == node_of_device[d]) {
@@ -141,8 +144,8 @@ static ep_err order_as_given(const ep_placement_input *input, uint32_t devices,
     return EP_OK;
 }
 
-static ep_err place_layer(ep_placer *placer, const ep_expert_map *map, uint32_t index, const uint32_t *nodes,
-                          ep_error *out_error)
+static ep_err place_layer(ep_placer *placer, const ep_expert_map *map, uint32_t index,
+                          const uint32_t *nodes, ep_error *out_error)
 {
     const ep_expert_map_layer *layer = &map->layers[index];
     for (uint32_t d = 0; d < layer->devices_count; d++) {
@@ -151,10 +154,10 @@ static ep_err place_layer(ep_placer *placer, const ep_expert_map *map, uint32_t 
             if (!ep_placer_has_room(placer, index, node)) {
                 return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                                     "%s: layer_id %" PRIu32 ", device_id %" PRIu32
-                                    ": node %s has no room for expert %" PRIu32 ": it holds %" PRIu32
-                                    " experts of %" PRIu64 " bytes",
-                                    map->file, index, d, placer->input->nodes[node].name, layer->experts[i],
-                                    placer->total[node], placer->bytes[node]);
+                                    ": node %s has no room for expert %" PRIu32
+                                    ": it holds %" PRIu32 " experts of %" PRIu64 " bytes",
+                                    map->file, index, d, placer->input->nodes[node].name,
+                                    layer->experts[i], placer->total[node], placer->bytes[node]);
             }
             ep_placer_add(placer, index, layer->experts[i], node);
         }
@@ -166,7 +169,8 @@ static ep_err place_map(ep_placer *placer, const ep_expert_map *map, const uint3
                         ep_error *out_error)
 {
     const ep_placement_input *input = placer->input;
-    uint32_t shared_copies = input->copies < input->nodes_count ? input->copies : input->nodes_count;
+    uint32_t shared_copies =
+        input->copies < input->nodes_count ? input->copies : input->nodes_count;
     ep_err err = EP_OK;
     for (uint32_t l = 0; l < input->layers_count && err == EP_OK; l++) {
         err = place_layer(placer, map, l, nodes, out_error);
@@ -181,8 +185,9 @@ static ep_err place_map(ep_placer *placer, const ep_expert_map *map, const uint3
     return err;
 }
 
-static ep_err solve(const ep_placement_input *input, const ep_expert_map *map, const uint32_t *node_of_device,
-                    uint32_t width, uint32_t *nodes, ep_placement **out_placement, ep_error *out_error)
+static ep_err solve(const ep_placement_input *input, const ep_expert_map *map,
+                    const uint32_t *node_of_device, uint32_t width, uint32_t *nodes,
+                    ep_placement **out_placement, ep_error *out_error)
 {
     ep_err err = node_of_device == NULL ? order_by_name(input, nodes)
                                         : order_as_given(input, ep_expert_map_devices_max(map),
@@ -203,7 +208,8 @@ static ep_err solve(const ep_placement_input *input, const ep_expert_map *map, c
 }
 
 ep_err ep_placement_static(const ep_placement_input *input, const ep_expert_map *map,
-                           const uint32_t *node_of_device, ep_placement **out_placement, ep_error *out_error)
+                           const uint32_t *node_of_device, ep_placement **out_placement,
+                           ep_error *out_error)
 {
     uint32_t copies_max = 0;
     ep_err err = check_map(input, map, &copies_max, out_error);

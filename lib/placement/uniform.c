@@ -54,8 +54,8 @@ static bool balance_step(ep_placer *placer, uint32_t layer, bool owned_too)
                       (load[n] == load[from] && placer->total[n] > placer->total[from]);
         /* One more than `to` is as even as a layer gets; then a free move may still even out the
          * sum of all layers. */
-        bool helps = load[n] > load[to] + 1 ||
-                     (!owned_too && load[n] == load[to] + 1 && placer->total[n] > placer->total[to] + 1);
+        bool helps = load[n] > load[to] + 1 || (!owned_too && load[n] == load[to] + 1 &&
+                                                placer->total[n] > placer->total[to] + 1);
         if (!helps || !fuller) {
             continue;
         }

@@ -44,13 +44,14 @@ static bool refuse_unknown(ep_rpc_health *health, const Expertd__V1__HealthCheck
         return false;
     }
     ep_error error;
-    ep_err err = ep_error_set(&error, EP_ERR_NOT_FOUND, "service \"%.100s\" is not served by this process",
-                              input->service);
+    ep_err err = ep_error_set(&error, EP_ERR_NOT_FOUND,
+                              "service \"%.100s\" is not served by this process", input->service);
     ep_rpc_call_finish(call, err, &error);
     return true;
 }
 
-static void health__check(Expertd__V1__Health_Service *service, const Expertd__V1__HealthCheckRequest *input,
+static void health__check(Expertd__V1__Health_Service *service,
+                          const Expertd__V1__HealthCheckRequest *input,
                           Expertd__V1__HealthCheckReply_Closure closure, void *closure_data)
 {
     ep_rpc_health *health = (ep_rpc_health *)(void *)service;
@@ -81,7 +82,8 @@ static void watch_ended(void *arg, ep_rpc_call *call)
     ep_rpc_call_finish(call, EP_ERR_CANCELLED, NULL);
 }
 
-static void health__watch(Expertd__V1__Health_Service *service, const Expertd__V1__HealthCheckRequest *input,
+static void health__watch(Expertd__V1__Health_Service *service,
+                          const Expertd__V1__HealthCheckRequest *input,
                           Expertd__V1__HealthCheckReply_Closure closure, void *closure_data)
 {
     ep_rpc_health *health = (ep_rpc_health *)(void *)service;
@@ -117,7 +119,8 @@ void ep_rpc_health_set_state(ep_rpc_health *health, const char *state)
     pthread_mutex_lock(&health->lock);
     if (health->state != known) {
         health->state = known;
-        for (ep_rpc_health_watcher *watcher = health->watchers; watcher != NULL; watcher = watcher->next) {
+        for (ep_rpc_health_watcher *watcher = health->watchers; watcher != NULL;
+             watcher = watcher->next) {
             send_state(watcher->call, known);
         }
     }

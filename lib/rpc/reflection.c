@@ -19,7 +19,8 @@ static void fill_method(const ep_rpc_method *method, Expertd__V1__MethodInfo *ou
 
 static void reflection__list_services(Expertd__V1__Reflection_Service *service,
                                       const Expertd__V1__Empty *input,
-                                      Expertd__V1__ListServicesReply_Closure closure, void *closure_data)
+                                      Expertd__V1__ListServicesReply_Closure closure,
+                                      void *closure_data)
 {
     const ep_rpc_server *server = ((ep_rpc_reflection *)(void *)service)->server;
     Expertd__V1__ListServicesReply reply = EXPERTD__V1__LIST_SERVICES_REPLY__INIT;
@@ -55,6 +56,7 @@ static void reflection__list_services(Expertd__V1__Reflection_Service *service,
 
 void ep_rpc_reflection_init(ep_rpc_reflection *reflection, ep_rpc_server *server)
 {
-    reflection->service = (Expertd__V1__Reflection_Service)EXPERTD__V1__REFLECTION__INIT(reflection__);
+    reflection->service =
+        (Expertd__V1__Reflection_Service)EXPERTD__V1__REFLECTION__INIT(reflection__);
     reflection->server = server;
 }

@@ -33,12 +33,12 @@ typedef enum ep_rpc_stream { EP_RPC_UNARY, EP_RPC_SERVER_STREAM } ep_rpc_stream;
 
 /* One row of proto/methods.def joined with the generated descriptor. */
 typedef struct ep_rpc_method {
-    uint16_t id;                                        /* service << 8 | method */
+    uint16_t id; /* service << 8 | method */
     const ProtobufCServiceDescriptor *service;
     const ProtobufCMethodDescriptor *method;
-    uint32_t method_index;                              /* in service->methods */
+    uint32_t method_index; /* in service->methods */
     ep_rpc_stream stream;
-    ep_rpc_role role;                                   /* see ep_rpc_role_may_call */
+    ep_rpc_role role; /* see ep_rpc_role_may_call */
     bool idempotent;
 } ep_rpc_method;
 
@@ -50,18 +50,18 @@ const ep_rpc_method *ep_rpc_methods(size_t *out_count);
 
 /* The defaults; every limit has a name. Fill with ep_rpc_limits_default, then change. */
 typedef struct ep_rpc_limits {
-    size_t frame_bytes_max;          /* 16 MiB */
-    size_t header_bytes_max;         /* 64 KiB */
-    size_t unpack_bytes_max;         /* budget of one header's unpacking, 1 MiB */
-    size_t credit_bytes;             /* 64 MiB: request bytes a peer may have unanswered on one connection */
-    size_t send_queue_bytes_max;     /* 96 MiB */
-    uint32_t connections_max;        /* 4096 */
+    size_t frame_bytes_max;  /* 16 MiB */
+    size_t header_bytes_max; /* 64 KiB */
+    size_t unpack_bytes_max; /* budget of one header's unpacking, 1 MiB */
+    size_t credit_bytes; /* 64 MiB: request bytes a peer may have unanswered on one connection */
+    size_t send_queue_bytes_max;       /* 96 MiB */
+    uint32_t connections_max;          /* 4096 */
     uint32_t calls_per_connection_max; /* 1024 in flight */
-    uint32_t hello_timeout_ms;       /* 5000 */
-    uint32_t ping_ms;                /* 500; 0: never */
-    uint32_t ping_dead_count;        /* 3 */
-    uint32_t redial_min_ms;          /* 10 */
-    uint32_t redial_max_ms;          /* 200 */
+    uint32_t hello_timeout_ms;         /* 5000 */
+    uint32_t ping_ms;                  /* 500; 0: never */
+    uint32_t ping_dead_count;          /* 3 */
+    uint32_t redial_min_ms;            /* 10 */
+    uint32_t redial_max_ms;            /* 200 */
 } ep_rpc_limits;
 void ep_rpc_limits_default(ep_rpc_limits *out_limits);
 /* For connections to and of a coordinator: headers there hold whole tables (60 layers of 256
@@ -75,15 +75,15 @@ typedef struct ep_rpc_common {
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_rpc_limits limits;
-    const char *token;               /* what a channel shows in Hello; NULL or "" none. Not for servers */
+    const char *token; /* what a channel shows in Hello; NULL or "" none. Not for servers */
     /* The tokens of every role; NULL none. A server judges Hello by them; a channel shows its
      * role's, in place of token. */
     ep_rpc_credentials *credentials;
-    const char *node;                /* our name in Hello; "" for a client */
-    const char *host;                /* our host in Hello; NULL: the boot id. Up to EP_HOST_BYTES - 1 characters */
-    const char *role;                /* "client", "node", "operator", "coordinator" */
+    const char *node; /* our name in Hello; "" for a client */
+    const char *host; /* our host in Hello; NULL: the boot id. Up to EP_HOST_BYTES - 1 characters */
+    const char *role; /* "client", "node", "operator", "coordinator" */
     uint64_t incarnation;
-    bool payload_crc;                /* on untrusted lanes; both ends must agree (Hello) */
+    bool payload_crc; /* on untrusted lanes; both ends must agree (Hello) */
 } ep_rpc_common;
 
 /* ---- server ---- */
@@ -98,33 +98,36 @@ typedef struct ep_rpc_server_config {
 } ep_rpc_server_config;
 
 typedef struct ep_rpc_server_stats {
-    uint64_t connections;            /* now */
+    uint64_t connections; /* now */
     uint64_t connections_total;
-    uint64_t connections_refused;    /* bad Hello, token, limit */
+    uint64_t connections_refused;        /* bad Hello, token, limit */
     uint64_t refused[EP_REFUSALS_COUNT]; /* by ep_rpc_refusal */
     uint64_t calls_in_flight;
     uint64_t calls_total;
-    uint64_t calls_failed;           /* finished with an error */
+    uint64_t calls_failed; /* finished with an error */
     uint64_t protocol_errors;
     uint64_t bytes_received;
     uint64_t bytes_sent;
-    uint64_t shm_connections;        /* of connections: over shared memory */
-    uint64_t shm_bytes_received;     /* of bytes_received */
-    uint64_t shm_bytes_sent;         /* of bytes_sent */
+    uint64_t shm_connections;    /* of connections: over shared memory */
+    uint64_t shm_bytes_received; /* of bytes_received */
+    uint64_t shm_bytes_sent;     /* of bytes_sent */
     /* now: frames handed to a connection, not yet taken by its lane's system */
     uint64_t sends_queued;
     /* now: taken by it, but not by the peer's, as far as lanes can tell: lost when we close */
     uint64_t unacked_bytes;
 } ep_rpc_server_stats;
 
-ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server, ep_error *out_error);
+ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server,
+                            ep_error *out_error);
 /* Registers a service made with EXPERTD__V1__X__INIT. Health and Reflection are built in. Before
  * the first listen. */
-ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service, ep_error *out_error);
+ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service,
+                                 ep_error *out_error);
 /* May be called several times with different URLs (loopback beside tcp). roles: who is let in
  * there, EP_ROLES_MAIN or EP_ROLES_ADMIN; so methods of operators are never served on a main
  * listener. */
-ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles, ep_error *out_error);
+ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles,
+                            ep_error *out_error);
 /*
  * All listeners with TLS, the door's too, read their files again; connections that are there stay.
  * Beside calls, not beside _listen or _destroy. Errors: as ep_lane_ops.listener_renew_tls, with
@@ -143,10 +146,10 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
 #define EP_RPC_SHARES 5
 #define EP_RPC_SHARE_ALL 0
 typedef struct ep_rpc_share {
-    const char *name;                /* static */
-    char address[EP_ADDRESS_BYTES];  /* client_address: which one holds most; "" none */
-    uint64_t lent_bytes;             /* client_address: by that one */
-    uint64_t limit_bytes;            /* 0: none */
+    const char *name;               /* static */
+    char address[EP_ADDRESS_BYTES]; /* client_address: which one holds most; "" none */
+    uint64_t lent_bytes;            /* client_address: by that one */
+    uint64_t limit_bytes;           /* 0: none */
     uint64_t refusals;
 } ep_rpc_share;
 void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP_RPC_SHARES]);
@@ -185,7 +188,8 @@ bool ep_rpc_call_is_answered(const ep_rpc_call *call);
  * never after finish returned, and finish waits for it. At most one per call. Set it before the
  * call is handed to a thread that may finish it.
  */
-void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call), void *arg);
+void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call),
+                           void *arg);
 /* Buffer pool for reply tensors. */
 ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call);
 /* The (last) reply may leave a little later when the finishing thread then need not write it to the
@@ -207,18 +211,23 @@ ep_rpc_role ep_rpc_call_peer_role(const ep_rpc_call *call);
 
 /* ---- client ---- */
 
-typedef enum ep_rpc_channel_state { EP_CHANNEL_CONNECTING, EP_CHANNEL_READY, EP_CHANNEL_BROKEN, EP_CHANNEL_CLOSED } ep_rpc_channel_state;
+typedef enum ep_rpc_channel_state {
+    EP_CHANNEL_CONNECTING,
+    EP_CHANNEL_READY,
+    EP_CHANNEL_BROKEN,
+    EP_CHANNEL_CLOSED
+} ep_rpc_channel_state;
 
 typedef struct ep_rpc_channel_config {
     ep_rpc_common common;
-    ep_lane_address address;         /* strings and TLS config are copied */
-    const char *connection_class;    /* "decode", "bulk", "control" */
-    bool reconnect;                  /* redial with jittered back-off until closed */
+    ep_lane_address address;      /* strings and TLS config are copied */
+    const char *connection_class; /* "decode", "bulk", "control" */
+    bool reconnect;               /* redial with jittered back-off until closed */
     /* State changes after the first CONNECTING, one at a time; on the timer's and the lane's
      * threads. peer: Hello of the other side when READY, else NULL. error: why it is BROKEN, else
      * NULL. */
-    void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
-                     const ep_error *error);
+    void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                     const Expertd__V1__Hello *peer, const ep_error *error);
     void *arg;
     /* NULL, or a counter that outlives the channel: its late replies are added there too,
      * atomically */
@@ -226,7 +235,8 @@ typedef struct ep_rpc_channel_config {
 } ep_rpc_channel_config;
 
 /* Starts dialling at once and returns. */
-ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel **out_channel, ep_error *out_error);
+ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel **out_channel,
+                             ep_error *out_error);
 /* Fails every call in flight with CANCELLED, closes, waits for callbacks, frees. NULL allowed. Not
  * from a callback. */
 void ep_rpc_channel_destroy(ep_rpc_channel *channel);
@@ -239,13 +249,14 @@ void ep_rpc_channel_hurry(ep_rpc_channel *channel);
 void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error);
 /* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED,
  * and without reconnect the reason the channel broke. Not from a callback. */
-ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, ep_error *out_error);
+ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns,
+                                 ep_error *out_error);
 
 typedef struct ep_rpc_channel_stats {
-    uint64_t calls_in_flight;        /* started and not ended */
-    uint64_t pending_bytes;          /* of them, waiting to be sent */
-    uint64_t late_replies;           /* answers nobody waited for any more, or a second time: dropped */
-    uint64_t connections_total;      /* that became READY */
+    uint64_t calls_in_flight;   /* started and not ended */
+    uint64_t pending_bytes;     /* of them, waiting to be sent */
+    uint64_t late_replies;      /* answers nobody waited for any more, or a second time: dropped */
+    uint64_t connections_total; /* that became READY */
 } ep_rpc_channel_stats;
 void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *out_stats);
 
@@ -268,9 +279,9 @@ typedef struct ep_rpc_reply {
     /* 64-byte aligned; valid in the callback, longer with ep_buffer_ref(frame) */
     const uint8_t *tensors;
     size_t tensor_bytes;
-    ep_buffer *frame;                /* what tensors point into */
-    bool end;                        /* the last callback of this call */
-    bool draining;                   /* the peer announced that it drains */
+    ep_buffer *frame; /* what tensors point into */
+    bool end;         /* the last callback of this call */
+    bool draining;    /* the peer announced that it drains */
 } ep_rpc_reply;
 
 /*
@@ -299,21 +310,22 @@ typedef struct ep_rpc_request {
     /* from ep_rpc_call_id_next, for callers that must know it first; 0: made by
      * ep_rpc_call_start */
     ep_rpc_call_id id;
-    ep_trace_id trace;               /* of the frame's send span; may be none */
+    ep_trace_id trace; /* of the frame's send span; may be none */
     const ep_rpc_method *method;
-    const ProtobufCMessage *header;  /* packed before ep_rpc_call_start returns */
-    ep_buffer *tensors;              /* may be NULL; a reference is taken and held until it is on the wire */
-    uint64_t deadline_ns;            /* EP_TIME_NEVER: none */
+    const ProtobufCMessage *header; /* packed before ep_rpc_call_start returns */
+    ep_buffer *tensors;   /* may be NULL; a reference is taken and held until it is on the wire */
+    uint64_t deadline_ns; /* EP_TIME_NEVER: none */
     uint16_t attempt;
     const ep_rpc_metadata *metadata;
     size_t metadata_count;
-    bool wait_for_ready;             /* false: fail with UNAVAILABLE at once when the channel is not READY */
+    bool wait_for_ready; /* false: fail with UNAVAILABLE at once when the channel is not READY */
 } ep_rpc_request;
 
 /* Errors (on_reply is then never called): INVALID_ARGUMENT (too large, with limit), UNAVAILABLE,
  * RESOURCE_EXHAUSTED, CLOSED, NO_MEMORY. */
-ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg,
-                         ep_rpc_call_id *out_id, ep_error *out_error);
+ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
+                         ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
+                         ep_error *out_error);
 /* The call ends with CANCELLED, on the timer service's thread, unless it already ended; the peer is
  * told. No-op for an unknown id. */
 void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id);
@@ -322,7 +334,8 @@ void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id);
 
 /* Unary call that waits; for control paths. *out_reply is freed with
  * protobuf_c_message_free_unpacked(m, NULL). Not from a callback. */
-ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method, const ProtobufCMessage *header,
-                        uint64_t deadline_ns, ProtobufCMessage **out_reply, ep_error *out_error);
+ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method,
+                        const ProtobufCMessage *header, uint64_t deadline_ns,
+                        ProtobufCMessage **out_reply, ep_error *out_error);
 
 #endif

@@ -12,8 +12,9 @@ static void report_left_out(ep_rpc_audit *audit)
     audit->left_out = 0;
     pthread_mutex_unlock(&audit->lock);
     if (left_out > 0) {
-        ep_log(EP_LOG_WARN, "audit-refused-more", EP_KV(lines_left_out, left_out), EP_KV(lines_max, EP_AUDIT_LINES),
-               EP_KV(window_ms, EP_AUDIT_WINDOW_MS), EP_KV(reason, "more were refused than lines_max"));
+        ep_log(EP_LOG_WARN, "audit-refused-more", EP_KV(lines_left_out, left_out),
+               EP_KV(lines_max, EP_AUDIT_LINES), EP_KV(window_ms, EP_AUDIT_WINDOW_MS),
+               EP_KV(reason, "more were refused than lines_max"));
     }
 }
 
@@ -63,21 +64,23 @@ static const char *said(const char *text)
     return text != NULL && text[0] != 0 ? text : NULL;
 }
 
-#define WHO(event)                                                                                        \
-    EP_KV(peer, said((event)->peer)), EP_KV(node, said((event)->node)), EP_KV(role, said((event)->role)), \
-        EP_KV(who, said((event)->label)), EP_KV(method, said((event)->method))
+#define WHO(event)                                                                                 \
+    EP_KV(peer, said((event)->peer)), EP_KV(node, said((event)->node)),                            \
+        EP_KV(role, said((event)->role)), EP_KV(who, said((event)->label)),                        \
+        EP_KV(method, said((event)->method))
 
 void ep_rpc_audit_count(ep_rpc_audit *audit, ep_rpc_refusal refusal)
 {
     __atomic_fetch_add(&audit->refused[refusal], 1, __ATOMIC_RELAXED);
 }
 
-void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal, const ep_rpc_audit_event *event)
+void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal,
+                          const ep_rpc_audit_event *event)
 {
     ep_rpc_audit_count(audit, refusal);
     if (ep_log_enabled(EP_LOG_WARN) && take_line(audit)) {
-        ep_log(EP_LOG_WARN, "audit-refused", WHO(event), EP_KV(reason, ep_rpc_refusal_name(refusal)),
-               EP_KV(detail, said(event->text)));
+        ep_log(EP_LOG_WARN, "audit-refused", WHO(event),
+               EP_KV(reason, ep_rpc_refusal_name(refusal)), EP_KV(detail, said(event->text)));
     }
 }
 

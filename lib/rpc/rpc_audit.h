@@ -47,7 +47,8 @@ typedef struct ep_rpc_audit_event {
 void ep_rpc_audit_init(ep_rpc_audit *audit, ep_timer_service *timers);
 /* Logs what was left out. Not from a timer. */
 void ep_rpc_audit_fini(ep_rpc_audit *audit);
-void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal, const ep_rpc_audit_event *event);
+void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal,
+                          const ep_rpc_audit_event *event);
 /* Only counts: strangers that never say Hello are not worth a line each. */
 void ep_rpc_audit_count(ep_rpc_audit *audit, ep_rpc_refusal refusal);
 void ep_rpc_audit_admin(const ep_rpc_audit_event *event);

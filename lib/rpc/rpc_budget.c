@@ -67,8 +67,9 @@ void ep_rpc_budget_fini(ep_rpc_budget *budget)
     budget->room_bytes = 0;
 }
 
-ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type, const uint8_t *data,
-                     size_t bytes, ProtobufCMessage **out_message, ep_error *out_error)
+ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
+                     const uint8_t *data, size_t bytes, ProtobufCMessage **out_message,
+                     ep_error *out_error)
 {
     budget->refused = EP_OK;
     ProtobufCMessage *message = protobuf_c_message_unpack(type, &budget->allocator, bytes, data);
@@ -78,14 +79,15 @@ ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *ty
     }
     switch (budget->refused) {
     case EP_OK:
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%zu header bytes are not a %s message",
-                            bytes, type->name);
-    case EP_ERR_INVALID_ARGUMENT:
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "%s message of %zu bytes needs more memory to unpack than unpack_bytes_max %zu",
-                            type->name, bytes, budget->bytes_max);
+                            "%zu header bytes are not a %s message", bytes, type->name);
+    case EP_ERR_INVALID_ARGUMENT:
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "%s message of %zu bytes needs more memory to unpack than unpack_bytes_max %zu",
+            type->name, bytes, budget->bytes_max);
     default:
-        return ep_error_set(out_error, budget->refused, "no memory to unpack a %s message of %zu bytes",
-                            type->name, bytes);
+        return ep_error_set(out_error, budget->refused,
+                            "no memory to unpack a %s message of %zu bytes", type->name, bytes);
     }
 }

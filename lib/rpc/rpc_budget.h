@@ -35,7 +35,8 @@ void ep_rpc_budget_fini(ep_rpc_budget *budget);
 
 /* Errors: INVALID_ARGUMENT (cannot be decoded, or above the budget), RESOURCE_EXHAUSTED or
  * NO_MEMORY (the pool). */
-ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type, const uint8_t *data,
-                     size_t bytes, ProtobufCMessage **out_message, ep_error *out_error);
+ep_err ep_rpc_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
+                     const uint8_t *data, size_t bytes, ProtobufCMessage **out_message,
+                     ep_error *out_error);
 
 #endif

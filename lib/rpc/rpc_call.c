@@ -38,7 +38,8 @@ static ep_rpc_call *take_call(ep_rpc_server *server)
     return call;
 }
 
-ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep_buffer *taken_buffer)
+ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame,
+                                ep_buffer *taken_buffer)
 {
     ep_rpc_server *server = origin->server;
     ep_rpc_call *call = take_call(server);
@@ -286,11 +287,13 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
     if (header > header_max) {
         ep_error_set(&call->reply_error, EP_ERR_INTERNAL,
                      "reply header has %zu bytes, header_bytes_max is %zu", header, header_max);
-    } else if (tensors > frame_max || ep_frame_tensor_offset((uint32_t)header) > frame_max - tensors) {
-        ep_error_set(&call->reply_error, EP_ERR_INVALID_ARGUMENT,
-                     "the reply has %zu header and %zu tensor bytes, a frame to this peer may have up to "
-                     "%zu; ask for less",
-                     header, tensors, frame_max);
+    } else if (tensors > frame_max ||
+               ep_frame_tensor_offset((uint32_t)header) > frame_max - tensors) {
+        ep_error_set(
+            &call->reply_error, EP_ERR_INVALID_ARGUMENT,
+            "the reply has %zu header and %zu tensor bytes, a frame to this peer may have up to "
+            "%zu; ask for less",
+            header, tensors, frame_max);
     } else {
         ep_err err = ep_rpc_out_create_message(origin->pool, message, call->attached, &out);
         if (err == EP_OK) {
@@ -371,7 +374,8 @@ static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *er
         ep_rpc_status_fields fields;
         ep_rpc_status_fill(code, error, &fields);
         if (ep_rpc_out_create_message(call->origin->pool,
-                                      code == EP_OK ? NULL : &fields.status.base, NULL, &out) != EP_OK) {
+                                      code == EP_OK ? NULL : &fields.status.base, NULL,
+                                      &out) != EP_OK) {
             return NULL;
         }
     }
@@ -388,10 +392,12 @@ static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
 {
     ep_rpc_origin *origin = call->origin;
     bool cancelled = __atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE);
-    if (cancelled && origin->answers_cancelled && call->reply == NULL && (code == EP_OK || code == EP_ERR_CANCELLED)) {
+    if (cancelled && origin->answers_cancelled && call->reply == NULL &&
+        (code == EP_OK || code == EP_ERR_CANCELLED)) {
         bool late = call->deadline_ns != EP_TIME_NEVER && call->deadline_ns <= ep_clock_now_ns();
-        code = ep_error_set(&call->reply_error, late ? EP_ERR_DEADLINE_EXCEEDED : EP_ERR_CANCELLED, "%s",
-                            late ? "no answer before the deadline" : "the call was ended before it was answered");
+        code = ep_error_set(
+            &call->reply_error, late ? EP_ERR_DEADLINE_EXCEEDED : EP_ERR_CANCELLED, "%s",
+            late ? "no answer before the deadline" : "the call was ended before it was answered");
         error = &call->reply_error;
     }
     if (code == EP_OK && call->reply_error.code != EP_OK) {
@@ -399,8 +405,9 @@ static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
         error = &call->reply_error;
     }
     if (code == EP_OK && call->method->stream == EP_RPC_UNARY && call->reply == NULL) {
-        code = ep_error_set(&call->reply_error, EP_ERR_INTERNAL, "the handler of %s.%s gave no reply",
-                            call->method->service->name, call->method->method->name);
+        code =
+            ep_error_set(&call->reply_error, EP_ERR_INTERNAL, "the handler of %s.%s gave no reply",
+                         call->method->service->name, call->method->method->name);
         error = &call->reply_error;
     }
     if (code != EP_OK) {

@@ -18,7 +18,8 @@ static bool copy_text(const char *text, char **out)
     return text == NULL || *out != NULL;
 }
 
-static ep_err copy_address(ep_rpc_channel *channel, const ep_rpc_channel_config *config, ep_error *out_error)
+static ep_err copy_address(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
+                           ep_error *out_error)
 {
     bool ok = copy_text(config->address.url, &channel->url) &&
               copy_text(config->connection_class != NULL ? config->connection_class : "",
@@ -63,7 +64,8 @@ static void init_sync(ep_rpc_channel *channel)
     pthread_mutex_init(&channel->lock, NULL);
 }
 
-static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config, ep_error *out_error)
+static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
+                   ep_error *out_error)
 {
     ep_err err = ep_rpc_common_copy(&config->common, &channel->common, out_error);
     if (err == EP_OK) {
@@ -74,8 +76,8 @@ static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
     }
     channel->lane = ep_lane_for_url(channel->url);
     if (channel->lane == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "no lane serves the address \"%.100s\"",
-                            channel->url);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "no lane serves the address \"%.100s\"", channel->url);
     }
     channel->buckets_count = BUCKETS_MIN;
     channel->buckets = calloc(BUCKETS_MIN, sizeof(channel->buckets[0]));
@@ -219,16 +221,18 @@ ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, 
     pthread_mutex_lock(&channel->lock);
     while (channel->state != EP_CHANNEL_READY && err == EP_OK) {
         if (channel->closing) {
-            err = ep_error_set(out_error, EP_ERR_CLOSED, "the channel to %s is closed", channel->url);
+            err =
+                ep_error_set(out_error, EP_ERR_CLOSED, "the channel to %s is closed", channel->url);
         } else if (channel->dial_phase == EP_DIAL_OVER && !channel->looking) {
             err = channel->last_error.code;
             if (out_error != NULL) {
                 *out_error = channel->last_error;
             }
         } else if (deadline_ns <= ep_clock_now_ns()) {
-            err = ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
-                               "no connection to %s in time; last report: %.300s", channel->url,
-                               channel->last_error.code != EP_OK ? channel->last_error.text : "none");
+            err =
+                ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                             "no connection to %s in time; last report: %.300s", channel->url,
+                             channel->last_error.code != EP_OK ? channel->last_error.text : "none");
         } else if (deadline_ns == EP_TIME_NEVER) {
             pthread_cond_wait(&channel->changed, &channel->lock);
         } else {

@@ -76,10 +76,10 @@ struct ep_rpc_channel {
     ep_rpc_client_link *link;
     uint32_t links_alive;
 
-    bool looking;      /* a thread looks at the port */
-    bool has_looked;   /* look_thread is to be joined */
+    bool looking;    /* a thread looks at the port */
+    bool has_looked; /* look_thread is to be joined */
     pthread_t look_thread;
-    bool look_stop;    /* atomic: it is to end */
+    bool look_stop;     /* atomic: it is to end */
     uint64_t looked_ns; /* when it last began, since the channel was ready; 0 never */
     char look_peer[EP_ADDRESS_BYTES];
     /* what the last one found; code NULL: nothing, or the channel was ready since */
@@ -118,7 +118,7 @@ struct ep_rpc_client_call {
     size_t frame_bytes;
     size_t queue_bytes;       /* of pending_bytes */
     ep_rpc_client_link *link; /* where it was or is being sent; a reference */
-    ep_timer timer;           /* armed from start to end: the deadline, or at once when ending_error is set */
+    ep_timer timer; /* armed from start to end: the deadline, or at once when ending_error is set */
     bool pending;
     bool sending; /* a thread hands it to the link */
     bool sent;
@@ -166,7 +166,8 @@ void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply
 void ep_rpc_client_call_abandon(ep_rpc_client_call *call);
 /* Ends with error every call that link carried (NULL: every call) and, unless they wait for another
  * connection, every pending one. No lock held; runs on_reply. */
-void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_error *error);
+void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link,
+                               const ep_error *error);
 
 /* ---- rpc_reply.c ---- */
 /* A reply or reply_more frame. Takes the buffer. */

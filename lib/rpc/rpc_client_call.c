@@ -98,9 +98,10 @@ static void pending_insert_locked(ep_rpc_client_call *call, ep_rpc_out *taken_ou
     channel->pending_bytes += call->queue_bytes;
     call->pending_previous = first ? NULL : channel->pending_last;
     call->pending_next = first ? channel->pending_first : NULL;
-    *(call->pending_previous != NULL ? &call->pending_previous->pending_next : &channel->pending_first) =
+    *(call->pending_previous != NULL ? &call->pending_previous->pending_next
+                                     : &channel->pending_first) = call;
+    *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) =
         call;
-    *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) = call;
 }
 
 /* Takes it out and gives its frame to the caller. */
@@ -108,8 +109,8 @@ static ep_rpc_out *pending_remove_locked(ep_rpc_client_call *call)
 {
     ep_rpc_channel *channel = call->channel;
     EP_ASSERT(call->pending);
-    *(call->pending_previous != NULL ? &call->pending_previous->pending_next : &channel->pending_first) =
-        call->pending_next;
+    *(call->pending_previous != NULL ? &call->pending_previous->pending_next
+                                     : &channel->pending_first) = call->pending_next;
     *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) =
         call->pending_previous;
     channel->pending_bytes -= call->queue_bytes;
@@ -192,10 +193,11 @@ void ep_rpc_client_call_abandon(ep_rpc_client_call *call)
     bool answered = sent && call->answered && call->link->takes_answered;
     pthread_mutex_unlock(&call->channel->lock);
     if (sent) {
-        ep_rpc_link_send_bare(&call->link->link, &(ep_frame){.kind = EP_FRAME_CANCEL,
-                                                             .flags = answered ? EP_FRAME_FLAG_ANSWERED : 0,
-                                                             .call_id = call->id,
-                                                             .attempt = call->attempt});
+        ep_rpc_link_send_bare(&call->link->link,
+                              &(ep_frame){.kind = EP_FRAME_CANCEL,
+                                          .flags = answered ? EP_FRAME_FLAG_ANSWERED : 0,
+                                          .call_id = call->id,
+                                          .attempt = call->attempt});
     }
 }
 
@@ -230,20 +232,22 @@ static void describe_deadline_locked(const ep_rpc_client_call *call, ep_error *o
     }
     const char *node = link != NULL ? link->peer->node : "";
     if (call->sent || call->sending) {
-        ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "no answer from %s%s%s to %s.%s after %lld us",
-                     node, node[0] != 0 ? " at " : "", channel->url, service, method, (long long)waited_us);
+        ep_error_set(
+            out_error, EP_ERR_DEADLINE_EXCEEDED, "no answer from %s%s%s to %s.%s after %lld us",
+            node, node[0] != 0 ? " at " : "", channel->url, service, method, (long long)waited_us);
     } else if (channel->state == EP_CHANNEL_READY) {
-        ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
-                     "%s.%s waited %lld us for credit of %s%s%s (%zu request bytes, %llu left of %llu) and "
-                     "was not sent",
-                     service, method, (long long)waited_us, node, node[0] != 0 ? " at " : "", channel->url,
-                     call->frame_bytes,
-                     link != NULL ? (unsigned long long)(link->granted_bytes - link->sent_bytes) : 0,
-                     link != NULL ? (unsigned long long)link->credit_bytes : 0);
+        ep_error_set(
+            out_error, EP_ERR_DEADLINE_EXCEEDED,
+            "%s.%s waited %lld us for credit of %s%s%s (%zu request bytes, %llu left of %llu) and "
+            "was not sent",
+            service, method, (long long)waited_us, node, node[0] != 0 ? " at " : "", channel->url,
+            call->frame_bytes,
+            link != NULL ? (unsigned long long)(link->granted_bytes - link->sent_bytes) : 0,
+            link != NULL ? (unsigned long long)link->credit_bytes : 0);
     } else {
         ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                     "%s.%s waited %lld us for a connection to %s; last report: %.200s", service, method,
-                     (long long)waited_us, channel->url,
+                     "%s.%s waited %lld us for a connection to %s; last report: %.200s", service,
+                     method, (long long)waited_us, channel->url,
                      channel->last_error.code != EP_OK ? channel->last_error.text : "none");
     }
     out_error->waited_us = waited_us;
@@ -303,7 +307,8 @@ void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id)
 }
 
 /* Ends what link's end means for call, if anything; true when on_reply is to be run. Lock held. */
-static bool fail_one_locked(ep_rpc_client_call *call, ep_rpc_client_link *link, const ep_error *error)
+static bool fail_one_locked(ep_rpc_client_call *call, ep_rpc_client_link *link,
+                            const ep_error *error)
 {
     bool all = link == NULL && call->channel->closing;
     bool carried = link != NULL && call->link == link && !call->sending && !call->pending;
@@ -316,13 +321,14 @@ static bool fail_one_locked(ep_rpc_client_call *call, ep_rpc_client_link *link, 
     }
     call->ending_error = *error;
     if (!all && waiting) {
-        ep_error_set(&call->ending_error, EP_ERR_UNAVAILABLE, "not sent, the connection ended: %.400s",
-                     error->text);
+        ep_error_set(&call->ending_error, EP_ERR_UNAVAILABLE,
+                     "not sent, the connection ended: %.400s", error->text);
     }
     return true;
 }
 
-void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_error *error)
+void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link,
+                               const ep_error *error)
 {
     ep_rpc_client_call *failed = NULL;
     pthread_mutex_lock(&channel->lock);
@@ -357,14 +363,14 @@ void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link
 /* ---- sending ---- */
 
 /* What forbids sending this call on link for ever. Lock held. */
-static ep_err check_peer_limits_locked(const ep_rpc_client_call *call, const ep_rpc_client_link *link,
-                                       ep_error *out_error)
+static ep_err check_peer_limits_locked(const ep_rpc_client_call *call,
+                                       const ep_rpc_client_link *link, ep_error *out_error)
 {
     size_t header = call->out->frame.header_bytes;
     if (header > link->header_bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "request header has %zu bytes, the peer's header_bytes_max is %zu", header,
-                            link->header_bytes_max);
+                            "request header has %zu bytes, the peer's header_bytes_max is %zu",
+                            header, link->header_bytes_max);
     }
     if (call->frame_bytes > link->frame_bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
@@ -373,8 +379,8 @@ static ep_err check_peer_limits_locked(const ep_rpc_client_call *call, const ep_
     }
     if (call->frame_bytes > link->credit_bytes) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "request frame has %zu bytes, the peer's credit_bytes is %llu", call->frame_bytes,
-                            (unsigned long long)link->credit_bytes);
+                            "request frame has %zu bytes, the peer's credit_bytes is %llu",
+                            call->frame_bytes, (unsigned long long)link->credit_bytes);
     }
     return EP_OK;
 }
@@ -500,11 +506,14 @@ void ep_rpc_channel_pump(ep_rpc_channel *channel)
 
 /* ---- start ---- */
 
-static ep_err check_request(const ep_rpc_channel *channel, const ep_rpc_request *request, ep_error *out_error)
+static ep_err check_request(const ep_rpc_channel *channel, const ep_rpc_request *request,
+                            ep_error *out_error)
 {
     const ep_rpc_limits *limits = &channel->common.limits;
-    EP_ASSERT(request->method != NULL && request->header->descriptor == request->method->method->input);
-    size_t header = ep_rpc_request_header_bytes(request->metadata, request->metadata_count, request->header);
+    EP_ASSERT(request->method != NULL &&
+              request->header->descriptor == request->method->method->input);
+    size_t header =
+        ep_rpc_request_header_bytes(request->metadata, request->metadata_count, request->header);
     size_t tensors = request->tensors != NULL ? request->tensors->bytes : 0;
     if (header > limits->header_bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
@@ -514,15 +523,15 @@ static ep_err check_request(const ep_rpc_channel *channel, const ep_rpc_request 
     size_t offset = ep_frame_tensor_offset((uint32_t)header);
     if (tensors > limits->frame_bytes_max || offset > limits->frame_bytes_max - tensors) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "request has %zu header and %zu tensor bytes, frame_bytes_max is %zu", header,
-                            tensors, limits->frame_bytes_max);
+                            "request has %zu header and %zu tensor bytes, frame_bytes_max is %zu",
+                            header, tensors, limits->frame_bytes_max);
     }
     return EP_OK;
 }
 
 /* Whether a call may start now. Lock held. */
-static ep_err check_state_locked(ep_rpc_channel *channel, const ep_rpc_request *request, size_t queue_bytes,
-                                 ep_error *out_error)
+static ep_err check_state_locked(ep_rpc_channel *channel, const ep_rpc_request *request,
+                                 size_t queue_bytes, ep_error *out_error)
 {
     size_t queue_max = channel->common.limits.send_queue_bytes_max;
     if (channel->closing) {
@@ -530,11 +539,12 @@ static ep_err check_state_locked(ep_rpc_channel *channel, const ep_rpc_request *
     }
     if (channel->state != EP_CHANNEL_READY &&
         (!request->wait_for_ready || channel->dial_phase == EP_DIAL_OVER)) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s is not connected; last report: %.300s",
-                            channel->url,
-                            channel->last_error.code != EP_OK ? channel->last_error.text : "none yet");
+        return ep_error_set(
+            out_error, EP_ERR_UNAVAILABLE, "%s is not connected; last report: %.300s", channel->url,
+            channel->last_error.code != EP_OK ? channel->last_error.text : "none yet");
     }
-    if (queue_bytes > queue_max - (channel->pending_bytes < queue_max ? channel->pending_bytes : queue_max)) {
+    if (queue_bytes >
+        queue_max - (channel->pending_bytes < queue_max ? channel->pending_bytes : queue_max)) {
         return ep_error_set(
             out_error, EP_ERR_RESOURCE_EXHAUSTED,
             "%zu bytes of calls to %s wait to be sent, %zu more exceed send_queue_bytes_max %zu",
@@ -562,8 +572,8 @@ static void give_call_locked(ep_rpc_channel *channel, ep_rpc_client_call *call)
     channel->free_calls_count++;
 }
 
-static void fill_call(ep_rpc_client_call *call, ep_rpc_channel *channel, const ep_rpc_request *request,
-                      ep_rpc_reply_func on_reply, void *arg)
+static void fill_call(ep_rpc_client_call *call, ep_rpc_channel *channel,
+                      const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg)
 {
     memset(call, 0, offsetof(ep_rpc_client_call, ending_error));
     ep_error_clear(&call->ending_error);
@@ -583,7 +593,8 @@ static void fill_call(ep_rpc_client_call *call, ep_rpc_channel *channel, const e
 
 /* Puts a prepared frame into the table and the queue. Lock held. */
 static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_out *out,
-                           ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id, ep_error *out_error)
+                           ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
+                           ep_error *out_error)
 {
     ep_err err = check_state_locked(channel, request, ep_rpc_out_memory_bytes(out), out_error);
     if (err != EP_OK) {
@@ -617,8 +628,9 @@ static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *reques
     return EP_OK;
 }
 
-ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_reply_func on_reply,
-                         void *arg, ep_rpc_call_id *out_id, ep_error *out_error)
+ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
+                         ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
+                         ep_error *out_error)
 {
     ep_rpc_out *out;
     ep_err err = check_request(channel, request, out_error);
@@ -632,8 +644,8 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
         return err;
     }
     ep_buffer *tensors = request->tensors != NULL ? ep_buffer_ref(request->tensors) : NULL;
-    err = ep_rpc_out_create_request(channel->common.pool, request->metadata, request->metadata_count,
-                                    request->header, tensors, &out);
+    err = ep_rpc_out_create_request(channel->common.pool, request->metadata,
+                                    request->metadata_count, request->header, tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(tensors);
         return ep_error_set(out_error, err, "no buffer for a request: %s", ep_err_text(err));

@@ -36,8 +36,8 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
     if (name[0] == 0 || strcmp(name, "client") == 0) {
         return EP_OK;
     }
-    if (strcmp(name, "node") == 0 ||
-        strcmp(name, "coordinator") == 0) { /* a coordinator is a peer of the nodes */
+    if (strcmp(name, "node") == 0 || strcmp(name, "coordinator") == 0) { /* a coordinator is a peer
+                                                                            of the nodes */
         *out_role = EP_ROLE_NODE;
         return EP_OK;
     }
@@ -45,9 +45,9 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
         *out_role = EP_ROLE_OPERATOR;
         return EP_OK;
     }
-    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                        "peer's role is \"%.100s\", allowed are client, node, operator and coordinator",
-                        name);
+    return ep_error_set(
+        out_error, EP_ERR_INVALID_ARGUMENT,
+        "peer's role is \"%.100s\", allowed are client, node, operator and coordinator", name);
 }
 
 bool ep_rpc_role_may_call(ep_rpc_role has, ep_rpc_role method_role)
@@ -59,7 +59,7 @@ const char *ep_rpc_refusal_name(ep_rpc_refusal refusal)
 {
     static const char *const names[EP_REFUSALS_COUNT] = {
         "token-missing", "token-wrong", "token-role", "operators-off", "listener",
-        "method",        "hello",       "no-hello",   "slow",       "connections",
+        "method",        "hello",       "no-hello",   "slow",          "connections",
     };
     return names[refusal];
 }
@@ -90,7 +90,8 @@ static ep_err fill(const ep_rpc_tokens *tokens, token_set *out_set, ep_error *ou
             }
             memcpy(out_set->text[role][i], text, bytes + 1);
             const char *label = tokens->labels[role][i];
-            snprintf(out_set->labels[role][i], EP_TOKEN_LABEL_BYTES, "%s", label != NULL ? label : "");
+            snprintf(out_set->labels[role][i], EP_TOKEN_LABEL_BYTES, "%s",
+                     label != NULL ? label : "");
         }
     }
     return EP_OK;
@@ -208,41 +209,48 @@ static ep_err judge_token(const token_worth *worth, ep_rpc_role claimed, const c
         if (claimed != EP_ROLE_OPERATOR || !in_use) {
             return EP_OK;
         }
-        return ep_error_set(out_error, refuse(EP_REFUSED_OPERATORS_OFF, out_refusal),
-                            "operators are refused: token_file is set here and admin_token_file is not");
+        return ep_error_set(
+            out_error, refuse(EP_REFUSED_OPERATORS_OFF, out_refusal),
+            "operators are refused: token_file is set here and admin_token_file is not");
     }
     for (size_t role = 0; role < claimed; role++) {
         if (worth->is_of[role]) {
-            return ep_error_set(out_error, refuse(EP_REFUSED_TOKEN_ROLE, out_refusal),
-                                "the token is good for role %s, not for role %s: show one of the service's %s",
-                                ep_rpc_role_name((ep_rpc_role)role), ep_rpc_role_name(claimed), token_keys[claimed]);
+            return ep_error_set(
+                out_error, refuse(EP_REFUSED_TOKEN_ROLE, out_refusal),
+                "the token is good for role %s, not for role %s: show one of the service's %s",
+                ep_rpc_role_name((ep_rpc_role)role), ep_rpc_role_name(claimed),
+                token_keys[claimed]);
         }
     }
     bool missing = token[0] == 0;
-    return ep_error_set(out_error,
-                        refuse(missing ? EP_REFUSED_TOKEN_MISSING : EP_REFUSED_TOKEN_WRONG, out_refusal),
-                        "the token is %s: show one of the service's %s", missing ? "missing" : "wrong",
-                        token_keys[claimed]);
+    return ep_error_set(
+        out_error, refuse(missing ? EP_REFUSED_TOKEN_MISSING : EP_REFUSED_TOKEN_WRONG, out_refusal),
+        "the token is %s: show one of the service's %s", missing ? "missing" : "wrong",
+        token_keys[claimed]);
 }
 
-ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed,
-                                const char *token, ep_rpc_refusal *out_refusal, ep_error *out_error)
+ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles,
+                                ep_rpc_role claimed, const char *token, ep_rpc_refusal *out_refusal,
+                                ep_error *out_error)
 {
     token_worth worth = weigh(credentials, token);
     ep_err err = judge_token(&worth, claimed, token, out_refusal, out_error);
     if (err != EP_OK || (roles & EP_ROLE_BIT(claimed)) != 0) {
         return err;
     }
-    return ep_error_set(out_error, refuse(EP_REFUSED_LISTENER, out_refusal),
-                        "role %s is not admitted on this listener; %s", ep_rpc_role_name(claimed),
-                        claimed == EP_ROLE_OPERATOR
-                            ? "operators connect to admin_listen (by default port 7412 of a coordinator, 7422 of a "
-                              "node)"
-                            : "it is for operators (admin_listen), others connect to listen (by default port 7410 of a "
-                              "coordinator, 7420 of a node)");
+    return ep_error_set(
+        out_error, refuse(EP_REFUSED_LISTENER, out_refusal),
+        "role %s is not admitted on this listener; %s", ep_rpc_role_name(claimed),
+        claimed == EP_ROLE_OPERATOR
+            ? "operators connect to admin_listen (by default port 7412 of a coordinator, 7422 of a "
+              "node)"
+            : "it is for operators (admin_listen), others connect to listen (by default port 7410 "
+              "of a "
+              "coordinator, 7420 of a node)");
 }
 
-void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token, char out[EP_TOKEN_LABEL_BYTES])
+void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token,
+                              char out[EP_TOKEN_LABEL_BYTES])
 {
     out[0] = 0;
     if (credentials == NULL || token[0] == 0) {

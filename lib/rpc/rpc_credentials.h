@@ -46,8 +46,8 @@ typedef enum ep_rpc_refusal {
     EP_REFUSED_LISTENER,      /* "listener": it does not admit this role */
     EP_REFUSED_METHOD,        /* "method": needs another role */
     EP_REFUSED_HELLO,         /* "hello": version, features, checksum, names */
-    EP_REFUSED_NO_HELLO,      /* "no-hello": the connection ended without a Hello that could be read */
-    EP_REFUSED_SLOW,          /* "slow": a frame that came byte by byte, or nothing at all at the door */
+    EP_REFUSED_NO_HELLO, /* "no-hello": the connection ended without a Hello that could be read */
+    EP_REFUSED_SLOW,     /* "slow": a frame that came byte by byte, or nothing at all at the door */
     /* "connections": connections_max reached, or too many of one address without Hello */
     EP_REFUSED_CONNECTIONS,
 } ep_rpc_refusal;
@@ -82,10 +82,12 @@ ep_err ep_rpc_credentials_replace(ep_rpc_credentials *credentials, const ep_rpc_
  * UNAUTHENTICATED (missing, wrong), PERMISSION_DENIED (token of a lower role, operators off,
  * listener); *out_refusal is written with them.
  */
-ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles, ep_rpc_role claimed,
-                                const char *token, ep_rpc_refusal *out_refusal, ep_error *out_error);
+ep_err ep_rpc_credentials_judge(ep_rpc_credentials *credentials, unsigned roles,
+                                ep_rpc_role claimed, const char *token, ep_rpc_refusal *out_refusal,
+                                ep_error *out_error);
 /* The label of a token, that of the highest role that has it; "" none. credentials NULL allowed. */
-void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token, char out[EP_TOKEN_LABEL_BYTES]);
+void ep_rpc_credentials_label(ep_rpc_credentials *credentials, const char *token,
+                              char out[EP_TOKEN_LABEL_BYTES]);
 /* The token to show in this role, "" when there is none. The caller wipes out after use. */
 void ep_rpc_credentials_show(ep_rpc_credentials *credentials, ep_rpc_role role,
                              char out[EP_TOKEN_BYTES_MAX + 1]);

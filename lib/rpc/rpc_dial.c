@@ -15,8 +15,8 @@
  * CONNECTING in the timer, then READY and BROKEN in the callbacks of one connection, and only then
  * is the timer armed again.
  */
-static void report(ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
-                   const ep_error *error)
+static void report(ep_rpc_channel *channel, ep_rpc_channel_state state,
+                   const Expertd__V1__Hello *peer, const ep_error *error)
 {
     if (channel->on_state != NULL) {
         channel->on_state(channel->arg, channel, state, peer, error);
@@ -45,7 +45,9 @@ uint32_t ep_rpc_dial_first_wait_ms(const ep_rpc_channel *channel)
 static uint32_t longer_wait_ms(const ep_rpc_channel *channel)
 {
     uint32_t whole_ms = channel->common.limits.hello_timeout_ms;
-    return channel->hello_wait_ms < whole_ms / 3 * 2 ? channel->hello_wait_ms + channel->hello_wait_ms / 2 : whole_ms;
+    return channel->hello_wait_ms < whole_ms / 3 * 2
+               ? channel->hello_wait_ms + channel->hello_wait_ms / 2
+               : whole_ms;
 }
 
 /* Half of the back-off plus a random part of the other half; then it doubles. */
@@ -54,8 +56,8 @@ static uint64_t next_backoff_ns_locked(ep_rpc_channel *channel)
     const ep_rpc_limits *limits = &channel->common.limits;
     uint64_t half_ns = channel->backoff_ms * EP_NS_PER_MS / 2;
     uint64_t wait_ns = half_ns + ep_splitmix64(&channel->random_state) % (half_ns + 1);
-    channel->backoff_ms =
-        channel->backoff_ms > limits->redial_max_ms / 2 ? limits->redial_max_ms : channel->backoff_ms * 2;
+    channel->backoff_ms = channel->backoff_ms > limits->redial_max_ms / 2 ? limits->redial_max_ms
+                                                                          : channel->backoff_ms * 2;
     return wait_ns;
 }
 
@@ -67,7 +69,8 @@ static uint64_t next_backoff_ns_locked(ep_rpc_channel *channel)
 static void explain_locked(const ep_rpc_channel *channel, ep_error *io_why)
 {
     if (channel->look.code != NULL) {
-        ep_error_set(io_why, EP_ERR_UNAVAILABLE, "%s: %s; %s", channel->url, channel->look.text, channel->look.advice);
+        ep_error_set(io_why, EP_ERR_UNAVAILABLE, "%s: %s; %s", channel->url, channel->look.text,
+                     channel->look.advice);
     }
 }
 
@@ -75,7 +78,8 @@ static void *look(void *arg)
 {
     ep_rpc_channel *channel = arg;
     ep_rpc_look found;
-    const ep_lane_address address = {.url = channel->url, .tls = channel->has_tls ? &channel->tls : NULL};
+    const ep_lane_address address = {.url = channel->url,
+                                     .tls = channel->has_tls ? &channel->tls : NULL};
     ep_rpc_look_at(&address, channel->look_peer, &channel->look_stop, &found);
     if (found.code != NULL && strcmp(found.code, "nobody-there") == 0) {
         found.code = NULL; /* gone by now: the next dial says so, for as long as it is true */
@@ -98,14 +102,18 @@ static void *look(void *arg)
 static void look_locked(ep_rpc_channel *channel, ep_rpc_client_link *link)
 {
     uint64_t now_ns = ep_clock_now_ns();
-    bool has_port = ep_url_has_scheme(channel->url, "tcp") || ep_url_has_scheme(channel->url, "tls+tcp");
-    if (!has_port || channel->looking || (channel->looked_ns != 0 && now_ns < channel->looked_ns + LOOK_EVERY_NS)) {
+    bool has_port =
+        ep_url_has_scheme(channel->url, "tcp") || ep_url_has_scheme(channel->url, "tls+tcp");
+    if (!has_port || channel->looking ||
+        (channel->looked_ns != 0 && now_ns < channel->looked_ns + LOOK_EVERY_NS)) {
         return;
     }
-    link->link.conn->ops->conn_peer(link->link.conn, channel->look_peer, sizeof(channel->look_peer));
+    link->link.conn->ops->conn_peer(link->link.conn, channel->look_peer,
+                                    sizeof(channel->look_peer));
     channel->looked_ns = now_ns;
     ep_rpc_dial_join_look(channel);
-    channel->looking = ep_lane_thread_create("expertd-look", look, channel, &channel->look_thread) == EP_OK;
+    channel->looking =
+        ep_lane_thread_create("expertd-look", look, channel, &channel->look_thread) == EP_OK;
     channel->has_looked = channel->looking;
 }
 
@@ -127,7 +135,8 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
     pthread_mutex_lock(&channel->lock);
     bool closing = channel->closing;
     /* no frame */
-    if (link != NULL && !closing && __atomic_load_n(&link->link.bytes_received, __ATOMIC_RELAXED) == 0) {
+    if (link != NULL && !closing &&
+        __atomic_load_n(&link->link.bytes_received, __ATOMIC_RELAXED) == 0) {
         look_locked(channel, link);
         explain_locked(channel, &why);
     }
@@ -136,7 +145,8 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
         channel->state = EP_CHANNEL_BROKEN;
         channel->dial_phase = channel->reconnect ? EP_DIAL_WAITING : EP_DIAL_OVER;
         bool was_ready = link != NULL && link->ready;
-        channel->hello_wait_ms = was_ready ? ep_rpc_dial_first_wait_ms(channel) : longer_wait_ms(channel);
+        channel->hello_wait_ms =
+            was_ready ? ep_rpc_dial_first_wait_ms(channel) : longer_wait_ms(channel);
         /* a bound on the dial that fires late finds nothing to do */
         channel->due_ns = EP_TIME_NEVER;
     }
@@ -152,7 +162,8 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
     if (!channel->closing && channel->reconnect &&
         schedule_locked(channel, ep_clock_now_ns() + next_backoff_ns_locked(channel)) != EP_OK) {
         channel->dial_phase = EP_DIAL_OVER;
-        ep_error_set(&channel->last_error, EP_ERR_NO_MEMORY, "%s: no memory to connect again", channel->url);
+        ep_error_set(&channel->last_error, EP_ERR_NO_MEMORY, "%s: no memory to connect again",
+                     channel->url);
         pthread_cond_broadcast(&channel->changed);
     }
     pthread_mutex_unlock(&channel->lock);
@@ -201,16 +212,18 @@ static ep_err read_hello(ep_rpc_client_link *link, const ep_frame *frame, const 
     ProtobufCMessage *message;
     if (frame->kind != EP_FRAME_REPLY || frame->method_id != EP_RPC_HELLO_METHOD ||
         frame->call_id != link->hello_id) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "the first frame is a %s frame of method 0x%04x, must be the reply to Hello",
-                            ep_frame_kind_name(frame->kind), frame->method_id);
+        return ep_error_set(
+            out_error, EP_ERR_PROTOCOL,
+            "the first frame is a %s frame of method 0x%04x, must be the reply to Hello",
+            ep_frame_kind_name(frame->kind), frame->method_id);
     }
     if (frame->status != 0) { /* not checked by CRC: the refusal may be about just that */
-        ep_rpc_status_read(link->channel->common.pool, frame->status, header, frame->header_bytes, out_error);
+        ep_rpc_status_read(link->channel->common.pool, frame->status, header, frame->header_bytes,
+                           out_error);
         return ep_error_prefix(out_error, out_error->code, "the peer refused Hello");
     }
-    ep_err err = ep_rpc_unpack(&link->budget, &expertd__v1__hello__descriptor, header, frame->header_bytes,
-                               &message, out_error);
+    ep_err err = ep_rpc_unpack(&link->budget, &expertd__v1__hello__descriptor, header,
+                               frame->header_bytes, &message, out_error);
     if (err == EP_OK) {
         link->peer = (const Expertd__V1__Hello *)message;
         err = ep_rpc_hello_check_server(payload_crc, link->peer, out_error);
@@ -349,8 +362,10 @@ static void client_free(ep_rpc_link *base)
     pthread_mutex_unlock(&channel->lock);
 }
 
-static const ep_rpc_link_ops client_ops = {
-    .on_frame = client_frame, .on_closed = client_closed, .on_sent = client_sent, .on_free = client_free};
+static const ep_rpc_link_ops client_ops = {.on_frame = client_frame,
+                                           .on_closed = client_closed,
+                                           .on_sent = client_sent,
+                                           .on_free = client_free};
 
 /* ---- dialling ---- */
 
@@ -366,7 +381,8 @@ static ep_rpc_client_link *adopt(ep_rpc_channel *channel, ep_conn *taken_conn)
     ep_rpc_link_init(&link->link, &client_ops, &channel->common, taken_conn);
     link->link.hello_wait_ms = channel->hello_wait_ms;
     ep_rpc_link_set_crc(&link->link, ep_rpc_hello_wants_crc(&channel->common, taken_conn));
-    ep_rpc_budget_init(&link->budget, channel->common.pool, channel->common.limits.unpack_bytes_max);
+    ep_rpc_budget_init(&link->budget, channel->common.pool,
+                       channel->common.limits.unpack_bytes_max);
     link->hello_id = ep_rpc_call_id_next();
     ep_rpc_link_ref(&link->link); /* channel->link's */
     pthread_mutex_lock(&channel->lock);
@@ -385,8 +401,8 @@ static void dialled(void *arg, ep_conn *taken_conn, const ep_error *error)
         why = *error;
         if (why.code == EP_ERR_CANCELLED) {
             const bool is_short = channel->hello_wait_ms < channel->common.limits.hello_timeout_ms;
-            ep_error_set(&why, EP_ERR_UNAVAILABLE, "no connection within %u ms%s", channel->hello_wait_ms,
-                         is_short ? "; the next dial waits longer" : "");
+            ep_error_set(&why, EP_ERR_UNAVAILABLE, "no connection within %u ms%s",
+                         channel->hello_wait_ms, is_short ? "; the next dial waits longer" : "");
         }
         lost(channel, NULL, &why);
         return;

@@ -13,7 +13,7 @@
 #include "transport/nng_rep_door.h"
 
 #define OVERLOAD_RETRY_US 1000 /* each reply frees a place; how soon is not known here */
-#define SHOWN_BYTES 8 /* of a request that is no frame, in the reply's text */
+#define SHOWN_BYTES 8          /* of a request that is no frame, in the reply's text */
 
 typedef struct door_slot {
     ep_rpc_origin origin; /* first member */
@@ -31,8 +31,8 @@ struct ep_rpc_door {
     bool payload_crc;
     uint32_t slots_count;
     door_slot *slots;
-    uint64_t requests_total;                    /* atomic */
-    uint64_t refused_total[EP_DOOR_REFUSALS];   /* atomic */
+    uint64_t requests_total;                  /* atomic */
+    uint64_t refused_total[EP_DOOR_REFUSALS]; /* atomic */
     pthread_mutex_t lock;
     pthread_cond_t unused;
     bool stopping;
@@ -80,8 +80,8 @@ static void send_reply(door_slot *slot, ep_rpc_out *taken_out)
 }
 
 /* The reply to a request that never became a call; NULL without memory. */
-static ep_rpc_out *refusal_frame(ep_rpc_door *door, ep_rpc_door_refusal refusal, const ep_frame *frame,
-                                 const ep_error *why)
+static ep_rpc_out *refusal_frame(ep_rpc_door *door, ep_rpc_door_refusal refusal,
+                                 const ep_frame *frame, const ep_error *why)
 {
     ep_rpc_server *server = door->server;
     ep_rpc_status_fields fields;
@@ -101,7 +101,8 @@ static ep_rpc_out *refusal_frame(ep_rpc_door *door, ep_rpc_door_refusal refusal,
     return out;
 }
 
-static void refuse(door_slot *slot, ep_rpc_door_refusal refusal, const ep_frame *frame, const ep_error *why)
+static void refuse(door_slot *slot, ep_rpc_door_refusal refusal, const ep_frame *frame,
+                   const ep_error *why)
 {
     send_reply(slot, refusal_frame(slot->door, refusal, frame, why));
 }
@@ -150,28 +151,31 @@ static ep_err check_token(ep_rpc_origin *origin, const char *token, ep_error *ou
     door_slot *slot = slot_of(origin);
     ep_rpc_server *server = origin->server;
     ep_rpc_refusal refusal;
-    ep_err err = ep_rpc_credentials_judge(server->common.credentials, EP_ROLE_BIT(EP_ROLE_CLIENT), EP_ROLE_CLIENT, token,
-                                          &refusal, out_error);
+    ep_err err = ep_rpc_credentials_judge(server->common.credentials, EP_ROLE_BIT(EP_ROLE_CLIENT),
+                                          EP_ROLE_CLIENT, token, &refusal, out_error);
     ep_nng_rep_door_peer(slot->door->rep, slot->index, origin->peer, sizeof(origin->peer));
     if (err != EP_OK) {
         const ep_rpc_audit_event event = {
             .peer = origin->peer, .role = ep_rpc_role_name(EP_ROLE_CLIENT), .method = "door"};
         ep_rpc_audit_refused(&server->audit, refusal, &event);
         __atomic_fetch_add(&slot->door->refused_total[EP_DOOR_TOKEN], 1, __ATOMIC_RELAXED);
-        ep_error_prefix(out_error, err, "metadata \"" EP_RPC_DOOR_TOKEN_KEY "\" = \"" EP_RPC_DOOR_TOKEN_PREFIX "TOKEN\"");
+        ep_error_prefix(out_error, err,
+                        "metadata \"" EP_RPC_DOOR_TOKEN_KEY "\" = \"" EP_RPC_DOOR_TOKEN_PREFIX
+                        "TOKEN\"");
     }
     return err;
 }
 
 /* Before anything else of the request is looked at. */
-static ep_err origin_admit(ep_rpc_origin *origin, const ep_rpc_call *call, const ep_frame *frame, ep_error *out_error)
+static ep_err origin_admit(ep_rpc_origin *origin, const ep_rpc_call *call, const ep_frame *frame,
+                           ep_error *out_error)
 {
     ep_rpc_server *server = origin->server;
     Expertd__V1__CallHeader *header;
     ep_rpc_budget budget;
     ep_rpc_budget_init(&budget, server->door_pool, server->common.limits.unpack_bytes_max);
-    ep_err err = ep_rpc_call_header_unpack(&budget, call->frame->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
-                                           &header, NULL, out_error);
+    ep_err err = ep_rpc_call_header_unpack(&budget, call->frame->data + EP_FRAME_FIXED_BYTES,
+                                           frame->header_bytes, &header, NULL, out_error);
     if (err == EP_OK) {
         err = check_token(origin, bearer_token(header), out_error);
     }
@@ -216,41 +220,47 @@ static ep_err check_begin(const uint8_t *bytes, size_t count, ep_error *out_erro
     for (size_t i = 0; i < sizeof(magic); i++) {
         if (i < count && bytes[i] != magic[i]) {
             return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                                "this is no request frame: offset %zu has 0x%02x, allowed is 0x%02x; the message has "
-                                "%zu bytes and begins with '%s', a frame begins with 'EPD1' (expertctl frame encode "
+                                "this is no request frame: offset %zu has 0x%02x, allowed is "
+                                "0x%02x; the message has "
+                                "%zu bytes and begins with '%s', a frame begins with 'EPD1' "
+                                "(expertctl frame encode "
                                 "makes one)",
                                 i, bytes[i], magic[i], count, shown);
         }
     }
     if (count < EP_FRAME_FIXED_BYTES) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "this is no request frame: it ends at offset %zu, allowed is %d or more", count,
-                            EP_FRAME_FIXED_BYTES);
+        return ep_error_set(
+            out_error, EP_ERR_PROTOCOL,
+            "this is no request frame: it ends at offset %zu, allowed is %d or more", count,
+            EP_FRAME_FIXED_BYTES);
     }
     return EP_OK;
 }
 
-static ep_err read_frame(const ep_rpc_limits *limits, const ep_buffer *buffer, ep_frame *out_frame, ep_error *out_error)
+static ep_err read_frame(const ep_rpc_limits *limits, const ep_buffer *buffer, ep_frame *out_frame,
+                         ep_error *out_error)
 {
     size_t frame_bytes;
     ep_err err = check_begin(buffer->data, buffer->bytes, out_error);
     if (err == EP_OK) {
-        err = ep_frame_decode(buffer->data, limits->frame_bytes_max, limits->header_bytes_max, out_frame, &frame_bytes,
-                              out_error);
+        err = ep_frame_decode(buffer->data, limits->frame_bytes_max, limits->header_bytes_max,
+                              out_frame, &frame_bytes, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
     if (out_frame->kind != EP_FRAME_REQUEST || out_frame->method_id == EP_RPC_HELLO_METHOD) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "offset 5 says %s frame (%u) and offset 18 method 0x%04x, allowed are request frames (%u) of "
+                            "offset 5 says %s frame (%u) and offset 18 method 0x%04x, allowed are "
+                            "request frames (%u) of "
                             "methods other than 0x%04x (there is no Hello here)",
-                            ep_frame_kind_name(out_frame->kind), (unsigned)out_frame->kind, out_frame->method_id,
-                            (unsigned)EP_FRAME_REQUEST, EP_RPC_HELLO_METHOD);
+                            ep_frame_kind_name(out_frame->kind), (unsigned)out_frame->kind,
+                            out_frame->method_id, (unsigned)EP_FRAME_REQUEST, EP_RPC_HELLO_METHOD);
     }
     if (frame_bytes != buffer->bytes) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "the message has %zu bytes, allowed is %zu: header_bytes %u (offset 28) and tensor_bytes %llu "
+                            "the message has %zu bytes, allowed is %zu: header_bytes %u (offset "
+                            "28) and tensor_bytes %llu "
                             "(offset 40) say so",
                             buffer->bytes, frame_bytes, out_frame->header_bytes,
                             (unsigned long long)out_frame->tensor_bytes);
@@ -273,7 +283,8 @@ static bool enter(door_slot *slot, ep_rpc_call *call, ep_nng_rep_ticket ticket)
     return enters;
 }
 
-static void on_request(void *arg, uint32_t index, ep_nng_rep_ticket ticket, ep_buffer *taken_bytes, const ep_error *error)
+static void on_request(void *arg, uint32_t index, ep_nng_rep_ticket ticket, ep_buffer *taken_bytes,
+                       const ep_error *error)
 {
     ep_rpc_door *door = arg;
     door_slot *slot = &door->slots[index];
@@ -310,10 +321,12 @@ static bool on_overload(void *arg, const ep_buffer *bytes, ep_nng_rep_reply *out
     ep_rpc_door *door = arg;
     ep_frame frame;
     ep_error why;
-    bool readable = bytes != NULL && read_frame(&door->server->common.limits, bytes, &frame, &why) == EP_OK;
+    bool readable =
+        bytes != NULL && read_frame(&door->server->common.limits, bytes, &frame, &why) == EP_OK;
     __atomic_fetch_add(&door->requests_total, 1, __ATOMIC_RELAXED);
     ep_error_set(&why, EP_ERR_RESOURCE_EXHAUSTED,
-                 "%u requests are in work (door_contexts) and too many wait; try again later", door->slots_count);
+                 "%u requests are in work (door_contexts) and too many wait; try again later",
+                 door->slots_count);
     why.retry_after_us = OVERLOAD_RETRY_US;
     ep_rpc_out *out = refusal_frame(door, EP_DOOR_OVERLOAD, readable ? &frame : NULL, &why);
     if (out != NULL) {
@@ -325,7 +338,8 @@ static bool on_overload(void *arg, const ep_buffer *bytes, ep_nng_rep_reply *out
 static void on_turned_away(void *arg, const char *peer, const char *why)
 {
     ep_rpc_door *door = arg;
-    const ep_rpc_audit_event event = {.peer = peer, .role = "client", .method = "door", .text = why};
+    const ep_rpc_audit_event event = {
+        .peer = peer, .role = "client", .method = "door", .text = why};
     ep_rpc_audit_refused(&door->server->audit, EP_REFUSED_SLOW, &event);
 }
 
@@ -381,40 +395,47 @@ static ep_rpc_door *door_create(ep_rpc_server *server, bool payload_crc, uint32_
     for (uint32_t i = 0; i < contexts; i++) {
         door->slots[i].door = door;
         door->slots[i].index = i;
-        door->slots[i].origin = (ep_rpc_origin){.ops = &origin_ops,
-                                                .server = server,
-                                                .role = EP_ROLE_CLIENT,
-                                                .pool = server->door_pool,
-                                                .peer_frame_bytes_max = server->common.limits.frame_bytes_max,
-                                                .peer_header_bytes_max = server->common.limits.header_bytes_max,
-                                                .payload_crc = payload_crc,
-                                                .unary_only = true,
-                                                .answers_cancelled = true};
+        door->slots[i].origin =
+            (ep_rpc_origin){.ops = &origin_ops,
+                            .server = server,
+                            .role = EP_ROLE_CLIENT,
+                            .pool = server->door_pool,
+                            .peer_frame_bytes_max = server->common.limits.frame_bytes_max,
+                            .peer_header_bytes_max = server->common.limits.header_bytes_max,
+                            .payload_crc = payload_crc,
+                            .unary_only = true,
+                            .answers_cancelled = true};
     }
     return door;
 }
 
-ep_err ep_rpc_server_open_door(ep_rpc_server *server, const ep_lane_address *address, uint32_t contexts,
-                               ep_error *out_error)
+ep_err ep_rpc_server_open_door(ep_rpc_server *server, const ep_lane_address *address,
+                               uint32_t contexts, ep_error *out_error)
 {
     if (contexts < 1 || contexts > EP_RPC_DOOR_CONTEXTS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "door_contexts is %u, allowed 1..%d", contexts,
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "door_contexts is %u, allowed 1..%d", contexts,
                             EP_RPC_DOOR_CONTEXTS_MAX);
     }
     if (server->door != NULL) {
         return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "the server has a door already");
     }
-    ep_rpc_door *door = door_create(server, server->common.payload_crc && address->tls == NULL, contexts);
+    ep_rpc_door *door =
+        door_create(server, server->common.payload_crc && address->tls == NULL, contexts);
     if (door == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a door of %u contexts", contexts);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a door of %u contexts",
+                            contexts);
     }
     const ep_nng_rep_limits limits = {.pool = server->door_pool,
                                       .hello_timeout_ms = server->common.limits.hello_timeout_ms,
                                       .frame_bytes_max = server->common.limits.frame_bytes_max,
                                       .slots = contexts,
                                       .connections_max = server->common.limits.connections_max};
-    const ep_nng_rep_handler handler = {.on_request = on_request, .on_gone = on_gone, .on_overload = on_overload,
-                                        .on_turned_away = on_turned_away, .arg = door};
+    const ep_nng_rep_handler handler = {.on_request = on_request,
+                                        .on_gone = on_gone,
+                                        .on_overload = on_overload,
+                                        .on_turned_away = on_turned_away,
+                                        .arg = door};
     ep_err err = ep_nng_rep_door_open(address, &limits, &handler, &door->rep, out_error);
     if (err != EP_OK) {
         door_free(door);

@@ -26,11 +26,11 @@
 
 /* Why a request was refused before its handler ran. */
 typedef enum ep_rpc_door_refusal {
-    EP_DOOR_NOT_A_FRAME,  /* no request frame, damaged, or above a limit */
-    EP_DOOR_NO_MEMORY,    /* no buffer for it */
-    EP_DOOR_TOKEN,        /* missing or wrong */
-    EP_DOOR_OVERLOAD,     /* too many wait */
-    EP_DOOR_REFUSALS      /* how many there are */
+    EP_DOOR_NOT_A_FRAME, /* no request frame, damaged, or above a limit */
+    EP_DOOR_NO_MEMORY,   /* no buffer for it */
+    EP_DOOR_TOKEN,       /* missing or wrong */
+    EP_DOOR_OVERLOAD,    /* too many wait */
+    EP_DOOR_REFUSALS     /* how many there are */
 } ep_rpc_door_refusal;
 
 /* "not_a_frame", "no_memory", "token", "overload": label values. */
@@ -50,8 +50,8 @@ typedef struct ep_rpc_door_stats {
  * use),
  * BAD_FILE, NO_MEMORY.
  */
-ep_err ep_rpc_server_open_door(ep_rpc_server *server, const ep_lane_address *address, uint32_t contexts,
-                               ep_error *out_error);
+ep_err ep_rpc_server_open_door(ep_rpc_server *server, const ep_lane_address *address,
+                               uint32_t contexts, ep_error *out_error);
 /* The door's URL with its real port; "" without a door. */
 void ep_rpc_server_door_url(ep_rpc_server *server, char *out_url, size_t bytes);
 /* All 0 without a door. */

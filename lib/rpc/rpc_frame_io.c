@@ -10,7 +10,8 @@
 #define LENGTH_BYTES 4 /* of the packed CallHeader, before it */
 
 /* The frame begins at the first aligned byte after the struct. */
-static const size_t out_offset = (sizeof(ep_rpc_out) + EP_FRAME_ALIGN - 1) & ~(size_t)(EP_FRAME_ALIGN - 1);
+static const size_t out_offset =
+    (sizeof(ep_rpc_out) + EP_FRAME_ALIGN - 1) & ~(size_t)(EP_FRAME_ALIGN - 1);
 
 ep_err ep_rpc_out_create(ep_buffer_pool *pool, size_t header_bytes, ep_buffer *taken_tensors,
                          ep_rpc_out **out_frame)
@@ -135,9 +136,9 @@ size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metad
            protobuf_c_message_get_packed_size(message);
 }
 
-ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, const ep_rpc_metadata *metadata, size_t metadata_count,
-                                 const ProtobufCMessage *message, ep_buffer *taken_tensors,
-                                 ep_rpc_out **out_frame)
+ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, const ep_rpc_metadata *metadata,
+                                 size_t metadata_count, const ProtobufCMessage *message,
+                                 ep_buffer *taken_tensors, ep_rpc_out **out_frame)
 {
     size_t envelope = call_header_bytes(metadata, metadata_count);
     size_t bytes = LENGTH_BYTES + envelope + protobuf_c_message_get_packed_size(message);
@@ -167,8 +168,8 @@ void ep_rpc_out_seal(ep_rpc_out *out, bool payload_crc)
         out->frame.payload_crc = 0;
         out->has_crc = false;
     } else if (!out->has_crc) {
-        uint32_t crc =
-            ep_crc32c(0, out->bytes + EP_FRAME_FIXED_BYTES, out->frame.tensor_offset - EP_FRAME_FIXED_BYTES);
+        uint32_t crc = ep_crc32c(0, out->bytes + EP_FRAME_FIXED_BYTES,
+                                 out->frame.tensor_offset - EP_FRAME_FIXED_BYTES);
         if (out->tensors != NULL) {
             crc = ep_crc32c(crc, out->tensors->data, (size_t)out->frame.tensor_bytes);
         }
@@ -186,19 +187,22 @@ ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool pa
         size_t payload = frame->tensor_offset - EP_FRAME_FIXED_BYTES + (size_t)frame->tensor_bytes;
         uint32_t crc = ep_crc32c(0, bytes + EP_FRAME_FIXED_BYTES, payload);
         if (crc != frame->payload_crc) {
-            return ep_error_set(out_error, EP_ERR_DATA_LOSS,
-                                "%s frame's payload of %zu bytes has CRC32C %08x, its bytes give %08x", kind,
-                                payload, frame->payload_crc, crc);
+            return ep_error_set(
+                out_error, EP_ERR_DATA_LOSS,
+                "%s frame's payload of %zu bytes has CRC32C %08x, its bytes give %08x", kind,
+                payload, frame->payload_crc, crc);
         }
     } else if (frame->payload_crc != 0) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "%s frame has payload CRC %08x though payload_crc is off on this connection",
-                            kind, frame->payload_crc);
+        return ep_error_set(
+            out_error, EP_ERR_PROTOCOL,
+            "%s frame has payload CRC %08x though payload_crc is off on this connection", kind,
+            frame->payload_crc);
     }
     for (size_t i = EP_FRAME_FIXED_BYTES + frame->header_bytes; i < frame->tensor_offset; i++) {
         if (bytes[i] != 0) {
-            return ep_error_set(out_error, EP_ERR_PROTOCOL, "%s frame's padding byte at %zu is %u, must be 0",
-                                kind, i, bytes[i]);
+            return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                                "%s frame's padding byte at %zu is %u, must be 0", kind, i,
+                                bytes[i]);
         }
     }
     return EP_OK;
@@ -211,18 +215,19 @@ ep_err ep_rpc_call_header_unpack(ep_rpc_budget *budget, const uint8_t *header, s
     uint32_t length = 0;
     if (bytes < LENGTH_BYTES) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "request header has %zu bytes, its CallHeader length alone needs %d", bytes,
-                            LENGTH_BYTES);
+                            "request header has %zu bytes, its CallHeader length alone needs %d",
+                            bytes, LENGTH_BYTES);
     }
     memcpy(&length, header, LENGTH_BYTES);
     length = le32toh(length);
     if (length > bytes - LENGTH_BYTES) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "request header has %zu bytes, its CallHeader claims %u of them", bytes, length);
+                            "request header has %zu bytes, its CallHeader claims %u of them", bytes,
+                            length);
     }
     ProtobufCMessage *call_header;
-    ep_err err = ep_rpc_unpack(budget, &expertd__v1__call_header__descriptor, header + LENGTH_BYTES, length,
-                               &call_header, out_error);
+    ep_err err = ep_rpc_unpack(budget, &expertd__v1__call_header__descriptor, header + LENGTH_BYTES,
+                               length, &call_header, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -234,7 +239,8 @@ ep_err ep_rpc_call_header_unpack(ep_rpc_budget *budget, const uint8_t *header, s
 }
 
 ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
-                             const uint8_t *header, size_t bytes, Expertd__V1__CallHeader **out_call_header,
+                             const uint8_t *header, size_t bytes,
+                             Expertd__V1__CallHeader **out_call_header,
                              ProtobufCMessage **out_message, ep_error *out_error)
 {
     Expertd__V1__CallHeader *call_header;

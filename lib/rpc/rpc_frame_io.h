@@ -44,9 +44,9 @@ size_t ep_rpc_out_memory_bytes(const ep_rpc_out *out);
 ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *message,
                                  ep_buffer *taken_tensors, ep_rpc_out **out_frame);
 /* A frame with the header section of a request: length of CallHeader, CallHeader, message. */
-ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, const ep_rpc_metadata *metadata, size_t metadata_count,
-                                 const ProtobufCMessage *message, ep_buffer *taken_tensors,
-                                 ep_rpc_out **out_frame);
+ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, const ep_rpc_metadata *metadata,
+                                 size_t metadata_count, const ProtobufCMessage *message,
+                                 ep_buffer *taken_tensors, ep_rpc_out **out_frame);
 /* Bytes of that header section, to be checked against limits first. */
 size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metadata_count,
                                    const ProtobufCMessage *message);
@@ -68,7 +68,8 @@ ep_err ep_rpc_call_header_unpack(ep_rpc_budget *budget, const uint8_t *header, s
                                  ep_error *out_error);
 /* Splits a request's header section. Errors: INVALID_ARGUMENT. */
 ep_err ep_rpc_request_unpack(ep_rpc_budget *budget, const ProtobufCMessageDescriptor *type,
-                             const uint8_t *header, size_t bytes, Expertd__V1__CallHeader **out_call_header,
+                             const uint8_t *header, size_t bytes,
+                             Expertd__V1__CallHeader **out_call_header,
                              ProtobufCMessage **out_message, ep_error *out_error);
 
 #endif

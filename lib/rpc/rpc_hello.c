@@ -54,7 +54,8 @@ bool ep_rpc_hello_wants_crc(const ep_rpc_common *common, ep_conn *conn)
 
 static ep_err check_versions(const Expertd__V1__Hello *hello, ep_error *out_error)
 {
-    if (hello->protocol_min > EP_RPC_PROTOCOL_VERSION || hello->protocol_max < EP_RPC_PROTOCOL_VERSION) {
+    if (hello->protocol_min > EP_RPC_PROTOCOL_VERSION ||
+        hello->protocol_max < EP_RPC_PROTOCOL_VERSION) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "peer speaks protocol versions %u to %u, this build speaks %u",
                             hello->protocol_min, hello->protocol_max, EP_RPC_PROTOCOL_VERSION);
@@ -70,9 +71,10 @@ static ep_err check_versions(const Expertd__V1__Hello *hello, ep_error *out_erro
 static ep_err check_crc(bool payload_crc, const Expertd__V1__Hello *hello, ep_error *out_error)
 {
     if ((hello->payload_crc != 0) != payload_crc) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "payload_crc is %s at the peer and %s here; both ends of a connection must agree",
-                            hello->payload_crc ? "on" : "off", payload_crc ? "on" : "off");
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "payload_crc is %s at the peer and %s here; both ends of a connection must agree",
+            hello->payload_crc ? "on" : "off", payload_crc ? "on" : "off");
     }
     return EP_OK;
 }
@@ -94,8 +96,8 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
     ep_error role_error;
     ep_err role_err = ep_rpc_role_read(hello->role, out_role, &role_error);
     *out_refusal = EP_REFUSED_HELLO;
-    ep_err err =
-        ep_rpc_credentials_judge(common->credentials, roles, *out_role, hello->token, out_refusal, out_error);
+    ep_err err = ep_rpc_credentials_judge(common->credentials, roles, *out_role, hello->token,
+                                          out_refusal, out_error);
     if (err == EP_OK) {
         err = check_versions(hello, out_error);
     }
@@ -113,13 +115,17 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
     size_t good = ep_text_printable_bytes(hello->node, false);
     if (err == EP_OK && hello->node[good] != 0) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                           "peer's node name has byte 0x%02x at offset %zu, allowed UTF-8 without blanks and control characters",
+                           "peer's node name has byte 0x%02x at offset %zu, allowed UTF-8 without "
+                           "blanks and control characters",
                            (unsigned char)hello->node[good], good);
     }
-    return err == EP_OK && role_err != EP_OK ? ep_error_set(out_error, role_err, "%s", role_error.text) : err;
+    return err == EP_OK && role_err != EP_OK
+               ? ep_error_set(out_error, role_err, "%s", role_error.text)
+               : err;
 }
 
-ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello, ep_error *out_error)
+ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello,
+                                 ep_error *out_error)
 {
     ep_err err = check_versions(hello, out_error);
     err = err == EP_OK ? check_crc(payload_crc, hello, out_error) : err;

@@ -12,7 +12,8 @@
 
 /* Fills what every Hello says, without a token; hello's strings point into common and static
  * text. */
-void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V1__Hello *out_hello);
+void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc,
+                       Expertd__V1__Hello *out_hello);
 
 /*
  * The server's judgement of a Hello on a listener for these roles. The token is looked at before
@@ -25,7 +26,8 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
                                  ep_rpc_refusal *out_refusal, ep_error *out_error);
 /* The client's judgement of the reply. Errors: UNIMPLEMENTED, FAILED_PRECONDITION,
  * INVALID_ARGUMENT (host). */
-ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello, ep_error *out_error);
+ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello,
+                                 ep_error *out_error);
 
 /* Whether the peer named this optional feature. */
 bool ep_rpc_hello_has_feature(const Expertd__V1__Hello *hello, const char *feature);

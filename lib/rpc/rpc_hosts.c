@@ -33,7 +33,8 @@ ep_rpc_host *ep_rpc_hosts_enter(ep_rpc_hosts *hosts, const char *peer, ep_buffer
     }
     if (host == NULL) {
         host = calloc(1, sizeof(*host));
-        if (host == NULL || ep_buffer_pool_create_child(hosts->share, hosts->limit_bytes, &host->pool) != EP_OK) {
+        if (host == NULL ||
+            ep_buffer_pool_create_child(hosts->share, hosts->limit_bytes, &host->pool) != EP_OK) {
             free(host);
             return NULL;
         }

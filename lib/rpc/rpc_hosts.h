@@ -18,7 +18,7 @@ typedef struct ep_rpc_hosts {
     ep_buffer_pool *share; /* of all clients; borrowed: outlives the hosts */
     size_t limit_bytes;    /* of one address; 0: none */
     ep_rpc_host *first;
-    uint64_t refusals;     /* of those that left */
+    uint64_t refusals; /* of those that left */
 } ep_rpc_hosts;
 
 /* frame_bytes: the largest frame. */

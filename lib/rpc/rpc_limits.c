@@ -33,8 +33,10 @@ void ep_rpc_limits_default(ep_rpc_limits *out_limits)
 void ep_rpc_limits_raise_for_control(ep_rpc_limits *limits)
 {
     size_t header = 4 * MIB, unpack = 32 * MIB;
-    limits->header_bytes_max = limits->header_bytes_max > header ? limits->header_bytes_max : header;
-    limits->unpack_bytes_max = limits->unpack_bytes_max > unpack ? limits->unpack_bytes_max : unpack;
+    limits->header_bytes_max =
+        limits->header_bytes_max > header ? limits->header_bytes_max : header;
+    limits->unpack_bytes_max =
+        limits->unpack_bytes_max > unpack ? limits->unpack_bytes_max : unpack;
     if (limits->frame_bytes_max < 2 * limits->header_bytes_max) {
         limits->frame_bytes_max = 2 * limits->header_bytes_max;
     }
@@ -68,9 +70,10 @@ ep_err ep_rpc_limits_check(const ep_rpc_limits *l, ep_error *out_error)
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
         if (rows[i].value < rows[i].min || rows[i].value > rows[i].max) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is %llu, allowed %llu to %llu",
-                                rows[i].name, (unsigned long long)rows[i].value,
-                                (unsigned long long)rows[i].min, (unsigned long long)rows[i].max);
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "%s is %llu, allowed %llu to %llu", rows[i].name,
+                                (unsigned long long)rows[i].value, (unsigned long long)rows[i].min,
+                                (unsigned long long)rows[i].max);
         }
     }
     return EP_OK;
@@ -92,12 +95,14 @@ ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, 
         return err;
     }
     if (common->node != NULL && strlen(common->node) >= EP_NODE_NAME_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "node name has %zu bytes, allowed up to %d",
-                            strlen(common->node), EP_NODE_NAME_BYTES - 1);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "node name has %zu bytes, allowed up to %d", strlen(common->node),
+                            EP_NODE_NAME_BYTES - 1);
     }
     if (common->host != NULL && strlen(common->host) >= EP_HOST_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "host has %zu bytes, allowed up to %d",
-                            strlen(common->host), EP_HOST_BYTES - 1);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "host has %zu bytes, allowed up to %d", strlen(common->host),
+                            EP_HOST_BYTES - 1);
     }
     char boot_id[EP_HOST_BYTES];
     ep_host_boot_id(boot_id);

@@ -17,7 +17,8 @@ size_t ep_rpc_first_frame_bytes_max(const ep_rpc_limits *limits, bool accepted);
 
 /* Checks common and copies it with its strings; ep_rpc_common_free releases the copy. Errors:
  * INVALID_ARGUMENT, NO_MEMORY. */
-ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, ep_error *out_error);
+ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy,
+                          ep_error *out_error);
 void ep_rpc_common_free(ep_rpc_common *copy);
 
 #endif

@@ -109,19 +109,23 @@ static void disarm(ep_rpc_link *link)
 #define MEMORY_EXCUSE_MS 30000u
 
 /* False: the peer sends its frame so slowly that it is to be turned away. */
-static bool frame_comes_locked(ep_rpc_link *link, ep_conn_receiving *receiving, uint64_t now_ns, ep_error *out_why)
+static bool frame_comes_locked(ep_rpc_link *link, ep_conn_receiving *receiving, uint64_t now_ns,
+                               ep_error *out_why)
 {
     const ep_rpc_limits *limits = &link->common->limits;
     link->memory_looks = receiving->waits_for_memory ? link->memory_looks + 1 : 0;
-    receiving->waits_for_memory = receiving->waits_for_memory && link->memory_looks * limits->ping_ms < MEMORY_EXCUSE_MS;
+    receiving->waits_for_memory =
+        receiving->waits_for_memory && link->memory_looks * limits->ping_ms < MEMORY_EXCUSE_MS;
     bool slow = !receiving->waits_for_memory && ep_conn_receiving_is_slow(receiving, now_ns);
     link->slow_looks = slow ? link->slow_looks + 1 : 0;
     if (link->slow_looks <= limits->ping_dead_count) {
         return true;
     }
     link->too_slow = true;
-    ep_error_set(out_why, EP_ERR_RESOURCE_EXHAUSTED, "peer sent %llu bytes of a frame in %llu ms, at least %llu a second are wanted",
-                 (unsigned long long)receiving->begun_bytes, (unsigned long long)((now_ns - receiving->begun_ns) / EP_NS_PER_MS),
+    ep_error_set(out_why, EP_ERR_RESOURCE_EXHAUSTED,
+                 "peer sent %llu bytes of a frame in %llu ms, at least %llu a second are wanted",
+                 (unsigned long long)receiving->begun_bytes,
+                 (unsigned long long)((now_ns - receiving->begun_ns) / EP_NS_PER_MS),
                  (unsigned long long)EP_FRAME_RATE_MIN);
     return false;
 }
@@ -144,15 +148,17 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
     /* Part of a frame that comes is a sign of life too, and nothing can come while our lane waits
      * for memory. Pings go on: they are the peer's sign of our life, whose own are behind what we
      * do not read. */
-    if (received_ns >= link->pinged_ns || receiving.heard_ns >= link->pinged_ns || receiving.waits_for_memory) {
+    if (received_ns >= link->pinged_ns || receiving.heard_ns >= link->pinged_ns ||
+        receiving.waits_for_memory) {
         link->pings_missed = 0;
     }
     if (received_ns + period_ns > now_ns) {
         return received_ns + period_ns;
     }
     if (link->pings_missed >= limits->ping_dead_count) {
-        ep_error_set(out_why, EP_ERR_CONNECTION_LOST, "peer answered none of %u pings, silent for %llu ms",
-                     limits->ping_dead_count, (unsigned long long)((now_ns - received_ns) / EP_NS_PER_MS));
+        ep_error_set(out_why, EP_ERR_CONNECTION_LOST,
+                     "peer answered none of %u pings, silent for %llu ms", limits->ping_dead_count,
+                     (unsigned long long)((now_ns - received_ns) / EP_NS_PER_MS));
         return 0;
     }
     link->pings_missed++;
@@ -173,7 +179,8 @@ uint64_t ep_rpc_link_heard_ns(ep_rpc_link *link)
 static void ping_sent(ep_send *send, ep_err result)
 {
     ep_rpc_link *link = send->arg;
-    if (result == EP_OK && ep_rpc_link_heard_ns(link) >= __atomic_load_n(&link->ping_left_ns, __ATOMIC_RELAXED)) {
+    if (result == EP_OK &&
+        ep_rpc_link_heard_ns(link) >= __atomic_load_n(&link->ping_left_ns, __ATOMIC_RELAXED)) {
         __atomic_store_n(&link->ping_left_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     }
     pthread_mutex_lock(&link->lock);
@@ -199,7 +206,8 @@ void ep_rpc_link_ping(ep_rpc_link *link)
     ep_frame frame = {.kind = EP_FRAME_PING, .tensor_offset = ep_frame_tensor_offset(0)};
     ep_frame_encode(&frame, link->ping_bytes);
     link->ping = (ep_send){.parts_count = 1, .done = ping_sent, .arg = link};
-    link->ping.parts[0] = (ep_send_part){.data = link->ping_bytes, .bytes = sizeof(link->ping_bytes)};
+    link->ping.parts[0] =
+        (ep_send_part){.data = link->ping_bytes, .bytes = sizeof(link->ping_bytes)};
     ep_rpc_link_ref(link);
     if (ep_conn_send(link->conn, &link->ping) != EP_OK) {
         ping_sent(&link->ping, EP_ERR_CLOSED);
@@ -228,13 +236,16 @@ static void link_timer(ep_timer *timer, void *arg)
         /* not DEADLINE_EXCEEDED: that would be the deadline of the calls that wait for the
          * connection */
         ep_error_set(&why, EP_ERR_UNAVAILABLE, "no Hello within %u ms%s", link->hello_wait_ms,
-                     link->hello_wait_ms < link->common->limits.hello_timeout_ms ? "; the next dial waits longer" : "");
+                     link->hello_wait_ms < link->common->limits.hello_timeout_ms
+                         ? "; the next dial waits longer"
+                         : "");
         break;
     case EP_LINK_LIVE:
         next_ns = ping_step_locked(link, &ping, &why);
         break;
     case EP_LINK_CLOSING:
-        ep_error_set(&why, EP_ERR_CLOSED, "the last frame was not taken within %d ms", EP_LINK_LAST_FRAME_MS);
+        ep_error_set(&why, EP_ERR_CLOSED, "the last frame was not taken within %d ms",
+                     EP_LINK_LAST_FRAME_MS);
         break;
     case EP_LINK_CLOSED:
         break;
@@ -262,7 +273,8 @@ static void link_timer(ep_timer *timer, void *arg)
  * event ---- */
 
 /* False: no span for this frame. */
-static bool frame_fields(const ep_rpc_link *link, const ep_frame *frame, ep_trace_fields *out_fields)
+static bool frame_fields(const ep_rpc_link *link, const ep_frame *frame,
+                         ep_trace_fields *out_fields)
 {
     bool is_request = frame->kind == EP_FRAME_REQUEST;
     if ((!is_request && frame->kind != EP_FRAME_REPLY && frame->kind != EP_FRAME_REPLY_MORE) ||
@@ -307,7 +319,8 @@ static void link_begin(void *arg, ep_conn *conn, const uint8_t prefix[EP_FRAME_P
     ep_error error;
     (void)conn;
     if (EP_TRACE_SPAN_ON(receive) &&
-        ep_frame_decode(prefix, limits->frame_bytes_max, limits->header_bytes_max, &frame, NULL, &error) == EP_OK &&
+        ep_frame_decode(prefix, limits->frame_bytes_max, limits->header_bytes_max, &frame, NULL,
+                        &error) == EP_OK &&
         frame_fields(link, &frame, &link->receiving)) {
         link->receive_traced = true;
         EP_TRACE(receive_begin, &link->receiving);
@@ -348,7 +361,8 @@ static void link_sent(ep_send *send, ep_err result)
 
 static ep_err send_now(ep_rpc_link *link, ep_rpc_out *out, bool payload_crc)
 {
-    if (__atomic_add_fetch(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST) > sends_max(link) && !out->last) {
+    if (__atomic_add_fetch(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST) > sends_max(link) &&
+        !out->last) {
         __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
         return EP_ERR_RESOURCE_EXHAUSTED;
     }
@@ -390,9 +404,10 @@ void ep_rpc_link_send_reply(ep_rpc_link *link, ep_rpc_out *taken_out)
     ep_rpc_out_destroy(taken_out);
     if (err != EP_ERR_CLOSED) {
         ep_error why;
-        ep_error_set(&why, err,
-                     "peer does not take its replies: send queue full (send_queue_bytes_max %zu, frames %u)",
-                     link->common->limits.send_queue_bytes_max, sends_max(link));
+        ep_error_set(
+            &why, err,
+            "peer does not take its replies: send queue full (send_queue_bytes_max %zu, frames %u)",
+            link->common->limits.send_queue_bytes_max, sends_max(link));
         ep_rpc_link_close(link, &why);
     }
 }
@@ -420,7 +435,8 @@ void ep_rpc_link_send_last(ep_rpc_link *link, ep_rpc_out *taken_out, const ep_er
     bool payload_crc = link->payload_crc;
     if (first) {
         link->phase = EP_LINK_CLOSING;
-        bounded = arm_locked(link, ep_clock_now_ns() + EP_LINK_LAST_FRAME_MS * EP_NS_PER_MS) == EP_OK;
+        bounded =
+            arm_locked(link, ep_clock_now_ns() + EP_LINK_LAST_FRAME_MS * EP_NS_PER_MS) == EP_OK;
     }
     pthread_mutex_unlock(&link->lock);
     if (taken_out != NULL && bounded) {
@@ -482,8 +498,8 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
         return;
     }
     EP_ASSERT(taken_frame->bytes >= EP_FRAME_FIXED_BYTES); /* the lane's contract */
-    if (ep_frame_decode(taken_frame->data, limits->frame_bytes_max, limits->header_bytes_max, &frame, NULL,
-                        &why) != EP_OK) {
+    if (ep_frame_decode(taken_frame->data, limits->frame_bytes_max, limits->header_bytes_max,
+                        &frame, NULL, &why) != EP_OK) {
         ep_rpc_link_close(link, &why);
         ep_buffer_unref(taken_frame);
         return;
@@ -491,7 +507,8 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
     if (phase == EP_LINK_LIVE) {
         switch (frame.kind) {
         case EP_FRAME_PING:
-            ep_rpc_link_send_bare(link, &(ep_frame){.kind = EP_FRAME_PONG, .call_id = frame.call_id});
+            ep_rpc_link_send_bare(link,
+                                  &(ep_frame){.kind = EP_FRAME_PONG, .call_id = frame.call_id});
             ep_buffer_unref(taken_frame);
             return;
         case EP_FRAME_PONG:
@@ -529,8 +546,14 @@ static void link_closed(void *arg, ep_conn *conn, const ep_error *error)
 void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rpc_common *common,
                       ep_conn *taken_conn)
 {
-    *link = (ep_rpc_link){.ops = ops, .common = common, .conn = taken_conn, .refs = 1, .phase = EP_LINK_NEW, .peer_name = ""};
-    link->handler = (ep_conn_handler){.on_begin = link_begin, .on_frame = link_frame, .on_closed = link_closed, .arg = link};
+    *link = (ep_rpc_link){.ops = ops,
+                          .common = common,
+                          .conn = taken_conn,
+                          .refs = 1,
+                          .phase = EP_LINK_NEW,
+                          .peer_name = ""};
+    link->handler = (ep_conn_handler){
+        .on_begin = link_begin, .on_frame = link_frame, .on_closed = link_closed, .arg = link};
     link->received_ns = ep_clock_now_ns();
     link->hello_wait_ms = common->limits.hello_timeout_ms;
     pthread_mutex_init(&link->lock, NULL);

@@ -59,10 +59,10 @@ struct ep_rpc_link {
     uint32_t slow_looks;    /* in a row that found the frame at hand too slow */
     bool too_slow;          /* the reason of the end */
     uint32_t memory_looks;  /* in a row that found the lane waiting for memory */
-    uint64_t pinged_ns; /* when the last ping was sent */
-    bool ping_busy;     /* ping is in the lane's queue */
+    uint64_t pinged_ns;     /* when the last ping was sent */
+    bool ping_busy;         /* ping is in the lane's queue */
     uint64_t ping_asked_ns; /* since when */
-    uint64_t left_ns;   /* atomic: when a frame last left the lane's queue */
+    uint64_t left_ns;       /* atomic: when a frame last left the lane's queue */
     uint32_t hello_wait_ms; /* before it starts; at first hello_timeout_ms */
     /* atomic: when the oldest ping without an answer left that queue, or the newest; 0 never */
     uint64_t ping_left_ns;
@@ -72,7 +72,7 @@ struct ep_rpc_link {
     uint32_t sends_in_flight;
     uint64_t bytes_received;
     uint64_t bytes_sent;
-    const char *peer_name;     /* for spans; "" until Hello */
+    const char *peer_name; /* for spans; "" until Hello */
     /* in the connection's callbacks only: a receive span is open, with these fields */
     bool receive_traced;
     ep_trace_fields receiving;

@@ -26,7 +26,8 @@
 #define WHICH_PORT "give the port of listen, by default 7410 (coordinator) or 7420 (node)"
 
 /* As long as a frame's first part, so that expertd sees at once that it is none. */
-static const char http_request[] = "GET / HTTP/1.0\r\nUser-Agent: expertd, which looks at what listens here\r\n\r\n";
+static const char http_request[] =
+    "GET / HTTP/1.0\r\nUser-Agent: expertd, which looks at what listens here\r\n\r\n";
 _Static_assert(sizeof(http_request) > EP_FRAME_FIXED_BYTES, "the request is too short");
 static const char our_page[] = "expertd: "; /* probes.c */
 
@@ -36,7 +37,8 @@ typedef struct port {
     const bool *stop;
 } port;
 
-void ep_rpc_look_found(ep_rpc_look *look, const char *code, const char *advice, const char *format, ...)
+void ep_rpc_look_found(ep_rpc_look *look, const char *code, const char *advice, const char *format,
+                       ...)
 {
     va_list args;
     look->code = code;
@@ -55,7 +57,8 @@ static bool split(const char *url, char out_host[HOST_BYTES], char out_port[HOST
         return false;
     }
     bool bracketed = start[0] == '[' && colon > start + 1 && colon[-1] == ']';
-    snprintf(out_host, HOST_BYTES, "%.*s", (int)(colon - start) - (bracketed ? 2 : 0), start + (bracketed ? 1 : 0));
+    snprintf(out_host, HOST_BYTES, "%.*s", (int)(colon - start) - (bracketed ? 2 : 0),
+             start + (bracketed ? 1 : 0));
     snprintf(out_port, HOST_BYTES, "%s", colon + 1);
     return true;
 }
@@ -80,7 +83,8 @@ bool ep_rpc_look_wait(int fd, short events, const bool *stop)
     struct pollfd wanted = {.fd = fd, .events = events};
     uint64_t end_ns = ep_clock_now_ns() + STEP_MS * EP_NS_PER_MS;
     int n = 0;
-    while (n <= 0 && ep_clock_now_ns() < end_ns && (stop == NULL || !__atomic_load_n(stop, __ATOMIC_RELAXED))) {
+    while (n <= 0 && ep_clock_now_ns() < end_ns &&
+           (stop == NULL || !__atomic_load_n(stop, __ATOMIC_RELAXED))) {
         n = poll(&wanted, 1, SLICE_MS);
     }
     return n > 0;
@@ -115,8 +119,8 @@ static int dial(const port *there)
 typedef struct answer {
     char text[REPLY_BYTES + 1];
     size_t bytes;
-    int failed;  /* errno: there is no connection */
-    bool ended;  /* it ends the connection */
+    int failed; /* errno: there is no connection */
+    bool ended; /* it ends the connection */
 } answer;
 
 static void say(const port *there, const void *words, size_t bytes, answer *out)
@@ -146,7 +150,8 @@ bool ep_rpc_look_is_door(const char *greeting, size_t bytes, ep_rpc_look *out_lo
     if (bytes < sizeof(sp_hello) || memcmp(greeting, sp_hello, sizeof(sp_hello)) != 0) {
         return false;
     }
-    ep_rpc_look_found(out_look, "door-port", WHICH_PORT, "this is a door (door_listen), for nng's REQ sockets");
+    ep_rpc_look_found(out_look, "door-port", WHICH_PORT,
+                      "this is a door (door_listen), for nng's REQ sockets");
     return true;
 }
 
@@ -186,7 +191,8 @@ static void found_page(const char *page, ep_rpc_look *out_look)
     }
     body += 4 + strlen(our_page);
     snprintf(line, sizeof(line), "%.*s", (int)strcspn(body, "\r\n"), body);
-    ep_rpc_look_found(out_look, "probe-port", "give one of these addresses", "this is the probe port of %.350s",
+    ep_rpc_look_found(out_look, "probe-port", "give one of these addresses",
+                      "this is the probe port of %.350s",
                       ep_text_escape(line, escaped, sizeof(escaped)));
 }
 
@@ -195,7 +201,8 @@ static void found_other(const char *words, ep_rpc_look *out_look)
     char first[WORDS_BYTES];
     char escaped[EP_TEXT_ESCAPED_BYTES(WORDS_BYTES)];
     snprintf(first, sizeof(first), "%.*s", (int)strcspn(words, "\r\n"), words);
-    ep_rpc_look_found(out_look, "no-answer", WHICH_PORT, "something else listens there, which says '%s'",
+    ep_rpc_look_found(out_look, "no-answer", WHICH_PORT,
+                      "something else listens there, which says '%s'",
                       ep_text_escape(first, escaped, sizeof(escaped)));
 }
 
@@ -204,17 +211,19 @@ static void look_plain(const port *there, bool wants_tls, ep_rpc_look *out_look)
     answer reply;
     say(there, http_request, sizeof(http_request) - 1, &reply);
     if (reply.failed != 0) {
-        ep_rpc_look_found(out_look, "nobody-there",
-                          "start it, or look into its ports_file and the network policy for the right address",
-                          "nobody listens there: %s", strerror(reply.failed));
+        ep_rpc_look_found(
+            out_look, "nobody-there",
+            "start it, or look into its ports_file and the network policy for the right address",
+            "nobody listens there: %s", strerror(reply.failed));
     } else if (ep_rpc_look_is_door(reply.text, reply.bytes, out_look)) {
         return;
     } else if (reply.bytes >= 5 && memcmp(reply.text, "HTTP/", 5) == 0) {
         found_page(reply.text, out_look);
     } else if (!wants_tls && ep_rpc_look_speaks_tls(dial(there), there->stop)) {
-        ep_rpc_look_found(out_look, "tls-needed",
-                          "use tls+tcp:// with tls_ca_file (--tls-ca) and tls_server_name (--tls-server-name)",
-                          "TLS is spoken there, and we spoke without");
+        ep_rpc_look_found(
+            out_look, "tls-needed",
+            "use tls+tcp:// with tls_ca_file (--tls-ca) and tls_server_name (--tls-server-name)",
+            "TLS is spoken there, and we spoke without");
     } else if (wants_tls && speaks_frames(there)) {
         ep_rpc_look_found(out_look, "tls-not-there",
                           "use tcp://, or set tls_cert_key_file and a tls+tcp:// listen there",
@@ -228,18 +237,22 @@ static void look_plain(const port *there, bool wants_tls, ep_rpc_look *out_look)
                           "nobody speaks TLS there: our words are answered by %s",
                           reply.ended ? "the connection's end" : "silence");
     } else if (!reply.ended) {
-        ep_rpc_look_found(out_look, "no-answer", "look at the log of the program there; " WHICH_PORT,
+        ep_rpc_look_found(out_look, "no-answer",
+                          "look at the log of the program there; " WHICH_PORT,
                           "somebody takes connections there and says nothing");
     }
 }
 
-void ep_rpc_look_at(const ep_lane_address *address, const char *peer, const bool *stop, ep_rpc_look *out_look)
+void ep_rpc_look_at(const ep_lane_address *address, const char *peer, const bool *stop,
+                    ep_rpc_look *out_look)
 {
     port there = {.stop = stop};
     bool is_tls = ep_url_has_scheme(address->url, "tls+tcp");
     *out_look = (ep_rpc_look){0};
-    if (!(peer != NULL ? resolve(peer, AI_NUMERICHOST | AI_NUMERICSERV, &there) : resolve(address->url, 0, &there))) {
-        ep_rpc_look_found(out_look, "nobody-there", "check the name, or give the address in numbers",
+    if (!(peer != NULL ? resolve(peer, AI_NUMERICHOST | AI_NUMERICSERV, &there)
+                       : resolve(address->url, 0, &there))) {
+        ep_rpc_look_found(out_look, "nobody-there",
+                          "check the name, or give the address in numbers",
                           "the host's name cannot be resolved");
     } else if (!is_tls || !ep_rpc_look_tls(dial(&there), address->tls, stop, out_look)) {
         look_plain(&there, is_tls, out_look);

@@ -25,6 +25,7 @@ typedef struct ep_rpc_look {
  * then resolved. stop (atomic; may be NULL) ends the look early when it becomes true. Takes some
  * seconds at most, and milliseconds where somebody answers.
  */
-void ep_rpc_look_at(const ep_lane_address *address, const char *peer, const bool *stop, ep_rpc_look *out_look);
+void ep_rpc_look_at(const ep_lane_address *address, const char *peer, const bool *stop,
+                    ep_rpc_look *out_look);
 
 #endif

@@ -53,14 +53,17 @@ static void put_name(const X509_NAME *name, char out[NAME_BYTES])
 static void put_time(const ASN1_TIME *at, char out[TIME_BYTES])
 {
     struct tm parts;
-    if (ASN1_TIME_to_tm(at, &parts) != 1 || strftime(out, TIME_BYTES, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
+    if (ASN1_TIME_to_tm(at, &parts) != 1 ||
+        strftime(out, TIME_BYTES, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
         snprintf(out, TIME_BYTES, "(unreadable)");
     }
 }
 
 static size_t put_more(char *out, size_t bytes, size_t used, const char *text)
 {
-    return used + (used < bytes ? (size_t)snprintf(out + used, bytes - used, "%s%s", used > 0 ? ", " : "", text) : 0);
+    return used + (used < bytes ? (size_t)snprintf(out + used, bytes - used, "%s%s",
+                                                   used > 0 ? ", " : "", text)
+                                : 0);
 }
 
 /* The hosts a certificate is for: its DNS names, else its common name. */
@@ -156,8 +159,10 @@ static bool prepare(handshake *h, int fd)
 static bool go_on(const handshake *h, int result)
 {
     int wanted = SSL_get_error(h->ssl, result);
-    return (wanted == SSL_ERROR_WANT_READ && ep_rpc_look_wait(SSL_get_fd(h->ssl), POLLIN, h->stop)) ||
-           (wanted == SSL_ERROR_WANT_WRITE && ep_rpc_look_wait(SSL_get_fd(h->ssl), POLLOUT, h->stop));
+    return (wanted == SSL_ERROR_WANT_READ &&
+            ep_rpc_look_wait(SSL_get_fd(h->ssl), POLLIN, h->stop)) ||
+           (wanted == SSL_ERROR_WANT_WRITE &&
+            ep_rpc_look_wait(SSL_get_fd(h->ssl), POLLOUT, h->stop));
 }
 
 static void shake(handshake *h, int fd)
@@ -205,9 +210,10 @@ static void found_issuer(const handshake *h, ep_rpc_look *out_look)
     put_name(X509_get_issuer_name(h->fault_cert), issuer);
     put_hosts(h->cert, hosts, sizeof(hosts));
     put_authorities(h->tls->ca_file, known, sizeof(known));
-    ep_rpc_look_found(out_look, "tls-refused", "tls_ca_file (--tls-ca) must hold the CA that issued it",
-                      "the certificate there (of %.60s) is issued by %.60s, which is not that of %.120s (%.60s)",
-                      hosts, issuer, h->tls->ca_file, known);
+    ep_rpc_look_found(
+        out_look, "tls-refused", "tls_ca_file (--tls-ca) must hold the CA that issued it",
+        "the certificate there (of %.60s) is issued by %.60s, which is not that of %.120s (%.60s)",
+        hosts, issuer, h->tls->ca_file, known);
 }
 
 static void found_dates(const handshake *h, ep_rpc_look *out_look)
@@ -221,7 +227,8 @@ static void found_dates(const handshake *h, ep_rpc_look *out_look)
     put_name(X509_get_subject_name(h->fault_cert), name);
     put_time(is_over ? X509_get0_notAfter(h->fault_cert) : X509_get0_notBefore(h->fault_cert), at);
     strftime(now, sizeof(now), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&clock, &parts));
-    ep_rpc_look_found(out_look, "tls-refused", "renew tls_cert_key_file there, or set the clock here right",
+    ep_rpc_look_found(out_look, "tls-refused",
+                      "renew tls_cert_key_file there, or set the clock here right",
                       "the certificate there (%.80s) %s %s, and the clock here says %s", name,
                       is_over ? "has expired: it was valid until" : "is not valid before", at, now);
 }
@@ -235,22 +242,26 @@ static void found_own(const handshake *h, ep_rpc_look *out_look)
     const X509 *own = SSL_get_certificate(h->ssl);
     put_list(SSL_get0_peer_CA_list(h->ssl), accepted, sizeof(accepted));
     if (own == NULL) {
-        ep_rpc_look_found(out_look, "tls-refused",
-                          "tls_cert_key_file (--tls-cert-key) must hold one of these, and its key",
-                          "the peer asks for a certificate, and none was given; issuers it accepts: %.120s", accepted);
+        ep_rpc_look_found(
+            out_look, "tls-refused",
+            "tls_cert_key_file (--tls-cert-key) must hold one of these, and its key",
+            "the peer asks for a certificate, and none was given; issuers it accepts: %.120s",
+            accepted);
         return;
     }
     put_name(X509_get_subject_name(own), name);
     put_name(X509_get_issuer_name(own), issuer);
     put_time(X509_get0_notAfter(own), end);
     bool is_over = X509_cmp_current_time(X509_get0_notAfter(own)) <= 0;
-    ep_rpc_look_found(out_look, "tls-refused",
-                      is_over ? "renew the certificate in tls_cert_key_file (--tls-cert-key)"
-                              : "tls_cert_key_file (--tls-cert-key) must hold one that the CA of the peer's "
-                                "tls_ca_file issued",
-                      "the peer refused the certificate in %.120s (%.60s, issued by %.60s, valid until %s); issuers it "
-                      "accepts: %.60s",
-                      h->tls->cert_key_file, name, issuer, end, accepted);
+    ep_rpc_look_found(
+        out_look, "tls-refused",
+        is_over ? "renew the certificate in tls_cert_key_file (--tls-cert-key)"
+                : "tls_cert_key_file (--tls-cert-key) must hold one that the CA of the peer's "
+                  "tls_ca_file issued",
+        "the peer refused the certificate in %.120s (%.60s, issued by %.60s, valid until %s); "
+        "issuers it "
+        "accepts: %.60s",
+        h->tls->cert_key_file, name, issuer, end, accepted);
 }
 
 static bool is_of_dates(int fault)
@@ -260,17 +271,21 @@ static bool is_of_dates(int fault)
 
 static bool is_of_issuer(int fault)
 {
-    return fault == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT || fault == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY ||
-           fault == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT || fault == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN ||
-           fault == X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE || fault == X509_V_ERR_CERT_SIGNATURE_FAILURE;
+    return fault == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT ||
+           fault == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY ||
+           fault == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT ||
+           fault == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN ||
+           fault == X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE ||
+           fault == X509_V_ERR_CERT_SIGNATURE_FAILURE;
 }
 
 static void found_failure(const handshake *h, ep_rpc_look *out_look)
 {
-    const char *reason =
-        h->alert != ALERT_NONE ? SSL_alert_desc_string_long(h->alert) : ERR_reason_error_string(h->reason);
+    const char *reason = h->alert != ALERT_NONE ? SSL_alert_desc_string_long(h->alert)
+                                                : ERR_reason_error_string(h->reason);
     ep_rpc_look_found(out_look, "tls-refused", "look at the log of the program there",
-                      "the TLS handshake fails: %.100s%s", h->alert != ALERT_NONE ? "the peer says " : "",
+                      "the TLS handshake fails: %.100s%s",
+                      h->alert != ALERT_NONE ? "the peer says " : "",
                       reason != NULL ? reason : "the connection ends in it");
 }
 
@@ -294,13 +309,15 @@ static void judge(const handshake *h, ep_rpc_look *out_look)
     } else if (h->fault != X509_V_OK) {
         ep_rpc_look_found(out_look, "tls-refused",
                           "the program there needs another certificate in its tls_cert_key_file",
-                          "the certificate there is not good: %.200s", X509_verify_cert_error_string(h->fault));
+                          "the certificate there is not good: %.200s",
+                          X509_verify_cert_error_string(h->fault));
     } else if (h->cert != NULL && X509_check_host(h->cert, h->tls->server_name, 0, 0, NULL) != 1) {
         char hosts[2 * NAME_BYTES];
         put_hosts(h->cert, hosts, sizeof(hosts));
         ep_rpc_look_found(out_look, "tls-refused",
                           "tls_server_name (--tls-server-name) must be a name of the certificate",
-                          "the certificate there is for %.180s, not for %.120s", hosts, h->tls->server_name);
+                          "the certificate there is for %.180s, not for %.120s", hosts,
+                          h->tls->server_name);
     } else if (!h->is_done && h->asks_for_cert) {
         found_own(h, out_look);
     } else if (!h->is_done) {
@@ -310,7 +327,8 @@ static void judge(const handshake *h, ep_rpc_look *out_look)
     }
 }
 
-bool ep_rpc_look_tls(int taken_fd, const ep_tls_config *tls, const bool *stop, ep_rpc_look *out_look)
+bool ep_rpc_look_tls(int taken_fd, const ep_tls_config *tls, const bool *stop,
+                     ep_rpc_look *out_look)
 {
     handshake h = {.tls = tls, .stop = stop, .alert = ALERT_NONE};
     shake(&h, taken_fd);

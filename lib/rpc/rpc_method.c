@@ -27,8 +27,13 @@ static const struct {
     ep_rpc_role role;
     bool idempotent;
 } rows[] = {
-#define EP_METHOD(service_number, method_number, service, method, stream, role, idempotent)                  \
-    {(service_number) << 8 | (method_number), service, method, EP_RPC_##stream, EP_ROLE_##role, idempotent},
+#define EP_METHOD(service_number, method_number, service, method, stream, role, idempotent)        \
+    {(service_number) << 8 | (method_number),                                                      \
+     service,                                                                                      \
+     method,                                                                                       \
+     EP_RPC_##stream,                                                                              \
+     EP_ROLE_##role,                                                                               \
+     idempotent},
 #include "methods.def"
 #undef EP_METHOD
 };
@@ -88,7 +93,8 @@ const ep_rpc_method *ep_rpc_method_by_name(const char *service, const char *meth
 {
     pthread_once(&once, join);
     for (size_t i = 0; i < EP_ARRAY_COUNT(methods); i++) {
-        if (strcmp(methods[i].service->name, service) == 0 && strcmp(methods[i].method->name, method) == 0) {
+        if (strcmp(methods[i].service->name, service) == 0 &&
+            strcmp(methods[i].method->name, method) == 0) {
             return &methods[i];
         }
     }

@@ -3,19 +3,27 @@
 #include "base/check.h"
 #include "rpc/rpc_channel.h"
 
-typedef enum reply_fate { REPLY_DROP, REPLY_BREAK, REPLY_FAIL, REPLY_MESSAGE, REPLY_END } reply_fate;
+typedef enum reply_fate {
+    REPLY_DROP,
+    REPLY_BREAK,
+    REPLY_FAIL,
+    REPLY_MESSAGE,
+    REPLY_END
+} reply_fate;
 
 /*
  * What a reply frame means for the call it names. Lock held. Except for DROP and BREAK *out_call is
  * the call, with a reference; for FAIL and END it has ended (*out_deliver: on_reply is to be run).
  */
-static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, ep_rpc_client_call **out_call,
-                               bool *out_deliver, ep_error *out_error)
+static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame,
+                               ep_rpc_client_call **out_call, bool *out_deliver,
+                               ep_error *out_error)
 {
     ep_rpc_channel *channel = link->channel;
     ep_rpc_client_call *call = ep_rpc_client_call_find(channel, frame->call_id);
     if (call == NULL && !ep_rpc_call_id_was_given(frame->call_id)) {
-        ep_error_set(out_error, EP_ERR_PROTOCOL, "a %s frame answers call %016llx, which was never begun here",
+        ep_error_set(out_error, EP_ERR_PROTOCOL,
+                     "a %s frame answers call %016llx, which was never begun here",
                      ep_frame_kind_name(frame->kind), (unsigned long long)frame->call_id);
         return REPLY_BREAK;
     }
@@ -27,7 +35,8 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, 
         return REPLY_DROP;
     }
     if (call->attempt != frame->attempt) { /* an id is used once: no earlier attempt has it */
-        ep_error_set(out_error, EP_ERR_PROTOCOL, "a %s frame answers attempt %u of a call that is attempt %u",
+        ep_error_set(out_error, EP_ERR_PROTOCOL,
+                     "a %s frame answers attempt %u of a call that is attempt %u",
                      ep_frame_kind_name(frame->kind), frame->attempt, call->attempt);
         return REPLY_BREAK;
     }
@@ -36,15 +45,17 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame, 
     bool end_flag = (frame->flags & EP_FRAME_FLAG_END_OF_STREAM) != 0;
     if (frame->method_id != call->method->id || (more && (!stream || end_flag)) ||
         (!more && end_flag != stream)) {
-        ep_error_set(out_error, EP_ERR_PROTOCOL,
-                     "a %s frame of method 0x%04x with flags 0x%04x answers a call of method 0x%04x",
-                     ep_frame_kind_name(frame->kind), frame->method_id, frame->flags, call->method->id);
+        ep_error_set(
+            out_error, EP_ERR_PROTOCOL,
+            "a %s frame of method 0x%04x with flags 0x%04x answers a call of method 0x%04x",
+            ep_frame_kind_name(frame->kind), frame->method_id, frame->flags, call->method->id);
         return REPLY_BREAK;
     }
     *out_call = call;
     if (frame->stream_sequence != call->sequence) {
-        ep_error_set(out_error, EP_ERR_DATA_LOSS, "reply %u of %s.%s is missing, %u arrived", call->sequence,
-                     call->method->service->name, call->method->method->name, frame->stream_sequence);
+        ep_error_set(out_error, EP_ERR_DATA_LOSS, "reply %u of %s.%s is missing, %u arrived",
+                     call->sequence, call->method->service->name, call->method->method->name,
+                     frame->stream_sequence);
         ep_rpc_client_call_ref(call);
         *out_deliver = ep_rpc_client_call_end(call, out_error);
         ep_rpc_client_call_unref(call); /* the table's */
@@ -68,8 +79,9 @@ static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame
                            ep_rpc_budget *budget, ep_rpc_reply *reply, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
-    ep_err err = ep_rpc_unpack(budget, call->method->method->output, buffer->data + EP_FRAME_FIXED_BYTES,
-                               frame->header_bytes, &message, out_error);
+    ep_err err =
+        ep_rpc_unpack(budget, call->method->method->output, buffer->data + EP_FRAME_FIXED_BYTES,
+                      frame->header_bytes, &message, out_error);
     if (err == EP_ERR_INVALID_ARGUMENT) {
         out_error->code = EP_ERR_PROTOCOL; /* the request was fine, the answer is not */
         err = EP_ERR_PROTOCOL;
@@ -84,7 +96,8 @@ static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame
 }
 
 /* One message of a stream, then the end if it came in between. */
-static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply, const ep_error *failure)
+static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply,
+                            const ep_error *failure)
 {
     ep_rpc_channel *channel = call->channel;
     bool in_table = true;
@@ -123,8 +136,8 @@ static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buf
         error = *damage;
         err = error.code;
     } else if (frame->status != 0) {
-        ep_rpc_status_read(call->channel->common.pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES,
-                           frame->header_bytes, &error);
+        ep_rpc_status_read(call->channel->common.pool, frame->status,
+                           buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes, &error);
         err = error.code;
     } else if (call->method->stream == EP_RPC_UNARY) {
         err = read_message(call, frame, buffer, budget, reply, &error);
@@ -142,7 +155,8 @@ void ep_rpc_client_reply(ep_rpc_client_link *link, const ep_frame *frame, ep_buf
     ep_error error = {.code = EP_OK};
     bool deliver = false;
     reply_fate fate = REPLY_BREAK;
-    if (ep_rpc_payload_check(frame, taken_buffer->data, link->link.payload_crc, &damage) == EP_ERR_PROTOCOL) {
+    if (ep_rpc_payload_check(frame, taken_buffer->data, link->link.payload_crc, &damage) ==
+        EP_ERR_PROTOCOL) {
         error = damage;
     } else {
         pthread_mutex_lock(&channel->lock);
@@ -163,9 +177,13 @@ void ep_rpc_client_reply(ep_rpc_client_link *link, const ep_frame *frame, ep_buf
         }
         break;
     case REPLY_MESSAGE: {
-        ep_err err = damage.code != EP_OK ? damage.code
-                                          : read_message(call, frame, taken_buffer, &budget, &reply, &error);
-        deliver_message(call, &reply, err == EP_OK ? NULL : damage.code != EP_OK ? &damage : &error);
+        ep_err err = damage.code != EP_OK
+                         ? damage.code
+                         : read_message(call, frame, taken_buffer, &budget, &reply, &error);
+        deliver_message(call, &reply,
+                        err == EP_OK           ? NULL
+                        : damage.code != EP_OK ? &damage
+                                               : &error);
         break;
     }
     case REPLY_END:

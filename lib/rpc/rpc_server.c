@@ -12,14 +12,16 @@
 
 /* A share of the server's pool that a frame of frame_bytes always fits; without a limit there are
  * no shares. */
-static ep_err create_share(ep_rpc_server *server, size_t sixteenths, size_t frame_bytes, ep_buffer_pool **out_pool)
+static ep_err create_share(ep_rpc_server *server, size_t sixteenths, size_t frame_bytes,
+                           ep_buffer_pool **out_pool)
 {
     size_t limit = ep_buffer_pool_limit(server->common.pool);
     size_t share = limit / 16 * sixteenths;
     /* as it came, and without what stood before it, or the reply */
     size_t least = 2 * ep_buffer_class_bytes(frame_bytes);
     share = share > least ? share : least;
-    return ep_buffer_pool_create_child(server->common.pool, share < limit ? share : limit, out_pool);
+    return ep_buffer_pool_create_child(server->common.pool, share < limit ? share : limit,
+                                       out_pool);
 }
 
 static ep_err create_shares(ep_rpc_server *server)
@@ -128,7 +130,8 @@ static bool has_method(const ProtobufCServiceDescriptor *descriptor)
     return false;
 }
 
-static ep_err check_service(ep_rpc_server *server, const ProtobufCService *service, ep_error *out_error)
+static ep_err check_service(ep_rpc_server *server, const ProtobufCService *service,
+                            ep_error *out_error)
 {
     const char *name = service->descriptor->name;
     if (server->listeners_count > 0) {
@@ -136,20 +139,23 @@ static ep_err check_service(ep_rpc_server *server, const ProtobufCService *servi
                             "service %s must be added before the first listen", name);
     }
     if (!has_method(service->descriptor)) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "service %s has no method in methods.def",
-                            name);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "service %s has no method in methods.def", name);
     }
     if (ep_rpc_server_find_service(server, service->descriptor) != NULL) {
-        return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "service %s is already registered", name);
+        return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "service %s is already registered",
+                            name);
     }
     if (server->services_count == EP_RPC_SERVICES_MAX) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "service %s is one too many, allowed up to %d", name, EP_RPC_SERVICES_MAX);
+                            "service %s is one too many, allowed up to %d", name,
+                            EP_RPC_SERVICES_MAX);
     }
     return EP_OK;
 }
 
-ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service, ep_error *out_error)
+ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service,
+                                 ep_error *out_error)
 {
     pthread_mutex_lock(&server->lock);
     ep_err err = check_service(server, service, out_error);
@@ -162,7 +168,8 @@ ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *servic
 
 /* True when the connection may become a session. Operators have places of their own: whoever fills
  * the service must not keep them out. *out_gone, with a reference: to be closed for it. */
-static bool admit(ep_rpc_server *server, const ep_rpc_listener *listener, const char *peer, ep_rpc_session **out_gone)
+static bool admit(ep_rpc_server *server, const ep_rpc_listener *listener, const char *peer,
+                  ep_rpc_session **out_gone)
 {
     ep_accept_pick pick = {.newcomer = peer};
     bool is_admin = listener->roles == EP_ROLES_ADMIN;
@@ -224,8 +231,8 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
 {
     const ep_lane_ops *lane = ep_lane_for_url(address->url);
     if (lane == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "no lane serves the address \"%.100s\"",
-                            address->url);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "no lane serves the address \"%.100s\"", address->url);
     }
     pthread_mutex_lock(&server->lock);
     bool room = server->listeners_count < EP_RPC_LISTENERS_MAX;
@@ -236,8 +243,8 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     }
     pthread_mutex_unlock(&server->lock);
     if (!room) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "a server may have up to %d listeners",
-                            EP_RPC_LISTENERS_MAX);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "a server may have up to %d listeners", EP_RPC_LISTENERS_MAX);
     }
 
     ep_rpc_listener *place = &server->listeners[index];
@@ -263,7 +270,8 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
 void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes)
 {
     pthread_mutex_lock(&server->lock);
-    snprintf(out_url, bytes, "%s", index < server->listeners_count ? server->listeners[index].url : "");
+    snprintf(out_url, bytes, "%s",
+             index < server->listeners_count ? server->listeners[index].url : "");
     pthread_mutex_unlock(&server->lock);
 }
 
@@ -356,8 +364,8 @@ static void close_listeners(ep_rpc_server *server)
     pthread_mutex_unlock(&server->lock);
     for (size_t i = 0; i < count; i++) {
         pthread_mutex_lock(&server->lock);
-        ep_listener *listener =
-            server->listeners[i].listener; /* a session that says Hello meanwhile offers it no more */
+        ep_listener *listener = server->listeners[i].listener; /* a session that says Hello
+                                                                  meanwhile offers it no more */
         server->listeners[i].listener = NULL;
         pthread_mutex_unlock(&server->lock);
         if (listener != NULL) {

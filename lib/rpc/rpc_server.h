@@ -51,8 +51,8 @@ typedef struct ep_rpc_reflection {
 typedef struct ep_rpc_listener {
     ep_rpc_server *server;
     unsigned roles;
-    uint32_t places;       /* for sessions of these roles, of all listeners */
-    ep_listener *listener; /* NULL while it binds and once it closes; under server->lock */
+    uint32_t places;            /* for sessions of these roles, of all listeners */
+    ep_listener *listener;      /* NULL while it binds and once it closes; under server->lock */
     char url[EP_ADDRESS_BYTES]; /* written once, before listener is */
 } ep_rpc_listener;
 
@@ -71,7 +71,8 @@ typedef struct ep_rpc_origin_ops {
     /* A finished call leaves; its last reply follows. */
     void (*remove)(ep_rpc_origin *origin, ep_rpc_call *call);
     /* Judges the caller of one request, where no Hello did; sets the role. NULL: not needed. */
-    ep_err (*admit)(ep_rpc_origin *origin, const ep_rpc_call *call, const ep_frame *frame, ep_error *out_error);
+    ep_err (*admit)(ep_rpc_origin *origin, const ep_rpc_call *call, const ep_frame *frame,
+                    ep_error *out_error);
     void (*ref)(ep_rpc_origin *origin);
     void (*unref)(ep_rpc_origin *origin);
 } ep_rpc_origin_ops;
@@ -83,7 +84,7 @@ struct ep_rpc_origin {
     char node[EP_NODE_NAME_BYTES];
     char peer[EP_ADDRESS_BYTES];
     char label[EP_TOKEN_LABEL_BYTES]; /* of its token; "" none */
-    ep_buffer_pool *pool;   /* of its requests and replies: a share of the server's, or all of it */
+    ep_buffer_pool *pool; /* of its requests and replies: a share of the server's, or all of it */
     size_t peer_frame_bytes_max;
     size_t peer_header_bytes_max;
     bool payload_crc;
@@ -97,9 +98,9 @@ struct ep_rpc_server {
     ep_lane_limits lane_limits;
     /* Shares of common.pool, so that nobody takes what others need. Nodes and operators have all of
      * it. */
-    ep_buffer_pool *hello_pool;  /* first frames, of whoever dials in: 1/16 */
-    ep_buffer_pool *client_pool; /* 7/8; rpc_hosts divides it */
-    ep_buffer_pool *door_pool;   /* 1/4 */
+    ep_buffer_pool *hello_pool;                      /* first frames, of whoever dials in: 1/16 */
+    ep_buffer_pool *client_pool;                     /* 7/8; rpc_hosts divides it */
+    ep_buffer_pool *door_pool;                       /* 1/4 */
     ProtobufCService *services[EP_RPC_SERVICES_MAX]; /* fixed once the first listener exists */
     size_t services_count;
     ep_rpc_health health;
@@ -194,7 +195,8 @@ ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server,
 
 /* A call for this request; takes the buffer on success and holds a reference of its origin. NULL
  * when out of memory. */
-ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame, ep_buffer *taken_buffer);
+ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame,
+                                ep_buffer *taken_buffer);
 void ep_rpc_call_ref(ep_rpc_call *call);
 void ep_rpc_call_unref(ep_rpc_call *call);
 /* The peer does not want it any more: runs on_cancel unless the call has finished. */

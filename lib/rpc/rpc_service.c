@@ -19,19 +19,21 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
     call->method = method;
     /* before others learn what is served here */
     if (!ep_rpc_role_may_call(origin->role, method->role)) {
-        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "%s.%s needs role %s, the peer has role %s",
-                            method->service->name, method->method->name, ep_rpc_role_name(method->role),
+        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
+                            "%s.%s needs role %s, the peer has role %s", method->service->name,
+                            method->method->name, ep_rpc_role_name(method->role),
                             ep_rpc_role_name(origin->role));
     }
     *out_service = ep_rpc_server_find_service(origin->server, method->service);
     if (*out_service == NULL) {
         const ep_rpc_common *common = &origin->server->common;
         bool is_node = strcmp(common->role, "node") == 0;
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "service %s (method %s, id 0x%04x) is not served by this process, which is %s%s; by "
-                            "default a coordinator listens on port 7410, a node on 7420",
-                            method->service->name, method->method->name, method->id, is_node ? "node " : "a ",
-                            is_node ? common->node : common->role);
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "service %s (method %s, id 0x%04x) is not served by this process, which is %s%s; by "
+            "default a coordinator listens on port 7410, a node on 7420",
+            method->service->name, method->method->name, method->id, is_node ? "node " : "a ",
+            is_node ? common->node : common->role);
     }
     return EP_OK;
 }
@@ -43,15 +45,16 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
     const ep_rpc_limits *limits = &origin->server->common.limits;
     const ep_rpc_method *method = call->method;
     if (origin->unary_only && method->stream != EP_RPC_UNARY) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "%s.%s streams its replies, and here one request has one reply; call it on a listen "
-                            "address",
-                            method->service->name, method->method->name);
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "%s.%s streams its replies, and here one request has one reply; call it on a listen "
+            "address",
+            method->service->name, method->method->name);
     }
     if (calls > limits->calls_per_connection_max) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "connection has %u calls in flight, calls_per_connection_max is %u", calls,
-                            limits->calls_per_connection_max);
+                            "connection has %u calls in flight, calls_per_connection_max is %u",
+                            calls, limits->calls_per_connection_max);
     }
     if (frame->deadline_us == 0) {
         return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "%s.%s arrived with no time left",
@@ -61,7 +64,8 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
                          method->service == &expertd__v1__weight_files__descriptor;
     if (is_work && ep_rpc_server_is_draining(origin->server)) {
         return ep_error_set(out_error, EP_ERR_DRAINING, "%s is draining and takes no new work",
-                            origin->server->common.node[0] != 0 ? origin->server->common.node : "the node");
+                            origin->server->common.node[0] != 0 ? origin->server->common.node
+                                                                : "the node");
     }
     return EP_OK;
 }
@@ -73,8 +77,11 @@ static void audit_call(const ep_rpc_call *call)
     const ep_rpc_method *method = call->method;
     bool allowed = ep_rpc_role_may_call(origin->role, method->role);
     char name[128];
-    ep_rpc_audit_event event = {
-        .peer = origin->peer, .node = origin->node, .role = ep_rpc_role_name(origin->role), .label = origin->label, .method = name};
+    ep_rpc_audit_event event = {.peer = origin->peer,
+                                .node = origin->node,
+                                .role = ep_rpc_role_name(origin->role),
+                                .label = origin->label,
+                                .method = name};
     if (allowed && method->role != EP_ROLE_OPERATOR) {
         return;
     }

@@ -43,7 +43,8 @@ static void refuse(ep_rpc_session *session, uint64_t call_id, const ep_error *wh
     ep_rpc_status_fields fields;
     ep_rpc_status_fill(why->code, why, &fields);
     ep_rpc_link_send_last(
-        &session->link, hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
+        &session->link,
+        hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
 }
 
 /* The Hello in a frame the peer accepts: without models when it is too large with them; they can be
@@ -60,9 +61,10 @@ static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V
     }
     ep_err err = EP_OK;
     if (bytes > max) {
-        err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                           "the Hello reply has %zu bytes without its models, header_bytes_max is %zu", bytes,
-                           max);
+        err = ep_error_set(
+            out_error, EP_ERR_RESOURCE_EXHAUSTED,
+            "the Hello reply has %zu bytes without its models, header_bytes_max is %zu", bytes,
+            max);
     } else {
         *out_frame = hello_reply(session, call_id, 0, &hello->base);
         if (*out_frame == NULL) {
@@ -86,7 +88,8 @@ static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payl
     pthread_mutex_lock(&server->lock);
     for (size_t i = 0; i < server->listeners_count; i++) {
         const ep_rpc_listener *listener = &server->listeners[i];
-        if (listener->listener == NULL || (listener->roles & EP_ROLE_BIT(session->origin.role)) == 0) {
+        if (listener->listener == NULL ||
+            (listener->roles & EP_ROLE_BIT(session->origin.role)) == 0) {
             continue;
         }
         expertd__v1__lane_offer__init(&offers[hello.n_lanes]);
@@ -138,7 +141,8 @@ static ep_err welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__
     session->origin.role = role;
     snprintf(session->origin.node, sizeof(session->origin.node), "%s", hello->node);
     session->origin.peer_frame_bytes_max = smaller(limits->frame_bytes_max, hello->frame_bytes_max);
-    session->origin.peer_header_bytes_max = smaller(limits->header_bytes_max, hello->header_bytes_max);
+    session->origin.peer_header_bytes_max =
+        smaller(limits->header_bytes_max, hello->header_bytes_max);
     session->announced_bytes = limits->credit_bytes;
     session->origin.payload_crc = payload_crc;
     ep_rpc_link_set_crc(link, payload_crc);
@@ -157,8 +161,8 @@ static ep_err welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__
 }
 
 /* An audit line about this Hello; never its token. */
-static void audit_hello(ep_rpc_session *session, const Expertd__V1__Hello *hello, ep_rpc_refusal refusal,
-                        const ep_error *why)
+static void audit_hello(ep_rpc_session *session, const Expertd__V1__Hello *hello,
+                        ep_rpc_refusal refusal, const ep_error *why)
 {
     ep_rpc_audit_event event = {.peer = session->origin.peer,
                                 .node = hello->node,
@@ -189,21 +193,22 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
         return;
     }
     ep_rpc_budget_init(&budget, server->common.pool, server->common.limits.unpack_bytes_max);
-    ep_err err =
-        ep_rpc_request_unpack(&budget, &expertd__v1__hello__descriptor, buffer->data + EP_FRAME_FIXED_BYTES,
-                              frame->header_bytes, &call_header, &message, &why);
+    ep_err err = ep_rpc_request_unpack(&budget, &expertd__v1__hello__descriptor,
+                                       buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
+                                       &call_header, &message, &why);
     if (err != EP_OK) {
         why.code = EP_ERR_PROTOCOL;
         ep_rpc_link_close(&session->link, &why);
     } else {
         const Expertd__V1__Hello *hello = (const Expertd__V1__Hello *)message;
-        err = ep_rpc_hello_check_client(&server->common, session->roles, payload_crc, hello, &role, &refusal,
-                                        &why);
+        err = ep_rpc_hello_check_client(&server->common, session->roles, payload_crc, hello, &role,
+                                        &refusal, &why);
         if (err == EP_OK) {
             err = ep_rpc_payload_check(frame, buffer->data, payload_crc, &why);
         }
         if (err == EP_OK) {
-            ep_rpc_credentials_label(server->common.credentials, hello->token, session->origin.label);
+            ep_rpc_credentials_label(server->common.credentials, hello->token,
+                                     session->origin.label);
             err = welcome(session, frame->call_id, hello, role, payload_crc, &why);
         }
         if (err != EP_OK) {
@@ -247,11 +252,12 @@ static uint64_t credit_due_locked(ep_rpc_session *session)
     uint64_t progress = grant - session->announced_bytes;
     uint64_t headroom = session->announced_bytes - session->received_bytes;
     /* The peer may wait for room for one whole frame: below that it must hear of progress. */
-    uint64_t frame_bytes =
-        limits->frame_bytes_max < limits->credit_bytes ? limits->frame_bytes_max : limits->credit_bytes;
+    uint64_t frame_bytes = limits->frame_bytes_max < limits->credit_bytes ? limits->frame_bytes_max
+                                                                          : limits->credit_bytes;
     uint64_t low = limits->credit_bytes / 2 > frame_bytes ? limits->credit_bytes / 2 : frame_bytes;
     bool nothing_open = session->answered_bytes == session->received_bytes;
-    if (progress == 0 || headroom >= low || (progress < limits->credit_bytes / 16 && !nothing_open)) {
+    if (progress == 0 || headroom >= low ||
+        (progress < limits->credit_bytes / 16 && !nothing_open)) {
         return 0;
     }
     session->announced_bytes = grant;
@@ -326,7 +332,8 @@ static const ep_rpc_origin_ops origin_ops = {.reply = origin_reply,
 
 /* Enters a request's call. Errors: PROTOCOL (credit overrun, id in use): the connection is to be
  * closed. */
-static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_calls, ep_error *out_error)
+static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_calls,
+                    ep_error *out_error)
 {
     ep_err err = EP_OK;
     pthread_mutex_lock(&session->link.lock);
@@ -472,7 +479,8 @@ static void session_free(ep_rpc_link *link)
     __atomic_fetch_add(&server->stats.bytes_received, link->bytes_received, __ATOMIC_RELAXED);
     __atomic_fetch_add(&server->stats.bytes_sent, link->bytes_sent, __ATOMIC_RELAXED);
     if (session->is_shm) {
-        __atomic_fetch_add(&server->stats.shm_bytes_received, link->bytes_received, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&server->stats.shm_bytes_received, link->bytes_received,
+                           __ATOMIC_RELAXED);
         __atomic_fetch_add(&server->stats.shm_bytes_sent, link->bytes_sent, __ATOMIC_RELAXED);
     }
     pthread_cond_broadcast(&server->idle);

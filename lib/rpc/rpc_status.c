@@ -46,7 +46,8 @@ void ep_rpc_status_read(ep_buffer_pool *pool, uint32_t grpc_code, const uint8_t 
     ep_rpc_budget budget;
     ProtobufCMessage *message = NULL;
     ep_rpc_budget_init(&budget, pool, STATUS_UNPACK_BYTES_MAX);
-    ep_err err = ep_rpc_unpack(&budget, &expertd__v1__status__descriptor, data, bytes, &message, NULL);
+    ep_err err =
+        ep_rpc_unpack(&budget, &expertd__v1__status__descriptor, data, bytes, &message, NULL);
     if (err != EP_OK) {
         ep_err code = ep_err_from_wire(0, grpc_code);
         ep_error_set(out_error, code, "%s (the peer gave no readable reason)", ep_err_text(code));
@@ -57,13 +58,15 @@ void ep_rpc_status_read(ep_buffer_pool *pool, uint32_t grpc_code, const uint8_t 
             /* the frame's code decides when the two disagree */
             code = ep_err_from_wire(0, grpc_code);
         }
-        ep_error_set(out_error, code, "%s", status->text[0] != 0 ? status->text : ep_err_text(code));
+        ep_error_set(out_error, code, "%s",
+                     status->text[0] != 0 ? status->text : ep_err_text(code));
         snprintf(out_error->node, sizeof(out_error->node), "%s", status->node);
         out_error->layer = status->layer;
         out_error->expert = status->expert;
         out_error->waited_us = status->waited_us;
         out_error->retry_after_us = status->retry_after_us;
-        out_error->current_epoch = status->current_epoch != NULL ? status->current_epoch->number : 0;
+        out_error->current_epoch =
+            status->current_epoch != NULL ? status->current_epoch->number : 0;
     }
     ep_rpc_budget_fini(&budget);
 }

@@ -48,19 +48,21 @@ static void sync_reply(void *arg, const ep_rpc_reply *reply, const ep_error *err
 }
 
 ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method,
-                        const ProtobufCMessage *header, uint64_t deadline_ns, ProtobufCMessage **out_reply,
-                        ep_error *out_error)
+                        const ProtobufCMessage *header, uint64_t deadline_ns,
+                        ProtobufCMessage **out_reply, ep_error *out_error)
 {
     ep_rpc_request request = {.method = ep_rpc_method_by_name(service, method),
                               .header = header,
                               .deadline_ns = deadline_ns,
                               .wait_for_ready = true};
     if (request.method == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "method %s.%s is not known", service, method);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "method %s.%s is not known", service,
+                            method);
     }
     if (request.method->stream != EP_RPC_UNARY) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "method %s.%s streams; only unary calls can be waited for", service, method);
+                            "method %s.%s streams; only unary calls can be waited for", service,
+                            method);
     }
     sync_call call = {.err = EP_OK};
     pthread_mutex_init(&call.lock, NULL);

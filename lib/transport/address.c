@@ -25,7 +25,8 @@ bool ep_address_is_loopback(const char *address)
     size_t bytes = colon != NULL ? (size_t)(colon - host) : strlen(host);
     unsigned a, b, c, d;
     int used = 0;
-    if (strncmp(address, "loopback://", strlen("loopback://")) == 0 || strncmp(address, "shm://", strlen("shm://")) == 0) {
+    if (strncmp(address, "loopback://", strlen("loopback://")) == 0 ||
+        strncmp(address, "shm://", strlen("shm://")) == 0) {
         return true;
     }
     if (colon != NULL && !is_number(colon + 1)) {
@@ -64,7 +65,9 @@ static unsigned read_prefix(const char *rule, uint8_t out[16], unsigned *out_fix
     unsigned bits = read_ip(text, out);
     int used = 0;
     *out_fixed = bits;
-    if (slash != NULL && (!is_number(slash + 1) || sscanf(slash + 1, "%3u%n", out_fixed, &used) != 1 || slash[1 + used] != 0 || *out_fixed > bits)) {
+    if (slash != NULL &&
+        (!is_number(slash + 1) || sscanf(slash + 1, "%3u%n", out_fixed, &used) != 1 ||
+         slash[1 + used] != 0 || *out_fixed > bits)) {
         return 0;
     }
     return bits;
@@ -115,7 +118,8 @@ bool ep_address_fits_rule(const char *url, const char *rule)
     }
     unsigned bits = read_ip(host, ip);
     if (bits == 0) {
-        size_t skip = rule[0] == '.' && strlen(host) > strlen(rule) ? strlen(host) - strlen(rule) : 0;
+        size_t skip =
+            rule[0] == '.' && strlen(host) > strlen(rule) ? strlen(host) - strlen(rule) : 0;
         return is_name(host) && is_name(rule) && strcasecmp(host + skip, rule) == 0;
     }
     if (read_prefix(rule, wanted, &fixed) != bits || memcmp(ip, wanted, fixed / 8) != 0) {
@@ -124,7 +128,8 @@ bool ep_address_fits_rule(const char *url, const char *rule)
     return fixed % 8 == 0 || (ip[fixed / 8] ^ wanted[fixed / 8]) >> (8 - fixed % 8) == 0;
 }
 
-ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guards_token, ep_lane_address *out_address, ep_error *out_error)
+ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guards_token,
+                           ep_lane_address *out_address, ep_error *out_error)
 {
     bool is_inside = ep_url_has_scheme(url, "loopback");
     bool has_tls = tls != NULL && tls->ca_file != NULL;
@@ -134,12 +139,16 @@ ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guard
     }
     if (has_tls) {
         return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
-                            "'%.120s' is not dialed: TLS is configured here, and that is plain; allowed: tls+tcp://host:port", url);
+                            "'%.120s' is not dialed: TLS is configured here, and that is plain; "
+                            "allowed: tls+tcp://host:port",
+                            url);
     }
     if (guards_token && !ep_address_is_loopback(url)) {
         return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
-                            "'%.120s' is not dialed: it would show a token in plain text beyond this host; allowed: tls+tcp://host:port, a "
-                            "loopback address, or insecure", url);
+                            "'%.120s' is not dialed: it would show a token in plain text beyond "
+                            "this host; allowed: tls+tcp://host:port, a "
+                            "loopback address, or insecure",
+                            url);
     }
     return EP_OK;
 }
@@ -147,7 +156,9 @@ ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guard
 const char *ep_address_advice(int number, bool listens)
 {
     if (!listens) {
-        return number == ECONNREFUSED ? "; nobody listens there: start it, or give the port it listens on" : "";
+        return number == ECONNREFUSED
+                   ? "; nobody listens there: start it, or give the port it listens on"
+                   : "";
     }
     switch (number) {
     case EADDRINUSE:

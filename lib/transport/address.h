@@ -30,7 +30,8 @@ bool ep_address_fits_rule(const char *url, const char *rule);
  * is filled in any case: with TLS settings for a tcp:// URL, which lanes refuse too. Errors:
  * PERMISSION_DENIED naming the URL and why.
  */
-ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guards_token, ep_lane_address *out_address, ep_error *out_error);
+ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guards_token,
+                           ep_lane_address *out_address, ep_error *out_error);
 
 /* What to do when connecting, or listening, failed with this errno, as "; ..."; "" nothing that is
  * not plain. */

@@ -107,11 +107,12 @@ void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url)
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
         return;
     }
-    rlim_t most = limit.rlim_cur > DESCRIPTORS_LEFT_FREE ? limit.rlim_cur - DESCRIPTORS_LEFT_FREE : 1;
+    rlim_t most =
+        limit.rlim_cur > DESCRIPTORS_LEFT_FREE ? limit.rlim_cur - DESCRIPTORS_LEFT_FREE : 1;
     if (limits->connections_max > most) {
-        ep_log(EP_LOG_WARN, "lane-few-descriptors", EP_KV(url, url), EP_KV(connections_max, limits->connections_max),
-               EP_KV(fd_limit, limit.rlim_cur), EP_KV(lowered_to, most),
-               EP_KV(reason, "this process may not open as many files"),
+        ep_log(EP_LOG_WARN, "lane-few-descriptors", EP_KV(url, url),
+               EP_KV(connections_max, limits->connections_max), EP_KV(fd_limit, limit.rlim_cur),
+               EP_KV(lowered_to, most), EP_KV(reason, "this process may not open as many files"),
                EP_KV(hint, "raise LimitNOFILE of the unit (ulimit -n), or lower connections_max"));
         limits->connections_max = (uint32_t)most;
     }
@@ -119,8 +120,9 @@ void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url)
 
 void ep_accept_warn_full(const char *url, uint32_t connections_max)
 {
-    ep_log(EP_LOG_WARN, "lane-connections-max", EP_KV(url, url), EP_KV(connections_max, connections_max),
-           EP_KV(reason, "all places are taken"), EP_KV(effect, "newcomers are turned away until one is free"),
+    ep_log(EP_LOG_WARN, "lane-connections-max", EP_KV(url, url),
+           EP_KV(connections_max, connections_max), EP_KV(reason, "all places are taken"),
+           EP_KV(effect, "newcomers are turned away until one is free"),
            EP_KV(hint, "raise connections_max"));
 }
 
@@ -138,6 +140,7 @@ void ep_accept_url(const char *asked, int port, char *out_url, size_t bytes)
 {
     const char *host = strstr(asked, "://") + 3;
     const char *colon = strrchr(host, ':');
-    size_t kept = colon != NULL && strchr(colon, ']') == NULL ? (size_t)(colon - asked) : strlen(asked);
+    size_t kept =
+        colon != NULL && strchr(colon, ']') == NULL ? (size_t)(colon - asked) : strlen(asked);
     snprintf(out_url, bytes, "%.*s:%d", (int)kept, asked, port);
 }

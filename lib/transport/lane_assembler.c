@@ -82,14 +82,16 @@ static size_t paid_bytes(const ep_buffer *frame)
     return frame->charged_bytes < frame->bytes ? frame->charged_bytes : frame->bytes;
 }
 
-unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits, struct iovec out_iovs[EP_ASSEMBLER_IOVS_MAX])
+unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits,
+                           struct iovec out_iovs[EP_ASSEMBLER_IOVS_MAX])
 {
     unsigned count = 0;
     size_t staging = EP_ASSEMBLER_STAGING_BYTES - a->staged_end;
     bool large = a->receives_ahead && a->expected_bytes >= AHEAD_BYTES_MIN;
     if (a->frame != NULL) {
         size_t room = paid_bytes(a->frame) - a->frame_have_bytes;
-        out_iovs[count++] = (struct iovec){.iov_base = a->frame->data + a->frame_have_bytes, .iov_len = room};
+        out_iovs[count++] =
+            (struct iovec){.iov_base = a->frame->data + a->frame_have_bytes, .iov_len = room};
         if (room < a->frame->bytes - a->frame_have_bytes) {
             return count; /* the staging memory is for what follows the frame */
         }
@@ -101,8 +103,10 @@ unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits, struct
         if (a->ahead != NULL && a->ahead->capacity_bytes < a->expected_bytes) {
             drop_ahead(a);
         }
-        if (a->ahead != NULL || ep_buffer_acquire(limits->pool, a->expected_bytes, &a->ahead) == EP_OK) {
-            out_iovs[count++] = (struct iovec){.iov_base = a->ahead->data, .iov_len = a->expected_bytes};
+        if (a->ahead != NULL ||
+            ep_buffer_acquire(limits->pool, a->expected_bytes, &a->ahead) == EP_OK) {
+            out_iovs[count++] =
+                (struct iovec){.iov_base = a->ahead->data, .iov_len = a->expected_bytes};
         }
     }
     if (large && count > 0) { /* the next prefix is enough: its frame then gets the rest in place */
@@ -161,8 +165,8 @@ static void unread_to_front(ep_assembler *a)
 }
 
 /* The next frame's length, checked. */
-static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, bool large_allowed, const char *peer,
-                          size_t *out_bytes, ep_error *out_error)
+static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, bool large_allowed,
+                          const char *peer, size_t *out_bytes, ep_error *out_error)
 {
     size_t need = ep_lane_prefix_bytes(limits);
     size_t first = ahead_unread(a);
@@ -178,7 +182,9 @@ static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, b
         err = ep_lane_frame_check(limits, large_allowed, *out_bytes, peer, out_error);
     }
     if (err == EP_OK && *out_bytes < need) {
-        err = ep_error_set(out_error, EP_ERR_PROTOCOL, "frame of %zu bytes from %s, must be at least %zu", *out_bytes, peer, need);
+        err = ep_error_set(out_error, EP_ERR_PROTOCOL,
+                           "frame of %zu bytes from %s, must be at least %zu", *out_bytes, peer,
+                           need);
     }
     return err;
 }
@@ -197,7 +203,8 @@ static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limi
 {
     bool keeps_ahead = ahead_unread(a) > 0 && a->ahead_begin == 0 && a->ahead_end <= bytes &&
                        bytes <= a->ahead->capacity_bytes &&
-                       (a->ahead->capacity_bytes / 2 < bytes || a->ahead->capacity_bytes == ep_buffer_class_bytes(bytes));
+                       (a->ahead->capacity_bytes / 2 < bytes ||
+                        a->ahead->capacity_bytes == ep_buffer_class_bytes(bytes));
     a->frame_have_bytes = 0;
     if (keeps_ahead) {
         a->frame = a->ahead;
@@ -206,21 +213,24 @@ static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limi
         a->ahead = NULL;
         a->ahead_begin = 0;
         a->ahead_end = 0;
-    } else if (ep_buffer_acquire_arriving(limits->pool, bytes, ahead_unread(a) + staged_unread(a), &a->frame) != EP_OK) {
+    } else if (ep_buffer_acquire_arriving(limits->pool, bytes, ahead_unread(a) + staged_unread(a),
+                                          &a->frame) != EP_OK) {
         unread_to_front(a);
         ep_assembler_rest(a); /* its memory may be what is missing */
         return EP_ASSEMBLER_NO_MEMORY;
     }
     /* What is unread is paid for: the first charge is several times as much. */
-    size_t copied = take_unread(a, a->frame->data + a->frame_have_bytes, bytes - a->frame_have_bytes);
+    size_t copied =
+        take_unread(a, a->frame->data + a->frame_have_bytes, bytes - a->frame_have_bytes);
     ep_path_count(EP_PATH_LANE, copied);
     a->frame_have_bytes += copied;
     expect(a, bytes);
     return EP_ASSEMBLER_BEGUN;
 }
 
-ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limits, bool large_allowed, const char *peer,
-                                    ep_buffer **out_frame, ep_error *out_error)
+ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limits,
+                                    bool large_allowed, const char *peer, ep_buffer **out_frame,
+                                    ep_error *out_error)
 {
     if (a->frame == NULL) {
         size_t bytes = 0;
@@ -238,7 +248,8 @@ ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limit
     if (a->frame_have_bytes < a->frame->bytes) { /* then everything unread is in it */
         a->staged_begin = 0;
         a->staged_end = 0;
-        bool paid = a->frame_have_bytes < paid_bytes(a->frame) || ep_buffer_recharge(a->frame, a->frame_have_bytes) == EP_OK;
+        bool paid = a->frame_have_bytes < paid_bytes(a->frame) ||
+                    ep_buffer_recharge(a->frame, a->frame_have_bytes) == EP_OK;
         return paid ? EP_ASSEMBLER_MORE : EP_ASSEMBLER_NO_MEMORY;
     }
     *out_frame = a->frame;
@@ -247,10 +258,12 @@ ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limit
     return EP_ASSEMBLER_FRAME;
 }
 
-void ep_assembler_describe_end(const ep_assembler *a, const char *peer, const char *reason, ep_error *out_error)
+void ep_assembler_describe_end(const ep_assembler *a, const char *peer, const char *reason,
+                               ep_error *out_error)
 {
     if (a->frame != NULL) {
-        ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "connection to %s lost in the middle of a frame, %zu of %zu bytes: %s", peer,
+        ep_error_set(out_error, EP_ERR_CONNECTION_LOST,
+                     "connection to %s lost in the middle of a frame, %zu of %zu bytes: %s", peer,
                      a->frame_have_bytes, a->frame->bytes, reason);
     } else {
         ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "connection to %s lost: %s", peer, reason);

@@ -22,29 +22,29 @@
 #define EP_ASSEMBLER_STAGING_BYTES 16384 /* small frames arrive here, several per system call */
 
 typedef enum ep_assembler_step {
-    EP_ASSEMBLER_MORE,      /* more bytes are needed */
-    EP_ASSEMBLER_BEGUN,     /* the frame at hand has its buffer, and at least its prefix is in it */
-    EP_ASSEMBLER_FRAME,     /* a whole frame */
+    EP_ASSEMBLER_MORE,  /* more bytes are needed */
+    EP_ASSEMBLER_BEGUN, /* the frame at hand has its buffer, and at least its prefix is in it */
+    EP_ASSEMBLER_FRAME, /* a whole frame */
     /* the pool gave no buffer: try again later, receive nothing meanwhile */
     EP_ASSEMBLER_NO_MEMORY,
-    EP_ASSEMBLER_ERROR      /* the connection is to be closed */
+    EP_ASSEMBLER_ERROR /* the connection is to be closed */
 } ep_assembler_step;
 
 typedef struct ep_assembler {
     uint8_t *staging;
-    size_t staged_begin;      /* unread bytes are [staged_begin, staged_end) */
+    size_t staged_begin; /* unread bytes are [staged_begin, staged_end) */
     size_t staged_end;
-    ep_buffer *frame;         /* being received */
+    ep_buffer *frame; /* being received */
     size_t frame_have_bytes;
     bool receives_ahead;
-    size_t expected_bytes;    /* what the next frame may have; 0: no idea */
-    unsigned smaller_count;   /* frames in a row that were smaller */
-    ep_buffer *ahead;         /* its unread bytes come before the staged ones */
+    size_t expected_bytes;  /* what the next frame may have; 0: no idea */
+    unsigned smaller_count; /* frames in a row that were smaller */
+    ep_buffer *ahead;       /* its unread bytes come before the staged ones */
     size_t ahead_begin;
     size_t ahead_end;
-    bool frame_taken;         /* a whole frame since the last note */
-    uint64_t begun_ns;        /* atomic; see ep_conn_receiving */
-    uint64_t begun_bytes;     /* atomic */
+    bool frame_taken;     /* a whole frame since the last note */
+    uint64_t begun_ns;    /* atomic; see ep_conn_receiving */
+    uint64_t begun_bytes; /* atomic */
 } ep_assembler;
 
 /* Errors: NO_MEMORY. */
@@ -52,7 +52,8 @@ ep_err ep_assembler_init(ep_assembler *a, bool receives_ahead);
 void ep_assembler_fini(ep_assembler *a);
 
 /* Where the next bytes go, never 0 of them; returns how many of iovs are used. */
-unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits, struct iovec out_iovs[EP_ASSEMBLER_IOVS_MAX]);
+unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits,
+                           struct iovec out_iovs[EP_ASSEMBLER_IOVS_MAX]);
 /* So many bytes were put there. */
 void ep_assembler_received(ep_assembler *a, size_t bytes);
 /*
@@ -60,8 +61,9 @@ void ep_assembler_received(ep_assembler *a, size_t bytes);
  * frame at hand, which stays here; on FRAME a whole one, which is the caller's. *out_error: on
  * ERROR.
  */
-ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limits, bool large_allowed, const char *peer,
-                                    ep_buffer **out_frame, ep_error *out_error);
+ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limits,
+                                    bool large_allowed, const char *peer, ep_buffer **out_frame,
+                                    ep_error *out_error);
 /* No bytes are expected for a while: gives back what is held for them only, also of a frame that is
  * there in part. */
 void ep_assembler_rest(ep_assembler *a);
@@ -72,6 +74,7 @@ void ep_assembler_note(ep_assembler *a, uint64_t now_ns);
 void ep_assembler_read_noted(const ep_assembler *a, ep_conn_receiving *out_receiving);
 
 /* The error of a connection that ended here: what was lost with it and why. */
-void ep_assembler_describe_end(const ep_assembler *a, const char *peer, const char *reason, ep_error *out_error);
+void ep_assembler_describe_end(const ep_assembler *a, const char *peer, const char *reason,
+                               ep_error *out_error);
 
 #endif

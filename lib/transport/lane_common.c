@@ -57,43 +57,49 @@ void ep_transport_fini(void)
 ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_error *out_error)
 {
     if (limits->frame_bytes == NULL || limits->pool == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "lane limits need frame_bytes and pool");
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "lane limits need frame_bytes and pool");
     }
     size_t prefix = ep_lane_prefix_bytes(limits);
     if (prefix > EP_FRAME_PREFIX_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "prefix_bytes is %zu, allowed up to %d", prefix,
-                            EP_FRAME_PREFIX_BYTES);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "prefix_bytes is %zu, allowed up to %d", prefix, EP_FRAME_PREFIX_BYTES);
     }
     if (limits->frame_bytes_max < prefix) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "frame_bytes_max is %zu, must be at least %zu",
-                            limits->frame_bytes_max, prefix);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "frame_bytes_max is %zu, must be at least %zu", limits->frame_bytes_max,
+                            prefix);
     }
     if (limits->first_frame_bytes_max != 0 && limits->first_frame_bytes_max < prefix) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "first_frame_bytes_max is %zu, must be 0 or at least %zu",
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "first_frame_bytes_max is %zu, must be 0 or at least %zu",
                             limits->first_frame_bytes_max, prefix);
     }
     if (limits->send_queue_bytes_max < limits->frame_bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "send_queue_bytes_max is %zu, must be at least frame_bytes_max %zu", limits->send_queue_bytes_max,
-                            limits->frame_bytes_max);
+                            "send_queue_bytes_max is %zu, must be at least frame_bytes_max %zu",
+                            limits->send_queue_bytes_max, limits->frame_bytes_max);
     }
     if (for_listener && limits->connections_max == 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "connections_max is 0, must be at least 1");
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "connections_max is 0, must be at least 1");
     }
     return EP_OK;
 }
 
-ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes, const char *peer,
-                           ep_error *out_error)
+ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes,
+                           const char *peer, ep_error *out_error)
 {
     if (frame_bytes > limits->frame_bytes_max) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "frame of %zu bytes from %s, frame_bytes_max is %zu",
-                            frame_bytes, peer, limits->frame_bytes_max);
-    }
-    if (!large_allowed && limits->first_frame_bytes_max != 0 && frame_bytes > limits->first_frame_bytes_max) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "first frame of %zu bytes from %s, first_frame_bytes_max is %zu", frame_bytes, peer,
-                            limits->first_frame_bytes_max);
+                            "frame of %zu bytes from %s, frame_bytes_max is %zu", frame_bytes, peer,
+                            limits->frame_bytes_max);
+    }
+    if (!large_allowed && limits->first_frame_bytes_max != 0 &&
+        frame_bytes > limits->first_frame_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "first frame of %zu bytes from %s, first_frame_bytes_max is %zu",
+                            frame_bytes, peer, limits->first_frame_bytes_max);
     }
     return EP_OK;
 }
@@ -181,7 +187,8 @@ size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t byt
     return copied;
 }
 
-ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg, pthread_t *out_thread)
+ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
+                             pthread_t *out_thread)
 {
     sigset_t all;
     sigset_t before;

@@ -21,11 +21,12 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
  * Whether a frame of this length may be received; large_allowed: ep_conn_allow_large was called.
  * Errors: RESOURCE_EXHAUSTED, naming the limit.
  */
-ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes, const char *peer,
-                           ep_error *out_error);
+ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes,
+                           const char *peer, ep_error *out_error);
 
 /* What ep_conn_allow_large does to a connection's own limits, in on_frame. */
-static inline void ep_lane_limits_allow_large(ep_lane_limits *limits, ep_buffer_pool *pool, bool *large_allowed)
+static inline void ep_lane_limits_allow_large(ep_lane_limits *limits, ep_buffer_pool *pool,
+                                              bool *large_allowed)
 {
     limits->pool = pool != NULL ? pool : limits->pool;
     __atomic_store_n(large_allowed, true, __ATOMIC_RELEASE);
@@ -53,7 +54,8 @@ ep_send *ep_send_queue_pop(ep_send_queue *queue);
 size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t bytes);
 
 /* Starts a thread that blocks every signal. name: up to 15 characters. Errors: IO. */
-ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg, pthread_t *out_thread);
+ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
+                             pthread_t *out_thread);
 
 /* What ep_stream_lane_set_busy_poll set, and the looks of it so far. */
 uint32_t ep_uv_stream_busy_poll(uint64_t *out_polls);

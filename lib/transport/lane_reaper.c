@@ -15,7 +15,9 @@ static struct {
     uint64_t held;
     ep_reap_item *head;
     ep_reap_item *tail;
-} reaper = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
+} reaper = {.lock = PTHREAD_MUTEX_INITIALIZER,
+            .work = PTHREAD_COND_INITIALIZER,
+            .dropped = PTHREAD_COND_INITIALIZER};
 
 static void *reaper_main(void *arg)
 {
@@ -50,7 +52,9 @@ ep_err ep_reaper_start(ep_error *out_error)
         reaper.running = err == EP_OK;
     }
     pthread_mutex_unlock(&reaper.lock);
-    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "cannot start the reaper thread of the network lane");
+    return err == EP_OK
+               ? EP_OK
+               : ep_error_set(out_error, err, "cannot start the reaper thread of the network lane");
 }
 
 void ep_reaper_push(ep_reap_item *item)
@@ -87,7 +91,8 @@ void ep_reaper_drop(void)
 static void wait_until_dropped(uint32_t wait_ms)
 {
     uint64_t until_ns = ep_clock_now_ns() + wait_ms * EP_NS_PER_MS;
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     while (reaper.held > 0) {
         if (pthread_cond_clockwait(&reaper.dropped, &reaper.lock, CLOCK_MONOTONIC, &t) != 0) {
             return;

@@ -94,8 +94,8 @@ static void finish(loopback_conn *conn)
 
 /* Copies a frame into a buffer of the receiver, under the receiver's limits. Errors: NO_MEMORY
  * means try again later. */
-static ep_err gather(const ep_send *send, const ep_lane_limits *limits, bool large_allowed, ep_buffer **out_frame,
-                     ep_error *out_error)
+static ep_err gather(const ep_send *send, const ep_lane_limits *limits, bool large_allowed,
+                     ep_buffer **out_frame, ep_error *out_error)
 {
     uint8_t prefix[EP_FRAME_PREFIX_BYTES];
     size_t frame_bytes = 0;
@@ -109,7 +109,8 @@ static ep_err gather(const ep_send *send, const ep_lane_limits *limits, bool lar
         return err;
     }
     if (frame_bytes != send->total_bytes) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu", frame_bytes, send->total_bytes);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu",
+                            frame_bytes, send->total_bytes);
     }
     if (ep_buffer_acquire(limits->pool, frame_bytes, out_frame) != EP_OK) {
         return EP_ERR_NO_MEMORY;
@@ -198,8 +199,8 @@ static loopback_conn *conn_create(const ep_lane_limits *limits, const char *peer
     return conn;
 }
 
-ep_err loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits, loopback_conn **out_dialed,
-                                 loopback_conn **out_accepted)
+ep_err loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits,
+                                 loopback_conn **out_dialed, loopback_conn **out_accepted)
 {
     loopback_conn *dialed = conn_create(dial_limits, listener->url);
     loopback_conn *accepted = conn_create(&listener->limits, "loopback peer");
@@ -293,7 +294,8 @@ void loopback_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
 {
     const loopback_conn *conn = (const loopback_conn *)base;
     loopback_lock();
-    *out_receiving = (ep_conn_receiving){.heard_ns = conn->heard_ns, .waits_for_memory = conn->memory_wait};
+    *out_receiving =
+        (ep_conn_receiving){.heard_ns = conn->heard_ns, .waits_for_memory = conn->memory_wait};
     loopback_unlock();
 }
 

@@ -34,7 +34,9 @@ static struct {
     loopback_work *tail;
     loopback_work *later; /* any order: only connections short of memory are here */
     loopback_listener *listeners;
-} lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} lane = {.lock = PTHREAD_MUTEX_INITIALIZER,
+          .work = PTHREAD_COND_INITIALIZER,
+          .changed = PTHREAD_COND_INITIALIZER};
 
 void loopback_lock(void)
 {
@@ -126,7 +128,8 @@ static void wait_for_work(uint64_t until_ns)
         pthread_cond_wait(&lane.work, &lane.lock);
         return;
     }
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     pthread_cond_clockwait(&lane.work, &lane.lock, CLOCK_MONOTONIC, &t);
 }
 
@@ -189,7 +192,8 @@ void ep_loopback_fini(void)
 
 static loopback_listener *find_listener(const char *url)
 {
-    for (loopback_listener *listener = lane.listeners; listener != NULL; listener = listener->next) {
+    for (loopback_listener *listener = lane.listeners; listener != NULL;
+         listener = listener->next) {
         if (strcmp(listener->url, url) == 0) {
             return listener;
         }
@@ -208,8 +212,10 @@ void loopback_listener_unref(loopback_listener *listener)
 static ep_err check_url(const char *url, ep_error *out_error)
 {
     size_t n = strlen(url);
-    if (!ep_url_has_scheme(url, "loopback") || n == strlen("loopback://") || n >= EP_ADDRESS_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address '%.64s' must be loopback://name, up to %d characters", url,
+    if (!ep_url_has_scheme(url, "loopback") || n == strlen("loopback://") ||
+        n >= EP_ADDRESS_BYTES) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "address '%.64s' must be loopback://name, up to %d characters", url,
                             EP_ADDRESS_BYTES - 1);
     }
     return EP_OK;
@@ -232,8 +238,9 @@ static ep_err listener_add(loopback_listener *listener, ep_error *out_error)
     return err;
 }
 
-static ep_err loopback_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                              ep_listener **out_listener, ep_error *out_error)
+static ep_err loopback_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                              ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                              ep_error *out_error)
 {
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {
@@ -301,14 +308,16 @@ static void dial_unref(loopback_work *work)
 }
 
 /* Makes the connection and hands out its accepted end. Lock held; dropped for on_accept. */
-static ep_err connect_to_listener(loopback_dial *dial, loopback_conn **out_dialed, ep_error *out_error)
+static ep_err connect_to_listener(loopback_dial *dial, loopback_conn **out_dialed,
+                                  ep_error *out_error)
 {
     loopback_listener *listener = find_listener(dial->url);
     if (listener == NULL) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nobody listens on %s", dial->url);
     }
     if (listener->connections >= listener->limits.connections_max) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections", dial->url,
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "%s has connections_max %u connections", dial->url,
                             listener->limits.connections_max);
     }
     loopback_conn *accepted;
@@ -345,8 +354,9 @@ static void dial_run(loopback_work *work)
     loopback_broadcast();
 }
 
-static ep_err loopback_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                                  ep_dial **out_dial, ep_error *out_error)
+static ep_err loopback_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits,
+                                  ep_dial_func on_dial, void *arg, ep_dial **out_dial,
+                                  ep_error *out_error)
 {
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {

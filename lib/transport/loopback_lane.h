@@ -26,30 +26,30 @@ typedef struct loopback_listener {
     ep_accept_func on_accept;
     void *arg;
     uint32_t connections;
-    uint32_t refs;     /* its owner, and each connection it accepted */
-    bool accepting;    /* on_accept runs */
+    uint32_t refs;  /* its owner, and each connection it accepted */
+    bool accepting; /* on_accept runs */
     struct loopback_listener *next;
 } loopback_listener;
 
 typedef struct loopback_conn {
     ep_conn base;
     loopback_work work;
-    struct loopback_conn *peer; /* a reference; NULL once finished */
+    struct loopback_conn *peer;  /* a reference; NULL once finished */
     loopback_listener *listener; /* a reference; NULL at the dialing end */
     char peer_url[EP_ADDRESS_BYTES];
     ep_lane_limits limits;
     ep_conn_handler handler;
     ep_send_queue queue;
-    ep_error end;               /* why, once ending */
+    ep_error end; /* why, once ending */
     uint64_t backoff_ns;
     uint32_t refs;
-    uint64_t heard_ns;          /* see ep_conn_receiving */
-    bool memory_wait;           /* the peer's frames wait for memory of our pool */
+    uint64_t heard_ns; /* see ep_conn_receiving */
+    bool memory_wait;  /* the peer's frames wait for memory of our pool */
     bool large_allowed;
     bool started;
     bool released;
     bool ending;
-    bool finished;              /* on_closed is being or has been called */
+    bool finished; /* on_closed is being or has been called */
 } loopback_conn;
 
 void loopback_lock(void);
@@ -69,8 +69,8 @@ bool loopback_work_push_later(loopback_work *work, uint64_t due_ns);
 void loopback_work_hurry(loopback_work *work);
 
 /* Makes both ends; the accepted end counts in listener. Lock held. Errors: NO_MEMORY. */
-ep_err loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits, loopback_conn **out_dialed,
-                                 loopback_conn **out_accepted);
+ep_err loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits,
+                                 loopback_conn **out_dialed, loopback_conn **out_accepted);
 void loopback_listener_unref(loopback_listener *listener);
 
 void loopback_conn_start(ep_conn *conn, const ep_conn_handler *handler);

@@ -16,11 +16,11 @@
 #define SP_PROTOCOL_REQ 0x30
 #define SP_PROTOCOL_REP 0x31
 #define SP_PREFIX_BYTES 8
-#define SP_IDS_BYTES_MAX 64      /* request id and up to 15 hops */
+#define SP_IDS_BYTES_MAX 64 /* request id and up to 15 hops */
 #define SP_ID_BYTES 4
-#define OVERSIZE_BYTES 4096      /* above frame_bytes_max: still read, so that the caller is told */
+#define OVERSIZE_BYTES 4096 /* above frame_bytes_max: still read, so that the caller is told */
 #define WAITING_PER_SLOT 4
-#define LOOK_MS 500u             /* at all connections */
+#define LOOK_MS 500u /* at all connections */
 #define SLOW_LOOKS_MAX 4u
 /* clients dial when they start, and ask when somebody asks them */
 #define FIRST_REQUEST_MS 30000u
@@ -34,12 +34,12 @@ typedef struct rep_conn {
     ep_nng_rep_door *door;
     ep_conn *conn;
     char peer[EP_ADDRESS_BYTES];
-    bool hello_done;    /* touched by its lane thread; atomic for the door's */
+    bool hello_done; /* touched by its lane thread; atomic for the door's */
     uint64_t accepted_ns;
     uint64_t request_ns; /* atomic: when the newest request came; 0: none did */
     ep_send hello_send;
     /* under door->lock */
-    uint32_t refs;      /* the lane's, one per slot that it holds, one per send of ours */
+    uint32_t refs; /* the lane's, one per slot that it holds, one per send of ours */
     uint32_t waiting;
     uint32_t slow_looks; /* in a row that found its message too slow */
     bool turned_away;
@@ -80,10 +80,10 @@ struct ep_nng_rep_door {
     const ep_lane_ops *lane;
     ep_listener *listener;
     char url[EP_ADDRESS_BYTES];
-    pthread_t thread;     /* starts requests that waited, and turns away who takes room for nothing */
+    pthread_t thread; /* starts requests that waited, and turns away who takes room for nothing */
     pthread_mutex_t lock;
-    pthread_cond_t work;  /* for the thread */
-    pthread_cond_t idle;  /* something ended */
+    pthread_cond_t work; /* for the thread */
+    pthread_cond_t idle; /* something ended */
     rep_slot *slots;
     uint32_t slots_used;
     ep_nng_rep_ticket last_ticket;
@@ -108,7 +108,8 @@ static ep_err sp_frame_bytes(const uint8_t *prefix, size_t *out_frame_bytes, ep_
     memcpy(&length, prefix, sizeof(length));
     length = be64toh(length);
     if (length < SP_ID_BYTES || length > SIZE_MAX / 2) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "SP message of %llu bytes, allowed at least %d",
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "SP message of %llu bytes, allowed at least %d",
                             (unsigned long long)length, SP_ID_BYTES);
     }
     *out_frame_bytes = SP_PREFIX_BYTES + (size_t)length;
@@ -212,7 +213,9 @@ static const char *judge_locked(rep_conn *conn, uint64_t now_ns)
         return NULL;
     }
     if (!__atomic_load_n(&conn->hello_done, __ATOMIC_ACQUIRE)) {
-        return now_ns - conn->accepted_ns > limits->hello_timeout_ms * EP_NS_PER_MS ? "no SP hello in time" : NULL;
+        return now_ns - conn->accepted_ns > limits->hello_timeout_ms * EP_NS_PER_MS
+                   ? "no SP hello in time"
+                   : NULL;
     }
     ep_conn_read_receiving(conn->conn, &receiving);
     conn->slow_looks = ep_conn_receiving_is_slow(&receiving, now_ns) ? conn->slow_looks + 1 : 0;
@@ -275,7 +278,8 @@ static void reply_sent(ep_send *send, ep_err result)
 }
 
 /* Takes one reference of to. */
-static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes, const ep_nng_rep_reply *reply)
+static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes,
+                       const ep_nng_rep_reply *reply)
 {
     ep_nng_rep_door *door = to->door;
     rep_send *out = calloc(1, sizeof(*out));
@@ -290,7 +294,8 @@ static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes, const
         length = htobe64(length);
         memcpy(out->head, &length, sizeof(length));
         memcpy(out->head + SP_PREFIX_BYTES, ids, ids_bytes);
-        out->send.parts[0] = (ep_send_part){.data = out->head, .bytes = SP_PREFIX_BYTES + ids_bytes};
+        out->send.parts[0] =
+            (ep_send_part){.data = out->head, .bytes = SP_PREFIX_BYTES + ids_bytes};
         out->send.parts_count = (uint32_t)reply->parts_count + 1;
         out->send.done = reply_sent;
         out->send.arg = out;
@@ -332,7 +337,8 @@ static void start_and_unlock(ep_nng_rep_door *door, rep_request *taken_request)
     door->slots_used++;
     pthread_mutex_unlock(&door->lock);
     ep_buffer *bytes = taken_request->bytes;
-    door->handler.on_request(door->handler.arg, index, ticket, bytes, bytes == NULL ? &taken_request->error : NULL);
+    door->handler.on_request(door->handler.arg, index, ticket, bytes,
+                             bytes == NULL ? &taken_request->error : NULL);
     free(taken_request);
 }
 
@@ -341,7 +347,8 @@ static bool enqueue_locked(ep_nng_rep_door *door, rep_request *request)
 {
     size_t bytes = request->bytes != NULL ? request->bytes->bytes : 0;
     if (door->stats.requests_waiting >= (uint64_t)door->limits.slots * WAITING_PER_SLOT ||
-        request->from->waiting >= door->limits.slots || door->waiting_bytes + bytes > 4 * door->limits.frame_bytes_max) {
+        request->from->waiting >= door->limits.slots ||
+        door->waiting_bytes + bytes > 4 * door->limits.frame_bytes_max) {
         door->stats.overloads++;
         return false;
     }
@@ -390,7 +397,8 @@ static void take_request(rep_conn *conn, const uint8_t *body, size_t bytes, size
         memcpy(request->bytes->data, body + ids_bytes, count);
         request->bytes->bytes = count;
     } else {
-        ep_error_set(&request->error, err, "no buffer for a request of %zu bytes; try again later", count);
+        ep_error_set(&request->error, err, "no buffer for a request of %zu bytes; try again later",
+                     count);
     }
     __atomic_store_n(&conn->request_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     pthread_mutex_lock(&door->lock);
@@ -445,7 +453,8 @@ static void *door_main(void *arg)
             turn_away_locked(door, now_ns);
         }
         if (door->first == NULL || door->slots_used == door->limits.slots) {
-            struct timespec until = {.tv_sec = (time_t)(look_ns / EP_NS_PER_S), .tv_nsec = (long)(look_ns % EP_NS_PER_S)};
+            struct timespec until = {.tv_sec = (time_t)(look_ns / EP_NS_PER_S),
+                                     .tv_nsec = (long)(look_ns % EP_NS_PER_S)};
             pthread_cond_timedwait(&door->work, &door->lock, &until);
             continue;
         }
@@ -498,12 +507,14 @@ static bool admit_locked(ep_nng_rep_door *door, const rep_conn *newcomer)
     bool room;
     for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
         if (!conn->closed && !conn->turned_away) {
-            ep_accept_pick_see(&pick, conn, conn->peer, __atomic_load_n(&conn->request_ns, __ATOMIC_RELAXED) == 0);
+            ep_accept_pick_see(&pick, conn, conn->peer,
+                               __atomic_load_n(&conn->request_ns, __ATOMIC_RELAXED) == 0);
         }
     }
     rep_conn *gone = ep_accept_pick_choose(&pick, door->places, &room);
     if (gone != NULL) {
-        turn_one_away_locked(gone, "its place is wanted: it sent no request, and too many others have not either");
+        turn_one_away_locked(
+            gone, "its place is wanted: it sent no request, and too many others have not either");
     }
     return room;
 }
@@ -537,7 +548,8 @@ static void accepted(void *arg, ep_conn *taken_conn)
         ep_conn_release(taken_conn);
         return;
     }
-    conn->hello_send.parts[0] = (ep_send_part){.data = sp_reply_hello, .bytes = sizeof(sp_reply_hello)};
+    conn->hello_send.parts[0] =
+        (ep_send_part){.data = sp_reply_hello, .bytes = sizeof(sp_reply_hello)};
     conn->hello_send.parts_count = 1;
     conn->hello_send.done = hello_sent;
     conn->hello_send.arg = conn;
@@ -552,7 +564,8 @@ static void accepted(void *arg, ep_conn *taken_conn)
 static ep_err check(const ep_nng_rep_limits *limits, ep_error *out_error)
 {
     if (limits->slots < 1 || limits->slots > EP_NNG_REP_SLOTS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the door has %u contexts, allowed 1..%d", limits->slots,
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "the door has %u contexts, allowed 1..%d", limits->slots,
                             EP_NNG_REP_SLOTS_MAX);
     }
     return EP_OK;
@@ -589,7 +602,8 @@ static void stop_thread(ep_nng_rep_door *door)
 }
 
 ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_limits *limits,
-                            const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door, ep_error *out_error)
+                            const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door,
+                            ep_error *out_error)
 {
     ep_err err = check(limits, out_error);
     if (err != EP_OK) {
@@ -600,7 +614,8 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
     if (door == NULL || slots == NULL) {
         free(door);
         free(slots);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a door of %u contexts", limits->slots);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a door of %u contexts",
+                            limits->slots);
     }
     door->limits = *limits;
     door->handler = *handler;
@@ -621,7 +636,8 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
         door_free(door);
         return ep_error_set(out_error, err, "cannot start the door's thread");
     }
-    err = door->lane->listen(address, &door->lane_limits, accepted, door, &door->listener, out_error);
+    err =
+        door->lane->listen(address, &door->lane_limits, accepted, door, &door->listener, out_error);
     if (err != EP_OK) {
         stop_thread(door);
         door_free(door);
@@ -665,8 +681,10 @@ void ep_nng_rep_door_stop(ep_nng_rep_door *door)
 static void wait_for_sends_locked(ep_nng_rep_door *door)
 {
     uint64_t until_ns = ep_clock_now_ns() + LAST_SEND_WAIT_NS;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    while (door->stats.sends_queued > 0 && pthread_cond_timedwait(&door->idle, &door->lock, &until) == 0) {
+    struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                             .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    while (door->stats.sends_queued > 0 &&
+           pthread_cond_timedwait(&door->idle, &door->lock, &until) == 0) {
     }
 }
 

@@ -48,7 +48,8 @@ typedef struct ep_nng_rep_handler {
      * A request: its bytes in a 64-byte aligned buffer, or NULL with the reason when the pool has
      * none. Each request is answered exactly once with ep_nng_rep_door_reply, now or later.
      */
-    void (*on_request)(void *arg, uint32_t slot, ep_nng_rep_ticket ticket, ep_buffer *taken_bytes, const ep_error *error);
+    void (*on_request)(void *arg, uint32_t slot, ep_nng_rep_ticket ticket, ep_buffer *taken_bytes,
+                       const ep_error *error);
     /* The caller of a request that is not answered yet is gone. It is still to be answered: that
      * frees the slot. */
     void (*on_gone)(void *arg, uint32_t slot, ep_nng_rep_ticket ticket);
@@ -61,11 +62,11 @@ typedef struct ep_nng_rep_handler {
 } ep_nng_rep_handler;
 
 typedef struct ep_nng_rep_limits {
-    ep_buffer_pool *pool;      /* borrowed until _close */
+    ep_buffer_pool *pool; /* borrowed until _close */
     /* a longer message costs its sender the connection; a little more than this is let through, so
      * that the handler can say so */
     size_t frame_bytes_max;
-    uint32_t slots;            /* 1..EP_NNG_REP_SLOTS_MAX */
+    uint32_t slots; /* 1..EP_NNG_REP_SLOTS_MAX */
     /* for further ones who sent no request yet must go; refused where none of those is */
     uint32_t connections_max;
     uint32_t hello_timeout_ms; /* for the first 8 bytes */
@@ -84,7 +85,8 @@ typedef struct ep_nng_rep_stats {
 
 /* Starts taking requests. address: of the stream lane. Errors: as its listen. */
 ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_limits *limits,
-                            const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door, ep_error *out_error);
+                            const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door,
+                            ep_error *out_error);
 /* The address with its real port. */
 void ep_nng_rep_door_url(const ep_nng_rep_door *door, char *out_url, size_t bytes);
 /* As ep_lane_ops.listener_renew_tls; not beside _stop. */

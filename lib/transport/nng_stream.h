@@ -34,36 +34,36 @@ typedef struct stream_conn {
     nng_stream *stream;
     nng_aio *send_aio;
     nng_aio *receive_aio;
-    nng_aio *wait_aio;         /* sleeps until memory may be there */
-    nng_aio *watch_aio;        /* tls only: sleeps between looks at the socket */
+    nng_aio *wait_aio;  /* sleeps until memory may be there */
+    nng_aio *watch_aio; /* tls only: sleeps between looks at the socket */
     ep_lane_limits limits;
     ep_conn_handler handler;
     ep_reap_item reap;
-    ep_accept_count *count;       /* a reference; NULL at the dialing end */
+    ep_accept_count *count; /* a reference; NULL at the dialing end */
     bool tls;
     char peer[EP_ADDRESS_BYTES];
-    bool large_allowed;        /* atomic */
-    bool memory_wait;          /* atomic */
-    uint64_t heard_ns;         /* atomic; see ep_conn_receiving */
+    bool large_allowed; /* atomic */
+    bool memory_wait;   /* atomic */
+    uint64_t heard_ns;  /* atomic; see ep_conn_receiving */
 
     /* guarded by lock */
     ep_send_queue queue;
-    ep_error end;              /* why, once closing */
-    uint32_t refs;             /* its owner and the lane */
-    uint32_t posting;          /* threads inside an nng call on stream: it is closed only at 0 */
+    ep_error end;     /* why, once closing */
+    uint32_t refs;    /* its owner and the lane */
+    uint32_t posting; /* threads inside an nng call on stream: it is closed only at 0 */
     bool started;
     bool released;
-    bool closing;              /* nothing is posted any more */
+    bool closing; /* nothing is posted any more */
     bool stream_closed;
-    bool send_busy;            /* the send aio is in flight, or its callback runs */
-    bool receive_busy;         /* the same of receive_aio or wait_aio */
-    bool watch_busy;           /* the same of watch_aio */
-    bool receive_posted;       /* the receive aio is in flight */
-    uint64_t receive_number;   /* counts posted receives */
+    bool send_busy;          /* the send aio is in flight, or its callback runs */
+    bool receive_busy;       /* the same of receive_aio or wait_aio */
+    bool watch_busy;         /* the same of watch_aio */
+    bool receive_posted;     /* the receive aio is in flight */
+    uint64_t receive_number; /* counts posted receives */
     /* the receive that was in flight when the socket was last seen dead; 0 none */
     uint64_t suspect_number;
-    bool reaping;              /* handed to the reaper */
-    bool parked;               /* ended without a handler: on_closed waits for start or release */
+    bool reaping; /* handed to the reaper */
+    bool parked;  /* ended without a handler: on_closed waits for start or release */
 
     /* touched only by whoever set send_busy */
     uint8_t *scratch;
@@ -76,8 +76,8 @@ typedef struct stream_conn {
 /* nng_stream_conn.c */
 /* Takes stream on success. count (may be NULL) is counted up already and is taken too. Errors:
  * NO_MEMORY. */
-ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls, ep_accept_count *taken_count,
-                          stream_conn **out_conn);
+ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls,
+                          ep_accept_count *taken_count, stream_conn **out_conn);
 /* Lock held: the first reason stays; the stream is closed when nobody is inside it. */
 void stream_conn_begin_end(stream_conn *conn, const ep_error *error);
 /* Lock held, released on return: closes and hands to the reaper when the time has come. Last touch
@@ -111,21 +111,22 @@ void stream_watch_start(stream_conn *conn);
 void stream_watch_tick(void *conn);
 
 /* nng_stream_listener.c, nng_stream_dial.c */
-ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                     ep_listener **out_listener, ep_error *out_error);
+ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                     ep_error *out_error);
 void stream_listener_close(ep_listener *listener);
 void stream_listener_url(ep_listener *listener, char *out_url, size_t bytes);
 ep_err stream_listener_renew_tls(ep_listener *listener, ep_error *out_error);
-ep_err stream_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                   ep_dial **out_dial, ep_error *out_error);
+ep_err stream_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
 void stream_dial_release(ep_dial *dial);
 
 /* nng_stream_lane.c */
 /* Checks URL and TLS settings against each other. Errors: INVALID_ARGUMENT. */
 ep_err stream_address_check(const ep_lane_address *address, bool *out_tls, ep_error *out_error);
 /* Errors: INVALID_ARGUMENT (a key is missing), BAD_FILE, NO_MEMORY. */
-ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode, nng_tls_config **out_config,
-                                ep_error *out_error);
+ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
+                                nng_tls_config **out_config, ep_error *out_error);
 ep_err stream_err_from_nng(int nng_error);
 /* ep_address_advice of this. */
 const char *stream_advice(int nng_error, bool listens);

@@ -125,8 +125,8 @@ static void read_peer(stream_conn *conn)
     }
 }
 
-ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls, ep_accept_count *taken_count,
-                          stream_conn **out_conn)
+ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls,
+                          ep_accept_count *taken_count, stream_conn **out_conn)
 {
     stream_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
@@ -135,7 +135,8 @@ ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits
     conn->scratch = malloc(STREAM_SCRATCH_BYTES);
     /* a posted receive holds its memory while nothing comes */
     ep_err err = ep_assembler_init(&conn->assembler, false);
-    if (conn->scratch == NULL || err != EP_OK || nng_aio_alloc(&conn->send_aio, stream_send_done, conn) != 0 ||
+    if (conn->scratch == NULL || err != EP_OK ||
+        nng_aio_alloc(&conn->send_aio, stream_send_done, conn) != 0 ||
         nng_aio_alloc(&conn->receive_aio, stream_receive_done, conn) != 0 ||
         nng_aio_alloc(&conn->wait_aio, stream_receive_retry, conn) != 0 ||
         nng_aio_alloc(&conn->watch_aio, stream_watch_tick, conn) != 0) {
@@ -204,7 +205,8 @@ static void close_locked(stream_conn *conn)
 {
     if (!conn->closing) {
         ep_error closed;
-        ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side", conn->peer);
+        ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
+                     conn->peer);
         stream_conn_begin_end(conn, &closed);
     }
 }

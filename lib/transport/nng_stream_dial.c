@@ -52,8 +52,10 @@ static void report(stream_dialer *d, nng_stream *stream, int failed)
     stream_conn *conn = NULL;
     ep_error error;
     if (failed != 0) {
-        ep_error_set(&error, stream_err_from_nng(failed), "cannot connect to %s: %s%s", d->url, nng_strerror(failed),
-                     failed == NNG_EADDRINVAL ? ": the host's name cannot be resolved" : stream_advice(failed, false));
+        ep_error_set(&error, stream_err_from_nng(failed), "cannot connect to %s: %s%s", d->url,
+                     nng_strerror(failed),
+                     failed == NNG_EADDRINVAL ? ": the host's name cannot be resolved"
+                                              : stream_advice(failed, false));
     } else if (stream_conn_create(stream, &d->limits, d->tls, NULL, &conn) != EP_OK) {
         ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for a connection to %s", d->url);
         nng_stream_free(stream);
@@ -123,8 +125,8 @@ static ep_err dialer_open(stream_dialer *d, const ep_lane_address *address, ep_e
     return failed == 0 ? EP_OK : nng_failed(address->url, failed, out_error);
 }
 
-static stream_dialer *dial_create(const ep_lane_address *address, const ep_lane_limits *limits, bool tls, ep_dial_func on_dial,
-                                  void *arg)
+static stream_dialer *dial_create(const ep_lane_address *address, const ep_lane_limits *limits,
+                                  bool tls, ep_dial_func on_dial, void *arg)
 {
     stream_dialer *d = calloc(1, sizeof(*d));
     if (d == NULL) {
@@ -143,8 +145,8 @@ static stream_dialer *dial_create(const ep_lane_address *address, const ep_lane_
     return d;
 }
 
-ep_err stream_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                   ep_dial **out_dial, ep_error *out_error)
+ep_err stream_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
 {
     bool tls;
     ep_err err = stream_address_check(address, &tls, out_error);

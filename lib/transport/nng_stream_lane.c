@@ -46,30 +46,36 @@ ep_err stream_address_check(const ep_lane_address *address, bool *out_tls, ep_er
 {
     bool tls = ep_url_has_scheme(address->url, "tls+tcp");
     if (!tls && !ep_url_has_scheme(address->url, "tcp")) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address '%.64s' must be tcp://host:port or tls+tcp://host:port",
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "address '%.64s' must be tcp://host:port or tls+tcp://host:port",
                             address->url);
     }
     if (strlen(address->url) + sizeof(":65535") > EP_ADDRESS_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address '%.64s...' is longer than %zu characters", address->url,
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "address '%.64s...' is longer than %zu characters", address->url,
                             EP_ADDRESS_BYTES - sizeof(":65535"));
     }
     if (tls != (address->tls != NULL)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address %s %s", address->url,
-                            tls ? "needs TLS settings: ca_file and others" : "has TLS settings but its scheme is not tls+tcp");
+                            tls ? "needs TLS settings: ca_file and others"
+                                : "has TLS settings but its scheme is not tls+tcp");
     }
     *out_tls = tls;
     return EP_OK;
 }
 
-static ep_err require_key(const ep_lane_address *address, const char *key, const char *value, ep_error *out_error)
+static ep_err require_key(const ep_lane_address *address, const char *key, const char *value,
+                          ep_error *out_error)
 {
     if (value == NULL || value[0] == '\0') {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "TLS setting %s is required for %s", key, address->url);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "TLS setting %s is required for %s",
+                            key, address->url);
     }
     return EP_OK;
 }
 
-static ep_err check_keys(const ep_lane_address *address, enum nng_tls_mode mode, ep_error *out_error)
+static ep_err check_keys(const ep_lane_address *address, enum nng_tls_mode mode,
+                         ep_error *out_error)
 {
     ep_err err = require_key(address, "ca_file", address->tls->ca_file, out_error);
     if (err != EP_OK) {
@@ -82,14 +88,15 @@ static ep_err check_keys(const ep_lane_address *address, enum nng_tls_mode mode,
 }
 
 /* what: the fault of a file that can be read. */
-static ep_err bad_file(const char *key, const char *option, const char *path, int failed, const char *what,
-                       ep_error *out_error)
+static ep_err bad_file(const char *key, const char *option, const char *path, int failed,
+                       const char *what, ep_error *out_error)
 {
     const char *why = failed == NNG_ENOENT   ? "no such file"
                       : failed == NNG_EPERM  ? "this process may not read it"
                       : failed == NNG_ENOMEM ? nng_strerror(failed)
                                              : what;
-    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s (expertctl's %s) '%s': %s", key, option, path, why);
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s (expertctl's %s) '%s': %s", key, option,
+                        path, why);
 }
 
 static ep_err load_files(const ep_tls_config *tls, nng_tls_config *config, ep_error *out_error)
@@ -102,15 +109,17 @@ static ep_err load_files(const ep_tls_config *tls, nng_tls_config *config, ep_er
     if (tls->cert_key_file != NULL && tls->cert_key_file[0] != '\0') {
         failed = nng_tls_config_cert_key_file(config, tls->cert_key_file, NULL);
         if (failed != 0) {
-            return bad_file("tls_cert_key_file", "--tls-cert-key", tls->cert_key_file, failed,
-                            "it must hold a certificate in PEM form and its key, without a password", out_error);
+            return bad_file(
+                "tls_cert_key_file", "--tls-cert-key", tls->cert_key_file, failed,
+                "it must hold a certificate in PEM form and its key, without a password",
+                out_error);
         }
     }
     return EP_OK;
 }
 
-ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode, nng_tls_config **out_config,
-                                ep_error *out_error)
+ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
+                                nng_tls_config **out_config, ep_error *out_error)
 {
     const ep_tls_config *tls = address->tls;
     ep_err err = check_keys(address, mode, out_error);
@@ -121,17 +130,20 @@ ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mod
     nng_tls_config *config;
     int failed = nng_tls_config_alloc(&config, mode);
     if (failed != 0) {
-        return ep_error_set(out_error, stream_err_from_nng(failed), "cannot set up TLS: %s", nng_strerror(failed));
+        return ep_error_set(out_error, stream_err_from_nng(failed), "cannot set up TLS: %s",
+                            nng_strerror(failed));
     }
     err = load_files(tls, config, out_error);
     if (err == EP_OK) {
         bool verify = mode == NNG_TLS_MODE_CLIENT || tls->require_client_cert;
-        failed = nng_tls_config_auth_mode(config, verify ? NNG_TLS_AUTH_MODE_REQUIRED : NNG_TLS_AUTH_MODE_NONE);
+        failed = nng_tls_config_auth_mode(config, verify ? NNG_TLS_AUTH_MODE_REQUIRED
+                                                         : NNG_TLS_AUTH_MODE_NONE);
         if (failed == 0 && mode == NNG_TLS_MODE_CLIENT) {
             failed = nng_tls_config_server_name(config, tls->server_name);
         }
         if (failed != 0) {
-            err = ep_error_set(out_error, stream_err_from_nng(failed), "cannot set up TLS: %s", nng_strerror(failed));
+            err = ep_error_set(out_error, stream_err_from_nng(failed), "cannot set up TLS: %s",
+                               nng_strerror(failed));
         }
     }
     if (err != EP_OK) {

@@ -31,15 +31,15 @@ typedef struct stream_listener {
     void *arg;
     ep_accept_count *count;
     bool tls;
-    bool closing;        /* atomic */
-    uint16_t own_port;   /* atomic: of our own connection, which is not for on_accept; 0 none */
+    bool closing;         /* atomic */
+    uint16_t own_port;    /* atomic: of our own connection, which is not for on_accept; 0 none */
     pthread_mutex_t lock; /* nng reads its TLS settings without one when an accept is posted */
     char url[EP_ADDRESS_BYTES];
-    char *asked_url;     /* with tls, what the files of the next three were asked for */
+    char *asked_url; /* with tls, what the files of the next three were asked for */
     ep_tls_config files;
     /* touched only by the one callback in flight */
     uint32_t backoff_ms;
-    bool refusing;       /* warned that connections_max is reached */
+    bool refusing; /* warned that connections_max is reached */
 } stream_listener;
 
 static void take_stream(stream_listener *l, nng_stream *stream)
@@ -198,13 +198,15 @@ static void connect_to_self(stream_listener *l)
         struct sockaddr_in6 v6;
     } own = {.v6 = {0}};
     socklen_t own_bytes = sizeof(own);
-    if (uv_lane_read_url(&plain, &at, NULL) != EP_OK || getaddrinfo(at.host[0] != 0 ? at.host : "127.0.0.1", at.port, &hints, &to) != 0) {
+    if (uv_lane_read_url(&plain, &at, NULL) != EP_OK ||
+        getaddrinfo(at.host[0] != 0 ? at.host : "127.0.0.1", at.port, &hints, &to) != 0) {
         return;
     }
     own.any.sa_family = (sa_family_t)to->ai_family;
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     /* bound before it connects, since the accept may be quicker than this thread */
-    if (fd >= 0 && bind(fd, &own.any, to->ai_addrlen) == 0 && getsockname(fd, &own.any, &own_bytes) == 0) {
+    if (fd >= 0 && bind(fd, &own.any, to->ai_addrlen) == 0 &&
+        getsockname(fd, &own.any, &own_bytes) == 0) {
         __atomic_store_n(&l->own_port, ntohs(own.v4.sin_port), __ATOMIC_RELEASE);
         /* within this host: it is done at once, or it is not done */
         (void)connect(fd, to->ai_addr, to->ai_addrlen);
@@ -231,7 +233,8 @@ ep_err stream_listener_renew_tls(ep_listener *base, ep_error *out_error)
 static ep_err listener_open(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
 {
     l->count = ep_accept_count_create();
-    if (l->count == NULL || nng_aio_alloc(&l->accept_aio, accepted, l) != 0 || nng_aio_alloc(&l->wait_aio, accept_again, l) != 0) {
+    if (l->count == NULL || nng_aio_alloc(&l->accept_aio, accepted, l) != 0 ||
+        nng_aio_alloc(&l->wait_aio, accept_again, l) != 0) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
     }
     int failed = nng_stream_listener_alloc(&l->listener, address->url);
@@ -253,8 +256,9 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
     return EP_OK;
 }
 
-ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                     ep_listener **out_listener, ep_error *out_error)
+ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                     ep_error *out_error)
 {
     bool tls;
     ep_err err = stream_address_check(address, &tls, out_error);

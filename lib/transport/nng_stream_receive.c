@@ -55,7 +55,8 @@ static void pump(stream_conn *conn)
     ep_assembler_step step = EP_ASSEMBLER_FRAME;
     while ((step == EP_ASSEMBLER_FRAME || step == EP_ASSEMBLER_BEGUN) && !is_closing(conn)) {
         bool large_allowed = __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE);
-        step = ep_assembler_next(&conn->assembler, &conn->limits, large_allowed, conn->peer, &frame, &error);
+        step = ep_assembler_next(&conn->assembler, &conn->limits, large_allowed, conn->peer, &frame,
+                                 &error);
         if (step == EP_ASSEMBLER_BEGUN || step == EP_ASSEMBLER_MORE) {
             conn->backoff_ms = 0;
             __atomic_store_n(&conn->memory_wait, false, __ATOMIC_RELAXED);

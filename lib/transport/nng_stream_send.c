@@ -43,7 +43,8 @@ static size_t slice_copy(slice *s, const uint8_t *data, size_t bytes)
 /* Adds a piece; false when the slice is full (the piece may then be added in part). */
 static bool slice_add(slice *s, const uint8_t *data, size_t bytes)
 {
-    bool copied = s->tls ? s->count > 0 || bytes < STREAM_SCRATCH_BYTES : bytes <= STREAM_COALESCE_BYTES_MAX;
+    bool copied =
+        s->tls ? s->count > 0 || bytes < STREAM_SCRATCH_BYTES : bytes <= STREAM_COALESCE_BYTES_MAX;
     if (copied && (s->tls || STREAM_SCRATCH_BYTES - s->scratch_used >= bytes)) {
         return slice_copy(s, data, bytes) == bytes;
     }
@@ -124,7 +125,8 @@ void stream_send_done(void *arg)
     pthread_mutex_lock(&conn->lock);
     if (failed != 0 && !conn->closing) {
         ep_error lost;
-        ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", conn->peer, nng_strerror(failed));
+        ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", conn->peer,
+                     nng_strerror(failed));
         stream_conn_begin_end(conn, &lost);
     }
     if (conn->closing || conn->queue.head == NULL) {

@@ -42,7 +42,8 @@ void stream_watch_tick(void *arg)
     if (dead && !conn->closing && conn->receive_posted) {
         if (conn->suspect_number == conn->receive_number) {
             ep_error lost;
-            ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "connection to %s lost: its socket was shut", conn->peer);
+            ep_error_set(&lost, EP_ERR_CONNECTION_LOST,
+                         "connection to %s lost: its socket was shut", conn->peer);
             stream_conn_begin_end(conn, &lost);
         }
         conn->suspect_number = conn->receive_number;

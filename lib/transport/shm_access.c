@@ -29,15 +29,17 @@ ep_err shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_e
                                 config->uids_count, config->gids_count, EP_SHM_IDS_MAX);
         }
         size_t bytes = config->ring_bytes != 0 ? config->ring_bytes : EP_SHM_RING_BYTES_DEFAULT;
-        if (bytes < EP_SHM_RING_BYTES_MIN || bytes > EP_SHM_RING_BYTES_MAX || (bytes & (bytes - 1)) != 0) {
+        if (bytes < EP_SHM_RING_BYTES_MIN || bytes > EP_SHM_RING_BYTES_MAX ||
+            (bytes & (bytes - 1)) != 0) {
             return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                                "ring_bytes is %zu, allowed powers of two from %zu to %zu",
-                                bytes, EP_SHM_RING_BYTES_MIN, EP_SHM_RING_BYTES_MAX);
+                                "ring_bytes is %zu, allowed powers of two from %zu to %zu", bytes,
+                                EP_SHM_RING_BYTES_MIN, EP_SHM_RING_BYTES_MAX);
         }
         if (config->total_bytes != 0 && config->total_bytes < ep_shm_connection_bytes(bytes)) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                                "total_bytes is %zu, must be at least %zu, what one connection takes",
-                                config->total_bytes, ep_shm_connection_bytes(bytes));
+            return ep_error_set(
+                out_error, EP_ERR_INVALID_ARGUMENT,
+                "total_bytes is %zu, must be at least %zu, what one connection takes",
+                config->total_bytes, ep_shm_connection_bytes(bytes));
         }
         access.ring_bytes = bytes;
         access.total_bytes = config->total_bytes;
@@ -58,9 +60,10 @@ ep_err shm_url_path(const char *url, const char **out_path, ep_error *out_error)
 {
     const char *path = ep_url_has_scheme(url, "shm") ? strstr(url, "://") + 3 : "";
     if (path[0] != '/' || strlen(path) + sizeof(LOCK_SUFFIX) > PATH_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "address '%.140s' must be shm:// and an absolute path of up to %zu bytes", url,
-                            PATH_BYTES - sizeof(LOCK_SUFFIX));
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "address '%.140s' must be shm:// and an absolute path of up to %zu bytes", url,
+            PATH_BYTES - sizeof(LOCK_SUFFIX));
     }
     *out_path = path;
     return EP_OK;
@@ -81,7 +84,8 @@ static bool in_other_group(const shm_access *access, int socket)
 {
     gid_t groups[GROUPS_MAX];
     socklen_t bytes = sizeof(groups);
-    if (access->gids_count == 0 || getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0) {
+    if (access->gids_count == 0 ||
+        getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0) {
         return false;
     }
     for (size_t i = 0; i < bytes / sizeof(groups[0]); i++) {
@@ -104,7 +108,8 @@ static ep_err read_peer(int socket, struct ucred *out_peer, ep_error *out_error)
 
 static bool is_allowed(const shm_access *access, int socket, const struct ucred *peer)
 {
-    return peer->uid == geteuid() || peer->uid == 0 || has(access->uids, access->uids_count, peer->uid) ||
+    return peer->uid == geteuid() || peer->uid == 0 ||
+           has(access->uids, access->uids_count, peer->uid) ||
            has(access->gids, access->gids_count, peer->gid) || in_other_group(access, socket);
 }
 
@@ -136,7 +141,8 @@ static bool stat_directory(const char *path, struct stat *out_stat)
     return stat(directory, out_stat) == 0 && S_ISDIR(out_stat->st_mode);
 }
 
-ep_err shm_access_check_listener(const shm_access *access, int socket, const char *path, ep_error *out_error)
+ep_err shm_access_check_listener(const shm_access *access, int socket, const char *path,
+                                 ep_error *out_error)
 {
     struct stat directory;
     struct ucred peer = {0};
@@ -148,10 +154,11 @@ ep_err shm_access_check_listener(const shm_access *access, int socket, const cha
         (directory.st_mode & S_IWOTH) == 0) {
         return EP_OK;
     }
-    return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
-                        "user %u listens there, allowed are user %u, root, and the owner of a directory "
-                        "others cannot write to",
-                        peer.uid, geteuid());
+    return ep_error_set(
+        out_error, EP_ERR_PERMISSION_DENIED,
+        "user %u listens there, allowed are user %u, root, and the owner of a directory "
+        "others cannot write to",
+        peer.uid, geteuid());
 }
 
 /* Takes the name: while the lock is held, a socket of that name is ours or a dead process'. */
@@ -164,8 +171,9 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
         struct stat named;
         int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) {
-            return ep_error_set(out_error, errno == ENOENT ||
-                                errno == ENOTDIR ? EP_ERR_INVALID_ARGUMENT : EP_ERR_IO,
+            return ep_error_set(out_error,
+                                errno == ENOENT || errno == ENOTDIR ? EP_ERR_INVALID_ARGUMENT
+                                                                    : EP_ERR_IO,
                                 "cannot create %s: %s", name, strerror(errno));
         }
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
@@ -195,8 +203,8 @@ static ep_err bind_and_listen(const char *path, bool others, int *out_socket, ep
         unlink(path); /* left by a process that died */
     }
     /* The check of the peer decides who may; the mode only saves others the try. */
-    if (bind(fd, (struct sockaddr *)&name, sizeof(name)) != 0 || chmod(path, others ? 0666 : 0600) != 0 ||
-        listen(fd, BACKLOG) != 0) {
+    if (bind(fd, (struct sockaddr *)&name, sizeof(name)) != 0 ||
+        chmod(path, others ? 0666 : 0600) != 0 || listen(fd, BACKLOG) != 0) {
         ep_err err = ep_error_set(out_error, errno == EADDRINUSE ? EP_ERR_UNAVAILABLE : EP_ERR_IO,
                                   "cannot listen on shm://%s: %s", path, strerror(errno));
         close(fd);
@@ -206,15 +214,17 @@ static ep_err bind_and_listen(const char *path, bool others, int *out_socket, ep
     return EP_OK;
 }
 
-ep_err shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock, ep_error *out_error)
+ep_err shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
+                       ep_error *out_error)
 {
     struct stat directory;
     if (!stat_directory(path, &directory)) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the directory of %s is missing", path);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the directory of %s is missing",
+                            path);
     }
     if ((directory.st_mode & S_IWOTH) != 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "everybody may write to the directory of %s",
-                            path);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "everybody may write to the directory of %s", path);
     }
     int lock;
     ep_err err = take_name(path, &lock, out_error);

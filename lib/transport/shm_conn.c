@@ -29,17 +29,17 @@
 #include "transport/shm_lane.h"
 #include "transport/shm_spin.h"
 
-#define PUBLISH_BYTES ((size_t)64 << 10)  /* the peer copies out while we copy in */
+#define PUBLISH_BYTES ((size_t)64 << 10) /* the peer copies out while we copy in */
 /* no small piece at the end of a frame */
 #define PIECE_BYTES_MAX (PUBLISH_BYTES + PUBLISH_BYTES / 2)
-#define SHORT_PAUSE_NS (2 * SHM_SPIN_NS)  /* with the wake-up that ends it */
+#define SHORT_PAUSE_NS (2 * SHM_SPIN_NS) /* with the wake-up that ends it */
 #define SPINS_PER_LOOK 32
-#define SERVE_BYTES ((size_t)1 << 20)     /* then other connections have their turn */
-#define SERVE_STEPS 4096                  /* the same for a peer that moves byte by byte */
-#define SERVE_FILLS 16                    /* pieces put into the ring before the same */
+#define SERVE_BYTES ((size_t)1 << 20) /* then other connections have their turn */
+#define SERVE_STEPS 4096              /* the same for a peer that moves byte by byte */
+#define SERVE_FILLS 16                /* pieces put into the ring before the same */
 /* pieces a caller of ep_conn_send puts in before the loop takes over */
 #define SEND_FILLS 128
-#define BELLS_UNREAD_MAX 32               /* far fewer than a socket holds */
+#define BELLS_UNREAD_MAX 32 /* far fewer than a socket holds */
 #define BELL_READS_MAX 16
 #define MEMORY_BACKOFF_MIN_NS (1 * EP_NS_PER_MS)
 #define MEMORY_BACKOFF_MAX_NS (50 * EP_NS_PER_MS)
@@ -52,35 +52,35 @@ typedef struct shm_conn {
     shm_loop *loop;
     shm_held socket;
     shm_source source;
-    shm_work work;             /* posted with a reference */
-    shm_work retry;            /* waits for memory */
+    shm_work work;  /* posted with a reference */
+    shm_work retry; /* waits for memory */
     shm_memory memory;
     ep_lane_limits limits;
     ep_conn_handler handler;
     shm_count *count;
     char peer[EP_ADDRESS_BYTES];
-    bool large_allowed;        /* atomic */
-    bool memory_wait;          /* atomic */
-    uint64_t heard_ns;         /* atomic */
-    bool closing;              /* atomic; set under lock: nothing is sent or received any more */
+    bool large_allowed; /* atomic */
+    bool memory_wait;   /* atomic */
+    uint64_t heard_ns;  /* atomic */
+    bool closing;       /* atomic; set under lock: nothing is sent or received any more */
 
     /* guarded by lock */
     shm_producer out;
     ep_send_queue queue;
-    ep_send *done_first;       /* in the ring, done() still to run */
+    ep_send *done_first; /* in the ring, done() still to run */
     ep_send *done_last;
-    ep_error end;              /* why, once closing */
-    uint32_t refs;             /* its owner, the lane, and posted work */
+    ep_error end;  /* why, once closing */
+    uint32_t refs; /* its owner, the lane, and posted work */
     /* senders that ring or run a done(), without the lock: no end before they leave */
     uint32_t inside;
     bool posted;
     bool started;
     bool released;
-    bool finished;             /* on_closed has run or never will */
+    bool finished; /* on_closed has run or never will */
 
     /* the loop's */
     shm_consumer in;
-    bool ended;                /* socket and memory are gone */
+    bool ended; /* socket and memory are gone */
     bool peer_ended;
     uint32_t bells_unread;
     uint8_t prefix[EP_FRAME_PREFIX_BYTES];
@@ -89,8 +89,8 @@ typedef struct shm_conn {
     size_t frame_have_bytes;
     uint64_t backoff_ns;
     shm_spin spin;
-    uint64_t idle_ns;          /* since when nothing came; 0: something does */
-    bool paused_shortly;       /* the newest time something came after a pause */
+    uint64_t idle_ns;    /* since when nothing came; 0: something does */
+    bool paused_shortly; /* the newest time something came after a pause */
 } shm_conn;
 
 void shm_count_unref(shm_count *count)
@@ -357,14 +357,13 @@ static receive_step begin_frame(shm_conn *conn, ep_error *out_error)
     size_t bytes = 0;
     size_t least = ep_lane_prefix_bytes(&conn->limits);
     if (conn->limits.frame_bytes(conn->prefix, &bytes, out_error) != EP_OK ||
-        ep_lane_frame_check(&conn->limits, __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE), bytes,
-                            conn->peer, out_error) !=
-            EP_OK) {
+        ep_lane_frame_check(&conn->limits, __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE),
+                            bytes, conn->peer, out_error) != EP_OK) {
         return RECEIVE_ERROR;
     }
     if (bytes < least) {
-        ep_error_set(out_error, EP_ERR_PROTOCOL, "frame of %zu bytes from %s, must be at least %zu", bytes,
-                     conn->peer, least);
+        ep_error_set(out_error, EP_ERR_PROTOCOL, "frame of %zu bytes from %s, must be at least %zu",
+                     bytes, conn->peer, least);
         return RECEIVE_ERROR;
     }
     if (ep_buffer_acquire(conn->limits.pool, bytes, &conn->frame) != EP_OK) {
@@ -387,7 +386,8 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
     size_t available;
     size_t least = ep_lane_prefix_bytes(&conn->limits);
     if (!shm_consumer_available(&conn->in, &available)) {
-        ep_error_set(out_error, EP_ERR_PROTOCOL, "%s broke the ring: its position is impossible", conn->peer);
+        ep_error_set(out_error, EP_ERR_PROTOCOL, "%s broke the ring: its position is impossible",
+                     conn->peer);
         return RECEIVE_ERROR;
     }
     if (conn->frame == NULL && conn->prefix_have_bytes < least) {
@@ -506,8 +506,9 @@ static bool receive(shm_conn *conn)
     } else if (step == RECEIVE_ERROR) {
         end_with(conn, &error);
     } else if (step == RECEIVE_IDLE && conn->in.armed && conn->peer_ended) {
-        ep_error_set(&error, EP_ERR_CONNECTION_LOST, "%s closed the connection%s", conn->peer,
-                     conn->frame != NULL || conn->prefix_have_bytes > 0 ? " in the middle of a frame" : "");
+        ep_error_set(
+            &error, EP_ERR_CONNECTION_LOST, "%s closed the connection%s", conn->peer,
+            conn->frame != NULL || conn->prefix_have_bytes > 0 ? " in the middle of a frame" : "");
         end_with(conn, &error);
     }
     return step == RECEIVE_MORE || (step == RECEIVE_IDLE && !conn->in.armed);
@@ -636,8 +637,8 @@ static void on_retry(shm_work *work)
 }
 
 ep_err shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
-                       const char *peer,
-                       shm_count *taken_count, ep_conn **out_conn, ep_error *out_error)
+                       const char *peer, shm_count *taken_count, ep_conn **out_conn,
+                       ep_error *out_error)
 {
     shm_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
@@ -660,7 +661,8 @@ ep_err shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane
     shm_held_add(&conn->socket, taken_socket);
     conn->count = taken_count;
     *out_conn = &conn->base;
-    if (shm_loop_watch(conn->loop, taken_socket, &conn->source, EPOLLIN | EPOLLRDHUP | EPOLLET) != EP_OK) {
+    if (shm_loop_watch(conn->loop, taken_socket, &conn->source, EPOLLIN | EPOLLRDHUP | EPOLLET) !=
+        EP_OK) {
         ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
         shm_held_close(&conn->socket);
         shm_memory_close(&conn->memory);
@@ -688,7 +690,8 @@ static void close_locked(shm_conn *conn)
 {
     if (!conn->closing) {
         ep_error closed;
-        ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side", conn->peer);
+        ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
+                     conn->peer);
         begin_end(conn, &closed);
         post(conn);
     }

@@ -24,18 +24,18 @@ typedef struct shm_dialer {
     pthread_cond_t changed;
     shm_loop *loop;
     shm_source source;
-    shm_work work;       /* posted to begin, and, when it has begun, once more to end a cancelled one */
-    shm_held socket;     /* the loop's */
+    shm_work work;   /* posted to begin, and, when it has begun, once more to end a cancelled one */
+    shm_held socket; /* the loop's */
     shm_access access;
     ep_lane_limits limits;
     ep_dial_func on_dial;
     void *arg;
-    const char *path;    /* in url */
+    const char *path; /* in url */
     char url[EP_ADDRESS_BYTES];
     /* guarded by lock */
     dial_state state;
-    bool begun;          /* the posted work has run or runs */
-    uint32_t refs;       /* its owner and the lane */
+    bool begun;    /* the posted work has run or runs */
+    uint32_t refs; /* its owner and the lane */
 } shm_dialer;
 
 static void dial_unref(shm_dialer *d)
@@ -81,7 +81,8 @@ static ep_err open_socket(shm_dialer *d, ep_error *out_error)
     }
     shm_held_add(&d->socket, fd);
     if (connect(fd, (struct sockaddr *)&name, sizeof(name)) != 0) {
-        ep_err err = errno == EACCES || errno == EPERM ? EP_ERR_PERMISSION_DENIED : EP_ERR_UNAVAILABLE;
+        ep_err err =
+            errno == EACCES || errno == EPERM ? EP_ERR_PERMISSION_DENIED : EP_ERR_UNAVAILABLE;
         return ep_error_set(out_error, err, "cannot connect to %s: %s", d->url, strerror(errno));
     }
     ep_err err = shm_access_check_listener(&d->access, fd, d->path, out_error);
@@ -110,7 +111,8 @@ static ep_err take_welcome(shm_dialer *d, ep_conn **out_conn, ep_error *out_erro
     shm_held_close(&d->socket);
     if (err == EP_OK && socket < 0) {
         shm_memory_close(&memory);
-        err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "no descriptor is free in this process");
+        err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                           "no descriptor is free in this process");
     }
     if (err == EP_OK) {
         err = shm_conn_create(socket, &memory, &d->limits, d->url, NULL, out_conn, out_error);
@@ -193,8 +195,8 @@ static shm_dialer *dial_create(const char *url, size_t path_at, const ep_lane_li
     return d;
 }
 
-ep_err shm_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                ep_dial **out_dial, ep_error *out_error)
+ep_err shm_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial,
+                void *arg, ep_dial **out_dial, ep_error *out_error)
 {
     const char *path;
     shm_access access;

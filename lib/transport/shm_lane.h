@@ -50,7 +50,7 @@ typedef struct shm_loop {
     pthread_t thread;
     bool running;
     bool stopping;
-    bool woken;        /* wake_fd was rung and the thread has not looked at the queue since */
+    bool woken; /* wake_fd was rung and the thread has not looked at the queue since */
     bool timer_armed;
     shm_work *head;
     shm_work *tail;
@@ -99,11 +99,12 @@ typedef struct shm_memory {
     uint8_t *base;
     size_t bytes;
     size_t ring_bytes;
-    bool counted;        /* in ep_shm_stats: we made it */
+    bool counted; /* in ep_shm_stats: we made it */
 } shm_memory;
 
 /* Sealed, mapped, and its descriptor, which the caller closes. Errors: NO_MEMORY, IO. */
-ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd, ep_error *out_error);
+ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
+                         ep_error *out_error);
 /* Maps a descriptor from a peer, which may be anything. Errors: PROTOCOL, NO_MEMORY. */
 ep_err shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory, ep_error *out_error);
 void shm_memory_close(shm_memory *memory);
@@ -139,13 +140,15 @@ ep_err shm_url_path(const char *url, const char **out_path, ep_error *out_error)
 ep_err shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
                         ep_error *out_error);
 /* A dialer's: the same; whoever owns the socket's directory may also be there. */
-ep_err shm_access_check_listener(const shm_access *access, int socket, const char *path, ep_error *out_error);
+ep_err shm_access_check_listener(const shm_access *access, int socket, const char *path,
+                                 ep_error *out_error);
 /*
  * Binds and listens; a socket that a dead process left is replaced. *out_lock holds the name until
  * shm_path_close.
  * Errors: UNAVAILABLE (in use), INVALID_ARGUMENT (directory missing, or writable by everybody), IO.
  */
-ep_err shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock, ep_error *out_error);
+ep_err shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
+                       ep_error *out_error);
 /* Removes the names and gives them free. */
 void shm_path_close(const char *path, shm_held *lock);
 
@@ -163,8 +166,8 @@ void shm_count_unref(shm_count *count);
  * Errors: NO_MEMORY, IO.
  */
 ep_err shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
-                       const char *peer,
-                       shm_count *taken_count, ep_conn **out_conn, ep_error *out_error);
+                       const char *peer, shm_count *taken_count, ep_conn **out_conn,
+                       ep_error *out_error);
 void shm_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err shm_conn_send(ep_conn *conn, ep_send *send);
 void shm_conn_close(ep_conn *conn);
@@ -175,13 +178,13 @@ void shm_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 bool shm_conn_is_trusted(ep_conn *conn);
 
 /* ---- shm_listener.c, shm_dial.c ---- */
-ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept,
-                  void *arg,
-                  ep_listener **out_listener, ep_error *out_error);
+ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                  ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                  ep_error *out_error);
 void shm_listener_close(ep_listener *listener);
 void shm_listener_url(ep_listener *listener, char *out_url, size_t bytes);
-ep_err shm_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                ep_dial **out_dial, ep_error *out_error);
+ep_err shm_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial,
+                void *arg, ep_dial **out_dial, ep_error *out_error);
 void shm_dial_release(ep_dial *dial);
 
 #endif

@@ -27,8 +27,8 @@ typedef struct shm_listener {
     pthread_cond_t changed;
     shm_loop *loop;
     shm_source source;
-    shm_work work;       /* the end */
-    shm_work retry;      /* after a pause */
+    shm_work work;  /* the end */
+    shm_work retry; /* after a pause */
     shm_held socket;
     shm_held name_lock;
     shm_access access;
@@ -36,14 +36,14 @@ typedef struct shm_listener {
     ep_accept_func on_accept;
     void *arg;
     shm_count *count;
-    const char *path;    /* in url */
+    const char *path; /* in url */
     char url[EP_ADDRESS_BYTES];
     /* guarded by lock */
     bool closing;
-    bool accepting;      /* on_accept runs */
+    bool accepting; /* on_accept runs */
     /* the loop's */
     uint64_t backoff_ns;
-    bool refusing;       /* warned that connections_max is reached */
+    bool refusing; /* warned that connections_max is reached */
 } shm_listener;
 
 /* How many connections total_bytes has room for. */
@@ -81,7 +81,8 @@ static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_co
     if (!sent) {
         close(taken_socket);
         shm_memory_close(&memory);
-        return ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "%s left before it was welcomed", peer);
+        return ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "%s left before it was welcomed",
+                            peer);
     }
     return shm_conn_create(taken_socket, &memory, &l->limits, peer, l->count, out_conn, out_error);
 }
@@ -109,11 +110,13 @@ static ep_conn *take_socket(shm_listener *l, int taken_socket)
         if (room < l->limits.connections_max) {
             shm_memory_count_refusal();
             ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED,
-                         "%s has %u connections of %zu bytes of shared memory, all that total_bytes %zu allows", l->url, room,
-                         ep_shm_connection_bytes(l->access.ring_bytes), l->access.total_bytes);
+                         "%s has %u connections of %zu bytes of shared memory, all that "
+                         "total_bytes %zu allows",
+                         l->url, room, ep_shm_connection_bytes(l->access.ring_bytes),
+                         l->access.total_bytes);
         } else {
-            ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections", l->url,
-                         l->limits.connections_max);
+            ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections",
+                         l->url, l->limits.connections_max);
         }
         refuse(l, taken_socket, &error);
         return NULL;
@@ -153,11 +156,12 @@ static void end_accept(shm_listener *l)
 static void pause_accepting(shm_listener *l)
 {
     if (l->backoff_ns == 0) {
-        ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->url), EP_KV(reason, strerror(errno)),
-               EP_KV(effect, "accepting is tried again"));
+        ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->url),
+               EP_KV(reason, strerror(errno)), EP_KV(effect, "accepting is tried again"));
         l->backoff_ns = ACCEPT_BACKOFF_MIN_NS;
     } else {
-        l->backoff_ns = l->backoff_ns * 2 > ACCEPT_BACKOFF_MAX_NS ? ACCEPT_BACKOFF_MAX_NS : l->backoff_ns * 2;
+        l->backoff_ns =
+            l->backoff_ns * 2 > ACCEPT_BACKOFF_MAX_NS ? ACCEPT_BACKOFF_MAX_NS : l->backoff_ns * 2;
     }
     shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns() + l->backoff_ns);
 }
@@ -236,9 +240,9 @@ static ep_err listener_open(shm_listener *l, ep_error *out_error)
     return EP_OK;
 }
 
-ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept,
-                  void *arg,
-                  ep_listener **out_listener, ep_error *out_error)
+ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                  ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                  ep_error *out_error)
 {
     const char *path;
     shm_access access;

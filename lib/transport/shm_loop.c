@@ -219,7 +219,7 @@ static uint64_t run_due(shm_loop *loop)
         if (at->due_ns <= now_ns) {
             shm_work *due = at;
             shm_loop_forget(loop, due);
-            due->run(due);     /* may change the list */
+            due->run(due); /* may change the list */
             at = loop->later;
             next_ns = EP_TIME_NEVER;
             continue;
@@ -309,10 +309,11 @@ static ep_err loop_open(shm_loop *loop, const char *name)
     shm_held_add(&loop->epoll, epoll_create1(EPOLL_CLOEXEC));
     shm_held_add(&loop->wake, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     shm_held_add(&loop->timer, timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-    bool ok = loop->epoll.fd >= 0 && loop->wake.fd >= 0 && loop->timer.fd >= 0 &&
-              shm_loop_watch(loop, loop->wake.fd, &loop->wake_source, EPOLLIN | EPOLLET) == EP_OK &&
-              shm_loop_watch(loop, loop->timer.fd, &loop->timer_source, EPOLLIN | EPOLLET) == EP_OK &&
-              ep_lane_thread_create(name, loop_main, loop, &loop->thread) == EP_OK;
+    bool ok =
+        loop->epoll.fd >= 0 && loop->wake.fd >= 0 && loop->timer.fd >= 0 &&
+        shm_loop_watch(loop, loop->wake.fd, &loop->wake_source, EPOLLIN | EPOLLET) == EP_OK &&
+        shm_loop_watch(loop, loop->timer.fd, &loop->timer_source, EPOLLIN | EPOLLET) == EP_OK &&
+        ep_lane_thread_create(name, loop_main, loop, &loop->thread) == EP_OK;
     if (!ok) {
         loop_close(loop);
         return EP_ERR_IO;
@@ -348,7 +349,8 @@ static void stop_loops(void)
 
 ep_err shm_loops_start(ep_error *out_error)
 {
-    static const char *const names[SHM_LOOPS_MAX] = {"ep-shm-0", "ep-shm-1", "ep-shm-2", "ep-shm-3"};
+    static const char *const names[SHM_LOOPS_MAX] = {"ep-shm-0", "ep-shm-1", "ep-shm-2",
+                                                     "ep-shm-3"};
     pthread_once(&helds.once, hook_fork);
     pthread_mutex_lock(&lane.lock);
     ep_err err = shm_in_child() ? EP_ERR_FAILED_PRECONDITION : EP_OK;
@@ -363,9 +365,11 @@ ep_err shm_loops_start(ep_error *out_error)
         }
     }
     pthread_mutex_unlock(&lane.lock);
-    return err == EP_OK ? EP_OK
-                        : ep_error_set(out_error, err, "cannot start the threads of the shared-memory lane%s",
-                                       err == EP_ERR_FAILED_PRECONDITION ? " in a forked child" : "");
+    return err == EP_OK
+               ? EP_OK
+               : ep_error_set(out_error, err,
+                              "cannot start the threads of the shared-memory lane%s",
+                              err == EP_ERR_FAILED_PRECONDITION ? " in a forked child" : "");
 }
 
 shm_loop *shm_loop_first(void)
@@ -399,12 +403,13 @@ void ep_shm_fini(void)
 {
     uint64_t until_ns = ep_clock_now_ns() + FINI_WAIT_MS * EP_NS_PER_MS;
     struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-        .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     if (shm_in_child()) {
         return;
     }
     pthread_mutex_lock(&lane.lock);
-    while (lane.held > 0 && pthread_cond_clockwait(&lane.dropped, &lane.lock, CLOCK_MONOTONIC, &t) == 0) {
+    while (lane.held > 0 &&
+           pthread_cond_clockwait(&lane.dropped, &lane.lock, CLOCK_MONOTONIC, &t) == 0) {
     }
     if (lane.held == 0) { /* else the threads stay: they may yet be needed */
         stop_loops();

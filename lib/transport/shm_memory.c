@@ -42,7 +42,7 @@ void shm_memory_count_refusal(void)
 typedef struct welcome {
     uint64_t magic;
     uint32_t version;
-    uint32_t code;       /* ep_err; EP_OK: the descriptor comes along */
+    uint32_t code; /* ep_err; EP_OK: the descriptor comes along */
     uint64_t ring_bytes;
     char text[WELCOME_TEXT_BYTES];
 } welcome;
@@ -52,23 +52,26 @@ static ep_err map(int fd, size_t ring_bytes, shm_memory *out_memory, ep_error *o
     size_t bytes = ep_shm_connection_bytes(ring_bytes);
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "cannot map %zu bytes of shared memory: %s", bytes,
-                            strerror(errno));
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "cannot map %zu bytes of shared memory: %s", bytes, strerror(errno));
     }
     madvise(base, bytes, MADV_DONTFORK);
     *out_memory = (shm_memory){.base = base, .bytes = bytes, .ring_bytes = ring_bytes};
     return EP_OK;
 }
 
-ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd, ep_error *out_error)
+ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
+                         ep_error *out_error)
 {
     int fd = memfd_create("expertd-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {
         return ep_error_set(out_error, EP_ERR_IO, "memfd_create: %s", strerror(errno));
     }
     ep_err err = EP_OK;
-    if (ftruncate(fd, (off_t)(ep_shm_connection_bytes(ring_bytes))) != 0 || fcntl(fd, F_ADD_SEALS, SEALS) != 0) {
-        err = ep_error_set(out_error, EP_ERR_IO, "cannot size and seal %zu bytes of shared memory: %s",
+    if (ftruncate(fd, (off_t)(ep_shm_connection_bytes(ring_bytes))) != 0 ||
+        fcntl(fd, F_ADD_SEALS, SEALS) != 0) {
+        err = ep_error_set(out_error, EP_ERR_IO,
+                           "cannot size and seal %zu bytes of shared memory: %s",
                            ep_shm_connection_bytes(ring_bytes), strerror(errno));
     } else {
         err = map(fd, ring_bytes, out_memory, out_error);
@@ -88,9 +91,10 @@ ep_err shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory, ep_
     struct stat st;
     if (ring_bytes < EP_SHM_RING_BYTES_MIN || ring_bytes > EP_SHM_RING_BYTES_MAX ||
         (ring_bytes & (ring_bytes - 1)) != 0) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "the listener offers rings of %llu bytes, allowed powers of two from %zu to %zu",
-                            (unsigned long long)ring_bytes, EP_SHM_RING_BYTES_MIN, EP_SHM_RING_BYTES_MAX);
+        return ep_error_set(
+            out_error, EP_ERR_PROTOCOL,
+            "the listener offers rings of %llu bytes, allowed powers of two from %zu to %zu",
+            (unsigned long long)ring_bytes, EP_SHM_RING_BYTES_MIN, EP_SHM_RING_BYTES_MAX);
     }
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & SEALS) != SEALS) {
@@ -122,11 +126,14 @@ void shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out
     shm_ring_shared *controls = (shm_ring_shared *)(void *)memory->base;
     uint8_t *data = memory->base + CONTROL_BYTES;
     size_t out = listener ? 1 : 0;
-    *out_producer = (shm_producer){
-        .shared = &controls[out], .data = data + out * memory->ring_bytes, .bytes = memory->ring_bytes, .cpu = UINT32_MAX};
-    *out_consumer = (shm_consumer){
-        .shared = &controls[1 - out], .data = data + (1 - out) * memory->ring_bytes,
-            .bytes = memory->ring_bytes, .cpu = UINT32_MAX};
+    *out_producer = (shm_producer){.shared = &controls[out],
+                                   .data = data + out * memory->ring_bytes,
+                                   .bytes = memory->ring_bytes,
+                                   .cpu = UINT32_MAX};
+    *out_consumer = (shm_consumer){.shared = &controls[1 - out],
+                                   .data = data + (1 - out) * memory->ring_bytes,
+                                   .bytes = memory->ring_bytes,
+                                   .cpu = UINT32_MAX};
 }
 
 bool shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal)
@@ -184,9 +191,10 @@ ep_err shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd, ep
         char bytes[CMSG_SPACE(4 * sizeof(int))];
         struct cmsghdr align;
     } control;
-    struct msghdr message = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
-            .msg_controllen = sizeof(control.bytes)};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof(control.bytes)};
     ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
         return EP_ERR_CANCELLED;
@@ -196,13 +204,14 @@ ep_err shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd, ep
     }
     int fd = take_descriptor(&message);
     ep_err err = EP_OK;
-    if ((size_t)got != sizeof(hello) || hello.magic != WELCOME_MAGIC || hello.version != WELCOME_VERSION) {
+    if ((size_t)got != sizeof(hello) || hello.magic != WELCOME_MAGIC ||
+        hello.version != WELCOME_VERSION) {
         err = ep_error_set(out_error, EP_ERR_PROTOCOL, "the listener speaks another protocol");
     } else if (hello.code != EP_OK) {
         hello.text[WELCOME_TEXT_BYTES - 1] = 0;
         err = ep_err_from_wire(hello.code, 2);
-        err = ep_error_set(out_error, err != EP_OK ? err : EP_ERR_UNKNOWN, "the listener refused: %s",
-                           hello.text);
+        err = ep_error_set(out_error, err != EP_OK ? err : EP_ERR_UNKNOWN,
+                           "the listener refused: %s", hello.text);
     } else if (fd < 0) {
         bool cut = (message.msg_flags & MSG_CTRUNC) != 0;
         err = ep_error_set(out_error, cut ? EP_ERR_RESOURCE_EXHAUSTED : EP_ERR_PROTOCOL,

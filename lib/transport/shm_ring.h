@@ -23,20 +23,20 @@
 
 /* In shared memory. Positions count bytes since the beginning and never wrap in practice. */
 typedef struct shm_ring_shared {
-    _Alignas(64) uint64_t head;        /* written by the producer */
+    _Alignas(64) uint64_t head; /* written by the producer */
     /* the same: the position whose byte is the ring's first; changed only while it is empty */
     uint64_t origin;
-    uint32_t cpu;                      /* the same: where it ran when it put something in; a hint */
-    uint32_t wants_space;              /* set by the producer before it sleeps, taken by the consumer */
-    _Alignas(64) uint64_t tail;        /* written by the consumer */
-    uint32_t armed;                    /* set by the consumer before it sleeps, taken by the producer */
-    uint32_t armed_cpu;                /* written by the consumer: where it ran then; a hint */
+    uint32_t cpu;               /* the same: where it ran when it put something in; a hint */
+    uint32_t wants_space;       /* set by the producer before it sleeps, taken by the consumer */
+    _Alignas(64) uint64_t tail; /* written by the consumer */
+    uint32_t armed;             /* set by the consumer before it sleeps, taken by the producer */
+    uint32_t armed_cpu;         /* written by the consumer: where it ran then; a hint */
 } shm_ring_shared;
 
 typedef struct shm_producer {
     shm_ring_shared *shared;
     uint8_t *data;
-    size_t bytes;           /* a power of two */
+    size_t bytes; /* a power of two */
     uint64_t head;
     uint64_t origin;
     uint64_t tail_seen;
@@ -48,9 +48,9 @@ typedef struct shm_consumer {
     const uint8_t *data;
     size_t bytes;
     uint64_t tail;
-    uint64_t origin;        /* the peer's word, good for any position */
+    uint64_t origin; /* the peer's word, good for any position */
     uint64_t head_seen;
-    bool armed;             /* we set it, and have not taken it back */
+    bool armed; /* we set it, and have not taken it back */
     uint32_t cpu;
 } shm_consumer;
 

@@ -17,7 +17,7 @@
 #define SHM_SPIN_NS (20 * EP_NS_PER_US)
 /* the most that can be saved up, and one turn's length */
 #define SHM_SPINS_NS (5 * SHM_SPIN_NS)
-#define SHM_SPIN_BYTES ((size_t)64 << 10)     /* earn one look */
+#define SHM_SPIN_BYTES ((size_t)64 << 10) /* earn one look */
 
 typedef struct shm_spin {
     uint64_t left_ns;

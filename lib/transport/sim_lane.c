@@ -110,7 +110,8 @@ static void conn_unref(sim_conn *conn)
 {
     EP_ASSERT(conn->refs > 0);
     if (--conn->refs == 0) {
-        EP_ASSERT(conn->finished && conn->queue.head == NULL && conn->peer == NULL && conn->arriving == NULL);
+        EP_ASSERT(conn->finished && conn->queue.head == NULL && conn->peer == NULL &&
+                  conn->arriving == NULL);
         free(conn);
     }
 }
@@ -143,8 +144,8 @@ static void listener_unref(sim_listener *listener)
 static bool may_transmit(const sim_conn *conn)
 {
     const ep_send *send = conn->queue.head;
-    return send != NULL &&
-           (conn->on_the_way_bytes == 0 || conn->on_the_way_bytes + send->total_bytes <= WINDOW_BYTES);
+    return send != NULL && (conn->on_the_way_bytes == 0 ||
+                            conn->on_the_way_bytes + send->total_bytes <= WINDOW_BYTES);
 }
 
 static uint64_t next_due_ns(const sim_conn *conn)
@@ -158,7 +159,8 @@ static uint64_t next_due_ns(const sim_conn *conn)
                                                                            : EP_TIME_NEVER;
     }
     if (conn->arriving != NULL && (conn->started || conn->arriving->kind == PACKET_END)) {
-        due_ns = conn->arriving->due_ns > conn->memory_ns ? conn->arriving->due_ns : conn->memory_ns;
+        due_ns =
+            conn->arriving->due_ns > conn->memory_ns ? conn->arriving->due_ns : conn->memory_ns;
     }
     if (may_transmit(conn) && conn->link_free_ns < due_ns) {
         due_ns = conn->link_free_ns;
@@ -324,7 +326,8 @@ static void transmit(sim_conn *conn)
     ep_send *send = ep_send_queue_pop(&conn->queue);
     const ep_sim_link *link = link_of(conn);
     if (link->bytes_per_s != 0) {
-        conn->link_free_ns = sim->now_ns + (uint64_t)send->total_bytes * EP_NS_PER_S / link->bytes_per_s;
+        conn->link_free_ns =
+            sim->now_ns + (uint64_t)send->total_bytes * EP_NS_PER_S / link->bytes_per_s;
     }
     packet *p = conn->peer->ending || conn->peer->finished
                     ? NULL
@@ -367,7 +370,8 @@ static bool waits_for_link(sim_conn *conn, packet *p)
         return true;
     }
     p->due_ns = sim->now_ns + p->retransmit_ns;
-    p->retransmit_ns = p->retransmit_ns * 2 > RETRANSMIT_MAX_NS ? RETRANSMIT_MAX_NS : p->retransmit_ns * 2;
+    p->retransmit_ns =
+        p->retransmit_ns * 2 > RETRANSMIT_MAX_NS ? RETRANSMIT_MAX_NS : p->retransmit_ns * 2;
     for (packet *after = p->next; after != NULL; after = after->next) {
         after->due_ns = after->due_ns < p->due_ns ? p->due_ns : after->due_ns; /* order stays */
     }
@@ -389,20 +393,21 @@ static void drop_packet(sim_conn *conn, packet *p)
 }
 
 /* Checks what a lane checks before it takes a frame. Errors: NO_MEMORY means try again later. */
-static ep_err take_frame(sim_conn *conn, const packet *p, ep_buffer **out_frame, ep_error *out_error)
+static ep_err take_frame(sim_conn *conn, const packet *p, ep_buffer **out_frame,
+                         ep_error *out_error)
 {
     size_t frame_bytes = 0;
     ep_err err = conn->limits.frame_bytes(p->data, &frame_bytes, out_error);
     if (err == EP_OK) {
-        err =
-            ep_lane_frame_check(&conn->limits, conn->large_allowed, frame_bytes, "simulated peer", out_error);
+        err = ep_lane_frame_check(&conn->limits, conn->large_allowed, frame_bytes, "simulated peer",
+                                  out_error);
     }
     if (err != EP_OK) {
         return err;
     }
     if (frame_bytes != p->bytes) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu", frame_bytes,
-                            p->bytes);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu",
+                            frame_bytes, p->bytes);
     }
     if (ep_buffer_acquire(conn->limits.pool, frame_bytes, out_frame) != EP_OK) {
         return EP_ERR_NO_MEMORY;
@@ -661,15 +666,17 @@ static ep_err check_url(const char *url, ep_error *out_error)
     size_t n = strlen(url);
     if (sim_current == NULL || !ep_url_has_scheme(url, "sim") || n == strlen("sim://") ||
         n >= EP_ADDRESS_BYTES) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "address '%.64s' must be sim://name, up to %d characters, in a simulated network",
-                            url, EP_ADDRESS_BYTES - 1);
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "address '%.64s' must be sim://name, up to %d characters, in a simulated network", url,
+            EP_ADDRESS_BYTES - 1);
     }
     return EP_OK;
 }
 
 static ep_err sim_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                         ep_accept_func on_accept, void *arg, ep_listener **out_listener, ep_error *out_error)
+                         ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                         ep_error *out_error)
 {
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {
@@ -746,8 +753,9 @@ static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_erro
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nobody listens on %s", dial->url);
     }
     if (listener->connections >= listener->limits.connections_max) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections",
-                            dial->url, listener->limits.connections_max);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "%s has connections_max %u connections", dial->url,
+                            listener->limits.connections_max);
     }
     sim_conn *accepted;
     if (pair_create(listener, dial, out_dialed, &accepted) != EP_OK) {
@@ -811,7 +819,8 @@ static void dial_run(ep_sim_event *event, void *arg)
 }
 
 static ep_err sim_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits,
-                             ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
+                             ep_dial_func on_dial, void *arg, ep_dial **out_dial,
+                             ep_error *out_error)
 {
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {

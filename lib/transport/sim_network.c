@@ -154,7 +154,8 @@ static ep_err reserve(ep_sim_event ***array, size_t *capacity, size_t count)
 static void unpark(ep_sim *sim, size_t i)
 {
     sim->parked[i]->heap_index = 0;
-    memmove(&sim->parked[i], &sim->parked[i + 1], (sim->parked_count - i - 1) * sizeof(*sim->parked));
+    memmove(&sim->parked[i], &sim->parked[i + 1],
+            (sim->parked_count - i - 1) * sizeof(*sim->parked));
     sim->parked_count--;
 }
 

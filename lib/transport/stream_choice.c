@@ -16,7 +16,8 @@ static ep_err set_by_name(const char *name, const char *what, ep_error *out_erro
 {
     bool nng = strcmp(name, "nng") == 0;
     if (!nng && strcmp(name, "uv") != 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is '%.32s', allowed: uv, nng", what, name);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is '%.32s', allowed: uv, nng",
+                            what, name);
     }
     __atomic_store_n(&by_nng, nng, __ATOMIC_RELEASE);
     return EP_OK;
@@ -46,7 +47,8 @@ ep_err ep_stream_lane_read_environment(ep_error *out_error)
         uint64_t value = 0;
         const char *wrong = ep_quantity_parse(poll, EP_UNIT_US, EP_UNIT_US, &value);
         if (wrong != NULL || value > BUSY_POLL_US_MAX) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "LIBEXPERTD_BUSY_POLL_US is '%.32s', allowed: 0 to %d us", poll,
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "LIBEXPERTD_BUSY_POLL_US is '%.32s', allowed: 0 to %d us", poll,
                                 BUSY_POLL_US_MAX);
         }
         ep_stream_lane_set_busy_poll((uint32_t)value);

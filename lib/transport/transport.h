@@ -56,8 +56,8 @@ typedef struct ep_send_part {
 /* A frame to send. The caller owns it and everything it points at until done(). Zero it first. */
 typedef struct ep_send {
     ep_send_part parts[EP_SEND_PARTS_MAX];
-    uint32_t parts_count;                                   /* parts of 0 bytes are allowed */
-    void (*done)(struct ep_send *send, ep_err result);      /* required */
+    uint32_t parts_count;                              /* parts of 0 bytes are allowed */
+    void (*done)(struct ep_send *send, ep_err result); /* required */
     void *arg;
     /* done() may also run inside the ep_conn_send of this frame: saves waking a thread for it */
     bool done_inside;
@@ -76,30 +76,31 @@ typedef struct ep_send {
  * before anything is allocated. An error closes the connection, with that error's text in
  * on_closed.
  */
-typedef ep_err (*ep_frame_bytes_func)(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes, ep_error *out_error);
+typedef ep_err (*ep_frame_bytes_func)(const uint8_t prefix[EP_FRAME_PREFIX_BYTES],
+                                      size_t *out_frame_bytes, ep_error *out_error);
 
 typedef struct ep_lane_limits {
     ep_frame_bytes_func frame_bytes;
     /* what frame_bytes needs, 1..EP_FRAME_PREFIX_BYTES; 0: EP_FRAME_PREFIX_BYTES. No frame is
      * shorter */
     size_t prefix_bytes;
-    ep_buffer_pool *pool;          /* receive buffers; borrowed for the life of the listener or connection */
+    ep_buffer_pool *pool; /* receive buffers; borrowed for the life of the listener or connection */
     /* frames above are refused: connection closed with RESOURCE_EXHAUSTED */
     size_t frame_bytes_max;
     /* the same until ep_conn_allow_large, so that a stranger takes little memory; 0: none */
     size_t first_frame_bytes_max;
-    size_t send_queue_bytes_max;   /* at least frame_bytes_max */
-    uint32_t connections_max;      /* listener only */
+    size_t send_queue_bytes_max; /* at least frame_bytes_max */
+    uint32_t connections_max;    /* listener only */
 } ep_lane_limits;
 
 /* How receiving goes, for those who judge whether the peer lives. */
 typedef struct ep_conn_receiving {
     /* ep_clock_now_ns() time when bytes last arrived, also those of a frame not whole yet */
     uint64_t heard_ns;
-    bool waits_for_memory;         /* the lane does not read now: silence is no sign of anything */
+    bool waits_for_memory; /* the lane does not read now: silence is no sign of anything */
     /* since when a frame is there in part; 0: none is, or the lane does not tell */
     uint64_t begun_ns;
-    uint64_t begun_bytes;          /* so much of it */
+    uint64_t begun_bytes; /* so much of it */
 } ep_conn_receiving;
 
 /*
@@ -127,8 +128,8 @@ typedef struct ep_conn_handler {
 
 /* TLS files of a tls+tcp address. All paths from configuration, never from the wire. */
 typedef struct ep_tls_config {
-    const char *ca_file;           /* required by both sides */
-    const char *cert_key_file;     /* PEM with certificate and key; required by a listener */
+    const char *ca_file;       /* required by both sides */
+    const char *cert_key_file; /* PEM with certificate and key; required by a listener */
     /* required by a dialer: without it any certificate of the CA would pass */
     const char *server_name;
     bool require_client_cert;
@@ -145,13 +146,13 @@ typedef struct ep_tls_config {
  * users or groups.
  */
 typedef struct ep_shm_config {
-    size_t ring_bytes;             /* per direction, a power of two; 0: EP_SHM_RING_BYTES_DEFAULT */
+    size_t ring_bytes; /* per direction, a power of two; 0: EP_SHM_RING_BYTES_DEFAULT */
     /* of all connections of the listener: beyond it a peer is refused; 0: no bound */
     size_t total_bytes;
     const uint32_t *uids;
-    size_t uids_count;             /* up to EP_SHM_IDS_MAX */
+    size_t uids_count; /* up to EP_SHM_IDS_MAX */
     const uint32_t *gids;
-    size_t gids_count;             /* up to EP_SHM_IDS_MAX */
+    size_t gids_count; /* up to EP_SHM_IDS_MAX */
 } ep_shm_config;
 
 /* What one connection takes of total_bytes. ring_bytes: as above. */
@@ -160,15 +161,15 @@ size_t ep_shm_connection_bytes(size_t ring_bytes);
 /* The memory that this process made for its listeners' connections. */
 typedef struct ep_shm_stats {
     uint64_t mapped_bytes;
-    uint64_t refused_total;        /* peers that total_bytes had no room for */
+    uint64_t refused_total; /* peers that total_bytes had no room for */
 } ep_shm_stats;
 void ep_shm_read_stats(ep_shm_stats *out_stats);
 
 typedef struct ep_lane_address {
     /* "tcp://127.0.0.1:0", "tls+tcp://host:port", "loopback://name", "shm:///run/x/y.sock" */
     const char *url;
-    const ep_tls_config *tls;      /* NULL unless tls+tcp */
-    const ep_shm_config *shm;      /* NULL: defaults */
+    const ep_tls_config *tls; /* NULL unless tls+tcp */
+    const ep_shm_config *shm; /* NULL: defaults */
 } ep_lane_address;
 
 /* A new inbound connection. The callee must call ep_conn_start(conn, handler) now or later, or
@@ -178,13 +179,14 @@ typedef void (*ep_accept_func)(void *arg, ep_conn *taken_conn);
 typedef void (*ep_dial_func)(void *arg, ep_conn *taken_conn, const ep_error *error);
 
 typedef struct ep_lane_ops {
-    const char *name;              /* "uv-stream", "shm", "loopback": as offered in Hello */
-    const char *const *schemes;    /* NULL-terminated: "tcp", "tls+tcp" */
+    const char *name;           /* "uv-stream", "shm", "loopback": as offered in Hello */
+    const char *const *schemes; /* NULL-terminated: "tcp", "tls+tcp" */
 
     /* Starts accepting; returns when the port is bound. Blocks shortly. Errors: INVALID_ARGUMENT,
      * UNAVAILABLE (address in use). */
-    ep_err (*listen)(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                     ep_listener **out_listener, ep_error *out_error);
+    ep_err (*listen)(const ep_lane_address *address, const ep_lane_limits *limits,
+                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                     ep_error *out_error);
     /* Stops accepting, waits for a running on_accept; accepted connections live on. Not from a
      * callback. */
     void (*listener_close)(ep_listener *listener);
@@ -202,8 +204,8 @@ typedef struct ep_lane_ops {
      * released by dial_release; it is written before on_dial can run. A tls+tcp dial succeeds
      * before the handshake: a refused peer is on_closed.
      */
-    ep_err (*dial)(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                   ep_dial **out_dial, ep_error *out_error);
+    ep_err (*dial)(const ep_lane_address *address, const ep_lane_limits *limits,
+                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
     /*
      * Frees. Cancels if under way: on_dial then gets CANCELLED, on this thread, before this
      * returns. Waits for an on_dial that is running, so not from on_dial, and not under a lock that
@@ -264,9 +266,9 @@ ep_err ep_stream_lane_read_environment(ep_error *out_error);
 void ep_stream_lane_set_busy_poll(uint32_t microseconds);
 
 typedef struct ep_stream_lane_stats {
-    const char *name;              /* "uv", "nng": of tcp:// now */
+    const char *name; /* "uv", "nng": of tcp:// now */
     uint32_t busy_poll_us;
-    uint64_t polls_total;          /* looks of busy polling */
+    uint64_t polls_total; /* looks of busy polling */
 } ep_stream_lane_stats;
 void ep_stream_lane_read_stats(ep_stream_lane_stats *out_stats);
 /* The lane that serves a URL's scheme; NULL when none does. */

@@ -59,26 +59,26 @@ typedef struct uv_conn {
     ep_conn base;
     loop_worker *worker;
     loop_job job;
-    uint32_t refs;          /* atomic: its owner, the lane, a queued job */
-    int fd;                 /* closed by the worker when nobody is inside it */
+    uint32_t refs; /* atomic: its owner, the lane, a queued job */
+    int fd;        /* closed by the worker when nobody is inside it */
     ep_lane_limits limits;
     ep_conn_handler handler;
     ep_accept_count *count; /* a reference; NULL at the dialing end */
     char peer[EP_ADDRESS_BYTES];
-    bool large_allowed;     /* atomic */
-    bool memory_wait;       /* atomic */
-    uint64_t heard_ns;      /* atomic; see ep_conn_receiving */
+    bool large_allowed; /* atomic */
+    bool memory_wait;   /* atomic */
+    uint64_t heard_ns;  /* atomic; see ep_conn_receiving */
     pthread_mutex_t lock;
 
     /* guarded by lock */
     ep_send_queue queue;
-    ep_send *sent_first;    /* whole, their done() is due on the worker; by next */
+    ep_send *sent_first; /* whole, their done() is due on the worker; by next */
     ep_send *sent_last;
-    ep_error end;           /* why, once closing */
+    ep_error end; /* why, once closing */
     bool started;
     bool released;
-    bool closing;           /* nothing is written any more; also read without the lock */
-    bool writing;           /* a thread is inside the socket, or runs the done() of what it wrote */
+    bool closing; /* nothing is written any more; also read without the lock */
+    bool writing; /* a thread is inside the socket, or runs the done() of what it wrote */
     /* the socket is full, or the caller is not to write: only the worker writes */
     bool wait_writable;
     /* on_closed is called or never will be; the worker is not used any more. Written by the
@@ -88,9 +88,9 @@ typedef struct uv_conn {
     /* touched by the worker only */
     uv_conn_state state;
     uv_poll_t poll;
-    uv_timer_t retry;       /* until memory may be there */
-    unsigned handles;       /* of the two, not yet closed */
-    int events;             /* watched now */
+    uv_timer_t retry; /* until memory may be there */
+    unsigned handles; /* of the two, not yet closed */
+    int events;       /* watched now */
     uint64_t backoff_ms;
     ep_assembler assembler;
 } uv_conn;
@@ -100,8 +100,9 @@ typedef struct uv_conn {
  * Takes the connected socket, count's reference and place (NULL: none) on success; address is the
  * peer's. Errors: NO_MEMORY.
  */
-ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address, const ep_lane_limits *limits,
-                      loop_worker *worker, ep_accept_count *taken_count, uv_conn **out_conn);
+ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
+                      const ep_lane_limits *limits, loop_worker *worker,
+                      ep_accept_count *taken_count, uv_conn **out_conn);
 /* From any thread: the first reason stays; the worker ends the connection soon. */
 void uv_conn_end(uv_conn *conn, const ep_error *error);
 void uv_conn_ref(uv_conn *conn);
@@ -128,12 +129,13 @@ void uv_conn_report_sent(uv_conn *conn);
 void uv_conn_readable(uv_conn *conn, bool failed);
 
 /* uv_stream_listener.c, uv_stream_dial.c */
-ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                      ep_listener **out_listener, ep_error *out_error);
+ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                      ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                      ep_error *out_error);
 void uv_lane_listener_close(ep_listener *listener);
 void uv_lane_listener_url(ep_listener *listener, char *out_url, size_t bytes);
-ep_err uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                    ep_dial **out_dial, ep_error *out_error);
+ep_err uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                    ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
 void uv_lane_dial_release(ep_dial *dial);
 
 /* uv_stream_lane.c */

@@ -166,7 +166,8 @@ static void open_handles(uv_conn *conn)
         return;
     }
     ep_error lost;
-    ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "cannot watch the connection to %s: %s", conn->peer, uv_strerror(failed));
+    ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "cannot watch the connection to %s: %s", conn->peer,
+                 uv_strerror(failed));
     pthread_mutex_lock(&conn->lock);
     begin_end_locked(conn, &lost);
     pthread_mutex_unlock(&conn->lock);
@@ -221,8 +222,9 @@ static void read_peer(uv_conn *conn, const struct sockaddr_storage *address)
     }
 }
 
-ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address, const ep_lane_limits *limits,
-                      loop_worker *worker, ep_accept_count *taken_count, uv_conn **out_conn)
+ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
+                      const ep_lane_limits *limits, loop_worker *worker,
+                      ep_accept_count *taken_count, uv_conn **out_conn)
 {
     uv_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
@@ -262,7 +264,8 @@ void uv_conn_start(ep_conn *base, const ep_conn_handler *handler)
 static bool close_locked(uv_conn *conn)
 {
     ep_error closed;
-    ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side", conn->peer);
+    ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
+                 conn->peer);
     return begin_end_locked(conn, &closed);
 }
 

@@ -28,18 +28,18 @@ typedef struct uv_dialer {
     /* guarded by lock */
     dial_state state;
     bool cancelled;
-    uint32_t refs;           /* its owner, the lane, a queued job */
+    uint32_t refs; /* its owner, the lane, a queued job */
     /* touched by the worker only */
     bool begun;
     bool resolving;
-    bool polling;            /* poll is open */
+    bool polling; /* poll is open */
     bool over;
     uv_getaddrinfo_t resolve;
     uv_poll_t poll;
     struct addrinfo *list;
     const struct addrinfo *at;
-    int fd;                  /* -1: none */
-    int failed;              /* errno of the newest attempt; 0: connected */
+    int fd;     /* -1: none */
+    int failed; /* errno of the newest attempt; 0: connected */
 } uv_dialer;
 
 static void dial_unref(uv_dialer *d)
@@ -132,8 +132,8 @@ static void attempt_over(uv_dialer *d)
         try_address(d);
         return;
     }
-    ep_error_set(&error, uv_lane_err_from_errno(d->failed), "cannot connect to %s: %s%s", d->url, strerror(d->failed),
-                 ep_address_advice(d->failed, false));
+    ep_error_set(&error, uv_lane_err_from_errno(d->failed), "cannot connect to %s: %s%s", d->url,
+                 strerror(d->failed), ep_address_advice(d->failed, false));
     report(d, &error);
 }
 
@@ -186,8 +186,8 @@ static void try_address(uv_dialer *d)
 static void resolve_failed(uv_dialer *d, const char *reason)
 {
     ep_error error;
-    ep_error_set(&error, EP_ERR_UNAVAILABLE, "cannot connect to %s: the host's name cannot be resolved (%s)", d->url,
-                 reason);
+    ep_error_set(&error, EP_ERR_UNAVAILABLE,
+                 "cannot connect to %s: the host's name cannot be resolved (%s)", d->url, reason);
     report(d, &error);
 }
 
@@ -208,10 +208,13 @@ static void on_resolved(uv_getaddrinfo_t *resolve, int status, struct addrinfo *
 
 static void begin(uv_dialer *d)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_NUMERICHOST};
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_NUMERICSERV | AI_NUMERICHOST};
     d->begun = true;
     /* A numeric address, as most are, needs neither the resolver nor the threads it starts. */
-    if (getaddrinfo(d->to.host[0] != 0 ? d->to.host : "127.0.0.1", d->to.port, &hints, &d->list) == 0) {
+    if (getaddrinfo(d->to.host[0] != 0 ? d->to.host : "127.0.0.1", d->to.port, &hints, &d->list) ==
+        0) {
         d->at = d->list;
         try_address(d);
         return;
@@ -219,7 +222,8 @@ static void begin(uv_dialer *d)
     d->list = NULL;
     hints.ai_flags = AI_NUMERICSERV;
     d->resolve.data = d;
-    int failed = uv_getaddrinfo(loop_worker_loop(d->worker), &d->resolve, on_resolved, d->to.host, d->to.port, &hints);
+    int failed = uv_getaddrinfo(loop_worker_loop(d->worker), &d->resolve, on_resolved, d->to.host,
+                                d->to.port, &hints);
     if (failed != 0) {
         resolve_failed(d, uv_strerror(failed));
         return;
@@ -245,8 +249,8 @@ static void run(loop_job *job)
     dial_unref(d);
 }
 
-ep_err uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                    ep_dial **out_dial, ep_error *out_error)
+ep_err uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                    ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
 {
     uv_host_port to;
     ep_err err = uv_lane_read_url(address, &to, out_error);

@@ -44,22 +44,27 @@ ep_err uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_er
 {
     const char *host = address->url + strlen("tcp://");
     const char *colon = strrchr(address->url, ':');
-    if (!ep_url_has_scheme(address->url, "tcp") || strlen(address->url) + sizeof(":65535") > EP_ADDRESS_BYTES ||
-        colon < host || !read_port(colon + 1, out)) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address '%.64s' must be tcp://host:port, port 0 to 65535",
+    if (!ep_url_has_scheme(address->url, "tcp") ||
+        strlen(address->url) + sizeof(":65535") > EP_ADDRESS_BYTES || colon < host ||
+        !read_port(colon + 1, out)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "address '%.64s' must be tcp://host:port, port 0 to 65535",
                             address->url);
     }
     if (address->tls != NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address %s has TLS settings but its scheme is not tls+tcp",
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "address %s has TLS settings but its scheme is not tls+tcp",
                             address->url);
     }
     size_t bytes = (size_t)(colon - host);
     bool bracketed = bytes >= 2 && host[0] == '[' && host[bytes - 1] == ']';
     if (memchr(host, ':', bytes) != NULL && !bracketed) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address '%.64s': write an IPv6 address as [%.*s]", address->url,
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "address '%.64s': write an IPv6 address as [%.*s]", address->url,
                             (int)bytes, host);
     }
-    snprintf(out->host, sizeof(out->host), "%.*s", (int)(bracketed ? bytes - 2 : bytes), bracketed ? host + 1 : host);
+    snprintf(out->host, sizeof(out->host), "%.*s", (int)(bracketed ? bytes - 2 : bytes),
+             bracketed ? host + 1 : host);
     if (strcmp(out->host, "*") == 0) {
         out->host[0] = 0;
     }

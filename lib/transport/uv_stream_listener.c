@@ -36,11 +36,11 @@ typedef struct uv_lane_listener {
     /* touched by the worker only */
     uv_poll_t poll;
     uv_timer_t pause;
-    unsigned handles;   /* open ones */
+    unsigned handles; /* open ones */
     bool opened;
-    bool ending;        /* handles are being closed */
+    bool ending; /* handles are being closed */
     uint32_t backoff_ms;
-    bool refusing;      /* warned that connections_max is reached */
+    bool refusing; /* warned that connections_max is reached */
 } uv_lane_listener;
 
 static void on_acceptable(uv_poll_t *poll, int status, int events);
@@ -131,7 +131,8 @@ static void on_handle_closed(uv_handle_t *handle)
 /* Opens on the first run, closes on the last. */
 static void run(loop_job *job)
 {
-    uv_lane_listener *l = (uv_lane_listener *)(void *)((char *)job - offsetof(uv_lane_listener, job));
+    uv_lane_listener *l =
+        (uv_lane_listener *)(void *)((char *)job - offsetof(uv_lane_listener, job));
     uv_loop_t *loop = loop_worker_loop(l->worker);
     if (!l->opened) {
         l->opened = true;
@@ -144,8 +145,8 @@ static void run(loop_job *job)
             l->handles = 2;
             watch(l);
         } else {
-            ep_log(EP_LOG_ERROR, "lane-accept-failed", EP_KV(url, l->url), EP_KV(reason, uv_strerror(failed)),
-                   EP_KV(effect, "nobody gets in there"));
+            ep_log(EP_LOG_ERROR, "lane-accept-failed", EP_KV(url, l->url),
+                   EP_KV(reason, uv_strerror(failed)), EP_KV(effect, "nobody gets in there"));
         }
     }
     if (is_closing(l) && !l->ending) { /* once: closed while it was being opened, it runs again */
@@ -199,7 +200,9 @@ static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, e
 {
     uv_host_port at;
     struct addrinfo *list = NULL;
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     ep_err err = uv_lane_read_url(address, &at, out_error);
     if (err != EP_OK) {
         return err;
@@ -217,15 +220,16 @@ static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, e
     failed = errno;
     freeaddrinfo(list);
     if (l->fd < 0) {
-        return ep_error_set(out_error, uv_lane_err_from_errno(failed), "cannot listen on %s: %s%s", address->url,
-                            strerror(failed), ep_address_advice(failed, true));
+        return ep_error_set(out_error, uv_lane_err_from_errno(failed), "cannot listen on %s: %s%s",
+                            address->url, strerror(failed), ep_address_advice(failed, true));
     }
     ep_accept_url(address->url, bound_port(l->fd), l->url, sizeof(l->url));
     return EP_OK;
 }
 
-ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                      ep_listener **out_listener, ep_error *out_error)
+ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                      ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                      ep_error *out_error)
 {
     ep_err err = ep_lane_limits_check(limits, true, out_error);
     if (err == EP_OK) {

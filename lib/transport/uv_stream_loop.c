@@ -21,15 +21,15 @@ struct loop_worker {
     uv_async_t wake;
     uv_prepare_t before;
     uv_check_t after;
-    uv_idle_t spin;       /* while active the loop does not sleep */
+    uv_idle_t spin; /* while active the loop does not sleep */
     pthread_t thread;
-    uint64_t heard_ns;    /* worker only, as spins */
+    uint64_t heard_ns; /* worker only, as spins */
     uint32_t spins;
     pthread_mutex_t lock;
     /* guarded by lock */
     loop_job *head;
     loop_job *tail;
-    bool sleeping;        /* a push must wake the loop */
+    bool sleeping; /* a push must wake the loop */
     bool stopping;
 };
 
@@ -42,9 +42,9 @@ static struct {
     uint64_t objects;
 } lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
 
-static uint32_t next_worker;         /* atomic */
-static uint64_t busy_poll_ns;        /* atomic */
-static uint64_t polls;               /* atomic */
+static uint32_t next_worker;          /* atomic */
+static uint64_t busy_poll_ns;         /* atomic */
+static uint64_t polls;                /* atomic */
 static __thread loop_worker *current; /* the worker whose thread this is */
 
 void ep_stream_lane_set_busy_poll(uint32_t microseconds)
@@ -92,7 +92,8 @@ static void on_spin(uv_idle_t *spin)
 static bool is_spinning(loop_worker *worker)
 {
     uint64_t poll_ns = __atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED);
-    bool spin = poll_ns != 0 && worker->heard_ns != 0 && ep_clock_now_ns() - worker->heard_ns < poll_ns;
+    bool spin =
+        poll_ns != 0 && worker->heard_ns != 0 && ep_clock_now_ns() - worker->heard_ns < poll_ns;
     if (spin) {
         uv_idle_start(&worker->spin, on_spin); /* nothing when it is active already */
     } else {
@@ -119,8 +120,8 @@ static void before_wait(uv_prepare_t *handle)
 
 static void close_own_handles(loop_worker *worker)
 {
-    uv_handle_t *handles[] = {(uv_handle_t *)&worker->wake, (uv_handle_t *)&worker->before, (uv_handle_t *)&worker->after,
-                              (uv_handle_t *)&worker->spin};
+    uv_handle_t *handles[] = {(uv_handle_t *)&worker->wake, (uv_handle_t *)&worker->before,
+                              (uv_handle_t *)&worker->after, (uv_handle_t *)&worker->spin};
     for (size_t i = 0; i < EP_ARRAY_COUNT(handles); i++) {
         uv_close(handles[i], NULL);
     }
@@ -213,7 +214,9 @@ ep_err loop_workers_start(ep_error *out_error)
         err = lane.running ? EP_OK : err;
     }
     pthread_mutex_unlock(&lane.lock);
-    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "cannot start the threads of the network lane");
+    return err == EP_OK
+               ? EP_OK
+               : ep_error_set(out_error, err, "cannot start the threads of the network lane");
 }
 
 loop_worker *loop_worker_choose(void)
@@ -275,9 +278,11 @@ void loop_objects_drop(void)
 void ep_uv_stream_fini(void)
 {
     uint64_t until_ns = ep_clock_now_ns() + FINI_WAIT_MS * EP_NS_PER_MS;
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S), .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     pthread_mutex_lock(&lane.lock);
-    while (lane.running && lane.objects > 0 && pthread_cond_clockwait(&lane.dropped, &lane.lock, CLOCK_MONOTONIC, &t) == 0) {
+    while (lane.running && lane.objects > 0 &&
+           pthread_cond_clockwait(&lane.dropped, &lane.lock, CLOCK_MONOTONIC, &t) == 0) {
     }
     if (lane.running && lane.objects == 0) {
         for (uint32_t i = 0; i < lane.count; i++) {

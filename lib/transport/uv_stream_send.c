@@ -13,11 +13,13 @@
 #define ROUNDS_MAX 16 /* a caller does not write others' frames for ever */
 
 /* Lock held. On the worker all of the queue, elsewhere up to the first patient frame. */
-static unsigned gather(const uv_conn *conn, bool on_worker, struct iovec iovs[IOVS_MAX], size_t *out_bytes)
+static unsigned gather(const uv_conn *conn, bool on_worker, struct iovec iovs[IOVS_MAX],
+                       size_t *out_bytes)
 {
     unsigned count = 0;
     *out_bytes = 0;
-    for (const ep_send *send = conn->queue.head; send != NULL && (on_worker || !send->is_patient); send = send->next) {
+    for (const ep_send *send = conn->queue.head; send != NULL && (on_worker || !send->is_patient);
+         send = send->next) {
         size_t skip = send->sent_bytes;
         for (uint32_t i = 0; i < send->parts_count; i++) {
             const ep_send_part *part = &send->parts[i];
@@ -29,7 +31,8 @@ static unsigned gather(const uv_conn *conn, bool on_worker, struct iovec iovs[IO
                 return count;
             }
             /* the socket reads only; iovec has no const */
-            iovs[count++] = (struct iovec){.iov_base = (uint8_t *)(uintptr_t)part->data + skip, .iov_len = part->bytes - skip};
+            iovs[count++] = (struct iovec){.iov_base = (uint8_t *)(uintptr_t)part->data + skip,
+                                           .iov_len = part->bytes - skip};
             *out_bytes += part->bytes - skip;
             skip = 0;
         }
@@ -76,7 +79,8 @@ static bool end_after_failure(uv_conn *conn, int failed)
     pthread_mutex_unlock(&conn->lock);
     if (!reads) {
         ep_error lost;
-        ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", conn->peer, strerror(failed));
+        ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", conn->peer,
+                     strerror(failed));
         uv_conn_end(conn, &lost);
     }
     return reads;
@@ -97,7 +101,8 @@ static void write_once(uv_conn *conn, const ep_send **mine, bool on_worker)
     }
     pthread_mutex_lock(&conn->lock);
     ep_send *whole = advance(conn, sent > 0 ? (size_t)sent : 0, *mine);
-    conn->wait_writable = reads || failed == EAGAIN || failed == ENOBUFS || (failed == 0 && (size_t)sent < bytes);
+    conn->wait_writable =
+        reads || failed == EAGAIN || failed == ENOBUFS || (failed == 0 && (size_t)sent < bytes);
     if (whole != NULL) {
         *mine = NULL; /* another send may get its memory */
         pthread_mutex_unlock(&conn->lock);
@@ -115,7 +120,8 @@ static bool write_queue(uv_conn *conn, const ep_send *mine, bool on_worker)
 {
     conn->writing = true;
     conn->wait_writable = false;
-    for (int round = 0; conn->queue.head != NULL && !conn->wait_writable && !conn->closing; round++) {
+    for (int round = 0; conn->queue.head != NULL && !conn->wait_writable && !conn->closing;
+         round++) {
         if (round == ROUNDS_MAX || (conn->queue.head->is_patient && !on_worker)) {
             conn->wait_writable = true;
             break;

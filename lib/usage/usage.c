@@ -10,7 +10,8 @@ static bool is_end(const struct argp_option *option)
     return option->name == NULL && option->key == 0 && option->doc == NULL && option->group == 0;
 }
 
-static void walk_tables(const struct argp *argp, void (*func)(void *arg, const struct argp_option *option), void *arg)
+static void walk_tables(const struct argp *argp,
+                        void (*func)(void *arg, const struct argp_option *option), void *arg)
 {
     for (const struct argp_option *o = argp->options; o != NULL && !is_end(o); o++) {
         if ((o->flags & OPTION_HIDDEN) == 0) {
@@ -32,7 +33,8 @@ static void look_for_help(void *arg, const struct argp_option *option)
     search->found = search->found || (option->name != NULL && strcmp(option->name, "help") == 0);
 }
 
-void ep_usage_walk(const struct argp *argp, void (*func)(void *arg, const struct argp_option *option), void *arg)
+void ep_usage_walk(const struct argp *argp,
+                   void (*func)(void *arg, const struct argp_option *option), void *arg)
 {
     static const struct argp_option help = {"help", '?', NULL, 0, "Print this help and exit", -1};
     help_search search = {0};
@@ -74,8 +76,8 @@ ep_usage_value ep_usage_value_of(const struct argp_option *option)
     if (strcmp(option->arg, "CONTEXT") == 0) {
         return EP_USAGE_LISTED;
     }
-    bool is_file = ends_with(option->arg, "FILE") || ends_with(option->arg, "PATH") || ends_with(option->arg, "DIR") ||
-                   ends_with(option->arg, "DIRECTORY");
+    bool is_file = ends_with(option->arg, "FILE") || ends_with(option->arg, "PATH") ||
+                   ends_with(option->arg, "DIR") || ends_with(option->arg, "DIRECTORY");
     return is_file ? EP_USAGE_FILE : EP_USAGE_TEXT;
 }
 
@@ -86,7 +88,8 @@ char ep_usage_letter(const struct argp_option *option)
 
 bool ep_usage_first_is_listed(const struct argp *argp)
 {
-    return argp->args_doc != NULL && (strcmp(argp->args_doc, "CONTEXT") == 0 || strcmp(argp->args_doc, "[CONTEXT]") == 0);
+    return argp->args_doc != NULL &&
+           (strcmp(argp->args_doc, "CONTEXT") == 0 || strcmp(argp->args_doc, "[CONTEXT]") == 0);
 }
 
 void ep_usage_first_words(const struct argp *argp, char *out, size_t bytes)
@@ -95,9 +98,11 @@ void ep_usage_first_words(const struct argp *argp, char *out, size_t bytes)
     out[0] = 0;
     for (const char *line = argp->args_doc; line != NULL && *line != 0;) {
         size_t word = strcspn(line, " \n");
-        bool is_word = word > 0 && (islower((unsigned char)line[0]) || isdigit((unsigned char)line[0]));
+        bool is_word =
+            word > 0 && (islower((unsigned char)line[0]) || isdigit((unsigned char)line[0]));
         for (size_t i = 0; i < word && is_word; i++) {
-            is_word = islower((unsigned char)line[i]) || isdigit((unsigned char)line[i]) || strchr("|-_", line[i]) != NULL;
+            is_word = islower((unsigned char)line[i]) || isdigit((unsigned char)line[i]) ||
+                      strchr("|-_", line[i]) != NULL;
         }
         for (size_t i = 0; is_word && i <= word && used + 2 < bytes; i++) {
             out[used++] = i == word || line[i] == '|' ? ' ' : line[i];

@@ -22,7 +22,7 @@
 
 typedef struct ep_usage_command {
     const char *name;
-    const char *help; /* one line */
+    const char *help;        /* one line */
     const struct argp *argp; /* may be NULL */
     const char *parent;      /* "trace" of "trace record"; NULL: a verb of the program itself */
 } ep_usage_command;
@@ -37,7 +37,7 @@ typedef struct ep_usage_section {
 typedef struct ep_usage {
     const char *program;
     const char *version;
-    int man_section; /* 1, 8 */
+    int man_section;     /* 1, 8 */
     const char *summary; /* half a sentence, for NAME */
     const struct argp *argp;
     const ep_usage_command *commands;
@@ -64,11 +64,18 @@ void ep_man_paragraphs(const char *text, size_t bytes, FILE *out);
 
 /* ---- shared by the files of this folder ---- */
 
-typedef enum ep_usage_value { EP_USAGE_NO_VALUE, EP_USAGE_WORDS, EP_USAGE_FILE, EP_USAGE_LISTED, EP_USAGE_TEXT } ep_usage_value;
+typedef enum ep_usage_value {
+    EP_USAGE_NO_VALUE,
+    EP_USAGE_WORDS,
+    EP_USAGE_FILE,
+    EP_USAGE_LISTED,
+    EP_USAGE_TEXT
+} ep_usage_value;
 
 /* Calls func for each option of argp and of its children, hidden ones left out, then for --help. A
  * row with neither name nor key is a heading. */
-void ep_usage_walk(const struct argp *argp, void (*func)(void *arg, const struct argp_option *option), void *arg);
+void ep_usage_walk(const struct argp *argp,
+                   void (*func)(void *arg, const struct argp_option *option), void *arg);
 ep_usage_value ep_usage_value_of(const struct argp_option *option);
 /* The short option's letter, or 0. */
 char ep_usage_letter(const struct argp_option *option);

@@ -57,7 +57,8 @@ static void put_quoted(const char *text, bool for_zsh, FILE *out)
 /* 'trace record' as a pattern of case, in quotes. */
 static void put_case(const ep_usage_command *command, FILE *out)
 {
-    fprintf(out, "'%s%s%s'", command->parent != NULL ? command->parent : "", command->parent != NULL ? " " : "", command->name);
+    fprintf(out, "'%s%s%s'", command->parent != NULL ? command->parent : "",
+            command->parent != NULL ? " " : "", command->name);
 }
 
 /* `case` of the verb and the word behind it: `then` is done where they are a verb of two words. */
@@ -159,7 +160,8 @@ static void bash(const ep_usage *usage, FILE *out)
     writer w = {.out = out, .usage = usage};
     put_function(usage, out);
     fputs("() {\n"
-          "    local cur=${COMP_WORDS[COMP_CWORD]} prev= verb= words= flags= values= takes= assigned=no\n"
+          "    local cur=${COMP_WORDS[COMP_CWORD]} prev= verb= words= flags= values= takes= "
+          "assigned=no\n"
           "    [ \"$COMP_CWORD\" -lt 1 ] || prev=${COMP_WORDS[COMP_CWORD-1]}\n"
           "    # Bash splits --flag=value at the '='.\n"
           "    if [ \"$cur\" = = ]; then\n"
@@ -167,7 +169,8 @@ static void bash(const ep_usage *usage, FILE *out)
           "    elif [ \"$prev\" = = ]; then\n"
           "        prev=${COMP_WORDS[COMP_CWORD-2]} assigned=yes\n"
           "    fi\n"
-          "    COMPREPLY=()\n", out);
+          "    COMPREPLY=()\n",
+          out);
     if (usage->commands_count > 0) {
         fputs("    if [ \"$COMP_CWORD\" -le 1 ]; then\n        COMPREPLY=($(compgen -W '", out);
         for (size_t i = 0; i < usage->commands_count; i++) {
@@ -175,8 +178,11 @@ static void bash(const ep_usage *usage, FILE *out)
                 fprintf(out, "%s ", usage->commands[i].name);
             }
         }
-        fputs("--help --version' -- \"$cur\"))\n        return\n    fi\n    verb=${COMP_WORDS[1]}\n", out);
-        put_two_words(usage, "${COMP_WORDS[2]}", "[ \"$COMP_CWORD\" -le 2 ] || verb=\"$verb ${COMP_WORDS[2]}\"", out);
+        fputs(
+            "--help --version' -- \"$cur\"))\n        return\n    fi\n    verb=${COMP_WORDS[1]}\n",
+            out);
+        put_two_words(usage, "${COMP_WORDS[2]}",
+                      "[ \"$COMP_CWORD\" -le 2 ] || verb=\"$verb ${COMP_WORDS[2]}\"", out);
     }
     fputs("    case $verb in\n", out);
     if (usage->commands_count == 0) {
@@ -205,20 +211,24 @@ static void bash(const ep_usage *usage, FILE *out)
           "        ;;\n"
           "    esac\n"
           "}\n"
-          "complete -F ", out);
+          "complete -F ",
+          out);
     put_function(usage, out);
     fprintf(out, " %s\n", usage->program);
 }
 
 /* ---- zsh ---- */
 
-static void zsh_spec(writer *w, const struct argp_option *option, const char *dashes, const char *name, bool is_long)
+static void zsh_spec(writer *w, const struct argp_option *option, const char *dashes,
+                     const char *name, bool is_long)
 {
     FILE *out = w->out;
     ep_usage_value kind = ep_usage_value_of(option);
     bool is_optional = (option->flags & OPTION_ARG_OPTIONAL) != 0;
     fprintf(out, " \\\n        '*%s%s%s[", dashes, name,
-            kind == EP_USAGE_NO_VALUE ? "" : is_long ? (is_optional ? "=-" : "=") : "+");
+            kind == EP_USAGE_NO_VALUE ? ""
+            : is_long                 ? (is_optional ? "=-" : "=")
+                                      : "+");
     put_quoted(option->doc != NULL ? option->doc : "", true, out);
     fputc(']', out);
     if (kind != EP_USAGE_NO_VALUE) {
@@ -262,7 +272,8 @@ static void zsh_table(writer *w, const struct argp *argp)
     if (words[0] != 0) {
         fprintf(w->out, " \\\n        '1:word:(%s)'", words);
     } else if (ep_usage_first_is_listed(argp)) {
-        fprintf(w->out, " \\\n        '1:word:{compadd -- ${(f)\"$(%s)\"}}'", w->usage->list_command);
+        fprintf(w->out, " \\\n        '1:word:{compadd -- ${(f)\"$(%s)\"}}'",
+                w->usage->list_command);
     }
     fputc('\n', w->out);
 }
@@ -285,9 +296,13 @@ static void zsh(const ep_usage *usage, FILE *out)
             put_quoted(usage->commands[i].help, false, out);
             fputs("'\n", out);
         }
-        fputs("    )\n    if (( CURRENT == 2 )); then\n        _describe -t commands command commands\n        return\n    fi\n"
-              "    local verb=$words[2]\n    shift words\n    (( CURRENT-- ))\n", out);
-        put_two_words(usage, "$words[2]", "(( CURRENT > 2 )) && { verb=\"$verb $words[2]\"; shift words; (( CURRENT-- )) }", out);
+        fputs("    )\n    if (( CURRENT == 2 )); then\n        _describe -t commands command "
+              "commands\n        return\n    fi\n"
+              "    local verb=$words[2]\n    shift words\n    (( CURRENT-- ))\n",
+              out);
+        put_two_words(
+            usage, "$words[2]",
+            "(( CURRENT > 2 )) && { verb=\"$verb $words[2]\"; shift words; (( CURRENT-- )) }", out);
         fputs("    case $verb in\n", out);
         for (size_t i = 0; i < usage->commands_count; i++) {
             fputs("    ", out);
@@ -309,8 +324,8 @@ static void fish_begin(writer *w)
 {
     fprintf(w->out, "complete -c %s", w->usage->program);
     if (w->command != NULL && w->command->parent != NULL) {
-        fprintf(w->out, " -n '__fish_seen_subcommand_from %s; and __fish_seen_subcommand_from %s'", w->command->parent,
-                w->command->name);
+        fprintf(w->out, " -n '__fish_seen_subcommand_from %s; and __fish_seen_subcommand_from %s'",
+                w->command->parent, w->command->name);
     } else if (w->command != NULL) {
         fprintf(w->out, " -n '__fish_seen_subcommand_from %s'", w->command->name);
     }
@@ -377,7 +392,8 @@ static void fish(const ep_usage *usage, FILE *out)
         if (usage->commands[i].parent != NULL) {
             continue;
         }
-        fprintf(out, "complete -c %s -n __fish_use_subcommand -a %s -d '", usage->program, usage->commands[i].name);
+        fprintf(out, "complete -c %s -n __fish_use_subcommand -a %s -d '", usage->program,
+                usage->commands[i].name);
         put_quoted(usage->commands[i].help, false, out);
         fputs("'\n", out);
     }
@@ -397,7 +413,9 @@ bool ep_usage_print_completion(const ep_usage *usage, const char *shell, FILE *o
         if (strcmp(shell, shells[i].name) == 0) {
             /* zsh wants its first line first. */
             if (shells[i].print != zsh) {
-                fputs("# SPDX-License-Identifier: Apache-2.0\n# Generated from the program's option tables.\n", out);
+                fputs("# SPDX-License-Identifier: Apache-2.0\n# Generated from the program's "
+                      "option tables.\n",
+                      out);
             }
             shells[i].print(usage, out);
             return true;

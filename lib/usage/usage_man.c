@@ -39,7 +39,9 @@ void ep_man_text(const char *text, FILE *out)
 
 void ep_man_title(const char *name, int section, const char *version, FILE *out)
 {
-    fputs(".\\\" SPDX-License-Identifier: Apache-2.0\n.\\\" Generated from the program's option tables.\n.TH ", out);
+    fputs(".\\\" SPDX-License-Identifier: Apache-2.0\n.\\\" Generated from the program's option "
+          "tables.\n.TH ",
+          out);
     for (const char *p = name; *p != 0; p++) {
         put((char)toupper((unsigned char)*p), out);
     }
@@ -131,7 +133,8 @@ static void put_doc(const struct argp *argp, bool after, FILE *out)
         fputs(".PP\n", out);
         ep_man_paragraphs(split + 1, strlen(split + 1), out);
     } else if (!after && argp->doc != NULL) {
-        ep_man_paragraphs(argp->doc, split != NULL ? (size_t)(split - argp->doc) : strlen(argp->doc), out);
+        ep_man_paragraphs(argp->doc,
+                          split != NULL ? (size_t)(split - argp->doc) : strlen(argp->doc), out);
     }
 }
 
@@ -146,7 +149,8 @@ static void put_command(const ep_usage_command *command, FILE *out)
 }
 
 /* command: NULL for the program itself. */
-static void put_synopsis(const ep_usage *usage, const ep_usage_command *command, const struct argp *argp, FILE *out)
+static void put_synopsis(const ep_usage *usage, const ep_usage_command *command,
+                         const struct argp *argp, FILE *out)
 {
     const char *line = argp->args_doc != NULL ? argp->args_doc : "";
     do {

@@ -37,7 +37,8 @@ bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_d
     size_t end = 0;
     if (!ep_mul_size(hidden, ep_dtype_bytes(x_dtype), &row_bytes) ||
         !add_part(rows, row_bytes, &end, &layout.x_offset) ||
-        !add_part(rows, ep_sent_row_scales(x_dtype, hidden) * sizeof(float), &end, &layout.row_scales_offset) ||
+        !add_part(rows, ep_sent_row_scales(x_dtype, hidden) * sizeof(float), &end,
+                  &layout.row_scales_offset) ||
         !add_part(slots, sizeof(ep_wire_slot), &end, &layout.slots_offset) ||
         !add_part(has_slot_scales ? slots : 0, sizeof(float), &end, &layout.slot_scales_offset)) {
         return false;
@@ -53,8 +54,8 @@ bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots)
     return add_part(slots, sizeof(uint16_t), &layout->total_bytes, &layout->slot_places_offset);
 }
 
-static void pack_row(const ep_batch *batch, uint32_t row, uint32_t token, uint32_t slot, uint32_t expert,
-                     const ep_forward_layout *layout, uint8_t *tensors)
+static void pack_row(const ep_batch *batch, uint32_t row, uint32_t token, uint32_t slot,
+                     uint32_t expert, const ep_forward_layout *layout, uint8_t *tensors)
 {
     ep_dtype sent = ep_batch_sent_dtype(batch);
     uint8_t *x = tensors + layout->x_offset + (size_t)row * batch->hidden * ep_dtype_bytes(sent);
@@ -72,13 +73,14 @@ static bool is_streamed(const ep_batch *batch, size_t rows_bytes)
     return as_is && rows_bytes >= STREAM_BYTES_MIN;
 }
 
-static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan, const ep_plan_chunk *chunk,
-                      uint32_t slots_per_token, const ep_forward_layout *layout, uint8_t *tensors)
+static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan,
+                      const ep_plan_chunk *chunk, uint32_t slots_per_token,
+                      const ep_forward_layout *layout, uint8_t *tensors)
 {
     const uint32_t *row_tokens = plan->row_tokens + chunk->rows_begin;
     const ep_plan_slot *slots = plan->slots + chunk->slots_begin;
-    ep_path_count(EP_PATH_PACKED,
-                  (uint64_t)chunk->rows_count * batch->hidden * ep_dtype_bytes(ep_batch_sent_dtype(batch)));
+    ep_path_count(EP_PATH_PACKED, (uint64_t)chunk->rows_count * batch->hidden *
+                                      ep_dtype_bytes(ep_batch_sent_dtype(batch)));
     if (ep_batch_row_per_slot(batch)) {
         for (uint32_t i = 0; i < chunk->slots_count; i++) {
             pack_row(batch, slots[i].row, slots[i].slot_number / slots_per_token,
@@ -90,7 +92,8 @@ static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan, const 
     if (is_streamed(batch, chunk->rows_count * row_bytes)) {
         const void *from = ep_rows_at(&batch->x, row_tokens[0]);
         for (uint32_t row = 0; row < chunk->rows_count; row++) {
-            const void *next = row + 1 < chunk->rows_count ? ep_rows_at(&batch->x, row_tokens[row + 1]) : NULL;
+            const void *next =
+                row + 1 < chunk->rows_count ? ep_rows_at(&batch->x, row_tokens[row + 1]) : NULL;
             ep_row_stream(tensors + layout->x_offset + row * row_bytes, from, row_bytes, next);
             from = next;
         }
@@ -128,8 +131,8 @@ static void pack_slots(const ep_batch *batch, const ep_plan_slot *slots, uint32_
 }
 
 /* The bytes between parts are part of the frame: they are zero, not what the buffer held before. */
-static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t slots, uint32_t hidden,
-                       ep_dtype sent, uint8_t *tensors)
+static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t slots,
+                       uint32_t hidden, ep_dtype sent, uint8_t *tensors)
 {
     size_t x_end = layout->x_offset + (size_t)rows * hidden * ep_dtype_bytes(sent);
     size_t row_scales_end =
@@ -145,8 +148,8 @@ static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t 
 }
 
 ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index,
-                       uint32_t slots_per_token, ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header,
-                       ep_buffer **out_tensors)
+                       uint32_t slots_per_token, ep_buffer_pool *pool,
+                       Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors)
 {
     EP_ASSERT(chunk_index < plan->chunks_count);
     const ep_plan_chunk *chunk = &plan->chunks[chunk_index];
@@ -163,8 +166,8 @@ ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint3
         return err;
     }
     pack_rows(batch, plan, chunk, slots_per_token, &layout, buffer->data);
-    pack_slots(batch, plan->slots + chunk->slots_begin, chunk->slots_count, slots_per_token, &layout,
-               buffer->data);
+    pack_slots(batch, plan->slots + chunk->slots_begin, chunk->slots_count, slots_per_token,
+               &layout, buffer->data);
     clear_gaps(&layout, chunk->rows_count, chunk->slots_count, batch->hidden, sent, buffer->data);
 
     out_header->rows = chunk->rows_count;
@@ -188,21 +191,24 @@ static ep_err check_header(const Expertd__V1__ForwardRequest *header, const ep_l
     }
     uint64_t slots_max = (uint64_t)header->rows * (EP_TOP_K_MAX + shape->shared_experts);
     if (header->slots < header->rows || header->slots > slots_max) {
-        return BAD("slots %" PRIu32 ": allowed %" PRIu32 "..%" PRIu64 " for %" PRIu32 " rows", header->slots,
-                   header->rows, slots_max, header->rows);
+        return BAD("slots %" PRIu32 ": allowed %" PRIu32 "..%" PRIu64 " for %" PRIu32 " rows",
+                   header->slots, header->rows, slots_max, header->rows);
     }
     if (header->hidden != shape->hidden) {
-        return BAD("hidden %" PRIu32 ": layer %" PRIu32 " has %" PRIu32, header->hidden, shape->layer,
-                   shape->hidden);
+        return BAD("hidden %" PRIu32 ": layer %" PRIu32 " has %" PRIu32, header->hidden,
+                   shape->layer, shape->hidden);
     }
     if (x_dtype != EP_DTYPE_I8 && x_dtype != EP_DTYPE_F8E4M3 && !ep_dtype_is_float(x_dtype)) {
-        return BAD("x_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8), 9 (f8e4m3)", header->x_dtype);
+        return BAD("x_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32), 4 (i8), 9 (f8e4m3)",
+                   header->x_dtype);
     }
     if (!ep_dtype_is_float((ep_dtype)header->reply_dtype)) {
-        return BAD("reply_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32)", header->reply_dtype);
+        return BAD("reply_dtype %" PRIu32 ": allowed 1 (bf16), 2 (f16), 3 (f32)",
+                   header->reply_dtype);
     }
     if (header->reply_quant != EP_COMBINE_PLAIN && header->reply_quant != EP_COMBINE_INT8) {
-        return BAD("reply_quant %" PRIu32 ": allowed 0 (none), 2 (int8 per 8 elements)", header->reply_quant);
+        return BAD("reply_quant %" PRIu32 ": allowed 0 (none), 2 (int8 per 8 elements)",
+                   header->reply_quant);
     }
     return EP_OK;
 }
@@ -213,10 +219,12 @@ static ep_err check_slots(const ep_wire_slot *slots, uint32_t slots_count, uint3
     uint32_t experts = shape->experts + shape->shared_experts;
     for (uint32_t i = 0; i < slots_count; i++) {
         if (slots[i].row >= rows) {
-            return BAD("row %" PRIu32 " in slot %" PRIu32 ": allowed 0..%" PRIu32, slots[i].row, i, rows - 1);
+            return BAD("row %" PRIu32 " in slot %" PRIu32 ": allowed 0..%" PRIu32, slots[i].row, i,
+                       rows - 1);
         }
         if (slots[i].expert >= experts) {
-            return BAD("expert %" PRIu32 " in slot %" PRIu32 ": layer %" PRIu32 " allows 0..%" PRIu32,
+            return BAD("expert %" PRIu32 " in slot %" PRIu32 ": layer %" PRIu32
+                       " allows 0..%" PRIu32,
                        slots[i].expert, i, shape->layer, experts - 1);
         }
     }
@@ -232,8 +240,8 @@ static ep_err check_sum(const Expertd__V1__ForwardRequest *header, ep_error *out
 }
 
 ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uint8_t *tensors,
-                            size_t tensor_bytes, const ep_layer_shape *shape, ep_forward_view *out_view,
-                            ep_error *out_error)
+                            size_t tensor_bytes, const ep_layer_shape *shape,
+                            ep_forward_view *out_view, ep_error *out_error)
 {
     ep_err err = check_header(header, shape, out_error);
     err = err == EP_OK ? check_sum(header, out_error) : err;
@@ -247,8 +255,8 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
     if (!ep_forward_layout_make(header->rows, header->slots, header->hidden, x_dtype,
                                 weight_on_input || node_sum, &layout) ||
         (node_sum && !ep_forward_layout_add_places(&layout, header->slots))) {
-        return BAD("%" PRIu32 " rows and %" PRIu32 " slots do not fit the address space", header->rows,
-                   header->slots);
+        return BAD("%" PRIu32 " rows and %" PRIu32 " slots do not fit the address space",
+                   header->rows, header->slots);
     }
     if (tensor_bytes != layout.total_bytes) {
         return BAD("tensor section has %zu bytes: %" PRIu32 " rows and %" PRIu32 " slots need %zu",
@@ -256,7 +264,8 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
     }
     if ((uintptr_t)tensors % EP_BUFFER_ALIGN != 0) {
         return ep_error_set(out_error, EP_ERR_INTERNAL,
-                            "tensor section landed at an address that is no multiple of %d", EP_BUFFER_ALIGN);
+                            "tensor section landed at an address that is no multiple of %d",
+                            EP_BUFFER_ALIGN);
     }
     const ep_wire_slot *slots = (const ep_wire_slot *)(tensors + layout.slots_offset);
     err = check_slots(slots, header->slots, header->rows, shape, out_error);
@@ -279,7 +288,9 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
         .row_scales = row_scales > 0 ? (const float *)(tensors + layout.row_scales_offset) : NULL,
         .row_scales_count = row_scales,
         .wire_slots = slots,
-        .slot_scales = weight_on_input || node_sum ? (const float *)(tensors + layout.slot_scales_offset) : NULL,
+        .slot_scales = weight_on_input || node_sum
+                           ? (const float *)(tensors + layout.slot_scales_offset)
+                           : NULL,
         .slot_places = node_sum ? (const uint16_t *)(tensors + layout.slot_places_offset) : NULL,
     };
     return EP_OK;

@@ -27,11 +27,11 @@ typedef struct ep_forward_layout {
     size_t row_scales_offset;
     size_t slots_offset;
     size_t slot_scales_offset;
-    size_t slot_places_offset;   /* total_bytes unless node_sum */
+    size_t slot_places_offset; /* total_bytes unless node_sum */
     size_t total_bytes;
 } ep_forward_layout;
-bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype, bool has_slot_scales,
-                            ep_forward_layout *out_layout);
+bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype,
+                            bool has_slot_scales, ep_forward_layout *out_layout);
 /* Adds slot_places to a layout that has slot_scales; false on overflow. */
 bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots);
 
@@ -39,8 +39,9 @@ bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots);
  * out_header gets rows, slots, hidden, x_dtype, reply_dtype, reply_quant, weight_on_input,
  * node_sum.
  * Errors: RESOURCE_EXHAUSTED, NO_MEMORY. */
-ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index, uint32_t slots_per_token,
-                       ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
+ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index,
+                       uint32_t slots_per_token, ep_buffer_pool *pool,
+                       Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
 
 /* A checked request. Pointers go into the frame. */
 typedef struct ep_forward_view {
@@ -56,8 +57,8 @@ typedef struct ep_forward_view {
     bool node_sum;
     const uint8_t *x;
     size_t x_row_bytes;
-    const float *row_scales;     /* [rows,row_scales_count]; NULL unless i8 or f8e4m3 */
-    uint32_t row_scales_count;   /* per row */
+    const float *row_scales;   /* [rows,row_scales_count]; NULL unless i8 or f8e4m3 */
+    uint32_t row_scales_count; /* per row */
     const ep_wire_slot *wire_slots;
     const float *slot_scales;    /* NULL unless weight_on_input or node_sum */
     const uint16_t *slot_places; /* NULL unless node_sum; any values */
@@ -66,7 +67,8 @@ typedef struct ep_forward_view {
 /* Checks counts, types, lengths and every slot (row < rows, expert < experts_total); tensors must
  * be 64-byte aligned.
  * Errors: INVALID_ARGUMENT naming field, value, allowed range. */
-ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uint8_t *tensors, size_t tensor_bytes,
-                            const ep_layer_shape *shape, ep_forward_view *out_view, ep_error *out_error);
+ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uint8_t *tensors,
+                            size_t tensor_bytes, const ep_layer_shape *shape,
+                            ep_forward_view *out_view, ep_error *out_error);
 
 #endif

@@ -55,7 +55,8 @@ static const struct kind_rule {
     uint16_t flags;
 } rules[EP_FRAME_KIND_LAST + 1] = {
     [EP_FRAME_REQUEST] = {"request", USES_CALL | USES_DEADLINE | USES_PAYLOAD, 0},
-    [EP_FRAME_REPLY] = {"reply", USES_CALL | USES_STATUS | USES_SEQUENCE | USES_PAYLOAD, REPLY_FLAGS},
+    [EP_FRAME_REPLY] = {"reply", USES_CALL | USES_STATUS | USES_SEQUENCE | USES_PAYLOAD,
+                        REPLY_FLAGS},
     [EP_FRAME_REPLY_MORE] = {"reply_more", USES_CALL | USES_SEQUENCE | USES_PAYLOAD, REPLY_FLAGS},
     [EP_FRAME_CANCEL] = {"cancel", USES_CALL_ID | USES_ATTEMPT, EP_FRAME_FLAG_ANSWERED},
     [EP_FRAME_PING] = {"ping", USES_CALL_ID, EP_FRAME_FLAG_DRAINING},
@@ -180,51 +181,61 @@ void ep_frame_encode(const ep_frame *frame, uint8_t out[EP_FRAME_FIXED_BYTES])
 static ep_err check_identity(const uint8_t *fixed, ep_error *out_error)
 {
     if (memcmp(fixed + AT_MAGIC, magic, sizeof(magic)) != 0) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame begins with bytes %02x %02x %02x %02x, not with magic EPD1", fixed[0],
-                            fixed[1], fixed[2], fixed[3]);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "frame begins with bytes %02x %02x %02x %02x, not with magic EPD1",
+                            fixed[0], fixed[1], fixed[2], fixed[3]);
     }
     if (fixed[AT_VERSION] != EP_FRAME_VERSION) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame has wire version %u, this build speaks %u", fixed[AT_VERSION],
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "frame has wire version %u, this build speaks %u", fixed[AT_VERSION],
                             EP_FRAME_VERSION);
     }
     uint32_t want = get32(fixed + AT_FIXED_CRC);
     uint32_t have = ep_crc32c(0, fixed, AT_FIXED_CRC);
     if (want != have) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame's fixed part has CRC32C %08x, its bytes give %08x", want, have);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "frame's fixed part has CRC32C %08x, its bytes give %08x", want, have);
     }
     if (fixed[AT_KIND] < 1 || fixed[AT_KIND] > EP_FRAME_KIND_LAST) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame kind is %u, allowed 1 to %u", fixed[AT_KIND],
-                            (unsigned)EP_FRAME_KIND_LAST);
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame kind is %u, allowed 1 to %u",
+                            fixed[AT_KIND], (unsigned)EP_FRAME_KIND_LAST);
     }
     if (get64(fixed + AT_RESERVED) != 0) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame's reserved bytes 52 to 59 are not 0");
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "frame's reserved bytes 52 to 59 are not 0");
     }
     return EP_OK;
 }
 
-static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, size_t header_bytes_max, ep_error *out_error)
+static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, size_t header_bytes_max,
+                            ep_error *out_error)
 {
     const char *kind = ep_frame_kind_name(f->kind);
     if (f->header_bytes > header_bytes_max || f->header_bytes > EP_FRAME_HEADER_BYTES_CEILING) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%s frame has header_bytes %u, allowed up to header_bytes_max %zu",
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "%s frame has header_bytes %u, allowed up to header_bytes_max %zu",
                             kind, f->header_bytes, header_bytes_max);
     }
     uint32_t offset = ep_frame_tensor_offset(f->header_bytes);
     if (f->tensor_offset != offset) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "%s frame with header_bytes %u has tensor offset %u, must be %u", kind,
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "%s frame with header_bytes %u has tensor offset %u, must be %u", kind,
                             f->header_bytes, f->tensor_offset, offset);
     }
-    size_t limit = frame_bytes_max < EP_FRAME_BYTES_CEILING ? frame_bytes_max : EP_FRAME_BYTES_CEILING;
+    size_t limit =
+        frame_bytes_max < EP_FRAME_BYTES_CEILING ? frame_bytes_max : EP_FRAME_BYTES_CEILING;
     if (offset > limit || f->tensor_bytes > limit - offset) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "%s frame has header_bytes %u and tensor_bytes %llu, the frame may have up to frame_bytes_max %zu", kind,
-                            f->header_bytes, (unsigned long long)f->tensor_bytes, limit);
+                            "%s frame has header_bytes %u and tensor_bytes %llu, the frame may "
+                            "have up to frame_bytes_max %zu",
+                            kind, f->header_bytes, (unsigned long long)f->tensor_bytes, limit);
     }
     return EP_OK;
 }
 
-ep_err ep_frame_decode(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max, size_t header_bytes_max,
-                       ep_frame *out_frame, size_t *out_frame_bytes, ep_error *out_error)
+ep_err ep_frame_decode(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max,
+                       size_t header_bytes_max, ep_frame *out_frame, size_t *out_frame_bytes,
+                       ep_error *out_error)
 {
     ep_err err = check_identity(fixed, out_error);
     if (err != EP_OK) {
@@ -246,7 +257,8 @@ ep_err ep_frame_decode(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t frame_b
     };
     const char *wrong = wrong_field(&f);
     if (wrong != NULL) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL, "%s frame has a value in %s that its kind does not allow",
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "%s frame has a value in %s that its kind does not allow",
                             ep_frame_kind_name(f.kind), wrong);
     }
     err = check_lengths(&f, frame_bytes_max, header_bytes_max, out_error);
@@ -262,9 +274,11 @@ ep_err ep_frame_decode(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t frame_b
     return EP_OK;
 }
 
-ep_err ep_frame_read_bytes(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t *out_frame_bytes, ep_error *out_error)
+ep_err ep_frame_read_bytes(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t *out_frame_bytes,
+                           ep_error *out_error)
 {
-    return ep_frame_decode(fixed, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, NULL, out_frame_bytes, out_error);
+    return ep_frame_decode(fixed, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, NULL,
+                           out_frame_bytes, out_error);
 }
 
 void ep_frame_credit_encode(const ep_frame_credit *credit, uint8_t out[EP_FRAME_CREDIT_BYTES])
@@ -273,7 +287,8 @@ void ep_frame_credit_encode(const ep_frame_credit *credit, uint8_t out[EP_FRAME_
     put64(out + 8, credit->bytes);
 }
 
-void ep_frame_credit_decode(const uint8_t header[EP_FRAME_CREDIT_BYTES], ep_frame_credit *out_credit)
+void ep_frame_credit_decode(const uint8_t header[EP_FRAME_CREDIT_BYTES],
+                            ep_frame_credit *out_credit)
 {
     *out_credit = (ep_frame_credit){.tokens = get64(header), .bytes = get64(header + 8)};
 }

@@ -70,10 +70,10 @@ typedef struct ep_frame {
     uint64_t call_id;
     uint16_t attempt;
     uint16_t method_id;
-    uint32_t status;          /* gRPC code, 0..16 */
-    uint32_t deadline_us;     /* time left; EP_FRAME_DEADLINE_NONE: none; 0: already expired */
+    uint32_t status;      /* gRPC code, 0..16 */
+    uint32_t deadline_us; /* time left; EP_FRAME_DEADLINE_NONE: none; 0: already expired */
     uint32_t header_bytes;
-    uint32_t tensor_offset;   /* ep_frame_tensor_offset(header_bytes) */
+    uint32_t tensor_offset; /* ep_frame_tensor_offset(header_bytes) */
     uint32_t stream_sequence;
     uint64_t tensor_bytes;
     uint32_t payload_crc;
@@ -93,7 +93,8 @@ const char *ep_frame_kind_name(ep_frame_kind kind);
  * EP_FRAME_HEADER_BYTES_CEILING. */
 static inline uint32_t ep_frame_tensor_offset(uint32_t header_bytes)
 {
-    return (EP_FRAME_FIXED_BYTES + header_bytes + EP_FRAME_ALIGN - 1) & ~(uint32_t)(EP_FRAME_ALIGN - 1);
+    return (EP_FRAME_FIXED_BYTES + header_bytes + EP_FRAME_ALIGN - 1) &
+           ~(uint32_t)(EP_FRAME_ALIGN - 1);
 }
 
 /* Writes the fixed part with its CRC. Asserts that frame keeps the rules above: breaking them is
@@ -107,16 +108,19 @@ void ep_frame_encode(const ep_frame *frame, uint8_t out[EP_FRAME_FIXED_BYTES]);
  * Errors: PROTOCOL (close the connection), RESOURCE_EXHAUSTED (frame or header above its limit).
  * Outputs are then untouched.
  */
-ep_err ep_frame_decode(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max, size_t header_bytes_max,
-                       ep_frame *out_frame, size_t *out_frame_bytes, ep_error *out_error);
+ep_err ep_frame_decode(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max,
+                       size_t header_bytes_max, ep_frame *out_frame, size_t *out_frame_bytes,
+                       ep_error *out_error);
 
 /* The whole frame's length, against the ceilings only: fits ep_lane_limits.frame_bytes, the lane
  * applies its own limit. */
-ep_err ep_frame_read_bytes(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t *out_frame_bytes, ep_error *out_error);
+ep_err ep_frame_read_bytes(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t *out_frame_bytes,
+                           ep_error *out_error);
 
 /* The 16 header bytes of a credit frame: tokens, then bytes, little endian. */
 void ep_frame_credit_encode(const ep_frame_credit *credit, uint8_t out[EP_FRAME_CREDIT_BYTES]);
-void ep_frame_credit_decode(const uint8_t header[EP_FRAME_CREDIT_BYTES], ep_frame_credit *out_credit);
+void ep_frame_credit_decode(const uint8_t header[EP_FRAME_CREDIT_BYTES],
+                            ep_frame_credit *out_credit);
 
 /*
  * CRC32C (Castagnoli) of data appended to what crc covers so far; start with 0, so several parts

@@ -30,7 +30,7 @@ typedef struct ep_gateway_layout {
     size_t chosen_offset;
     size_t mask_offset;
     size_t total_bytes;
-    size_t reply_bytes;          /* y [tokens, hidden] out_dtype */
+    size_t reply_bytes; /* y [tokens, hidden] out_dtype */
 } ep_gateway_layout;
 
 /*
@@ -38,7 +38,8 @@ typedef struct ep_gateway_layout {
  * gate's rule is checked by those who know it.
  * Errors: INVALID_ARGUMENT naming field, value, allowed range.
  */
-ep_err ep_gateway_layout_make(const Expertd__V1__GatewayForwardRequest *header, ep_gateway_layout *out_layout, ep_error *out_error);
+ep_err ep_gateway_layout_make(const Expertd__V1__GatewayForwardRequest *header,
+                              ep_gateway_layout *out_layout, ep_error *out_error);
 
 /* A checked request. Pointers go into the frame; NULL where the part is absent. */
 typedef struct ep_gateway_view {
@@ -48,12 +49,13 @@ typedef struct ep_gateway_view {
     const uint8_t *scales;
     const float *logits;
     const uint8_t *active_mask;
-    ep_gate_config gate;         /* with header->gate; its arrays set */
+    ep_gate_config gate; /* with header->gate; its arrays set */
     size_t reply_bytes;
 } ep_gateway_view;
 
 /* tensors must be 64-byte aligned and exactly as long as the header says. Errors: as above. */
-ep_err ep_gateway_view_make(const Expertd__V1__GatewayForwardRequest *header, const uint8_t *tensors, size_t tensor_bytes,
-                            ep_gateway_view *out_view, ep_error *out_error);
+ep_err ep_gateway_view_make(const Expertd__V1__GatewayForwardRequest *header,
+                            const uint8_t *tensors, size_t tensor_bytes, ep_gateway_view *out_view,
+                            ep_error *out_error);
 
 #endif

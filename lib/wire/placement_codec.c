@@ -64,7 +64,8 @@ static bool encode_nodes(const ep_routing_table *table, snapshot_message *snapsh
         expertd__v1__node_entry__init(node);
         snapshot->nodes[snapshot->n_nodes++] = node;
         node->node_id = table->nodes[n].node_id;
-        if (!set_string(&node->name, table->nodes[n].name) || !set_string(&node->url, table->nodes[n].url) ||
+        if (!set_string(&node->name, table->nodes[n].name) ||
+            !set_string(&node->url, table->nodes[n].url) ||
             !set_string(&node->host, table->nodes[n].host)) {
             return false;
         }
@@ -72,14 +73,16 @@ static bool encode_nodes(const ep_routing_table *table, snapshot_message *snapsh
     return snapshot->nodes != NULL;
 }
 
-static bool encode_model(const ep_routing_table *table, const ep_routing_model *model, model_message *message)
+static bool encode_model(const ep_routing_table *table, const ep_routing_model *model,
+                         model_message *message)
 {
     message->is_default = model->is_default;
     message->numerics = new_pointers(model->numerics_count);
     message->node_ids = calloc((size_t)table->nodes_count + 1, sizeof(uint32_t));
     message->numerics_of_node = calloc((size_t)table->nodes_count + 1, sizeof(uint32_t));
-    if (!set_string(&message->name, model->name) || !set_string(&message->version, model->version) ||
-        message->numerics == NULL || message->node_ids == NULL || message->numerics_of_node == NULL) {
+    if (!set_string(&message->name, model->name) ||
+        !set_string(&message->version, model->version) || message->numerics == NULL ||
+        message->node_ids == NULL || message->numerics_of_node == NULL) {
         return false;
     }
     for (uint32_t i = 0; i < model->numerics_count; i++) {
@@ -115,7 +118,8 @@ static bool encode_models(const ep_routing_table *table, snapshot_message *snaps
     return snapshot->models != NULL;
 }
 
-static bool encode_layer(const ep_routing_table *table, const ep_routing_layer *layer, layer_message *message)
+static bool encode_layer(const ep_routing_table *table, const ep_routing_layer *layer,
+                         layer_message *message)
 {
     const ep_layer_shape *shape = &layer->shape;
     const ep_routing_model *model = &table->models[layer->model_index];
@@ -127,9 +131,11 @@ static bool encode_layer(const ep_routing_table *table, const ep_routing_layer *
     message->shared_experts = shape->shared_experts;
     message->top_k = shape->top_k;
     message->activation = shape->activation;
-    if (!set_string(&message->model, model->name) || !set_string(&message->version, model->version) ||
+    if (!set_string(&message->model, model->name) ||
+        !set_string(&message->version, model->version) ||
         !copy_u32(layer->offsets, (size_t)experts + 1, &message->n_offsets, &message->offsets) ||
-        !copy_u32(layer->copies, layer->offsets[experts], &message->n_node_ids, &message->node_ids)) {
+        !copy_u32(layer->copies, layer->offsets[experts], &message->n_node_ids,
+                  &message->node_ids)) {
         return false;
     }
     for (size_t i = 0; i < message->n_node_ids; i++) {
@@ -174,7 +180,8 @@ static bool encode_policy(const ep_routing_table *table, snapshot_message *snaps
     return true;
 }
 
-ep_err ep_placement_encode(const ep_routing_table *table, Expertd__V1__PlacementSnapshot **out_snapshot)
+ep_err ep_placement_encode(const ep_routing_table *table,
+                           Expertd__V1__PlacementSnapshot **out_snapshot)
 {
     snapshot_message *snapshot = malloc(sizeof(*snapshot));
     if (snapshot == NULL) {
@@ -192,7 +199,8 @@ ep_err ep_placement_encode(const ep_routing_table *table, Expertd__V1__Placement
     snapshot->decode_tokens_max = table->decode_tokens_max;
     snapshot->checksum = ep_routing_table_checksum(table);
     if (!set_string(&snapshot->policy, table->policy) || !encode_nodes(table, snapshot) ||
-        !encode_models(table, snapshot) || !encode_layers(table, snapshot) || !encode_policy(table, snapshot)) {
+        !encode_models(table, snapshot) || !encode_layers(table, snapshot) ||
+        !encode_policy(table, snapshot)) {
         ep_placement_snapshot_free(snapshot);
         return EP_ERR_NO_MEMORY;
     }
@@ -231,7 +239,8 @@ static bool find_node(const id_index *ids, uint32_t node_id, uint32_t *out_index
 {
     id_entry key = {node_id, 0};
     const id_entry *found =
-        ids->count == 0 ? NULL : bsearch(&key, ids->entries, ids->count, sizeof(key), compare_entries);
+        ids->count == 0 ? NULL
+                        : bsearch(&key, ids->entries, ids->count, sizeof(key), compare_entries);
     if (found == NULL) {
         return false;
     }
@@ -257,12 +266,14 @@ static ep_err decode_nodes(const snapshot_message *snapshot, ep_routing_table *t
     for (uint32_t n = 0; n < table->nodes_count; n++) {
         const Expertd__V1__NodeEntry *message = snapshot->nodes[n];
         ep_routing_node *node = &table->nodes[n];
-        ep_err err = get_string("a node's name", message->name, sizeof(node->name), node->name, out_error);
+        ep_err err =
+            get_string("a node's name", message->name, sizeof(node->name), node->name, out_error);
         if (err == EP_OK) {
             err = get_string("a node's url", message->url, sizeof(node->url), node->url, out_error);
         }
         if (err == EP_OK) {
-            err = get_string("a node's host", message->host, sizeof(node->host), node->host, out_error);
+            err = get_string("a node's host", message->host, sizeof(node->host), node->host,
+                             out_error);
         }
         if (err != EP_OK) {
             return err;
@@ -281,12 +292,13 @@ static ep_err decode_model(const model_message *message, ep_routing_table *table
                            const id_index *ids, ep_error *out_error)
 {
     if (message->n_numerics > table->nodes_count) {
-        return BAD("model %s of the snapshot has %zu numerics ids: allowed up to %" PRIu32 ", one per node",
+        return BAD("model %s of the snapshot has %zu numerics ids: allowed up to %" PRIu32
+                   ", one per node",
                    message->name, message->n_numerics, table->nodes_count);
     }
     if (message->n_node_ids != message->n_numerics_of_node) {
-        return BAD("model %s of the snapshot has %zu nodes and %zu numerics of nodes", message->name,
-                   message->n_node_ids, message->n_numerics_of_node);
+        return BAD("model %s of the snapshot has %zu nodes and %zu numerics of nodes",
+                   message->name, message->n_node_ids, message->n_numerics_of_node);
     }
     ep_err err = ep_routing_table_model_init(table, index, message->name, message->version,
                                              (uint32_t)message->n_numerics);
@@ -296,24 +308,26 @@ static ep_err decode_model(const model_message *message, ep_routing_table *table
                    index, EP_MODEL_NAME_BYTES - 1, EP_VERSION_BYTES - 1);
     }
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for model %s of the snapshot", message->name);
+        return ep_error_set(out_error, err, "no memory for model %s of the snapshot",
+                            message->name);
     }
     ep_routing_model *model = &table->models[index];
     for (uint32_t m = 0; message->is_default && m < index; m++) {
         if (table->models[m].is_default && strcmp(table->models[m].name, message->name) == 0) {
-            return BAD("model %s of the snapshot has two default versions: %s and %s", message->name, table->models[m].version,
-                       message->version);
+            return BAD("model %s of the snapshot has two default versions: %s and %s",
+                       message->name, table->models[m].version, message->version);
         }
     }
     model->is_default = message->is_default;
     for (size_t i = 0; i < message->n_numerics && err == EP_OK; i++) {
-        err = get_string("a numerics id", message->numerics[i], EP_NUMERICS_BYTES, model->numerics[i],
-                         out_error);
+        err = get_string("a numerics id", message->numerics[i], EP_NUMERICS_BYTES,
+                         model->numerics[i], out_error);
     }
     for (size_t i = 0; i < message->n_node_ids && err == EP_OK; i++) {
         uint32_t node;
         if (!find_node(ids, message->node_ids[i], &node)) {
-            return BAD("model %s of the snapshot is served by node id %" PRIu32 ", which is not listed",
+            return BAD("model %s of the snapshot is served by node id %" PRIu32
+                       ", which is not listed",
                        message->name, message->node_ids[i]);
         }
         if (model->numerics_of_node[node] != UINT32_MAX) {
@@ -325,18 +339,20 @@ static ep_err decode_model(const model_message *message, ep_routing_table *table
     return err;
 }
 
-static ep_err decode_copies(const layer_message *message, const id_index *ids, ep_routing_layer *layer,
-                            ep_error *out_error)
+static ep_err decode_copies(const layer_message *message, const id_index *ids,
+                            ep_routing_layer *layer, ep_error *out_error)
 {
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     memcpy(layer->offsets, message->offsets, ((size_t)experts + 1) * sizeof(*layer->offsets));
     if (layer->offsets[experts] != message->n_node_ids) {
-        return BAD("model %s, layer %" PRIu32 ": last offset %" PRIu32 ": the layer lists %zu copies",
+        return BAD("model %s, layer %" PRIu32 ": last offset %" PRIu32
+                   ": the layer lists %zu copies",
                    message->model, message->layer, layer->offsets[experts], message->n_node_ids);
     }
     for (size_t i = 0; i < message->n_node_ids; i++) {
         if (!find_node(ids, message->node_ids[i], &layer->copies[i])) {
-            return BAD("model %s, layer %" PRIu32 ": a copy is on node id %" PRIu32 ", which is not listed",
+            return BAD("model %s, layer %" PRIu32 ": a copy is on node id %" PRIu32
+                       ", which is not listed",
                        message->model, message->layer, message->node_ids[i]);
         }
     }
@@ -348,7 +364,8 @@ static bool find_model(const ep_routing_table *table, const char *name, const ch
                        uint32_t *out_index)
 {
     for (uint32_t m = 0; m < table->models_count; m++) {
-        if (strcmp(table->models[m].name, name) == 0 && strcmp(table->models[m].version, version) == 0) {
+        if (strcmp(table->models[m].name, name) == 0 &&
+            strcmp(table->models[m].version, version) == 0) {
             *out_index = m;
             return true;
         }
@@ -374,7 +391,8 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
         return ep_error_prefix(out_error, err, "model %s", message->model);
     }
     if (!find_model(table, message->model, message->version, &model_index)) {
-        return BAD("layer %" PRIu32 " of the snapshot belongs to model %s version '%s', which is not listed",
+        return BAD("layer %" PRIu32
+                   " of the snapshot belongs to model %s version '%s', which is not listed",
                    message->layer, message->model, message->version);
     }
     size_t experts = (size_t)shape.experts + shape.shared_experts;
@@ -383,10 +401,12 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
                    message->layer, message->n_offsets, experts, experts + 1);
     }
     if (message->n_node_ids > experts * table->nodes_count) {
-        return BAD("model %s, layer %" PRIu32 ": %zu copies: allowed up to %zu, one per expert and node",
-                   message->model, message->layer, message->n_node_ids, experts * table->nodes_count);
+        return BAD(
+            "model %s, layer %" PRIu32 ": %zu copies: allowed up to %zu, one per expert and node",
+            message->model, message->layer, message->n_node_ids, experts * table->nodes_count);
     }
-    err = ep_routing_table_layer_init(table, index, model_index, &shape, (uint32_t)message->n_node_ids);
+    err = ep_routing_table_layer_init(table, index, model_index, &shape,
+                                      (uint32_t)message->n_node_ids);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for layer %" PRIu32 " of the snapshot",
                             message->layer);
@@ -396,7 +416,8 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
 
 /* After the table's own checksum. Whoever acts on a damaged policy hedges as nobody wants: the
  * table is refused with it. */
-static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing_table *table, ep_error *out_error)
+static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing_table *table,
+                            ep_error *out_error)
 {
     if (message == NULL) {
         return EP_OK;
@@ -406,14 +427,16 @@ static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing
                                               .hedge_permille = message->hedge_permille};
     if (message->checksum != ep_routing_table_policy_checksum(table)) {
         return ep_error_set(out_error, EP_ERR_DATA_LOSS,
-                            "checksum of the snapshot's policy is %016" PRIx64 ", its content gives %016" PRIx64,
+                            "checksum of the snapshot's policy is %016" PRIx64
+                            ", its content gives %016" PRIx64,
                             message->checksum, ep_routing_table_policy_checksum(table));
     }
     if (message->revision == 0) {
         return BAD("the snapshot's policy has revision 0: allowed 1 or more");
     }
     if (message->hedge_permille > (message->has_hedge_permille ? EP_HEDGE_PERMILLE_MAX : 0)) {
-        return BAD("the snapshot's policy has hedge_permille %" PRIu32 ": allowed 0..%d", message->hedge_permille,
+        return BAD("the snapshot's policy has hedge_permille %" PRIu32 ": allowed 0..%d",
+                   message->hedge_permille,
                    message->has_hedge_permille ? EP_HEDGE_PERMILLE_MAX : 0);
     }
     return EP_OK;
@@ -422,7 +445,8 @@ static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing
 static ep_err decode_parts(const snapshot_message *snapshot, ep_routing_table *table, id_index *ids,
                            ep_error *out_error)
 {
-    ep_err err = get_string("the policy", snapshot->policy, sizeof(table->policy), table->policy, out_error);
+    ep_err err =
+        get_string("the policy", snapshot->policy, sizeof(table->policy), table->policy, out_error);
     if (err == EP_OK) {
         err = decode_nodes(snapshot, table, ids, out_error);
     }
@@ -437,14 +461,15 @@ static ep_err decode_parts(const snapshot_message *snapshot, ep_routing_table *t
     }
     if (err == EP_OK && snapshot->checksum != ep_routing_table_checksum(table)) {
         err = ep_error_set(out_error, EP_ERR_DATA_LOSS,
-                           "checksum of the snapshot is %016" PRIx64 ", its content gives %016" PRIx64,
+                           "checksum of the snapshot is %016" PRIx64
+                           ", its content gives %016" PRIx64,
                            snapshot->checksum, ep_routing_table_checksum(table));
     }
     return err != EP_OK ? err : decode_policy(snapshot->caller_policy, table, out_error);
 }
 
-ep_err ep_placement_decode(const Expertd__V1__PlacementSnapshot *snapshot, ep_routing_table **out_table,
-                           ep_error *out_error)
+ep_err ep_placement_decode(const Expertd__V1__PlacementSnapshot *snapshot,
+                           ep_routing_table **out_table, ep_error *out_error)
 {
     if (snapshot->epoch == NULL) {
         return BAD("the snapshot has no epoch");
@@ -452,15 +477,16 @@ ep_err ep_placement_decode(const Expertd__V1__PlacementSnapshot *snapshot, ep_ro
     if (snapshot->n_nodes > EP_NODES_MAX || snapshot->n_models > EP_MODELS_MAX ||
         snapshot->n_layers > EP_TABLE_LAYERS_MAX) {
         return BAD("the snapshot has %zu nodes, %zu models, %zu layers: allowed up to %d, %d, %d",
-                   snapshot->n_nodes, snapshot->n_models, snapshot->n_layers, EP_NODES_MAX, EP_MODELS_MAX,
-                   EP_TABLE_LAYERS_MAX);
+                   snapshot->n_nodes, snapshot->n_models, snapshot->n_layers, EP_NODES_MAX,
+                   EP_MODELS_MAX, EP_TABLE_LAYERS_MAX);
     }
     ep_routing_table *table = NULL;
     id_index ids = {.entries = calloc(snapshot->n_nodes + 1, sizeof(id_entry))};
-    ep_err err = ids.entries == NULL
-                     ? EP_ERR_NO_MEMORY
-                     : ep_routing_table_create((uint32_t)snapshot->n_nodes, (uint32_t)snapshot->n_models,
-                                               (uint32_t)snapshot->n_layers, &table);
+    ep_err err =
+        ids.entries == NULL
+            ? EP_ERR_NO_MEMORY
+            : ep_routing_table_create((uint32_t)snapshot->n_nodes, (uint32_t)snapshot->n_models,
+                                      (uint32_t)snapshot->n_layers, &table);
     if (err != EP_OK) {
         free(ids.entries);
         return ep_error_set(out_error, err, "no memory for a routing table");

@@ -9,8 +9,10 @@
 
 /* *out_snapshot is freed with ep_placement_snapshot_free. Node states are not part of a table; the
  * caller may set them. */
-ep_err ep_placement_encode(const ep_routing_table *table, Expertd__V1__PlacementSnapshot **out_snapshot);
+ep_err ep_placement_encode(const ep_routing_table *table,
+                           Expertd__V1__PlacementSnapshot **out_snapshot);
 void ep_placement_snapshot_free(Expertd__V1__PlacementSnapshot *snapshot);
-ep_err ep_placement_decode(const Expertd__V1__PlacementSnapshot *snapshot, ep_routing_table **out_table, ep_error *out_error);
+ep_err ep_placement_decode(const Expertd__V1__PlacementSnapshot *snapshot,
+                           ep_routing_table **out_table, ep_error *out_error);
 
 #endif

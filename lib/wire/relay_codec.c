@@ -14,23 +14,28 @@ static ep_err check_part(const Expertd__V1__ForwardRequest *header, size_t index
                          ep_error *out_error)
 {
     const Expertd__V1__RelayPart *part = header->relay[index];
-    if (part->node[0] == 0 || strlen(part->node) >= EP_NODE_NAME_BYTES || strlen(part->url) >= EP_URL_BYTES) {
-        return BAD("relay part %zu has a name of %zu and a url of %zu characters: allowed 1..%d and 0..%d", index,
-                   strlen(part->node), strlen(part->url), EP_NODE_NAME_BYTES - 1, EP_URL_BYTES - 1);
+    if (part->node[0] == 0 || strlen(part->node) >= EP_NODE_NAME_BYTES ||
+        strlen(part->url) >= EP_URL_BYTES) {
+        return BAD(
+            "relay part %zu has a name of %zu and a url of %zu characters: allowed 1..%d and 0..%d",
+            index, strlen(part->node), strlen(part->url), EP_NODE_NAME_BYTES - 1, EP_URL_BYTES - 1);
     }
     for (size_t i = 0; i < index; i++) {
         if (strcmp(header->relay[i]->node, part->node) == 0) {
             return BAD("relay parts %zu and %zu are both for node %s", i, index, part->node);
         }
     }
-    if (part->slots_begin != begin || part->slots_count < 1 || part->slots_count > header->slots - begin) {
-        return BAD("relay part %zu has slots %" PRIu32 "+%" PRIu32 ": allowed %" PRIu32 "+1..%" PRIu32, index,
-                   part->slots_begin, part->slots_count, begin, header->slots - begin);
+    if (part->slots_begin != begin || part->slots_count < 1 ||
+        part->slots_count > header->slots - begin) {
+        return BAD("relay part %zu has slots %" PRIu32 "+%" PRIu32 ": allowed %" PRIu32
+                   "+1..%" PRIu32,
+                   index, part->slots_begin, part->slots_count, begin, header->slots - begin);
     }
     return EP_OK;
 }
 
-ep_err ep_relay_check(const Expertd__V1__ForwardRequest *header, const char *self, ep_error *out_error)
+ep_err ep_relay_check(const Expertd__V1__ForwardRequest *header, const char *self,
+                      ep_error *out_error)
 {
     uint32_t end = 0;
     if (header->n_relay < 2 || header->n_relay > EP_RELAY_PARTS_MAX) {
@@ -44,16 +49,19 @@ ep_err ep_relay_check(const Expertd__V1__ForwardRequest *header, const char *sel
         end += header->relay[i]->slots_count;
     }
     if (end != header->slots) {
-        return BAD("relay parts have %" PRIu32 " slots, the request has %" PRIu32, end, header->slots);
+        return BAD("relay parts have %" PRIu32 " slots, the request has %" PRIu32, end,
+                   header->slots);
     }
     if (strcmp(header->relay[0]->node, self) != 0) {
-        return BAD("the first relay part is for node %.63s: allowed %s, who got the request", header->relay[0]->node, self);
+        return BAD("the first relay part is for node %.63s: allowed %s, who got the request",
+                   header->relay[0]->node, self);
     }
     return EP_OK;
 }
 
 /* Numbers the rows that a part needs in ascending order; NO_ROW for the others. */
-static uint32_t number_rows(const ep_forward_view *view, uint32_t begin, uint32_t count, uint32_t *numbers)
+static uint32_t number_rows(const ep_forward_view *view, uint32_t begin, uint32_t count,
+                            uint32_t *numbers)
 {
     uint32_t rows = 0;
     for (uint32_t r = 0; r < view->rows; r++) {
@@ -70,8 +78,8 @@ static uint32_t number_rows(const ep_forward_view *view, uint32_t begin, uint32_
     return rows;
 }
 
-static void pack(const ep_forward_view *view, uint32_t begin, uint32_t count, const uint32_t *numbers,
-                 const ep_forward_layout *layout, uint8_t *tensors)
+static void pack(const ep_forward_view *view, uint32_t begin, uint32_t count,
+                 const uint32_t *numbers, const ep_forward_layout *layout, uint8_t *tensors)
 {
     ep_wire_slot *slots = (ep_wire_slot *)(void *)(tensors + layout->slots_offset);
     float *row_scales = (float *)(void *)(tensors + layout->row_scales_offset);
@@ -79,10 +87,11 @@ static void pack(const ep_forward_view *view, uint32_t begin, uint32_t count, co
         if (numbers[r] == NO_ROW) {
             continue;
         }
-        memcpy(tensors + layout->x_offset + numbers[r] * view->x_row_bytes, view->x + r * view->x_row_bytes,
-               view->x_row_bytes);
+        memcpy(tensors + layout->x_offset + numbers[r] * view->x_row_bytes,
+               view->x + r * view->x_row_bytes, view->x_row_bytes);
         if (view->row_scales != NULL) {
-            memcpy(row_scales + (size_t)numbers[r] * view->row_scales_count, view->row_scales + (size_t)r * view->row_scales_count,
+            memcpy(row_scales + (size_t)numbers[r] * view->row_scales_count,
+                   view->row_scales + (size_t)r * view->row_scales_count,
                    view->row_scales_count * sizeof(float));
         }
     }
@@ -91,12 +100,14 @@ static void pack(const ep_forward_view *view, uint32_t begin, uint32_t count, co
         slots[i] = (ep_wire_slot){numbers[slot.row], slot.expert};
     }
     if (view->weight_on_input) {
-        memcpy(tensors + layout->slot_scales_offset, view->slot_scales + begin, count * sizeof(float));
+        memcpy(tensors + layout->slot_scales_offset, view->slot_scales + begin,
+               count * sizeof(float));
     }
 }
 
-ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count, ep_buffer_pool *pool,
-                     Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors)
+ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count,
+                     ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header,
+                     ep_buffer **out_tensors)
 {
     ep_forward_layout layout;
     ep_buffer *numbers = NULL;
@@ -108,7 +119,8 @@ ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count
     }
     uint32_t *numbers_data = (uint32_t *)(void *)numbers->data;
     uint32_t rows = number_rows(view, begin, count, numbers_data);
-    bool fits = ep_forward_layout_make(rows, count, view->hidden, view->x_dtype, view->weight_on_input, &layout);
+    bool fits = ep_forward_layout_make(rows, count, view->hidden, view->x_dtype,
+                                       view->weight_on_input, &layout);
     EP_ASSERT(fits); /* a part of what fitted */
     err = ep_buffer_acquire(pool, layout.total_bytes, &tensors);
     if (err == EP_OK) {
@@ -126,12 +138,15 @@ ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count
     return err;
 }
 
-void ep_relay_bound(const ep_forward_view *view, uint32_t count, uint32_t *out_rows, uint64_t *out_bytes)
+void ep_relay_bound(const ep_forward_view *view, uint32_t count, uint32_t *out_rows,
+                    uint64_t *out_bytes)
 {
     ep_forward_layout layout;
     const uint32_t rows = count < view->rows ? count : view->rows;
-    bool fits = ep_forward_layout_make(rows, count, view->hidden, view->x_dtype, view->weight_on_input, &layout);
+    bool fits = ep_forward_layout_make(rows, count, view->hidden, view->x_dtype,
+                                       view->weight_on_input, &layout);
     EP_ASSERT(fits); /* a part of what fitted */
     *out_rows = rows;
-    *out_bytes = layout.total_bytes + (uint64_t)count * view->hidden * ep_dtype_bytes(view->reply_dtype);
+    *out_bytes =
+        layout.total_bytes + (uint64_t)count * view->hidden * ep_dtype_bytes(view->reply_dtype);
 }

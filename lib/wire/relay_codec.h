@@ -16,18 +16,21 @@
  * contiguous, the first named `self`, names distinct and not too long, URLs not too long. Errors:
  * INVALID_ARGUMENT naming part, field, value, allowed range.
  */
-ep_err ep_relay_check(const Expertd__V1__ForwardRequest *header, const char *self, ep_error *out_error);
+ep_err ep_relay_check(const Expertd__V1__ForwardRequest *header, const char *self,
+                      ep_error *out_error);
 
 /*
  * The neighbour's request for slots [begin, begin + count) of a checked one: rows for each of them,
  * never sums. out_header gets rows, slots, hidden, x_dtype, reply_dtype, weight_on_input. Errors:
  * RESOURCE_EXHAUSTED, NO_MEMORY.
  */
-ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count, ep_buffer_pool *pool,
-                     Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
+ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count,
+                     ep_buffer_pool *pool, Expertd__V1__ForwardRequest *out_header,
+                     ep_buffer **out_tensors);
 
 /* What passing `count` slots of a checked request on takes at most, beside the request itself: rows
  * copied, bytes of buffers. */
-void ep_relay_bound(const ep_forward_view *view, uint32_t count, uint32_t *out_rows, uint64_t *out_bytes);
+void ep_relay_bound(const ep_forward_view *view, uint32_t count, uint32_t *out_rows,
+                    uint64_t *out_bytes);
 
 #endif

@@ -21,7 +21,7 @@ typedef struct ep_reply_layout {
 } ep_reply_layout;
 
 /* slots up to EP_TOKENS_MAX * 2 * EP_TOP_K_MAX, hidden up to EP_HIDDEN_MAX: fits 64 bits. */
-void ep_reply_layout_make(uint32_t slots, uint32_t hidden, ep_dtype reply_dtype, ep_combine_quant quant,
-                          ep_reply_layout *out_layout);
+void ep_reply_layout_make(uint32_t slots, uint32_t hidden, ep_dtype reply_dtype,
+                          ep_combine_quant quant, ep_reply_layout *out_layout);
 
 #endif

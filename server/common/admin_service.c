@@ -10,7 +10,14 @@
 #include "common/version.h"
 #include "moe/routing_table.h"
 
-typedef enum order_kind { ORDER_DRAIN, ORDER_RELOAD, ORDER_CONFIG, ORDER_DEFAULT, ORDER_POLICY, ORDER_PLAN } order_kind;
+typedef enum order_kind {
+    ORDER_DRAIN,
+    ORDER_RELOAD,
+    ORDER_CONFIG,
+    ORDER_DEFAULT,
+    ORDER_POLICY,
+    ORDER_PLAN
+} order_kind;
 
 /* A call that waits for the loop. */
 typedef struct order {
@@ -79,11 +86,14 @@ static void enqueue(Expertd__V1__Admin_Service *rpc, const order *asked)
 static void on_drain(Expertd__V1__Admin_Service *rpc, const Expertd__V1__DrainRequest *request,
                      Expertd__V1__DrainReply_Closure closure, void *closure_data)
 {
-    enqueue(rpc, &(order){.kind = ORDER_DRAIN, .call = closure_data, .request.drain = request, .reply.drain = closure});
+    enqueue(rpc, &(order){.kind = ORDER_DRAIN,
+                          .call = closure_data,
+                          .request.drain = request,
+                          .reply.drain = closure});
 }
 
-static void on_reload(Expertd__V1__Admin_Service *rpc, const Expertd__V1__Empty *request, Expertd__V1__ReloadReply_Closure closure,
-                      void *closure_data)
+static void on_reload(Expertd__V1__Admin_Service *rpc, const Expertd__V1__Empty *request,
+                      Expertd__V1__ReloadReply_Closure closure, void *closure_data)
 {
     (void)request;
     enqueue(rpc, &(order){.kind = ORDER_RELOAD, .call = closure_data, .reply.reload = closure});
@@ -96,24 +106,34 @@ static void on_get_config(Expertd__V1__Admin_Service *rpc, const Expertd__V1__Em
     enqueue(rpc, &(order){.kind = ORDER_CONFIG, .call = closure_data, .reply.config = closure});
 }
 
-static void on_set_default_version(Expertd__V1__Admin_Service *rpc, const Expertd__V1__DefaultVersionRequest *request,
-                                   Expertd__V1__DefaultVersionReply_Closure closure, void *closure_data)
+static void on_set_default_version(Expertd__V1__Admin_Service *rpc,
+                                   const Expertd__V1__DefaultVersionRequest *request,
+                                   Expertd__V1__DefaultVersionReply_Closure closure,
+                                   void *closure_data)
 {
-    enqueue(rpc, &(order){
-                     .kind = ORDER_DEFAULT, .call = closure_data, .request.set_default = request, .reply.set_default = closure});
+    enqueue(rpc, &(order){.kind = ORDER_DEFAULT,
+                          .call = closure_data,
+                          .request.set_default = request,
+                          .reply.set_default = closure});
 }
 
 static void on_policy(Expertd__V1__Admin_Service *rpc, const Expertd__V1__PolicyRequest *request,
                       Expertd__V1__PolicyReply_Closure closure, void *closure_data)
 {
-    enqueue(rpc,
-            &(order){.kind = ORDER_POLICY, .call = closure_data, .request.policy = request, .reply.policy = closure});
+    enqueue(rpc, &(order){.kind = ORDER_POLICY,
+                          .call = closure_data,
+                          .request.policy = request,
+                          .reply.policy = closure});
 }
 
-static void on_plan_placement(Expertd__V1__Admin_Service *rpc, const Expertd__V1__PlanRequest *request,
+static void on_plan_placement(Expertd__V1__Admin_Service *rpc,
+                              const Expertd__V1__PlanRequest *request,
                               Expertd__V1__PlanReply_Closure closure, void *closure_data)
 {
-    enqueue(rpc, &(order){.kind = ORDER_PLAN, .call = closure_data, .request.plan = request, .reply.plan = closure});
+    enqueue(rpc, &(order){.kind = ORDER_PLAN,
+                          .call = closure_data,
+                          .request.plan = request,
+                          .reply.plan = closure});
 }
 
 static const Expertd__V1__Admin_Service rpc_template = EXPERTD__V1__ADMIN__INIT(on_);
@@ -126,7 +146,8 @@ static void do_drain(ep_admin_service *self, const order *asked)
     ep_admin_drain drain = {.state = ""};
     ep_error error;
     ep_error_clear(&error);
-    ep_err err = self->config.drain(self->config.arg, asked->request.drain->node, asked->request.drain->undo, &drain, &error);
+    ep_err err = self->config.drain(self->config.arg, asked->request.drain->node,
+                                    asked->request.drain->undo, &drain, &error);
     if (err != EP_OK) {
         ep_rpc_call_finish(asked->call, err, &error);
         return;
@@ -147,8 +168,10 @@ static void do_set_default(ep_admin_service *self, const order *asked)
     ep_error error;
     ep_error_clear(&error);
     ep_err err = self->config.set_default != NULL
-                     ? self->config.set_default(self->config.arg, request->model, request->version, before, &error)
-                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node has no default versions: ask the coordinator");
+                     ? self->config.set_default(self->config.arg, request->model, request->version,
+                                                before, &error)
+                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED,
+                                    "a node has no default versions: ask the coordinator");
     if (err != EP_OK) {
         ep_rpc_call_finish(asked->call, err, &error);
         return;
@@ -162,10 +185,11 @@ static void do_policy(ep_admin_service *self, const order *asked)
 {
     ep_error error;
     ep_error_clear(&error);
-    ep_err err =
-        self->config.policy != NULL
-            ? self->config.policy(self->config.arg, asked->request.policy, asked->reply.policy, asked->call, &error)
-            : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node has no policy of its own: ask the coordinator");
+    ep_err err = self->config.policy != NULL
+                     ? self->config.policy(self->config.arg, asked->request.policy,
+                                           asked->reply.policy, asked->call, &error)
+                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED,
+                                    "a node has no policy of its own: ask the coordinator");
     ep_rpc_call_finish(asked->call, err, err != EP_OK ? &error : NULL);
 }
 
@@ -176,8 +200,10 @@ static void do_plan(ep_admin_service *self, const order *asked)
     ep_error error;
     ep_error_clear(&error);
     ep_err err = self->config.plan != NULL
-                     ? self->config.plan(self->config.arg, request->apply, request->with_copies, &reply, &error)
-                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED, "a node places nothing: ask the coordinator");
+                     ? self->config.plan(self->config.arg, request->apply, request->with_copies,
+                                         &reply, &error)
+                     : ep_error_set(&error, EP_ERR_UNIMPLEMENTED,
+                                    "a node places nothing: ask the coordinator");
     if (err == EP_OK) {
         asked->reply.plan(reply, asked->call);
         expertd__v1__plan_reply__free_unpacked(reply, NULL);

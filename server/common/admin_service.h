@@ -34,20 +34,24 @@ typedef struct ep_admin_config {
     ep_service_loop *loop;   /* borrowed, like reload */
     const ep_reload *reload; /* knows the options in force */
     /* As the Drain method; out_drain is zeroed. */
-    ep_err (*drain)(void *arg, const char *node, bool undo, ep_admin_drain *out_drain, ep_error *out_error);
+    ep_err (*drain)(void *arg, const char *node, bool undo, ep_admin_drain *out_drain,
+                    ep_error *out_error);
     /* Exactly what SIGHUP does. */
     ep_err (*run_reload)(void *arg, ep_reload_report *out_report, ep_error *out_error);
     /* As the SetDefaultVersion method; out_before[EP_VERSION_BYTES]. NULL: not a coordinator, the
      * call is UNIMPLEMENTED. */
-    ep_err (*set_default)(void *arg, const char *model, const char *version, char *out_before, ep_error *out_error);
+    ep_err (*set_default)(void *arg, const char *model, const char *version, char *out_before,
+                          ep_error *out_error);
     /* As the Policy method; answers through closure. NULL: not a coordinator, the call is
      * UNIMPLEMENTED. */
-    ep_err (*policy)(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
-                     void *closure_data, ep_error *out_error);
+    ep_err (*policy)(void *arg, const Expertd__V1__PolicyRequest *request,
+                     Expertd__V1__PolicyReply_Closure closure, void *closure_data,
+                     ep_error *out_error);
     /* True when the policy stands in for what the configuration says of the key; NULL: never. */
     bool (*overrides)(void *arg, const char *key, ep_admin_override *out_override);
     /* As the PlanPlacement method; *out_reply is freed here. NULL as above. */
-    ep_err (*plan)(void *arg, bool apply, bool with_copies, Expertd__V1__PlanReply **out_reply, ep_error *out_error);
+    ep_err (*plan)(void *arg, bool apply, bool with_copies, Expertd__V1__PlanReply **out_reply,
+                   ep_error *out_error);
     void *arg;
 } ep_admin_config;
 

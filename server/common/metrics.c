@@ -107,13 +107,14 @@ static void put_labels(char *out, size_t bytes, const ep_metric_label *labels, s
         char value[LABELS_BYTES];
         put_escaped(value, sizeof(value), labels[i].value);
         if (n + strlen(labels[i].name) + strlen(value) + 5 < bytes) {
-            n +=
-                (size_t)snprintf(out + n, bytes - n, "%s%s=\"%s\"", n == 0 ? "" : ",", labels[i].name, value);
+            n += (size_t)snprintf(out + n, bytes - n, "%s%s=\"%s\"", n == 0 ? "" : ",",
+                                  labels[i].name, value);
         }
     }
 }
 
-static family *find_family(ep_metrics *metrics, metric_kind kind, const char *name, const char *help)
+static family *find_family(ep_metrics *metrics, metric_kind kind, const char *name,
+                           const char *help)
 {
     for (family *f = metrics->families; f != NULL; f = f->next) {
         if (strcmp(f->name, name) == 0) {
@@ -166,12 +167,13 @@ static ep_metric_series *find_series(ep_metrics *metrics, metric_kind kind, cons
     return s;
 }
 
-static ep_metric_series *add_series(ep_metrics *metrics, metric_kind kind, const char *name, const char *help,
-                                    const ep_metric_label *labels, size_t count, const double *bounds,
-                                    size_t bounds_count)
+static ep_metric_series *add_series(ep_metrics *metrics, metric_kind kind, const char *name,
+                                    const char *help, const ep_metric_label *labels, size_t count,
+                                    const double *bounds, size_t bounds_count)
 {
     pthread_mutex_lock(&metrics->lock);
-    ep_metric_series *s = find_series(metrics, kind, name, help, labels, count, bounds, bounds_count);
+    ep_metric_series *s =
+        find_series(metrics, kind, name, help, labels, count, bounds, bounds_count);
     pthread_mutex_unlock(&metrics->lock);
     return s;
 }
@@ -189,8 +191,8 @@ ep_metric_series *ep_metrics_gauge(ep_metrics *metrics, const char *name, const 
 }
 
 ep_metric_series *ep_metrics_histogram(ep_metrics *metrics, const char *name, const char *help,
-                                       const ep_metric_label *labels, size_t count, const double *bounds,
-                                       size_t bounds_count)
+                                       const ep_metric_label *labels, size_t count,
+                                       const double *bounds, size_t bounds_count)
 {
     return add_series(metrics, KIND_HISTOGRAM, name, help, labels, count, bounds, bounds_count);
 }
@@ -247,8 +249,8 @@ void ep_histogram_observe(ep_metric_series *series, double value)
     atomic_fetch_add_explicit(&series->buckets[i], 1, memory_order_relaxed);
     uint64_t before = atomic_load_explicit(&series->sum_bits, memory_order_relaxed);
     while (!atomic_compare_exchange_weak_explicit(&series->sum_bits, &before,
-                                                  as_bits(as_double(before) + value), memory_order_relaxed,
-                                                  memory_order_relaxed)) {
+                                                  as_bits(as_double(before) + value),
+                                                  memory_order_relaxed, memory_order_relaxed)) {
     }
 }
 
@@ -328,7 +330,8 @@ static ep_err write_all(ep_metrics *metrics, char **out_text, size_t *out_bytes)
     }
     pthread_mutex_lock(&metrics->lock);
     for (const family *f = metrics->families; f != NULL; f = f->next) {
-        fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", f->name, f->help, f->name, kind_names[f->kind]);
+        fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", f->name, f->help, f->name,
+                kind_names[f->kind]);
         for (const ep_metric_series *s = f->series; s != NULL; s = s->next) {
             write_series(f, s, out);
         }

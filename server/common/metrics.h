@@ -39,8 +39,8 @@ ep_metric_series *ep_metrics_gauge(ep_metrics *metrics, const char *name, const 
                                    const ep_metric_label *labels, size_t count);
 /* bounds: ascending upper bounds of the buckets, 1..EP_METRIC_BUCKETS_MAX; +Inf is added. */
 ep_metric_series *ep_metrics_histogram(ep_metrics *metrics, const char *name, const char *help,
-                                       const ep_metric_label *labels, size_t count, const double *bounds,
-                                       size_t bounds_count);
+                                       const ep_metric_label *labels, size_t count,
+                                       const double *bounds, size_t bounds_count);
 
 void ep_counter_add(ep_metric_series *series, uint64_t n);
 /* For counters that are kept elsewhere: sets the total. */

@@ -16,7 +16,8 @@
 
 static const char *type_name(ep_option_type type)
 {
-    static const char *const names[] = {"bool", "number", "size", "time", "time", "word", "text", "path", "list"};
+    static const char *const names[] = {"bool", "number", "size", "time", "time",
+                                        "word", "text",   "path", "list"};
     return names[type];
 }
 
@@ -71,8 +72,9 @@ static void put_list(const ep_option *option, FILE *out)
         const ep_option *field = &option->fields[f];
         const char *text = option->fields_count == 1 ? option->default_text : field->default_text;
         describe_type(field, type, sizeof(type));
-        fprintf(out, "#  %s %s: \"%s\"  # %s; %s%s\n", f == 0 ? "-" : " ", field->name, text != NULL ? text : "", field->help,
-                type, field->default_text != NULL ? "; may be left out" : "");
+        fprintf(out, "#  %s %s: \"%s\"  # %s; %s%s\n", f == 0 ? "-" : " ", field->name,
+                text != NULL ? text : "", field->help, type,
+                field->default_text != NULL ? "; may be left out" : "");
     }
 }
 
@@ -80,19 +82,23 @@ void ep_options_print_sample(const ep_options_spec *spec, FILE *out)
 {
     fprintf(out,
             "# Configuration of %s. Every key, commented out, with its default.\n"
-            "# A flag (--drain-ms) wins over the environment (%sDRAIN_MS), that over this file, that over the default.\n"
+            "# A flag (--drain-ms) wins over the environment (%sDRAIN_MS), that over this file, "
+            "that over the default.\n"
             "#   check it                   %s --config %s --check-config\n"
             "#   see what is in force       %s --config %s --print-config\n"
             "# " EP_OPTIONS_UNITS_HELP("\n# ") "\n"
-            "# A reload (SIGHUP, systemctl reload) takes over what is marked so; the rest needs a restart.\n",
-            spec->program, spec->env_prefix, spec->program, spec->config_file, spec->program, spec->config_file);
+                                               "# A reload (SIGHUP, systemctl reload) takes over "
+                                               "what is marked so; the rest needs a restart.\n",
+            spec->program, spec->env_prefix, spec->program, spec->config_file, spec->program,
+            spec->config_file);
     for (size_t i = 0; i < spec->options_count; i++) {
         const ep_option *option = &spec->options[i];
         char type[TEXT_BYTES];
         fputc('\n', out);
         put_comment(option->help, out);
         describe_type(option, type, sizeof(type));
-        fprintf(out, "# (%s%s%s)\n", type, option->default_text == NULL ? "; not set by default" : "",
+        fprintf(out, "# (%s%s%s)\n", type,
+                option->default_text == NULL ? "; not set by default" : "",
                 option->reloadable ? "; a reload is enough" : "");
         if (option->type == EP_OPTION_LIST) {
             put_list(option, out);
@@ -107,13 +113,19 @@ void ep_options_print_sample(const ep_options_spec *spec, FILE *out)
 /* ---- man pages ---- */
 
 static const ep_usage_section program_sections[] = {
-    {"SIGNALS", "SIGTERM and SIGINT drain: what has been taken on is finished, for drain_ms at most. A second one ends the "
-                "process at once.\n\n"
-                "SIGHUP reads the configuration again. One that is wrong changes nothing; the log says why."},
-    {"EXIT STATUS", "0 after a drain, 1 when the program could not start, 128 + the signal's number after a second signal."},
-    {"ENVIRONMENT", "Every key of the file in upper case behind the program's prefix, as listed with the file's keys. "
-                    "NOTIFY_SOCKET and WATCHDOG_USEC of the service manager are understood (see sd_notify(3))."},
-    {"NOTES", "A flag wins over the environment, that over the file, that over the default. --print-config shows every value in "
+    {"SIGNALS",
+     "SIGTERM and SIGINT drain: what has been taken on is finished, for drain_ms at most. A second "
+     "one ends the "
+     "process at once.\n\n"
+     "SIGHUP reads the configuration again. One that is wrong changes nothing; the log says why."},
+    {"EXIT STATUS", "0 after a drain, 1 when the program could not start, 128 + the signal's "
+                    "number after a second signal."},
+    {"ENVIRONMENT",
+     "Every key of the file in upper case behind the program's prefix, as listed with the file's "
+     "keys. "
+     "NOTIFY_SOCKET and WATCHDOG_USEC of the service manager are understood (see sd_notify(3))."},
+    {"NOTES", "A flag wins over the environment, that over the file, that over the default. "
+              "--print-config shows every value in "
               "force and where it came from."},
 };
 
@@ -126,8 +138,10 @@ static bool with_usage(const ep_options_spec *spec, const char *shell, FILE *out
     }
     char files[TEXT_BYTES], see[TEXT_BYTES];
     snprintf(files, sizeof(files), "%s, see %s.yaml(5)", spec->config_file, spec->program);
-    snprintf(see, sizeof(see), "%s.yaml(5), %s(8), expertctl(1), and the manual in /usr/share/doc/expertd/manual",
-             spec->program, strcmp(spec->program, "expertd") == 0 ? "expertd-coordinator" : "expertd");
+    snprintf(see, sizeof(see),
+             "%s.yaml(5), %s(8), expertctl(1), and the manual in /usr/share/doc/expertd/manual",
+             spec->program,
+             strcmp(spec->program, "expertd") == 0 ? "expertd-coordinator" : "expertd");
     ep_usage_section sections[EP_ARRAY_COUNT(program_sections) + 2];
     memcpy(sections, program_sections, sizeof(program_sections));
     sections[EP_ARRAY_COUNT(program_sections)] = (ep_usage_section){"FILES", files};
@@ -162,7 +176,8 @@ bool ep_options_print_completion(const ep_options_spec *spec, const char *shell,
 {
     bool good = with_usage(spec, shell, out);
     if (!good) {
-        fprintf(stderr, "%s: --completion is '%s', allowed: " EP_USAGE_SHELLS "\n", spec->program, shell);
+        fprintf(stderr, "%s: --completion is '%s', allowed: " EP_USAGE_SHELLS "\n", spec->program,
+                shell);
     }
     return good;
 }
@@ -197,7 +212,9 @@ static void put_man_key(const ep_options_spec *spec, const ep_option *option, FI
     fputs(".\n.br\n", out);
     ep_man_text(type, out);
     fputs(". ", out);
-    const char *value = option->default_text == NULL ? "Not set by default" : option->default_text[0] == 0 ? "empty" : option->default_text;
+    const char *value = option->default_text == NULL   ? "Not set by default"
+                        : option->default_text[0] == 0 ? "empty"
+                                                       : option->default_text;
     fputs(option->default_text == NULL ? "" : "Default: ", out);
     ep_man_text(value, out);
     fputs(".\nFlag \\-\\-", out);
@@ -226,10 +243,12 @@ void ep_options_print_man_file(const ep_options_spec *spec, FILE *out)
     fputc('\n', out);
     ep_man_section("DESCRIPTION", out);
     snprintf(text, sizeof(text),
-             "YAML: one mapping of the keys below. The packages keep it in %s. An unknown key, a value out of range and a value of "
-             "the wrong type are errors that name file and line. " EP_OPTIONS_UNITS_HELP(" ") "\n\n"
-             "  %s --config %s --check-config\n\n"
-             "says what is wrong. Keys that are not given have their defaults.",
+             "YAML: one mapping of the keys below. The packages keep it in %s. An unknown key, a "
+             "value out of range and a value of "
+             "the wrong type are errors that name file and line. " EP_OPTIONS_UNITS_HELP(
+                 " ") "\n\n"
+                      "  %s --config %s --check-config\n\n"
+                      "says what is wrong. Keys that are not given have their defaults.",
              spec->config_file, spec->program, spec->config_file);
     ep_man_paragraphs(text, strlen(text), out);
     ep_man_section("KEYS", out);

@@ -26,7 +26,8 @@ static void look(void *arg)
         bool due = watch->shares[i].logged_ns == 0 || now_ns - watch->shares[i].logged_ns >= LOG_NS;
         if (refused != watch->shares[i].logged && due) {
             ep_log(EP_LOG_WARN, "pool-exhausted", EP_KV(share, shares[i].name),
-                   EP_KV(refused, refused - watch->shares[i].logged), EP_KV(lent_bytes, shares[i].lent_bytes),
+                   EP_KV(refused, refused - watch->shares[i].logged),
+                   EP_KV(lent_bytes, shares[i].lent_bytes),
                    EP_KV(limit_bytes, shares[i].limit_bytes),
                    EP_KV(held_most_by, shares[i].address[0] != 0 ? shares[i].address : NULL),
                    EP_KV(reason, "frames want more memory than the share has"),
@@ -59,8 +60,9 @@ ep_probe_check ep_pool_watch_check(const ep_pool_watch *watch)
         uint64_t refused_ns = __atomic_load_n(&watch->shares[i].refused_ns, __ATOMIC_RELAXED);
         if (refused_ns != 0 && now_ns - refused_ns < RECENT_NS) {
             check.ok = i != EP_RPC_SHARE_ALL;
-            snprintf(check.text, sizeof(check.text), "exhausted: share %s, %llu of %llu bytes lent", shares[i].name,
-                     (unsigned long long)shares[i].lent_bytes, (unsigned long long)shares[i].limit_bytes);
+            snprintf(check.text, sizeof(check.text), "exhausted: share %s, %llu of %llu bytes lent",
+                     shares[i].name, (unsigned long long)shares[i].lent_bytes,
+                     (unsigned long long)shares[i].limit_bytes);
         }
     }
     return check;
@@ -72,12 +74,16 @@ void ep_pool_watch_collect(const ep_pool_watch *watch, ep_metrics *metrics)
     ep_rpc_server_read_shares(watch->server, shares);
     for (size_t i = 0; i < EP_RPC_SHARES; i++) {
         const ep_metric_label label = {"share", shares[i].name};
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_bytes", "Memory of frames lent now, by who may use it; "
-                                     "client_address: by the address that holds most", &label, 1),
+        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_bytes",
+                                      "Memory of frames lent now, by who may use it; "
+                                      "client_address: by the address that holds most",
+                                      &label, 1),
                      (double)shares[i].lent_bytes);
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_limit_bytes", "The most of it", &label, 1),
+        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_limit_bytes", "The most of it",
+                                      &label, 1),
                      (double)shares[i].limit_bytes);
-        ep_counter_set(ep_metrics_counter(metrics, "expertd_buffer_share_refused_total", "Requests for it that found none", &label, 1),
+        ep_counter_set(ep_metrics_counter(metrics, "expertd_buffer_share_refused_total",
+                                          "Requests for it that found none", &label, 1),
                        shares[i].refusals);
     }
 }

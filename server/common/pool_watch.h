@@ -19,10 +19,10 @@ typedef struct ep_pool_watch {
     ep_rpc_server *server;
     ep_loop_timer *timer;
     struct {
-        uint64_t seen;         /* refusals at the last look */
-        uint64_t logged;       /* of them, told */
+        uint64_t seen;   /* refusals at the last look */
+        uint64_t logged; /* of them, told */
         uint64_t logged_ns;
-        uint64_t refused_ns;   /* atomic: last look that found new ones; 0 never */
+        uint64_t refused_ns; /* atomic: last look that found new ones; 0 never */
     } shares[EP_RPC_SHARES];
 } ep_pool_watch;
 

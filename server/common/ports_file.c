@@ -40,8 +40,8 @@ static bool write_text(int fd, const char *text)
     return true;
 }
 
-ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports_entry *entries, size_t count,
-                           ep_error *out_error)
+ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports_entry *entries,
+                           size_t count, ep_error *out_error)
 {
     char *temporary = NULL;
     char *text = make_text(program, entries, count);
@@ -63,7 +63,8 @@ ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports
     if (!ok) {
         char why[EP_ERRNO_TEXT_BYTES];
         unlink(temporary);
-        ep_error_set(out_error, EP_ERR_IO, "cannot write ports_file %.300s: %s", path, ep_errno_text(saved, why));
+        ep_error_set(out_error, EP_ERR_IO, "cannot write ports_file %.300s: %s", path,
+                     ep_errno_text(saved, why));
     }
     free(temporary);
     free(text);

@@ -17,8 +17,8 @@ typedef struct ep_ports_entry {
 } ep_ports_entry;
 
 /* Errors: IO with path and reason, NO_MEMORY. */
-ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports_entry *entries, size_t count,
-                           ep_error *out_error);
+ep_err ep_ports_file_write(const char *path, const char *program, const ep_ports_entry *entries,
+                           size_t count, ep_error *out_error);
 void ep_ports_file_remove(const char *path);
 
 #endif

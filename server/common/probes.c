@@ -37,7 +37,7 @@ struct ep_probes {
     probe_conn conns[EP_PROBES_CONNECTIONS_MAX]; /* lock */
     uint64_t line_due_ns;                        /* lock */
     ep_timer timer;                              /* when the oldest connection's time is over */
-    char host[64]; /* as in a URL: IPv6 in brackets */
+    char host[64];                               /* as in a URL: IPv6 in brackets */
 };
 
 typedef union socket_address {
@@ -57,8 +57,8 @@ static const struct {
 };
 
 /* "host:port" with a numeric host; out_host gets it as written. */
-static ep_err parse_address(const char *text, socket_address *out_address, char *out_host, size_t host_bytes,
-                            ep_error *out_error)
+static ep_err parse_address(const char *text, socket_address *out_address, char *out_host,
+                            size_t host_bytes, ep_error *out_error)
 {
     const char *colon = strrchr(text, ':');
     char host[64] = "";
@@ -83,9 +83,9 @@ static ep_err parse_address(const char *text, socket_address *out_address, char 
         ok = inet_pton(AF_INET, host, &address.v4.sin_addr) == 1;
     }
     if (!ok) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "'%.80s' is not an address; allowed: IPv4:port or [IPv6]:port, port 0..65535",
-                            text);
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "'%.80s' is not an address; allowed: IPv4:port or [IPv6]:port, port 0..65535", text);
     }
     *out_address = address;
     snprintf(out_host, host_bytes, bracket ? "[%s]" : "%s", host);
@@ -130,8 +130,8 @@ static enum MHD_Result reply(struct MHD_Connection *connection, const ep_probe_p
     return result;
 }
 
-static enum MHD_Result reply_text(struct MHD_Connection *connection, unsigned status, const char *text,
-                                  const char *location)
+static enum MHD_Result reply_text(struct MHD_Connection *connection, unsigned status,
+                                  const char *text, const char *location)
 {
     char *copy = strdup(text);
     if (copy == NULL) {
@@ -152,8 +152,8 @@ const char *ep_probe_query_value(const ep_probe_query *query, const char *key)
     const char *value = NULL;
     /* A key without a value has none to look up: a plain look-up would not tell it from an absent
      * key. */
-    bool is_there = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, key, strlen(key), &value,
-                                                  NULL) == MHD_YES;
+    bool is_there = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, key,
+                                                  strlen(key), &value, NULL) == MHD_YES;
     return is_there && value == NULL ? "" : value;
 }
 
@@ -168,8 +168,8 @@ static size_t put_check(char *body, size_t n, const ep_probe_check *check)
         return n;
     }
     const char *separator = check->text[0] != 0 ? ": " : "";
-    return n + (size_t)snprintf(body + n, BODY_BYTES - n, "[%c] %s%s%s\n", check->ok ? '+' : '-', check->name,
-                                separator, check->text);
+    return n + (size_t)snprintf(body + n, BODY_BYTES - n, "[%c] %s%s%s\n", check->ok ? '+' : '-',
+                                check->name, separator, check->text);
 }
 
 static enum MHD_Result reply_probe(const ep_probes *probes, struct MHD_Connection *connection,
@@ -191,8 +191,8 @@ static enum MHD_Result reply_probe(const ep_probes *probes, struct MHD_Connectio
     if (n < sizeof(body)) {
         snprintf(body + n, sizeof(body) - n, "%s\n", ok ? "ok" : "not ok");
     }
-    return reply_text(connection, ok ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, empty_body ? "" : body,
-                      NULL);
+    return reply_text(connection, ok ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE,
+                      empty_body ? "" : body, NULL);
 }
 
 static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connection *connection)
@@ -213,19 +213,20 @@ static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connect
 
 /* What this port is. A browser at / goes on to the front page; whoever follows nothing reads the
  * same words there. */
-static enum MHD_Result reply_unknown(const ep_probes_config *config, struct MHD_Connection *connection,
-                                     bool is_root)
+static enum MHD_Result reply_unknown(const ep_probes_config *config,
+                                     struct MHD_Connection *connection, bool is_root)
 {
     char text[BODY_BYTES];
     bool is_node = config->node != NULL;
     bool has_admin = config->admin_url[0] != 0;
     bool has_front = config->page != NULL;
-    snprintf(text, sizeof(text),
-             "expertd: %s%s: calls go to %s%s%s\nno such path; there are %s%s%s/livez /readyz /startupz "
-             "/health /metrics\n",
-             is_node ? "node " : "the coordinator", is_node ? config->node : "", config->rpc_url,
-             has_admin ? ", operators' orders to " : "", config->admin_url, has_front ? "/" : "",
-             has_front ? config->front : "", has_front ? " " : "");
+    snprintf(
+        text, sizeof(text),
+        "expertd: %s%s: calls go to %s%s%s\nno such path; there are %s%s%s/livez /readyz /startupz "
+        "/health /metrics\n",
+        is_node ? "node " : "the coordinator", is_node ? config->node : "", config->rpc_url,
+        has_admin ? ", operators' orders to " : "", config->admin_url, has_front ? "/" : "",
+        has_front ? config->front : "", has_front ? " " : "");
     return is_root && has_front ? reply_text(connection, MHD_HTTP_FOUND, text, config->front)
                                 : reply_text(connection, MHD_HTTP_NOT_FOUND, text, NULL);
 }
@@ -268,8 +269,9 @@ static void drop(ep_probes *probes, probe_conn *conn, uint64_t now_ns, const cha
         if (getpeername(conn->fd, &peer.any, &peer_bytes) == 0) {
             getnameinfo(&peer.any, peer_bytes, host, sizeof(host), NULL, 0, NI_NUMERICHOST);
         }
-        ep_log(EP_LOG_WARN, "probe-held", EP_KV(peer, host[0] != 0 ? host : NULL), EP_KV(reason, why),
-               EP_KV(effect, "its connection is closed"), EP_KV(next_line_ms, HELD_LINE_NS / EP_NS_PER_MS));
+        ep_log(EP_LOG_WARN, "probe-held", EP_KV(peer, host[0] != 0 ? host : NULL),
+               EP_KV(reason, why), EP_KV(effect, "its connection is closed"),
+               EP_KV(next_line_ms, HELD_LINE_NS / EP_NS_PER_MS));
     }
     shutdown(conn->fd, SHUT_RDWR); /* the daemon sees its end, and closes it */
     conn->dropped = true;
@@ -325,12 +327,15 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **s
             conn->used = false;
         }
     } else {
-        const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
         for (size_t i = 0; i < EP_ARRAY_COUNT(probes->conns) && info != NULL; i++) {
             conn = &probes->conns[i];
             if (!conn->used) {
-                *conn = (probe_conn){
-                    .used = true, .fd = info->connect_fd, .due_ns = ep_clock_now_ns() + EP_PROBES_TIMEOUT_S * EP_NS_PER_S};
+                *conn =
+                    (probe_conn){.used = true,
+                                 .fd = info->connect_fd,
+                                 .due_ns = ep_clock_now_ns() + EP_PROBES_TIMEOUT_S * EP_NS_PER_S};
                 *socket_context = conn;
                 break;
             }
@@ -341,7 +346,8 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **s
 }
 
 /* Bad requests are counted nowhere and logged nowhere: anybody may send them. */
-static void __attribute__((format(printf, 2, 0))) drop_log(void *arg, const char *format, va_list args)
+static void __attribute__((format(printf, 2, 0)))
+drop_log(void *arg, const char *format, va_list args)
 {
     (void)arg;
     (void)format;
@@ -355,7 +361,8 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
     if (probes == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the probe server");
     }
-    ep_err err = parse_address(config->address, &address, probes->host, sizeof(probes->host), out_error);
+    ep_err err =
+        parse_address(config->address, &address, probes->host, sizeof(probes->host), out_error);
     if (err != EP_OK) {
         free(probes);
         return err;
@@ -369,15 +376,19 @@ ep_err ep_probes_start(const ep_probes_config *config, ep_probes **out_probes, e
         flags |= MHD_USE_IPv6;
     }
     errno = 0;
-    probes->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, on_request, probes, MHD_OPTION_EXTERNAL_LOGGER, drop_log, NULL,
-        MHD_OPTION_SOCK_ADDR, &address.any, MHD_OPTION_CONNECTION_LIMIT, (unsigned)EP_PROBES_CONNECTIONS_MAX,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)EP_PROBES_TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)CONNECTION_MEMORY_BYTES, MHD_OPTION_NOTIFY_CONNECTION, on_connection, probes, MHD_OPTION_END);
+    probes->daemon =
+        MHD_start_daemon(flags, 0, NULL, NULL, on_request, probes, MHD_OPTION_EXTERNAL_LOGGER,
+                         drop_log, NULL, MHD_OPTION_SOCK_ADDR, &address.any,
+                         MHD_OPTION_CONNECTION_LIMIT, (unsigned)EP_PROBES_CONNECTIONS_MAX,
+                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)EP_PROBES_TIMEOUT_S,
+                         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY_BYTES,
+                         MHD_OPTION_NOTIFY_CONNECTION, on_connection, probes, MHD_OPTION_END);
     if (probes->daemon == NULL) {
         const int failed = errno;
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "probe_address: cannot listen on %.80s: %s%s",
-                           config->address, failed != 0 ? strerror(failed) : "no reason given", ep_address_advice(failed, true));
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                           "probe_address: cannot listen on %.80s: %s%s", config->address,
+                           failed != 0 ? strerror(failed) : "no reason given",
+                           ep_address_advice(failed, true));
         pthread_mutex_destroy(&probes->lock);
         free(probes);
         return err;
@@ -399,6 +410,7 @@ void ep_probes_stop(ep_probes *probes)
 
 void ep_probes_url(const ep_probes *probes, char *out_url, size_t bytes)
 {
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(probes->daemon, MHD_DAEMON_INFO_BIND_PORT);
+    const union MHD_DaemonInfo *info =
+        MHD_get_daemon_info(probes->daemon, MHD_DAEMON_INFO_BIND_PORT);
     snprintf(out_url, bytes, "http://%s:%u", probes->host, info != NULL ? info->port : 0u);
 }

@@ -45,9 +45,9 @@ const char *ep_probe_query_value(const ep_probe_query *query, const char *key);
 
 /* An answer to a path of its own that a program has. */
 typedef struct ep_probe_page {
-    unsigned status;       /* of HTTP */
-    const char *type;      /* of the body; static */
-    const char *policy;    /* Content-Security-Policy; NULL: none */
+    unsigned status;    /* of HTTP */
+    const char *type;   /* of the body; static */
+    const char *policy; /* Content-Security-Policy; NULL: none */
     const char *body;
     size_t bytes;
     /* once it is sent, on the door's thread or in ep_probes_stop; NULL: it stays */
@@ -62,7 +62,7 @@ typedef struct ep_probes_config {
     /* Fills out_page for a path ("/status") that it knows (false: it does not); must not block.
      * NULL: no such pages. */
     bool (*page)(void *arg, const char *path, const ep_probe_query *query, ep_probe_page *out_page);
-    const char *front;        /* static, with page: the path that / leads to, without its slash */
+    const char *front; /* static, with page: the path that / leads to, without its slash */
     void *arg;
     ep_metrics *metrics;      /* borrowed */
     const char *node;         /* borrowed; NULL: the coordinator's */

@@ -68,13 +68,15 @@ static uint64_t lesser(uint64_t a, uint64_t b)
 
 /* The least limit of a group and of those it is in. A group that cannot be seen from here has none
  * that we know of. */
-static uint64_t read_group_limits(const char *root, const char *controller, char *group, const char *file)
+static uint64_t read_group_limits(const char *root, const char *controller, char *group,
+                                  const char *file)
 {
     uint64_t least = UINT64_MAX;
     for (;;) {
         char path[PATH_MAX];
         uint64_t limit;
-        const int n = snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s/%s", root, controller, group, file);
+        const int n =
+            snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s/%s", root, controller, group, file);
         FILE *f = n < (int)sizeof(path) ? fopen(path, "re") : NULL;
         if (f != NULL) {
             /* else it says "max" */
@@ -107,7 +109,8 @@ static uint64_t read_cgroup_limit(const char *root)
         if (controllers[1] == 0) {
             least = lesser(least, read_group_limits(root, "", group, "memory.max"));
         } else if (strcmp(controllers + 1, "memory") == 0) {
-            least = lesser(least, read_group_limits(root, "/memory", group, "memory.limit_in_bytes"));
+            least =
+                lesser(least, read_group_limits(root, "/memory", group, "memory.limit_in_bytes"));
         }
     }
     if (f != NULL) {

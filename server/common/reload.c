@@ -43,7 +43,8 @@ static void on_waiting(void *arg, const ep_option *option)
            EP_KV(hint, "restart the service to use the new one"));
 }
 
-const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report, ep_error *out_error)
+const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report,
+                                ep_error *out_error)
 {
     const ep_options *before = reload->current != NULL ? reload->current : reload->started;
     ep_options *options = NULL;
@@ -51,8 +52,8 @@ const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report,
     ep_error error;
     ep_sd_notify_reloading();
     ep_error_clear(&error);
-    ep_err err =
-        ep_options_load(reload->started->spec, reload->argc, reload->argv, environ, &options, &error);
+    ep_err err = ep_options_load(reload->started->spec, reload->argc, reload->argv, environ,
+                                 &options, &error);
     err = err == EP_OK && reload->check != NULL ? reload->check(options, &error) : err;
     if (err != EP_OK) {
         ep_log(EP_LOG_ERROR, "config-reload", EP_KV(outcome, "refused"), EP_KV(reason, error.text),

@@ -37,7 +37,8 @@ typedef struct ep_reload_report {
  * The caller takes over the reloadable values that are its own and then sends ep_sd_notify_ready,
  * also after a refusal.
  */
-const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report, ep_error *out_error);
+const ep_options *ep_reload_run(ep_reload *reload, ep_reload_report *out_report,
+                                ep_error *out_error);
 /* The options in force for a key: what it started with, unless the key is reloadable. */
 const ep_options *ep_reload_in_force(const ep_reload *reload, const ep_option *option);
 void ep_reload_fini(ep_reload *reload);

@@ -24,7 +24,8 @@ bool ep_sd_notify(const char *text)
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t path_bytes = path != NULL ? strlen(path) : 0;
-    if (path_bytes < 2 || path_bytes >= sizeof(address.sun_path) || (path[0] != '/' && path[0] != '@')) {
+    if (path_bytes < 2 || path_bytes >= sizeof(address.sun_path) ||
+        (path[0] != '/' && path[0] != '@')) {
         return false;
     }
     memcpy(address.sun_path, path, path_bytes);
@@ -42,7 +43,8 @@ bool ep_sd_notify(const char *text)
     socklen_t address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_bytes);
     ssize_t n;
     do {
-        n = sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&address, address_bytes);
+        n = sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&address,
+                   address_bytes);
     } while (n < 0 && errno == EINTR);
     close(fd);
     return n == (ssize_t)strlen(text);

@@ -27,7 +27,8 @@ bool ep_url_is_tls(const char *url)
 }
 
 /* What an address beyond loopback lacks, TLS or token; NULL: nothing. */
-static const char *find_missing(const ep_options *options, const char *address, const char *token_key)
+static const char *find_missing(const ep_options *options, const char *address,
+                                const char *token_key)
 {
     bool has_token = ep_options_text(options, token_key)[0] != 0;
     bool is_tls = ep_url_is_tls(address);
@@ -45,7 +46,8 @@ static const char *find_fault(const ep_options *options, const char *address, co
     return ep_options_bool(options, "insecure") ? NULL : find_missing(options, address, token_key);
 }
 
-static void warn_exposed(const ep_options *options, const char *key, const char *url, const char *token_key)
+static void warn_exposed(const ep_options *options, const char *key, const char *url,
+                         const char *token_key)
 {
     const char *missing = find_missing(options, url, token_key);
     if (missing != NULL) {
@@ -58,26 +60,31 @@ static void warn_exposed(const ep_options *options, const char *key, const char 
 void ep_service_warn_exposed(const ep_options *options)
 {
     for (size_t i = 0; i < ep_options_list_count(options, "listen"); i++) {
-        warn_exposed(options, "listen", ep_options_list_text(options, "listen", i, "url"), "token_file");
+        warn_exposed(options, "listen", ep_options_list_text(options, "listen", i, "url"),
+                     "token_file");
     }
-    warn_exposed(options, "admin_listen", ep_options_text(options, "admin_listen"), "admin_token_file");
+    warn_exposed(options, "admin_listen", ep_options_text(options, "admin_listen"),
+                 "admin_token_file");
     warn_exposed(options, "door_listen", ep_options_text(options, "door_listen"), "token_file");
 }
 
-#define UNREACHABLE_TEXT                                                                                     \
-    "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with %s, a loopback address, or "        \
+#define UNREACHABLE_TEXT                                                                           \
+    "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with %s, a loopback address, " \
+    "or "                                                                                          \
     "set insecure: true"
 
-static ep_err load_listeners(const ep_options *options, ep_service_config *config, ep_error *out_error)
+static ep_err load_listeners(const ep_options *options, ep_service_config *config,
+                             ep_error *out_error)
 {
     config->listen_count = ep_options_list_count(options, "listen");
     for (size_t i = 0; i < config->listen_count; i++) {
         const char *url = ep_options_list_text(options, "listen", i, "url");
         bool is_tls = ep_url_is_tls(url);
         if (ep_lane_for_url(url) == NULL) {
-            return ep_options_fail_item(
-                options, "listen", i, "url", out_error,
-                "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port", url);
+            return ep_options_fail_item(options, "listen", i, "url", out_error,
+                                        "'%.120s' is no URL we can listen on; allowed: "
+                                        "tcp://host:port, tls+tcp://host:port",
+                                        url);
         }
         if (is_tls && (config->tls.ca_file == NULL || config->tls.cert_key_file == NULL)) {
             return ep_options_fail_item(options, "listen", i, "url", out_error,
@@ -85,8 +92,8 @@ static ep_err load_listeners(const ep_options *options, ep_service_config *confi
         }
         const char *missing = find_fault(options, url, "token_file");
         if (missing != NULL) {
-            return ep_options_fail_item(options, "listen", i, "url", out_error, UNREACHABLE_TEXT, url,
-                                        missing, "token_file");
+            return ep_options_fail_item(options, "listen", i, "url", out_error, UNREACHABLE_TEXT,
+                                        url, missing, "token_file");
         }
         config->listen[i] = url;
     }
@@ -94,8 +101,8 @@ static ep_err load_listeners(const ep_options *options, ep_service_config *confi
 }
 
 /* One URL of its own key; "" is off. */
-static ep_err check_listener(const ep_options *options, const char *key, const ep_tls_config *tls, const char *tls_keys,
-                             const char *token_key, ep_error *out_error)
+static ep_err check_listener(const ep_options *options, const char *key, const ep_tls_config *tls,
+                             const char *tls_keys, const char *token_key, ep_error *out_error)
 {
     const char *url = ep_options_text(options, key);
     if (url[0] == 0) {
@@ -103,7 +110,9 @@ static ep_err check_listener(const ep_options *options, const char *key, const e
     }
     if (ep_lane_for_url(url) == NULL) {
         return ep_options_fail(options, key, out_error,
-                               "'%.120s' is no URL we can listen on; allowed: tcp://host:port, tls+tcp://host:port, empty", url);
+                               "'%.120s' is no URL we can listen on; allowed: tcp://host:port, "
+                               "tls+tcp://host:port, empty",
+                               url);
     }
     if (ep_url_is_tls(url) && (tls->ca_file == NULL || tls->cert_key_file == NULL)) {
         return ep_options_fail(options, key, out_error, "'%.120s' needs %s", url, tls_keys);
@@ -115,16 +124,19 @@ static ep_err check_listener(const ep_options *options, const char *key, const e
     return EP_OK;
 }
 
-static ep_err load_single_listeners(const ep_options *options, ep_service_config *config, ep_error *out_error)
+static ep_err load_single_listeners(const ep_options *options, ep_service_config *config,
+                                    ep_error *out_error)
 {
     config->admin_listen = ep_options_text(options, "admin_listen");
     config->door_listen = ep_options_text(options, "door_listen");
     config->door_contexts = (uint32_t)ep_options_number(options, "door_contexts");
     ep_err err = check_listener(options, "admin_listen", &config->admin_tls,
-                                "admin_tls_ca_file or tls_ca_file, and tls_cert_key_file", "admin_token_file", out_error);
-    return err != EP_OK ? err
-                        : check_listener(options, "door_listen", &config->tls, "tls_ca_file and tls_cert_key_file",
-                                         "token_file", out_error);
+                                "admin_tls_ca_file or tls_ca_file, and tls_cert_key_file",
+                                "admin_token_file", out_error);
+    return err != EP_OK
+               ? err
+               : check_listener(options, "door_listen", &config->tls,
+                                "tls_ca_file and tls_cert_key_file", "token_file", out_error);
 }
 
 static const char *text_or_null(const ep_options *options, const char *key)
@@ -171,8 +183,9 @@ static ep_err load(const ep_options *options, ep_service_config *config, ep_erro
     }
     load_limits(options, config);
     if (config->limits.header_bytes_max > config->limits.frame_bytes_max) {
-        return ep_options_fail(options, "header_bytes_max", out_error, "%zu is above frame_bytes_max, %zu",
-                               config->limits.header_bytes_max, config->limits.frame_bytes_max);
+        return ep_options_fail(options, "header_bytes_max", out_error,
+                               "%zu is above frame_bytes_max, %zu", config->limits.header_bytes_max,
+                               config->limits.frame_bytes_max);
     }
     if (config->buffer_bytes_max < 2 * config->limits.frame_bytes_max) {
         return ep_options_fail(options, "buffer_bytes_max", out_error,
@@ -189,7 +202,8 @@ static ep_err load(const ep_options *options, ep_service_config *config, ep_erro
     return err == EP_OK ? load_single_listeners(options, config, out_error) : err;
 }
 
-ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config, ep_error *out_error)
+ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config,
+                              ep_error *out_error)
 {
     ep_service_config config = {0};
     ep_err err = load(options, &config, out_error);
@@ -207,7 +221,8 @@ void ep_service_config_fini(ep_service_config *config)
     config->credentials = NULL;
 }
 
-ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server, ep_error *out_error)
+ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
+                         ep_error *out_error)
 {
     for (size_t i = 0; i < config->listen_count; i++) {
         ep_lane_address address = {.url = config->listen[i],
@@ -219,14 +234,16 @@ ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
     }
     if (config->admin_listen[0] != 0) {
         ep_lane_address address = {.url = config->admin_listen,
-                                   .tls = ep_url_is_tls(config->admin_listen) ? &config->admin_tls : NULL};
+                                   .tls = ep_url_is_tls(config->admin_listen) ? &config->admin_tls
+                                                                              : NULL};
         ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_ADMIN, out_error);
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "admin_listen");
         }
     }
     if (config->door_listen[0] != 0) {
-        ep_lane_address address = {.url = config->door_listen, .tls = ep_url_is_tls(config->door_listen) ? &config->tls : NULL};
+        ep_lane_address address = {.url = config->door_listen,
+                                   .tls = ep_url_is_tls(config->door_listen) ? &config->tls : NULL};
         ep_err err = ep_rpc_server_open_door(server, &address, config->door_contexts, out_error);
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "door_listen");
@@ -235,7 +252,8 @@ ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
     return EP_OK;
 }
 
-void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url, size_t bytes)
+void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url,
+                          size_t bytes)
 {
     out_url[0] = '\0';
     if (config->admin_listen[0] != 0) {

@@ -151,13 +151,15 @@ ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service
     int rc = uv_loop_init(&loop->uv);
     if (rc != 0) {
         free(loop);
-        return ep_error_set(out_error, EP_ERR_IO, "cannot make the event loop: %s", uv_strerror(rc));
+        return ep_error_set(out_error, EP_ERR_IO, "cannot make the event loop: %s",
+                            uv_strerror(rc));
     }
     pthread_mutex_init(&loop->lock, NULL);
     rc = open_handles(loop);
     if (rc != 0) {
         ep_service_loop_destroy(loop);
-        return ep_error_set(out_error, EP_ERR_IO, "cannot set up the event loop: %s", uv_strerror(rc));
+        return ep_error_set(out_error, EP_ERR_IO, "cannot set up the event loop: %s",
+                            uv_strerror(rc));
     }
     *out_loop = loop;
     return EP_OK;
@@ -178,9 +180,9 @@ void ep_service_loop_catch_stop(ep_service_loop *loop, bool is_caught)
         if (is_caught) {
             (void)uv_signal_start(&loop->signal_handles[i], on_signal, signals[i]);
         } else {
-            const struct sigaction action = {
-                /* the default does nothing to a container's first process */
-                .sa_handler = end_at_once};
+            const struct sigaction action = {/* the default does nothing to a container's first
+                                                process */
+                                             .sa_handler = end_at_once};
             uv_signal_stop(&loop->signal_handles[i]);
             (void)sigaction(signals[i], &action, NULL);
         }

@@ -34,7 +34,8 @@ typedef struct tls_file {
 static void put_time(const ASN1_TIME *at, char out[TIME_BYTES])
 {
     struct tm parts;
-    if (ASN1_TIME_to_tm(at, &parts) != 1 || strftime(out, TIME_BYTES, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
+    if (ASN1_TIME_to_tm(at, &parts) != 1 ||
+        strftime(out, TIME_BYTES, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
         snprintf(out, TIME_BYTES, "(unreadable)");
     }
 }
@@ -55,16 +56,18 @@ static ep_err check_dates(const tls_file *file, const X509 *cert)
     put_time(X509_get0_notBefore(cert), from);
     put_time(X509_get0_notAfter(cert), until);
     if (X509_cmp_current_time(X509_get0_notBefore(cert)) >= 0) {
-        return FAIL(file, "the certificate in %.200s is valid only from %s, until %s", file->path, from,
-                    until);
-    }
-    if (X509_cmp_current_time(X509_get0_notAfter(cert)) <= 0) {
-        return FAIL(file, "the certificate in %.200s was valid from %s until %s: it has expired", file->path,
+        return FAIL(file, "the certificate in %.200s is valid only from %s, until %s", file->path,
                     from, until);
     }
-    if (ASN1_TIME_diff(&days, &seconds, NULL, X509_get0_notAfter(cert)) == 1 && days < EP_TLS_WARN_DAYS && file->log) {
-        ep_log(EP_LOG_WARN, "tls-expires", EP_KV(key, file->key), EP_KV(path, file->path), EP_KV(valid_until, until),
-               EP_KV(days_left, days), EP_KV(hint, "put a newer one in its place: it is in force within a minute"));
+    if (X509_cmp_current_time(X509_get0_notAfter(cert)) <= 0) {
+        return FAIL(file, "the certificate in %.200s was valid from %s until %s: it has expired",
+                    file->path, from, until);
+    }
+    if (ASN1_TIME_diff(&days, &seconds, NULL, X509_get0_notAfter(cert)) == 1 &&
+        days < EP_TLS_WARN_DAYS && file->log) {
+        ep_log(EP_LOG_WARN, "tls-expires", EP_KV(key, file->key), EP_KV(path, file->path),
+               EP_KV(valid_until, until), EP_KV(days_left, days),
+               EP_KV(hint, "put a newer one in its place: it is in force within a minute"));
     }
     *file->expiry_s = until_s > *file->expiry_s ? until_s : *file->expiry_s;
     return EP_OK;
@@ -79,10 +82,12 @@ static ep_err open_file(const tls_file *file, bool has_key, FILE **out_stream)
     FILE *stream = is_private ? fdopen(fd, "r") : NULL;
     if (stream == NULL) {
         char why[EP_ERRNO_TEXT_BYTES];
-        ep_err err = fd < 0 || is_private ? FAIL(file, "cannot read %.200s: %s", file->path, ep_errno_text(errno, why))
-                     : !is_file           ? FAIL(file, "cannot read %.200s: no regular file", file->path)
-                                          : FAIL(file, "%.200s holds a key and has mode %04o; allowed: %s", file->path,
-                                                 (unsigned)(st.st_mode & 07777), EP_PRIVATE_FILE_ALLOWED);
+        ep_err err =
+            fd < 0 || is_private
+                ? FAIL(file, "cannot read %.200s: %s", file->path, ep_errno_text(errno, why))
+            : !is_file ? FAIL(file, "cannot read %.200s: no regular file", file->path)
+                       : FAIL(file, "%.200s holds a key and has mode %04o; allowed: %s", file->path,
+                              (unsigned)(st.st_mode & 07777), EP_PRIVATE_FILE_ALLOWED);
         if (fd >= 0) {
             close(fd);
         }
@@ -114,7 +119,8 @@ static ep_err check_ca(const tls_file *file)
     ERR_clear_error();
     if (count == 0 || !at_end) {
         return FAIL(file, "%.200s holds %s", file->path,
-                    count == 0 ? "no certificate in PEM form" : "a broken block after its certificates");
+                    count == 0 ? "no certificate in PEM form"
+                               : "a broken block after its certificates");
     }
     return valid > 0 ? EP_OK : err;
 }
@@ -134,7 +140,9 @@ static ep_err check_pair(const tls_file *file, FILE *stream)
     if (cert == NULL) {
         err = FAIL(file, "%.200s holds no certificate in PEM form", file->path);
     } else if (key == NULL) {
-        err = FAIL(file, "%.200s holds no key in PEM form without a password; certificate and key belong into this one file",
+        err = FAIL(file,
+                   "%.200s holds no key in PEM form without a password; certificate and key belong "
+                   "into this one file",
                    file->path);
     } else if (X509_check_private_key(cert, key) != 1) {
         err = FAIL(file, "the key in %.200s does not belong to its certificate", file->path);
@@ -161,13 +169,21 @@ static ep_err check_cert_key(const tls_file *file)
 static const struct {
     const char *key;
     ep_err (*check)(const tls_file *file);
-} rows[EP_TLS_FILES] = {{"tls_ca_file", check_ca}, {"tls_cert_key_file", check_cert_key}, {"admin_tls_ca_file", check_ca}};
+} rows[EP_TLS_FILES] = {{"tls_ca_file", check_ca},
+                        {"tls_cert_key_file", check_cert_key},
+                        {"admin_tls_ca_file", check_ca}};
 
-static ep_err check_all(const ep_options *options, bool log, uint64_t expiry_s[EP_TLS_FILES], ep_error *out_error)
+static ep_err check_all(const ep_options *options, bool log, uint64_t expiry_s[EP_TLS_FILES],
+                        ep_error *out_error)
 {
     for (size_t i = 0; i < EP_TLS_FILES; i++) {
         const char *path = ep_options_text(options, rows[i].key);
-        const tls_file file = {.options = options, .key = rows[i].key, .path = path, .error = out_error, .log = log, .expiry_s = &expiry_s[i]};
+        const tls_file file = {.options = options,
+                               .key = rows[i].key,
+                               .path = path,
+                               .error = out_error,
+                               .log = log,
+                               .expiry_s = &expiry_s[i]};
         expiry_s[i] = 0;
         ep_err err = path[0] != 0 ? rows[i].check(&file) : EP_OK;
         if (err != EP_OK) {
@@ -194,14 +210,16 @@ static void look_at_files(const ep_options *options, ep_tls_stamp out_stamps[EP_
         struct stat st;
         memset(&out_stamps[i], 0, sizeof(out_stamps[i])); /* they are compared as bytes */
         if (path[0] != 0 && stat(path, &st) == 0) {
-            out_stamps[i].changed_ns = (int64_t)(st.st_ctim.tv_sec * (int64_t)EP_NS_PER_S + st.st_ctim.tv_nsec);
+            out_stamps[i].changed_ns =
+                (int64_t)(st.st_ctim.tv_sec * (int64_t)EP_NS_PER_S + st.st_ctim.tv_nsec);
             out_stamps[i].inode = st.st_ino;
             out_stamps[i].bytes = (uint64_t)st.st_size;
         }
     }
 }
 
-static void take(ep_tls_watch *watch, const ep_tls_stamp stamps[EP_TLS_FILES], const uint64_t expiry_s[EP_TLS_FILES])
+static void take(ep_tls_watch *watch, const ep_tls_stamp stamps[EP_TLS_FILES],
+                 const uint64_t expiry_s[EP_TLS_FILES])
 {
     memcpy(watch->in_force, stamps, sizeof(watch->in_force));
     for (size_t i = 0; i < EP_TLS_FILES; i++) {
@@ -227,17 +245,21 @@ static void renew(ep_tls_watch *watch)
         set_refusal(watch, "");
         return;
     }
-    if (check_all(watch->options, true, expiry_s, &error) != EP_OK || ep_rpc_server_renew_tls(watch->server, &error) != EP_OK) {
+    if (check_all(watch->options, true, expiry_s, &error) != EP_OK ||
+        ep_rpc_server_renew_tls(watch->server, &error) != EP_OK) {
         set_refusal(watch, error.text);
-        ep_log(EP_LOG_ERROR, "tls-refused", EP_KV(reason, error.text),
-               EP_KV(effect, "the files read before stay in force until a restart, which would fail"), EP_KV(retry_ms, LOOK_MS));
+        ep_log(
+            EP_LOG_ERROR, "tls-refused", EP_KV(reason, error.text),
+            EP_KV(effect, "the files read before stay in force until a restart, which would fail"),
+            EP_KV(retry_ms, LOOK_MS));
         return;
     }
     take(watch, stamps, expiry_s);
     set_refusal(watch, "");
-    ep_log(EP_LOG_INFO, "tls-renewed",
-           EP_KV(days_left, ((long long)ep_tls_watch_expiry(watch) - (long long)time(NULL)) / 86400),
-           EP_KV(effect, "new connections get the new files"));
+    ep_log(
+        EP_LOG_INFO, "tls-renewed",
+        EP_KV(days_left, ((long long)ep_tls_watch_expiry(watch) - (long long)time(NULL)) / 86400),
+        EP_KV(effect, "new connections get the new files"));
 }
 
 static void on_look(void *arg)
@@ -245,12 +267,14 @@ static void on_look(void *arg)
     renew(arg);
 }
 
-ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop, ep_rpc_server *server)
+ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop,
+                          ep_rpc_server *server)
 {
     ep_tls_stamp stamps[EP_TLS_FILES];
     uint64_t expiry_s[EP_TLS_FILES] = {0};
     ep_error error;
-    *watch = (ep_tls_watch){.options = options, .server = server, .lock = PTHREAD_MUTEX_INITIALIZER};
+    *watch =
+        (ep_tls_watch){.options = options, .server = server, .lock = PTHREAD_MUTEX_INITIALIZER};
     look_at_files(options, stamps);
     /* they were good a moment ago; if not, listening says why */
     (void)check_all(options, false, expiry_s, &error);
@@ -279,12 +303,17 @@ void ep_tls_watch_collect(ep_tls_watch *watch, ep_metrics *metrics)
         uint64_t expiry_s = __atomic_load_n(&watch->expiry_s[i], __ATOMIC_RELAXED);
         const ep_metric_label label = {"key", rows[i].key};
         if (expiry_s != 0) {
-            ep_gauge_set(ep_metrics_gauge(metrics, "expertd_tls_expiry_seconds",
-                                          "When the certificate in force ends, in seconds since 1970", &label, 1), (double)expiry_s);
+            ep_gauge_set(
+                ep_metrics_gauge(metrics, "expertd_tls_expiry_seconds",
+                                 "When the certificate in force ends, in seconds since 1970",
+                                 &label, 1),
+                (double)expiry_s);
         }
     }
     ep_tls_watch_refusal(watch, refusal);
-    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_tls_refused", "1 when the TLS files in place are not good: a restart would fail", NULL, 0),
+    ep_gauge_set(ep_metrics_gauge(
+                     metrics, "expertd_tls_refused",
+                     "1 when the TLS files in place are not good: a restart would fail", NULL, 0),
                  refusal[0] != '\0');
 }
 
@@ -311,9 +340,11 @@ ep_probe_check ep_tls_watch_check(ep_tls_watch *watch)
     char refusal[EP_ERROR_TEXT_BYTES];
     ep_tls_watch_refusal(watch, refusal);
     if (refusal[0] != '\0') {
-        snprintf(check.text, sizeof(check.text), "repair this file, a restart would fail: %.270s", refusal);
+        snprintf(check.text, sizeof(check.text), "repair this file, a restart would fail: %.270s",
+                 refusal);
     } else {
-        snprintf(check.text, sizeof(check.text), "%s", watch->timer != NULL ? "files are good" : "off");
+        snprintf(check.text, sizeof(check.text), "%s",
+                 watch->timer != NULL ? "files are good" : "off");
     }
     return check;
 }

@@ -58,7 +58,8 @@ typedef struct ep_tls_watch {
  * options: what the process started with. server outlives the loop's timers. Errors: as
  * ep_service_loop_timer_create.
  */
-ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop, ep_rpc_server *server);
+ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop,
+                          ep_rpc_server *server);
 void ep_tls_watch_reload(ep_tls_watch *watch);
 /* expertd_tls_expiry_seconds by key: when the certificates in force end; expertd_tls_refused. */
 void ep_tls_watch_collect(ep_tls_watch *watch, ep_metrics *metrics);

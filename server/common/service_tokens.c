@@ -21,8 +21,8 @@ typedef struct token_file {
 } token_file;
 
 /* The file must be a regular one that nobody else may read. */
-static ep_err read_text(const ep_options *options, const char *key, const char *path, token_file *file,
-                        ep_error *out_error)
+static ep_err read_text(const ep_options *options, const char *key, const char *path,
+                        token_file *file, ep_error *out_error)
 {
     struct stat st;
     char why[EP_ERRNO_TEXT_BYTES];
@@ -48,8 +48,8 @@ static ep_err read_text(const ep_options *options, const char *key, const char *
     return EP_OK;
 }
 
-static ep_err split_lines(const ep_options *options, const char *key, const char *path, token_file *file,
-                          ep_error *out_error)
+static ep_err split_lines(const ep_options *options, const char *key, const char *path,
+                          token_file *file, ep_error *out_error)
 {
     char *rest = file->text;
     for (size_t i = 0; *rest != 0; i++) {
@@ -65,28 +65,31 @@ static ep_err split_lines(const ep_options *options, const char *key, const char
         }
         if (i >= EP_TOKENS_PER_ROLE) {
             return ep_options_fail(options, key, out_error,
-                                   "%.200s has more than %d lines; allowed: a token each, and behind a blank whose it is",
+                                   "%.200s has more than %d lines; allowed: a token each, and "
+                                   "behind a blank whose it is",
                                    path, EP_TOKENS_PER_ROLE);
         }
         if (bytes < EP_TOKEN_BYTES_MIN || bytes > EP_TOKEN_BYTES_MAX) {
             return ep_options_fail(options, key, out_error,
-                                   "line %zu of %.200s has %zu characters; allowed: %d..%d", i + 1, path,
-                                   bytes, EP_TOKEN_BYTES_MIN, EP_TOKEN_BYTES_MAX);
+                                   "line %zu of %.200s has %zu characters; allowed: %d..%d", i + 1,
+                                   path, bytes, EP_TOKEN_BYTES_MIN, EP_TOKEN_BYTES_MAX);
         }
-        if (strspn(line,
-                   "!\"#$%&'()*+,-./"
-                   "0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~") !=
-            bytes) {
-            return ep_options_fail(
-                options, key, out_error,
-                "line %zu of %.200s has a character that is no printable ASCII", i + 1, path);
+        if (strspn(line, "!\"#$%&'()*+,-./"
+                         "0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`"
+                         "abcdefghijklmnopqrstuvwxyz{|}~") != bytes) {
+            return ep_options_fail(options, key, out_error,
+                                   "line %zu of %.200s has a character that is no printable ASCII",
+                                   i + 1, path);
         }
         size_t label_bytes = label != NULL ? strlen(label) : 1;
         if (label_bytes < 1 || label_bytes >= EP_TOKEN_LABEL_BYTES ||
-            (label != NULL && strspn(label, "-+.@_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") != label_bytes)) {
-            return ep_options_fail(options, key, out_error,
-                                   "the label in line %zu of %.200s is not 1..%d letters, digits or -+.@_", i + 1, path,
-                                   EP_TOKEN_LABEL_BYTES - 1);
+            (label != NULL &&
+             strspn(label, "-+.@_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") !=
+                 label_bytes)) {
+            return ep_options_fail(
+                options, key, out_error,
+                "the label in line %zu of %.200s is not 1..%d letters, digits or -+.@_", i + 1,
+                path, EP_TOKEN_LABEL_BYTES - 1);
         }
         file->lines[i] = line;
         file->labels[i] = label;
@@ -99,9 +102,11 @@ static ep_err split_lines(const ep_options *options, const char *key, const char
     return EP_OK;
 }
 
-static ep_err read_files(const ep_options *options, token_file files[EP_ROLES_COUNT], ep_error *out_error)
+static ep_err read_files(const ep_options *options, token_file files[EP_ROLES_COUNT],
+                         ep_error *out_error)
 {
-    static const char *const keys[EP_ROLES_COUNT] = {"token_file", "node_token_file", "admin_token_file"};
+    static const char *const keys[EP_ROLES_COUNT] = {"token_file", "node_token_file",
+                                                     "admin_token_file"};
     for (size_t role = 0; role < EP_ROLES_COUNT; role++) {
         const char *path = ep_options_text(options, keys[role]);
         if (path[0] == 0) {
@@ -135,7 +140,8 @@ ep_err ep_service_tokens_load(const ep_options *options, ep_rpc_credentials **cr
         err = *credentials == NULL ? ep_rpc_credentials_create(&tokens, credentials, out_error)
                                    : ep_rpc_credentials_replace(*credentials, &tokens, out_error);
     }
-    if (err == EP_OK && files[EP_ROLE_CLIENT].lines[0] != NULL && files[EP_ROLE_NODE].lines[0] == NULL) {
+    if (err == EP_OK && files[EP_ROLE_CLIENT].lines[0] != NULL &&
+        files[EP_ROLE_NODE].lines[0] == NULL) {
         ep_log(EP_LOG_WARN, "node-token-missing", EP_KV(reason, "node_token_file is not set"),
                EP_KV(effect, "whoever has the token of token_file may register as a node"),
                EP_KV(hint, "give nodes a token of their own"));

@@ -33,16 +33,17 @@ const char *ep_version_software(void)
 void ep_version_print(const char *program, bool json, FILE *out)
 {
     if (!json) {
-        fprintf(out, "%s %s (%s, %s, wire version %d)\n", program, ep_version_text(), ep_version_build(),
-                ep_version_isa(), EP_FRAME_VERSION);
+        fprintf(out, "%s %s (%s, %s, wire version %d)\n", program, ep_version_text(),
+                ep_version_build(), ep_version_isa(), EP_FRAME_VERSION);
         return;
     }
     json_t *object = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:{s:s, s:s, s:s, s:s, s:s, s:s}}", "program", program,
         "version", ep_version_text(), "revision", ep_version_build(), "processor", ep_version_isa(),
-        "compiler", __VERSION__, "build_type", EP_BUILD_TYPE, "wire_version", EP_FRAME_VERSION, "libraries",
-        "nng", EP_BUILD_NNG_VERSION, "libuv", uv_version_string(), "protobuf-c", protobuf_c_version(),
-        "libmicrohttpd", MHD_get_version(), "libyaml", yaml_get_version_string(), "jansson", JANSSON_VERSION);
+        "compiler", __VERSION__, "build_type", EP_BUILD_TYPE, "wire_version", EP_FRAME_VERSION,
+        "libraries", "nng", EP_BUILD_NNG_VERSION, "libuv", uv_version_string(), "protobuf-c",
+        protobuf_c_version(), "libmicrohttpd", MHD_get_version(), "libyaml",
+        yaml_get_version_string(), "jansson", JANSSON_VERSION);
     if (object != NULL) {
         json_dumpf(object, out, JSON_INDENT(2));
         fputc('\n', out);

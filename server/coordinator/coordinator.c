@@ -39,7 +39,7 @@ typedef struct coordinator {
     ep_buffer_pool *pool;
     ep_pool_watch pool_watch;
     ep_tls_watch tls_watch;
-    ep_table_store *store;       /* NULL: state in memory */
+    ep_table_store *store; /* NULL: state in memory */
     ep_coordinator_service *service;
     ep_gateway *gateway;
     /* loopback: the gateway's client finds this process there */
@@ -52,7 +52,7 @@ typedef struct coordinator {
     ep_service_loop *loop;
     ep_loop_timer *tick;
     ep_loop_timer *leave_timer;
-    uint32_t drain_ms;           /* of the last reload */
+    uint32_t drain_ms; /* of the last reload */
     uint64_t leave_by_ns;
     char rpc_url[EP_URL_BYTES];
     char probe_url[EP_URL_BYTES];
@@ -71,9 +71,10 @@ static void on_leave_look(void *arg)
     ep_rpc_server_read_stats(self->server, &rpc);
     bool late = ep_clock_now_ns() >= self->leave_by_ns;
     if (in_flight > 0 && late) {
-        ep_log(EP_LOG_WARN, "stopping", EP_KV(calls_in_flight, in_flight), EP_KV(drain_ms, self->drain_ms),
-               EP_KV(reason, "gateway calls took longer than drain_ms"), EP_KV(effect, "they are ended"),
-               EP_KV(hint, "a longer drain_ms lets them finish"));
+        ep_log(EP_LOG_WARN, "stopping", EP_KV(calls_in_flight, in_flight),
+               EP_KV(drain_ms, self->drain_ms),
+               EP_KV(reason, "gateway calls took longer than drain_ms"),
+               EP_KV(effect, "they are ended"), EP_KV(hint, "a longer drain_ms lets them finish"));
     }
     if (late || (in_flight == 0 && rpc.sends_queued == 0 && rpc.unacked_bytes == 0)) {
         ep_service_loop_quit(self->loop);
@@ -110,7 +111,8 @@ static ep_err run_reload(void *arg, ep_reload_report *out_report, ep_error *out_
     }
     /* also when the files are why it is refused: it remembers that */
     ep_tls_watch_reload(&self->tls_watch);
-    ep_sd_notify_ready(options != NULL ? "serving" : "serving, the last reload was refused: see the log");
+    ep_sd_notify_ready(options != NULL ? "serving"
+                                       : "serving, the last reload was refused: see the log");
     return options != NULL ? EP_OK : out_error->code;
 }
 
@@ -121,7 +123,8 @@ static void on_reload(void *arg)
 }
 
 /* An order of an operator. */
-static ep_err on_drain(void *arg, const char *node, bool undo, ep_admin_drain *out_drain, ep_error *out_error)
+static ep_err on_drain(void *arg, const char *node, bool undo, ep_admin_drain *out_drain,
+                       ep_error *out_error)
 {
     coordinator *self = arg;
     ep_coordinator_drain drain;
@@ -134,17 +137,20 @@ static ep_err on_drain(void *arg, const char *node, bool undo, ep_admin_drain *o
     return err;
 }
 
-static ep_err on_set_default(void *arg, const char *model, const char *version, char *out_before, ep_error *out_error)
+static ep_err on_set_default(void *arg, const char *model, const char *version, char *out_before,
+                             ep_error *out_error)
 {
     coordinator *self = arg;
     return ep_coordinator_service_set_default(self->service, model, version, out_before, out_error);
 }
 
-static ep_err on_policy(void *arg, const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
-                        void *closure_data, ep_error *out_error)
+static ep_err on_policy(void *arg, const Expertd__V1__PolicyRequest *request,
+                        Expertd__V1__PolicyReply_Closure closure, void *closure_data,
+                        ep_error *out_error)
 {
     coordinator *self = arg;
-    return ep_policy_report_answer(self->service, self->reload, request, closure, closure_data, out_error);
+    return ep_policy_report_answer(self->service, self->reload, request, closure, closure_data,
+                                   out_error);
 }
 
 static bool on_overrides(void *arg, const char *key, ep_admin_override *out_override)
@@ -153,7 +159,8 @@ static bool on_overrides(void *arg, const char *key, ep_admin_override *out_over
     return ep_policy_report_override(self->service, key, out_override);
 }
 
-static ep_err on_plan(void *arg, bool apply, bool with_copies, Expertd__V1__PlanReply **out_reply, ep_error *out_error)
+static ep_err on_plan(void *arg, bool apply, bool with_copies, Expertd__V1__PlanReply **out_reply,
+                      ep_error *out_error)
 {
     coordinator *self = arg;
     return ep_coordinator_service_plan(self->service, apply, with_copies, out_reply, out_error);
@@ -171,7 +178,8 @@ static ep_err add_admin(coordinator *self, ep_error *out_error)
                                    .plan = on_plan,
                                    .arg = self};
     ep_err err = ep_admin_service_create(&admin, &self->admin);
-    return err == EP_OK ? ep_rpc_server_add_service(self->server, ep_admin_service_rpc(self->admin), out_error)
+    return err == EP_OK ? ep_rpc_server_add_service(self->server, ep_admin_service_rpc(self->admin),
+                                                    out_error)
                         : ep_error_set(out_error, err, "no memory for the admin service");
 }
 
@@ -207,8 +215,11 @@ static void look_after_gateway(coordinator *self)
     if (!self->stopping && ep_gateway_is_stranded(self->gateway, table)) {
         const ep_err err = connect_gateway(self, &error);
         ep_log(err == EP_OK ? EP_LOG_INFO : EP_LOG_WARN, "gateway-numerics",
-               EP_KV(reason, err == EP_OK ? "no node of the chosen numerics id holds a model any more" : error.text),
-               EP_KV(effect, err == EP_OK ? "the gateway chooses anew" : "its calls fail, and it tries again"));
+               EP_KV(reason, err == EP_OK
+                                 ? "no node of the chosen numerics id holds a model any more"
+                                 : error.text),
+               EP_KV(effect, err == EP_OK ? "the gateway chooses anew"
+                                          : "its calls fail, and it tries again"));
     }
     ep_routing_table_unref(table);
 }
@@ -237,13 +248,15 @@ static size_t check_health(coordinator *self, ep_probe_check *out)
         snprintf(out[0].text, sizeof(out[0].text), "no memory to judge it");
         return 1;
     }
-    snprintf(out[0].text, sizeof(out[0].text), "%.300s", end != NULL ? end->text : "experts are served");
+    snprintf(out[0].text, sizeof(out[0].text), "%.300s",
+             end != NULL ? end->text : "experts are served");
     if (health->problems_count == 0) {
         snprintf(out[1].text, sizeof(out[1].text), "none");
     } else {
         const ep_health_problem *worst = &health->problems[0];
-        snprintf(out[1].text, sizeof(out[1].text), "%u errors, %u warnings; %s: %.240s", ep_health_count(health, true),
-                 ep_health_count(health, false), ep_health_rules[worst->code].word, worst->text);
+        snprintf(out[1].text, sizeof(out[1].text), "%u errors, %u warnings; %s: %.240s",
+                 ep_health_count(health, true), ep_health_count(health, false),
+                 ep_health_rules[worst->code].word, worst->text);
     }
     free(health);
     return 2;
@@ -256,15 +269,17 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
     size_t count = 0;
     uint64_t idle_ms = ep_service_loop_idle_ms(self->loop);
     out[count] = (ep_probe_check){.name = "loop", .ok = idle_ms < 10 * EP_SERVICE_LOOP_TICK_MS};
-    snprintf(out[count].text, sizeof(out[count].text), "turned %llu ms ago", (unsigned long long)idle_ms);
+    snprintf(out[count].text, sizeof(out[count].text), "turned %llu ms ago",
+             (unsigned long long)idle_ms);
     count++;
     if (kind == EP_PROBE_READY) {
         bool stopping = __atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE);
         ep_coordinator_stats stats;
         ep_coordinator_service_read_stats(self->service, &stats);
         out[count] = (ep_probe_check){.name = "serving", .ok = !stopping};
-        snprintf(out[count].text, sizeof(out[count].text), "%s, %u nodes, epoch %llu", stopping ? "stopping" : "serving",
-                 stats.nodes_listed, (unsigned long long)stats.epoch.number);
+        snprintf(out[count].text, sizeof(out[count].text), "%s, %u nodes, epoch %llu",
+                 stopping ? "stopping" : "serving", stats.nodes_listed,
+                 (unsigned long long)stats.epoch.number);
         count++;
         count += check_health(self, &out[count]);
         out[count++] = ep_pool_watch_check(&self->pool_watch);
@@ -272,7 +287,7 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
         /* a failing one does not end service */
         out[count] = (ep_probe_check){.name = "store", .ok = true};
         snprintf(out[count].text, sizeof(out[count].text), "%.120s",
-                 self->store == NULL                      ? "memory"
+                 self->store == NULL               ? "memory"
                  : stats.store_error.code != EP_OK ? stats.store_error.text
                                                    : "written");
         count++;
@@ -280,11 +295,12 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
     return count;
 }
 
-static bool on_page(void *arg, const char *path, const ep_probe_query *query, ep_probe_page *out_page)
+static bool on_page(void *arg, const char *path, const ep_probe_query *query,
+                    ep_probe_page *out_page)
 {
     coordinator *self = arg;
-    return ep_status_page_answer(self->page, __atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE), path, query,
-                                 out_page);
+    return ep_status_page_answer(self->page, __atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE),
+                                 path, query, out_page);
 }
 
 static void collect_health(coordinator *self)
@@ -292,29 +308,40 @@ static void collect_health(coordinator *self)
     ep_metrics *m = self->metrics;
     ep_health *health = ep_coordinator_service_judge(self->service);
     bool stopping = __atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_ready", "1 when calls can be answered, as /readyz says", NULL, 0),
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_ready",
+                                  "1 when calls can be answered, as /readyz says", NULL, 0),
                  health != NULL && !stopping && ep_health_end_of_service(health) == NULL);
     if (health == NULL) {
         return;
     }
     for (int code = 0; code < EP_HEALTH_CODES; code++) {
         const ep_health_rule *rule = &ep_health_rules[code];
-        const ep_metric_label labels[] = {{"code", rule->word}, {"severity", rule->is_error ? "error" : "warning"}};
-        ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_problems", "What is wrong now, as expertctl status lists it", labels, 2),
+        const ep_metric_label labels[] = {{"code", rule->word},
+                                          {"severity", rule->is_error ? "error" : "warning"}};
+        ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_problems",
+                                      "What is wrong now, as expertctl status lists it", labels, 2),
                      health->counts[code]);
     }
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0), health->nodes_seen);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes_expected",
-                                  "Those, and the ones that fell silent and no operator drained; at least min_nodes", NULL, 0),
-                 health->nodes_expected);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_without_copy", "Experts of the table that no node serves", NULL, 0),
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0),
+                 health->nodes_seen);
+    ep_gauge_set(
+        ep_metrics_gauge(
+            m, "expertd_coordinator_nodes_expected",
+            "Those, and the ones that fell silent and no operator drained; at least min_nodes",
+            NULL, 0),
+        health->nodes_expected);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_without_copy",
+                                  "Experts of the table that no node serves", NULL, 0),
                  (double)health->experts_without_copy);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_with_few_copies", "Experts with a copy, and fewer than wanted", NULL, 0),
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_with_few_copies",
+                                  "Experts with a copy, and fewer than wanted", NULL, 0),
                  (double)health->experts_with_few_copies);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_node_speed_min",
-                                  "What the slowest node computes in a time against the median node; 1 when not known",
-                                  NULL, 0),
-                 health->speed_min);
+    ep_gauge_set(
+        ep_metrics_gauge(
+            m, "expertd_coordinator_node_speed_min",
+            "What the slowest node computes in a time against the median node; 1 when not known",
+            NULL, 0),
+        health->speed_min);
     free(health);
 }
 
@@ -329,22 +356,41 @@ static void on_collect(void *arg)
     ep_gateway_collect(self->gateway);
     ep_pool_watch_collect(&self->pool_watch, m);
     ep_tls_watch_collect(&self->tls_watch, m);
-    ep_statistics_collect(ep_coordinator_service_loads(self->service), ep_coordinator_service_balance, self->service,
-                          m, self->config->metrics_per_expert);
+    ep_statistics_collect(ep_coordinator_service_loads(self->service),
+                          ep_coordinator_service_balance, self->service, m,
+                          self->config->metrics_per_expert);
     collect_health(self);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0), (double)stats.watchers);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_routing_epoch", "Number of the newest routing table", NULL, 0), (double)stats.epoch.number);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_registrations_total", "Registrations accepted", NULL, 0), stats.registrations);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_heartbeats_total", "Heartbeats received", NULL, 0), stats.heartbeats);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_tables_total", "Routing tables published", NULL, 0), stats.tables_published);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_store_writes_total", "Times the state was written", NULL, 0), stats.store_writes);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_store_errors_total", "Failed attempts to write the state", NULL, 0),
+    ep_gauge_set(
+        ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0),
+        (double)stats.watchers);
+    ep_gauge_set(
+        ep_metrics_gauge(m, "expertd_routing_epoch", "Number of the newest routing table", NULL, 0),
+        (double)stats.epoch.number);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_registrations_total",
+                                      "Registrations accepted", NULL, 0),
+                   stats.registrations);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_heartbeats_total",
+                                      "Heartbeats received", NULL, 0),
+                   stats.heartbeats);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_tables_total",
+                                      "Routing tables published", NULL, 0),
+                   stats.tables_published);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_store_writes_total",
+                                      "Times the state was written", NULL, 0),
+                   stats.store_writes);
+    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_store_errors_total",
+                                      "Failed attempts to write the state", NULL, 0),
                    stats.store_errors);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_store_failing", "1 while the newest state cannot be written", NULL, 0),
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_store_failing",
+                                  "1 while the newest state cannot be written", NULL, 0),
                  stats.store_error.code != EP_OK);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_rpc_connections", "Connections open", NULL, 0), (double)rpc.connections);
-    ep_counter_set(ep_metrics_counter(m, "expertd_rpc_calls_total", "Calls received", NULL, 0), rpc.calls_total);
-    ep_counter_set(ep_metrics_counter(m, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol", NULL, 0), rpc.protocol_errors);
+    ep_gauge_set(ep_metrics_gauge(m, "expertd_rpc_connections", "Connections open", NULL, 0),
+                 (double)rpc.connections);
+    ep_counter_set(ep_metrics_counter(m, "expertd_rpc_calls_total", "Calls received", NULL, 0),
+                   rpc.calls_total);
+    ep_counter_set(ep_metrics_counter(m, "expertd_rpc_protocol_errors_total",
+                                      "Frames that broke the protocol", NULL, 0),
+                   rpc.protocol_errors);
     ep_rpc_metrics_refused(m, &rpc);
     ep_rpc_metrics_door(m, self->server);
 }
@@ -378,9 +424,11 @@ static ep_err start_gateway(coordinator *self, ep_error *out_error)
     if (!self->config->gateway) {
         return EP_OK;
     }
-    snprintf(self->gateway_url, sizeof(self->gateway_url), "loopback://gateway-%016llx", (unsigned long long)ep_random_id());
+    snprintf(self->gateway_url, sizeof(self->gateway_url), "loopback://gateway-%016llx",
+             (unsigned long long)ep_random_id());
     const ep_lane_address address = {.url = self->gateway_url};
-    ep_err err = ep_rpc_server_listen(self->server, &address, EP_ROLE_BIT(EP_ROLE_CLIENT), out_error);
+    ep_err err =
+        ep_rpc_server_listen(self->server, &address, EP_ROLE_BIT(EP_ROLE_CLIENT), out_error);
     return err != EP_OK ? err : connect_gateway(self, out_error);
 }
 
@@ -395,24 +443,34 @@ static ep_err start_service(coordinator *self, ep_error *out_error)
                EP_KV(hint, "set state_dir to keep the state"));
     } else {
         ep_err err = ep_table_store_sqlite_open(self->config->state_dir, &self->store, out_error);
-        err = err != EP_OK ? err : ep_table_store_begin_term(self->store, cluster.term, &kept, &cluster.term, out_error);
+        err = err != EP_OK ? err
+                           : ep_table_store_begin_term(self->store, cluster.term, &kept,
+                                                       &cluster.term, out_error);
         if (err != EP_OK) {
-            return err != EP_ERR_IO ? err : ep_error_prefix(out_error, err, "make room on the disk of state_dir, or repair its rights");
+            return err != EP_ERR_IO
+                       ? err
+                       : ep_error_prefix(
+                             out_error, err,
+                             "make room on the disk of state_dir, or repair its rights");
         }
-        ep_log(EP_LOG_INFO, "state-restored", EP_KV(path, self->store->place), EP_KV(term, cluster.term),
-               EP_KV(nodes, kept.nodes_count), EP_KV(nodes_drained, kept.drained_count),
-               EP_KV(policy_revision, kept.policy.revision), EP_KV(has_table, (bool)(kept.published != NULL)));
+        ep_log(EP_LOG_INFO, "state-restored", EP_KV(path, self->store->place),
+               EP_KV(term, cluster.term), EP_KV(nodes, kept.nodes_count),
+               EP_KV(nodes_drained, kept.drained_count),
+               EP_KV(policy_revision, kept.policy.revision),
+               EP_KV(has_table, (bool)(kept.published != NULL)));
     }
     ep_err err = ep_coordinator_service_create(&cluster, self->store, &kept, &self->service);
     ep_coordinator_kept_fini(&kept);
-    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
+    return err == EP_OK ? EP_OK
+                        : ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
 }
 
 static ep_err start_rpc(coordinator *self, ep_error *out_error)
 {
     const ep_service_config *service = &self->config->service;
     ep_err err = ep_timer_service_create("coord-timer", &self->timers);
-    err = err != EP_OK ? err : ep_buffer_pool_create(service->buffer_bytes_max, 64u << 20, &self->pool);
+    err = err != EP_OK ? err
+                       : ep_buffer_pool_create(service->buffer_bytes_max, 64u << 20, &self->pool);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
@@ -433,11 +491,17 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     };
     ep_rpc_limits_raise_for_control(&config.common.limits);
     err = ep_rpc_server_create(&config, &self->server, out_error);
-    err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_coordinator_service_rpc(self->service), out_error);
-    err = err != EP_OK ? err : ep_rpc_server_add_service(self->server, ep_gateway_rpc(self->gateway), out_error);
+    err = err != EP_OK ? err
+                       : ep_rpc_server_add_service(
+                             self->server, ep_coordinator_service_rpc(self->service), out_error);
+    err = err != EP_OK
+              ? err
+              : ep_rpc_server_add_service(self->server, ep_gateway_rpc(self->gateway), out_error);
     err = err != EP_OK ? err : add_admin(self, out_error);
-    if (err == EP_OK && ((err = ep_pool_watch_start(&self->pool_watch, self->loop, self->server)) != EP_OK ||
-                         (err = ep_tls_watch_start(&self->tls_watch, self->reload->started, self->loop, self->server)) != EP_OK)) {
+    if (err == EP_OK &&
+        ((err = ep_pool_watch_start(&self->pool_watch, self->loop, self->server)) != EP_OK ||
+         (err = ep_tls_watch_start(&self->tls_watch, self->reload->started, self->loop,
+                                   self->server)) != EP_OK)) {
         return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
     }
     if (err == EP_OK) {
@@ -450,7 +514,9 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
 static ep_err start_metrics(coordinator *self, ep_error *out_error)
 {
     ep_err err = ep_metrics_create(&self->metrics);
-    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "cannot start metrics: %s", ep_err_text(err));
+    return err == EP_OK
+               ? EP_OK
+               : ep_error_set(out_error, err, "cannot start metrics: %s", ep_err_text(err));
 }
 
 static ep_err start_doors(coordinator *self, ep_error *out_error)
@@ -460,8 +526,11 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "cannot start metrics: %s", ep_err_text(err));
     }
-    const ep_metric_label labels[] = {{"version", ep_version_text()}, {"git", ep_version_build()}, {"isa", ep_version_isa()}};
-    ep_gauge_set(ep_metrics_gauge(self->metrics, "expertd_build_info", "What this build is", labels, EP_ARRAY_COUNT(labels)), 1);
+    const ep_metric_label labels[] = {
+        {"version", ep_version_text()}, {"git", ep_version_build()}, {"isa", ep_version_isa()}};
+    ep_gauge_set(ep_metrics_gauge(self->metrics, "expertd_build_info", "What this build is", labels,
+                                  EP_ARRAY_COUNT(labels)),
+                 1);
     ep_rpc_server_url(self->server, 0, self->rpc_url, sizeof(self->rpc_url));
     ep_service_admin_url(service, self->server, self->admin_url, sizeof(self->admin_url));
     ep_rpc_server_door_url(self->server, self->door_url, sizeof(self->door_url));
@@ -477,7 +546,8 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
                                    .admin_url = self->admin_url};
         err = ep_status_page_create(self->service, &self->page);
         if (err != EP_OK) {
-            return ep_error_set(out_error, err, "cannot start the status page: %s", ep_err_text(err));
+            return ep_error_set(out_error, err, "cannot start the status page: %s",
+                                ep_err_text(err));
         }
         err = ep_probes_start(&config, &self->probes, out_error);
         if (err != EP_OK) {
@@ -488,21 +558,27 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
     if (service->ports_file[0] == 0) {
         return EP_OK;
     }
-    const ep_ports_entry entries[] = {{"rpc_url", self->rpc_url}, {"probe_url", self->probe_url}, {"admin_url", self->admin_url},
+    const ep_ports_entry entries[] = {{"rpc_url", self->rpc_url},
+                                      {"probe_url", self->probe_url},
+                                      {"admin_url", self->admin_url},
                                       {"door_url", self->door_url}};
-    return ep_ports_file_write(service->ports_file, "expertd-coordinator", entries, EP_ARRAY_COUNT(entries), out_error);
+    return ep_ports_file_write(service->ports_file, "expertd-coordinator", entries,
+                               EP_ARRAY_COUNT(entries), out_error);
 }
 
 static ep_err start(coordinator *self, ep_error *out_error)
 {
-    const ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .arg = self};
+    const ep_service_loop_handler handler = {
+        .on_stop = on_stop, .on_reload = on_reload, .arg = self};
     ep_err err = ep_service_loop_create(&handler, &self->loop, out_error);
     err = err != EP_OK ? err : start_metrics(self, out_error);
     err = err != EP_OK ? err : start_rpc(self, out_error);
     err = err != EP_OK ? err : start_doors(self, out_error);
     if (err == EP_OK) {
         err = ep_service_loop_timer_create(self->loop, on_tick, self, &self->tick);
-        err = err != EP_OK ? err : ep_service_loop_timer_create(self->loop, on_leave_look, self, &self->leave_timer);
+        err = err != EP_OK ? err
+                           : ep_service_loop_timer_create(self->loop, on_leave_look, self,
+                                                          &self->leave_timer);
         if (err != EP_OK) {
             return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
         }
@@ -542,7 +618,8 @@ int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload)
     ep_error error;
     ep_err err = start(&self, &error);
     if (err != EP_OK) {
-        ep_log(EP_LOG_ERROR, "start-failed", EP_KV(code, ep_err_name(err)), EP_KV(reason, error.text));
+        ep_log(EP_LOG_ERROR, "start-failed", EP_KV(code, ep_err_name(err)),
+               EP_KV(reason, error.text));
         stop(&self);
         return 1;
     }
@@ -552,8 +629,8 @@ int ep_coordinator_run(const ep_coordinator_config *config, ep_reload *reload)
            EP_KV(door_url, self.door_url[0] != 0 ? self.door_url : "off"),
            EP_KV(probe_url, self.probe_url[0] != 0 ? self.probe_url : "off"),
            EP_KV(placement, ep_coordinator_state_policy(&config->cluster)),
-           EP_KV(copies, config->cluster.copies), EP_KV(min_nodes, config->cluster.min_nodes), EP_KV(pid, getpid()),
-           EP_KV(software, ep_version_software()));
+           EP_KV(copies, config->cluster.copies), EP_KV(min_nodes, config->cluster.min_nodes),
+           EP_KV(pid, getpid()), EP_KV(software, ep_version_software()));
     ep_sd_notify_ready("serving");
     ep_loop_timer_start(self.tick, config->cluster.heartbeat_ms, config->cluster.heartbeat_ms);
     ep_service_loop_run(self.loop);

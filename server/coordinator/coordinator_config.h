@@ -10,11 +10,11 @@
 typedef struct ep_coordinator_config {
     ep_service_config service;
     ep_coordinator_state_config cluster; /* term: for a start without a stored one */
-    const char *state_dir;       /* borrowed; NULL: state in memory */
+    const char *state_dir;               /* borrowed; NULL: state in memory */
     bool gateway;
     uint32_t gateway_calls_max;
     bool metrics_per_expert;
-    ep_expert_map *expert_map;   /* owned; NULL: uniform placement */
+    ep_expert_map *expert_map;    /* owned; NULL: uniform placement */
     const char **node_order;      /* owned array, borrowed texts */
     const char **advertise_allow; /* the same */
 } ep_coordinator_config;
@@ -23,7 +23,8 @@ extern const ep_options_spec ep_coordinator_options;
 
 /* Borrows from options. Errors: BAD_CONFIG naming origin, key, value and rule; what the expert
  * map's reader says; NO_MEMORY. */
-ep_err ep_coordinator_config_load(const ep_options *options, ep_coordinator_config *out_config, ep_error *out_error);
+ep_err ep_coordinator_config_load(const ep_options *options, ep_coordinator_config *out_config,
+                                  ep_error *out_error);
 void ep_coordinator_config_fini(ep_coordinator_config *config);
 /* For ep_options_main. */
 ep_err ep_coordinator_config_check(const ep_options *options, ep_error *out_error);

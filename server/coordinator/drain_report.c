@@ -11,7 +11,8 @@ uint32_t ep_table_copies_on(const ep_routing_table *table, const char *node)
 {
     uint32_t count = 0;
     uint32_t index = 0;
-    while (table != NULL && index < table->nodes_count && strcmp(table->nodes[index].name, node) != 0) {
+    while (table != NULL && index < table->nodes_count &&
+           strcmp(table->nodes[index].name, node) != 0) {
         index++;
     }
     if (table == NULL || index == table->nodes_count) {
@@ -40,14 +41,15 @@ static uint32_t experts_short(const ep_routing_table *table, uint32_t copies_wan
 }
 
 /* Why: some wait, others are on their way, or there is no room. */
-static void note_fewer(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config, uint32_t fewer,
+static void note_fewer(const ep_coordinator_state *cluster,
+                       const ep_coordinator_state_config *config, uint32_t fewer,
                        char out[EP_ERROR_TEXT_BYTES])
 {
     const uint32_t waiting = ep_coordinator_state_copies_waiting(cluster, NULL, NULL);
     const bool is_loading = ep_epoch_compare(ep_coordinator_state_committed_epoch(cluster),
                                              ep_coordinator_state_assignment_epoch(cluster)) < 0;
-    const size_t used =
-        (size_t)snprintf(out, EP_ERROR_TEXT_BYTES, "%u experts have fewer than %u copies: ", fewer, config->copies);
+    const size_t used = (size_t)snprintf(
+        out, EP_ERROR_TEXT_BYTES, "%u experts have fewer than %u copies: ", fewer, config->copies);
     if (waiting > 0) {
         char rate[EP_QUANTITY_BYTES];
         snprintf(out + used, EP_ERROR_TEXT_BYTES - used, "%u copies wait for move_rate %s", waiting,
@@ -59,14 +61,17 @@ static void note_fewer(const ep_coordinator_state *cluster, const ep_coordinator
     }
 }
 
-void ep_drain_report_complete(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config,
-                              const ep_routing_table *served, bool undo, ep_coordinator_drain *io_drain)
+void ep_drain_report_complete(const ep_coordinator_state *cluster,
+                              const ep_coordinator_state_config *config,
+                              const ep_routing_table *served, bool undo,
+                              ep_coordinator_drain *io_drain)
 {
     const ep_error *problem = ep_coordinator_state_placement_error(cluster);
     io_drain->note[0] = 0;
     if (undo && io_drain->is_leaving) {
         snprintf(io_drain->note, sizeof(io_drain->note),
-                 "node %s itself asks to be emptied: take that back at its own admin listener", io_drain->node);
+                 "node %s itself asks to be emptied: take that back at its own admin listener",
+                 io_drain->node);
         return;
     }
     if (undo) {
@@ -74,7 +79,8 @@ void ep_drain_report_complete(const ep_coordinator_state *cluster, const ep_coor
     }
     /* behind the state while a table is being written */
     uint32_t listed = ep_table_copies_on(served, io_drain->node);
-    io_drain->copies_to_move = listed > io_drain->copies_to_move ? listed : io_drain->copies_to_move;
+    io_drain->copies_to_move =
+        listed > io_drain->copies_to_move ? listed : io_drain->copies_to_move;
     uint32_t fewer = config->expert_map == NULL ? experts_short(served, config->copies) : 0;
     if (io_drain->copies_to_move > 0 && problem->code != EP_OK) {
         snprintf(io_drain->note, sizeof(io_drain->note), "%s", problem->text);

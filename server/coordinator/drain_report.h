@@ -13,7 +13,9 @@ uint32_t ep_table_copies_on(const ep_routing_table *table, const char *node);
  * Completes the report of a drain or a heartbeat: copies_to_move counts those of the table that
  * clients have too, and note says why copies stay, or what is missing meanwhile.
  */
-void ep_drain_report_complete(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config,
-                              const ep_routing_table *served, bool undo, ep_coordinator_drain *io_drain);
+void ep_drain_report_complete(const ep_coordinator_state *cluster,
+                              const ep_coordinator_state_config *config,
+                              const ep_routing_table *served, bool undo,
+                              ep_coordinator_drain *io_drain);
 
 #endif

@@ -38,11 +38,11 @@ struct ep_gateway {
     gateway_client *former;       /* until its calls have ended; NULL: none */
     ep_metric_series *in_flight_gauge;
     ep_metric_series *seconds;
-    pthread_mutex_t lock;         /* guards the rest */
-    pthread_cond_t idle;          /* in_flight became 0 */
+    pthread_mutex_t lock; /* guards the rest */
+    pthread_cond_t idle;  /* in_flight became 0 */
     uint32_t in_flight;
     bool draining;
-    uint64_t typical_us;          /* of a call, for retry_after_us */
+    uint64_t typical_us; /* of a call, for retry_after_us */
 };
 
 /* Shared by the handler, the completion and the caller's cancel. */
@@ -60,10 +60,11 @@ typedef struct gateway_request {
     ep_call *layer_call;  /* valid until done */
     bool done;
     bool cancelled;
-    uint32_t missing[];   /* [EP_GATEWAY_MISSING_MAX] with allow_missing */
+    uint32_t missing[]; /* [EP_GATEWAY_MISSING_MAX] with allow_missing */
 } gateway_request;
 
-static const double second_bounds[] = {100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1, 2, 5, 10};
+static const double second_bounds[] = {100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3,
+                                       50e-3,  0.1,    0.2,    0.5,  1,    2,    5,     10};
 
 /* ---- counting ---- */
 
@@ -72,11 +73,15 @@ static ep_err enter(ep_gateway *gateway, ep_error *out_error)
     ep_err err = EP_OK;
     pthread_mutex_lock(&gateway->lock);
     if (gateway->draining) {
-        err = ep_error_set(out_error, EP_ERR_DRAINING, "the coordinator is stopping and takes no new gateway calls");
+        err = ep_error_set(out_error, EP_ERR_DRAINING,
+                           "the coordinator is stopping and takes no new gateway calls");
     } else if (gateway->in_flight >= gateway->config.calls_max) {
-        err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%" PRIu32 " gateway calls are in flight: gateway_calls_max allows %" PRIu32,
+        err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                           "%" PRIu32
+                           " gateway calls are in flight: gateway_calls_max allows %" PRIu32,
                            gateway->in_flight, gateway->config.calls_max);
-        out_error->retry_after_us = gateway->typical_us > RETRY_AFTER_US_MIN ? gateway->typical_us : RETRY_AFTER_US_MIN;
+        out_error->retry_after_us =
+            gateway->typical_us > RETRY_AFTER_US_MIN ? gateway->typical_us : RETRY_AFTER_US_MIN;
     } else {
         gateway->in_flight++;
     }
@@ -88,7 +93,8 @@ static ep_err enter(ep_gateway *gateway, ep_error *out_error)
 static ep_metric_series *results_counter(const ep_gateway *gateway, ep_err result)
 {
     ep_metric_label label = {"result", ep_err_name(result)};
-    return ep_metrics_counter(gateway->config.metrics, "expertd_gateway_requests_total", "Gateway calls by result", &label, 1);
+    return ep_metrics_counter(gateway->config.metrics, "expertd_gateway_requests_total",
+                              "Gateway calls by result", &label, 1);
 }
 
 static void count_result(ep_gateway *gateway, ep_err result, uint64_t took_ns)
@@ -102,7 +108,8 @@ static void leave(ep_gateway *gateway, uint64_t took_ns)
 {
     uint64_t took_us = took_ns / EP_NS_PER_US;
     pthread_mutex_lock(&gateway->lock);
-    gateway->typical_us = gateway->typical_us == 0 ? took_us : (gateway->typical_us * 7 + took_us) / 8;
+    gateway->typical_us =
+        gateway->typical_us == 0 ? took_us : (gateway->typical_us * 7 + took_us) / 8;
     gateway->in_flight--;
     if (gateway->in_flight == 0) {
         pthread_cond_broadcast(&gateway->idle);
@@ -112,12 +119,18 @@ static void leave(ep_gateway *gateway, uint64_t took_ns)
 
 /* ---- the span; the layer call inside joins its trace, with this call as its parent ---- */
 
-static ep_trace_fields trace_begin(const Expertd__V1__GatewayForwardRequest *header, ep_rpc_call *call)
+static ep_trace_fields trace_begin(const Expertd__V1__GatewayForwardRequest *header,
+                                   ep_rpc_call *call)
 {
-    ep_trace_fields fields = {.node = "gateway", .peer = "", .layer = (int32_t)header->layer, .expert = -1, .rows = header->tokens};
+    ep_trace_fields fields = {.node = "gateway",
+                              .peer = "",
+                              .layer = (int32_t)header->layer,
+                              .expert = -1,
+                              .rows = header->tokens};
     if (EP_TRACE_SPAN_ON(gateway)) {
         fields.call = ep_rpc_call_number(call);
-        if (!ep_traceparent_parse(ep_rpc_call_metadata(call, "traceparent"), &fields.trace, &fields.parent)) {
+        if (!ep_traceparent_parse(ep_rpc_call_metadata(call, "traceparent"), &fields.trace,
+                                  &fields.parent)) {
             fields.trace = ep_trace_new_trace();
         }
         ep_rpc_call_set_trace(call, fields.trace);
@@ -136,7 +149,8 @@ static void trace_end(const ep_trace_fields *trace, ep_err status)
 }
 
 /* Ends a call whose layer call did not begin. */
-static void refuse(ep_gateway *gateway, ep_rpc_call *call, const ep_error *error, uint64_t begin_ns, const ep_trace_fields *trace)
+static void refuse(ep_gateway *gateway, ep_rpc_call *call, const ep_error *error, uint64_t begin_ns,
+                   const ep_trace_fields *trace)
 {
     count_result(gateway, error->code, ep_clock_now_ns() - begin_ns);
     ep_rpc_call_finish(call, error->code, error);
@@ -145,7 +159,8 @@ static void refuse(ep_gateway *gateway, ep_rpc_call *call, const ep_error *error
 
 /* ---- a request's life ---- */
 
-static ep_err request_create(ep_gateway *gateway, ep_rpc_call *call, const Expertd__V1__GatewayForwardRequest *header, size_t reply_bytes,
+static ep_err request_create(ep_gateway *gateway, ep_rpc_call *call,
+                             const Expertd__V1__GatewayForwardRequest *header, size_t reply_bytes,
                              gateway_request **out_request, ep_error *out_error)
 {
     size_t missing = header->allow_missing ? EP_GATEWAY_MISSING_MAX * sizeof(uint32_t) : 0;
@@ -156,7 +171,10 @@ static ep_err request_create(ep_gateway *gateway, ep_rpc_call *call, const Exper
     ep_err err = ep_buffer_acquire(ep_rpc_call_pool(call), reply_bytes, &request->reply);
     if (err != EP_OK) {
         free(request);
-        ep_error_set(out_error, err, "no buffer for a result of %zu bytes: the coordinator's buffer_bytes_max is in use", reply_bytes);
+        ep_error_set(
+            out_error, err,
+            "no buffer for a result of %zu bytes: the coordinator's buffer_bytes_max is in use",
+            reply_bytes);
         out_error->retry_after_us = RETRY_AFTER_US_MIN;
         return err;
     }
@@ -205,7 +223,9 @@ static void send_reply(gateway_request *request, const ep_moe_result *result)
     reply.missing_count = result->missing_count;
     if (request->header->allow_missing) {
         reply.missing_slots = request->missing;
-        reply.n_missing_slots = result->missing_count < EP_GATEWAY_MISSING_MAX ? result->missing_count : EP_GATEWAY_MISSING_MAX;
+        reply.n_missing_slots = result->missing_count < EP_GATEWAY_MISSING_MAX
+                                    ? result->missing_count
+                                    : EP_GATEWAY_MISSING_MAX;
     }
     reply.epoch = &epoch;
     reply.total_us = (ep_clock_now_ns() - request->begin_ns) / EP_NS_PER_US;
@@ -216,14 +236,17 @@ static void send_reply(gateway_request *request, const ep_moe_result *result)
 
 /* The call's own words, except that a client which is being closed means a coordinator that
  * stops. */
-static ep_err read_failure(gateway_request *request, const ep_moe_result *result, ep_error *out_error)
+static ep_err read_failure(gateway_request *request, const ep_moe_result *result,
+                           ep_error *out_error)
 {
     *out_error = result->error;
     pthread_mutex_lock(&request->gateway->lock);
     bool draining = request->gateway->draining;
     pthread_mutex_unlock(&request->gateway->lock);
-    if (result->error.code == EP_ERR_CANCELLED && draining && !ep_rpc_call_is_cancelled(request->call)) {
-        ep_error_set(out_error, EP_ERR_DRAINING, "the coordinator stopped before the call was done");
+    if (result->error.code == EP_ERR_CANCELLED && draining &&
+        !ep_rpc_call_is_cancelled(request->call)) {
+        ep_error_set(out_error, EP_ERR_DRAINING,
+                     "the coordinator stopped before the call was done");
     }
     return out_error->code;
 }
@@ -255,12 +278,14 @@ static void on_done(void *arg, const ep_moe_result *result)
 
 /* The model as the client's calls find it, with the id that it has pinned. False when the model is
  * not in the table: the call itself then says what there is. */
-static bool find_model(ep_client *client, const Expertd__V1__GatewayForwardRequest *header, ep_model_desc *out_model)
+static bool find_model(ep_client *client, const Expertd__V1__GatewayForwardRequest *header,
+                       ep_model_desc *out_model)
 {
     ep_model_desc model = {.struct_bytes = sizeof(model)};
     bool found = false;
     for (uint32_t i = 0; ep_client_model(client, i, &model) == EP_OK; i++) {
-        bool fits = strcmp(model.name, header->model) == 0 && (header->version[0] == 0 || strcmp(model.version, header->version) == 0);
+        bool fits = strcmp(model.name, header->model) == 0 &&
+                    (header->version[0] == 0 || strcmp(model.version, header->version) == 0);
         if (fits && (!found || model.is_default != 0)) {
             *out_model = model;
             found = true;
@@ -269,14 +294,17 @@ static bool find_model(ep_client *client, const Expertd__V1__GatewayForwardReque
     return found;
 }
 
-static ep_err check_numerics(ep_client *client, const Expertd__V1__GatewayForwardRequest *header, ep_error *out_error)
+static ep_err check_numerics(ep_client *client, const Expertd__V1__GatewayForwardRequest *header,
+                             ep_error *out_error)
 {
     ep_model_desc model;
-    if (header->numerics[0] == 0 || !find_model(client, header, &model) || strcmp(model.numerics, header->numerics) == 0) {
+    if (header->numerics[0] == 0 || !find_model(client, header, &model) ||
+        strcmp(model.numerics, header->numerics) == 0) {
         return EP_OK;
     }
-    return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "numerics '%.95s' of model %.100s: the gateway has '%s'", header->numerics, header->model,
-                        model.numerics);
+    return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                        "numerics '%.95s' of model %.100s: the gateway has '%s'", header->numerics,
+                        header->model, model.numerics);
 }
 
 static ep_err check_ready(ep_gateway *gateway, ep_error *out_error)
@@ -289,21 +317,24 @@ static ep_err check_ready(ep_gateway *gateway, ep_error *out_error)
     if (ep_client_epoch(gateway->client->client, &term, &number) == EP_OK) {
         return EP_OK;
     }
-    ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no routing table yet: %" PRIu32 " of min_nodes %" PRIu32
+    ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                 "no routing table yet: %" PRIu32 " of min_nodes %" PRIu32
                  " nodes are registered; it comes when that many have loaded their experts",
                  gateway->config.nodes_listed(gateway->config.arg), gateway->config.nodes_wanted);
     out_error->retry_after_us = TABLE_RETRY_US;
     return EP_ERR_UNAVAILABLE;
 }
 
-static ep_err fill_deadline(const ep_rpc_call *call, uint64_t now_ns, ep_moe_args *args, ep_error *out_error)
+static ep_err fill_deadline(const ep_rpc_call *call, uint64_t now_ns, ep_moe_args *args,
+                            ep_error *out_error)
 {
     uint64_t deadline_ns = ep_rpc_call_deadline_ns(call);
     if (deadline_ns == EP_TIME_NEVER) {
         return EP_OK; /* the client's default */
     }
     if (deadline_ns <= now_ns) {
-        return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "no time was left when the call was read");
+        return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                            "no time was left when the call was read");
     }
     uint64_t left_us = (deadline_ns - now_ns) / EP_NS_PER_US;
     uint64_t reserve_us = left_us / DEADLINE_RESERVE_PART;
@@ -323,8 +354,8 @@ static ep_tensor vector(const void *data, ep_dtype dtype, uint32_t count)
     return ep_tensor_1d((void *)(uintptr_t)data, dtype, count);
 }
 
-static void fill_args(const Expertd__V1__GatewayForwardRequest *header, const ep_gateway_view *view, const ep_rpc_call *call,
-                      ep_moe_args *out_args)
+static void fill_args(const Expertd__V1__GatewayForwardRequest *header, const ep_gateway_view *view,
+                      const ep_rpc_call *call, ep_moe_args *out_args)
 {
     ep_moe_args_init(out_args);
     out_args->model = header->model;
@@ -336,7 +367,8 @@ static void fill_args(const Expertd__V1__GatewayForwardRequest *header, const ep
     }
     if (header->gate == NULL && header->top_k > 0) {
         out_args->expert_ids = matrix(view->ids, header->ids_dtype, header->tokens, header->top_k);
-        out_args->expert_scales = matrix(view->scales, header->scales_dtype, header->tokens, header->top_k);
+        out_args->expert_scales =
+            matrix(view->scales, header->scales_dtype, header->tokens, header->top_k);
     }
     if (header->has_active_mask) {
         out_args->active_mask = vector(view->active_mask, EP_DTYPE_BOOL, header->tokens);
@@ -357,7 +389,8 @@ static void fill_args(const Expertd__V1__GatewayForwardRequest *header, const ep
 /* ---- the handler ---- */
 
 /* Begins the layer call. On success its completion ends the rpc call and counts it out. */
-static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_moe_args *args, ep_error *out_error)
+static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_moe_args *args,
+                    ep_error *out_error)
 {
     const Expertd__V1__GatewayForwardRequest *header = request->header;
     ep_client *client = request->gateway->client->client;
@@ -373,7 +406,8 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_mo
     __atomic_fetch_add(&request->refs, 1, __ATOMIC_RELAXED);
     if (header->gate != NULL) {
         ep_tensor logits = matrix(view->logits, EP_DTYPE_F32, header->tokens, header->experts);
-        err = ep_moe_forward_logits_async(client, args, &view->gate, &logits, &out, on_done, request, &layer_call, out_error);
+        err = ep_moe_forward_logits_async(client, args, &view->gate, &logits, &out, on_done,
+                                          request, &layer_call, out_error);
     } else {
         err = ep_moe_forward_async(client, args, &out, on_done, request, &layer_call, out_error);
     }
@@ -396,14 +430,19 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_mo
 
 /* Sums of the active tokens' probabilities per expert, malloc'ed; NULL: not wanted, or no memory,
  * which costs statistics only. */
-static double *sum_probabilities(const ep_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header, const ep_gateway_view *view,
-                                 uint64_t *out_tokens)
+static double *sum_probabilities(const ep_gateway *gateway,
+                                 const Expertd__V1__GatewayForwardRequest *header,
+                                 const ep_gateway_view *view, uint64_t *out_tokens)
 {
-    double *sums = header->gate != NULL && gateway->config.loads != NULL ? calloc(header->experts, sizeof(*sums)) : NULL;
+    double *sums = header->gate != NULL && gateway->config.loads != NULL
+                       ? calloc(header->experts, sizeof(*sums))
+                       : NULL;
     *out_tokens = 0;
     for (uint32_t t = 0; sums != NULL && t < header->tokens; t++) {
         if (view->active_mask == NULL || view->active_mask[t] != 0) {
-            ep_load_add_probabilities(view->gate.select == EP_GATE_SIGMOID, view->logits + (size_t)t * header->experts, header->experts, sums);
+            ep_load_add_probabilities(view->gate.select == EP_GATE_SIGMOID,
+                                      view->logits + (size_t)t * header->experts, header->experts,
+                                      sums);
             (*out_tokens)++;
         }
     }
@@ -412,7 +451,8 @@ static double *sum_probabilities(const ep_gateway *gateway, const Expertd__V1__G
 
 /* Begins the layer call; logits that were taken are counted. They are read before it begins, for
  * its end may come at once and takes the frame. */
-static ep_err start_counted(gateway_request *request, const ep_gateway_view *view, ep_moe_args *args, ep_error *out_error)
+static ep_err start_counted(gateway_request *request, const ep_gateway_view *view,
+                            ep_moe_args *args, ep_error *out_error)
 {
     ep_gateway *gateway = request->gateway;
     const Expertd__V1__GatewayForwardRequest *header = request->header;
@@ -424,7 +464,8 @@ static ep_err start_counted(gateway_request *request, const ep_gateway_view *vie
     bool counts = sums != NULL && tokens > 0 && find_model(gateway->client->client, header, &model);
     ep_err err = start(request, view, args, out_error);
     if (err == EP_OK && counts) {
-        ep_load_sums_add_probabilities(gateway->config.loads, model.name, model.version, layer, experts, sums, tokens);
+        ep_load_sums_add_probabilities(gateway->config.loads, model.name, model.version, layer,
+                                       experts, sums, tokens);
     }
     free(sums);
     return err;
@@ -432,8 +473,8 @@ static ep_err start_counted(gateway_request *request, const ep_gateway_view *vie
 
 /* The client lock is held for reading. */
 static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header,
-                         Expertd__V1__GatewayForwardReply_Closure closure, ep_rpc_call *call, uint64_t now_ns,
-                         const ep_trace_fields *trace, ep_error *out_error)
+                         Expertd__V1__GatewayForwardReply_Closure closure, ep_rpc_call *call,
+                         uint64_t now_ns, const ep_trace_fields *trace, ep_error *out_error)
 {
     char traceparent[EP_TRACEPARENT_CHARS + 1];
     ep_gateway_view view;
@@ -443,8 +484,10 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     const uint8_t *tensors = ep_rpc_call_tensors(call, &tensor_bytes);
     ep_err err = ep_gateway_view_make(header, tensors, tensor_bytes, &view, out_error);
     if (err == EP_OK && view.reply_bytes > gateway->config.reply_bytes_max) {
-        err = BAD("tokens %" PRIu32 ", hidden %" PRIu32 ": a result of %zu bytes is above frame_bytes_max, allowed %zu", header->tokens,
-                  header->hidden, view.reply_bytes, gateway->config.reply_bytes_max);
+        err =
+            BAD("tokens %" PRIu32 ", hidden %" PRIu32
+                ": a result of %zu bytes is above frame_bytes_max, allowed %zu",
+                header->tokens, header->hidden, view.reply_bytes, gateway->config.reply_bytes_max);
     }
     err = err != EP_OK ? err : check_ready(gateway, out_error);
     err = err != EP_OK ? err : check_numerics(gateway->client->client, header, out_error);
@@ -453,7 +496,9 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     }
     fill_args(header, &view, call, &args);
     err = fill_deadline(call, now_ns, &args, out_error);
-    err = err != EP_OK ? err : request_create(gateway, call, header, view.reply_bytes, &request, out_error);
+    err = err != EP_OK
+              ? err
+              : request_create(gateway, call, header, view.reply_bytes, &request, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -475,7 +520,8 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     return EP_OK;
 }
 
-static void on_forward(Expertd__V1__Gateway_Service *rpc, const Expertd__V1__GatewayForwardRequest *header,
+static void on_forward(Expertd__V1__Gateway_Service *rpc,
+                       const Expertd__V1__GatewayForwardRequest *header,
                        Expertd__V1__GatewayForwardReply_Closure closure, void *closure_data)
 {
     ep_gateway *gateway = (ep_gateway *)rpc;
@@ -483,9 +529,12 @@ static void on_forward(Expertd__V1__Gateway_Service *rpc, const Expertd__V1__Gat
     ep_error error;
     ep_error_clear(&error);
     const ep_trace_fields trace = trace_begin(header, closure_data);
-    ep_err err = gateway->config.enabled ? enter(gateway, &error)
-                                         : ep_error_set(&error, EP_ERR_UNIMPLEMENTED,
-                                                        "the gateway is off: set gateway: true in the coordinator's configuration");
+    ep_err err =
+        gateway->config.enabled
+            ? enter(gateway, &error)
+            : ep_error_set(
+                  &error, EP_ERR_UNIMPLEMENTED,
+                  "the gateway is off: set gateway: true in the coordinator's configuration");
     if (err != EP_OK) {
         refuse(gateway, closure_data, &error, now_ns, &trace);
         return;
@@ -504,7 +553,8 @@ static const Expertd__V1__Gateway_Service rpc_template = EXPERTD__V1__GATEWAY__I
 
 /* ---- the gateway's life ---- */
 
-ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gateway, ep_error *out_error)
+ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gateway,
+                         ep_error *out_error)
 {
     ep_gateway *gateway = calloc(1, sizeof(*gateway));
     if (gateway == NULL) {
@@ -515,9 +565,11 @@ ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gatew
     pthread_rwlock_init(&gateway->client_lock, NULL);
     pthread_mutex_init(&gateway->lock, NULL);
     pthread_cond_init(&gateway->idle, NULL);
-    gateway->in_flight_gauge = ep_metrics_gauge(config->metrics, "expertd_gateway_calls_in_flight", "Gateway calls under way", NULL, 0);
-    gateway->seconds = ep_metrics_histogram(config->metrics, "expertd_gateway_duration_seconds", "Time of a gateway call in the coordinator",
-                                            NULL, 0, second_bounds, EP_ARRAY_COUNT(second_bounds));
+    gateway->in_flight_gauge = ep_metrics_gauge(config->metrics, "expertd_gateway_calls_in_flight",
+                                                "Gateway calls under way", NULL, 0);
+    gateway->seconds = ep_metrics_histogram(config->metrics, "expertd_gateway_duration_seconds",
+                                            "Time of a gateway call in the coordinator", NULL, 0,
+                                            second_bounds, EP_ARRAY_COUNT(second_bounds));
     results_counter(gateway, EP_OK); /* rates need a first 0 */
     *out_gateway = gateway;
     return EP_OK;
@@ -560,9 +612,11 @@ ep_err ep_gateway_connect(ep_gateway *gateway, const ep_client_config *client, e
 static bool is_stranded(const ep_routing_table *table, const ep_model_desc *pinned)
 {
     uint32_t index;
-    const ep_routing_model *model = ep_routing_table_find_model(table, pinned->name, pinned->version, &index);
+    const ep_routing_model *model =
+        ep_routing_table_find_model(table, pinned->name, pinned->version, &index);
     bool has_other = false;
-    for (uint32_t l = 0; model != NULL && model->numerics_of_node != NULL && l < table->layers_count; l++) {
+    for (uint32_t l = 0;
+         model != NULL && model->numerics_of_node != NULL && l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
         const uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
         for (uint32_t i = 0; layer->model_index == index && i < layer->offsets[experts]; i++) {
@@ -581,8 +635,9 @@ bool ep_gateway_is_stranded(ep_gateway *gateway, const ep_routing_table *table)
     bool stranded = false;
     pthread_rwlock_rdlock(&gateway->client_lock);
     ep_model_desc model = {.struct_bytes = sizeof(model)};
-    for (uint32_t i = 0; gateway->client != NULL && gateway->next == NULL && !stranded && table != NULL &&
-                         ep_client_model(gateway->client->client, i, &model) == EP_OK;
+    for (uint32_t i = 0;
+         gateway->client != NULL && gateway->next == NULL && !stranded && table != NULL &&
+         ep_client_model(gateway->client->client, i, &model) == EP_OK;
          i++) {
         stranded = is_stranded(table, &model);
         model.struct_bytes = sizeof(model);
@@ -601,11 +656,13 @@ void ep_gateway_tick(ep_gateway *gateway)
     }
     /* no call is being started: those of a former client only end */
     pthread_rwlock_wrlock(&gateway->client_lock);
-    if (gateway->former != NULL && __atomic_load_n(&gateway->former->calls, __ATOMIC_ACQUIRE) == 0) {
+    if (gateway->former != NULL &&
+        __atomic_load_n(&gateway->former->calls, __ATOMIC_ACQUIRE) == 0) {
         ended = gateway->former;
         gateway->former = NULL;
     }
-    if (gateway->former == NULL && gateway->next != NULL && ep_client_epoch(gateway->next->client, &term, &number) == EP_OK) {
+    if (gateway->former == NULL && gateway->next != NULL &&
+        ep_client_epoch(gateway->next->client, &term, &number) == EP_OK) {
         gateway->former = gateway->client;
         gateway->client = gateway->next;
         gateway->next = NULL;

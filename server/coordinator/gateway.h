@@ -23,18 +23,19 @@
 typedef struct ep_gateway ep_gateway;
 
 typedef struct ep_gateway_config {
-    bool enabled;                /* false: every call gets UNIMPLEMENTED */
-    uint32_t calls_max;          /* in flight; beyond it RESOURCE_EXHAUSTED with retry_after_us */
-    size_t reply_bytes_max;      /* of one result */
-    uint32_t nodes_wanted;       /* before the first table; for the error that says what is waited for */
+    bool enabled;           /* false: every call gets UNIMPLEMENTED */
+    uint32_t calls_max;     /* in flight; beyond it RESOURCE_EXHAUSTED with retry_after_us */
+    size_t reply_bytes_max; /* of one result */
+    uint32_t nodes_wanted;  /* before the first table; for the error that says what is waited for */
     uint32_t (*nodes_listed)(void *arg); /* how many there are; any thread */
     void *arg;
-    ep_metrics *metrics;         /* borrowed */
-    ep_load_sums *loads;         /* borrowed; gets the probabilities of logits. NULL allowed */
+    ep_metrics *metrics; /* borrowed */
+    ep_load_sums *loads; /* borrowed; gets the probabilities of logits. NULL allowed */
 } ep_gateway_config;
 
 /* Errors: NO_MEMORY. */
-ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gateway, ep_error *out_error);
+ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gateway,
+                         ep_error *out_error);
 /* For ep_rpc_server_add_service. */
 ProtobufCService *ep_gateway_rpc(ep_gateway *gateway);
 /* Connects to the placement it routes by. client: coordinator_url, token, TLS, buffer_bytes_max,

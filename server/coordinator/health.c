@@ -16,58 +16,74 @@
 #define SLOW_WARN_MS 5000u
 
 const ep_health_rule ep_health_rules[EP_HEALTH_CODES] = {
-    [EP_HEALTH_MEMORY] = {"memory", true, true,
-                          "raise buffer_bytes_max, or find in the log (pool-exhausted) who holds it"},
-    [EP_HEALTH_MIN_NODES] = {"min-nodes", true, true,
-                             "start the missing nodes with this coordinator_url, or lower min_nodes"},
-    [EP_HEALTH_NO_TABLE] = {"no-table", true, true, "wait until the nodes have loaded; else see the other findings"},
-    [EP_HEALTH_NOTHING_SERVED] = {"nothing-served", true, true, "start the nodes again; their logs say why they ended"},
-    [EP_HEALTH_PLACEMENT] = {"placement", true, false, "add a node with room, or repair what is named"},
-    [EP_HEALTH_STORE] = {"store", true, false,
-                         "make room on the disk of state_dir, or repair its rights; it is tried again"},
+    [EP_HEALTH_MEMORY] =
+        {"memory", true, true,
+         "raise buffer_bytes_max, or find in the log (pool-exhausted) who holds it"},
+    [EP_HEALTH_MIN_NODES] =
+        {"min-nodes", true, true,
+         "start the missing nodes with this coordinator_url, or lower min_nodes"},
+    [EP_HEALTH_NO_TABLE] = {"no-table", true, true,
+                            "wait until the nodes have loaded; else see the other findings"},
+    [EP_HEALTH_NOTHING_SERVED] = {"nothing-served", true, true,
+                                  "start the nodes again; their logs say why they ended"},
+    [EP_HEALTH_PLACEMENT] = {"placement", true, false,
+                             "add a node with room, or repair what is named"},
+    [EP_HEALTH_STORE] =
+        {"store", true, false,
+         "make room on the disk of state_dir, or repair its rights; it is tried again"},
     [EP_HEALTH_COPY_DIFFERS] = {"copy-differs", true, false,
                                 "compare the checkpoints with a good copy to know which is wrong"},
-    [EP_HEALTH_NO_COPY] = {"no-copy", true, false,
-                           "calls that need them fail: start the node that held them, or one that can"},
-    [EP_HEALTH_DEVICE_LOST] =
-        {"device-lost", true, false,
-         "npu-smi info on its host shows the device; restart its expertd once it is well, or without it by "
-         "ASCEND_RT_VISIBLE_DEVICES"},
-    [EP_HEALTH_NODE_DEGRADED] = {"node-degraded", true, false, "see the finding on its experts, else its log"},
-    [EP_HEALTH_NODE_SUSPECT] = {"node-suspect", true, false, "is its process alive, and can it reach the coordinator?"},
+    [EP_HEALTH_NO_COPY] =
+        {"no-copy", true, false,
+         "calls that need them fail: start the node that held them, or one that can"},
+    [EP_HEALTH_DEVICE_LOST] = {"device-lost", true, false,
+                               "npu-smi info on its host shows the device; restart its expertd "
+                               "once it is well, or without it by "
+                               "ASCEND_RT_VISIBLE_DEVICES"},
+    [EP_HEALTH_NODE_DEGRADED] = {"node-degraded", true, false,
+                                 "see the finding on its experts, else its log"},
+    [EP_HEALTH_NODE_SUSPECT] = {"node-suspect", true, false,
+                                "is its process alive, and can it reach the coordinator?"},
     [EP_HEALTH_NODE_LOST] = {"node-lost", true, false,
                              "start it again, or expertctl drain NODE if it is gone for good"},
-    [EP_HEALTH_CERTIFICATE_ENDED] =
-        {"certificate-ended", true, false,
-         "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
-    [EP_HEALTH_TLS_REFUSED] = {"tls-refused", false, false,
-                               "repair the file that is named before a restart, then expertctl reload"},
+    [EP_HEALTH_CERTIFICATE_ENDED] = {"certificate-ended", true, false,
+                                     "put new files in the place of the old ones; they are seen "
+                                     "within a minute, or by expertctl reload"},
+    [EP_HEALTH_TLS_REFUSED] =
+        {"tls-refused", false, false,
+         "repair the file that is named before a restart, then expertctl reload"},
     [EP_HEALTH_FEW_COPIES] = {"few-copies", false, false,
                               "start another node, or lower copies; lost copies load at move_rate"},
-    [EP_HEALTH_ONE_HOST] = {"one-host", false, false,
-                            "give the nodes of other hosts more memory (weight_bytes_max), or add nodes there"},
-    [EP_HEALTH_NUMERICS] =
-        {"numerics", false, false,
-         "give all nodes of a model the same build and the same numerics, portable where CPUs differ"},
-    [EP_HEALTH_VERSIONS] =
-        {"versions", false, false,
-         "finish the roll-out, or repair the node that differs; expertctl model default NAME VERSION moves callers that name none"},
-    [EP_HEALTH_NODE_STARTING] = {"node-starting", false, false, "wait; its log shows how far loading is"},
-    [EP_HEALTH_NODE_DRAINING] = {"node-draining", false, false, "wait until it is drained, or expertctl drain --undo"},
+    [EP_HEALTH_ONE_HOST] =
+        {"one-host", false, false,
+         "give the nodes of other hosts more memory (weight_bytes_max), or add nodes there"},
+    [EP_HEALTH_NUMERICS] = {"numerics", false, false,
+                            "give all nodes of a model the same build and the same numerics, "
+                            "portable where CPUs differ"},
+    [EP_HEALTH_VERSIONS] = {"versions", false, false,
+                            "finish the roll-out, or repair the node that differs; expertctl model "
+                            "default NAME VERSION moves callers that name none"},
+    [EP_HEALTH_NODE_STARTING] = {"node-starting", false, false,
+                                 "wait; its log shows how far loading is"},
+    [EP_HEALTH_NODE_DRAINING] = {"node-draining", false, false,
+                                 "wait until it is drained, or expertctl drain --undo"},
     [EP_HEALTH_NODE_DRAINED] = {"node-drained", false, false,
                                 "expertctl drain NODE --undo when it shall take part again"},
-    [EP_HEALTH_NODE_BEHIND] = {"node-behind", false, false,
-                               "its log shows how far loading is; is its disk slow, or weight_load_rate low?"},
-    [EP_HEALTH_NODE_SLOW] =
-        {"node-slow", false, false,
-         "see its host: other load, heat, a power limit, memory errors; expertctl drain NODE takes it out of service"},
-    [EP_HEALTH_HOST_UNKNOWN] = {"host-unknown", false, false, "set host, or EXPERTD_BOOT_ID as the shipped unit does"},
-    [EP_HEALTH_CERTIFICATE_ENDS] =
-        {"certificate-ends", false, false,
-         "put new files in the place of the old ones; they are seen within a minute, or by expertctl reload"},
+    [EP_HEALTH_NODE_BEHIND] =
+        {"node-behind", false, false,
+         "its log shows how far loading is; is its disk slow, or weight_load_rate low?"},
+    [EP_HEALTH_NODE_SLOW] = {"node-slow", false, false,
+                             "see its host: other load, heat, a power limit, memory errors; "
+                             "expertctl drain NODE takes it out of service"},
+    [EP_HEALTH_HOST_UNKNOWN] = {"host-unknown", false, false,
+                                "set host, or EXPERTD_BOOT_ID as the shipped unit does"},
+    [EP_HEALTH_CERTIFICATE_ENDS] = {"certificate-ends", false, false,
+                                    "put new files in the place of the old ones; they are seen "
+                                    "within a minute, or by expertctl reload"},
 };
 
-__attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_health_code code, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_health_code code,
+                                                      const char *format, ...)
 {
     health->counts[code]++;
     uint32_t at = health->problems_count;
@@ -82,7 +98,8 @@ __attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_heal
         health->problems_count--;
         health->problems_dropped++;
     }
-    memmove(&health->problems[at + 1], &health->problems[at], (health->problems_count++ - at) * sizeof(health->problems[0]));
+    memmove(&health->problems[at + 1], &health->problems[at],
+            (health->problems_count++ - at) * sizeof(health->problems[0]));
     health->problems[at].code = code;
     va_list args;
     va_start(args, format);
@@ -90,15 +107,21 @@ __attribute__((format(printf, 3, 4))) static void add(ep_health *health, ep_heal
     va_end(args);
 }
 
-static void judge_tls(const char *who, uint64_t expiry, const char *error, uint64_t now, ep_health *health)
+static void judge_tls(const char *who, uint64_t expiry, const char *error, uint64_t now,
+                      ep_health *health)
 {
     if (error != NULL && error[0] != '\0') {
-        add(health, EP_HEALTH_TLS_REFUSED, "%s: a restart would fail, its TLS files are refused and those of before are in force: %s", who, error);
+        add(health, EP_HEALTH_TLS_REFUSED,
+            "%s: a restart would fail, its TLS files are refused and those of before are in force: "
+            "%s",
+            who, error);
     }
     if (expiry != 0 && expiry <= now) {
-        add(health, EP_HEALTH_CERTIFICATE_ENDED, "%s: a certificate in force ended %" PRIu64 " hours ago", who, (now - expiry) / 3600);
+        add(health, EP_HEALTH_CERTIFICATE_ENDED,
+            "%s: a certificate in force ended %" PRIu64 " hours ago", who, (now - expiry) / 3600);
     } else if (expiry != 0 && expiry - now < EP_TLS_WARN_DAYS * UINT64_C(86400)) {
-        add(health, EP_HEALTH_CERTIFICATE_ENDS, "%s: a certificate in force ends in %" PRIu64 " days", who, (expiry - now) / 86400);
+        add(health, EP_HEALTH_CERTIFICATE_ENDS,
+            "%s: a certificate in force ends in %" PRIu64 " days", who, (expiry - now) / 86400);
     }
 }
 
@@ -110,12 +133,15 @@ static void judge_devices(const Expertd__V1__NodeEntry *node, ep_health *health)
     size_t used = 0;
     for (uint32_t d = 0; d < 64 && used + sizeof(", 63, ..") < sizeof(list); d++) {
         if ((node->devices_lost >> d & 1) != 0) {
-            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%u", used > 0 ? ", " : "", d);
+            used +=
+                (size_t)snprintf(list + used, sizeof(list) - used, "%s%u", used > 0 ? ", " : "", d);
         }
     }
-    add(health, EP_HEALTH_DEVICE_LOST, "node %s has lost %d of %u devices (%s): %s", node->name, lost, node->devices, list,
-        (uint32_t)lost < node->devices ? "its experts come on the others, one by one when there is no room for all"
-                                       : "it computes nothing, and its experts were given to others");
+    add(health, EP_HEALTH_DEVICE_LOST, "node %s has lost %d of %u devices (%s): %s", node->name,
+        lost, node->devices, list,
+        (uint32_t)lost < node->devices
+            ? "its experts come on the others, one by one when there is no room for all"
+            : "it computes nothing, and its experts were given to others");
 }
 
 static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep_health *health)
@@ -128,12 +154,17 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
     health->nodes_seen += !is_emptied && !is_silent;
     health->nodes_expected += !is_emptied;
     if (is_lost) {
-        add(health, EP_HEALTH_NODE_LOST, "node %s at %s is lost: it fell silent %.0f s ago, and its experts were given to others",
+        add(health, EP_HEALTH_NODE_LOST,
+            "node %s at %s is lost: it fell silent %.0f s ago, and its experts were given to "
+            "others",
             node->name, node->url, silent_s);
     } else if (is_silent) {
-        add(health, EP_HEALTH_NODE_SUSPECT, "node %s at %s is suspect: it has been silent for %.1f s", node->name, node->url, silent_s);
+        add(health, EP_HEALTH_NODE_SUSPECT,
+            "node %s at %s is suspect: it has been silent for %.1f s", node->name, node->url,
+            silent_s);
     } else if (strcmp(node->state, "draining") == 0) {
-        add(health, EP_HEALTH_NODE_DRAINING, "node %s is draining: its experts are moving, or it is ending", node->name);
+        add(health, EP_HEALTH_NODE_DRAINING,
+            "node %s is draining: its experts are moving, or it is ending", node->name);
     } else if (is_emptied) {
         add(health, EP_HEALTH_NODE_DRAINED, "node %s is drained and holds no experts", node->name);
     } else if (strcmp(node->state, "starting") == 0) {
@@ -141,22 +172,28 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
     } else if (node->devices_lost != 0) {
         judge_devices(node, health);
     } else if (strcmp(node->state, "degraded") == 0) {
-        add(health, EP_HEALTH_NODE_DEGRADED, "node %s is degraded: it could not load all its experts", node->name);
+        add(health, EP_HEALTH_NODE_DEGRADED,
+            "node %s is degraded: it could not load all its experts", node->name);
     } else if (node->behind_ms >= BEHIND_WARN_MS) {
-        add(health, EP_HEALTH_NODE_BEHIND, "node %s serves by an old assignment: for %" PRIu64 " s it has not loaded the newest", node->name,
-            node->behind_ms / 1000);
+        add(health, EP_HEALTH_NODE_BEHIND,
+            "node %s serves by an old assignment: for %" PRIu64 " s it has not loaded the newest",
+            node->name, node->behind_ms / 1000);
     } else if (node->slow_ms >= SLOW_WARN_MS) {
         add(health, EP_HEALTH_NODE_SLOW,
-            "node %s is slow: for %" PRIu64 " s it has computed %.2f of what the median node does in a time",
+            "node %s is slow: for %" PRIu64
+            " s it has computed %.2f of what the median node does in a time",
             node->name, node->slow_ms / 1000, node->speed);
     }
     if (!is_lost && node->speed > 0 && node->speed < health->speed_min) {
         health->speed_min = node->speed;
     }
     snprintf(who, sizeof(who), "node %s", node->name);
-    judge_tls(who, is_lost ? 0 : node->tls_expiry, is_lost ? "" : node->tls_error, unix_now, health);
+    judge_tls(who, is_lost ? 0 : node->tls_expiry, is_lost ? "" : node->tls_error, unix_now,
+              health);
     if (!is_lost && node->host[0] == '\0') {
-        add(health, EP_HEALTH_HOST_UNKNOWN, "node %s does not know which machine it is on: no shared memory and no comm_alg hierarchy there",
+        add(health, EP_HEALTH_HOST_UNKNOWN,
+            "node %s does not know which machine it is on: no shared memory and no comm_alg "
+            "hierarchy there",
             node->name);
     }
 }
@@ -199,8 +236,9 @@ static void judge_hosts(const ep_routing_table *table, uint32_t model_index, ep_
     bool are_several = false;
     for (uint32_t l = 0; l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
-        const uint32_t experts =
-            layer->model_index == model_index ? layer->shape.experts + layer->shape.shared_experts : 0;
+        const uint32_t experts = layer->model_index == model_index
+                                     ? layer->shape.experts + layer->shape.shared_experts
+                                     : 0;
         for (uint32_t e = 0; e < experts; e++) {
             const uint32_t *nodes = layer->copies + layer->offsets[e],
                            count = layer->offsets[e + 1] - layer->offsets[e];
@@ -217,12 +255,14 @@ static void judge_hosts(const ep_routing_table *table, uint32_t model_index, ep_
     }
     if (are_several && near.experts > 0) {
         add(health, EP_HEALTH_ONE_HOST,
-            "model %s %s: all copies of %" PRIu64 " experts in %u layers are on one host, layer %u expert %u first",
+            "model %s %s: all copies of %" PRIu64
+            " experts in %u layers are on one host, layer %u expert %u first",
             model->name, model->version, near.experts, near.layers, first_near, near.expert);
     }
 }
 
-static void add_few(const ep_health_facts *facts, uint32_t model_index, const expert_lack *few, ep_health *health)
+static void add_few(const ep_health_facts *facts, uint32_t model_index, const expert_lack *few,
+                    ep_health *health)
 {
     const ep_routing_model *model = &facts->table->models[model_index];
     const uint32_t waiting = facts->copies_waiting != NULL ? facts->copies_waiting[model_index] : 0;
@@ -231,11 +271,13 @@ static void add_few(const ep_health_facts *facts, uint32_t model_index, const ex
         snprintf(wait, sizeof(wait), "; %u copies wait for move_rate %s", waiting,
                  ep_quantity_format(facts->move_rate, EP_UNIT_BYTES, rate));
     }
-    add(health, EP_HEALTH_FEW_COPIES, "model %s %s: %" PRIu64 " experts in %u layers have fewer than %u copies%s",
-        model->name, model->version, few->experts, few->layers, facts->cluster->copies, wait);
+    add(health, EP_HEALTH_FEW_COPIES,
+        "model %s %s: %" PRIu64 " experts in %u layers have fewer than %u copies%s", model->name,
+        model->version, few->experts, few->layers, facts->cluster->copies, wait);
 }
 
-static void judge_copies(const ep_health_facts *facts, uint32_t model_index, bool is_mapped, ep_health *health)
+static void judge_copies(const ep_health_facts *facts, uint32_t model_index, bool is_mapped,
+                         ep_health *health)
 {
     const ep_routing_table *table = facts->table;
     const ep_routing_model *model = &table->models[model_index];
@@ -266,8 +308,9 @@ static void judge_copies(const ep_health_facts *facts, uint32_t model_index, boo
     health->experts_without_copy += none.experts;
     health->experts_with_few_copies += few.experts;
     if (none.experts > 0) {
-        add(health, EP_HEALTH_NO_COPY, "model %s %s: %" PRIu64 " experts in %u layers have no copy, layer %u expert %u first", model->name,
-            model->version, none.experts, none.layers, first_none, none.expert);
+        add(health, EP_HEALTH_NO_COPY,
+            "model %s %s: %" PRIu64 " experts in %u layers have no copy, layer %u expert %u first",
+            model->name, model->version, none.experts, none.layers, first_none, none.expert);
     }
     if (few.experts > 0) {
         add_few(facts, model_index, &few, health);
@@ -279,13 +322,17 @@ static void judge_model(const ep_routing_table *table, uint32_t model_index, ep_
     const ep_routing_model *model = &table->models[model_index];
     if (model->numerics_count > 1) {
         add(health, EP_HEALTH_NUMERICS,
-            "model %s: its nodes compute with %u different numerics ids (%s, %s%s): only those of one id hold experts", model->name,
-            model->numerics_count, model->numerics[0], model->numerics[1], model->numerics_count > 2 ? ", .." : "");
+            "model %s: its nodes compute with %u different numerics ids (%s, %s%s): only those of "
+            "one id hold experts",
+            model->name, model->numerics_count, model->numerics[0], model->numerics[1],
+            model->numerics_count > 2 ? ", .." : "");
     }
     for (uint32_t m = 0; m < model_index; m++) {
         if (strcmp(table->models[m].name, model->name) == 0) {
-            add(health, EP_HEALTH_VERSIONS, "model %s is served in versions %s%s and %s%s", model->name, table->models[m].version,
-                table->models[m].is_default ? " (default)" : "", model->version, model->is_default ? " (default)" : "");
+            add(health, EP_HEALTH_VERSIONS, "model %s is served in versions %s%s and %s%s",
+                model->name, table->models[m].version,
+                table->models[m].is_default ? " (default)" : "", model->version,
+                model->is_default ? " (default)" : "");
         }
     }
 }
@@ -308,19 +355,24 @@ static void judge_service(const ep_health_facts *facts, ep_health *health)
         add(health, EP_HEALTH_MEMORY, "memory for frames is %s", facts->memory_error);
     }
     if (facts->table == NULL && health->nodes_seen < cluster->min_nodes) {
-        add(health, EP_HEALTH_MIN_NODES, "there is no routing table yet: %u of min_nodes %u nodes are here", health->nodes_seen,
+        add(health, EP_HEALTH_MIN_NODES,
+            "there is no routing table yet: %u of min_nodes %u nodes are here", health->nodes_seen,
             cluster->min_nodes);
     } else if (facts->table == NULL) {
-        add(health, EP_HEALTH_NO_TABLE, "there is no routing table yet, although %u nodes are here", health->nodes_seen);
+        add(health, EP_HEALTH_NO_TABLE, "there is no routing table yet, although %u nodes are here",
+            health->nodes_seen);
     } else if (!serves_some(facts->table)) {
-        add(health, EP_HEALTH_NOTHING_SERVED, "no expert is served: %u nodes take part%s, min_nodes is %u", health->nodes_seen,
-            health->nodes_seen > 0 ? " and none has loaded what it was given" : "", cluster->min_nodes);
+        add(health, EP_HEALTH_NOTHING_SERVED,
+            "no expert is served: %u nodes take part%s, min_nodes is %u", health->nodes_seen,
+            health->nodes_seen > 0 ? " and none has loaded what it was given" : "",
+            cluster->min_nodes);
     }
     if (cluster->placement_error[0] != '\0') {
         add(health, EP_HEALTH_PLACEMENT, "placement: %s", cluster->placement_error);
     }
     if (cluster->store_error[0] != '\0') {
-        add(health, EP_HEALTH_STORE, "the newest state is not written, an older table is served: %s", cluster->store_error);
+        add(health, EP_HEALTH_STORE,
+            "the newest state is not written, an older table is served: %s", cluster->store_error);
     }
     judge_tls("the coordinator", facts->tls_expiry, facts->tls_error, facts->unix_now, health);
     if (cluster->copy_error[0] != '\0') {
@@ -353,7 +405,8 @@ void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
 
 const ep_health_problem *ep_health_end_of_service(const ep_health *health)
 {
-    bool ends = health->problems_count > 0 && ep_health_rules[health->problems[0].code].ends_service;
+    bool ends =
+        health->problems_count > 0 && ep_health_rules[health->problems[0].code].ends_service;
     return ends ? &health->problems[0] : NULL; /* their codes come first */
 }
 

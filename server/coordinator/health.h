@@ -45,8 +45,8 @@ typedef enum ep_health_code {
 } ep_health_code;
 
 typedef struct ep_health_rule {
-    const char *word;   /* stable, for programs: "no-copy" */
-    bool is_error;      /* else a warning */
+    const char *word; /* stable, for programs: "no-copy" */
+    bool is_error;    /* else a warning */
     bool ends_service;
     const char *advice; /* what to do */
 } ep_health_rule;
@@ -57,10 +57,10 @@ typedef struct ep_health_facts {
     const ep_routing_table *table;                  /* the one that is served; NULL: none yet */
     const uint32_t *copies_waiting;                 /* of each model of the table; NULL: none */
     uint64_t move_rate;                             /* what they wait for */
-    const char *memory_error;                       /* why even nodes and operators get no memory; NULL: they do */
-    uint64_t tls_expiry;                            /* of the coordinator, as HeartbeatRequest.tls_expiry */
-    const char *tls_error;                          /* of the coordinator, as HeartbeatRequest.tls_error */
-    uint64_t unix_now;                              /* in seconds */
+    const char *memory_error; /* why even nodes and operators get no memory; NULL: they do */
+    uint64_t tls_expiry;      /* of the coordinator, as HeartbeatRequest.tls_expiry */
+    const char *tls_error;    /* of the coordinator, as HeartbeatRequest.tls_error */
+    uint64_t unix_now;        /* in seconds */
 } ep_health_facts;
 
 typedef struct ep_health_problem {
@@ -69,15 +69,15 @@ typedef struct ep_health_problem {
 } ep_health_problem;
 
 typedef struct ep_health {
-    uint32_t counts[EP_HEALTH_CODES];   /* all problems, kept or not */
-    uint32_t problems_count;            /* kept, the worst first by the order of the codes */
+    uint32_t counts[EP_HEALTH_CODES]; /* all problems, kept or not */
+    uint32_t problems_count;          /* kept, the worst first by the order of the codes */
     uint32_t problems_dropped;
-    uint32_t nodes_seen;                /* starting, serving or degraded */
+    uint32_t nodes_seen; /* starting, serving or degraded */
     /* those, the suspect and lost ones; at least min_nodes without the drained ones */
     uint32_t nodes_expected;
-    double speed_min;                   /* of the slowest node, as NodeEntry.speed; 1 where none is known */
-    uint64_t experts_without_copy;      /* over all layers of the table */
-    uint64_t experts_with_few_copies;   /* at least one, fewer than wanted */
+    double speed_min; /* of the slowest node, as NodeEntry.speed; 1 where none is known */
+    uint64_t experts_without_copy;    /* over all layers of the table */
+    uint64_t experts_with_few_copies; /* at least one, fewer than wanted */
     ep_health_problem problems[EP_HEALTH_PROBLEMS_MAX];
 } ep_health;
 

@@ -20,20 +20,20 @@ typedef struct told_layer {
 typedef struct told_node {
     char name[EP_NODE_NAME_BYTES];
     uint64_t incarnation;
-    uint64_t used;               /* sums->clock when it last reported */
-    size_t layers_count;         /* up to sums->layers_count */
-    told_layer *layers;          /* by index in sums->layers */
+    uint64_t used;       /* sums->clock when it last reported */
+    size_t layers_count; /* up to sums->layers_count */
+    told_layer *layers;  /* by index in sums->layers */
 } told_node;
 
 struct ep_load_sums {
     pthread_mutex_t lock;
     uint32_t nodes_max;
-    uint64_t clock;              /* reports so far */
+    uint64_t clock; /* reports so far */
     size_t nodes_count;
     told_node *nodes;
     size_t layers_count;
-    ep_load_layer *layers;       /* sorted when read */
-    size_t likely;               /* index after the layer found last: reports name layers in one order */
+    ep_load_layer *layers; /* sorted when read */
+    size_t likely;         /* index after the layer found last: reports name layers in one order */
 };
 
 ep_err ep_load_sums_create(uint32_t nodes_max, ep_load_sums **out_sums)
@@ -106,12 +106,14 @@ static told_node *find_node(ep_load_sums *sums, const char *name, uint64_t incar
 }
 
 /* SIZE_MAX: no memory. */
-static size_t find_layer(ep_load_sums *sums, const char *model, const char *version, uint32_t layer, uint32_t experts)
+static size_t find_layer(ep_load_sums *sums, const char *model, const char *version, uint32_t layer,
+                         uint32_t experts)
 {
     for (size_t n = 0; n < sums->layers_count; n++) {
         size_t i = (sums->likely + n) % sums->layers_count;
         const ep_load_layer *known = &sums->layers[i];
-        if (known->layer == layer && known->experts == experts && strcmp(known->model, model) == 0 && strcmp(known->version, version) == 0) {
+        if (known->layer == layer && known->experts == experts &&
+            strcmp(known->model, model) == 0 && strcmp(known->version, version) == 0) {
             sums->likely = i + 1;
             return i;
         }
@@ -143,7 +145,8 @@ static told_layer *find_told(const ep_load_sums *sums, told_node *node, size_t l
         if (grown == NULL) {
             return NULL;
         }
-        memset(grown + node->layers_count, 0, (sums->layers_count - node->layers_count) * sizeof(*grown));
+        memset(grown + node->layers_count, 0,
+               (sums->layers_count - node->layers_count) * sizeof(*grown));
         node->layers = grown;
         node->layers_count = sums->layers_count;
     }
@@ -152,20 +155,25 @@ static told_layer *find_told(const ep_load_sums *sums, told_node *node, size_t l
 
 /* ---- a node's report ---- */
 
-static ep_err check_load(const char *node, const Expertd__V1__LayerLoad *load, uint32_t experts, ep_error *out_error)
+static ep_err check_load(const char *node, const Expertd__V1__LayerLoad *load, uint32_t experts,
+                         ep_error *out_error)
 {
     if (load->n_experts != load->n_slots || load->n_experts > experts) {
-        return BAD("node %s: loads of model %.60s layer %" PRIu32 " have %zu experts and %zu slots: allowed the same number, up to %" PRIu32, node,
-                   load->model, load->layer, load->n_experts, load->n_slots, experts);
+        return BAD("node %s: loads of model %.60s layer %" PRIu32
+                   " have %zu experts and %zu slots: allowed the same number, up to %" PRIu32,
+                   node, load->model, load->layer, load->n_experts, load->n_slots, experts);
     }
     for (size_t i = 0; i < load->n_experts; i++) {
         if (load->experts[i] >= experts || (i > 0 && load->experts[i] <= load->experts[i - 1])) {
-            return BAD("node %s: loads of model %.60s layer %" PRIu32 " name expert %" PRIu32 ": allowed 0..%" PRIu32 ", ascending", node,
-                       load->model, load->layer, load->experts[i], experts - 1);
+            return BAD("node %s: loads of model %.60s layer %" PRIu32 " name expert %" PRIu32
+                       ": allowed 0..%" PRIu32 ", ascending",
+                       node, load->model, load->layer, load->experts[i], experts - 1);
         }
         if (load->slots[i] > EP_LOAD_SLOTS_MAX) {
-            return BAD("node %s: loads of model %.60s layer %" PRIu32 " expert %" PRIu32 " are %" PRIu64 ": allowed 0..%llu", node, load->model,
-                       load->layer, load->experts[i], load->slots[i], EP_LOAD_SLOTS_MAX);
+            return BAD("node %s: loads of model %.60s layer %" PRIu32 " expert %" PRIu32
+                       " are %" PRIu64 ": allowed 0..%llu",
+                       node, load->model, load->layer, load->experts[i], load->slots[i],
+                       EP_LOAD_SLOTS_MAX);
         }
     }
     return EP_OK;
@@ -215,15 +223,16 @@ static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, ui
     return EP_OK;
 }
 
-static ep_err take_layer(ep_load_sums *sums, told_node *node, const Expertd__V1__LayerLoad *load, uint32_t experts)
+static ep_err take_layer(ep_load_sums *sums, told_node *node, const Expertd__V1__LayerLoad *load,
+                         uint32_t experts)
 {
     size_t index = find_layer(sums, load->model, load->version, load->layer, experts);
     told_layer *told = index != SIZE_MAX ? find_told(sums, node, index) : NULL;
     return told != NULL ? take_load(told, load, sums->layers[index].counts) : EP_ERR_NO_MEMORY;
 }
 
-ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, void *arg, const Expertd__V1__HeartbeatRequest *request,
-                         ep_error *out_error)
+ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, void *arg,
+                         const Expertd__V1__HeartbeatRequest *request, ep_error *out_error)
 {
     ep_err err = EP_OK;
     if (request->n_loads == 0) {
@@ -241,10 +250,13 @@ ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, vo
         }
     }
     pthread_mutex_unlock(&sums->lock);
-    return err == EP_ERR_NO_MEMORY ? ep_error_set(out_error, err, "no memory for the loads of node %s", request->node) : err;
+    return err == EP_ERR_NO_MEMORY
+               ? ep_error_set(out_error, err, "no memory for the loads of node %s", request->node)
+               : err;
 }
 
-void ep_load_sums_add_probabilities(ep_load_sums *sums, const char *model, const char *version, uint32_t layer, uint32_t experts,
+void ep_load_sums_add_probabilities(ep_load_sums *sums, const char *model, const char *version,
+                                    uint32_t layer, uint32_t experts,
                                     const double *probability_sums, uint64_t tokens)
 {
     pthread_mutex_lock(&sums->lock);
@@ -278,7 +290,8 @@ static bool copy_layer(const ep_load_layer *from, ep_load_layer *to)
         return false;
     }
     memcpy(to->counts, from->counts, from->experts * sizeof(*to->counts));
-    memcpy(to->probability_sums, from->probability_sums, from->experts * sizeof(*to->probability_sums));
+    memcpy(to->probability_sums, from->probability_sums,
+           from->experts * sizeof(*to->probability_sums));
     return true;
 }
 

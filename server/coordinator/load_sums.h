@@ -25,27 +25,29 @@ ep_err ep_load_sums_create(uint32_t nodes_max, ep_load_sums **out_sums);
 void ep_load_sums_destroy(ep_load_sums *sums);
 
 /* Routed experts of a layer; 0: not known. */
-typedef uint32_t (*ep_load_experts_func)(void *arg, const char *model, const char *version, uint32_t layer);
+typedef uint32_t (*ep_load_experts_func)(void *arg, const char *model, const char *version,
+                                         uint32_t layer);
 
 /*
  * A heartbeat's loads. Layers that nobody knows are left out. Errors: INVALID_ARGUMENT naming
  * layer, field, value, allowed range (nothing of that layer or later ones is added); NO_MEMORY
  * (they come again too).
  */
-ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, void *arg, const Expertd__V1__HeartbeatRequest *request,
-                         ep_error *out_error);
+ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, void *arg,
+                         const Expertd__V1__HeartbeatRequest *request, ep_error *out_error);
 /* Probabilities of `tokens` tokens of a layer with so many experts, added up per expert. */
-void ep_load_sums_add_probabilities(ep_load_sums *sums, const char *model, const char *version, uint32_t layer, uint32_t experts,
+void ep_load_sums_add_probabilities(ep_load_sums *sums, const char *model, const char *version,
+                                    uint32_t layer, uint32_t experts,
                                     const double *probability_sums, uint64_t tokens);
 
 typedef struct ep_load_layer {
     char model[EP_MODEL_NAME_BYTES];
     char version[EP_VERSION_BYTES];
     uint32_t layer;
-    uint32_t experts;            /* E */
-    uint64_t *counts;            /* [E] */
-    double *probability_sums;    /* [E] */
-    uint64_t tokens;             /* whose logits were seen */
+    uint32_t experts;         /* E */
+    uint64_t *counts;         /* [E] */
+    double *probability_sums; /* [E] */
+    uint64_t tokens;          /* whose logits were seen */
 } ep_load_layer;
 
 /* A copy of everything, by model, version, layer; freed with ep_load_layers_free. Errors:

@@ -10,10 +10,16 @@
 #include "options/options_internal.h"
 
 static const ep_option elsewhere_options[] = {
-    {.name = "hedge_permille", .type = EP_OPTION_INT, .max = EP_HEDGE_PERMILLE_MAX,
-     .help = "Of 1000 frames of a caller, how many may be sent to another copy when the answer is late; 0: none"},
-    {.name = "step_group_us", .type = EP_OPTION_US, .max = EP_STEP_GROUP_US_MAX,
-     .help = "How long nodes let a call of a step group wait for the other ranks of its step; 0: not at all"},
+    {.name = "hedge_permille",
+     .type = EP_OPTION_INT,
+     .max = EP_HEDGE_PERMILLE_MAX,
+     .help = "Of 1000 frames of a caller, how many may be sent to another copy when the answer is "
+             "late; 0: none"},
+    {.name = "step_group_us",
+     .type = EP_OPTION_US,
+     .max = EP_STEP_GROUP_US_MAX,
+     .help = "How long nodes let a call of a step group wait for the other ranks of its step; 0: "
+             "not at all"},
 };
 
 /* The keys of the coordinator's own configuration have their ranges and words there. */
@@ -42,7 +48,8 @@ const ep_option *ep_policy_option(ep_policy_key key)
 {
     const bool is_own = rows[key].elsewhere == NULL;
     const ep_option *options = is_own ? ep_coordinator_options.options : elsewhere_options;
-    const size_t count = is_own ? ep_coordinator_options.options_count : EP_ARRAY_COUNT(elsewhere_options);
+    const size_t count =
+        is_own ? ep_coordinator_options.options_count : EP_ARRAY_COUNT(elsewhere_options);
     const size_t index = ep_options_find(options, count, rows[key].name);
     EP_ASSERT(index < count);
     return &options[index];
@@ -84,17 +91,19 @@ static ep_err unknown_key(const char *name, ep_error *out_error)
     char known[256] = "";
     size_t used = 0;
     for (int key = 0; key < EP_POLICY_KEYS; key++) {
-        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s", key > 0 ? ", " : "", rows[key].name);
+        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s", key > 0 ? ", " : "",
+                                 rows[key].name);
     }
-    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the policy has no key '%.80s', allowed: %s", name, known);
+    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                        "the policy has no key '%.80s', allowed: %s", name, known);
 }
 
 static ep_err parse(ep_policy_key key, const char *text, uint64_t *out_number, ep_error *out_error)
 {
     const ep_option *option = ep_policy_option(key);
     ep_option_value value = {0};
-    ep_err err =
-        ep_option_set_scalar(option, option->name, text, (ep_value_source){.origin = "policy"}, &value, out_error);
+    ep_err err = ep_option_set_scalar(option, option->name, text,
+                                      (ep_value_source){.origin = "policy"}, &value, out_error);
     if (err != EP_OK) {
         out_error->code = err == EP_ERR_BAD_CONFIG ? EP_ERR_INVALID_ARGUMENT : err;
         return out_error->code;
@@ -105,8 +114,8 @@ static ep_err parse(ep_policy_key key, const char *text, uint64_t *out_number, e
 }
 
 ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_config *configured,
-                       const ep_policy_change *changes, size_t count, const char *who, uint64_t unix_now,
-                       ep_policy *out_policy, ep_error *out_error)
+                       const ep_policy_change *changes, size_t count, const char *who,
+                       uint64_t unix_now, ep_policy *out_policy, ep_error *out_error)
 {
     ep_policy next = *policy;
     uint32_t seen = 0;
@@ -118,8 +127,8 @@ ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_confi
             return unknown_key(changes[i].key, out_error);
         }
         if (seen & 1u << key) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "policy: %s is given twice, allowed: once",
-                                rows[key].name);
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "policy: %s is given twice, allowed: once", rows[key].name);
         }
         seen |= 1u << key;
         ep_policy_value *value = &next.values[key];
@@ -135,14 +144,16 @@ ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_confi
         const char *unused = ep_policy_unused(key, configured);
         if (unused != NULL) {
             return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                                "policy: %s %s, and this coordinator has placement: %s", rows[key].name, unused,
-                                ep_coordinator_state_policy(configured));
+                                "policy: %s %s, and this coordinator has placement: %s",
+                                rows[key].name, unused, ep_coordinator_state_policy(configured));
         }
         if (value->revision == 0 || value->number != number) {
             is_change = true;
-            *value = (ep_policy_value){.revision = policy->revision + 1, .number = number, .set_at = unix_now};
+            *value = (ep_policy_value){
+                .revision = policy->revision + 1, .number = number, .set_at = unix_now};
             snprintf(value->who, sizeof(value->who), "%s",
-                     who[0] != 0 && ep_text_printable_bytes(who, false) == strlen(who) ? who : "unknown");
+                     who[0] != 0 && ep_text_printable_bytes(who, false) == strlen(who) ? who
+                                                                                       : "unknown");
         }
     }
     next.revision += is_change;
@@ -158,12 +169,14 @@ void ep_policy_in_force(const ep_policy *policy, const ep_coordinator_state_conf
     if (rate->revision != 0 && ep_policy_unused(EP_POLICY_MOVE_RATE, configured) == NULL) {
         out_config->move_rate = rate->number;
     }
-    uint32_t *const fields[EP_POLICY_KEYS] = {[EP_POLICY_DECODE_TOKENS_MAX] = &out_config->decode_tokens_max,
+    uint32_t *const fields[EP_POLICY_KEYS] = {[EP_POLICY_DECODE_TOKENS_MAX] =
+                                                  &out_config->decode_tokens_max,
                                               [EP_POLICY_COPIES] = &out_config->copies,
                                               [EP_POLICY_SPARE_COPIES] = &out_config->spare_copies};
     for (int key = 0; key < EP_POLICY_KEYS; key++) {
         const ep_policy_value *value = &policy->values[key];
-        if (fields[key] != NULL && value->revision != 0 && ep_policy_unused((ep_policy_key)key, configured) == NULL) {
+        if (fields[key] != NULL && value->revision != 0 &&
+            ep_policy_unused((ep_policy_key)key, configured) == NULL) {
             *fields[key] = (uint32_t)value->number;
         }
     }

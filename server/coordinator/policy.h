@@ -42,8 +42,8 @@ typedef struct ep_policy_change {
  * FAILED_PRECONDITION for a key that this configuration does not use; NO_MEMORY.
  */
 ep_err ep_policy_apply(const ep_policy *policy, const ep_coordinator_state_config *configured,
-                       const ep_policy_change *changes, size_t count, const char *who, uint64_t unix_now,
-                       ep_policy *out_policy, ep_error *out_error);
+                       const ep_policy_change *changes, size_t count, const char *who,
+                       uint64_t unix_now, ep_policy *out_policy, ep_error *out_error);
 
 /* The configuration with what the policy sets in it. */
 void ep_policy_in_force(const ep_policy *policy, const ep_coordinator_state_config *configured,

@@ -32,8 +32,9 @@ static ep_err fill_configured(report *r, ep_policy_key key, const ep_reload *rel
     const ep_options_spec *spec = reload->started->spec;
     const ep_option *option = ep_policy_option(key);
     ep_options_entry entry;
-    ep_err err = ep_options_entry_read(ep_reload_in_force(reload, option),
-                                       ep_options_find(spec->options, spec->options_count, option->name), &entry);
+    ep_err err = ep_options_entry_read(
+        ep_reload_in_force(reload, option),
+        ep_options_find(spec->options, spec->options_count, option->name), &entry);
     if (err == EP_OK) {
         r->configured[key] = entry.value;
         r->entries[key].value = entry.value;
@@ -73,19 +74,22 @@ static ep_err fill_entry(report *r, ep_policy_key key, const ep_reload *reload)
 }
 
 ep_err ep_policy_report_answer(ep_coordinator_service *service, const ep_reload *reload,
-                               const Expertd__V1__PolicyRequest *request, Expertd__V1__PolicyReply_Closure closure,
-                               void *closure_data, ep_error *out_error)
+                               const Expertd__V1__PolicyRequest *request,
+                               Expertd__V1__PolicyReply_Closure closure, void *closure_data,
+                               ep_error *out_error)
 {
     ep_policy_change changes[CHANGES_MAX];
     report *r = calloc(1, sizeof(*r));
     if (request->n_changes > CHANGES_MAX) {
         free(r);
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%zu changes of the policy at once, allowed 0..%d",
-                            request->n_changes, CHANGES_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%zu changes of the policy at once, allowed 0..%d", request->n_changes,
+                            CHANGES_MAX);
     }
     for (size_t i = 0; i < request->n_changes; i++) {
         const Expertd__V1__PolicyChange *change = request->changes[i];
-        changes[i] = (ep_policy_change){.key = change->key, .value = change->unset ? NULL : change->value};
+        changes[i] =
+            (ep_policy_change){.key = change->key, .value = change->unset ? NULL : change->value};
     }
     const ep_policy_order order = {.changes = changes,
                                    .count = request->n_changes,
@@ -121,12 +125,14 @@ ep_err ep_policy_report_answer(ep_coordinator_service *service, const ep_reload 
     return err;
 }
 
-bool ep_policy_report_override(ep_coordinator_service *service, const char *name, ep_admin_override *out_override)
+bool ep_policy_report_override(ep_coordinator_service *service, const char *name,
+                               ep_admin_override *out_override)
 {
     const ep_policy_order order = {.count = 0};
     const ep_policy_key key = ep_policy_find(name);
     ep_policy_view view;
-    if (key == EP_POLICY_KEYS || ep_coordinator_service_policy(service, &order, &view, NULL) != EP_OK) {
+    if (key == EP_POLICY_KEYS ||
+        ep_coordinator_service_policy(service, &order, &view, NULL) != EP_OK) {
         return false;
     }
     const ep_policy_value *value = &view.policy.values[key];

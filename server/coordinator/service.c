@@ -30,8 +30,8 @@ typedef struct watcher {
 typedef struct logged_node {
     uint32_t node_id;
     char name[EP_NODE_NAME_BYTES];
-    const char *state;           /* static text */
-    bool is_there;               /* scratch of one pass */
+    const char *state; /* static text */
+    bool is_there;     /* scratch of one pass */
 } logged_node;
 
 struct ep_coordinator_service {
@@ -45,21 +45,21 @@ struct ep_coordinator_service {
     uint64_t started_ns;
     uint64_t ticked_ns;
     uint64_t balanced_ns;
-    ep_table_store *store;       /* NULL: memory */
-    ep_table_keeper *keeper;     /* NULL: memory */
-    uint64_t revision_kept;      /* of the cluster, the newest that is written */
-    uint64_t revision_asked;     /* the newest that the keeper was told of */
-    uint64_t policy_changed;     /* of the cluster, when the policy was set last */
-    ep_policy policy_served;     /* what nodes have, as served */
+    ep_table_store *store;   /* NULL: memory */
+    ep_table_keeper *keeper; /* NULL: memory */
+    uint64_t revision_kept;  /* of the cluster, the newest that is written */
+    uint64_t revision_asked; /* the newest that the keeper was told of */
+    uint64_t policy_changed; /* of the cluster, when the policy was set last */
+    ep_policy policy_served; /* what nodes have, as served */
     /* what watchers have; with a store older than the cluster's while that is not written */
     ep_routing_table *served;
-    ep_epoch committed;          /* of the moment of served */
+    ep_epoch committed; /* of the moment of served */
     ep_err placement_error_logged;
     char copy_error_logged[EP_ERROR_TEXT_BYTES];
     char left_out_logged[EP_ERROR_TEXT_BYTES];
     char refusal_logged[EP_ERROR_TEXT_BYTES];
     const ep_pool_watch *pool_watch; /* NULL: memory is not judged */
-    ep_tls_watch *tls_watch;   /* NULL: nor is the coordinator's certificate */
+    ep_tls_watch *tls_watch;         /* NULL: nor is the coordinator's certificate */
     size_t logged_count;
     logged_node *logged;
     ep_coordinator_stats stats;
@@ -84,7 +84,8 @@ static Expertd__V1__Epoch epoch_message(ep_epoch epoch)
 }
 
 /* Sends the table to one watcher that has an older one. */
-static void send_snapshot(watcher *w, const ep_routing_table *table, const Expertd__V1__PlacementSnapshot *snapshot)
+static void send_snapshot(watcher *w, const ep_routing_table *table,
+                          const Expertd__V1__PlacementSnapshot *snapshot)
 {
     if (ep_epoch_compare(w->have, table->epoch) < 0) {
         w->have = table->epoch;
@@ -104,7 +105,8 @@ static logged_node *find_logged(ep_coordinator_service *self, size_t likely, uin
     return NULL;
 }
 
-static void log_state(ep_coordinator_service *self, size_t index, const ep_coordinator_state_node_view *view, uint64_t now_ns)
+static void log_state(ep_coordinator_service *self, size_t index,
+                      const ep_coordinator_state_node_view *view, uint64_t now_ns)
 {
     logged_node *node = find_logged(self, index, view->node_id);
     if (node == NULL) {
@@ -119,7 +121,8 @@ static void log_state(ep_coordinator_service *self, size_t index, const ep_coord
     } else if (node->state != view->state) {
         bool is_bad = strcmp(view->state, "suspect") == 0 || strcmp(view->state, "degraded") == 0;
         node->state = view->state;
-        ep_log(is_bad ? EP_LOG_WARN : EP_LOG_INFO, "node-state", EP_KV(node, node->name), EP_KV(state, view->state),
+        ep_log(is_bad ? EP_LOG_WARN : EP_LOG_INFO, "node-state", EP_KV(node, node->name),
+               EP_KV(state, view->state),
                EP_KV(silent_ms, (now_ns - view->last_seen_ns) / EP_NS_PER_MS),
                EP_KV(hint, is_bad ? "see expertctl doctor, and the node's log" : NULL));
     }
@@ -148,8 +151,9 @@ static void log_nodes(ep_coordinator_service *self)
 
 /* Lock held. Serves a table and tells watchers; nodes may drop what an older one needed, and go by
  * the policy. */
-static void adopt(ep_coordinator_service *self, ep_routing_table *table, const Expertd__V1__PlacementSnapshot *snapshot,
-                  ep_epoch committed, const ep_policy *policy)
+static void adopt(ep_coordinator_service *self, ep_routing_table *table,
+                  const Expertd__V1__PlacementSnapshot *snapshot, ep_epoch committed,
+                  const ep_policy *policy)
 {
     self->committed = committed;
     self->policy_served = *policy;
@@ -164,8 +168,9 @@ static void adopt(ep_coordinator_service *self, ep_routing_table *table, const E
         send_snapshot(w, table, snapshot);
         (void)EP_FAILPOINT(publish_first_watcher);
     }
-    ep_log(EP_LOG_INFO, "table-published", EP_KV(term, table->epoch.term), EP_KV(epoch, table->epoch.number),
-           EP_KV(nodes, table->nodes_count), EP_KV(layers, table->layers_count));
+    ep_log(EP_LOG_INFO, "table-published", EP_KV(term, table->epoch.term),
+           EP_KV(epoch, table->epoch.number), EP_KV(nodes, table->nodes_count),
+           EP_KV(layers, table->layers_count));
     (void)EP_FAILPOINT(publish_announced);
 }
 
@@ -183,8 +188,9 @@ static bool encode_news(const ep_routing_table *served, const ep_routing_table *
         return true;
     }
     *out_snapshot = NULL;
-    ep_log(EP_LOG_ERROR, "table-encode-failed", EP_KV(term, table->epoch.term), EP_KV(epoch, table->epoch.number),
-           EP_KV(reason, ep_err_text(err)), EP_KV(effect, "the table before is served"));
+    ep_log(EP_LOG_ERROR, "table-encode-failed", EP_KV(term, table->epoch.term),
+           EP_KV(epoch, table->epoch.number), EP_KV(reason, ep_err_text(err)),
+           EP_KV(effect, "the table before is served"));
     return false;
 }
 
@@ -296,22 +302,27 @@ static bool on_written(void *arg, const ep_table_job *job)
         ep_placement_snapshot_free(snapshot);
     }
     if (had_failed) {
-        ep_log(EP_LOG_INFO, "store-works", EP_KV(path, self->store->place), EP_KV(effect, "it is written again"));
+        ep_log(EP_LOG_INFO, "store-works", EP_KV(path, self->store->place),
+               EP_KV(effect, "it is written again"));
     }
     return good;
 }
 
 /* A connection speaks for the node of its Hello only. */
-static ep_err check_name_said(const ep_rpc_call *call, const char *what, const char *node, ep_error *out_error)
+static ep_err check_name_said(const ep_rpc_call *call, const char *what, const char *node,
+                              ep_error *out_error)
 {
     const char *said = ep_rpc_call_peer_node(call);
     if (strcmp(said, node) == 0) {
         return EP_OK;
     }
-    return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "node '%s' may not %s '%s': the name differs from its Hello", said, what, node);
+    return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
+                        "node '%s' may not %s '%s': the name differs from its Hello", said, what,
+                        node);
 }
 
-static ep_err check_host(const ep_coordinator_state_config *config, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
+static ep_err check_host(const ep_coordinator_state_config *config,
+                         const Expertd__V1__RegisterRequest *request, ep_error *out_error)
 {
     char rules[256] = "";
     size_t used = 0;
@@ -320,30 +331,35 @@ static ep_err check_host(const ep_coordinator_state_config *config, const Expert
             return EP_OK;
         }
         if (used < sizeof(rules)) {
-            used += (size_t)snprintf(rules + used, sizeof(rules) - used, "%s%s", i > 0 ? ", " : "", config->advertise_allow[i]);
+            used += (size_t)snprintf(rules + used, sizeof(rules) - used, "%s%s", i > 0 ? ", " : "",
+                                     config->advertise_allow[i]);
         }
     }
     return config->advertise_allow_count == 0
                ? EP_OK
                : ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
-                              "node %s: the url '%.100s' is outside this coordinator's advertise_allow; allowed hosts: %s", request->node,
-                              request->url, rules);
+                              "node %s: the url '%.100s' is outside this coordinator's "
+                              "advertise_allow; allowed hosts: %s",
+                              request->node, request->url, rules);
 }
 
 /* What every client would dial, and show its token. */
-static ep_err check_url(const ep_coordinator_state_config *config, const Expertd__V1__RegisterRequest *request, ep_error *out_error)
+static ep_err check_url(const ep_coordinator_state_config *config,
+                        const Expertd__V1__RegisterRequest *request, ep_error *out_error)
 {
     ep_node_urls allowed = config->node_urls;
     bool tls = strncmp(request->url, "tls+tcp://", strlen("tls+tcp://")) == 0;
     bool plain = strncmp(request->url, "tcp://", strlen("tcp://")) == 0;
     if (ep_lane_for_url(request->url) == NULL || (allowed != EP_NODE_URLS_ANY && !tls && !plain)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "node %s: no lane serves the url '%.100s' between hosts, allowed tcp://host:port and tls+tcp://host:port",
+                            "node %s: no lane serves the url '%.100s' between hosts, allowed "
+                            "tcp://host:port and tls+tcp://host:port",
                             request->node, request->url);
     }
     if (allowed == EP_NODE_URLS_TLS && !tls) {
         return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
-                            "node %s: the url '%.100s' is plain text, and this coordinator listens with TLS; allowed tls+tcp://host:port "
+                            "node %s: the url '%.100s' is plain text, and this coordinator listens "
+                            "with TLS; allowed tls+tcp://host:port "
                             "(advertise_url, or listen, of the node)",
                             request->node, request->url);
     }
@@ -352,8 +368,8 @@ static ep_err check_url(const ep_coordinator_state_config *config, const Expertd
 
 /* What the state cannot judge: that the caller speaks for itself, and that others can and may dial
  * its address. */
-static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call *call, const Expertd__V1__RegisterRequest *request,
-                           ep_error *out_error)
+static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call *call,
+                           const Expertd__V1__RegisterRequest *request, ep_error *out_error)
 {
     if (check_name_said(call, "register", request->node, out_error) != EP_OK) {
         return out_error->code;
@@ -362,7 +378,8 @@ static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call
 }
 
 /* Lock held. What nodes read of the policy, as far as it is written; NULL: nothing. */
-static Expertd__V1__NodePolicy *node_policy(const ep_coordinator_service *self, Expertd__V1__NodePolicy *out_policy)
+static Expertd__V1__NodePolicy *node_policy(const ep_coordinator_service *self,
+                                            Expertd__V1__NodePolicy *out_policy)
 {
     const ep_policy *policy = &self->policy_served;
     const ep_policy_value *window = &policy->values[EP_POLICY_STEP_GROUP_US];
@@ -376,8 +393,9 @@ static Expertd__V1__NodePolicy *node_policy(const ep_coordinator_service *self, 
     return out_policy;
 }
 
-static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__RegisterRequest *request,
-                        Expertd__V1__RegisterReply_Closure closure, void *closure_data)
+static void on_register_node(Expertd__V1__Coordinator_Service *rpc,
+                             const Expertd__V1__RegisterRequest *request,
+                             Expertd__V1__RegisterReply_Closure closure, void *closure_data)
 {
     ep_coordinator_service *self = self_of(rpc);
     Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
@@ -386,10 +404,12 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     (void)EP_FAILPOINT(register_received);
     pthread_mutex_lock(&self->lock);
     if (err == EP_OK) {
-        err = ep_coordinator_state_register(self->cluster, ep_clock_now_ns(), request, &reply.node_id, &error);
+        err = ep_coordinator_state_register(self->cluster, ep_clock_now_ns(), request,
+                                            &reply.node_id, &error);
     }
     if (err == EP_OK) {
-        err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
+        err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments,
+                                               &reply.n_assignments);
         if (err != EP_OK) {
             ep_error_set(&error, err, "no memory for the assignment of node %s", request->node);
         }
@@ -400,7 +420,8 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
         strcpy(self->refusal_logged, error.text);
         pthread_mutex_unlock(&self->lock);
         if (is_new) {
-            ep_log(EP_LOG_WARN, "register-refused", EP_KV(node, request->node), EP_KV(reason, error.text));
+            ep_log(EP_LOG_WARN, "register-refused", EP_KV(node, request->node),
+                   EP_KV(reason, error.text));
         }
         finish_error(closure_data, &error);
         return;
@@ -418,7 +439,8 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
     reply.committed = &committed;
     reply.policy = node_policy(self, &policy);
     /* Without memory: none, until the first heartbeat. */
-    (void)ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours, &reply.n_neighbours);
+    (void)ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours,
+                                          &reply.n_neighbours);
     (void)EP_FAILPOINT(register_before_reply);
     /* names in the assignments belong to the cluster: still under the lock */
     closure(&reply, closure_data);
@@ -430,19 +452,20 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc, const Expert
 }
 
 /* Lock held. What a node that asked to be emptied wants to know. */
-static void fill_leaving(ep_coordinator_service *self, const Expertd__V1__HeartbeatRequest *request, ep_coordinator_drain *drain,
-                         Expertd__V1__HeartbeatReply *reply)
+static void fill_leaving(ep_coordinator_service *self, const Expertd__V1__HeartbeatRequest *request,
+                         ep_coordinator_drain *drain, Expertd__V1__HeartbeatReply *reply)
 {
     if (strcmp(request->state, "leaving") == 0) {
         ep_coordinator_state_leaving(self->cluster, request->node, drain);
-        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster), self->served, false,
-                                 drain);
+        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster),
+                                 self->served, false, drain);
         reply->copies_listed = drain->copies_to_move;
         reply->note = drain->note;
     }
 }
 
-static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__HeartbeatRequest *request,
+static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc,
+                         const Expertd__V1__HeartbeatRequest *request,
                          Expertd__V1__HeartbeatReply_Closure closure, void *closure_data)
 {
     ep_coordinator_service *self = self_of(rpc);
@@ -457,14 +480,18 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
     }
     pthread_mutex_lock(&self->lock);
     self->stats.heartbeats++;
-    ep_err err = ep_coordinator_state_heartbeat(self->cluster, ep_clock_now_ns(), request, &reregister, &error);
+    ep_err err = ep_coordinator_state_heartbeat(self->cluster, ep_clock_now_ns(), request,
+                                                &reregister, &error);
     if (err == EP_OK && !reregister) {
-        err = ep_load_sums_take(self->loads, ep_coordinator_state_layer_experts, self->cluster, request, &error);
+        err = ep_load_sums_take(self->loads, ep_coordinator_state_layer_experts, self->cluster,
+                                request, &error);
     }
     ep_epoch current = ep_coordinator_state_assignment_epoch(self->cluster);
-    bool outdated = request->epoch == NULL || request->epoch->term != current.term || request->epoch->number != current.number;
+    bool outdated = request->epoch == NULL || request->epoch->term != current.term ||
+                    request->epoch->number != current.number;
     if (err == EP_OK && !reregister && outdated) {
-        err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments, &reply.n_assignments);
+        err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments,
+                                               &reply.n_assignments);
         reply.has_assignments = err == EP_OK;
         if (err != EP_OK) {
             ep_error_set(&error, err, "no memory for the assignment of node %s", request->node);
@@ -472,7 +499,8 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc, const Expertd__V
     }
     announce(self);
     if (err == EP_OK) {
-        err = ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours, &reply.n_neighbours);
+        err = ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours,
+                                              &reply.n_neighbours);
         if (err != EP_OK) {
             ep_error_set(&error, err, "no memory for the neighbours of node %s", request->node);
         }
@@ -523,8 +551,9 @@ static void on_watch_cancelled(void *arg, ep_rpc_call *call)
     }
 }
 
-static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__WatchPlacementRequest *request,
-                     Expertd__V1__PlacementSnapshot_Closure closure, void *closure_data)
+static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc,
+                               const Expertd__V1__WatchPlacementRequest *request,
+                               Expertd__V1__PlacementSnapshot_Closure closure, void *closure_data)
 {
     ep_coordinator_service *self = self_of(rpc);
     ep_error error;
@@ -561,7 +590,8 @@ static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc, const Expe
     ep_rpc_call_on_cancel(closure_data, on_watch_cancelled, self);
 }
 
-static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state_node_view *view, uint64_t now_ns)
+static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state_node_view *view,
+                       uint64_t now_ns)
 {
     expertd__v1__node_entry__init(entry);
     entry->node_id = view->node_id;
@@ -652,14 +682,16 @@ static bool status_init(ep_coordinator_service *self, status_parts *parts)
     reply->copies_waiting = ep_coordinator_state_copies_waiting(self->cluster, NULL, NULL);
     for (uint32_t m = 0; self->served != NULL && m < self->served->models_count; m++) {
         const ep_routing_model *model = &self->served->models[m];
-        parts->copies_waiting[m] = ep_coordinator_state_copies_waiting(self->cluster, model->name, model->version);
+        parts->copies_waiting[m] =
+            ep_coordinator_state_copies_waiting(self->cluster, model->name, model->version);
     }
     reply->copies = ep_coordinator_state_in_force(self->cluster)->copies;
     reply->watchers = self->stats.watchers;
     reply->uptime_us = (now_ns - self->started_ns) / EP_NS_PER_US;
     reply->store = self->store != NULL ? self->store->place : "memory";
     reply->store_error = self->stats.store_error.text;
-    reply->placement_error = (char *)(uintptr_t)ep_coordinator_state_placement_error(self->cluster)->text;
+    reply->placement_error =
+        (char *)(uintptr_t)ep_coordinator_state_placement_error(self->cluster)->text;
     reply->min_nodes = self->config.min_nodes;
     reply->copy_error = (char *)(uintptr_t)ep_coordinator_state_copy_error(self->cluster)->text;
     reply->software = (char *)(uintptr_t)ep_version_software();
@@ -670,14 +702,15 @@ static bool status_init(ep_coordinator_service *self, status_parts *parts)
     if (self->tls_watch != NULL) {
         ep_tls_watch_refusal(self->tls_watch, parts->tls_error);
     }
-    const ep_health_facts facts = {.cluster = reply,
-                                   .table = self->served,
-                                   .copies_waiting = parts->copies_waiting,
-                                   .move_rate = ep_coordinator_state_in_force(self->cluster)->move_rate,
-                                   .memory_error = memory.ok ? NULL : memory.text,
-                                   .tls_expiry = self->tls_watch != NULL ? ep_tls_watch_expiry(self->tls_watch) : 0,
-                                   .tls_error = parts->tls_error,
-                                   .unix_now = (uint64_t)time(NULL)};
+    const ep_health_facts facts = {
+        .cluster = reply,
+        .table = self->served,
+        .copies_waiting = parts->copies_waiting,
+        .move_rate = ep_coordinator_state_in_force(self->cluster)->move_rate,
+        .memory_error = memory.ok ? NULL : memory.text,
+        .tls_expiry = self->tls_watch != NULL ? ep_tls_watch_expiry(self->tls_watch) : 0,
+        .tls_error = parts->tls_error,
+        .unix_now = (uint64_t)time(NULL)};
     ep_health_judge(&facts, parts->health);
     return true;
 }
@@ -728,7 +761,8 @@ static bool status_init_whole(ep_coordinator_service *self, status_parts *parts)
     return true;
 }
 
-static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__Empty *request,
+static void on_cluster_status(Expertd__V1__Coordinator_Service *rpc,
+                              const Expertd__V1__Empty *request,
                               Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
 {
     ep_coordinator_service *self = self_of(rpc);
@@ -768,8 +802,9 @@ Expertd__V1__ClusterStatusReply *ep_coordinator_service_status(ep_coordinator_se
     return reply;
 }
 
-bool ep_coordinator_service_layer(ep_coordinator_service *self, const char *model, const char *version,
-                                  uint32_t layer, ep_coordinator_layer_view *out_view)
+bool ep_coordinator_service_layer(ep_coordinator_service *self, const char *model,
+                                  const char *version, uint32_t layer,
+                                  ep_coordinator_layer_view *out_view)
 {
     pthread_mutex_lock(&self->lock);
     bool good = ep_coordinator_state_layer(self->cluster, model, version, layer, out_view);
@@ -777,11 +812,13 @@ bool ep_coordinator_service_layer(ep_coordinator_service *self, const char *mode
     return good;
 }
 
-static void on_statistics(Expertd__V1__Coordinator_Service *rpc, const Expertd__V1__StatisticsRequest *request,
+static void on_statistics(Expertd__V1__Coordinator_Service *rpc,
+                          const Expertd__V1__StatisticsRequest *request,
                           Expertd__V1__StatisticsReply_Closure closure, void *closure_data)
 {
     ep_coordinator_service *self = self_of(rpc);
-    ep_statistics_answer(self->loads, ep_coordinator_service_balance, self, request, closure, closure_data);
+    ep_statistics_answer(self->loads, ep_coordinator_service_balance, self, request, closure,
+                         closure_data);
 }
 
 static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDINATOR__INIT(on_);
@@ -789,8 +826,11 @@ static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDI
 /* The table that was kept is served at once: its content is written already, and its term is. */
 static ep_err restore(ep_coordinator_service *self, const ep_coordinator_kept *kept)
 {
-    const ep_table_keeper_config config = {
-        .store = self->store, .take = on_take, .written = on_written, .failed = on_write_failed, .arg = self};
+    const ep_table_keeper_config config = {.store = self->store,
+                                           .take = on_take,
+                                           .written = on_written,
+                                           .failed = on_write_failed,
+                                           .arg = self};
     ep_err err = ep_coordinator_state_restore(self->cluster, self->started_ns, kept);
     if (err != EP_OK) {
         return err;
@@ -807,8 +847,9 @@ static ep_err restore(ep_coordinator_service *self, const ep_coordinator_kept *k
     return err;
 }
 
-ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_table_store *store,
-                                     const ep_coordinator_kept *kept, ep_coordinator_service **out_service)
+ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config,
+                                     ep_table_store *store, const ep_coordinator_kept *kept,
+                                     ep_coordinator_service **out_service)
 {
     ep_coordinator_service *self = calloc(1, sizeof(*self));
     if (self == NULL) {
@@ -866,7 +907,8 @@ static void balance_by_heat(ep_coordinator_service *self)
         return; /* the next time */
     }
     for (size_t l = 0; l < count; l++) {
-        ep_coordinator_state_take_heat(self->cluster, layers[l].model, layers[l].version, layers[l].layer, layers[l].counts, layers[l].experts);
+        ep_coordinator_state_take_heat(self->cluster, layers[l].model, layers[l].version,
+                                       layers[l].layer, layers[l].counts, layers[l].experts);
     }
     ep_load_layers_free(layers, count);
     ep_coordinator_state_rebalance(self->cluster);
@@ -881,7 +923,8 @@ void ep_coordinator_service_tick(ep_coordinator_service *self)
     /* who did not run heard nobody: heartbeats may still lie in sockets, or have come too late */
     if (gap_ns > 2 * period_ns) {
         ep_log(EP_LOG_WARN, "coordinator-blind", EP_KV(blind_ms, gap_ns / EP_NS_PER_MS),
-               EP_KV(reason, "this process did not run"), EP_KV(effect, "that time counts as no node's silence"),
+               EP_KV(reason, "this process did not run"),
+               EP_KV(effect, "that time counts as no node's silence"),
                EP_KV(hint, "give it CPU time, or see who stopped it"));
         ep_coordinator_state_excuse(self->cluster, now_ns, gap_ns);
     }
@@ -902,22 +945,25 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *self, const char *no
     ep_err err = ep_coordinator_state_drain(self->cluster, node, undo, out_drain, out_error);
     if (err == EP_OK) {
         announce(self);
-        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster), self->served, undo,
-                                 out_drain);
+        ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster),
+                                 self->served, undo, out_drain);
         if (out_drain->is_news) { /* who waits for the end asks again and again */
             ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", EP_KV(node, out_drain->node),
-                   EP_KV(state, out_drain->state), EP_KV(copies_to_move, out_drain->copies_to_move));
+                   EP_KV(state, out_drain->state),
+                   EP_KV(copies_to_move, out_drain->copies_to_move));
         }
     }
     pthread_mutex_unlock(&self->lock);
     return err;
 }
 
-ep_err ep_coordinator_service_set_default(ep_coordinator_service *self, const char *model, const char *version, char *out_before,
+ep_err ep_coordinator_service_set_default(ep_coordinator_service *self, const char *model,
+                                          const char *version, char *out_before,
                                           ep_error *out_error)
 {
     pthread_mutex_lock(&self->lock);
-    ep_err err = ep_coordinator_state_set_default(self->cluster, model, version, out_before, out_error);
+    ep_err err =
+        ep_coordinator_state_set_default(self->cluster, model, version, out_before, out_error);
     if (err == EP_OK) {
         announce(self);
         ep_log(EP_LOG_INFO, "default-version", EP_KV(model, model), EP_KV(version, version),
@@ -934,19 +980,22 @@ static bool policy_is_kept(const ep_coordinator_service *self)
 }
 
 /* Lock held. */
-static ep_err change_policy(ep_coordinator_service *self, const ep_policy_order *order, ep_error *out_error)
+static ep_err change_policy(ep_coordinator_service *self, const ep_policy_order *order,
+                            ep_error *out_error)
 {
     ep_policy next;
     const ep_policy *before = ep_coordinator_state_get_policy(self->cluster);
     const uint64_t revision = before->revision;
     if (order->has_expect_revision && order->expect_revision != revision) {
-        return ep_error_set(
-            out_error, EP_ERR_FAILED_PRECONDITION,
-            "the policy is at revision %llu, and %llu was expected: somebody changed it; see expertctl policy show",
-            (unsigned long long)revision, (unsigned long long)order->expect_revision);
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "the policy is at revision %llu, and %llu was expected: somebody "
+                            "changed it; see expertctl policy show",
+                            (unsigned long long)revision,
+                            (unsigned long long)order->expect_revision);
     }
-    ep_err err = ep_policy_apply(before, ep_coordinator_state_configured(self->cluster), order->changes, order->count,
-                                 order->who, (uint64_t)time(NULL), &next, out_error);
+    ep_err err =
+        ep_policy_apply(before, ep_coordinator_state_configured(self->cluster), order->changes,
+                        order->count, order->who, (uint64_t)time(NULL), &next, out_error);
     if (err != EP_OK || next.revision == revision) {
         return err;
     }
@@ -956,7 +1005,8 @@ static ep_err change_policy(ep_coordinator_service *self, const ep_policy_order 
     }
     self->policy_changed = ep_coordinator_state_revision(self->cluster);
     for (size_t i = 0; i < order->count; i++) {
-        ep_log(EP_LOG_INFO, "policy", EP_KV(revision, next.revision), EP_KV(key, order->changes[i].key),
+        ep_log(EP_LOG_INFO, "policy", EP_KV(revision, next.revision),
+               EP_KV(key, order->changes[i].key),
                EP_KV(value, order->changes[i].value != NULL ? order->changes[i].value : "unset"),
                EP_KV(who, order->who[0] != 0 ? order->who : NULL));
     }
@@ -968,7 +1018,9 @@ ep_err ep_coordinator_service_policy(ep_coordinator_service *self, const ep_poli
                                      ep_policy_view *out_view, ep_error *out_error)
 {
     pthread_mutex_lock(&self->lock);
-    ep_err err = order->count > 0 || order->has_expect_revision ? change_policy(self, order, out_error) : EP_OK;
+    ep_err err = order->count > 0 || order->has_expect_revision
+                     ? change_policy(self, order, out_error)
+                     : EP_OK;
     if (err == EP_OK) {
         *out_view = (ep_policy_view){.policy = *ep_coordinator_state_get_policy(self->cluster),
                                      .is_kept = policy_is_kept(self),
@@ -994,19 +1046,20 @@ ep_err ep_coordinator_service_plan(ep_coordinator_service *self, bool apply, boo
             copies += (*out_reply)->layers[l]->copies_to_load;
             bytes += (*out_reply)->layers[l]->bytes_to_load;
         }
-        ep_log(EP_LOG_INFO, "plan-applied", EP_KV(policy, (*out_reply)->policy), EP_KV(copies_to_load, copies),
-               EP_KV(bytes_to_load, bytes));
+        ep_log(EP_LOG_INFO, "plan-applied", EP_KV(policy, (*out_reply)->policy),
+               EP_KV(copies_to_load, copies), EP_KV(bytes_to_load, bytes));
     }
     pthread_mutex_unlock(&self->lock);
     return err;
 }
 
-bool ep_coordinator_service_balance(void *service, const char *model, const char *version, uint32_t layer,
-                                    ep_coordinator_balance *out_balance)
+bool ep_coordinator_service_balance(void *service, const char *model, const char *version,
+                                    uint32_t layer, ep_coordinator_balance *out_balance)
 {
     ep_coordinator_service *self = service;
     pthread_mutex_lock(&self->lock);
-    const bool is_known = ep_coordinator_state_balance(self->cluster, model, version, layer, out_balance);
+    const bool is_known =
+        ep_coordinator_state_balance(self->cluster, model, version, layer, out_balance);
     pthread_mutex_unlock(&self->lock);
     return is_known;
 }
@@ -1018,7 +1071,8 @@ void ep_coordinator_service_stop(ep_coordinator_service *self)
     pthread_mutex_unlock(&self->lock);
 }
 
-void ep_coordinator_service_watch(ep_coordinator_service *self, const ep_pool_watch *pool, ep_tls_watch *tls)
+void ep_coordinator_service_watch(ep_coordinator_service *self, const ep_pool_watch *pool,
+                                  ep_tls_watch *tls)
 {
     self->pool_watch = pool;
     self->tls_watch = tls;
@@ -1044,7 +1098,8 @@ ep_routing_table *ep_coordinator_service_table(ep_coordinator_service *self)
     return table;
 }
 
-void ep_coordinator_service_read_stats(ep_coordinator_service *self, ep_coordinator_stats *out_stats)
+void ep_coordinator_service_read_stats(ep_coordinator_service *self,
+                                       ep_coordinator_stats *out_stats)
 {
     ep_coordinator_state_node_view view;
     pthread_mutex_lock(&self->lock);

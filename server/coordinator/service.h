@@ -23,8 +23,9 @@ typedef struct ep_coordinator_service ep_coordinator_service;
 
 /* store (borrowed, its term begun) and kept (what it had, read only during the call): NULL for
  * state in memory. */
-ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config, ep_table_store *store,
-                                     const ep_coordinator_kept *kept, ep_coordinator_service **out_service);
+ep_err ep_coordinator_service_create(const ep_coordinator_state_config *config,
+                                     ep_table_store *store, const ep_coordinator_kept *kept,
+                                     ep_coordinator_service **out_service);
 /* After the rpc server is destroyed. NULL allowed. */
 void ep_coordinator_service_destroy(ep_coordinator_service *service);
 /* For ep_rpc_server_add_service. */
@@ -43,7 +44,8 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *service, const char 
                                     ep_coordinator_drain *out_drain, ep_error *out_error);
 
 /* As ep_coordinator_state_set_default. Any thread. */
-ep_err ep_coordinator_service_set_default(ep_coordinator_service *service, const char *model, const char *version, char *out_before,
+ep_err ep_coordinator_service_set_default(ep_coordinator_service *service, const char *model,
+                                          const char *version, char *out_before,
                                           ep_error *out_error);
 
 /* What is asked of the policy; count 0: nothing is changed. */
@@ -57,8 +59,8 @@ typedef struct ep_policy_order {
 
 typedef struct ep_policy_view {
     ep_policy policy;
-    bool is_kept;                /* written, and what watchers have is of it */
-    const char *store;           /* as in ClusterStatusReply, as the next */
+    bool is_kept;      /* written, and what watchers have is of it */
+    const char *store; /* as in ClusterStatusReply, as the next */
     char store_error[EP_ERROR_TEXT_BYTES];
     ep_coordinator_state_config configured;
 } ep_policy_view;
@@ -73,24 +75,25 @@ ep_err ep_coordinator_service_plan(ep_coordinator_service *service, bool apply, 
 
 /* As ep_coordinator_state_balance; service is an ep_coordinator_service: an
  * ep_statistics_balance_func. Any thread. */
-bool ep_coordinator_service_balance(void *service, const char *model, const char *version, uint32_t layer,
-                                    ep_coordinator_balance *out_balance);
+bool ep_coordinator_service_balance(void *service, const char *model, const char *version,
+                                    uint32_t layer, ep_coordinator_balance *out_balance);
 
 typedef struct ep_coordinator_stats {
-    ep_epoch epoch;                  /* number 0: no table yet */
-    uint32_t nodes_listed;           /* starting, serving or degraded */
+    ep_epoch epoch;        /* number 0: no table yet */
+    uint32_t nodes_listed; /* starting, serving or degraded */
     uint64_t watchers;
     uint64_t registrations;
     uint64_t heartbeats;
     uint64_t tables_published;
     uint64_t store_writes;
-    uint64_t store_errors;           /* failed writes; each is tried again */
+    uint64_t store_errors; /* failed writes; each is tried again */
     /* why the newest state is not written; code EP_OK: it is, or there is no store */
     ep_error store_error;
 } ep_coordinator_stats;
 /* Memory for frames is part of the judgement from now on. watch is borrowed until destroy; before
  * the rpc server listens. */
-void ep_coordinator_service_watch(ep_coordinator_service *service, const ep_pool_watch *pool, ep_tls_watch *tls);
+void ep_coordinator_service_watch(ep_coordinator_service *service, const ep_pool_watch *pool,
+                                  ep_tls_watch *tls);
 /* Judges the service now; free() it. NULL without memory. Any thread. */
 ep_health *ep_coordinator_service_judge(ep_coordinator_service *service);
 /* What ClusterStatus answers, freed with protobuf_c_message_free_unpacked, and the table of that
@@ -98,10 +101,12 @@ ep_health *ep_coordinator_service_judge(ep_coordinator_service *service);
 Expertd__V1__ClusterStatusReply *ep_coordinator_service_status(ep_coordinator_service *service,
                                                                ep_routing_table **out_table);
 /* As ep_coordinator_state_layer. Any thread. */
-bool ep_coordinator_service_layer(ep_coordinator_service *service, const char *model, const char *version,
-                                  uint32_t layer, ep_coordinator_layer_view *out_view);
+bool ep_coordinator_service_layer(ep_coordinator_service *service, const char *model,
+                                  const char *version, uint32_t layer,
+                                  ep_coordinator_layer_view *out_view);
 /* What watchers have, a reference; NULL before the first. Any thread. */
 ep_routing_table *ep_coordinator_service_table(ep_coordinator_service *service);
-void ep_coordinator_service_read_stats(ep_coordinator_service *service, ep_coordinator_stats *out_stats);
+void ep_coordinator_service_read_stats(ep_coordinator_service *service,
+                                       ep_coordinator_stats *out_stats);
 
 #endif

@@ -14,7 +14,8 @@
 
 static const char *const state_names[] = {"starting", "serving", "draining", "degraded", "suspect"};
 
-ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep_coordinator_state **out_cluster)
+ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config,
+                                   ep_coordinator_state **out_cluster)
 {
     ep_coordinator_state *cluster = calloc(1, sizeof(*cluster));
     if (cluster == NULL) {
@@ -87,10 +88,12 @@ cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char 
     return NULL;
 }
 
-uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name, const char *version)
+uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name,
+                            const char *version)
 {
     for (uint32_t i = 0; i < cluster->models_count; i++) {
-        if (strcmp(cluster->models[i].name, name) == 0 && strcmp(cluster->models[i].version, version) == 0) {
+        if (strcmp(cluster->models[i].name, name) == 0 &&
+            strcmp(cluster->models[i].version, version) == 0) {
             return i;
         }
     }
@@ -101,7 +104,8 @@ uint32_t cluster_find_layer(ep_coordinator_state *cluster, uint32_t model_index,
 {
     for (uint32_t n = 0; n < cluster->layers_count; n++) {
         uint32_t i = (cluster->likely_layer + n) % cluster->layers_count;
-        if (cluster->layers[i].model_index == model_index && cluster->layers[i].shape.layer == layer) {
+        if (cluster->layers[i].model_index == model_index &&
+            cluster->layers[i].shape.layer == layer) {
             cluster->likely_layer = i + 1;
             return i;
         }
@@ -113,12 +117,15 @@ static ep_err check_name(const char *what, const char *value, size_t bytes_max, 
 {
     size_t length = strlen(value);
     if (length == 0 || length >= bytes_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s has %zu characters, allowed 1..%zu", what, length, bytes_max - 1);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%s has %zu characters, allowed 1..%zu", what, length, bytes_max - 1);
     }
     size_t good = ep_text_printable_bytes(value, false);
     if (good < length) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s has byte 0x%02x at offset %zu, allowed UTF-8 without blanks and control characters",
-                            what, (unsigned char)value[good], good);
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "%s has byte 0x%02x at offset %zu, allowed UTF-8 without blanks and control characters",
+            what, (unsigned char)value[good], good);
     }
     return EP_OK;
 }
@@ -138,7 +145,8 @@ static ep_layer_shape shape_of(const Expertd__V1__LayerInfo *info)
 }
 
 /* By the very check that clients use on tables: what they would refuse must not get in. */
-static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info, ep_error *out_error)
+static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
+                          ep_error *out_error)
 {
     ep_layer_shape shape = shape_of(info);
     ep_err err = ep_layer_shape_check(&shape, out_error);
@@ -148,16 +156,20 @@ static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
     uint64_t total = (uint64_t)info->experts + info->shared_experts;
     if (info->expert_bytes > EXPERT_BYTES_MAX) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "model %s, layer %u: an expert of %llu bytes, allowed 0..%llu", model, info->layer,
-                            (unsigned long long)info->expert_bytes, (unsigned long long)EXPERT_BYTES_MAX);
+                            "model %s, layer %u: an expert of %llu bytes, allowed 0..%llu", model,
+                            info->layer, (unsigned long long)info->expert_bytes,
+                            (unsigned long long)EXPERT_BYTES_MAX);
     }
     if (info->n_owned_digests != 0 && info->n_owned_digests != info->n_owned) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: %zu digests of %zu owned experts, allowed 0 or one each",
-                            model, info->layer, info->n_owned_digests, info->n_owned);
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "model %s, layer %u: %zu digests of %zu owned experts, allowed 0 or one each", model,
+            info->layer, info->n_owned_digests, info->n_owned);
     }
     for (size_t i = 0; i < info->n_owned; i++) {
         if (info->owned[i] >= total) {
-            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u: owned expert %u, allowed 0..%llu", model,
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "model %s, layer %u: owned expert %u, allowed 0..%llu", model,
                                 info->layer, info->owned[i], (unsigned long long)total - 1);
         }
     }
@@ -166,8 +178,9 @@ static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
 
 static bool same_shape(const ep_layer_shape *a, const ep_layer_shape *b)
 {
-    return a->hidden == b->hidden && a->inner == b->inner && a->experts == b->experts && a->shared_experts == b->shared_experts &&
-           a->top_k == b->top_k && a->activation == b->activation;
+    return a->hidden == b->hidden && a->inner == b->inner && a->experts == b->experts &&
+           a->shared_experts == b->shared_experts && a->top_k == b->top_k &&
+           a->activation == b->activation;
 }
 
 static int compare_numbers(const void *left, const void *right)
@@ -182,7 +195,9 @@ static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error 
     ep_err err = EP_OK;
     uint32_t *numbers = calloc(model->n_layers + 1, sizeof(*numbers));
     if (numbers == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to check %zu layers of model %s", model->n_layers, model->name);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "no memory to check %zu layers of model %s", model->n_layers,
+                            model->name);
     }
     for (size_t l = 0; l < model->n_layers; l++) {
         numbers[l] = model->layers[l]->layer;
@@ -190,7 +205,8 @@ static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error 
     qsort(numbers, model->n_layers, sizeof(*numbers), compare_numbers);
     for (size_t l = 1; err == EP_OK && l < model->n_layers; l++) {
         if (numbers[l] == numbers[l - 1]) {
-            err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %s, layer %u is given twice", model->name, numbers[l]);
+            err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                               "model %s, layer %u is given twice", model->name, numbers[l]);
         }
     }
     free(numbers);
@@ -208,7 +224,8 @@ static uint64_t layer_table_bytes(const ep_coordinator_state_config *config, uin
     return 128 + experts * (3 + 2 * (config->copies + 1u)) + 2 * spare;
 }
 
-uint64_t cluster_table_bytes(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config)
+uint64_t cluster_table_bytes(const ep_coordinator_state *cluster,
+                             const ep_coordinator_state_config *config)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
@@ -219,49 +236,58 @@ uint64_t cluster_table_bytes(const ep_coordinator_state *cluster, const ep_coord
 
 /* One node must not fill the table that all share: with more in it no table can be made for
  * anybody, nor sent to a client. */
-static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
+static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models,
+                         size_t count, ep_error *out_error)
 {
     size_t models_after = cluster->models_count;
     size_t layers_after = cluster->layers_count;
     uint64_t bytes_after = cluster_table_bytes(cluster, &cluster->config);
     if (count > EP_MODELS_MAX) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%zu models, allowed up to %d", count, EP_MODELS_MAX);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%zu models, allowed up to %d",
+                            count, EP_MODELS_MAX);
     }
     for (size_t m = 0; m < count; m++) {
         uint32_t index = cluster_find_model(cluster, models[m]->name, models[m]->version);
         models_after += index == UINT32_MAX;
         for (size_t l = 0; l < models[m]->n_layers; l++) {
             const Expertd__V1__LayerInfo *info = models[m]->layers[l];
-            if (index == UINT32_MAX || cluster_find_layer(cluster, index, info->layer) == UINT32_MAX) {
+            if (index == UINT32_MAX ||
+                cluster_find_layer(cluster, index, info->layer) == UINT32_MAX) {
                 layers_after++;
-                bytes_after += layer_table_bytes(&cluster->config, (uint64_t)info->experts + info->shared_experts);
+                bytes_after += layer_table_bytes(&cluster->config,
+                                                 (uint64_t)info->experts + info->shared_experts);
             }
         }
         for (size_t before = 0; before < m; before++) {
-            if (strcmp(models[before]->name, models[m]->name) == 0 && strcmp(models[before]->version, models[m]->version) == 0) {
-                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "model %.100s version %.31s is given twice", models[m]->name,
+            if (strcmp(models[before]->name, models[m]->name) == 0 &&
+                strcmp(models[before]->version, models[m]->version) == 0) {
+                return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                    "model %.100s version %.31s is given twice", models[m]->name,
                                     models[m]->version);
             }
         }
     }
     if (models_after > EP_MODELS_MAX || layers_after > EP_TABLE_LAYERS_MAX) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "with these models all nodes together would have %zu models and %zu layers, allowed up to %d and %d",
+                            "with these models all nodes together would have %zu models and %zu "
+                            "layers, allowed up to %d and %d",
                             models_after, layers_after, EP_MODELS_MAX, EP_TABLE_LAYERS_MAX);
     }
     if (bytes_after > EP_COORDINATOR_TABLE_BYTES_MAX) {
         return ep_error_set(
             out_error, EP_ERR_RESOURCE_EXHAUSTED,
-            "with these %zu models all layers together would make a table of up to %llu bytes with %u copies and %u spare ones, "
+            "with these %zu models all layers together would make a table of up to %llu bytes with "
+            "%u copies and %u spare ones, "
             "clients take up to %llu; serve fewer models, or versions, from one coordinator",
-            count, (unsigned long long)bytes_after, cluster->config.copies, cluster->config.spare_copies,
-            (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
+            count, (unsigned long long)bytes_after, cluster->config.copies,
+            cluster->config.spare_copies, (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
     }
     return EP_OK;
 }
 
 /* Nothing is changed before all of a request is found good. */
-static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
+static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models,
+                           size_t count, ep_error *out_error)
 {
     ep_err err = check_room(cluster, models, count, out_error);
     if (err != EP_OK) {
@@ -270,8 +296,12 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
     for (size_t m = 0; m < count; m++) {
         const Expertd__V1__ModelInfo *model = models[m];
         err = check_name("model name", model->name, EP_MODEL_NAME_BYTES, out_error);
-        err = err != EP_OK ? err : check_name("model version", model->version, EP_VERSION_BYTES, out_error);
-        err = err != EP_OK ? err : check_name("numerics id", model->numerics, EP_NUMERICS_BYTES, out_error);
+        err = err != EP_OK
+                  ? err
+                  : check_name("model version", model->version, EP_VERSION_BYTES, out_error);
+        err = err != EP_OK
+                  ? err
+                  : check_name("numerics id", model->numerics, EP_NUMERICS_BYTES, out_error);
         err = err != EP_OK ? err : check_layers_differ(model, out_error);
         if (err != EP_OK) {
             return err;
@@ -283,7 +313,9 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
             if (err != EP_OK) {
                 return err;
             }
-            uint32_t index = model_index == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, model_index, info->layer);
+            uint32_t index = model_index == UINT32_MAX
+                                 ? UINT32_MAX
+                                 : cluster_find_layer(cluster, model_index, info->layer);
             if (index == UINT32_MAX) {
                 continue;
             }
@@ -291,11 +323,14 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
             ep_layer_shape offered = shape_of(info);
             if (!same_shape(known, &offered)) {
                 return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                                    "model %s, layer %u has %u experts, %u shared, hidden %u, inner %u, top_k %u, activation %u; other nodes of "
+                                    "model %s, layer %u has %u experts, %u shared, hidden %u, "
+                                    "inner %u, top_k %u, activation %u; other nodes of "
                                     "version %s have %u, %u, %u, %u, %u, %u",
-                                    model->name, info->layer, info->experts, info->shared_experts, info->hidden, info->inner, info->top_k,
-                                    info->activation, model->version, known->experts, known->shared_experts, known->hidden, known->inner,
-                                    known->top_k, (unsigned)known->activation);
+                                    model->name, info->layer, info->experts, info->shared_experts,
+                                    info->hidden, info->inner, info->top_k, info->activation,
+                                    model->version, known->experts, known->shared_experts,
+                                    known->hidden, known->inner, known->top_k,
+                                    (unsigned)known->activation);
             }
         }
     }
@@ -314,7 +349,8 @@ static bool node_add_layer(cluster_node *node, uint32_t layers_count, size_t wor
                           .held = calloc(words, sizeof(uint64_t)),
                           .owned = calloc(words, sizeof(uint64_t)),
                           .failed = calloc(words, sizeof(uint64_t))};
-    if (added->assigned == NULL || added->held == NULL || added->owned == NULL || added->failed == NULL) {
+    if (added->assigned == NULL || added->held == NULL || added->owned == NULL ||
+        added->failed == NULL) {
         free_layer(added);
         return false;
     }
@@ -329,7 +365,8 @@ static void undo_layer(ep_coordinator_state *cluster, size_t nodes_done)
     }
 }
 
-uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index, const ep_layer_shape *shape)
+uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
+                           const ep_layer_shape *shape)
 {
     cluster_layer *layers = realloc(cluster->layers, (cluster->layers_count + 1) * sizeof(*layers));
     if (layers == NULL) {
@@ -356,7 +393,8 @@ uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, cons
 {
     uint32_t count = cluster->models_count + 1;
     for (size_t i = 0; i < cluster->nodes_count; i++) {
-        void *numerics = realloc(cluster->nodes[i]->numerics, count * sizeof(cluster->nodes[i]->numerics[0]));
+        void *numerics =
+            realloc(cluster->nodes[i]->numerics, count * sizeof(cluster->nodes[i]->numerics[0]));
         if (numerics == NULL) {
             return UINT32_MAX;
         }
@@ -376,7 +414,8 @@ uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, cons
 }
 
 /* Takes what the node says of a layer it holds; whether a copy is used is judged later. */
-static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, uint32_t index, const Expertd__V1__LayerInfo *info)
+static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, uint32_t index,
+                      const Expertd__V1__LayerInfo *info)
 {
     node_layer *layer = &node->layers[index];
     if (info->n_owned_digests > 0 && layer->digests == NULL) {
@@ -397,7 +436,8 @@ static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, u
 }
 
 /* Replaces what the node offers and owns by what it says now. */
-static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Expertd__V1__ModelInfo **models, size_t count)
+static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node,
+                           Expertd__V1__ModelInfo **models, size_t count)
 {
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
         node->layers[i].offered = false;
@@ -434,7 +474,8 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node, Ex
 
 cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name)
 {
-    cluster_node **nodes = realloc(cluster->nodes, (cluster->nodes_count + 1) * sizeof(cluster_node *));
+    cluster_node **nodes =
+        realloc(cluster->nodes, (cluster->nodes_count + 1) * sizeof(cluster_node *));
     if (nodes == NULL) {
         return NULL;
     }
@@ -471,7 +512,8 @@ static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
         } else if (cluster->layers[l].model_index == model_index) {
             free_cluster_layer(&cluster->layers[l]);
             uint32_t after = --cluster->layers_count - l;
-            memmove(&cluster->layers[l], &cluster->layers[l + 1], after * sizeof(cluster->layers[0]));
+            memmove(&cluster->layers[l], &cluster->layers[l + 1],
+                    after * sizeof(cluster->layers[0]));
             for (size_t n = 0; n < cluster->nodes_count; n++) {
                 node_layer *layers = cluster->nodes[n]->layers;
                 free_layer(&layers[l]);
@@ -480,7 +522,8 @@ static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
         }
     }
     uint32_t after = --cluster->models_count - model_index;
-    memmove(&cluster->models[model_index], &cluster->models[model_index + 1], after * sizeof(cluster->models[0]));
+    memmove(&cluster->models[model_index], &cluster->models[model_index + 1],
+            after * sizeof(cluster->models[0]));
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         char(*numerics)[EP_NUMERICS_BYTES] = cluster->nodes[n]->numerics;
         memmove(&numerics[model_index], &numerics[model_index + 1], after * sizeof(numerics[0]));
@@ -529,8 +572,9 @@ static uint64_t free_after_ns(const ep_coordinator_state *cluster)
     return 2 * (uint64_t)cluster->config.heartbeat_ms * EP_NS_PER_MS;
 }
 
-ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request, uint32_t *out_node_id,
-                           ep_error *out_error)
+ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns,
+                                     const Expertd__V1__RegisterRequest *request,
+                                     uint32_t *out_node_id, ep_error *out_error)
 {
     ep_err err = check_name("node name", request->node, EP_NODE_NAME_BYTES, out_error);
     err = err != EP_OK ? err : check_name("node url", request->url, EP_URL_BYTES, out_error);
@@ -540,7 +584,8 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
         err = check_name(what, request->host, EP_HOST_BYTES, out_error);
     }
     if (err == EP_OK && strlen(request->secret) >= EP_NODE_SECRET_BYTES) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "secret of node %s has %zu characters, allowed up to %d", request->node,
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "secret of node %s has %zu characters, allowed up to %d", request->node,
                            strlen(request->secret), EP_NODE_SECRET_BYTES - 1);
     }
     err = err != EP_OK ? err : check_models(cluster, request->models, request->n_models, out_error);
@@ -549,17 +594,24 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     }
     cluster_node *node = cluster_find_node(cluster, request->node);
     bool is_live = node != NULL && node_is_listed(node) && !node->is_restored;
-    if (is_live && !knows_secret(node, request->secret) && now_ns - node->last_seen_ns <= free_after_ns(cluster)) {
+    if (is_live && !knows_secret(node, request->secret) &&
+        now_ns - node->last_seen_ns <= free_after_ns(cluster)) {
         return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS,
-                            "node name %s is in use by a live node at %s, and this is another process; if it was started anew, it is let in "
+                            "node name %s is in use by a live node at %s, and this is another "
+                            "process; if it was started anew, it is let in "
                             "once the one before has been silent for %llu ms",
-                            node->name, node->url, (unsigned long long)(free_after_ns(cluster) / EP_NS_PER_MS));
+                            node->name, node->url,
+                            (unsigned long long)(free_after_ns(cluster) / EP_NS_PER_MS));
     }
-    if (is_live && node->incarnation != request->incarnation && strcmp(node->url, request->url) != 0) {
-        return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "node name %s is in use by a live node at %s", request->node, node->url);
+    if (is_live && node->incarnation != request->incarnation &&
+        strcmp(node->url, request->url) != 0) {
+        return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS,
+                            "node name %s is in use by a live node at %s", request->node,
+                            node->url);
     }
     if (node == NULL && cluster->nodes_count >= cluster->config.nodes_max) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "node %s: %zu nodes are known, nodes_max is %u", request->node,
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "node %s: %zu nodes are known, nodes_max is %u", request->node,
                             cluster->nodes_count, cluster->config.nodes_max);
     }
     const bool is_same = node != NULL && node->incarnation == request->incarnation;
@@ -569,7 +621,8 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     cluster->rebalance |= node == NULL; /* it gets its part of what others hold */
     node = node != NULL ? node : cluster_add_node(cluster, request->node);
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s", request->node);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s",
+                            request->node);
     }
     cluster_votes_drop(cluster, node->name);
     cluster_lost_remove(cluster, node->name);
@@ -633,7 +686,8 @@ static bool note_failures(const ep_coordinator_state *cluster, const cluster_nod
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
         node_layer *layer = &node->layers[i];
         for (size_t w = 0; w < layer_words(&cluster->layers[i]); w++) {
-            uint64_t failed = (node_has_no_device(node) ? UINT64_MAX : layer->assigned[w]) & ~layer->owned[w];
+            uint64_t failed =
+                (node_has_no_device(node) ? UINT64_MAX : layer->assigned[w]) & ~layer->owned[w];
             is_news |= (failed & ~layer->failed[w]) != 0;
             layer->failed[w] = (layer->failed[w] & ~layer->owned[w]) | failed;
         }
@@ -641,16 +695,20 @@ static bool note_failures(const ep_coordinator_state *cluster, const cluster_nod
     return is_news;
 }
 
-ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
-                            bool *out_reregister, ep_error *out_error)
+ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns,
+                                      const Expertd__V1__HeartbeatRequest *request,
+                                      bool *out_reregister, ep_error *out_error)
 {
     cluster_node *node = cluster_find_node(cluster, request->node);
-    *out_reregister = node == NULL || node->incarnation != request->incarnation || node->is_restored;
+    *out_reregister =
+        node == NULL || node->incarnation != request->incarnation || node->is_restored;
     if (*out_reregister) {
         return EP_OK;
     }
     if (!knows_secret(node, request->secret)) {
-        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED, "heartbeat of node %s without the secret it registered with", node->name);
+        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
+                            "heartbeat of node %s without the secret it registered with",
+                            node->name);
     }
     if (request->n_models > 0) {
         ep_err err = check_models(cluster, request->models, request->n_models, out_error);
@@ -658,7 +716,8 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
             return err;
         }
         if (apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the heartbeat of node %s", request->node);
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                                "no memory for the heartbeat of node %s", request->node);
         }
         forget_unoffered(cluster);
     }
@@ -678,7 +737,8 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
     }
-    bool is_judged_anew = (request->n_models > 0 || before != node->state) && cluster_judge_copies(cluster);
+    bool is_judged_anew =
+        (request->n_models > 0 || before != node->state) && cluster_judge_copies(cluster);
     bool is_loaded = cluster->placed_once && node->loaded_number >= cluster->assignment_number;
     node->current_ns = is_loaded || !cluster->placed_once ? now_ns : node->current_ns;
     bool has_failed = is_loaded && request->n_models > 0 && note_failures(cluster, node);
@@ -686,11 +746,13 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node->is_leaving = strcmp(request->state, STATE_LEAVING) == 0;
     bool came_back = was_leaving && !node->is_leaving && node->state != NODE_DRAINING;
     cluster->rebalance |= came_back;
-    if (is_judged_anew || has_failed || was_leaving != node->is_leaving || (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
+    if (is_judged_anew || has_failed || was_leaving != node->is_leaving ||
+        (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
         cluster_place(cluster);
     }
     /* A table takes nodes x experts x layers steps, and most heartbeats bring nothing for it. */
-    if (before != node->state || loaded_before != node->loaded_number || was_leaving != node->is_leaving || request->n_models > 0 || cluster->is_stale) {
+    if (before != node->state || loaded_before != node->loaded_number ||
+        was_leaving != node->is_leaving || request->n_models > 0 || cluster->is_stale) {
         cluster_publish(cluster);
     }
     return EP_OK;
@@ -700,7 +762,8 @@ static void forget_node(ep_coordinator_state *cluster, size_t index, uint64_t no
 {
     cluster_node *node = cluster->nodes[index];
     cluster_votes_keep(cluster, node, now_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS);
-    memmove(&cluster->nodes[index], &cluster->nodes[index + 1], (--cluster->nodes_count - index) * sizeof(cluster->nodes[0]));
+    memmove(&cluster->nodes[index], &cluster->nodes[index + 1],
+            (--cluster->nodes_count - index) * sizeof(cluster->nodes[0]));
     node_free_layers(node, cluster->layers_count);
     free(node);
     cluster->revision++;
@@ -724,7 +787,8 @@ void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns,
 
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
 {
-    uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms * cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
+    uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms *
+                       cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
     uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
     bool removed = cluster_votes_expire(cluster, now_ns);
     /* what failed for that alone is tried again */
@@ -804,7 +868,8 @@ static const char *drained_name(const ep_coordinator_state *cluster, const clust
     return cluster_copies_of(cluster, node) > 0 ? state_names[NODE_DRAINING] : "drained";
 }
 
-bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view)
+bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index,
+                               ep_coordinator_state_node_view *out_view)
 {
     if (index >= cluster->nodes_count) {
         return false;
@@ -828,7 +893,8 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .devices_lost = node->devices_lost,
         .tls_error = node->tls_error,
         .speed = node->speed.against_median,
-        .slow_ns = node->speed.slow_since_ns != 0 ? cluster->compared_ns - node->speed.slow_since_ns : 0,
+        .slow_ns =
+            node->speed.slow_since_ns != 0 ? cluster->compared_ns - node->speed.slow_since_ns : 0,
     };
     return true;
 }
@@ -844,7 +910,8 @@ void ep_coordinator_state_assignments_free(Expertd__V1__NodeAssignment **list, s
     free(list);
 }
 
-static Expertd__V1__NodeAssignment *make_assignment(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t index)
+static Expertd__V1__NodeAssignment *make_assignment(const ep_coordinator_state *cluster,
+                                                    const cluster_node *node, uint32_t index)
 {
     const cluster_layer *layer = &cluster->layers[index];
     Expertd__V1__NodeAssignment *a = malloc(sizeof(*a));
@@ -868,7 +935,8 @@ static Expertd__V1__NodeAssignment *make_assignment(const ep_coordinator_state *
     return a;
 }
 
-ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *name, Expertd__V1__NodeAssignment ***out_list, size_t *out_count)
+ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *name,
+                                        Expertd__V1__NodeAssignment ***out_list, size_t *out_count)
 {
     const cluster_node *node = cluster_find_node(cluster, name);
     if (node == NULL) {
@@ -895,10 +963,12 @@ ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, con
     return EP_OK;
 }
 
-uint32_t ep_coordinator_state_layer_experts(void *cluster_arg, const char *model, const char *version, uint32_t layer)
+uint32_t ep_coordinator_state_layer_experts(void *cluster_arg, const char *model,
+                                            const char *version, uint32_t layer)
 {
     ep_coordinator_state *cluster = cluster_arg;
     uint32_t model_index = cluster_find_model(cluster, model, version);
-    uint32_t index = model_index != UINT32_MAX ? cluster_find_layer(cluster, model_index, layer) : UINT32_MAX;
+    uint32_t index =
+        model_index != UINT32_MAX ? cluster_find_layer(cluster, model_index, layer) : UINT32_MAX;
     return index != UINT32_MAX ? cluster->layers[index].shape.experts : 0;
 }

@@ -45,14 +45,14 @@ typedef enum ep_policy_key {
 } ep_policy_key;
 
 typedef struct ep_policy_value {
-    uint64_t revision;           /* that set it; 0: it is not set */
+    uint64_t revision; /* that set it; 0: it is not set */
     uint64_t number;
-    uint64_t set_at;             /* Unix time in seconds */
+    uint64_t set_at;               /* Unix time in seconds */
     char who[EP_POLICY_WHO_BYTES]; /* never "" where it is set */
 } ep_policy_value;
 
 typedef struct ep_policy {
-    uint64_t revision;           /* grows with each change; 0: nothing was ever set */
+    uint64_t revision; /* grows with each change; 0: nothing was ever set */
     ep_policy_value values[EP_POLICY_KEYS];
 } ep_policy;
 
@@ -64,19 +64,19 @@ typedef enum ep_node_urls {
 } ep_node_urls;
 
 typedef struct ep_coordinator_state_config {
-    ep_node_urls node_urls;          /* judged by the service */
+    ep_node_urls node_urls; /* judged by the service */
     /* the same: rules of hosts (transport/address.h); count 0: any */
     const char *const *advertise_allow;
     size_t advertise_allow_count;
-    uint32_t copies;                 /* wanted per expert, 1..64 */
-    uint32_t min_nodes;              /* nodes that must register before anything is placed */
+    uint32_t copies;    /* wanted per expert, 1..64 */
+    uint32_t min_nodes; /* nodes that must register before anything is placed */
     uint32_t heartbeat_ms;
     uint32_t heartbeat_dead_count;
     /* a node silent for that long after it became suspect loses its experts to others */
     uint32_t restore_ms;
     uint32_t nodes_max;
-    uint32_t decode_tokens_max;      /* goes into the table */
-    uint64_t move_rate;              /* bytes per second (move_pace.h); 0: no limit */
+    uint32_t decode_tokens_max; /* goes into the table */
+    uint64_t move_rate;         /* bytes per second (move_pace.h); 0: no limit */
     uint64_t term;
     const ep_expert_map *expert_map; /* static placement; NULL: none. Borrowed */
     bool is_balanced;                /* placement by heat, without a map: ep_placement_balanced */
@@ -86,7 +86,8 @@ typedef struct ep_coordinator_state_config {
     size_t node_order_count;
 } ep_coordinator_state_config;
 
-ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config, ep_coordinator_state **out_cluster);
+ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config,
+                                   ep_coordinator_state **out_cluster);
 void ep_coordinator_state_destroy(ep_coordinator_state *cluster);
 
 /*
@@ -95,11 +96,13 @@ void ep_coordinator_state_destroy(ep_coordinator_state *cluster);
  * INVALID_ARGUMENT (field named; a model whose layers differ from what others said),
  * RESOURCE_EXHAUSTED, ALREADY_EXISTS (try again).
  */
-ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__RegisterRequest *request,
-                           uint32_t *out_node_id, ep_error *out_error);
+ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns,
+                                     const Expertd__V1__RegisterRequest *request,
+                                     uint32_t *out_node_id, ep_error *out_error);
 /* *out_reregister: this incarnation is not known here, or only from the store. */
-ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns, const Expertd__V1__HeartbeatRequest *request,
-                            bool *out_reregister, ep_error *out_error);
+ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t now_ns,
+                                      const Expertd__V1__HeartbeatRequest *request,
+                                      bool *out_reregister, ep_error *out_error);
 /* The coordinator was blind for so long (stopped, starved): it counts as nobody's silence. Before
  * the tick at now_ns. */
 void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns, uint64_t blind_ns);
@@ -111,8 +114,9 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
  * once it is enough to judge by; the heat of before then counts half. So a layer that nobody calls
  * keeps its heat.
  */
-void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model, const char *version, uint32_t layer,
-                                    const uint64_t *counts, uint32_t experts);
+void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model,
+                                    const char *version, uint32_t layer, const uint64_t *counts,
+                                    uint32_t experts);
 /* Moves copies by heat, a few at a time, once all nodes have loaded what they were given, until new
  * heat moves none. Placement `balanced` only. */
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster);
@@ -124,19 +128,23 @@ typedef struct ep_coordinator_balance {
 } ep_coordinator_balance;
 /* False: not known, for no heat was taken yet or an expert has no copy. Worked out when it is asked
  * for after a change. */
-bool ep_coordinator_state_balance(ep_coordinator_state *cluster, const char *model, const char *version,
-                                  uint32_t layer, ep_coordinator_balance *out_balance);
+bool ep_coordinator_state_balance(ep_coordinator_state *cluster, const char *model,
+                                  const char *version, uint32_t layer,
+                                  ep_coordinator_balance *out_balance);
 
 /*
  * Another policy (ep_policy_apply): what it sets stands in for the configuration at once, and in
  * the next table. It is kept with the state. Errors: RESOURCE_EXHAUSTED when tables would grow
  * beyond what clients take.
  */
-ep_err ep_coordinator_state_set_policy(ep_coordinator_state *cluster, const ep_policy *policy, ep_error *out_error);
+ep_err ep_coordinator_state_set_policy(ep_coordinator_state *cluster, const ep_policy *policy,
+                                       ep_error *out_error);
 const ep_policy *ep_coordinator_state_get_policy(const ep_coordinator_state *cluster);
 /* The configuration with what the policy sets in it, and as it was given. */
-const ep_coordinator_state_config *ep_coordinator_state_in_force(const ep_coordinator_state *cluster);
-const ep_coordinator_state_config *ep_coordinator_state_configured(const ep_coordinator_state *cluster);
+const ep_coordinator_state_config *
+ep_coordinator_state_in_force(const ep_coordinator_state *cluster);
+const ep_coordinator_state_config *
+ep_coordinator_state_configured(const ep_coordinator_state *cluster);
 
 /*
  * What placement would do now with as many moves for balance as help, or apply: does; nodes then
@@ -160,22 +168,23 @@ ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *clust
 ep_epoch ep_coordinator_state_committed_epoch(const ep_coordinator_state *cluster);
 /* What the node shall own. *out_list[*out_count] is freed with
  * ep_coordinator_state_assignments_free. */
-ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *node, Expertd__V1__NodeAssignment ***out_list, size_t *out_count);
+ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *node,
+                                        Expertd__V1__NodeAssignment ***out_list, size_t *out_count);
 void ep_coordinator_state_assignments_free(Expertd__V1__NodeAssignment **list, size_t count);
 
 /* The other nodes of the node's host in the newest table; *out_list[*out_count] is one block for
  * free(), its strings are the table's.
  * Errors: NO_MEMORY. */
-ep_err ep_coordinator_state_neighbours(const ep_coordinator_state *cluster, const char *node, Expertd__V1__Neighbour ***out_list,
-                                       size_t *out_count);
+ep_err ep_coordinator_state_neighbours(const ep_coordinator_state *cluster, const char *node,
+                                       Expertd__V1__Neighbour ***out_list, size_t *out_count);
 
 typedef struct ep_coordinator_drain {
     char node[EP_NODE_NAME_BYTES];
-    const char *state;               /* the node's state now; "gone": only its name is known */
-    uint32_t copies_to_move;         /* copies that still stand on it in the table */
-    bool is_news;                    /* the order changed something */
-    bool is_leaving;                 /* the node itself asks to be emptied: undo here does not change that */
-    char note[EP_ERROR_TEXT_BYTES];  /* ep_coordinator_service_drain only: as DrainReply.note */
+    const char *state;       /* the node's state now; "gone": only its name is known */
+    uint32_t copies_to_move; /* copies that still stand on it in the table */
+    bool is_news;            /* the order changed something */
+    bool is_leaving; /* the node itself asks to be emptied: undo here does not change that */
+    char note[EP_ERROR_TEXT_BYTES]; /* ep_coordinator_service_drain only: as DrainReply.note */
 } ep_coordinator_drain;
 
 /*
@@ -190,7 +199,8 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nod
 
 /* The same report of a node that asks to be emptied itself; one that is not known has nothing to
  * move. */
-void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const char *name, ep_coordinator_drain *out_drain);
+void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const char *name,
+                                  ep_coordinator_drain *out_drain);
 
 /*
  * Callers that name no version of a model get its default: the first version whose experts all have
@@ -199,8 +209,8 @@ void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const cha
  * none. Errors: NOT_FOUND naming the versions there are; UNAVAILABLE when experts of it have no
  * copy.
  */
-ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const char *model, const char *version, char *out_before,
-                                        ep_error *out_error);
+ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const char *model,
+                                        const char *version, char *out_before, ep_error *out_error);
 
 /* The newest table (borrowed; ref it to keep it); NULL before the first. */
 ep_routing_table *ep_coordinator_state_table(const ep_coordinator_state *cluster);
@@ -219,7 +229,8 @@ const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *clus
 
 /* Routed experts of a layer that some node can load; 0: there is none. cluster is an
  * ep_coordinator_state: an ep_load_experts_func. */
-uint32_t ep_coordinator_state_layer_experts(void *cluster, const char *model, const char *version, uint32_t layer);
+uint32_t ep_coordinator_state_layer_experts(void *cluster, const char *model, const char *version,
+                                            uint32_t layer);
 
 /* For ClusterStatus: nodes by index. Strings are borrowed. False past the end. */
 typedef struct ep_coordinator_state_node_view {
@@ -234,19 +245,20 @@ typedef struct ep_coordinator_state_node_view {
     uint64_t requests_hedged;
     uint64_t requests_refused;
     uint64_t last_seen_ns;
-    uint64_t behind_ns;          /* for so long it has not loaded the newest assignment */
+    uint64_t behind_ns; /* for so long it has not loaded the newest assignment */
     uint64_t tls_expiry;
-    uint32_t devices;            /* as in HeartbeatRequest, as the next */
+    uint32_t devices; /* as in HeartbeatRequest, as the next */
     uint64_t devices_lost;
     const char *tls_error;
-    double speed;                /* as in NodeEntry, as the next */
+    double speed; /* as in NodeEntry, as the next */
     uint64_t slow_ns;
 } ep_coordinator_state_node_view;
-bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
+bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index,
+                               ep_coordinator_state_node_view *out_view);
 /* Of the node at that index: copies that it was given and has not loaded, or could not; copies that
  * it has loaded and is to give up. */
-void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index, uint32_t *out_to_load,
-                                uint32_t *out_to_drop);
+void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index,
+                                uint32_t *out_to_load, uint32_t *out_to_drop);
 /* Copies beyond an expert's first that are wanted of the model and wait for move_rate; model NULL:
  * of all. */
 uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster, const char *model,
@@ -255,7 +267,8 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
  * they register again or are drained by name. Not kept over a restart of the coordinator; at most
  * nodes_max. False past the end. */
 #define EP_NODE_LOST "lost"
-bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view);
+bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index,
+                               ep_coordinator_state_node_view *out_view);
 
 #define EP_COORDINATOR_MOVES_MAX 4096
 typedef struct ep_coordinator_copies {
@@ -274,7 +287,8 @@ typedef struct ep_coordinator_layer_view {
     ep_coordinator_copies to_drop;
 } ep_coordinator_layer_view;
 /* Empty for a layer that is not known. False without memory. */
-bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model, const char *version,
-                                uint32_t layer, ep_coordinator_layer_view *out_view);
+bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model,
+                                const char *version, uint32_t layer,
+                                ep_coordinator_layer_view *out_view);
 
 #endif

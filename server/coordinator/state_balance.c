@@ -18,8 +18,9 @@ static const cluster_node *node_of(const ep_coordinator_state *cluster, uint32_t
 
 /* Nodes of the balance: who could have copies of the layer, and who has some still. index_of [nodes
  * of the table]. */
-static uint32_t pick_nodes(const ep_coordinator_state *cluster, uint32_t model_index, const ep_routing_layer *listed,
-                           uint32_t *index_of, ep_placement_node *nodes)
+static uint32_t pick_nodes(const ep_coordinator_state *cluster, uint32_t model_index,
+                           const ep_routing_layer *listed, uint32_t *index_of,
+                           ep_placement_node *nodes)
 {
     const uint32_t copies = listed->offsets[listed->shape.experts + listed->shape.shared_experts];
     uint32_t count = 0;
@@ -28,7 +29,8 @@ static uint32_t pick_nodes(const ep_coordinator_state *cluster, uint32_t model_i
     }
     for (uint32_t n = 0; n < cluster->table->nodes_count; n++) {
         const cluster_node *node = node_of(cluster, n);
-        const bool takes_part = index_of[n] != 0 || (node != NULL && cluster_node_offers(node, model_index));
+        const bool takes_part =
+            index_of[n] != 0 || (node != NULL && cluster_node_offers(node, model_index));
         index_of[n] = takes_part ? count : UINT32_MAX;
         if (takes_part) {
             nodes[count++].speed = node != NULL ? node->speed.placed : 0;
@@ -37,8 +39,8 @@ static uint32_t pick_nodes(const ep_coordinator_state *cluster, uint32_t model_i
     return count;
 }
 
-static bool judge(const ep_coordinator_state *cluster, const cluster_layer *layer, const ep_routing_layer *listed,
-                  ep_layer_balance *out_balance)
+static bool judge(const ep_coordinator_state *cluster, const cluster_layer *layer,
+                  const ep_routing_layer *listed, ep_layer_balance *out_balance)
 {
     const uint32_t copies_count = listed->offsets[layer_experts(layer)];
     uint32_t *index_of = calloc(cluster->table->nodes_count + 1u, sizeof(*index_of));
@@ -47,17 +49,18 @@ static bool judge(const ep_coordinator_state *cluster, const cluster_layer *laye
     bool good = index_of != NULL && copies != NULL && nodes != NULL;
     if (good) {
         const ep_placement_layer in = {.shape = layer->shape, .heat = layer->heat};
-        const ep_placement_input input = {.nodes_count =
-                                              pick_nodes(cluster, layer->model_index, listed, index_of, nodes),
-                                          .nodes = nodes,
-                                          .layers_count = 1,
-                                          .layers = &in,
-                                          .copies = cluster->config.copies,
-                                          .spare_copies = cluster->config.spare_copies};
+        const ep_placement_input input = {
+            .nodes_count = pick_nodes(cluster, layer->model_index, listed, index_of, nodes),
+            .nodes = nodes,
+            .layers_count = 1,
+            .layers = &in,
+            .copies = cluster->config.copies,
+            .spare_copies = cluster->config.spare_copies};
         for (uint32_t i = 0; i < copies_count; i++) {
             copies[i] = index_of[listed->copies[i]];
         }
-        good = ep_placement_judge(&input, 0, listed->offsets, copies, out_balance) == EP_OK && out_balance->mean > 0;
+        good = ep_placement_judge(&input, 0, listed->offsets, copies, out_balance) == EP_OK &&
+               out_balance->mean > 0;
     }
     free(index_of);
     free(copies);
@@ -65,12 +68,13 @@ static bool judge(const ep_coordinator_state *cluster, const cluster_layer *laye
     return good;
 }
 
-static const ep_routing_layer *find_listed(const ep_coordinator_state *cluster, const char *model, const char *version,
-                                           const cluster_layer *layer)
+static const ep_routing_layer *find_listed(const ep_coordinator_state *cluster, const char *model,
+                                           const char *version, const cluster_layer *layer)
 {
     uint32_t index;
     const ep_routing_layer *listed = NULL;
-    if (cluster->table != NULL && ep_routing_table_find_model(cluster->table, model, version, &index) != NULL) {
+    if (cluster->table != NULL &&
+        ep_routing_table_find_model(cluster->table, model, version, &index) != NULL) {
         listed = ep_routing_table_find_layer(cluster->table, index, layer->shape.layer);
     }
     const bool fits = listed != NULL && listed->shape.experts == layer->shape.experts &&
@@ -85,7 +89,8 @@ void cluster_forget_balance(ep_coordinator_state *cluster)
     }
 }
 
-bool ep_coordinator_state_balance(ep_coordinator_state *cluster, const char *model, const char *version, uint32_t layer,
+bool ep_coordinator_state_balance(ep_coordinator_state *cluster, const char *model,
+                                  const char *version, uint32_t layer,
                                   ep_coordinator_balance *out_balance)
 {
     const uint32_t m = cluster_find_model(cluster, model, version);

@@ -25,8 +25,8 @@ static bool has_say(const cluster_node *node)
     return node->state != NODE_DRAINING && !node->is_drained;
 }
 
-static uint32_t nodes_with(const ep_coordinator_state *cluster, uint32_t layer_index, uint32_t expert,
-                           uint32_t digest, uint32_t *out_up)
+static uint32_t nodes_with(const ep_coordinator_state *cluster, uint32_t layer_index,
+                           uint32_t expert, uint32_t digest, uint32_t *out_up)
 {
     uint32_t count = 0;
     *out_up = 0;
@@ -40,7 +40,8 @@ static uint32_t nodes_with(const ep_coordinator_state *cluster, uint32_t layer_i
     return count;
 }
 
-static bool said_before(const ep_coordinator_state *cluster, uint32_t layer_index, uint32_t expert, size_t node)
+static bool said_before(const ep_coordinator_state *cluster, uint32_t layer_index, uint32_t expert,
+                        size_t node)
 {
     const uint32_t digest = digest_of(cluster->nodes[node], layer_index, expert);
     size_t n = 0;
@@ -74,7 +75,8 @@ static uint32_t choose(const ep_coordinator_state *cluster, uint32_t layer_index
 }
 
 /* True when the node can now be given the expert and could not before, or the other way round. */
-static bool apply_verdict(cluster_node *node, uint32_t layer_index, uint32_t expert, uint32_t before, uint32_t now)
+static bool apply_verdict(cluster_node *node, uint32_t layer_index, uint32_t expert,
+                          uint32_t before, uint32_t now)
 {
     node_layer *layer = &node->layers[layer_index];
     const uint32_t digest = digest_of(node, layer_index, expert);
@@ -116,7 +118,8 @@ static difference count_differences(const ep_coordinator_state *cluster, uint32_
         for (uint32_t e = 0; e < experts; e++) {
             for (size_t n = 0; n < cluster->nodes_count; n++) {
                 const uint32_t digest = digest_of(cluster->nodes[n], l, e);
-                if (digest == 0 || digest == cluster->layers[l].digests[e] || !has_say(cluster->nodes[n])) {
+                if (digest == 0 || digest == cluster->layers[l].digests[e] ||
+                    !has_say(cluster->nodes[n])) {
                     continue;
                 }
                 if (first.node == NULL) {
@@ -134,7 +137,8 @@ static const char *holder_in_force(const ep_coordinator_state *cluster, const di
 {
     const uint32_t in_force = cluster->layers[d->layer_index].digests[d->expert];
     for (size_t n = 0; n < cluster->nodes_count; n++) {
-        if (has_say(cluster->nodes[n]) && digest_of(cluster->nodes[n], d->layer_index, d->expert) == in_force) {
+        if (has_say(cluster->nodes[n]) &&
+            digest_of(cluster->nodes[n], d->layer_index, d->expert) == in_force) {
             return cluster->nodes[n]->name;
         }
     }
@@ -142,14 +146,16 @@ static const char *holder_in_force(const ep_coordinator_state *cluster, const di
 }
 
 /* "a (3), b (1), 2 more" */
-static void list_nodes(const ep_coordinator_state *cluster, const uint32_t *counts, char *out, size_t out_bytes)
+static void list_nodes(const ep_coordinator_state *cluster, const uint32_t *counts, char *out,
+                       size_t out_bytes)
 {
     size_t used = 0;
     uint32_t more = 0;
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         const char *name = cluster->nodes[n]->name;
         if (counts[n] > 0 && used + strlen(name) + sizeof(" (4294967295), 1023 more") < out_bytes) {
-            used += (size_t)snprintf(out + used, out_bytes - used, "%s%s (%u)", used > 0 ? ", " : "", name, counts[n]);
+            used += (size_t)snprintf(out + used, out_bytes - used, "%s%s (%u)",
+                                     used > 0 ? ", " : "", name, counts[n]);
         } else {
             more += counts[n] > 0;
         }
@@ -159,23 +165,29 @@ static void list_nodes(const ep_coordinator_state *cluster, const uint32_t *coun
     }
 }
 
-static void note_differences(ep_coordinator_state *cluster, const uint32_t *counts, const difference *d)
+static void note_differences(ep_coordinator_state *cluster, const uint32_t *counts,
+                             const difference *d)
 {
     char names[120];
     uint32_t up;
     list_nodes(cluster, counts, names, sizeof(names));
     const cluster_layer *layer = &cluster->layers[d->layer_index];
     const cluster_model *model = &cluster->models[layer->model_index];
-    const uint32_t digest = digest_of(d->node, d->layer_index, d->expert), in_force = layer->digests[d->expert];
+    const uint32_t digest = digest_of(d->node, d->layer_index, d->expert),
+                   in_force = layer->digests[d->expert];
     const uint32_t with_other = nodes_with(cluster, d->layer_index, d->expert, digest, &up);
     const uint32_t with_used = nodes_with(cluster, d->layer_index, d->expert, in_force, &up);
     ep_error_set(&cluster->copy_error, EP_ERR_DATA_LOSS,
-                 "experts with other weights are not used, of: %s; as expert %u of layer %u of model %.40s:%.31s: "
-                 "SHA-256 %08x.. on %u, used %08x.. on %u (%s)%s; on the wrong side copy the checkpoint again and "
+                 "experts with other weights are not used, of: %s; as expert %u of layer %u of "
+                 "model %.40s:%.31s: "
+                 "SHA-256 %08x.. on %u, used %08x.. on %u (%s)%s; on the wrong side copy the "
+                 "checkpoint again and "
                  "restart the node, or drain it",
-                 names, d->expert, layer->shape.layer, model->name, model->version, __builtin_bswap32(digest),
-                 with_other, __builtin_bswap32(in_force), with_used, holder_in_force(cluster, d),
-                 with_used > with_other ? ", the majority" : ", no majority: a third node would decide");
+                 names, d->expert, layer->shape.layer, model->name, model->version,
+                 __builtin_bswap32(digest), with_other, __builtin_bswap32(in_force), with_used,
+                 holder_in_force(cluster, d),
+                 with_used > with_other ? ", the majority"
+                                        : ", no majority: a third node would decide");
 }
 
 bool cluster_judge_copies(ep_coordinator_state *cluster)

@@ -25,7 +25,8 @@ bool cluster_drained_add(ep_coordinator_state *cluster, const char *name)
     if (cluster_is_drained(cluster, name)) {
         return true;
     }
-    void *grown = realloc(cluster->drained, (cluster->drained_count + 1) * sizeof(cluster->drained[0]));
+    void *grown =
+        realloc(cluster->drained, (cluster->drained_count + 1) * sizeof(cluster->drained[0]));
     if (grown == NULL) {
         return false;
     }
@@ -43,7 +44,8 @@ static void drained_remove(ep_coordinator_state *cluster, const char *name)
     }
 }
 
-static ep_err unknown_node(const ep_coordinator_state *cluster, const char *name, ep_error *out_error)
+static ep_err unknown_node(const ep_coordinator_state *cluster, const char *name,
+                           ep_error *out_error)
 {
     char known[EP_ERROR_TEXT_BYTES] = "none";
     size_t used = 0;
@@ -52,8 +54,8 @@ static ep_err unknown_node(const ep_coordinator_state *cluster, const char *name
                                  cluster->nodes[n]->name);
     }
     if (name[0] == '\0') {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "a coordinator drains the NODE that is named; known: %s",
-                            known);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "a coordinator drains the NODE that is named; known: %s", known);
     }
     return ep_error_set(out_error, EP_ERR_NOT_FOUND, "no node '%.64s'; known: %s", name, known);
 }
@@ -89,7 +91,8 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nam
     return EP_OK;
 }
 
-void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const char *name, ep_coordinator_drain *out_drain)
+void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const char *name,
+                                  ep_coordinator_drain *out_drain)
 {
     const cluster_node *node = cluster_find_node(cluster, name);
     *out_drain = (ep_coordinator_drain){.state = "gone"};

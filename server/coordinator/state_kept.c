@@ -21,8 +21,8 @@ void ep_coordinator_kept_fini(ep_coordinator_kept *kept)
 /* ---- save ---- */
 
 /* A node may have been given experts of a model that it has stopped to offer. */
-static bool is_assigned(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index,
-                        uint32_t expert)
+static bool is_assigned(const ep_coordinator_state *cluster, const cluster_node *node,
+                        uint32_t layer_index, uint32_t expert)
 {
     return node_serves(node, cluster->layers[layer_index].model_index) &&
            bit_get(node->layers[layer_index].assigned, expert);
@@ -54,8 +54,9 @@ static ep_err save_nodes(const ep_coordinator_state *cluster, ep_coordinator_kep
 
 ep_err ep_coordinator_state_save(const ep_coordinator_state *cluster, ep_coordinator_kept *out_kept)
 {
-    ep_coordinator_kept kept = {
-        .number = cluster->counter, .next_node_id = cluster->next_node_id, .policy = cluster->policy};
+    ep_coordinator_kept kept = {.number = cluster->counter,
+                                .next_node_id = cluster->next_node_id,
+                                .policy = cluster->policy};
     ep_err err = save_nodes(cluster, &kept);
     if (err == EP_OK && cluster->placed_once) {
         err = cluster_build_table(cluster, is_assigned, &kept.assigned);
@@ -84,7 +85,8 @@ static cluster_node *node_by_id(const ep_coordinator_state *cluster, uint32_t no
     return NULL;
 }
 
-static bool restore_nodes(ep_coordinator_state *cluster, uint64_t now_ns, const ep_coordinator_kept *kept)
+static bool restore_nodes(ep_coordinator_state *cluster, uint64_t now_ns,
+                          const ep_coordinator_kept *kept)
 {
     for (size_t i = 0; i < kept->drained_count; i++) {
         if (!cluster_drained_add(cluster, kept->drained[i])) {
@@ -119,13 +121,15 @@ static bool restore_model(ep_coordinator_state *cluster, const ep_routing_table 
     for (uint32_t n = 0; index != UINT32_MAX && n < table->nodes_count; n++) {
         cluster_node *node = node_by_id(cluster, table->nodes[n].node_id);
         if (node != NULL && model->numerics_of_node[n] < model->numerics_count) {
-            snprintf(node->numerics[index], EP_NUMERICS_BYTES, "%s", model->numerics[model->numerics_of_node[n]]);
+            snprintf(node->numerics[index], EP_NUMERICS_BYTES, "%s",
+                     model->numerics[model->numerics_of_node[n]]);
         }
     }
     return index != UINT32_MAX;
 }
 
-static bool restore_layer(ep_coordinator_state *cluster, const ep_routing_table *table, uint32_t l, bool is_owned)
+static bool restore_layer(ep_coordinator_state *cluster, const ep_routing_table *table, uint32_t l,
+                          bool is_owned)
 {
     const ep_routing_layer *in = &table->layers[l];
     const ep_routing_model *model = &table->models[in->model_index];
@@ -150,7 +154,8 @@ static bool restore_layer(ep_coordinator_state *cluster, const ep_routing_table 
     return true;
 }
 
-static bool restore_table(ep_coordinator_state *cluster, const ep_routing_table *table, bool is_owned)
+static bool restore_table(ep_coordinator_state *cluster, const ep_routing_table *table,
+                          bool is_owned)
 {
     bool good = true;
     for (uint32_t n = 0; table != NULL && n < table->nodes_count; n++) {

@@ -22,7 +22,7 @@ typedef struct ep_coordinator_kept_node {
 } ep_coordinator_kept_node;
 
 typedef struct ep_coordinator_kept {
-    uint64_t number;             /* last one given to a table or an assignment */
+    uint64_t number; /* last one given to a table or an assignment */
     uint32_t next_node_id;
     size_t nodes_count;
     ep_coordinator_kept_node *nodes;
@@ -38,7 +38,8 @@ typedef struct ep_coordinator_kept {
 void ep_coordinator_kept_fini(ep_coordinator_kept *kept);
 
 /* Errors: NO_MEMORY. */
-ep_err ep_coordinator_state_save(const ep_coordinator_state *cluster, ep_coordinator_kept *out_kept);
+ep_err ep_coordinator_state_save(const ep_coordinator_state *cluster,
+                                 ep_coordinator_kept *out_kept);
 
 /*
  * Fills a state that was just created. Nodes are suspect, but stand in the table with what they

@@ -25,7 +25,8 @@ void cluster_lost_remove(ep_coordinator_state *cluster, const char *name)
 {
     size_t i = find_lost(cluster, name);
     if (i < cluster->lost_count) {
-        memmove(&cluster->lost[i], &cluster->lost[i + 1], (--cluster->lost_count - i) * sizeof(cluster->lost[0]));
+        memmove(&cluster->lost[i], &cluster->lost[i + 1],
+                (--cluster->lost_count - i) * sizeof(cluster->lost[0]));
     }
 }
 
@@ -42,12 +43,15 @@ void cluster_lost_add(ep_coordinator_state *cluster, const cluster_node *node)
         cluster_lost_remove(cluster, cluster->lost[0].name); /* the one that is away longest */
     }
     lost_node *lost = &cluster->lost[cluster->lost_count++];
-    *lost = (lost_node){.node_id = node->node_id, .incarnation = node->incarnation, .last_seen_ns = node->last_seen_ns};
+    *lost = (lost_node){.node_id = node->node_id,
+                        .incarnation = node->incarnation,
+                        .last_seen_ns = node->last_seen_ns};
     snprintf(lost->name, sizeof(lost->name), "%s", node->name);
     snprintf(lost->url, sizeof(lost->url), "%s", node->url);
 }
 
-bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index, ep_coordinator_state_node_view *out_view)
+bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index,
+                               ep_coordinator_state_node_view *out_view)
 {
     if (index >= cluster->lost_count) {
         return false;

@@ -7,8 +7,8 @@
 
 #include "coordinator/state_private.h"
 
-void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index, uint32_t *out_to_load,
-                                uint32_t *out_to_drop)
+void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index,
+                                uint32_t *out_to_load, uint32_t *out_to_drop)
 {
     const cluster_node *node = cluster->nodes[index];
     *out_to_load = 0;
@@ -27,14 +27,16 @@ static void add_copies(uint64_t bits, uint32_t first_expert, uint32_t node_id,
 {
     for (; bits != 0; bits &= bits - 1, io_copies->count++) {
         if (io_copies->count < EP_COORDINATOR_MOVES_MAX) {
-            io_copies->list[io_copies->count].expert = first_expert + (uint32_t)__builtin_ctzll(bits);
+            io_copies->list[io_copies->count].expert =
+                first_expert + (uint32_t)__builtin_ctzll(bits);
             io_copies->list[io_copies->count].node_id = node_id;
         }
     }
 }
 
-bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model, const char *version,
-                                uint32_t layer, ep_coordinator_layer_view *out_view)
+bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model,
+                                const char *version, uint32_t layer,
+                                ep_coordinator_layer_view *out_view)
 {
     const uint32_t m = cluster_find_model(cluster, model, version);
     const uint32_t index = m == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, m, layer);

@@ -18,8 +18,8 @@
 
 /* Device d of a static map is the node the configuration names d-th; a named node that is not there
  * yet is an error. */
-static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t **out_devices,
-                          ep_error *out_error)
+static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_problem *p,
+                          uint32_t **out_devices, ep_error *out_error)
 {
     const ep_coordinator_state_config *config = &cluster->config;
     *out_devices = NULL;
@@ -38,9 +38,11 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_pro
         if (n == p->nodes_count) {
             free(devices);
             const cluster_node *node = cluster_find_node(cluster, config->node_order[d]);
-            bool is_drained = cluster_is_drained(cluster, config->node_order[d]) || (node != NULL && node->is_leaving);
+            bool is_drained = cluster_is_drained(cluster, config->node_order[d]) ||
+                              (node != NULL && node->is_leaving);
             const char *why = is_drained ? "drained" : "not registered";
-            return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "expert map %s: device %zu is node %s, which is %s",
+            return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                                "expert map %s: device %zu is node %s, which is %s",
                                 config->expert_map->file, d, config->node_order[d], why);
         }
         devices[d] = n;
@@ -52,12 +54,14 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_pro
 /* Where the nodes' memory does not hold all copies, it bounds none: a node serves more than it
  * keeps in memory, only slower. */
 static ep_err solve_by_room(const ep_coordinator_state *cluster, const cluster_problem *p,
-                            const ep_placement_input *input, ep_placement **out_placement, ep_error *out_error)
+                            const ep_placement_input *input, ep_placement **out_placement,
+                            ep_error *out_error)
 {
     ep_err (*const place)(const ep_placement_input *, ep_placement **, ep_error *) =
         cluster->config.is_balanced ? ep_placement_balanced : ep_placement_uniform;
     ep_err err = place(input, out_placement, out_error);
-    const bool is_short = err == EP_ERR_RESOURCE_EXHAUSTED || (err == EP_OK && (*out_placement)->copies_missing > 0);
+    const bool is_short =
+        err == EP_ERR_RESOURCE_EXHAUSTED || (err == EP_OK && (*out_placement)->copies_missing > 0);
     if (is_short) {
         if (err == EP_OK) {
             ep_placement_destroy(*out_placement);
@@ -78,7 +82,8 @@ static bool is_paced(const ep_coordinator_state *cluster)
 }
 
 /* Copies that may move for balance now; fewer than would else: the others wait. */
-static uint32_t moves_allowed(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t wanted)
+static uint32_t moves_allowed(const ep_coordinator_state *cluster, const cluster_problem *p,
+                              uint32_t wanted)
 {
     uint64_t bytes = 0; /* of the largest expert */
     for (uint32_t l = 0; l < p->layers_count; l++) {
@@ -91,21 +96,25 @@ static uint32_t moves_allowed(const ep_coordinator_state *cluster, const cluster
 static ep_err solve(ep_coordinator_state *cluster, const cluster_problem *p, bool is_order,
                     ep_placement **out_placement, ep_error *out_error)
 {
-    const uint32_t moves_wanted = !cluster->rebalance ? 0 : cluster->is_pacing ? MOVES_AT_ONCE : UINT32_MAX;
+    const uint32_t moves_wanted = !cluster->rebalance  ? 0
+                                  : cluster->is_pacing ? MOVES_AT_ONCE
+                                                       : UINT32_MAX;
     ep_placement_input input = cluster_problem_input(cluster, p);
     input.moves_max = is_order ? moves_wanted : moves_allowed(cluster, p, moves_wanted);
     ep_err err;
     if (cluster->config.expert_map == NULL) {
         err = solve_by_room(cluster, p, &input, out_placement, out_error);
         /* Balance by heat comes again by itself, as long as something moves. */
-        cluster->waits_moves |= err == EP_OK && !cluster->is_pacing && input.moves_max < moves_wanted &&
+        cluster->waits_moves |= err == EP_OK && !cluster->is_pacing &&
+                                input.moves_max < moves_wanted &&
                                 (*out_placement)->copies_dropped >= input.moves_max;
         return err;
     }
     uint32_t *devices;
     err = map_devices(cluster, p, &devices, out_error);
     if (err == EP_OK) {
-        err = ep_placement_static(&input, cluster->config.expert_map, devices, out_placement, out_error);
+        err = ep_placement_static(&input, cluster->config.expert_map, devices, out_placement,
+                                  out_error);
         free(devices);
     }
     return err;
@@ -123,7 +132,8 @@ static uint64_t *plan_row(const layer_plan *plan, uint32_t node)
     return plan->wanted + node * plan->words;
 }
 
-static const node_layer *layer_of(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t node)
+static const node_layer *layer_of(const ep_coordinator_state *cluster, const layer_plan *plan,
+                                  uint32_t node)
 {
     return &cluster->nodes[node]->layers[plan->index];
 }
@@ -139,16 +149,16 @@ static uint32_t row_count(const layer_plan *plan, uint32_t node)
 
 /* The node with the fewest experts of the layer that has not failed with this one and was not given
  * it. */
-static uint32_t another_owner(const ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan,
-                              uint32_t expert)
+static uint32_t another_owner(const ep_coordinator_state *cluster, const cluster_problem *p,
+                              const layer_plan *plan, uint32_t expert)
 {
     uint32_t best = UINT32_MAX;
     uint32_t best_count = UINT32_MAX;
     for (uint32_t i = 0; i < p->nodes_count; i++) {
         uint32_t n = p->node_of[i];
         const node_layer *layer = layer_of(cluster, plan, n);
-        if (layer->offered && !bit_get(layer->failed, expert) && !bit_get(plan_row(plan, n), expert) &&
-            row_count(plan, n) < best_count) {
+        if (layer->offered && !bit_get(layer->failed, expert) &&
+            !bit_get(plan_row(plan, n), expert) && row_count(plan, n) < best_count) {
             best = n;
             best_count = row_count(plan, n);
         }
@@ -158,23 +168,26 @@ static uint32_t another_owner(const ep_coordinator_state *cluster, const cluster
 
 /* How well a node keeps an expert that no other one can take: in placement, else at least with the
  * bits the others compute. */
-static int keeper_rank(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t model_index, uint32_t n)
+static int keeper_rank(const ep_coordinator_state *cluster, const cluster_problem *p,
+                       uint32_t model_index, uint32_t n)
 {
     if (p->solver_node_of[n] != EP_PLACEMENT_NODE_GONE) {
         return 2;
     }
-    return p->numerics == NULL || strcmp(cluster->nodes[n]->numerics[model_index], p->numerics) == 0;
+    return p->numerics == NULL ||
+           strcmp(cluster->nodes[n]->numerics[model_index], p->numerics) == 0;
 }
 
 /* The best node that has the expert loaded. */
-static uint32_t present_owner(const ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan,
-                              uint32_t expert)
+static uint32_t present_owner(const ep_coordinator_state *cluster, const cluster_problem *p,
+                              const layer_plan *plan, uint32_t expert)
 {
     const uint32_t model_index = cluster->layers[plan->index].model_index;
     uint32_t best = UINT32_MAX;
     int best_rank = -1;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
-        const bool has = node_is_listed(cluster->nodes[n]) && bit_get(layer_of(cluster, plan, n)->owned, expert);
+        const bool has =
+            node_is_listed(cluster->nodes[n]) && bit_get(layer_of(cluster, plan, n)->owned, expert);
         const int rank = has ? keeper_rank(cluster, p, model_index, n) : -1;
         if (rank > best_rank) {
             best = n;
@@ -184,10 +197,12 @@ static uint32_t present_owner(const ep_coordinator_state *cluster, const cluster
     return best;
 }
 
-static bool has_good_owner(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t expert)
+static bool has_good_owner(const ep_coordinator_state *cluster, const layer_plan *plan,
+                           uint32_t expert)
 {
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
-        if (bit_get(plan_row(plan, n), expert) && !bit_get(layer_of(cluster, plan, n)->failed, expert)) {
+        if (bit_get(plan_row(plan, n), expert) &&
+            !bit_get(layer_of(cluster, plan, n)->failed, expert)) {
             return true;
         }
     }
@@ -199,8 +214,8 @@ static bool has_good_owner(const ep_coordinator_state *cluster, const layer_plan
  * (and with a static map, which is the operator's word) whoever has it loaded keeps it, also when
  * drained.
  */
-static void avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan,
-                         uint32_t failed_node, uint32_t expert)
+static void avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p,
+                         const layer_plan *plan, uint32_t failed_node, uint32_t expert)
 {
     bool is_static = cluster->config.expert_map != NULL;
     uint32_t other = is_static ? UINT32_MAX : another_owner(cluster, p, plan, expert);
@@ -219,13 +234,16 @@ static void avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p
         bit_set(plan_row(plan, present), expert);
     }
     ep_error_set(&cluster->placement_error, EP_ERR_RESOURCE_EXHAUSTED,
-                 "model %s:%s, layer %u, expert %u: node %s could not load it and no other node can take it; %s%s",
-                 model->name, model->version, layer->shape.layer, expert, cluster->nodes[failed_node]->name,
+                 "model %s:%s, layer %u, expert %u: node %s could not load it and no other node "
+                 "can take it; %s%s",
+                 model->name, model->version, layer->shape.layer, expert,
+                 cluster->nodes[failed_node]->name,
                  present != UINT32_MAX ? "it stays on node " : "no node has it",
                  present != UINT32_MAX ? cluster->nodes[present]->name : "");
 }
 
-static void plan_fill(const cluster_problem *p, const ep_placed_layer *placed, const layer_plan *plan)
+static void plan_fill(const cluster_problem *p, const ep_placed_layer *placed,
+                      const layer_plan *plan)
 {
     for (uint32_t e = 0; e < placed->experts; e++) {
         for (uint32_t c = placed->offsets[e]; c < placed->offsets[e + 1]; c++) {
@@ -234,7 +252,8 @@ static void plan_fill(const cluster_problem *p, const ep_placed_layer *placed, c
     }
 }
 
-static void plan_avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan)
+static void plan_avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p,
+                              const layer_plan *plan)
 {
     uint32_t experts = layer_experts(&cluster->layers[plan->index]);
     for (uint32_t i = 0; i < p->nodes_count; i++) {
@@ -253,7 +272,8 @@ static bool is_there(const node_layer *layer, uint32_t expert)
     return bit_get(layer->assigned, expert) || bit_get(layer->owned, expert);
 }
 
-static uint32_t holders(const ep_coordinator_state *cluster, const layer_plan *plan, uint32_t expert)
+static uint32_t holders(const ep_coordinator_state *cluster, const layer_plan *plan,
+                        uint32_t expert)
 {
     uint32_t count = 0;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
@@ -280,7 +300,8 @@ static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan, boo
             if (!bit_get(plan_row(plan, n), e) || is_there(layer_of(cluster, plan, n), e)) {
                 continue;
             }
-            if (!is_order && wanted > before && ep_move_pace_copies(&cluster->pace, layer->expert_bytes, 1) == 0) {
+            if (!is_order && wanted > before &&
+                ep_move_pace_copies(&cluster->pace, layer->expert_bytes, 1) == 0) {
                 bit_clear(plan_row(plan, n), e);
                 wanted--;
                 cluster->models[layer->model_index].copies_waiting++;
@@ -292,7 +313,8 @@ static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan, boo
 }
 
 /* Writes a plan into the nodes' bits; true when anything differs from before. */
-static bool plan_apply(ep_coordinator_state *cluster, const cluster_problem *p, const layer_plan *plan)
+static bool plan_apply(ep_coordinator_state *cluster, const cluster_problem *p,
+                       const layer_plan *plan)
 {
     bool changed = false;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
@@ -302,14 +324,15 @@ static bool plan_apply(ep_coordinator_state *cluster, const cluster_problem *p, 
         uint64_t *assigned = cluster->nodes[n]->layers[plan->index].assigned;
         changed |= memcmp(assigned, plan_row(plan, n), plan->words * sizeof(uint64_t)) != 0;
         memcpy(assigned, plan_row(plan, n), plan->words * sizeof(uint64_t));
-        cluster->nodes[n]->layers[plan->index].is_placed = p->solver_node_of[n] != EP_PLACEMENT_NODE_GONE;
+        cluster->nodes[n]->layers[plan->index].is_placed =
+            p->solver_node_of[n] != EP_PLACEMENT_NODE_GONE;
     }
     return changed;
 }
 
 /* Layers whose plan has no memory keep what they had. */
-static ep_err apply(ep_coordinator_state *cluster, const cluster_problem *p, const ep_placement *placement,
-                    cluster_place_watch *watch, bool *io_changed)
+static ep_err apply(ep_coordinator_state *cluster, const cluster_problem *p,
+                    const ep_placement *placement, cluster_place_watch *watch, bool *io_changed)
 {
     for (uint32_t l = 0; l < placement->layers_count; l++) {
         uint32_t index = p->layer_of[l];
@@ -321,8 +344,8 @@ static ep_err apply(ep_coordinator_state *cluster, const cluster_problem *p, con
         plan_fill(p, &placement->layers[l], &plan);
         plan_avoid_failed(cluster, p, &plan);
         if (watch != NULL && !watch->has_failed) {
-            watch->has_failed =
-                !watch->see(watch->arg, p, l, &(cluster_rows){.wanted = plan.wanted, .words = plan.words});
+            watch->has_failed = !watch->see(
+                watch->arg, p, l, &(cluster_rows){.wanted = plan.wanted, .words = plan.words});
         }
         const bool is_dry = watch != NULL && watch->is_dry;
         if (is_paced(cluster) && !is_dry) {
@@ -335,29 +358,32 @@ static ep_err apply(ep_coordinator_state *cluster, const cluster_problem *p, con
 }
 
 /* Only drained nodes can load the model: they go on serving it. */
-static ep_err check_nowhere_else(const ep_coordinator_state *cluster, uint32_t model_index, ep_error *out_error)
+static ep_err check_nowhere_else(const ep_coordinator_state *cluster, uint32_t model_index,
+                                 ep_error *out_error)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
         if (node_is_emptied(node) && node_serves(node, model_index)) {
-            return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                                "model %s:%s: no node that can load it is left but drained ones (%s); they keep "
-                                "their experts",
-                                cluster->models[model_index].name, cluster->models[model_index].version,
-                                node->name);
+            return ep_error_set(
+                out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                "model %s:%s: no node that can load it is left but drained ones (%s); they keep "
+                "their experts",
+                cluster->models[model_index].name, cluster->models[model_index].version,
+                node->name);
         }
     }
     return EP_OK;
 }
 
-static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, cluster_place_watch *watch,
-                          bool *io_changed, ep_error *out_error)
+static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index,
+                          cluster_place_watch *watch, bool *io_changed, ep_error *out_error)
 {
     cluster_problem p;
     ep_placement *placement = NULL;
     ep_err err = EP_OK;
     if (!cluster_problem_init(cluster, model_index, &p)) {
-        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s", cluster->models[model_index].name);
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s",
+                           cluster->models[model_index].name);
     } else if (p.nodes_count == 0) {
         err = check_nowhere_else(cluster, model_index, out_error);
     } else if (p.layers_count > 0) {
@@ -366,8 +392,10 @@ static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, c
     if (watch != NULL && placement != NULL) {
         watch->is_cut |= placement->is_cut;
     }
-    if (err == EP_OK && placement != NULL && apply(cluster, &p, placement, watch, io_changed) != EP_OK) {
-        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s", cluster->models[model_index].name);
+    if (err == EP_OK && placement != NULL &&
+        apply(cluster, &p, placement, watch, io_changed) != EP_OK) {
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s",
+                           cluster->models[model_index].name);
     }
     ep_placement_destroy(placement);
     cluster_problem_fini(&p);
@@ -375,7 +403,8 @@ static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index, c
 }
 
 /* False: some model keeps what it had, and placement_error says why. */
-static bool place_models(ep_coordinator_state *cluster, cluster_place_watch *watch, bool *io_changed)
+static bool place_models(ep_coordinator_state *cluster, cluster_place_watch *watch,
+                         bool *io_changed)
 {
     bool is_placed = true;
     ep_error_clear(&cluster->placement_error);
@@ -422,7 +451,8 @@ void cluster_place(ep_coordinator_state *cluster)
     place(cluster, NULL);
 }
 
-void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch, ep_error *out_note)
+void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch,
+                        ep_error *out_note)
 {
     const ep_error placement_error = cluster->placement_error, left_out = cluster->left_out;
     const bool rebalance = cluster->rebalance, is_pacing = cluster->is_pacing;
@@ -445,7 +475,8 @@ void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watc
 const cluster_node *cluster_find_suspect(const ep_coordinator_state *cluster)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
-        for (uint32_t m = 0; cluster->nodes[n]->state == NODE_SUSPECT && m < cluster->models_count; m++) {
+        for (uint32_t m = 0; cluster->nodes[n]->state == NODE_SUSPECT && m < cluster->models_count;
+             m++) {
             if (cluster_node_offers(cluster->nodes[n], m)) {
                 return cluster->nodes[n];
             }
@@ -460,7 +491,8 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
     uint32_t count = 0;
     for (uint32_t m = 0; m < cluster->models_count; m++) {
         const cluster_model *of = &cluster->models[m];
-        const bool is_asked = model == NULL || (strcmp(of->name, model) == 0 && strcmp(of->version, version) == 0);
+        const bool is_asked =
+            model == NULL || (strcmp(of->name, model) == 0 && strcmp(of->version, version) == 0);
         count += is_asked ? of->copies_waiting : 0;
     }
     return count;
@@ -480,7 +512,8 @@ void cluster_place_waiting(ep_coordinator_state *cluster)
         ep_coordinator_state_copies_waiting(cluster, NULL, NULL) > 0 &&
         (is_loaded || cluster->pace.seen_ns - cluster->assigned_ns >= cluster->pause_ns);
     if ((moves || copies) && ep_move_pace_copies(&cluster->pace, 1, 1) > 0) {
-        cluster->pause_ns = is_loaded || cluster->pause_ns >= PAUSE_MAX_NS ? cluster->pause_ns : 2 * cluster->pause_ns;
+        cluster->pause_ns = is_loaded || cluster->pause_ns >= PAUSE_MAX_NS ? cluster->pause_ns
+                                                                           : 2 * cluster->pause_ns;
         cluster->rebalance |= moves;
         cluster_place(cluster);
         cluster_publish(cluster);
@@ -492,8 +525,9 @@ const char *ep_coordinator_state_policy(const ep_coordinator_state_config *confi
     return config->expert_map != NULL ? "static" : config->is_balanced ? "balanced" : "uniform";
 }
 
-void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model, const char *version, uint32_t layer,
-                                    const uint64_t *counts, uint32_t experts)
+void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model,
+                                    const char *version, uint32_t layer, const uint64_t *counts,
+                                    uint32_t experts)
 {
     const uint32_t m = cluster_find_model(cluster, model, version);
     const uint32_t index = m == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, m, layer);
@@ -516,7 +550,8 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
     for (uint32_t e = 0; e < experts; e++) {
         news += counts[e] - to->counted[e];
     }
-    if (news < (uint64_t)HEAT_SLOTS_OF_EXPERT * experts || news < (uint64_t)HEAT_SLOTS_OF_NODE * cluster->nodes_count) {
+    if (news < (uint64_t)HEAT_SLOTS_OF_EXPERT * experts ||
+        news < (uint64_t)HEAT_SLOTS_OF_NODE * cluster->nodes_count) {
         return; /* they count with those to come */
     }
     for (uint32_t e = 0; e < experts; e++) {

@@ -24,7 +24,8 @@ static ep_err no_memory(ep_error *out_error)
 static int by_name(const void *left, const void *right, void *arg)
 {
     const ep_coordinator_state *cluster = arg;
-    return strcmp(cluster->nodes[*(const uint32_t *)left]->name, cluster->nodes[*(const uint32_t *)right]->name);
+    return strcmp(cluster->nodes[*(const uint32_t *)left]->name,
+                  cluster->nodes[*(const uint32_t *)right]->name);
 }
 
 static Expertd__V1__NodePlan *new_node(const cluster_node *node)
@@ -50,7 +51,8 @@ static bool list_nodes(planner *to)
     to->nodes = calloc(cluster->nodes_count + 1, sizeof(Expertd__V1__NodePlan *));
     to->index_of = calloc(cluster->nodes_count + 1, sizeof(*to->index_of));
     to->reply->nodes = calloc(cluster->nodes_count + 1, sizeof(Expertd__V1__NodePlan *));
-    bool good = order != NULL && to->nodes != NULL && to->index_of != NULL && to->reply->nodes != NULL;
+    bool good =
+        order != NULL && to->nodes != NULL && to->index_of != NULL && to->reply->nodes != NULL;
     for (uint32_t n = 0; good && n < cluster->nodes_count; n++) {
         order[n] = n;
     }
@@ -81,7 +83,8 @@ static bool list_loading(planner *to)
     Expertd__V1__PlanReply *reply = to->reply;
     reply->loading = calloc(cluster->nodes_count + 1, sizeof(char *));
     bool good = reply->loading != NULL;
-    for (uint32_t n = 0; good && cluster->committed_number < cluster->assignment_number && n < cluster->nodes_count;
+    for (uint32_t n = 0;
+         good && cluster->committed_number < cluster->assignment_number && n < cluster->nodes_count;
          n++) {
         const cluster_node *node = cluster->nodes[n];
         if (node_is_listed(node) && node->loaded_number < cluster->assignment_number) {
@@ -95,8 +98,8 @@ static bool list_loading(planner *to)
 
 /* ---- layers ---- */
 
-static void count_copy(planner *to, Expertd__V1__LayerPlan *plan, uint32_t node, uint64_t bytes, bool was,
-                       bool will_be)
+static void count_copy(planner *to, Expertd__V1__LayerPlan *plan, uint32_t node, uint64_t bytes,
+                       bool was, bool will_be)
 {
     Expertd__V1__NodePlan *on = to->nodes[node];
     on->copies_before += was;
@@ -114,8 +117,9 @@ static void count_copy(planner *to, Expertd__V1__LayerPlan *plan, uint32_t node,
 }
 
 /* offsets [E+S+1] and copies as solver nodes, of what shall be; counted on the way. */
-static void read_rows(planner *to, const cluster_problem *p, uint32_t layer, const cluster_rows *rows,
-                      Expertd__V1__LayerPlan *plan, uint32_t *offsets, uint32_t *copies)
+static void read_rows(planner *to, const cluster_problem *p, uint32_t layer,
+                      const cluster_rows *rows, Expertd__V1__LayerPlan *plan, uint32_t *offsets,
+                      uint32_t *copies)
 {
     const ep_placement_layer *in = &p->layers[layer];
     const uint32_t experts = in->shape.experts + in->shape.shared_experts;
@@ -137,8 +141,8 @@ static void read_rows(planner *to, const cluster_problem *p, uint32_t layer, con
     offsets[experts] = used;
 }
 
-static Expertd__V1__LayerBalance *new_balance(const ep_placement_input *input, uint32_t layer, const uint32_t *offsets,
-                                              const uint32_t *copies)
+static Expertd__V1__LayerBalance *new_balance(const ep_placement_input *input, uint32_t layer,
+                                              const uint32_t *offsets, const uint32_t *copies)
 {
     ep_layer_balance balance;
     Expertd__V1__LayerBalance *message = malloc(sizeof(*message));
@@ -154,8 +158,8 @@ static Expertd__V1__LayerBalance *new_balance(const ep_placement_input *input, u
     return message;
 }
 
-static bool keep_copies(const planner *to, const cluster_problem *p, const uint32_t *offsets, const uint32_t *copies,
-                        Expertd__V1__LayerPlan *plan)
+static bool keep_copies(const planner *to, const cluster_problem *p, const uint32_t *offsets,
+                        const uint32_t *copies, Expertd__V1__LayerPlan *plan)
 {
     const uint32_t count = offsets[plan->experts]; /* of routed experts, which stand first */
     plan->offsets = calloc(plan->experts + 1u, sizeof(uint32_t));
@@ -172,8 +176,8 @@ static bool keep_copies(const planner *to, const cluster_problem *p, const uint3
     return true;
 }
 
-static bool fill_layer(planner *to, const cluster_problem *p, uint32_t layer, const cluster_rows *rows,
-                       Expertd__V1__LayerPlan *plan)
+static bool fill_layer(planner *to, const cluster_problem *p, uint32_t layer,
+                       const cluster_rows *rows, Expertd__V1__LayerPlan *plan)
 {
     const cluster_layer *of = &to->cluster->layers[p->layer_of[layer]];
     const ep_placement_layer *in = &p->layers[layer];
@@ -193,7 +197,8 @@ static bool fill_layer(planner *to, const cluster_problem *p, uint32_t layer, co
         read_rows(to, p, layer, rows, plan, offsets, copies);
         plan->before = new_balance(&input, layer, in->owned_offsets, in->owned);
         plan->after = new_balance(&input, layer, offsets, copies);
-        good = plan->model != NULL && plan->version != NULL && plan->before != NULL && plan->after != NULL &&
+        good = plan->model != NULL && plan->version != NULL && plan->before != NULL &&
+               plan->after != NULL &&
                (!to->with_copies || keep_copies(to, p, offsets, copies, plan));
     }
     free(offsets);
@@ -215,27 +220,29 @@ static bool see_layer(void *arg, const cluster_problem *p, uint32_t layer, const
 
 /* ---- the plan ---- */
 
-static ep_err check_ready(const ep_coordinator_state *cluster, bool apply, const Expertd__V1__PlanReply *reply,
-                          ep_error *out_error)
+static ep_err check_ready(const ep_coordinator_state *cluster, bool apply,
+                          const Expertd__V1__PlanReply *reply, ep_error *out_error)
 {
     if (!cluster->placed_once) {
-        return ep_error_set(
-            out_error, EP_ERR_UNAVAILABLE,
-            "nothing is placed yet: the coordinator waits until min_nodes %u have registered, %zu are here",
-            cluster->config.min_nodes, cluster->nodes_count);
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "nothing is placed yet: the coordinator waits until min_nodes %u have "
+                            "registered, %zu are here",
+                            cluster->config.min_nodes, cluster->nodes_count);
     }
     if (apply && reply->n_loading > 0) {
-        return ep_error_set(
-            out_error, EP_ERR_UNAVAILABLE,
-            "%zu nodes (%s%s) still load what they were given before: ask again once expertctl plan names none",
-            reply->n_loading, reply->loading[0], reply->n_loading > 1 ? ", ..." : "");
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "%zu nodes (%s%s) still load what they were given before: ask again "
+                            "once expertctl plan names none",
+                            reply->n_loading, reply->loading[0],
+                            reply->n_loading > 1 ? ", ..." : "");
     }
     const cluster_node *suspect = apply ? cluster_find_suspect(cluster) : NULL;
     if (suspect != NULL) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                            "node %s is suspect, and copies would move to it while it is silent: ask again once it "
-                            "serves or is lost (restore_ms), or drain it",
-                            suspect->name);
+        return ep_error_set(
+            out_error, EP_ERR_UNAVAILABLE,
+            "node %s is suspect, and copies would move to it while it is silent: ask again once it "
+            "serves or is lost (restore_ms), or drain it",
+            suspect->name);
     }
     return EP_OK;
 }
@@ -268,7 +275,8 @@ static ep_err make_plan(ep_coordinator_state *cluster, bool apply, planner *to, 
 ep_err ep_coordinator_state_plan(ep_coordinator_state *cluster, bool apply, bool with_copies,
                                  Expertd__V1__PlanReply **out_reply, ep_error *out_error)
 {
-    planner to = {.cluster = cluster, .reply = malloc(sizeof(*to.reply)), .with_copies = with_copies};
+    planner to = {
+        .cluster = cluster, .reply = malloc(sizeof(*to.reply)), .with_copies = with_copies};
     if (to.reply == NULL) {
         return no_memory(out_error);
     }

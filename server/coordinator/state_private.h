@@ -7,84 +7,90 @@
 #include "coordinator/state.h"
 #include "placement/move_pace.h"
 
-typedef enum node_state { NODE_STARTING, NODE_SERVING, NODE_DRAINING, NODE_DEGRADED, NODE_SUSPECT } node_state;
+typedef enum node_state {
+    NODE_STARTING,
+    NODE_SERVING,
+    NODE_DRAINING,
+    NODE_DEGRADED,
+    NODE_SUSPECT
+} node_state;
 
 #define EP_NODE_SECRET_BYTES 65
 
 /* Experts of one layer, a bit each. */
 typedef struct node_layer {
     uint64_t *assigned;
-    uint64_t *held;              /* loaded, by the node's word */
-    uint64_t *owned;             /* of these, the copies that are used (cluster_judge_copies) */
+    uint64_t *held;  /* loaded, by the node's word */
+    uint64_t *owned; /* of these, the copies that are used (cluster_judge_copies) */
     /* given to this incarnation, which could not load it, or loaded other weights than are in
      * force */
     uint64_t *failed;
     /* [experts] of what this incarnation has loaded, also if it dropped it since; 0: not known.
      * NULL: none */
     uint32_t *digests;
-    bool offered;                /* the node can load this layer */
+    bool offered; /* the node can load this layer */
     /* the newest assignment decided about this node: what it holds beyond assigned is given up */
     bool is_placed;
 } node_layer;
 
 /* How quick this incarnation computes (state_speed.c). */
 typedef struct node_speed {
-    uint64_t busy_us;            /* told, up to where rate was taken */
+    uint64_t busy_us; /* told, up to where rate was taken */
     uint64_t busy_work;
-    double rate;                 /* work in a microsecond, smoothed; 0 not known */
-    double against_median;       /* of the rates; 0 not known */
-    double placed;               /* the same, for placement: seldom changed; 0: 1 */
-    uint64_t slow_since_ns;      /* 0: it is not */
+    double rate;            /* work in a microsecond, smoothed; 0 not known */
+    double against_median;  /* of the rates; 0 not known */
+    double placed;          /* the same, for placement: seldom changed; 0: 1 */
+    uint64_t slow_since_ns; /* 0: it is not */
 } node_speed;
 
 typedef struct cluster_node {
     uint32_t node_id;
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
-    char host[EP_HOST_BYTES];    /* "" not known */
+    char host[EP_HOST_BYTES]; /* "" not known */
     node_state state;
-    bool is_drained;             /* by an operator: stands in cluster->drained */
+    bool is_drained; /* by an operator: stands in cluster->drained */
     /* by its own word, while this incarnation says so: placed like a drained one, never kept */
     bool is_leaving;
-    bool is_out;                 /* emptied, and others have loaded all: what comes after does not list it again */
+    bool is_out; /* emptied, and others have loaded all: what comes after does not list it again */
     /* from the store and not heard of since: stands in the table with what it held */
     bool is_restored;
     uint64_t incarnation;
     /* of this incarnation: never told, logged or kept; "" an older version has none */
     char secret[EP_NODE_SECRET_BYTES];
     uint64_t last_seen_ns;
-    uint64_t current_ns;         /* when it last had loaded the newest assignment, or registered */
-    uint64_t loaded_number;      /* assignment it has worked through; owned says what loaded */
+    uint64_t current_ns;    /* when it last had loaded the newest assignment, or registered */
+    uint64_t loaded_number; /* assignment it has worked through; owned says what loaded */
     uint64_t rows_served;
     uint64_t requests_failed;
     uint64_t requests_hedged;
     uint64_t requests_refused;
     uint64_t tls_expiry;
-    uint64_t capacity_bytes;     /* weights it keeps in memory; 0: no limit */
+    uint64_t capacity_bytes; /* weights it keeps in memory; 0: no limit */
     uint32_t devices;
-    uint64_t devices_lost;       /* bit d: device d */
+    uint64_t devices_lost; /* bit d: device d */
     char tls_error[EP_ERROR_TEXT_BYTES];
     node_speed speed;
-    node_layer *layers;          /* [cluster->layers_count] */
+    node_layer *layers;                  /* [cluster->layers_count] */
     char (*numerics)[EP_NUMERICS_BYTES]; /* [cluster->models_count]; "" not served */
 } cluster_node;
 
 typedef struct cluster_model {
     char name[EP_MODEL_NAME_BYTES];
     char version[EP_VERSION_BYTES];
-    bool is_default;             /* at most one of a name */
-    uint32_t copies_waiting;     /* further copies that the pace did not allow */
+    bool is_default;         /* at most one of a name */
+    uint32_t copies_waiting; /* further copies that the pace did not allow */
 } cluster_model;
 
 typedef struct cluster_layer {
     uint32_t model_index;
     ep_layer_shape shape;
-    uint32_t *digests;           /* [experts] in force; 0: nobody knows one */
-    uint64_t expert_bytes;       /* in memory, of the largest expert; 0: nobody said */
-    double *heat;                /* [E] slots of late; NULL: none was taken yet */
-    uint64_t *counted;           /* [E] of which these sums are taken */
-    uint64_t heat_number;        /* how often */
-    uint64_t judged_heat;        /* balance is of this heat, 0: to be judged anew, and of this table */
+    uint32_t *digests;     /* [experts] in force; 0: nobody knows one */
+    uint64_t expert_bytes; /* in memory, of the largest expert; 0: nobody said */
+    double *heat;          /* [E] slots of late; NULL: none was taken yet */
+    uint64_t *counted;     /* [E] of which these sums are taken */
+    uint64_t heat_number;  /* how often */
+    uint64_t judged_heat;  /* balance is of this heat, 0: to be judged anew, and of this table */
     uint64_t judged_table;
     ep_coordinator_balance balance; /* both 0: an expert has no copy */
 } cluster_layer;
@@ -117,36 +123,36 @@ struct ep_coordinator_state {
     uint32_t models_count;
     cluster_model *models;
     uint32_t layers_count;
-    cluster_layer *layers;       /* in order of first sight; the table sorts */
-    uint32_t likely_layer;       /* index after the layer found last: nodes name layers in one order */
-    uint64_t counter;            /* last number given, to assignments and tables alike */
+    cluster_layer *layers; /* in order of first sight; the table sorts */
+    uint32_t likely_layer; /* index after the layer found last: nodes name layers in one order */
+    uint64_t counter;      /* last number given, to assignments and tables alike */
     uint64_t assignment_number;
-    uint64_t assigned_ns;        /* when it was made */
-    uint64_t pause_ns;           /* copies that wait do so for that long while nodes load */
-    uint64_t committed_number;   /* newest assignment that every listed node had loaded */
+    uint64_t assigned_ns;      /* when it was made */
+    uint64_t pause_ns;         /* copies that wait do so for that long while nodes load */
+    uint64_t committed_number; /* newest assignment that every listed node had loaded */
     bool placed_once;
-    bool rebalance;              /* the next placement may move copies for balance */
-    bool is_pacing;              /* and only a few of them */
+    bool rebalance; /* the next placement may move copies for balance */
+    bool is_pacing; /* and only a few of them */
     ep_move_pace pace;
-    bool waits_moves;            /* moves for balance that the pace did not allow */
+    bool waits_moves; /* moves for balance that the pace did not allow */
     /* heat or another speed was taken, or copies moved by them, since the last look */
     bool has_news;
-    uint64_t compared_ns;        /* when speeds were */
-    uint64_t revision;           /* grows when something worth keeping changes */
+    uint64_t compared_ns; /* when speeds were */
+    uint64_t revision;    /* grows when something worth keeping changes */
     size_t drained_count;
     /* by name: a drained node may be away for long and come back */
     char (*drained)[EP_NODE_NAME_BYTES];
     size_t lost_count;
-    lost_node *lost;             /* [config.nodes_max], the longest away first; NULL before the first */
+    lost_node *lost; /* [config.nodes_max], the longest away first; NULL before the first */
     size_t former_votes_count;
     former_vote *former_votes;
     ep_routing_table *table;
     uint64_t table_checksum;
-    bool is_stale;               /* the table could not be made anew */
+    bool is_stale; /* the table could not be made anew */
     ep_error placement_error;
-    ep_error table_error;        /* the newest table is too large for clients; code EP_OK: it is not */
-    ep_error left_out;           /* nodes whose numerics id gets no experts; code EP_OK: none */
-    ep_error copy_error;         /* nodes whose copies differ from the ones in force; code EP_OK: none */
+    ep_error table_error; /* the newest table is too large for clients; code EP_OK: it is not */
+    ep_error left_out;    /* nodes whose numerics id gets no experts; code EP_OK: none */
+    ep_error copy_error;  /* nodes whose copies differ from the ones in force; code EP_OK: none */
 };
 
 static inline uint32_t layer_experts(const cluster_layer *layer)
@@ -214,7 +220,8 @@ bool cluster_node_offers(const cluster_node *node, uint32_t model_index);
  */
 const char *cluster_placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index);
 /* Writes *out_note when nodes that offer the model get none of it. */
-void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index, ep_error *out_note);
+void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index,
+                           ep_error *out_note);
 /* The node is being forgotten: its ids count until then, or until it registers. Without memory they
  * do not. */
 void cluster_votes_keep(ep_coordinator_state *cluster, const cluster_node *node, uint64_t until_ns);
@@ -246,8 +253,8 @@ void cluster_publish(ep_coordinator_state *cluster);
  */
 bool cluster_republish(ep_coordinator_state *cluster);
 /* The copy stands in the table that cluster_publish makes. */
-bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index,
-                      uint32_t expert);
+bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
+                      uint32_t layer_index, uint32_t expert);
 
 /* How many of the node's copies stand in that table. */
 uint32_t cluster_copies_of(const ep_coordinator_state *cluster, const cluster_node *node);
@@ -259,16 +266,19 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
                            ep_routing_table **out_table);
 
 /* The most that a table of all known layers takes with this configuration. */
-uint64_t cluster_table_bytes(const ep_coordinator_state *cluster, const ep_coordinator_state_config *config);
+uint64_t cluster_table_bytes(const ep_coordinator_state *cluster,
+                             const ep_coordinator_state_config *config);
 
 /* Members by name; NULL or UINT32_MAX when there is none. Adding: NULL or UINT32_MAX without
  * memory. */
 cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char *name);
-uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name, const char *version);
+uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name,
+                            const char *version);
 uint32_t cluster_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer);
 cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name);
 uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, const char *version);
-uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index, const ep_layer_shape *shape);
+uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
+                           const ep_layer_shape *shape);
 /* The operator's list of drained names. */
 bool cluster_is_drained(const ep_coordinator_state *cluster, const char *name);
 bool cluster_drained_add(ep_coordinator_state *cluster, const char *name);

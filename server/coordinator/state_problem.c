@@ -19,28 +19,32 @@ void cluster_problem_fini(cluster_problem *p)
 }
 
 /* What other models leave of a node's memory for weights; 0: no limit. */
-static uint64_t capacity_left(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t model_index)
+static uint64_t capacity_left(const ep_coordinator_state *cluster, const cluster_node *node,
+                              uint32_t model_index)
 {
     uint64_t left = node->capacity_bytes;
     for (uint32_t l = 0; l < cluster->layers_count && node->capacity_bytes != 0; l++) {
         const cluster_layer *layer = &cluster->layers[l];
         uint64_t bytes = 0;
         for (size_t w = 0; layer->model_index != model_index && w < layer_words(layer); w++) {
-            bytes += (uint64_t)__builtin_popcountll(node->layers[l].assigned[w]) * layer->expert_bytes;
+            bytes +=
+                (uint64_t)__builtin_popcountll(node->layers[l].assigned[w]) * layer->expert_bytes;
         }
         left = left > bytes ? left - bytes : 1; /* nothing is left, which is not "no limit" */
     }
     return left;
 }
 
-static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index, cluster_problem *p)
+static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index,
+                          cluster_problem *p)
 {
     const char *id = cluster_placed_numerics(cluster, model_index);
     p->numerics = id;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
         p->solver_node_of[n] = EP_PLACEMENT_NODE_GONE;
-        if (cluster_node_offers(node, model_index) && (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
+        if (cluster_node_offers(node, model_index) &&
+            (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
             p->nodes[p->nodes_count] =
                 (ep_placement_node){.node_id = node->node_id,
                                     .name = node->name,
@@ -66,20 +70,23 @@ static int by_layer_number(const void *left, const void *right, void *arg)
  * experts. What an assignment in force gave up is still held for a while (drop_grace_ms), and
  * counts only where it makes up for a copy that is missing.
  */
-static bool holds(const ep_coordinator_state *cluster, const node_layer *layer, uint32_t expert, bool is_short)
+static bool holds(const ep_coordinator_state *cluster, const node_layer *layer, uint32_t expert,
+                  bool is_short)
 {
-    const bool is_given_up = layer->is_placed && cluster->committed_number == cluster->assignment_number;
-    return bit_get(layer->assigned, expert) || (bit_get(layer->owned, expert) && (!is_given_up || is_short));
+    const bool is_given_up =
+        layer->is_placed && cluster->committed_number == cluster->assignment_number;
+    return bit_get(layer->assigned, expert) ||
+           (bit_get(layer->owned, expert) && (!is_given_up || is_short));
 }
 
-static const node_layer *layer_on(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t node,
-                                  uint32_t layer_index)
+static const node_layer *layer_on(const ep_coordinator_state *cluster, const cluster_problem *p,
+                                  uint32_t node, uint32_t layer_index)
 {
     return &cluster->nodes[p->node_of[node]]->layers[layer_index];
 }
 
-static bool collect_owned(const ep_coordinator_state *cluster, const cluster_problem *p, uint32_t layer_index,
-                          ep_placement_layer *out)
+static bool collect_owned(const ep_coordinator_state *cluster, const cluster_problem *p,
+                          uint32_t layer_index, ep_placement_layer *out)
 {
     uint32_t experts = layer_experts(&cluster->layers[layer_index]), used = 0;
     uint32_t *offsets = calloc(experts + 1u, sizeof(uint32_t));
@@ -96,7 +103,8 @@ static bool collect_owned(const ep_coordinator_state *cluster, const cluster_pro
         }
         offsets[e] = used;
         for (uint32_t n = 0; n < p->nodes_count; n++) {
-            if (holds(cluster, layer_on(cluster, p, n, layer_index), e, count < cluster->config.copies)) {
+            if (holds(cluster, layer_on(cluster, p, n, layer_index), e,
+                      count < cluster->config.copies)) {
                 owned[used++] = n;
             }
         }
@@ -110,7 +118,8 @@ static bool collect_owned(const ep_coordinator_state *cluster, const cluster_pro
     return true;
 }
 
-bool cluster_problem_init(const ep_coordinator_state *cluster, uint32_t model_index, cluster_problem *p)
+bool cluster_problem_init(const ep_coordinator_state *cluster, uint32_t model_index,
+                          cluster_problem *p)
 {
     memset(p, 0, sizeof(*p));
     p->nodes = calloc(cluster->nodes_count + 1, sizeof(*p->nodes));
@@ -138,7 +147,8 @@ bool cluster_problem_init(const ep_coordinator_state *cluster, uint32_t model_in
     return true;
 }
 
-ep_placement_input cluster_problem_input(const ep_coordinator_state *cluster, const cluster_problem *p)
+ep_placement_input cluster_problem_input(const ep_coordinator_state *cluster,
+                                         const cluster_problem *p)
 {
     return (ep_placement_input){.nodes_count = p->nodes_count,
                                 .nodes = p->nodes,

@@ -12,19 +12,21 @@
 typedef struct cluster_problem {
     uint32_t nodes_count;
     ep_placement_node *nodes;
-    uint32_t *node_of;           /* solver node -> cluster node */
-    uint32_t *solver_node_of;    /* cluster node -> solver node, or EP_PLACEMENT_NODE_GONE */
+    uint32_t *node_of;        /* solver node -> cluster node */
+    uint32_t *solver_node_of; /* cluster node -> solver node, or EP_PLACEMENT_NODE_GONE */
     uint32_t layers_count;
     ep_placement_layer *layers;
-    uint32_t *layer_of;          /* solver layer -> cluster layer */
-    const char *numerics;        /* of the nodes, a cluster node's; NULL: any */
+    uint32_t *layer_of;   /* solver layer -> cluster layer */
+    const char *numerics; /* of the nodes, a cluster node's; NULL: any */
 } cluster_problem;
 
 /* False without memory; fini is due then too. */
-bool cluster_problem_init(const ep_coordinator_state *cluster, uint32_t model_index, cluster_problem *out_problem);
+bool cluster_problem_init(const ep_coordinator_state *cluster, uint32_t model_index,
+                          cluster_problem *out_problem);
 void cluster_problem_fini(cluster_problem *problem);
 /* Borrows the problem. Nothing moves for balance. */
-ep_placement_input cluster_problem_input(const ep_coordinator_state *cluster, const cluster_problem *problem);
+ep_placement_input cluster_problem_input(const ep_coordinator_state *cluster,
+                                         const cluster_problem *problem);
 
 /* What shall be owned of a layer: [cluster->nodes_count] rows of words, a bit for each expert. */
 typedef struct cluster_rows {
@@ -44,6 +46,7 @@ typedef struct cluster_place_watch {
 
 /* Once something is placed: places anew, with as many moves for balance as help. *out_note: why a
  * model or an expert could not be placed as wanted; code EP_OK: all could. */
-void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch, ep_error *out_note);
+void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch,
+                        ep_error *out_note);
 
 #endif

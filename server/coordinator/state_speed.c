@@ -14,7 +14,7 @@
 #define SLOW_UNTIL 0.5
 /* up to there, and down to its inverse, placement takes nodes for equal */
 #define EVEN_MAX 1.5
-#define NEWS_FACTOR 1.25  /* placement goes by another speed once it differs so */
+#define NEWS_FACTOR 1.25 /* placement goes by another speed once it differs so */
 #define PLACED_MAX 8.0
 
 void cluster_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request)
@@ -85,7 +85,8 @@ void cluster_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns)
         node_speed *speed = &cluster->nodes[n]->speed;
         speed->against_median = median > 0 ? speed->rate / median : 0;
         const double bound = speed->slow_since_ns != 0 ? SLOW_UNTIL : SLOW_BELOW;
-        if (speed->against_median == 0 || speed->against_median >= bound || !node_is_listed(cluster->nodes[n])) {
+        if (speed->against_median == 0 || speed->against_median >= bound ||
+            !node_is_listed(cluster->nodes[n])) {
             speed->slow_since_ns = 0;
         } else if (speed->slow_since_ns == 0) {
             speed->slow_since_ns = now_ns;

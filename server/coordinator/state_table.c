@@ -14,7 +14,8 @@
 static int compare_layers(const void *left, const void *right, void *arg)
 {
     const ep_coordinator_state *cluster = arg;
-    const cluster_layer *a = &cluster->layers[*(const uint32_t *)left], *b = &cluster->layers[*(const uint32_t *)right];
+    const cluster_layer *a = &cluster->layers[*(const uint32_t *)left],
+                        *b = &cluster->layers[*(const uint32_t *)right];
     if (a->model_index != b->model_index) {
         return a->model_index < b->model_index ? -1 : 1;
     }
@@ -26,7 +27,8 @@ static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, u
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         const node_layer *layer = &cluster->nodes[n]->layers[layer_index];
-        if (node_is_listed(cluster->nodes[n]) && bit_get(layer->assigned, expert) && bit_get(layer->owned, expert)) {
+        if (node_is_listed(cluster->nodes[n]) && bit_get(layer->assigned, expert) &&
+            bit_get(layer->owned, expert)) {
             return true;
         }
     }
@@ -34,8 +36,8 @@ static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, u
 }
 
 /* A copy that is to move stays in the table until its new owners have loaded it. */
-bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node, uint32_t layer_index,
-                      uint32_t expert)
+bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
+                      uint32_t layer_index, uint32_t expert)
 {
     const node_layer *layer = &node->layers[layer_index];
     bool is_moving = cluster->committed_number < cluster->assignment_number;
@@ -59,8 +61,8 @@ uint32_t cluster_copies_of(const ep_coordinator_state *cluster, const cluster_no
 
 /* All nodes stand in the table, by position in cluster->nodes; a node that fell silent leaves it
  * after restore_ms. */
-static ep_err fill_layer(const ep_coordinator_state *cluster, cluster_copy_func has_copy, ep_routing_table *table,
-                         uint32_t position, uint32_t layer_index)
+static ep_err fill_layer(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
+                         ep_routing_table *table, uint32_t position, uint32_t layer_index)
 {
     const cluster_layer *layer = &cluster->layers[layer_index];
     uint32_t total = 0;
@@ -69,7 +71,8 @@ static ep_err fill_layer(const ep_coordinator_state *cluster, cluster_copy_func 
             total += has_copy(cluster, cluster->nodes[n], layer_index, e);
         }
     }
-    ep_err err = ep_routing_table_layer_init(table, position, layer->model_index, &layer->shape, total);
+    ep_err err =
+        ep_routing_table_layer_init(table, position, layer->model_index, &layer->shape, total);
     if (err != EP_OK) {
         return err;
     }
@@ -122,13 +125,15 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
     ep_routing_table *table;
     uint32_t *order = calloc(cluster->layers_count + 1, sizeof(uint32_t));
     ep_err err = order == NULL ? EP_ERR_NO_MEMORY
-                               : ep_routing_table_create((uint32_t)cluster->nodes_count, cluster->models_count,
+                               : ep_routing_table_create((uint32_t)cluster->nodes_count,
+                                                         cluster->models_count,
                                                          cluster->layers_count, &table);
     if (err != EP_OK) {
         free(order);
         return err;
     }
-    snprintf(table->policy, sizeof(table->policy), "%s", ep_coordinator_state_policy(&cluster->config));
+    snprintf(table->policy, sizeof(table->policy), "%s",
+             ep_coordinator_state_policy(&cluster->config));
     table->decode_tokens_max = cluster->config.decode_tokens_max;
     const ep_policy_value *hedge = &cluster->policy.values[EP_POLICY_HEDGE_PERMILLE];
     table->caller_policy = (ep_caller_policy){.revision = cluster->policy.revision,
@@ -146,7 +151,8 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
         order[i] = i;
     }
-    qsort_r(order, cluster->layers_count, sizeof(uint32_t), compare_layers, (void *)(uintptr_t)cluster);
+    qsort_r(order, cluster->layers_count, sizeof(uint32_t), compare_layers,
+            (void *)(uintptr_t)cluster);
     for (uint32_t i = 0; err == EP_OK && i < cluster->layers_count; i++) {
         err = fill_layer(cluster, has_copy, table, i, order[i]);
     }
@@ -163,7 +169,8 @@ ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_fun
 static bool settled(const ep_coordinator_state *cluster)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
-        if (node_is_listed(cluster->nodes[n]) && cluster->nodes[n]->loaded_number < cluster->assignment_number) {
+        if (node_is_listed(cluster->nodes[n]) &&
+            cluster->nodes[n]->loaded_number < cluster->assignment_number) {
             return false;
         }
     }
@@ -177,7 +184,8 @@ static bool loses_nothing(const ep_coordinator_state *cluster)
         const cluster_node *node = cluster->nodes[n];
         for (uint32_t l = 0; node_is_listed(node) && l < cluster->layers_count; l++) {
             for (uint32_t e = 0; e < layer_experts(&cluster->layers[l]); e++) {
-                bool goes = bit_get(node->layers[l].owned, e) && !bit_get(node->layers[l].assigned, e);
+                bool goes =
+                    bit_get(node->layers[l].owned, e) && !bit_get(node->layers[l].assigned, e);
                 if (goes && !is_kept(cluster, l, e)) {
                     return false;
                 }
@@ -194,16 +202,20 @@ static ep_err check_size(const ep_routing_table *table, ep_error *out_error)
     Expertd__V1__PlacementSnapshot *snapshot;
     ep_err err = ep_placement_encode(table, &snapshot);
     if (err != EP_OK) {
-        return ep_error_set(out_error, err, "the new table cannot be measured: %s", ep_err_text(err));
+        return ep_error_set(out_error, err, "the new table cannot be measured: %s",
+                            ep_err_text(err));
     }
-    const size_t bytes = expertd__v1__placement_snapshot__get_packed_size(snapshot) + EPOCH_BYTES_MAX;
+    const size_t bytes =
+        expertd__v1__placement_snapshot__get_packed_size(snapshot) + EPOCH_BYTES_MAX;
     ep_placement_snapshot_free(snapshot);
     if (bytes <= EP_COORDINATOR_TABLE_BYTES_MAX) {
         return EP_OK;
     }
     return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                        "the new table of %u nodes, %u models, %u layers has %zu bytes, clients take up to %llu: the "
-                        "one before is served on; serve fewer models, or versions, from one coordinator, or end nodes "
+                        "the new table of %u nodes, %u models, %u layers has %zu bytes, clients "
+                        "take up to %llu: the "
+                        "one before is served on; serve fewer models, or versions, from one "
+                        "coordinator, or end nodes "
                         "that hold too much",
                         table->nodes_count, table->models_count, table->layers_count, bytes,
                         (unsigned long long)EP_COORDINATOR_TABLE_BYTES_MAX);
@@ -214,7 +226,9 @@ static uint64_t experts_without_copy(const ep_routing_table *table, uint32_t mod
     uint64_t without = 0;
     for (uint32_t l = 0; l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
-        for (uint32_t e = 0; layer->model_index == model_index && e < layer->shape.experts + layer->shape.shared_experts; e++) {
+        for (uint32_t e = 0; layer->model_index == model_index &&
+                             e < layer->shape.experts + layer->shape.shared_experts;
+             e++) {
             without += layer->offsets[e] == layer->offsets[e + 1];
         }
     }
@@ -262,13 +276,16 @@ bool cluster_republish(ep_coordinator_state *cluster)
     ep_err err = cluster_build_table(cluster, cluster_has_copy, &table);
     cluster->is_stale = err != EP_OK;
     if (err != EP_OK) { /* the old table stays; the next heartbeat tries again */
-        ep_error_set(&cluster->placement_error, err, "no routing table can be made of %zu nodes, %u models, %u layers: %s",
-                     cluster->nodes_count, cluster->models_count, cluster->layers_count, ep_err_text(err));
+        ep_error_set(&cluster->placement_error, err,
+                     "no routing table can be made of %zu nodes, %u models, %u layers: %s",
+                     cluster->nodes_count, cluster->models_count, cluster->layers_count,
+                     ep_err_text(err));
         return false;
     }
     choose_defaults(cluster, table);
     uint64_t checksum = ep_routing_table_checksum(table); /* epoch still 0: content only */
-    if (cluster->table != NULL && checksum == cluster->table_checksum && same_choices(table, cluster->table)) {
+    if (cluster->table != NULL && checksum == cluster->table_checksum &&
+        same_choices(table, cluster->table)) {
         ep_error_clear(&cluster->table_error);
         ep_routing_table_unref(table);
         return true;
@@ -290,8 +307,9 @@ bool cluster_republish(ep_coordinator_state *cluster)
 
 void cluster_publish(ep_coordinator_state *cluster)
 {
-    bool is_settled = cluster->placed_once && settled(cluster) &&
-                      (cluster->committed_number == cluster->assignment_number || loses_nothing(cluster));
+    bool is_settled =
+        cluster->placed_once && settled(cluster) &&
+        (cluster->committed_number == cluster->assignment_number || loses_nothing(cluster));
     if (!cluster->placed_once || (cluster->table == NULL && !is_settled)) {
         return;
     }
@@ -309,8 +327,8 @@ void cluster_publish(ep_coordinator_state *cluster)
     }
 }
 
-ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const char *name, const char *version, char *out_before,
-                                        ep_error *out_error)
+ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const char *name,
+                                        const char *version, char *out_before, ep_error *out_error)
 {
     char have[EP_ERROR_TEXT_BYTES / 2] = "none";
     size_t used = 0;
@@ -322,19 +340,23 @@ ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const cha
             strcpy(out_before, model->version);
         }
         if (used < sizeof(have)) {
-            used += (size_t)snprintf(have + used, sizeof(have) - used, "%s%s %s", m > 0 ? ", " : "", model->name, model->version);
+            used += (size_t)snprintf(have + used, sizeof(have) - used, "%s%s %s", m > 0 ? ", " : "",
+                                     model->name, model->version);
         }
     }
     if (index == UINT32_MAX) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "no model %.100s in version '%.40s'; known: %s", name, version, have);
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "no model %.100s in version '%.40s'; known: %s", name, version, have);
     }
     uint32_t served = 0;
     const ep_routing_model *model =
-        cluster->table != NULL ? ep_routing_table_find_model(cluster->table, name, version, &served) : NULL;
+        cluster->table != NULL ? ep_routing_table_find_model(cluster->table, name, version, &served)
+                               : NULL;
     const uint64_t without = model != NULL ? experts_without_copy(cluster->table, served) : 0;
     if (model == NULL || without > 0) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                            "version %.40s of model %.100s is not whole: %llu of its experts have no copy; wait until its nodes have loaded",
+                            "version %.40s of model %.100s is not whole: %llu of its experts have "
+                            "no copy; wait until its nodes have loaded",
                             version, name, (unsigned long long)without);
     }
     for (uint32_t m = 0; m < cluster->models_count; m++) {
@@ -348,11 +370,12 @@ ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const cha
 
 static bool is_neighbour(const cluster_node *node, const ep_routing_node *other)
 {
-    return node->host[0] != 0 && strcmp(other->host, node->host) == 0 && strcmp(other->name, node->name) != 0;
+    return node->host[0] != 0 && strcmp(other->host, node->host) == 0 &&
+           strcmp(other->name, node->name) != 0;
 }
 
-ep_err ep_coordinator_state_neighbours(const ep_coordinator_state *cluster, const char *node, Expertd__V1__Neighbour ***out_list,
-                                       size_t *out_count)
+ep_err ep_coordinator_state_neighbours(const ep_coordinator_state *cluster, const char *node,
+                                       Expertd__V1__Neighbour ***out_list, size_t *out_count)
 {
     const ep_routing_table *table = cluster->table;
     const cluster_node *self = cluster_find_node(cluster, node);

@@ -17,7 +17,8 @@ void cluster_votes_keep(ep_coordinator_state *cluster, const cluster_node *node,
         if (!node_serves(node, m)) {
             continue;
         }
-        former_vote *votes = realloc(cluster->former_votes, (cluster->former_votes_count + 1) * sizeof(*votes));
+        former_vote *votes =
+            realloc(cluster->former_votes, (cluster->former_votes_count + 1) * sizeof(*votes));
         if (votes == NULL) {
             return;
         }
@@ -61,13 +62,15 @@ bool cluster_node_offers(const cluster_node *node, uint32_t model_index)
     return node_can_own(node) && node_serves(node, model_index);
 }
 
-static uint64_t copies_held(const ep_coordinator_state *cluster, uint32_t model_index, const cluster_node *node)
+static uint64_t copies_held(const ep_coordinator_state *cluster, uint32_t model_index,
+                            const cluster_node *node)
 {
     uint64_t count = 0;
     for (uint32_t l = 0; l < cluster->layers_count; l++) {
         const cluster_layer *layer = &cluster->layers[l];
         for (size_t w = 0; layer->model_index == model_index && w < layer_words(layer); w++) {
-            count += (uint64_t)__builtin_popcountll(node->layers[l].assigned[w] | node->layers[l].owned[w]);
+            count += (uint64_t)__builtin_popcountll(node->layers[l].assigned[w] |
+                                                    node->layers[l].owned[w]);
         }
     }
     return count;
@@ -86,14 +89,16 @@ static bool is_first_of_id(const ep_coordinator_state *cluster, uint32_t model_i
     return cluster_node_offers(cluster->nodes[n], model_index);
 }
 
-static uint64_t former_votes(const ep_coordinator_state *cluster, uint32_t model_index, const char *id)
+static uint64_t former_votes(const ep_coordinator_state *cluster, uint32_t model_index,
+                             const char *id)
 {
     const cluster_model *model = &cluster->models[model_index];
     uint64_t count = 0;
     for (size_t i = 0; i < cluster->former_votes_count; i++) {
         const former_vote *vote = &cluster->former_votes[i];
         count += strcmp(vote->numerics, id) == 0 && strcmp(vote->model.name, model->name) == 0 &&
-                 strcmp(vote->model.version, model->version) == 0 && !cluster_is_drained(cluster, vote->node);
+                 strcmp(vote->model.version, model->version) == 0 &&
+                 !cluster_is_drained(cluster, vote->node);
     }
     return count;
 }
@@ -126,7 +131,8 @@ const char *cluster_placed_numerics(const ep_coordinator_state *cluster, uint32_
     return best;
 }
 
-void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index, ep_error *out_note)
+void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index,
+                           ep_error *out_note)
 {
     const char *id = cluster_placed_numerics(cluster, model_index);
     const char *other = NULL;
@@ -144,7 +150,9 @@ void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_i
     }
     if (left_out > 0) {
         ep_error_set(out_note, EP_ERR_FAILED_PRECONDITION,
-                     "model %.100s:%.50s: %u of %u nodes compute with other numerics ('%s'): only those of '%s' get experts",
-                     cluster->models[model_index].name, cluster->models[model_index].version, left_out, nodes, other, id);
+                     "model %.100s:%.50s: %u of %u nodes compute with other numerics ('%s'): only "
+                     "those of '%s' get experts",
+                     cluster->models[model_index].name, cluster->models[model_index].version,
+                     left_out, nodes, other, id);
     }
 }

@@ -18,10 +18,12 @@ static bool is_asked(const Expertd__V1__StatisticsRequest *request, const ep_loa
 }
 
 /* Borrows from layer; means is scratch [experts] for the mean probabilities. */
-static ep_err describe(const ep_load_layer *layer, bool per_expert, Expertd__V1__LayerStatistics *out, double **out_means)
+static ep_err describe(const ep_load_layer *layer, bool per_expert,
+                       Expertd__V1__LayerStatistics *out, double **out_means)
 {
     ep_load_statistics statistics;
-    ep_err err = ep_load_statistics_compute(layer->counts, layer->experts, layer->probability_sums, layer->tokens, &statistics);
+    ep_err err = ep_load_statistics_compute(layer->counts, layer->experts, layer->probability_sums,
+                                            layer->tokens, &statistics);
     if (err != EP_OK) {
         return err;
     }
@@ -57,9 +59,10 @@ static ep_err describe(const ep_load_layer *layer, bool per_expert, Expertd__V1_
 }
 
 /* Packs the reply of the layers that are asked for. NOT_FOUND: named, and not there. */
-static ep_err reply(const ep_load_layer *layers, size_t count, ep_statistics_balance_func balance_of, void *arg,
-                    const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
-                    ep_rpc_call *call)
+static ep_err reply(const ep_load_layer *layers, size_t count,
+                    ep_statistics_balance_func balance_of, void *arg,
+                    const Expertd__V1__StatisticsRequest *request,
+                    Expertd__V1__StatisticsReply_Closure closure, ep_rpc_call *call)
 {
     Expertd__V1__StatisticsReply message = EXPERTD__V1__STATISTICS_REPLY__INIT;
     Expertd__V1__LayerStatistics *entries = calloc(count + 1, sizeof(*entries));
@@ -72,7 +75,8 @@ static ep_err reply(const ep_load_layer *layers, size_t count, ep_statistics_bal
             list[message.n_layers] = &entries[i];
             message.n_layers++;
             err = describe(&layers[i], request->per_expert, &entries[i], &means[i]);
-            if (err == EP_OK && balance_of(arg, layers[i].model, layers[i].version, layers[i].layer, &balance)) {
+            if (err == EP_OK &&
+                balance_of(arg, layers[i].model, layers[i].version, layers[i].layer, &balance)) {
                 entries[i].busiest_over_mean = balance.busiest_over_mean;
                 entries[i].busiest_over_bound = balance.busiest_over_bound;
             }
@@ -93,14 +97,15 @@ static ep_err reply(const ep_load_layer *layers, size_t count, ep_statistics_bal
 }
 
 /* Names what the request names: an empty model or version stands for all; and what there is. */
-static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_load_layer *layers, size_t count,
-                      ep_error *out_error)
+static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_load_layer *layers,
+                      size_t count, ep_error *out_error)
 {
     char layer[24] = "any layer", model[128] = "any model", version[64] = "", known[192] = "none";
     size_t used = 0;
     for (size_t l = 0; l < count && used < sizeof(known); l++) {
-        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s:%s layer %" PRIu32, l > 0 ? ", " : "",
-                                 layers[l].model, layers[l].version, layers[l].layer);
+        used += (size_t)snprintf(known + used, sizeof(known) - used, "%s%s:%s layer %" PRIu32,
+                                 l > 0 ? ", " : "", layers[l].model, layers[l].version,
+                                 layers[l].layer);
     }
     if (request->has_layer) {
         snprintf(layer, sizeof(layer), "layer %" PRIu32, request->layer);
@@ -111,13 +116,14 @@ static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_lo
     if (request->version[0] != 0) {
         snprintf(version, sizeof(version), " version '%.31s'", request->version);
     }
-    ep_error_set(out_error, EP_ERR_NOT_FOUND, "nothing was computed yet in %s of %s%s; there are loads of: %s", layer,
-                 model, version, known);
+    ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                 "nothing was computed yet in %s of %s%s; there are loads of: %s", layer, model,
+                 version, known);
 }
 
 void ep_statistics_answer(ep_load_sums *loads, ep_statistics_balance_func balance_of, void *arg,
-                          const Expertd__V1__StatisticsRequest *request, Expertd__V1__StatisticsReply_Closure closure,
-                          ep_rpc_call *call)
+                          const Expertd__V1__StatisticsRequest *request,
+                          Expertd__V1__StatisticsReply_Closure closure, ep_rpc_call *call)
 {
     ep_load_layer *layers = NULL;
     size_t count = 0;
@@ -135,14 +141,17 @@ void ep_statistics_answer(ep_load_sums *loads, ep_statistics_balance_func balanc
 
 /* ---- metrics ---- */
 
-static void collect_experts(const ep_load_layer *layer, const ep_metric_label *labels, ep_metrics *metrics)
+static void collect_experts(const ep_load_layer *layer, const ep_metric_label *labels,
+                            ep_metrics *metrics)
 {
     ep_metric_label all[4] = {labels[0], labels[1], labels[2]};
     for (uint32_t e = 0; e < layer->experts; e++) {
         char text[16];
         snprintf(text, sizeof(text), "%" PRIu32, e);
         all[3] = (ep_metric_label){"expert", text};
-        ep_counter_set(ep_metrics_counter(metrics, "expertd_expert_slots_total", "Slots computed, by routed expert", all, 4), layer->counts[e]);
+        ep_counter_set(ep_metrics_counter(metrics, "expertd_expert_slots_total",
+                                          "Slots computed, by routed expert", all, 4),
+                       layer->counts[e]);
     }
 }
 
@@ -151,18 +160,27 @@ static void collect_layer(const ep_load_layer *layer, ep_metrics *metrics, bool 
     char number[16];
     ep_load_statistics statistics;
     snprintf(number, sizeof(number), "%" PRIu32, layer->layer);
-    const ep_metric_label labels[] = {{"model", layer->model}, {"version", layer->version}, {"layer", number}};
+    const ep_metric_label labels[] = {
+        {"model", layer->model}, {"version", layer->version}, {"layer", number}};
     size_t count = EP_ARRAY_COUNT(labels);
-    if (ep_load_statistics_compute(layer->counts, layer->experts, layer->probability_sums, layer->tokens, &statistics) != EP_OK) {
+    if (ep_load_statistics_compute(layer->counts, layer->experts, layer->probability_sums,
+                                   layer->tokens, &statistics) != EP_OK) {
         return;
     }
-    ep_counter_set(ep_metrics_counter(metrics, "expertd_layer_slots_total", "Slots computed by routed experts", labels, count), statistics.slots);
-    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_load_max_over_mean", "Load of the fullest routed expert over the mean", labels, count),
+    ep_counter_set(ep_metrics_counter(metrics, "expertd_layer_slots_total",
+                                      "Slots computed by routed experts", labels, count),
+                   statistics.slots);
+    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_load_max_over_mean",
+                                  "Load of the fullest routed expert over the mean", labels, count),
                  statistics.max_over_mean);
-    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_load_gini", "Gini coefficient of routed experts' loads, 0 even", labels, count),
+    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_load_gini",
+                                  "Gini coefficient of routed experts' loads, 0 even", labels,
+                                  count),
                  statistics.gini);
     if (layer->tokens > 0) {
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_auxiliary_loss", "Load-balancing loss, 1 even; where logits were seen", labels, count),
+        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_auxiliary_loss",
+                                      "Load-balancing loss, 1 even; where logits were seen", labels,
+                                      count),
                      statistics.auxiliary_loss);
     }
     if (per_expert) {
@@ -172,8 +190,8 @@ static void collect_layer(const ep_load_layer *layer, ep_metrics *metrics, bool 
 
 /* Of each model, which stand together, its worst layer: a series for each layer would be many for
  * what one says. */
-static void collect_placement(const ep_load_layer *layers, size_t count, ep_statistics_balance_func balance_of,
-                              void *arg, ep_metrics *metrics)
+static void collect_placement(const ep_load_layer *layers, size_t count,
+                              ep_statistics_balance_func balance_of, void *arg, ep_metrics *metrics)
 {
     for (size_t begin = 0, end = 0; begin < count; begin = end) {
         const ep_load_layer *first = &layers[begin];
@@ -184,24 +202,28 @@ static void collect_placement(const ep_load_layer *layers, size_t count, ep_stat
              end++) {
             if (balance_of(arg, first->model, first->version, layers[end].layer, &balance)) {
                 worst.busiest_over_mean = fmax(worst.busiest_over_mean, balance.busiest_over_mean);
-                worst.busiest_over_bound = fmax(worst.busiest_over_bound, balance.busiest_over_bound);
+                worst.busiest_over_bound =
+                    fmax(worst.busiest_over_bound, balance.busiest_over_bound);
             }
         }
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_placement_busiest_over_mean",
-                                      "Load of the busiest node over the mean of all, in the layer where it is worst; "
-                                      "0 not known",
-                                      labels, EP_ARRAY_COUNT(labels)),
-                     worst.busiest_over_mean);
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_placement_busiest_over_bound",
-                                      "Load of the busiest node over the least that any placement can have, in "
-                                      "the layer where it is worst; 0 not known",
-                                      labels, EP_ARRAY_COUNT(labels)),
+        ep_gauge_set(
+            ep_metrics_gauge(
+                metrics, "expertd_placement_busiest_over_mean",
+                "Load of the busiest node over the mean of all, in the layer where it is worst; "
+                "0 not known",
+                labels, EP_ARRAY_COUNT(labels)),
+            worst.busiest_over_mean);
+        ep_gauge_set(ep_metrics_gauge(
+                         metrics, "expertd_placement_busiest_over_bound",
+                         "Load of the busiest node over the least that any placement can have, in "
+                         "the layer where it is worst; 0 not known",
+                         labels, EP_ARRAY_COUNT(labels)),
                      worst.busiest_over_bound);
     }
 }
 
-void ep_statistics_collect(ep_load_sums *loads, ep_statistics_balance_func balance_of, void *arg, ep_metrics *metrics,
-                           bool per_expert)
+void ep_statistics_collect(ep_load_sums *loads, ep_statistics_balance_func balance_of, void *arg,
+                           ep_metrics *metrics, bool per_expert)
 {
     ep_load_layer *layers = NULL;
     size_t count = 0;

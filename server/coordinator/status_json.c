@@ -26,7 +26,8 @@ static json_t *count(uint64_t n)
 
 static char *dump(json_t *taken_json)
 {
-    char *out = taken_json != NULL ? json_dumps(taken_json, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
+    char *out =
+        taken_json != NULL ? json_dumps(taken_json, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
     json_decref(taken_json);
     return out;
 }
@@ -52,13 +53,16 @@ static json_t *summary_json(const Expertd__V1__ClusterStatusReply *cluster, bool
     if (stopping) {
         snprintf(sentence, sizeof(sentence), "The coordinator is stopping.");
     } else if (cluster->n_problems == 0) {
-        snprintf(sentence, sizeof(sentence), "Healthy: %zu node%s, and every expert has its copies.",
-                 cluster->n_nodes, cluster->n_nodes == 1 ? "" : "s");
+        snprintf(sentence, sizeof(sentence),
+                 "Healthy: %zu node%s, and every expert has its copies.", cluster->n_nodes,
+                 cluster->n_nodes == 1 ? "" : "s");
     } else if (cluster->problems[0]->ends_service) {
-        snprintf(sentence, sizeof(sentence), "No call can be answered: %s.", cluster->problems[0]->text);
+        snprintf(sentence, sizeof(sentence), "No call can be answered: %s.",
+                 cluster->problems[0]->text);
     } else {
-        snprintf(sentence, sizeof(sentence), "Calls are answered, with %zu error%s and %zu warning%s%s.",
-                 errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s",
+        snprintf(sentence, sizeof(sentence),
+                 "Calls are answered, with %zu error%s and %zu warning%s%s.", errors,
+                 errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s",
                  cluster->problems_dropped > 0 ? ", and more" : "");
     }
     return text(sentence);
@@ -70,9 +74,10 @@ static json_t *problems_json(const Expertd__V1__ClusterStatusReply *cluster)
     for (size_t i = 0; i < cluster->n_problems; i++) {
         const Expertd__V1__Problem *problem = cluster->problems[i];
         json_array_append_new(problems,
-                              json_pack("{s:o, s:b, s:b, s:o, s:o}", "code", text(problem->code), "is_error",
-                                        problem->is_error, "ends_service", problem->ends_service, "text",
-                                        text(problem->text), "advice", text(problem->advice)));
+                              json_pack("{s:o, s:b, s:b, s:o, s:o}", "code", text(problem->code),
+                                        "is_error", problem->is_error, "ends_service",
+                                        problem->ends_service, "text", text(problem->text),
+                                        "advice", text(problem->advice)));
     }
     return problems;
 }
@@ -111,26 +116,27 @@ static json_t *node_json(const Expertd__V1__NodeEntry *node, uint64_t experts, u
                        ? count((node->tls_expiry - unix_now) / DAY_S)
                        : json_integer(-1 - (json_int_t)((unix_now - node->tls_expiry) / DAY_S));
     }
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:o}",
-                     "id", count(node->node_id), "name", text(node->name), "url", text(node->url), "host",
-                     text(node->host), "state", text(node->state), "last_seen_ms", count(node->last_seen_ms),
-                     "behind_ms", count(node->behind_ms), "rows_served", count(node->rows_served),
-                     "requests_failed", count(node->requests_failed), "requests_hedged",
-                     count(node->requests_hedged), "requests_refused", count(node->requests_refused),
-                     "experts", count(experts), "copies_to_load", count(node->copies_to_load),
-                     "copies_to_drop", count(node->copies_to_drop), "devices", count(node->devices),
-                     "devices_lost", __builtin_popcountll(node->devices_lost), "tls_days", tls_days);
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:o}",
+        "id", count(node->node_id), "name", text(node->name), "url", text(node->url), "host",
+        text(node->host), "state", text(node->state), "last_seen_ms", count(node->last_seen_ms),
+        "behind_ms", count(node->behind_ms), "rows_served", count(node->rows_served),
+        "requests_failed", count(node->requests_failed), "requests_hedged",
+        count(node->requests_hedged), "requests_refused", count(node->requests_refused), "experts",
+        count(experts), "copies_to_load", count(node->copies_to_load), "copies_to_drop",
+        count(node->copies_to_drop), "devices", count(node->devices), "devices_lost",
+        __builtin_popcountll(node->devices_lost), "tls_days", tls_days);
 }
 
-static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
-                          uint64_t unix_now)
+static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster,
+                          const ep_routing_table *table, uint64_t unix_now)
 {
     uint64_t *experts = count_experts(table);
     json_t *nodes = experts != NULL ? json_array() : NULL;
     for (size_t i = 0; nodes != NULL && i < cluster->n_nodes; i++) {
         const uint32_t index = find_node(table, i, cluster->nodes[i]->node_id);
-        json_array_append_new(
-            nodes, node_json(cluster->nodes[i], index != UINT32_MAX ? experts[index] : 0, unix_now));
+        json_array_append_new(nodes, node_json(cluster->nodes[i],
+                                               index != UINT32_MAX ? experts[index] : 0, unix_now));
     }
     free(experts);
     return nodes;
@@ -146,9 +152,10 @@ static json_t *models_json(const ep_routing_table *table)
                 json_array_append_new(layers, count(table->layers[l].shape.layer));
             }
         }
-        json_array_append_new(models, json_pack("{s:o, s:o, s:b, s:o}", "name", text(table->models[m].name),
-                                                "version", text(table->models[m].version), "is_default",
-                                                table->models[m].is_default, "layers", layers));
+        json_array_append_new(models,
+                              json_pack("{s:o, s:o, s:b, s:o}", "name", text(table->models[m].name),
+                                        "version", text(table->models[m].version), "is_default",
+                                        table->models[m].is_default, "layers", layers));
     }
     return models;
 }
@@ -156,18 +163,18 @@ static json_t *models_json(const ep_routing_table *table)
 char *ep_status_json(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
                      bool stopping, uint64_t unix_now)
 {
-    const bool answers =
-        !stopping && (cluster->n_problems == 0 || !cluster->problems[0]->ends_service); /* the worst first */
-    return dump(json_pack("{s:o, s:b, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
-                          "software", text(cluster->software), "stopping", stopping, "healthy",
-                          !stopping && cluster->n_problems == 0, "answers", answers, "summary",
-                          summary_json(cluster, stopping), "problems", problems_json(cluster),
-                          "problems_more", count(cluster->problems_dropped), "epoch",
-                          epoch_json(cluster->epoch->term, cluster->epoch->number), "policy",
-                          text(cluster->policy), "copies", count(cluster->copies), "copies_waiting",
-                          count(cluster->copies_waiting), "watchers",
-                          count(cluster->watchers), "uptime_ms", count(cluster->uptime_us / 1000), "nodes",
-                          nodes_json(cluster, table, unix_now), "models", models_json(table)));
+    const bool answers = !stopping && (cluster->n_problems == 0 ||
+                                       !cluster->problems[0]->ends_service); /* the worst first */
+    return dump(json_pack(
+        "{s:o, s:b, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "software",
+        text(cluster->software), "stopping", stopping, "healthy",
+        !stopping && cluster->n_problems == 0, "answers", answers, "summary",
+        summary_json(cluster, stopping), "problems", problems_json(cluster), "problems_more",
+        count(cluster->problems_dropped), "epoch",
+        epoch_json(cluster->epoch->term, cluster->epoch->number), "policy", text(cluster->policy),
+        "copies", count(cluster->copies), "copies_waiting", count(cluster->copies_waiting),
+        "watchers", count(cluster->watchers), "uptime_ms", count(cluster->uptime_us / 1000),
+        "nodes", nodes_json(cluster, table, unix_now), "models", models_json(table)));
 }
 
 /* ---- placement ---- */
@@ -189,15 +196,16 @@ static json_t *moves_json(const ep_coordinator_copies *copies)
 {
     json_t *moves = json_array();
     for (size_t i = 0; i < copies->count && i < EP_COORDINATOR_MOVES_MAX; i++) {
-        json_array_append_new(
-            moves, json_pack("[o, o]", count(copies->list[i].expert), count(copies->list[i].node_id)));
+        json_array_append_new(moves, json_pack("[o, o]", count(copies->list[i].expert),
+                                               count(copies->list[i].node_id)));
     }
     return moves;
 }
 
 static json_t *more_json(const ep_coordinator_copies *copies)
 {
-    return count(copies->count > EP_COORDINATOR_MOVES_MAX ? copies->count - EP_COORDINATOR_MOVES_MAX : 0);
+    return count(copies->count > EP_COORDINATOR_MOVES_MAX ? copies->count - EP_COORDINATOR_MOVES_MAX
+                                                          : 0);
 }
 
 static json_t *heat_json(const ep_coordinator_layer_view *view)
@@ -223,11 +231,12 @@ char *ep_placement_json(const ep_routing_table *table, const ep_routing_layer *l
 {
     const ep_routing_model *model = &table->models[layer->model_index];
     return dump(json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "model", text(model->name),
-        "version", text(model->version), "layer", count(layer->shape.layer), "epoch",
-        epoch_json(table->epoch.term, table->epoch.number), "experts", count(layer->shape.experts),
-        "shared_experts", count(layer->shape.shared_experts), "top_k", count(layer->shape.top_k), "copies",
-        copies_json(table, layer), "heat", heat_json(view), "slots", slots_json(load), "to_load",
-        moves_json(&view->to_load), "to_load_more", more_json(&view->to_load), "to_drop",
-        moves_json(&view->to_drop), "to_drop_more", more_json(&view->to_drop)));
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "model",
+        text(model->name), "version", text(model->version), "layer", count(layer->shape.layer),
+        "epoch", epoch_json(table->epoch.term, table->epoch.number), "experts",
+        count(layer->shape.experts), "shared_experts", count(layer->shape.shared_experts), "top_k",
+        count(layer->shape.top_k), "copies", copies_json(table, layer), "heat", heat_json(view),
+        "slots", slots_json(load), "to_load", moves_json(&view->to_load), "to_load_more",
+        more_json(&view->to_load), "to_drop", moves_json(&view->to_drop), "to_drop_more",
+        more_json(&view->to_drop)));
 }

@@ -66,14 +66,16 @@ static bool make_policy(const char *html, const char *script, char out_policy[PO
     const char *style_end = strstr(html, "</style>");
     EP_ASSERT(style != NULL && style_end != NULL);
     style += strlen("<style>");
-    if (!hash(script, strlen(script), script_hash) || !hash(style, (size_t)(style_end - style), style_hash)) {
+    if (!hash(script, strlen(script), script_hash) ||
+        !hash(style, (size_t)(style_end - style), style_hash)) {
         return false;
     }
-    snprintf(out_policy, POLICY_BYTES,
-             "default-src 'none'; script-src '%s'; style-src '%s'; connect-src 'self'; base-uri 'none'; "
-             "form-action 'none'; "
-             "frame-ancestors 'none'",
-             script_hash, style_hash);
+    snprintf(
+        out_policy, POLICY_BYTES,
+        "default-src 'none'; script-src '%s'; style-src '%s'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; "
+        "frame-ancestors 'none'",
+        script_hash, style_hash);
     return true;
 }
 
@@ -84,12 +86,12 @@ ep_err ep_status_page_create(ep_coordinator_service *service, ep_status_page **o
         return EP_ERR_NO_MEMORY;
     }
     page->service = service;
-    if (asprintf(&page->html, "%s<script>%s</script>\n</body>\n</html>\n", ep_coordinator_status_page_html,
-                 ep_coordinator_status_page_js) < 0) {
+    if (asprintf(&page->html, "%s<script>%s</script>\n</body>\n</html>\n",
+                 ep_coordinator_status_page_html, ep_coordinator_status_page_js) < 0) {
         page->html = NULL;
     }
-    if (page->html == NULL ||
-        !make_policy(ep_coordinator_status_page_html, ep_coordinator_status_page_js, page->policy)) {
+    if (page->html == NULL || !make_policy(ep_coordinator_status_page_html,
+                                           ep_coordinator_status_page_js, page->policy)) {
         ep_status_page_destroy(page);
         return EP_ERR_NO_MEMORY;
     }
@@ -108,7 +110,8 @@ void ep_status_page_destroy(ep_status_page *page)
 
 /* ---- answers ---- */
 
-static void answer_json(char *taken_text, void (*release)(void *arg), void *release_arg, ep_probe_page *out)
+static void answer_json(char *taken_text, void (*release)(void *arg), void *release_arg,
+                        ep_probe_page *out)
 {
     *out = (ep_probe_page){.status = 200,
                            .type = "application/json",
@@ -136,7 +139,8 @@ static void renew_status(ep_status_page *page, bool stopping, uint64_t now_ns)
 {
     ep_routing_table *table = NULL;
     Expertd__V1__ClusterStatusReply *cluster = ep_coordinator_service_status(page->service, &table);
-    char *text = cluster != NULL ? ep_status_json(cluster, table, stopping, (uint64_t)time(NULL)) : NULL;
+    char *text =
+        cluster != NULL ? ep_status_json(cluster, table, stopping, (uint64_t)time(NULL)) : NULL;
     shared_text *shared = text != NULL ? malloc(sizeof(*shared)) : NULL;
     if (cluster != NULL) {
         protobuf_c_message_free_unpacked(&cluster->base, NULL);
@@ -174,8 +178,8 @@ static const ep_routing_model *find_model(const ep_routing_table *table, const c
     uint32_t count = 0;
     for (uint32_t m = 0; table != NULL && m < table->models_count; m++) {
         const ep_routing_model *model = &table->models[m];
-        bool fits =
-            strcmp(model->name, name) == 0 && (version[0] == 0 || strcmp(model->version, version) == 0);
+        bool fits = strcmp(model->name, name) == 0 &&
+                    (version[0] == 0 || strcmp(model->version, version) == 0);
         if (fits && (found == NULL || model->is_default)) {
             found = model;
             *out_index = m;
@@ -196,8 +200,8 @@ static void describe_models(const ep_routing_table *table, char *out, size_t byt
 }
 
 /* NULL: out is the answer that says why. */
-static const ep_routing_layer *find_layer(const ep_routing_table *table, const ep_probe_query *query,
-                                          ep_probe_page *out)
+static const ep_routing_layer *find_layer(const ep_routing_table *table,
+                                          const ep_probe_query *query, ep_probe_page *out)
 {
     char reason[REASON_BYTES];
     char known[REASON_BYTES / 2];
@@ -210,29 +214,31 @@ static const ep_routing_layer *find_layer(const ep_routing_table *table, const e
         number != NULL && number[0] >= '0' && number[0] <= '9' ? strtoull(number, &end, 10) : 0;
     uint32_t index = 0;
     if (name == NULL || name[0] == 0 || end == NULL || *end != 0 || layer > UINT32_MAX) {
-        answer_error(
-            400,
-            "give ?model=NAME&layer=N, and &version=V where a model has several; /status.json lists them",
-            out);
+        answer_error(400,
+                     "give ?model=NAME&layer=N, and &version=V where a model has several; "
+                     "/status.json lists them",
+                     out);
         return NULL;
     }
     const ep_routing_model *model = find_model(table, name, version != NULL ? version : "", &index);
     if (model == NULL) {
         describe_models(table, known, sizeof(known));
-        snprintf(
-            reason, sizeof(reason),
-            "no model '%.120s' in version '%.40s' is in the table, or its version is not said; there are: %s",
-            ep_text_escape(name, said, sizeof(said)),
-            version != NULL && ep_text_printable_bytes(version, false) == strlen(version) ? version : "",
-            known);
+        snprintf(reason, sizeof(reason),
+                 "no model '%.120s' in version '%.40s' is in the table, or its version is not "
+                 "said; there are: %s",
+                 ep_text_escape(name, said, sizeof(said)),
+                 version != NULL && ep_text_printable_bytes(version, false) == strlen(version)
+                     ? version
+                     : "",
+                 known);
         answer_error(404, reason, out);
         return NULL;
     }
     const ep_routing_layer *found = ep_routing_table_find_layer(table, index, (uint32_t)layer);
     if (found == NULL) {
         snprintf(reason, sizeof(reason),
-                 "model %s %s has no layer %llu with experts; /status.json lists its layers", model->name,
-                 model->version, layer);
+                 "model %s %s has no layer %llu with experts; /status.json lists its layers",
+                 model->name, model->version, layer);
         answer_error(404, reason, out);
     }
     return found;
@@ -250,8 +256,8 @@ static const ep_load_layer *find_load(const ep_load_layer *layers, size_t count,
     return NULL;
 }
 
-static void answer_layer(ep_status_page *page, const ep_routing_table *table, const ep_routing_layer *layer,
-                         ep_probe_page *out)
+static void answer_layer(ep_status_page *page, const ep_routing_table *table,
+                         const ep_routing_layer *layer, ep_probe_page *out)
 {
     const ep_routing_model *model = &table->models[layer->model_index];
     ep_coordinator_layer_view *view = calloc(1, sizeof(*view));
@@ -259,10 +265,12 @@ static void answer_layer(ep_status_page *page, const ep_routing_table *table, co
     size_t loads_count = 0;
     char *text = NULL;
     if (view != NULL &&
-        ep_load_sums_read(ep_coordinator_service_loads(page->service), &loads, &loads_count) == EP_OK &&
-        ep_coordinator_service_layer(page->service, model->name, model->version, layer->shape.layer, view)) {
-        text =
-            ep_placement_json(table, layer, view, find_load(loads, loads_count, model, layer->shape.layer));
+        ep_load_sums_read(ep_coordinator_service_loads(page->service), &loads, &loads_count) ==
+            EP_OK &&
+        ep_coordinator_service_layer(page->service, model->name, model->version, layer->shape.layer,
+                                     view)) {
+        text = ep_placement_json(table, layer, view,
+                                 find_load(loads, loads_count, model, layer->shape.layer));
     }
     ep_load_layers_free(loads, loads_count);
     if (view != NULL) {
@@ -276,8 +284,8 @@ static void answer_layer(ep_status_page *page, const ep_routing_table *table, co
     }
 }
 
-bool ep_status_page_answer(ep_status_page *page, bool stopping, const char *path, const ep_probe_query *query,
-                           ep_probe_page *out_answer)
+bool ep_status_page_answer(ep_status_page *page, bool stopping, const char *path,
+                           const ep_probe_query *query, ep_probe_page *out_answer)
 {
     if (strcmp(path, "/status") == 0) {
         *out_answer = (ep_probe_page){.status = 200,

@@ -20,7 +20,7 @@ ep_err ep_status_page_create(ep_coordinator_service *service, ep_status_page **o
 /* After the probes were stopped: answers borrow from it. NULL allowed. */
 void ep_status_page_destroy(ep_status_page *page);
 /* For ep_probes_config.page. */
-bool ep_status_page_answer(ep_status_page *page, bool stopping, const char *path, const ep_probe_query *query,
-                           ep_probe_page *out_answer);
+bool ep_status_page_answer(ep_status_page *page, bool stopping, const char *path,
+                           const ep_probe_query *query, ep_probe_page *out_answer);
 
 #endif

@@ -37,9 +37,11 @@ struct ep_table_store {
     char place[EP_TABLE_STORE_PLACE_BYTES]; /* for people: a file, a URL */
 };
 
-ep_err ep_table_store_begin_term(ep_table_store *store, uint64_t term_min, ep_coordinator_kept *out_kept,
-                                 uint64_t *out_term, ep_error *out_error);
-ep_err ep_table_store_write(ep_table_store *store, const ep_coordinator_kept *kept, ep_error *out_error);
+ep_err ep_table_store_begin_term(ep_table_store *store, uint64_t term_min,
+                                 ep_coordinator_kept *out_kept, uint64_t *out_term,
+                                 ep_error *out_error);
+ep_err ep_table_store_write(ep_table_store *store, const ep_coordinator_kept *kept,
+                            ep_error *out_error);
 /* NULL allowed. */
 void ep_table_store_close(ep_table_store *store);
 
@@ -49,6 +51,7 @@ void ep_table_store_close(ep_table_store *store);
  * Errors: NO_MEMORY; DATA_LOSS saying what is wrong.
  */
 ep_err ep_table_store_pack(const ep_routing_table *table, uint8_t **out_bytes, size_t *out_count);
-ep_err ep_table_store_unpack(const uint8_t *bytes, size_t count, ep_routing_table **out_table, ep_error *out_error);
+ep_err ep_table_store_unpack(const uint8_t *bytes, size_t count, ep_routing_table **out_table,
+                             ep_error *out_error);
 
 #endif

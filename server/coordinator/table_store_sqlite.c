@@ -39,45 +39,58 @@ typedef struct sqlite_store {
 } sqlite_store;
 
 /* Files of builds that knew no policy get it when they are opened; those builds leave it alone. */
-#define POLICY_SQL                                                                                                     \
-    "CREATE TABLE IF NOT EXISTS policy(key TEXT PRIMARY KEY, value INTEGER NOT NULL, revision INTEGER NOT NULL,"       \
+#define POLICY_SQL                                                                                 \
+    "CREATE TABLE IF NOT EXISTS policy(key TEXT PRIMARY KEY, value INTEGER NOT NULL, revision "    \
+    "INTEGER NOT NULL,"                                                                            \
     " set_at INTEGER NOT NULL, who TEXT NOT NULL) STRICT;"
 
-static const char schema_sql[] =
-    "PRAGMA application_id=" TEXT(APPLICATION_ID) ";"
-    "PRAGMA user_version=" TEXT(EP_TABLE_STORE_SQLITE_SCHEMA) ";"
-    "BEGIN;"
-    "CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;"
-    "CREATE TABLE node(place INTEGER PRIMARY KEY, node_id INTEGER NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE,"
-    " url TEXT NOT NULL, state TEXT NOT NULL, incarnation INTEGER NOT NULL) STRICT;"
-    "CREATE TABLE drained(place INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;"
-    "CREATE TABLE placement(kind TEXT PRIMARY KEY, term INTEGER NOT NULL, number INTEGER NOT NULL,"
-    " checksum INTEGER NOT NULL, bytes BLOB NOT NULL) STRICT;"
-    POLICY_SQL
-    "COMMIT";
+static const char schema_sql[] = "PRAGMA application_id=" TEXT(
+    APPLICATION_ID) ";"
+                    "PRAGMA user_version=" TEXT(
+                        EP_TABLE_STORE_SQLITE_SCHEMA) ";"
+                                                      "BEGIN;"
+                                                      "CREATE TABLE meta(name TEXT PRIMARY KEY, "
+                                                      "value INTEGER NOT NULL) STRICT;"
+                                                      "CREATE TABLE node(place INTEGER PRIMARY "
+                                                      "KEY, node_id INTEGER NOT NULL UNIQUE, name "
+                                                      "TEXT NOT NULL UNIQUE,"
+                                                      " url TEXT NOT NULL, state TEXT NOT NULL, "
+                                                      "incarnation INTEGER NOT NULL) STRICT;"
+                                                      "CREATE TABLE drained(place INTEGER PRIMARY "
+                                                      "KEY, name TEXT NOT NULL UNIQUE) STRICT;"
+                                                      "CREATE TABLE placement(kind TEXT PRIMARY "
+                                                      "KEY, term INTEGER NOT NULL, number INTEGER "
+                                                      "NOT NULL,"
+                                                      " checksum INTEGER NOT NULL, bytes BLOB NOT "
+                                                      "NULL) STRICT;" POLICY_SQL "COMMIT";
 
 /* ---- errors ---- */
 
 static ep_err damaged(const sqlite_store *store, ep_error *out_error, const char *what)
 {
-    return ep_error_set(out_error, EP_ERR_DATA_LOSS,
-                        "%s is damaged: %s. Put a backup in its place; or move it and its -wal file away to begin "
-                        "without state (nodes register again by themselves; drains and the policy must be set again)",
-                        store->base.place, what);
+    return ep_error_set(
+        out_error, EP_ERR_DATA_LOSS,
+        "%s is damaged: %s. Put a backup in its place; or move it and its -wal file away to begin "
+        "without state (nodes register again by themselves; drains and the policy must be set "
+        "again)",
+        store->base.place, what);
 }
 
 static ep_err failed(const sqlite_store *store, int code, const char *doing, ep_error *out_error)
 {
-    const char *text = store->db != NULL && sqlite3_errcode(store->db) == code ? sqlite3_errmsg(store->db)
-                                                                               : sqlite3_errstr(code);
+    const char *text = store->db != NULL && sqlite3_errcode(store->db) == code
+                           ? sqlite3_errmsg(store->db)
+                           : sqlite3_errstr(code);
     int primary = code & 0xff;
     if (primary == SQLITE_CORRUPT || primary == SQLITE_NOTADB) {
         return damaged(store, out_error, text);
     }
     if (primary == SQLITE_NOMEM) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %s", store->base.place, doing);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for %s", store->base.place,
+                            doing);
     }
-    return ep_error_set(out_error, EP_ERR_IO, "%s: %s failed: %s (SQLite %d)", store->base.place, doing, text, code);
+    return ep_error_set(out_error, EP_ERR_IO, "%s: %s failed: %s (SQLite %d)", store->base.place,
+                        doing, text, code);
 }
 
 static ep_err failed_call(const char *path, const char *doing, ep_error *out_error)
@@ -119,7 +132,8 @@ static int run(sqlite3_stmt *statement)
 static int set_meta(sqlite_store *store, const char *name, uint64_t value)
 {
     sqlite3_stmt *statement;
-    int code = sqlite3_prepare_v2(store->db, "INSERT OR REPLACE INTO meta VALUES(?,?)", -1, &statement, NULL);
+    int code = sqlite3_prepare_v2(store->db, "INSERT OR REPLACE INTO meta VALUES(?,?)", -1,
+                                  &statement, NULL);
     if (code != SQLITE_OK) {
         return code;
     }
@@ -142,7 +156,8 @@ static uint64_t fnv(uint64_t hash, const void *bytes, size_t count)
 /* Of everything but the tables. Texts with their end, so that "ab","c" and "a","bc" differ. */
 static uint64_t digest_of(const ep_coordinator_kept *kept, uint64_t term)
 {
-    const uint64_t numbers[] = {term, kept->number, kept->next_node_id, kept->nodes_count, kept->drained_count};
+    const uint64_t numbers[] = {term, kept->number, kept->next_node_id, kept->nodes_count,
+                                kept->drained_count};
     uint64_t hash = fnv(0xcbf29ce484222325u, numbers, sizeof(numbers));
     for (size_t n = 0; n < kept->nodes_count; n++) {
         const ep_coordinator_kept_node *node = &kept->nodes[n];
@@ -202,7 +217,8 @@ static ep_err read_node(sqlite3_stmt *statement, ep_coordinator_kept *kept)
     kept->nodes = grown;
     node.node_id = (uint32_t)id;
     node.incarnation = (uint64_t)sqlite3_column_int64(statement, 4);
-    bool good = id >= 0 && id <= UINT32_MAX && column_text(statement, 1, node.name, sizeof(node.name)) &&
+    bool good = id >= 0 && id <= UINT32_MAX &&
+                column_text(statement, 1, node.name, sizeof(node.name)) &&
                 column_text(statement, 2, node.url, sizeof(node.url)) &&
                 column_text(statement, 3, node.state, sizeof(node.state));
     if (good) {
@@ -231,7 +247,8 @@ static ep_err read_policy_value(sqlite3_stmt *statement, ep_coordinator_kept *ke
     ep_policy_value value = {.number = (uint64_t)sqlite3_column_int64(statement, 1),
                              .revision = (uint64_t)sqlite3_column_int64(statement, 2),
                              .set_at = (uint64_t)sqlite3_column_int64(statement, 3)};
-    if (!column_text(statement, 0, name, sizeof(name)) || !column_text(statement, 4, value.who, sizeof(value.who))) {
+    if (!column_text(statement, 0, name, sizeof(name)) ||
+        !column_text(statement, 4, value.who, sizeof(value.who))) {
         return EP_ERR_DATA_LOSS;
     }
     const ep_policy_key key = ep_policy_find(name);
@@ -245,8 +262,8 @@ static ep_err read_policy_value(sqlite3_stmt *statement, ep_coordinator_kept *ke
     return EP_OK;
 }
 
-static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row, ep_coordinator_kept *kept,
-                        ep_error *out_error)
+static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row,
+                        ep_coordinator_kept *kept, ep_error *out_error)
 {
     sqlite3_stmt *statement;
     ep_err err = EP_OK;
@@ -259,10 +276,11 @@ static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row,
         char key[EP_TEXT_ESCAPED_BYTES(64)];
         ep_text_escape((const char *)sqlite3_column_text(statement, 0), key, sizeof(key));
         sqlite3_finalize(statement);
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "%s keeps the key %s of the policy, which this build does not know: use the build that "
-                            "wrote it, and there expertctl policy unset %s",
-                            store->base.place, key, key);
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "%s keeps the key %s of the policy, which this build does not know: use the build that "
+            "wrote it, and there expertctl policy unset %s",
+            store->base.place, key, key);
     }
     if (err != EP_OK) {
         sqlite3_finalize(statement);
@@ -277,13 +295,15 @@ static ep_err read_rows(sqlite_store *store, const char *sql, row_func read_row,
     return EP_OK;
 }
 
-static ep_err read_table(sqlite_store *store, const char *kind, ep_routing_table **out_table, ep_error *out_error)
+static ep_err read_table(sqlite_store *store, const char *kind, ep_routing_table **out_table,
+                         ep_error *out_error)
 {
     sqlite3_stmt *statement;
     ep_error error;
     ep_err err = EP_OK;
-    int code = sqlite3_prepare_v2(store->db, "SELECT term, number, checksum, bytes FROM placement WHERE kind=?", -1,
-                                  &statement, NULL);
+    int code = sqlite3_prepare_v2(
+        store->db, "SELECT term, number, checksum, bytes FROM placement WHERE kind=?", -1,
+        &statement, NULL);
     if (code != SQLITE_OK) {
         return failed(store, code, "reading", out_error);
     }
@@ -291,19 +311,22 @@ static ep_err read_table(sqlite_store *store, const char *kind, ep_routing_table
     code = sqlite3_step(statement);
     if (code == SQLITE_ROW) {
         ep_routing_table *table = NULL;
-        err = ep_table_store_unpack(sqlite3_column_blob(statement, 3), (size_t)sqlite3_column_bytes(statement, 3),
-                                    &table, &error);
-        if (err == EP_OK && (table->epoch.term != (uint64_t)sqlite3_column_int64(statement, 0) ||
-                             table->epoch.number != (uint64_t)sqlite3_column_int64(statement, 1) ||
-                             ep_routing_table_checksum(table) != (uint64_t)sqlite3_column_int64(statement, 2))) {
-            err = ep_error_set(&error, EP_ERR_DATA_LOSS, "table '%s' differs from its epoch or checksum", kind);
+        err = ep_table_store_unpack(sqlite3_column_blob(statement, 3),
+                                    (size_t)sqlite3_column_bytes(statement, 3), &table, &error);
+        if (err == EP_OK &&
+            (table->epoch.term != (uint64_t)sqlite3_column_int64(statement, 0) ||
+             table->epoch.number != (uint64_t)sqlite3_column_int64(statement, 1) ||
+             ep_routing_table_checksum(table) != (uint64_t)sqlite3_column_int64(statement, 2))) {
+            err = ep_error_set(&error, EP_ERR_DATA_LOSS,
+                               "table '%s' differs from its epoch or checksum", kind);
         }
         if (err == EP_OK) {
             *out_table = table;
         } else {
             ep_routing_table_unref(table);
-            err = err == EP_ERR_DATA_LOSS ? damaged(store, out_error, error.text)
-                                          : ep_error_set(out_error, err, "%s: %s", store->base.place, error.text);
+            err = err == EP_ERR_DATA_LOSS
+                      ? damaged(store, out_error, error.text)
+                      : ep_error_set(out_error, err, "%s: %s", store->base.place, error.text);
         }
     } else if (code != SQLITE_DONE) {
         err = failed(store, code, "reading", out_error);
@@ -316,14 +339,17 @@ static ep_err read_table(sqlite_store *store, const char *kind, ep_routing_table
 static ep_err read_policy(sqlite_store *store, ep_coordinator_kept *kept, ep_error *out_error)
 {
     int64_t revision = 0, digest = (int64_t)digest_of_policy(&kept->policy);
-    int code = query_number(store, "SELECT value FROM meta WHERE name='policy_revision'", &revision);
-    code = code == SQLITE_OK ? query_number(store, "SELECT value FROM meta WHERE name='policy_digest'", &digest) : code;
+    int code =
+        query_number(store, "SELECT value FROM meta WHERE name='policy_revision'", &revision);
+    code = code == SQLITE_OK
+               ? query_number(store, "SELECT value FROM meta WHERE name='policy_digest'", &digest)
+               : code;
     if (code != SQLITE_OK && code != SQLITE_NOTFOUND) {
         return failed(store, code, "reading", out_error);
     }
     kept->policy.revision = (uint64_t)revision;
-    ep_err err =
-        read_rows(store, "SELECT key, value, revision, set_at, who FROM policy", read_policy_value, kept, out_error);
+    ep_err err = read_rows(store, "SELECT key, value, revision, set_at, who FROM policy",
+                           read_policy_value, kept, out_error);
     if (err == EP_OK && (revision < 0 || digest_of_policy(&kept->policy) != (uint64_t)digest)) {
         err = damaged(store, out_error, "its policy differs from its digest");
     }
@@ -331,7 +357,8 @@ static ep_err read_policy(sqlite_store *store, ep_coordinator_kept *kept, ep_err
 }
 
 /* *out_term 0: a store that was never used. */
-static ep_err load(sqlite_store *store, ep_coordinator_kept *out_kept, uint64_t *out_term, ep_error *out_error)
+static ep_err load(sqlite_store *store, ep_coordinator_kept *out_kept, uint64_t *out_term,
+                   ep_error *out_error)
 {
     ep_coordinator_kept kept = {0};
     static const char *const names[] = {"term", "number", "next_node_id", "digest"};
@@ -354,11 +381,14 @@ static ep_err load(sqlite_store *store, ep_coordinator_kept *out_kept, uint64_t 
     }
     kept.number = (uint64_t)values[1];
     kept.next_node_id = (uint32_t)values[2];
-    ep_err err = read_rows(store, "SELECT node_id, name, url, state, incarnation FROM node ORDER BY place", read_node,
-                           &kept, out_error);
+    ep_err err =
+        read_rows(store, "SELECT node_id, name, url, state, incarnation FROM node ORDER BY place",
+                  read_node, &kept, out_error);
     err = err != EP_OK ? err
-                       : read_rows(store, "SELECT name FROM drained ORDER BY place", read_drained, &kept, out_error);
-    if (err == EP_OK && (values[0] <= 0 || digest_of(&kept, (uint64_t)values[0]) != (uint64_t)values[3])) {
+                       : read_rows(store, "SELECT name FROM drained ORDER BY place", read_drained,
+                                   &kept, out_error);
+    if (err == EP_OK &&
+        (values[0] <= 0 || digest_of(&kept, (uint64_t)values[0]) != (uint64_t)values[3])) {
         err = damaged(store, out_error, "its numbers and nodes differ from their digest");
     }
     err = err != EP_OK ? err : read_policy(store, &kept, out_error);
@@ -397,7 +427,8 @@ static int write_node(sqlite_store *store, size_t place, const ep_coordinator_ke
 static int write_drained(sqlite_store *store, size_t place, const char *name)
 {
     sqlite3_stmt *statement;
-    int code = sqlite3_prepare_v2(store->db, "INSERT INTO drained(place, name) VALUES(?,?)", -1, &statement, NULL);
+    int code = sqlite3_prepare_v2(store->db, "INSERT INTO drained(place, name) VALUES(?,?)", -1,
+                                  &statement, NULL);
     if (code != SQLITE_OK) {
         return code;
     }
@@ -409,7 +440,8 @@ static int write_drained(sqlite_store *store, size_t place, const char *name)
 static int write_policy_value(sqlite_store *store, ep_policy_key key, const ep_policy_value *value)
 {
     sqlite3_stmt *statement;
-    int code = sqlite3_prepare_v2(store->db, "INSERT INTO policy VALUES(?,?,?,?,?)", -1, &statement, NULL);
+    int code =
+        sqlite3_prepare_v2(store->db, "INSERT INTO policy VALUES(?,?,?,?,?)", -1, &statement, NULL);
     if (code != SQLITE_OK) {
         return code;
     }
@@ -445,7 +477,8 @@ static int write_table(sqlite_store *store, const char *kind, const ep_routing_t
     if (ep_table_store_pack(table, &bytes, &count) != EP_OK) {
         return SQLITE_NOMEM;
     }
-    int code = sqlite3_prepare_v2(store->db, "INSERT INTO placement VALUES(?,?,?,?,?)", -1, &statement, NULL);
+    int code = sqlite3_prepare_v2(store->db, "INSERT INTO placement VALUES(?,?,?,?,?)", -1,
+                                  &statement, NULL);
     if (code == SQLITE_OK) {
         sqlite3_bind_text(statement, 1, kind, -1, SQLITE_STATIC);
         sqlite3_bind_int64(statement, 2, (int64_t)table->epoch.term);
@@ -470,9 +503,9 @@ static int write_meta(sqlite_store *store, const ep_coordinator_kept *kept, uint
 static int write_rows(sqlite_store *store, const ep_coordinator_kept *kept)
 {
     int code = EP_FAILPOINT(write_begun) ? SQLITE_FULL : SQLITE_OK;
-    code = code != SQLITE_OK
-               ? code
-               : execute(store, "DELETE FROM node; DELETE FROM drained; DELETE FROM policy; DELETE FROM placement");
+    code = code != SQLITE_OK ? code
+                             : execute(store, "DELETE FROM node; DELETE FROM drained; DELETE FROM "
+                                              "policy; DELETE FROM placement");
     code = code != SQLITE_OK ? code : EP_FAILPOINT(write_cleared) ? SQLITE_FULL : SQLITE_OK;
     for (size_t n = 0; code == SQLITE_OK && n < kept->nodes_count; n++) {
         code = write_node(store, n, &kept->nodes[n]);
@@ -558,7 +591,8 @@ static void on_close(ep_table_store *base)
     free(store);
 }
 
-static const ep_table_store_ops sqlite_ops = {.begin_term = on_begin_term, .write = on_write, .close = on_close};
+static const ep_table_store_ops sqlite_ops = {
+    .begin_term = on_begin_term, .write = on_write, .close = on_close};
 
 /* ---- opening ---- */
 
@@ -578,11 +612,12 @@ static ep_err lock(sqlite_store *store, ep_error *out_error)
         ssize_t count = pread(store->lock_fd, text, sizeof(text) - 1, 0);
         text[count > 0 ? strspn(text, "0123456789") : 0] = '\0';
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "the state in %s is in use by another coordinator, process %s", store->directory,
-                            text[0] != '\0' ? text : "unknown");
+                            "the state in %s is in use by another coordinator, process %s",
+                            store->directory, text[0] != '\0' ? text : "unknown");
     }
     int length = snprintf(text, sizeof(text), "%ld\n", (long)getpid());
-    if (ftruncate(store->lock_fd, 0) != 0 || pwrite(store->lock_fd, text, (size_t)length, 0) != length) {
+    if (ftruncate(store->lock_fd, 0) != 0 ||
+        pwrite(store->lock_fd, text, (size_t)length, 0) != length) {
         return failed_call(path, "writing", out_error);
     }
     return EP_OK;
@@ -655,7 +690,9 @@ static ep_err check_integrity(sqlite_store *store, ep_error *out_error)
         err = failed(store, code, "checking", out_error);
     } else {
         const char *text = (const char *)sqlite3_column_text(statement, 0);
-        err = text != NULL && strcmp(text, "ok") == 0 ? EP_OK : damaged(store, out_error, text != NULL ? text : "?");
+        err = text != NULL && strcmp(text, "ok") == 0
+                  ? EP_OK
+                  : damaged(store, out_error, text != NULL ? text : "?");
     }
     sqlite3_finalize(statement);
     return err;
@@ -675,7 +712,8 @@ static ep_err check_schema(sqlite_store *store, ep_error *out_error)
     }
     if (version != EP_TABLE_STORE_SQLITE_SCHEMA) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "%s has schema version %" PRId64 ", this build reads %d: use the build that wrote it, or "
+                            "%s has schema version %" PRId64
+                            ", this build reads %d: use the build that wrote it, or "
                             "move it away to begin without state",
                             store->base.place, version, EP_TABLE_STORE_SQLITE_SCHEMA);
     }
@@ -692,7 +730,8 @@ static ep_err open_checked(sqlite_store *store, ep_error *out_error)
         return err;
     }
     (void)EP_FAILPOINT(open_checked);
-    int code = execute(store, "PRAGMA journal_mode=WAL; PRAGMA journal_size_limit=16777216;" POLICY_SQL);
+    int code =
+        execute(store, "PRAGMA journal_mode=WAL; PRAGMA journal_size_limit=16777216;" POLICY_SQL);
     code = code != SQLITE_OK ? code : query_number(store, "SELECT count(*) FROM meta", &ignored);
     return code == SQLITE_OK ? EP_OK : failed(store, code, "opening", out_error);
 }
@@ -714,17 +753,20 @@ static ep_err prepare_file(sqlite_store *store, ep_error *out_error)
     return create_file(store, out_error);
 }
 
-ep_err ep_table_store_sqlite_open(const char *directory, ep_table_store **out_store, ep_error *out_error)
+ep_err ep_table_store_sqlite_open(const char *directory, ep_table_store **out_store,
+                                  ep_error *out_error)
 {
     sqlite_store *store = calloc(1, sizeof(*store));
     if (store == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the state in %s", directory);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the state in %s",
+                            directory);
     }
     store->base.ops = &sqlite_ops;
     store->lock_fd = -1;
     if (strlen(directory) >= sizeof(store->directory)) {
         ep_table_store_close(&store->base);
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "the state's directory has %zu characters, allowed 1..%zu",
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "the state's directory has %zu characters, allowed 1..%zu",
                             strlen(directory), sizeof(store->directory) - 1);
     }
     memcpy(store->directory, directory, strlen(directory) + 1);

@@ -16,6 +16,7 @@
  * Errors: FAILED_PRECONDITION (another process holds it: directory and pid; another schema version:
  * found and allowed), DATA_LOSS (file, what is wrong, what to do), IO (path, cause), NO_MEMORY.
  */
-ep_err ep_table_store_sqlite_open(const char *directory, ep_table_store **out_store, ep_error *out_error);
+ep_err ep_table_store_sqlite_open(const char *directory, ep_table_store **out_store,
+                                  ep_error *out_error);
 
 #endif

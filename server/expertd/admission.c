@@ -17,7 +17,7 @@
 
 /* Requests of one tenant and class, which wait behind one another. */
 typedef struct request_lane {
-    uint64_t work;    /* work_of the requests that are in */
+    uint64_t work; /* work_of the requests that are in */
     /* of late, while it had requests; and work of those that were answered meanwhile */
     uint64_t busy_ns;
     uint64_t done_work;
@@ -28,8 +28,8 @@ typedef struct request_lane {
 typedef struct tenant_use {
     uint64_t tokens_budget; /* of inflight_tokens */
     uint64_t spill_bytes;
-    int64_t rate_left; /* tokens * EP_NS_PER_S it may still take now; below 0: it took more */
-    uint64_t rate_ns;  /* when that was */
+    int64_t rate_left;     /* tokens * EP_NS_PER_S it may still take now; below 0: it took more */
+    uint64_t rate_ns;      /* when that was */
     request_lane lanes[2]; /* decode, prefill */
     ep_admission_tenant_stats stats;
 } tenant_use;
@@ -53,8 +53,8 @@ typedef struct refusal {
     uint64_t retry_us;
 } refusal;
 
-ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes, const ep_tenants *tenants,
-                           ep_admission **out_admission)
+ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes,
+                           const ep_tenants *tenants, ep_admission **out_admission)
 {
     ep_admission *admission = calloc(1, sizeof(*admission));
     if (admission == NULL) {
@@ -85,7 +85,8 @@ static uint64_t tenant_part(const ep_admission *admission, uint64_t budget)
 }
 
 /* Lock held. */
-static bool take(ep_admission *admission, const ep_admission_request *request, ep_ticket *out_ticket)
+static bool take(ep_admission *admission, const ep_admission_request *request,
+                 ep_ticket *out_ticket)
 {
     const uint32_t tenant = request->tenant, tokens = request->tokens;
     const uint64_t bytes = request->bytes;
@@ -104,14 +105,16 @@ static bool take(ep_admission *admission, const ep_admission_request *request, e
         stats->spill_used_bytes += bytes;
         stats->spilled_total++;
         use->spill_bytes += bytes;
-        *out_ticket = (ep_ticket){.tenant = tenant, .tokens = tokens, .bytes = bytes, .is_spilled = true};
+        *out_ticket =
+            (ep_ticket){.tenant = tenant, .tokens = tokens, .bytes = bytes, .is_spilled = true};
         return true;
     }
     return false;
 }
 
 /* Lock held. 0, or microseconds until the tenant's rate lets the next request in. */
-static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, tenant_use *use, uint64_t now_ns)
+static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, tenant_use *use,
+                             uint64_t now_ns)
 {
     const uint64_t rate = admission->tenants->limits[tenant].tokens_per_s;
     const int64_t full = (int64_t)(rate * EP_NS_PER_S);
@@ -144,12 +147,14 @@ static uint64_t time_of(const request_lane *lane, uint64_t work)
 /* Lock held. 0, or how long the request would be in, when that is too long. Half of that is kept
  * beside, as the last of several nodes ends a call. One that is too late by itself says nothing
  * about the load. */
-static uint64_t too_late_us(request_lane *lane, const ep_admission_request *request, uint64_t now_ns)
+static uint64_t too_late_us(request_lane *lane, const ep_admission_request *request,
+                            uint64_t now_ns)
 {
     const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
     const uint64_t work = work_of(request->tokens);
     const uint64_t wait_ns = time_of(lane, lane->work + work) / 2 * 3;
-    if (lane->work == 0 || now_ns >= lane->late_ns || request->deadline_ns == EP_TIME_NEVER || wait_ns <= left_ns) {
+    if (lane->work == 0 || now_ns >= lane->late_ns || request->deadline_ns == EP_TIME_NEVER ||
+        wait_ns <= left_ns) {
         return 0;
     }
     if (time_of(lane, work) / 2 * 3 <= left_ns) {
@@ -196,8 +201,8 @@ static refusal enter(ep_admission *admission, const ep_admission_request *reques
 }
 
 /* True: no waiting helps. */
-static bool describe(const ep_admission *admission, const ep_admission_request *request, uint64_t now_ns,
-                     const refusal *no, ep_error *out_error)
+static bool describe(const ep_admission *admission, const ep_admission_request *request,
+                     uint64_t now_ns, const refusal *no, ep_error *out_error)
 {
     const uint32_t tenant = request->tenant, tokens = request->tokens;
     const uint64_t bytes = request->bytes;
@@ -205,23 +210,24 @@ static bool describe(const ep_admission *admission, const ep_admission_request *
     const char *label = ep_tenants_label(admission->tenants, tenant);
     if (no->reason == TENANT_RATE) {
         ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                     "%u tokens: tenant '%s' has used up its tokens_per_s %u (key tenants)", tokens, label,
-                     limits->tokens_per_s);
+                     "%u tokens: tenant '%s' has used up its tokens_per_s %u (key tenants)", tokens,
+                     label, limits->tokens_per_s);
         return false;
     }
     if (no->reason == TENANT_TOKENS) {
         ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                     "%u tokens: tenant '%s' has %" PRIu64 " of its inflight_tokens %u in use (key tenants)",
+                     "%u tokens: tenant '%s' has %" PRIu64
+                     " of its inflight_tokens %u in use (key tenants)",
                      tokens, label, no->tenant_tokens, limits->inflight_tokens);
         return false;
     }
     if (no->reason == LATE) {
         const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
-        ep_error_set(
-            out_error, EP_ERR_RESOURCE_EXHAUSTED,
-            "%u tokens would take about %" PRIu64 " us here and have %" PRIu64
-            " us left: the node has more work than it can do in time; ask for less, allow more time or add nodes",
-            tokens, no->wait_us, (uint64_t)(left_ns / EP_NS_PER_US));
+        ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                     "%u tokens would take about %" PRIu64 " us here and have %" PRIu64
+                     " us left: the node has more work than it can do in time; ask for less, allow "
+                     "more time or add nodes",
+                     tokens, no->wait_us, (uint64_t)(left_ns / EP_NS_PER_US));
         return false;
     }
     bool never_fits = tokens > tenant_part(admission, admission->inflight_tokens) &&
@@ -229,16 +235,17 @@ static bool describe(const ep_admission *admission, const ep_admission_request *
     ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                  "%u tokens, %" PRIu64 " bytes: %" PRIu64 " of inflight_tokens %u and %" PRIu64
                  " of spill_bytes %" PRIu64 " are in use%s",
-                 tokens, bytes, no->stats.tokens_used, admission->inflight_tokens, no->stats.spill_used_bytes,
-                 admission->spill_bytes,
-                 never_fits ? "; a request of this size never fits: send fewer tokens or raise spill_bytes"
+                 tokens, bytes, no->stats.tokens_used, admission->inflight_tokens,
+                 no->stats.spill_used_bytes, admission->spill_bytes,
+                 never_fits
+                     ? "; a request of this size never fits: send fewer tokens or raise spill_bytes"
                  : admission->tenants->count > 1 ? "; one tenant gets at most 7/8 of each"
                                                  : "");
     return never_fits;
 }
 
-ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *request, uint64_t now_ns,
-                          ep_ticket *out_ticket, ep_error *out_error)
+ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *request,
+                          uint64_t now_ns, ep_ticket *out_ticket, ep_error *out_error)
 {
     pthread_mutex_lock(&admission->lock);
     refusal no = enter(admission, request, now_ns, out_ticket);
@@ -273,8 +280,8 @@ static void learn(request_lane *lane, const ep_ticket *ticket, uint64_t now_ns, 
     lane->work -= work_of(ticket->tokens);
 }
 
-bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left, uint64_t deadline_ns,
-                          uint64_t now_ns)
+bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left,
+                          uint64_t deadline_ns, uint64_t now_ns)
 {
     request_lane *lane = &admission->uses[ticket->tenant].lanes[ticket->is_prefill];
     if (now_ns >= lane->late_ns || deadline_ns == EP_TIME_NEVER) {
@@ -288,8 +295,8 @@ bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, doub
     return now_ns + (uint64_t)((double)own_ns * left) >= deadline_ns;
 }
 
-void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns, uint64_t took_ns,
-                        ep_err result)
+void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns,
+                        uint64_t took_ns, ep_err result)
 {
     pthread_mutex_lock(&admission->lock);
     tenant_use *use = &admission->uses[ticket->tenant];
@@ -313,7 +320,8 @@ void ep_admission_read_stats(ep_admission *admission, ep_admission_stats *out_st
     pthread_mutex_unlock(&admission->lock);
 }
 
-void ep_admission_read_tenant(ep_admission *admission, uint32_t tenant, ep_admission_tenant_stats *out_stats)
+void ep_admission_read_tenant(ep_admission *admission, uint32_t tenant,
+                              ep_admission_tenant_stats *out_stats)
 {
     pthread_mutex_lock(&admission->lock);
     *out_stats = admission->uses[tenant].stats;

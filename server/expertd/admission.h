@@ -56,22 +56,23 @@ typedef struct ep_admission_tenant_stats {
 } ep_admission_tenant_stats;
 
 /* tenants is borrowed. Errors: NO_MEMORY. */
-ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes, const ep_tenants *tenants,
-                           ep_admission **out_admission);
+ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes,
+                           const ep_tenants *tenants, ep_admission **out_admission);
 void ep_admission_destroy(ep_admission *admission);
 /* Errors: RESOURCE_EXHAUSTED with retry_after_us; the text names budget, use and key. One that
  * would be late is told to come back after its deadline. */
-ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *request, uint64_t now_ns,
-                          ep_ticket *out_ticket, ep_error *out_error);
+ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *request,
+                          uint64_t now_ns, ep_ticket *out_ticket, ep_error *out_error);
 /* took_ns: how long the request was in; the advice to come back follows it. result: OK is work
  * done, DEADLINE_EXCEEDED begins the judgement of lateness. */
-void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns, uint64_t took_ns,
-                        ep_err result);
+void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns,
+                        uint64_t took_ns, ep_err result);
 /* Work on it would be for nothing: its deadline has passed or, where requests are late, comes
  * before what is `left` of it (of 1) can be done. The second never of one that is alone. */
-bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left, uint64_t deadline_ns,
-                          uint64_t now_ns);
+bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left,
+                          uint64_t deadline_ns, uint64_t now_ns);
 void ep_admission_read_stats(ep_admission *admission, ep_admission_stats *out_stats);
-void ep_admission_read_tenant(ep_admission *admission, uint32_t tenant, ep_admission_tenant_stats *out_stats);
+void ep_admission_read_tenant(ep_admission *admission, uint32_t tenant,
+                              ep_admission_tenant_stats *out_stats);
 
 #endif

@@ -7,13 +7,14 @@
 #include "base/check.h"
 #include "expertd/batcher.h"
 
-#define VIRTUAL_UNIT 1024u              /* of virtual time per cost at weight 1 */
-#define OWED_JOBS 4                     /* prefill's time counts for so many of its jobs back */
+#define VIRTUAL_UNIT 1024u /* of virtual time per cost at weight 1 */
+#define OWED_JOBS 4        /* prefill's time counts for so many of its jobs back */
 /* a rank that comes after its group was released does not wait */
 #define GROUP_REMEMBERED_NS 1000000000ull
 
 /* Rows of other tenants that a job carries at most: so few that they hardly make it longer. */
-static const uint32_t guest_rows_max[EP_WORK_CLASSES] = {EP_BATCH_WEIGHT_ROWS, EP_BATCH_PREFILL_FULL_ROWS};
+static const uint32_t guest_rows_max[EP_WORK_CLASSES] = {EP_BATCH_WEIGHT_ROWS,
+                                                         EP_BATCH_PREFILL_FULL_ROWS};
 
 void ep_batch_policy_init(ep_batch_policy *policy, const ep_batch_policy_config *config)
 {
@@ -30,7 +31,8 @@ void ep_batch_policy_init(ep_batch_policy *policy, const ep_batch_policy_config 
 /* Each class has its own room, and one job more for a tenant that has none on the backend. */
 uint32_t ep_batch_policy_jobs_max(const ep_batch_policy_config *config)
 {
-    uint32_t guests = config->tenants_count - 1 < config->jobs_max ? config->tenants_count - 1 : config->jobs_max;
+    uint32_t guests =
+        config->tenants_count - 1 < config->jobs_max ? config->tenants_count - 1 : config->jobs_max;
     return EP_WORK_CLASSES * config->jobs_max + guests;
 }
 
@@ -89,7 +91,8 @@ static uint32_t jobs_of(const ep_batch_tenant *tenant)
 static uint64_t time_now(const ep_batch_policy *policy)
 {
     uint64_t now = policy->virtual_time;
-    for (uint32_t i = 0; i < policy->config.tenants_count && policy->config.tenants_count > 1; i++) {
+    for (uint32_t i = 0; i < policy->config.tenants_count && policy->config.tenants_count > 1;
+         i++) {
         const ep_batch_tenant *tenant = &policy->tenants[i];
         now = jobs_of(tenant) > 0 && tenant->begin_time < now ? tenant->begin_time : now;
     }
@@ -201,14 +204,15 @@ void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t now_ns)
 
 /* The group's entry; a new one takes the place of none, of the oldest that was released, or else of
  * the one whose window ends first, which is released. */
-static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *step, uint32_t tenant, uint64_t now_ns)
+static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *step,
+                                  uint32_t tenant, uint64_t now_ns)
 {
     ep_batch_group *worst = &policy->groups[0];
     for (uint32_t i = 0; i < EP_BATCH_GROUPS_MAX; i++) {
         ep_batch_group *group = &policy->groups[i];
         bool is_forgotten = group->is_released && now_ns >= group->end_ns;
-        if (group->step.layer == step->layer && group->step.group == step->group && group->tenant == tenant &&
-            !is_forgotten) {
+        if (group->step.layer == step->layer && group->step.group == step->group &&
+            group->tenant == tenant && !is_forgotten) {
             return group;
         }
         int rank = group->step.layer == NULL ? 0 : group->is_released ? 1 : 2;
@@ -220,7 +224,8 @@ static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *
     if (worst->step.layer != NULL && !worst->is_released) {
         release(policy, worst, now_ns);
     }
-    *worst = (ep_batch_group){.step = *step, .tenant = tenant, .end_ns = now_ns + policy->config.group_window_ns};
+    *worst = (ep_batch_group){
+        .step = *step, .tenant = tenant, .end_ns = now_ns + policy->config.group_window_ns};
     policy->groups_waiting++;
     return worst;
 }
@@ -235,7 +240,8 @@ static bool has_come(const ep_batch_group *group, uint64_t member)
 }
 
 /* True: the works wait for the others of their step. */
-static bool join_group(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step, uint64_t now_ns)
+static bool join_group(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step,
+                       uint64_t now_ns)
 {
     if (step == NULL || step->group == 0 || step->size < 2 || policy->config.group_window_ns == 0 ||
         works->place.work_class != EP_WORK_DECODE) {
@@ -279,14 +285,16 @@ uint64_t ep_batch_policy_window_end(const ep_batch_policy *policy)
     return end_ns;
 }
 
-void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step, uint64_t now_ns)
+void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step,
+                         uint64_t now_ns)
 {
     if (works == NULL || join_group(policy, works, step, now_ns)) {
         return;
     }
     for (ep_work *work = works, *next; work != NULL; work = next) {
         next = work->place.next;
-        EP_ASSERT(work->job.rows_count > 0 && work->job.rows_count <= ep_batch_rows_max(work->place.work_class));
+        EP_ASSERT(work->job.rows_count > 0 &&
+                  work->job.rows_count <= ep_batch_rows_max(work->place.work_class));
         EP_ASSERT(work->place.tenant < policy->config.tenants_count);
         work->place.queued_ns = now_ns;
         enqueue(policy, work);
@@ -319,7 +327,8 @@ static bool has_room(const ep_batch_policy *policy, ep_work_class c)
 {
     const ep_batch_policy_config *config = &policy->config;
     bool is_wide = config->wide_cost != 0 && policy->costs[c] >= config->wide_cost;
-    uint32_t max = is_wide && config->jobs_wide_max < config->jobs_max ? config->jobs_wide_max : config->jobs_max;
+    uint32_t max = is_wide && config->jobs_wide_max < config->jobs_max ? config->jobs_wide_max
+                                                                       : config->jobs_max;
     return policy->jobs[c] < max;
 }
 
@@ -339,8 +348,8 @@ static bool is_held(const ep_batch_policy *policy, const ep_work_queue *queue, c
     const uint64_t age_ns = policy->config.age_ns;
     return first->place.work_class == EP_WORK_PREFILL && !policy->config.no_merging &&
            queue->classes[EP_WORK_PREFILL].rows < EP_BATCH_PREFILL_FULL_ROWS &&
-           policy->jobs[EP_WORK_DECODE] + policy->jobs[EP_WORK_PREFILL] > 0 && policy->prefill_owed <= 0 &&
-           (age_ns == 0 || now_ns - first->place.queued_ns < age_ns);
+           policy->jobs[EP_WORK_DECODE] + policy->jobs[EP_WORK_PREFILL] > 0 &&
+           policy->prefill_owed <= 0 && (age_ns == 0 || now_ns - first->place.queued_ns < age_ns);
 }
 
 /* Rows the next job could take. */
@@ -360,7 +369,8 @@ static uint32_t fullness(const ep_work_queue *queue, ep_work_class c)
 }
 
 /* a before b? */
-static bool is_better(const ep_batch_policy *policy, const ep_work *a, const ep_work *b, uint64_t now_ns)
+static bool is_better(const ep_batch_policy *policy, const ep_work *a, const ep_work *b,
+                      uint64_t now_ns)
 {
     const ep_work_class c = a->place.work_class;
     const uint64_t age_ns = policy->config.age_ns;
@@ -385,9 +395,12 @@ static bool is_better(const ep_batch_policy *policy, const ep_work *a, const ep_
 static ep_work *choose(const ep_batch_policy *policy, ep_work_class c, uint64_t now_ns)
 {
     ep_work *best = NULL;
-    for (const ep_work_queue *queue = policy->ready[c]; queue != NULL; queue = queue->classes[c].next_ready) {
-        for (ep_work *first = queue->classes[c].flows; first != NULL; first = first->place.next_flow) {
-            if (may_start(policy, c, first->place.tenant) && !is_held(policy, queue, first, now_ns) &&
+    for (const ep_work_queue *queue = policy->ready[c]; queue != NULL;
+         queue = queue->classes[c].next_ready) {
+        for (ep_work *first = queue->classes[c].flows; first != NULL;
+             first = first->place.next_flow) {
+            if (may_start(policy, c, first->place.tenant) &&
+                !is_held(policy, queue, first, now_ns) &&
                 (best == NULL || is_better(policy, first, best, now_ns))) {
                 best = first;
             }
@@ -402,8 +415,9 @@ static bool fits(const ep_batch_pick *pick, const ep_work *work, uint32_t rows_m
 {
     const ep_job *a = &pick->works->job;
     const ep_job *b = &work->job;
-    return pick->rows + b->rows_count <= rows_max && a->weights == b->weights && a->x_dtype == b->x_dtype &&
-           a->out_dtype == b->out_dtype && a->weight_on_input == b->weight_on_input;
+    return pick->rows + b->rows_count <= rows_max && a->weights == b->weights &&
+           a->x_dtype == b->x_dtype && a->out_dtype == b->out_dtype &&
+           a->weight_on_input == b->weight_on_input;
 }
 
 static ep_work **append(ep_batch_policy *policy, ep_batch_pick *pick, ep_work **flow, ep_work **end)
@@ -418,14 +432,17 @@ static ep_work **append(ep_batch_policy *policy, ep_batch_pick *pick, ep_work **
 }
 
 /* Of the tenants other than the pick's, the one with the least time whose first work fits. */
-static ep_work **choose_guest(ep_batch_policy *policy, const ep_batch_pick *pick, ep_work_queue *queue)
+static ep_work **choose_guest(ep_batch_policy *policy, const ep_batch_pick *pick,
+                              ep_work_queue *queue)
 {
     ep_work **best = NULL;
     const ep_work_class c = pick->work_class;
-    for (ep_work **flow = &queue->classes[c].flows; *flow != NULL; flow = &(*flow)->place.next_flow) {
+    for (ep_work **flow = &queue->classes[c].flows; *flow != NULL;
+         flow = &(*flow)->place.next_flow) {
         bool is_first = best == NULL || policy->tenants[(*flow)->place.tenant].virtual_time <
                                             policy->tenants[(*best)->place.tenant].virtual_time;
-        if ((*flow)->place.tenant != pick->tenant && is_first && fits(pick, *flow, guest_rows_max[c])) {
+        if ((*flow)->place.tenant != pick->tenant && is_first &&
+            fits(pick, *flow, guest_rows_max[c])) {
             best = flow;
         }
     }
@@ -438,7 +455,8 @@ static void form(ep_batch_policy *policy, ep_work *first, ep_batch_pick *out_pic
     const ep_work_class c = first->place.work_class;
     const uint32_t tenant = first->place.tenant;
     ep_work **end = &out_pick->works;
-    *out_pick = (ep_batch_pick){.work_class = c, .tenant = tenant, .cost = cost_of(first, EP_BATCH_WEIGHT_ROWS)};
+    *out_pick = (ep_batch_pick){
+        .work_class = c, .tenant = tenant, .cost = cost_of(first, EP_BATCH_WEIGHT_ROWS)};
     charge(policy, tenant, out_pick->cost);
     end = append(policy, out_pick, flow_of(queue, c, tenant), end);
     for (ep_work **flow; !policy->config.no_merging;) {
@@ -448,7 +466,8 @@ static void form(ep_batch_policy *policy, ep_work *first, ep_batch_pick *out_pic
         }
         end = append(policy, out_pick, flow, end);
     }
-    for (ep_work **flow; !policy->config.no_merging && (flow = choose_guest(policy, out_pick, queue)) != NULL;) {
+    for (ep_work **flow;
+         !policy->config.no_merging && (flow = choose_guest(policy, out_pick, queue)) != NULL;) {
         end = append(policy, out_pick, flow, end);
     }
     *end = NULL;
@@ -466,7 +485,8 @@ static void enter_backend(ep_batch_policy *policy, const ep_batch_pick *pick, ui
 bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pick *out_pick)
 {
     release_ended(policy, now_ns);
-    bool prefill_waits = policy->ready[EP_WORK_PREFILL] != NULL || policy->jobs[EP_WORK_PREFILL] > 0;
+    bool prefill_waits =
+        policy->ready[EP_WORK_PREFILL] != NULL || policy->jobs[EP_WORK_PREFILL] > 0;
     if (!prefill_waits) {
         policy->prefill_owed = policy->prefill_owed > 0 ? 0 : policy->prefill_owed;
     }

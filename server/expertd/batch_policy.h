@@ -66,7 +66,7 @@ typedef struct ep_work_place {
     /* private */
     uint64_t queued_ns;
     uint64_t step_member; /* first works of a request that waits for its group */
-    ep_work *next;      /* of the same tenant; also lists of others */
+    ep_work *next;        /* of the same tenant; also lists of others */
     /* first works only, as the next; first works of requests that wait for a group */
     ep_work *next_flow;
     ep_work *flow_last;
@@ -82,10 +82,10 @@ typedef struct ep_batch_step {
 
 typedef struct ep_batch_policy_config {
     bool no_merging;
-    uint32_t jobs_max;      /* on the backend at once, of one class, at least 1 */
+    uint32_t jobs_max; /* on the backend at once, of one class, at least 1 */
     /* the same for jobs that are worth sharing among threads; 0: jobs_max */
     uint32_t jobs_wide_max;
-    uint64_t wide_cost;     /* a class with so much on the backend counts as wide; 0: never */
+    uint64_t wide_cost; /* a class with so much on the backend counts as wide; 0: never */
     uint32_t prefill_share_percent; /* 0..90 */
     uint64_t age_ns;                /* 0: no limit */
     uint64_t group_window_ns;       /* 0: nobody waits */
@@ -119,7 +119,7 @@ typedef struct ep_batch_group {
 typedef struct ep_batch_tenant {
     /* backend time so far by weight, that of its jobs on the backend included */
     uint64_t virtual_time;
-    uint64_t begin_time;   /* where the oldest of these began */
+    uint64_t begin_time; /* where the oldest of these began */
     uint32_t waiting[EP_WORK_CLASSES];
     uint32_t jobs[EP_WORK_CLASSES]; /* on the backend */
 } ep_batch_tenant;
@@ -133,7 +133,7 @@ typedef struct ep_batch_policy {
     uint64_t costs[EP_WORK_CLASSES]; /* of the jobs on the backend */
     uint64_t waiting[EP_WORK_CLASSES];
     uint64_t virtual_time; /* where the last job began */
-    int64_t prefill_owed; /* above 0: prefill's part is too small */
+    int64_t prefill_owed;  /* above 0: prefill's part is too small */
     ep_batch_tenant tenants[EP_BATCH_TENANTS_MAX];
     ep_batch_group groups[EP_BATCH_GROUPS_MAX];
     uint32_t groups_waiting;
@@ -147,7 +147,8 @@ uint32_t ep_batch_policy_jobs_max(const ep_batch_policy_config *config);
 uint32_t ep_batch_rows_max(ep_work_class work_class);
 
 /* One request's works (by place.next); step may be NULL. */
-void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step, uint64_t now_ns);
+void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step,
+                         uint64_t now_ns);
 /* The next job; it counts as running until ep_batch_policy_done. False: nothing may start. */
 bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pick *out_pick);
 /* The backend had no room: the works are back where they were. */

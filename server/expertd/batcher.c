@@ -13,7 +13,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-
 /* A job on the backend. */
 typedef struct backend_job {
     ep_job job;
@@ -30,7 +29,7 @@ struct ep_batcher {
     ep_batch_policy policy;
     backend_job *jobs; /* [ep_batch_policy_jobs_max] */
     backend_job *free;
-    ep_timer window; /* of the step group that ends first */
+    ep_timer window;        /* of the step group that ends first */
     uint64_t window_end_ns; /* what it is armed for; UINT64_MAX: not */
     bool is_closed;
     ep_err close_reason;
@@ -47,7 +46,8 @@ typedef struct ended_list {
 
 static void on_window_end(ep_timer *timer, void *arg);
 
-ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers, ep_batcher **out_batcher)
+ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers,
+                         ep_batcher **out_batcher)
 {
     const uint32_t jobs_max = ep_batch_policy_jobs_max(policy);
     ep_batcher *batcher = calloc(1, sizeof(*batcher));
@@ -173,15 +173,15 @@ static void make_job(backend_job *run)
 {
     const ep_job *first = &run->pick.works->job;
     run->job = (ep_job){.weights = first->weights,
-                          .rows = first->rows,
-                          .rows_count = run->pick.rows,
-                          .x_dtype = first->x_dtype,
-                          .out_dtype = first->out_dtype,
-                          .weight_on_input = first->weight_on_input,
-                          .priority = run->pick.priority,
-                          .done = on_job_done,
-                          .arg = run,
-                          .trace = first->trace};
+                        .rows = first->rows,
+                        .rows_count = run->pick.rows,
+                        .x_dtype = first->x_dtype,
+                        .out_dtype = first->out_dtype,
+                        .weight_on_input = first->weight_on_input,
+                        .priority = run->pick.priority,
+                        .done = on_job_done,
+                        .arg = run,
+                        .trace = first->trace};
     if (run->pick.works_count == 1) {
         return;
     }
@@ -273,7 +273,8 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
 static void start_picks(ep_batcher *batcher, uint64_t now_ns, ended_list *ended)
 {
     ep_batch_pick pick;
-    while (ep_batch_policy_take(&batcher->policy, now_ns, &pick) && start_pick(batcher, &pick, ended)) {
+    while (ep_batch_policy_take(&batcher->policy, now_ns, &pick) &&
+           start_pick(batcher, &pick, ended)) {
     }
 }
 
@@ -339,7 +340,8 @@ static void on_job_done(ep_job *job, ep_err result)
 
 /* ---- from outside ---- */
 
-void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count, const ep_batch_step *step)
+void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count,
+                       const ep_batch_step *step)
 {
     ended_list ended = {.end = &ended.first};
     for (uint32_t i = 0; i < count; i++) {

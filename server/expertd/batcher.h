@@ -33,13 +33,13 @@ struct ep_work {
     ep_backend *backend; /* whose weights these are */
     ep_job job; /* its rows, types, weights and trace are used; 1..ep_batch_rows_max(class) rows */
     ep_work_place place;
-    bool (*is_dropped)(
-        const ep_work *work); /* asked just before compute: true ends it with CANCELLED. NULL: never */
+    bool (*is_dropped)(const ep_work *work); /* asked just before compute: true ends it with
+                                                CANCELLED. NULL: never */
     void (*done)(ep_work *work, ep_err result);
     void *arg;
     ep_work_trace *trace; /* lives as long as the work; NULL: not traced */
-    uint64_t started_ns; /* set when handed to the backend; 0 when it never was */
-    ep_err result;       /* private */
+    uint64_t started_ns;  /* set when handed to the backend; 0 when it never was */
+    ep_err result;        /* private */
 };
 
 typedef struct ep_batcher_stats {
@@ -48,16 +48,18 @@ typedef struct ep_batcher_stats {
     uint64_t jobs_total[EP_WORK_CLASSES];
     uint64_t works_total[EP_WORK_CLASSES]; /* in these jobs */
     uint64_t rows_total[EP_WORK_CLASSES];
-    uint64_t busy_ns;   /* with a job on the backend */
-    uint64_t busy_work; /* of jobs that ended, as HeartbeatRequest.busy_work */
+    uint64_t busy_ns;         /* with a job on the backend */
+    uint64_t busy_work;       /* of jobs that ended, as HeartbeatRequest.busy_work */
     uint64_t group_window_ns; /* in force */
 } ep_batcher_stats;
 
 /* timers end the windows of step groups; NULL: nobody waits for a group. Errors: NO_MEMORY. */
-ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers, ep_batcher **out_batcher);
+ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers,
+                         ep_batcher **out_batcher);
 /* Queues count works of one request in order. step may be NULL. After close each is done with its
  * reason. */
-void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count, const ep_batch_step *step);
+void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count,
+                       const ep_batch_step *step);
 /* The window of step groups that begin from now on; those that wait keep theirs. */
 void ep_batcher_set_group_window(ep_batcher *batcher, uint64_t window_ns);
 /* Ends waiting work with reason and refuses more; work on the backend goes on. Idempotent. */

@@ -19,7 +19,8 @@
 /* at most, of a call's time, when it waits for an expert */
 #define WAIT_KEEPS_NS (100 * EP_NS_PER_MS)
 
-_Static_assert(EP_FFN_F8_BLOCK == EP_QUANT_BLOCK_F8, "kernels and the wire share the blocks of fp8 rows");
+_Static_assert(EP_FFN_F8_BLOCK == EP_QUANT_BLOCK_F8,
+               "kernels and the wire share the blocks of fp8 rows");
 
 typedef struct forward_request forward_request;
 
@@ -48,18 +49,18 @@ struct forward_request {
     ep_job_row *rows; /* [slots], grouped by expert */
     ep_work *works;   /* [works_count] */
     uint32_t works_count;
-    uint32_t *group_of;      /* [works_count] */
+    uint32_t *group_of; /* [works_count] */
     uint32_t experts_count;
     uint32_t *experts;       /* [experts_count] distinct, ascending */
     uint32_t *expert_rows;   /* [experts_count] */
     ep_resident **residents; /* [experts_count]; NULL: cold; valid once acquired */
     expert_group *groups;    /* [experts_count] */
-    ep_relay_part *parts; /* [parts_count] slots of neighbours */
+    ep_relay_part *parts;    /* [parts_count] slots of neighbours */
     uint32_t parts_count;
     _Atomic bool are_parts_sent;
     /* why a neighbour or the wait for an expert failed, when that was the first error */
     ep_error part_error;
-    _Atomic uint32_t works_left; /* and parts */
+    _Atomic uint32_t works_left;  /* and parts */
     _Atomic uint32_t first_error; /* ep_err */
     _Atomic uint32_t failed_expert;
     _Atomic uint64_t first_start_ns;
@@ -74,8 +75,8 @@ struct ep_forward_handler {
     ep_forward_stats stats;
 };
 
-ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_forward_handler **out_handler,
-                                 ep_error *out_error)
+ep_err ep_forward_handler_create(const ep_forward_handler_config *config,
+                                 ep_forward_handler **out_handler, ep_error *out_error)
 {
     ep_forward_handler *handler = calloc(1, sizeof(*handler));
     if (handler == NULL) {
@@ -83,8 +84,8 @@ ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_for
     }
     handler->config = *config;
     pthread_mutex_init(&handler->lock, NULL);
-    ep_err err = ep_buffer_pool_create(config->bookkeeping_bytes_max, config->bookkeeping_bytes_max / 4,
-                                       &handler->arenas);
+    ep_err err = ep_buffer_pool_create(config->bookkeeping_bytes_max,
+                                       config->bookkeeping_bytes_max / 4, &handler->arenas);
     if (err != EP_OK) {
         ep_forward_handler_destroy(handler);
         return ep_error_set(out_error, err, "no memory for the request handler");
@@ -119,7 +120,8 @@ static void count_begin(ep_forward_handler *handler)
 }
 
 /* Before the reply goes out: whoever has it finds it counted. */
-static void count_result(ep_forward_handler *handler, const ep_rpc_call *call, ep_err result, uint64_t rows, uint64_t took_ns)
+static void count_result(ep_forward_handler *handler, const ep_rpc_call *call, ep_err result,
+                         uint64_t rows, uint64_t took_ns)
 {
     bool hedged = result == EP_ERR_CANCELLED && ep_rpc_call_is_answered(call);
     ep_forward_metrics_ended(&handler->metrics, result, hedged, took_ns);
@@ -228,7 +230,8 @@ static void send_reply(forward_request *request, uint64_t now_ns)
     if (request->wants_timing && started_ns != 0) {
         reply.queue_us = (started_ns - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
         reply.compute_us = (now_ns - started_ns) / EP_NS_PER_US;
-        reply.service_us = (ep_clock_now_ns() - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
+        reply.service_us =
+            (ep_clock_now_ns() - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
     }
     ep_rpc_call_attach(request->call, request->reply.reply);
     request->reply.reply = NULL;
@@ -269,7 +272,8 @@ static void count_slots(const forward_request *request)
         const ep_work *work = &request->works[w];
         size_t expert = (size_t)(work->place.queue - layer->queues);
         if (expert < layer->shape.experts) {
-            atomic_fetch_add_explicit(&layer->slots[expert], work->job.rows_count, memory_order_relaxed);
+            atomic_fetch_add_explicit(&layer->slots[expert], work->job.rows_count,
+                                      memory_order_relaxed);
         }
     }
 }
@@ -286,9 +290,10 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     if (result == EP_OK) {
         uint64_t started_ns = atomic_load(&request->first_start_ns);
         ep_reply_rows_finish(&request->reply, &request->view);
-        ep_forward_metrics_computed(&handler->metrics, rows,
-                                    started_ns != 0 ? started_ns - ep_rpc_call_received_ns(request->call) : 0,
-                                    started_ns != 0 ? now_ns - started_ns : 0);
+        ep_forward_metrics_computed(
+            &handler->metrics, rows,
+            started_ns != 0 ? started_ns - ep_rpc_call_received_ns(request->call) : 0,
+            started_ns != 0 ? now_ns - started_ns : 0);
         atomic_fetch_add_explicit(&request->layer->rows_served, rows, memory_order_relaxed);
         count_slots(request);
         send_reply(request, now_ns);
@@ -377,7 +382,8 @@ static void send_parts(forward_request *request, const Expertd__V1__ForwardReque
                                             .header = header,
                                             .view = &request->view,
                                             .index = i + 1,
-                                            .rows = request->reply.rows + header->relay[i + 1]->slots_begin * row_bytes,
+                                            .rows = request->reply.rows +
+                                                    header->relay[i + 1]->slots_begin * row_bytes,
                                             .done = on_part_done,
                                             .arg = request};
     }
@@ -402,7 +408,8 @@ static void on_work_done(ep_work *work, ep_err result)
     if (result != EP_OK) {
         uint32_t none = EP_OK;
         if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)result)) {
-            atomic_store(&request->failed_expert, request->experts[request->group_of[work - request->works]]);
+            atomic_store(&request->failed_expert,
+                         request->experts[request->group_of[work - request->works]]);
         }
         cancel_parts(request);
     } else if (work->started_ns != 0) {
@@ -422,10 +429,11 @@ static void on_work_done(ep_work *work, ep_err result)
 static bool is_dropped(const ep_work *work)
 {
     const forward_request *request = work->arg;
-    const uint32_t left = atomic_load(&request->works_left), all = request->works_count + request->parts_count;
+    const uint32_t left = atomic_load(&request->works_left),
+                   all = request->works_count + request->parts_count;
     return atomic_load(&request->first_error) != EP_OK || ep_rpc_call_is_cancelled(request->call) ||
-           ep_admission_is_lost(request->handler->config.admission, &request->ticket, (double)left / all,
-                                request->deadline_ns, ep_clock_now_ns());
+           ep_admission_is_lost(request->handler->config.admission, &request->ticket,
+                                (double)left / all, request->deadline_ns, ep_clock_now_ns());
 }
 
 /* Sizes of the arena's parts. The counts come from a checked frame, so 64-bit sums cannot
@@ -443,8 +451,8 @@ typedef struct arena_layout {
     size_t total_bytes;
 } arena_layout;
 
-static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *shape, uint32_t experts_total,
-                              uint32_t parts, bool is_traced)
+static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *shape,
+                              uint32_t experts_total, uint32_t parts, bool is_traced)
 {
     arena_layout layout;
     size_t n = ep_align_up(sizeof(forward_request), EP_BUFFER_ALIGN);
@@ -501,8 +509,8 @@ static void group_slots(forward_request *request, const uint32_t *order)
     for (uint32_t i = 0; i < view->own_slots; i++) {
         uint32_t slot = order != NULL ? order[i] : i;
         ep_wire_slot place = view->wire_slots[slot];
-        bool is_new_expert =
-            request->experts_count == 0 || request->experts[request->experts_count - 1] != place.expert;
+        bool is_new_expert = request->experts_count == 0 ||
+                             request->experts[request->experts_count - 1] != place.expert;
         if (is_new_expert) {
             begin_group(request, place.expert);
         }
@@ -527,8 +535,9 @@ static void group_slots(forward_request *request, const uint32_t *order)
                 .arg = request,
             };
         }
-        const float *scales =
-            view->row_scales != NULL ? view->row_scales + (size_t)place.row * view->row_scales_count : NULL;
+        const float *scales = view->row_scales != NULL
+                                  ? view->row_scales + (size_t)place.row * view->row_scales_count
+                                  : NULL;
         request->rows[i] = (ep_job_row){
             .x = view->x + place.row * view->x_row_bytes,
             .x_scale = scales != NULL ? scales[0] : 1.0f,
@@ -553,8 +562,8 @@ static ep_err missing_expert(const ep_forward_handler *handler, const ep_node_mo
         ep_error_set(out_error, code,
                      "model %s layer %u expert %u %s: the table's epoch %" PRIu64 ".%" PRIu64
                      " is older than %" PRIu64 ".%" PRIu64,
-                     model->config->name, layer->shape.layer, expert, ep_expert_state_text(state), asked.term,
-                     asked.number, ours.term, ours.number);
+                     model->config->name, layer->shape.layer, expert, ep_expert_state_text(state),
+                     asked.term, asked.number, ours.term, ours.number);
         out_error->current_epoch = ours.number;
     } else {
         ep_error_set(out_error, code, "model %s layer %u expert %u %s", model->config->name,
@@ -579,10 +588,11 @@ static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error
 {
     uint32_t missing = 0;
     ep_expert_state state = EP_EXPERT_ABSENT;
-    if (!ep_weight_store_acquire(request->handler->config.store, request->layer->store_slot, request->experts,
-                                 request->expert_rows, request->experts_count, request->residents, &missing, &state)) {
-        return missing_expert(request->handler, request->model, request->layer, missing, state, asked,
-                              out_error);
+    if (!ep_weight_store_acquire(request->handler->config.store, request->layer->store_slot,
+                                 request->experts, request->expert_rows, request->experts_count,
+                                 request->residents, &missing, &state)) {
+        return missing_expert(request->handler, request->model, request->layer, missing, state,
+                              asked, out_error);
     }
     for (uint32_t g = 0; g < request->experts_count; g++) {
         if (request->residents[g] != NULL) {
@@ -598,7 +608,8 @@ static void fail_group(forward_request *request, const expert_group *group, cons
     uint32_t none = EP_OK;
     if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)error->code)) {
         request->part_error = *error;
-        snprintf(request->part_error.node, sizeof(request->part_error.node), "%s", request->handler->config.node_name);
+        snprintf(request->part_error.node, sizeof(request->part_error.node), "%s",
+                 request->handler->config.node_name);
     }
     cancel_parts(request);
     for (uint32_t i = 0; i < count; i++) {
@@ -618,7 +629,8 @@ static void on_expert_ready(ep_weight_wait *wait, ep_resident *resident, const e
     }
     request->residents[g] = resident;
     give_weights(request, g);
-    ep_batcher_submit(request->handler->config.batcher, &request->works[group->first], group->count, NULL);
+    ep_batcher_submit(request->handler->config.batcher, &request->works[group->first], group->count,
+                      NULL);
 }
 
 static bool is_wait_dropped(const ep_weight_wait *wait)
@@ -669,7 +681,8 @@ static void submit_works(forward_request *request, const ep_batch_step *step)
         cold_count += request->residents[g] == NULL;
     }
     if (cold_count == 0) {
-        ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count, step);
+        ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count,
+                          step);
         return;
     }
     atomic_fetch_add(&request->works_left, 1); /* ours, until all is under way */
@@ -692,9 +705,10 @@ static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forw
 {
     size_t bytes = ep_reply_rows_reply_bytes(view);
     if (bytes > handler->config.reply_bytes_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "a reply of %u slots x %u values is above frame_bytes_max; allowed: %zu bytes",
-                            view->slots, view->hidden, handler->config.reply_bytes_max);
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "a reply of %u slots x %u values is above frame_bytes_max; allowed: %zu bytes",
+            view->slots, view->hidden, handler->config.reply_bytes_max);
     }
     *out_bytes = bytes;
     return EP_OK;
@@ -709,7 +723,8 @@ static uint32_t parts_of(const Expertd__V1__ForwardRequest *header)
 /* Admits rows and bytes, those of neighbours' parts too: their copies and replies are held here as
  * well. */
 static ep_err admit(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
-                    const Expertd__V1__ForwardRequest *header, uint64_t bytes, ep_ticket *out_ticket, ep_error *out_error)
+                    const Expertd__V1__ForwardRequest *header, uint64_t bytes,
+                    ep_ticket *out_ticket, ep_error *out_error)
 {
     size_t frame_bytes;
     ep_admission_request request = {
@@ -726,14 +741,16 @@ static ep_err admit(ep_forward_handler *handler, ep_rpc_call *call, const ep_for
         request.tokens += part_rows;
         request.bytes += part_bytes;
     }
-    return ep_admission_enter(handler->config.admission, &request, ep_clock_now_ns(), out_ticket, out_error);
+    return ep_admission_enter(handler->config.admission, &request, ep_clock_now_ns(), out_ticket,
+                              out_error);
 }
 
 /* Memory for the request and its reply, within budgets. On error nothing is held. */
-static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
-                           const ep_node_layer *layer, const Expertd__V1__ForwardRequest *header, bool is_traced,
-                           forward_request **out_request,
-                           arena_layout *out_layout, ep_slot_shape *out_shape, ep_error *out_error)
+static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call,
+                           const ep_forward_view *view, const ep_node_layer *layer,
+                           const Expertd__V1__ForwardRequest *header, bool is_traced,
+                           forward_request **out_request, arena_layout *out_layout,
+                           ep_slot_shape *out_shape, ep_error *out_error)
 {
     ep_ticket ticket;
     ep_buffer *arena = NULL;
@@ -746,8 +763,10 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     ep_slot_shape_of(view->wire_slots, view->own_slots, ep_node_layer_experts(layer),
                      ep_batch_rows_max(work_class_of(header->prefill)), out_shape);
     reply_bytes += ep_reply_rows_beside_bytes(view);
-    *out_layout = layout_of(view, out_shape, ep_node_layer_experts(layer), parts_of(header), is_traced);
-    err = admit(handler, call, view, header, reply_bytes + out_layout->total_bytes, &ticket, out_error);
+    *out_layout =
+        layout_of(view, out_shape, ep_node_layer_experts(layer), parts_of(header), is_traced);
+    err = admit(handler, call, view, header, reply_bytes + out_layout->total_bytes, &ticket,
+                out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -760,8 +779,8 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
         ep_admission_leave(handler->config.admission, &ticket, ep_clock_now_ns(), 0, err);
         return ep_error_set(
             out_error, err,
-            "no buffer of %zu bytes for the reply or %zu for the request; see buffer_bytes_max", reply_bytes,
-            out_layout->total_bytes);
+            "no buffer of %zu bytes for the reply or %zu for the request; see buffer_bytes_max",
+            reply_bytes, out_layout->total_bytes);
     }
     forward_request *request = (forward_request *)(void *)arena->data;
     memset(request, 0, sizeof(*request));
@@ -775,11 +794,13 @@ static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call, const
     return EP_OK;
 }
 
-static ep_err check_relay(const ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,
-                          ep_forward_view *view, ep_error *out_error)
+static ep_err check_relay(const ep_forward_handler *handler,
+                          const Expertd__V1__ForwardRequest *header, ep_forward_view *view,
+                          ep_error *out_error)
 {
     if (handler->config.relay == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED, "this node passes nothing on: relay has %zu parts, allowed 0",
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "this node passes nothing on: relay has %zu parts, allowed 0",
                             header->n_relay);
     }
     ep_err err = ep_relay_check(header, handler->config.node_name, out_error);
@@ -789,14 +810,15 @@ static ep_err check_relay(const ep_forward_handler *handler, const Expertd__V1__
     return err;
 }
 
-static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,
-                           ep_rpc_call *call, ep_node_model **out_model, ep_node_layer **out_layer,
+static ep_err check_header(const ep_forward_handler *handler,
+                           const Expertd__V1__ForwardRequest *header, ep_rpc_call *call,
+                           ep_node_model **out_model, ep_node_layer **out_layer,
                            ep_forward_view *out_view, ep_error *out_error)
 {
     size_t bytes;
     const uint8_t *tensors = ep_rpc_call_tensors(call, &bytes);
-    ep_err err = ep_node_models_find(handler->config.models, header->model, header->version, header->layer,
-                                     out_model, out_layer, out_error);
+    ep_err err = ep_node_models_find(handler->config.models, header->model, header->version,
+                                     header->layer, out_model, out_layer, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -811,7 +833,8 @@ static ep_err check_header(const ep_forward_handler *handler, const Expertd__V1_
     }
     if (err == EP_OK &&
         (ep_rpc_call_is_cancelled(call) || ep_clock_now_ns() >= ep_rpc_call_deadline_ns(call))) {
-        return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED, "the deadline passed before the work began");
+        return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
+                            "the deadline passed before the work began");
     }
     return err;
 }
@@ -832,8 +855,9 @@ static void start(forward_request *request, const arena_layout *layout, const ep
     request->parts = (ep_relay_part *)(void *)(base + layout->parts_offset);
     if (!shape->is_sorted) {
         order = (uint32_t *)(void *)(base + layout->order_offset);
-        ep_slot_order(request->view.wire_slots, request->view.own_slots, ep_node_layer_experts(request->layer),
-                      order + request->view.own_slots, order);
+        ep_slot_order(request->view.wire_slots, request->view.own_slots,
+                      ep_node_layer_experts(request->layer), order + request->view.own_slots,
+                      order);
     }
     group_slots(request, order);
     ep_error_clear(&error);
@@ -873,7 +897,8 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     const ep_trace_fields trace = trace_begin(handler, header, call);
     ep_err err = check_header(handler, header, call, &model, &layer, &view, &error);
     if (err == EP_OK) {
-        err = make_request(handler, call, &view, layer, header, trace.call != 0, &request, &layout, &shape, &error);
+        err = make_request(handler, call, &view, layer, header, trace.call != 0, &request, &layout,
+                           &shape, &error);
     }
     if (err != EP_OK) {
         error.code = err;
@@ -890,6 +915,7 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     const ep_batch_step step = {.layer = layer,
                                 .group = header->step_group,
                                 .size = header->step_group_size,
-                                .member = header->step_member != 0 ? header->step_member : ep_rpc_call_number(call)};
+                                .member = header->step_member != 0 ? header->step_member
+                                                                   : ep_rpc_call_number(call)};
     start(request, &layout, &shape, header, &step);
 }

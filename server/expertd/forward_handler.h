@@ -33,7 +33,7 @@ typedef struct ep_forward_handler_config {
     const ep_tenants *tenants;
     ep_node_epoch *epoch;
     ep_metrics *metrics;
-    ep_relay *relay; /* NULL: requests with relay parts are refused */
+    ep_relay *relay;              /* NULL: requests with relay parts are refused */
     size_t reply_bytes_max;       /* tensors of one reply */
     size_t bookkeeping_bytes_max; /* memory for requests in work, beside their frames */
     /* no request is in work any more; any thread; must not call the handler */
@@ -45,17 +45,18 @@ typedef struct ep_forward_stats {
     uint64_t in_flight;
     uint64_t served;
     uint64_t failed;
-    uint64_t hedged; /* cancelled, since the caller used another node's answer: no failure */
+    uint64_t hedged;      /* cancelled, since the caller used another node's answer: no failure */
     uint64_t rows_served; /* rows computed: one per slot */
 } ep_forward_stats;
 
-ep_err ep_forward_handler_create(const ep_forward_handler_config *config, ep_forward_handler **out_handler,
-                                 ep_error *out_error);
+ep_err ep_forward_handler_create(const ep_forward_handler_config *config,
+                                 ep_forward_handler **out_handler, ep_error *out_error);
 /* No request may be in work. NULL allowed. */
 void ep_forward_handler_destroy(ep_forward_handler *handler);
 
 /* The generated service's Forward. The call is ended exactly once, now or later. */
-void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__ForwardRequest *request,
+void ep_forward_handler_call(ep_forward_handler *handler,
+                             const Expertd__V1__ForwardRequest *request,
                              Expertd__V1__ForwardReply_Closure closure, ep_rpc_call *call);
 void ep_forward_handler_read_stats(ep_forward_handler *handler, ep_forward_stats *out_stats);
 

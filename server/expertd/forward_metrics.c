@@ -12,8 +12,9 @@
 #define DURATION_HELP "Time of a Forward call on this node, by stage"
 #define COUNT_CHUNK ((size_t)8192) /* a count of 16 bits holds it */
 
-static const double second_bounds[] = {50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3,
-                                       50e-3, 0.1,    0.2,    0.5,    1,    2,    5,    10};
+static const double second_bounds[] = {50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,
+                                       5e-3,  10e-3,  20e-3,  50e-3,  0.1,  0.2,
+                                       0.5,   1,      2,      5,      10};
 static const double row_bounds[] = {1,   2,   4,    8,    16,   32,   64,    128,
                                     256, 512, 1024, 2048, 4096, 8192, 16384, 65536};
 
@@ -35,22 +36,26 @@ void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry)
     *metrics = (ep_forward_metrics){
         .registry = registry,
         .requests_ok = requests(registry, "OK"),
-        .rows = ep_metrics_counter(registry, "expertd_rows_served_total", "Expert rows computed", NULL, 0),
-        .nonfinite = ep_metrics_counter(registry, "expertd_nonfinite_values_total",
-                                        "NaN and Inf in computed expert rows, before any sum of them", NULL, 0),
+        .rows = ep_metrics_counter(registry, "expertd_rows_served_total", "Expert rows computed",
+                                   NULL, 0),
+        .nonfinite = ep_metrics_counter(
+            registry, "expertd_nonfinite_values_total",
+            "NaN and Inf in computed expert rows, before any sum of them", NULL, 0),
         .total_seconds = duration(registry, "total"),
         .queue_seconds = duration(registry, "queue"),
         .compute_seconds = duration(registry, "compute"),
         .request_rows =
-            ep_metrics_histogram(registry, "expertd_request_rows", "Expert rows of a Forward call", NULL, 0,
-                                 row_bounds, EP_ARRAY_COUNT(row_bounds)),
+            ep_metrics_histogram(registry, "expertd_request_rows", "Expert rows of a Forward call",
+                                 NULL, 0, row_bounds, EP_ARRAY_COUNT(row_bounds)),
     };
 }
 
-void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged, uint64_t took_ns)
+void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged,
+                              uint64_t took_ns)
 {
-    ep_counter_add(result == EP_OK ? metrics->requests_ok
-                                   : requests(metrics->registry, hedged ? "HEDGED" : ep_err_name(result)),
+    ep_counter_add(result == EP_OK
+                       ? metrics->requests_ok
+                       : requests(metrics->registry, hedged ? "HEDGED" : ep_err_name(result)),
                    1);
     ep_histogram_observe(metrics->total_seconds, (double)took_ns * 1e-9);
 }
@@ -88,14 +93,15 @@ uint64_t ep_count_nonfinite(const void *values, ep_dtype dtype, size_t count)
         if (dtype == EP_DTYPE_F32) {
             found += count_32((const any_u32 *)at + done, n);
         } else {
-            found += count_16((const any_u16 *)at + done, n, dtype == EP_DTYPE_BF16 ? 0x7f80u : 0x7c00u);
+            found +=
+                count_16((const any_u16 *)at + done, n, dtype == EP_DTYPE_BF16 ? 0x7f80u : 0x7c00u);
         }
     }
     return found;
 }
 
-void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows, uint32_t rows_count, ep_dtype dtype,
-                             size_t hidden)
+void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows,
+                             uint32_t rows_count, ep_dtype dtype, size_t hidden)
 {
     uint64_t nonfinite = 0;
     for (uint32_t r = 0; r < rows_count; r++) {
@@ -106,7 +112,8 @@ void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows
     }
 }
 
-void ep_forward_metrics_computed(ep_forward_metrics *metrics, uint64_t rows, uint64_t queue_ns, uint64_t compute_ns)
+void ep_forward_metrics_computed(ep_forward_metrics *metrics, uint64_t rows, uint64_t queue_ns,
+                                 uint64_t compute_ns)
 {
     ep_counter_add(metrics->rows, rows);
     ep_histogram_observe(metrics->request_rows, (double)rows);

@@ -21,14 +21,16 @@ typedef struct ep_forward_metrics {
 
 void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry);
 /* One request ended; hedged: cancelled, since the caller uses another node's answer. */
-void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged, uint64_t took_ns);
+void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged,
+                              uint64_t took_ns);
 /* One request was computed. */
-void ep_forward_metrics_computed(ep_forward_metrics *metrics, uint64_t rows, uint64_t queue_ns, uint64_t compute_ns);
+void ep_forward_metrics_computed(ep_forward_metrics *metrics, uint64_t rows, uint64_t queue_ns,
+                                 uint64_t compute_ns);
 /* Some expert rows [hidden] of it were: they are looked through for NaN and Inf, while the cache
  * still holds them. The sums a node makes of them (node_sum) are not: a sum that overflows counts
  * nowhere. */
-void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows, uint32_t rows_count, ep_dtype dtype,
-                             size_t hidden);
+void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows,
+                             uint32_t rows_count, ep_dtype dtype, size_t hidden);
 /* NaN and Inf among count values. Pure. */
 uint64_t ep_count_nonfinite(const void *values, ep_dtype dtype, size_t count);
 

@@ -44,22 +44,24 @@ static void check_timers(ep_liveness *liveness, uint64_t now_ns)
     }
 }
 
-static void log_change(const ep_liveness *liveness, ep_liveness_state before, ep_liveness_state state, uint64_t stuck_ns)
+static void log_change(const ep_liveness *liveness, ep_liveness_state before,
+                       ep_liveness_state state, uint64_t stuck_ns)
 {
     if (state != EP_LIVENESS_OK) {
         ep_log(EP_LOG_ERROR, "node-stuck", EP_KV(state, ep_liveness_name(state)),
-               EP_KV(stuck_ms, stuck_ns / EP_NS_PER_MS), EP_KV(reason, "work that is there makes no progress"),
+               EP_KV(stuck_ms, stuck_ns / EP_NS_PER_MS),
+               EP_KV(reason, "work that is there makes no progress"),
                EP_KV(effect, "the watchdog is told nothing until it goes on"));
     } else {
         ep_log(EP_LOG_WARN, "node-stuck", EP_KV(state, ep_liveness_name(state)),
                EP_KV(state_before, ep_liveness_name(before)),
-               EP_KV(stuck_ms, atomic_load(&liveness->stuck_ns) / EP_NS_PER_MS), EP_KV(reason, "the work went on"),
-               EP_KV(effect, "the watchdog is told again"));
+               EP_KV(stuck_ms, atomic_load(&liveness->stuck_ns) / EP_NS_PER_MS),
+               EP_KV(reason, "the work went on"), EP_KV(effect, "the watchdog is told again"));
     }
 }
 
-ep_liveness_state ep_liveness_check(ep_liveness *liveness, uint64_t now_ns, uint64_t jobs_done, uint64_t jobs_in_flight,
-                                    uint32_t stall_ms)
+ep_liveness_state ep_liveness_check(ep_liveness *liveness, uint64_t now_ns, uint64_t jobs_done,
+                                    uint64_t jobs_in_flight, uint32_t stall_ms)
 {
     check_timers(liveness, now_ns);
     if (jobs_in_flight == 0 || jobs_done != liveness->jobs_done_seen) {

@@ -9,12 +9,12 @@
 typedef struct layer_entry {
     const ep_node_model *model;
     ep_node_layer *layer;
-    uint64_t told;               /* sum of its slots when they were told last */
+    uint64_t told; /* sum of its slots when they were told last */
 } layer_entry;
 
 struct ep_load_report {
     uint32_t count;
-    uint32_t next;               /* where the next message begins, so that each layer gets its turn */
+    uint32_t next; /* where the next message begins, so that each layer gets its turn */
     uint64_t next_ns;
     layer_entry entries[];
 };
@@ -31,7 +31,8 @@ ep_err ep_load_report_create(const ep_node_models *models, ep_load_report **out_
     }
     for (uint32_t m = 0; m < models->count; m++) {
         for (uint32_t l = 0; l < models->models[m].layers_count; l++) {
-            report->entries[report->count++] = (layer_entry){&models->models[m], &models->models[m].layers[l], 0};
+            report->entries[report->count++] =
+                (layer_entry){&models->models[m], &models->models[m].layers[l], 0};
         }
     }
     *out_report = report;
@@ -99,7 +100,8 @@ static Expertd__V1__LayerLoad *make_load(const layer_entry *entry, uint64_t *out
     return load;
 }
 
-void ep_load_report_make(ep_load_report *report, uint64_t now_ns, bool hurry, Expertd__V1__LayerLoad ***out_loads, size_t *out_count)
+void ep_load_report_make(ep_load_report *report, uint64_t now_ns, bool hurry,
+                         Expertd__V1__LayerLoad ***out_loads, size_t *out_count)
 {
     size_t room = EP_LOAD_REPORT_EXPERTS_MAX;
     *out_loads = NULL;

@@ -27,7 +27,8 @@ void ep_load_report_forget(ep_load_report *report);
  * nothing new; freed with ep_load_report_free. Names in them belong to the models. Without memory
  * it says nothing and tells them the next time.
  */
-void ep_load_report_make(ep_load_report *report, uint64_t now_ns, bool hurry, Expertd__V1__LayerLoad ***out_loads, size_t *out_count);
+void ep_load_report_make(ep_load_report *report, uint64_t now_ns, bool hurry,
+                         Expertd__V1__LayerLoad ***out_loads, size_t *out_count);
 void ep_load_report_free(Expertd__V1__LayerLoad **loads, size_t count);
 
 #endif

@@ -31,7 +31,8 @@ static int run(const ep_options *options, int argc, char **argv)
         ep_node_config_fini(&config);
     }
     if (err != EP_OK) {
-        ep_log(EP_LOG_ERROR, "node-start", EP_KV(code, ep_err_name(err)), EP_KV(reason, error.text));
+        ep_log(EP_LOG_ERROR, "node-start", EP_KV(code, ep_err_name(err)),
+               EP_KV(reason, error.text));
     }
     ep_transport_fini();
     return err == EP_OK ? 0 : 1;

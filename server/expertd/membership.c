@@ -53,9 +53,9 @@ struct ep_membership {
     bool is_loading;    /* assigned is not loaded yet */
     bool has_drop_timer;
     uint32_t heartbeat_ms;
-    char secret[33];                       /* shows the coordinator that it is still we; see RegisterRequest */
-    uint64_t owned_changes;                /* of the store, as last told */
-    ep_epoch assigned;                     /* newest assignment; 0.0 none */
+    char secret[33];        /* shows the coordinator that it is still we; see RegisterRequest */
+    uint64_t owned_changes; /* of the store, as last told */
+    ep_epoch assigned;      /* newest assignment; 0.0 none */
     pthread_mutex_t view_lock;
     /* lost_why is also what was logged last, so that a lasting failure is one line */
     ep_membership_view view;
@@ -85,7 +85,8 @@ static void log_once(ep_membership *m, const char *what, const ep_error *error)
         snprintf(m->view.lost_why, sizeof(m->view.lost_why), "%s", error->text);
         pthread_mutex_unlock(&m->view_lock);
         ep_log(EP_LOG_WARN, "coordinator", EP_KV(url, m->config.coordinator_url), EP_KV(step, what),
-               EP_KV(code, ep_err_name(error->code)), EP_KV(reason, error->text), EP_KV(effect, "it is tried again"));
+               EP_KV(code, ep_err_name(error->code)), EP_KV(reason, error->text),
+               EP_KV(effect, "it is tried again"));
     }
 }
 
@@ -108,9 +109,11 @@ static void mark_assigned(const ep_node_layer *layer, const Expertd__V1__NodeAss
         if (assignment->experts[i] < ep_node_layer_experts(layer)) {
             wanted[assignment->experts[i]] = 1;
         } else {
-            ep_log(EP_LOG_ERROR, "assignment", EP_KV(model, assignment->model), EP_KV(layer, assignment->layer),
-                   EP_KV(expert, assignment->experts[i]), EP_KV(expert_max, ep_node_layer_experts(layer) - 1),
-                   EP_KV(reason, "the layer has no such expert"), EP_KV(effect, "the others are loaded"));
+            ep_log(EP_LOG_ERROR, "assignment", EP_KV(model, assignment->model),
+                   EP_KV(layer, assignment->layer), EP_KV(expert, assignment->experts[i]),
+                   EP_KV(expert_max, ep_node_layer_experts(layer) - 1),
+                   EP_KV(reason, "the layer has no such expert"),
+                   EP_KV(effect, "the others are loaded"));
         }
     }
 }
@@ -120,15 +123,17 @@ static void want_layer(ep_membership *m, const ep_node_model *model, const ep_no
 {
     uint8_t *wanted = malloc(ep_node_layer_experts(layer));
     if (wanted == NULL) {
-        ep_log(EP_LOG_ERROR, "assignment", EP_KV(model, model->config->name), EP_KV(layer, layer->shape.layer),
-               EP_KV(reason, "no memory"), EP_KV(effect, "the layer stays as it is"));
+        ep_log(EP_LOG_ERROR, "assignment", EP_KV(model, model->config->name),
+               EP_KV(layer, layer->shape.layer), EP_KV(reason, "no memory"),
+               EP_KV(effect, "the layer stays as it is"));
         return;
     }
     ep_node_model_configured(model, layer, wanted);
     for (size_t i = 0; i < count; i++) {
         const Expertd__V1__NodeAssignment *a = assignments[i];
         bool same_version = a->version[0] == 0 || strcmp(a->version, model->info->version) == 0;
-        if (a->layer == layer->shape.layer && same_version && strcmp(a->model, model->config->name) == 0) {
+        if (a->layer == layer->shape.layer && same_version &&
+            strcmp(a->model, model->config->name) == 0) {
             mark_assigned(layer, a, wanted);
         }
     }
@@ -136,8 +141,8 @@ static void want_layer(ep_membership *m, const ep_node_model *model, const ep_no
     free(wanted);
 }
 
-static void check_models_known(const ep_membership *m, Expertd__V1__NodeAssignment *const *assignments,
-                               size_t count)
+static void check_models_known(const ep_membership *m,
+                               Expertd__V1__NodeAssignment *const *assignments, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         ep_node_model *model;
@@ -145,7 +150,8 @@ static void check_models_known(const ep_membership *m, Expertd__V1__NodeAssignme
         ep_error error;
         if (ep_node_models_find(m->config.models, assignments[i]->model, assignments[i]->version,
                                 assignments[i]->layer, &model, &layer, &error) != EP_OK) {
-            ep_log(EP_LOG_ERROR, "assignment", EP_KV(reason, error.text), EP_KV(effect, "that part is left out"));
+            ep_log(EP_LOG_ERROR, "assignment", EP_KV(reason, error.text),
+                   EP_KV(effect, "that part is left out"));
         }
     }
 }
@@ -165,8 +171,8 @@ static void apply(ep_membership *m, ep_epoch epoch, Expertd__V1__NodeAssignment 
             want_layer(m, model, &model->layers[l], assignments, count);
         }
     }
-    ep_log(EP_LOG_INFO, "assignment", EP_KV(state, "taken"), EP_KV(term, epoch.term), EP_KV(epoch, epoch.number),
-           EP_KV(parts, count));
+    ep_log(EP_LOG_INFO, "assignment", EP_KV(state, "taken"), EP_KV(term, epoch.term),
+           EP_KV(epoch, epoch.number), EP_KV(parts, count));
     ep_membership_on_weights(m);
 }
 
@@ -176,7 +182,8 @@ static void consider_drop(ep_membership *m)
 {
     ep_epoch in_force = ep_node_epoch_in_force(m->config.epoch);
     if (!m->has_drop_timer && !m->is_loading && !is_none(m->assigned) &&
-        ep_epoch_compare(in_force, m->assigned) >= 0 && ep_weight_store_unwanted_count(m->config.store) > 0) {
+        ep_epoch_compare(in_force, m->assigned) >= 0 &&
+        ep_weight_store_unwanted_count(m->config.store) > 0) {
         m->has_drop_timer = true;
         ep_loop_timer_start(m->drop, m->config.drop_grace_ms, 0);
     }
@@ -186,10 +193,12 @@ static void on_drop(void *arg)
 {
     ep_membership *m = arg;
     m->has_drop_timer = false;
-    if (m->is_loading || ep_epoch_compare(ep_node_epoch_in_force(m->config.epoch), m->assigned) < 0) {
+    if (m->is_loading ||
+        ep_epoch_compare(ep_node_epoch_in_force(m->config.epoch), m->assigned) < 0) {
         return; /* a newer assignment came; its own commit starts a new grace */
     }
-    ep_log(EP_LOG_INFO, "experts-drop", EP_KV(experts, ep_weight_store_unwanted_count(m->config.store)));
+    ep_log(EP_LOG_INFO, "experts-drop",
+           EP_KV(experts, ep_weight_store_unwanted_count(m->config.store)));
     ep_weight_store_drop_unwanted(m->config.store);
     m->models_changed = true;
     ep_membership_hurry(m);
@@ -213,9 +222,10 @@ void ep_membership_on_weights(ep_membership *m)
     /* Also with experts that failed: what is owned is reported beside it, so that the others are
      * served. */
     ep_node_epoch_set_loaded(m->config.epoch, m->assigned);
-    ep_log(stats.failed_count == 0 ? EP_LOG_INFO : EP_LOG_WARN, "assignment", EP_KV(state, "loaded"),
-           EP_KV(term, m->assigned.term), EP_KV(epoch, m->assigned.number), EP_KV(experts, stats.owned_count),
-           EP_KV(experts_failed, stats.failed_count), EP_KV(reason, stats.failed_count == 0 ? NULL : stats.last_error));
+    ep_log(stats.failed_count == 0 ? EP_LOG_INFO : EP_LOG_WARN, "assignment",
+           EP_KV(state, "loaded"), EP_KV(term, m->assigned.term), EP_KV(epoch, m->assigned.number),
+           EP_KV(experts, stats.owned_count), EP_KV(experts_failed, stats.failed_count),
+           EP_KV(reason, stats.failed_count == 0 ? NULL : stats.last_error));
     pthread_mutex_lock(&m->view_lock);
     m->view.was_assigned = true;
     pthread_mutex_unlock(&m->view_lock);
@@ -226,7 +236,8 @@ void ep_membership_on_weights(ep_membership *m)
 
 /* ---- replies, on the loop's thread ---- */
 
-static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed, const Expertd__V1__Epoch *newest,
+static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed,
+                         const Expertd__V1__Epoch *newest,
                          Expertd__V1__Neighbour *const *neighbours, size_t neighbours_count)
 {
     ep_epoch epoch = epoch_of(committed != NULL ? committed : newest);
@@ -252,8 +263,8 @@ static void on_registered(ep_membership *m, const Expertd__V1__RegisterReply *re
 {
     m->is_registered = true;
     ep_load_report_forget(m->loads); /* it may be another coordinator */
-    m->models_changed =
-        true; /* the first heartbeat repeats what is owned: it may have changed since the request was made */
+    m->models_changed = true; /* the first heartbeat repeats what is owned: it may have changed
+                                 since the request was made */
     pthread_mutex_lock(&m->view_lock);
     m->view.node_id = reply->node_id;
     pthread_mutex_unlock(&m->view_lock);
@@ -267,8 +278,8 @@ static void on_registered(ep_membership *m, const Expertd__V1__RegisterReply *re
 static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *reply)
 {
     if (reply->reregister) {
-        ep_log(EP_LOG_INFO, "coordinator", EP_KV(state, "registering"), EP_KV(url, m->config.coordinator_url),
-               EP_KV(reason, "it asks for it"));
+        ep_log(EP_LOG_INFO, "coordinator", EP_KV(state, "registering"),
+               EP_KV(url, m->config.coordinator_url), EP_KV(reason, "it asks for it"));
         m->is_registered = false;
         m->hurries = true;
         return;
@@ -414,7 +425,8 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
 
 /* ---- requests ---- */
 
-static void call(ep_membership *m, letter_kind kind, const char *method, const ProtobufCMessage *message)
+static void call(ep_membership *m, letter_kind kind, const char *method,
+                 const ProtobufCMessage *message)
 {
     ep_error error;
     ep_rpc_call_id id;
@@ -477,7 +489,8 @@ static void send_heartbeat(ep_membership *m)
     }
     m->sent_draining = strcmp(report.state, "draining") == 0;
     m->sent_leaving = strcmp(report.state, "leaving") == 0;
-    ep_load_report_make(m->loads, ep_clock_now_ns(), m->sent_draining, &request.loads, &request.n_loads);
+    ep_load_report_make(m->loads, ep_clock_now_ns(), m->sent_draining, &request.loads,
+                        &request.n_loads);
     call(m, LETTER_HEARTBEAT, "Heartbeat", &request.base);
     ep_load_report_free(request.loads, request.n_loads);
     ep_node_models_infos_free(request.models, request.n_models);
@@ -541,7 +554,8 @@ ep_err ep_membership_create(const ep_membership_config *config, ep_membership **
     };
     ep_rpc_limits_raise_for_control(&channel.common.limits);
     ep_err err = ep_load_report_create(config->models, &m->loads);
-    snprintf(m->secret, sizeof(m->secret), "%016" PRIx64 "%016" PRIx64, ep_random_id(), ep_random_id());
+    snprintf(m->secret, sizeof(m->secret), "%016" PRIx64 "%016" PRIx64, ep_random_id(),
+             ep_random_id());
     err = err == EP_OK ? ep_service_loop_timer_create(config->loop, tick, m, &m->heartbeat) : err;
     err = err == EP_OK ? ep_service_loop_timer_create(config->loop, on_drop, m, &m->drop) : err;
     if (err == EP_OK) {

@@ -61,7 +61,7 @@ typedef struct ep_membership_config {
 } ep_membership_config;
 
 typedef struct ep_membership_view {
-    bool is_connected;  /* registered, and the last heartbeat was answered */
+    bool is_connected;                  /* registered, and the last heartbeat was answered */
     char lost_why[EP_ERROR_TEXT_BYTES]; /* while it is not: what failed last; "" nothing yet */
     /* the first assignment has been worked through: everything loaded or failed */
     bool was_assigned;

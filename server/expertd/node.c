@@ -26,7 +26,7 @@
 #define FDS_KEPT_FREE 64
 /* of jobs on the backend: 16 million multiplications, some 100 us of one thread */
 #define WIDE_COST 256u
-#define SWEEP_MS 10000 /* how often links to neighbours are looked through */
+#define SWEEP_MS 10000   /* how often links to neighbours are looked through */
 #define LEAVE_LOOK_MS 10 /* how often a draining node looks whether its replies are out */
 
 const char *ep_node_state_name(ep_node_state state)
@@ -38,7 +38,8 @@ const char *ep_node_state_name(ep_node_state state)
 const char *ep_node_state_text(const ep_node *node)
 {
     ep_node_state state = (ep_node_state)atomic_load(&node->state);
-    return atomic_load(&node->is_leaving) && state != EP_NODE_DRAINING ? "leaving" : ep_node_state_name(state);
+    return atomic_load(&node->is_leaving) && state != EP_NODE_DRAINING ? "leaving"
+                                                                       : ep_node_state_name(state);
 }
 
 /* ---- state ---- */
@@ -55,7 +56,8 @@ static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *we
     if (!atomic_load(&node->has_started) && (!view.was_assigned || weights->pending_count > 0)) {
         return EP_NODE_STARTING;
     }
-    return weights->failed_count > 0 || ep_node_devices_lost(&node->devices) != 0 ? EP_NODE_DEGRADED : EP_NODE_SERVING;
+    return weights->failed_count > 0 || ep_node_devices_lost(&node->devices) != 0 ? EP_NODE_DEGRADED
+                                                                                  : EP_NODE_SERVING;
 }
 
 static void announce_state(ep_node *node, ep_node_state state, const ep_weight_stats *weights)
@@ -70,8 +72,10 @@ static void announce_state(ep_node *node, ep_node_state state, const ep_weight_s
     }
     ep_log(is_degraded ? EP_LOG_WARN : EP_LOG_INFO, "node-state", EP_KV(node, node->config->name),
            EP_KV(state, ep_node_state_name(state)), EP_KV(experts, weights->owned_count),
-           EP_KV(experts_failed, weights->failed_count), EP_KV(experts_resident, weights->resident_count),
-           EP_KV(weights_bytes, weights->resident_bytes), EP_KV(reason, is_degraded ? reason : NULL),
+           EP_KV(experts_failed, weights->failed_count),
+           EP_KV(experts_resident, weights->resident_count),
+           EP_KV(weights_bytes, weights->resident_bytes),
+           EP_KV(reason, is_degraded ? reason : NULL),
            EP_KV(hint, !is_degraded ? NULL
                        : has_lost   ? "restart the node once the device is well, or without it"
                                     : "put the checkpoint's files right and restart the node"));
@@ -110,8 +114,8 @@ static void report_loading(ep_node *node, const ep_weight_stats *weights)
     if (!atomic_load(&node->has_started)) {
         ep_sd_notify_extend_timeout(LOAD_EXTEND_US);
     }
-    ep_sd_notify_status("loading: %" PRIu64 " experts resident, %" PRIu64 " to go", weights->resident_count,
-                        weights->pending_count);
+    ep_sd_notify_status("loading: %" PRIu64 " experts resident, %" PRIu64 " to go",
+                        weights->resident_count, weights->pending_count);
 }
 
 static void on_weights_task(void *arg)
@@ -130,8 +134,8 @@ static void on_weights_task(void *arg)
     if (node->last_report_ns != 0) { /* else the service manager shows "loading" for ever */
         node->last_report_ns = 0;
         ep_sd_notify_status("%s: %" PRIu64 " experts, %" PRIu64 " failed",
-                            ep_node_state_name((ep_node_state)atomic_load(&node->state)), weights.owned_count,
-                            weights.failed_count);
+                            ep_node_state_name((ep_node_state)atomic_load(&node->state)),
+                            weights.owned_count, weights.failed_count);
     }
 }
 
@@ -196,10 +200,10 @@ static void on_drain_timeout(void *arg)
     ep_rpc_server_stats rpc;
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_rpc_server_read_stats(node->server, &rpc);
-    ep_log(EP_LOG_WARN, "node-drain", EP_KV(calls_in_flight, requests.in_flight), EP_KV(sends_queued, rpc.sends_queued),
-           EP_KV(unacked_bytes, rpc.unacked_bytes), EP_KV(drain_ms, node->drain_ms),
-           EP_KV(reason, "calls took longer than drain_ms"), EP_KV(effect, "they are ended"),
-           EP_KV(hint, "a longer drain_ms lets them finish"));
+    ep_log(EP_LOG_WARN, "node-drain", EP_KV(calls_in_flight, requests.in_flight),
+           EP_KV(sends_queued, rpc.sends_queued), EP_KV(unacked_bytes, rpc.unacked_bytes),
+           EP_KV(drain_ms, node->drain_ms), EP_KV(reason, "calls took longer than drain_ms"),
+           EP_KV(effect, "they are ended"), EP_KV(hint, "a longer drain_ms lets them finish"));
     ep_batcher_close(node->batcher, EP_ERR_DRAINING);
     ep_weight_store_close(node->store, EP_ERR_DRAINING);
     ep_service_loop_quit(node->loop);
@@ -240,7 +244,8 @@ ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_err
     /* also when the files are why it is refused: it remembers that */
     ep_tls_watch_reload(&node->tls_watch);
     char status[80];
-    snprintf(status, sizeof(status), "%s%s", ep_node_state_name((ep_node_state)atomic_load(&node->state)),
+    snprintf(status, sizeof(status), "%s%s",
+             ep_node_state_name((ep_node_state)atomic_load(&node->state)),
              options != NULL ? "" : ", the last reload was refused: see the log");
     ep_sd_notify_ready(status);
     return options != NULL ? EP_OK : out_error->code;
@@ -260,8 +265,8 @@ static bool is_alive(void *arg)
     ep_batcher_stats jobs;
     ep_batcher_read_stats(node->batcher, &jobs);
     uint64_t started = jobs.jobs_total[EP_WORK_DECODE] + jobs.jobs_total[EP_WORK_PREFILL];
-    return ep_liveness_check(&node->liveness, ep_clock_now_ns(), started - jobs.in_flight, jobs.in_flight,
-                             node->compute_stall_ms) == EP_LIVENESS_OK;
+    return ep_liveness_check(&node->liveness, ep_clock_now_ns(), started - jobs.in_flight,
+                             jobs.in_flight, node->compute_stall_ms) == EP_LIVENESS_OK;
 }
 
 /* ---- membership ---- */
@@ -304,7 +309,8 @@ static void on_neighbours(void *arg, Expertd__V1__Neighbour *const *neighbours, 
     size_t used = 0;
     ep_relay_neighbour *list = calloc(count + 1, sizeof(*list));
     for (size_t i = 0; list != NULL && i < count; i++) {
-        if (strlen(neighbours[i]->node) < sizeof(list->name) && strlen(neighbours[i]->url) < sizeof(list->url)) {
+        if (strlen(neighbours[i]->node) < sizeof(list->name) &&
+            strlen(neighbours[i]->url) < sizeof(list->url)) {
             strcpy(list[used].name, neighbours[i]->node);
             strcpy(list[used++].url, neighbours[i]->url);
         }
@@ -352,9 +358,11 @@ static uint32_t compute_threads(const ep_node_config *config)
  * sharing out (a pass of them keeps some eight threads busy) stay in the queues as long as they
  * can, where they grow. A device says itself how many it makes one pass of.
  */
-static void fill_policy(const ep_node_config *config, const ep_node_devices *devices, ep_batch_policy_config *out_policy)
+static void fill_policy(const ep_node_config *config, const ep_node_devices *devices,
+                        ep_batch_policy_config *out_policy)
 {
-    const uint32_t ahead = devices->backends[0]->ops->jobs_ahead, instances = devices->backends_count;
+    const uint32_t ahead = devices->backends[0]->ops->jobs_ahead,
+                   instances = devices->backends_count;
     const uint32_t threads = compute_threads(config);
     *out_policy = (ep_batch_policy_config){.no_merging = !config->merges_callers,
                                            .jobs_max = ahead != 0 ? ahead * instances : threads * 2,
@@ -394,7 +402,8 @@ static void fill_common(ep_node *node)
 static ep_err start_base(ep_node *node, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
-    ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .is_alive = is_alive, .arg = node};
+    ep_service_loop_handler handler = {
+        .on_stop = on_stop, .on_reload = on_reload, .is_alive = is_alive, .arg = node};
     node->change_task = (ep_loop_task){.func = on_weights_task, .arg = node};
     node->lost_task = (ep_loop_task){.func = on_lost_task, .arg = node};
     node->idle_task = (ep_loop_task){.func = leave_when_done, .arg = node};
@@ -402,13 +411,13 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    if ((err = ep_service_loop_timer_create(node->loop, on_drain_timeout, node, &node->drain_timer)) !=
-            EP_OK ||
-        (err = ep_service_loop_timer_create(node->loop, leave_when_done, node, &node->leave_timer)) !=
-            EP_OK ||
+    if ((err = ep_service_loop_timer_create(node->loop, on_drain_timeout, node,
+                                            &node->drain_timer)) != EP_OK ||
+        (err = ep_service_loop_timer_create(node->loop, leave_when_done, node,
+                                            &node->leave_timer)) != EP_OK ||
         (err = ep_timer_service_create("ep-timers", &node->timers)) != EP_OK ||
-        (err = ep_buffer_pool_create(config->service.buffer_bytes_max, config->service.buffer_bytes_max / 4,
-                                     &node->pool)) != EP_OK ||
+        (err = ep_buffer_pool_create(config->service.buffer_bytes_max,
+                                     config->service.buffer_bytes_max / 4, &node->pool)) != EP_OK ||
         (err = ep_metrics_create(&node->metrics)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
@@ -422,7 +431,8 @@ static ep_err open_backend(ep_node *node, const ep_backend_config *backend, ep_e
 {
     const ep_node_config *config = node->config;
     for (uint32_t i = 0;; i++) {
-        const ep_err err = ep_node_devices_open(&node->devices, config->backends[i], backend, out_error);
+        const ep_err err =
+            ep_node_devices_open(&node->devices, config->backends[i], backend, out_error);
         if (err == EP_OK) {
             return EP_OK;
         }
@@ -453,7 +463,8 @@ static ep_err open_models(ep_node *node, ep_error *out_error)
     ep_err err = start_fetch(node, out_error);
     ep_service_loop_catch_stop(node->loop, node->weight_fetch == NULL);
     err = err == EP_OK ? ep_node_models_open(&node->models, node->config, node->devices.backends,
-                                             node->devices.backends_count, node->store, node->weight_fetch, out_error)
+                                             node->devices.backends_count, node->store,
+                                             node->weight_fetch, out_error)
                        : err;
     ep_service_loop_catch_stop(node->loop, true);
     ep_weight_fetch_opened(node->weight_fetch);
@@ -486,8 +497,8 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
     store.backends_count = node->devices.backends_count;
     node->inflight_tokens = config->inflight_tokens * node->devices.backends_count;
     if (config->weight_cache_dir[0] != 0 &&
-        (err = ep_weight_cache_open(config->weight_cache_dir, config->weight_cache_bytes, node->devices.backends[0], &node->cache, out_error)) !=
-            EP_OK) {
+        (err = ep_weight_cache_open(config->weight_cache_dir, config->weight_cache_bytes,
+                                    node->devices.backends[0], &node->cache, out_error)) != EP_OK) {
         return err;
     }
     store.cache = node->cache;
@@ -503,9 +514,11 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         (err = ep_batcher_create(&policy, node->timers, &node->batcher)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
-    const ep_relay_config relay = {.common = &node->common, .tls = &config->service.tls, .insecure = config->service.insecure};
+    const ep_relay_config relay = {
+        .common = &node->common, .tls = &config->service.tls, .insecure = config->service.insecure};
     if ((err = ep_relay_create(&relay, &node->relay)) != EP_OK ||
-        (err = ep_service_loop_timer_create(node->loop, sweep_relay, node, &node->sweep_timer)) != EP_OK) {
+        (err = ep_service_loop_timer_create(node->loop, sweep_relay, node, &node->sweep_timer)) !=
+            EP_OK) {
         return ep_error_set(out_error, err, "cannot start: %s", ep_err_text(err));
     }
     ep_loop_timer_start(node->sweep_timer, SWEEP_MS, SWEEP_MS);
@@ -541,7 +554,8 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
     }
     ep_rpc_server_set_state(node->server, "starting");
     if ((err = ep_pool_watch_start(&node->pool_watch, node->loop, node->server)) != EP_OK ||
-        (err = ep_tls_watch_start(&node->tls_watch, node->reload.started, node->loop, node->server)) != EP_OK) {
+        (err = ep_tls_watch_start(&node->tls_watch, node->reload.started, node->loop,
+                                  node->server)) != EP_OK) {
         return ep_error_set(out_error, err, "cannot start a timer: %s", ep_err_text(err));
     }
     const ep_admin_config admin = {.loop = node->loop,
@@ -556,12 +570,15 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
     if ((err = ep_admin_service_create(&admin, &node->admin)) != EP_OK) {
         return ep_error_set(out_error, err, "no memory for the admin service");
     }
-    if ((err = ep_rpc_server_add_service(node->server, ep_admin_service_rpc(node->admin), out_error)) != EP_OK ||
-        (err = ep_rpc_server_add_service(node->server, &node->expert_service.base.base, out_error)) !=
+    if ((err = ep_rpc_server_add_service(node->server, ep_admin_service_rpc(node->admin),
+                                         out_error)) != EP_OK ||
+        (err = ep_rpc_server_add_service(node->server, &node->expert_service.base.base,
+                                         out_error)) != EP_OK ||
+        (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) !=
             EP_OK ||
-        (err = ep_rpc_server_add_service(node->server, &node->info_service.base.base, out_error)) != EP_OK ||
         (err = ep_weight_serve_create(&weight_serve, &node->weight_serve, out_error)) != EP_OK ||
-        (err = ep_rpc_server_add_service(node->server, ep_weight_serve_rpc(node->weight_serve), out_error)) != EP_OK) {
+        (err = ep_rpc_server_add_service(node->server, ep_weight_serve_rpc(node->weight_serve),
+                                         out_error)) != EP_OK) {
         return err;
     }
     ep_process_raise_fd_limit(); /* listeners have as many places as it allows */
@@ -572,7 +589,9 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
     ep_service_admin_url(service, node->server, node->admin_url, sizeof(node->admin_url));
     if (node->config->host[0] == 0) {
         ep_log(EP_LOG_WARN, "host-unknown",
-               EP_KV(reason, "the kernel's boot id cannot be read (a unit's ProcSubset=pid hides it), and " "EXPERTD_BOOT_ID does not say it"),
+               EP_KV(reason,
+                     "the kernel's boot id cannot be read (a unit's ProcSubset=pid hides it), and "
+                     "EXPERTD_BOOT_ID does not say it"),
                EP_KV(effect, "neither shared memory nor comm_alg hierarchy work here"),
                EP_KV(hint, "set EXPERTD_BOOT_ID, or host"));
     }
@@ -647,9 +666,12 @@ static void warn_of_memory(const ep_node *node)
         is_known = is_known && (budget != 0 || config->models[m].choice == EP_EXPERTS_ALL);
     }
     if (is_known && weights > limit) {
-        ep_log(EP_LOG_WARN, "node-memory", EP_KV(weights_bytes, weights), EP_KV(memory_limit_bytes, limit),
-               EP_KV(reason, "weights are more than the memory this process may have (host, control group, RLIMIT_AS)"),
-               EP_KV(effect, "the system would end it"), EP_KV(hint, "set weight_bytes_max well below the limit"));
+        ep_log(EP_LOG_WARN, "node-memory", EP_KV(weights_bytes, weights),
+               EP_KV(memory_limit_bytes, limit),
+               EP_KV(reason, "weights are more than the memory this process may have (host, "
+                             "control group, RLIMIT_AS)"),
+               EP_KV(effect, "the system would end it"),
+               EP_KV(hint, "set weight_bytes_max well below the limit"));
     }
 }
 
@@ -661,19 +683,22 @@ static void log_start(const ep_node *node)
     bool has_budget = config->weight_bytes_max != 0;
     uint64_t weights = has_budget ? config->weight_bytes_max * node->devices.backends_count
                                   : ep_node_models_file_bytes(&node->models);
-    uint64_t frames =
-        (uint64_t)config->service.limits.connections_max * config->service.limits.frame_bytes_max * 2;
-    uint64_t buffers = frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
+    uint64_t frames = (uint64_t)config->service.limits.connections_max *
+                      config->service.limits.frame_bytes_max * 2;
+    uint64_t buffers =
+        frames < config->service.buffer_bytes_max ? frames : config->service.buffer_bytes_max;
     ep_log(EP_LOG_INFO, "node-start", EP_KV(node, config->name), EP_KV(rpc_url, node->url),
            EP_KV(admin_url, node->admin_url[0] != 0 ? node->admin_url : "off"),
            EP_KV(door_url, node->door_url[0] != 0 ? node->door_url : "off"),
            EP_KV(probe_url, node->probe_url[0] != 0 ? node->probe_url : "off"),
-           EP_KV(backend, node->devices.backends[0]->ops->name), EP_KV(models, node->models.count), EP_KV(devices, node->devices.count), EP_KV(pid, getpid()),
+           EP_KV(backend, node->devices.backends[0]->ops->name), EP_KV(models, node->models.count),
+           EP_KV(devices, node->devices.count), EP_KV(pid, getpid()),
            EP_KV(software, ep_version_software()));
     ep_log(EP_LOG_INFO, "node-memory", EP_KV(weights_bytes, weights),
-           EP_KV(weights_from, has_budget ? "weight_bytes_max" : "files"), EP_KV(frames_bytes, buffers),
-           EP_KV(requests_bytes, EP_NODE_BOOKKEEPING_BYTES),
-           EP_KV(sum_bytes, (node->devices.count > 0 ? 0 : weights) + buffers + EP_NODE_BOOKKEEPING_BYTES));
+           EP_KV(weights_from, has_budget ? "weight_bytes_max" : "files"),
+           EP_KV(frames_bytes, buffers), EP_KV(requests_bytes, EP_NODE_BOOKKEEPING_BYTES),
+           EP_KV(sum_bytes,
+                 (node->devices.count > 0 ? 0 : weights) + buffers + EP_NODE_BOOKKEEPING_BYTES));
     warn_of_memory(node);
     uint64_t fds = ep_process_raise_fd_limit();
     if (fds < (uint64_t)config->service.limits.connections_max + FDS_KEPT_FREE) {
@@ -689,20 +714,22 @@ static void log_start(const ep_node *node)
 static ep_err write_ports(ep_node *node, ep_error *out_error)
 {
     const char *path = node->config->service.ports_file;
-    ep_ports_entry entries[] = {
-        {"node", node->config->name}, {"rpc_url", node->url}, {"probe_url", node->probe_url}, {"admin_url", node->admin_url},
-        {"door_url", node->door_url}};
+    ep_ports_entry entries[] = {{"node", node->config->name},
+                                {"rpc_url", node->url},
+                                {"probe_url", node->probe_url},
+                                {"admin_url", node->admin_url},
+                                {"door_url", node->door_url}};
     if (path[0] == 0) {
         return EP_OK;
     }
-    ep_err err =
-        ep_ports_file_write(path, "expertd", entries, sizeof(entries) / sizeof(entries[0]), out_error);
+    ep_err err = ep_ports_file_write(path, "expertd", entries, sizeof(entries) / sizeof(entries[0]),
+                                     out_error);
     node->ports_written = err == EP_OK;
     return err;
 }
 
-ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source, ep_node **out_node,
-                      ep_error *out_error)
+ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source,
+                      ep_node **out_node, ep_error *out_error)
 {
     ep_node *node = calloc(1, sizeof(*node));
     if (node == NULL) {
@@ -712,15 +739,18 @@ ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source
     node->source = *source;
     node->incarnation = ep_random_id();
     node->started_ns = ep_clock_now_ns();
-    node->reload = (ep_reload){
-        .started = source->options, .argc = source->argc, .argv = source->argv, .check = ep_node_config_check};
+    node->reload = (ep_reload){.started = source->options,
+                               .argc = source->argc,
+                               .argv = source->argv,
+                               .check = ep_node_config_check};
     node->drain_ms = config->service.drain_ms;
     node->compute_stall_ms = config->compute_stall_ms;
     ep_node_epoch_init(&node->epoch);
     ep_err err;
     /* Membership only dials here: its events wait for the loop. The probes' thread reads it, so it
      * comes first. */
-    if ((err = start_base(node, out_error)) != EP_OK || (err = start_compute(node, out_error)) != EP_OK ||
+    if ((err = start_base(node, out_error)) != EP_OK ||
+        (err = start_compute(node, out_error)) != EP_OK ||
         (err = start_server(node, out_error)) != EP_OK ||
         (err = start_membership(node, out_error)) != EP_OK ||
         (err = start_probes(node, out_error)) != EP_OK) {
@@ -728,7 +758,8 @@ ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source
         return err;
     }
     log_start(node);
-    if ((err = start_loading(node, out_error)) != EP_OK || (err = write_ports(node, out_error)) != EP_OK) {
+    if ((err = start_loading(node, out_error)) != EP_OK ||
+        (err = write_ports(node, out_error)) != EP_OK) {
         ep_node_destroy(node);
         return err;
     }

@@ -29,8 +29,8 @@ typedef struct ep_node_source {
 
 /* Listens, opens the checkpoints and begins to load. config is borrowed. Errors: with text,
  * whatever a part reports. */
-ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source, ep_node **out_node,
-                      ep_error *out_error);
+ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source,
+                      ep_node **out_node, ep_error *out_error);
 /* Until the node has drained. */
 void ep_node_run(ep_node *node);
 /* NULL allowed. */

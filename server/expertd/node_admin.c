@@ -31,22 +31,27 @@ static void report(const ep_node *node, ep_admin_drain *out_drain)
         out_drain->copies_to_move = (uint32_t)weights.owned_count; /* at most */
     }
     if (!view.is_connected) {
-        snprintf(out_drain->note, sizeof(out_drain->note), "the coordinator at %s does not answer; the node goes on trying",
+        snprintf(out_drain->note, sizeof(out_drain->note),
+                 "the coordinator at %s does not answer; the node goes on trying",
                  node->config->coordinator_url);
     }
 }
 
-ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drain *out_drain, ep_error *out_error)
+ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drain *out_drain,
+                           ep_error *out_error)
 {
     ep_node *node = arg;
     const char *own = node->config->name;
     if (name[0] != 0 && strcmp(name, own) != 0) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                            "this is node %s, which drains only itself; node '%.64s' is drained at the coordinator", own, name);
+        return ep_error_set(
+            out_error, EP_ERR_NOT_FOUND,
+            "this is node %s, which drains only itself; node '%.64s' is drained at the coordinator",
+            own, name);
     }
     if (node->membership == NULL) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "node %s has no coordinator (coordinator_url) that could move its experts; SIGTERM ends it and finishes "
+                            "node %s has no coordinator (coordinator_url) that could move its "
+                            "experts; SIGTERM ends it and finishes "
                             "the calls in flight",
                             own);
     }
@@ -56,7 +61,8 @@ ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drai
     if (atomic_load(&node->is_leaving) == undo) {
         atomic_store(&node->is_leaving, !undo);
         ep_log(EP_LOG_INFO, "node-leave", EP_KV(node, own), EP_KV(leaving, (bool)!undo),
-               EP_KV(effect, undo ? "it may get experts again" : "the coordinator moves its experts; it serves on"));
+               EP_KV(effect, undo ? "it may get experts again"
+                                  : "the coordinator moves its experts; it serves on"));
         ep_membership_leaving_changed(node->membership);
     }
     report(node, out_drain);
@@ -82,7 +88,8 @@ void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy)
             node->policy_refused = revision;
             ep_log(EP_LOG_WARN, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us),
                    EP_KV(value_us_max, EP_STEP_GROUP_US_MAX), EP_KV(revision, revision),
-                   EP_KV(effect, "what is in force stays"), EP_KV(hint, "is this coordinator of a newer version?"));
+                   EP_KV(effect, "what is in force stays"),
+                   EP_KV(hint, "is this coordinator of a newer version?"));
         }
         return;
     }
@@ -90,7 +97,8 @@ void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy)
         ep_batcher_set_group_window(node->batcher, window_us * EP_NS_PER_US);
         ep_log(EP_LOG_INFO, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us),
                EP_KV(value_before_us, window_before_us), EP_KV(revision, revision),
-               EP_KV(reason, is_set ? "the coordinator's policy" : "the configuration: the policy does not say"));
+               EP_KV(reason, is_set ? "the coordinator's policy"
+                                    : "the configuration: the policy does not say"));
     }
     node->policy_revision = revision;
 }

@@ -40,7 +40,8 @@ static const ep_option model_fields[] = {
      .type = EP_OPTION_ENUM,
      .allowed = "files|nodes",
      .default_text = "files",
-     .help = "nodes: path is a directory, empty at first, that is filled from nodes that serve the model, as it is "
+     .help = "nodes: path is a directory, empty at first, that is filled from nodes that serve the "
+             "model, as it is "
              "needed"},
     {.name = "version",
      .type = EP_OPTION_STRING,
@@ -85,7 +86,8 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_STRING,
      .max = EP_HOST_BYTES - 1,
      .default_text = "",
-     .help = "The machine this node is on: rows for nodes of one host may travel there once; empty: the kernel's boot id"},
+     .help = "The machine this node is on: rows for nodes of one host may travel there once; "
+             "empty: the kernel's boot id"},
     {.name = "models",
      .type = EP_OPTION_LIST,
      .min = 1,
@@ -93,7 +95,8 @@ static const ep_option node_options[] = {
      .fields = model_fields,
      .fields_count = EP_ARRAY_COUNT(model_fields),
      .flag = "model",
-     .help = "Models to serve. In the file also experts: auto (all, or what the coordinator assigns), all, "
+     .help = "Models to serve. In the file also experts: auto (all, or what the coordinator "
+             "assigns), all, "
              "assigned, or 0-3,5"},
     {.name = "coordinator_url",
      .type = EP_OPTION_STRING,
@@ -110,15 +113,19 @@ static const ep_option node_options[] = {
      .min = 1,
      .max = 32,
      .default_text = "cpu",
-     .help = "What computes: cpu, ascend (Ascend NPUs through CANN), or reference. Of several, as ascend,cpu, the first that this "
+     .help = "What computes: cpu, ascend (Ascend NPUs through CANN), or reference. Of several, as "
+             "ascend,cpu, the first that this "
              "machine has"},
     {.name = "numerics",
      .type = EP_OPTION_ENUM,
      .allowed = "portable|bf16dp|bf16odd|w4a8|auto",
      .default_text = "auto",
-     .help = "Which rules fix the bits of experts: auto (the quickest of the next ones on this CPU), portable (f32 sums, any CPU), bf16dp (sums of "
-             "bf16 pairs, for AVX-512 BF16), bf16odd (the same for 64-bit Arm with BF16). w4a8, never taken by auto, is quicker for MXFP4 and int4 "
-             "experts and coarser: it rounds their inputs to int8; others are as in bf16dp. Only nodes of one choice share a model's experts; give "
+     .help = "Which rules fix the bits of experts: auto (the quickest of the next ones on this "
+             "CPU), portable (f32 sums, any CPU), bf16dp (sums of "
+             "bf16 pairs, for AVX-512 BF16), bf16odd (the same for 64-bit Arm with BF16). w4a8, "
+             "never taken by auto, is quicker for MXFP4 and int4 "
+             "experts and coarser: it rounds their inputs to int8; others are as in bf16dp. Only "
+             "nodes of one choice share a model's experts; give "
              "unlike CPUs the same word"},
     {.name = "threads",
      .type = EP_OPTION_INT,
@@ -133,22 +140,27 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_SIZE,
      .max = 1ull << 50,
      .default_text = "0",
-     .help = "Memory for packed weights, on each device; 0: no limit, or on a device nine tenths of what is free at the start. "
-             "Experts beyond it are served too: each is loaded when a call needs it, in place of the one used least"},
+     .help = "Memory for packed weights, on each device; 0: no limit, or on a device nine tenths "
+             "of what is free at the start. "
+             "Experts beyond it are served too: each is loaded when a call needs it, in place of "
+             "the one used least"},
     {.name = "weight_prefetch",
      .type = EP_OPTION_BOOL,
      .default_text = "true",
-     .help = "Experts beyond weight_bytes_max that are likely to be used next are loaded ahead while no call waits for one"},
+     .help = "Experts beyond weight_bytes_max that are likely to be used next are loaded ahead "
+             "while no call waits for one"},
     {.name = "weight_cache_dir",
      .type = EP_OPTION_PATH,
      .default_text = "",
-     .help = "Directory on local disk for packed experts: later starts read them instead of packing anew. It decides what is computed, so only "
+     .help = "Directory on local disk for packed experts: later starts read them instead of "
+             "packing anew. It decides what is computed, so only "
              "this service may write it. Empty: none"},
     {.name = "weight_cache_bytes",
      .type = EP_OPTION_SIZE,
      .max = 1ull << 50,
      .default_text = "0",
-     .help = "The most that weight_cache_dir may hold; files of other models go first. 0: no limit"},
+     .help =
+         "The most that weight_cache_dir may hold; files of other models go first. 0: no limit"},
     {.name = "weight_load_rate",
      .type = EP_OPTION_SIZE,
      .max = 1ull << 46,
@@ -158,7 +170,8 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_SIZE,
      .max = 1ull << 46,
      .default_text = "256M",
-     .help = "Bytes per second of its models' files that this node gives to nodes without them (only where "
+     .help = "Bytes per second of its models' files that this node gives to nodes without them "
+             "(only where "
              "node_token_file tells nodes from clients), from 1M on; 0: no limit"},
     {.name = "inflight_tokens",
      .type = EP_OPTION_INT,
@@ -181,7 +194,8 @@ static const ep_option node_options[] = {
      .unit = "percent",
      .max = 90,
      .default_text = "25",
-     .help = "Part of the backend's time that prefill gets at least while it has work; the rest goes to decode first"},
+     .help = "Part of the backend's time that prefill gets at least while it has work; the rest "
+             "goes to decode first"},
     {.name = "queue_age_us",
      .type = EP_OPTION_US,
      .max = 60000000,
@@ -191,41 +205,46 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_US,
      .max = EP_STEP_GROUP_US_MAX,
      .default_text = "200us",
-     .help = "How long a call of a step group waits for the other ranks of its step; 0: not at all"},
+     .help =
+         "How long a call of a step group waits for the other ranks of its step; 0: not at all"},
     {.name = "tenants",
      .type = EP_OPTION_LIST,
      .max = EP_TENANTS_LISTED_MAX,
      .fields = tenant_fields,
      .fields_count = EP_ARRAY_COUNT(tenant_fields),
      .flag = "tenant",
-     .help = "Callers by the tenant they name: name=weight; in the file also inflight_tokens and tokens_per_s. "
+     .help = "Callers by the tenant they name: name=weight; in the file also inflight_tokens and "
+             "tokens_per_s. "
              "Empty: all are alike"},
     {.name = "compute_stall_ms",
      .type = EP_OPTION_MS,
      .max = 86400000,
      .default_text = "2m",
      .reloadable = true,
-     .help = "When the backend holds work and finishes none of it for so long, the node counts as hanging: /livez fails "
+     .help = "When the backend holds work and finishes none of it for so long, the node counts as "
+             "hanging: /livez fails "
              "and the service manager's watchdog restarts it; 0: never"},
     {.name = "drop_grace_ms",
      .type = EP_OPTION_MS,
      .max = 3600000,
      .default_text = "10s",
      .reloadable = false,
-     .help = "How long an expert that is no longer assigned still answers callers with the old table"},
+     .help =
+         "How long an expert that is no longer assigned still answers callers with the old table"},
     EP_NODE_SHM_OPTIONS,
     EP_SERVICE_OPTIONS("tcp://127.0.0.1:7420", "127.0.0.1:7421", "tcp://127.0.0.1:7422",
                        "tcp://127.0.0.1:7423"),
 };
 
-static const char *const others_variables[] = {"EXPERTD_COORDINATOR_", EP_CPU_FEATURES_VARIABLE "=", EP_BOOT_ID_VARIABLE "=", NULL};
+static const char *const others_variables[] = {"EXPERTD_COORDINATOR_", EP_CPU_FEATURES_VARIABLE "=",
+                                               EP_BOOT_ID_VARIABLE "=", NULL};
 
 const ep_options_spec ep_node_options = {
     .program = "expertd",
     .env_prefix = "EXPERTD_",
     .env_foreign = others_variables,
-    .summary =
-        "Serves the experts of mixture-of-experts models: takes token rows, gives back expert outputs.",
+    .summary = "Serves the experts of mixture-of-experts models: takes token rows, gives back "
+               "expert outputs.",
     .config_file = "/etc/expertd/expertd.yaml",
     .options = node_options,
     .options_count = EP_ARRAY_COUNT(node_options),
@@ -249,7 +268,8 @@ static bool parse_index(const char **text, uint32_t *out_index)
     return true;
 }
 
-bool ep_expert_ranges_parse(const char *text, ep_expert_range out[EP_EXPERT_RANGES_MAX], uint32_t *out_count)
+bool ep_expert_ranges_parse(const char *text, ep_expert_range out[EP_EXPERT_RANGES_MAX],
+                            uint32_t *out_count)
 {
     uint32_t count = 0;
     const char *p = text;
@@ -294,18 +314,20 @@ static ep_err load_experts(const ep_options *options, size_t index, bool has_coo
     }
     if (strcmp(text, "assigned") == 0) {
         model->choice = EP_EXPERTS_ASSIGNED;
-        return has_coordinator ? EP_OK
-                               : ep_options_fail_item(options, "models", index, "experts", out_error,
-                                                      "'assigned' needs coordinator_url; allowed without it: "
-                                                      "auto, all, indexes like 0-3,5");
+        return has_coordinator
+                   ? EP_OK
+                   : ep_options_fail_item(options, "models", index, "experts", out_error,
+                                          "'assigned' needs coordinator_url; allowed without it: "
+                                          "auto, all, indexes like 0-3,5");
     }
     model->choice = EP_EXPERTS_LISTED;
     if (!ep_expert_ranges_parse(text, ranges, &model->ranges_count)) {
-        return ep_options_fail_item(options, "models", index, "experts", out_error,
-                                    "'%.80s' is not a set of experts; allowed: auto, all, assigned, or "
-                                    "ascending indexes like 0-3,5 (at most "
-                                    "%d ranges)",
-                                    text, EP_EXPERT_RANGES_MAX);
+        return ep_options_fail_item(
+            options, "models", index, "experts", out_error,
+            "'%.80s' is not a set of experts; allowed: auto, all, assigned, or "
+            "ascending indexes like 0-3,5 (at most "
+            "%d ranges)",
+            text, EP_EXPERT_RANGES_MAX);
     }
     size_t bytes = model->ranges_count * sizeof(ranges[0]);
     model->ranges = malloc(bytes);
@@ -324,32 +346,39 @@ static ep_err load_source(const ep_options *options, size_t index, const ep_node
     struct stat st;
     const char *why = NULL;
     model->version = ep_options_list_text(options, "models", index, "version");
-    model->is_mirrored = strcmp(ep_options_list_text(options, "models", index, "weights_from"), "nodes") == 0;
+    model->is_mirrored =
+        strcmp(ep_options_list_text(options, "models", index, "weights_from"), "nodes") == 0;
     if (!model->is_mirrored) {
         return EP_OK;
     }
     if (config->coordinator_url[0] == 0) {
         why = "needs coordinator_url, which tells what nodes there are";
     } else if (!ep_rpc_credentials_prove_nodes(config->service.credentials)) {
-        why = "needs node_token_file, with a token that no client has: other nodes give nothing without";
+        why = "needs node_token_file, with a token that no client has: other nodes give nothing "
+              "without";
     } else if (model->choice == EP_EXPERTS_LISTED) {
         why = "cannot be with listed experts; allowed: experts auto, all, assigned";
-    } else if (stat(model->path, &st) != 0 || !S_ISDIR(st.st_mode) || access(model->path, W_OK | X_OK) != 0) {
+    } else if (stat(model->path, &st) != 0 || !S_ISDIR(st.st_mode) ||
+               access(model->path, W_OK | X_OK) != 0) {
         why = "needs a path that is a directory this user may write";
-    } else if (model->version[0] != 0 && strspn(model->version, "0123456789abcdef") != EP_MIRROR_VERSION_BYTES - 1) {
+    } else if (model->version[0] != 0 &&
+               strspn(model->version, "0123456789abcdef") != EP_MIRROR_VERSION_BYTES - 1) {
         return ep_options_fail_item(options, "models", index, "version", out_error,
-                                    "'%s', allowed: 16 hexadecimal digits (0-9, a-f)", model->version);
+                                    "'%s', allowed: 16 hexadecimal digits (0-9, a-f)",
+                                    model->version);
     }
     return why == NULL ? EP_OK
-                       : ep_options_fail_item(options, "models", index, "weights_from", out_error, "'nodes' %s", why);
+                       : ep_options_fail_item(options, "models", index, "weights_from", out_error,
+                                              "'nodes' %s", why);
 }
 
 static ep_err load_models(const ep_options *options, ep_node_config *config, ep_error *out_error)
 {
     size_t count = ep_options_list_count(options, "models");
     if (count == 0) {
-        return ep_options_fail(options, "models", out_error,
-                               "there is no model to serve; give --model name=path or models: in the file");
+        return ep_options_fail(
+            options, "models", out_error,
+            "there is no model to serve; give --model name=path or models: in the file");
     }
     config->models = calloc(count, sizeof(*config->models));
     if (config->models == NULL) {
@@ -363,16 +392,20 @@ static ep_err load_models(const ep_options *options, ep_node_config *config, ep_
         model->path = ep_options_list_text(options, "models", i, "path");
         char why[EP_ERRNO_TEXT_BYTES];
         if (stat(model->path, &st) != 0) {
-            return ep_options_fail_item(options, "models", i, "path", out_error,
-                                        "'%.200s': %s; allowed: the directory with the model's config.json, or its "
-                                        ".gguf file", model->path, ep_errno_text(errno, why));
+            return ep_options_fail_item(
+                options, "models", i, "path", out_error,
+                "'%.200s': %s; allowed: the directory with the model's config.json, or its "
+                ".gguf file",
+                model->path, ep_errno_text(errno, why));
         }
         const size_t length = strlen(model->path);
         const bool is_gguf = length > 5 && strcmp(model->path + length - 5, ".gguf") == 0;
         if (!S_ISDIR(st.st_mode) && !is_gguf) {
-            return ep_options_fail_item(options, "models", i, "path", out_error,
-                                        "'%.200s' is not a directory; allowed: the one with the model's config.json, or "
-                                        "its .gguf file", model->path);
+            return ep_options_fail_item(
+                options, "models", i, "path", out_error,
+                "'%.200s' is not a directory; allowed: the one with the model's config.json, or "
+                "its .gguf file",
+                model->path);
         }
         ep_err err = load_experts(options, i, config->coordinator_url[0] != 0, model, out_error);
         err = err == EP_OK ? load_source(options, i, config, model, out_error) : err;
@@ -396,11 +429,13 @@ static ep_err load_tenants(const ep_options *options, ep_node_config *config, ep
         for (size_t j = 0; j < i; j++) {
             if (strcmp(name, ep_options_list_text(options, "tenants", j, "name")) == 0) {
                 return ep_options_fail_item(options, "tenants", i, "name", out_error,
-                                            "'%.80s' is in the list twice; allowed: each name once", name);
+                                            "'%.80s' is in the list twice; allowed: each name once",
+                                            name);
             }
         }
         const ep_tenant_limits limits = {.weight = tenant_number(options, i, "weight"),
-                                         .inflight_tokens = tenant_number(options, i, "inflight_tokens"),
+                                         .inflight_tokens =
+                                             tenant_number(options, i, "inflight_tokens"),
                                          .tokens_per_s = tenant_number(options, i, "tokens_per_s")};
         ep_tenants_add(&config->tenants, name, &limits);
     }
@@ -416,12 +451,13 @@ static ep_err check_url(const ep_options *options, const ep_node_config *config,
     }
     if (ep_lane_for_url(url) == NULL) {
         return ep_options_fail(options, key, out_error,
-                               "'%.120s' is no URL; allowed: tcp://host:port, tls+tcp://host:port", url);
+                               "'%.120s' is no URL; allowed: tcp://host:port, tls+tcp://host:port",
+                               url);
     }
     if (we_dial && ep_url_is_tls(url) &&
         (config->service.tls.ca_file == NULL || config->service.tls.server_name == NULL)) {
-        return ep_options_fail(options, key, out_error, "'%.120s' needs tls_ca_file and tls_server_name",
-                               url);
+        return ep_options_fail(options, key, out_error,
+                               "'%.120s' needs tls_ca_file and tls_server_name", url);
     }
     return EP_OK;
 }
@@ -460,12 +496,14 @@ static ep_err load_backends(const ep_options *options, ep_node_config *config, e
         const ep_backend_ops *backend = ep_backend_by_name(name);
         if (backend == NULL || (*at != ',' && *at != '\0')) {
             return ep_options_fail(options, "backend", out_error,
-                                   "'%s' is no backend of this build; allowed: %s, or several with commas between them",
+                                   "'%s' is no backend of this build; allowed: %s, or several with "
+                                   "commas between them",
                                    backend == NULL ? name : text, ep_backend_names());
         }
         for (uint32_t i = 0; i < config->backends_count; i++) {
             if (config->backends[i] == backend) {
-                return ep_options_fail(options, "backend", out_error, "'%s' names %s twice", text, name);
+                return ep_options_fail(options, "backend", out_error, "'%s' names %s twice", text,
+                                       name);
             }
         }
         config->backends[config->backends_count++] = backend;
@@ -517,7 +555,9 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
         make_name(config, config->name);
     }
     if (config->name[ep_text_printable_bytes(config->name, false)] != 0) {
-        return ep_options_fail(options, "node_name", out_error, "'%.63s' has a blank or a control character, or is no UTF-8", config->name);
+        return ep_options_fail(options, "node_name", out_error,
+                               "'%.63s' has a blank or a control character, or is no UTF-8",
+                               config->name);
     }
     if ((err = load_backends(options, config, out_error)) != EP_OK ||
         (err = check_url(options, config, "coordinator_url", true, out_error)) != EP_OK ||
@@ -536,7 +576,8 @@ static ep_err load(const ep_options *options, ep_node_config *config, ep_error *
     return err == EP_OK ? load_models(options, config, out_error) : err;
 }
 
-ep_err ep_node_config_load(const ep_options *options, ep_node_config *out_config, ep_error *out_error)
+ep_err ep_node_config_load(const ep_options *options, ep_node_config *out_config,
+                           ep_error *out_error)
 {
     ep_node_config config = {0};
     ep_err err = load(options, &config, out_error);
@@ -560,7 +601,9 @@ void ep_node_config_fini(ep_node_config *config)
 }
 
 /* Experts that are listed must be the model's. */
-static ep_err check_listed(const ep_options *options, size_t index, const ep_node_model_config *model, const ep_model_info *info, ep_error *out_error)
+static ep_err check_listed(const ep_options *options, size_t index,
+                           const ep_node_model_config *model, const ep_model_info *info,
+                           ep_error *out_error)
 {
     uint32_t experts_max = 0;
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
@@ -571,32 +614,39 @@ static ep_err check_listed(const ep_options *options, size_t index, const ep_nod
     if (last < experts_max) {
         return EP_OK;
     }
-    return ep_options_fail_item(options, "models", index, "experts", out_error,
-                                "expert %u is listed; allowed: 0..%u, the experts of the largest layer of model %s", last, experts_max - 1,
-                                model->name);
+    return ep_options_fail_item(
+        options, "models", index, "experts", out_error,
+        "expert %u is listed; allowed: 0..%u, the experts of the largest layer of model %s", last,
+        experts_max - 1, model->name);
 }
 
 /* Some experts that cannot be read are a warning, as they are when the node runs; all of them are
  * no model. */
-static ep_err check_readable(const ep_options *options, size_t index, const ep_node_model_config *model, const ep_checkpoint *checkpoint,
+static ep_err check_readable(const ep_options *options, size_t index,
+                             const ep_node_model_config *model, const ep_checkpoint *checkpoint,
                              ep_error *out_error)
 {
     ep_checkpoint_survey survey;
     ep_checkpoint_survey_experts(checkpoint, &survey);
     if (survey.unreadable > 0 && survey.unreadable == survey.experts) {
-        return ep_options_fail_item(options, "models", index, "path", out_error, "no expert of model %s can be read: %s (layer %d expert %d)",
-                                    model->name, survey.first.text, (int)survey.first.layer, (int)survey.first.expert);
+        return ep_options_fail_item(options, "models", index, "path", out_error,
+                                    "no expert of model %s can be read: %s (layer %d expert %d)",
+                                    model->name, survey.first.text, (int)survey.first.layer,
+                                    (int)survey.first.expert);
     }
     if (survey.unreadable > 0) {
-        ep_log(EP_LOG_WARN, "expert-load", EP_KV(model, model->name), EP_KV(experts, survey.experts), EP_KV(unreadable, survey.unreadable),
-               EP_KV(layer, survey.first.layer), EP_KV(expert, survey.first.expert), EP_KV(reason, survey.first.text));
+        ep_log(EP_LOG_WARN, "expert-load", EP_KV(model, model->name),
+               EP_KV(experts, survey.experts), EP_KV(unreadable, survey.unreadable),
+               EP_KV(layer, survey.first.layer), EP_KV(expert, survey.first.expert),
+               EP_KV(reason, survey.first.text));
     }
     return EP_OK;
 }
 
 /* What the checkpoint itself has to say, with file and line. A start and a reload read it anyhow:
  * there only listed experts are looked at. */
-static ep_err check_model(const ep_options *options, size_t index, const ep_node_model_config *model, ep_error *out_error)
+static ep_err check_model(const ep_options *options, size_t index,
+                          const ep_node_model_config *model, ep_error *out_error)
 {
     const bool is_listed = model->choice == EP_EXPERTS_LISTED;
     const bool is_preflight = ep_options_get_action(options) == EP_ACTION_CHECK;
@@ -607,10 +657,15 @@ static ep_err check_model(const ep_options *options, size_t index, const ep_node
         return EP_OK;
     }
     if (ep_checkpoint_open(model->path, &checkpoint, &error) != EP_OK) {
-        return ep_options_fail_item(options, "models", index, "path", out_error, "model %s in %s: %s", model->name, model->path, error.text);
+        return ep_options_fail_item(options, "models", index, "path", out_error,
+                                    "model %s in %s: %s", model->name, model->path, error.text);
     }
-    ep_err err = is_listed ? check_listed(options, index, model, ep_checkpoint_info(checkpoint), out_error) : EP_OK;
-    err = err == EP_OK && is_preflight ? check_readable(options, index, model, checkpoint, out_error) : err;
+    ep_err err =
+        is_listed ? check_listed(options, index, model, ep_checkpoint_info(checkpoint), out_error)
+                  : EP_OK;
+    err = err == EP_OK && is_preflight
+              ? check_readable(options, index, model, checkpoint, out_error)
+              : err;
     ep_checkpoint_close(checkpoint);
     return err;
 }
@@ -619,10 +674,13 @@ void ep_node_config_say_missing(const ep_node_config *config, uint32_t index, co
 {
     char effect[64] = "expertd does not start on this machine";
     if (index + 1 < config->backends_count) {
-        snprintf(effect, sizeof(effect), "%s computes in its place", config->backends[index + 1]->name);
+        snprintf(effect, sizeof(effect), "%s computes in its place",
+                 config->backends[index + 1]->name);
     }
-    ep_log(EP_LOG_WARN, "backend", EP_KV(backend, config->backends[index]->name), EP_KV(reason, reason), EP_KV(effect, effect),
-           EP_KV(hint, "install driver and CANN, source its set_env.sh, or set backend: cpu; expertctl doctor --config FILE looks for each"));
+    ep_log(EP_LOG_WARN, "backend", EP_KV(backend, config->backends[index]->name),
+           EP_KV(reason, reason), EP_KV(effect, effect),
+           EP_KV(hint, "install driver and CANN, source its set_env.sh, or set backend: cpu; "
+                       "expertctl doctor --config FILE looks for each"));
 }
 
 /* No error: a file may be checked elsewhere than where it serves. */

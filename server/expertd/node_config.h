@@ -43,14 +43,14 @@ typedef struct ep_node_config {
     const char *coordinator_url; /* "" none */
     const char *advertise_url;   /* "" the first listener's */
     uint32_t models_count;
-    ep_node_model_config *models; /* owned array, borrowed texts */
+    ep_node_model_config *models;                    /* owned array, borrowed texts */
     const ep_backend_ops *backends[EP_BACKENDS_MAX]; /* the first that this machine has is taken */
     uint32_t backends_count;
     ep_numerics numerics;
     uint32_t threads;
     bool pins_threads;
-    uint64_t weight_bytes_max; /* 0 unlimited */
-    uint64_t load_bytes_per_s; /* 0 unlimited */
+    uint64_t weight_bytes_max;  /* 0 unlimited */
+    uint64_t load_bytes_per_s;  /* 0 unlimited */
     uint64_t serve_bytes_per_s; /* of files, to other nodes; 0 unlimited */
     bool prefetches;
     const char *weight_cache_dir; /* "" none */
@@ -71,7 +71,8 @@ typedef struct ep_node_config {
 extern const ep_options_spec ep_node_options;
 
 /* Borrows from options. Errors: BAD_CONFIG naming origin, key, value and rule; NO_MEMORY. */
-ep_err ep_node_config_load(const ep_options *options, ep_node_config *out_config, ep_error *out_error);
+ep_err ep_node_config_load(const ep_options *options, ep_node_config *out_config,
+                           ep_error *out_error);
 void ep_node_config_fini(ep_node_config *config);
 /* For ep_options_main. */
 ep_err ep_node_config_check(const ep_options *options, ep_error *out_error);
@@ -81,6 +82,7 @@ void ep_node_config_say_missing(const ep_node_config *config, uint32_t index, co
 
 /* "0-3,5,8-9" into ascending, non-overlapping ranges; false when it is not that or has too many.
  * Pure. */
-bool ep_expert_ranges_parse(const char *text, ep_expert_range out[EP_EXPERT_RANGES_MAX], uint32_t *out_count);
+bool ep_expert_ranges_parse(const char *text, ep_expert_range out[EP_EXPERT_RANGES_MAX],
+                            uint32_t *out_count);
 
 #endif

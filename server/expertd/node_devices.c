@@ -21,19 +21,21 @@ static void on_lost(void *arg, const char *why)
 }
 
 /* Another one will do instead. */
-static void leave_out(ep_node_device *device, uint32_t number, const ep_backend_ops *ops, const ep_error *error)
+static void leave_out(ep_node_device *device, uint32_t number, const ep_backend_ops *ops,
+                      const ep_error *error)
 {
     if (atomic_load(&device->is_lost)) {
         return; /* the backend has said why */
     }
     lose(device, error->text);
-    ep_log(EP_LOG_ERROR, "device-lost", EP_KV(backend, ops->name), EP_KV(device, number), EP_KV(reason, error->text),
-           EP_KV(effect, "the node starts without it"),
-           EP_KV(hint, "restart expertd once it is well, or without it by ASCEND_RT_VISIBLE_DEVICES"));
+    ep_log(
+        EP_LOG_ERROR, "device-lost", EP_KV(backend, ops->name), EP_KV(device, number),
+        EP_KV(reason, error->text), EP_KV(effect, "the node starts without it"),
+        EP_KV(hint, "restart expertd once it is well, or without it by ASCEND_RT_VISIBLE_DEVICES"));
 }
 
-static ep_err open_all(ep_node_devices *devices, const ep_backend_ops *ops, ep_backend_config *config, uint32_t count,
-                       ep_error *out_error)
+static ep_err open_all(ep_node_devices *devices, const ep_backend_ops *ops,
+                       ep_backend_config *config, uint32_t count, ep_error *out_error)
 {
     ep_error errors[EP_BACKEND_DEVICES_MAX];
     ep_err first = EP_OK;
@@ -66,8 +68,8 @@ static ep_err open_all(ep_node_devices *devices, const ep_backend_ops *ops, ep_b
     return devices->backends_count > 0 ? EP_OK : first;
 }
 
-ep_err ep_node_devices_open(ep_node_devices *devices, const ep_backend_ops *ops, const ep_backend_config *config,
-                            ep_error *out_error)
+ep_err ep_node_devices_open(ep_node_devices *devices, const ep_backend_ops *ops,
+                            const ep_backend_config *config, ep_error *out_error)
 {
     ep_backend_config each = *config;
     uint32_t count;
@@ -77,9 +79,10 @@ ep_err ep_node_devices_open(ep_node_devices *devices, const ep_backend_ops *ops,
         count = 1; /* open says what is wrong */
     }
     if (count > EP_BACKEND_DEVICES_MAX) {
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                           "the driver shows %u devices, allowed: up to %d; ASCEND_RT_VISIBLE_DEVICES picks some", count,
-                           EP_BACKEND_DEVICES_MAX);
+        err = ep_error_set(
+            out_error, EP_ERR_UNAVAILABLE,
+            "the driver shows %u devices, allowed: up to %d; ASCEND_RT_VISIBLE_DEVICES picks some",
+            count, EP_BACKEND_DEVICES_MAX);
     }
     err = err == EP_OK ? open_all(devices, ops, &each, count, out_error) : err;
     if (err != EP_OK) {
@@ -115,6 +118,6 @@ void ep_node_devices_describe(const ep_node_devices *devices, char *out, size_t 
         return;
     }
     const uint32_t first = (uint32_t)__builtin_ctzll(lost);
-    snprintf(out, bytes, "%d of %u devices lost: device %u: %s", __builtin_popcountll(lost), devices->count, first,
-             devices->devices[first].lost_why);
+    snprintf(out, bytes, "%d of %u devices lost: device %u: %s", __builtin_popcountll(lost),
+             devices->count, first, devices->devices[first].lost_why);
 }

@@ -16,7 +16,7 @@
 typedef struct ep_node_devices ep_node_devices;
 
 typedef struct ep_node_device {
-    ep_backend *backend; /* NULL: it could not be opened */
+    ep_backend *backend;  /* NULL: it could not be opened */
     uint32_t store_index; /* of the instance, among those that were opened */
     _Atomic bool is_lost;
     char lost_why[EP_ERROR_TEXT_BYTES]; /* written before is_lost */
@@ -34,8 +34,8 @@ struct ep_node_devices {
 
 /* config is of each. on_lost and arg are set before. Errors: those of open, when no device can be
  * opened or the configuration does not fit one; then nothing is open. */
-ep_err ep_node_devices_open(ep_node_devices *devices, const ep_backend_ops *ops, const ep_backend_config *config,
-                            ep_error *out_error);
+ep_err ep_node_devices_open(ep_node_devices *devices, const ep_backend_ops *ops,
+                            const ep_backend_config *config, ep_error *out_error);
 /* Zeroed allowed. */
 void ep_node_devices_close(ep_node_devices *devices);
 

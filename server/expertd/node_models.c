@@ -12,7 +12,8 @@
 #include "base/log.h"
 
 /* Element types of x that a request may use. */
-static const uint32_t accepted_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8, EP_DTYPE_F8E4M3};
+static const uint32_t accepted_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8,
+                                           EP_DTYPE_F8E4M3};
 
 uint32_t ep_node_layer_experts(const ep_node_layer *layer)
 {
@@ -22,9 +23,11 @@ uint32_t ep_node_layer_experts(const ep_node_layer *layer)
 static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error *out_error)
 {
     const ep_model_info *info = model->info;
-    model->layers = calloc(info->moe_layers_count > 0 ? info->moe_layers_count : 1, sizeof(*model->layers));
+    model->layers =
+        calloc(info->moe_layers_count > 0 ? info->moe_layers_count : 1, sizeof(*model->layers));
     if (model->layers == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s", model->config->name);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s",
+                            model->config->name);
     }
     uint8_t identity[EP_SHA256_BYTES];
     ep_err err = ep_checkpoint_identity(model->checkpoint, identity, out_error);
@@ -43,7 +46,8 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
         layer->slots = calloc(layer->shape.experts, sizeof(*layer->slots));
         model->layers_count++;
         if (layer->queues == NULL || layer->slots == NULL) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s", model->config->name);
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for model %s",
+                                model->config->name);
         }
         err = ep_weight_store_add_layer(store, &weights, &layer->store_slot, out_error);
     }
@@ -61,8 +65,10 @@ static uint32_t formats_beside(const ep_checkpoint *checkpoint)
         for (uint32_t s = 0; s < shape->shared_experts; s++) {
             ep_expert_source outline;
             ep_error error;
-            const ep_err err = ep_checkpoint_outline_expert(checkpoint, shape->layer, shape->experts + s, &outline, &error);
-            formats |= err == EP_OK ? 1u << outline.format | 1u << ep_expert_down_format(&outline) : UINT32_MAX;
+            const ep_err err = ep_checkpoint_outline_expert(checkpoint, shape->layer,
+                                                            shape->experts + s, &outline, &error);
+            formats |= err == EP_OK ? 1u << outline.format | 1u << ep_expert_down_format(&outline)
+                                    : UINT32_MAX;
         }
     }
     return formats;
@@ -72,29 +78,36 @@ static uint32_t formats_beside(const ep_checkpoint *checkpoint)
 static void warn_of_family(const ep_node_model *model, ep_numerics numerics)
 {
     const ep_weight_format format = model->info->format;
-    if (numerics == EP_NUMERICS_W4A8 && ep_numerics_family(numerics, format) != EP_FFN_FAMILY_W4A8) {
+    if (numerics == EP_NUMERICS_W4A8 &&
+        ep_numerics_family(numerics, format) != EP_FFN_FAMILY_W4A8) {
         ep_log(EP_LOG_WARN, "numerics", EP_KV(model, model->config->name),
-               EP_KV(weight_format, ep_weight_format_name(format)), EP_KV(numerics, model->numerics),
+               EP_KV(weight_format, ep_weight_format_name(format)),
+               EP_KV(numerics, model->numerics),
                EP_KV(reason, "numerics w4a8 is for MXFP4 and int4"),
                EP_KV(effect, "the model's experts are computed as with bf16dp"));
     }
 }
 
 /* Rows of one expert may be computed on any device, so all must compute the same bits. */
-static ep_err find_numerics(ep_node_model *model, ep_backend *const *backends, uint32_t backends_count, ep_error *out_error)
+static ep_err find_numerics(ep_node_model *model, ep_backend *const *backends,
+                            uint32_t backends_count, ep_error *out_error)
 {
     const uint32_t others = formats_beside(model->checkpoint);
     for (uint32_t b = 0; b < backends_count; b++) {
         ep_backend *backend = backends[b];
         char numerics[EP_NUMERICS_ID_BYTES];
-        const ep_err err = backend->ops->numerics_id(backend, model->info->format, others, numerics);
+        const ep_err err =
+            backend->ops->numerics_id(backend, model->info->format, others, numerics);
         if (err != EP_OK) {
-            return ep_error_set(out_error, err, "model %s: backend %s cannot compute with %s weights", model->config->name,
-                                backend->ops->name, ep_weight_format_name(model->info->format));
+            return ep_error_set(out_error, err,
+                                "model %s: backend %s cannot compute with %s weights",
+                                model->config->name, backend->ops->name,
+                                ep_weight_format_name(model->info->format));
         }
         if (b > 0 && strcmp(numerics, model->numerics) != 0) {
             return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                                "model %s: the devices of this node compute different bits (%s and %s); give each kind a "
+                                "model %s: the devices of this node compute different bits (%s and "
+                                "%s); give each kind a "
                                 "node of its own by ASCEND_RT_VISIBLE_DEVICES",
                                 model->config->name, model->numerics, numerics);
         }
@@ -109,8 +122,10 @@ static ep_err open_files(ep_node_model *model, ep_weight_fetch *fetch, ep_error 
     const char *version = config->version != NULL ? config->version : "";
     ep_err err;
     if (config->is_mirrored) {
-        err = ep_weight_fetch_open(fetch, config->name, version, config->path, &model->mirror, out_error);
-        err = err == EP_OK ? ep_checkpoint_open_mirror(model->mirror, &model->checkpoint, out_error) : err;
+        err = ep_weight_fetch_open(fetch, config->name, version, config->path, &model->mirror,
+                                   out_error);
+        err = err == EP_OK ? ep_checkpoint_open_mirror(model->mirror, &model->checkpoint, out_error)
+                           : err;
     } else {
         err = ep_checkpoint_open(config->path, &model->checkpoint, out_error);
     }
@@ -119,23 +134,25 @@ static ep_err open_files(ep_node_model *model, ep_weight_fetch *fetch, ep_error 
     }
     model->info = ep_checkpoint_info(model->checkpoint);
     if (version[0] != 0 && strcmp(version, model->info->version) != 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                            "model %s in %.200s: the files are version %s, models asks for version %s", config->name,
-                            config->path, model->info->version, version);
+        return ep_error_set(
+            out_error, EP_ERR_BAD_CONFIG,
+            "model %s in %.200s: the files are version %s, models asks for version %s",
+            config->name, config->path, model->info->version, version);
     }
     return EP_OK;
 }
 
-static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_backend *const *backends,
-                         uint32_t backends_count, ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error)
+static ep_err open_model(ep_node_model *model, const ep_node_config *config,
+                         ep_backend *const *backends, uint32_t backends_count,
+                         ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error)
 {
     ep_err err = open_files(model, fetch, out_error);
     if (err != EP_OK) {
         return err;
     }
     if (model->info->moe_layers_count == 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer", model->config->name,
-                            model->config->path);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "model %s (%s) has no MoE layer",
+                            model->config->name, model->config->path);
     }
     err = find_numerics(model, backends, backends_count, out_error);
     if (err != EP_OK) {
@@ -145,8 +162,9 @@ static ep_err open_model(ep_node_model *model, const ep_node_config *config, ep_
     return open_layers(model, store, out_error);
 }
 
-ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *const *backends,
-                           uint32_t backends_count, ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error)
+ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
+                           ep_backend *const *backends, uint32_t backends_count,
+                           ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error)
 {
     *models = (ep_node_models){.store = store};
     models->models = calloc(config->models_count, sizeof(*models->models));
@@ -165,7 +183,8 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
             if (strcmp(other->config->name, model->config->name) == 0 &&
                 strcmp(other->info->version, model->info->version) == 0) {
                 return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                                    "model %s version %s is configured twice in models: with path %s and %s; take one "
+                                    "model %s version %s is configured twice in models: with path "
+                                    "%s and %s; take one "
                                     "out",
                                     model->config->name, model->info->version, other->config->path,
                                     model->config->path);
@@ -202,7 +221,9 @@ static ep_node_layer *find_layer(const ep_node_model *model, uint32_t layer)
             high = middle;
         }
     }
-    return low < model->layers_count && model->layers[low].shape.layer == layer ? &model->layers[low] : NULL;
+    return low < model->layers_count && model->layers[low].shape.layer == layer
+               ? &model->layers[low]
+               : NULL;
 }
 
 static void list_models(const ep_node_models *models, char *out, size_t bytes)
@@ -211,13 +232,14 @@ static void list_models(const ep_node_models *models, char *out, size_t bytes)
     out[0] = 0;
     for (uint32_t i = 0; i < models->count && n < bytes; i++) {
         const ep_node_model *model = &models->models[i];
-        n += (size_t)snprintf(out + n, bytes - n, "%s%s version %s", i > 0 ? ", " : "", model->config->name,
-                              model->info->version);
+        n += (size_t)snprintf(out + n, bytes - n, "%s%s version %s", i > 0 ? ", " : "",
+                              model->config->name, model->info->version);
     }
 }
 
-ep_err ep_node_models_find_model(const ep_node_models *models, const char *name, const char *version,
-                                 ep_node_model **out_model, ep_error *out_error)
+ep_err ep_node_models_find_model(const ep_node_models *models, const char *name,
+                                 const char *version, ep_node_model **out_model,
+                                 ep_error *out_error)
 {
     ep_node_model *found = NULL;
     uint32_t matches = 0;
@@ -231,7 +253,8 @@ ep_err ep_node_models_find_model(const ep_node_models *models, const char *name,
     if (matches != 1) {
         char served[256];
         list_models(models, served, sizeof(served));
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s model '%.100s' version '%.40s'; served: %s",
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "%s model '%.100s' version '%.40s'; served: %s",
                             matches == 0 ? "no" : "more than one", name, version, served);
     }
     *out_model = found;
@@ -250,8 +273,9 @@ ep_err ep_node_models_find(const ep_node_models *models, const char *name, const
     ep_node_layer *found_layer = find_layer(found, layer);
     if (found_layer == NULL) {
         ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                     "model %s version %s has no MoE layer %u; its %u MoE layers are within %u..%u", name,
-                     found->info->version, layer, found->layers_count, found->layers[0].shape.layer,
+                     "model %s version %s has no MoE layer %u; its %u MoE layers are within %u..%u",
+                     name, found->info->version, layer, found->layers_count,
+                     found->layers[0].shape.layer,
                      found->layers[found->layers_count - 1].shape.layer);
         if (out_error != NULL) {
             out_error->layer = layer <= INT32_MAX ? (int32_t)layer : -1;
@@ -263,7 +287,8 @@ ep_err ep_node_models_find(const ep_node_models *models, const char *name, const
     return EP_OK;
 }
 
-void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer, uint8_t *out_wanted)
+void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer,
+                              uint8_t *out_wanted)
 {
     const ep_node_model_config *config = model->config;
     memset(out_wanted, config->choice == EP_EXPERTS_ALL, ep_node_layer_experts(layer));
@@ -304,7 +329,8 @@ static void layer_info_free(Expertd__V1__LayerInfo *info)
     }
 }
 
-static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models, const ep_node_layer *layer)
+static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models,
+                                               const ep_node_layer *layer)
 {
     Expertd__V1__LayerInfo *info = malloc(sizeof(*info));
     uint32_t *owned = malloc(sizeof(*owned) * (ep_node_layer_experts(layer) + 1));
@@ -343,7 +369,8 @@ static void model_info_free(Expertd__V1__ModelInfo *info)
 }
 
 /* Texts and dtypes are borrowed from the model and this file. */
-static Expertd__V1__ModelInfo *model_info_make(const ep_node_models *models, const ep_node_model *model)
+static Expertd__V1__ModelInfo *model_info_make(const ep_node_models *models,
+                                               const ep_node_model *model)
 {
     Expertd__V1__ModelInfo *info = malloc(sizeof(*info));
     if (info == NULL) {

@@ -44,20 +44,22 @@ typedef struct ep_node_models {
 /* Opens every checkpoint and adds its layers to the store of these instances of a backend, which
  * must not run yet. fetch: fills those that are mirrored; NULL when none is. On error call _close
  * too. */
-ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config, ep_backend *const *backends,
-                           uint32_t backends_count, ep_weight_store *store, ep_weight_fetch *fetch,
-                           ep_error *out_error);
+ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
+                           ep_backend *const *backends, uint32_t backends_count,
+                           ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error);
 void ep_node_models_close(ep_node_models *models);
 
 /* version "": the only version of that name. Errors: NOT_FOUND naming what is there. */
-ep_err ep_node_models_find_model(const ep_node_models *models, const char *name, const char *version,
-                                 ep_node_model **out_model, ep_error *out_error);
+ep_err ep_node_models_find_model(const ep_node_models *models, const char *name,
+                                 const char *version, ep_node_model **out_model,
+                                 ep_error *out_error);
 ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
                            uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
                            ep_error *out_error);
 uint32_t ep_node_layer_experts(const ep_node_layer *layer); /* E + S */
 /* wanted[E+S] of one layer as configured, without any assignment. */
-void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer, uint8_t *out_wanted);
+void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer,
+                              uint8_t *out_wanted);
 /* Bytes of all experts that may be wanted by configuration, as they stand in the files. */
 uint64_t ep_node_models_file_bytes(const ep_node_models *models);
 

@@ -44,7 +44,10 @@ static void collect_weights(ep_node *node)
     ep_counter_set(g->expert_prefetches[0], weights.prefetches_useful_total);
     ep_counter_set(g->expert_prefetches[1], weights.prefetches_useless_total);
     ep_counter_set(g->expert_loads, weights.loads_total);
-    ep_gauge_set(g->expert_load_seconds, weights.loads_total == 0 ? 0.0 : (double)weights.load_ns_total * 1e-9 / (double)weights.loads_total);
+    ep_gauge_set(g->expert_load_seconds,
+                 weights.loads_total == 0
+                     ? 0.0
+                     : (double)weights.load_ns_total * 1e-9 / (double)weights.loads_total);
     if (node->cache != NULL) {
         ep_weight_cache_stats cache;
         ep_weight_cache_read_stats(node->cache, &cache);
@@ -56,9 +59,9 @@ static void collect_weights(ep_node *node)
     size_t n = 0;
     for (uint32_t m = 0; m < node->models.count; m++) {
         for (uint32_t l = 0; l < node->models.models[m].layers_count; l++) {
-            ep_counter_set(
-                g->layer_rows[n++],
-                atomic_load_explicit(&node->models.models[m].layers[l].rows_served, memory_order_relaxed));
+            ep_counter_set(g->layer_rows[n++],
+                           atomic_load_explicit(&node->models.models[m].layers[l].rows_served,
+                                                memory_order_relaxed));
         }
     }
 }
@@ -84,8 +87,10 @@ static void collect_devices(ep_node *node)
 static void make_device_gauges(ep_node *node)
 {
     static const char *const names[4][2] = {
-        {"expertd_device_lost", "1 when the device answers no more; its experts go to other devices or nodes"},
-        {"expertd_device_memory_bytes", "Memory of the device, as its driver says; 0 when it is lost"},
+        {"expertd_device_lost",
+         "1 when the device answers no more; its experts go to other devices or nodes"},
+        {"expertd_device_memory_bytes",
+         "Memory of the device, as its driver says; 0 when it is lost"},
         {"expertd_device_memory_free_bytes", "Of it, free"},
         {"expertd_device_weights_bytes", "Memory of packed weights on the device"}};
     for (uint32_t d = 0; d < node->devices.count; d++) {
@@ -93,7 +98,8 @@ static void make_device_gauges(ep_node *node)
         snprintf(number, sizeof(number), "%u", d);
         const ep_metric_label label = {"device", number};
         for (int i = 0; i < 4; i++) {
-            node->gauges.devices[d][i] = ep_metrics_gauge(node->metrics, names[i][0], names[i][1], &label, 1);
+            node->gauges.devices[d][i] =
+                ep_metrics_gauge(node->metrics, names[i][0], names[i][1], &label, 1);
         }
     }
 }
@@ -132,7 +138,8 @@ static void collect_tenants(ep_node *node)
         sum.tokens_used += stats.tokens_used;
         sum.tokens_total += stats.tokens_total;
         sum.refused_total += stats.refused_total;
-        if (t + 1 < tenants->count && strcmp(ep_tenants_label(tenants, t), ep_tenants_label(tenants, t + 1)) == 0) {
+        if (t + 1 < tenants->count &&
+            strcmp(ep_tenants_label(tenants, t), ep_tenants_label(tenants, t + 1)) == 0) {
             continue;
         }
         ep_metric_label label = {"tenant", ep_tenants_label(tenants, t)};
@@ -193,70 +200,87 @@ static void make_gauges(ep_node *node)
                                      {"revision", ep_version_build()},
                                      {"isa", ep_version_isa()},
                                      {"backend", node->devices.backends[0]->ops->name}};
-    ep_gauge_set(
-        ep_metrics_gauge(node->metrics, "expertd_build_info", "What this build is; always 1", build, 4), 1);
+    ep_gauge_set(ep_metrics_gauge(node->metrics, "expertd_build_info",
+                                  "What this build is; always 1", build, 4),
+                 1);
     g->ready = gauge(node, "expertd_ready", "1 when the node takes work");
     g->in_flight = gauge(node, "expertd_requests_in_flight", "Forward calls in work");
     for (int c = 0; c < EP_WORK_CLASSES; c++) {
         ep_metric_label label = {"class", class_names[c]};
-        g->queue_depth[c] =
-            ep_metrics_gauge(node->metrics, "expertd_queue_depth", "Pieces of calls, each for one expert, that wait for the backend", &label, 1);
-        g->jobs[c] =
-            ep_metrics_counter(node->metrics, "expertd_jobs_total", "Jobs handed to the backend", &label, 1);
-        g->job_works[c] = ep_metrics_counter(node->metrics, "expertd_job_works_total",
-                                             "Pieces of calls in these jobs; more than jobs: callers were merged",
-                                             &label, 1);
-        g->job_rows[c] = ep_metrics_counter(node->metrics, "expertd_job_rows_total", "Rows in these jobs", &label, 1);
+        g->queue_depth[c] = ep_metrics_gauge(
+            node->metrics, "expertd_queue_depth",
+            "Pieces of calls, each for one expert, that wait for the backend", &label, 1);
+        g->jobs[c] = ep_metrics_counter(node->metrics, "expertd_jobs_total",
+                                        "Jobs handed to the backend", &label, 1);
+        g->job_works[c] = ep_metrics_counter(
+            node->metrics, "expertd_job_works_total",
+            "Pieces of calls in these jobs; more than jobs: callers were merged", &label, 1);
+        g->job_rows[c] = ep_metrics_counter(node->metrics, "expertd_job_rows_total",
+                                            "Rows in these jobs", &label, 1);
     }
     g->jobs_in_flight = gauge(node, "expertd_jobs_in_flight", "Jobs on the backend");
-    g->tokens_in_flight = gauge(node, "expertd_tokens_in_flight", "Token rows within inflight_tokens of all devices");
-    g->spill_bytes = gauge(node, "expertd_spill_bytes", "Memory of requests beyond inflight_tokens");
+    g->tokens_in_flight =
+        gauge(node, "expertd_tokens_in_flight", "Token rows within inflight_tokens of all devices");
+    g->spill_bytes =
+        gauge(node, "expertd_spill_bytes", "Memory of requests beyond inflight_tokens");
     g->refused = counter(node, "expertd_admission_refused_total",
                          "Forward calls refused because budgets were used up");
-    g->spilled = counter(node, "expertd_admission_spilled_total",
-                         "Forward calls taken into spill_bytes because inflight_tokens were used up");
+    g->spilled =
+        counter(node, "expertd_admission_spilled_total",
+                "Forward calls taken into spill_bytes because inflight_tokens were used up");
     g->experts_resident = gauge(node, "expertd_experts_resident", "Experts in memory");
-    g->experts_owned = gauge(node, "expertd_experts_owned", "Experts served: in memory, or loaded when they are asked for");
-    g->expert_waits = gauge(node, "expertd_expert_waits", "Pieces of calls that wait for an expert to be loaded");
+    g->experts_owned = gauge(node, "expertd_experts_owned",
+                             "Experts served: in memory, or loaded when they are asked for");
+    g->expert_waits =
+        gauge(node, "expertd_expert_waits", "Pieces of calls that wait for an expert to be loaded");
     for (int i = 0; i < 2; i++) {
         const ep_metric_label use = {"result", i == 0 ? "hit" : "miss"};
         const ep_metric_label prefetch = {"result", i == 0 ? "useful" : "useless"};
-        g->expert_uses[i] = ep_metrics_counter(node->metrics, "expertd_expert_uses_total",
-                                               "Experts that calls needed: in memory (hit) or not (miss)", &use, 1);
-        g->expert_prefetches[i] =
-            ep_metrics_counter(node->metrics, "expertd_expert_prefetches_total",
-                               "Experts loaded ahead of time and since used, or evicted unused", &prefetch, 1);
+        g->expert_uses[i] =
+            ep_metrics_counter(node->metrics, "expertd_expert_uses_total",
+                               "Experts that calls needed: in memory (hit) or not (miss)", &use, 1);
+        g->expert_prefetches[i] = ep_metrics_counter(
+            node->metrics, "expertd_expert_prefetches_total",
+            "Experts loaded ahead of time and since used, or evicted unused", &prefetch, 1);
     }
-    g->expert_evictions = counter(node, "expertd_expert_evictions_total", "Experts that made room for others");
+    g->expert_evictions =
+        counter(node, "expertd_expert_evictions_total", "Experts that made room for others");
     g->expert_loads = counter(node, "expertd_expert_loads_total", "Experts loaded into memory");
     for (int i = 0; i < 3; i++) {
         static const char *const ops[] = {"read", "written", "dropped"};
         const ep_metric_label op = {"op", ops[i]};
-        g->cache_files[i] = ep_metrics_counter(node->metrics, "expertd_weight_cache_files_total",
-                                               "Files of packed experts: read, written, dropped as damaged or for room", &op, 1);
+        g->cache_files[i] = ep_metrics_counter(
+            node->metrics, "expertd_weight_cache_files_total",
+            "Files of packed experts: read, written, dropped as damaged or for room", &op, 1);
     }
     g->cache_bytes = gauge(node, "expertd_weight_cache_bytes", "Bytes in weight_cache_dir");
-    g->expert_load_seconds = gauge(node, "expertd_expert_load_seconds", "Time that loading one expert took, mean since the start");
+    g->expert_load_seconds = gauge(node, "expertd_expert_load_seconds",
+                                   "Time that loading one expert took, mean since the start");
     g->experts_pending = gauge(node, "expertd_experts_loading", "Experts queued or loading");
     g->experts_failed = gauge(node, "expertd_experts_failed", "Experts that could not be loaded");
     g->weight_bytes = gauge(node, "expertd_weights_bytes", "Memory of packed weights");
     for (int i = 0; i < 2; i++) {
         const ep_metric_label direction = {"direction", i == 0 ? "sent" : "received"};
-        g->weight_files[i] = ep_metrics_counter(node->metrics, "expertd_weight_files_bytes_total",
-                                                "Bytes of model files that nodes get from nodes", &direction, 1);
+        g->weight_files[i] =
+            ep_metrics_counter(node->metrics, "expertd_weight_files_bytes_total",
+                               "Bytes of model files that nodes get from nodes", &direction, 1);
     }
-    g->epoch = gauge(node, "expertd_routing_epoch", "Number of the newest assignment worked through; experts that failed are counted apart");
+    g->epoch = gauge(
+        node, "expertd_routing_epoch",
+        "Number of the newest assignment worked through; experts that failed are counted apart");
     g->coordinator_connected =
         gauge(node, "expertd_coordinator_connected", "1 when registered with the coordinator");
     g->connections = gauge(node, "expertd_rpc_connections", "Open connections");
     g->rpc_calls = counter(node, "expertd_rpc_calls_total", "Calls of all services");
-    g->rpc_bytes_in =
-        ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &in, 1);
-    g->rpc_bytes_out =
-        ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total", "Bytes of frames by direction", &out, 1);
-    g->protocol_errors = counter(node, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol");
+    g->rpc_bytes_in = ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total",
+                                         "Bytes of frames by direction", &in, 1);
+    g->rpc_bytes_out = ep_metrics_counter(node->metrics, "expertd_rpc_bytes_total",
+                                          "Bytes of frames by direction", &out, 1);
+    g->protocol_errors =
+        counter(node, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol");
     g->buffer_bytes = gauge(node, "expertd_buffer_bytes", "Frame memory in use");
-    g->buffer_bytes_peak = gauge(node, "expertd_buffer_bytes_peak", "The most frame memory that was in use at once");
+    g->buffer_bytes_peak =
+        gauge(node, "expertd_buffer_bytes_peak", "The most frame memory that was in use at once");
 }
 
 ep_err ep_node_observe_init(ep_node *node)
@@ -277,10 +301,12 @@ ep_err ep_node_observe_init(ep_node *node)
         for (uint32_t l = 0; l < model->layers_count; l++) {
             char layer[16];
             snprintf(layer, sizeof(layer), "%u", model->layers[l].shape.layer);
-            ep_metric_label labels[] = {
-                {"model", model->config->name}, {"version", model->info->version}, {"layer", layer}};
-            node->gauges.layer_rows[n++] = ep_metrics_counter(
-                node->metrics, "expertd_layer_rows_served_total", "Expert rows computed by layer", labels, 3);
+            ep_metric_label labels[] = {{"model", model->config->name},
+                                        {"version", model->info->version},
+                                        {"layer", layer}};
+            node->gauges.layer_rows[n++] =
+                ep_metrics_counter(node->metrics, "expertd_layer_rows_served_total",
+                                   "Expert rows computed by layer", labels, 3);
         }
     }
     return ep_metrics_on_collect(node->metrics, collect, node);
@@ -308,7 +334,8 @@ static ep_probe_check check_work(const ep_node *node)
     if (check.ok) {
         snprintf(check.text, sizeof(check.text), "goes on");
     } else {
-        snprintf(check.text, sizeof(check.text), "%s for %" PRIu64 " ms", ep_liveness_name(state), stuck_ms);
+        snprintf(check.text, sizeof(check.text), "%s for %" PRIu64 " ms", ep_liveness_name(state),
+                 stuck_ms);
     }
     return check;
 }
@@ -316,7 +343,8 @@ static ep_probe_check check_work(const ep_node *node)
 static ep_probe_check check_state(const ep_node *node)
 {
     ep_node_state state = (ep_node_state)atomic_load(&node->state);
-    ep_probe_check check = {.name = "state", .ok = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED};
+    ep_probe_check check = {.name = "state",
+                            .ok = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED};
     snprintf(check.text, sizeof(check.text), "%s", ep_node_state_text(node));
     return check;
 }
@@ -329,7 +357,8 @@ static ep_probe_check check_experts(const ep_node *node)
     ep_probe_check check = {.name = "experts",
                             .ok = weights.owned_count > 0 ||
                                   (weights.failed_count == 0 && weights.pending_count == 0)};
-    snprintf(check.text, sizeof(check.text), "%" PRIu64 " resident, %" PRIu64 " loading, %" PRIu64 " failed",
+    snprintf(check.text, sizeof(check.text),
+             "%" PRIu64 " resident, %" PRIu64 " loading, %" PRIu64 " failed",
              weights.resident_count, weights.pending_count, weights.failed_count);
     return check;
 }

@@ -73,7 +73,7 @@ typedef struct ep_node_gauges {
     ep_metric_series *buffer_bytes;
     ep_metric_series *buffer_bytes_peak;
     ep_metric_series *devices[EP_BACKEND_DEVICES_MAX][4]; /* lost, memory, free, weights */
-    ep_metric_series **layer_rows; /* [all layers of all models] */
+    ep_metric_series **layer_rows;                        /* [all layers of all models] */
 } ep_node_gauges;
 
 struct ep_node {
@@ -88,9 +88,9 @@ struct ep_node {
     ep_buffer_pool *pool;
     ep_metrics *metrics;
     ep_node_devices devices;
-    ep_loop_task lost_task; /* a device was lost */
+    ep_loop_task lost_task;   /* a device was lost */
     uint32_t inflight_tokens; /* of all devices */
-    ep_weight_cache *cache; /* NULL: none */
+    ep_weight_cache *cache;   /* NULL: none */
     ep_weight_store *store;
     ep_node_models models;
     ep_node_epoch epoch;
@@ -112,20 +112,20 @@ struct ep_node {
     char probe_url[EP_ADDRESS_BYTES];
     char admin_url[EP_ADDRESS_BYTES]; /* "" off */
     char door_url[EP_ADDRESS_BYTES];  /* "" off */
-    _Atomic uint32_t state;   /* ep_node_state */
-    _Atomic bool has_started; /* was ready once */
-    bool is_draining;         /* loop thread */
+    _Atomic uint32_t state;           /* ep_node_state */
+    _Atomic bool has_started;         /* was ready once */
+    bool is_draining;                 /* loop thread */
     /* an operator wants it emptied; it serves on. Written by the loop thread */
     _Atomic bool is_leaving;
     /* that set the window of step groups; 0: the configuration. Loop thread, as the next */
     uint64_t policy_revision;
-    uint64_t policy_refused;  /* revision that said something this build does not take */
+    uint64_t policy_refused; /* revision that said something this build does not take */
     bool ports_written;
-    uint32_t drain_ms;        /* reloadable */
-    uint32_t compute_stall_ms; /* reloadable */
-    uint64_t last_report_ns;  /* of loading, to the service manager */
-    ep_loop_task change_task; /* weights changed */
-    ep_loop_task idle_task;   /* no request in work */
+    uint32_t drain_ms;          /* reloadable */
+    uint32_t compute_stall_ms;  /* reloadable */
+    uint64_t last_report_ns;    /* of loading, to the service manager */
+    ep_loop_task change_task;   /* weights changed */
+    ep_loop_task idle_task;     /* no request in work */
     ep_loop_timer *drain_timer; /* the longest a drain may take */
     ep_loop_timer *sweep_timer; /* links to neighbours that are not needed */
     ep_pool_watch pool_watch;
@@ -138,7 +138,8 @@ const char *ep_node_state_text(const ep_node *node);
 /* node.c: what SIGHUP does. Loop thread. Errors: as ep_reload_run. */
 ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_error);
 /* node_admin.c: the orders of operators. Loop thread. */
-ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drain *out_drain, ep_error *out_error);
+ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drain *out_drain,
+                           ep_error *out_error);
 
 /* What the coordinator's policy says for all nodes. Loop thread. */
 void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy);

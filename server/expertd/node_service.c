@@ -23,7 +23,8 @@ static void service_forward(Expertd__V1__ExpertService_Service *service,
     ep_forward_handler_call(node->handler, input, closure, closure_data);
 }
 
-static void service_describe(Expertd__V1__ExpertService_Service *service, const Expertd__V1__Empty *input,
+static void service_describe(Expertd__V1__ExpertService_Service *service,
+                             const Expertd__V1__Empty *input,
                              Expertd__V1__DescribeReply_Closure closure, void *closure_data)
 {
     const ep_node *node = ((ep_node_expert_service *)(void *)service)->node;
@@ -63,8 +64,10 @@ static bool fill_layers(const ep_node *node, Expertd__V1__NodeStatusReply *reply
             status->model = (char *)(uintptr_t)model->config->name;
             status->version = (char *)(uintptr_t)model->info->version;
             status->layer = model->layers[l].shape.layer;
-            status->experts_resident = ep_weight_store_resident_count(node->store, model->layers[l].store_slot);
-            status->rows_served = atomic_load_explicit(&model->layers[l].rows_served, memory_order_relaxed);
+            status->experts_resident =
+                ep_weight_store_resident_count(node->store, model->layers[l].store_slot);
+            status->rows_served =
+                atomic_load_explicit(&model->layers[l].rows_served, memory_order_relaxed);
             reply->layers[reply->n_layers++] = status;
         }
     }
@@ -127,7 +130,8 @@ static void fill_load(ep_node *node, Expertd__V1__NodeStatusReply *reply)
     reply->connections_max = node->config->service.limits.connections_max;
 }
 
-static void service_node_status(Expertd__V1__NodeInfo_Service *service, const Expertd__V1__Empty *input,
+static void service_node_status(Expertd__V1__NodeInfo_Service *service,
+                                const Expertd__V1__Empty *input,
                                 Expertd__V1__NodeStatusReply_Closure closure, void *closure_data)
 {
     ep_node *node = ((ep_node_info_service *)(void *)service)->node;
@@ -183,7 +187,8 @@ void ep_node_services_init(ep_node *node)
 {
     node->expert_service =
         (ep_node_expert_service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(service_), .node = node};
-    node->info_service = (ep_node_info_service){.base = EXPERTD__V1__NODE_INFO__INIT(service_), .node = node};
+    node->info_service =
+        (ep_node_info_service){.base = EXPERTD__V1__NODE_INFO__INIT(service_), .node = node};
 }
 
 void ep_node_hello_fill(void *arg, Expertd__V1__Hello *hello)

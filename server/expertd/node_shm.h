@@ -6,7 +6,11 @@
 #include "options/options.h"
 #include "rpc/rpc.h"
 
-typedef enum ep_node_shm_mode { EP_NODE_SHM_AUTO, EP_NODE_SHM_ON, EP_NODE_SHM_OFF } ep_node_shm_mode;
+typedef enum ep_node_shm_mode {
+    EP_NODE_SHM_AUTO,
+    EP_NODE_SHM_ON,
+    EP_NODE_SHM_OFF
+} ep_node_shm_mode;
 
 typedef struct ep_node_shm_config {
     ep_node_shm_mode mode;
@@ -21,40 +25,43 @@ typedef struct ep_node_shm_config {
     uint32_t gids[EP_SHM_IDS_MAX];
 } ep_node_shm_config;
 
-#define EP_NODE_SHM_OPTIONS                                                                                  \
-    {.name = "shm",                                                                                          \
-     .type = EP_OPTION_ENUM,                                                                                 \
-     .allowed = "auto|on|off",                                                                               \
-     .default_text = "auto",                                                                                 \
-     .help = "Shared memory with callers of this host: auto (where it can be had, and not with "             \
-             "tls_client_certs without token_file), on (required) or off"},                                  \
-        {.name = "shm_dir",                                                                                  \
-         .type = EP_OPTION_STRING,                                                                           \
-         .max = 90,                                                                                          \
-         .default_text = "",                                                                                 \
-         .help = "Directory of the shared-memory socket, which not everybody may write to; empty: "          \
-                 "$RUNTIME_DIRECTORY, or a private one under /tmp"},                                         \
-        {.name = "shm_uids",                                                                                 \
-         .type = EP_OPTION_STRING,                                                                           \
-         .max = 400,                                                                                         \
-         .default_text = "",                                                                                 \
-         .help = "User numbers that may use shared memory beside our own and root, as 1000,1001"},           \
-        {.name = "shm_gids",                                                                                 \
-         .type = EP_OPTION_STRING,                                                                           \
-         .max = 400,                                                                                         \
-         .default_text = "",                                                                                 \
-         .help = "Group numbers that may use shared memory, as 1000,1001"},                                  \
-        {.name = "shm_total_bytes",                                                                          \
-         .type = EP_OPTION_SIZE,                                                                             \
-         .min = EP_SHM_RING_BYTES_MIN,                                                                       \
-         .max = (uint64_t)1 << 40,                                                                           \
-         .default_text = "1G",                                                                               \
-         .help = "Shared memory of all connections; a caller beyond it uses the network. A connection takes " \
-                 "two rings and a page"},                                                                    \
-    {                                                                                                        \
-        .name = "shm_ring_bytes", .type = EP_OPTION_SIZE, .min = EP_SHM_RING_BYTES_MIN,                      \
-        .max = EP_SHM_RING_BYTES_MAX, .default_text = "2M",                                                  \
-        .help = "Shared memory of one connection and direction, a power of two; taken as it is used"         \
+#define EP_NODE_SHM_OPTIONS                                                                        \
+    {.name = "shm",                                                                                \
+     .type = EP_OPTION_ENUM,                                                                       \
+     .allowed = "auto|on|off",                                                                     \
+     .default_text = "auto",                                                                       \
+     .help = "Shared memory with callers of this host: auto (where it can be had, and not with "   \
+             "tls_client_certs without token_file), on (required) or off"},                        \
+        {.name = "shm_dir",                                                                        \
+         .type = EP_OPTION_STRING,                                                                 \
+         .max = 90,                                                                                \
+         .default_text = "",                                                                       \
+         .help =                                                                                   \
+             "Directory of the shared-memory socket, which not everybody may write to; empty: "    \
+             "$RUNTIME_DIRECTORY, or a private one under /tmp"},                                   \
+        {.name = "shm_uids",                                                                       \
+         .type = EP_OPTION_STRING,                                                                 \
+         .max = 400,                                                                               \
+         .default_text = "",                                                                       \
+         .help = "User numbers that may use shared memory beside our own and root, as 1000,1001"}, \
+        {.name = "shm_gids",                                                                       \
+         .type = EP_OPTION_STRING,                                                                 \
+         .max = 400,                                                                               \
+         .default_text = "",                                                                       \
+         .help = "Group numbers that may use shared memory, as 1000,1001"},                        \
+        {.name = "shm_total_bytes",                                                                \
+         .type = EP_OPTION_SIZE,                                                                   \
+         .min = EP_SHM_RING_BYTES_MIN,                                                             \
+         .max = (uint64_t)1 << 40,                                                                 \
+         .default_text = "1G",                                                                     \
+         .help = "Shared memory of all connections; a caller beyond it uses the network. A "       \
+                 "connection takes "                                                               \
+                 "two rings and a page"},                                                          \
+    {                                                                                              \
+        .name = "shm_ring_bytes", .type = EP_OPTION_SIZE, .min = EP_SHM_RING_BYTES_MIN,            \
+        .max = EP_SHM_RING_BYTES_MAX, .default_text = "2M",                                        \
+        .help =                                                                                    \
+            "Shared memory of one connection and direction, a power of two; taken as it is used"   \
     }
 
 /* Borrows texts from options. Errors: BAD_CONFIG. */
@@ -65,7 +72,7 @@ ep_err ep_node_shm_config_load(const ep_options *options, ep_node_shm_config *ou
  * Listens beside the other addresses, for the same roles; Hello then offers it. With auto a failure
  * is a line in the log. Errors: with on, as ep_rpc_server_listen.
  */
-ep_err ep_node_shm_listen(const ep_node_shm_config *config, const char *node_name, ep_rpc_server *server,
-                          ep_error *out_error);
+ep_err ep_node_shm_listen(const ep_node_shm_config *config, const char *node_name,
+                          ep_rpc_server *server, ep_error *out_error);
 
 #endif

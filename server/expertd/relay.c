@@ -108,7 +108,8 @@ static void fail_part(ep_relay_part *part, const ep_error *error)
     ep_error own = *error;
     const char *name = wire_part(part)->node;
     ep_error_prefix(&own, error->code, "passed on to node %s", name);
-    own.code = ep_rpc_call_is_cancelled(part->call) ? EP_ERR_CANCELLED : code_for_caller(error->code);
+    own.code =
+        ep_rpc_call_is_cancelled(part->call) ? EP_ERR_CANCELLED : code_for_caller(error->code);
     snprintf(own.node, sizeof(own.node), "%s", name);
     part->done(part, &own);
 }
@@ -117,18 +118,22 @@ static void fail_part(ep_relay_part *part, const ep_error *error)
 
 static ep_err check_reply(const ep_relay_part *part, const ep_rpc_reply *reply, ep_error *out_error)
 {
-    const Expertd__V1__ForwardReply *header = (const Expertd__V1__ForwardReply *)(const void *)reply->header;
+    const Expertd__V1__ForwardReply *header =
+        (const Expertd__V1__ForwardReply *)(const void *)reply->header;
     const ep_forward_view *view = part->view;
     uint32_t count = wire_part(part)->slots_count;
     size_t bytes = (size_t)count * view->hidden * ep_dtype_bytes(view->reply_dtype);
     if (header == NULL || header->slots != count || header->hidden != view->hidden ||
-        header->dtype != (uint32_t)view->reply_dtype || header->node_sum || reply->tensor_bytes != bytes) {
-        return ep_error_set(out_error, EP_ERR_DATA_LOSS,
-                            "the reply of %zu tensor bytes does not fit its request: %zu are needed", reply->tensor_bytes,
-                            bytes);
+        header->dtype != (uint32_t)view->reply_dtype || header->node_sum ||
+        reply->tensor_bytes != bytes) {
+        return ep_error_set(
+            out_error, EP_ERR_DATA_LOSS,
+            "the reply of %zu tensor bytes does not fit its request: %zu are needed",
+            reply->tensor_bytes, bytes);
     }
     if (part->header->numerics[0] != 0 && strcmp(header->numerics, part->header->numerics) != 0) {
-        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "the reply was computed with numerics '%.95s': '%.95s' is pinned",
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                            "the reply was computed with numerics '%.95s': '%.95s' is pinned",
                             header->numerics, part->header->numerics);
     }
     return EP_OK;
@@ -161,11 +166,12 @@ static ep_err start_part(ep_relay_part *part, ep_error *out_error)
     if (ep_rpc_call_is_cancelled(part->call)) {
         return ep_error_set(out_error, EP_ERR_CANCELLED, "the caller no longer waits");
     }
-    ep_err err = ep_relay_pack(part->view, wire_part(part)->slots_begin, wire_part(part)->slots_count,
-                               ep_rpc_call_pool(part->call), &header, &tensors);
+    ep_err err =
+        ep_relay_pack(part->view, wire_part(part)->slots_begin, wire_part(part)->slots_count,
+                      ep_rpc_call_pool(part->call), &header, &tensors);
     if (err != EP_OK) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no buffer for %" PRIu32 " slots: %s", wire_part(part)->slots_count,
-                            ep_err_text(err));
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no buffer for %" PRIu32 " slots: %s",
+                            wire_part(part)->slots_count, ep_err_text(err));
     }
     header.model = from->model;
     header.version = from->version;
@@ -218,26 +224,28 @@ void ep_relay_set_neighbours(ep_relay *relay, ep_relay_neighbour *taken_neighbou
 static bool is_listed(const ep_relay *relay, const char *name, const char *url)
 {
     size_t i = 0;
-    while (i < relay->neighbours_count &&
-           (strcmp(relay->neighbours[i].name, name) != 0 || strcmp(relay->neighbours[i].url, url) != 0)) {
+    while (i < relay->neighbours_count && (strcmp(relay->neighbours[i].name, name) != 0 ||
+                                           strcmp(relay->neighbours[i].url, url) != 0)) {
         i++;
     }
     return i < relay->neighbours_count;
 }
 
-static bool is_neighbour(const ep_relay_link *link, const Expertd__V1__Hello *peer, ep_error *out_error)
+static bool is_neighbour(const ep_relay_link *link, const Expertd__V1__Hello *peer,
+                         ep_error *out_error)
 {
     const char *host = link->relay->common.host;
     if (strcmp(peer->node, link->name) == 0 && host[0] != 0 && strcmp(peer->host, host) == 0) {
         return true;
     }
-    ep_error_set(out_error, EP_ERR_UNAVAILABLE, "at %.120s is node '%.63s' of host '%.63s', not one of host '%.63s'", link->url,
+    ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                 "at %.120s is node '%.63s' of host '%.63s', not one of host '%.63s'", link->url,
                  peer->node, peer->host, host);
     return false;
 }
 
-static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
-                     const ep_error *error)
+static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                     const Expertd__V1__Hello *peer, const ep_error *error)
 {
     ep_relay_link *link = arg;
     ep_relay_part *waiting;
@@ -298,8 +306,9 @@ static bool abandon(ep_relay_part *part)
         at = &(*at)->next;
     }
     /* Not armed twice: it is armed as long as the list is not empty. */
-    if (*at == part && (link->abandoned != NULL ||
-                        ep_timer_arm(link->relay->common.timers, &link->timer, ep_clock_now_ns()) == EP_OK)) {
+    if (*at == part &&
+        (link->abandoned != NULL ||
+         ep_timer_arm(link->relay->common.timers, &link->timer, ep_clock_now_ns()) == EP_OK)) {
         *at = part->next;
         part->next = link->abandoned;
         link->abandoned = part;
@@ -322,10 +331,12 @@ static bool shows_token(const ep_relay *relay)
 
 /* Relay's lock held. Errors: NO_MEMORY, INVALID_ARGUMENT (no lane for the URL), PERMISSION_DENIED
  * (ep_address_for_dial). */
-static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill, ep_error *out_error)
+static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill,
+                        ep_error *out_error)
 {
     ep_lane_address address;
-    ep_err err = ep_address_for_dial(to->url, relay->tls, !relay->insecure && shows_token(relay), &address, out_error);
+    ep_err err = ep_address_for_dial(to->url, relay->tls, !relay->insecure && shows_token(relay),
+                                     &address, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -360,21 +371,25 @@ static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool 
 }
 
 /* The link with one more use. Errors: UNAVAILABLE. */
-static ep_err take_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill, ep_relay_link **out_link,
-                        ep_error *out_error)
+static ep_err take_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill,
+                        ep_relay_link **out_link, ep_error *out_error)
 {
     ep_err err = EP_OK;
     uint32_t i = 0;
     pthread_mutex_lock(&relay->lock);
-    while (i < relay->links_count && (relay->links[i]->prefill != prefill || strcmp(relay->links[i]->name, to->node) != 0 ||
-                                      strcmp(relay->links[i]->url, to->url) != 0)) {
+    while (i < relay->links_count &&
+           (relay->links[i]->prefill != prefill || strcmp(relay->links[i]->name, to->node) != 0 ||
+            strcmp(relay->links[i]->url, to->url) != 0)) {
         i++;
     }
     if (!is_listed(relay, to->node, to->url)) {
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "node %s at '%.120s' is not of this host in the newest table here: allowed %zu others",
-                           to->node, to->url, relay->neighbours_count);
+        err = ep_error_set(
+            out_error, EP_ERR_UNAVAILABLE,
+            "node %s at '%.120s' is not of this host in the newest table here: allowed %zu others",
+            to->node, to->url, relay->neighbours_count);
     } else if (i == EP_RELAY_LINKS_MAX) {
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%d connections to neighbours are in use", EP_RELAY_LINKS_MAX);
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%d connections to neighbours are in use",
+                           EP_RELAY_LINKS_MAX);
     } else if (i == relay->links_count && make_link(relay, to, prefill, out_error) != EP_OK) {
         err = EP_ERR_UNAVAILABLE;
     }
@@ -417,7 +432,8 @@ void ep_relay_send(ep_relay *relay, ep_relay_part *part)
 void ep_relay_cancel(ep_relay_part *part)
 {
     if (part->link != NULL && !abandon(part)) {
-        (ep_rpc_call_is_answered(part->call) ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(part->link->channel, part->id);
+        (ep_rpc_call_is_answered(part->call) ? ep_rpc_call_cancel_answered
+                                             : ep_rpc_call_cancel)(part->link->channel, part->id);
     }
 }
 

@@ -43,7 +43,7 @@ typedef struct ep_relay_config {
 
 /* Zero it first. */
 struct ep_relay_part {
-    ep_rpc_call *call;                         /* the request that is passed on: deadline, metadata, buffers */
+    ep_rpc_call *call; /* the request that is passed on: deadline, metadata, buffers */
     const Expertd__V1__ForwardRequest *header; /* of it, checked by ep_relay_check */
     const ep_forward_view *view;               /* of it */
     size_t index;                              /* in header->relay; not 0 */

@@ -36,9 +36,10 @@ static beside_layout layout_of(const ep_forward_view *view)
         layout.order_offset = layout.begins_offset + ((size_t)view->rows + 1) * sizeof(uint32_t);
         layout.scratch_offset =
             ep_align_up(layout.order_offset + view->slots * sizeof(uint32_t), EP_BUFFER_ALIGN);
-        layout.sums_offset =
-            ep_align_up(layout.scratch_offset + 2 * (size_t)view->hidden * sizeof(float), EP_BUFFER_ALIGN);
-        layout.total_bytes = layout.sums_offset + (is_quantised(view) ? view->rows * row_bytes_of(view) : 0);
+        layout.sums_offset = ep_align_up(
+            layout.scratch_offset + 2 * (size_t)view->hidden * sizeof(float), EP_BUFFER_ALIGN);
+        layout.total_bytes =
+            layout.sums_offset + (is_quantised(view) ? view->rows * row_bytes_of(view) : 0);
     }
     return layout;
 }
@@ -61,7 +62,8 @@ size_t ep_reply_rows_beside_bytes(const ep_forward_view *view)
     return view->node_sum || is_quantised(view) ? layout_of(view).total_bytes : 0;
 }
 
-ep_err ep_reply_rows_acquire(const ep_forward_view *view, ep_buffer_pool *pool, ep_reply_rows *out_rows)
+ep_err ep_reply_rows_acquire(const ep_forward_view *view, ep_buffer_pool *pool,
+                             ep_reply_rows *out_rows)
 {
     ep_reply_rows rows = {0};
     size_t beside_bytes = ep_reply_rows_beside_bytes(view);
@@ -84,16 +86,17 @@ ep_err ep_reply_rows_acquire(const ep_forward_view *view, ep_buffer_pool *pool, 
 }
 
 /* row: of the wire type; at: its number in the reply. */
-static void quantise(const ep_reply_rows *rows, const ep_forward_view *view, const ep_reply_layout *layout,
-                     const void *row, size_t at)
+static void quantise(const ep_reply_rows *rows, const ep_forward_view *view,
+                     const ep_reply_layout *layout, const void *row, size_t at)
 {
     uint8_t *reply = rows->reply->data;
-    ep_row_quantize_i8_blocks(row, view->reply_dtype, view->hidden, (int8_t *)reply + at * layout->row_bytes,
+    ep_row_quantize_i8_blocks(row, view->reply_dtype, view->hidden,
+                              (int8_t *)reply + at * layout->row_bytes,
                               reply + layout->scales_offset + at * layout->scale_row_bytes);
 }
 
-void ep_reply_rows_done(const ep_reply_rows *rows, const ep_forward_view *view, const ep_job_row *done,
-                        uint32_t done_count)
+void ep_reply_rows_done(const ep_reply_rows *rows, const ep_forward_view *view,
+                        const ep_job_row *done, uint32_t done_count)
 {
     if (!is_quantised(view) || view->node_sum) {
         return;

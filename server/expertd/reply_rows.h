@@ -25,10 +25,11 @@ size_t ep_reply_rows_reply_bytes(const ep_forward_view *view);
 size_t ep_reply_rows_beside_bytes(const ep_forward_view *view);
 
 /* Errors: RESOURCE_EXHAUSTED, NO_MEMORY; nothing is held then. */
-ep_err ep_reply_rows_acquire(const ep_forward_view *view, ep_buffer_pool *pool, ep_reply_rows *out_rows);
+ep_err ep_reply_rows_acquire(const ep_forward_view *view, ep_buffer_pool *pool,
+                             ep_reply_rows *out_rows);
 /* These rows are there; out of each is its place in rows->rows. */
-void ep_reply_rows_done(const ep_reply_rows *rows, const ep_forward_view *view, const ep_job_row *done,
-                        uint32_t done_count);
+void ep_reply_rows_done(const ep_reply_rows *rows, const ep_forward_view *view,
+                        const ep_job_row *done, uint32_t done_count);
 /* Every row is there: makes the reply. */
 void ep_reply_rows_finish(ep_reply_rows *rows, const ep_forward_view *view);
 void ep_reply_rows_release(ep_reply_rows *rows);

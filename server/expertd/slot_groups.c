@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-void ep_slot_shape_of(const ep_wire_slot *slots, uint32_t count, uint32_t experts_total, uint32_t rows_max,
-                      ep_slot_shape *out_shape)
+void ep_slot_shape_of(const ep_wire_slot *slots, uint32_t count, uint32_t experts_total,
+                      uint32_t rows_max, ep_slot_shape *out_shape)
 {
     uint32_t experts = 0;
     uint32_t works = 0;
@@ -22,11 +22,12 @@ void ep_slot_shape_of(const ep_wire_slot *slots, uint32_t count, uint32_t expert
         experts = count < experts_total ? count : experts_total;
         works = experts + count / rows_max;
     }
-    *out_shape = (ep_slot_shape){.is_sorted = is_sorted, .experts_max = experts, .works_max = works};
+    *out_shape =
+        (ep_slot_shape){.is_sorted = is_sorted, .experts_max = experts, .works_max = works};
 }
 
-void ep_slot_order(const ep_wire_slot *slots, uint32_t count, uint32_t experts_total, uint32_t *counts,
-                   uint32_t *out_order)
+void ep_slot_order(const ep_wire_slot *slots, uint32_t count, uint32_t experts_total,
+                   uint32_t *counts, uint32_t *out_order)
 {
     memset(counts, 0, ((size_t)experts_total + 1) * sizeof(*counts));
     for (uint32_t i = 0; i < count; i++) {

@@ -19,12 +19,12 @@ typedef struct ep_slot_shape {
 } ep_slot_shape;
 
 /* One pass over the slots. */
-void ep_slot_shape_of(const ep_wire_slot *slots, uint32_t count, uint32_t experts_total, uint32_t rows_max,
-                      ep_slot_shape *out_shape);
+void ep_slot_shape_of(const ep_wire_slot *slots, uint32_t count, uint32_t experts_total,
+                      uint32_t rows_max, ep_slot_shape *out_shape);
 /* order[count]: slot numbers by ascending expert, equal ones in order. counts: scratch
  * [experts_total + 1].
  */
-void ep_slot_order(const ep_wire_slot *slots, uint32_t count, uint32_t experts_total, uint32_t *counts,
-                   uint32_t *out_order);
+void ep_slot_order(const ep_wire_slot *slots, uint32_t count, uint32_t experts_total,
+                   uint32_t *counts, uint32_t *out_order);
 
 #endif

@@ -23,7 +23,7 @@ typedef struct ep_tenant_limits {
 } ep_tenant_limits;
 
 typedef struct ep_tenants {
-    uint32_t count; /* 1, or all places */
+    uint32_t count;                    /* 1, or all places */
     const char *names[EP_TENANTS_MAX]; /* borrowed; the places before the listed ones have none */
     ep_tenant_limits limits[EP_TENANTS_MAX];
 } ep_tenants;

@@ -59,7 +59,7 @@ struct ep_weight_cache {
     pthread_mutex_t tidy;
     /* everything below; nothing of the disk is done under it: reads need it too */
     pthread_mutex_t lock;
-    bool is_full;         /* nothing more is written in this run */
+    bool is_full; /* nothing more is written in this run */
     /* files that are damaged and cannot be removed, by the hash of their name: not read again in
      * this run */
     uint64_t *barred;
@@ -88,15 +88,18 @@ static uint64_t hash_key(const ep_weight_cache *cache, const ep_weight_cache_key
     return hash_bytes(hash, key->identity, sizeof(key->identity));
 }
 
-static void make_name(const ep_weight_cache *cache, const ep_weight_cache_key *key, char *out, size_t out_bytes)
+static void make_name(const ep_weight_cache *cache, const ep_weight_cache_key *key, char *out,
+                      size_t out_bytes)
 {
-    snprintf(out, out_bytes, "%016" PRIx64 "-l%u-e%u.pack", hash_key(cache, key), key->layer, key->expert);
+    snprintf(out, out_bytes, "%016" PRIx64 "-l%u-e%u.pack", hash_key(cache, key), key->layer,
+             key->expert);
 }
 
 static bool is_ours(const char *name)
 {
     const size_t length = strlen(name);
-    return length > NAME_HEX + 5 && name[NAME_HEX] == '-' && strcmp(name + length - 5, ".pack") == 0;
+    return length > NAME_HEX + 5 && name[NAME_HEX] == '-' &&
+           strcmp(name + length - 5, ".pack") == 0;
 }
 
 /* ---- the directory ---- */
@@ -130,7 +133,8 @@ static uint64_t count_files(ep_weight_cache *cache)
     }
     for (struct dirent *e; (e = readdir(dir)) != NULL;) {
         struct stat st;
-        if (fstatat(cache->dir_fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) {
+        if (fstatat(cache->dir_fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+            !S_ISREG(st.st_mode)) {
             continue;
         }
         if (is_ours(e->d_name)) {
@@ -144,7 +148,8 @@ static uint64_t count_files(ep_weight_cache *cache)
 }
 
 /* The file longest unwritten that is not of the present model; false: there is none. */
-static bool find_oldest(const ep_weight_cache *cache, uint64_t present_key, char out_name[NAME_MAX + 1], uint64_t *out_bytes)
+static bool find_oldest(const ep_weight_cache *cache, uint64_t present_key,
+                        char out_name[NAME_MAX + 1], uint64_t *out_bytes)
 {
     char present[NAME_HEX + 1];
     time_t oldest = 0;
@@ -210,13 +215,16 @@ static bool make_room(ep_weight_cache *cache, uint64_t present, uint64_t bytes)
     uint64_t freed = 0, now;
     bool has_room = true;
     pthread_mutex_lock(&cache->tidy);
-    while (has_room && cache->bytes_max != 0 && (now = bytes_now(cache)) + bytes > cache->bytes_max) {
+    while (has_room && cache->bytes_max != 0 &&
+           (now = bytes_now(cache)) + bytes > cache->bytes_max) {
         has_room = find_oldest(cache, present, name, &freed) &&
-                   (unlinkat(cache->dir_fd, name, 0) == 0 || errno == ENOENT); /* somebody else removed it */
+                   (unlinkat(cache->dir_fd, name, 0) == 0 || errno == ENOENT); /* somebody else
+                                                                                  removed it */
         if (has_room) {
             count_dropped(cache, freed);
         } else {
-            snprintf(what, sizeof(what), "holds %" PRIu64 " of weight_cache_bytes %" PRIu64, now, cache->bytes_max);
+            snprintf(what, sizeof(what), "holds %" PRIu64 " of weight_cache_bytes %" PRIu64, now,
+                     cache->bytes_max);
             give_up(cache, what);
         }
     }
@@ -227,14 +235,17 @@ static bool make_room(ep_weight_cache *cache, uint64_t present, uint64_t bytes)
 /* Packed experts are believed, so whoever may write them decides about results. */
 static bool others_may_write(const struct stat *status)
 {
-    return (status->st_uid != geteuid() && status->st_uid != 0) || (status->st_mode & (S_IWGRP | S_IWOTH)) != 0;
+    return (status->st_uid != geteuid() && status->st_uid != 0) ||
+           (status->st_mode & (S_IWGRP | S_IWOTH)) != 0;
 }
 
 static ep_err refuse_foreign(const char *dir, const struct stat *status, ep_error *out_error)
 {
     return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                        "weight_cache_dir %.200s belongs to user %u with mode %04o: who else may write it decides about results. Allowed: user "
-                        "%u or root, writable by nobody else; name a directory in it, which is made so, or chown and chmod go-w it",
+                        "weight_cache_dir %.200s belongs to user %u with mode %04o: who else may "
+                        "write it decides about results. Allowed: user "
+                        "%u or root, writable by nobody else; name a directory in it, which is "
+                        "made so, or chown and chmod go-w it",
                         dir, status->st_uid, status->st_mode & 07777u, geteuid());
 }
 
@@ -242,8 +253,8 @@ static void warn_unusable(const char *dir, const char *what, const char *effect)
 {
     char reason[128 + EP_ERRNO_TEXT_BYTES], why[EP_ERRNO_TEXT_BYTES];
     snprintf(reason, sizeof(reason), "%.127s: %s", what, ep_errno_text(errno, why));
-    ep_log(EP_LOG_WARN, "weight-cache", EP_KV(key, "weight_cache_dir"), EP_KV(path, dir), EP_KV(reason, reason),
-           EP_KV(effect, effect));
+    ep_log(EP_LOG_WARN, "weight-cache", EP_KV(key, "weight_cache_dir"), EP_KV(path, dir),
+           EP_KV(reason, reason), EP_KV(effect, effect));
 }
 
 void ep_weight_cache_check_dir(const char *dir)
@@ -264,8 +275,8 @@ void ep_weight_cache_check_dir(const char *dir)
     } else if (others_may_write(&status)) {
         ep_error error;
         refuse_foreign(dir, &status, &error);
-        ep_log(EP_LOG_WARN, "weight-cache", EP_KV(key, "weight_cache_dir"), EP_KV(path, dir), EP_KV(reason, error.text),
-               EP_KV(effect, "the daemon will not start"));
+        ep_log(EP_LOG_WARN, "weight-cache", EP_KV(key, "weight_cache_dir"), EP_KV(path, dir),
+               EP_KV(reason, error.text), EP_KV(effect, "the daemon will not start"));
     } else if (access(dir, R_OK | X_OK) != 0) {
         warn_unusable(dir, "cannot be used", PACKED_ANEW);
     } else if (access(dir, W_OK) != 0) {
@@ -273,13 +284,14 @@ void ep_weight_cache_check_dir(const char *dir)
     }
 }
 
-ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend, ep_weight_cache **out_cache,
-                            ep_error *out_error)
+ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend,
+                            ep_weight_cache **out_cache, ep_error *out_error)
 {
     *out_cache = NULL;
     if (backend->ops->weights_import == NULL) {
         ep_log(EP_LOG_WARN, "weight-cache", EP_KV(path, dir), EP_KV(backend, backend->ops->name),
-               EP_KV(reason, "the backend has no packed form for files"), EP_KV(effect, "the directory is not used"));
+               EP_KV(reason, "the backend has no packed form for files"),
+               EP_KV(effect, "the directory is not used"));
         return EP_OK;
     }
     (void)mkdir(dir, 0700);
@@ -304,7 +316,8 @@ ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *bac
         close(fd);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the weight cache");
     }
-    *cache = (ep_weight_cache){.dir_fd = fd, .path = path, .bytes_max = bytes_max, .backend = backend};
+    *cache =
+        (ep_weight_cache){.dir_fd = fd, .path = path, .bytes_max = bytes_max, .backend = backend};
     cache->layout = backend->ops->packed_layout(backend);
     pthread_mutex_init(&cache->tidy, NULL);
     pthread_mutex_init(&cache->lock, NULL);
@@ -380,8 +393,9 @@ static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, 
 {
     /* somebody else removed it */
     const bool is_removed = unlinkat(cache->dir_fd, name, 0) == 0 || errno == ENOENT;
-    ep_log(EP_LOG_WARN, "weight-cache", EP_KV(path, cache->path), EP_KV(file, name), EP_KV(reason, why),
-           EP_KV(removed, is_removed), EP_KV(effect, "the expert is packed anew"));
+    ep_log(EP_LOG_WARN, "weight-cache", EP_KV(path, cache->path), EP_KV(file, name),
+           EP_KV(reason, why), EP_KV(removed, is_removed),
+           EP_KV(effect, "the expert is packed anew"));
     if (is_removed) {
         count_dropped(cache, bytes);
     } else {
@@ -389,7 +403,8 @@ static void drop_file(ep_weight_cache *cache, const char *name, uint64_t bytes, 
     }
 }
 
-static void fill_head(const ep_weight_cache *cache, const ep_weight_cache_key *key, cache_head *head)
+static void fill_head(const ep_weight_cache *cache, const ep_weight_cache_key *key,
+                      cache_head *head)
 {
     memset(head, 0, sizeof(*head));
     head->magic = CACHE_MAGIC;
@@ -408,20 +423,23 @@ static const char *check_head(const cache_head *head, const cache_head *wanted, 
     if (memcmp(head, wanted, offsetof(cache_head, sha256)) != 0) {
         return "is of another expert";
     }
-    if (head->head_bytes > sizeof(head->head) || head->body_bytes > INT64_MAX - BODY_AT || head->body_bytes + BODY_AT != file_bytes) {
+    if (head->head_bytes > sizeof(head->head) || head->body_bytes > INT64_MAX - BODY_AT ||
+        head->body_bytes + BODY_AT != file_bytes) {
         return "has another size than its head says";
     }
     return NULL;
 }
 
-bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key, ep_weight_cache_file *out_file)
+bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key,
+                          ep_weight_cache_file *out_file)
 {
     struct stat st = {0};
     cache_head head, wanted;
     make_name(cache, key, out_file->name, sizeof(out_file->name));
-    const int fd = is_barred(cache, out_file->name) /* without O_NONBLOCK a pipe would keep us for ever */
-                       ? -1
-                       : openat(cache->dir_fd, out_file->name, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+    const int fd =
+        is_barred(cache, out_file->name) /* without O_NONBLOCK a pipe would keep us for ever */
+            ? -1
+            : openat(cache->dir_fd, out_file->name, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
         return false;
     }
@@ -455,22 +473,25 @@ static ep_err fill_body(void *arg, void *body, size_t body_bytes, ep_error *out_
     for (size_t at = 0; at < body_bytes; at += PIECE_BYTES) {
         const size_t piece = body_bytes - at < PIECE_BYTES ? body_bytes - at : PIECE_BYTES;
         if (file->goes_on != NULL && !file->goes_on(file->arg, at)) {
-            return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "gives way to what requests wait for");
+            return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                                "gives way to what requests wait for");
         }
         if (!read_all(file->fd, (uint8_t *)body + at, piece, (off_t)(BODY_AT + at))) {
             return ep_error_set(out_error, EP_ERR_BAD_FILE, "cannot be read whole");
         }
         crc = ep_crc32c(crc, (const uint8_t *)body + at, piece);
     }
-    return crc == file->body_crc ? EP_OK : ep_error_set(out_error, EP_ERR_BAD_FILE, "has a damaged body");
+    return crc == file->body_crc ? EP_OK
+                                 : ep_error_set(out_error, EP_ERR_BAD_FILE, "has a damaged body");
 }
 
-ep_err ep_weight_cache_read(ep_weight_cache *cache, ep_weight_cache_file *file, ep_backend_weights **out_weights,
-                            ep_error *out_error)
+ep_err ep_weight_cache_read(ep_weight_cache *cache, ep_weight_cache_file *file,
+                            ep_backend_weights **out_weights, ep_error *out_error)
 {
     ep_backend *backend = cache->backend;
-    const ep_err err = backend->ops->weights_import(backend, file->head, file->head_bytes, file->body_bytes, fill_body, file,
-                                                    out_weights, out_error);
+    const ep_err err =
+        backend->ops->weights_import(backend, file->head, file->head_bytes, file->body_bytes,
+                                     fill_body, file, out_weights, out_error);
     ep_weight_cache_forget(file);
     if (err == EP_ERR_BAD_FILE || err == EP_ERR_INVALID_ARGUMENT || err == EP_ERR_UNIMPLEMENTED) {
         drop_file(cache, file->name, file->body_bytes + BODY_AT, out_error->text);
@@ -512,7 +533,8 @@ static int create_temporary(const ep_weight_cache *cache, char *out_name, size_t
     for (;;) {
         struct stat st;
         snprintf(out_name, name_bytes, TEMPORARY "%016" PRIx64, ep_random_id());
-        const int fd = openat(cache->dir_fd, out_name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        const int fd = openat(cache->dir_fd, out_name,
+                              O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (fd < 0) {
             return -1;
         }
@@ -525,17 +547,19 @@ static int create_temporary(const ep_weight_cache *cache, char *out_name, size_t
 }
 
 /* Synced before it gets its name: after a power loss a name never stands for a hole. */
-static bool write_file(ep_weight_cache *cache, const char *name, const cache_head *head, const ep_packed_view *view)
+static bool write_file(ep_weight_cache *cache, const char *name, const cache_head *head,
+                       const ep_packed_view *view)
 {
     char temporary[64];
     const int fd = create_temporary(cache, temporary, sizeof(temporary));
     if (fd < 0) {
         return false;
     }
-    const bool is_written = write_all(fd, view->body, view->body_bytes, BODY_AT) && write_all(fd, head, sizeof(*head), 0) &&
-                            fdatasync(fd) == 0;
+    const bool is_written = write_all(fd, view->body, view->body_bytes, BODY_AT) &&
+                            write_all(fd, head, sizeof(*head), 0) && fdatasync(fd) == 0;
     int why = errno;
-    const bool is_named = is_written && renameat(cache->dir_fd, temporary, cache->dir_fd, name) == 0;
+    const bool is_named =
+        is_written && renameat(cache->dir_fd, temporary, cache->dir_fd, name) == 0;
     why = is_written ? errno : why;
     if (!is_named) {
         (void)unlinkat(cache->dir_fd, temporary, 0);
@@ -545,8 +569,8 @@ static bool write_file(ep_weight_cache *cache, const char *name, const cache_hea
     return is_named;
 }
 
-bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *key, const ep_backend_weights *weights,
-                           const uint8_t sha256[EP_SHA256_BYTES])
+bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *key,
+                           const ep_backend_weights *weights, const uint8_t sha256[EP_SHA256_BYTES])
 {
     char name[128];
     cache_head head;
@@ -556,7 +580,8 @@ bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *ke
     pthread_mutex_lock(&cache->lock);
     const bool is_full = cache->is_full;
     pthread_mutex_unlock(&cache->lock);
-    if (is_full || !make_room(cache, hash_key(cache, key), bytes) || view.head_bytes > sizeof(head.head)) {
+    if (is_full || !make_room(cache, hash_key(cache, key), bytes) ||
+        view.head_bytes > sizeof(head.head)) {
         return false;
     }
     fill_head(cache, key, &head);

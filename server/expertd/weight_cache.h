@@ -59,24 +59,26 @@ typedef struct ep_weight_cache_stats {
  * NO_MEMORY; FAILED_PRECONDITION: others than we and root may write it, and a packed file is
  * believed.
  */
-ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend, ep_weight_cache **out_cache,
-                            ep_error *out_error);
+ep_err ep_weight_cache_open(const char *dir, uint64_t bytes_max, ep_backend *backend,
+                            ep_weight_cache **out_cache, ep_error *out_error);
 /* Warns in the log when the directory could not be made or written, with path and reason. Makes
  * nothing. */
 void ep_weight_cache_check_dir(const char *dir);
 void ep_weight_cache_close(ep_weight_cache *cache); /* NULL allowed */
 
 /* Opens the expert's file and checks its head. False: there is none of use; nothing is open. */
-bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key, ep_weight_cache_file *out_file);
+bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key,
+                          ep_weight_cache_file *out_file);
 /* Reads it and makes weights of it; closes the file in any case. Errors: BAD_FILE (it is gone
  * then), and what weights_import brings. */
-ep_err ep_weight_cache_read(ep_weight_cache *cache, ep_weight_cache_file *file, ep_backend_weights **out_weights,
-                            ep_error *out_error);
+ep_err ep_weight_cache_read(ep_weight_cache *cache, ep_weight_cache_file *file,
+                            ep_backend_weights **out_weights, ep_error *out_error);
 void ep_weight_cache_forget(ep_weight_cache_file *file); /* closes it unread */
 
 /* Writes an expert. False: it was not, and will not be: the disk or the limit does not allow it, a
  * warning said so. */
-bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *key, const ep_backend_weights *weights,
+bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *key,
+                           const ep_backend_weights *weights,
                            const uint8_t sha256[EP_SHA256_BYTES]);
 void ep_weight_cache_read_stats(ep_weight_cache *cache, ep_weight_cache_stats *out_stats);
 

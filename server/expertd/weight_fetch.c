@@ -26,9 +26,9 @@
 #define FETCH_NS (20 * EP_NS_PER_S)
 /* from a node, or a coordinator, that could not be reached to the next try */
 #define AGAIN_NS (5 * EP_NS_PER_S)
-#define LIST_NS (10 * EP_NS_PER_S)  /* of one node: all of its list */
-#define FIND_NS (60 * EP_NS_PER_S)  /* a model, at the first start */
-#define ROUND_NS (EP_NS_PER_S / 5)  /* from a round without success to the next */
+#define LIST_NS (10 * EP_NS_PER_S) /* of one node: all of its list */
+#define FIND_NS (60 * EP_NS_PER_S) /* a model, at the first start */
+#define ROUND_NS (EP_NS_PER_S / 5) /* from a round without success to the next */
 #define PROGRESS_NS (10 * EP_NS_PER_S)
 #define EXTEND_US 30000000ull
 
@@ -56,8 +56,8 @@ struct ep_weight_fetch {
     mirrored_model *models;
     pthread_mutex_t one; /* one fetch at a time; before lock. What follows is its: */
     source *sources;
-    source *last; /* that gave something; NULL none */
-    bool is_opened; /* all models are */
+    source *last;    /* that gave something; NULL none */
+    bool is_opened;  /* all models are */
     uint64_t ask_ns; /* the coordinator, not before */
     uint64_t progress_ns;
     uint64_t progress_bytes;
@@ -107,20 +107,23 @@ static void hang_up(source *s)
     s->channel = NULL;
 }
 
-static ep_err take_entry(ep_weight_fetch *fetch, const Expertd__V1__NodeEntry *entry, ep_error *out_error)
+static ep_err take_entry(ep_weight_fetch *fetch, const Expertd__V1__NodeEntry *entry,
+                         ep_error *out_error)
 {
     source **at = &fetch->sources;
     if (strcmp(entry->name, fetch->config.common->node) == 0 || strcmp(entry->state, "lost") == 0 ||
         strlen(entry->name) >= sizeof((*at)->name) || strlen(entry->url) >= sizeof((*at)->url)) {
         return EP_OK;
     }
-    while (*at != NULL && (strcmp((*at)->name, entry->name) != 0 || strcmp((*at)->url, entry->url) != 0)) {
+    while (*at != NULL &&
+           (strcmp((*at)->name, entry->name) != 0 || strcmp((*at)->url, entry->url) != 0)) {
         at = &(*at)->next;
     }
     if (*at == NULL) {
         *at = calloc(1, sizeof(**at));
         if (*at == NULL) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the nodes of the cluster");
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                                "no memory for the nodes of the cluster");
         }
         strcpy((*at)->name, entry->name);
         strcpy((*at)->url, entry->url);
@@ -136,8 +139,8 @@ static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
 {
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     ProtobufCMessage *reply = NULL;
-    ep_err err = ep_rpc_call_sync(fetch->coordinator, "expertd.v1.Coordinator", "ClusterStatus", &empty.base,
-                                  ep_clock_now_ns() + DIAL_NS, &reply, out_error);
+    ep_err err = ep_rpc_call_sync(fetch->coordinator, "expertd.v1.Coordinator", "ClusterStatus",
+                                  &empty.base, ep_clock_now_ns() + DIAL_NS, &reply, out_error);
     for (source *s = fetch->sources; s != NULL; s = s->next) {
         s->is_passed = false;
         s->is_gone = err == EP_OK;
@@ -146,7 +149,8 @@ static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "coordinator at %s", fetch->config.coordinator_url);
     }
-    const Expertd__V1__ClusterStatusReply *status = (const Expertd__V1__ClusterStatusReply *)(const void *)reply;
+    const Expertd__V1__ClusterStatusReply *status =
+        (const Expertd__V1__ClusterStatusReply *)(const void *)reply;
     for (size_t i = 0; err == EP_OK && i < status->n_nodes; i++) {
         err = take_entry(fetch, status->nodes[i], out_error);
     }
@@ -174,11 +178,14 @@ static ep_err dial(ep_weight_fetch *fetch, source *s, ep_error *out_error)
     if (s->channel != NULL) {
         return EP_OK;
     }
-    ep_err err = ep_address_for_dial(s->url, fetch->config.tls, !fetch->config.insecure, &address, out_error);
+    ep_err err = ep_address_for_dial(s->url, fetch->config.tls, !fetch->config.insecure, &address,
+                                     out_error);
     const ep_rpc_channel_config channel = {
         .common = *fetch->config.common, .address = address, .connection_class = "bulk"};
     err = err == EP_OK ? ep_rpc_channel_create(&channel, &s->channel, out_error) : err;
-    err = err == EP_OK ? ep_rpc_channel_wait_ready(s->channel, ep_clock_now_ns() + DIAL_NS, out_error) : err;
+    err = err == EP_OK
+              ? ep_rpc_channel_wait_ready(s->channel, ep_clock_now_ns() + DIAL_NS, out_error)
+              : err;
     if (err != EP_OK) {
         hang_up(s);
         s->ask_ns = ep_clock_now_ns() + AGAIN_NS;
@@ -187,7 +194,8 @@ static ep_err dial(ep_weight_fetch *fetch, source *s, ep_error *out_error)
 }
 
 /* Every failure has one line, until the node gives something again. */
-static void pass_over(source *s, const mirrored_model *model, const char *file, const ep_error *error)
+static void pass_over(source *s, const mirrored_model *model, const char *file,
+                      const ep_error *error)
 {
     s->is_passed = true;
     if (s->channel != NULL && ep_rpc_channel_get_state(s->channel) != EP_CHANNEL_READY) {
@@ -198,8 +206,9 @@ static void pass_over(source *s, const mirrored_model *model, const char *file, 
     }
     if (!s->was_said && error->code != EP_ERR_RESOURCE_EXHAUSTED) { /* it is busy */
         s->was_said = true;
-        ep_log(EP_LOG_WARN, "weights-source", EP_KV(model, model->name), EP_KV(version, model->version),
-               EP_KV(file, file), EP_KV(node, s->name), EP_KV(url, s->url), EP_KV(reason, error->text),
+        ep_log(EP_LOG_WARN, "weights-source", EP_KV(model, model->name),
+               EP_KV(version, model->version), EP_KV(file, file), EP_KV(node, s->name),
+               EP_KV(url, s->url), EP_KV(reason, error->text),
                EP_KV(effect, "another node is asked"));
     }
 }
@@ -222,8 +231,8 @@ static void on_piece(void *arg, const ep_rpc_reply *reply, const ep_error *error
     if (error != NULL) {
         call->error = *error;
     } else if (reply->tensor_bytes != call->bytes) {
-        ep_error_set(&call->error, EP_ERR_DATA_LOSS, "it gave %zu bytes, asked for were %zu", reply->tensor_bytes,
-                     call->bytes);
+        ep_error_set(&call->error, EP_ERR_DATA_LOSS, "it gave %zu bytes, asked for were %zu",
+                     reply->tensor_bytes, call->bytes);
     } else if (ep_crc32c(0, reply->tensors, call->bytes) !=
                ((const Expertd__V1__WeightReadReply *)(const void *)reply->header)->crc32c) {
         ep_error_set(&call->error, EP_ERR_DATA_LOSS, "the checksum of what it gave is wrong");
@@ -255,8 +264,9 @@ static bool set_reading(ep_weight_fetch *fetch, ep_rpc_channel *channel, ep_rpc_
     return goes_on;
 }
 
-static ep_err read_from(ep_weight_fetch *fetch, source *s, const mirrored_model *model, const char *file,
-                        uint64_t offset, void *out, size_t bytes, ep_error *out_error)
+static ep_err read_from(ep_weight_fetch *fetch, source *s, const mirrored_model *model,
+                        const char *file, uint64_t offset, void *out, size_t bytes,
+                        ep_error *out_error)
 {
     Expertd__V1__WeightReadRequest request = EXPERTD__V1__WEIGHT_READ_REQUEST__INIT;
     piece_call call = {.out = out, .bytes = bytes};
@@ -297,7 +307,8 @@ static ep_err read_from(ep_weight_fetch *fetch, source *s, const mirrored_model 
 
 static void count(ep_weight_fetch *fetch, source *s, const mirrored_model *model, size_t bytes)
 {
-    const uint64_t all = atomic_fetch_add_explicit(&fetch->bytes, bytes, memory_order_relaxed) + bytes;
+    const uint64_t all =
+        atomic_fetch_add_explicit(&fetch->bytes, bytes, memory_order_relaxed) + bytes;
     const uint64_t now_ns = ep_clock_now_ns(), passed_ns = now_ns - fetch->progress_ns;
     s->was_said = false;
     fetch->last = s;
@@ -305,10 +316,10 @@ static void count(ep_weight_fetch *fetch, source *s, const mirrored_model *model
         return;
     }
     ep_sd_notify_extend_timeout(EXTEND_US); /* the start may take that long */
-    const uint64_t rate =
-        fetch->progress_ns == 0
-            ? 0
-            : (uint64_t)((double)(all - fetch->progress_bytes) / (double)passed_ns * (double)EP_NS_PER_S);
+    const uint64_t rate = fetch->progress_ns == 0
+                              ? 0
+                              : (uint64_t)((double)(all - fetch->progress_bytes) /
+                                           (double)passed_ns * (double)EP_NS_PER_S);
     ep_log(EP_LOG_INFO, "weights-fetch", EP_KV(model, model->name), EP_KV(version, model->version),
            EP_KV(node, s->name), EP_KV(url, s->url), EP_KV(bytes, all), EP_KV(bytes_per_s, rate));
     fetch->progress_ns = now_ns;
@@ -345,8 +356,8 @@ static source *next_source(ep_weight_fetch *fetch)
  * busy is waited for. Else a load fails after those that the coordinator names now, for other loads
  * wait behind it. False: out_error is set.
  */
-static bool goes_round(ep_weight_fetch *fetch, bool is_busy, uint64_t deadline_ns, bool *io_has_asked,
-                       ep_error *out_why)
+static bool goes_round(ep_weight_fetch *fetch, bool is_busy, uint64_t deadline_ns,
+                       bool *io_has_asked, ep_error *out_why)
 {
     const uint64_t now_ns = ep_clock_now_ns();
     if (!fetch->is_opened || is_busy) {
@@ -364,8 +375,8 @@ static bool goes_round(ep_weight_fetch *fetch, bool is_busy, uint64_t deadline_n
     return true;
 }
 
-static ep_err fetch_locked(ep_weight_fetch *fetch, const mirrored_model *model, const char *file, uint64_t offset,
-                           void *out, size_t bytes, ep_error *out_error)
+static ep_err fetch_locked(ep_weight_fetch *fetch, const mirrored_model *model, const char *file,
+                           uint64_t offset, void *out, size_t bytes, ep_error *out_error)
 {
     const uint64_t deadline_ns = ep_clock_now_ns() + FETCH_NS;
     char asked[EP_NODE_NAME_BYTES] = "none";
@@ -403,7 +414,8 @@ static ep_err fetch_locked(ep_weight_fetch *fetch, const mirrored_model *model, 
     }
 }
 
-static ep_err on_fetch(void *arg, const char *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error)
+static ep_err on_fetch(void *arg, const char *file, uint64_t offset, void *out, size_t bytes,
+                       ep_error *out_error)
 {
     const mirrored_model *model = arg;
     ep_weight_fetch *fetch = model->fetch;
@@ -424,20 +436,24 @@ typedef struct found_model {
 } found_model;
 
 /* One reply's files. Names and sizes are judged by ep_mirror_create. */
-static ep_err take_files(const Expertd__V1__WeightListReply *reply, found_model *found, ep_error *out_error)
+static ep_err take_files(const Expertd__V1__WeightListReply *reply, found_model *found,
+                         ep_error *out_error)
 {
     if (reply->files_count < 1 || reply->files_count > EP_MIRROR_FILES_MAX ||
         (found->said != 0 && found->said != reply->files_count) || reply->n_files < 1 ||
-        reply->n_files > reply->files_count - found->count || strlen(reply->version) >= sizeof(found->version) ||
+        reply->n_files > reply->files_count - found->count ||
+        strlen(reply->version) >= sizeof(found->version) ||
         (found->said != 0 && strcmp(reply->version, found->version) != 0)) {
-        return ep_error_set(out_error, EP_ERR_DATA_LOSS,
-                            "its list of %zu files of %u, after %zu, of version '%.40s' is not to be had",
-                            reply->n_files, reply->files_count, found->count, reply->version);
+        return ep_error_set(
+            out_error, EP_ERR_DATA_LOSS,
+            "its list of %zu files of %u, after %zu, of version '%.40s' is not to be had",
+            reply->n_files, reply->files_count, found->count, reply->version);
     }
     if (found->entries == NULL) {
         found->entries = calloc(reply->files_count, sizeof(*found->entries));
         if (found->entries == NULL) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u files", reply->files_count);
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u files",
+                                reply->files_count);
         }
     }
     found->said = reply->files_count;
@@ -445,7 +461,8 @@ static ep_err take_files(const Expertd__V1__WeightListReply *reply, found_model 
     for (size_t i = 0; i < reply->n_files; i++) {
         ep_mirror_entry *entry = &found->entries[found->count];
         if (strlen(reply->files[i]->name) >= sizeof(entry->name)) {
-            return ep_error_set(out_error, EP_ERR_DATA_LOSS, "a file's name has %zu bytes, allowed up to %zu",
+            return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                                "a file's name has %zu bytes, allowed up to %zu",
                                 strlen(reply->files[i]->name), sizeof(entry->name) - 1);
         }
         strcpy(entry->name, reply->files[i]->name);
@@ -455,8 +472,8 @@ static ep_err take_files(const Expertd__V1__WeightListReply *reply, found_model 
     return EP_OK;
 }
 
-static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, const char *version, uint64_t deadline_ns,
-                        found_model *found, ep_error *out_error)
+static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, const char *version,
+                        uint64_t deadline_ns, found_model *found, ep_error *out_error)
 {
     Expertd__V1__WeightListRequest request = EXPERTD__V1__WEIGHT_LIST_REQUEST__INIT;
     request.model = (char *)(uintptr_t)model;
@@ -470,17 +487,19 @@ static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, co
             err = ends(out_error);
         }
         request.first = (uint32_t)found->count;
-        err = err == EP_OK ? ep_rpc_call_sync(s->channel, "expertd.v1.WeightFiles", "List", &request.base, until_ns,
-                                              &reply, out_error)
+        err = err == EP_OK ? ep_rpc_call_sync(s->channel, "expertd.v1.WeightFiles", "List",
+                                              &request.base, until_ns, &reply, out_error)
                            : err;
         if (err == EP_OK) {
-            err = take_files((const Expertd__V1__WeightListReply *)(const void *)reply, found, out_error);
+            err = take_files((const Expertd__V1__WeightListReply *)(const void *)reply, found,
+                             out_error);
             protobuf_c_message_free_unpacked(reply, NULL);
         }
     } while (err == EP_OK && found->count < found->said);
     snprintf(found->node, sizeof(found->node), "%s", s->name);
     if (err == EP_OK && version[0] != 0 && strcmp(found->version, version) != 0) {
-        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "it lists version %s for %s", found->version, version);
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS, "it lists version %s for %s",
+                            found->version, version);
     }
     return err;
 }
@@ -494,23 +513,26 @@ static ep_err list_round(ep_weight_fetch *fetch, const mirrored_model *model, ui
     if (err == EP_OK) {
         err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the coordinator names no other node");
     }
-    for (source *s = fetch->sources; s != NULL && !is_stopped(fetch) && ep_clock_now_ns() < deadline_ns; s = s->next) {
+    for (source *s = fetch->sources;
+         s != NULL && !is_stopped(fetch) && ep_clock_now_ns() < deadline_ns; s = s->next) {
         found_model found = {.count = 0};
         ep_error why;
-        const ep_err one = list_from(fetch, s, model->name, model->version, deadline_ns, &found, &why);
+        const ep_err one =
+            list_from(fetch, s, model->name, model->version, deadline_ns, &found, &why);
         if (one != EP_OK) {
             pass_over(s, model, "", &why);
-            err = first.count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "node %s: %.300s", s->name, why.text)
+            err = first.count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "node %s: %.300s",
+                                                  s->name, why.text)
                                    : err;
         } else if (first.count == 0) {
             first = found;
             err = EP_OK;
             continue;
         } else if (strcmp(first.version, found.version) != 0) {
-            err = ep_error_set(
-                out_error, EP_ERR_FAILED_PRECONDITION,
-                "node %s serves version %s, node %s version %s; name one of them as version of this model in models",
-                first.node, first.version, found.node, found.version);
+            err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                               "node %s serves version %s, node %s version %s; name one of them as "
+                               "version of this model in models",
+                               first.node, first.version, found.node, found.version);
         }
         free(found.entries);
         if (err == EP_ERR_FAILED_PRECONDITION) {
@@ -525,8 +547,8 @@ static ep_err list_round(ep_weight_fetch *fetch, const mirrored_model *model, ui
     return EP_OK;
 }
 
-static ep_err find_model(ep_weight_fetch *fetch, const mirrored_model *model, found_model *out_found,
-                         ep_error *out_error)
+static ep_err find_model(ep_weight_fetch *fetch, const mirrored_model *model,
+                         found_model *out_found, ep_error *out_error)
 {
     const uint64_t deadline_ns = ep_clock_now_ns() + FIND_NS;
     uint64_t said_ns = 0;
@@ -537,8 +559,9 @@ static ep_err find_model(ep_weight_fetch *fetch, const mirrored_model *model, fo
             return err;
         }
         if (now_ns > deadline_ns) {
-            return ep_error_prefix(out_error, EP_ERR_UNAVAILABLE,
-                                   "no node gives its files: start one that has them, with node_token_file");
+            return ep_error_prefix(
+                out_error, EP_ERR_UNAVAILABLE,
+                "no node gives its files: start one that has them, with node_token_file");
         }
         if (now_ns - said_ns > PROGRESS_NS) {
             said_ns = now_ns;
@@ -553,7 +576,8 @@ static ep_err find_model(ep_weight_fetch *fetch, const mirrored_model *model, fo
     }
 }
 
-static ep_err make_mirror(ep_weight_fetch *fetch, const mirrored_model *model, const char *path, ep_error *out_error)
+static ep_err make_mirror(ep_weight_fetch *fetch, const mirrored_model *model, const char *path,
+                          ep_error *out_error)
 {
     found_model found = {.count = 0};
     pthread_mutex_lock(&fetch->one);
@@ -564,17 +588,19 @@ static ep_err make_mirror(ep_weight_fetch *fetch, const mirrored_model *model, c
     }
     err = ep_mirror_create(path, found.version, found.entries, found.count, out_error);
     if (err == EP_OK) {
-        ep_log(EP_LOG_INFO, "weights-fetch", EP_KV(model, model->name), EP_KV(version, found.version),
-               EP_KV(state, "listed"), EP_KV(node, found.node), EP_KV(files, found.count), EP_KV(path, path));
+        ep_log(EP_LOG_INFO, "weights-fetch", EP_KV(model, model->name),
+               EP_KV(version, found.version), EP_KV(state, "listed"), EP_KV(node, found.node),
+               EP_KV(files, found.count), EP_KV(path, path));
     }
     free(found.entries);
-    return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "as node %s lists it", found.node);
+    return err == EP_OK ? EP_OK
+                        : ep_error_prefix(out_error, err, "as node %s lists it", found.node);
 }
 
 /* ---- life ---- */
 
-ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *name, const char *version, const char *path,
-                            ep_mirror **out_mirror, ep_error *out_error)
+ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *name, const char *version,
+                            const char *path, ep_mirror **out_mirror, ep_error *out_error)
 {
     mirrored_model *model = calloc(1, sizeof(*model));
     ep_mirror *mirror = NULL;
@@ -589,12 +615,15 @@ ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *name, const char
     ep_err err = ep_mirror_open(path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error);
     if (err == EP_ERR_NOT_FOUND) {
         err = make_mirror(fetch, model, path, out_error);
-        err = err == EP_OK ? ep_mirror_open(path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error) : err;
+        err = err == EP_OK
+                  ? ep_mirror_open(path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error)
+                  : err;
     }
     if (err == EP_OK && version[0] != 0 && strcmp(version, ep_mirror_version(mirror)) != 0) {
-        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                           "it mirrors version %s, configured is %s; give that one an empty directory",
-                           ep_mirror_version(mirror), version);
+        err = ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "it mirrors version %s, configured is %s; give that one an empty directory",
+            ep_mirror_version(mirror), version);
         ep_mirror_close(mirror);
     }
     if (err == EP_OK) {
@@ -604,7 +633,8 @@ ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *name, const char
     return err;
 }
 
-ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fetch **out_fetch, ep_error *out_error)
+ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fetch **out_fetch,
+                              ep_error *out_error)
 {
     ep_weight_fetch *fetch = calloc(1, sizeof(*fetch));
     pthread_condattr_t monotonic;
@@ -618,11 +648,12 @@ ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fe
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&fetch->stopped, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    ep_rpc_channel_config channel = {.common = *config->common,
-                                     .address = {.url = config->coordinator_url,
-                                                 .tls = ep_url_is_tls(config->coordinator_url) ? config->tls : NULL},
-                                     .connection_class = "control",
-                                     .reconnect = true};
+    ep_rpc_channel_config channel = {
+        .common = *config->common,
+        .address = {.url = config->coordinator_url,
+                    .tls = ep_url_is_tls(config->coordinator_url) ? config->tls : NULL},
+        .connection_class = "control",
+        .reconnect = true};
     ep_rpc_limits_raise_for_control(&channel.common.limits);
     const ep_err err = ep_rpc_channel_create(&channel, &fetch->coordinator, out_error);
     if (err != EP_OK) {

@@ -25,7 +25,8 @@ typedef struct ep_weight_fetch_config {
     bool insecure;
 } ep_weight_fetch_config;
 
-ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fetch **out_fetch, ep_error *out_error);
+ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fetch **out_fetch,
+                              ep_error *out_error);
 /* Fetches that run end with UNAVAILABLE, and all later ones. Idempotent; NULL allowed. */
 void ep_weight_fetch_stop(ep_weight_fetch *fetch);
 /* After the mirrors. NULL allowed. */
@@ -37,8 +38,8 @@ void ep_weight_fetch_destroy(ep_weight_fetch *fetch);
  * has it), FAILED_PRECONDITION (they have several versions, or the mirror is of another), and those
  * of ep_mirror_create and _open.
  */
-ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *model, const char *version, const char *path,
-                            ep_mirror **out_mirror, ep_error *out_error);
+ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *model, const char *version,
+                            const char *path, ep_mirror **out_mirror, ep_error *out_error);
 /* All models are open: what is read from here on fails, UNAVAILABLE, once all sources were asked;
  * before, it waits for one. NULL allowed. */
 void ep_weight_fetch_opened(ep_weight_fetch *fetch);

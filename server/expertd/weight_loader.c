@@ -21,7 +21,7 @@
 
 /* from a load that failed for a passing reason to the next of the same expert */
 #define RETRY_NS (EP_NS_PER_S / 2)
-#define LATER_NS (2 * EP_NS_PER_S)  /* the same in the first pass, where nobody waits for it */
+#define LATER_NS (2 * EP_NS_PER_S) /* the same in the first pass, where nobody waits for it */
 /* from a line of the log on a reason that all loads share to the next */
 #define SAID_NS EP_NS_PER_S
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
@@ -34,19 +34,19 @@ typedef enum load_kind { LOAD_URGENT, LOAD_FIRST, LOAD_PREFETCH } load_kind;
 typedef struct loader {
     ep_weight_store *store;
     bool has_progress;
-    bool owes_first; /* the next load is one of the first pass */
+    bool owes_first;     /* the next load is one of the first pass */
     uint64_t batch_left; /* of the first pass, as counted when its progress began */
     ep_load_progress progress;
     uint64_t paid_until_ns; /* the rate allows the next load then */
-    expert_entry *ahead; /* being loaded ahead of time */
-    uint64_t ahead_bytes; /* that its memory takes while it can give way */
-    bool is_blocked;    /* the urgent load that ran last needs that memory too */
-    uint64_t paused_ns; /* the load that runs gave way so long */
-    uint32_t evicted;   /* for the urgent load that runs, because memory was refused */
-    uint64_t refusing;  /* bit d: device d has refused memory for the load that runs */
-    bool has_warned;    /* of such memory */
-    uint64_t said_ns;   /* when a load that failed for a reason that all share was said last */
-    uint64_t unsaid;    /* that failed so since */
+    expert_entry *ahead;    /* being loaded ahead of time */
+    uint64_t ahead_bytes;   /* that its memory takes while it can give way */
+    bool is_blocked;        /* the urgent load that ran last needs that memory too */
+    uint64_t paused_ns;     /* the load that runs gave way so long */
+    uint32_t evicted;       /* for the urgent load that runs, because memory was refused */
+    uint64_t refusing;      /* bit d: device d has refused memory for the load that runs */
+    bool has_warned;        /* of such memory */
+    uint64_t said_ns;       /* when a load that failed for a reason that all share was said last */
+    uint64_t unsaid;        /* that failed so since */
 } loader;
 
 static void load_urgent(loader *self, expert_entry *entry);
@@ -65,7 +65,8 @@ static void charge(loader *self, uint64_t ns)
 {
     const uint64_t now_ns = ep_clock_now_ns();
     if (self->store->config.load_bytes_per_s != 0) {
-        const uint64_t from_ns = self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
+        const uint64_t from_ns =
+            self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
         self->paid_until_ns = from_ns + ns;
     }
 }
@@ -82,7 +83,8 @@ static bool is_idle(void *arg, uint32_t layer, uint32_t expert)
 {
     const victim_search *search = arg;
     const ep_resident *resident = search->store->layers[layer].experts[expert].resident;
-    return resident != NULL && (search->device == EP_WEIGHT_NO_DEVICE || resident->device == search->device) &&
+    return resident != NULL &&
+           (search->device == EP_WEIGHT_NO_DEVICE || resident->device == search->device) &&
            atomic_load_explicit(&resident->refs, memory_order_acquire) == 1;
 }
 
@@ -99,15 +101,16 @@ static void evict(ep_weight_store *store, const ep_heat_choice *victim)
 
 static bool fits(const device_entry *device, uint64_t bytes, uint64_t used)
 {
-    return !device->is_lost &&
-           (device->limit_bytes == 0 || (bytes <= device->limit_bytes && used <= device->limit_bytes - bytes));
+    return !device->is_lost && (device->limit_bytes == 0 || (bytes <= device->limit_bytes &&
+                                                             used <= device->limit_bytes - bytes));
 }
 
 /*
  * Lock held. Of the devices with room that do not refuse memory, one with the fewest experts of the
  * layer, so that all compute a call for it; of these the emptiest. False: there is none.
  */
-static bool choose_device(const loader *self, uint32_t layer_slot, uint64_t bytes, uint32_t *out_device)
+static bool choose_device(const loader *self, uint32_t layer_slot, uint64_t bytes,
+                          uint32_t *out_device)
 {
     const ep_weight_store *store = self->store;
     const layer_entry *layer = &store->layers[layer_slot];
@@ -120,9 +123,11 @@ static bool choose_device(const loader *self, uint32_t layer_slot, uint64_t byte
     }
     for (uint32_t d = 0; d < store->devices_count; d++) {
         const uint64_t used = store->devices[d].resident_bytes;
-        const bool is_better = best == EP_WEIGHT_NO_DEVICE || counts[d] < counts[best] ||
-                               (counts[d] == counts[best] && used < store->devices[best].resident_bytes);
-        const bool is_possible = fits(&store->devices[d], bytes, used) && (self->refusing >> d & 1) == 0;
+        const bool is_better =
+            best == EP_WEIGHT_NO_DEVICE || counts[d] < counts[best] ||
+            (counts[d] == counts[best] && used < store->devices[best].resident_bytes);
+        const bool is_possible =
+            fits(&store->devices[d], bytes, used) && (self->refusing >> d & 1) == 0;
         best = is_possible && is_better ? d : best;
     }
     *out_device = best;
@@ -149,7 +154,8 @@ static bool may_fit(const ep_weight_store *store, uint64_t bytes, bool is_empty)
  * memory of a load ahead of time that gave way to it. The device of the first that goes is the one
  * where room is made.
  */
-static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_kind kind, uint32_t *out_device)
+static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_kind kind,
+                      uint32_t *out_device)
 {
     ep_weight_store *store = self->store;
     victim_search search = {store, EP_WEIGHT_NO_DEVICE};
@@ -173,7 +179,8 @@ static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_ki
             search.device = EP_WEIGHT_NO_DEVICE;
         } else if (kind == LOAD_PREFETCH) {
             return false;
-        } else if (!may_fit(store, bytes, false) && ep_expert_heat_victim(store->heat, false, NULL, NULL, &victim)) {
+        } else if (!may_fit(store, bytes, false) &&
+                   ep_expert_heat_victim(store->heat, false, NULL, NULL, &victim)) {
             evict(store, &victim);
         } else {
             pthread_cond_wait(&store->room, &store->lock);
@@ -191,7 +198,8 @@ static void warn_of_memory(loader *self, uint64_t used)
                EP_KV(weight_bytes_max, self->store->devices[0].limit_bytes),
                EP_KV(reason, "the system refused memory"),
                EP_KV(effect, "others go for experts that requests wait for"),
-               EP_KV(hint, "set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit; of a device: what others hold there) higher"));
+               EP_KV(hint, "set weight_bytes_max lower, or the limit (RLIMIT_AS, overcommit; of a "
+                           "device: what others hold there) higher"));
     }
 }
 
@@ -210,7 +218,8 @@ static bool frees_memory(loader *self, load_kind kind, uint32_t device, ep_err e
     }
     pthread_mutex_lock(&store->lock);
     const uint64_t used = ep_weight_store_bytes(store);
-    const bool goes_one = !store->stop && ep_expert_heat_victim(store->heat, false, is_idle, &search, &victim);
+    const bool goes_one =
+        !store->stop && ep_expert_heat_victim(store->heat, false, is_idle, &search, &victim);
     if (goes_one) {
         evict(store, &victim);
         self->evicted++;
@@ -225,7 +234,8 @@ static bool frees_memory(loader *self, load_kind kind, uint32_t device, ep_err e
 /* ---- one load ---- */
 
 /* takes: the resident's device is chosen, and the bytes are its own. */
-static ep_err check_room(loader *self, ep_resident *resident, uint64_t bytes, load_kind kind, bool takes, ep_error *out_error)
+static ep_err check_room(loader *self, ep_resident *resident, uint64_t bytes, load_kind kind,
+                         bool takes, ep_error *out_error)
 {
     ep_weight_store *store = self->store;
     uint32_t device;
@@ -235,8 +245,10 @@ static ep_err check_room(loader *self, ep_resident *resident, uint64_t bytes, lo
         err = store->devices_left == 0
                   ? ep_error_set(out_error, EP_ERR_DEVICE_LOST, "%s", store->lost_why)
                   : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                                 "needs %" PRIu64 " bytes, and %" PRIu64 " of weight_bytes_max %" PRIu64 " on %u devices are in use",
-                                 bytes, ep_weight_store_bytes(store), store->devices[0].limit_bytes, store->devices_left);
+                                 "needs %" PRIu64 " bytes, and %" PRIu64
+                                 " of weight_bytes_max %" PRIu64 " on %u devices are in use",
+                                 bytes, ep_weight_store_bytes(store), store->devices[0].limit_bytes,
+                                 store->devices_left);
     } else if (takes) {
         store->devices[device].resident_bytes += bytes;
         resident->device = device;
@@ -271,7 +283,8 @@ static void give_back(ep_weight_store *store, const ep_resident *resident, uint6
 
 /* Whether a load that ended so is worth another try: its device is lost, and others are left. No
  * lock held. */
-static bool loses_device(loader *self, const ep_resident *resident, ep_err err, const ep_error *error)
+static bool loses_device(loader *self, const ep_resident *resident, ep_err err,
+                         const ep_error *error)
 {
     ep_weight_store *store = self->store;
     if (err != EP_ERR_DEVICE_LOST || resident->device == EP_WEIGHT_NO_DEVICE) {
@@ -284,8 +297,8 @@ static bool loses_device(loader *self, const ep_resident *resident, ep_err err, 
     return goes_on;
 }
 
-static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_data *data, load_kind kind,
-                   ep_resident *resident, ep_error *out_error)
+static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_data *data,
+                   load_kind kind, ep_resident *resident, ep_error *out_error)
 {
     ep_weight_store *store = self->store;
     const ep_expert_source *source = &data->source;
@@ -294,19 +307,23 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
     const uint32_t allowed = layer->formats | 1u << layer->format;
     const uint32_t has = 1u << source->format | 1u << ep_expert_down_format(source);
     if (!is_shared && (has & ~allowed) != 0) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "is %s, down %s, the model's experts are %s",
-                            ep_weight_format_name(source->format), ep_weight_format_name(ep_expert_down_format(source)),
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "is %s, down %s, the model's experts are %s",
+                            ep_weight_format_name(source->format),
+                            ep_weight_format_name(ep_expert_down_format(source)),
                             ep_weight_format_name(layer->format));
     }
     ep_err err;
-    resident->bytes = store->devices[0].backend->ops->weights_bytes(store->devices[0].backend, source);
+    resident->bytes =
+        store->devices[0].backend->ops->weights_bytes(store->devices[0].backend, source);
     memcpy(resident->sha256, data->sha256, sizeof(resident->sha256));
     do {
         err = check_room(self, resident, resident->bytes, kind, true, out_error);
         if (err != EP_OK) {
             return err;
         }
-        err = resident->backend->ops->weights_load(resident->backend, source, &resident->weights, out_error);
+        err = resident->backend->ops->weights_load(resident->backend, source, &resident->weights,
+                                                   out_error);
         if (err != EP_OK) {
             give_back(store, resident, resident->bytes);
         }
@@ -323,12 +340,14 @@ static bool give_way(void *arg, size_t bytes_done)
 {
     loader *self = arg;
     ep_weight_store *store = self->store;
-    const double unread = self->ahead_bytes > 0 ? 1 - (double)bytes_done / (double)self->ahead_bytes : 0;
+    const double unread =
+        self->ahead_bytes > 0 ? 1 - (double)bytes_done / (double)self->ahead_bytes : 0;
     const uint64_t unread_ns = (uint64_t)(unread * (double)paid_ns(store, self->ahead));
     bool goes_on = true;
     bool is_refunded = false;
     pthread_mutex_lock(&store->lock);
-    while (goes_on && !store->stop && store->urgent.first != NULL && !ep_weight_waits_any(store, self->ahead)) {
+    while (goes_on && !store->stop && store->urgent.first != NULL &&
+           !ep_weight_waits_any(store, self->ahead)) {
         const uint64_t bytes = store->layers[store->urgent.first->layer_slot].expert_bytes_max;
         const uint64_t limit = store->devices[0].limit_bytes; /* with a cache there is one */
         self->paid_until_ns -= is_refunded ? 0 : unread_ns;
@@ -351,7 +370,8 @@ static bool give_way(void *arg, size_t bytes_done)
 }
 
 /* From its file in the cache. NOT_FOUND: there is none of use. */
-static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_kind kind, ep_resident *resident, ep_error *out_error)
+static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_kind kind,
+                              ep_resident *resident, ep_error *out_error)
 {
     ep_weight_store *store = self->store;
     ep_weight_cache_key key;
@@ -384,11 +404,12 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
     return EP_OK;
 }
 
-static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, load_kind kind, ep_resident *resident,
-                                   ep_error *out_error)
+static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, load_kind kind,
+                                   ep_resident *resident, ep_error *out_error)
 {
     ep_expert_data data = {0};
-    ep_err err = ep_checkpoint_read_expert(layer->checkpoint, layer->shape.layer, resident->expert, &data, out_error);
+    ep_err err = ep_checkpoint_read_expert(layer->checkpoint, layer->shape.layer, resident->expert,
+                                           &data, out_error);
     if (err == EP_OK) {
         err = pack(self, layer, &data, kind, resident, out_error);
         ep_expert_data_free(&data);
@@ -421,8 +442,8 @@ static bool lacks_room(loader *self, load_kind kind, ep_err err)
 
 /* Makes one expert resident, from the cache or from the checkpoint. RESOURCE_EXHAUSTED: the budget
  * has no room for it. No lock held. */
-static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kind, ep_resident **out_resident,
-                          bool *out_is_saved, ep_error *out_error)
+static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kind,
+                          ep_resident **out_resident, bool *out_is_saved, ep_error *out_error)
 {
     ep_weight_store *store = self->store;
     const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
@@ -437,7 +458,8 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
     atomic_init(&resident->refs, 1);
     self->evicted = kind == LOAD_URGENT ? 0 : self->evicted;
     self->refusing = 0;
-    ep_err err = check_room(self, resident, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
+    ep_err err =
+        check_room(self, resident, ep_weight_layer_bytes_at_least(layer), kind, false, out_error);
     if (err != EP_OK) {
         free(resident);
         return err;
@@ -448,7 +470,8 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
         if (err == EP_ERR_NOT_FOUND) {
             err = load_from_checkpoint(self, layer, kind, resident, out_error);
         }
-    } while (frees_memory(self, kind, resident->device, err) || loses_device(self, resident, err, out_error));
+    } while (frees_memory(self, kind, resident->device, err) ||
+             loses_device(self, resident, err, out_error));
     if (err != EP_OK) {
         free(resident);
         return err;
@@ -459,15 +482,16 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
 
 static uint32_t short_digest(const uint8_t *sha256)
 {
-    const uint32_t digest =
-        (uint32_t)sha256[0] | (uint32_t)sha256[1] << 8 | (uint32_t)sha256[2] << 16 | (uint32_t)sha256[3] << 24;
+    const uint32_t digest = (uint32_t)sha256[0] | (uint32_t)sha256[1] << 8 |
+                            (uint32_t)sha256[2] << 16 | (uint32_t)sha256[3] << 24;
     return digest != 0 ? digest : 1; /* 0 says that it is not known */
 }
 
 /* Reasons that have nothing to do with the expert's bytes, and may be gone the next time. */
 static bool is_passing(ep_err err)
 {
-    return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_UNAVAILABLE || err == EP_ERR_RESOURCE_EXHAUSTED;
+    return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_UNAVAILABLE ||
+           err == EP_ERR_RESOURCE_EXHAUSTED;
 }
 
 /* No lock held. A disk, a system without memory, or a lost device fails every load: one line a
@@ -487,8 +511,9 @@ static void log_failure(loader *self, const expert_entry *entry, ep_err err, con
         left_out = self->unsaid;
         self->unsaid = 0;
     }
-    ep_log(err == EP_ERR_UNAVAILABLE ? EP_LOG_WARN : EP_LOG_ERROR, "expert-load", EP_KV(model, layer->layer.model),
-           EP_KV(layer, layer->layer.shape.layer), EP_KV(expert, entry->expert), EP_KV(reason, error->text),
+    ep_log(err == EP_ERR_UNAVAILABLE ? EP_LOG_WARN : EP_LOG_ERROR, "expert-load",
+           EP_KV(model, layer->layer.model), EP_KV(layer, layer->layer.shape.layer),
+           EP_KV(expert, entry->expert), EP_KV(reason, error->text),
            EP_KV(lines_left_out, left_out));
 }
 
@@ -497,8 +522,9 @@ static void log_failure(loader *self, const expert_entry *entry, ep_err err, con
  * no room for it, and an owned one owned when it could not be read this time: one error of a
  * device, or a moment without memory, must not cost every expert that is asked for then.
  */
-static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, ep_resident *resident, bool is_saved,
-                   bool had_no_room, ep_err err, const ep_error *error)
+static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
+                   ep_resident *resident, bool is_saved, bool had_no_room, ep_err err,
+                   const ep_error *error)
 {
     layer_entry *layer = &store->layers[entry->layer_slot];
     store->stats.pending_count -= kind == LOAD_FIRST;
@@ -534,21 +560,24 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind, 
         entry->state = EP_EXPERT_FAILED;
         store->stats.failed_count++;
         ep_weight_entry_own(store, entry, false);
-        snprintf(store->stats.last_error, sizeof(store->stats.last_error), "model %s layer %u expert %u: %.350s",
-                 layer->layer.model, layer->layer.shape.layer, entry->expert, error->text);
+        snprintf(store->stats.last_error, sizeof(store->stats.last_error),
+                 "model %s layer %u expert %u: %.350s", layer->layer.model,
+                 layer->layer.shape.layer, entry->expert, error->text);
     }
     ep_weight_entry_place(store, entry);
 }
 
-static void trace_load(const ep_weight_store *store, const expert_entry *entry, uint64_t id, uint64_t bytes, bool begins, ep_err err)
+static void trace_load(const ep_weight_store *store, const expert_entry *entry, uint64_t id,
+                       uint64_t bytes, bool begins, ep_err err)
 {
-    const ep_trace_fields fields = {.call = id,
-                                    .node = store->config.node_name != NULL ? store->config.node_name : "",
-                                    .peer = "",
-                                    .layer = (int32_t)store->layers[entry->layer_slot].layer.shape.layer,
-                                    .expert = (int32_t)entry->expert,
-                                    .rows = bytes > UINT32_MAX ? UINT32_MAX : (uint32_t)bytes,
-                                    .status = begins ? 0 : (int32_t)err};
+    const ep_trace_fields fields = {
+        .call = id,
+        .node = store->config.node_name != NULL ? store->config.node_name : "",
+        .peer = "",
+        .layer = (int32_t)store->layers[entry->layer_slot].layer.shape.layer,
+        .expert = (int32_t)entry->expert,
+        .rows = bytes > UINT32_MAX ? UINT32_MAX : (uint32_t)bytes,
+        .status = begins ? 0 : (int32_t)err};
     if (begins) {
         EP_TRACE(load_begin, &fields);
     } else {
@@ -589,7 +618,8 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     const uint64_t took_ns = ep_clock_now_ns() - begin_ns - self->paused_ns;
     store->stats.load_ns_total += took_ns;
     if (err == EP_OK) {
-        ep_load_room_loaded(&store->room_ahead, took_ns > paid_ns(store, entry) ? took_ns : paid_ns(store, entry));
+        ep_load_room_loaded(&store->room_ahead,
+                            took_ns > paid_ns(store, entry) ? took_ns : paid_ns(store, entry));
     }
     settle(store, entry, kind, resident, is_saved, had_no_room, err, &error);
     const bool may_come = entry->state == EP_EXPERT_ABSENT && entry->is_owned;
@@ -614,8 +644,9 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     if (ended != NULL && err != EP_OK) {
         char why[sizeof(error.text)];
         snprintf(why, sizeof(why), "%s", error.text);
-        ep_error_set(&error, may_come ? EP_ERR_UNAVAILABLE : EP_ERR_NOT_OWNER, "model %s layer %u expert %u could not be loaded: %.300s",
-                     layer->layer.model, layer->layer.shape.layer, entry->expert, why);
+        ep_error_set(&error, may_come ? EP_ERR_UNAVAILABLE : EP_ERR_NOT_OWNER,
+                     "model %s layer %u expert %u could not be loaded: %.300s", layer->layer.model,
+                     layer->layer.shape.layer, entry->expert, why);
         error.layer = (int32_t)layer->layer.shape.layer;
         error.expert = (int32_t)entry->expert;
     }
@@ -641,8 +672,8 @@ static void begin_progress(loader *self)
         model = model != NULL && strcmp(layer->model, model) == 0 ? model : NULL;
     }
     self->has_progress = true;
-    ep_load_progress_init(&self->progress, store->config.shows_bar ? STDERR_FILENO : -1, model, self->batch_left,
-                          bytes);
+    ep_load_progress_init(&self->progress, store->config.shows_bar ? STDERR_FILENO : -1, model,
+                          self->batch_left, bytes);
 }
 
 static void end_progress(loader *self)
@@ -700,7 +731,8 @@ static bool await_rate(loader *self, load_kind kind)
 {
     ep_weight_store *store = self->store;
     for (;;) {
-        if (store->stop || (kind == LOAD_PREFETCH && (store->urgent.first != NULL || store->first.first != NULL))) {
+        if (store->stop || (kind == LOAD_PREFETCH &&
+                            (store->urgent.first != NULL || store->first.first != NULL))) {
             return false;
         }
         if (store->config.load_bytes_per_s == 0 || ep_clock_now_ns() >= self->paid_until_ns) {
@@ -717,7 +749,8 @@ static bool take_prefetch(ep_weight_store *store, expert_entry **out_entry)
     ep_heat_choice choice;
     victim_search search = {store, EP_WEIGHT_NO_DEVICE};
     if (store->prefetches_due == 0 || !ep_load_room_fits(&store->room_ahead, ep_clock_now_ns()) ||
-        !ep_expert_heat_prefetch(store->heat, ep_load_room_lead(&store->room_ahead), false, is_idle, &search, &choice)) {
+        !ep_expert_heat_prefetch(store->heat, ep_load_room_lead(&store->room_ahead), false, is_idle,
+                                 &search, &choice)) {
         store->prefetches_due = 0;
         return false;
     }
@@ -750,7 +783,8 @@ static void load_urgent(loader *self, expert_entry *entry)
     ep_weight_store *store = self->store;
     self->is_blocked = false;
     /* They may give up while the rate is waited for. */
-    if (!ep_weight_waits_any(store, entry) || !await_rate(self, LOAD_URGENT) || !ep_weight_waits_any(store, entry)) {
+    if (!ep_weight_waits_any(store, entry) || !await_rate(self, LOAD_URGENT) ||
+        !ep_weight_waits_any(store, entry)) {
         give_up(store, entry);
     } else {
         const uint64_t paid_until_ns = self->paid_until_ns;
@@ -769,7 +803,8 @@ static void load_urgent(loader *self, expert_entry *entry)
 /* Lock held on entry and exit, not in between. */
 static void load_ahead(loader *self, expert_entry *entry)
 {
-    if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted) {
+    if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned &&
+        entry->is_wanted) {
         charge(self, paid_ns(self->store, entry));
         self->ahead = entry;
         load_one(self, entry, LOAD_PREFETCH);

@@ -36,7 +36,8 @@ static void save_one(ep_weight_store *store, expert_entry *entry)
     pthread_mutex_unlock(&store->lock);
     ep_weight_cache_key key;
     ep_weight_layer_key(&store->layers[entry->layer_slot].layer, entry->expert, &key);
-    const bool is_written = ep_weight_cache_write(store->config.cache, &key, resident->weights, resident->sha256);
+    const bool is_written =
+        ep_weight_cache_write(store->config.cache, &key, resident->weights, resident->sha256);
     ep_resident_release(resident);
     pthread_mutex_lock(&store->lock);
     store->saver_gave_up = !is_written;

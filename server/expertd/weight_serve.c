@@ -50,27 +50,29 @@ static ep_err find_model(const ep_weight_serve *serve, const char *name, const c
                          ep_node_model **out_model, ep_error *out_error)
 {
     if (!ep_rpc_credentials_prove_nodes(serve->config.credentials)) {
-        return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
-                            "clients could pass as nodes here, so nobody gets weights: set node_token_file, with a "
-                            "token that no client has");
+        return ep_error_set(
+            out_error, EP_ERR_PERMISSION_DENIED,
+            "clients could pass as nodes here, so nobody gets weights: set node_token_file, with a "
+            "token that no client has");
     }
     return ep_node_models_find_model(serve->config.models, name, version, out_model, out_error);
 }
 
 /* Names are compared, never opened. */
-static ep_err find_file(const ep_node_model *model, const Expertd__V1__WeightReadRequest *request, size_t *out_file,
-                        ep_error *out_error)
+static ep_err find_file(const ep_node_model *model, const Expertd__V1__WeightReadRequest *request,
+                        size_t *out_file, ep_error *out_error)
 {
     const size_t count = ep_checkpoint_files_count(model->checkpoint);
     const char *name = "";
     uint64_t bytes = 0;
     size_t file = 0;
-    while (file < count &&
-           (ep_checkpoint_file(model->checkpoint, file, &name, &bytes), strcmp(name, request->file) != 0)) {
+    while (file < count && (ep_checkpoint_file(model->checkpoint, file, &name, &bytes),
+                            strcmp(name, request->file) != 0)) {
         file++;
     }
     if (file == count) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND, "model %s version %s has no file '%.200s' among its %zu",
+        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                            "model %s version %s has no file '%.200s' among its %zu",
                             model->config->name, model->info->version, request->file, count);
     }
     if (request->bytes == 0 || request->bytes > EP_WEIGHT_PIECE_BYTES || request->offset > bytes ||
@@ -78,7 +80,8 @@ static ep_err find_file(const ep_node_model *model, const Expertd__V1__WeightRea
         return ep_error_set(out_error, EP_ERR_OUT_OF_RANGE,
                             "model %s file %s: %" PRIu32 " bytes from %" PRIu64
                             ", allowed 1..%u bytes inside its %" PRIu64,
-                            model->config->name, name, request->bytes, request->offset, EP_WEIGHT_PIECE_BYTES, bytes);
+                            model->config->name, name, request->bytes, request->offset,
+                            EP_WEIGHT_PIECE_BYTES, bytes);
     }
     *out_file = file;
     return EP_OK;
@@ -102,8 +105,8 @@ static bool read_one(ep_weight_serve *serve, const waiting_read *read)
     if (err != EP_OK) {
         ep_error_set(&error, err, "no buffer of %" PRIu32 " bytes: %s", bytes, ep_err_text(err));
     } else {
-        err =
-            ep_checkpoint_read_file(read->model->checkpoint, read->file, request->offset, buffer->data, bytes, &error);
+        err = ep_checkpoint_read_file(read->model->checkpoint, read->file, request->offset,
+                                      buffer->data, bytes, &error);
     }
     if (err != EP_OK) {
         ep_error_prefix(&error, err, "model %s", read->model->config->name);
@@ -168,7 +171,8 @@ static ep_err enqueue(ep_weight_serve *serve, const waiting_read *read, ep_error
         err = ep_error_set(out_error, EP_ERR_DRAINING, "the node ends");
     } else if (serve->count == EP_WEIGHT_READS_MAX) {
         err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                           "%d reads of weights wait here: ask again, or another node", EP_WEIGHT_READS_MAX);
+                           "%d reads of weights wait here: ask again, or another node",
+                           EP_WEIGHT_READS_MAX);
     } else {
         serve->queue[(serve->first + serve->count++) % EP_WEIGHT_READS_MAX] = *read;
         pthread_cond_signal(&serve->work);
@@ -177,7 +181,8 @@ static ep_err enqueue(ep_weight_serve *serve, const waiting_read *read, ep_error
     return err;
 }
 
-static void on_read(Expertd__V1__WeightFiles_Service *rpc, const Expertd__V1__WeightReadRequest *request,
+static void on_read(Expertd__V1__WeightFiles_Service *rpc,
+                    const Expertd__V1__WeightReadRequest *request,
                     Expertd__V1__WeightReadReply_Closure closure, void *closure_data)
 {
     ep_weight_serve *serve = (ep_weight_serve *)(void *)rpc;
@@ -193,7 +198,8 @@ static void on_read(Expertd__V1__WeightFiles_Service *rpc, const Expertd__V1__We
     }
 }
 
-static void on_list(Expertd__V1__WeightFiles_Service *rpc, const Expertd__V1__WeightListRequest *request,
+static void on_list(Expertd__V1__WeightFiles_Service *rpc,
+                    const Expertd__V1__WeightListRequest *request,
                     Expertd__V1__WeightListReply_Closure closure, void *closure_data)
 {
     const ep_weight_serve *serve = (const ep_weight_serve *)(const void *)rpc;
@@ -224,7 +230,8 @@ static void on_list(Expertd__V1__WeightFiles_Service *rpc, const Expertd__V1__We
 
 /* ---- life ---- */
 
-ep_err ep_weight_serve_create(const ep_weight_serve_config *config, ep_weight_serve **out_serve, ep_error *out_error)
+ep_err ep_weight_serve_create(const ep_weight_serve_config *config, ep_weight_serve **out_serve,
+                              ep_error *out_error)
 {
     ep_weight_serve *serve = calloc(1, sizeof(*serve));
     pthread_condattr_t monotonic;
@@ -240,7 +247,8 @@ ep_err ep_weight_serve_create(const ep_weight_serve_config *config, ep_weight_se
     pthread_condattr_destroy(&monotonic);
     if (pthread_create(&serve->thread, NULL, serve_main, serve) != 0) {
         ep_weight_serve_destroy(serve);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "cannot start the thread that reads weights for other nodes");
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "cannot start the thread that reads weights for other nodes");
     }
     serve->runs = true;
     *out_serve = serve;

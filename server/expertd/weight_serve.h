@@ -28,7 +28,8 @@ typedef struct ep_weight_serve_config {
     uint64_t bytes_per_s; /* 0: unlimited */
 } ep_weight_serve_config;
 
-ep_err ep_weight_serve_create(const ep_weight_serve_config *config, ep_weight_serve **out_serve, ep_error *out_error);
+ep_err ep_weight_serve_create(const ep_weight_serve_config *config, ep_weight_serve **out_serve,
+                              ep_error *out_error);
 /* Ends what waits, and every later call. Idempotent; NULL allowed. */
 void ep_weight_serve_stop(ep_weight_serve *serve);
 void ep_weight_serve_destroy(ep_weight_serve *serve);

@@ -52,7 +52,8 @@ static void init_devices(ep_weight_store *store)
         if (config->backends[d]->ops->device_read != NULL) {
             config->backends[d]->ops->device_read(config->backends[d], &device);
         }
-        store->devices[d] = (device_entry){.backend = config->backends[d], .limit_bytes = device.weight_bytes_max};
+        store->devices[d] =
+            (device_entry){.backend = config->backends[d], .limit_bytes = device.weight_bytes_max};
         store->has_budget |= device.weight_bytes_max != 0;
     }
 }
@@ -90,17 +91,21 @@ uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer)
     const ep_layer_shape *shape = &layer->shape;
     const uint64_t wide = ep_weight_matrix_bytes(layer->format, shape->inner, shape->hidden);
     return (ep_activation_has_gate(shape->activation) ? 2 : 1) * wide +
-           ep_weight_matrix_bytes(layer->down_format == EP_WEIGHTS_NONE ? layer->format : layer->down_format, shape->hidden, shape->inner);
+           ep_weight_matrix_bytes(layer->down_format == EP_WEIGHTS_NONE ? layer->format
+                                                                        : layer->down_format,
+                                  shape->hidden, shape->inner);
 }
 
 /* What an expert of the layer takes in memory. False: its tensors are not as they should be. */
-static bool find_packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer, uint32_t expert, uint64_t *out_bytes)
+static bool find_packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer,
+                              uint32_t expert, uint64_t *out_bytes)
 {
     ep_backend *backend = store->devices[0].backend;
     const uint64_t least = ep_weight_layer_bytes_at_least(layer);
     ep_expert_source outline;
     ep_error error;
-    if (ep_checkpoint_outline_expert(layer->checkpoint, layer->shape.layer, expert, &outline, &error) != EP_OK) {
+    if (ep_checkpoint_outline_expert(layer->checkpoint, layer->shape.layer, expert, &outline,
+                                     &error) != EP_OK) {
         return false;
     }
     const uint64_t packed = backend->ops->weights_bytes(backend, &outline);
@@ -119,21 +124,24 @@ static uint64_t smallest_limit(const ep_weight_store *store)
 }
 
 /* The budget, or what a device has to give without one, does not hold one expert. */
-static ep_err refuse_budget(const ep_weight_store *store, const ep_weight_layer *layer, bool is_shared, uint64_t bytes,
-                            ep_error *out_error)
+static ep_err refuse_budget(const ep_weight_store *store, const ep_weight_layer *layer,
+                            bool is_shared, uint64_t bytes, ep_error *out_error)
 {
     const bool is_set = store->config.weight_bytes_max != 0;
     return ep_error_set(
         out_error, EP_ERR_BAD_CONFIG,
-        "%s %" PRIu64 "%s, one %sexpert of layer %u of model %s needs %" PRIu64 " bytes; allowed: at least that%s",
+        "%s %" PRIu64 "%s, one %sexpert of layer %u of model %s needs %" PRIu64
+        " bytes; allowed: at least that%s",
         is_set ? "weight_bytes_max is" : "a device has room for", smallest_limit(store),
-        is_set ? "" : " bytes of weights", is_shared ? "shared " : "", layer->shape.layer, layer->model, bytes,
-        is_set ? ", or 0" : "; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
+        is_set ? "" : " bytes of weights", is_shared ? "shared " : "", layer->shape.layer,
+        layer->model, bytes,
+        is_set ? ", or 0"
+               : "; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
 }
 
 /* Errors: BAD_CONFIG (the budget cannot hold one). */
-static ep_err measure_experts(const ep_weight_store *store, const ep_weight_layer *layer, uint64_t *out_bytes, uint64_t *out_bytes_max,
-                              ep_error *out_error)
+static ep_err measure_experts(const ep_weight_store *store, const ep_weight_layer *layer,
+                              uint64_t *out_bytes, uint64_t *out_bytes_max, ep_error *out_error)
 {
     const uint32_t routed = layer->shape.experts;
     const uint64_t limit = smallest_limit(store);
@@ -141,7 +149,8 @@ static ep_err measure_experts(const ep_weight_store *store, const ep_weight_laye
     *out_bytes_max = 0;
     /* All routed experts are alike; shared ones are wider, and often kept in a finer format.
      * Without any that is whole the shape tells. */
-    for (uint32_t e = 0; e < routed + layer->shape.shared_experts; e = e < routed ? routed : e + 1) {
+    for (uint32_t e = 0; e < routed + layer->shape.shared_experts;
+         e = e < routed ? routed : e + 1) {
         uint64_t bytes = ep_weight_layer_bytes_at_least(layer);
         while (!find_packed_bytes(store, layer, e, &bytes) && e + 1 < routed) {
             e++;
@@ -155,8 +164,8 @@ static ep_err measure_experts(const ep_weight_store *store, const ep_weight_laye
     return EP_OK;
 }
 
-ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot,
-                                 ep_error *out_error)
+ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer,
+                                 uint32_t *out_slot, ep_error *out_error)
 {
     const uint32_t count = layer->shape.experts + layer->shape.shared_experts;
     uint64_t bytes, bytes_max;
@@ -169,7 +178,8 @@ ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *
         store->layers = grown;
     }
     expert_entry *experts = calloc(count > 0 ? count : 1, sizeof(*experts));
-    if (grown == NULL || experts == NULL || ep_expert_heat_add_layer(store->heat, count, bytes) != EP_OK) {
+    if (grown == NULL || experts == NULL ||
+        ep_expert_heat_add_layer(store->heat, count, bytes) != EP_OK) {
         free(experts);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for layer %u of model %s",
                             layer->shape.layer, layer->model);
@@ -178,8 +188,8 @@ ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *
         experts[i].layer_slot = store->layers_count;
         experts[i].expert = i;
     }
-    store->layers[store->layers_count] =
-        (layer_entry){.layer = *layer, .experts_count = count, .expert_bytes_max = bytes_max, .experts = experts};
+    store->layers[store->layers_count] = (layer_entry){
+        .layer = *layer, .experts_count = count, .expert_bytes_max = bytes_max, .experts = experts};
     *out_slot = store->layers_count++;
     return EP_OK;
 }
@@ -188,14 +198,17 @@ ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error)
 {
     int rc = pthread_create(&store->loader, NULL, ep_weight_loader_main, store);
     if (rc != 0) {
-        return ep_error_set(out_error, EP_ERR_IO, "cannot start the loader thread: %s", strerror(rc));
+        return ep_error_set(out_error, EP_ERR_IO, "cannot start the loader thread: %s",
+                            strerror(rc));
     }
     pthread_setname_np(store->loader, "ep-loader");
     store->loader_runs = true;
     if (store->config.cache != NULL) {
         rc = pthread_create(&store->saver, NULL, ep_weight_saver_main, store);
         if (rc != 0) {
-            return ep_error_set(out_error, EP_ERR_IO, "cannot start the thread that keeps packed weights: %s", strerror(rc));
+            return ep_error_set(out_error, EP_ERR_IO,
+                                "cannot start the thread that keeps packed weights: %s",
+                                strerror(rc));
         }
         pthread_setname_np(store->saver, "ep-saver");
         store->saver_runs = true;
@@ -271,7 +284,8 @@ void ep_resident_ref(ep_resident *resident, uint32_t count)
 
 void ep_resident_release(ep_resident *resident)
 {
-    if (resident != NULL && atomic_fetch_sub_explicit(&resident->refs, 1, memory_order_acq_rel) == 1) {
+    if (resident != NULL &&
+        atomic_fetch_sub_explicit(&resident->refs, 1, memory_order_acq_rel) == 1) {
         unload(resident);
     }
 }
@@ -280,7 +294,8 @@ void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry)
 {
     /* One that could not be read just now is left to requests: it would be chosen again and
      * again. */
-    const bool is_cold = entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted && entry->retry_ns <= ep_clock_now_ns();
+    const bool is_cold = entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted &&
+                         entry->retry_ns <= ep_clock_now_ns();
     ep_expert_heat_set_place(store->heat, entry->layer_slot, entry->expert,
                              entry->state == EP_EXPERT_RESIDENT ? EP_HEAT_RESIDENT
                              : is_cold                          ? EP_HEAT_ABSENT
@@ -364,9 +379,11 @@ void ep_weight_store_lose(ep_weight_store *store, uint32_t index, const char *wh
     }
 }
 
-void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert, ep_weight_cache_key *out_key)
+void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert,
+                         ep_weight_cache_key *out_key)
 {
-    *out_key = (ep_weight_cache_key){.numerics = layer->numerics, .layer = layer->shape.layer, .expert = expert};
+    *out_key = (ep_weight_cache_key){
+        .numerics = layer->numerics, .layer = layer->shape.layer, .expert = expert};
     memcpy(out_key->identity, layer->identity, sizeof(out_key->identity));
 }
 
@@ -446,7 +463,8 @@ uint64_t ep_weight_store_unwanted_count(ep_weight_store *store)
 
 /* Ends the ownership of the next unwanted expert from *layer_slot, *expert on; false when there is
  * none. *out_resident: what to release. Lock held. */
-static bool drop_next(ep_weight_store *store, uint32_t *layer_slot, uint32_t *expert, ep_resident **out_resident)
+static bool drop_next(ep_weight_store *store, uint32_t *layer_slot, uint32_t *expert,
+                      ep_resident **out_resident)
 {
     for (; *layer_slot < store->layers_count; (*layer_slot)++, *expert = 0) {
         layer_entry *layer = &store->layers[*layer_slot];
@@ -456,7 +474,8 @@ static bool drop_next(ep_weight_store *store, uint32_t *layer_slot, uint32_t *ex
                 continue;
             }
             ep_weight_entry_own(store, entry, false);
-            *out_resident = entry->state == EP_EXPERT_RESIDENT ? ep_weight_entry_evict(store, entry) : NULL;
+            *out_resident =
+                entry->state == EP_EXPERT_RESIDENT ? ep_weight_entry_evict(store, entry) : NULL;
             return true;
         }
     }
@@ -490,9 +509,9 @@ static bool count_use(ep_weight_store *store, expert_entry *entry)
     return is_hit;
 }
 
-bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts, const uint32_t *rows,
-                             uint32_t count, ep_resident **out_residents, uint32_t *out_missing,
-                             ep_expert_state *out_state)
+bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts,
+                             const uint32_t *rows, uint32_t count, ep_resident **out_residents,
+                             uint32_t *out_missing, ep_expert_state *out_state)
 {
     uint32_t i;
     pthread_mutex_lock(&store->lock);
@@ -549,7 +568,8 @@ static void list_remove(ep_weight_wait *wait)
     }
 }
 
-ep_weight_wait *ep_weight_waits_take(ep_weight_store *store, const expert_entry *entry, ep_resident *resident)
+ep_weight_wait *ep_weight_waits_take(ep_weight_store *store, const expert_entry *entry,
+                                     ep_resident *resident)
 {
     ep_weight_wait *taken = NULL;
     for (ep_weight_wait *wait = store->waits, *next; wait != NULL; wait = next) {
@@ -587,16 +607,19 @@ void ep_weight_waits_end(ep_weight_wait *list, const ep_error *error)
 }
 
 /* The error of a wait that ends without its expert. */
-static void describe(const ep_weight_store *store, const ep_weight_wait *wait, ep_err code, ep_expert_state state, uint64_t now_ns,
-                     ep_error *out_error)
+static void describe(const ep_weight_store *store, const ep_weight_wait *wait, ep_err code,
+                     ep_expert_state state, uint64_t now_ns, ep_error *out_error)
 {
     const ep_weight_layer *layer = &store->layers[wait->layer_slot].layer;
-    ep_error_set(out_error, code, "model %s layer %u expert %u is %s: waited %" PRIu64 " ms for it (weight_bytes_max %" PRIu64 ")",
+    ep_error_set(out_error, code,
+                 "model %s layer %u expert %u is %s: waited %" PRIu64
+                 " ms for it (weight_bytes_max %" PRIu64 ")",
                  layer->model, layer->shape.layer, wait->expert,
                  state == EP_EXPERT_LOADING  ? "being loaded"
                  : state == EP_EXPERT_QUEUED ? "queued for loading"
                                              : "not in memory",
-                 (uint64_t)((now_ns - wait->since_ns) / EP_NS_PER_MS), store->devices[0].limit_bytes);
+                 (uint64_t)((now_ns - wait->since_ns) / EP_NS_PER_MS),
+                 store->devices[0].limit_bytes);
     out_error->layer = (int32_t)layer->shape.layer;
     out_error->expert = (int32_t)wait->expert;
 }
@@ -636,7 +659,8 @@ static void end_waits(ep_weight_store *store, ep_err reason)
         list_remove(wait);
         store->stats.waiting_count--;
         const expert_entry *entry = &store->layers[wait->layer_slot].experts[wait->expert];
-        describe(store, wait, reason != EP_OK ? reason : EP_ERR_UNAVAILABLE, entry->state, now_ns, &error);
+        describe(store, wait, reason != EP_OK ? reason : EP_ERR_UNAVAILABLE, entry->state, now_ns,
+                 &error);
         pthread_mutex_unlock(&store->lock);
         wait->ready(wait, NULL, &error);
     }
@@ -662,7 +686,8 @@ void ep_weight_store_close(ep_weight_store *store, ep_err reason)
 
 /* Lock held: a wait that need not wait goes to *ended; one for an expert whose load has just failed
  * to *later. */
-static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wait **ended, ep_weight_wait **later)
+static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wait **ended,
+                     ep_weight_wait **later)
 {
     expert_entry *entry = &store->layers[wait->layer_slot].experts[wait->expert];
     wait->resident = entry->resident;
@@ -687,7 +712,8 @@ static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wai
     }
 }
 
-void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits, uint32_t count)
+void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits,
+                          uint32_t count)
 {
     const uint64_t now_ns = ep_clock_now_ns();
     ep_weight_wait *ended = NULL;
@@ -705,12 +731,15 @@ void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight
     if (ended != NULL && ended->resident == NULL) { /* it went between acquire and wait */
         describe(store, ended, EP_ERR_NOT_OWNER, EP_EXPERT_ABSENT, now_ns, &error);
     } else {
-        ep_error_set(&error, EP_ERR_NOT_OWNER, "model %s layer %u: an expert is no longer held here",
-                     store->layers[layer_slot].layer.model, store->layers[layer_slot].layer.shape.layer);
+        ep_error_set(
+            &error, EP_ERR_NOT_OWNER, "model %s layer %u: an expert is no longer held here",
+            store->layers[layer_slot].layer.model, store->layers[layer_slot].layer.shape.layer);
     }
     if (later != NULL) {
-        ep_error_set(&later_error, EP_ERR_UNAVAILABLE, "model %s layer %u expert %u could not be loaded just now; it is tried again",
-                     store->layers[layer_slot].layer.model, store->layers[layer_slot].layer.shape.layer, later->expert);
+        ep_error_set(&later_error, EP_ERR_UNAVAILABLE,
+                     "model %s layer %u expert %u could not be loaded just now; it is tried again",
+                     store->layers[layer_slot].layer.model,
+                     store->layers[layer_slot].layer.shape.layer, later->expert);
         later_error.layer = (int32_t)store->layers[layer_slot].layer.shape.layer;
         later_error.expert = (int32_t)later->expert;
     }
@@ -724,7 +753,8 @@ void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight
 
 /* ---- what others ask ---- */
 
-uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out, uint32_t *out_digests)
+uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out,
+                               uint32_t *out_digests)
 {
     uint32_t n = 0;
     pthread_mutex_lock(&store->lock);

@@ -37,17 +37,17 @@ typedef struct ep_weight_store ep_weight_store;
 typedef struct ep_weight_store_config {
     /* instances of one backend, one for each device, at least one; borrowed */
     ep_backend *const *backends;
-    uint32_t backends_count;      /* more than one: without cache */
-    uint64_t weight_bytes_max;    /* of each; 0: unlimited, or what its device has */
-    uint64_t load_bytes_per_s;    /* of loads after the first pass; 0: unlimited */
+    uint32_t backends_count;   /* more than one: without cache */
+    uint64_t weight_bytes_max; /* of each; 0: unlimited, or what its device has */
+    uint64_t load_bytes_per_s; /* of loads after the first pass; 0: unlimited */
     /* cold experts likely to be used next are loaded while nothing else is to do */
     bool prefetches;
-    ep_weight_cache *cache;       /* borrowed; NULL: every load reads and packs */
-    bool warms_up;                /* each kernel shape runs once before the first pass is over */
-    const char *node_name;        /* borrowed; for spans. NULL: "" */
+    ep_weight_cache *cache; /* borrowed; NULL: every load reads and packs */
+    bool warms_up;          /* each kernel shape runs once before the first pass is over */
+    const char *node_name;  /* borrowed; for spans. NULL: "" */
     /* borrowed; ends waits at their deadline. NULL: they end with the load */
     ep_timer_service *timers;
-    bool shows_bar;               /* progress of loading on stderr, when that is a terminal; else the log tells */
+    bool shows_bar; /* progress of loading on stderr, when that is a terminal; else the log tells */
     /* after each load and when the loader becomes idle; from the loader's thread; no lock held */
     void (*on_change)(void *arg);
     void *arg;
@@ -58,12 +58,12 @@ typedef struct ep_weight_layer {
     const ep_checkpoint *checkpoint; /* borrowed */
     /* of the routed experts: of gate and up; as down_format for what an expert takes in memory */
     ep_weight_format format;
-    ep_weight_format down_format;    /* NONE: the same */
+    ep_weight_format down_format; /* NONE: the same */
     /* more that a routed expert may be in (1 << format): the numerics id says which */
     uint32_t formats;
     ep_layer_shape shape;
-    char numerics[EP_NUMERICS_ID_BYTES];  /* for the cache, as the next */
-    uint8_t identity[EP_SHA256_BYTES];    /* ep_checkpoint_identity */
+    char numerics[EP_NUMERICS_ID_BYTES]; /* for the cache, as the next */
+    uint8_t identity[EP_SHA256_BYTES];   /* ep_checkpoint_identity */
 } ep_weight_layer;
 
 typedef enum ep_expert_state {
@@ -133,8 +133,8 @@ typedef struct ep_weight_stats {
     uint64_t misses_total; /* ... it had to be waited for */
     uint64_t evictions_total;
     uint64_t prefetches_total;
-    uint64_t prefetches_useful_total;  /* used before they went */
-    uint64_t prefetches_useless_total; /* went unused */
+    uint64_t prefetches_useful_total;     /* used before they went */
+    uint64_t prefetches_useless_total;    /* went unused */
     char last_error[EP_ERROR_TEXT_BYTES]; /* "" none */
 } ep_weight_stats;
 
@@ -147,8 +147,8 @@ void ep_weight_store_stop(ep_weight_store *store);
 void ep_weight_store_destroy(ep_weight_store *store);
 /* Before start. *out_slot counts up from 0. Errors: NO_MEMORY, BAD_CONFIG (weight_bytes_max cannot
  * hold one expert of it). */
-ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer, uint32_t *out_slot,
-                                 ep_error *out_error);
+ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *layer,
+                                 uint32_t *out_slot, ep_error *out_error);
 ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error);
 
 /*
@@ -167,12 +167,13 @@ void ep_weight_store_drop_unwanted(ep_weight_store *store);
  * those. False and no reference at all: *out_missing is the first that is not owned and *out_state
  * why.
  */
-bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts, const uint32_t *rows,
-                             uint32_t count, ep_resident **out_residents, uint32_t *out_missing,
-                             ep_expert_state *out_state);
+bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts,
+                             const uint32_t *rows, uint32_t count, ep_resident **out_residents,
+                             uint32_t *out_missing, ep_expert_state *out_state);
 /* Asks for experts of a layer to be loaded. ready() may come before this returns; then waits and
  * their memory may be gone. */
-void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits, uint32_t count);
+void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits,
+                          uint32_t count);
 /* Ends all waits, and those to come, with reason. Idempotent. */
 void ep_weight_store_close(ep_weight_store *store, ep_err reason);
 /* The device of backends[index] is lost: nothing is loaded there any more, and what was there is
@@ -185,7 +186,8 @@ void ep_resident_release(ep_resident *resident);
 /* Table indexes of the owned experts, ascending, into out[E+S]; returns how many. out_digests:
  * NULL, or [E+S]: the first four bytes of each one's SHA-256, little endian; 0: not known, it was
  * never read. */
-uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out, uint32_t *out_digests);
+uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out,
+                               uint32_t *out_digests);
 /* What the layer's largest expert takes in memory. */
 uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t layer_slot);
 uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot);

@@ -35,10 +35,10 @@ typedef struct layer_entry {
 /* One instance of the backend and its memory. */
 typedef struct device_entry {
     ep_backend *backend;
-    uint64_t limit_bytes;    /* 0: none */
+    uint64_t limit_bytes; /* 0: none */
     /* also of experts that only jobs still hold, and of the one being loaded */
     uint64_t resident_bytes;
-    uint64_t leaving_bytes;  /* of experts that only jobs still hold */
+    uint64_t leaving_bytes; /* of experts that only jobs still hold */
     bool is_lost;
 } device_entry;
 
@@ -66,7 +66,7 @@ struct ep_weight_store {
     uint32_t devices_count;
     uint32_t devices_left; /* not lost */
     device_entry *devices;
-    bool has_budget; /* on some device; else nothing ever goes */
+    bool has_budget;                    /* on some device; else nothing ever goes */
     char lost_why[EP_ERROR_TEXT_BYTES]; /* of the last device */
     uint32_t layers_count;
     layer_entry *layers;
@@ -77,10 +77,10 @@ struct ep_weight_store {
     uint32_t prefetches_due; /* of the last visit */
     ep_expert_heat *heat;
     ep_load_room room_ahead; /* is there time for prefetches? */
-    ep_weight_wait *waits; /* of all experts */
+    ep_weight_wait *waits;   /* of all experts */
     ep_timer deadline;
-    uint64_t deadline_ns; /* armed for; EP_TIME_NEVER not */
-    uint64_t unsaved_count;  /* resident experts without a file */
+    uint64_t deadline_ns;   /* armed for; EP_TIME_NEVER not */
+    uint64_t unsaved_count; /* resident experts without a file */
     ep_weight_stats stats;
 };
 
@@ -108,14 +108,16 @@ ep_resident *ep_weight_entry_lose(ep_weight_store *store, expert_entry *entry);
 ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry);
 /* Lock held: the waits for an expert, out of the list, with a reference to resident each, or with
  * error (copied); to be ended without the lock. */
-ep_weight_wait *ep_weight_waits_take(ep_weight_store *store, const expert_entry *entry, ep_resident *resident);
+ep_weight_wait *ep_weight_waits_take(ep_weight_store *store, const expert_entry *entry,
+                                     ep_resident *resident);
 /* Lock held: whether anybody still wants what he waits for. */
 bool ep_weight_waits_any(const ep_weight_store *store, const expert_entry *entry);
 /* No lock held. error: of those without a resident. */
 void ep_weight_waits_end(ep_weight_wait *list, const ep_error *error);
 
 /* The key of an expert's file. */
-void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert, ep_weight_cache_key *out_key);
+void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert,
+                         ep_weight_cache_key *out_key);
 
 /* weight_loader.c */
 void *ep_weight_loader_main(void *store);

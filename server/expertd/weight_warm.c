@@ -28,7 +28,8 @@ static void on_done(ep_job *job, ep_err result)
     pthread_mutex_unlock(&run->lock);
 }
 
-static void run_job(ep_backend *backend, ep_backend_weights *weights, const ep_job_row *rows, uint32_t count)
+static void run_job(ep_backend *backend, ep_backend_weights *weights, const ep_job_row *rows,
+                    uint32_t count)
 {
     warm_run run = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
     ep_job job = {.weights = weights,
@@ -55,9 +56,11 @@ static void warm_expert(const ep_resident *resident, uint32_t hidden)
     uint16_t *out = calloc((size_t)WARM_ROWS_MAX * hidden, sizeof(*out));
     ep_job_row *rows = calloc(WARM_ROWS_MAX, sizeof(*rows));
     for (uint32_t r = 0; rows != NULL && r < WARM_ROWS_MAX; r++) {
-        rows[r] = (ep_job_row){.x = x, .x_scale = 1.0f, .input_weight = 1.0f, .out = out + (size_t)r * hidden};
+        rows[r] = (ep_job_row){
+            .x = x, .x_scale = 1.0f, .input_weight = 1.0f, .out = out + (size_t)r * hidden};
     }
-    for (size_t i = 0; x != NULL && out != NULL && rows != NULL && i < EP_ARRAY_COUNT(counts); i++) {
+    for (size_t i = 0; x != NULL && out != NULL && rows != NULL && i < EP_ARRAY_COUNT(counts);
+         i++) {
         run_job(resident->backend, resident->weights, rows, counts[i]);
     }
     free(x);
@@ -76,13 +79,14 @@ typedef struct warm_shape {
 
 static bool is_same_shape(const warm_shape *a, const warm_shape *b)
 {
-    return a->hidden == b->hidden && a->inner == b->inner && a->format == b->format && a->down_format == b->down_format &&
-           a->activation == b->activation;
+    return a->hidden == b->hidden && a->inner == b->inner && a->format == b->format &&
+           a->down_format == b->down_format && a->activation == b->activation;
 }
 
 /* The first of the layer's experts [begin, end) that is on the device, with a reference; NULL: none
  * is. */
-static ep_resident *take_first(ep_weight_store *store, uint32_t device, uint32_t layer, uint32_t begin, uint32_t end)
+static ep_resident *take_first(ep_weight_store *store, uint32_t device, uint32_t layer,
+                               uint32_t begin, uint32_t end)
 {
     ep_resident *resident = NULL;
     pthread_mutex_lock(&store->lock);
@@ -105,12 +109,15 @@ static void warm_device(ep_weight_store *store, uint32_t device)
         const ep_layer_shape *shape = &store->layers[i / 2].layer.shape;
         const bool is_shared = i % 2 != 0; /* these are of another width, often of another format */
         const uint32_t begin = is_shared ? shape->experts : 0;
-        ep_resident *resident = take_first(store, device, i / 2, begin, is_shared ? shape->experts + shape->shared_experts : shape->experts);
+        ep_resident *resident =
+            take_first(store, device, i / 2, begin,
+                       is_shared ? shape->experts + shape->shared_experts : shape->experts);
         if (resident == NULL) {
             continue;
         }
         const ep_backend_weights *weights = resident->weights;
-        const warm_shape wanted = {weights->hidden, weights->inner, weights->format, weights->down_format, shape->activation};
+        const warm_shape wanted = {weights->hidden, weights->inner, weights->format,
+                                   weights->down_format, shape->activation};
         size_t same = 0;
         while (same < done_count && !is_same_shape(&done[same], &wanted)) {
             same++;

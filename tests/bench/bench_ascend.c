@@ -51,7 +51,8 @@ static void *room(size_t bytes)
     return p;
 }
 
-static void add_row(bench_report *report, const char *name, double value, const char *unit, double rival, double bar)
+static void add_row(bench_report *report, const char *name, double value, const char *unit,
+                    double rival, double bar)
 {
     bench_row row = {.value = value,
                      .unit = unit,
@@ -85,7 +86,8 @@ typedef struct copies {
 } copies;
 
 /* Bytes per second: to the device, from it, or both at once. */
-static double time_copies(const ep_acl_symbols *acl, const copies *c, size_t bytes, bool in, bool out)
+static double time_copies(const ep_acl_symbols *acl, const copies *c, size_t bytes, bool in,
+                          bool out)
 {
     double us[ROUNDS];
     for (int i = -1; i < ROUNDS; i++) {
@@ -166,8 +168,8 @@ static void on_done(ep_job *job, ep_err result)
 
 static void open_backend(layer *l, const char *name)
 {
-    const ep_backend_config config = {.numerics =
-                                          strcmp(name, "cpu") == 0 ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO};
+    const ep_backend_config config = {.numerics = strcmp(name, "cpu") == 0 ? EP_NUMERICS_PORTABLE
+                                                                           : EP_NUMERICS_AUTO};
     ep_error error;
     memset(l, 0, sizeof(*l));
     pthread_mutex_init(&l->lock, NULL);
@@ -187,7 +189,8 @@ static void load_layer(layer *l, const options *o, const uint16_t *x)
     for (uint32_t e = 0; e < o->experts; e++) {
         for (size_t i = 0; i < 3 * matrix; i++) { /* rows of products keep about the size of x */
             const float value = (float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f;
-            weights[i] = ep_f32_to_bf16(value / sqrtf((float)(i < 2 * matrix ? o->hidden : o->inner)) * 1.7f);
+            weights[i] = ep_f32_to_bf16(
+                value / sqrtf((float)(i < 2 * matrix ? o->hidden : o->inner)) * 1.7f);
         }
         const ep_expert_source source = {.hidden = o->hidden,
                                          .inner = o->inner,
@@ -278,8 +281,8 @@ static void measure_layer(bench_report *report, const options *o, layer *device)
     load_layer(device, o, x);
     const double cpu_us = run_layer(&cpu, o);
     const double device_us = run_layer(device, o);
-    snprintf(name, sizeof(name), "layer of %u experts %ux%u, %u rows each; cpu beside it", o->experts,
-             o->hidden, o->inner, o->rows);
+    snprintf(name, sizeof(name), "layer of %u experts %ux%u, %u rows each; cpu beside it",
+             o->experts, o->hidden, o->inner, o->rows);
     add_row(report, name, device_us, "us", cpu_us, NAN);
     add_row(report, "error against the cpu, root mean square, relative",
             relative_error(device->y, cpu.y, values), "", NAN, ERROR_MAX);
@@ -289,7 +292,8 @@ static void measure_layer(bench_report *report, const options *o, layer *device)
 
 static options read_options(int argc, char **argv)
 {
-    options o = {.copy_bytes = (size_t)64 << 20, .hidden = 2048, .inner = 768, .experts = 8, .rows = 32};
+    options o = {
+        .copy_bytes = (size_t)64 << 20, .hidden = 2048, .inner = 768, .experts = 8, .rows = 32};
     for (int i = 1; i < argc; i++) {
         const bool known = sscanf(argv[i], "copy=%zu", &o.copy_bytes) == 1 ||
                            sscanf(argv[i], "shape=%ux%u", &o.hidden, &o.inner) == 2 ||
@@ -300,8 +304,8 @@ static options read_options(int argc, char **argv)
         }
         o.json = known ? o.json : argv[i];
     }
-    if (o.copy_bytes < 4096 || o.hidden == 0 || o.inner == 0 || o.experts == 0 || o.experts > EXPERTS_MAX ||
-        o.rows == 0 || o.rows > EP_JOB_ROWS_MAX) {
+    if (o.copy_bytes < 4096 || o.hidden == 0 || o.inner == 0 || o.experts == 0 ||
+        o.experts > EXPERTS_MAX || o.rows == 0 || o.rows > EP_JOB_ROWS_MAX) {
         fail("options", "allowed: copy from 4096 on, experts 1..128, rows 1..4096");
     }
     return o;

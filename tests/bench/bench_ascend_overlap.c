@@ -59,8 +59,8 @@ static const bench_case cases[] = {
     {"DeepSeek-V3 7168x2048, 128 experts, PCIe", 7168, 2048, 128, PCIE_BYTES_PER_S},
     {"Mixtral 4096x14336, 1 expert, PCIe", 4096, 14336, 1, PCIE_BYTES_PER_S},
     {"Qwen3-30B-A3B 2048x768, 1 expert, PCIe", 2048, 768, 1, PCIE_BYTES_PER_S},
-    {"all three stages as long: 4096x4974, 1 expert, PCIe", 4096, COMPUTE_FLOPS / (3 * PCIE_BYTES_PER_S), 1,
-     PCIE_BYTES_PER_S},
+    {"all three stages as long: 4096x4974, 1 expert, PCIe", 4096,
+     COMPUTE_FLOPS / (3 * PCIE_BYTES_PER_S), 1, PCIE_BYTES_PER_S},
 };
 
 static void fail(const char *what, const char *why)
@@ -190,7 +190,8 @@ static void add_case(bench_report *report, const bench_case *c)
     const double copy_s = ROWS * 2 * c->hidden / c->link; /* in as out */
     /* of a row, and bytes of an expert's weights */
     const double product = 6 * c->hidden * c->inner;
-    const double compute_s = fmax(ROWS * product / COMPUTE_FLOPS, c->experts * product / MEMORY_BYTES_PER_S);
+    const double compute_s =
+        fmax(ROWS * product / COMPUTE_FLOPS, c->experts * product / MEMORY_BYTES_PER_S);
     const double slower = STAGE_S / fmax(copy_s, compute_s);
     run r;
     set_rate("EP_CANN_IN_RATE", (ROWS * 2 * HIDDEN + COUNTS_BYTES) / (slower * copy_s));
@@ -224,7 +225,8 @@ static double thread_seconds(const char *name)
         char comm[32] = "";
         snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task->d_name);
         FILE *file = fopen(path, "r");
-        const bool is_it = file != NULL && fscanf(file, "%31s", comm) == 1 && strcmp(comm, name) == 0;
+        const bool is_it =
+            file != NULL && fscanf(file, "%31s", comm) == 1 && strcmp(comm, name) == 0;
         if (file != NULL) {
             fclose(file);
         }
@@ -281,9 +283,9 @@ int main(int argc, char **argv)
 {
     setenv("ASCEND_HOME_PATH", EP_BENCH_CANN, 1);
     setenv("EP_CANN_DELAY_US", "0", 1);
-    bench_report *report = bench_report_create(
-        "Backend ascend on the emulated device: passes of 1024 rows of bf16; limit: the longest stage alone; "
-        "rival: one stage after the other");
+    bench_report *report = bench_report_create("Backend ascend on the emulated device: passes of "
+                                               "1024 rows of bf16; limit: the longest stage alone; "
+                                               "rival: one stage after the other");
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         add_case(report, &cases[i]);
     }

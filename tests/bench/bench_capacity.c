@@ -36,22 +36,23 @@ typedef struct service {
 static void begin_service(service *s, uint32_t nodes, uint32_t copies, const char *path,
                           const char *const *coordinator_args)
 {
-    static const char *const programs[EP_TEST_NODES_MAX] = {EP_EXPERTD_PACED, EP_EXPERTD_PACED, EP_EXPERTD_PACED,
-                                                            EP_EXPERTD_PACED, EP_EXPERTD_PACED, EP_EXPERTD_PACED,
-                                                            EP_EXPERTD_PACED, EP_EXPERTD_PACED};
+    static const char *const programs[EP_TEST_NODES_MAX] = {
+        EP_EXPERTD_PACED, EP_EXPERTD_PACED, EP_EXPERTD_PACED, EP_EXPERTD_PACED,
+        EP_EXPERTD_PACED, EP_EXPERTD_PACED, EP_EXPERTD_PACED, EP_EXPERTD_PACED};
     static const char *const node_args[] = {"--backend=paced", NULL};
     static ep_test_model model;
     model = (ep_test_model){MODEL, path};
     setenv("EP_PACED_ROW_US", ROW_US, 1);
-    ep_test_cluster_start(&s->cluster, &(ep_test_cluster_options){.nodes_count = nodes,
-                                                                  .copies = copies,
-                                                                  .heartbeat_ms = 500,
-                                                                  .heartbeat_dead_count = 3,
-                                                                  .models = &model,
-                                                                  .models_count = 1,
-                                                                  .node_programs = programs,
-                                                                  .node_args = node_args,
-                                                                  .coordinator_args = coordinator_args});
+    ep_test_cluster_start(&s->cluster,
+                          &(ep_test_cluster_options){.nodes_count = nodes,
+                                                     .copies = copies,
+                                                     .heartbeat_ms = 500,
+                                                     .heartbeat_dead_count = 3,
+                                                     .models = &model,
+                                                     .models_count = 1,
+                                                     .node_programs = programs,
+                                                     .node_args = node_args,
+                                                     .coordinator_args = coordinator_args});
     s->client = ep_test_cluster_client(&s->cluster, NULL);
 }
 
@@ -61,10 +62,16 @@ static void end_service(service *s)
     ep_test_cluster_stop(&s->cluster);
 }
 
-static void add_row(const char *name, double value, const char *unit, bench_better better, double bar)
+static void add_row(const char *name, double value, const char *unit, bench_better better,
+                    double bar)
 {
-    bench_row row = {
-        .value = value, .unit = unit, .limit = NAN, .rival = NAN, .ratio = NAN, .better = better, .bar = bar};
+    bench_row row = {.value = value,
+                     .unit = unit,
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = better,
+                     .bar = bar};
     snprintf(row.name, sizeof(row.name), "%s", name);
     bench_report_add(report, &row);
 }
@@ -87,7 +94,8 @@ typedef struct measured {
 } measured;
 
 /* So many calls in flight for some seconds, the first one of them not counted. */
-static measured measure(service *s, const ep_test_batch *batches, uint32_t in_flight, double seconds)
+static measured measure(service *s, const ep_test_batch *batches, uint32_t in_flight,
+                        double seconds)
 {
     ep_test_load_counts counts;
     live_log *log = live_log_create("full speed", batches, NULL);
@@ -97,7 +105,8 @@ static measured measure(service *s, const ep_test_batch *batches, uint32_t in_fl
                                         .calls_in_flight = in_flight,
                                         .mode = EP_MOE_DECODE};
     ep_test_load *load = live_load_start(log, config);
-    const uint64_t from_ns = ep_clock_now_ns() + EP_NS_PER_S, to_ns = from_ns + (uint64_t)(seconds * 1e9);
+    const uint64_t from_ns = ep_clock_now_ns() + EP_NS_PER_S,
+                   to_ns = from_ns + (uint64_t)(seconds * 1e9);
     live_sleep_until(to_ns);
     ep_test_load_stop(load, &counts);
     const uint64_t good = live_log_count(log, LIVE_GOOD, from_ns, to_ns);
@@ -125,11 +134,13 @@ static double share(live_log *log, uint64_t from_ns, uint64_t to_ns)
 }
 
 /* Calls come at a fixed rate while a node is killed and stays away; then it comes back. */
-static void lose_one(service *s, const ep_test_batch *batches, const char *name, double calls_per_s, double bar)
+static void lose_one(service *s, const ep_test_batch *batches, const char *name, double calls_per_s,
+                     double bar)
 {
     char text[96];
     ep_test_load_counts counts;
-    live_copies wanted = {.copies_min = 2, .nodes = LOSS_NODES, .node_copies_min = 2 * LOSS_EXPERTS / LOSS_NODES};
+    live_copies wanted = {
+        .copies_min = 2, .nodes = LOSS_NODES, .node_copies_min = 2 * LOSS_EXPERTS / LOSS_NODES};
     const uint64_t after_s = is_long ? 120 : 8;
     live_log *log = live_log_create(name, batches, NULL);
     const ep_test_load_config config = {.client = s->client,
@@ -150,17 +161,20 @@ static void lose_one(service *s, const ep_test_batch *batches, const char *name,
     snprintf(text, sizeof(text), "%s: calls a second", name);
     add_row(text, calls_per_s, "calls", BENCH_HIGHER, NAN);
     snprintf(text, sizeof(text), "%s: in time, before the kill", name);
-    add_row(text, share(log, begin_ns, kill_ns - DEADLINE_MS * EP_NS_PER_MS), "of 1", BENCH_HIGHER, NAN);
+    add_row(text, share(log, begin_ns, kill_ns - DEADLINE_MS * EP_NS_PER_MS), "of 1", BENCH_HIGHER,
+            NAN);
     snprintf(text, sizeof(text), "%s: in time, the two seconds from the kill on", name);
-    add_row(text, share(log, kill_ns - DEADLINE_MS * EP_NS_PER_MS, soon_ns), "of 1", BENCH_HIGHER, bar);
+    add_row(text, share(log, kill_ns - DEADLINE_MS * EP_NS_PER_MS, soon_ns), "of 1", BENCH_HIGHER,
+            bar);
     snprintf(text, sizeof(text), "%s: in time, after that", name);
     add_row(text, share(log, soon_ns, end_ns), "of 1", BENCH_HIGHER, bar);
     snprintf(text, sizeof(text), "%s: wrong bits", name);
     add_row(text, (double)live_log_count(log, LIVE_WRONG, 0, UINT64_MAX), "calls", BENCH_LOWER, 0);
     live_log_destroy(log);
     ep_test_cluster_return_node(&s->cluster, LOSS_VICTIM);
-    live_sleep_until(live_table_wait(s->client, "the node is back", live_table_has_copies, &wanted) +
-                     EP_NS_PER_S); /* it warms up */
+    live_sleep_until(
+        live_table_wait(s->client, "the node is back", live_table_has_copies, &wanted) +
+        EP_NS_PER_S); /* it warms up */
 }
 
 static void bench_loss(void)
@@ -171,7 +185,8 @@ static void bench_loss(void)
     make_checkpoint(LOSS_EXPERTS, path);
     live_batches_init(batches, BATCHES, path, MODEL, TOKENS, NULL);
     begin_service(&s, LOSS_NODES - 1, 2, path, NULL);
-    live_copies wanted = {.copies_min = 2, .nodes = LOSS_NODES, .node_copies_min = 2 * LOSS_EXPERTS / LOSS_NODES};
+    live_copies wanted = {
+        .copies_min = 2, .nodes = LOSS_NODES, .node_copies_min = 2 * LOSS_EXPERTS / LOSS_NODES};
     const double seven = measure(&s, batches, 64, is_long ? 20 : 4).calls_per_s;
     ep_test_cluster_add_node(&s.cluster);
     live_table_wait(s.client, "an eighth node", live_table_has_copies, &wanted);
@@ -193,15 +208,16 @@ typedef struct pair_ratios {
 } pair_ratios;
 
 /* Both services in turn, so that a busy moment of the machine meets both. */
-static void compare(service *even, service *heat, const ep_test_batch *batches, const char *name, double speed_bar,
-                    double p99_bar)
+static void compare(service *even, service *heat, const ep_test_batch *batches, const char *name,
+                    double speed_bar, double p99_bar)
 {
     static pair_ratios r;
     char text[96];
     uint64_t bad = 0;
     const uint32_t pairs = is_long ? 30 : 5;
     for (uint32_t p = 0; p < pairs; p++) {
-        const measured a = measure(even, batches, SKEW_IN_FLIGHT, 2), b = measure(heat, batches, SKEW_IN_FLIGHT, 2);
+        const measured a = measure(even, batches, SKEW_IN_FLIGHT, 2),
+                       b = measure(heat, batches, SKEW_IN_FLIGHT, 2);
         r.speed[p] = b.calls_per_s / a.calls_per_s;
         r.p99[p] = b.p99_ms / a.p99_ms;
         bad += a.bad + b.bad;
@@ -233,7 +249,8 @@ static void bench_skew(void)
     while (!live_table_is(heat.client, live_table_is_balanced, &wanted) && rounds++ < 10) {
         measure(&heat, skewed, SKEW_IN_FLIGHT, 2);
     }
-    add_row("zipf 1.2: busiest node against the bound, when measured", wanted.ratio, "times", BENCH_LOWER, NAN);
+    add_row("zipf 1.2: busiest node against the bound, when measured", wanted.ratio, "times",
+            BENCH_LOWER, NAN);
     compare(&uniform, &heat, skewed, "zipf 1.2", 1.4, 0.7);
     end_service(&uniform);
     end_service(&heat);
@@ -255,7 +272,8 @@ int main(int argc, char **argv)
         } else if (strcmp(argv[i], "skew") == 0) {
             skew = true;
         } else {
-            fprintf(stderr, "bench_capacity: '%s' is no option; there are: long loss skew\n", argv[i]);
+            fprintf(stderr, "bench_capacity: '%s' is no option; there are: long loss skew\n",
+                    argv[i]);
             return 2;
         }
     }

@@ -103,13 +103,15 @@ static void make_inputs(void)
 
 /* ---- nodes ---- */
 
-static void start_node(ep_test_process *node, const char *name, const char *checkpoint, const char *keys)
+static void start_node(ep_test_process *node, const char *name, const char *checkpoint,
+                       const char *keys)
 {
     char path[EP_TEST_PATH_BYTES + 32], flag[EP_TEST_PATH_BYTES + 64], config[2048];
     snprintf(path, sizeof(path), "%s/%s.yaml", dir, name);
     snprintf(flag, sizeof(flag), "--config=%s", path);
     snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: 127.0.0.1:0\nadmin_listen: ''\n"
+             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: "
+             "127.0.0.1:0\nadmin_listen: ''\n"
              "door_listen: ''\nmodels:\n  - name: bench\n    path: %s\n%s",
              name, checkpoint, keys);
     const char *args[] = {flag, NULL};
@@ -260,8 +262,8 @@ static void pool_add(pool *p, const caller *c)
     }
 }
 
-static void add_row(bench_report *report, const char *name, const char *unit, double value, double rival,
-                    double ratio, bench_better better, double bar)
+static void add_row(bench_report *report, const char *name, const char *unit, double value,
+                    double rival, double ratio, bench_better better, double bar)
 {
     bench_row row = {.unit = unit,
                      .value = value,
@@ -275,8 +277,8 @@ static void add_row(bench_report *report, const char *name, const char *unit, do
 }
 
 /* A quantile beside what it is alone. */
-static void add_quantile(bench_report *report, const char *what, double p, pool *beside, pool *alone,
-                         double bar)
+static void add_quantile(bench_report *report, const char *what, double p, pool *beside,
+                         pool *alone, double bar)
 {
     char name[96];
     snprintf(name, sizeof(name), "%s p%.0f, %zu calls", what, p * 100, beside->count);
@@ -324,7 +326,8 @@ static double kernels_us(layer_local *local, const shape *s, uint32_t rows, doub
         counts[e] = rows;
     }
     EP_ASSERT((size_t)EXPERTS * rows <= TOKENS_MAX && s->hidden <= HIDDEN_MAX);
-    for (double end_us = bench_now_us() + seconds * 1e6; bench_now_us() < end_us && n < CALLS_MAX; n++) {
+    for (double end_us = bench_now_us() + seconds * 1e6; bench_now_us() < end_us && n < CALLS_MAX;
+         n++) {
         double begin_us = bench_now_us();
         if (layer_local_rows(local, counts, x, y) != EP_OK) {
             fail("kernels", "no memory");
@@ -394,8 +397,8 @@ static void run_round(merging *m, int r, const ep_test_process *off, const ep_te
     m->shared_gain[r] = 1e6 / (all_us + m->caller_us[r] / cores) / m->alone_rate[r];
 }
 
-static void bench_merging(bench_report *report, const shape *s, const char *checkpoint, double seconds,
-                          int rounds)
+static void bench_merging(bench_report *report, const shape *s, const char *checkpoint,
+                          double seconds, int rounds)
 {
     static merging m;
     ep_test_process off = {0}, on = {0};
@@ -421,20 +424,24 @@ static void bench_merging(bench_report *report, const shape *s, const char *chec
                      .bar = 8.0};
     snprintf(row.name, sizeof(row.name), "%s", name);
     bench_report_add(report, &row);
-    snprintf(name, sizeof(name), "%u x %u: kernels alone, 16 rows a job against one", s->hidden, s->inner);
+    snprintf(name, sizeof(name), "%u x %u: kernels alone, 16 rows a job against one", s->hidden,
+             s->inner);
     add_row(report, name, "x", bench_quantile(m.limit_gain, n, 0.5), NAN, NAN, BENCH_HIGHER, NAN);
-    snprintf(name, sizeof(name), "%u x %u: the most with the callers on the same cores", s->hidden, s->inner);
+    snprintf(name, sizeof(name), "%u x %u: the most with the callers on the same cores", s->hidden,
+             s->inner);
     add_row(report, name, "x", bench_quantile(m.shared_gain, n, 0.5), NAN, NAN, BENCH_HIGHER, NAN);
     snprintf(name, sizeof(name), "%u x %u: 16 callers: calls a job carried", s->hidden, s->inner);
     add_row(report, name, "calls", bench_quantile(m.carried, n, 0.5), NAN, NAN, BENCH_HIGHER, NAN);
     snprintf(name, sizeof(name), "%u x %u: 16 callers: the node's processor time a call", s->hidden,
              s->inner);
     add_row(report, name, "us", bench_quantile(m.node_us, n, 0.5), NAN, NAN, BENCH_LOWER, NAN);
-    snprintf(name, sizeof(name), "%u x %u: 16 callers: their own processor time a call", s->hidden, s->inner);
+    snprintf(name, sizeof(name), "%u x %u: 16 callers: their own processor time a call", s->hidden,
+             s->inner);
     add_row(report, name, "us", bench_quantile(m.caller_us, n, 0.5), NAN, NAN, BENCH_LOWER, NAN);
-    snprintf(name, sizeof(name), "%u x %u: one caller, p50, merging on against off", s->hidden, s->inner);
-    add_row(report, name, "us", bench_quantile(m.alone_on_us, n, 0.5), bench_quantile(m.alone_us, n, 0.5),
-            bench_quantile(m.cost, n, 0.5), BENCH_LOWER, 1.1);
+    snprintf(name, sizeof(name), "%u x %u: one caller, p50, merging on against off", s->hidden,
+             s->inner);
+    add_row(report, name, "us", bench_quantile(m.alone_on_us, n, 0.5),
+            bench_quantile(m.alone_us, n, 0.5), bench_quantile(m.cost, n, 0.5), BENCH_LOWER, 1.1);
     layer_local_close(local);
     ep_test_process_destroy(&off);
     ep_test_process_destroy(&on);
@@ -452,12 +459,15 @@ static void bench_classes(bench_report *report, const char *checkpoint, double s
 {
     static pool alone, beside;
     ep_test_process node = {0};
-    double prefill_alone[ROUNDS_MAX], prefill_beside[ROUNDS_MAX], kept[ROUNDS_MAX], node_us[ROUNDS_MAX];
+    double prefill_alone[ROUNDS_MAX], prefill_beside[ROUNDS_MAX], kept[ROUNDS_MAX],
+        node_us[ROUNDS_MAX];
     start_node(&node, "classes", checkpoint, "threads: 1\n");
     const double pause_us = PAUSE_PARTS * call_alone_us(node.rpc_url, small.hidden);
-    const caller decode = {
-        .url = node.rpc_url, .mode = EP_MOE_DECODE, .tokens = 1, .hidden = small.hidden,
-        .pause_us = pause_us};
+    const caller decode = {.url = node.rpc_url,
+                           .mode = EP_MOE_DECODE,
+                           .tokens = 1,
+                           .hidden = small.hidden,
+                           .pause_us = pause_us};
     const caller prefill = {
         .url = node.rpc_url, .mode = EP_MOE_PREFILL, .tokens = TOKENS_MAX, .hidden = small.hidden};
     alone.count = beside.count = 0;
@@ -469,7 +479,8 @@ static void bench_classes(bench_report *report, const char *checkpoint, double s
         double cpu = cpu_s(node.pid);
         run_callers(2, seconds / 2);
         cpu = cpu_s(node.pid) - cpu;
-        node_us[r] = cpu * 1e6 / ((page->callers[0].calls + page->callers[1].calls + 2) * prefill.tokens);
+        node_us[r] =
+            cpu * 1e6 / ((page->callers[0].calls + page->callers[1].calls + 2) * prefill.tokens);
         prefill_alone[r] = tokens_per_s(0, 2);
         page->callers[0] = decode;
         page->callers[1] = page->callers[2] = prefill;
@@ -493,8 +504,9 @@ static void bench_tenants(bench_report *report, const char *checkpoint, double s
     static pool alone, beside;
     ep_test_process node = {0};
     double abusers_rate[ROUNDS_MAX];
-    start_node(&node, "tenants", checkpoint,
-               "threads: 1\ntenants:\n  - name: good\n    weight: 1\n  - name: abusive\n    weight: 1\n");
+    start_node(
+        &node, "tenants", checkpoint,
+        "threads: 1\ntenants:\n  - name: good\n    weight: 1\n  - name: abusive\n    weight: 1\n");
     const double pause_us = PAUSE_PARTS * call_alone_us(node.rpc_url, small.hidden);
     const caller good = {.url = node.rpc_url,
                          .tenant = "good",
@@ -554,8 +566,8 @@ int main(int argc, char **argv)
         fail("start", "no memory or no directory");
     }
     make_inputs();
-    bench_report *report =
-        bench_report_create("Callers that share a node: merging, classes, tenants; bf16, top-8 of 8");
+    bench_report *report = bench_report_create(
+        "Callers that share a node: merging, classes, tenants; bf16, top-8 of 8");
     make_checkpoint(&small, checkpoint);
     if (parts == NULL || strstr(parts, "merging") != NULL) {
         bench_merging(report, &small, checkpoint, 1.0, 5);

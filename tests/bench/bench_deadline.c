@@ -43,7 +43,8 @@ static double call_us(ep_client *client, ep_err *out_code)
     return bench_now_us() - begin;
 }
 
-static void bench_signal(bench_report *report, const char *dir, const char *checkpoint, int signal_number, const char *name)
+static void bench_signal(bench_report *report, const char *dir, const char *checkpoint,
+                         int signal_number, const char *name)
 {
     ep_test_process node = {0};
     ep_client_config config;
@@ -53,15 +54,18 @@ static void bench_signal(bench_report *report, const char *dir, const char *chec
     char model[EP_FIXTURE_PATH_BYTES + 32];
     double late[CALLS];
     snprintf(model, sizeof(model), "--model=bench=%s", checkpoint);
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=", model, NULL};
-    if (!ep_test_process_start(&node, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) || !ep_test_process_wait_ports(&node, 60000)) {
+    const char *args[] = {"--listen=tcp://127.0.0.1:0",
+                          "--probe-address=", "--admin-listen=", model, NULL};
+    if (!ep_test_process_start(&node, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
+        !ep_test_process_wait_ports(&node, 60000)) {
         fail("expertd did not start", NULL);
     }
     const char *urls[] = {node.rpc_url};
     ep_client_config_init(&config);
     config.node_urls = urls;
     config.node_urls_count = 1;
-    if (ep_client_create(&config, &client, &error) != EP_OK || ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
+    if (ep_client_create(&config, &client, &error) != EP_OK ||
+        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
         fail("client", &error);
     }
     do { /* until the node has loaded */
@@ -77,11 +81,13 @@ static void bench_signal(bench_report *report, const char *dir, const char *chec
             fail("a call ended before its deadline", NULL);
         }
     }
-    bench_row row = {.unit = "us", .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = NAN};
+    bench_row row = {
+        .unit = "us", .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = NAN};
     snprintf(row.name, sizeof(row.name), "%s of the sole owner: end after the deadline, p50", name);
     row.value = bench_quantile(late, CALLS, 0.5);
     bench_report_add(report, &row);
-    snprintf(row.name, sizeof(row.name), "%s of the sole owner: end after the deadline, worst of %d", name, CALLS);
+    snprintf(row.name, sizeof(row.name),
+             "%s of the sole owner: end after the deadline, worst of %d", name, CALLS);
     row.value = bench_quantile(late, CALLS, 1.0);
     row.bar = BAR_US;
     bench_report_add(report, &row);
@@ -100,7 +106,8 @@ int main(int argc, char **argv)
     if (!ep_test_dir_create(dir) || ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
         fail("checkpoint", &error);
     }
-    bench_report *report = bench_report_create("A call whose expert has no live copy ends at its deadline");
+    bench_report *report =
+        bench_report_create("A call whose expert has no live copy ends at its deadline");
     bench_signal(report, dir, checkpoint, SIGSTOP, "SIGSTOP");
     bench_signal(report, dir, checkpoint, SIGKILL, "SIGKILL");
     ep_fixture_remove(checkpoint);

@@ -88,7 +88,8 @@ static double bytes_min(uint32_t nodes_count, uint32_t tokens)
 typedef enum form { FUSED, UNFUSED, COMPUTE } form;
 
 /* ranks may be NULL when the form is FUSED. */
-static double time_us(form what, const decode_nodes *nodes, decode_ranks *ranks, const ep_batch *batch, int calls)
+static double time_us(form what, const decode_nodes *nodes, decode_ranks *ranks,
+                      const ep_batch *batch, int calls)
 {
     double us[16];
     for (int i = 0; i < calls; i++) {
@@ -118,7 +119,8 @@ static double count_bytes(const decode_nodes *nodes, const ep_batch *batch, int 
     return (after.stream - before.stream) / calls;
 }
 
-static void bench_case(bench_report *report, const decode_nodes *nodes, decode_ranks *ranks, uint32_t tokens)
+static void bench_case(bench_report *report, const decode_nodes *nodes, decode_ranks *ranks,
+                       uint32_t tokens)
 {
     double fused[ROUNDS], unfused[ROUNDS], compute[ROUNDS], ratio[ROUNDS];
     int calls = tokens == 1 ? 15 : tokens <= 8 ? 5 : 1;
@@ -135,20 +137,33 @@ static void bench_case(bench_report *report, const decode_nodes *nodes, decode_r
         }
     }
     double us = bench_quantile(fused, ROUNDS, 0.5);
-    bench_row row = {.unit = "us/token", .value = us / tokens, .limit = NAN, .rival = NAN, .ratio = NAN,
-                     .better = BENCH_LOWER, .bar = NAN};
+    bench_row row = {.unit = "us/token",
+                     .value = us / tokens,
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_LOWER,
+                     .bar = NAN};
     snprintf(row.name, sizeof(row.name), "T = %u, %u nodes", tokens, nodes->count);
     bench_report_add(report, &row);
-    row = (bench_row){.unit = "tokens/s", .value = tokens / us * 1e6,
+    row = (bench_row){.unit = "tokens/s",
+                      .value = tokens / us * 1e6,
                       .limit = tokens / bench_quantile(compute, ROUNDS, 0.5) * 1e6,
                       .rival = tokens / bench_quantile(unfused, ROUNDS, 0.5) * 1e6,
-                      .ratio = bench_quantile(ratio, ROUNDS, 0.5), .better = BENCH_HIGHER, .bar = 1.20};
+                      .ratio = bench_quantile(ratio, ROUNDS, 0.5),
+                      .better = BENCH_HIGHER,
+                      .bar = 1.20};
     snprintf(row.name, sizeof(row.name), "T = %u, %u nodes, against unfused", tokens, nodes->count);
     bench_report_add(report, &row);
-    row = (bench_row){.unit = "bytes/token", .value = count_bytes(nodes, &batch, tokens == 1 ? 20 : 2) / tokens,
-                      .limit = bytes_min(nodes->count, tokens) / tokens, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER,
+    row = (bench_row){.unit = "bytes/token",
+                      .value = count_bytes(nodes, &batch, tokens == 1 ? 20 : 2) / tokens,
+                      .limit = bytes_min(nodes->count, tokens) / tokens,
+                      .rival = NAN,
+                      .ratio = NAN,
+                      .better = BENCH_LOWER,
                       .bar = 1.02};
-    snprintf(row.name, sizeof(row.name), "T = %u, %u nodes, against the least", tokens, nodes->count);
+    snprintf(row.name, sizeof(row.name), "T = %u, %u nodes, against the least", tokens,
+             nodes->count);
     bench_report_add(report, &row);
 }
 
@@ -183,7 +198,8 @@ static double local_time_us(layer_local *local, const ep_batch *batch)
     return bench_quantile(us, LOCAL_CALLS, 0.5);
 }
 
-static void local_case(bench_report *report, const decode_nodes *node, layer_local *local, uint32_t tokens)
+static void local_case(bench_report *report, const decode_nodes *node, layer_local *local,
+                       uint32_t tokens)
 {
     double us[LOCAL_ROUNDS_MAX], local_us[LOCAL_ROUNDS_MAX], ratio[LOCAL_ROUNDS_MAX];
     /* a wake-up more or less matters most where calls are short */
@@ -204,8 +220,12 @@ static void local_case(bench_report *report, const decode_nodes *node, layer_loc
         decode_fail("calls did not go over shared memory", NULL);
     }
     double local_median = bench_quantile(local_us, (size_t)rounds, 0.5);
-    bench_row row = {.unit = "us", .value = bench_quantile(us, (size_t)rounds, 0.5), .limit = NAN, .rival = local_median,
-                     .ratio = bench_quantile(ratio, (size_t)rounds, 0.5), .better = BENCH_LOWER,
+    bench_row row = {.unit = "us",
+                     .value = bench_quantile(us, (size_t)rounds, 0.5),
+                     .limit = NAN,
+                     .rival = local_median,
+                     .ratio = bench_quantile(ratio, (size_t)rounds, 0.5),
+                     .better = BENCH_LOWER,
                      .bar = local_median >= LOCAL_COMPUTE_MIN_US ? 1.05 : NAN};
     snprintf(row.name, sizeof(row.name), "T = %u, 1 node over shm, against in-process", tokens);
     bench_report_add(report, &row);
@@ -250,8 +270,9 @@ int main(int argc, char **argv)
     bench_guard((const char *[]){checkpoint, dir}, 2);
     write_checkpoint();
     make_inputs();
-    snprintf(title, sizeof(title), "Decode, H = %d, I = %d, top-%d of %d, bf16: microseconds and bytes per token", DECODE_HIDDEN,
-             DECODE_INNER, DECODE_TOP_K, DECODE_EXPERTS);
+    snprintf(title, sizeof(title),
+             "Decode, H = %d, I = %d, top-%d of %d, bf16: microseconds and bytes per token",
+             DECODE_HIDDEN, DECODE_INNER, DECODE_TOP_K, DECODE_EXPERTS);
     bench_report *report = bench_report_create(title);
     if (only_nodes <= 1) {
         bench_local(report, dir);

@@ -30,7 +30,7 @@
 #define TOKENS 16
 #define NODES 3
 #define NODES_MAX 4
-#define CALLS 64 /* in flight all the time */
+#define CALLS 64     /* in flight all the time */
 #define SLOW_CALLS 8 /* the same, for the slow node */
 #define BEFORE 2000
 #define AFTER 1000
@@ -121,8 +121,8 @@ static void wait_ended(uint64_t more)
 }
 
 /* experts: [count] of each node. */
-static void start(ep_test_process *nodes, uint32_t count, const char *const *experts, const char *dir,
-                  const char *checkpoint)
+static void start(ep_test_process *nodes, uint32_t count, const char *const *experts,
+                  const char *dir, const char *checkpoint)
 {
     const char *urls[NODES_MAX];
     ep_client_config config;
@@ -132,7 +132,8 @@ static void start(ep_test_process *nodes, uint32_t count, const char *const *exp
         snprintf(name, sizeof(name), "node-%u", n);
         snprintf(path, sizeof(path), "%s/%s.yaml", dir, name);
         snprintf(text, sizeof(text),
-                 "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\nthreads: 1\nmodels:\n"
+                 "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: "
+                 "''\ndoor_listen: ''\nthreads: 1\nmodels:\n"
                  "  - name: bench\n    path: %s\n    experts: %s\n",
                  name, checkpoint, experts[n]);
         snprintf(flag, sizeof(flag), "--config=%s", path);
@@ -147,7 +148,8 @@ static void start(ep_test_process *nodes, uint32_t count, const char *const *exp
     ep_client_config_init(&config);
     config.node_urls = urls;
     config.node_urls_count = count;
-    if (ep_client_create(&config, &client, &error) != EP_OK || ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
+    if (ep_client_create(&config, &client, &error) != EP_OK ||
+        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
         fail("client", &error);
     }
 }
@@ -180,7 +182,8 @@ static void end_all(ep_test_process *nodes, uint32_t count)
 }
 
 /* One fault; extra latencies are added to out_extra. */
-static void run_round(const char *dir, const char *checkpoint, int signal_number, double *out_extra, size_t *out_count)
+static void run_round(const char *dir, const char *checkpoint, int signal_number, double *out_extra,
+                      size_t *out_count)
 {
     static const char *const experts[NODES] = {"0-7", "0-7", "0-7"};
     ep_test_process nodes[NODES] = {0};
@@ -204,17 +207,23 @@ static void run_round(const char *dir, const char *checkpoint, int signal_number
     }
 }
 
-static void bench_fault(bench_report *report, const char *dir, const char *checkpoint, const char *name, int signal_number,
-                        double bar_ms)
+static void bench_fault(bench_report *report, const char *dir, const char *checkpoint,
+                        const char *name, int signal_number, double bar_ms)
 {
     static double extra[ROUNDS * CALLS];
     size_t count = 0;
     for (int r = 0; r < ROUNDS; r++) {
         run_round(dir, checkpoint, signal_number, extra, &count);
     }
-    bench_row row = {.unit = "ms", .value = bench_quantile(extra, count, 0.99) / 1000, .limit = NAN, .rival = NAN, .ratio = NAN,
-                     .better = BENCH_LOWER, .bar = bar_ms};
-    snprintf(row.name, sizeof(row.name), "%s, extra latency p99 of %zu calls in flight", name, count);
+    bench_row row = {.unit = "ms",
+                     .value = bench_quantile(extra, count, 0.99) / 1000,
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_LOWER,
+                     .bar = bar_ms};
+    snprintf(row.name, sizeof(row.name), "%s, extra latency p99 of %zu calls in flight", name,
+             count);
     bench_report_add(report, &row);
 }
 
@@ -308,12 +317,22 @@ static void bench_slow(bench_report *report, const char *dir, const char *checkp
                                           .ratio = bench_quantile(ratio, ROUNDS, 0.5),
                                           .better = BENCH_LOWER,
                                           .bar = 1.5});
-    bench_report_add(report, &(bench_row){.name = "10 x slow, frames hedged, share", .unit = "",
-                                          .value = bench_quantile(hedged, ROUNDS, 1), .limit = NAN, .rival = NAN,
-                                          .ratio = NAN, .better = BENCH_LOWER, .bar = 0.1});
-    bench_report_add(report, &(bench_row){.name = "10 x slow, failed calls", .unit = "calls",
-                                          .value = (double)failed_calls, .limit = NAN, .rival = NAN, .ratio = NAN,
-                                          .better = BENCH_LOWER, .bar = 0});
+    bench_report_add(report, &(bench_row){.name = "10 x slow, frames hedged, share",
+                                          .unit = "",
+                                          .value = bench_quantile(hedged, ROUNDS, 1),
+                                          .limit = NAN,
+                                          .rival = NAN,
+                                          .ratio = NAN,
+                                          .better = BENCH_LOWER,
+                                          .bar = 0.1});
+    bench_report_add(report, &(bench_row){.name = "10 x slow, failed calls",
+                                          .unit = "calls",
+                                          .value = (double)failed_calls,
+                                          .limit = NAN,
+                                          .rival = NAN,
+                                          .ratio = NAN,
+                                          .better = BENCH_LOWER,
+                                          .bar = 0});
 }
 
 int main(int argc, char **argv)
@@ -339,8 +358,8 @@ int main(int argc, char **argv)
         ids[t * TOP_K + 1] = (ids[t * TOP_K] + 1) % EXPERTS;
         scales[t * TOP_K] = scales[t * TOP_K + 1] = 0.5f;
     }
-    bench_report *report =
-        bench_report_create("A node fails, or is slow, under load, and every expert has copies on others");
+    bench_report *report = bench_report_create(
+        "A node fails, or is slow, under load, and every expert has copies on others");
     bench_fault(report, dir, checkpoint, "SIGKILL", SIGKILL, 50);
     bench_fault(report, dir, checkpoint, "SIGSTOP", SIGSTOP, 500);
     bench_slow(report, dir, checkpoint);

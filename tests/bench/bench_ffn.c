@@ -21,16 +21,17 @@ static const uint32_t sizes[SIZES] = {1, 4, 16, 64, 256, 1024};
 
 /* Share of the limit that oneDNN (3.14, its own best layouts) was measured to reach for bf16; on a
  * Zen 5, whose limits are other ones. */
-static const double recorded[FFN_OPTIONS_SHAPES][SIZES] = {
-    {.95, .97, .69, .79, .92, .93}, {1.00, .98, .73, .84, .96, .96}, {.98, .95, .74, .84, .95, .94}};
+static const double recorded[FFN_OPTIONS_SHAPES][SIZES] = {{.95, .97, .69, .79, .92, .93},
+                                                           {1.00, .98, .73, .84, .96, .96},
+                                                           {.98, .95, .74, .84, .95, .94}};
 
 /* NAN: not recorded. */
 static double recorded_share(const ffn_case *c)
 {
     for (uint32_t s = 0; s < FFN_OPTIONS_SHAPES; s++) {
         for (uint32_t m = 0; m < SIZES; m++) {
-            if (ffn_shapes[s][0] == c->hidden && ffn_shapes[s][1] == c->inner && sizes[m] == c->rows &&
-                c->format == EP_WEIGHTS_BF16) {
+            if (ffn_shapes[s][0] == c->hidden && ffn_shapes[s][1] == c->inner &&
+                sizes[m] == c->rows && c->format == EP_WEIGHTS_BF16) {
                 return recorded[s][m];
             }
         }
@@ -38,8 +39,8 @@ static double recorded_share(const ffn_case *c)
     return NAN;
 }
 
-static void run_cell(bench_report *report, const ffn_options *o, const ffn_experts *all, const ffn_case *c,
-                     ffn_team *team)
+static void run_cell(bench_report *report, const ffn_options *o, const ffn_experts *all,
+                     const ffn_case *c, ffn_team *team)
 {
     static ffn_cell cell;
     static ffn_rivals rivals;
@@ -101,7 +102,8 @@ int main(int argc, char **argv)
     }
     ep_backend *backend = ffn_backend_open(ffn_options_numerics(&o), o.threads);
     ffn_team_start(&team, o.threads);
-    bench_report *report = bench_report_create("experts through the cpu backend, against the paired limit");
+    bench_report *report =
+        bench_report_create("experts through the cpu backend, against the paired limit");
     for (uint32_t f = 0; f < o.formats_count; f++) {
         char id[EP_NUMERICS_ID_BYTES];
         ffn_backend_id(backend, o.formats[f], id);

@@ -137,7 +137,9 @@ static void run_rows(formats_bench *b, ffn_case c, uint32_t families_count)
         if (!family->has_format) {
             continue;
         }
-        c.family = families_count > 1 ? ep_ffn_family_name(ep_numerics_family(family->numerics, c.format)) : NULL;
+        c.family = families_count > 1
+                       ? ep_ffn_family_name(ep_numerics_family(family->numerics, c.format))
+                       : NULL;
         const bench_row row = run_cell(b, family, &c);
         best_name = row.ratio < best.ratio ? c.family : best_name;
         best = row.ratio < best.ratio ? row : best;
@@ -202,8 +204,9 @@ static void print_peaks(ffn_team *team)
     static const struct {
         ffn_peak peak;
         const char *name;
-    } peaks[] = {
-        {FFN_PEAK_F32, "f32 multiply-adds"}, {FFN_PEAK_BF16, "bf16 pairs"}, {FFN_PEAK_INT8, "int8 quads"}};
+    } peaks[] = {{FFN_PEAK_F32, "f32 multiply-adds"},
+                 {FFN_PEAK_BF16, "bf16 pairs"},
+                 {FFN_PEAK_INT8, "int8 quads"}};
     double clocks[PEAK_ROUNDS], values[PEAK_ROUNDS];
     for (int i = 0; i < PEAK_ROUNDS; i++) {
         clocks[i] = ffn_limit_clock(team);
@@ -214,8 +217,9 @@ static void print_peaks(ffn_team *team)
             values[k] = ffn_limit_peak(team, peaks[i].peak);
         }
         const double peak = bench_quantile(values, PEAK_ROUNDS, 0.5);
-        printf("    peak of %-18s %6.0f GOP/s, %.0f operations a cycle of each thread at %.2f GHz\n",
-               peaks[i].name, peak * 1e-3, clock > 0 ? peak / clock / team->threads : 0, clock * 1e-3);
+        printf(
+            "    peak of %-18s %6.0f GOP/s, %.0f operations a cycle of each thread at %.2f GHz\n",
+            peaks[i].name, peak * 1e-3, clock > 0 ? peak / clock / team->threads : 0, clock * 1e-3);
     }
 }
 
@@ -224,8 +228,8 @@ int main(int argc, char **argv)
     ffn_options o = {.rows_count = 7,
                      .rows = {1, 2, 4, 16, 64, 256, 1024},
                      .formats_count = 6,
-                     .formats = {EP_WEIGHTS_W8A8, EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_MXFP8,
-                                 EP_WEIGHTS_F8_BLOCK, EP_WEIGHTS_F8_CHANNEL},
+                     .formats = {EP_WEIGHTS_W8A8, EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4,
+                                 EP_WEIGHTS_MXFP8, EP_WEIGHTS_F8_BLOCK, EP_WEIGHTS_F8_CHANNEL},
                      .seconds = 0.3,
                      .rivals = true};
     static formats_bench b;
@@ -245,10 +249,12 @@ int main(int argc, char **argv)
     for (uint32_t i = 0; i < o.families_count; i++) {
         const bool is_base = o.families[i] == ffn_options_numerics(&o);
         b.families[i].numerics = o.families[i];
-        b.families[i].backend = is_base ? b.base_backend : ffn_backend_open(o.families[i], o.threads);
+        b.families[i].backend =
+            is_base ? b.base_backend : ffn_backend_open(o.families[i], o.threads);
     }
     ffn_team_start(&team, o.threads);
-    b.report = bench_report_create("weight formats through the cpu backend, against bf16 and the paired limit");
+    b.report = bench_report_create(
+        "weight formats through the cpu backend, against bf16 and the paired limit");
     ffn_backend_id(b.base_backend, EP_WEIGHTS_BF16, id);
     printf("against %s, %u threads\n", id, o.threads);
     print_peaks(&team);

@@ -81,7 +81,8 @@ static cpu_set_t all_cpus, one_cpu, other_cpu;
 /* A form that lost a reply is judged no more; the bench then fails. */
 static void give_up(lanes_form *form, size_t bytes, int depth)
 {
-    fprintf(stderr, "bench_lanes: %s, %zu B, depth %d: a reply never came\n", form->name, bytes, depth);
+    fprintf(stderr, "bench_lanes: %s, %zu B, depth %d: a reply never came\n", form->name, bytes,
+            depth);
     kill(form->server, SIGKILL);
     form->run = NULL;
     lost_replies++;
@@ -253,7 +254,8 @@ typedef enum metric { ROUND_TRIP, GOODPUT } metric;
 /* The bars; NAN: none. */
 static double bar_of(form_id id, metric what, size_t bytes)
 {
-    bool against_grpc = is_open(FORM_GRPC, 0) && ((id == FORM_RPC && bytes >= 14336) || id == FORM_RPC_BUSY);
+    bool against_grpc =
+        is_open(FORM_GRPC, 0) && ((id == FORM_RPC && bytes >= 14336) || id == FORM_RPC_BUSY);
     if (id == FORM_LANE_SHM) {
         return what == ROUND_TRIP ? 2 : NAN;
     }
@@ -263,13 +265,19 @@ static double bar_of(form_id id, metric what, size_t bytes)
     return against_grpc ? 1 : NAN;
 }
 
-static void add_row(bench_report *report, form_id id, metric what, size_t bytes, const measured m[FORMS])
+static void add_row(bench_report *report, form_id id, metric what, size_t bytes,
+                    const measured m[FORMS])
 {
     form_id other = other_of(id);
     const double *values = what == ROUND_TRIP ? m[id].rtt_us : m[id].rate;
     const double *others = what == ROUND_TRIP ? m[other].rtt_us : m[other].rate;
-    bench_row row = {.value = median(values), .unit = what == ROUND_TRIP ? "us" : "MB/s", .limit = NAN, .rival = NAN, .ratio = NAN,
-                     .better = what == ROUND_TRIP ? BENCH_LOWER : BENCH_HIGHER, .bar = bar_of(id, what, bytes)};
+    bench_row row = {.value = median(values),
+                     .unit = what == ROUND_TRIP ? "us" : "MB/s",
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = what == ROUND_TRIP ? BENCH_LOWER : BENCH_HIGHER,
+                     .bar = bar_of(id, what, bytes)};
     if (other == FORM_GRPC) {
         row.rival = median(others);
     } else {
@@ -281,10 +289,16 @@ static void add_row(bench_report *report, form_id id, metric what, size_t bytes,
     bench_report_add(report, &row);
 }
 
-static void add_cpu_row(bench_report *report, form_id id, int depth, size_t bytes, const measured m[FORMS])
+static void add_cpu_row(bench_report *report, form_id id, int depth, size_t bytes,
+                        const measured m[FORMS])
 {
     form_id other = other_of(id);
-    bench_row row = {.value = median(m[id].cpu_ns_byte), .unit = "ns/B", .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER,
+    bench_row row = {.value = median(m[id].cpu_ns_byte),
+                     .unit = "ns/B",
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_LOWER,
                      .bar = NAN};
     if (other == FORM_GRPC) {
         row.rival = median(m[other].cpu_ns_byte);
@@ -292,7 +306,8 @@ static void add_cpu_row(bench_report *report, form_id id, int depth, size_t byte
         row.limit = median(m[other].cpu_ns_byte);
     }
     row.ratio = median_ratio(m[id].cpu_ns_byte, m[other].cpu_ns_byte);
-    snprintf(row.name, sizeof(row.name), "%s CPU per byte, depth %d, %zu B", forms[id].name, depth, bytes);
+    snprintf(row.name, sizeof(row.name), "%s CPU per byte, depth %d, %zu B", forms[id].name, depth,
+             bytes);
     bench_report_add(report, &row);
 }
 
@@ -362,10 +377,12 @@ int main(int argc, char **argv)
     }
     choose_cpus();
     open_forms(folder, argc > 4 ? argv[4] : NULL);
-    bench_report *report = bench_report_create("Echo between two processes: lanes and RPC beside raw TCP, futexes and gRPC, same run");
+    bench_report *report = bench_report_create(
+        "Echo between two processes: lanes and RPC beside raw TCP, futexes and gRPC, same run");
     for (size_t d = 0; d < DEPTHS; d++) {
         for (size_t s = 0; s < SIZES; s++) {
-            if ((only_bytes == 0 || only_bytes == sizes[s]) && (only_depth == 0 || only_depth == depths[d])) {
+            if ((only_bytes == 0 || only_bytes == sizes[s]) &&
+                (only_depth == 0 || only_depth == depths[d])) {
                 bench_point(report, sizes[s], depths[d]);
             }
         }

@@ -74,10 +74,13 @@ static void start(cluster *c, uint32_t nodes, const char *dir, const char *check
     ep_error error;
     c->nodes_count = nodes;
     for (uint32_t n = 0; n < nodes; n++) {
-        char name[32], config_path[EP_TEST_PATH_BYTES + 32], config[1024], flag[EP_TEST_PATH_BYTES + 64];
+        char name[32], config_path[EP_TEST_PATH_BYTES + 32], config[1024],
+            flag[EP_TEST_PATH_BYTES + 64];
         snprintf(name, sizeof(name), "node-%u-of-%u", n, nodes);
         snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
-        snprintf(config, sizeof(config), "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\nmodels:\n"
+        snprintf(config, sizeof(config),
+                 "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: "
+                 "''\ndoor_listen: ''\nmodels:\n"
                  "  - name: bench\n    path: %s\n    experts: %u-%u\n",
                  name, checkpoint, n * (EXPERTS / nodes), (n + 1) * (EXPERTS / nodes) - 1);
         snprintf(flag, sizeof(flag), "--config=%s", config_path);
@@ -93,7 +96,8 @@ static void start(cluster *c, uint32_t nodes, const char *dir, const char *check
     ep_client_config_init(&config);
     config.node_urls = urls;
     config.node_urls_count = nodes;
-    if (ep_client_create(&config, &c->client, &error) != EP_OK || ep_client_wait_ready(c->client, 60000000, &error) != EP_OK) {
+    if (ep_client_create(&config, &c->client, &error) != EP_OK ||
+        ep_client_wait_ready(c->client, 60000000, &error) != EP_OK) {
         fail("client", &error);
     }
 }
@@ -140,7 +144,8 @@ static void run_local(layer_local *local, uint32_t tokens)
     }
 }
 
-static double median_call_us(cluster *c, layer_local *local, uint32_t tokens, ep_moe_mode mode, int calls)
+static double median_call_us(cluster *c, layer_local *local, uint32_t tokens, ep_moe_mode mode,
+                             int calls)
 {
     double us[512];
     for (int i = 0; i < calls; i++) {
@@ -155,21 +160,31 @@ static double median_call_us(cluster *c, layer_local *local, uint32_t tokens, ep
     return bench_quantile(us, (size_t)calls, 0.5);
 }
 
-static void add_rows(bench_report *report, const char *mode, uint32_t tokens, uint32_t nodes, double us, double local_us, double ratio)
+static void add_rows(bench_report *report, const char *mode, uint32_t tokens, uint32_t nodes,
+                     double us, double local_us, double ratio)
 {
-    bench_row row = {.unit = "us", .value = us, .limit = NAN, .rival = local_us, .ratio = ratio, .better = BENCH_LOWER, .bar = NAN};
-    snprintf(row.name, sizeof(row.name), "%s, T = %u, %u node%s, per layer", mode, tokens, nodes, nodes == 1 ? "" : "s");
+    bench_row row = {.unit = "us",
+                     .value = us,
+                     .limit = NAN,
+                     .rival = local_us,
+                     .ratio = ratio,
+                     .better = BENCH_LOWER,
+                     .bar = NAN};
+    snprintf(row.name, sizeof(row.name), "%s, T = %u, %u node%s, per layer", mode, tokens, nodes,
+             nodes == 1 ? "" : "s");
     bench_report_add(report, &row);
     row.unit = "tokens/s";
     row.value = tokens / us * 1e6;
     row.rival = tokens / local_us * 1e6;
     row.ratio = 1.0 / ratio;
     row.better = BENCH_HIGHER;
-    snprintf(row.name, sizeof(row.name), "%s, T = %u, %u node%s, throughput", mode, tokens, nodes, nodes == 1 ? "" : "s");
+    snprintf(row.name, sizeof(row.name), "%s, T = %u, %u node%s, throughput", mode, tokens, nodes,
+             nodes == 1 ? "" : "s");
     bench_report_add(report, &row);
 }
 
-static void bench_case(bench_report *report, cluster clusters[2], layer_local *local, const char *name, ep_moe_mode mode, uint32_t tokens)
+static void bench_case(bench_report *report, cluster clusters[2], layer_local *local,
+                       const char *name, ep_moe_mode mode, uint32_t tokens)
 {
     double us[2][ROUNDS], ratio[2][ROUNDS], local_us[ROUNDS];
     int calls = tokens <= 8 ? 200 : tokens <= 64 ? 60 : 4;
@@ -185,8 +200,8 @@ static void bench_case(bench_report *report, cluster clusters[2], layer_local *l
     }
     double local_median = bench_quantile(local_us, ROUNDS, 0.5);
     for (int c = 0; c < 2; c++) {
-        add_rows(report, name, tokens, clusters[c].nodes_count, bench_quantile(us[c], ROUNDS, 0.5), local_median,
-                 bench_quantile(ratio[c], ROUNDS, 0.5));
+        add_rows(report, name, tokens, clusters[c].nodes_count, bench_quantile(us[c], ROUNDS, 0.5),
+                 local_median, bench_quantile(ratio[c], ROUNDS, 0.5));
     }
 }
 
@@ -214,8 +229,10 @@ int main(int argc, char **argv)
     start(&clusters[1], 2, dir, checkpoint);
 
     char title[160];
-    snprintf(title, sizeof(title), "One MoE layer, H = %d, I = %d, top-%d of %d, bf16: service against in-process (rival), same run", HIDDEN,
-             INNER, TOP_K, EXPERTS);
+    snprintf(title, sizeof(title),
+             "One MoE layer, H = %d, I = %d, top-%d of %d, bf16: service against in-process "
+             "(rival), same run",
+             HIDDEN, INNER, TOP_K, EXPERTS);
     bench_report *report = bench_report_create(title);
     bench_case(report, clusters, local, "decode", EP_MOE_DECODE, 1);
     bench_case(report, clusters, local, "decode", EP_MOE_DECODE, 8);

@@ -23,7 +23,15 @@
 #include "bench/live_table.h"
 #include "support/cluster.h"
 
-enum { HIDDEN = 64, EXPERTS = 8, NODES = 4, BATCHES = 32, DECODE_TOKENS = 4, PREFILL_TOKENS = 256, EXTRA_MAX = 100000 };
+enum {
+    HIDDEN = 64,
+    EXPERTS = 8,
+    NODES = 4,
+    BATCHES = 32,
+    DECODE_TOKENS = 4,
+    PREFILL_TOKENS = 256,
+    EXTRA_MAX = 100000
+};
 #define DECODE_PER_S 200.0
 #define PREFILL_PER_S 10.0
 #define DECODE_IN_FLIGHT 24 /* of a closed loop, as the next */
@@ -49,21 +57,22 @@ static load decode, prefill;
 /* Calls that become due whatever the service does. */
 static ep_test_load_config open_loop(ep_moe_mode mode)
 {
-    return (ep_test_load_config){.calls_in_flight =
-                                     mode == EP_MOE_DECODE ? 2000 : 200, /* ten and twenty seconds of them */
-                                 .calls_per_s = mode == EP_MOE_DECODE ? DECODE_PER_S : PREFILL_PER_S,
-                                 .mode = mode};
+    return (ep_test_load_config){
+        .calls_in_flight = mode == EP_MOE_DECODE ? 2000 : 200, /* ten and twenty seconds of them */
+        .calls_per_s = mode == EP_MOE_DECODE ? DECODE_PER_S : PREFILL_PER_S,
+        .mode = mode};
 }
 
 /* So many in flight at any time. */
 static ep_test_load_config closed_loop(ep_moe_mode mode)
 {
-    return (ep_test_load_config){.calls_in_flight = mode == EP_MOE_DECODE ? DECODE_IN_FLIGHT : PREFILL_IN_FLIGHT,
+    return (ep_test_load_config){.calls_in_flight =
+                                     mode == EP_MOE_DECODE ? DECODE_IN_FLIGHT : PREFILL_IN_FLIGHT,
                                  .mode = mode};
 }
 
-static void begin_load(load *l, const char *name, const ep_test_batch *batches, const ep_test_batch *others,
-                       ep_test_load_config config)
+static void begin_load(load *l, const char *name, const ep_test_batch *batches,
+                       const ep_test_batch *others, ep_test_load_config config)
 {
     l->log = live_log_create(name, batches, others);
     config.client = client;
@@ -131,10 +140,16 @@ static bool has_copies(const ep_routing_table *table, void *arg)
 
 /* ---- rows ---- */
 
-static void add_row(const char *name, double value, const char *unit, bench_better better, double bar)
+static void add_row(const char *name, double value, const char *unit, bench_better better,
+                    double bar)
 {
-    bench_row row = {
-        .value = value, .unit = unit, .limit = NAN, .rival = NAN, .ratio = NAN, .better = better, .bar = bar};
+    bench_row row = {.value = value,
+                     .unit = unit,
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = better,
+                     .bar = bar};
     snprintf(row.name, sizeof(row.name), "%s", name);
     bench_report_add(report, &row);
 }
@@ -149,7 +164,8 @@ static void add_damage(const char *scene, load *const *loads, size_t count)
         calls += live_log_count(loads[i]->log, LIVE_GOOD, 0, UINT64_MAX) +
                  live_log_count(loads[i]->log, LIVE_OTHER, 0, UINT64_MAX);
     }
-    snprintf(name, sizeof(name), "%s: calls failed, of %llu", scene, (unsigned long long)(calls + failed + wrong));
+    snprintf(name, sizeof(name), "%s: calls failed, of %llu", scene,
+             (unsigned long long)(calls + failed + wrong));
     add_row(name, (double)failed, "calls", BENCH_LOWER, 0);
     snprintf(name, sizeof(name), "%s: calls with wrong bits", scene);
     add_row(name, (double)wrong, "calls", BENCH_LOWER, 0);
@@ -176,9 +192,10 @@ static void drain(const char *node, bool undo)
     Expertd__V1__DrainRequest request = EXPERTD__V1__DRAIN_REQUEST__INIT;
     request.node = (char *)(uintptr_t)node;
     request.undo = undo;
-    protobuf_c_message_free_unpacked(
-        ep_test_cluster_call(&cluster, cluster.coordinator.admin_url, "expertd.v1.Admin", "Drain", &request.base),
-        NULL);
+    protobuf_c_message_free_unpacked(ep_test_cluster_call(&cluster, cluster.coordinator.admin_url,
+                                                          "expertd.v1.Admin", "Drain",
+                                                          &request.base),
+                                     NULL);
 }
 
 /* A node's experts leave it, and as many come back, ORDER_S apart; how many in all. */
@@ -205,8 +222,8 @@ static void bench_moves(void)
     double ratios[2][PAIRS_MAX];
     load *const loads[2] = {&decode, &prefill};
     const ep_test_model model = {MODEL, paths[0]};
-    begin_service(
-        &(ep_test_cluster_options){.nodes_count = NODES, .models = &model, .models_count = 1, .node_args = node_args});
+    begin_service(&(ep_test_cluster_options){
+        .nodes_count = NODES, .models = &model, .models_count = 1, .node_args = node_args});
     begin_loads(open_loop);
     live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
     uint32_t moves = 0;
@@ -222,12 +239,12 @@ static void bench_moves(void)
         }
     }
     end_loads("moves");
-    add_row("moves: experts moved in a second of the moving phases", moves / (double)(pairs * PHASE_S), "experts",
-            BENCH_HIGHER, 1);
-    add_row("moves: decode p99 against the quiet phase before", bench_quantile(ratios[0], pairs, 0.5), "times",
-            BENCH_LOWER, 1.2);
-    add_row("moves: prefill p99 against the quiet phase before", bench_quantile(ratios[1], pairs, 0.5), "times",
-            BENCH_LOWER, 1.2);
+    add_row("moves: experts moved in a second of the moving phases",
+            moves / (double)(pairs * PHASE_S), "experts", BENCH_HIGHER, 1);
+    add_row("moves: decode p99 against the quiet phase before",
+            bench_quantile(ratios[0], pairs, 0.5), "times", BENCH_LOWER, 1.2);
+    add_row("moves: prefill p99 against the quiet phase before",
+            bench_quantile(ratios[1], pairs, 0.5), "times", BENCH_LOWER, 1.2);
     end_service();
 }
 
@@ -244,19 +261,22 @@ static void bench_join(void)
     live_balance c = {.nodes = NODES - 1, .good = 1.1};
     live_draw_zipf(SKEW, EXPERTS, BATCHES, hot, c.heat);
     live_batches_init(skewed.batches, BATCHES, paths[0], MODEL, 64, hot);
-    begin_service(&(ep_test_cluster_options){
-        .nodes_count = NODES - 1, .models = &model, .models_count = 1, .coordinator_args = balanced});
+    begin_service(&(ep_test_cluster_options){.nodes_count = NODES - 1,
+                                             .models = &model,
+                                             .models_count = 1,
+                                             .coordinator_args = balanced});
     begin_load(&skewed, "join", skewed.batches, NULL, open_loop(EP_MOE_DECODE));
     live_table_wait(client, "three nodes are balanced", live_table_is_balanced, &c);
     const uint64_t joined_ns = ep_clock_now_ns();
     c.nodes = NODES;
     ep_test_cluster_add_node(&cluster);
-    const uint64_t balanced_ns = live_table_wait(client, "four nodes are balanced", live_table_is_balanced, &c);
+    const uint64_t balanced_ns =
+        live_table_wait(client, "four nodes are balanced", live_table_is_balanced, &c);
     live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
     end_load(&skewed);
     load *const loads[] = {&skewed};
-    add_row("join: from the start of a fourth node to within 1.1 of the bound", (double)(balanced_ns - joined_ns) / 1e9,
-            "s", BENCH_LOWER, 10);
+    add_row("join: from the start of a fourth node to within 1.1 of the bound",
+            (double)(balanced_ns - joined_ns) / 1e9, "s", BENCH_LOWER, 10);
     add_damage("join", loads, 1);
     live_log_destroy(skewed.log);
     live_batches_fini(skewed.batches, BATCHES);
@@ -283,10 +303,12 @@ static void bench_kills(void)
     size_t hit = 0, quiet_hit = 0;
     uint64_t random = 11;
     const ep_test_model model = {MODEL, paths[0]};
-    begin_service(&(ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .models = &model, .models_count = 1});
+    begin_service(&(ep_test_cluster_options){
+        .nodes_count = NODES, .copies = 2, .models = &model, .models_count = 1});
     begin_loads(closed_loop);
     const uint64_t end_ns = ep_clock_now_ns() + (is_long ? 300 : 20) * EP_NS_PER_S;
-    for (uint64_t next_ns = ep_clock_now_ns() + KILL_PAUSE_NS; next_ns < end_ns && kills < EP_ARRAY_COUNT(kills_ns);
+    for (uint64_t next_ns = ep_clock_now_ns() + KILL_PAUSE_NS;
+         next_ns < end_ns && kills < EP_ARRAY_COUNT(kills_ns);
          next_ns = kills_ns[kills - 1] + KILL_PAUSE_NS) {
         live_sleep_until(next_ns);
         const uint32_t victim = (uint32_t)(ep_splitmix64(&random) >> 33) % NODES;
@@ -299,10 +321,12 @@ static void bench_kills(void)
     for (int i = 0; i < 2; i++) {
         end_load(loads[i]);
         for (uint32_t k = 0; k < kills; k++) {
-            const double typical_ms = live_log_quantile_ms(loads[i]->log, kills_ns[k] - EP_NS_PER_S, kills_ns[k], 0.5);
-            hit += live_log_extra_ms(loads[i]->log, kills_ns[k], typical_ms, extra + hit, EXTRA_MAX - hit);
-            quiet_hit += live_log_extra_ms(loads[i]->log, kills_ns[k] - EP_NS_PER_S / 2, typical_ms, quiet + quiet_hit,
-                                           EXTRA_MAX - quiet_hit);
+            const double typical_ms =
+                live_log_quantile_ms(loads[i]->log, kills_ns[k] - EP_NS_PER_S, kills_ns[k], 0.5);
+            hit += live_log_extra_ms(loads[i]->log, kills_ns[k], typical_ms, extra + hit,
+                                     EXTRA_MAX - hit);
+            quiet_hit += live_log_extra_ms(loads[i]->log, kills_ns[k] - EP_NS_PER_S / 2, typical_ms,
+                                           quiet + quiet_hit, EXTRA_MAX - quiet_hit);
         }
     }
     char scene[64];
@@ -310,8 +334,8 @@ static void bench_kills(void)
     end_loads(scene);
     snprintf(scene, sizeof(scene), "kills: extra time p99 of %zu calls in flight", hit);
     add_row(scene, bench_quantile(extra, hit, 0.99), "ms", BENCH_LOWER, 50);
-    add_row("kills: the same half a second before each", bench_quantile(quiet, quiet_hit, 0.99), "ms", BENCH_LOWER,
-            NAN);
+    add_row("kills: the same half a second before each", bench_quantile(quiet, quiet_hit, 0.99),
+            "ms", BENCH_LOWER, NAN);
     end_service();
 }
 
@@ -322,17 +346,19 @@ static void bench_loss(const char *restore, double bar_s)
     const char *const coordinator_args[] = {restore, NULL};
     const ep_test_model model = {MODEL, paths[0]};
     live_copies wanted = {.copies_min = 2, .nodes = NODES - 1};
-    begin_service(&(ep_test_cluster_options){.nodes_count = NODES,
-                                             .copies = 2,
-                                             .heartbeat_ms = 500,
-                                             .heartbeat_dead_count = 3,
-                                             .models = &model,
-                                             .models_count = 1,
-                                             .coordinator_args = restore != NULL ? coordinator_args : NULL});
+    begin_service(
+        &(ep_test_cluster_options){.nodes_count = NODES,
+                                   .copies = 2,
+                                   .heartbeat_ms = 500,
+                                   .heartbeat_dead_count = 3,
+                                   .models = &model,
+                                   .models_count = 1,
+                                   .coordinator_args = restore != NULL ? coordinator_args : NULL});
     begin_loads(open_loop);
     live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
     const uint64_t killed_ns = kill_node(1, &wanted.after);
-    const uint64_t back_ns = live_table_wait(client, "two copies on those left", live_table_has_copies, &wanted);
+    const uint64_t back_ns =
+        live_table_wait(client, "two copies on those left", live_table_has_copies, &wanted);
     end_loads(restore != NULL ? "loss" : "loss with defaults");
     snprintf(name, sizeof(name), "loss: until each expert has two copies again, %s",
              restore != NULL ? restore + 2 : "default restore_ms");
@@ -368,7 +394,8 @@ static bool has_second(const ep_routing_table *table, void *arg)
         }
         whole += good;
         if (strcmp(table->models[layer->model_index].version, v->names[0]) != 0) {
-            snprintf(v->names[1], sizeof(v->names[1]), "%s", table->models[layer->model_index].version);
+            snprintf(v->names[1], sizeof(v->names[1]), "%s",
+                     table->models[layer->model_index].version);
         }
     }
     return whole == 2;
@@ -380,8 +407,9 @@ static uint64_t set_default(const char *version)
     Expertd__V1__DefaultVersionRequest request = EXPERTD__V1__DEFAULT_VERSION_REQUEST__INIT;
     request.model = (char *)(uintptr_t)MODEL;
     request.version = (char *)(uintptr_t)version;
-    protobuf_c_message_free_unpacked(ep_test_cluster_call(&cluster, cluster.coordinator.admin_url, "expertd.v1.Admin",
-                                                          "SetDefaultVersion", &request.base),
+    protobuf_c_message_free_unpacked(ep_test_cluster_call(&cluster, cluster.coordinator.admin_url,
+                                                          "expertd.v1.Admin", "SetDefaultVersion",
+                                                          &request.base),
                                      NULL);
     return ep_clock_now_ns();
 }
@@ -417,7 +445,8 @@ static void bench_upgrade(void)
     const ep_test_model models[2] = {{MODEL, paths[0]}, {MODEL, paths[1]}};
     static versions v;
     load *const loads[] = {&decode, &named[0], &named[1]};
-    begin_service(&(ep_test_cluster_options){.nodes_count = NODES, .copies = 2, .models = models, .models_count = 1});
+    begin_service(&(ep_test_cluster_options){
+        .nodes_count = NODES, .copies = 2, .models = models, .models_count = 1});
     live_table_is(client, read_version, v.names[0]);
     ep_test_load_config config = open_loop(EP_MOE_DECODE);
     begin_load(&decode, "no version named", decode.batches, decode.others, config);
@@ -450,11 +479,14 @@ static void bench_upgrade(void)
         longest_ms = fmax(longest_ms, live_log_quantile_ms(loads[i]->log, 0, UINT64_MAX, 1));
     }
     add_row("upgrade: the longest call", longest_ms, "ms", BENCH_LOWER, NAN);
-    add_row("upgrade: new bits before the switch, no version named", (double)early, "calls", BENCH_LOWER, 0);
+    add_row("upgrade: new bits before the switch, no version named", (double)early, "calls",
+            BENCH_LOWER, 0);
     add_row("upgrade: old bits after the old one is gone",
-            (double)live_log_count(decode.log, LIVE_GOOD, last_ns, UINT64_MAX), "calls", BENCH_LOWER, 0);
+            (double)live_log_count(decode.log, LIVE_GOOD, last_ns, UINT64_MAX), "calls",
+            BENCH_LOWER, 0);
     add_row("upgrade: switched at the caller, after the order", switch_ms, "ms", BENCH_LOWER, 1000);
-    add_row("upgrade: rolled back at the caller, after the order", back_ms, "ms", BENCH_LOWER, 1000);
+    add_row("upgrade: rolled back at the caller, after the order", back_ms, "ms", BENCH_LOWER,
+            1000);
     for (int i = 0; i < 3; i++) {
         live_log_destroy(loads[i]->log);
     }
@@ -490,7 +522,10 @@ int main(int argc, char **argv)
             any |= is;
         }
         if (!known) {
-            fprintf(stderr, "bench_live: '%s' is no option; there are: long moves join kills loss upgrade\n", argv[i]);
+            fprintf(
+                stderr,
+                "bench_live: '%s' is no option; there are: long moves join kills loss upgrade\n",
+                argv[i]);
             return 2;
         }
     }
@@ -505,7 +540,8 @@ int main(int argc, char **argv)
     live_batches_init(decode.batches, BATCHES, paths[0], MODEL, DECODE_TOKENS, NULL);
     live_batches_init(decode.others, BATCHES, paths[1], MODEL, DECODE_TOKENS, NULL);
     live_batches_init(prefill.batches, BATCHES, paths[0], MODEL, PREFILL_TOKENS, NULL);
-    report = bench_report_create("Placement changes, joins, kills and a new version under decode and prefill load");
+    report = bench_report_create(
+        "Placement changes, joins, kills and a new version under decode and prefill load");
     for (size_t s = 0; s < EP_ARRAY_COUNT(scenes); s++) {
         if (!any || chosen[s]) {
             scenes[s].run();

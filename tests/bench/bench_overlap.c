@@ -50,11 +50,11 @@
 
 typedef enum step_kind {
     STEP_GATE,
-    STEP_CALL,       /* the whole, through the service; model: which */
-    STEP_COMPUTE,    /* the layer in one process */
+    STEP_CALL,    /* the whole, through the service; model: which */
+    STEP_COMPUTE, /* the layer in one process */
     STEP_COMBINE,
-    STEP_SERIAL,     /* one thing after the other */
-    STEP_RANK_CALL,  /* eight ranks: through the service */
+    STEP_SERIAL,    /* one thing after the other */
+    STEP_RANK_CALL, /* eight ranks: through the service */
     STEP_RANK_COMPUTE,
     STEP_RANK_GATHER /* eight ranks: all-gather, compute, reduce-scatter */
 } step_kind;
@@ -156,19 +156,21 @@ static void fill_inputs(rank_state *r)
     }
 }
 
-_Static_assert(RANKS * RANK_TOKENS == TOKENS, "one set of inputs serves both parts");
+_Static_assert(RANKS *RANK_TOKENS == TOKENS, "one set of inputs serves both parts");
 
-static ep_batch batch_of(const rank_state *r, const uint16_t *x, const int32_t *ids, uint32_t tokens)
+static ep_batch batch_of(const rank_state *r, const uint16_t *x, const int32_t *ids,
+                         uint32_t tokens)
 {
-    return (ep_batch){.tokens = tokens,
-                      .top_k = TOP_K,
-                      .hidden = HIDDEN,
-                      .x = {.data = x, .stride_bytes = ROW_BYTES, .dtype = EP_DTYPE_BF16},
-                      .ids = {.data = ids, .stride_bytes = TOP_K * 4, .dtype = EP_DTYPE_I32},
-                      .scales = {.data = r->scales, .stride_bytes = TOP_K * 4, .dtype = EP_DTYPE_F32},
-                      .shared_source = EP_SHARED_SERVICE,
-                      .wire_dtype = EP_DTYPE_BF16,
-                      .out_dtype = EP_DTYPE_BF16};
+    return (ep_batch){
+        .tokens = tokens,
+        .top_k = TOP_K,
+        .hidden = HIDDEN,
+        .x = {.data = x, .stride_bytes = ROW_BYTES, .dtype = EP_DTYPE_BF16},
+        .ids = {.data = ids, .stride_bytes = TOP_K * 4, .dtype = EP_DTYPE_I32},
+        .scales = {.data = r->scales, .stride_bytes = TOP_K * 4, .dtype = EP_DTYPE_F32},
+        .shared_source = EP_SHARED_SERVICE,
+        .wire_dtype = EP_DTYPE_BF16,
+        .out_dtype = EP_DTYPE_BF16};
 }
 
 static void run_local(rank_state *r, const uint16_t *x, const int32_t *ids)
@@ -195,7 +197,8 @@ static ep_client *open_client(const char *const *urls, size_t count)
     config.node_urls = urls;
     config.node_urls_count = count;
     config.chunk_bytes_max = CHUNK_BYTES;
-    if (ep_client_create(&config, &client, &error) != EP_OK || ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
+    if (ep_client_create(&config, &client, &error) != EP_OK ||
+        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
         fail("client", &error);
     }
     return client;
@@ -251,7 +254,9 @@ static void run_rank_gather(rank_state *r)
         }
     }
     for (uint32_t from = 0; from < RANKS; from++) {
-        memcpy(r->all + from * elements, from == r->rank ? r->x + from * elements : rank_mesh_wait(r->mesh, from, bytes), bytes);
+        memcpy(r->all + from * elements,
+               from == r->rank ? r->x + from * elements : rank_mesh_wait(r->mesh, from, bytes),
+               bytes);
     }
     rank_mesh_flush(r->mesh);
     run_local(r, r->all, r->own_ids);
@@ -263,7 +268,8 @@ static void run_rank_gather(rank_state *r)
     uint16_t *y = r->y + r->rank * elements;
     const uint16_t *parts[RANKS];
     for (uint32_t from = 0; from < RANKS; from++) {
-        parts[from] = from == r->rank ? r->y_local + from * elements : rank_mesh_wait(r->mesh, from, bytes);
+        parts[from] =
+            from == r->rank ? r->y_local + from * elements : rank_mesh_wait(r->mesh, from, bytes);
     }
     for (size_t i = 0; i < elements; i++) {
         float sum = 0;
@@ -357,7 +363,8 @@ static void rank_main(uint32_t rank, void *checkpoint)
     if (layer_local_open(checkpoint, 0, 1, &r.local, &error) != EP_OK) {
         fail("local layer", &error);
     }
-    r.mesh = rank_mesh_open(rank, RANKS, addresses, MESH_PORT, (size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
+    r.mesh = rank_mesh_open(rank, RANKS, addresses, MESH_PORT,
+                            (size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
     r.group = open_client(urls, RANKS);
     if (rank == 0) {
         r.single = open_client(&single, 1);
@@ -391,21 +398,25 @@ static double median_of(step_kind step, const char *model, int rounds)
     return bench_quantile(us, (size_t)rounds, 0.5);
 }
 
-static void start_node(ep_test_process *process, const char *dir, uint32_t host, const char *experts, const char *const checkpoints[2],
-                       char out_url[64])
+static void start_node(ep_test_process *process, const char *dir, uint32_t host,
+                       const char *experts, const char *const checkpoints[2], char out_url[64])
 {
-    char name[32], config_path[EP_TEST_PATH_BYTES + 32], config[1536], flag[EP_TEST_PATH_BYTES + 64];
+    char name[32], config_path[EP_TEST_PATH_BYTES + 32], config[1536],
+        flag[EP_TEST_PATH_BYTES + 64];
     snprintf(name, sizeof(name), "node%u-%s", host, experts);
     snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
     snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://%s:0\ninsecure: true\nthreads: 1\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\n"
+             "node_name: %s\nlisten:\n  - tcp://%s:0\ninsecure: true\nthreads: 1\nprobe_address: "
+             "''\nadmin_listen: ''\ndoor_listen: ''\n"
              "tracing: off\nshm: off\ninflight_tokens: 65536\nmodels:\n"
-             "  - name: bench\n    path: %s\n    experts: %s\n  - name: wire\n    path: %s\n    experts: %s\n",
+             "  - name: bench\n    path: %s\n    experts: %s\n  - name: wire\n    path: %s\n    "
+             "experts: %s\n",
              name, shaped_net_address(host), checkpoints[0], experts, checkpoints[1], experts);
     snprintf(flag, sizeof(flag), "--config=%s", config_path);
     const char *args[] = {"netns", "exec", shaped_net_name(host), EP_EXPERTD_PROGRAM, flag, NULL};
     if (!ep_test_write_file(config_path, config, 0600) ||
-        !ep_test_process_start(process, dir, name, "/usr/sbin/ip", args, NULL, true) || !ep_test_process_wait_ports(process, 60000)) {
+        !ep_test_process_start(process, dir, name, "/usr/sbin/ip", args, NULL, true) ||
+        !ep_test_process_wait_ports(process, 60000)) {
         fail("expertd did not start", NULL);
     }
     snprintf(out_url, 64, "%.63s", process->rpc_url);
@@ -426,10 +437,16 @@ static void write_checkpoint(uint32_t inner, char out_path[EP_FIXTURE_PATH_BYTES
     }
 }
 
-static void add_row(bench_report *report, const char *name, double value, const char *unit, double limit, double rival, double ratio,
-                    bench_better better, double bar)
+static void add_row(bench_report *report, const char *name, double value, const char *unit,
+                    double limit, double rival, double ratio, bench_better better, double bar)
 {
-    bench_row row = {.value = value, .unit = unit, .limit = limit, .rival = rival, .ratio = ratio, .better = better, .bar = bar};
+    bench_row row = {.value = value,
+                     .unit = unit,
+                     .limit = limit,
+                     .rival = rival,
+                     .ratio = ratio,
+                     .better = better,
+                     .bar = bar};
     snprintf(row.name, sizeof(row.name), "%s", name);
     bench_report_add(report, &row);
 }
@@ -455,7 +472,8 @@ static double balance_wire(double compute_us, double combine_us)
 
 static void part_one_caller(bench_report *report)
 {
-    double ratio[ROUNDS], serial_ratio[ROUNDS], reached[ROUNDS], totals[ROUNDS], serials[ROUNDS], expected[ROUNDS];
+    double ratio[ROUNDS], serial_ratio[ROUNDS], reached[ROUNDS], totals[ROUNDS], serials[ROUNDS],
+        expected[ROUNDS];
     shaped_net_set_rate(0);
     double gate_us = median_of(STEP_GATE, "", 5);
     double combine_us = median_of(STEP_COMBINE, "", 5);
@@ -477,11 +495,14 @@ static void part_one_caller(bench_report *report)
     add_row(report, "pack and wire alone, idle", wire_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
     add_row(report, "compute alone, one core", compute_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
     add_row(report, "combine alone", combine_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
-    add_row(report, "whole call against gate + max(pack + wire, compute) + combine", bench_quantile(totals, ROUNDS, 0.5), "us",
-            bench_quantile(expected, ROUNDS, 0.5), NAN, bench_quantile(ratio, ROUNDS, 0.5), BENCH_LOWER, 1.10);
-    add_row(report, "step after step, fixed buffers: times slower", bench_quantile(serials, ROUNDS, 0.5), "us", NAN,
-            bench_quantile(totals, ROUNDS, 0.5), bench_quantile(serial_ratio, ROUNDS, 0.5), BENCH_HIGHER, NAN);
-    add_row(report, "share reached of the largest gain the terms allow", bench_quantile(reached, ROUNDS, 0.5), "", NAN, NAN,
+    add_row(report, "whole call against gate + max(pack + wire, compute) + combine",
+            bench_quantile(totals, ROUNDS, 0.5), "us", bench_quantile(expected, ROUNDS, 0.5), NAN,
+            bench_quantile(ratio, ROUNDS, 0.5), BENCH_LOWER, 1.10);
+    add_row(report, "step after step, fixed buffers: times slower",
+            bench_quantile(serials, ROUNDS, 0.5), "us", NAN, bench_quantile(totals, ROUNDS, 0.5),
+            bench_quantile(serial_ratio, ROUNDS, 0.5), BENCH_HIGHER, NAN);
+    add_row(report, "share reached of the largest gain the terms allow",
+            bench_quantile(reached, ROUNDS, 0.5), "", NAN, NAN,
             bench_quantile(reached, ROUNDS, 0.5), BENCH_HIGHER, 0.90);
 }
 
@@ -501,9 +522,11 @@ static void part_ranks(bench_report *report)
         theirs[i] = timed(STEP_RANK_GATHER, "");
         ratio[i] = theirs[i] / ours[i];
     }
-    add_row(report, "eight ranks: compute alone, one core for all", compute_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
-    add_row(report, "eight ranks, top-2 of 8: all-gather + reduce-scatter, times slower", bench_quantile(ours, ROUNDS, 0.5), "us", NAN,
-            bench_quantile(theirs, ROUNDS, 0.5), bench_quantile(ratio, ROUNDS, 0.5), BENCH_HIGHER, 1.71);
+    add_row(report, "eight ranks: compute alone, one core for all", compute_us, "us", NAN, NAN, NAN,
+            BENCH_LOWER, NAN);
+    add_row(report, "eight ranks, top-2 of 8: all-gather + reduce-scatter, times slower",
+            bench_quantile(ours, ROUNDS, 0.5), "us", NAN, bench_quantile(theirs, ROUNDS, 0.5),
+            bench_quantile(ratio, ROUNDS, 0.5), BENCH_HIGHER, 1.71);
 }
 
 int main(int argc, char **argv)
@@ -531,7 +554,8 @@ int main(int argc, char **argv)
     for (uint32_t n = 0; n <= RANKS; n++) {
         shaped_net_pin(nodes[n].pid);
     }
-    bench_report *report = bench_report_create("Overlap: H = 1024, I = 512, top-2 of 8, bf16; compute on one core, all else on the other");
+    bench_report *report = bench_report_create(
+        "Overlap: H = 1024, I = 512, top-2 of 8, bf16; compute on one core, all else on the other");
     /* of "caller ranks"; for those who work on one */
     const char *parts = getenv("EP_BENCH_OVERLAP");
     if (parts == NULL || strstr(parts, "caller") != NULL) {

@@ -66,15 +66,24 @@ static void make_ids(void)
 
 /* ---- plan and pack, as the client does it ---- */
 
-static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buffer_pool *pool, packed *out)
+static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buffer_pool *pool,
+                 packed *out)
 {
     static const float scales[SLOTS];
     ep_layer_shape shape = {.hidden = hidden, .experts = EXPERTS, .top_k = TOP_K};
     ep_routing_layer layer = {.shape = shape};
-    ep_batch batch = {.tokens = TOKENS, .top_k = TOP_K, .hidden = hidden, .x = {x, hidden * 2, EP_DTYPE_BF16},
-                      .ids = {ids, TOP_K * 4, EP_DTYPE_I32}, .scales = {scales, TOP_K * 4, EP_DTYPE_F32},
-                      .shared_source = EP_SHARED_NONE, .wire_dtype = EP_DTYPE_BF16, .out_dtype = EP_DTYPE_BF16};
-    ep_flow_limits limits = {.frame_bytes_max = 16u << 20, .chunk_bytes_max = CHUNK_BYTES_MAX, .window_bytes_max = SIZE_MAX};
+    ep_batch batch = {.tokens = TOKENS,
+                      .top_k = TOP_K,
+                      .hidden = hidden,
+                      .x = {x, hidden * 2, EP_DTYPE_BF16},
+                      .ids = {ids, TOP_K * 4, EP_DTYPE_I32},
+                      .scales = {scales, TOP_K * 4, EP_DTYPE_F32},
+                      .shared_source = EP_SHARED_NONE,
+                      .wire_dtype = EP_DTYPE_BF16,
+                      .out_dtype = EP_DTYPE_BF16};
+    ep_flow_limits limits = {.frame_bytes_max = 16u << 20,
+                             .chunk_bytes_max = CHUNK_BYTES_MAX,
+                             .window_bytes_max = SIZE_MAX};
     ep_flow flow;
     uint32_t chosen[EXPERTS];
     uint64_t room[NODES_MAX];
@@ -92,7 +101,8 @@ static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buff
     }
     for (uint32_t begin = 0; begin < TOKENS; begin += flow.window_tokens) {
         uint32_t end = begin + flow.window_tokens < TOKENS ? begin + flow.window_tokens : TOKENS;
-        EP_ASSERT(ep_routing_plan_build(plan, &batch, &layer, nodes, chosen, &cut, begin, end, NULL, 0, NULL) == EP_OK);
+        EP_ASSERT(ep_routing_plan_build(plan, &batch, &layer, nodes, chosen, &cut, begin, end, NULL,
+                                        0, NULL) == EP_OK);
         for (uint32_t c = 0; c < plan->chunks_count; c++, sent++) {
             Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
             ep_buffer **place = &in_flight[sent % IN_FLIGHT];
@@ -128,7 +138,8 @@ static double rows_alone_us(uint32_t hidden, const packed *p, ep_buffer_pool *po
         ep_buffer_unref(*place);
         EP_ASSERT(ep_buffer_acquire(pool, rows * row, place) == EP_OK);
         for (uint64_t i = 0; i < rows; i++, written++) {
-            ep_row_stream((*place)->data + i * row, (const uint8_t *)x + written * TOKENS / p->rows * row, row, NULL);
+            ep_row_stream((*place)->data + i * row,
+                          (const uint8_t *)x + written * TOKENS / p->rows * row, row, NULL);
         }
         ep_row_stream_end();
     }
@@ -176,7 +187,8 @@ static void pass_gather(uint32_t hidden, bool stream)
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (stream) {
             const uint8_t *next = i + 1 < SLOTS ? (const uint8_t *)x + token_of[i + 1] * row : NULL;
-            ep_row_stream((uint8_t *)expanded + i * row, (const uint8_t *)x + token_of[i] * row, row, next);
+            ep_row_stream((uint8_t *)expanded + i * row, (const uint8_t *)x + token_of[i] * row,
+                          row, next);
         } else {
             memcpy((uint8_t *)expanded + i * row, (const uint8_t *)x + token_of[i] * row, row);
         }
@@ -215,16 +227,23 @@ static double permute_us(uint32_t hidden)
     config.hidden = hidden;
     config.experts = EXPERTS;
     ep_permute_in in = {.struct_bytes = sizeof(in), .x = x, .ids = ids};
-    ep_permute_out out = {.struct_bytes = sizeof(out), .rows = expanded, .slot_rows = slot_rows, .counts = counts};
+    ep_permute_out out = {
+        .struct_bytes = sizeof(out), .rows = expanded, .slot_rows = slot_rows, .counts = counts};
     double begin = bench_now_us();
     EP_ASSERT(ep_moe_permute(&config, &in, workspace, sizeof(workspace), &out, NULL) == EP_OK);
     return bench_now_us() - begin;
 }
 
-static void add(bench_report *report, const char *name, double value, const char *unit, double rival, double ratio, bench_better better,
-                double bar)
+static void add(bench_report *report, const char *name, double value, const char *unit,
+                double rival, double ratio, bench_better better, double bar)
 {
-    bench_row row = {.value = value, .unit = unit, .limit = NAN, .rival = rival, .ratio = ratio, .better = better, .bar = bar};
+    bench_row row = {.value = value,
+                     .unit = unit,
+                     .limit = NAN,
+                     .rival = rival,
+                     .ratio = ratio,
+                     .better = better,
+                     .bar = bar};
     snprintf(row.name, sizeof(row.name), "%s", name);
     bench_report_add(report, &row);
 }
@@ -233,14 +252,20 @@ static void add_counts(bench_report *report, const char *what, const packed *p)
 {
     char name[96];
     snprintf(name, sizeof(name), "%s, frames", what);
-    add(report, name, (double)p->frames, "frames", SLOTS, (double)p->frames / SLOTS, BENCH_LOWER, 0.22);
+    add(report, name, (double)p->frames, "frames", SLOTS, (double)p->frames / SLOTS, BENCH_LOWER,
+        0.22);
     snprintf(name, sizeof(name), "%s, rows sent", what);
     add(report, name, (double)p->rows, "rows", SLOTS, (double)p->rows / SLOTS, BENCH_LOWER, NAN);
     snprintf(name, sizeof(name), "%s, metadata per slot", what);
     add(report, name, (double)p->meta_bytes / (double)p->slots, "bytes", NAN, NAN, BENCH_LOWER, 12);
     snprintf(name, sizeof(name), "%s, largest chunk against its limit", what);
-    bench_row row = {.value = (double)p->chunk_max, .unit = "bytes", .limit = (double)CHUNK_BYTES_MAX, .rival = NAN, .ratio = NAN,
-                     .better = BENCH_LOWER, .bar = 1.0};
+    bench_row row = {.value = (double)p->chunk_max,
+                     .unit = "bytes",
+                     .limit = (double)CHUNK_BYTES_MAX,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_LOWER,
+                     .bar = 1.0};
     snprintf(row.name, sizeof(row.name), "%s", name);
     bench_report_add(report, &row);
 }
@@ -264,13 +289,18 @@ static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep
         reachable[r] = least[r] / rival[r];
     }
     snprintf(what, sizeof(what), "H = %u, %u nodes", hidden, nodes);
-    bench_row row = {.value = bench_quantile(ours, ROUNDS, 0.5), .unit = "us", .limit = bench_quantile(least, ROUNDS, 0.5),
-                     .rival = bench_quantile(rival, ROUNDS, 0.5), .ratio = 1.0 / bench_quantile(times, ROUNDS, 0.5),
-                     .better = BENCH_LOWER, .bar = 0.25};
+    bench_row row = {.value = bench_quantile(ours, ROUNDS, 0.5),
+                     .unit = "us",
+                     .limit = bench_quantile(least, ROUNDS, 0.5),
+                     .rival = bench_quantile(rival, ROUNDS, 0.5),
+                     .ratio = 1.0 / bench_quantile(times, ROUNDS, 0.5),
+                     .better = BENCH_LOWER,
+                     .bar = 0.25};
     snprintf(row.name, sizeof(row.name), "%s, plan and pack", what);
     bench_report_add(report, &row);
     snprintf(name, sizeof(name), "%s, writing the packed rows alone", what);
-    add(report, name, row.limit, "us", row.rival, bench_quantile(reachable, ROUNDS, 0.5), BENCH_LOWER, NAN);
+    add(report, name, row.limit, "us", row.rival, bench_quantile(reachable, ROUNDS, 0.5),
+        BENCH_LOWER, NAN);
     add_counts(report, what, &p);
     ep_routing_plan_fini(&plan);
 }
@@ -286,8 +316,8 @@ static void bench_permute(bench_report *report, uint32_t hidden)
         times[r] = ours[r] / rival[r];
     }
     snprintf(name, sizeof(name), "H = %u, ep_moe_permute (every slot's row)", hidden);
-    add(report, name, bench_quantile(ours, ROUNDS, 0.5), "us", bench_quantile(rival, ROUNDS, 0.5), bench_quantile(times, ROUNDS, 0.5),
-        BENCH_LOWER, NAN);
+    add(report, name, bench_quantile(ours, ROUNDS, 0.5), "us", bench_quantile(rival, ROUNDS, 0.5),
+        bench_quantile(times, ROUNDS, 0.5), BENCH_LOWER, NAN);
 }
 
 int main(int argc, char **argv)
@@ -296,7 +326,8 @@ int main(int argc, char **argv)
     static const uint32_t node_counts[] = {2, 4, 8};
     ep_buffer_pool *pool;
     bench_report *report =
-        bench_report_create("Permute and pack, 4096 tokens top-8 of 256, bf16: against sort, slice, divide, gather as separate passes");
+        bench_report_create("Permute and pack, 4096 tokens top-8 of 256, bf16: against sort, "
+                            "slice, divide, gather as separate passes");
     make_ids();
     EP_ASSERT(ep_buffer_pool_create(0, 256u << 20, &pool) == EP_OK);
     for (size_t h = 0; h < EP_ARRAY_COUNT(hiddens); h++) {

@@ -28,7 +28,8 @@ typedef struct {
 
 static layer layers[LAYERS];
 
-static void draw(layer *l, heat_family family, double parameter, uint32_t experts, uint32_t nodes, uint32_t copies, uint64_t seed)
+static void draw(layer *l, heat_family family, double parameter, uint32_t experts, uint32_t nodes,
+                 uint32_t copies, uint64_t seed)
 {
     double logits[EXPERTS_MAX];
     heat_draw_logits(family, parameter, experts, &seed, logits);
@@ -37,7 +38,13 @@ static void draw(layer *l, heat_family family, double parameter, uint32_t expert
         l->speeds[n] = 1;
         l->slots[n] = copies / nodes + (n < copies % nodes);
     }
-    l->in = (ep_balance_input){.experts = experts, .nodes = nodes, .heat = l->heat, .speeds = l->speeds, .slots = l->slots, .copies_min = 1, .copies_total = copies};
+    l->in = (ep_balance_input){.experts = experts,
+                               .nodes = nodes,
+                               .heat = l->heat,
+                               .speeds = l->speeds,
+                               .slots = l->slots,
+                               .copies_min = 1,
+                               .copies_total = copies};
 }
 
 static double place(const layer *l)
@@ -53,7 +60,8 @@ static double place(const layer *l)
     return busiest;
 }
 
-static void report_balance(bench_report *report, heat_family family, double parameter, uint32_t seeds)
+static void report_balance(bench_report *report, heat_family family, double parameter,
+                           uint32_t seeds)
 {
     double worst = 0;
     for (uint32_t seed = 0; seed < seeds; seed++) {
@@ -61,12 +69,20 @@ static void report_balance(bench_report *report, heat_family family, double para
         draw(l, family, parameter, 256, 32, 288, seed * 7919 + 1);
         worst = fmax(worst, place(l) / ep_balance_bound(&l->in, true));
     }
-    bench_row row = {.value = worst, .unit = "of the bound", .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = 1.002};
-    snprintf(row.name, sizeof(row.name), "256 experts, 32 nodes, 288 slots, %s %.1f: worst of %u", heat_family_name(family), parameter, seeds);
+    bench_row row = {.value = worst,
+                     .unit = "of the bound",
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_LOWER,
+                     .bar = 1.002};
+    snprintf(row.name, sizeof(row.name), "256 experts, 32 nodes, 288 slots, %s %.1f: worst of %u",
+             heat_family_name(family), parameter, seeds);
     bench_report_add(report, &row);
 }
 
-static void report_time(bench_report *report, const char *what, uint32_t count, uint32_t experts, uint32_t nodes, uint32_t copies, double bar)
+static void report_time(bench_report *report, const char *what, uint32_t count, uint32_t experts,
+                        uint32_t nodes, uint32_t copies, double bar)
 {
     double ms[ROUNDS];
     for (uint32_t round = 0; round < ROUNDS; round++) {
@@ -80,8 +96,15 @@ static void report_time(bench_report *report, const char *what, uint32_t count, 
         }
         ms[round] = (bench_now_us() - begin) * 1e-3;
     }
-    bench_row row = {.value = bench_quantile(ms, ROUNDS, 0.5), .unit = "ms", .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s of %u experts over %u nodes, %u slots", what, experts, nodes, copies);
+    bench_row row = {.value = bench_quantile(ms, ROUNDS, 0.5),
+                     .unit = "ms",
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_LOWER,
+                     .bar = bar};
+    snprintf(row.name, sizeof(row.name), "%s of %u experts over %u nodes, %u slots", what, experts,
+             nodes, copies);
     bench_report_add(report, &row);
 }
 
@@ -95,7 +118,8 @@ int main(int argc, char **argv)
         }
     }
     bench_report *report = bench_report_create("placement by heat");
-    const double parameters[][4] = {{0.5, 0.8, 1.0, 1.2}, {0.3, 0.6, 1.0, 1.5}, {1.0, 1.3, 1.6, 2.0}};
+    const double parameters[][4] = {
+        {0.5, 0.8, 1.0, 1.2}, {0.3, 0.6, 1.0, 1.5}, {1.0, 1.3, 1.6, 2.0}};
     for (heat_family family = HEAT_ZIPF; family <= HEAT_GUMBEL; family++) {
         for (uint32_t i = 0; i < 4; i++) {
             report_balance(report, family, parameters[family][i], seeds);

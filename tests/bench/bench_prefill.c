@@ -52,13 +52,15 @@
 
 typedef enum form { FORM_SERVICE, FORM_GATHER, FORM_FIXED, FORM_COUNT } form;
 
-static const char *const form_names[FORM_COUNT] = {"service", "all-gather + reduce-scatter", "fixed-capacity all-to-all"};
+static const char *const form_names[FORM_COUNT] = {"service", "all-gather + reduce-scatter",
+                                                   "fixed-capacity all-to-all"};
 
 /* alltoall_ep_buffer_scale_factors: the first entry whose length is not above the total. */
 static const struct {
     uint32_t tokens;
     double factor;
-} capacity_factors[] = {{1048576, 1.32}, {524288, 1.4}, {262144, 1.53}, {131072, 1.8}, {32768, 3.0}, {8192, 5.2}, {0, 8.0}};
+} capacity_factors[] = {{1048576, 1.32}, {524288, 1.4}, {262144, 1.53}, {131072, 1.8},
+                        {32768, 3.0},    {8192, 5.2},   {0, 8.0}};
 
 /* What ranks and parent tell each other. */
 typedef struct shared_notes {
@@ -74,9 +76,9 @@ typedef struct rank_state {
     layer_local *local;
     ep_client *client;
     ep_buffer_pool *pools[FORM_COUNT]; /* not the service's: the client has its own */
-    uint16_t *x;        /* [TOKENS,H] */
-    int32_t *ids;       /* [TOKENS,K] */
-    float *scales;      /* [TOKENS,K] */
+    uint16_t *x;                       /* [TOKENS,H] */
+    int32_t *ids;                      /* [TOKENS,K] */
+    float *scales;                     /* [TOKENS,K] */
     int32_t *all_ids;   /* [RANKS * TOKENS,K]: -1 where another rank has the expert */
     float *all_scales;  /* [RANKS * TOKENS,K] */
     uint16_t *expected; /* [TOKENS,H] */
@@ -136,7 +138,8 @@ static void draw_routing(uint32_t rank, int32_t *ids, float *scales)
     }
 }
 
-static ep_batch batch_of(uint32_t tokens, uint32_t top_k, const uint16_t *x, const int32_t *ids, const float *scales)
+static ep_batch batch_of(uint32_t tokens, uint32_t top_k, const uint16_t *x, const int32_t *ids,
+                         const float *scales)
 {
     return (ep_batch){.tokens = tokens,
                       .top_k = top_k,
@@ -197,7 +200,8 @@ static ep_buffer *acquire(rank_state *r, form f, size_t bytes)
 
 /* Every rank receives at `areas`, one area of `each` bytes per rank, what the others hold for it at
  * `data`: there is one area per destination, or data is for all. The own part is copied. */
-static void exchange(rank_state *r, uint8_t *areas, const uint8_t *data, size_t each, bool same_for_all)
+static void exchange(rank_state *r, uint8_t *areas, const uint8_t *data, size_t each,
+                     bool same_for_all)
 {
     rank_mesh_receive_at(r->mesh, areas, each);
     rank_board_meet(board);
@@ -238,7 +242,8 @@ static void run_gather(rank_state *r)
     exchange(r, all->data, (const uint8_t *)r->x, TOKEN_BYTES, true);
     for (uint32_t from = 0; from < RANKS; from++) {
         const uint16_t *x = (const uint16_t *)(const void *)(all->data + from * TOKEN_BYTES);
-        ep_batch batch = batch_of(TOKENS, TOP_K, x, r->all_ids + (size_t)from * SLOTS, r->all_scales + (size_t)from * SLOTS);
+        ep_batch batch = batch_of(TOKENS, TOP_K, x, r->all_ids + (size_t)from * SLOTS,
+                                  r->all_scales + (size_t)from * SLOTS);
         run_local(r, &batch, (uint16_t *)(void *)(partial->data + from * TOKEN_BYTES));
     }
     exchange(r, all->data, partial->data, TOKEN_BYTES, false);
@@ -258,8 +263,8 @@ static void run_gather(rank_state *r)
  * pool adds to what is asked for. */
 typedef struct fixed_piece {
     size_t rows;
-    ep_buffer *send; /* [RANKS,rows,H]: rows, then results */
-    ep_buffer *recv; /* the same */
+    ep_buffer *send;     /* [RANKS,rows,H]: rows, then results */
+    ep_buffer *recv;     /* the same */
     ep_buffer *send_ids; /* [RANKS,rows]: -1 padding */
     ep_buffer *recv_ids;
 } fixed_piece;
@@ -296,7 +301,8 @@ static void fill_fixed(rank_state *r, const fixed_piece *pieces, uint32_t pieces
             fail("more rows than the capacity", NULL);
         }
         at += to * pieces[p].rows;
-        memcpy(pieces[p].send->data + at * ROW_BYTES, r->x + (size_t)(s / TOP_K) * HIDDEN, ROW_BYTES);
+        memcpy(pieces[p].send->data + at * ROW_BYTES, r->x + (size_t)(s / TOP_K) * HIDDEN,
+               ROW_BYTES);
         memcpy(pieces[p].send_ids->data + at * sizeof(int32_t), &r->ids[s], sizeof(int32_t));
         r->rows[s] = pieces[p].recv->data + at * ROW_BYTES;
     }
@@ -318,7 +324,8 @@ static void run_fixed(rank_state *r)
     uint32_t count = acquire_fixed(r, pieces);
     fill_fixed(r, pieces, count);
     for (uint32_t i = 0; i < count; i++) {
-        exchange(r, pieces[i].recv_ids->data, pieces[i].send_ids->data, pieces[i].rows * sizeof(int32_t), false);
+        exchange(r, pieces[i].recv_ids->data, pieces[i].send_ids->data,
+                 pieces[i].rows * sizeof(int32_t), false);
         exchange(r, pieces[i].recv->data, pieces[i].send->data, pieces[i].rows * ROW_BYTES, false);
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -346,7 +353,8 @@ static double error_of(const rank_state *r)
         return 0;
     }
     for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
-        double expected = ep_bf16_to_f32(r->expected[i]), distance = fabs(ep_bf16_to_f32(r->y[i]) - expected);
+        double expected = ep_bf16_to_f32(r->expected[i]),
+               distance = fabs(ep_bf16_to_f32(r->y[i]) - expected);
         scale = fabs(expected) > scale ? fabs(expected) : scale;
         largest = distance <= largest ? largest : distance; /* NAN stays */
     }
@@ -399,7 +407,8 @@ static ep_client *open_client(void)
     config.node_urls = urls;
     config.node_urls_count = RANKS;
     config.lanes = "stream";
-    if (ep_client_create(&config, &client, &error) != EP_OK || ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
+    if (ep_client_create(&config, &client, &error) != EP_OK ||
+        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
         fail("client", &error);
     }
     return client;
@@ -439,19 +448,24 @@ static void rank_main(uint32_t rank, void *arg)
 
 /* ---- the parent ---- */
 
-static void start_node(ep_test_process *process, const char *dir, uint32_t node, const char *checkpoint)
+static void start_node(ep_test_process *process, const char *dir, uint32_t node,
+                       const char *checkpoint)
 {
-    char name[16], config_path[EP_TEST_PATH_BYTES + 32], config[1536], flag[EP_TEST_PATH_BYTES + 64];
+    char name[16], config_path[EP_TEST_PATH_BYTES + 32], config[1536],
+        flag[EP_TEST_PATH_BYTES + 64];
     snprintf(name, sizeof(name), "node%u", node);
     snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
     snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\ninsecure: true\nthreads: 1\nprobe_address: 127.0.0.1:0\nadmin_listen: ''\n"
-             "door_listen: ''\ntracing: off\nshm: off\nmodels:\n  - name: bench\n    path: %s\n    experts: %u-%u\n",
+             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\ninsecure: true\nthreads: "
+             "1\nprobe_address: 127.0.0.1:0\nadmin_listen: ''\n"
+             "door_listen: ''\ntracing: off\nshm: off\nmodels:\n  - name: bench\n    path: %s\n    "
+             "experts: %u-%u\n",
              name, checkpoint, node * RANK_EXPERTS, (node + 1) * RANK_EXPERTS - 1);
     snprintf(flag, sizeof(flag), "--config=%s", config_path);
     const char *args[] = {flag, NULL};
     if (!ep_test_write_file(config_path, config, 0600) ||
-        !ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) || !ep_test_process_wait_ports(process, 60000)) {
+        !ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
+        !ep_test_process_wait_ports(process, 60000)) {
         fail("expertd did not start", NULL);
     }
     snprintf(notes->urls[node], sizeof(notes->urls[node]), "%.63s", process->rpc_url);
@@ -461,7 +475,8 @@ static uint64_t node_peak_bytes(const ep_test_process *process)
 {
     const char *name = "\nexpertd_buffer_bytes_peak ";
     char *body = NULL;
-    if (ep_test_http_get(process->probe_url, "/metrics", &body) != 200 || body == NULL || strstr(body, name) == NULL) {
+    if (ep_test_http_get(process->probe_url, "/metrics", &body) != 200 || body == NULL ||
+        strstr(body, name) == NULL) {
         fail("no expertd_buffer_bytes_peak at /metrics", NULL);
         return 0;
     }
@@ -485,10 +500,16 @@ static void write_checkpoint(char out_path[EP_FIXTURE_PATH_BYTES])
     }
 }
 
-static void add_row(bench_report *report, const char *name, double value, const char *unit, double rival, double ratio,
-                    bench_better better, double bar)
+static void add_row(bench_report *report, const char *name, double value, const char *unit,
+                    double rival, double ratio, bench_better better, double bar)
 {
-    bench_row row = {.value = value, .unit = unit, .limit = NAN, .rival = rival, .ratio = ratio, .better = better, .bar = bar};
+    bench_row row = {.value = value,
+                     .unit = unit,
+                     .limit = NAN,
+                     .rival = rival,
+                     .ratio = ratio,
+                     .better = better,
+                     .bar = bar};
     snprintf(row.name, sizeof(row.name), "%s", name);
     bench_report_add(report, &row);
 }
@@ -507,7 +528,8 @@ static double peak_of(form f, const uint64_t node_bytes[RANKS])
 {
     double peak = 0;
     for (uint32_t i = 0; i < RANKS; i++) {
-        peak = fmax(peak, (double)(notes->peak_bytes[f][i] + (f == FORM_SERVICE ? node_bytes[i] : 0)));
+        peak =
+            fmax(peak, (double)(notes->peak_bytes[f][i] + (f == FORM_SERVICE ? node_bytes[i] : 0)));
     }
     return peak;
 }
@@ -521,11 +543,13 @@ static void add_memory(bench_report *report, const ep_test_process nodes[RANKS])
         node_most = node_bytes[i] > node_most ? node_bytes[i] : node_most;
     }
     double ours = peak_of(FORM_SERVICE, node_bytes);
-    add_row(report, "peak of exchange buffers, the node's part", (double)node_most / 0x1p20, "MiB", NAN, NAN, BENCH_LOWER, NAN);
+    add_row(report, "peak of exchange buffers, the node's part", (double)node_most / 0x1p20, "MiB",
+            NAN, NAN, BENCH_LOWER, NAN);
     for (form other = FORM_GATHER; other < FORM_COUNT; other++) {
         double theirs = peak_of(other, node_bytes);
         snprintf(name, sizeof(name), "peak of exchange buffers: %s", form_names[other]);
-        add_row(report, name, ours / 0x1p20, "MiB", theirs / 0x1p20, ours / theirs, BENCH_LOWER, BAR);
+        add_row(report, name, ours / 0x1p20, "MiB", theirs / 0x1p20, ours / theirs, BENCH_LOWER,
+                BAR);
     }
 }
 
@@ -545,7 +569,8 @@ static void add_speed(bench_report *report, double us[FORM_COUNT][ROUNDS])
     }
     for (int f = FORM_GATHER; f < FORM_COUNT; f++) {
         snprintf(name, sizeof(name), "tokens: %s", form_names[f]);
-        add_row(report, name, tokens / median[FORM_SERVICE], "/s", tokens / median[f], ratio[f], BENCH_HIGHER, NAN);
+        add_row(report, name, tokens / median[FORM_SERVICE], "/s", tokens / median[f], ratio[f],
+                BENCH_HIGHER, NAN);
     }
 }
 
@@ -556,7 +581,8 @@ static void add_errors(bench_report *report)
     char name[96];
     for (int f = 0; f < FORM_COUNT; f++) {
         snprintf(name, sizeof(name), "%s, error", form_names[f]);
-        add_row(report, name, largest_of(notes->error[f]), "", NAN, NAN, BENCH_LOWER, f == FORM_GATHER ? 0.02 : 0);
+        add_row(report, name, largest_of(notes->error[f]), "", NAN, NAN, BENCH_LOWER,
+                f == FORM_GATHER ? 0.02 : 0);
     }
 }
 
@@ -581,7 +607,8 @@ int main(int argc, char **argv)
         }
     }
     rank_board_end(board);
-    bench_report *report = bench_report_create("Prefill: 8 ranks of 4096 tokens, H = 1024, I = 128, top-8 of 64, bf16, stream lane");
+    bench_report *report = bench_report_create(
+        "Prefill: 8 ranks of 4096 tokens, H = 1024, I = 128, top-8 of 64, bf16, stream lane");
     add_memory(report, nodes);
     add_speed(report, us);
     add_errors(report);

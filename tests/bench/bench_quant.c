@@ -23,8 +23,9 @@ static float scales[ROWS][HIDDEN / EP_QUANT_BLOCK_F8];
 static uint16_t block_scales[ROWS][HIDDEN / EP_QUANT_BLOCK_I8];
 static float wide[HIDDEN];
 
-static const char *const form_names[FORMS] = {"int8 row, quantise",  "int8 row, back", "int8 per 8, quantise",
-                                              "int8 per 8, back",    "fp8, quantise",  "fp8, back"};
+static const char *const form_names[FORMS] = {"int8 row, quantise",   "int8 row, back",
+                                              "int8 per 8, quantise", "int8 per 8, back",
+                                              "fp8, quantise",        "fp8, back"};
 
 static void run_form(int form, int r)
 {
@@ -66,7 +67,8 @@ static void fill(int has_outliers)
     for (int r = 0; r < ROWS; r++) {
         for (int i = 0; i < HIDDEN; i++) {
             float value = draw_normal(&state);
-            x[r][i] = ep_f32_to_bf16(has_outliers && ep_splitmix64(&state) % 100 == 0 ? 50.0f * value : value);
+            x[r][i] = ep_f32_to_bf16(
+                has_outliers && ep_splitmix64(&state) % 100 == 0 ? 50.0f * value : value);
         }
     }
 }
@@ -95,8 +97,8 @@ static void report_error(const char *rows, int form)
         relative = row_most / (double)amax > relative ? row_most / (double)amax : relative;
     }
     printf("error %-9s %-22.*s relative RMS %.5f  max %.5f  max of the row's greatest %.5f\n", rows,
-           (int)(strchr(form_names[form], ',') - form_names[form]), form_names[form], sqrt(error / power), most,
-           relative);
+           (int)(strchr(form_names[form], ',') - form_names[form]), form_names[form],
+           sqrt(error / power), most, relative);
 }
 
 int main(int argc, char **argv)

@@ -58,7 +58,13 @@ static void report_family(bench_report *report, heat_family family, double drift
         heat_draw(family, logits, EXPERTS, &random, before);
         heat_drift(drift, EXPERTS, &random, logits);
         heat_draw(family, logits, EXPERTS, &random, after);
-        ep_balance_input in = {.experts = EXPERTS, .nodes = NODES, .heat = before, .speeds = speeds, .slots = slots, .copies_min = 1, .copies_total = COPIES};
+        ep_balance_input in = {.experts = EXPERTS,
+                               .nodes = NODES,
+                               .heat = before,
+                               .speeds = speeds,
+                               .slots = slots,
+                               .copies_min = 1,
+                               .copies_total = COPIES};
         ep_balance *placed = balance_of(&in);
         const ep_err err = ep_balance_fill(placed, NULL);
         EP_ASSERT(err == EP_OK);
@@ -70,8 +76,15 @@ static void report_family(bench_report *report, heat_family family, double drift
         ep_balance_destroy(placed);
     }
     for (uint32_t t = 0; t < 2; t++) {
-        bench_row row = {.value = bench_quantile(loads[t], seeds, 0.95), .unit = "loads", .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = drift == 0.3 ? bars[t] : NAN};
-        snprintf(row.name, sizeof(row.name), "%s 1.0, logits drift by %.1f, to %.2f: p95 of %u", heat_family_name(family), drift, targets[t], seeds);
+        bench_row row = {.value = bench_quantile(loads[t], seeds, 0.95),
+                         .unit = "loads",
+                         .limit = NAN,
+                         .rival = NAN,
+                         .ratio = NAN,
+                         .better = BENCH_LOWER,
+                         .bar = drift == 0.3 ? bars[t] : NAN};
+        snprintf(row.name, sizeof(row.name), "%s 1.0, logits drift by %.1f, to %.2f: p95 of %u",
+                 heat_family_name(family), drift, targets[t], seeds);
         bench_report_add(report, &row);
     }
 }
@@ -81,7 +94,8 @@ int main(int argc, char **argv)
     uint32_t seeds = 100;
     for (int i = 2; i < argc; i++) {
         if (sscanf(argv[i], "seeds=%u", &seeds) != 1 || seeds == 0 || seeds > SEEDS_MAX) {
-            fprintf(stderr, "bench_repair: '%s' is no option; there is: seeds=N, 1..%d\n", argv[i], SEEDS_MAX);
+            fprintf(stderr, "bench_repair: '%s' is no option; there is: seeds=N, 1..%d\n", argv[i],
+                    SEEDS_MAX);
             return 2;
         }
     }
@@ -89,7 +103,8 @@ int main(int argc, char **argv)
         speeds[n] = 1;
         slots[n] = COPIES / NODES;
     }
-    bench_report *report = bench_report_create("repair of a placement, 256 experts, 32 nodes, 288 slots");
+    bench_report *report =
+        bench_report_create("repair of a placement, 256 experts, 32 nodes, 288 slots");
     for (uint32_t i = 0; i < 3; i++) {
         report_family(report, HEAT_GUMBEL, i == 0 ? 0 : i == 1 ? 0.1 : 0.3, seeds);
         report_family(report, HEAT_LOGNORMAL, i == 0 ? 0 : i == 1 ? 0.1 : 0.3, seeds);

@@ -19,7 +19,8 @@ bench_report *bench_report_create(const char *title)
     if (report == NULL) {
         abort();
     }
-    printf("%s\n%-52s %12s %-10s %12s %12s %12s %12s  %s\n", title, "name", "value", "unit", "limit", "rival", "ratio", "bar", "pass");
+    printf("%s\n%-52s %12s %-10s %12s %12s %12s %12s  %s\n", title, "name", "value", "unit",
+           "limit", "rival", "ratio", "bar", "pass");
     fflush(stdout);
     return report;
 }
@@ -87,7 +88,8 @@ static json_t *row_json(const bench_row *row)
     json_object_set_new(object, "limit", number(row->limit));
     json_object_set_new(object, "rival", number(row->rival));
     json_object_set_new(object, "ratio", number(row->ratio));
-    json_object_set_new(object, "better", json_string(row->better == BENCH_LOWER ? "lower" : "higher"));
+    json_object_set_new(object, "better",
+                        json_string(row->better == BENCH_LOWER ? "lower" : "higher"));
     json_object_set_new(object, "bar", number(row->bar));
     json_object_set_new(object, "pass", pass < 0 ? json_null() : json_boolean(pass));
     return object;

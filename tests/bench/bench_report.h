@@ -23,7 +23,7 @@ typedef struct bench_row {
     const char *unit;
     double limit;
     double rival;
-    double ratio;                /* NAN: computed from value and limit or rival */
+    double ratio; /* NAN: computed from value and limit or rival */
     bench_better better;
     double bar;
 } bench_row;

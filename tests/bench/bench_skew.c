@@ -22,7 +22,8 @@ enum { EXPERTS_MAX = 128, SAMPLES_MIN = 6, SAMPLES_MAX = 1000 };
 static const uint32_t counts[] = {8, 32, 128};
 
 /* tokens over the experts order[first] .. order[first + count - 1]. */
-static void share_out(uint32_t *rows, const uint32_t *order, uint32_t first, uint32_t count, uint32_t tokens)
+static void share_out(uint32_t *rows, const uint32_t *order, uint32_t first, uint32_t count,
+                      uint32_t tokens)
 {
     for (uint32_t i = 0; i < count; i++) {
         rows[order[first + i]] = tokens / count + (i < tokens % count ? 1 : 0);
@@ -63,7 +64,8 @@ static double run_skewed(ffn_pass *pass, uint32_t threads, double *out_busy)
 }
 
 /* c->rows: tokens per expert on average. */
-static void measure(bench_report *report, const ffn_options *o, const ffn_experts *all, const ffn_case *c)
+static void measure(bench_report *report, const ffn_options *o, const ffn_experts *all,
+                    const ffn_case *c)
 {
     static double busy[SAMPLES_MAX], times[SAMPLES_MAX], evens[SAMPLES_MAX], ratios[SAMPLES_MAX];
     uint32_t rows[EXPERTS_MAX], even_rows[EXPERTS_MAX];

@@ -34,11 +34,11 @@
 #define INNER 768
 #define EXPERTS 24
 #define RESIDENT 12
-#define STARTS 7       /* first ones */
-#define SECONDS 2      /* second ones after each, each in a pair with reading the files alone */
+#define STARTS 7  /* first ones */
+#define SECONDS 2 /* second ones after each, each in a pair with reading the files alone */
 #define PIECE_BYTES (1 << 20) /* of a load, until it can give way */
 #define FORGET_TRIES 100
-#define WINDOWS 6      /* pairs of quiet and loading */
+#define WINDOWS 6 /* pairs of quiet and loading */
 #define WINDOW_CALLS 700
 #define PACE_NS 800000 /* a call begins so long after the one before, or when that has ended */
 
@@ -100,13 +100,16 @@ static void rig_start(rig *r, uint32_t experts_max, bool has_cache)
     EP_ASSERT(!has_cache || ep_weight_cache_open(cache_dir, 0, r->backend, &r->cache, &e) == EP_OK);
     const ep_model_info *info = ep_checkpoint_info(r->checkpoint);
     const uint64_t expert_bytes = 3ull * HIDDEN * INNER * 2;
-    const ep_weight_store_config config = {.backends = &r->backend, .backends_count = 1,
+    const ep_weight_store_config config = {.backends = &r->backend,
+                                           .backends_count = 1,
                                            .weight_bytes_max = experts_max * expert_bytes,
                                            .cache = r->cache,
                                            .warms_up = true,
                                            .on_change = on_change};
-    ep_weight_layer layer = {
-        .model = "bench", .checkpoint = r->checkpoint, .format = info->format, .shape = info->moe_layers[0]};
+    ep_weight_layer layer = {.model = "bench",
+                             .checkpoint = r->checkpoint,
+                             .format = info->format,
+                             .shape = info->moe_layers[0]};
     EP_ASSERT(r->backend->ops->numerics_id(r->backend, info->format, 0, layer.numerics) == EP_OK);
     EP_ASSERT(ep_checkpoint_identity(r->checkpoint, layer.identity, &e) == EP_OK);
     EP_ASSERT(ep_weight_store_create(&config, &r->store, &e) == EP_OK);
@@ -174,8 +177,13 @@ static double call_us(rig *r, uint32_t expert)
     if (resident == NULL) {
         return 0;
     }
-    ep_job job = {.weights = resident->weights, .rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_BF16, .out_dtype = EP_DTYPE_BF16,
-                  .done = on_job, .arg = &one};
+    ep_job job = {.weights = resident->weights,
+                  .rows = &row,
+                  .rows_count = 1,
+                  .x_dtype = EP_DTYPE_BF16,
+                  .out_dtype = EP_DTYPE_BF16,
+                  .done = on_job,
+                  .arg = &one};
     EP_ASSERT(ep_backend_run(r->backend, &job) == EP_OK);
     pthread_mutex_lock(&one.lock);
     while (!one.is_done) {
@@ -224,8 +232,10 @@ static void *ask(void *arg)
             continue;
         }
         a->is_ready = false;
-        a->wait = (ep_weight_wait){
-            .expert = 4 + expert++ % (EXPERTS - 4), .deadline_ns = EP_TIME_NEVER, .ready = on_ready, .arg = a};
+        a->wait = (ep_weight_wait){.expert = 4 + expert++ % (EXPERTS - 4),
+                                   .deadline_ns = EP_TIME_NEVER,
+                                   .ready = on_ready,
+                                   .arg = a};
         pthread_mutex_unlock(&a->lock);
         ep_weight_store_wait(a->r->store, 0, &a->wait, 1);
         pthread_mutex_lock(&a->lock);
@@ -282,7 +292,8 @@ static void bench_calls(bench_report *report)
         fflush(stdout);
     }
     pthread_mutex_lock(&a.lock);
-    printf("%.2f GB/s loaded meanwhile\n", (double)(a.loads - before) * 3 * HIDDEN * INNER * 2 / spent * 1e-3);
+    printf("%.2f GB/s loaded meanwhile\n",
+           (double)(a.loads - before) * 3 * HIDDEN * INNER * 2 / spent * 1e-3);
     a.ends = true;
     pthread_cond_broadcast(&a.changed);
     pthread_mutex_unlock(&a.lock);
@@ -341,7 +352,8 @@ static uint64_t forget_files(const char *dir)
             do {
                 (void)fdatasync(fd);
                 (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-            } while (is_cached(fd, (size_t)st.st_size) && ++tries < FORGET_TRIES && usleep(1000) == 0);
+            } while (is_cached(fd, (size_t)st.st_size) && ++tries < FORGET_TRIES &&
+                     usleep(1000) == 0);
             if (tries == FORGET_TRIES) {
                 printf("%s stays in the page cache: what follows is no disk's figure\n", e->d_name);
             }
@@ -371,7 +383,8 @@ static double read_files_us(const char *dir)
             for (off_t at = 0; at < st.st_size;) {
                 /* in pieces as a loader, which is quicker than all at once */
                 const size_t left = (size_t)(st.st_size - at);
-                const ssize_t n = pread(fd, (char *)memory[count] + at, left < PIECE_BYTES ? left : PIECE_BYTES, at);
+                const ssize_t n = pread(fd, (char *)memory[count] + at,
+                                        left < PIECE_BYTES ? left : PIECE_BYTES, at);
                 EP_ASSERT(n > 0);
                 at += n;
             }
@@ -459,15 +472,20 @@ static void bench_starts(bench_report *report)
         }
         gain[p] = first / seconds[p];
         share[p] = reads[p] / seconds[p];
-        printf("start: %.0f ms, from packed files %.0f ms, reading these alone %.0f ms (%.2f GB/s); first call %.2f of the median\n",
-               first / 1e3, seconds[p] / 1e3, reads[p] / 1e3, (double)bytes / reads[p] * 1e-3, early[p]);
+        printf("start: %.0f ms, from packed files %.0f ms, reading these alone %.0f ms (%.2f "
+               "GB/s); first call %.2f of the median\n",
+               first / 1e3, seconds[p] / 1e3, reads[p] / 1e3, (double)bytes / reads[p] * 1e-3,
+               early[p]);
         fflush(stdout);
     }
     const bench_row rows[] = {
-        {"second start: times as fast as the first", bench_quantile(gain, PAIRS, 0.5), "x", NAN, NAN, NAN, BENCH_HIGHER, 3},
-        {"second start: part of reading the files alone", bench_quantile(seconds, PAIRS, 0.5) / 1e3, "ms",
-         bench_quantile(reads, PAIRS, 0.5) / 1e3, NAN, bench_quantile(share, PAIRS, 0.5), BENCH_HIGHER, 0.8},
-        {"first call after ready, of the steady median", bench_quantile(early, PAIRS, 0.5), "x", NAN, NAN, NAN, BENCH_LOWER, 1.5},
+        {"second start: times as fast as the first", bench_quantile(gain, PAIRS, 0.5), "x", NAN,
+         NAN, NAN, BENCH_HIGHER, 3},
+        {"second start: part of reading the files alone", bench_quantile(seconds, PAIRS, 0.5) / 1e3,
+         "ms", bench_quantile(reads, PAIRS, 0.5) / 1e3, NAN, bench_quantile(share, PAIRS, 0.5),
+         BENCH_HIGHER, 0.8},
+        {"first call after ready, of the steady median", bench_quantile(early, PAIRS, 0.5), "x",
+         NAN, NAN, NAN, BENCH_LOWER, 1.5},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
         bench_report_add(report, &rows[i]);
@@ -505,8 +523,10 @@ int main(int argc, char **argv)
         (void)second_start_us(&early, &clock);
         store_bench_policies(report, &clock);
     }
-    printf("%llu calls compared, through experts packed from the checkpoint, from packed files, and evicted and loaded again\n",
+    printf("%llu calls compared, through experts packed from the checkpoint, from packed files, "
+           "and evicted and loaded again\n",
            (unsigned long long)calls);
-    bench_report_add(report, &(bench_row){"calls with wrong bits", (double)wrong_calls, "", NAN, NAN, NAN, BENCH_LOWER, 0});
+    bench_report_add(report, &(bench_row){"calls with wrong bits", (double)wrong_calls, "", NAN,
+                                          NAN, NAN, BENCH_LOWER, 0});
     return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
 }

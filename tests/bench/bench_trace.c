@@ -138,7 +138,8 @@ static int be_client(int party, const char *const *urls)
     ep_client_config_init(&config);
     config.node_urls = urls;
     config.node_urls_count = NODES;
-    if (ep_client_create(&config, &client, &error) != EP_OK || ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
+    if (ep_client_create(&config, &client, &error) != EP_OK ||
+        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
         fail("client", error.text);
     }
     for (uint32_t b = 0; b < BATCHES; b++) {
@@ -173,19 +174,24 @@ typedef struct party {
     FILE *answer;
 } party;
 
-static void start_node(party *p, int index, uint32_t n, const char *dir, const char *checkpoint, const char *const *environment)
+static void start_node(party *p, int index, uint32_t n, const char *dir, const char *checkpoint,
+                       const char *const *environment)
 {
-    char name[32], config_path[EP_TEST_PATH_BYTES + 64], config[1024], flag[EP_TEST_PATH_BYTES + 96];
+    char name[32], config_path[EP_TEST_PATH_BYTES + 64], config[1024],
+        flag[EP_TEST_PATH_BYTES + 96];
     snprintf(name, sizeof(name), "%s-%" PRIu32, party_names[index], n);
     snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
     snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\ntracing: %s\nmodels:\n"
+             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: "
+             "''\ndoor_listen: ''\ntracing: %s\nmodels:\n"
              "  - name: bench\n    path: %s\n    experts: %d-%d\n",
-             name, index >= LOADED ? "auto" : "off", checkpoint, (int)n * (EXPERTS / NODES), ((int)n + 1) * (EXPERTS / NODES) - 1);
+             name, index >= LOADED ? "auto" : "off", checkpoint, (int)n * (EXPERTS / NODES),
+             ((int)n + 1) * (EXPERTS / NODES) - 1);
     snprintf(flag, sizeof(flag), "--config=%s", config_path);
     const char *args[] = {flag, NULL};
     if (!ep_test_write_file(config_path, config, 0600) ||
-        !ep_test_process_start(&p->nodes[n], dir, name, EP_EXPERTD_PROGRAM, args, environment, true) ||
+        !ep_test_process_start(&p->nodes[n], dir, name, EP_EXPERTD_PROGRAM, args, environment,
+                               true) ||
         !ep_test_process_wait_ports(&p->nodes[n], 60000)) {
         fail(name, "expertd did not start");
     }
@@ -195,7 +201,8 @@ static void start_client(party *p, int index, const char *environment)
 {
     char number[8];
     int asks[2], answers[2];
-    char *argv[] = {"bench_trace", "--client", number, p->nodes[0].rpc_url, p->nodes[1].rpc_url, NULL};
+    char *argv[] = {"bench_trace",       "--client",          number,
+                    p->nodes[0].rpc_url, p->nodes[1].rpc_url, NULL};
     snprintf(number, sizeof(number), "%d", index);
     if (pipe2(asks, O_CLOEXEC) != 0 || pipe2(answers, O_CLOEXEC) != 0) {
         fail("client", "no pipe");
@@ -220,7 +227,8 @@ static void start_client(party *p, int index, const char *environment)
     }
 }
 
-static void start(party *p, int index, const char *dir, const char *checkpoint, ep_test_lttng *lttng)
+static void start(party *p, int index, const char *dir, const char *checkpoint,
+                  ep_test_lttng *lttng)
 {
     for (uint32_t n = 0; n < NODES; n++) {
         start_node(p, index, n, dir, checkpoint, lttng != NULL ? lttng->environment : NULL);
@@ -322,10 +330,12 @@ static void run_rounds(figures *f, party parties[PARTIES], int first)
     }
 }
 
-static void add_row(bench_report *report, const figures *f, int which, const char *what, const char *unit,
-                    const double figure[PARTIES][ROUNDS], bench_better better, double bar)
+static void add_row(bench_report *report, const figures *f, int which, const char *what,
+                    const char *unit, const double figure[PARTIES][ROUNDS], bench_better better,
+                    double bar)
 {
-    static const char *const words[PARTIES] = {"", "off once more (the noise)", "loaded, no session", "session records all"};
+    static const char *const words[PARTIES] = {"", "off once more (the noise)",
+                                               "loaded, no session", "session records all"};
     static double ratio[ROUNDS], value[ROUNDS], off[ROUNDS];
     double error;
     for (int r = 0; r < ROUNDS; r++) {
@@ -334,13 +344,24 @@ static void add_row(bench_report *report, const figures *f, int which, const cha
         ratio[r] = value[r] / off[r];
     }
     error = ratio_error(ratio);
-    bench_row row = {.unit = unit, .value = bench_quantile(value, ROUNDS, 0.5), .limit = NAN, .rival = bench_quantile(off, ROUNDS, 0.5),
-                     .ratio = bench_quantile(ratio, ROUNDS, 0.5), .better = better, .bar = bar};
+    bench_row row = {.unit = unit,
+                     .value = bench_quantile(value, ROUNDS, 0.5),
+                     .limit = NAN,
+                     .rival = bench_quantile(off, ROUNDS, 0.5),
+                     .ratio = bench_quantile(ratio, ROUNDS, 0.5),
+                     .better = better,
+                     .bar = bar};
     snprintf(row.name, sizeof(row.name), "T = %" PRIu32 ", %s, %s", f->tokens, words[which], what);
     bench_report_add(report, &row);
-    row = (bench_row){.unit = "", .value = error, .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER,
+    row = (bench_row){.unit = "",
+                      .value = error,
+                      .limit = NAN,
+                      .rival = NAN,
+                      .ratio = NAN,
+                      .better = BENCH_LOWER,
                       .bar = NAN};
-    snprintf(row.name, sizeof(row.name), "T = %" PRIu32 ", %s, %s: standard error of the ratio", f->tokens, words[which], what);
+    snprintf(row.name, sizeof(row.name), "T = %" PRIu32 ", %s, %s: standard error of the ratio",
+             f->tokens, words[which], what);
     bench_report_add(report, &row);
 }
 
@@ -364,7 +385,8 @@ static const char *text_between(const char *text, const char *label)
 }
 
 /* All there, and something there. */
-static void check_recording(bench_report *report, ep_test_lttng *lttng, uint64_t calls, const char *recording)
+static void check_recording(bench_report *report, ep_test_lttng *lttng, uint64_t calls,
+                            const char *recording)
 {
     static const char *const list[] = {"list", "test", NULL};
     static const char *const stop_args[] = {"stop", NULL};
@@ -373,16 +395,28 @@ static void check_recording(bench_report *report, ep_test_lttng *lttng, uint64_t
         fail("lttng", "failed");
     }
     const char *discarded = text_between(text, "Discarded events:");
-    bench_row row = {.name = "events discarded", .unit = "", .value = discarded != NULL ? strtod(discarded, NULL) : NAN, .limit = NAN,
-                     .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = 0.0};
+    bench_row row = {.name = "events discarded",
+                     .unit = "",
+                     .value = discarded != NULL ? strtod(discarded, NULL) : NAN,
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_LOWER,
+                     .bar = 0.0};
     bench_report_add(report, &row);
     free(text);
     const char *du[] = {"-sb", recording, NULL};
     if (ep_test_process_run(lttng->dir, "du", "/usr/bin/du", du, NULL, 60000, &text) != 0) {
         fail("du", text);
     }
-    row = (bench_row){.name = "bytes recorded per layer call", .unit = "bytes", .value = strtod(text, NULL) / (double)calls, .limit = NAN,
-                      .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = NAN};
+    row = (bench_row){.name = "bytes recorded per layer call",
+                      .unit = "bytes",
+                      .value = strtod(text, NULL) / (double)calls,
+                      .limit = NAN,
+                      .rival = NAN,
+                      .ratio = NAN,
+                      .better = BENCH_LOWER,
+                      .bar = NAN};
     bench_report_add(report, &row);
     free(text);
 }
@@ -393,7 +427,8 @@ static double daemons_cpu_us(const ep_test_lttng *lttng)
     char path[64];
     int pid;
     double us = cpu_us(lttng->daemon.pid);
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)lttng->daemon.pid, (int)lttng->daemon.pid);
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)lttng->daemon.pid,
+             (int)lttng->daemon.pid);
     FILE *children = fopen(path, "r");
     while (children != NULL && fscanf(children, "%d", &pid) == 1) {
         us += cpu_us(pid);
@@ -404,7 +439,8 @@ static double daemons_cpu_us(const ep_test_lttng *lttng)
     return us;
 }
 
-static void run_start(int start_number, ep_test_lttng lttng[2], const char *dir, const char *checkpoint, figures cases[2])
+static void run_start(int start_number, ep_test_lttng lttng[2], const char *dir,
+                      const char *checkpoint, figures cases[2])
 {
     party parties[PARTIES] = {0};
     int order[PARTIES];
@@ -412,7 +448,10 @@ static void run_start(int start_number, ep_test_lttng lttng[2], const char *dir,
     shuffle(order, &seed);
     for (int i = 0; i < PARTIES; i++) {
         int p = order[i];
-        start(&parties[p], p, dir, checkpoint, p == LOADED ? &lttng[0] : p == SESSION ? &lttng[1] : NULL);
+        start(&parties[p], p, dir, checkpoint,
+              p == LOADED    ? &lttng[0]
+              : p == SESSION ? &lttng[1]
+                             : NULL);
     }
     for (int c = 0; c < 2; c++) {
         run_rounds(&cases[c], parties, start_number * ROUNDS_EACH);
@@ -447,8 +486,14 @@ static void run_all(bench_report *report, const char *dir, const char *checkpoin
         add_rows(report, &cases[c]);
         calls += (uint64_t)ROUNDS * (cases[c].calls + 1) + (uint64_t)STARTS * (CALLS_MAX / 4 + 1);
     }
-    bench_row row = {.name = "processor time of LTTng's daemons per layer call", .unit = "us", .value = daemons / (double)calls, .limit = NAN,
-                     .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = NAN};
+    bench_row row = {.name = "processor time of LTTng's daemons per layer call",
+                     .unit = "us",
+                     .value = daemons / (double)calls,
+                     .limit = NAN,
+                     .rival = NAN,
+                     .ratio = NAN,
+                     .better = BENCH_LOWER,
+                     .bar = NAN};
     bench_report_add(report, &row);
     check_recording(report, &lttng[1], calls, recording);
     for (int i = 0; i < 2; i++) {
@@ -476,7 +521,9 @@ int main(int argc, char **argv)
     if (!ep_test_dir_create(dir) || ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
         fail("checkpoint", error.text);
     }
-    snprintf(title, sizeof(title), "One MoE layer, H = %d, I = %d, top-%d of %d, bf16, %d nodes: tracing against tracing off (rival), same run",
+    snprintf(title, sizeof(title),
+             "One MoE layer, H = %d, I = %d, top-%d of %d, bf16, %d nodes: tracing against tracing "
+             "off (rival), same run",
              HIDDEN, INNER, TOP_K, EXPERTS, NODES);
     bench_report *report = bench_report_create(title);
     run_all(report, dir, checkpoint);

@@ -22,15 +22,16 @@ static void pause_ms(long ms)
 
 ep_batch decode_batch(uint32_t tokens, const uint16_t *x, const int32_t *ids, const float *scales)
 {
-    return (ep_batch){.tokens = tokens,
-                      .top_k = DECODE_TOP_K,
-                      .hidden = DECODE_HIDDEN,
-                      .x = {.data = x, .stride_bytes = DECODE_ROW_BYTES, .dtype = EP_DTYPE_BF16},
-                      .ids = {.data = ids, .stride_bytes = DECODE_TOP_K * 4, .dtype = EP_DTYPE_I32},
-                      .scales = {.data = scales, .stride_bytes = DECODE_TOP_K * 4, .dtype = EP_DTYPE_F32},
-                      .shared_source = EP_SHARED_SERVICE,
-                      .wire_dtype = EP_DTYPE_BF16,
-                      .out_dtype = EP_DTYPE_BF16};
+    return (ep_batch){
+        .tokens = tokens,
+        .top_k = DECODE_TOP_K,
+        .hidden = DECODE_HIDDEN,
+        .x = {.data = x, .stride_bytes = DECODE_ROW_BYTES, .dtype = EP_DTYPE_BF16},
+        .ids = {.data = ids, .stride_bytes = DECODE_TOP_K * 4, .dtype = EP_DTYPE_I32},
+        .scales = {.data = scales, .stride_bytes = DECODE_TOP_K * 4, .dtype = EP_DTYPE_F32},
+        .shared_source = EP_SHARED_SERVICE,
+        .wire_dtype = EP_DTYPE_BF16,
+        .out_dtype = EP_DTYPE_BF16};
 }
 
 void decode_draw_ids(int32_t *ids, uint32_t tokens, uint32_t experts, uint64_t seed)
@@ -50,13 +51,14 @@ void decode_draw_ids(int32_t *ids, uint32_t tokens, uint32_t experts, uint64_t s
 
 /* ---- nodes ---- */
 
-static void start_node(ep_test_process *process, const char *dir, const char *name, const char *checkpoint, uint32_t first,
-                       uint32_t count)
+static void start_node(ep_test_process *process, const char *dir, const char *name,
+                       const char *checkpoint, uint32_t first, uint32_t count)
 {
     char path[EP_TEST_PATH_BYTES + 64], config[1024], flag[EP_TEST_PATH_BYTES + 96];
     snprintf(path, sizeof(path), "%s/%s.yaml", dir, name);
     snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: 127.0.0.1:0\nadmin_listen: ''\ndoor_listen: ''\nmodels:\n"
+             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: "
+             "127.0.0.1:0\nadmin_listen: ''\ndoor_listen: ''\nmodels:\n"
              "  - name: bench\n    path: %s\n    experts: %u-%u\n",
              name, checkpoint, first, first + count - 1);
     snprintf(flag, sizeof(flag), "--config=%s", path);
@@ -72,8 +74,8 @@ static bool is_loaded(const ep_test_process *process)
     return ep_test_http_get(process->probe_url, "/readyz", NULL) == 200;
 }
 
-void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, const char *dir, const char *checkpoint,
-                        const char *lanes)
+void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, const char *dir,
+                        const char *checkpoint, const char *lanes)
 {
     const char *urls[DECODE_NODES_MAX];
     ep_client_config config;
@@ -120,9 +122,12 @@ void decode_nodes_call(const decode_nodes *nodes, const ep_batch *batch, uint16_
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_moe_args_init(&args);
     args.model = "bench";
-    args.x = ep_tensor_2d((void *)(uintptr_t)batch->x.data, EP_DTYPE_BF16, batch->tokens, DECODE_HIDDEN);
-    args.expert_ids = ep_tensor_2d((void *)(uintptr_t)batch->ids.data, EP_DTYPE_I32, batch->tokens, DECODE_TOP_K);
-    args.expert_scales = ep_tensor_2d((void *)(uintptr_t)batch->scales.data, EP_DTYPE_F32, batch->tokens, DECODE_TOP_K);
+    args.x =
+        ep_tensor_2d((void *)(uintptr_t)batch->x.data, EP_DTYPE_BF16, batch->tokens, DECODE_HIDDEN);
+    args.expert_ids =
+        ep_tensor_2d((void *)(uintptr_t)batch->ids.data, EP_DTYPE_I32, batch->tokens, DECODE_TOP_K);
+    args.expert_scales = ep_tensor_2d((void *)(uintptr_t)batch->scales.data, EP_DTYPE_F32,
+                                      batch->tokens, DECODE_TOP_K);
     args.mode = EP_MOE_DECODE;
     args.deadline_us = 60000000;
     ep_tensor y = ep_tensor_2d(out, EP_DTYPE_BF16, batch->tokens, DECODE_HIDDEN);

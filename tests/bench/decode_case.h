@@ -36,8 +36,8 @@ void decode_draw_ids(int32_t *ids, uint32_t tokens, uint32_t experts, uint64_t s
 
 /* Nodes with equal shares of the first `experts` of the checkpoint, all loaded. lanes: as in
  * ep_client_config. */
-void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, const char *dir, const char *checkpoint,
-                        const char *lanes);
+void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, const char *dir,
+                        const char *checkpoint, const char *lanes);
 void decode_nodes_stop(decode_nodes *nodes);
 void decode_nodes_call(const decode_nodes *nodes, const ep_batch *batch, uint16_t *out);
 /* Sums over the nodes; waits until what is on its way has been counted. */

@@ -16,8 +16,10 @@
 
 #define SLOTS_MAX (DECODE_TOKENS_MAX * DECODE_TOP_K)
 
-static const ep_layer_shape shape = {
-    .hidden = DECODE_HIDDEN, .inner = DECODE_INNER, .experts = DECODE_EXPERTS, .top_k = DECODE_TOP_K};
+static const ep_layer_shape shape = {.hidden = DECODE_HIDDEN,
+                                     .inner = DECODE_INNER,
+                                     .experts = DECODE_EXPERTS,
+                                     .top_k = DECODE_TOP_K};
 
 /* What a rank tells each other before a layer: rows for each of that one's experts. */
 typedef struct counts_message {
@@ -38,9 +40,9 @@ struct decode_ranks {
     ep_test_process processes[DECODE_NODES_MAX];
     rank_mesh *mesh;
     counts_message to[DECODE_NODES_MAX];
-    uint16_t *sorted;     /* [SLOTS_MAX,H] */
-    uint32_t *slot_at;    /* [SLOTS_MAX]: slot of each sorted row */
-    const void **rows;    /* [SLOTS_MAX] */
+    uint16_t *sorted;  /* [SLOTS_MAX,H] */
+    uint32_t *slot_at; /* [SLOTS_MAX]: slot of each sorted row */
+    const void **rows; /* [SLOTS_MAX] */
     float *scratch;
     pthread_t watcher;
     bool stopping;
@@ -70,7 +72,8 @@ static rank_mesh *open_mesh(uint32_t rank, uint32_t ranks, uint16_t port)
         snprintf(text[i], sizeof(text[i]), "127.0.1.%u", i + 1);
         addresses[i] = text[i];
     }
-    size_t bytes = (size_t)SLOTS_MAX * DECODE_ROW_BYTES / (ranks > 2 ? ranks / 2 : 1) + 2 * sizeof(counts_message);
+    size_t bytes = (size_t)SLOTS_MAX * DECODE_ROW_BYTES / (ranks > 2 ? ranks / 2 : 1) +
+                   2 * sizeof(counts_message);
     return rank_mesh_open(rank, ranks + 1, addresses, port, bytes);
 }
 
@@ -92,7 +95,8 @@ static void compute(layer_local *local, const uint32_t *counts, const void *x, u
     }
 }
 
-static void rank_layers(rank_mesh *mesh, layer_local *local, uint32_t rank, uint32_t ranks, const uint16_t *own_x, uint16_t *out)
+static void rank_layers(rank_mesh *mesh, layer_local *local, uint32_t rank, uint32_t ranks,
+                        const uint16_t *own_x, uint16_t *out)
 {
     static const counts_message none; /* ranks have no tokens of their own */
     size_t bytes = counts_bytes(ranks);
@@ -184,7 +188,8 @@ decode_ranks *decode_ranks_start(uint32_t count, const char *dir, const char *ch
         snprintf(name, sizeof(name), "rank-%u-of-%u", i + 1, count);
         snprintf(rank_text, sizeof(rank_text), "%u", i + 1);
         const char *args[] = {"--rank", rank_text, count_text, port_text, checkpoint, NULL};
-        if (!ep_test_process_start(&ranks->processes[i], dir, name, "/proc/self/exe", args, NULL, false)) {
+        if (!ep_test_process_start(&ranks->processes[i], dir, name, "/proc/self/exe", args, NULL,
+                                   false)) {
             decode_fail("a rank did not start", NULL);
         }
     }
@@ -270,8 +275,8 @@ void decode_ranks_call(decode_ranks *ranks, const ep_batch *batch, uint16_t *out
     size_t bytes = counts_bytes(ranks->count);
     sort_slots(ranks, batch, begin);
     for (uint32_t at = 0; at < batch->tokens * DECODE_TOP_K; at++) {
-        memcpy(ranks->sorted + (size_t)at * DECODE_HIDDEN, ep_rows_at(&batch->x, ranks->slot_at[at] / DECODE_TOP_K),
-               DECODE_ROW_BYTES);
+        memcpy(ranks->sorted + (size_t)at * DECODE_HIDDEN,
+               ep_rows_at(&batch->x, ranks->slot_at[at] / DECODE_TOP_K), DECODE_ROW_BYTES);
     }
     post_orders(ranks, begin, ORDER_LAYER);
     for (uint32_t i = 0; i < ranks->count; i++) {
@@ -279,11 +284,14 @@ void decode_ranks_call(decode_ranks *ranks, const ep_batch *batch, uint16_t *out
     }
     for (uint32_t i = 0; i < ranks->count; i++) {
         size_t rows = begin[(i + 1) * share] - begin[i * share];
-        rank_mesh_post(ranks->mesh, i + 1, ranks->sorted + (size_t)begin[i * share] * DECODE_HIDDEN, rows * DECODE_ROW_BYTES);
+        rank_mesh_post(ranks->mesh, i + 1, ranks->sorted + (size_t)begin[i * share] * DECODE_HIDDEN,
+                       rows * DECODE_ROW_BYTES);
     }
     for (uint32_t i = 0; i < ranks->count; i++) {
         uint32_t first = begin[i * share], end = begin[(i + 1) * share];
-        const char *rows = first == end ? NULL : rank_mesh_wait(ranks->mesh, i + 1, (size_t)(end - first) * DECODE_ROW_BYTES);
+        const char *rows = first == end ? NULL
+                                        : rank_mesh_wait(ranks->mesh, i + 1,
+                                                         (size_t)(end - first) * DECODE_ROW_BYTES);
         for (uint32_t at = first; at < end; at++) {
             ranks->rows[ranks->slot_at[at]] = rows + (size_t)(at - first) * DECODE_ROW_BYTES;
         }

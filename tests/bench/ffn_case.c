@@ -41,8 +41,8 @@ ffn_peak ffn_case_peak(ep_weight_format format)
 void ffn_case_matrix(const ffn_case *c, int which, ffn_matrix *out_matrix)
 {
     const bool is_down = which == FFN_DOWN;
-    ffn_matrix_make(out_matrix, which, is_down ? c->hidden : c->inner, is_down ? c->inner : c->hidden,
-                    c->format);
+    ffn_matrix_make(out_matrix, which, is_down ? c->hidden : c->inner,
+                    is_down ? c->inner : c->hidden, c->format);
 }
 
 float ffn_case_input(uint32_t row, uint32_t column)
@@ -61,7 +61,8 @@ double ffn_case_inner(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES]
     return gate / (1 + exp(-gate)) * up;
 }
 
-void ffn_case_probe(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES], ffn_probe *out_probe)
+void ffn_case_probe(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES],
+                    ffn_probe *out_probe)
 {
     double *h = malloc(c->inner * sizeof(*h));
     if (h == NULL) {

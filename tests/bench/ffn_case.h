@@ -14,9 +14,9 @@
 typedef struct ffn_case {
     uint32_t hidden;
     uint32_t inner;
-    uint32_t rows; /* M, of every expert */
-    uint32_t
-        experts; /* of a pass: weights far beyond any cache, a pass of some tenths of a second at the most */
+    uint32_t rows;    /* M, of every expert */
+    uint32_t experts; /* of a pass: weights far beyond any cache, a pass of some tenths of a second
+                         at the most */
     ep_weight_format format;
     const char *family; /* in the names of rows; NULL: not said */
 } ffn_case;
@@ -46,7 +46,8 @@ typedef struct ffn_probe {
     uint32_t column[FFN_CASE_PROBES];
     double value[FFN_CASE_PROBES];
 } ffn_probe;
-void ffn_case_probe(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES], ffn_probe *out_probe);
+void ffn_case_probe(const ffn_case *c, const ffn_matrix matrices[FFN_MATRICES],
+                    ffn_probe *out_probe);
 /* Root of (sum of squared errors / sum of squares). y: output row 0, bf16 or f32. */
 double ffn_case_error(const ffn_probe *probe, const void *y, ep_dtype dtype);
 

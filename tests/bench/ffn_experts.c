@@ -45,8 +45,8 @@ static void load_one(ffn_experts *x, uint32_t e, const ep_expert_source *source)
         err = ops->weights_load(x->backend, source, &x->weights[e], &error);
     } else {
         ops->weights_export(x->backend, x->weights[0], &first);
-        err = ops->weights_import(x->backend, first.head, first.head_bytes, first.body_bytes, copy_body,
-                                  (void *)(uintptr_t)first.body, &x->weights[e], &error);
+        err = ops->weights_import(x->backend, first.head, first.head_bytes, first.body_bytes,
+                                  copy_body, (void *)(uintptr_t)first.body, &x->weights[e], &error);
     }
     if (err != EP_OK) {
         fprintf(stderr, "weights: %s\n", error.text);
@@ -116,8 +116,9 @@ void ffn_pass_open(ffn_pass *p, const ffn_experts *experts, uint32_t hidden, con
     for (uint32_t e = 0; e < count; e++) {
         slots += rows[e];
     }
-    *p = (ffn_pass){
-        .experts = experts, .lock = PTHREAD_MUTEX_INITIALIZER, .all_done = PTHREAD_COND_INITIALIZER};
+    *p = (ffn_pass){.experts = experts,
+                    .lock = PTHREAD_MUTEX_INITIALIZER,
+                    .all_done = PTHREAD_COND_INITIALIZER};
     p->jobs = calloc(count, sizeof(*p->jobs));
     p->rows = calloc(slots, sizeof(*p->rows));
     p->x = ffn_case_alloc(slots * hidden * sizeof(*p->x));

@@ -12,7 +12,8 @@
 /* The cpu backend. Ends the program when that fails. */
 ep_backend *ffn_backend_open(ep_numerics numerics, uint32_t threads);
 /* The numerics id of a format. */
-void ffn_backend_id(ep_backend *backend, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES]);
+void ffn_backend_id(ep_backend *backend, ep_weight_format format,
+                    char out_id[EP_NUMERICS_ID_BYTES]);
 
 typedef struct ffn_experts {
     ep_backend *backend;
@@ -42,8 +43,8 @@ typedef struct ffn_pass {
 } ffn_pass;
 
 /* rows[e]: of expert e, 0 none; count of them. Row r of a job is ffn_case_input(r). */
-void ffn_pass_open(ffn_pass *pass, const ffn_experts *experts, uint32_t hidden, const uint32_t *rows,
-                   uint32_t count);
+void ffn_pass_open(ffn_pass *pass, const ffn_experts *experts, uint32_t hidden,
+                   const uint32_t *rows, uint32_t count);
 void ffn_pass_close(ffn_pass *pass);
 /* Microseconds from the first submit to the last done(). out_idle_us: of all threads together in
  * that time; NULL allowed. */

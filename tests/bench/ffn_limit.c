@@ -62,27 +62,27 @@ enum { STEP_BYTES = 4 * (int)sizeof(line), PIECE_BYTES = 512 << 10 };
  * in turn a few lines. fetch(p): what is done about the line at p, which lies `ahead` bytes after
  * one that is read.
  */
-#define READ_LOOP(name, target, streams, fetch)                                                              \
-    target static uint64_t name(const char *memory, size_t bytes, size_t ahead)                              \
-    {                                                                                                        \
-        line a = {0}, b = {0}, c = {0}, d = {0};                                                             \
-        for (size_t at = 0; at + STEP_BYTES <= bytes; at += STEP_BYTES) {                                    \
-            _Pragma("GCC unroll 8") for (size_t s = 0; s < (streams); s++)                                   \
-            {                                                                                                \
-                const char *p = memory + s * bytes + at;                                                     \
-                fetch(p + ahead);                                                                            \
-                fetch(p + ahead + 64);                                                                       \
-                fetch(p + ahead + 128);                                                                      \
-                fetch(p + ahead + 192);                                                                      \
-                a += *(const line *)(const void *)p;                                                         \
-                b += *(const line *)(const void *)(p + 64);                                                  \
-                c += *(const line *)(const void *)(p + 128);                                                 \
-                d += *(const line *)(const void *)(p + 192);                                                 \
-            }                                                                                                \
-        }                                                                                                    \
-        (void)ahead;                                                                                         \
-        a += b + c + d;                                                                                      \
-        return a[0] ^ a[1] ^ a[2] ^ a[3] ^ a[4] ^ a[5] ^ a[6] ^ a[7];                                        \
+#define READ_LOOP(name, target, streams, fetch)                                                    \
+    target static uint64_t name(const char *memory, size_t bytes, size_t ahead)                    \
+    {                                                                                              \
+        line a = {0}, b = {0}, c = {0}, d = {0};                                                   \
+        for (size_t at = 0; at + STEP_BYTES <= bytes; at += STEP_BYTES) {                          \
+            _Pragma("GCC unroll 8") for (size_t s = 0; s < (streams); s++)                         \
+            {                                                                                      \
+                const char *p = memory + s * bytes + at;                                           \
+                fetch(p + ahead);                                                                  \
+                fetch(p + ahead + 64);                                                             \
+                fetch(p + ahead + 128);                                                            \
+                fetch(p + ahead + 192);                                                            \
+                a += *(const line *)(const void *)p;                                               \
+                b += *(const line *)(const void *)(p + 64);                                        \
+                c += *(const line *)(const void *)(p + 128);                                       \
+                d += *(const line *)(const void *)(p + 192);                                       \
+            }                                                                                      \
+        }                                                                                          \
+        (void)ahead;                                                                               \
+        a += b + c + d;                                                                            \
+        return a[0] ^ a[1] ^ a[2] ^ a[3] ^ a[4] ^ a[5] ^ a[6] ^ a[7];                              \
     }
 #define NO_FETCH(p) (void)(p)
 #define FETCH_L1(p) __builtin_prefetch((p), 0, 3)
@@ -91,15 +91,15 @@ enum { STEP_BYTES = 4 * (int)sizeof(line), PIECE_BYTES = 512 << 10 };
 typedef enum read_loop { PLAIN, TO_L2, PLAIN4, TO_L2_4, TO_L1_4, TO_L2_8, READ_LOOPS } read_loop;
 typedef uint64_t read_function(const char *memory, size_t bytes, size_t ahead);
 
-#define READ_LOOPS_OF(isa, target)                                                                           \
-    READ_LOOP(read_plain_##isa, target, 1, NO_FETCH)                                                         \
-    READ_LOOP(read_l2_##isa, target, 1, FETCH_L2)                                                            \
-    READ_LOOP(read_plain4_##isa, target, 4, NO_FETCH)                                                        \
-    READ_LOOP(read_l2_4_##isa, target, 4, FETCH_L2)                                                          \
-    READ_LOOP(read_l1_4_##isa, target, 4, FETCH_L1)                                                          \
-    READ_LOOP(read_l2_8_##isa, target, 8, FETCH_L2)                                                          \
-    static read_function *const loops_##isa[READ_LOOPS] = {read_plain_##isa,  read_l2_##isa,                 \
-                                                           read_plain4_##isa, read_l2_4_##isa,               \
+#define READ_LOOPS_OF(isa, target)                                                                 \
+    READ_LOOP(read_plain_##isa, target, 1, NO_FETCH)                                               \
+    READ_LOOP(read_l2_##isa, target, 1, FETCH_L2)                                                  \
+    READ_LOOP(read_plain4_##isa, target, 4, NO_FETCH)                                              \
+    READ_LOOP(read_l2_4_##isa, target, 4, FETCH_L2)                                                \
+    READ_LOOP(read_l1_4_##isa, target, 4, FETCH_L1)                                                \
+    READ_LOOP(read_l2_8_##isa, target, 8, FETCH_L2)                                                \
+    static read_function *const loops_##isa[READ_LOOPS] = {read_plain_##isa,  read_l2_##isa,       \
+                                                           read_plain4_##isa, read_l2_4_##isa,     \
                                                            read_l1_4_##isa,   read_l2_8_##isa};
 
 READ_LOOPS_OF(any, )
@@ -147,7 +147,8 @@ enum { FORMS = sizeof(forms) / sizeof(forms[0]), FORM_ROUNDS = 7, FORM_SAMPLES_M
 /* bytes in streams; what does not divide is left out. */
 static uint64_t read_bytes(const read_form *form, const char *memory, size_t bytes)
 {
-    return loop_of(form->loop)(memory, bytes / form->streams / STEP_BYTES * STEP_BYTES, form->ahead);
+    return loop_of(form->loop)(memory, bytes / form->streams / STEP_BYTES * STEP_BYTES,
+                               form->ahead);
 }
 
 static void read_slices(void *arg, uint32_t index)
@@ -172,7 +173,8 @@ static void read_pieces(void *arg, uint32_t index)
         const size_t piece = atomic_fetch_add(&m->claimed, 1);
         size_t pieces;
         while (segment < m->segments_count &&
-               piece >= first + (pieces = (m->segments[segment].bytes + PIECE_BYTES - 1) / PIECE_BYTES)) {
+               piece >= first + (pieces = (m->segments[segment].bytes + PIECE_BYTES - 1) /
+                                          PIECE_BYTES)) {
             first += pieces;
             segment++;
         }
@@ -187,7 +189,8 @@ static void read_pieces(void *arg, uint32_t index)
     m->end_us[index] = bench_now_us();
 }
 
-static double read_us(ffn_team *team, const ffn_segment *segments, size_t count, const read_form *form)
+static double read_us(ffn_team *team, const ffn_segment *segments, size_t count,
+                      const read_form *form)
 {
     static measurement m;
     m = (measurement){.team = team, .segments = segments, .segments_count = count, .form = form};
@@ -196,7 +199,8 @@ static double read_us(ffn_team *team, const ffn_segment *segments, size_t count,
 
 static const read_form *chosen = &forms[0];
 
-const char *ffn_limit_choose_read(ffn_team *team, const ffn_segment *segments, size_t count, FILE *show)
+const char *ffn_limit_choose_read(ffn_team *team, const ffn_segment *segments, size_t count,
+                                  FILE *show)
 {
     /* Of all calls: a form's time against the mean of its round. Memory's speed changes between
      * rounds, and which form is best does not. */
@@ -239,28 +243,30 @@ double ffn_limit_read_us(ffn_team *team, const ffn_segment *segments, size_t cou
 
 #if defined(__x86_64__)
 /* 24 accumulators in registers, as a kernel's tile has; nothing is loaded. */
-#define STEP4(ins, width, a, b, c, d)                                                                        \
-    ins " %%" width "14,%%" width "15,%%" width a "\n" ins " %%" width "14,%%" width "15,%%" width b         \
-        "\n" ins " %%" width "14,%%" width "15,%%" width c "\n" ins " %%" width "14,%%" width                \
-        "15,%%" width d "\n"
-#define STEP24(ins)                                                                                          \
-    STEP4(ins, "zmm", "0", "1", "2", "3")                                                                    \
-    STEP4(ins, "zmm", "4", "5", "6", "7")                                                                    \
-    STEP4(ins, "zmm", "8", "9", "10", "11")                                                                  \
-    STEP4(ins, "zmm", "16", "17", "18", "19")                                                                \
-    STEP4(ins, "zmm", "20", "21", "22", "23")                                                                \
+#define STEP4(ins, width, a, b, c, d)                                                              \
+    ins " %%" width "14,%%" width "15,%%" width a "\n" ins " %%" width "14,%%" width               \
+        "15,%%" width b "\n" ins " %%" width "14,%%" width "15,%%" width c "\n" ins " %%" width    \
+        "14,%%" width "15,%%" width d "\n"
+#define STEP24(ins)                                                                                \
+    STEP4(ins, "zmm", "0", "1", "2", "3")                                                          \
+    STEP4(ins, "zmm", "4", "5", "6", "7")                                                          \
+    STEP4(ins, "zmm", "8", "9", "10", "11")                                                        \
+    STEP4(ins, "zmm", "16", "17", "18", "19")                                                      \
+    STEP4(ins, "zmm", "20", "21", "22", "23")                                                      \
     STEP4(ins, "zmm", "24", "25", "26", "27")
-#define LOW "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11"
-#define HIGH                                                                                                 \
-    "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27"
-#define PEAK512(name, ins)                                                                                   \
-    __attribute__((target("avx512f"))) static void name(uint64_t rounds)                                     \
-    {                                                                                                        \
-        __asm__ volatile("vpxor %%xmm14,%%xmm14,%%xmm14\nvpxor %%xmm15,%%xmm15,%%xmm15\n" ::                 \
-                             : "xmm14", "xmm15");                                                            \
-        for (uint64_t i = 0; i < rounds; i++) {                                                              \
-            __asm__ volatile(STEP24(ins)::: LOW, HIGH, "xmm14", "xmm15");                                    \
-        }                                                                                                    \
+#define LOW                                                                                        \
+    "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11"
+#define HIGH                                                                                       \
+    "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",      \
+        "xmm26", "xmm27"
+#define PEAK512(name, ins)                                                                         \
+    __attribute__((target("avx512f"))) static void name(uint64_t rounds)                           \
+    {                                                                                              \
+        __asm__ volatile("vpxor %%xmm14,%%xmm14,%%xmm14\nvpxor %%xmm15,%%xmm15,%%xmm15\n" ::       \
+                             : "xmm14", "xmm15");                                                  \
+        for (uint64_t i = 0; i < rounds; i++) {                                                    \
+            __asm__ volatile(STEP24(ins)::: LOW, HIGH, "xmm14", "xmm15");                          \
+        }                                                                                          \
     }
 PEAK512(peak_f32_512, "vfmadd231ps")
 PEAK512(peak_bf16_512, "vdpbf16ps")
@@ -268,7 +274,8 @@ PEAK512(peak_int8_512, "vpdpbusd")
 
 __attribute__((target("avx2,fma"))) static void peak_f32_256(uint64_t rounds)
 {
-    __asm__ volatile("vpxor %%xmm14,%%xmm14,%%xmm14\nvpxor %%xmm15,%%xmm15,%%xmm15\n" ::: "xmm14", "xmm15");
+    __asm__ volatile("vpxor %%xmm14,%%xmm14,%%xmm14\nvpxor %%xmm15,%%xmm15,%%xmm15\n" ::
+                         : "xmm14", "xmm15");
     for (uint64_t i = 0; i < 2 * rounds; i++) {
         __asm__ volatile(STEP4("vfmadd231ps", "ymm", "0", "1", "2", "3")
                              STEP4("vfmadd231ps", "ymm", "4", "5", "6", "7")
@@ -339,9 +346,9 @@ static void run_clock(void *arg, uint32_t index)
     uint64_t x = 1;
     meet(m, index);
     for (int i = 0; i < CLOCK_ROUNDS; i++) {
-        __asm__ volatile(
-            "add $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\n"
-            : "+r"(x));
+        __asm__ volatile("add $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd $3,%0\nadd "
+                         "$3,%0\nadd $3,%0\n"
+                         : "+r"(x));
     }
     m->end_us[index] = bench_now_us();
 }

@@ -27,7 +27,8 @@ typedef struct ffn_segment {
  * one that is quickest here for ffn_limit_read_us. Returns its name; writes what each reached to
  * show, unless that is NULL.
  */
-const char *ffn_limit_choose_read(ffn_team *team, const ffn_segment *segments, size_t count, FILE *show);
+const char *ffn_limit_choose_read(ffn_team *team, const ffn_segment *segments, size_t count,
+                                  FILE *show);
 /* Microseconds until all threads together have read every segment, from when all are awake. */
 double ffn_limit_read_us(ffn_team *team, const ffn_segment *segments, size_t count);
 /*

@@ -73,7 +73,8 @@ static uint8_t nearest_e2m1(float x)
 {
     uint8_t best = 0;
     for (uint8_t code = 1; code < 8; code++) {
-        if (fabsf(ep_ffn_weight_e2m1(code) - fabsf(x)) < fabsf(ep_ffn_weight_e2m1(best) - fabsf(x))) {
+        if (fabsf(ep_ffn_weight_e2m1(code) - fabsf(x)) <
+            fabsf(ep_ffn_weight_e2m1(best) - fabsf(x))) {
             best = code;
         }
     }
@@ -130,11 +131,13 @@ static void fill_row(const ffn_matrix *m, int which, uint32_t row, uint8_t *out)
     }
 }
 
-void ffn_matrix_make(ffn_matrix *m, int which, uint32_t rows, uint32_t columns, ep_weight_format format)
+void ffn_matrix_make(ffn_matrix *m, int which, uint32_t rows, uint32_t columns,
+                     ep_weight_format format)
 {
     const size_t row_bytes = ep_weight_row_bytes(format, columns);
     const size_t scales_bytes = ep_weight_scales_bytes(format, rows, columns);
-    *m = (ffn_matrix){.format = format, .rows = rows, .columns = columns, .values_bytes = rows * row_bytes};
+    *m = (ffn_matrix){
+        .format = format, .rows = rows, .columns = columns, .values_bytes = rows * row_bytes};
     m->values = calloc(rows, row_bytes);
     m->scales = scales_bytes > 0 ? calloc(1, scales_bytes) : NULL;
     if (m->values == NULL || (scales_bytes > 0 && m->scales == NULL)) {
@@ -144,7 +147,8 @@ void ffn_matrix_make(ffn_matrix *m, int which, uint32_t rows, uint32_t columns, 
         if (r < FFN_MATRIX_PERIOD) {
             fill_row(m, which, r, m->values + r * row_bytes);
         } else {
-            memcpy(m->values + r * row_bytes, m->values + (r - FFN_MATRIX_PERIOD) * row_bytes, row_bytes);
+            memcpy(m->values + r * row_bytes, m->values + (r - FFN_MATRIX_PERIOD) * row_bytes,
+                   row_bytes);
         }
     }
     if (m->scales != NULL) {
@@ -166,6 +170,6 @@ double ffn_matrix_value(const ffn_matrix *m, uint32_t row, uint32_t column)
     }
     const float code = m->format == EP_WEIGHTS_W8A8 ? (float)((const int8_t *)values)[column]
                                                     : ep_ffn_weight_code(m->format, values, column);
-    return (double)code *
-           (double)ep_ffn_weight_scale(m->format, m->scales, m->rows, m->columns, row, column / group_columns(m));
+    return (double)code * (double)ep_ffn_weight_scale(m->format, m->scales, m->rows, m->columns,
+                                                      row, column / group_columns(m));
 }

@@ -23,7 +23,8 @@ typedef struct ffn_matrix {
 } ffn_matrix;
 
 /* which: FFN_GATE, FFN_UP or FFN_DOWN. Ends the program when there is no memory. */
-void ffn_matrix_make(ffn_matrix *matrix, int which, uint32_t rows, uint32_t columns, ep_weight_format format);
+void ffn_matrix_make(ffn_matrix *matrix, int which, uint32_t rows, uint32_t columns,
+                     ep_weight_format format);
 void ffn_matrix_free(ffn_matrix *matrix);
 /* The element that the format has kept. */
 double ffn_matrix_value(const ffn_matrix *matrix, uint32_t row, uint32_t column);

@@ -38,8 +38,8 @@ static double median(double *values, size_t count)
 
 ffn_figures ffn_meter_figures(const ffn_meter *m)
 {
-    static double times[FFN_METER_SAMPLES_MAX], limits[FFN_METER_SAMPLES_MAX], shares[FFN_METER_SAMPLES_MAX],
-        sums[FFN_METER_SAMPLES_MAX];
+    static double times[FFN_METER_SAMPLES_MAX], limits[FFN_METER_SAMPLES_MAX],
+        shares[FFN_METER_SAMPLES_MAX], sums[FFN_METER_SAMPLES_MAX];
     static double reads[FFN_METER_SAMPLES_MAX], computes[FFN_METER_SAMPLES_MAX];
     double bytes = 0;
     for (size_t s = 0; s < m->segments_count; s++) {
@@ -61,5 +61,6 @@ ffn_figures ffn_meter_figures(const ffn_meter *m)
                          .sum_share = median(sums, m->count),
                          .memory_binds = read_us > compute_us,
                          .read_gbs = bytes / m->experts / read_us * 1e-3,
-                         .peak_gops = compute_us > 0 ? m->operations / m->experts / compute_us * 1e-3 : 0};
+                         .peak_gops =
+                             compute_us > 0 ? m->operations / m->experts / compute_us * 1e-3 : 0};
 }

@@ -77,7 +77,8 @@ static bool read_rows(ffn_options *o, const char *text)
 }
 
 /* Each part between commas. */
-static bool read_list(ffn_options *o, const char *text, bool (*read)(ffn_options *o, const char *text))
+static bool read_list(ffn_options *o, const char *text,
+                      bool (*read)(ffn_options *o, const char *text))
 {
     char parts[256];
     size_t count = 0;
@@ -140,7 +141,8 @@ bool ffn_options_read(int argc, char **argv, ffn_options *o)
     for (int i = 1; i < argc; i++) {
         if (!read_argument(o, argv[i])) {
             fprintf(stderr,
-                    "%s: argument '%s'\nusage: %s [JSON] [shape=HxI] [m=1,4,..%d] [format=bf16,w8a8,..] "
+                    "%s: argument '%s'\nusage: %s [JSON] [shape=HxI] [m=1,4,..%d] "
+                    "[format=bf16,w8a8,..] "
                     "[seconds=S] [threads=N] [experts=N]"
                     " [numerics=portable] [family=auto,w4a8,..] [rivals=no]\n",
                     argv[0], argv[i], argv[0], EP_JOB_ROWS_MAX);

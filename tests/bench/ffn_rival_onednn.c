@@ -14,13 +14,13 @@
 #include "base/numeric.h"
 #include "bench/ffn_rival.h"
 
-#define CHECK(call)                                                                                          \
-    do {                                                                                                     \
-        dnnl_status_t status_ = (call);                                                                      \
-        if (status_ != dnnl_success) {                                                                       \
-            fprintf(stderr, "oneDNN: %s is status %d\n", #call, (int)status_);                               \
-            exit(1);                                                                                         \
-        }                                                                                                    \
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        dnnl_status_t status_ = (call);                                                            \
+        if (status_ != dnnl_success) {                                                             \
+            fprintf(stderr, "oneDNN: %s is status %d\n", #call, (int)status_);                     \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 typedef struct {
@@ -99,19 +99,22 @@ static void make_product(int which, const dnnl_memory_desc_t *x, const dnnl_memo
         bias = add_int8(which, attributes);
     }
     if (which == FFN_GATE) {
-        const dnnl_memory_desc_t factor = matrix(the_case.rows, the_case.inner, result_type, dnnl_ab);
+        const dnnl_memory_desc_t factor =
+            matrix(the_case.rows, the_case.inner, result_type, dnnl_ab);
         CHECK(dnnl_post_ops_create(&after));
         CHECK(dnnl_post_ops_append_eltwise(after, 1.0f, dnnl_eltwise_swish, 1.0f, 0.0f));
         CHECK(dnnl_post_ops_append_binary(after, dnnl_binary_mul, &factor));
         if (is_int8) {
-            CHECK(dnnl_post_ops_append_eltwise(after, 1.0f, dnnl_eltwise_linear, 1.0f / h_scale, 128.0f));
+            CHECK(dnnl_post_ops_append_eltwise(after, 1.0f, dnnl_eltwise_linear, 1.0f / h_scale,
+                                               128.0f));
         }
         CHECK(dnnl_primitive_attr_set_post_ops(attributes, after));
     }
     CHECK(dnnl_matmul_desc_init(&operation, x, &any, is_int8 ? &bias : NULL, y));
     CHECK(dnnl_primitive_desc_create(&described, &operation, attributes, engine, NULL));
     products[which].weights = *dnnl_primitive_desc_query_md(described, dnnl_query_weights_md, 0);
-    products[which].bytes = (dnnl_memory_desc_get_size(&products[which].weights) + 4095) / 4096 * 4096;
+    products[which].bytes =
+        (dnnl_memory_desc_get_size(&products[which].weights) + 4095) / 4096 * 4096;
     CHECK(dnnl_primitive_create(&products[which].primitive, described));
 }
 
@@ -130,8 +133,8 @@ static void pack(int which, size_t offset, size_t expert_bytes)
         }
         dnnl_primitive_desc_t described;
         dnnl_primitive_t reorder;
-        CHECK(dnnl_reorder_primitive_desc_create(&described, &plain, engine, &products[which].weights, engine,
-                                                 NULL));
+        CHECK(dnnl_reorder_primitive_desc_create(&described, &plain, engine,
+                                                 &products[which].weights, engine, NULL));
         CHECK(dnnl_primitive_create(&reorder, described));
         dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, in_memory(&plain, matrices[which].values)},
                                   {DNNL_ARG_TO, weights[0][which]}};
@@ -142,7 +145,8 @@ static void pack(int which, size_t offset, size_t expert_bytes)
 
 static void *filled_input(void)
 {
-    char *x = ffn_case_alloc((size_t)the_case.rows * the_case.hidden * dnnl_data_type_size(row_type));
+    char *x =
+        ffn_case_alloc((size_t)the_case.rows * the_case.hidden * dnnl_data_type_size(row_type));
     for (uint32_t r = 0; r < the_case.rows; r++) {
         for (uint32_t k = 0; k < the_case.hidden; k++) {
             size_t at = (size_t)r * the_case.hidden + k;
@@ -213,7 +217,8 @@ static int onednn_open(const ffn_case *c)
     return 0;
 }
 
-static void multiply(int which, dnnl_memory_t x, dnnl_memory_t w, dnnl_memory_t y, dnnl_memory_t factor)
+static void multiply(int which, dnnl_memory_t x, dnnl_memory_t w, dnnl_memory_t y,
+                     dnnl_memory_t factor)
 {
     dnnl_exec_arg_t args[5] = {{DNNL_ARG_SRC, x}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DST, y}};
     int count = 3;
@@ -221,7 +226,8 @@ static void multiply(int which, dnnl_memory_t x, dnnl_memory_t w, dnnl_memory_t 
         args[count++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, products[which].bias};
     }
     if (factor != NULL) {
-        args[count++] = (dnnl_exec_arg_t){DNNL_ARG_ATTR_MULTIPLE_POST_OP(1) | DNNL_ARG_SRC_1, factor};
+        args[count++] =
+            (dnnl_exec_arg_t){DNNL_ARG_ATTR_MULTIPLE_POST_OP(1) | DNNL_ARG_SRC_1, factor};
     }
     CHECK(dnnl_primitive_execute(products[which].primitive, stream, count, args));
 }
@@ -244,6 +250,7 @@ static const void *onednn_output(ep_dtype *out_dtype)
 
 int main(int argc, char **argv)
 {
-    static const ffn_rival rival = {.open = onednn_open, .pass = onednn_pass, .output = onednn_output};
+    static const ffn_rival rival = {
+        .open = onednn_open, .pass = onednn_pass, .output = onednn_output};
     return ffn_rival_main(&rival, argc, argv);
 }

@@ -14,7 +14,7 @@
 typedef struct {
     const char *name;
     const char *program; /* NULL: not in this build */
-    bool int8; /* also w8a8 */
+    bool int8;           /* also w8a8 */
 } rival_program;
 
 #ifdef EP_FFN_RIVALS
@@ -23,12 +23,14 @@ typedef struct {
 #define PROGRAM(name) NULL
 #endif
 
-static const rival_program programs[FFN_RIVALS] = {{"oneDNN", PROGRAM("ffn_rival_onednn"), true},
-                                                   {"OpenBLAS", PROGRAM("ffn_rival_openblas"), false}};
+static const rival_program programs[FFN_RIVALS] = {
+    {"oneDNN", PROGRAM("ffn_rival_onednn"), true},
+    {"OpenBLAS", PROGRAM("ffn_rival_openblas"), false}};
 
 static bool knows(const rival_program *program, ep_weight_format format)
 {
-    return format == EP_WEIGHTS_W8A8 ? program->int8 : format == EP_WEIGHTS_BF16 || format == EP_WEIGHTS_F32;
+    return format == EP_WEIGHTS_W8A8 ? program->int8
+                                     : format == EP_WEIGHTS_BF16 || format == EP_WEIGHTS_F32;
 }
 
 static void set_number(const char *name, uint32_t value)
@@ -47,8 +49,8 @@ static _Noreturn void become(const char *program, const ffn_case *c, const ffn_o
     }
     set_number("OMP_NUM_THREADS", o->threads);
     setenv("OMP_PROC_BIND", "true", 1);
-    setenv("GOMP_SPINCOUNT", "20000",
-           1); /* some hundred microseconds: beyond its own pauses, not into our takes */
+    setenv("GOMP_SPINCOUNT", "20000", 1); /* some hundred microseconds: beyond its own pauses, not
+                                             into our takes */
 #if defined(__x86_64__)
     /* OpenBLAS takes CPUs that are younger than itself for some without AVX-512. */
     if (__builtin_cpu_supports("avx512f")) {
@@ -56,8 +58,8 @@ static _Noreturn void become(const char *program, const ffn_case *c, const ffn_o
     }
 #endif
     if (dup2(end, STDIN_FILENO) >= 0 && dup2(end, STDOUT_FILENO) >= 0) {
-        execl(program, program, numbers[0], numbers[1], numbers[2], ep_weight_format_name(c->format),
-              (char *)NULL);
+        execl(program, program, numbers[0], numbers[1], numbers[2],
+              ep_weight_format_name(c->format), (char *)NULL);
     }
     _exit(127);
 }
@@ -72,7 +74,8 @@ static void end_process(ffn_rival_process *p)
     }
 }
 
-static void start(ffn_rival_process *p, const rival_program *program, const ffn_case *c, const ffn_options *o)
+static void start(ffn_rival_process *p, const rival_program *program, const ffn_case *c,
+                  const ffn_options *o)
 {
     int ends[2];
     *p = (ffn_rival_process){.name = program->name};
@@ -140,7 +143,8 @@ void ffn_rivals_take(ffn_rivals *r, double seconds)
     }
 }
 
-static void add_rival(bench_report *report, const ffn_case *c, const ffn_meter *ours, ffn_rival_process *p)
+static void add_rival(bench_report *report, const ffn_case *c, const ffn_meter *ours,
+                      ffn_rival_process *p)
 {
     static double ratios[FFN_METER_SAMPLES_MAX], shares[FFN_METER_SAMPLES_MAX];
     static double our_shares[FFN_METER_SAMPLES_MAX];
@@ -155,7 +159,9 @@ static void add_rival(bench_report *report, const ffn_case *c, const ffn_meter *
                                  .ratio = NAN,
                                  .better = BENCH_HIGHER,
                                  .bar = 1.0});
-        printf("    %s is missing or failed; tests/bench/run --rivals builds it, rivals=no measures without\n", p->name);
+        printf("    %s is missing or failed; tests/bench/run --rivals builds it, rivals=no "
+               "measures without\n",
+               p->name);
         return;
     }
     for (size_t i = 0; i < p->count; i++) {

@@ -41,6 +41,7 @@ void ffn_rivals_take(ffn_rivals *rivals, double seconds);
  * at least as great. A library that has to use wider weights pays for them. One that is missing or
  * has failed makes a row that fails.
  */
-void ffn_rivals_close(ffn_rivals *rivals, bench_report *report, const ffn_case *c, const ffn_meter *ours);
+void ffn_rivals_close(ffn_rivals *rivals, bench_report *report, const ffn_case *c,
+                      const ffn_meter *ours);
 
 #endif

@@ -53,8 +53,9 @@ double ffn_cell_error(const ffn_cell *cell)
 
 void ffn_rows_add(bench_report *report, const ffn_case *c, const char *what, bench_row row)
 {
-    snprintf(row.name, sizeof(row.name), "%s %ux%u M=%u%s%s%s", ep_weight_format_name(c->format), c->hidden,
-             c->inner, c->rows, c->family != NULL ? " " : "", c->family != NULL ? c->family : "", what);
+    snprintf(row.name, sizeof(row.name), "%s %ux%u M=%u%s%s%s", ep_weight_format_name(c->format),
+             c->hidden, c->inner, c->rows, c->family != NULL ? " " : "",
+             c->family != NULL ? c->family : "", what);
     bench_report_add(report, &row);
 }
 
@@ -68,7 +69,8 @@ void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_fig
                              .ratio = f->share,
                              .better = BENCH_HIGHER,
                              .bar = bar});
-    printf("    %s binds: read %.1f GB/s, peak %.0f GOP/s; share of both one after the other %.3f; error "
+    printf("    %s binds: read %.1f GB/s, peak %.0f GOP/s; share of both one after the other %.3f; "
+           "error "
            "%.1e; %zu passes\n",
            f->memory_binds ? "memory" : "compute", f->read_gbs, f->peak_gops, f->sum_share,
            ffn_cell_error(cell), cell->meter.count);

@@ -26,5 +26,6 @@ double ffn_cell_error(const ffn_cell *cell);
 void ffn_rows_add(bench_report *report, const ffn_case *c, const char *what, bench_row row);
 /* Adds the cell's row: its time, its limit, its share of the limit under bar; and prints what the
  * limit is made of. */
-void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_figures *figures, double bar);
+void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_figures *figures,
+                       double bar);
 #endif

@@ -19,10 +19,12 @@ static double normal(uint64_t *random)
     return radius * cos(TAU * uniform(random));
 }
 
-void heat_draw_logits(heat_family family, double parameter, uint32_t experts, uint64_t *random, double *out_logits)
+void heat_draw_logits(heat_family family, double parameter, uint32_t experts, uint64_t *random,
+                      double *out_logits)
 {
     for (uint32_t e = 0; e < experts; e++) {
-        out_logits[e] = family == HEAT_LOGNORMAL ? parameter * normal(random) : -parameter * log(e + 1.0);
+        out_logits[e] =
+            family == HEAT_LOGNORMAL ? parameter * normal(random) : -parameter * log(e + 1.0);
     }
     for (uint32_t e = experts - 1; e > 0; e--) {
         const uint32_t at = (uint32_t)(ep_splitmix64(random) % (e + 1));
@@ -65,7 +67,8 @@ static void choose(const double *logits, uint32_t experts, uint64_t *random, dou
     }
 }
 
-void heat_draw(heat_family family, const double *logits, uint32_t experts, uint64_t *random, double *out_heat)
+void heat_draw(heat_family family, const double *logits, uint32_t experts, uint64_t *random,
+               double *out_heat)
 {
     for (uint32_t e = 0; e < experts; e++) {
         out_heat[e] = family == HEAT_GUMBEL ? 0 : exp(logits[e]);
@@ -77,5 +80,7 @@ void heat_draw(heat_family family, const double *logits, uint32_t experts, uint6
 
 const char *heat_family_name(heat_family family)
 {
-    return family == HEAT_ZIPF ? "zipf" : family == HEAT_LOGNORMAL ? "log-normal" : "Gumbel top-8 zipf";
+    return family == HEAT_ZIPF        ? "zipf"
+           : family == HEAT_LOGNORMAL ? "log-normal"
+                                      : "Gumbel top-8 zipf";
 }

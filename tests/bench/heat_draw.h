@@ -17,10 +17,12 @@ typedef enum { HEAT_ZIPF, HEAT_LOGNORMAL, HEAT_GUMBEL } heat_family;
 enum { HEAT_TOP_K = 8, HEAT_TOKENS = 4096 };
 
 /* logits [experts] of a layer; then the heat they give, as often as wanted. */
-void heat_draw_logits(heat_family family, double parameter, uint32_t experts, uint64_t *random, double *out_logits);
+void heat_draw_logits(heat_family family, double parameter, uint32_t experts, uint64_t *random,
+                      double *out_logits);
 /* adds sigma * N(0,1) to each */
 void heat_drift(double sigma, uint32_t experts, uint64_t *random, double *io_logits);
-void heat_draw(heat_family family, const double *logits, uint32_t experts, uint64_t *random, double *out_heat);
+void heat_draw(heat_family family, const double *logits, uint32_t experts, uint64_t *random,
+               double *out_heat);
 const char *heat_family_name(heat_family family);
 
 #endif

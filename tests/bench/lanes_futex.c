@@ -85,8 +85,8 @@ static void await(direction *d, uint32_t piece, bool looks)
 
 /* Puts a message in; in_pieces NULL: all of it is there, else as its pieces come. Returns the piece
  * after it. */
-static uint32_t put(direction *d, uint32_t number, uint32_t slot, uint32_t piece, const uint8_t *data, size_t bytes,
-                    size_t piece_bytes, direction *in_pieces)
+static uint32_t put(direction *d, uint32_t number, uint32_t slot, uint32_t piece,
+                    const uint8_t *data, size_t bytes, size_t piece_bytes, direction *in_pieces)
 {
     uint32_t place = number % LANES_DEPTH_MAX;
     uint32_t pieces = pieces_of(bytes, piece_bytes);
@@ -111,11 +111,13 @@ static void serve(direction *in, direction *out)
         uint32_t place = number % LANES_DEPTH_MAX;
         await(in, piece, false);
         uint32_t slot = in->slot[place];
-        piece = put(out, number, slot, piece, in->slots[slot], in->bytes[place], in->piece_bytes[place], in);
+        piece = put(out, number, slot, piece, in->slots[slot], in->bytes[place],
+                    in->piece_bytes[place], in);
     }
 }
 
-static double run_in(futex_state *s, size_t bytes, int count, int depth, size_t piece_bytes, double *out_us)
+static double run_in(futex_state *s, size_t bytes, int count, int depth, size_t piece_bytes,
+                     double *out_us)
 {
     double begin_us[LANES_DEPTH_MAX], begin = bench_now_us();
     uint32_t pieces = pieces_of(bytes, piece_bytes), put_piece = s->piece;
@@ -123,8 +125,8 @@ static double run_in(futex_state *s, size_t bytes, int count, int depth, size_t 
     for (int received = 0; received < count; received++) {
         for (; sent < count && sent - received < depth; sent++) {
             begin_us[sent % LANES_DEPTH_MAX] = bench_now_us();
-            put_piece = put(s->there, s->number + (uint32_t)sent, (uint32_t)(sent % depth), put_piece, s->payload, bytes,
-                            piece_bytes, NULL);
+            put_piece = put(s->there, s->number + (uint32_t)sent, (uint32_t)(sent % depth),
+                            put_piece, s->payload, bytes, piece_bytes, NULL);
         }
         s->piece += pieces;
         await(s->back, s->piece - 1, piece_bytes < bytes);
@@ -172,7 +174,8 @@ static void futex_close(lanes_form *form)
 void lanes_futex_open(lanes_form *form)
 {
     futex_state *s = calloc(1, sizeof(*s));
-    direction *both = mmap(NULL, 2 * sizeof(direction), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    direction *both = mmap(NULL, 2 * sizeof(direction), PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == NULL || both == MAP_FAILED) {
         lanes_fail("futex echo", "no memory");
     }

@@ -65,10 +65,15 @@ static frame_out *take_out(lane_state *s)
     return out;
 }
 
-static void send_frame(ep_conn *conn, frame_out *out, uint64_t id, const uint8_t *tensor, size_t bytes)
+static void send_frame(ep_conn *conn, frame_out *out, uint64_t id, const uint8_t *tensor,
+                       size_t bytes)
 {
-    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = id, .method_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE,
-                      .tensor_offset = ep_frame_tensor_offset(0), .tensor_bytes = bytes};
+    ep_frame frame = {.kind = EP_FRAME_REQUEST,
+                      .call_id = id,
+                      .method_id = 1,
+                      .deadline_us = EP_FRAME_DEADLINE_NONE,
+                      .tensor_offset = ep_frame_tensor_offset(0),
+                      .tensor_bytes = bytes};
     ep_frame_encode(&frame, out->head);
     out->send.parts[0] = (ep_send_part){.data = out->head, .bytes = sizeof(out->head)};
     out->send.parts[1] = (ep_send_part){.data = tensor, .bytes = bytes};
@@ -86,7 +91,8 @@ static uint64_t frame_id(const ep_buffer *buffer)
 {
     ep_frame frame;
     ep_error error;
-    if (ep_frame_decode(buffer->data, EP_FRAME_BYTES_CEILING, 4096, &frame, NULL, &error) != EP_OK) {
+    if (ep_frame_decode(buffer->data, EP_FRAME_BYTES_CEILING, 4096, &frame, NULL, &error) !=
+        EP_OK) {
         lanes_fail("frame", error.text);
     }
     return frame.call_id;
@@ -97,7 +103,8 @@ static void echo_frame(void *arg, ep_conn *conn, ep_buffer *taken)
     lane_state *s = arg;
     frame_out *out = take_out(s);
     out->echoed = taken;
-    send_frame(conn, out, frame_id(taken), taken->data + EP_FRAME_FIXED_BYTES, taken->bytes - EP_FRAME_FIXED_BYTES);
+    send_frame(conn, out, frame_id(taken), taken->data + EP_FRAME_FIXED_BYTES,
+               taken->bytes - EP_FRAME_FIXED_BYTES);
 }
 
 static void reply_frame(void *arg, ep_conn *conn, ep_buffer *taken)
@@ -139,7 +146,8 @@ static ep_lane_limits limits_of(const lane_state *s)
     return (ep_lane_limits){.frame_bytes = ep_frame_read_bytes,
                             .pool = s->pool,
                             .frame_bytes_max = LANES_BYTES_MAX + EP_FRAME_FIXED_BYTES,
-                            .send_queue_bytes_max = 2 * LANES_DEPTH_MAX * (LANES_BYTES_MAX + EP_FRAME_FIXED_BYTES),
+                            .send_queue_bytes_max =
+                                2 * LANES_DEPTH_MAX * (LANES_BYTES_MAX + EP_FRAME_FIXED_BYTES),
                             .connections_max = 8};
 }
 
@@ -173,7 +181,8 @@ static double lane_run(lanes_form *form, size_t bytes, int count, int depth, dou
 {
     lane_state *s = form->state;
     s->bytes = bytes;
-    s->pipeline = (lanes_pipeline){.count = count, .depth = depth, .out_us = out_us, .send = send_slot, .arg = s};
+    s->pipeline = (lanes_pipeline){
+        .count = count, .depth = depth, .out_us = out_us, .send = send_slot, .arg = s};
     ep_stream_lane_set_busy_poll(form->busy_poll_us);
     double seconds = lanes_pipeline_run(&s->pipeline);
     ep_stream_lane_set_busy_poll(0);
@@ -214,7 +223,8 @@ void lanes_lane_open(lanes_form *form, const ep_lane_ops *lane, const char *url)
 {
     lane_state *s = calloc(1, sizeof(*s));
     int fds[2];
-    if (s == NULL || pipe(fds) != 0 || ep_buffer_pool_create(0, (size_t)1 << 30, &s->pool) != EP_OK) {
+    if (s == NULL || pipe(fds) != 0 ||
+        ep_buffer_pool_create(0, (size_t)1 << 30, &s->pool) != EP_OK) {
         lanes_fail("lane echo", "no memory");
     }
     s->lane = lane;

@@ -14,7 +14,8 @@
 #include "expert.pb-c.h"
 #include "rpc/rpc.h"
 
-static void on_forward(Expertd__V1__ExpertService_Service *service, const Expertd__V1__ForwardRequest *request,
+static void on_forward(Expertd__V1__ExpertService_Service *service,
+                       const Expertd__V1__ForwardRequest *request,
                        Expertd__V1__ForwardReply_Closure closure, void *closure_data)
 {
     size_t bytes;
@@ -34,7 +35,8 @@ static void on_forward(Expertd__V1__ExpertService_Service *service, const Expert
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
 }
 
-static void on_describe(Expertd__V1__ExpertService_Service *service, const Expertd__V1__Empty *request,
+static void on_describe(Expertd__V1__ExpertService_Service *service,
+                        const Expertd__V1__Empty *request,
                         Expertd__V1__DescribeReply_Closure closure, void *closure_data)
 {
     Expertd__V1__DescribeReply reply = EXPERTD__V1__DESCRIBE_REPLY__INIT;
@@ -128,7 +130,8 @@ static void begin_call(void *arg, int slot)
                               .header = &header.base,
                               .tensors = s->tensors,
                               .deadline_ns = ep_clock_now_ns() + 60 * EP_NS_PER_S};
-    check(ep_rpc_call_start(s->channel, &request, on_reply, &s->slots[slot], &id, &error), &error, "start");
+    check(ep_rpc_call_start(s->channel, &request, on_reply, &s->slots[slot], &id, &error), &error,
+          "start");
 }
 
 static double rpc_run(lanes_form *form, size_t bytes, int count, int depth, double *out_us)
@@ -139,7 +142,8 @@ static double rpc_run(lanes_form *form, size_t bytes, int count, int depth, doub
         check(ep_buffer_acquire(s->config.common.pool, bytes, &s->tensors), NULL, "buffer");
         memset(s->tensors->data, 1, bytes);
     }
-    s->pipeline = (lanes_pipeline){.count = count, .depth = depth, .out_us = out_us, .send = begin_call, .arg = s};
+    s->pipeline = (lanes_pipeline){
+        .count = count, .depth = depth, .out_us = out_us, .send = begin_call, .arg = s};
     ep_stream_lane_set_busy_poll(form->busy_poll_us);
     double seconds = lanes_pipeline_run(&s->pipeline);
     ep_stream_lane_set_busy_poll(0);
@@ -161,14 +165,16 @@ static void rpc_connect(lanes_form *form)
     rpc_state *s = form->state;
     ep_error error;
     check(ep_stream_lane_choose(s->stream_lane, &error), &error, "stream lane");
-    s->config = (ep_rpc_channel_config){.address = {.url = s->url}, .connection_class = "bulk", .reconnect = true};
+    s->config = (ep_rpc_channel_config){
+        .address = {.url = s->url}, .connection_class = "bulk", .reconnect = true};
     common_init(&s->config.common, "client");
     s->method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward");
     for (int i = 0; i < LANES_DEPTH_MAX; i++) {
         s->slots[i] = (struct call_slot){.state = s, .slot = i};
     }
     check(ep_rpc_channel_create(&s->config, &s->channel, &error), &error, "channel");
-    check(ep_rpc_channel_wait_ready(s->channel, ep_clock_now_ns() + 5 * EP_NS_PER_S, &error), &error, "connect");
+    check(ep_rpc_channel_wait_ready(s->channel, ep_clock_now_ns() + 5 * EP_NS_PER_S, &error),
+          &error, "connect");
 }
 
 void lanes_rpc_open(lanes_form *form, const char *stream_lane, const char *url)

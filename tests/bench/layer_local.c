@@ -28,30 +28,35 @@ struct layer_local {
     float *scratch;
 };
 
-static ep_err load_expert(layer_local *local, const ep_checkpoint *checkpoint, uint32_t expert, ep_error *out_error)
+static ep_err load_expert(layer_local *local, const ep_checkpoint *checkpoint, uint32_t expert,
+                          ep_error *out_error)
 {
     ep_expert_data data;
-    ep_err err = ep_checkpoint_read_expert(checkpoint, local->shape.layer, expert, &data, out_error);
+    ep_err err =
+        ep_checkpoint_read_expert(checkpoint, local->shape.layer, expert, &data, out_error);
     if (err != EP_OK) {
         return err;
     }
-    err = local->backend->ops->weights_load(local->backend, &data.source, &local->weights[expert], out_error);
+    err = local->backend->ops->weights_load(local->backend, &data.source, &local->weights[expert],
+                                            out_error);
     ep_expert_data_free(&data);
     return err;
 }
 
-ep_err layer_local_open(const char *path, uint32_t layer, uint32_t threads, layer_local **out_local, ep_error *out_error)
+ep_err layer_local_open(const char *path, uint32_t layer, uint32_t threads, layer_local **out_local,
+                        ep_error *out_error)
 {
     return layer_local_open_share(path, layer, 0, UINT32_MAX, threads, out_local, out_error);
 }
 
-ep_err layer_local_open_share(const char *path, uint32_t layer, uint32_t first, uint32_t count, uint32_t threads,
-                              layer_local **out_local, ep_error *out_error)
+ep_err layer_local_open_share(const char *path, uint32_t layer, uint32_t first, uint32_t count,
+                              uint32_t threads, layer_local **out_local, ep_error *out_error)
 {
     ep_checkpoint *checkpoint;
     const char *numerics = getenv("EXPERTD_NUMERICS"); /* the daemons beside us read it too */
     const bool is_auto = numerics != NULL && strcmp(numerics, "auto") == 0;
-    ep_backend_config config = {.numerics = is_auto ? EP_NUMERICS_AUTO : EP_NUMERICS_PORTABLE, .threads = threads};
+    ep_backend_config config = {.numerics = is_auto ? EP_NUMERICS_AUTO : EP_NUMERICS_PORTABLE,
+                                .threads = threads};
     const ep_backend_ops *ops = ep_backend_by_name("cpu");
     layer_local *local = calloc(1, sizeof(*local));
     if (local == NULL) {
@@ -73,7 +78,8 @@ ep_err layer_local_open_share(const char *path, uint32_t layer, uint32_t first, 
     local->weights_count = local->shape.experts + local->shape.shared_experts;
     local->weights = calloc(local->weights_count + 1, sizeof(*local->weights));
     local->share_first = first;
-    local->share_count = count < local->weights_count - first ? count : local->weights_count - first;
+    local->share_count =
+        count < local->weights_count - first ? count : local->weights_count - first;
     err = ops->open(&config, &local->backend, out_error);
     for (uint32_t e = 0; err == EP_OK && e < local->share_count; e++) {
         err = load_expert(local, checkpoint, first + e, out_error);
@@ -125,7 +131,8 @@ static bool reserve(layer_local *local, const ep_batch *batch, size_t slots)
     size_t output_bytes = slots * batch->hidden * ep_dtype_bytes(batch->wire_dtype);
     if (local->jobs == NULL) {
         local->jobs = calloc(local->weights_count + 1, sizeof(*local->jobs));
-        local->scratch = aligned_alloc(64, ep_combine_scratch_floats(batch->hidden) / 16 * 64 + 128);
+        local->scratch =
+            aligned_alloc(64, ep_combine_scratch_floats(batch->hidden) / 16 * 64 + 128);
     }
     if (slots > local->slots_max) {
         free(local->row_of_slot);
@@ -139,7 +146,8 @@ static bool reserve(layer_local *local, const ep_batch *batch, size_t slots)
         local->outputs = malloc(output_bytes);
         local->output_bytes_max = output_bytes;
     }
-    return local->jobs != NULL && local->scratch != NULL && local->row_of_slot != NULL && local->rows != NULL && local->outputs != NULL;
+    return local->jobs != NULL && local->scratch != NULL && local->row_of_slot != NULL &&
+           local->rows != NULL && local->outputs != NULL;
 }
 
 /* Counting sort of slots by expert; jobs[e] gets rows rows[begin[e] .. begin[e+1]). */
@@ -151,7 +159,8 @@ static void make_jobs(layer_local *local, const ep_batch *batch, uint32_t slots_
     uint32_t *next = calloc(local->weights_count + 1, sizeof(*next));
     uint32_t expert;
     for (uint32_t slot = 0; slot < batch->tokens * slots_per_token; slot++) {
-        ep_slot_kind kind = ep_batch_slot(batch, &local->shape, slot / slots_per_token, slot % slots_per_token, &expert);
+        ep_slot_kind kind = ep_batch_slot(batch, &local->shape, slot / slots_per_token,
+                                          slot % slots_per_token, &expert);
         next[expert + 1] += kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED;
     }
     for (uint32_t e = 0; e < local->weights_count; e++) {
@@ -166,10 +175,12 @@ static void make_jobs(layer_local *local, const ep_batch *batch, uint32_t slots_
     }
     for (uint32_t slot = 0; slot < batch->tokens * slots_per_token; slot++) {
         uint32_t token = slot / slots_per_token;
-        ep_slot_kind kind = ep_batch_slot(batch, &local->shape, token, slot % slots_per_token, &expert);
+        ep_slot_kind kind =
+            ep_batch_slot(batch, &local->shape, token, slot % slots_per_token, &expert);
         if (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) {
             uint32_t at = next[expert]++;
-            rows[at] = (ep_job_row){.x = ep_rows_at(&batch->x, token), .out = local->outputs + at * row_bytes};
+            rows[at] = (ep_job_row){.x = ep_rows_at(&batch->x, token),
+                                    .out = local->outputs + at * row_bytes};
             local->row_of_slot[slot] = rows[at].out;
         }
     }
@@ -185,7 +196,8 @@ static ep_err run_jobs(layer_local *local)
         local->pending += local->jobs[e].rows_count > 0;
     }
     for (uint32_t e = 0; e < local->weights_count; e++) {
-        if (local->jobs[e].rows_count > 0 && ep_backend_run(local->backend, &local->jobs[e]) != EP_OK) {
+        if (local->jobs[e].rows_count > 0 &&
+            ep_backend_run(local->backend, &local->jobs[e]) != EP_OK) {
             abort(); /* a benchmark's queue is never full */
         }
     }
@@ -212,17 +224,19 @@ ep_err layer_local_rows(layer_local *local, const uint32_t *counts, const void *
     }
     memset(local->jobs, 0, local->weights_count * sizeof(*local->jobs));
     for (size_t s = 0; s < slots; s++) {
-        local->rows[s] = (ep_job_row){.x = (const char *)x + s * row_bytes, .out = (char *)out + s * row_bytes};
+        local->rows[s] =
+            (ep_job_row){.x = (const char *)x + s * row_bytes, .out = (char *)out + s * row_bytes};
     }
     ep_job_row *rows = local->rows;
     for (uint32_t i = 0; i < local->share_count; rows += counts[i], i++) {
-        local->jobs[local->share_first + i] = (ep_job){.weights = local->weights[local->share_first + i],
-                                                       .rows = rows,
-                                                       .rows_count = counts[i],
-                                                       .x_dtype = EP_DTYPE_BF16,
-                                                       .out_dtype = EP_DTYPE_BF16,
-                                                       .done = on_done,
-                                                       .arg = local};
+        local->jobs[local->share_first + i] =
+            (ep_job){.weights = local->weights[local->share_first + i],
+                     .rows = rows,
+                     .rows_count = counts[i],
+                     .x_dtype = EP_DTYPE_BF16,
+                     .out_dtype = EP_DTYPE_BF16,
+                     .done = on_done,
+                     .arg = local};
     }
     return run_jobs(local);
 }
@@ -235,7 +249,10 @@ ep_err layer_local_run(layer_local *local, const ep_batch *batch, void *out)
     }
     make_jobs(local, batch, slots_per_token);
     ep_err err = run_jobs(local);
-    ep_combine_out combined = {.data = out, .token_stride_bytes = (int64_t)(batch->hidden * ep_dtype_bytes(batch->out_dtype))};
-    ep_combine(batch, &local->shape, local->row_of_slot, 0, batch->tokens, local->scratch, &combined);
+    ep_combine_out combined = {.data = out,
+                               .token_stride_bytes =
+                                   (int64_t)(batch->hidden * ep_dtype_bytes(batch->out_dtype))};
+    ep_combine(batch, &local->shape, local->row_of_slot, 0, batch->tokens, local->scratch,
+               &combined);
     return err;
 }

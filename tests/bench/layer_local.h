@@ -12,11 +12,13 @@ typedef struct layer_local layer_local;
 
 /* Loads every expert of the layer into a `cpu` backend with the given threads. Numerics:
  * $EXPERTD_NUMERICS auto, or portable. */
-ep_err layer_local_open(const char *checkpoint, uint32_t layer, uint32_t threads, layer_local **out_local, ep_error *out_error);
+ep_err layer_local_open(const char *checkpoint, uint32_t layer, uint32_t threads,
+                        layer_local **out_local, ep_error *out_error);
 /* The same with experts first .. first + count - 1 only; the rows of a batch must not want
  * others. */
-ep_err layer_local_open_share(const char *checkpoint, uint32_t layer, uint32_t first, uint32_t count, uint32_t threads,
-                              layer_local **out_local, ep_error *out_error);
+ep_err layer_local_open_share(const char *checkpoint, uint32_t layer, uint32_t first,
+                              uint32_t count, uint32_t threads, layer_local **out_local,
+                              ep_error *out_error);
 void layer_local_close(layer_local *local);
 const ep_layer_shape *layer_local_shape(const layer_local *local);
 /* Combined form. out [T,H] of batch->out_dtype, contiguous. */

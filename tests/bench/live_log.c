@@ -25,7 +25,8 @@ struct live_log {
     uint32_t printed;
 };
 
-live_log *live_log_create(const char *name, const ep_test_batch *batches, const ep_test_batch *others)
+live_log *live_log_create(const char *name, const ep_test_batch *batches,
+                          const ep_test_batch *others)
 {
     live_log *log = calloc(1, sizeof(*log));
     EP_TEST_CHECK(log != NULL, "no memory");
@@ -48,8 +49,8 @@ static bool is_result(const ep_test_batch *batch, const uint16_t *y)
     return memcmp(y, batch->expected, (size_t)batch->tokens * batch->hidden * sizeof(*y)) == 0;
 }
 
-void live_log_on_end(void *arg, const ep_test_batch *batch, const ep_moe_result *result, const uint16_t *y,
-                     uint64_t began_ns, uint64_t ended_ns)
+void live_log_on_end(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
+                     const uint16_t *y, uint64_t began_ns, uint64_t ended_ns)
 {
     live_log *log = arg;
     live_call call = {.began_ns = began_ns, .ended_ns = ended_ns, .outcome = LIVE_WRONG};
@@ -71,8 +72,8 @@ void live_log_on_end(void *arg, const ep_test_batch *batch, const ep_moe_result 
     pthread_mutex_unlock(&log->lock);
     if (is_printed) {
         fprintf(stderr, "%s: %s after %.1f ms: %s\n", log->name,
-                y == NULL ? ep_err_name(result->error.code) : "wrong bits", (double)(ended_ns - began_ns) / 1e6,
-                result->error.text);
+                y == NULL ? ep_err_name(result->error.code) : "wrong bits",
+                (double)(ended_ns - began_ns) / 1e6, result->error.text);
     }
 }
 
@@ -113,7 +114,8 @@ double live_log_quantile_ms(live_log *log, uint64_t from_ns, uint64_t to_ns, dou
     return value;
 }
 
-size_t live_log_extra_ms(live_log *log, uint64_t at_ns, double typical_ms, double *out_extra, size_t extra_max)
+size_t live_log_extra_ms(live_log *log, uint64_t at_ns, double typical_ms, double *out_extra,
+                         size_t extra_max)
 {
     size_t count = 0;
     pthread_mutex_lock(&log->lock);
@@ -141,7 +143,8 @@ uint64_t live_log_last_ns(live_log *log, live_outcome outcome)
 
 void live_sleep_until(uint64_t when_ns)
 {
-    const struct timespec when = {.tv_sec = (time_t)(when_ns / EP_NS_PER_S), .tv_nsec = (long)(when_ns % EP_NS_PER_S)};
+    const struct timespec when = {.tv_sec = (time_t)(when_ns / EP_NS_PER_S),
+                                  .tv_nsec = (long)(when_ns % EP_NS_PER_S)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) != 0) {
     }
 }

@@ -22,10 +22,11 @@ typedef struct live_log live_log;
 
 /* batches: those of the load. others: the same inputs with another version's results, LIVE_OTHER;
  * NULL: none. name: for what is printed of failed and wrong calls. */
-live_log *live_log_create(const char *name, const ep_test_batch *batches, const ep_test_batch *others);
+live_log *live_log_create(const char *name, const ep_test_batch *batches,
+                          const ep_test_batch *others);
 void live_log_destroy(live_log *log);
-void live_log_on_end(void *log, const ep_test_batch *batch, const ep_moe_result *result, const uint16_t *y,
-                     uint64_t began_ns, uint64_t ended_ns);
+void live_log_on_end(void *log, const ep_test_batch *batch, const ep_moe_result *result,
+                     const uint16_t *y, uint64_t began_ns, uint64_t ended_ns);
 /* A load with this log; config's on_end and arg are set. */
 ep_test_load *live_load_start(live_log *log, ep_test_load_config config);
 
@@ -35,7 +36,8 @@ uint64_t live_log_count(live_log *log, live_outcome outcome, uint64_t from_ns, u
 double live_log_quantile_ms(live_log *log, uint64_t from_ns, uint64_t to_ns, double quantile);
 /* How much longer than typical_ms each call took that was in flight at at_ns; how many. They must
  * have ended. */
-size_t live_log_extra_ms(live_log *log, uint64_t at_ns, double typical_ms, double *out_extra, size_t extra_max);
+size_t live_log_extra_ms(live_log *log, uint64_t at_ns, double typical_ms, double *out_extra,
+                         size_t extra_max);
 /* The newest time at which a call was due that ended so; 0: none. */
 uint64_t live_log_last_ns(live_log *log, live_outcome outcome);
 

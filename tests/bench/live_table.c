@@ -62,7 +62,8 @@ static bool nodes_have(const ep_routing_layer *layer, uint32_t nodes, uint32_t c
 bool live_table_has_copies(const ep_routing_table *table, void *arg)
 {
     const live_copies *wanted = arg;
-    bool good = ep_epoch_compare(table->epoch, wanted->after) > 0 && table->nodes_count == wanted->nodes;
+    bool good =
+        ep_epoch_compare(table->epoch, wanted->after) > 0 && table->nodes_count == wanted->nodes;
     good = good && table->layers_count > 0;
     for (uint32_t l = 0; good && l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
@@ -106,8 +107,8 @@ bool live_table_is_balanced(const ep_routing_table *table, void *arg)
     return c->ratio <= c->good;
 }
 
-void live_batches_init(ep_test_batch *out, uint32_t count, const char *path, const char *model, uint32_t tokens,
-                       const int32_t *hot)
+void live_batches_init(ep_test_batch *out, uint32_t count, const char *path, const char *model,
+                       uint32_t tokens, const int32_t *hot)
 {
     struct ref_checkpoint checkpoint;
     struct ref_layer reference;
@@ -142,7 +143,8 @@ static uint32_t draw(const double *weights, uint32_t count, uint64_t *random)
     return e;
 }
 
-void live_draw_zipf(double exponent, uint32_t experts, uint32_t batches, int32_t *out_hot, double *out_heat)
+void live_draw_zipf(double exponent, uint32_t experts, uint32_t batches, int32_t *out_hot,
+                    double *out_heat)
 {
     uint64_t random = 7;
     memset(out_heat, 0, experts * sizeof(*out_heat));

@@ -40,10 +40,11 @@ bool live_table_is_balanced(const ep_routing_table *table, void *live_balance);
 
 /* Batches of layer 0. hot: LIVE_TOP_K experts for each batch, from which all its tokens take
  * theirs; NULL: any. */
-void live_batches_init(ep_test_batch *out, uint32_t count, const char *path, const char *model, uint32_t tokens,
-                       const int32_t *hot);
+void live_batches_init(ep_test_batch *out, uint32_t count, const char *path, const char *model,
+                       uint32_t tokens, const int32_t *hot);
 void live_batches_fini(ep_test_batch *batches, uint32_t count);
 /* LIVE_TOP_K experts of each batch by zipf; and what each expert gets of all of them. */
-void live_draw_zipf(double exponent, uint32_t experts, uint32_t batches, int32_t *out_hot, double *out_heat);
+void live_draw_zipf(double exponent, uint32_t experts, uint32_t batches, int32_t *out_hot,
+                    double *out_heat);
 
 #endif

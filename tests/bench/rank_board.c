@@ -56,8 +56,8 @@ static void *watch(void *arg)
     while (!__atomic_load_n(&board->ending, __ATOMIC_ACQUIRE)) {
         for (uint32_t i = 0; i < board->ranks; i++) {
             siginfo_t ended = {0};
-            if (waitid(P_PID, (id_t)board->pids[i], &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0 &&
-                !__atomic_load_n(&board->ending, __ATOMIC_ACQUIRE)) {
+            if (waitid(P_PID, (id_t)board->pids[i], &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+                ended.si_pid != 0 && !__atomic_load_n(&board->ending, __ATOMIC_ACQUIRE)) {
                 fprintf(stderr, "rank_board: rank %u has ended, status %d\n", i, ended.si_status);
                 exit(1);
             }

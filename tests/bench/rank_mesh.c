@@ -19,7 +19,8 @@ typedef struct mesh_prefix {
     uint32_t zero[13];
 } mesh_prefix;
 
-_Static_assert(sizeof(mesh_prefix) == EP_FRAME_PREFIX_BYTES, "the lane reads that many bytes first");
+_Static_assert(sizeof(mesh_prefix) == EP_FRAME_PREFIX_BYTES,
+               "the lane reads that many bytes first");
 
 typedef struct mesh_peer {
     rank_mesh *mesh;
@@ -61,7 +62,8 @@ static void broken(const char *what, const ep_error *error)
     _exit(1);
 }
 
-static ep_err frame_bytes(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_bytes, ep_error *out_error)
+static ep_err frame_bytes(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_bytes,
+                          ep_error *out_error)
 {
     mesh_prefix p;
     memcpy(&p, prefix, sizeof(p));
@@ -180,7 +182,8 @@ static void dial(rank_mesh *mesh, uint32_t to, const char *address)
     const ep_lane_ops *lane = ep_lane_for_url(url);
     while (peer->conn == NULL) {
         peer->taken = 0;
-        if (lane->dial(&lane_address, &mesh->limits, on_dialled, peer, &peer->dial, &error) != EP_OK) {
+        if (lane->dial(&lane_address, &mesh->limits, on_dialled, peer, &peer->dial, &error) !=
+            EP_OK) {
             broken("dial", &error);
         }
         pthread_mutex_lock(&mesh->lock);
@@ -197,13 +200,15 @@ static void dial(rank_mesh *mesh, uint32_t to, const char *address)
     send_frame(mesh, peer->conn, "", 0);
 }
 
-rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addresses, uint16_t port, size_t recv_bytes)
+rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addresses,
+                          uint16_t port, size_t recv_bytes)
 {
     char url[64];
     ep_error error;
     rank_mesh *mesh = calloc(1, sizeof(*mesh));
     mesh_send *sends = calloc(SENDS_MAX, sizeof(*sends));
-    if (mesh == NULL || sends == NULL || ep_buffer_pool_create(0, 512u << 20, &mesh->pool) != EP_OK) {
+    if (mesh == NULL || sends == NULL ||
+        ep_buffer_pool_create(0, 512u << 20, &mesh->pool) != EP_OK) {
         broken("no memory", NULL);
         return NULL;
     }
@@ -230,7 +235,8 @@ rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addr
     }
     snprintf(url, sizeof(url), "tcp://%s:%u", addresses[rank], port);
     const ep_lane_address own = {.url = url};
-    if (ep_lane_for_url(url)->listen(&own, &mesh->limits, on_accept, mesh, &mesh->listener, &error) != EP_OK) {
+    if (ep_lane_for_url(url)->listen(&own, &mesh->limits, on_accept, mesh, &mesh->listener,
+                                     &error) != EP_OK) {
         broken("listen", &error);
     }
     for (uint32_t i = 0; i < rank; i++) {
@@ -289,7 +295,8 @@ void rank_mesh_receive_at(rank_mesh *mesh, void *places, size_t each)
 void rank_mesh_post(rank_mesh *mesh, uint32_t to, const void *data, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += CHUNK_BYTES) {
-        send_frame(mesh, mesh->peers[to].conn, (const char *)data + at, bytes - at > CHUNK_BYTES ? CHUNK_BYTES : bytes - at);
+        send_frame(mesh, mesh->peers[to].conn, (const char *)data + at,
+                   bytes - at > CHUNK_BYTES ? CHUNK_BYTES : bytes - at);
     }
 }
 

@@ -19,7 +19,8 @@ typedef struct rank_mesh rank_mesh;
 /* Listens at addresses[rank]:port and connects to the ranks below. Returns when all are connected;
  * ends the program when that fails. recv_bytes: most that one rank may have sent and not been
  * waited for; 0: rank_mesh_receive_at comes first. */
-rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addresses, uint16_t port, size_t recv_bytes);
+rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addresses,
+                          uint16_t port, size_t recv_bytes);
 /* Closes and frees; the others must have waited for what was posted to them. */
 void rank_mesh_close(rank_mesh *mesh);
 /*

@@ -53,9 +53,12 @@ static bool add_host(uint32_t host)
     const char *name = net.names[host];
     const char *hub = net.names[net.hosts];
     return run(false, "ip netns add %s", name) &&
-           run(false, "ip link add eth0 netns %s type veth peer name h%u netns %s", name, host, hub) &&
-           run(false, "ip -n %s addr add %s/24 dev eth0", name, net.addresses[host]) && run(false, "ip -n %s link set lo up", name) &&
-           run(false, "ip -n %s link set eth0 up", name) && run(false, "ip -n %s link set h%u master br0", hub, host) &&
+           run(false, "ip link add eth0 netns %s type veth peer name h%u netns %s", name, host,
+               hub) &&
+           run(false, "ip -n %s addr add %s/24 dev eth0", name, net.addresses[host]) &&
+           run(false, "ip -n %s link set lo up", name) &&
+           run(false, "ip -n %s link set eth0 up", name) &&
+           run(false, "ip -n %s link set h%u master br0", hub, host) &&
            run(false, "ip -n %s link set h%u up", hub, host);
 }
 
@@ -71,7 +74,8 @@ bool shaped_net_create(uint32_t hosts)
     }
     atexit(shaped_net_destroy);
     const char *hub = net.names[hosts];
-    if (!run(false, "ip netns add %s", hub) || !run(false, "ip -n %s link add br0 type bridge", hub) ||
+    if (!run(false, "ip netns add %s", hub) ||
+        !run(false, "ip -n %s link add br0 type bridge", hub) ||
         !run(false, "ip -n %s link set br0 up", hub)) {
         return false;
     }
@@ -89,8 +93,8 @@ static bool shape(const char *name, const char *device, double bytes_per_s)
         run(true, "tc -n %s qdisc del dev %s root", name, device);
         return true;
     }
-    return run(false, "tc -n %s qdisc replace dev %s root tbf rate %.0fbit burst %d limit %d", name, device, bytes_per_s * 8,
-               BURST_BYTES, QUEUE_BYTES);
+    return run(false, "tc -n %s qdisc replace dev %s root tbf rate %.0fbit burst %d limit %d", name,
+               device, bytes_per_s * 8, BURST_BYTES, QUEUE_BYTES);
 }
 
 bool shaped_net_set_rate(double bytes_per_s)
@@ -99,7 +103,8 @@ bool shaped_net_set_rate(double bytes_per_s)
     for (uint32_t i = 0; i < net.hosts; i++) {
         char device[16];
         snprintf(device, sizeof(device), "h%u", i % SHAPED_NET_HOSTS_MAX);
-        ok = shape(net.names[i], "eth0", bytes_per_s) && shape(net.names[net.hosts], device, bytes_per_s) && ok;
+        ok = shape(net.names[i], "eth0", bytes_per_s) &&
+             shape(net.names[net.hosts], device, bytes_per_s) && ok;
     }
     return ok;
 }

@@ -19,7 +19,7 @@ typedef struct own_pool {
     uint32_t experts;
     uint32_t used;
     uint32_t capacity;
-    uint32_t visit;       /* 1-based */
+    uint32_t visit; /* 1-based */
     uint8_t *place;
     double *ready_us;     /* the load ends */
     uint32_t *last_visit; /* a visit holds those it found, until the next */
@@ -66,7 +66,8 @@ static void load(own_pool *p, uint32_t layer, uint32_t expert, uint8_t place)
     ep_load_room_loaded(&p->room, ns(p->clock->load_us));
 }
 
-static void count_uses(own_pool *p, uint32_t layer, const uint32_t *of, uint32_t count, uint32_t *out_misses)
+static void count_uses(own_pool *p, uint32_t layer, const uint32_t *of, uint32_t count,
+                       uint32_t *out_misses)
 {
     *out_misses = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -114,7 +115,8 @@ static void load_missing(own_pool *p, const trace_visit *v, const uint32_t *of, 
     }
 }
 
-static void visit(own_pool *p, const trace_visit *v, const uint32_t *of, const uint32_t *rows, bool prefetches)
+static void visit(own_pool *p, const trace_visit *v, const uint32_t *of, const uint32_t *rows,
+                  bool prefetches)
 {
     uint32_t misses;
     ep_heat_choice choice;
@@ -127,11 +129,15 @@ static void visit(own_pool *p, const trace_visit *v, const uint32_t *of, const u
     const double before_us = p->waited_us;
     load_missing(p, v, of, misses);
     const double computed_us = p->now_us + v->count * p->clock->compute_us;
-    const double loaded_us = misses > 0 ? p->now_us + (p->waited_us - before_us) + p->clock->compute_us : 0;
+    const double loaded_us =
+        misses > 0 ? p->now_us + (p->waited_us - before_us) + p->clock->compute_us : 0;
     const double end_us = (computed_us > loaded_us ? computed_us : loaded_us) + p->clock->gap_us;
-    const double next_us = p->now_us + p->clock->pace_us > end_us ? p->now_us + p->clock->pace_us : end_us;
-    while (prefetches && p->used == p->capacity && p->link_us < next_us && ep_load_room_fits(&p->room, ns(p->link_us)) &&
-           ep_expert_heat_prefetch(p->heat, ep_load_room_lead(&p->room), false, is_free, p, &choice)) {
+    const double next_us =
+        p->now_us + p->clock->pace_us > end_us ? p->now_us + p->clock->pace_us : end_us;
+    while (
+        prefetches && p->used == p->capacity && p->link_us < next_us &&
+        ep_load_room_fits(&p->room, ns(p->link_us)) &&
+        ep_expert_heat_prefetch(p->heat, ep_load_room_lead(&p->room), false, is_free, p, &choice)) {
         load(p, choice.layer, choice.expert, AHEAD);
         p->flight = choice.layer * p->experts + choice.expert;
         p->prefetches += p->counts;
@@ -139,15 +145,18 @@ static void visit(own_pool *p, const trace_visit *v, const uint32_t *of, const u
     p->now_us = next_us;
 }
 
-own_result own_run(const store_trace *trace, uint32_t capacity, uint32_t from, const store_clock *clock, bool prefetches)
+own_result own_run(const store_trace *trace, uint32_t capacity, uint32_t from,
+                   const store_clock *clock, bool prefetches)
 {
     const uint32_t experts = trace->setting.experts;
     const uint32_t items = trace->setting.layers * experts;
-    own_pool p = {.trace = trace, .clock = clock, .experts = experts, .capacity = capacity, .flight = NONE};
+    own_pool p = {
+        .trace = trace, .clock = clock, .experts = experts, .capacity = capacity, .flight = NONE};
     p.place = calloc(items, sizeof(*p.place));
     p.last_visit = calloc(items, sizeof(*p.last_visit));
     p.ready_us = calloc(items, sizeof(*p.ready_us));
-    EP_ASSERT(p.place != NULL && p.last_visit != NULL && p.ready_us != NULL && ep_expert_heat_create(&p.heat) == EP_OK);
+    EP_ASSERT(p.place != NULL && p.last_visit != NULL && p.ready_us != NULL &&
+              ep_expert_heat_create(&p.heat) == EP_OK);
     for (uint32_t l = 0; l < trace->setting.layers; l++) {
         EP_ASSERT(ep_expert_heat_add_layer(p.heat, experts, 1) == EP_OK);
         for (uint32_t e = 0; e < experts; e++) {

@@ -26,6 +26,7 @@ typedef struct own_result {
 } own_result;
 
 /* Counted from visit `from` on. capacity: experts. */
-own_result own_run(const store_trace *trace, uint32_t capacity, uint32_t from, const store_clock *clock, bool prefetches);
+own_result own_run(const store_trace *trace, uint32_t capacity, uint32_t from,
+                   const store_clock *clock, bool prefetches);
 
 #endif

@@ -13,20 +13,23 @@
 #define FIRST_DRAW 7300
 
 static const trace_setting settings[] = {
-    {"one user, 128 experts, 8 of them", 12, 128, 8, 1, 5, 1.1f, 0.35f, 0.0f, 64, 32, 6, 1500, 0, 0},
-    {"many users, 128 experts, 8 of them", 12, 128, 8, 16, 5, 0.64f, 0.35f, 0.1f, 64, 1, 0, 500, 0, 0},
-    {"a few users, 128 experts, 8 of them", 12, 128, 8, 4, 5, 1.2f, 0.35f, 0.05f, 64, 1, 0, 1200, 0, 0},
+    {"one user, 128 experts, 8 of them", 12, 128, 8, 1, 5, 1.1f, 0.35f, 0.0f, 64, 32, 6, 1500, 0,
+     0},
+    {"many users, 128 experts, 8 of them", 12, 128, 8, 16, 5, 0.64f, 0.35f, 0.1f, 64, 1, 0, 500, 0,
+     0},
+    {"a few users, 128 experts, 8 of them", 12, 128, 8, 4, 5, 1.2f, 0.35f, 0.05f, 64, 1, 0, 1200, 0,
+     0},
     {"agents, 256 experts, 8 of them", 12, 256, 8, 2, 6, 1.28f, 0.3f, 0.05f, 100, 1, 3, 1500, 0, 0},
     {"small, 32 experts, 4 of them", 24, 32, 4, 1, 4, 0.87f, 0.45f, 0.0f, 200, 64, 2, 1500, 0, 0},
     {"drift, 64 experts, 6 of them", 16, 64, 6, 1, 5, 1.4f, 0.25f, 0.2f, 50, 16, 8, 1500, 0, 0},
 };
 
 typedef enum measure {
-    OWN,      /* %: hits */
+    OWN, /* %: hits */
     BELADY,
-    RIVAL,    /* the best */
-    CLOSED,   /* with prefetch: a caller who comes back at once, ... */
-    HALF,     /* ... needed loads take a half ... */
+    RIVAL,  /* the best */
+    CLOSED, /* with prefetch: a caller who comes back at once, ... */
+    HALF,   /* ... needed loads take a half ... */
     QUARTER,
     OWN_OVER_RIVAL, /* points */
     HALF_OVER_RIVAL,
@@ -44,8 +47,8 @@ typedef struct results {
     uint32_t best; /* rival, of the last trace */
 } results;
 
-static own_result run_paced(const store_trace *trace, uint32_t capacity, uint32_t from, const store_clock *measured, double pace_us,
-                            double gap_us)
+static own_result run_paced(const store_trace *trace, uint32_t capacity, uint32_t from,
+                            const store_clock *measured, double pace_us, double gap_us)
 {
     store_clock clock = *measured;
     clock.pace_us = pace_us;
@@ -53,7 +56,8 @@ static own_result run_paced(const store_trace *trace, uint32_t capacity, uint32_
     return own_run(trace, capacity, from, &clock, true);
 }
 
-static void measure_trace(const trace_setting *setting, uint64_t seed, const store_clock *clock, results *r)
+static void measure_trace(const trace_setting *setting, uint64_t seed, const store_clock *clock,
+                          results *r)
 {
     store_trace *trace = store_trace_make(setting, seed);
     const uint32_t capacity = setting->layers * setting->experts / 4;
@@ -96,8 +100,8 @@ static double at(results *r, measure m, double p)
     return bench_quantile(r->of[m], r->count, p);
 }
 
-static void add_row(bench_report *report, results *r, const char *name, const char *what, measure value, measure other, measure points,
-                    double bar)
+static void add_row(bench_report *report, results *r, const char *name, const char *what,
+                    measure value, measure other, measure points, double bar)
 {
     bench_row row = {.value = at(r, value, 0.5),
                      .unit = "% hits",
@@ -115,11 +119,16 @@ static void add_rows(bench_report *report, results *r, const char *name)
     char what[64];
     snprintf(what, sizeof(what), "; points over best rival (%s)", rival_names[r->best]);
     add_row(report, r, name, what, OWN, RIVAL, OWN_OVER_RIVAL, -1);
-    add_row(report, r, name, ", prefetch (link half taken); points over best rival", HALF, RIVAL, HALF_OVER_RIVAL, 2);
-    add_row(report, r, name, ", prefetch (link half taken); points over own without", HALF, OWN, HALF_OVER_OWN, 2);
-    add_row(report, r, name, ", prefetch (link a quarter taken); points over own without", QUARTER, OWN, QUARTER_OVER_OWN, 2);
-    printf("    with prefetch %.1f %% (caller at once), %.1f %% (needed loads take half), %.1f %% (a quarter)\n"
-           "    at half: %.2f loads ahead per visit in time and used, %.2f wasted; visits wait %.2f of the time without prefetch\n",
+    add_row(report, r, name, ", prefetch (link half taken); points over best rival", HALF, RIVAL,
+            HALF_OVER_RIVAL, 2);
+    add_row(report, r, name, ", prefetch (link half taken); points over own without", HALF, OWN,
+            HALF_OVER_OWN, 2);
+    add_row(report, r, name, ", prefetch (link a quarter taken); points over own without", QUARTER,
+            OWN, QUARTER_OVER_OWN, 2);
+    printf("    with prefetch %.1f %% (caller at once), %.1f %% (needed loads take half), %.1f %% "
+           "(a quarter)\n"
+           "    at half: %.2f loads ahead per visit in time and used, %.2f wasted; visits wait "
+           "%.2f of the time without prefetch\n",
            at(r, CLOSED, 0.5), at(r, HALF, 0.5), at(r, QUARTER, 0.5), at(r, HALF_USEFUL, 0.5),
            at(r, HALF_USELESS, 0.5), at(r, HALF_WAITED, 0.5));
     fflush(stdout);
@@ -127,7 +136,8 @@ static void add_rows(bench_report *report, results *r, const char *name)
 
 void store_bench_policies(bench_report *report, const store_clock *clock)
 {
-    printf("a load takes %.2f ms, an expert's rows %.2f ms\n", clock->load_us / 1e3, clock->compute_us / 1e3);
+    printf("a load takes %.2f ms, an expert's rows %.2f ms\n", clock->load_us / 1e3,
+           clock->compute_us / 1e3);
     for (size_t s = 0; s < EP_ARRAY_COUNT(settings); s++) {
         results r = {.count = 0};
         for (uint64_t seed = 0; seed < SEEDS; seed++) {
@@ -138,11 +148,13 @@ void store_bench_policies(bench_report *report, const store_clock *clock)
     for (int has_types = 0; has_types < 2; has_types++) {
         results r = {.count = 0};
         for (uint64_t d = 0; d < DRAWS; d++) {
-            const trace_setting drawn = store_trace_draw(FIRST_DRAW + 100 * (uint64_t)has_types + d, has_types);
+            const trace_setting drawn =
+                store_trace_draw(FIRST_DRAW + 100 * (uint64_t)has_types + d, has_types);
             measure_trace(&drawn, FIRST_DRAW + 1000 + d, clock, &r);
         }
         add_rows(report, &r, has_types ? "10 drawn loads with kinds of tokens" : "10 drawn loads");
-        printf("    worst of them: %+.1f points over the best rival without prefetch, %+.1f with; %+.1f over own without\n",
+        printf("    worst of them: %+.1f points over the best rival without prefetch, %+.1f with; "
+               "%+.1f over own without\n",
                at(&r, OWN_OVER_RIVAL, 0), at(&r, HALF_OVER_RIVAL, 0), at(&r, QUARTER_OVER_OWN, 0));
     }
 }

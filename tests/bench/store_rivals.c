@@ -8,19 +8,20 @@
 #define PROTECTED_PART 0.7
 #define NEVER UINT32_MAX
 
-static const double lfu_half_lives[] = {12, 48, 192}; /* visits of the layer: the best for each load counts */
+static const double lfu_half_lives[] = {12, 48, 192}; /* visits of the layer: the best for each load
+                                                         counts */
 
 const char *const rival_names[RIVALS_COUNT] = {"LRU", "LRU-2", "SLRU", "LFU decay", "Belady"};
 
 typedef struct item {
-    uint32_t last;   /* use numbers, 1-based; 0 never */
-    uint32_t before; /* the use before the last */
-    uint32_t next;   /* Belady: the next use; NEVER none */
-    float count;     /* LFU */
+    uint32_t last;       /* use numbers, 1-based; 0 never */
+    uint32_t before;     /* the use before the last */
+    uint32_t next;       /* Belady: the next use; NEVER none */
+    float count;         /* LFU */
     uint32_t last_visit; /* counted over all layers, 1-based */
-    uint32_t visit;  /* of its layer, when count was written */
+    uint32_t visit;      /* of its layer, when count was written */
     bool is_protected;
-    int32_t slot;    /* in memory: its place; -1 absent */
+    int32_t slot; /* in memory: its place; -1 absent */
 } item;
 
 typedef struct pool {
@@ -46,7 +47,8 @@ static double worth(const pool *p, uint32_t id)
     case RIVAL_SLRU:
         return it->last + (it->is_protected ? 1e10 : 0);
     case RIVAL_LFU:
-        return it->count * exp2(-(double)(p->layer_visits[id / p->experts] - it->visit) / p->half_life);
+        return it->count *
+               exp2(-(double)(p->layer_visits[id / p->experts] - it->visit) / p->half_life);
     case RIVAL_BELADY:
         return -(double)it->next;
     default:
@@ -126,11 +128,16 @@ static uint32_t *next_uses(const store_trace *trace)
     return next;
 }
 
-static double run(rival which, double half_life, const store_trace *trace, uint32_t capacity, uint32_t from)
+static double run(rival which, double half_life, const store_trace *trace, uint32_t capacity,
+                  uint32_t from)
 {
     const uint32_t experts = trace->setting.experts;
     const uint32_t items = trace->setting.layers * experts;
-    pool p = {.which = which, .capacity = capacity, .protected_max = (uint32_t)(capacity * PROTECTED_PART), .experts = experts, .half_life = half_life};
+    pool p = {.which = which,
+              .capacity = capacity,
+              .protected_max = (uint32_t)(capacity * PROTECTED_PART),
+              .experts = experts,
+              .half_life = half_life};
     uint32_t *next = next_uses(trace);
     uint64_t hits = 0;
     uint64_t uses = 0;
@@ -170,7 +177,8 @@ static double run(rival which, double half_life, const store_trace *trace, uint3
 double rival_hit_rate(rival which, const store_trace *trace, uint32_t capacity, uint32_t from)
 {
     double best = 0;
-    for (size_t i = 0; i < (which == RIVAL_LFU ? sizeof(lfu_half_lives) / sizeof(lfu_half_lives[0]) : 1); i++) {
+    for (size_t i = 0;
+         i < (which == RIVAL_LFU ? sizeof(lfu_half_lives) / sizeof(lfu_half_lives[0]) : 1); i++) {
         const double rate = run(which, lfu_half_lives[i], trace, capacity, from);
         best = rate > best ? rate : best;
     }

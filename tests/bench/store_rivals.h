@@ -9,7 +9,14 @@
 
 #include "bench/store_trace.h"
 
-typedef enum rival { RIVAL_LRU, RIVAL_LRU2, RIVAL_SLRU, RIVAL_LFU, RIVAL_BELADY, RIVALS_COUNT } rival;
+typedef enum rival {
+    RIVAL_LRU,
+    RIVAL_LRU2,
+    RIVAL_SLRU,
+    RIVAL_LFU,
+    RIVAL_BELADY,
+    RIVALS_COUNT
+} rival;
 
 extern const char *const rival_names[RIVALS_COUNT];
 

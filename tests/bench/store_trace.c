@@ -14,12 +14,12 @@
 typedef struct maker {
     const trace_setting *s;
     uint64_t state;
-    float *log_popularity; /* [domain][layer][expert] */
+    float *log_popularity;  /* [domain][layer][expert] */
     float *type_popularity; /* [type][layer][expert] */
     uint32_t *types;        /* [sequence][token] of the step */
-    uint32_t *kept;        /* [sequence][layer][slot] experts of the last token */
-    uint32_t *domain;      /* [sequence] */
-    uint32_t *step_of;     /* [sequence] in its request */
+    uint32_t *kept;         /* [sequence][layer][slot] experts of the last token */
+    uint32_t *domain;       /* [sequence] */
+    uint32_t *step_of;      /* [sequence] in its request */
 } maker;
 
 static float uniform(maker *m)
@@ -58,9 +58,11 @@ static void draw_types(maker *m, uint32_t sequence, uint32_t tokens)
 }
 
 /* One token: kept slots first, the others by Gumbel top-k over those left. */
-static void draw_token(maker *m, uint32_t sequence, uint32_t token, uint32_t layer, bool is_first, uint32_t *used)
+static void draw_token(maker *m, uint32_t sequence, uint32_t token, uint32_t layer, bool is_first,
+                       uint32_t *used)
 {
-    const size_t type_at = ((size_t)m->types[sequence * TOKENS_MAX + token] * m->s->layers + layer) * m->s->experts;
+    const size_t type_at =
+        ((size_t)m->types[sequence * TOKENS_MAX + token] * m->s->layers + layer) * m->s->experts;
     const float *of_type = m->s->types > 0 ? m->type_popularity + type_at : NULL;
     const uint32_t top_k = m->s->top_k;
     uint32_t *kept = m->kept + ((size_t)sequence * m->s->layers + layer) * top_k;
@@ -108,7 +110,9 @@ static void begin_request(maker *m, uint32_t sequence, uint64_t *requests)
             drift(m);
         }
         if (s->stay_requests != 0 && *requests % s->stay_requests == 0) {
-            const uint32_t domain = (m->domain[0] + 1 + (uint32_t)(ep_splitmix64(&m->state) % (s->domains - 1))) % s->domains;
+            const uint32_t domain =
+                (m->domain[0] + 1 + (uint32_t)(ep_splitmix64(&m->state) % (s->domains - 1))) %
+                s->domains;
             for (uint32_t i = 0; i < s->sequences; i++) {
                 m->domain[i] = domain;
             }
@@ -166,7 +170,8 @@ static uint32_t one_of(maker *m, const uint32_t *values, uint32_t count)
 
 trace_setting store_trace_draw(uint64_t seed, bool has_types)
 {
-    static const uint32_t experts[] = {32, 64, 128, 256}, top_k[] = {2, 4, 6, 8}, sequences[] = {1, 1, 2, 4, 8};
+    static const uint32_t experts[] = {32, 64, 128, 256}, top_k[] = {2, 4, 6, 8},
+                          sequences[] = {1, 1, 2, 4, 8};
     static const uint32_t prefill[] = {1, 1, 16, 64}, stay[] = {0, 0, 3, 8};
     maker m = {.state = seed};
     trace_setting s = {.name = "drawn"};
@@ -193,7 +198,8 @@ store_trace *store_trace_make(const trace_setting *s, uint64_t seed)
     const size_t cells = (size_t)s->domains * s->layers * s->experts;
     maker m = {.s = s, .state = seed};
     uint64_t requests = 0;
-    EP_ASSERT(s->experts <= 1024 && s->top_k <= 64 && s->sequences <= SEQUENCES_MAX && s->prefill <= TOKENS_MAX && s->domains > 1);
+    EP_ASSERT(s->experts <= 1024 && s->top_k <= 64 && s->sequences <= SEQUENCES_MAX &&
+              s->prefill <= TOKENS_MAX && s->domains > 1);
     m.log_popularity = malloc(cells * sizeof(float));
     const size_t type_cells = (size_t)s->types * s->layers * s->experts;
     m.type_popularity = malloc((type_cells + 1) * sizeof(float));
@@ -205,8 +211,8 @@ store_trace *store_trace_make(const trace_setting *s, uint64_t seed)
     trace->visits = malloc((size_t)s->steps * s->layers * sizeof(*trace->visits));
     trace->experts = malloc((size_t)s->steps * s->layers * s->experts * sizeof(uint32_t));
     trace->rows = malloc((size_t)s->steps * s->layers * s->experts * sizeof(uint32_t));
-    EP_ASSERT(trace->rows != NULL && m.log_popularity != NULL && m.type_popularity != NULL && m.types != NULL &&
-              m.kept != NULL && trace->visits != NULL && trace->experts != NULL);
+    EP_ASSERT(trace->rows != NULL && m.log_popularity != NULL && m.type_popularity != NULL &&
+              m.types != NULL && m.kept != NULL && trace->visits != NULL && trace->experts != NULL);
     for (size_t i = 0; i < cells; i++) {
         m.log_popularity[i] = s->sigma * normal(&m);
     }

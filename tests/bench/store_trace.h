@@ -18,19 +18,19 @@ typedef struct trace_setting {
     uint32_t layers;
     uint32_t experts;
     uint32_t top_k;
-    uint32_t sequences;     /* tokens of a step */
+    uint32_t sequences; /* tokens of a step */
     uint32_t domains;
-    float sigma;            /* of the log popularity */
-    float reuse;            /* chance that a slot keeps its expert */
-    float drift;            /* part of log popularity drawn anew after each request of all sequences */
+    float sigma; /* of the log popularity */
+    float reuse; /* chance that a slot keeps its expert */
+    float drift; /* part of log popularity drawn anew after each request of all sequences */
     uint32_t request_steps; /* a sequence's tokens of one request */
     uint32_t prefill;       /* tokens of a request's first step; 1: as the others */
     /* all sequences keep their domain for so many requests; 0: each draws its own for each
      * request */
     uint32_t stay_requests;
     uint32_t steps;
-    uint32_t types;         /* kinds of tokens: each has experts of its own in all layers; 0: none */
-    float type_sigma;       /* of the log popularity that a kind adds to its domain's */
+    uint32_t types;   /* kinds of tokens: each has experts of its own in all layers; 0: none */
+    float type_sigma; /* of the log popularity that a kind adds to its domain's */
 } trace_setting;
 
 typedef struct trace_visit {

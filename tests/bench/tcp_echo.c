@@ -45,7 +45,8 @@ static void wait_for(int fd, short events)
 static char *buffer_of(size_t bytes)
 {
     size_t rounded = (bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
-    char *buffer = bytes < HUGE_BYTES ? aligned_alloc(64, (bytes + 63) / 64 * 64) : aligned_alloc(HUGE_BYTES, rounded);
+    char *buffer = bytes < HUGE_BYTES ? aligned_alloc(64, (bytes + 63) / 64 * 64)
+                                      : aligned_alloc(HUGE_BYTES, rounded);
     if (buffer != NULL) {
         if (bytes >= HUGE_BYTES) {
             madvise(buffer, rounded, MADV_HUGEPAGE);
@@ -96,7 +97,8 @@ static void serve(int fd, size_t ring_bytes, size_t whole_bytes)
             }
         }
         if (!moved) {
-            wait_for(fd, (short)((tail - head < ring_bytes ? POLLIN : 0) | (ready > 0 ? POLLOUT : 0)));
+            wait_for(fd,
+                     (short)((tail - head < ring_bytes ? POLLIN : 0) | (ready > 0 ? POLLOUT : 0)));
         }
     }
     free(ring);
@@ -113,7 +115,8 @@ int tcp_echo_open(tcp_echo *echo, size_t message_bytes, const tcp_echo_way *way)
     echo->receive_data = buffer_of(message_bytes);
     set_buffers(listener, way->socket_bytes); /* what it accepts inherits them */
     if (listener < 0 || echo->send_data == NULL || echo->receive_data == NULL ||
-        bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0 || listen(listener, 1) != 0 ||
+        bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+        listen(listener, 1) != 0 ||
         getsockname(listener, (struct sockaddr *)&address, &length) != 0) {
         return -1;
     }
@@ -158,7 +161,8 @@ double tcp_echo_run(tcp_echo *echo, int count, int depth, double *out_us)
             if (sent_bytes == 0) {
                 started[sent % 64] = bench_now_us();
             }
-            ssize_t n = send(echo->fd, echo->send_data + sent_bytes, bytes - sent_bytes, MSG_NOSIGNAL);
+            ssize_t n =
+                send(echo->fd, echo->send_data + sent_bytes, bytes - sent_bytes, MSG_NOSIGNAL);
             if (n < 0 && errno != EAGAIN) {
                 return -1;
             }

@@ -13,8 +13,8 @@
 typedef struct tcp_echo_way {
     /* what the child keeps between reading and writing, at least 2 messages when whole */
     size_t ring_bytes;
-    int socket_bytes;  /* send and receive buffers of the sockets, 0: as the system likes */
-    int whole;         /* the child sends a message back once it has all of it, not piece by piece */
+    int socket_bytes; /* send and receive buffers of the sockets, 0: as the system likes */
+    int whole;        /* the child sends a message back once it has all of it, not piece by piece */
 } tcp_echo_way;
 
 typedef struct tcp_echo {

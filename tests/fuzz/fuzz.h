@@ -27,11 +27,11 @@ size_t fuzz_seed(size_t index, uint8_t *out);
 extern size_t (*const fuzz_mutate)(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random);
 
 /* Ends the program: the input broke a promise. */
-#define FUZZ_CHECK(condition)                                                                                \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fuzz_broken(__FILE__, __LINE__, #condition);                                                     \
-        }                                                                                                    \
+#define FUZZ_CHECK(condition)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fuzz_broken(__FILE__, __LINE__, #condition);                                           \
+        }                                                                                          \
     } while (0)
 void fuzz_broken(const char *file, int line, const char *condition) __attribute__((noreturn));
 

@@ -30,12 +30,12 @@
 #define HIDDEN_MAX 256
 #define TOKENS 2
 #define PATIENCE_US 1500
-#define WATCH_US 50000   /* the client asks again, some milliseconds after a stream has ended */
+#define WATCH_US 50000 /* the client asks again, some milliseconds after a stream has ended */
 #define GOOD_US 20000000
 
 enum {
-    RECORD_HELLO,   /* gRPC code, then Hello: the reply to the client's */
-    RECORD_TABLE,   /* flags, then PlacementSnapshot: the next of the stream */
+    RECORD_HELLO, /* gRPC code, then Hello: the reply to the client's */
+    RECORD_TABLE, /* flags, then PlacementSnapshot: the next of the stream */
     /* gRPC code, then Status: the end of the stream, after which the client asks again */
     RECORD_END,
     RECORD_CONTROL, /* frame kind, call id, credit: cancel, ping, pong, credit, goodbye */
@@ -53,18 +53,19 @@ static const ProtobufCMessageDescriptor *const types[RECORD_KINDS] = {
     [RECORD_CLUSTER] = &expertd__v1__cluster_status_reply__descriptor,
     [RECORD_LOAD] = &expertd__v1__statistics_reply__descriptor};
 
-static const ep_layer_shape shape = {.layer = FAKE_LAYER, .hidden = 32, .inner = 8, .experts = 8, .top_k = 2};
+static const ep_layer_shape shape = {
+    .layer = FAKE_LAYER, .hidden = 32, .inner = 8, .experts = 8, .top_k = 2};
 static ep_buffer_pool *pool;
 static fake_node *good_node;
 
 typedef struct game {
     raw_peer peer;
-    ep_client *client;         /* NULL: no record has been for one */
+    ep_client *client; /* NULL: no record has been for one */
     uint64_t patience_us;
-    ep_frame asked;            /* the client's newest request */
-    uint64_t newest;           /* number of the tables' epoch */
+    ep_frame asked;  /* the client's newest request */
+    uint64_t newest; /* number of the tables' epoch */
     uint32_t sequence;
-    ep_routing_table *table;   /* the last good one */
+    ep_routing_table *table; /* the last good one */
 } game;
 
 /* ---- the frames ---- */
@@ -97,14 +98,17 @@ static bool next_request(game *g, uint64_t patience_us)
     return true;
 }
 
-static void reply(game *g, ep_frame_kind kind, uint32_t status, const uint8_t *message, size_t bytes)
+static void reply(game *g, ep_frame_kind kind, uint32_t status, const uint8_t *message,
+                  size_t bytes)
 {
     ep_frame frame = {.kind = kind,
                       .call_id = g->asked.call_id,
                       .attempt = g->asked.attempt,
                       .method_id = g->asked.method_id,
                       .status = kind == EP_FRAME_REPLY ? status % 17 : 0,
-                      .flags = kind == EP_FRAME_REPLY && g->asked.method_id != 0 ? EP_FRAME_FLAG_END_OF_STREAM : 0,
+                      .flags = kind == EP_FRAME_REPLY && g->asked.method_id != 0
+                                   ? EP_FRAME_FLAG_END_OF_STREAM
+                                   : 0,
                       .stream_sequence = g->asked.method_id != 0 ? g->sequence++ : 0,
                       .header_bytes = (uint32_t)bytes};
     raw_peer_send(&g->peer, frame, message, NULL, false);
@@ -181,7 +185,10 @@ static void show_cluster(const game *g, const Expertd__V1__ClusterStatusReply *c
     if (ep_cli_node_list_from_cluster(cluster, &nodes, NULL) == EP_OK) {
         ep_rpc_look *looks = calloc(nodes.count + 1, sizeof(*looks));
         FUZZ_CHECK(looks != NULL);
-        ep_doctor_facts facts = {.coordinator_url = "tcp://c:1", .cluster = cluster, .nodes = &nodes, .node_looks = looks};
+        ep_doctor_facts facts = {.coordinator_url = "tcp://c:1",
+                                 .cluster = cluster,
+                                 .nodes = &nodes,
+                                 .node_looks = looks};
         ep_doctor_examine(&facts, &findings);
         free(looks);
         ep_cli_node_list_free(&nodes);
@@ -191,7 +198,8 @@ static void show_cluster(const game *g, const Expertd__V1__ClusterStatusReply *c
 static void show_load(Expertd__V1__StatisticsReply *load)
 {
     Expertd__V1__StatisticsReply none = EXPERTD__V1__STATISTICS_REPLY__INIT;
-    ep_top_sample before = {.at_ns = 1, .statistics = &none}, now = {.at_ns = 1000000001, .statistics = load};
+    ep_top_sample before = {.at_ns = 1, .statistics = &none},
+                  now = {.at_ns = 1000000001, .statistics = load};
     static const ep_screen screens[] = {{0}, {80, 24}, {20, 3}};
     for (size_t i = 0; i < 4; i++) {
         ep_top_view view = {.hottest = 10, .screen = screens[i % 3]};
@@ -272,7 +280,8 @@ static void play_record(game *g, size_t kind, const uint8_t *rest, size_t bytes)
 }
 
 /* Calls a layer as its table describes it. */
-static ep_err call_layer(ep_client *client, const ep_model_desc *model, const ep_layer_desc *layer, uint64_t deadline_us)
+static ep_err call_layer(ep_client *client, const ep_model_desc *model, const ep_layer_desc *layer,
+                         uint64_t deadline_us)
 {
     static float x[TOKENS * HIDDEN_MAX], y[TOKENS * HIDDEN_MAX], scales[TOKENS] = {1.0f, 0.5f};
     int32_t ids[TOKENS] = {0, (int32_t)layer->experts - 1};
@@ -301,7 +310,8 @@ static ep_err use_table(ep_client *client, uint64_t deadline_us)
     ep_err err = ep_client_wait_ready(client, deadline_us, &error);
     FUZZ_CHECK(err == EP_OK || error.text[0] != 0);
     for (uint32_t m = 0; m < 2 && ep_client_model(client, m, &model) == EP_OK; m++) {
-        for (uint32_t l = 0; l < 2 && ep_client_layer(client, model.name, model.version, l, &layer) == EP_OK; l++) {
+        for (uint32_t l = 0;
+             l < 2 && ep_client_layer(client, model.name, model.version, l, &layer) == EP_OK; l++) {
             FUZZ_CHECK(layer.experts > 0 && layer.hidden > 0); /* a table without is refused */
             if (layer.hidden <= HIDDEN_MAX) {
                 err = call_layer(client, &model, &layer, deadline_us);
@@ -318,7 +328,8 @@ static ep_err run(const uint8_t *data, size_t bytes, uint64_t patience_us)
     ep_err err = EP_OK;
     memset(&g, 0, sizeof(g));
     g.patience_us = patience_us;
-    for (int records = 0; records < FUZZ_RECORDS_MAX && fuzz_record_next(&data, &bytes, &r); records++) {
+    for (int records = 0; records < FUZZ_RECORDS_MAX && fuzz_record_next(&data, &bytes, &r);
+         records++) {
         uint8_t *rest = malloc(r.bytes + 1);
         FUZZ_CHECK(rest != NULL);
         memcpy(rest, r.rest, r.bytes);
@@ -347,7 +358,8 @@ static size_t put_message(uint8_t *out, uint8_t kind, int first, const ProtobufC
 {
     uint8_t rest[4096] = {(uint8_t)first};
     size_t before = first >= 0;
-    return fuzz_record_put(out, kind, rest, before + protobuf_c_message_pack(message, rest + before));
+    return fuzz_record_put(out, kind, rest,
+                           before + protobuf_c_message_pack(message, rest + before));
 }
 
 static size_t put_hello(uint8_t *out)
@@ -361,12 +373,14 @@ static size_t put_hello(uint8_t *out)
 
 static size_t put_table(uint8_t *out, uint32_t nodes)
 {
-    static const char *const names[] = {"n0", "n1"}, *const urls[] = {NODE_URL, "loopback://nobody"};
+    static const char *const names[] = {"n0", "n1"}, *const urls[] = {NODE_URL,
+                                                                      "loopback://nobody"};
     uint32_t owners[8];
     for (uint32_t e = 0; e < shape.experts; e++) {
         owners[e] = nodes == 2 && e % 2 ? 3 : nodes == 0 ? 0 : 1;
     }
-    ep_routing_table *table = fake_table((ep_epoch){1, 1}, &shape, names, urls, NULL, nodes == 0 ? 1 : nodes, owners);
+    ep_routing_table *table =
+        fake_table((ep_epoch){1, 1}, &shape, names, urls, NULL, nodes == 0 ? 1 : nodes, owners);
     Expertd__V1__PlacementSnapshot *snapshot;
     FUZZ_CHECK(ep_placement_encode(table, &snapshot) == EP_OK);
     size_t bytes = put_message(out, RECORD_TABLE, TABLE_CHECKSUM | TABLE_NEWER, &snapshot->base);
@@ -380,7 +394,8 @@ static size_t put_drawn(uint8_t *out, uint8_t kind, size_t before, uint32_t rand
     uint8_t rest[2048] = {0};
     size_t bytes = 0;
     for (uint32_t i = 0; i < 8; i++) {
-        bytes = proto_mutate(types[kind], rest + before, bytes, sizeof(rest) - before, random + i * 2654435761u);
+        bytes = proto_mutate(types[kind], rest + before, bytes, sizeof(rest) - before,
+                             random + i * 2654435761u);
     }
     return fuzz_record_put(out, kind, rest, before + bytes);
 }
@@ -412,7 +427,8 @@ static size_t change(uint8_t kind, uint8_t *rest, size_t bytes, size_t bytes_max
     if (types[kind] == NULL || bytes < before || random % 4 == 0) {
         return fuzz_mutate_bytes(rest, bytes, bytes_max);
     }
-    return before + proto_mutate(types[kind], rest + before, bytes - before, bytes_max - before, random / 4);
+    return before +
+           proto_mutate(types[kind], rest + before, bytes - before, bytes_max - before, random / 4);
 }
 
 static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
@@ -426,7 +442,11 @@ void fuzz_start(void)
 {
     static uint8_t script[FUZZ_BYTES_MAX];
     uint32_t owned[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    fake_node_config node = {.name = "n0", .url = NODE_URL, .shape = shape, .owned = owned, .owned_count = shape.experts};
+    fake_node_config node = {.name = "n0",
+                             .url = NODE_URL,
+                             .shape = shape,
+                             .owned = owned,
+                             .owned_count = shape.experts};
     FUZZ_CHECK(ep_buffer_pool_create(0, 1 << 20, &pool) == EP_OK);
     good_node = fake_node_start(&node);
     size_t bytes = put_hello(script);

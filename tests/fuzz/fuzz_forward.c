@@ -39,7 +39,8 @@ static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t ran
         return fuzz_mutate_bytes(data, bytes, bytes_max);
     }
     memcpy(header, data + 3, header_bytes);
-    size_t now = proto_mutate(&expertd__v1__forward_request__descriptor, header, header_bytes, sizeof(header), random);
+    size_t now = proto_mutate(&expertd__v1__forward_request__descriptor, header, header_bytes,
+                              sizeof(header), random);
     if (bytes - header_bytes + now > bytes_max) {
         return bytes;
     }
@@ -61,7 +62,8 @@ enum { TYPES = 5, FORMS = 6, HOSTILE_SEEDS = 3 * TYPES * FORMS, PACK_SEEDS = 48 
 
 size_t fuzz_seed(size_t index, uint8_t *out)
 {
-    static const ep_dtype types[TYPES] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8, EP_DTYPE_F8E4M3};
+    static const ep_dtype types[TYPES] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8,
+                                          EP_DTYPE_F8E4M3};
     size_t shape = index % 3, type = index / 3 % TYPES, form = index / 3 / TYPES % FORMS;
     ep_forward_layout layout;
     if (index >= HOSTILE_SEEDS + PACK_SEEDS) {
@@ -87,7 +89,8 @@ size_t fuzz_seed(size_t index, uint8_t *out)
     header.step_group_size = form == 4 ? 2 : 0;
     header.n_relay = form == 5;
     header.relay = relays;
-    FUZZ_CHECK(ep_forward_layout_make(3, 4, header.hidden, types[type], form == 1 || header.node_sum, &layout));
+    FUZZ_CHECK(ep_forward_layout_make(3, 4, header.hidden, types[type],
+                                      form == 1 || header.node_sum, &layout));
     FUZZ_CHECK(!header.node_sum || ep_forward_layout_add_places(&layout, 4));
     size_t count = expertd__v1__forward_request__get_packed_size(&header);
     out[0] = (uint8_t)(1 + shape);
@@ -103,8 +106,8 @@ static void choose_form(random_batch *rb)
 {
     ep_batch *batch = &rb->batch;
     const uint32_t form = random_below(&rb->state, 16);
-    batch->node_sum =
-        form % 2 != 0 && batch->weight_on == EP_WEIGHT_ON_OUTPUT && batch->form != EP_RESULT_UNCOMBINED;
+    batch->node_sum = form % 2 != 0 && batch->weight_on == EP_WEIGHT_ON_OUTPUT &&
+                      batch->form != EP_RESULT_UNCOMBINED;
     batch->combine_quant = form / 2 % 2 != 0 ? EP_COMBINE_INT8 : EP_COMBINE_PLAIN;
     if (batch->x.dtype == EP_DTYPE_I8 || form < 4) {
         return;
@@ -137,18 +140,22 @@ static void pack_and_read(uint64_t seed)
     for (uint32_t n = 0; n < NODES; n++) {
         room[n] = (seed >> (8 * n)) & 1023;
     }
-    ep_plan_cut cut = {.row_bytes = 100, .slot_bytes = 8, .reply_slot_bytes = 70, .room_bytes = room};
+    ep_plan_cut cut = {
+        .row_bytes = 100, .slot_bytes = 8, .reply_slot_bytes = 70, .room_bytes = room};
     ep_routing_plan_init(&plan);
-    FUZZ_CHECK(ep_routing_plan_build(&plan, &rb.batch, &layer, NODES, chosen, &cut, 0, rb.batch.tokens, NULL, 0, NULL) == EP_OK);
+    FUZZ_CHECK(ep_routing_plan_build(&plan, &rb.batch, &layer, NODES, chosen, &cut, 0,
+                                     rb.batch.tokens, NULL, 0, NULL) == EP_OK);
     for (uint32_t n = 0; n < plan.chunks_count; n++) {
         Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
         ep_buffer *buffer;
         ep_forward_view view;
         ep_error error;
         FUZZ_CHECK(ep_forward_pack(&rb.batch, &plan, n, spt, pool, &header, &buffer) == EP_OK);
-        FUZZ_CHECK(ep_forward_view_make(&header, buffer->data, buffer->bytes, &rb.shape, &view, &error) == EP_OK);
+        FUZZ_CHECK(ep_forward_view_make(&header, buffer->data, buffer->bytes, &rb.shape, &view,
+                                        &error) == EP_OK);
         for (uint32_t i = 0; i < view.slots; i++) {
-            FUZZ_CHECK(view.wire_slots[i].expert == plan.slots[plan.chunks[n].slots_begin + i].expert);
+            FUZZ_CHECK(view.wire_slots[i].expert ==
+                       plan.slots[plan.chunks[n].slots_begin + i].expert);
         }
         ep_buffer_unref(buffer);
     }
@@ -167,13 +174,15 @@ static void use_view(const ep_forward_view *view, uint32_t experts)
     ep_slot_order(view->wire_slots, view->slots, experts, numbers + view->slots, numbers);
     uint32_t groups = 0, works = 0, run = 0;
     for (uint32_t i = 0; i < view->slots; i++) {
-        bool is_new = i == 0 || view->wire_slots[numbers[i]].expert != view->wire_slots[numbers[i - 1]].expert;
+        bool is_new = i == 0 || view->wire_slots[numbers[i]].expert !=
+                                    view->wire_slots[numbers[i - 1]].expert;
         run = is_new || run == 2 ? 1 : run + 1;
         groups += is_new;
         works += run == 1;
     }
     FUZZ_CHECK(groups <= shape.experts_max && works <= shape.works_max);
-    ep_reply_layout_make(view->node_sum ? view->rows : view->slots, view->hidden, view->reply_dtype, view->reply_quant, &reply);
+    ep_reply_layout_make(view->node_sum ? view->rows : view->slots, view->hidden, view->reply_dtype,
+                         view->reply_quant, &reply);
     FUZZ_CHECK(reply.total_bytes >= (view->node_sum ? view->rows : view->slots) * reply.row_bytes);
     if (view->node_sum) {
         const ep_node_sum_slots slots = {.rows_count = view->rows,
@@ -197,7 +206,8 @@ static void read_hostile(const ep_layer_shape *shape, const uint8_t *data, size_
     if (header_bytes > bytes - 2) {
         return;
     }
-    Expertd__V1__ForwardRequest *header = expertd__v1__forward_request__unpack(NULL, header_bytes, data + 2);
+    Expertd__V1__ForwardRequest *header =
+        expertd__v1__forward_request__unpack(NULL, header_bytes, data + 2);
     if (header == NULL) {
         return;
     }
@@ -211,8 +221,9 @@ static void read_hostile(const ep_layer_shape *shape, const uint8_t *data, size_
     if (err == EP_OK) {
         FUZZ_CHECK(view.x + view.rows * view.x_row_bytes <= buffer->data + tensor_bytes);
         fuzz_touch(view.x, view.rows * view.x_row_bytes);
-        fuzz_touch(view.row_scales,
-                   view.row_scales != NULL ? (size_t)view.rows * view.row_scales_count * sizeof(float) : 0);
+        fuzz_touch(view.row_scales, view.row_scales != NULL
+                                        ? (size_t)view.rows * view.row_scales_count * sizeof(float)
+                                        : 0);
         fuzz_touch(view.slot_scales, view.slot_scales != NULL ? view.slots * sizeof(float) : 0);
         fuzz_touch(view.slot_places, view.slot_places != NULL ? view.slots * sizeof(uint16_t) : 0);
         for (uint32_t i = 0; i < view.slots; i++) {

@@ -43,9 +43,18 @@ void fuzz_start(void)
 }
 
 static const ep_frame frames[] = {
-    {.kind = EP_FRAME_REQUEST, .call_id = 7, .method_id = 0x0101, .deadline_us = EP_FRAME_DEADLINE_NONE, .header_bytes = 40,
-     .tensor_bytes = 4096, .payload_crc = 0x12345678},
-    {.kind = EP_FRAME_REPLY, .call_id = UINT64_MAX, .status = 14, .header_bytes = 3, .flags = EP_FRAME_FLAG_DRAINING},
+    {.kind = EP_FRAME_REQUEST,
+     .call_id = 7,
+     .method_id = 0x0101,
+     .deadline_us = EP_FRAME_DEADLINE_NONE,
+     .header_bytes = 40,
+     .tensor_bytes = 4096,
+     .payload_crc = 0x12345678},
+    {.kind = EP_FRAME_REPLY,
+     .call_id = UINT64_MAX,
+     .status = 14,
+     .header_bytes = 3,
+     .flags = EP_FRAME_FLAG_DRAINING},
     {.kind = EP_FRAME_REPLY_MORE, .call_id = 3, .stream_sequence = 9, .header_bytes = 1},
     {.kind = EP_FRAME_CANCEL, .call_id = 1ull << 40},
     {.kind = EP_FRAME_PING},
@@ -81,7 +90,8 @@ void fuzz_one(const uint8_t *data, size_t bytes)
     if (err == EP_OK) {
         FUZZ_CHECK(lane == EP_OK && lane_bytes == frame_bytes);
         FUZZ_CHECK(frame_bytes >= EP_FRAME_FIXED_BYTES && frame_bytes <= (size_t)16 << 20);
-        FUZZ_CHECK(frame.tensor_offset % EP_FRAME_ALIGN == 0 && frame.tensor_offset + frame.tensor_bytes <= frame_bytes);
+        FUZZ_CHECK(frame.tensor_offset % EP_FRAME_ALIGN == 0 &&
+                   frame.tensor_offset + frame.tensor_bytes <= frame_bytes);
         FUZZ_CHECK(frame.header_bytes <= 65536);
         ep_frame_encode(&frame, again);
         FUZZ_CHECK(memcmp(again, data, sizeof(again)) == 0);

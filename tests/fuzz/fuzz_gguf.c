@@ -13,8 +13,9 @@
 
 static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
 {
-    static const uint64_t numbers[] = {0,   1,    2,    3,     8,         9,          31,        32,
-                                       255, 1024, 1025, 65536, INT32_MAX, UINT32_MAX, INT64_MAX, UINT64_MAX};
+    static const uint64_t numbers[] = {0,         1,          2,         3,         8,    9,
+                                       31,        32,         255,       1024,      1025, 65536,
+                                       INT32_MAX, UINT32_MAX, INT64_MAX, UINT64_MAX};
     const uint64_t number = numbers[random % 16];
     if (bytes < 16 || random % 32 < 16) {
         return fuzz_mutate_bytes(data, bytes, bytes_max);
@@ -68,8 +69,8 @@ static void put_model(gguf_writer *w)
     }
     gguf_put_key(w, "split.count", GGUF_U8, 1, 2);
     for (uint64_t i = 0; i < 2; i++) {
-        gguf_put_tensor(w, i == 0 ? "blk.0.ffn_up_exps.weight" : "exp_probs_b.bias", 3, (const uint64_t[]){256, 2, 2},
-                        i == 0 ? 12 : 2, i * 1024);
+        gguf_put_tensor(w, i == 0 ? "blk.0.ffn_up_exps.weight" : "exp_probs_b.bias", 3,
+                        (const uint64_t[]){256, 2, 2}, i == 0 ? 12 : 2, i * 1024);
     }
 }
 
@@ -108,7 +109,8 @@ static void check_keys(const json_t *keys)
     char *text = NULL;
     ep_err err = ep_gguf_config("fuzz.gguf", keys, &text, &error);
     FUZZ_CHECK((err == EP_OK) == (text != NULL));
-    err = err == EP_OK ? ep_model_config_parse("fuzz.gguf", text, strlen(text), &config, &error) : err;
+    err = err == EP_OK ? ep_model_config_parse("fuzz.gguf", text, strlen(text), &config, &error)
+                       : err;
     FUZZ_CHECK(err == EP_OK ? config.info.moe_layers_count > 0 : error.text[0] != 0);
     ep_model_config_fini(&config);
     free(text);
@@ -126,8 +128,8 @@ void fuzz_one(const uint8_t *data, size_t bytes)
     }
     memcpy(&more, data, 8);
     const uint64_t file_bytes = bytes - 8 + more % ((uint64_t)1 << 40);
-    const ep_err err =
-        ep_gguf_head_parse("fuzz.gguf", data + 8, bytes - 8, file_bytes, &limits, &head, &is_short, &error);
+    const ep_err err = ep_gguf_head_parse("fuzz.gguf", data + 8, bytes - 8, file_bytes, &limits,
+                                          &head, &is_short, &error);
     if (err != EP_OK) {
         FUZZ_CHECK(error.text[0] != 0 && head.keys == NULL && head.header.tensors == NULL);
         return;

@@ -104,11 +104,13 @@ static void learn(size_t connection, const ep_group_frame *head, const ep_buffer
     if (!is_learning || !has_rows || head->number >= CALLS) {
         return;
     }
-    memcpy(seen->record[head->number], frame->data + EP_GROUP_FRAME_FIXED_BYTES, EP_GROUP_RECORD_BYTES);
+    memcpy(seen->record[head->number], frame->data + EP_GROUP_FRAME_FIXED_BYTES,
+           EP_GROUP_RECORD_BYTES);
     if (head->number == 0) {
         seen->body_bytes[connection] = frame->bytes - EP_GROUP_BODY_OFFSET;
         FUZZ_CHECK(seen->body_bytes[connection] <= sizeof(seen->body[connection]));
-        memcpy(seen->body[connection], frame->data + EP_GROUP_BODY_OFFSET, seen->body_bytes[connection]);
+        memcpy(seen->body[connection], frame->data + EP_GROUP_BODY_OFFSET,
+               seen->body_bytes[connection]);
     }
 }
 
@@ -211,7 +213,8 @@ static void send_hello(peer *p, const uint8_t *rest, size_t bytes)
 {
     uint8_t payload[EP_GROUP_HELLO_BYTES];
     uint32_t rank = rank_of((size_t)(p - w.peers));
-    ep_group_hello hello = {.world_size = w.scene->world, .rank = rank, .name = "fuzz", .url = "loopback://fuzz-peer"};
+    ep_group_hello hello = {
+        .world_size = w.scene->world, .rank = rank, .name = "fuzz", .url = "loopback://fuzz-peer"};
     ep_group_frame head = {.kind = EP_GROUP_FRAME_HELLO, .rank = rank, .membership = membership()};
     snprintf(hello.host, sizeof(hello.host), "%s", w.scene->hosts[rank]);
     ep_group_hello_encode(&hello, payload);
@@ -235,7 +238,8 @@ static void send_frame(peer *p, const uint8_t *rest, size_t bytes, bool with_rec
         return;
     }
     ep_group_frame head = {.kind = (ep_group_frame_kind)rest[0],
-                           .flags = rest[1] & (EP_GROUP_FRAME_FLAG_CRC | EP_GROUP_FRAME_FLAG_PASSED_ON),
+                           .flags =
+                               rest[1] & (EP_GROUP_FRAME_FLAG_CRC | EP_GROUP_FRAME_FLAG_PASSED_ON),
                            .number = number_of(rest[2]),
                            .generation = (uint32_t)number_of(rest[3]),
                            .origin = (uint32_t)number_of(rest[4]),
@@ -243,7 +247,8 @@ static void send_frame(peer *p, const uint8_t *rest, size_t bytes, bool with_rec
                            .rank = rank_of((size_t)(p - w.peers)) ^ (rest[5] >> 4),
                            .payload_crc = rest[1] >> 7};
     if (with_record) {
-        memcpy(payload, group_scenes_seen[w.scene - group_scenes].record[rest[2] % CALLS], EP_GROUP_RECORD_BYTES);
+        memcpy(payload, group_scenes_seen[w.scene - group_scenes].record[rest[2] % CALLS],
+               EP_GROUP_RECORD_BYTES);
     }
     memcpy(payload + before, rest + HEAD_BYTES, bytes - HEAD_BYTES);
     send_bytes(p, &head, payload, before + bytes - HEAD_BYTES);
@@ -271,7 +276,8 @@ static void play_record(peer *p, const fuzz_record *r)
 /* Rank 0 tells the membership in its table, once all have said hello; else it is ours to tell. */
 static void wait_membership(void)
 {
-    uint64_t until_ns = ep_clock_now_ns() + (is_learning ? GOOD_US : PATIENCE_US / 2) * EP_NS_PER_US;
+    uint64_t until_ns =
+        ep_clock_now_ns() + (is_learning ? GOOD_US : PATIENCE_US / 2) * EP_NS_PER_US;
     pthread_mutex_lock(&w.lock);
     while (membership() == 0 && wait_change(until_ns)) {
     }
@@ -283,7 +289,8 @@ static void play(void)
 {
     pthread_mutex_lock(&w.lock);
     w.playing = true;
-    while (w.script_bytes > 0 && w.records < FUZZ_RECORDS_MAX && w.peers[w.script[0] % CONNECTIONS].conn != NULL) {
+    while (w.script_bytes > 0 && w.records < FUZZ_RECORDS_MAX &&
+           w.peers[w.script[0] % CONNECTIONS].conn != NULL) {
         fuzz_record r;
         if (!fuzz_record_next(&w.script, &w.script_bytes, &r)) {
             break;
@@ -312,7 +319,8 @@ static void on_listening(void *arg, const char *url)
     w.dials = CONNECTIONS - w.scene->rank;
     for (size_t c = w.scene->rank; c < CONNECTIONS; c++) {
         ep_error error;
-        FUZZ_CHECK(ep_loopback_lane.dial(&address, &limits, on_dial, &w.peers[c], &w.peers[c].dial, &error) == EP_OK);
+        FUZZ_CHECK(ep_loopback_lane.dial(&address, &limits, on_dial, &w.peers[c], &w.peers[c].dial,
+                                         &error) == EP_OK);
     }
     wait_for(&w.dials, NULL);
     if (w.scene->rank == 0) {
@@ -429,9 +437,11 @@ static void prepare(void)
         char url[64];
         snprintf(url, sizeof(url), "loopback://fuzz-group-%zu", i);
         ep_lane_address address = {.url = url};
-        FUZZ_CHECK(ep_loopback_lane.listen(&address, &limits, on_accept, &w.peers[i], &listeners[i], NULL) == EP_OK);
+        FUZZ_CHECK(ep_loopback_lane.listen(&address, &limits, on_accept, &w.peers[i], &listeners[i],
+                                           NULL) == EP_OK);
     }
-    mesh_case = (oracle_case){.ranks = RANKS_MAX, .experts = RANKS_MAX * LOCAL, .top_k = LOCAL, .hidden = ROW_BYTES / 2};
+    mesh_case = (oracle_case){
+        .ranks = RANKS_MAX, .experts = RANKS_MAX * LOCAL, .top_k = LOCAL, .hidden = ROW_BYTES / 2};
     pair_case = (oracle_case){.ranks = 1, .experts = 1, .top_k = 1, .hidden = ROW_BYTES / 2};
     case_draw_batch(&state, &pair_case, 4, &pair_case.batch[0]);
     for (int r = 0; r < RANKS_MAX; r++) {

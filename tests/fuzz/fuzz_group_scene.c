@@ -24,12 +24,14 @@ static size_t put_frame(uint8_t *out, size_t connection, int record, const uint8
     static uint8_t rest[8192];
     memcpy(rest, head, HEAD_BYTES);
     memcpy(rest + HEAD_BYTES, payload, bytes);
-    return fuzz_record_put(out, (uint8_t)(record * CONNECTIONS + (int)connection), rest, HEAD_BYTES + bytes);
+    return fuzz_record_put(out, (uint8_t)(record * CONNECTIONS + (int)connection), rest,
+                           HEAD_BYTES + bytes);
 }
 
 static size_t put_meeting(const group_scene *s, uint8_t *out)
 {
-    static const uint8_t table_head[HEAD_BYTES] = {EP_GROUP_FRAME_TABLE}, welcome[HEAD_BYTES] = {EP_GROUP_FRAME_WELCOME};
+    static const uint8_t table_head[HEAD_BYTES] = {EP_GROUP_FRAME_TABLE},
+                         welcome[HEAD_BYTES] = {EP_GROUP_FRAME_WELCOME};
     size_t at = 0;
     char table[256];
     char *end = table;
@@ -53,17 +55,22 @@ static size_t put_meeting(const group_scene *s, uint8_t *out)
 static size_t put_dispatch(const group_scene *s, size_t c, uint8_t *out)
 {
     static const uint8_t none[4096];
-    static const uint8_t rows[HEAD_BYTES] = {EP_GROUP_FRAME_ROWS}, host_rows[HEAD_BYTES] = {EP_GROUP_FRAME_HOST_ROWS};
-    static const uint8_t passed_on[HEAD_BYTES] = {EP_GROUP_FRAME_ROWS, EP_GROUP_FRAME_FLAG_PASSED_ON, 0, 0, 1};
+    static const uint8_t rows[HEAD_BYTES] = {EP_GROUP_FRAME_ROWS},
+                         host_rows[HEAD_BYTES] = {EP_GROUP_FRAME_HOST_ROWS};
+    static const uint8_t passed_on[HEAD_BYTES] = {EP_GROUP_FRAME_ROWS,
+                                                  EP_GROUP_FRAME_FLAG_PASSED_ON, 0, 0, 1};
     const group_seen *seen = &group_scenes_seen[s - group_scenes];
     size_t bytes = ep_group_dispatch_parts_of(LOCAL, 0, ROW_BYTES, false, true).bytes;
     if (s->pair) {
         return put_frame(out, c, RECORD_ROWS, rows, seen->body[c], seen->body_bytes[c]);
     }
     if (s->by_host && s->rank == 1 && c == 1) {
-        ep_group_host_shape shape = {.ranks = 2, .experts = 2 * LOCAL, .weights = true, .row_bytes = ROW_BYTES};
-        uint32_t body[256] = {shape.ranks, shape.experts, 0, 0, 2, 0, ROW_BYTES, 0, [16] = 0, LOCAL, 0, 1, LOCAL, 0};
-        return put_frame(out, c, RECORD_ROWS, host_rows, body, ep_group_host_parts_of(&shape).bytes);
+        ep_group_host_shape shape = {
+            .ranks = 2, .experts = 2 * LOCAL, .weights = true, .row_bytes = ROW_BYTES};
+        uint32_t body[256] = {shape.ranks, shape.experts, 0,     0, 2, 0,     ROW_BYTES,
+                              0,           [16] = 0,      LOCAL, 0, 1, LOCAL, 0};
+        return put_frame(out, c, RECORD_ROWS, host_rows, body,
+                         ep_group_host_parts_of(&shape).bytes);
     }
     if (s->by_host && s->rank == 0 && c == 0) { /* rank 1's way is through rank 2 */
         return put_frame(out, 1, RECORD_ROWS, passed_on, none, bytes);
@@ -82,7 +89,8 @@ static size_t put_combine(const group_scene *s, size_t c, uint8_t *out)
         memcpy(counts, got, sizeof(counts));
     }
     uint64_t rows = counts[0] + counts[1];
-    ep_group_dispatch_parts from = ep_group_dispatch_parts_of(LOCAL, (uint32_t)rows, ROW_BYTES, false, true);
+    ep_group_dispatch_parts from =
+        ep_group_dispatch_parts_of(LOCAL, (uint32_t)rows, ROW_BYTES, false, true);
     ep_group_combine_parts to = ep_group_combine_parts_of((uint32_t)rows, ROW_BYTES);
     memset(body, 0, sizeof(body));
     memcpy(body, &rows, sizeof(rows));

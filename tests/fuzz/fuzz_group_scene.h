@@ -18,7 +18,7 @@
 
 /* Connection in the lowest two bits. */
 enum {
-    RECORD_HELLO,  /* changes (place 2, value 1) of a good one */
+    RECORD_HELLO, /* changes (place 2, value 1) of a good one */
     /* kind, flags, number, generation, origin, changes of membership and rank; payload */
     RECORD_FRAME,
     RECORD_ROWS,   /* the same, but the payload's record is put before it */

@@ -36,8 +36,9 @@ static const ProtobufCMessageDescriptor *type_of(uint8_t byte)
     if (index < 2 * rows) {
         return methods[index - rows].method->output;
     }
-    const ProtobufCMessageDescriptor *const extra[EXTRA] = {
-        &expertd__v1__hello__descriptor, &expertd__v1__call_header__descriptor, &expertd__v1__status__descriptor};
+    const ProtobufCMessageDescriptor *const extra[EXTRA] = {&expertd__v1__hello__descriptor,
+                                                            &expertd__v1__call_header__descriptor,
+                                                            &expertd__v1__status__descriptor};
     return extra[index - 2 * rows];
 }
 
@@ -65,7 +66,8 @@ size_t fuzz_seed(size_t index, uint8_t *out)
     size_t bytes = 1;
     out[0] = (uint8_t)(index / 4);
     for (uint32_t i = 0; i < 4; i++) {
-        bytes = 1 + proto_mutate(type_of(out[0]), out + 1, bytes - 1, 4096, (uint32_t)(index * 7919 + i * 104729 + 1));
+        bytes = 1 + proto_mutate(type_of(out[0]), out + 1, bytes - 1, 4096,
+                                 (uint32_t)(index * 7919 + i * 104729 + 1));
     }
     return bytes;
 }

@@ -96,7 +96,8 @@ static void start_node(const ep_options *options)
     ep_lane_address address = {.url = URL};
     pthread_t thread;
     source.options = options;
-    if (ep_node_config_load(options, &config, &error) != EP_OK || ep_node_create(&config, &source, &node, &error) != EP_OK ||
+    if (ep_node_config_load(options, &config, &error) != EP_OK ||
+        ep_node_create(&config, &source, &node, &error) != EP_OK ||
         ep_rpc_server_listen(node->server, &address, EP_ROLES_MAIN, &error) != EP_OK) {
         fprintf(stderr, "%s\n", error.text);
         exit(1);
@@ -115,8 +116,9 @@ void fuzz_start(void)
     ep_fixture_temp_dir(model_path);
     atexit(remove_model);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
-    static const char *const flags[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=",
-                                        "--door-listen=tcp://127.0.0.1:0", "--log-level=error"};
+    static const char *const flags[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=",
+                                        "--probe-address=", "--door-listen=tcp://127.0.0.1:0",
+                                        "--log-level=error"};
     char *argv[16] = {(char *)(uintptr_t) "fuzz", model_flag};
     int argc = 2;
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
@@ -146,7 +148,8 @@ size_t fuzz_seed(size_t index, uint8_t *out)
         return 0;
     }
     if (index < rows) { /* each method with some fields set */
-        size_t bytes = proto_mutate(methods[index].method->input, rest + 6, 0, 200, (uint32_t)index * 2654435761u);
+        size_t bytes = proto_mutate(methods[index].method->input, rest + 6, 0, 200,
+                                    (uint32_t)index * 2654435761u);
         rest[0] = (uint8_t)index;
         rest[1] = 2;
         rest[4] = (uint8_t)bytes;
@@ -154,7 +157,8 @@ size_t fuzz_seed(size_t index, uint8_t *out)
     }
     const uint8_t forward[] = {(uint8_t)(4 | index % 8 * FORM_QUANT), 0, 0, 0};
     at += fuzz_record_put(out + at, RECORD_FORWARD, forward, index % 4 == 3 ? 4 : 1);
-    const uint8_t controls[][2] = {{EP_FRAME_CANCEL, 4}, {EP_FRAME_PING, 0}, {EP_FRAME_CREDIT, 0}, {EP_FRAME_GOODBYE, 0}};
+    const uint8_t controls[][2] = {
+        {EP_FRAME_CANCEL, 4}, {EP_FRAME_PING, 0}, {EP_FRAME_CREDIT, 0}, {EP_FRAME_GOODBYE, 0}};
     at += fuzz_record_put(out + at, RECORD_CONTROL, controls[index % 4], 2);
     if (index == rows) {
         uint8_t frame[EP_FRAME_FIXED_BYTES];
@@ -174,12 +178,14 @@ static size_t change(uint8_t kind, uint8_t *rest, size_t bytes, size_t bytes_max
     size_t rows;
     const ep_rpc_method *methods = ep_rpc_methods(&rows);
     size_t message = bytes < 6 ? 0 : (size_t)rest[4] | (size_t)rest[5] << 8;
-    if (bytes < 6 || kind % RECORD_KINDS != RECORD_CALL || random % 3 == 0 || message > bytes - 6 || message > 1024) {
+    if (bytes < 6 || kind % RECORD_KINDS != RECORD_CALL || random % 3 == 0 || message > bytes - 6 ||
+        message > 1024) {
         return fuzz_mutate_bytes(rest, bytes, bytes_max);
     }
     uint8_t changed[4096];
     memcpy(changed, rest + 6, message);
-    size_t now = proto_mutate(methods[rest[0] % rows].method->input, changed, message, sizeof(changed), random);
+    size_t now = proto_mutate(methods[rest[0] % rows].method->input, changed, message,
+                              sizeof(changed), random);
     if (bytes - message + now > bytes_max) {
         return bytes;
     }
@@ -197,8 +203,8 @@ static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t ran
 
 size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
 
-static void send_request(raw_peer *p, ep_frame frame, const uint8_t *message, size_t message_bytes, const uint8_t *tensors,
-                         size_t tensor_bytes)
+static void send_request(raw_peer *p, ep_frame frame, const uint8_t *message, size_t message_bytes,
+                         const uint8_t *tensors, size_t tensor_bytes)
 {
     uint8_t *header = calloc(1, 4 + message_bytes);
     FUZZ_CHECK(header != NULL);
@@ -220,7 +226,9 @@ static void send_call(raw_peer *p, const uint8_t *rest, size_t bytes)
     }
     size_t message = (size_t)rest[4] | (size_t)rest[5] << 8;
     message = message > bytes - 6 ? bytes - 6 : message;
-    ep_frame frame = {.method_id = methods[rest[0] % rows].id, .call_id = rest[1], .attempt = rest[2],
+    ep_frame frame = {.method_id = methods[rest[0] % rows].id,
+                      .call_id = rest[1],
+                      .attempt = rest[2],
                       .deadline_us = deadlines[rest[3] % 5]};
     send_request(p, frame, rest + 6, message, rest + 6 + message, bytes - 6 - message);
 }
@@ -262,7 +270,9 @@ static void send_forward(raw_peer *p, const uint8_t *rest, size_t bytes)
             tensors[place % layout.total_bytes] = rest[i + 2];
         }
     }
-    ep_frame frame = {.method_id = 0x0101, .call_id = first & (FORM_QUANT - 1), .deadline_us = EP_FRAME_DEADLINE_NONE};
+    ep_frame frame = {.method_id = 0x0101,
+                      .call_id = first & (FORM_QUANT - 1),
+                      .deadline_us = EP_FRAME_DEADLINE_NONE};
     send_request(p, frame, packed, packed_bytes, tensors, layout.total_bytes);
 }
 
@@ -297,7 +307,8 @@ static void send_hello(raw_peer *p, const uint8_t *rest, size_t bytes)
 static void play(raw_peer *p, const uint8_t *data, size_t bytes)
 {
     fuzz_record r;
-    for (int records = 0; records < FUZZ_RECORDS_MAX && fuzz_record_next(&data, &bytes, &r); records++) {
+    for (int records = 0; records < FUZZ_RECORDS_MAX && fuzz_record_next(&data, &bytes, &r);
+         records++) {
         switch (r.kind % RECORD_KINDS) {
         case RECORD_CALL:
             send_call(p, r.rest, r.bytes);

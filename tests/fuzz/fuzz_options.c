@@ -28,10 +28,13 @@ void fuzz_start(void)
 }
 
 static const char *const seeds[] = {
-    "nlisten:\n  - tcp://127.0.0.1:0\nnode_name: a\nthreads: 2\nspill_bytes: 64MiB\nlog_level: debug\ninsecure: false\n",
-    "nmodels:\n  - name: demo\n    path: /models/demo\n    experts: 0-3,7\n  - {name: b, path: /b}\ndrain_ms: 3x\n",
+    "nlisten:\n  - tcp://127.0.0.1:0\nnode_name: a\nthreads: 2\nspill_bytes: 64MiB\nlog_level: "
+    "debug\ninsecure: false\n",
+    "nmodels:\n  - name: demo\n    path: /models/demo\n    experts: 0-3,7\n  - {name: b, path: "
+    "/b}\ndrain_ms: 3x\n",
     "n# nothing\n---\ninflight_tokens: 0x10\n...\n",
-    "ccopies: 2\nmin_nodes: 3\nplacement: static\nexpert_map_file: /nowhere\nnode_order: [a, b, c]\n",
+    "ccopies: 2\nmin_nodes: 3\nplacement: static\nexpert_map_file: /nowhere\nnode_order: [a, b, "
+    "c]\n",
     "cheartbeat_ms: 99999999999999999999\ninsecure: flase\n",
     "clisten: {url: x}\n*a: &a [b, *a]\n? [x]\n: y\n",
     "n\"listen\": [ \"tcp://[::1]:7\" , tls+tcp://0.0.0.0:1 ]\nnode_name: !!str a\nnode_name: b\n",
@@ -59,7 +62,8 @@ static int text_file(const void *data, size_t bytes, char out_path[64])
     return file;
 }
 
-static ep_err load_file(const ep_options_spec *spec, const void *data, size_t bytes, ep_options **out, ep_error *error)
+static ep_err load_file(const ep_options_spec *spec, const void *data, size_t bytes,
+                        ep_options **out, ep_error *error)
 {
     char path[64], flag[] = "--config", name[] = "fuzz";
     int file = text_file(data, bytes, path);
@@ -70,7 +74,8 @@ static ep_err load_file(const ep_options_spec *spec, const void *data, size_t by
     return err;
 }
 
-static ep_err load_variable(const ep_options_spec *spec, const void *data, size_t bytes, ep_options **out, ep_error *error)
+static ep_err load_variable(const ep_options_spec *spec, const void *data, size_t bytes,
+                            ep_options **out, ep_error *error)
 {
     char *text = calloc(1, bytes + 1);
     FUZZ_CHECK(text != NULL);
@@ -117,7 +122,8 @@ void fuzz_one(const uint8_t *data, size_t bytes)
     if (bytes == 0) {
         return;
     }
-    const ep_options_spec *spec = (data[0] | 0x20) == 'c' ? &ep_coordinator_options : &ep_node_options;
+    const ep_options_spec *spec =
+        (data[0] | 0x20) == 'c' ? &ep_coordinator_options : &ep_node_options;
     bool is_variable = data[0] == 'C' || data[0] == 'N';
     ep_err err = is_variable ? load_variable(spec, data + 1, bytes - 1, &options, &error)
                              : load_file(spec, data + 1, bytes - 1, &options, &error);

@@ -12,7 +12,8 @@
 
 static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
 {
-    return proto_mutate(&expertd__v1__placement_snapshot__descriptor, data, bytes, bytes_max, random);
+    return proto_mutate(&expertd__v1__placement_snapshot__descriptor, data, bytes, bytes_max,
+                        random);
 }
 
 size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
@@ -41,7 +42,8 @@ static ep_routing_table *make_table(uint32_t nodes, uint32_t layers, uint32_t co
         table->models[0].numerics_of_node[n] = 0;
     }
     for (uint32_t l = 0; l < layers; l++) {
-        ep_layer_shape shape = {.layer = l, .hidden = 8, .inner = 16, .experts = EXPERTS, .top_k = 2};
+        ep_layer_shape shape = {
+            .layer = l, .hidden = 8, .inner = 16, .experts = EXPERTS, .top_k = 2};
         FUZZ_CHECK(ep_routing_table_layer_init(table, l, 0, &shape, EXPERTS * copies) == EP_OK);
         for (uint32_t e = 0; e < EXPERTS; e++) {
             table->layers[l].offsets[e + 1] = (e + 1) * copies;
@@ -86,7 +88,8 @@ void fuzz_one(const uint8_t *data, size_t bytes)
 {
     ep_routing_table *table;
     ep_error error;
-    Expertd__V1__PlacementSnapshot *snapshot = expertd__v1__placement_snapshot__unpack(NULL, bytes, data);
+    Expertd__V1__PlacementSnapshot *snapshot =
+        expertd__v1__placement_snapshot__unpack(NULL, bytes, data);
     if (snapshot == NULL) {
         return;
     }

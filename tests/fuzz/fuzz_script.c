@@ -27,13 +27,15 @@ bool fuzz_record_next(const uint8_t **script, size_t *bytes, fuzz_record *out_re
     return true;
 }
 
-size_t fuzz_script_mutate(uint8_t *script, size_t bytes, size_t bytes_max, uint32_t random, fuzz_change_func change)
+size_t fuzz_script_mutate(uint8_t *script, size_t bytes, size_t bytes_max, uint32_t random,
+                          fuzz_change_func change)
 {
     static uint8_t fresh[2 * FUZZ_BYTES_MAX];
     fuzz_record records[FUZZ_RECORDS_MAX];
     uint32_t count = 0;
     const uint8_t *at = script;
-    for (size_t left = bytes; count < FUZZ_RECORDS_MAX && fuzz_record_next(&at, &left, &records[count]); count++) {
+    for (size_t left = bytes;
+         count < FUZZ_RECORDS_MAX && fuzz_record_next(&at, &left, &records[count]); count++) {
     }
     if (count == 0) {
         return fuzz_mutate_bytes(script, bytes, bytes_max);
@@ -46,7 +48,8 @@ size_t fuzz_script_mutate(uint8_t *script, size_t bytes, size_t bytes_max, uint3
     if (deed == 1) {
         fresh_bytes += fuzz_record_put(fresh + fresh_bytes, r.kind, r.rest, r.bytes);
     } else if (deed > 1) {
-        size_t rest_max = r.bytes + (bytes_max - bytes) < 0xffff ? r.bytes + (bytes_max - bytes) : 0xffff;
+        size_t rest_max =
+            r.bytes + (bytes_max - bytes) < 0xffff ? r.bytes + (bytes_max - bytes) : 0xffff;
         size_t rest = change(r.kind, fresh + 3, r.bytes, rest_max, random / count / 8);
         fresh[1] = (uint8_t)rest;
         fresh[2] = (uint8_t)(rest >> 8);

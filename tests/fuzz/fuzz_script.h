@@ -25,9 +25,11 @@ size_t fuzz_record_put(uint8_t *out, uint8_t kind, const void *rest, size_t byte
 bool fuzz_record_next(const uint8_t **script, size_t *bytes, fuzz_record *out_record);
 
 /* Changes the rest of a record in place; the new length. */
-typedef size_t (*fuzz_change_func)(uint8_t kind, uint8_t *rest, size_t bytes, size_t bytes_max, uint32_t random);
+typedef size_t (*fuzz_change_func)(uint8_t kind, uint8_t *rest, size_t bytes, size_t bytes_max,
+                                   uint32_t random);
 /* For fuzz_mutate: takes a record out, repeats one, or changes one. */
-size_t fuzz_script_mutate(uint8_t *script, size_t bytes, size_t bytes_max, uint32_t random, fuzz_change_func change);
+size_t fuzz_script_mutate(uint8_t *script, size_t bytes, size_t bytes_max, uint32_t random,
+                          fuzz_change_func change);
 
 /* Whatever URL an input names, nothing outside the program is dialed: breaks the schemes that leave
  * it. */

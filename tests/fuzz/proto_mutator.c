@@ -50,7 +50,8 @@ static void put_field(writer *w, const ProtobufCMessageDescriptor *type, int dep
 
 static void put_text(writer *w)
 {
-    static const char *const texts[] = {"", "demo", "a", "portable", "tcp://127.0.0.1:1", "uniform", "\xff\xfe", "serving"};
+    static const char *const texts[] = {
+        "", "demo", "a", "portable", "tcp://127.0.0.1:1", "uniform", "\xff\xfe", "serving"};
     const char *text = texts[next_random(&w->random) % (sizeof(texts) / sizeof(texts[0]))];
     size_t bytes = strlen(text);
     put_varint(w, bytes);
@@ -106,7 +107,8 @@ static void put_field(writer *w, const ProtobufCMessageDescriptor *type, int dep
         return;
     }
     const ProtobufCFieldDescriptor *field = &type->fields[next_random(&w->random) % type->n_fields];
-    bool is_packed = field->label == PROTOBUF_C_LABEL_REPEATED && field->type != PROTOBUF_C_TYPE_STRING &&
+    bool is_packed = field->label == PROTOBUF_C_LABEL_REPEATED &&
+                     field->type != PROTOBUF_C_TYPE_STRING &&
                      field->type != PROTOBUF_C_TYPE_MESSAGE;
     switch (field->type) {
     case PROTOBUF_C_TYPE_MESSAGE:
@@ -176,14 +178,15 @@ static size_t field_bytes(const uint8_t *data, size_t bytes)
 static size_t pick_place(const uint8_t *data, size_t bytes, uint32_t *random)
 {
     size_t at = 0, step;
-    while (at < bytes && next_random(random) % 8 != 0 && (step = field_bytes(data + at, bytes - at)) > 0) {
+    while (at < bytes && next_random(random) % 8 != 0 &&
+           (step = field_bytes(data + at, bytes - at)) > 0) {
         at += step;
     }
     return at;
 }
 
-size_t proto_mutate(const ProtobufCMessageDescriptor *type, uint8_t *data, size_t bytes, size_t bytes_max,
-                    uint32_t random)
+size_t proto_mutate(const ProtobufCMessageDescriptor *type, uint8_t *data, size_t bytes,
+                    size_t bytes_max, uint32_t random)
 {
     uint8_t fresh[FIELD_BYTES_MAX * 2];
     size_t place = pick_place(data, bytes, &random);

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Changes data in place, at most bytes_max afterwards; the new length. */
-size_t proto_mutate(const ProtobufCMessageDescriptor *type, uint8_t *data, size_t bytes, size_t bytes_max,
-                    uint32_t random);
+size_t proto_mutate(const ProtobufCMessageDescriptor *type, uint8_t *data, size_t bytes,
+                    size_t bytes_max, uint32_t random);
 
 #endif

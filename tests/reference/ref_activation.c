@@ -18,7 +18,8 @@ static float polynomial(const float *c, int n, float x)
 
 float ref_tanh(float x)
 {
-    static const float c[5] = {-0x1.8f8de4p-8f, 0x1.58048ep-6f, -0x1.b9258ap-5f, 0x1.110e1cp-3f, -0x1.555552p-2f};
+    static const float c[5] = {-0x1.8f8de4p-8f, 0x1.58048ep-6f, -0x1.b9258ap-5f, 0x1.110e1cp-3f,
+                               -0x1.555552p-2f};
     float square = x * x;
     if (fabsf(x) < 0.625f) {
         return fmaf(x * square, polynomial(c, 5, square), x);
@@ -29,8 +30,9 @@ float ref_tanh(float x)
 
 float ref_erf(float x)
 {
-    static const float near[7] = {0x1.4a5690p-14f, -0x1.a45088p-11f, 0x1.541270p-8f, -0x1.b7fabap-6f,
-                                  0x1.ce2d10p-4f,  -0x1.81273ep-2f,  0x1.06eba8p-3f};
+    static const float near[7] = {0x1.4a5690p-14f, -0x1.a45088p-11f, 0x1.541270p-8f,
+                                  -0x1.b7fabap-6f, 0x1.ce2d10p-4f,   -0x1.81273ep-2f,
+                                  0x1.06eba8p-3f};
     static const float far[7] = {-0x1.119fdep-16f, 0x1.831846p-12f, -0x1.f2bfbep-9f, 0x1.89c008p-6f,
                                  -0x1.b3fbaep-4f,  -0x1.452d0ep-1f, -0x1.20ee3cp+0f};
     if (isnan(x)) {

@@ -13,8 +13,8 @@ enum ref_activation_kind {
     REF_ACT_SILU,
     REF_ACT_GELU,
     REF_ACT_GELU_TANH,
-    REF_ACT_RELU,         /* only without a gate */
-    REF_ACT_RELU2,        /* only without a gate */
+    REF_ACT_RELU,  /* only without a gate */
+    REF_ACT_RELU2, /* only without a gate */
     /* g' sigmoid(alpha g') (u' + beta), both clamped first; these four only with a gate */
     REF_ACT_SWIGLU_OAI,
     REF_ACT_SWIGLU_LIMIT, /* silu(g') u', both clamped first */

@@ -17,8 +17,8 @@ enum { PATH_BYTES = 4096 };
 static const struct {
     const char *name;
     enum ref_dtype dtype;
-} dtype_names[] = {{"BF16", REF_BF16}, {"F16", REF_F16}, {"F32", REF_F32},
-                   {"I8", REF_I8},     {"I32", REF_I32}, {"I64", REF_I64},
+} dtype_names[] = {{"BF16", REF_BF16}, {"F16", REF_F16},    {"F32", REF_F32},
+                   {"I8", REF_I8},     {"I32", REF_I32},    {"I64", REF_I64},
                    {"U8", REF_U8},     {"F8_E4M3", REF_F8}, {"F8_E8M0", REF_E8M0}};
 
 void ref_die(const char *format, ...)
@@ -87,7 +87,8 @@ void ref_file_open(const char *path, struct ref_file *out_file)
     {
         json_t *end = json_array_get(json_object_get(entry, "data_offsets"), 1);
         if (strcmp(name, "__metadata__") != 0 &&
-            (json_integer_value(end) < 0 || (size_t)json_integer_value(end) > size - out_file->data_offset)) {
+            (json_integer_value(end) < 0 ||
+             (size_t)json_integer_value(end) > size - out_file->data_offset)) {
             ref_die("%s: tensor %s ends behind the file", path, name);
         }
     }
@@ -109,8 +110,8 @@ bool ref_file_find(const struct ref_file *file, const char *name, struct ref_ten
     if (entry == NULL) {
         return false;
     }
-    if (json_unpack(entry, "{s:s, s:o, s:[I,I]}", "dtype", &dtype_text, "shape", &shape, "data_offsets",
-                    &begin, &end) != 0 ||
+    if (json_unpack(entry, "{s:s, s:o, s:[I,I]}", "dtype", &dtype_text, "shape", &shape,
+                    "data_offsets", &begin, &end) != 0 ||
         json_array_size(shape) > REF_RANK_MAX) {
         ref_die("tensor %s: bad header entry", name);
     }
@@ -134,7 +135,8 @@ bool ref_file_find(const struct ref_file *file, const char *name, struct ref_ten
         ref_die("tensor %s: dtype %s is not known here", name, dtype_text);
     }
     tensor.dtype = dtype_names[i].dtype;
-    if (begin < 0 || end < begin || (size_t)(end - begin) != tensor.count * ref_dtype_bytes(tensor.dtype)) {
+    if (begin < 0 || end < begin ||
+        (size_t)(end - begin) != tensor.count * ref_dtype_bytes(tensor.dtype)) {
         ref_die("tensor %s: shape and data_offsets disagree", name);
     }
     *out_tensor = tensor;
@@ -150,13 +152,15 @@ void ref_file_write(const char *path, const char *name, enum ref_dtype dtype, si
     for (size_t i = 0; i < sizeof(dtype_names) / sizeof(*dtype_names); i++) {
         dtype_text = dtype_names[i].dtype == dtype ? dtype_names[i].name : dtype_text;
     }
-    size_t used =
-        (size_t)snprintf(header, sizeof(header), "{\"%s\":{\"dtype\":\"%s\",\"shape\":[", name, dtype_text);
+    size_t used = (size_t)snprintf(header, sizeof(header), "{\"%s\":{\"dtype\":\"%s\",\"shape\":[",
+                                   name, dtype_text);
     for (size_t i = 0; i < rank; i++) {
         bytes *= shape[i];
-        used += (size_t)snprintf(header + used, sizeof(header) - used, "%s%zu", i > 0 ? "," : "", shape[i]);
+        used += (size_t)snprintf(header + used, sizeof(header) - used, "%s%zu", i > 0 ? "," : "",
+                                 shape[i]);
     }
-    used += (size_t)snprintf(header + used, sizeof(header) - used, "],\"data_offsets\":[0,%zu]}}", bytes);
+    used += (size_t)snprintf(header + used, sizeof(header) - used, "],\"data_offsets\":[0,%zu]}}",
+                             bytes);
     while (used % 8 != 0) {
         header[used++] = ' ';
     }
@@ -203,7 +207,8 @@ static void open_gguf(struct ref_checkpoint *checkpoint)
     }
     checkpoint->config = json_object();
     for (size_t i = 0; i < found.gl_pathc; i++) {
-        ref_gguf_open(found.gl_pathv[i], &checkpoint->files[checkpoint->file_count++], checkpoint->config);
+        ref_gguf_open(found.gl_pathv[i], &checkpoint->files[checkpoint->file_count++],
+                      checkpoint->config);
     }
     globfree(&found);
 }
@@ -279,8 +284,8 @@ float *ref_checkpoint_load(const struct ref_checkpoint *checkpoint, const char *
         ref_die("%s: no tensor %s", checkpoint->folder, name);
     }
     if (tensor.count != count) {
-        ref_die("%s: tensor %s has %zu elements, expected %zu", checkpoint->folder, name, tensor.count,
-                count);
+        ref_die("%s: tensor %s has %zu elements, expected %zu", checkpoint->folder, name,
+                tensor.count, count);
     }
     return widen_tensor(&tensor);
 }

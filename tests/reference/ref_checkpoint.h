@@ -67,7 +67,8 @@ size_t ref_checkpoint_size(const struct ref_checkpoint *checkpoint, const char *
 
 /* The experts of one layer with its shared experts, by any of the tensor names and in any of the
  * formats that public checkpoints have; they get ref_family_default(). Freed by ref_layer_free. */
-void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer, struct ref_layer *out_layer);
+void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer,
+                    struct ref_layer *out_layer);
 /* The family of its experts; those of a format that it has not stay portable. */
 void ref_layer_set_family(struct ref_layer *layer, enum ref_family family);
 void ref_layer_free(struct ref_layer *layer);

@@ -8,14 +8,10 @@
 static const struct {
     const char *name;
     enum ref_activation_kind kind;
-} functions[] = {{"silu", REF_ACT_SILU},
-                 {"swish", REF_ACT_SILU},
-                 {"gelu", REF_ACT_GELU},
-                 {"gelu_pytorch_tanh", REF_ACT_GELU_TANH},
-                 {"gelu_new", REF_ACT_GELU_TANH},
-                 {"gelu_tanh", REF_ACT_GELU_TANH},
-                 {"relu", REF_ACT_RELU},
-                 {"relu2", REF_ACT_RELU2},
+} functions[] = {{"silu", REF_ACT_SILU},          {"swish", REF_ACT_SILU},
+                 {"gelu", REF_ACT_GELU},          {"gelu_pytorch_tanh", REF_ACT_GELU_TANH},
+                 {"gelu_new", REF_ACT_GELU_TANH}, {"gelu_tanh", REF_ACT_GELU_TANH},
+                 {"relu", REF_ACT_RELU},          {"relu2", REF_ACT_RELU2},
                  {"situ", REF_ACT_SITU}};
 
 static float number(const json_t *config, const char *key, double otherwise)
@@ -45,7 +41,8 @@ static enum ref_activation_kind function_of(const json_t *config)
 struct ref_activation ref_config_activation(const json_t *config, size_t layer, bool shared)
 {
     const char *type = json_string_value(json_object_get(config, "model_type"));
-    const json_t *limits = json_object_get(config, shared ? "swiglu_limits_shared" : "swiglu_limits");
+    const json_t *limits =
+        json_object_get(config, shared ? "swiglu_limits_shared" : "swiglu_limits");
     struct ref_activation a = {.kind = function_of(config)};
     if (a.kind == REF_ACT_SITU || json_object_get(config, "activation_situ_beta") != NULL) {
         a.kind = REF_ACT_SITU;
@@ -53,7 +50,8 @@ struct ref_activation ref_config_activation(const json_t *config, size_t layer, 
         a.beta = number(config, "activation_situ_linear_beta", 25.0);
     } else if (a.kind != REF_ACT_SILU) {
         return a;
-    } else if ((type != NULL && strcmp(type, "gpt_oss") == 0) || json_object_get(config, "swiglu_alpha") != NULL) {
+    } else if ((type != NULL && strcmp(type, "gpt_oss") == 0) ||
+               json_object_get(config, "swiglu_alpha") != NULL) {
         a.kind = REF_ACT_SWIGLU_OAI;
         a.alpha = number(config, "swiglu_alpha", 1.702);
         a.beta = number(config, "swiglu_beta", 1.0);

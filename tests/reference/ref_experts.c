@@ -44,8 +44,8 @@ static const struct {
 #define COUNT(array) (sizeof(array) / sizeof(*(array)))
 
 /* One expert of its own tensors; false when it does not exist. */
-static bool load_expert(const struct ref_checkpoint *checkpoint, const char *stem, const char *const *word, size_t hidden,
-                        struct ref_expert *out_expert)
+static bool load_expert(const struct ref_checkpoint *checkpoint, const char *stem,
+                        const char *const *word, size_t hidden, struct ref_expert *out_expert)
 {
     char name[STEM_BYTES + 16];
     struct ref_expert expert = {.inner = 0};
@@ -57,7 +57,8 @@ static bool load_expert(const struct ref_checkpoint *checkpoint, const char *ste
     snprintf(name, sizeof(name), "%s%s", stem, word[0]);
     (void)ref_matrix_load(checkpoint, name, hidden, &expert.gate, &rows, &expert.format);
     snprintf(name, sizeof(name), "%s%s", stem, word[2]);
-    if (!ref_matrix_load(checkpoint, name, expert.inner, &expert.down, &rows, &expert.format) || rows != hidden) {
+    if (!ref_matrix_load(checkpoint, name, expert.inner, &expert.down, &rows, &expert.format) ||
+        rows != hidden) {
         ref_die("%s: missing, or not as wide as x", name);
     }
     *out_expert = expert;
@@ -73,8 +74,8 @@ static struct ref_expert *grow(struct ref_expert *experts, size_t count)
     return experts;
 }
 
-static size_t load_separate(const struct ref_checkpoint *checkpoint, const char *base, size_t hidden,
-                            struct ref_expert **out_experts)
+static size_t load_separate(const struct ref_checkpoint *checkpoint, const char *base,
+                            size_t hidden, struct ref_expert **out_experts)
 {
     char stem[STEM_BYTES];
     size_t count = 0;
@@ -96,7 +97,8 @@ static size_t inner_size(const struct ref_checkpoint *checkpoint)
 
 /* Both tensors are [E,rows,columns] or both [E,columns,rows]. With H = I one of them tells, with H
  * = 2 I the other. */
-static bool is_transposed(const struct ref_tensor *up, size_t up_rows, const struct ref_tensor *down, size_t hidden, size_t inner)
+static bool is_transposed(const struct ref_tensor *up, size_t up_rows,
+                          const struct ref_tensor *down, size_t hidden, size_t inner)
 {
     if (up_rows != hidden) {
         return up->shape[1] == hidden;
@@ -106,9 +108,11 @@ static bool is_transposed(const struct ref_tensor *up, size_t up_rows, const str
 
 /* Which rows of a tensor a matrix has; gate and up of one tensor stand behind each other, or take
  * turns. */
-static struct ref_slab slab_of(int matrix, bool shares, bool take_turns, size_t hidden, size_t inner)
+static struct ref_slab slab_of(int matrix, bool shares, bool take_turns, size_t hidden,
+                               size_t inner)
 {
-    struct ref_slab slab = {.step = 1, .rows = matrix == 2 ? hidden : inner, .columns = matrix == 2 ? inner : hidden};
+    struct ref_slab slab = {
+        .step = 1, .rows = matrix == 2 ? hidden : inner, .columns = matrix == 2 ? inner : hidden};
     slab.all = slab.rows;
     if (matrix < 2 && shares) {
         slab.all = 2 * inner;
@@ -119,8 +123,8 @@ static struct ref_slab slab_of(int matrix, bool shares, bool take_turns, size_t 
 }
 
 /* The tensors of all experts that lead with this stem; 0: there are none. */
-static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const char *base, size_t s, size_t hidden,
-                              struct ref_expert **out_experts)
+static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const char *base, size_t s,
+                              size_t hidden, struct ref_expert **out_experts)
 {
     char stems[3][STEM_BYTES];
     char name[STEM_BYTES + 16];
@@ -128,8 +132,8 @@ static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const cha
     bool has_values = true;
     bool has_block = stacked[s].block[0] != 0;
     for (int m = 0; m < 3; m++) {
-        snprintf(stems[m], sizeof(stems[m]), "%s%s%s%s", base, stacked[s].block, has_block ? "." : "",
-                 stacked[s].word[m]);
+        snprintf(stems[m], sizeof(stems[m]), "%s%s%s%s", base, stacked[s].block,
+                 has_block ? "." : "", stacked[s].word[m]);
         snprintf(name, sizeof(name), "%s%s", stems[m], stacked[s].end);
         has_values = ref_checkpoint_find(checkpoint, name, m == 2 ? &down : &up) && has_values;
     }
@@ -141,7 +145,8 @@ static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const cha
     size_t inner = inner_size(checkpoint);
     const char *type = json_string_value(json_object_get(checkpoint->config, "model_type"));
     bool take_turns = has_block && type != NULL && strcmp(type, "gpt_oss") == 0;
-    bool transposed = has_values && has_block && is_transposed(&up, shares ? 2 * inner : inner, &down, hidden, inner);
+    bool transposed = has_values && has_block &&
+                      is_transposed(&up, shares ? 2 * inner : inner, &down, hidden, inner);
     size_t count = up.shape[0];
     for (size_t e = 0; e < count; e++) {
         *out_experts = grow(*out_experts, e);
@@ -153,7 +158,8 @@ static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const cha
             slab.expert = e;
             slab.transposed = transposed;
             enum ref_format *format = m == 2 ? &expert->down_format : &expert->format;
-            if (!ref_matrix_load_stacked(checkpoint, stems[m], stacked[s].end, &slab, matrices[m], format)) {
+            if (!ref_matrix_load_stacked(checkpoint, stems[m], stacked[s].end, &slab, matrices[m],
+                                         format)) {
                 ref_die("%s: missing", stems[m]);
             }
         }
@@ -162,7 +168,8 @@ static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const cha
     return count;
 }
 
-static void load_shared(const struct ref_checkpoint *checkpoint, const char *base, struct ref_layer *layer)
+static void load_shared(const struct ref_checkpoint *checkpoint, const char *base,
+                        struct ref_layer *layer)
 {
     static const struct {
         const char *stem;
@@ -178,9 +185,11 @@ static void load_shared(const struct ref_checkpoint *checkpoint, const char *bas
     layer->shared = shared;
     for (size_t i = 0; i < COUNT(names) && layer->shared_count == 0; i++) {
         snprintf(stem, sizeof(stem), "%s%s", base, names[i].stem);
-        layer->shared_count = load_expert(checkpoint, stem, names[i].word, layer->hidden, shared) ? 1 : 0;
+        layer->shared_count =
+            load_expert(checkpoint, stem, names[i].word, layer->hidden, shared) ? 1 : 0;
     }
-    for (size_t i = 0; i < COUNT(gates) && layer->shared_count == 1 && shared->output_gate == NULL; i++) {
+    for (size_t i = 0; i < COUNT(gates) && layer->shared_count == 1 && shared->output_gate == NULL;
+         i++) {
         snprintf(stem, sizeof(stem), "%s%s", base, gates[i]);
         if (ref_checkpoint_find(checkpoint, stem, &tensor)) {
             shared->output_gate = ref_checkpoint_load(checkpoint, stem, layer->hidden);
@@ -188,14 +197,16 @@ static void load_shared(const struct ref_checkpoint *checkpoint, const char *bas
     }
 }
 
-static void set_activation(struct ref_expert *experts, size_t count, struct ref_activation activation)
+static void set_activation(struct ref_expert *experts, size_t count,
+                           struct ref_activation activation)
 {
     for (size_t i = 0; i < count; i++) {
         experts[i].activation = activation;
     }
 }
 
-void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index, struct ref_layer *out_layer)
+void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index,
+                    struct ref_layer *out_layer)
 {
     char base[BASE_BYTES];
     struct ref_layer layer = {.hidden = ref_checkpoint_size(checkpoint, "hidden_size")};
@@ -211,7 +222,8 @@ void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index,
         ref_die("%s: layer %zu has no experts of the known names", checkpoint->folder, layer_index);
     }
     load_shared(checkpoint, base, &layer);
-    set_activation(experts, layer.expert_count, ref_config_activation(checkpoint->config, layer_index, false));
+    set_activation(experts, layer.expert_count,
+                   ref_config_activation(checkpoint->config, layer_index, false));
     set_activation((struct ref_expert *)layer.shared, layer.shared_count,
                    ref_config_activation(checkpoint->config, layer_index, true));
     layer.experts = experts;
@@ -227,7 +239,7 @@ static void set_family(const struct ref_expert *experts, size_t count, enum ref_
         enum ref_format down = expert->down_differs ? expert->down_format : expert->format;
         enum ref_family wide = ref_format_family(expert->format, family);
         enum ref_family narrow = ref_format_family(down, family);
-        expert->family = ref_format_family(down, wide) == wide                  ? wide
+        expert->family = ref_format_family(down, wide) == wide                 ? wide
                          : ref_format_family(expert->format, narrow) == narrow ? narrow
                                                                                : REF_PORTABLE;
     }

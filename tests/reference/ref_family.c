@@ -44,8 +44,9 @@ static const enum ref_family family_of_level = REF_BF16DP;
 static bool has_level(void)
 {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512bf16");
 }
 #elif defined(__aarch64__)
@@ -74,5 +75,6 @@ enum ref_family ref_family_default(void)
     if (numerics != NULL && strcmp(numerics, "auto") != 0 && ref_family_parse(numerics, &family)) {
         return family;
     }
-    return has_level() && (limit == NULL || strcmp(limit, level) == 0) ? family_of_level : REF_PORTABLE;
+    return has_level() && (limit == NULL || strcmp(limit, level) == 0) ? family_of_level
+                                                                       : REF_PORTABLE;
 }

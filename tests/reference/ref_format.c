@@ -38,8 +38,9 @@ static float small_float(unsigned code, int exponents, int fractions, int bias)
 {
     int exponent = (int)(code >> fractions) & ((1 << exponents) - 1);
     int fraction = (int)code & ((1 << fractions) - 1);
-    float value = exponent == 0 ? ldexpf((float)fraction, 1 - bias - fractions)
-                                : ldexpf((float)(fraction + (1 << fractions)), exponent - bias - fractions);
+    float value = exponent == 0
+                      ? ldexpf((float)fraction, 1 - bias - fractions)
+                      : ldexpf((float)(fraction + (1 << fractions)), exponent - bias - fractions);
     return (code >> (exponents + fractions) & 1) != 0 ? -value : value;
 }
 
@@ -82,7 +83,8 @@ static float widened_weight(float code, float scale)
     return weight == 0.0f ? 0.0f : weight;
 }
 
-static float dot_widened(enum ref_family family, const float *values, const float *scales, size_t group, const float *x, size_t n)
+static float dot_widened(enum ref_family family, const float *values, const float *scales,
+                         size_t group, const float *x, size_t n)
 {
     float *weights = malloc((n + 1) * sizeof(*weights));
     if (weights == NULL) {
@@ -96,8 +98,8 @@ static float dot_widened(enum ref_family family, const float *values, const floa
     return sum;
 }
 
-float ref_dot_codes(enum ref_family family, const float *values, const float *scales, const float *offsets, size_t group,
-                    const float *x, size_t n)
+float ref_dot_codes(enum ref_family family, const float *values, const float *scales,
+                    const float *offsets, size_t group, const float *x, size_t n)
 {
     float total = 0.0f;
     float *ones = malloc((group + 1) * sizeof(*ones));
@@ -117,8 +119,8 @@ float ref_dot_codes(enum ref_family family, const float *values, const float *sc
     return ones == NULL ? NAN : total;
 }
 
-float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values, const float *scales, const float *x,
-                     size_t n)
+float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values,
+                     const float *scales, const float *x, size_t n)
 {
     size_t group = ref_format_group(format);
     return is_widened(format, family) ? dot_widened(family, values, scales, group, x, n)

@@ -25,9 +25,9 @@ enum ref_format {
 };
 
 struct ref_matrix {
-    const float *values; /* [rows,columns] */
-    const float *scales; /* [rows, groups of columns]; NULL: plain values */
-    const float *bias;   /* [rows] or NULL */
+    const float *values;  /* [rows,columns] */
+    const float *scales;  /* [rows, groups of columns]; NULL: plain values */
+    const float *bias;    /* [rows] or NULL */
     const float *offsets; /* as scales, taken away from value times scale; NULL none */
     size_t group;         /* columns of one; 0: as the format says */
     /* [columns]: which input each column belongs to; NULL: the same. Alike for gate and up */
@@ -47,11 +47,11 @@ float ref_e8m0(uint8_t code);
 
 /* The dot product of a row of a matrix that has groups with x, without the bias. Not of w4a8:
  * reference_w4a8.h. */
-float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values, const float *scales, const float *x,
-                     size_t n);
+float ref_dot_groups(enum ref_format format, enum ref_family family, const float *values,
+                     const float *scales, const float *x, size_t n);
 /* The same of any codes: scales and offsets (NULL none) for each `group` columns. */
-float ref_dot_codes(enum ref_family family, const float *values, const float *scales, const float *offsets, size_t group,
-                    const float *x, size_t n);
+float ref_dot_codes(enum ref_family family, const float *values, const float *scales,
+                    const float *offsets, size_t group, const float *x, size_t n);
 /* x as int8 holds it; *out_scale is what these integers are multiplied by: NaN for a row that is
  * not finite. */
 void ref_round_int8(const float *x, size_t n, float *out_q, float *out_scale);

@@ -16,19 +16,22 @@ struct request {
     const char *model, *in, *out;
     size_t layer;
     enum ref_family family; /* as a node is told it */
-    int wire, out_dtype; /* enum ref_dtype; -1: x's own type, bf16 for int8 */
+    int wire, out_dtype;    /* enum ref_dtype; -1: x's own type, bf16 for int8 */
     struct ref_batch batch;
 };
 
 static void usage(void)
 {
-    fprintf(stderr,
-            "usage: ref_forward --model DIR --layer L --in FILE --out FILE [--wire bf16|f16|f32] "
-            "[--out-dtype bf16|f16|f32]\n"
-            "                   [--uncombined] [--weight-on-input] [--no-shared] [--allow-duplicates]\n"
-            "                   [--nan pass|reject|zero|mean] [--dispatch-quant plain|int8|fp8] [--combine-quant plain|int8]\n"
-            "                   [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID]\n"
-            "defaults: wire bf16, out-dtype that of x (bf16 for int8), numerics auto (as a daemon on this CPU)\n");
+    fprintf(
+        stderr,
+        "usage: ref_forward --model DIR --layer L --in FILE --out FILE [--wire bf16|f16|f32] "
+        "[--out-dtype bf16|f16|f32]\n"
+        "                   [--uncombined] [--weight-on-input] [--no-shared] [--allow-duplicates]\n"
+        "                   [--nan pass|reject|zero|mean] [--dispatch-quant plain|int8|fp8] "
+        "[--combine-quant plain|int8]\n"
+        "                   [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID]\n"
+        "defaults: wire bf16, out-dtype that of x (bf16 for int8), numerics auto (as a daemon on "
+        "this CPU)\n");
     exit(2);
 }
 
@@ -47,21 +50,30 @@ static int parse_word(const char *text, const char *const *words, int count)
 static struct request parse(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"model", required_argument, NULL, 'm'}, {"layer", required_argument, NULL, 'l'},
-        {"in", required_argument, NULL, 'i'},    {"out", required_argument, NULL, 'o'},
-        {"wire", required_argument, NULL, 'w'},  {"out-dtype", required_argument, NULL, 'd'},
-        {"uncombined", no_argument, NULL, 'u'},  {"weight-on-input", no_argument, NULL, 'x'},
-        {"no-shared", no_argument, NULL, 's'},   {"allow-duplicates", no_argument, NULL, 'a'},
-        {"nan", required_argument, NULL, 'n'},   {"dispatch-quant", required_argument, NULL, 'q'},
+        {"model", required_argument, NULL, 'm'},
+        {"layer", required_argument, NULL, 'l'},
+        {"in", required_argument, NULL, 'i'},
+        {"out", required_argument, NULL, 'o'},
+        {"wire", required_argument, NULL, 'w'},
+        {"out-dtype", required_argument, NULL, 'd'},
+        {"uncombined", no_argument, NULL, 'u'},
+        {"weight-on-input", no_argument, NULL, 'x'},
+        {"no-shared", no_argument, NULL, 's'},
+        {"allow-duplicates", no_argument, NULL, 'a'},
+        {"nan", required_argument, NULL, 'n'},
+        {"dispatch-quant", required_argument, NULL, 'q'},
         {"combine-quant", required_argument, NULL, 'c'},
-        {"numerics", required_argument, NULL, 'f'}, {NULL, 0, NULL, 0},
+        {"numerics", required_argument, NULL, 'f'},
+        {NULL, 0, NULL, 0},
     };
     /* as enum ref_dtype */
     static const char *const dtypes[] = {"bf16", "f16", "f32"};
     static const char *const policies[] = {"pass", "reject", "zero", "mean"}; /* as enum ref_nan */
     static const char *const quants[] = {"plain", "int8", "fp8"};
-    static const enum ref_dispatch dispatches[] = {REF_DISPATCH_PLAIN, REF_DISPATCH_INT8, REF_DISPATCH_FP8};
-    struct request request = {.wire = REF_BF16, .out_dtype = -1, .layer = SIZE_MAX, .family = ref_family_default()};
+    static const enum ref_dispatch dispatches[] = {REF_DISPATCH_PLAIN, REF_DISPATCH_INT8,
+                                                   REF_DISPATCH_FP8};
+    struct request request = {
+        .wire = REF_BF16, .out_dtype = -1, .layer = SIZE_MAX, .family = ref_family_default()};
     char *end;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
@@ -117,14 +129,15 @@ static struct request parse(int argc, char **argv)
             usage();
         }
     }
-    if (request.model == NULL || request.in == NULL || request.out == NULL || request.layer == SIZE_MAX ||
-        optind != argc) {
+    if (request.model == NULL || request.in == NULL || request.out == NULL ||
+        request.layer == SIZE_MAX || optind != argc) {
         usage();
     }
     return request;
 }
 
-static struct ref_tensor need(const struct ref_file *file, const char *path, const char *name, size_t rank)
+static struct ref_tensor need(const struct ref_file *file, const char *path, const char *name,
+                              size_t rank)
 {
     struct ref_tensor tensor;
     if (!ref_file_find(file, name, &tensor)) {
@@ -147,11 +160,13 @@ static float *fill_batch(const struct ref_file *file, const char *path, size_t h
     if (x.shape[1] != hidden) {
         ref_die("%s: x has %zu columns, the model's hidden size is %zu", path, x.shape[1], hidden);
     }
-    if (ids.shape[0] != x.shape[0] || scales.shape[0] != x.shape[0] || ids.shape[1] != scales.shape[1]) {
+    if (ids.shape[0] != x.shape[0] || scales.shape[0] != x.shape[0] ||
+        ids.shape[1] != scales.shape[1]) {
         ref_die("%s: x, expert_ids and expert_scales disagree on T or K", path);
     }
     if ((ids.dtype != REF_I32 && ids.dtype != REF_I64) ||
-        (scales.dtype != REF_F32 && scales.dtype != REF_BF16) || x.dtype == REF_I32 || x.dtype == REF_I64) {
+        (scales.dtype != REF_F32 && scales.dtype != REF_BF16) || x.dtype == REF_I32 ||
+        x.dtype == REF_I64) {
         ref_die("%s: a tensor has a type that is not allowed for it", path);
     }
     batch->tokens = x.shape[0];

@@ -21,8 +21,8 @@ struct dense_layer {
 };
 
 struct model {
-    size_t hidden, layer_count, head_count, kv_head_count, head_dim, kv_width, expert_count, top_k, vocab,
-        positions_max;
+    size_t hidden, layer_count, head_count, kv_head_count, head_dim, kv_width, expert_count, top_k,
+        vocab, positions_max;
     float eps;
     double theta;
     float *embed, *norm, *head;
@@ -66,7 +66,8 @@ static void read_shape(const struct ref_checkpoint *checkpoint, struct model *m)
     m->kv_width = m->kv_head_count * m->head_dim;
 }
 
-static float *load_part(const struct ref_checkpoint *checkpoint, size_t layer, const char *part, size_t count)
+static float *load_part(const struct ref_checkpoint *checkpoint, size_t layer, const char *part,
+                        size_t count)
 {
     char name[256];
     snprintf(name, sizeof(name), "model.layers.%zu.%s.weight", layer, part);
@@ -91,13 +92,14 @@ static void model_load(const char *folder, struct model *m)
         layer->v = load_part(&checkpoint, l, "self_attn.v_proj", m->kv_width * hidden);
         layer->o = load_part(&checkpoint, l, "self_attn.o_proj", hidden * hidden);
         layer->post_norm = load_part(&checkpoint, l, "post_attention_layernorm", hidden);
-        layer->router = load_part(&checkpoint, l, "block_sparse_moe.gate", m->expert_count * hidden);
+        layer->router =
+            load_part(&checkpoint, l, "block_sparse_moe.gate", m->expert_count * hidden);
         layer->keys = allocate(m->positions_max * m->kv_width, sizeof(float));
         layer->values = allocate(m->positions_max * m->kv_width, sizeof(float));
         ref_layer_load(&checkpoint, l, &layer->moe);
         if (layer->moe.expert_count != m->expert_count) {
-            ref_die("%s: layer %zu has %zu experts, config.json says %zu", folder, l, layer->moe.expert_count,
-                    m->expert_count);
+            ref_die("%s: layer %zu has %zu experts, config.json says %zu", folder, l,
+                    layer->moe.expert_count, m->expert_count);
         }
     }
     ref_checkpoint_close(&checkpoint);
@@ -155,8 +157,8 @@ static void rotate(const struct model *m, float *heads, size_t head_count, size_
 }
 
 /* o [H] of one position: every head over positions 0..position. */
-static void attend(const struct model *m, const struct dense_layer *layer, const float *q, size_t position,
-                   float *scores, float *o)
+static void attend(const struct model *m, const struct dense_layer *layer, const float *q,
+                   size_t position, float *scores, float *o)
 {
     size_t d = m->head_dim;
     float scale = 1.0f / sqrtf((float)d);
@@ -200,7 +202,8 @@ static void attention(const struct model *m, struct dense_layer *layer, float *x
 }
 
 /* Top-k of the logits, lower id first among equals; softmax over the chosen in slot order. */
-static void route(const float *logits, size_t expert_count, size_t top_k, int32_t *ids, float *scales)
+static void route(const float *logits, size_t expert_count, size_t top_k, int32_t *ids,
+                  float *scales)
 {
     for (size_t k = 0; k < top_k; k++) {
         size_t best = expert_count;
@@ -264,7 +267,8 @@ static void experts(const struct model *m, const struct dense_layer *layer, floa
 }
 
 /* Runs bytes at positions first.. and gives the logits [V] after the last of them. */
-static void forward(struct model *m, const unsigned char *bytes, size_t tokens, size_t first, float *logits)
+static void forward(struct model *m, const unsigned char *bytes, size_t tokens, size_t first,
+                    float *logits)
 {
     size_t hidden = m->hidden;
     float *x = allocate((tokens + 1) * hidden, sizeof(*x));
@@ -331,8 +335,9 @@ struct request {
 
 static void usage(void)
 {
-    fprintf(stderr, "usage: ref_generate --model DIR --prompt TEXT --bytes N [--seed S] [--temperature F] "
-                    "[--out FILE] [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID]\n");
+    fprintf(stderr,
+            "usage: ref_generate --model DIR --prompt TEXT --bytes N [--seed S] [--temperature F] "
+            "[--out FILE] [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID]\n");
     exit(2);
 }
 
@@ -351,16 +356,13 @@ static uint64_t parse_whole(const char *option, const char *text)
 static struct request parse(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"model", required_argument, NULL, 'm'},
-        {"prompt", required_argument, NULL, 'p'},
-        {"bytes", required_argument, NULL, 'n'},
-        {"seed", required_argument, NULL, 's'},
-        {"out", required_argument, NULL, 'o'},
-        {"temperature", required_argument, NULL, 't'},
-        {"numerics", required_argument, NULL, 'f'},
-        {NULL, 0, NULL, 0},
+        {"model", required_argument, NULL, 'm'},    {"prompt", required_argument, NULL, 'p'},
+        {"bytes", required_argument, NULL, 'n'},    {"seed", required_argument, NULL, 's'},
+        {"out", required_argument, NULL, 'o'},      {"temperature", required_argument, NULL, 't'},
+        {"numerics", required_argument, NULL, 'f'}, {NULL, 0, NULL, 0},
     };
-    struct request request = {.seed = 1, .temperature = 0.7f, .bytes = SIZE_MAX, .family = ref_family_default()};
+    struct request request = {
+        .seed = 1, .temperature = 0.7f, .bytes = SIZE_MAX, .family = ref_family_default()};
     char *end = NULL;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
@@ -388,7 +390,8 @@ static struct request parse(int argc, char **argv)
             request.temperature = strtof(optarg, &end);
             if (end == optarg || *end != '\0' || !(request.temperature >= 0.0f) ||
                 !isfinite(request.temperature)) {
-                fprintf(stderr, "ref_generate: --temperature %s: allowed are numbers from 0 up\n", optarg);
+                fprintf(stderr, "ref_generate: --temperature %s: allowed are numbers from 0 up\n",
+                        optarg);
                 exit(2);
             }
             break;
@@ -396,7 +399,8 @@ static struct request parse(int argc, char **argv)
             usage();
         }
     }
-    if (request.model == NULL || request.prompt == NULL || request.bytes == SIZE_MAX || optind != argc) {
+    if (request.model == NULL || request.prompt == NULL || request.bytes == SIZE_MAX ||
+        optind != argc) {
         usage();
     }
     return request;
@@ -414,9 +418,9 @@ int main(int argc, char **argv)
     size_t prompt_bytes = strlen(request.prompt);
     if (prompt_bytes == 0 || prompt_bytes > model.positions_max ||
         request.bytes > model.positions_max - prompt_bytes) {
-        ref_die(
-            "prompt of %zu bytes plus %zu to generate: allowed are a prompt of at least 1 and %zu together",
-            prompt_bytes, request.bytes, model.positions_max);
+        ref_die("prompt of %zu bytes plus %zu to generate: allowed are a prompt of at least 1 and "
+                "%zu together",
+                prompt_bytes, request.bytes, model.positions_max);
     }
     unsigned char *text = allocate(model.positions_max, 1);
     float *logits = allocate(model.vocab, sizeof(*logits));

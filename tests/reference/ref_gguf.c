@@ -110,13 +110,14 @@ static float q6_k_scale(const uint8_t *block, size_t g)
     return half_at(block, 208) * ref_load(block + 192, REF_I8, g);
 }
 
-static const struct ref_block blocks[] = {{"Q4_0", 32, 18, 32, q4_0_value, first_scale, NULL, false},
-                                          {"Q5_0", 32, 22, 32, q5_0_value, first_scale, NULL, false},
-                                          {"Q8_0", 32, 34, 32, q8_0_value, first_scale, NULL, false},
-                                          {"MXFP4", 32, 17, 32, mxfp4_value, mxfp4_scale, NULL, true},
-                                          {"Q4_K", 256, 144, 32, q4_k_value, k_scale, k_offset, false},
-                                          {"Q5_K", 256, 176, 32, q5_k_value, k_scale, k_offset, false},
-                                          {"Q6_K", 256, 210, 16, q6_k_value, q6_k_scale, NULL, false}};
+static const struct ref_block blocks[] = {
+    {"Q4_0", 32, 18, 32, q4_0_value, first_scale, NULL, false},
+    {"Q5_0", 32, 22, 32, q5_0_value, first_scale, NULL, false},
+    {"Q8_0", 32, 34, 32, q8_0_value, first_scale, NULL, false},
+    {"MXFP4", 32, 17, 32, mxfp4_value, mxfp4_scale, NULL, true},
+    {"Q4_K", 256, 144, 32, q4_k_value, k_scale, k_offset, false},
+    {"Q5_K", 256, 176, 32, q5_k_value, k_scale, k_offset, false},
+    {"Q6_K", 256, 210, 16, q6_k_value, q6_k_scale, NULL, false}};
 
 const struct ref_block *ref_block_find(const char *name)
 {
@@ -188,8 +189,9 @@ static json_t *take_value(struct reader *r, unsigned type)
 
 static const char *type_name(uint64_t type)
 {
-    static const char *const names[] = {[0] = "F32",   [1] = "F16",   [2] = "Q4_0",  [6] = "Q5_0",  [8] = "Q8_0",
-                                        [12] = "Q4_K", [13] = "Q5_K", [14] = "Q6_K", [30] = "BF16", [39] = "MXFP4"};
+    static const char *const names[] = {
+        [0] = "F32",   [1] = "F16",   [2] = "Q4_0",  [6] = "Q5_0",  [8] = "Q8_0",
+        [12] = "Q4_K", [13] = "Q5_K", [14] = "Q6_K", [30] = "BF16", [39] = "MXFP4"};
     return type < sizeof(names) / sizeof(*names) && names[type] != NULL ? names[type] : "unknown";
 }
 
@@ -211,14 +213,16 @@ static void take_tensor(struct reader *r, json_t *header)
     const char *type = type_name(take(r, 4));
     const struct ref_block *block = ref_block_find(type);
     json_int_t begin = (json_int_t)take(r, 8);
-    size_t bytes = block != NULL ? count / block->columns * block->bytes : count * (strcmp(type, "F32") == 0 ? 4 : 2);
-    json_object_set_new(
-        header, name,
-        json_pack("{s:s,s:o,s:[I,I]}", "dtype", type, "shape", dims, "data_offsets", begin, begin + (json_int_t)bytes));
+    size_t bytes = block != NULL ? count / block->columns * block->bytes
+                                 : count * (strcmp(type, "F32") == 0 ? 4 : 2);
+    json_object_set_new(header, name,
+                        json_pack("{s:s,s:o,s:[I,I]}", "dtype", type, "shape", dims, "data_offsets",
+                                  begin, begin + (json_int_t)bytes));
     free(name);
 }
 
-static void rename_key(json_t *config, const json_t *keys, const char *architecture, const char *end, const char *name)
+static void rename_key(json_t *config, const json_t *keys, const char *architecture,
+                       const char *end, const char *name)
 {
     char key[256];
     snprintf(key, sizeof(key), "%s.%s", architecture, end);
@@ -255,7 +259,8 @@ void ref_gguf_open(const char *path, struct ref_file *out_file, json_t *config)
         json_object_set_new(config, "model_type", json_string(is_oss ? "gpt_oss" : architecture));
         rename_key(config, keys, architecture, "embedding_length", "hidden_size");
         rename_key(config, keys, architecture, "feed_forward_length", "intermediate_size");
-        rename_key(config, keys, architecture, "expert_feed_forward_length", "moe_intermediate_size");
+        rename_key(config, keys, architecture, "expert_feed_forward_length",
+                   "moe_intermediate_size");
     }
     json_int_t stated = json_integer_value(json_object_get(keys, "general.alignment"));
     size_t alignment = stated > 0 ? (size_t)stated : 32;

@@ -79,8 +79,8 @@ uint16_t ref_f16_from_float(float value)
         (void)frexp(magnitude, &exponent);
         exponent--;
     }
-    unsigned steps =
-        (unsigned)rint(ldexp(magnitude, 10 - exponent)); /* normal: 1024..2048, subnormal: 0..1024 */
+    unsigned steps = (unsigned)rint(ldexp(magnitude, 10 - exponent)); /* normal: 1024..2048,
+                                                                         subnormal: 0..1024 */
     return (uint16_t)(sign | ((unsigned)(exponent + 14) * 1024u + steps));
 }
 
@@ -91,7 +91,8 @@ float ref_float_from_f16(uint16_t bits)
     float value;
     if (exponent == 0x1f) {
         uint32_t quiet = fraction != 0 ? 0x00400000u : 0;
-        return float_of(((uint32_t)(bits & 0x8000) << 16) | 0x7f800000u | quiet | ((uint32_t)fraction << 13));
+        return float_of(((uint32_t)(bits & 0x8000) << 16) | 0x7f800000u | quiet |
+                        ((uint32_t)fraction << 13));
     }
     if (exponent == 0) {
         value = ldexpf((float)fraction, -24);
@@ -188,8 +189,8 @@ float ref_exp(float x)
     float square = r * r;
     float y = fmaf(p, square, r) + 1.0f;
     int whole = (int)n;
-    int half =
-        whole >= 0 ? whole / 2 : -((1 - whole) / 2); /* floor(whole / 2), as an arithmetic shift gives */
+    int half = whole >= 0 ? whole / 2
+                          : -((1 - whole) / 2); /* floor(whole / 2), as an arithmetic shift gives */
     return (y * power_of_two(half)) * power_of_two(whole - half);
 }
 
@@ -258,7 +259,9 @@ static double sum_to_odd(double a, double b)
     uint64_t bits;
     memcpy(&bits, &sum, sizeof(bits));
     bool is_even = (bits & 1) == 0;
-    return lost != 0.0 && is_even && isfinite(sum) ? nextafter(sum, lost > 0.0 ? INFINITY : -INFINITY) : sum;
+    return lost != 0.0 && is_even && isfinite(sum)
+               ? nextafter(sum, lost > 0.0 ? INFINITY : -INFINITY)
+               : sum;
 }
 
 /* a + b rounded to odd, as if exponents had no smallest, 2^128 and above an infinity; what is below
@@ -277,7 +280,9 @@ static float odd_sum(float a, float b)
     }
     float near = (float)sum;
     bool is_even = (bits_of(near) & 1) == 0;
-    return (double)near != sum && is_even ? nextafterf(near, (double)near < sum ? INFINITY : -INFINITY) : near;
+    return (double)near != sum && is_even
+               ? nextafterf(near, (double)near < sum ? INFINITY : -INFINITY)
+               : near;
 }
 
 static float odd_product(float a, float b)

@@ -18,7 +18,8 @@ static float *floats(size_t count)
     return values;
 }
 
-static bool find(const struct ref_checkpoint *checkpoint, const char *stem, const char *end, struct ref_tensor *out_tensor)
+static bool find(const struct ref_checkpoint *checkpoint, const char *stem, const char *end,
+                 struct ref_tensor *out_tensor)
 {
     char name[NAME_BYTES];
     snprintf(name, sizeof(name), "%s%s", stem, end);
@@ -66,25 +67,29 @@ struct shared {
 };
 
 /* One for each group of `group` columns of each row. */
-static float *spread(const float *read, struct shared shared, size_t rows, size_t columns, size_t group)
+static float *spread(const float *read, struct shared shared, size_t rows, size_t columns,
+                     size_t group)
 {
     size_t groups = groups_of(columns, group);
     float *spread_out = floats(rows * groups);
     for (size_t n = 0; n < rows; n++) {
         for (size_t g = 0; g < groups; g++) {
-            spread_out[n * groups + g] = read[n / shared.rows * shared.row_step + g * group / shared.columns * shared.column_step];
+            spread_out[n * groups + g] = read[n / shared.rows * shared.row_step +
+                                              g * group / shared.columns * shared.column_step];
         }
     }
     return spread_out;
 }
 
 /* f8: one scale for the matrix, for a row, or for a block, which the config may say the size of. */
-static enum ref_format f8_scales(const struct ref_checkpoint *checkpoint, const struct ref_tensor *tensor, size_t rows, size_t columns,
+static enum ref_format f8_scales(const struct ref_checkpoint *checkpoint,
+                                 const struct ref_tensor *tensor, size_t rows, size_t columns,
                                  const char *stem, struct ref_matrix *matrix)
 {
     size_t block[2] = {128, 128};
     for (size_t i = 0; i < 2; i++) {
-        size_t size = stated(checkpoint, "weight_block_size", i) + stated(checkpoint, "block_structure", i);
+        size_t size =
+            stated(checkpoint, "weight_block_size", i) + stated(checkpoint, "block_structure", i);
         block[i] = size > 0 ? size : block[i];
     }
     size_t across = groups_of(columns, block[1]);
@@ -95,7 +100,11 @@ static enum ref_format f8_scales(const struct ref_checkpoint *checkpoint, const 
     }
     bool is_usual = !has_blocks || (block[0] == 128 && block[1] == 128);
     matrix->group = is_usual ? 0 : 32;
-    float *read = widened(tensor, has_blocks ? groups_of(rows, block[0]) * across : tensor->count == 1 ? 1 : rows, stem);
+    float *read = widened(tensor,
+                          has_blocks           ? groups_of(rows, block[0]) * across
+                          : tensor->count == 1 ? 1
+                                               : rows,
+                          stem);
     matrix->scales = spread(read, shared, rows, columns, is_usual ? 128 : 32);
     free(read);
     return is_usual ? REF_FORMAT_F8 : REF_FORMAT_CODES;
@@ -126,7 +135,8 @@ static float *unpack(const uint8_t *data, size_t rows, size_t row_bytes, size_t 
     return values;
 }
 
-static float *e8m0_scales(const struct ref_tensor *tensor, size_t rows, size_t columns, const char *stem)
+static float *e8m0_scales(const struct ref_tensor *tensor, size_t rows, size_t columns,
+                          const char *stem)
 {
     struct ref_tensor powers = *tensor;
     powers.dtype = REF_E8M0; /* some files call it U8 */
@@ -181,9 +191,15 @@ static float *zero_points(const struct ref_tensor *zeros, size_t rows, size_t gr
     for (size_t n = 0; n < rows; n++) {
         for (size_t g = 0; g < groups; g++) {
             uint32_t word;
-            memcpy(&word, (const uint8_t *)zeros->data + (zeros->dtype == REF_I32 ? 4 * (n / each * groups + g) : 0), sizeof(word));
-            long packed = (long)(word >> (bits * (n % each)) & ((1u << bits) - 1u)) - (1l << (bits - 1));
-            points[n * groups + g] = zeros->dtype == REF_I32 ? (float)packed : ref_load(zeros->data, REF_I8, n * groups + g);
+            memcpy(&word,
+                   (const uint8_t *)zeros->data +
+                       (zeros->dtype == REF_I32 ? 4 * (n / each * groups + g) : 0),
+                   sizeof(word));
+            long packed =
+                (long)(word >> (bits * (n % each)) & ((1u << bits) - 1u)) - (1l << (bits - 1));
+            points[n * groups + g] = zeros->dtype == REF_I32
+                                         ? (float)packed
+                                         : ref_load(zeros->data, REF_I8, n * groups + g);
         }
     }
     return points;
@@ -191,10 +207,12 @@ static float *zero_points(const struct ref_tensor *zeros, size_t rows, size_t gr
 
 /* Which column stands at each place when those of a group stand together, groups ascending; NULL:
  * no tensor says otherwise. */
-static size_t *read_order(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns, size_t groups)
+static size_t *read_order(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns,
+                          size_t groups)
 {
     struct ref_tensor index;
-    if (!find(checkpoint, stem, ".weight_g_idx", &index) && !find(checkpoint, stem, ".g_idx", &index)) {
+    if (!find(checkpoint, stem, ".weight_g_idx", &index) &&
+        !find(checkpoint, stem, ".g_idx", &index)) {
         return NULL;
     }
     size_t *order = calloc(columns + 1, sizeof(*order));
@@ -225,8 +243,9 @@ static void order_values(struct ref_matrix *matrix, size_t rows, size_t columns)
 }
 
 /* Integers whose scales and zero points stand in [rows,groups]. */
-static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, const char *stem, const struct ref_tensor *scales,
-                                     size_t rows, size_t columns, size_t bits, struct ref_matrix *matrix)
+static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, const char *stem,
+                                     const struct ref_tensor *scales, size_t rows, size_t columns,
+                                     size_t bits, struct ref_matrix *matrix)
 {
     struct ref_tensor zeros;
     bool has_zeros = find(checkpoint, stem, ".weight_zero_point", &zeros);
@@ -263,7 +282,8 @@ static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
 {
     const char *name;
     json_t *group;
-    json_t *groups = json_object_get(json_object_get(checkpoint->config, "quantization_config"), "config_groups");
+    json_t *groups = json_object_get(json_object_get(checkpoint->config, "quantization_config"),
+                                     "config_groups");
     bool has_any = json_object_size(groups) == 0;
     json_object_foreach(groups, name, group)
     {
@@ -278,8 +298,9 @@ static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
 }
 
 /* Two codes of e2m1 to a byte. Beside scales of e4m3 stands one for the whole matrix. */
-static enum ref_format read_e2m1(const struct ref_checkpoint *checkpoint, const char *stem, const struct ref_tensor *weight,
-                                 struct ref_tensor *scales, size_t rows, size_t columns, struct ref_matrix *matrix)
+static enum ref_format read_e2m1(const struct ref_checkpoint *checkpoint, const char *stem,
+                                 const struct ref_tensor *weight, struct ref_tensor *scales,
+                                 size_t rows, size_t columns, struct ref_matrix *matrix)
 {
     struct ref_tensor whole;
     matrix->values = unpack(weight->data, rows, groups_of(columns, 2), columns, nibble_value);
@@ -303,8 +324,9 @@ static enum ref_format read_e2m1(const struct ref_checkpoint *checkpoint, const 
 }
 
 /* Of a tensor that is there: which format it is, with its scales. */
-static enum ref_format read_values(const struct ref_checkpoint *checkpoint, const char *stem, const struct ref_tensor *weight,
-                                   size_t columns, struct ref_matrix *matrix)
+static enum ref_format read_values(const struct ref_checkpoint *checkpoint, const char *stem,
+                                   const struct ref_tensor *weight, size_t columns,
+                                   struct ref_matrix *matrix)
 {
     size_t rows = weight->shape[0];
     if (weight->dtype == REF_BF16 || weight->dtype == REF_F16 || weight->dtype == REF_F32) {
@@ -324,8 +346,9 @@ static enum ref_format read_values(const struct ref_checkpoint *checkpoint, cons
     }
     if (weight->dtype == REF_I32) {
         bool is_nibbles = weight->shape[1] == groups_of(columns, 8);
-        matrix->values = is_nibbles ? unpack(weight->data, rows, 4 * groups_of(columns, 8), columns, int4_value)
-                                    : unpack(weight->data, rows, 4 * groups_of(columns, 4), columns, int8_value);
+        matrix->values =
+            is_nibbles ? unpack(weight->data, rows, 4 * groups_of(columns, 8), columns, int4_value)
+                       : unpack(weight->data, rows, 4 * groups_of(columns, 4), columns, int8_value);
         return read_integers(checkpoint, stem, &scales, rows, columns, is_nibbles ? 4 : 8, matrix);
     }
     if (weight->shape[1] != columns) {
@@ -333,7 +356,8 @@ static enum ref_format read_values(const struct ref_checkpoint *checkpoint, cons
     }
     matrix->values = unpack(weight->data, rows, columns, columns, plain_int8_value);
     struct ref_tensor zeros;
-    if (scales.count > rows || find(checkpoint, stem, ".weight_zero_point", &zeros) || !rounds_inputs(checkpoint)) {
+    if (scales.count > rows || find(checkpoint, stem, ".weight_zero_point", &zeros) ||
+        !rounds_inputs(checkpoint)) {
         return read_integers(checkpoint, stem, &scales, rows, columns, 8, matrix);
     }
     matrix->scales = widened(&scales, rows, stem);
@@ -348,7 +372,8 @@ struct words {
     bool is_v2;
 };
 
-static unsigned word_code(const struct ref_tensor *t, const struct words *words, size_t place, size_t in_word)
+static unsigned word_code(const struct ref_tensor *t, const struct words *words, size_t place,
+                          size_t in_word)
 {
     static const size_t awq_places[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     uint32_t word;
@@ -358,8 +383,9 @@ static unsigned word_code(const struct ref_tensor *t, const struct words *words,
 }
 
 /* Scales and offsets of [groups,rows] tensors. */
-static void spread_words(const struct ref_tensor *scales, const struct ref_tensor *zeros, const struct words *words, size_t rows,
-                         size_t columns, size_t in_file, bool has_zeros, struct ref_matrix *matrix, const char *stem)
+static void spread_words(const struct ref_tensor *scales, const struct ref_tensor *zeros,
+                         const struct words *words, size_t rows, size_t columns, size_t in_file,
+                         bool has_zeros, struct ref_matrix *matrix, const char *stem)
 {
     size_t groups = scales->shape[0];
     size_t each = 32 / words->bits;
@@ -367,7 +393,8 @@ static void spread_words(const struct ref_tensor *scales, const struct ref_tenso
     float *read = widened(scales, rows * groups, stem);
     float *points = floats(rows * groups);
     for (size_t i = 0; i < rows * groups; i++) {
-        long zero = (long)word_code(zeros, words, i / each, i % each) + (words->is_awq || words->is_v2 ? 0 : 1);
+        long zero = (long)word_code(zeros, words, i / each, i % each) +
+                    (words->is_awq || words->is_v2 ? 0 : 1);
         points[i] = (float)(zero - (1l << (words->bits - 1)));
     }
     matrix->scales = spread(read, shared, rows, columns, matrix->group);
@@ -385,18 +412,19 @@ static void spread_words(const struct ref_tensor *scales, const struct ref_tenso
 }
 
 /* GPTQ and AWQ. */
-static bool load_words(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns, struct ref_matrix *matrix,
-                       size_t *out_rows, enum ref_format *out_format)
+static bool load_words(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns,
+                       struct ref_matrix *matrix, size_t *out_rows, enum ref_format *out_format)
 {
     struct ref_tensor values, scales, zeros;
-    if (!find(checkpoint, stem, ".qweight", &values) || !find(checkpoint, stem, ".scales", &scales) ||
-        !find(checkpoint, stem, ".qzeros", &zeros)) {
+    if (!find(checkpoint, stem, ".qweight", &values) ||
+        !find(checkpoint, stem, ".scales", &scales) || !find(checkpoint, stem, ".qzeros", &zeros)) {
         return false;
     }
     json_t *config = json_object_get(checkpoint->config, "quantization_config");
     const char *method = json_string_value(json_object_get(config, "quant_method"));
     const char *layout = json_string_value(json_object_get(config, "checkpoint_format"));
-    struct words words = {.bits = stated(checkpoint, "bits", 0), .is_awq = strcmp(method, "awq") == 0};
+    struct words words = {.bits = stated(checkpoint, "bits", 0),
+                          .is_awq = strcmp(method, "awq") == 0};
     words.is_v2 = layout != NULL && strcmp(layout, "gptq_v2") == 0;
     bool has_zeros = words.is_awq || !json_is_true(json_object_get(config, "sym"));
     size_t rows = scales.shape[1];
@@ -406,8 +434,9 @@ static bool load_words(const struct ref_checkpoint *checkpoint, const char *stem
     float *codes = floats(rows * columns);
     for (size_t n = 0; n < rows; n++) {
         for (size_t k = 0; k < columns; k++) {
-            unsigned code = words.is_awq ? word_code(&values, &words, (k * rows + n) / 8, n % 8)
-                                         : word_code(&values, &words, k / each * rows + n, k % each);
+            unsigned code = words.is_awq
+                                ? word_code(&values, &words, (k * rows + n) / 8, n % 8)
+                                : word_code(&values, &words, k / each * rows + n, k % each);
             codes[n * columns + k] = (float)((long)code - (1l << (words.bits - 1)));
         }
     }
@@ -422,14 +451,15 @@ static bool load_words(const struct ref_checkpoint *checkpoint, const char *stem
     return true;
 }
 
-bool ref_matrix_load(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns, struct ref_matrix *out_matrix,
-                     size_t *out_rows, enum ref_format *out_format)
+bool ref_matrix_load(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns,
+                     struct ref_matrix *out_matrix, size_t *out_rows, enum ref_format *out_format)
 {
     struct ref_tensor weight, bias;
     if (load_words(checkpoint, stem, columns, out_matrix, out_rows, out_format)) {
         return true;
     }
-    if (!find(checkpoint, stem, ".weight", &weight) && !find(checkpoint, stem, ".weight_packed", &weight)) {
+    if (!find(checkpoint, stem, ".weight", &weight) &&
+        !find(checkpoint, stem, ".weight_packed", &weight)) {
         return false;
     }
     *out_matrix = (struct ref_matrix){.values = NULL};
@@ -462,8 +492,8 @@ static float *stacked_values(const struct ref_tensor *tensor, const struct ref_s
 }
 
 /* [E,all,groups,16] codes with [E,all,groups] powers. */
-static void stacked_blocks(const struct ref_tensor *blocks, const struct ref_tensor *powers, const struct ref_slab *slab,
-                           struct ref_matrix *matrix)
+static void stacked_blocks(const struct ref_tensor *blocks, const struct ref_tensor *powers,
+                           const struct ref_slab *slab, struct ref_matrix *matrix)
 {
     size_t groups = groups_of(slab->columns, 32);
     float *values = floats(slab->rows * slab->columns);
@@ -474,14 +504,16 @@ static void stacked_blocks(const struct ref_tensor *blocks, const struct ref_ten
             values[n * slab->columns + k] = nibble_value(row, k);
         }
         for (size_t g = 0; g < groups; g++) {
-            scales[n * groups + g] = ref_load(powers->data, REF_E8M0, place_of(slab, n) * groups + g);
+            scales[n * groups + g] =
+                ref_load(powers->data, REF_E8M0, place_of(slab, n) * groups + g);
         }
     }
     matrix->values = values;
     matrix->scales = scales;
 }
 
-static void gguf_blocks(const struct ref_tensor *tensor, const struct ref_slab *slab, struct ref_matrix *matrix)
+static void gguf_blocks(const struct ref_tensor *tensor, const struct ref_slab *slab,
+                        struct ref_matrix *matrix)
 {
     const struct ref_block *type = tensor->block;
     size_t groups = slab->columns / type->group;
@@ -492,7 +524,8 @@ static void gguf_blocks(const struct ref_tensor *tensor, const struct ref_slab *
     for (size_t n = 0; n < slab->rows; n++) {
         const uint8_t *row = (const uint8_t *)tensor->data + place_of(slab, n) * row_bytes;
         for (size_t k = 0; k < slab->columns; k++) {
-            values[n * slab->columns + k] = type->value(row + k / type->columns * type->bytes, k % type->columns);
+            values[n * slab->columns + k] =
+                type->value(row + k / type->columns * type->bytes, k % type->columns);
         }
         for (size_t g = 0; g < groups; g++) {
             const uint8_t *block = row + g * type->group / type->columns * type->bytes;
@@ -503,12 +536,15 @@ static void gguf_blocks(const struct ref_tensor *tensor, const struct ref_slab *
             }
         }
     }
-    *matrix = (struct ref_matrix){
-        .values = values, .scales = scales, .offsets = offsets, .group = type->is_mx ? 0 : type->group};
+    *matrix = (struct ref_matrix){.values = values,
+                                  .scales = scales,
+                                  .offsets = offsets,
+                                  .group = type->is_mx ? 0 : type->group};
 }
 
-bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char *stem, const char *end,
-                             const struct ref_slab *slab, struct ref_matrix *out_matrix, enum ref_format *out_format)
+bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char *stem,
+                             const char *end, const struct ref_slab *slab,
+                             struct ref_matrix *out_matrix, enum ref_format *out_format)
 {
     struct ref_tensor values, scales, bias;
     *out_matrix = (struct ref_matrix){.values = NULL};
@@ -518,7 +554,8 @@ bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char
     } else if (find(checkpoint, stem, end, &values)) {
         out_matrix->values = stacked_values(&values, slab);
         *out_format = values.dtype == REF_BF16 ? REF_FORMAT_BF16 : REF_FORMAT_FLOAT;
-    } else if (find(checkpoint, stem, "_blocks", &values) && find(checkpoint, stem, "_scales", &scales)) {
+    } else if (find(checkpoint, stem, "_blocks", &values) &&
+               find(checkpoint, stem, "_scales", &scales)) {
         stacked_blocks(&values, &scales, slab, out_matrix);
         *out_format = REF_FORMAT_MXFP4;
     } else {

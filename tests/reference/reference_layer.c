@@ -94,7 +94,8 @@ static struct slot slot_of_id(const struct ref_layer *layer, int64_t id)
 }
 
 /* What slot (t, k) of an active token is, after both masks and the marks of a partial result. */
-static struct slot slot_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k)
+static struct slot slot_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                           size_t k)
 {
     size_t at = t * batch->top_k + k;
     bool masked = batch->mask_slots != NULL && !batch->mask_slots[at];
@@ -105,22 +106,24 @@ static struct slot slot_at(const struct ref_layer *layer, const struct ref_batch
     return slot_of_id(layer, id_at(batch, at));
 }
 
-static enum ref_refusal check_ids(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
-                                  char *text)
+static enum ref_refusal check_ids(const struct ref_layer *layer, const struct ref_batch *batch,
+                                  size_t t, char *text)
 {
-    size_t total = layer->expert_count + layer->zero_count + layer->copy_count + layer->constant_count;
+    size_t total =
+        layer->expert_count + layer->zero_count + layer->copy_count + layer->constant_count;
     for (size_t k = 0; k < batch->top_k; k++) {
         int64_t id = id_at(batch, t * batch->top_k + k);
         if (slot_of_id(layer, id).kind == SLOT_INVALID) {
-            return refuse(text, REF_BAD_ID, "token %zu slot %zu has expert id %" PRId64 ", allowed -1 to %zu",
-                          t, k, id, total);
+            return refuse(text, REF_BAD_ID,
+                          "token %zu slot %zu has expert id %" PRId64 ", allowed -1 to %zu", t, k,
+                          id, total);
         }
     }
     return REF_OK;
 }
 
-static enum ref_refusal check_duplicates(const struct ref_layer *layer, const struct ref_batch *batch,
-                                         size_t t, char *text)
+static enum ref_refusal check_duplicates(const struct ref_layer *layer,
+                                         const struct ref_batch *batch, size_t t, char *text)
 {
     for (size_t k = 0; k < batch->top_k; k++) {
         struct slot slot = slot_at(layer, batch, t, k);
@@ -128,7 +131,8 @@ static enum ref_refusal check_duplicates(const struct ref_layer *layer, const st
             struct slot before = slot_at(layer, batch, t, j);
             if (before.kind == SLOT_ROUTED && before.id == slot.id) {
                 return refuse(text, REF_DUPLICATE_ID,
-                              "token %zu has expert id %" PRId64 " in slots %zu and %zu", t, slot.id, j, k);
+                              "token %zu has expert id %" PRId64 " in slots %zu and %zu", t,
+                              slot.id, j, k);
             }
         }
     }
@@ -141,17 +145,20 @@ static bool replaces(const struct ref_batch *batch)
 }
 
 /* x[t] in f32 as it came. */
-static float element_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t i)
+static float element_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                        size_t i)
 {
     float x = ref_load(batch->x, batch->x_dtype, t * layer->hidden + i);
     return batch->x_dtype == REF_I8 ? x * batch->x_scales[t] : x;
 }
 
-static enum ref_refusal check_values(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
-                                     char *text)
+static enum ref_refusal check_values(const struct ref_layer *layer, const struct ref_batch *batch,
+                                     size_t t, char *text)
 {
-    if (batch->x_dtype == REF_I8 && batch->nan_policy == REF_NAN_REJECT && !isfinite(batch->x_scales[t])) {
-        return refuse(text, REF_NOT_FINITE, "token %zu has row scale %g", t, (double)batch->x_scales[t]);
+    if (batch->x_dtype == REF_I8 && batch->nan_policy == REF_NAN_REJECT &&
+        !isfinite(batch->x_scales[t])) {
+        return refuse(text, REF_NOT_FINITE, "token %zu has row scale %g", t,
+                      (double)batch->x_scales[t]);
     }
     for (size_t i = 0; i < layer->hidden; i++) {
         float x = element_at(layer, batch, t, i);
@@ -160,8 +167,8 @@ static enum ref_refusal check_values(const struct ref_layer *layer, const struct
         }
         bool replaced = replaces(batch) && !isfinite(x);
         if (batch->x_abs_max > 0.0f && !replaced && fabsf(x) > batch->x_abs_max) {
-            return refuse(text, REF_TOO_LARGE, "token %zu element %zu is %g, allowed +-%g", t, i, (double)x,
-                          (double)batch->x_abs_max);
+            return refuse(text, REF_TOO_LARGE, "token %zu element %zu is %g, allowed +-%g", t, i,
+                          (double)x, (double)batch->x_abs_max);
         }
     }
     return REF_OK;
@@ -205,7 +212,8 @@ static void widen(const struct ref_layer *layer, const struct ref_batch *batch, 
 static float dot(const struct ref_expert *expert, const float *a, const float *b, size_t n)
 {
 #ifdef REF_MUTATE_CHAIN
-    float *back = malloc((2 * n + 1) * sizeof(*back)); /* a dot product from its end to its beginning */
+    float *back =
+        malloc((2 * n + 1) * sizeof(*back)); /* a dot product from its end to its beginning */
     for (size_t i = 0; back != NULL && i < n; i++) {
         back[i] = a[n - 1 - i];
         back[n + i] = b[n - 1 - i];
@@ -224,8 +232,8 @@ static enum ref_format format_of(const struct ref_expert *expert, const struct r
 }
 
 /* One output of a matrix. x_scales: of a row of x that is integers. */
-static float output(const struct ref_expert *expert, const struct ref_matrix *m, size_t row, const float *x,
-                    const float *x_scales, size_t n)
+static float output(const struct ref_expert *expert, const struct ref_matrix *m, size_t row,
+                    const float *x, const float *x_scales, size_t n)
 {
     const float *values = m->values + row * n;
     enum ref_format format = format_of(expert, m);
@@ -233,11 +241,13 @@ static float output(const struct ref_expert *expert, const struct ref_matrix *m,
     float y;
     if (m->group > 0) {
         size_t first = row * ((n + m->group - 1) / m->group);
-        y = ref_dot_codes(expert->family, values, m->scales + first, m->offsets != NULL ? m->offsets + first : NULL, m->group, x, n);
+        y = ref_dot_codes(expert->family, values, m->scales + first,
+                          m->offsets != NULL ? m->offsets + first : NULL, m->group, x, n);
     } else if (group > 0) {
         const float *scales = m->scales + row * ((n + group - 1) / group);
-        y = expert->family == REF_W4A8 ? ref_w4a8_dot(format, values, scales, x, x_scales, n)
-                                       : ref_dot_groups(format, expert->family, values, scales, x, n);
+        y = expert->family == REF_W4A8
+                ? ref_w4a8_dot(format, values, scales, x, x_scales, n)
+                : ref_dot_groups(format, expert->family, values, scales, x, n);
     } else if (format == REF_FORMAT_W8A8) {
         y = ref_dot_int8(values, m->scales[row], x, x_scales[0], n);
     } else {
@@ -247,7 +257,8 @@ static float output(const struct ref_expert *expert, const struct ref_matrix *m,
 }
 
 /* x as the expert's integers, for formats and families that have such; false: not this one. */
-static bool to_integers(const struct ref_expert *expert, const float *x, size_t n, float *q, float *scales)
+static bool to_integers(const struct ref_expert *expert, const float *x, size_t n, float *q,
+                        float *scales)
 {
     if (expert->format == REF_FORMAT_W8A8) {
         ref_round_int8(x, n, q, scales);
@@ -269,11 +280,12 @@ static float *in_order(const struct ref_matrix *matrix, const float *values, siz
     return ordered;
 }
 
-void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
-                        float *y)
+void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x,
+                        float *hidden_scratch, float *y)
 {
     float *ordered_x = in_order(&expert->up, x, hidden);
-    float *ordered_gate = expert->output_gate == NULL ? NULL : in_order(&expert->up, expert->output_gate, hidden);
+    float *ordered_gate =
+        expert->output_gate == NULL ? NULL : in_order(&expert->up, expert->output_gate, hidden);
     const float *output_gate = ordered_gate != NULL ? ordered_gate : expert->output_gate;
     x = ordered_x != NULL ? ordered_x : x;
     bool has_pairs = ref_family_has_pairs(expert->family);
@@ -346,8 +358,8 @@ static float round_to_wire(float y, enum ref_dtype wire_dtype)
 }
 
 /* What expert number `smooth_row` of the smooth scales' table sees of x. */
-static const float *sent_x(const struct ref_layer *layer, const struct ref_batch *batch, size_t smooth_row,
-                           const struct scratch *s)
+static const float *sent_x(const struct ref_layer *layer, const struct ref_batch *batch,
+                           size_t smooth_row, const struct scratch *s)
 {
     size_t hidden = layer->hidden;
     if (batch->dispatch == REF_DISPATCH_PLAIN) {
@@ -357,7 +369,8 @@ static const float *sent_x(const struct ref_layer *layer, const struct ref_batch
     if (batch->dispatch == REF_DISPATCH_FP8) {
         ref_quant_fp8_row(s->sent, hidden);
     } else {
-        ref_quant_int8_row(s->sent, hidden, batch->smooth != NULL ? batch->smooth + smooth_row * hidden : NULL);
+        ref_quant_int8_row(s->sent, hidden,
+                           batch->smooth != NULL ? batch->smooth + smooth_row * hidden : NULL);
     }
     return s->sent;
 }
@@ -448,7 +461,8 @@ static void shared_row(const struct ref_layer *layer, const struct ref_batch *ba
     ref_expert_forward(&expert, hidden, x, s->hidden, s->row);
     send_back(batch, hidden, s->row);
 #ifdef REF_MUTATE_GATE
-    float open = shared->output_gate != NULL ? ref_sigmoid(ref_dot(shared->output_gate, x, hidden)) : 1.0f;
+    float open =
+        shared->output_gate != NULL ? ref_sigmoid(ref_dot(shared->output_gate, x, hidden)) : 1.0f;
     for (size_t i = 0; i < hidden; i++) {
         s->row[i] = open * s->row[i];
     }
@@ -457,7 +471,8 @@ static void shared_row(const struct ref_layer *layer, const struct ref_batch *ba
 
 /* Slot k of a token and, behind the routed ones, its shared experts: which expert's row, SIZE_MAX
  * none; its owner. */
-static size_t expert_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k)
+static size_t expert_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                        size_t k)
 {
     if (k >= batch->top_k) {
         return layer->expert_count + (k - batch->top_k);
@@ -467,8 +482,8 @@ static size_t expert_at(const struct ref_layer *layer, const struct ref_batch *b
 }
 
 /* sum[] += what slot k brings, as a node sees it. */
-static void add_to_sum(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k,
-                       const struct scratch *s, float *sum)
+static void add_to_sum(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                       size_t k, const struct scratch *s, float *sum)
 {
     float scale = 1.0f;
     if (k >= batch->top_k) {
@@ -483,8 +498,8 @@ static void add_to_sum(const struct ref_layer *layer, const struct ref_batch *ba
 }
 
 /* The sum of the node whose first slot of the token is k; nothing when it is not the first. */
-static void add_node_sum(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, size_t k, size_t slots,
-                         const struct scratch *s)
+static void add_node_sum(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
+                         size_t k, size_t slots, const struct scratch *s)
 {
     size_t hidden = layer->hidden;
     size_t owner = batch->owner_of[expert_at(layer, batch, t, k)];
@@ -515,8 +530,8 @@ static void add_node_sum(const struct ref_layer *layer, const struct ref_batch *
     }
 }
 
-static void combine_token_sums(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
-                               const struct scratch *s, void *out)
+static void combine_token_sums(const struct ref_layer *layer, const struct ref_batch *batch,
+                               size_t t, const struct scratch *s, void *out)
 {
     size_t hidden = layer->hidden;
     size_t slots = batch->top_k + (batch->no_service_shared ? 0 : layer->shared_count);
@@ -561,7 +576,8 @@ static void combine_token(const struct ref_layer *layer, const struct ref_batch 
         slot_row(layer, batch, slot, scale, s, s->row);
         bool weighted = !(batch->weight_on_input && slot.kind == SLOT_ROUTED);
         for (size_t i = 0; i < hidden; i++) {
-            s->acc[i] = weighted ? add_weighted(s->acc[i], scale, s->row[i]) : s->acc[i] + s->row[i];
+            s->acc[i] =
+                weighted ? add_weighted(s->acc[i], scale, s->row[i]) : s->acc[i] + s->row[i];
         }
     }
     for (size_t e = 0; !batch->no_service_shared && e < layer->shared_count; e++) {
@@ -571,7 +587,8 @@ static void combine_token(const struct ref_layer *layer, const struct ref_batch 
         }
     }
     for (size_t i = 0; batch->caller_shared != NULL && i < hidden; i++) {
-        s->acc[i] = s->acc[i] + ref_load(batch->caller_shared, batch->caller_shared_dtype, t * hidden + i);
+        s->acc[i] =
+            s->acc[i] + ref_load(batch->caller_shared, batch->caller_shared_dtype, t * hidden + i);
     }
     for (size_t i = 0; i < hidden; i++) {
         ref_store(out, batch->out_dtype, t * hidden + i, s->acc[i]);
@@ -590,7 +607,8 @@ static void list_token(const struct ref_layer *layer, const struct ref_batch *ba
         }
         slot_row(layer, batch, slot, ref_load(batch->scales, batch->scales_dtype, at), s, s->row);
         for (size_t i = 0; i < hidden; i++) {
-            ref_store(out, batch->out_dtype, at * hidden + i, ref_round(s->row[i], batch->wire_dtype));
+            ref_store(out, batch->out_dtype, at * hidden + i,
+                      ref_round(s->row[i], batch->wire_dtype));
         }
     }
 }
@@ -617,8 +635,8 @@ static float *scratch_open(const struct ref_layer *layer, struct scratch *out_sc
     return memory;
 }
 
-enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
-                                   char text[REF_TEXT_BYTES])
+enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch,
+                                   void *out, char text[REF_TEXT_BYTES])
 {
     for (size_t t = 0; t < batch->tokens; t++) {
         enum ref_refusal why = check_ids(layer, batch, t, text);

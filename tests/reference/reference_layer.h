@@ -54,14 +54,14 @@ enum ref_dispatch { REF_DISPATCH_PLAIN = 0, REF_DISPATCH_INT8 = 2, REF_DISPATCH_
 enum ref_nan { REF_NAN_PASS, REF_NAN_REJECT, REF_NAN_ZERO, REF_NAN_MEAN };
 
 struct ref_expert {
-    size_t inner;             /* I */
-    struct ref_matrix gate;   /* [I,H]; no values: the activation has no gate */
-    struct ref_matrix up;     /* [I,H] */
-    struct ref_matrix down;   /* [H,I] */
+    size_t inner;           /* I */
+    struct ref_matrix gate; /* [I,H]; no values: the activation has no gate */
+    struct ref_matrix up;   /* [I,H] */
+    struct ref_matrix down; /* [H,I] */
     /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
     const float *output_gate;
     enum ref_format format;
-    bool down_differs;           /* then down is in this one */
+    bool down_differs; /* then down is in this one */
     enum ref_format down_format;
     enum ref_family family; /* one that has both */
     struct ref_activation activation;
@@ -117,14 +117,21 @@ struct ref_batch {
 enum { REF_TEXT_BYTES = 256 };
 
 /* Reason of a refusal: the contract calls all of these INVALID_ARGUMENT. */
-enum ref_refusal { REF_OK, REF_BAD_ID, REF_DUPLICATE_ID, REF_NOT_FINITE, REF_TOO_LARGE, REF_NO_MEMORY };
+enum ref_refusal {
+    REF_OK,
+    REF_BAD_ID,
+    REF_DUPLICATE_ID,
+    REF_NOT_FINITE,
+    REF_TOO_LARGE,
+    REF_NO_MEMORY
+};
 
 /*
  * out: [T,H], or [T,K,H] for REF_UNCOMBINED, of out_dtype; written only on REF_OK. text (may be
  * NULL) then tells the reason.
  */
-enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch, void *out,
-                                   char text[REF_TEXT_BYTES]);
+enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch,
+                                   void *out, char text[REF_TEXT_BYTES]);
 
 /* Floats of scratch for one expert: an inner row, x as the family has it, the scales of the longer
  * of both. */
@@ -134,7 +141,7 @@ static inline size_t ref_expert_scratch(size_t hidden, size_t inner)
 }
 
 /* One expert on one f32 row, before any rounding to the wire type. */
-void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x, float *hidden_scratch,
-                        float *y);
+void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x,
+                        float *hidden_scratch, float *y);
 
 #endif

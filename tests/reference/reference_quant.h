@@ -78,7 +78,8 @@ static inline float ref_quant_e4m3(float x)
     double magnitude = fabs((double)x);
     (void)frexp(magnitude, &exponent);
     exponent = magnitude < 0x1p-6 ? -6 : exponent - 1;
-    double rounded = ldexp((double)ref_quant_round((float)ldexp(magnitude, 3 - exponent)), exponent - 3);
+    double rounded =
+        ldexp((double)ref_quant_round((float)ldexp(magnitude, 3 - exponent)), exponent - 3);
     return copysignf(rounded > 448.0 ? 448.0f : (float)rounded, x);
 }
 

@@ -59,7 +59,8 @@ static inline void ref_w4a8_round_row(const float *x, size_t n, float *q, float 
         scales[g] = ref_w4a8_scale(x, n);
 #else
         size_t begin = g * REF_W4A8_GROUP;
-        scales[g] = ref_w4a8_scale(x + begin, n - begin < REF_W4A8_GROUP ? n - begin : REF_W4A8_GROUP);
+        scales[g] =
+            ref_w4a8_scale(x + begin, n - begin < REF_W4A8_GROUP ? n - begin : REF_W4A8_GROUP);
 #endif
     }
     for (size_t i = 0; i < n; i++) {
@@ -71,8 +72,8 @@ static inline void ref_w4a8_round_row(const float *x, size_t n, float *q, float 
 }
 
 /* values, scales: of a matrix's row as ref_matrix has them. */
-static inline float ref_w4a8_dot(enum ref_format format, const float *values, const float *scales, const float *q,
-                                 const float *q_scales, size_t n)
+static inline float ref_w4a8_dot(enum ref_format format, const float *values, const float *scales,
+                                 const float *q, const float *q_scales, size_t n)
 {
     float factor = format == REF_FORMAT_MXFP4 ? 2.0f : 1.0f;
     float total = 0.0f;
@@ -88,7 +89,9 @@ static inline float ref_w4a8_dot(enum ref_format format, const float *values, co
         for (size_t k = g * REF_W4A8_GROUP; k < end; k++) {
             int32_t w = (int32_t)(factor * values[k]);
 #ifdef REF_MUTATE_BIAS
-            w += end - g * REF_W4A8_GROUP == REF_W4A8_GROUP ? 0 : format == REF_FORMAT_MXFP4 ? 12 : 8;
+            w += end - g * REF_W4A8_GROUP == REF_W4A8_GROUP ? 0
+                 : format == REF_FORMAT_MXFP4               ? 12
+                                                            : 8;
 #endif
             sum += w * (int32_t)q[k];
         }

@@ -60,15 +60,17 @@ static void expect_near(const struct ref_activation *a, bool alone, float g, flo
 {
     double wanted = of_double(a, (double)g, (double)u);
     double scale = fabs(wanted) + fabs((double)g) * (fabs((double)u) + fabs((double)a->beta));
-    cr_assert(fabs((double)got - wanted) <= 16 * 0x1p-24 * scale, "activation %d%s of %a, %a is %a, in double %a", (int)a->kind,
-              alone ? " alone" : "", (double)g, (double)u, (double)got, wanted);
+    cr_assert(fabs((double)got - wanted) <= 16 * 0x1p-24 * scale,
+              "activation %d%s of %a, %a is %a, in double %a", (int)a->kind, alone ? " alone" : "",
+              (double)g, (double)u, (double)got, wanted);
 }
 
 Test(reference_formats, activations_are_near_double)
 {
     for (int kind = REF_ACT_SILU; kind <= REF_ACT_SITU; kind++) {
         const struct ref_activation limited = {(enum ref_activation_kind)kind, 1.7f, 1.25f, 2.5f};
-        const struct ref_activation free_of_limit = {(enum ref_activation_kind)kind, 1.7f, 1.25f, 0.0f};
+        const struct ref_activation free_of_limit = {(enum ref_activation_kind)kind, 1.7f, 1.25f,
+                                                     0.0f};
         const bool has_gate = kind != REF_ACT_RELU && kind != REF_ACT_RELU2;
         for (float g = -9.0f; g < 9.0f; g += 0.0625f) {
             for (float u = -7.0f; u < 7.0f && has_gate; u += 0.3125f) {
@@ -111,8 +113,10 @@ Test(reference_formats, groups_are_scaled_one_by_one)
     const float scales[2] = {3.0f, 0x1p-24f};
     values[32] = 5.0f;
     x[32] = 7.0f;
-    cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_PORTABLE, values, scales, x, 33), 3.0f + 35 * 0x1p-24f);
-    cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_BF16DP, values, scales, x, 33), 3.0f + 35 * 0x1p-24f);
+    cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_PORTABLE, values, scales, x, 33),
+                 3.0f + 35 * 0x1p-24f);
+    cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_BF16DP, values, scales, x, 33),
+                 3.0f + 35 * 0x1p-24f);
     cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_PORTABLE, values, scales, x, 32), 3.0f);
 }
 
@@ -129,7 +133,8 @@ Test(reference_formats, a_group_ends_fused_or_rounded)
     const float exact = (float)((double)(1.0f + 0x1p-7f) * (double)(1.0f + 0x1p-23f) - 1.0);
     cr_assert_neq(product - 1.0f, exact);
     cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_PORTABLE, values, scales, x, 33), exact);
-    cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_BF16DP, values, scales, x, 33), product - 1.0f);
+    cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_BF16DP, values, scales, x, 33),
+                 product - 1.0f);
 }
 
 /* In pairs an MX weight is code times scale in bf16: the second group goes into the chain of the
@@ -157,7 +162,8 @@ Test(reference_formats, rows_become_int8)
     ref_round_int8(x, 4, q, &scale);
     cr_expect_eq(scale, 2.0f);
     cr_expect(q[0] == -127.0f && q[1] == 0.0f && q[2] == 2.0f && q[3] == 3.0f);
-    cr_expect_eq(ref_dot_int8((const float[]){1.0f, 9.0f, -2.0f, 4.0f}, 0.5f, q, scale, 4), -119.0f);
+    cr_expect_eq(ref_dot_int8((const float[]){1.0f, 9.0f, -2.0f, 4.0f}, 0.5f, q, scale, 4),
+                 -119.0f);
     ref_round_int8((const float[]){0.0f, -0.0f}, 2, q, &scale);
     cr_expect(scale == 0.0f && q[0] == 0.0f && q[1] == 0.0f);
     ref_round_int8((const float[]){1.0f, INFINITY}, 2, q, &scale);
@@ -208,10 +214,13 @@ Test(reference_formats, a_dot_product_of_w4a8_by_hand)
     cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, scales, q, q_scales, 65), 381.0f - 20.0f);
     values[64] = -6.0f;
     cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, q, q_scales, 65), 381.0f - 15.0f);
-    cr_expect(isnan(ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, q, (const float[]){2.0f, NAN, 1.0f}, 65)));
-    cr_expect(isnan(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0.5f, NAN, 1.0f}, q, q_scales, 65)));
+    cr_expect(isnan(
+        ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, q, (const float[]){2.0f, NAN, 1.0f}, 65)));
+    cr_expect(isnan(
+        ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0.5f, NAN, 1.0f}, q, q_scales, 65)));
     /* 2^-127 stands for 2^-128 beside doubled codes; nothing is flushed */
-    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0x1p-127f}, q, (const float[]){0x1p-9f}, 32),
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0x1p-127f}, q,
+                              (const float[]){0x1p-9f}, 32),
                  381 * 0x1p-136f);
 }
 
@@ -224,11 +233,13 @@ Test(reference_formats, groups_of_w4a8_are_fused_in_ascending_order)
     values[32] = 1.0f;
     q[32] = 1.0f;
     const float exact = (float)((double)(1.0f + 0x1p-23f) * (double)(1.0f + 0x1p-7f) - 1.0);
-    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f, 1.0f + 0x1p-7f}, q, (const float[]){1.0f, 1.0f + 0x1p-23f}, 33),
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f, 1.0f + 0x1p-7f}, q,
+                              (const float[]){1.0f, 1.0f + 0x1p-23f}, 33),
                  exact);
     values[0] = 1.0f;
     values[32] = -1.0f;
-    cr_expect_neq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f + 0x1p-7f, 1.0f}, q, (const float[]){1.0f + 0x1p-23f, 1.0f}, 33),
+    cr_expect_neq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f + 0x1p-7f, 1.0f}, q,
+                               (const float[]){1.0f + 0x1p-23f, 1.0f}, 33),
                   exact);
 }
 
@@ -237,7 +248,8 @@ Test(reference_formats, groups_of_w4a8_are_fused_in_ascending_order)
 Test(reference_formats, an_expert_of_w4a8_by_hand)
 {
     struct ref_expert expert = {.inner = 2,
-                                .up = {(const float[]){1.0f, 2.0f}, (const float[]){1.0f, 1.0f}, (const float[]){1.0f, -8.0f}},
+                                .up = {(const float[]){1.0f, 2.0f}, (const float[]){1.0f, 1.0f},
+                                       (const float[]){1.0f, -8.0f}},
                                 .down = {(const float[]){3.0f, 4.0f}, (const float[]){0.5f}, NULL},
                                 .format = REF_FORMAT_INT4,
                                 .family = REF_W4A8,
@@ -256,10 +268,11 @@ Test(reference_formats, an_expert_of_w4a8_by_hand)
 /* y = down (up x + bias), no gate: relu squared, H = 1, I = 2. */
 Test(reference_formats, two_matrices_with_biases)
 {
-    const struct ref_expert expert = {.inner = 2,
-                                      .up = {.values = (const float[]){1.0f, 2.0f}, .bias = (const float[]){1.0f, -8.0f}},
-                                      .down = {.values = (const float[]){0.5f, 4.0f}, .bias = (const float[]){-1.0f}},
-                                      .activation = {.kind = REF_ACT_RELU2}};
+    const struct ref_expert expert = {
+        .inner = 2,
+        .up = {.values = (const float[]){1.0f, 2.0f}, .bias = (const float[]){1.0f, -8.0f}},
+        .down = {.values = (const float[]){0.5f, 4.0f}, .bias = (const float[]){-1.0f}},
+        .activation = {.kind = REF_ACT_RELU2}};
     float scratch[3], y;
     ref_expert_forward(&expert, 1, (const float[]){3.0f}, scratch, &y);
     cr_expect_eq(y, 0.5f * 16.0f - 1.0f); /* 3 + 1 squared; 6 - 8 is cut */

@@ -17,9 +17,18 @@ static const float down_rows[H] = {0x1p-7f, -0x1p-6f};
 static const float closed_half[H] = {0.0f, 0.0f};
 
 static const struct ref_expert experts[EXPERTS] = {
-    {.inner = 1, .gate = {.values = gate_row}, .up = {.values = up_rows[0]}, .down = {.values = down_rows}},
-    {.inner = 1, .gate = {.values = gate_row}, .up = {.values = up_rows[1]}, .down = {.values = down_rows}},
-    {.inner = 1, .gate = {.values = gate_row}, .up = {.values = up_rows[2]}, .down = {.values = down_rows}},
+    {.inner = 1,
+     .gate = {.values = gate_row},
+     .up = {.values = up_rows[0]},
+     .down = {.values = down_rows}},
+    {.inner = 1,
+     .gate = {.values = gate_row},
+     .up = {.values = up_rows[1]},
+     .down = {.values = down_rows}},
+    {.inner = 1,
+     .gate = {.values = gate_row},
+     .up = {.values = up_rows[2]},
+     .down = {.values = down_rows}},
 };
 
 static struct ref_layer make_layer(void)
@@ -44,19 +53,20 @@ static struct ref_batch make_batch(size_t tokens, size_t top_k, const float *x, 
     };
 }
 
-static void expect(const struct ref_layer *layer, const struct ref_batch *batch, const float *wanted,
-                   size_t count)
+static void expect(const struct ref_layer *layer, const struct ref_batch *batch,
+                   const float *wanted, size_t count)
 {
     float out[16];
     char text[REF_TEXT_BYTES] = "";
     cr_assert_eq(ref_layer_forward(layer, batch, out, text), REF_OK, "%s", text);
     for (size_t i = 0; i < count; i++) {
-        cr_expect_eq(out[i], wanted[i], "element %zu is %a, wanted %a", i, (double)out[i], (double)wanted[i]);
+        cr_expect_eq(out[i], wanted[i], "element %zu is %a, wanted %a", i, (double)out[i],
+                     (double)wanted[i]);
     }
 }
 
-static void expect_refusal(const struct ref_layer *layer, const struct ref_batch *batch, enum ref_refusal why,
-                           const char *wanted)
+static void expect_refusal(const struct ref_layer *layer, const struct ref_batch *batch,
+                           enum ref_refusal why, const char *wanted)
 {
     float out[4] = {7.0f, 7.0f, 7.0f, 7.0f};
     char text[REF_TEXT_BYTES] = "";
@@ -69,7 +79,8 @@ Test(reference_layer, weights_rows_in_slot_order)
 {
     struct ref_layer layer = make_layer();
     const float x[] = {1.0f, 3.0f};
-    struct ref_batch batch = make_batch(1, 2, x, (const int32_t[]){0, 1}, (const float[]){0.5f, 0.25f});
+    struct ref_batch batch =
+        make_batch(1, 2, x, (const int32_t[]){0, 1}, (const float[]){0.5f, 0.25f});
     expect(&layer, &batch, (const float[]){4.5f, -9.0f}, 2); /* 0.5 * 3 + 0.25 * 12 */
 }
 
@@ -212,8 +223,10 @@ Test(ref_math, half_formats_round_to_nearest_even)
         float wide = ref_float_from_bf16((uint16_t)bits);
         cr_assert(isnan(narrow) || ref_f16_from_float(narrow) == bits, "f16 %04x", bits);
         cr_assert(isnan(wide) || ref_bf16_from_float(wide) == bits, "bf16 %04x", bits);
-        cr_assert(!isnan(narrow) || isnan(ref_float_from_f16(ref_f16_from_float(narrow))), "f16 %04x", bits);
-        cr_assert(!isnan(wide) || isnan(ref_float_from_bf16(ref_bf16_from_float(wide))), "bf16 %04x", bits);
+        cr_assert(!isnan(narrow) || isnan(ref_float_from_f16(ref_f16_from_float(narrow))),
+                  "f16 %04x", bits);
+        cr_assert(!isnan(wide) || isnan(ref_float_from_bf16(ref_bf16_from_float(wide))),
+                  "bf16 %04x", bits);
         if (isfinite(narrow) && isfinite(ref_float_from_f16((uint16_t)(bits + 1)))) {
             float tie = (narrow + ref_float_from_f16((uint16_t)(bits + 1))) / 2.0f;
             cr_assert_eq(ref_f16_from_float(tie), (bits + 1) & ~1u, "tie above %04x", bits);

@@ -90,7 +90,8 @@ void sim_watch_combine(const ep_batch *batch, uint32_t token_begin, uint32_t tok
             if (batch->x.data == caller->x) {
                 SIM_CHECK(caller->busy, "a call is combined after its end");
                 uint32_t bits = (1u << token_end) - (1u << token_begin);
-                SIM_CHECK((caller->combined & bits) == 0, "of tokens %u.. some are combined twice: %x", token_begin,
+                SIM_CHECK((caller->combined & bits) == 0,
+                          "of tokens %u.. some are combined twice: %x", token_begin,
                           caller->combined & bits);
                 caller->combined |= bits;
                 return;
@@ -121,7 +122,8 @@ static void check_bits(const world *w, const sim_caller *caller)
     float row[HIDDEN_MAX];
     for (uint32_t t = 0; t < caller->tokens; t++) {
         expected_row(w, caller, t, row);
-        SIM_CHECK(memcmp(row, caller->out + t * w->shape.hidden, w->shape.hidden * sizeof(float)) == 0,
+        SIM_CHECK(memcmp(row, caller->out + t * w->shape.hidden, w->shape.hidden * sizeof(float)) ==
+                      0,
                   "client %u got wrong bits for token %u", caller->client, t);
     }
 }
@@ -137,25 +139,27 @@ static void check_end(world *w, sim_caller *caller, const ep_moe_result *result)
     uint64_t now_ns = ep_sim_now_ns(sim_env);
     ep_epoch epoch = {result->epoch_term, result->epoch_number};
     SIM_CHECK(caller->busy, "a call ends a second time");
-    SIM_CHECK(now_ns <= caller->deadline_ns + TICK_NS, "a call of client %u ends %.3f ms after its deadline",
-              caller->client, (double)(now_ns - caller->deadline_ns) / 1e6);
+    SIM_CHECK(now_ns <= caller->deadline_ns + TICK_NS,
+              "a call of client %u ends %.3f ms after its deadline", caller->client,
+              (double)(now_ns - caller->deadline_ns) / 1e6);
     SIM_CHECK(!world_epoch_older(epoch, caller->begin_epoch),
               "a call ends with an epoch older than the one at its begin");
     uint64_t took_ns = now_ns - caller->begin_ns;
     w->took_ns_max = took_ns > w->took_ns_max ? took_ns : w->took_ns_max;
     if (result->error.code == EP_OK) {
-        SIM_CHECK(caller->combined == (1u << caller->tokens) - 1, "of %u tokens only %x were combined",
-                  caller->tokens, caller->combined);
+        SIM_CHECK(caller->combined == (1u << caller->tokens) - 1,
+                  "of %u tokens only %x were combined", caller->tokens, caller->combined);
         check_bits(w, caller);
         w->calls_ok++;
         return;
     }
-    SIM_CHECK(is_typed(result->error.code), "a call fails with %s: %s", ep_err_name(result->error.code),
-              result->error.text);
+    SIM_CHECK(is_typed(result->error.code), "a call fails with %s: %s",
+              ep_err_name(result->error.code), result->error.text);
     SIM_CHECK(!caller->must_succeed, "a call of client %u that has to succeed fails with %s: %s",
               caller->client, ep_err_name(result->error.code), result->error.text);
     for (size_t i = 0; i < sizeof(caller->out); i++) {
-        SIM_CHECK(((const uint8_t *)caller->out)[i] == UNTOUCHED, "a failed call has written its result");
+        SIM_CHECK(((const uint8_t *)caller->out)[i] == UNTOUCHED,
+                  "a failed call has written its result");
     }
     w->calls_failed++;
 }
@@ -167,7 +171,8 @@ static void next_later(sim_caller *caller)
     world *w = caller->world;
     if (caller->left > 0) {
         ep_sim_post(sim_env, &caller->event,
-                    ep_sim_now_ns(sim_env) + world_between(w, EP_NS_PER_US, w->busy ? 10 * MS : 300 * MS));
+                    ep_sim_now_ns(sim_env) +
+                        world_between(w, EP_NS_PER_US, w->busy ? 10 * MS : 300 * MS));
     } else {
         w->busy_callers--;
     }

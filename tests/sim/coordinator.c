@@ -38,7 +38,8 @@ static void watch_placement(Expertd__V1__Coordinator_Service *service,
     sim_coordinator *coordinator = (sim_coordinator *)(void *)service;
     watcher *w = calloc(1, sizeof(*w));
     (void)in;
-    *w = (watcher){.world = watched, .call = closure_data, .closure = closure, .next = coordinator->watchers};
+    *w = (watcher){
+        .world = watched, .call = closure_data, .closure = closure, .next = coordinator->watchers};
     w->event = (ep_sim_event){.run = watcher_end, .arg = w};
     coordinator->watchers = w;
     if (coordinator->snapshot != NULL) {
@@ -47,14 +48,14 @@ static void watch_placement(Expertd__V1__Coordinator_Service *service,
     ep_rpc_call_on_cancel(w->call, on_cancel, w);
 }
 
-#define UNUSED_METHOD(name, Request, Reply)                                                                  \
-    static void name(Expertd__V1__Coordinator_Service *service, const Expertd__V1__##Request *in,            \
-                     Expertd__V1__##Reply##_Closure closure, void *closure_data)                             \
-    {                                                                                                        \
-        (void)service;                                                                                       \
-        (void)in;                                                                                            \
-        (void)closure;                                                                                       \
-        ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);                                        \
+#define UNUSED_METHOD(name, Request, Reply)                                                        \
+    static void name(Expertd__V1__Coordinator_Service *service, const Expertd__V1__##Request *in,  \
+                     Expertd__V1__##Reply##_Closure closure, void *closure_data)                   \
+    {                                                                                              \
+        (void)service;                                                                             \
+        (void)in;                                                                                  \
+        (void)closure;                                                                             \
+        ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);                              \
     }
 UNUSED_METHOD(register_node, RegisterRequest, RegisterReply)
 UNUSED_METHOD(heartbeat, HeartbeatRequest, HeartbeatReply)
@@ -74,8 +75,8 @@ void coordinator_start(world *w)
     ep_sim_host_id old = ep_sim_enter(sim_env, c->host);
     ep_timer_service_create("coordinator", &c->timers);
     SIM_CHECK(ep_buffer_pool_create(0, 0, &c->pool) == EP_OK, "no pool");
-    c->server =
-        world_serve("coordinator", "coordinator", c->timers, c->pool, &c->service.base, COORDINATOR_URL);
+    c->server = world_serve("coordinator", "coordinator", c->timers, c->pool, &c->service.base,
+                            COORDINATOR_URL);
     ep_sim_enter(sim_env, old);
     world_say(w, "the coordinator starts");
 }

@@ -8,7 +8,7 @@
 
 typedef struct fault_kind {
     const char *name;
-    bool survived; /* with two copies no call fails for it */
+    bool survived;        /* with two copies no call fails for it */
     uint64_t took_ms_max; /* nor takes longer, where it is the only fault; 0: as long as it must */
     void (*begin)(sim_fault *fault);
     void (*end)(sim_fault *fault);
@@ -20,7 +20,8 @@ static sim_node *node_of(sim_fault *fault)
 }
 
 /* Both directions between the node and each client. */
-static void set_links(world *w, ep_sim_host_id node, const ep_sim_link *to_node, const ep_sim_link *from_node)
+static void set_links(world *w, ep_sim_host_id node, const ep_sim_link *to_node,
+                      const ep_sim_link *from_node)
 {
     for (uint32_t i = 0; i < w->clients_count; i++) {
         ep_sim_set_link(sim_env, w->clients[i].host, node, to_node);

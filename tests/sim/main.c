@@ -43,7 +43,8 @@ static bool run_child(uint64_t seed, bool quiet, uint64_t *out_hash)
     close(ends[1]);
     bool ok = child > 0 && read(ends[0], out_hash, sizeof(*out_hash)) == (ssize_t)sizeof(*out_hash);
     close(ends[0]);
-    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0 && ok;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0 &&
+           ok;
 }
 
 static int run_seeds(const char *program, const char *mode, uint64_t first, uint64_t count)
@@ -62,7 +63,8 @@ static int run_seeds(const char *program, const char *mode, uint64_t first, uint
             return 1;
         }
         if (strcmp(mode, "twice") == 0 && (!run_child(seed, false, &again) || again != hash)) {
-            printf("seed %" PRIu64 " gives %016" PRIx64 ", then %016" PRIx64 "\n", seed, hash, again);
+            printf("seed %" PRIu64 " gives %016" PRIx64 ", then %016" PRIx64 "\n", seed, hash,
+                   again);
             return 1;
         }
     }
@@ -82,11 +84,13 @@ int main(int argc, char **argv)
     bool known = argc >= 4 && (strcmp(argv[1], "range") == 0 || strcmp(argv[1], "twice") == 0 ||
                                strcmp(argv[1], "find") == 0);
     if (!known) {
-        fprintf(stderr, "usage: %s run SEED | range|twice|find FIRST COUNT [LONG_COUNT]\n", argv[0]);
+        fprintf(stderr, "usage: %s run SEED | range|twice|find FIRST COUNT [LONG_COUNT]\n",
+                argv[0]);
         return 2;
     }
     const char *is_long = getenv("EP_TEST_LONG");
-    const char *count = argc > 4 && is_long != NULL && strcmp(is_long, "1") == 0 ? argv[4] : argv[3];
+    const char *count =
+        argc > 4 && is_long != NULL && strcmp(is_long, "1") == 0 ? argv[4] : argv[3];
     uint64_t first = strtoull(argv[2], NULL, 10);
     printf("seeds from %" PRIu64 " on\n", first);
     return run_seeds(argv[0], argv[1], first, strtoull(count, NULL, 10));

@@ -54,15 +54,16 @@ static const sim_table *find_table(const world *w, ep_epoch epoch)
 static void check_routing(const sim_node *node, const Expertd__V1__ForwardRequest *in,
                           const ep_forward_view *view)
 {
-    ep_epoch epoch = in->epoch != NULL ? (ep_epoch){in->epoch->term, in->epoch->number} : (ep_epoch){0, 0};
+    ep_epoch epoch =
+        in->epoch != NULL ? (ep_epoch){in->epoch->term, in->epoch->number} : (ep_epoch){0, 0};
     const sim_table *table = find_table(node->world, epoch);
     SIM_CHECK(table != NULL, "a request carries the epoch (%llu, %llu), which was never published",
               (unsigned long long)epoch.term, (unsigned long long)epoch.number);
     for (uint32_t s = 0; s < view->slots; s++) {
         uint32_t expert = view->wire_slots[s].expert;
         SIM_CHECK((table->owners[expert] & 1u << node->index) != 0,
-                  "expert %u was asked of %s, which the table (%llu, %llu) does not name", expert, node->name,
-                  (unsigned long long)epoch.term, (unsigned long long)epoch.number);
+                  "expert %u was asked of %s, which the table (%llu, %llu) does not name", expert,
+                  node->name, (unsigned long long)epoch.term, (unsigned long long)epoch.number);
     }
 }
 
@@ -71,13 +72,15 @@ static void compute(node_job *job, const ep_forward_view *view)
     ep_buffer *tensors = NULL;
     size_t row_bytes = view->hidden * ep_dtype_bytes(view->reply_dtype);
     float row[HIDDEN_MAX];
-    if (ep_buffer_acquire(ep_rpc_call_pool(job->call), view->slots * row_bytes + 1, &tensors) != EP_OK) {
+    if (ep_buffer_acquire(ep_rpc_call_pool(job->call), view->slots * row_bytes + 1, &tensors) !=
+        EP_OK) {
         finish_error(job, EP_ERR_RESOURCE_EXHAUSTED, -1, RETRY_AFTER_US);
         return;
     }
     tensors->bytes = view->slots * row_bytes;
     for (uint32_t s = 0; s < view->slots; s++) {
-        ep_row_widen(view->x + view->wire_slots[s].row * view->x_row_bytes, view->x_dtype, view->hidden, row);
+        ep_row_widen(view->x + view->wire_slots[s].row * view->x_row_bytes, view->x_dtype,
+                     view->hidden, row);
         fake_expert(view->wire_slots[s].expert, row, view->hidden, view->reply_dtype,
                     tensors->data + s * row_bytes);
     }
@@ -93,7 +96,8 @@ static void compute(node_job *job, const ep_forward_view *view)
 
 static ep_err missing_code(const sim_node *node, const Expertd__V1__ForwardRequest *in)
 {
-    ep_epoch asked = in->epoch != NULL ? (ep_epoch){in->epoch->term, in->epoch->number} : (ep_epoch){0, 0};
+    ep_epoch asked =
+        in->epoch != NULL ? (ep_epoch){in->epoch->term, in->epoch->number} : (ep_epoch){0, 0};
     return world_epoch_older(asked, node->epoch) ? EP_ERR_STALE_EPOCH : EP_ERR_NOT_OWNER;
 }
 
@@ -137,7 +141,8 @@ static void on_cancel(void *arg, ep_rpc_call *call)
     ep_sim_post(sim_env, &job->event, 0);
 }
 
-static void forward(Expertd__V1__ExpertService_Service *service, const Expertd__V1__ForwardRequest *in,
+static void forward(Expertd__V1__ExpertService_Service *service,
+                    const Expertd__V1__ForwardRequest *in,
                     Expertd__V1__ForwardReply_Closure closure, void *closure_data)
 {
     sim_node *node = (sim_node *)(void *)service;
@@ -151,7 +156,8 @@ static void forward(Expertd__V1__ExpertService_Service *service, const Expertd__
     }
     node->jobs = job;
     w->requests++;
-    uint64_t took_ns = world_between(w, COMPUTE_MIN_NS, COMPUTE_MAX_NS) * (node->fault == NODE_SLOW ? 10 : 1);
+    uint64_t took_ns =
+        world_between(w, COMPUTE_MIN_NS, COMPUTE_MAX_NS) * (node->fault == NODE_SLOW ? 10 : 1);
     if (node->fault == NODE_REFUSE) {
         finish_error(job, EP_ERR_RESOURCE_EXHAUSTED, -1, RETRY_AFTER_US);
         return;
@@ -179,8 +185,8 @@ static void describe(Expertd__V1__ExpertService_Service *service, const Expertd_
     ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);
 }
 
-ep_rpc_server *world_serve(const char *name, const char *role, ep_timer_service *timers, ep_buffer_pool *pool,
-                           ProtobufCService *service, const char *url)
+ep_rpc_server *world_serve(const char *name, const char *role, ep_timer_service *timers,
+                           ep_buffer_pool *pool, ProtobufCService *service, const char *url)
 {
     ep_error error;
     ep_rpc_server *server = NULL;
@@ -194,7 +200,8 @@ ep_rpc_server *world_serve(const char *name, const char *role, ep_timer_service 
     ep_rpc_limits_default(&config.common.limits);
     if (ep_rpc_server_create(&config, &server, &error) != EP_OK ||
         ep_rpc_server_add_service(server, service, &error) != EP_OK ||
-        ep_rpc_server_listen(server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error) != EP_OK) {
+        ep_rpc_server_listen(server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error) !=
+            EP_OK) {
         SIM_FAIL("%s cannot serve: %s", name, error.text);
     }
     ep_rpc_server_set_state(server, "serving");
@@ -228,7 +235,8 @@ void node_start(sim_node *node)
     node->fault = NODE_OK;
     ep_timer_service_create("node", &node->timers);
     SIM_CHECK(ep_buffer_pool_create(0, 0, &node->pool) == EP_OK, "no pool");
-    node->server = world_serve(node->name, "node", node->timers, node->pool, &node->service.base, node->url);
+    node->server =
+        world_serve(node->name, "node", node->timers, node->pool, &node->service.base, node->url);
     ep_sim_enter(sim_env, old);
     world_say(node->world, "%s starts", node->name);
 }

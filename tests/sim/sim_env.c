@@ -31,7 +31,8 @@ void sim_fail(const char *file, int line, const char *format, ...)
 uint64_t __wrap_ep_clock_now_ns(void);
 uint64_t __wrap_ep_random_id(void);
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
-int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until);
+int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex,
+                                  const struct timespec *until);
 int __wrap_pthread_create(pthread_t *out_thread, const pthread_attr_t *attr, void *(*func)(void *),
                           void *arg);
 int __wrap_pthread_join(pthread_t thread, void **out_result);
@@ -51,9 +52,11 @@ ep_err __real_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *r
                                 ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
                                 ep_error *out_error);
 void __wrap_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                       uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out);
+                       uint32_t token_begin, uint32_t token_end, float *scratch,
+                       const ep_combine_out *out);
 void __real_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                       uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out);
+                       uint32_t token_begin, uint32_t token_end, float *scratch,
+                       const ep_combine_out *out);
 
 uint64_t __wrap_ep_clock_now_ns(void)
 {
@@ -74,7 +77,8 @@ ep_err __wrap_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *r
 }
 
 void __wrap_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                       uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
+                       uint32_t token_begin, uint32_t token_end, float *scratch,
+                       const ep_combine_out *out)
 {
     sim_watch_combine(batch, token_begin, token_end);
     __real_ep_combine(batch, shape, rows, token_begin, token_end, scratch, out);
@@ -91,7 +95,8 @@ int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
     return 0;
 }
 
-int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until)
+int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex,
+                                  const struct timespec *until)
 {
     uint64_t until_ns = (uint64_t)until->tv_sec * EP_NS_PER_S + (uint64_t)until->tv_nsec;
     int result = 0;
@@ -124,7 +129,8 @@ static void thread_run(ep_sim_event *event, void *arg)
     thread->done = true;
 }
 
-int __wrap_pthread_create(pthread_t *out_thread, const pthread_attr_t *attr, void *(*func)(void *), void *arg)
+int __wrap_pthread_create(pthread_t *out_thread, const pthread_attr_t *attr, void *(*func)(void *),
+                          void *arg)
 {
     sim_thread *thread = calloc(1, sizeof(*thread));
     (void)attr;
@@ -256,7 +262,8 @@ bool __wrap_ep_timer_cancel(ep_timer_service *service, ep_timer *timer)
     while (service->armed[i] != timer) {
         i++;
     }
-    memmove(&service->armed[i], &service->armed[i + 1], (service->count - i - 1) * sizeof(ep_timer *));
+    memmove(&service->armed[i], &service->armed[i + 1],
+            (service->count - i - 1) * sizeof(ep_timer *));
     service->count--;
     timer->heap_index = 0;
     if (i == service->count) {

@@ -30,11 +30,11 @@ void sim_watch_combine(const ep_batch *batch, uint32_t token_begin, uint32_t tok
 /* Says what is broken and ends the process. */
 _Noreturn void sim_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-#define SIM_CHECK(condition, ...)                                                                            \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            SIM_FAIL(__VA_ARGS__);                                                                           \
-        }                                                                                                    \
+#define SIM_CHECK(condition, ...)                                                                  \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            SIM_FAIL(__VA_ARGS__);                                                                 \
+        }                                                                                          \
     } while (0)
 
 #endif

@@ -7,12 +7,12 @@
 #include "base/clock.h"
 #include "transport/sim_lane.h"
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __func__, __LINE__, #condition);                                  \
-            exit(1);                                                                                         \
-        }                                                                                                    \
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __func__, __LINE__, #condition);                        \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 #define FRAMES 50
@@ -37,7 +37,8 @@ static uint8_t frames[FRAMES][BYTES];
 static ep_send sends[FRAMES];
 static uint32_t sends_done;
 
-static ep_err frame_bytes(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_bytes, ep_error *out_error)
+static ep_err frame_bytes(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_bytes,
+                          ep_error *out_error)
 {
     (void)prefix;
     (void)out_error;
@@ -120,8 +121,8 @@ static void dial(void)
     ep_error error;
     ep_lane_limits l = limits();
     ep_error_clear(&dial_error);
-    CHECK(ep_sim_lane.dial(&(ep_lane_address){.url = "sim://server"}, &l, on_dial, NULL, &d, &error) ==
-          EP_OK);
+    CHECK(ep_sim_lane.dial(&(ep_lane_address){.url = "sim://server"}, &l, on_dial, NULL, &d,
+                           &error) == EP_OK);
     ep_sim_run_until(sim, ep_sim_now_ns(sim) + 6 * EP_NS_PER_S);
     ep_sim_lane.dial_release(d);
 }
@@ -135,8 +136,8 @@ static void open_world(uint64_t seed)
     CHECK(ep_sim_create(seed, EP_NS_PER_S, &sim) == EP_OK);
     CHECK(ep_buffer_pool_create(0, 0, &pool) == EP_OK);
     ep_lane_limits l = limits();
-    CHECK(ep_sim_lane.listen(&(ep_lane_address){.url = "sim://server"}, &l, on_accept, NULL, &listener,
-                             &error) == EP_OK);
+    CHECK(ep_sim_lane.listen(&(ep_lane_address){.url = "sim://server"}, &l, on_accept, NULL,
+                             &listener, &error) == EP_OK);
     ep_sim_enter(sim, host_of_client());
     dial();
     CHECK(client.conn != NULL && server.conn != NULL);
@@ -242,7 +243,8 @@ static void a_cut_delays_and_a_long_one_breaks(void)
     to_server((ep_sim_link){.cut = true});
     send_all();
     run(70 * EP_NS_PER_S);
-    CHECK(client.closed == 1 && client.code == EP_ERR_CONNECTION_LOST && server.got_count == FRAMES);
+    CHECK(client.closed == 1 && client.code == EP_ERR_CONNECTION_LOST &&
+          server.got_count == FRAMES);
     close_world();
 }
 
@@ -276,7 +278,8 @@ static void a_dial_into_a_cut_times_out(void)
     to_server((ep_sim_link){.cut = true});
     uint64_t begin_ns = ep_sim_now_ns(sim);
     dial();
-    CHECK(dial_error.code == EP_ERR_UNAVAILABLE && ep_sim_now_ns(sim) - begin_ns >= 5 * EP_NS_PER_S);
+    CHECK(dial_error.code == EP_ERR_UNAVAILABLE &&
+          ep_sim_now_ns(sim) - begin_ns >= 5 * EP_NS_PER_S);
     to_server((ep_sim_link){.cut = false});
     close_world();
 }
@@ -296,8 +299,8 @@ static void a_rate_is_kept(void)
 static uint64_t hostile(uint64_t seed)
 {
     open_world(seed);
-    to_server(
-        (ep_sim_link){.hostile = true, .loss_ppm = 200000, .duplicate_ppm = 300000, .reorder_ppm = 300000});
+    to_server((ep_sim_link){
+        .hostile = true, .loss_ppm = 200000, .duplicate_ppm = 300000, .reorder_ppm = 300000});
     send_all();
     run(EP_NS_PER_S);
     ep_sim_stats stats;

@@ -70,12 +70,15 @@ static void run_callers(world *w, const char *what)
 {
     uint64_t steps = 0;
     while (w->busy_callers > 0) {
-        SIM_CHECK(ep_sim_run_one(sim_env), "%s: nothing is left to happen, and calls have not ended", what);
-        SIM_CHECK(++steps < STEPS_MAX, "%s: calls have not ended after %llu events", what, STEPS_MAX);
+        SIM_CHECK(ep_sim_run_one(sim_env),
+                  "%s: nothing is left to happen, and calls have not ended", what);
+        SIM_CHECK(++steps < STEPS_MAX, "%s: calls have not ended after %llu events", what,
+                  STEPS_MAX);
         for (uint32_t i = 0; i < w->clients_count; i++) {
             for (uint32_t k = 0; k < w->callers_count; k++) {
                 const sim_caller *caller = &w->clients[i].callers[k];
-                SIM_CHECK(!caller->busy || ep_sim_now_ns(sim_env) <= caller->deadline_ns + EP_NS_PER_S,
+                SIM_CHECK(!caller->busy ||
+                              ep_sim_now_ns(sim_env) <= caller->deadline_ns + EP_NS_PER_S,
                           "%s: a call has not ended a second after its deadline", what);
             }
         }
@@ -118,10 +121,12 @@ uint64_t world_run(uint64_t seed, bool verbose)
     for (uint32_t i = 0; i < w->clients_count; i++) {
         client_start(w, i);
     }
-    world_say(w, "%u nodes, %u copies, %u experts, %u clients with %u callers%s", w->nodes_count, w->copies,
-              w->shape.experts, w->clients_count, w->callers_count, w->single_fault ? ", one fault" : "");
+    world_say(w, "%u nodes, %u copies, %u experts, %u clients with %u callers%s", w->nodes_count,
+              w->copies, w->shape.experts, w->clients_count, w->callers_count,
+              w->single_fault ? ", one fault" : "");
     faults_draw(w, FAULTS_SPAN_NS);
-    callers_start(w, (uint32_t)world_between(w, w->busy ? 100 : 10, w->busy ? 400 : 50), w->single_fault);
+    callers_start(w, (uint32_t)world_between(w, w->busy ? 100 : 10, w->busy ? 400 : 50),
+                  w->single_fault);
     run_callers(w, "under faults");
     faults_check_took(w);
     world_say(w, "the slowest call took %.3f ms", (double)w->took_ns_max / 1e6);
@@ -132,9 +137,11 @@ uint64_t world_run(uint64_t seed, bool verbose)
     close_world(w);
     ep_sim_stats stats;
     ep_sim_read_stats(sim_env, &stats);
-    world_say(w, "%llu frames hedged, %llu sent again, %llu late replies", (unsigned long long)w->hedged_frames,
-              (unsigned long long)w->rerouted_frames, (unsigned long long)w->late_replies);
-    world_say(w, "%llu calls well, %llu failed, %llu requests, %llu events, %llu frames, %llu damaged",
+    world_say(w, "%llu frames hedged, %llu sent again, %llu late replies",
+              (unsigned long long)w->hedged_frames, (unsigned long long)w->rerouted_frames,
+              (unsigned long long)w->late_replies);
+    world_say(w,
+              "%llu calls well, %llu failed, %llu requests, %llu events, %llu frames, %llu damaged",
               (unsigned long long)w->calls_ok, (unsigned long long)w->calls_failed,
               (unsigned long long)w->requests, (unsigned long long)stats.events,
               (unsigned long long)stats.frames, (unsigned long long)stats.corrupted);

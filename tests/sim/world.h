@@ -181,8 +181,8 @@ void node_start(sim_node *node);
 void node_kill(sim_node *node);
 /* Answers what NODE_HANG kept. */
 void node_release(sim_node *node);
-ep_rpc_server *world_serve(const char *name, const char *role, ep_timer_service *timers, ep_buffer_pool *pool,
-                           ProtobufCService *service, const char *url);
+ep_rpc_server *world_serve(const char *name, const char *role, ep_timer_service *timers,
+                           ep_buffer_pool *pool, ProtobufCService *service, const char *url);
 
 /* coordinator.c */
 void coordinator_start(world *w);

@@ -106,7 +106,8 @@ static long resident_kib(void)
     long pages = 0;
     long resident = 0;
     FILE *file = fopen("/proc/self/statm", "r");
-    EP_TEST_CHECK(file != NULL && fscanf(file, "%ld %ld", &pages, &resident) == 2, "/proc/self/statm");
+    EP_TEST_CHECK(file != NULL && fscanf(file, "%ld %ld", &pages, &resident) == 2,
+                  "/proc/self/statm");
     fclose(file);
     return resident * (sysconf(_SC_PAGESIZE) / 1024);
 }
@@ -124,9 +125,10 @@ static void print_total(caller *c, uint64_t overslept_ns, long begin_kib)
     EP_TEST_CHECK(count > 0, "no call came back");
     qsort(c->times_us, count, sizeof(*c->times_us), ascending);
     printf("total %llu %llu %u %u %llu %.3f %llu %ld %ld\n", (unsigned long long)c->calls,
-           (unsigned long long)c->failed, c->times_us[count / 2], c->times_us[count - 1 - count / 100],
-           (unsigned long long)(c->longest_ns / EP_NS_PER_US), seconds(c, c->longest_began_ns),
-           (unsigned long long)(overslept_ns / EP_NS_PER_US), resident_kib(), begin_kib);
+           (unsigned long long)c->failed, c->times_us[count / 2],
+           c->times_us[count - 1 - count / 100], (unsigned long long)(c->longest_ns / EP_NS_PER_US),
+           seconds(c, c->longest_began_ns), (unsigned long long)(overslept_ns / EP_NS_PER_US),
+           resident_kib(), begin_kib);
 }
 
 /* Until SIGTERM; the longest time that a sleep was late. */
@@ -184,7 +186,8 @@ int soak_caller(int argc, char **argv)
     config.lanes = strcmp(argv[2], "any") == 0 ? NULL : "stream";
     c.sums = strcmp(argv[2], "sums") == 0;
     EP_TEST_CHECK(ep_client_create(&config, &c.client, &error) == EP_OK, "client: %s", error.text);
-    EP_TEST_CHECK(ep_client_wait_ready(c.client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) == EP_OK,
+    EP_TEST_CHECK(ep_client_wait_ready(c.client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) ==
+                      EP_OK,
                   "client: %s", error.text);
     long begin_kib = 0;
     uint64_t overslept_ns = call_on(&c, strtoull(argv[4], NULL, 10), &begin_kib);

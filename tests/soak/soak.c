@@ -33,7 +33,8 @@ enum { NODES = 4, COORDINATOR = NODES, TARGETS, CALLERS = 3, FAULTS_MAX = 10000,
 #define LONGEST_MS 1000               /* strict: of a call */
 #define HEALTHY_NS (10 * EP_NS_PER_S) /* after the last fault */
 
-#define KINDS(X) X(kill) X(stop) X(terminate) X(drain) X(cut_requests) X(cut_replies) X(cut_both) X(flap)
+#define KINDS(X)                                                                                   \
+    X(kill) X(stop) X(terminate) X(drain) X(cut_requests) X(cut_replies) X(cut_both) X(flap)
 typedef enum kind {
 #define X(name) KIND_##name,
     KINDS(X)
@@ -89,7 +90,8 @@ static const char *target_name(uint32_t target)
 
 static ep_test_process *process_of(soak *s, uint32_t target)
 {
-    return target == COORDINATOR ? &s->faults.cluster.coordinator : &s->faults.cluster.nodes[target];
+    return target == COORDINATOR ? &s->faults.cluster.coordinator
+                                 : &s->faults.cluster.nodes[target];
 }
 
 static void tick(void)
@@ -102,9 +104,10 @@ static void tick(void)
 static bool all_serve(soak *s)
 {
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
-    Expertd__V1__ClusterStatusReply *status = (Expertd__V1__ClusterStatusReply *)ep_test_cluster_call(
-        &s->faults.cluster, s->faults.cluster.coordinator.rpc_url, "expertd.v1.Coordinator", "ClusterStatus",
-        &empty.base);
+    Expertd__V1__ClusterStatusReply *status =
+        (Expertd__V1__ClusterStatusReply *)ep_test_cluster_call(
+            &s->faults.cluster, s->faults.cluster.coordinator.rpc_url, "expertd.v1.Coordinator",
+            "ClusterStatus", &empty.base);
     uint32_t serving = 0;
     for (size_t i = 0; i < status->n_nodes; i++) {
         serving += strcmp(status->nodes[i]->state, "serving") == 0;
@@ -140,7 +143,8 @@ static void wait_healthy(soak *s, uint64_t patience_ns)
             char *text = NULL;
             const char *const args[] = {"status", NULL};
             ep_test_cluster_ctl(&s->faults.cluster, args, &text);
-            ep_test_fail("not healthy %.1f s after the last fault:\n%s", (double)patience_ns / 1e9, text);
+            ep_test_fail("not healthy %.1f s after the last fault:\n%s", (double)patience_ns / 1e9,
+                         text);
         }
         tick();
     }
@@ -187,8 +191,8 @@ static bool drain(soak *s, uint32_t target, const char *undo)
 static void begin_fault(soak *s, const fault *f)
 {
     ep_test_process *process = process_of(s, f->target);
-    printf("%8.3f %s %s for %.1f s\n", at(s, f->began_ns), kind_names[f->kind], target_name(f->target),
-           (double)(f->ends_ns - f->began_ns) / 1e9);
+    printf("%8.3f %s %s for %.1f s\n", at(s, f->began_ns), kind_names[f->kind],
+           target_name(f->target), (double)(f->ends_ns - f->began_ns) / 1e9);
     s->is_faulty[f->target] = true;
     s->running[f->target] = *f;
     switch (f->kind) {
@@ -326,10 +330,15 @@ static void start_callers(soak *s)
     for (int i = 0; i < CALLERS; i++) {
         snprintf(seed, sizeof(seed), "%llu", (unsigned long long)(s->seed + (uint64_t)i));
         snprintf(name, sizeof(name), "caller%d", i);
-        const char *const args[] = {
-            "caller", s->faults.cluster.coordinator.rpc_url, s->faults.model_path, hows[i], zero, seed, NULL};
-        EP_TEST_CHECK(ep_test_process_start(&s->callers[i], s->faults.cluster.dir, name, "/proc/self/exe",
-                                            args, NULL, false),
+        const char *const args[] = {"caller",
+                                    s->faults.cluster.coordinator.rpc_url,
+                                    s->faults.model_path,
+                                    hows[i],
+                                    zero,
+                                    seed,
+                                    NULL};
+        EP_TEST_CHECK(ep_test_process_start(&s->callers[i], s->faults.cluster.dir, name,
+                                            "/proc/self/exe", args, NULL, false),
                       "no caller");
     }
     for (int i = 0; i < CALLERS; i++) {
@@ -360,8 +369,8 @@ static void print_incident(const soak *s, int caller, const incident *i)
     for (uint32_t p = 0; p < s->past_count; p++) {
         const fault *f = &s->past[p];
         if (at(s, f->began_ns) < i->ended_s && at(s, f->ends_ns) + 1 > i->began_s) {
-            printf(" %s %s %.1f-%.1f", kind_names[f->kind], target_name(f->target), at(s, f->began_ns),
-                   at(s, f->ends_ns));
+            printf(" %s %s %.1f-%.1f", kind_names[f->kind], target_name(f->target),
+                   at(s, f->began_ns), at(s, f->ends_ns));
         }
     }
     printf("\n");
@@ -405,11 +414,12 @@ static bool report_caller(soak *s, int number, const char *text)
     long rss_kib = 0, rss_begin_kib = 0;
     print_incidents(s, number, text);
     const char *total = strstr(text, "total ");
-    EP_TEST_CHECK(total != NULL &&
-                      sscanf(total, "total %llu %llu %u %u %llu %lf %llu %ld %ld", &calls, &failed, &p50_us,
-                             &p99_us, &longest_us, &began_s, &overslept_us, &rss_kib, &rss_begin_kib) == 9,
+    EP_TEST_CHECK(total != NULL && sscanf(total, "total %llu %llu %u %u %llu %lf %llu %ld %ld",
+                                          &calls, &failed, &p50_us, &p99_us, &longest_us, &began_s,
+                                          &overslept_us, &rss_kib, &rss_begin_kib) == 9,
                   "caller %d: %s", number, text);
-    printf("caller%d: %llu calls, %llu failed, 0 wrong; p50 %.1f ms, p99 %.1f ms, longest %.1f ms at %.3f; a "
+    printf("caller%d: %llu calls, %llu failed, 0 wrong; p50 %.1f ms, p99 %.1f ms, longest %.1f ms "
+           "at %.3f; a "
            "sleep was late by up to %.1f ms; "
            "%ld KiB resident, %ld at the start\n",
            number, calls, failed, p50_us / 1e3, p99_us / 1e3, (double)longest_us / 1e3, began_s,
@@ -458,8 +468,8 @@ static void start(soak *s)
     ep_test_dir_new(shm_dir);
     ep_host_boot_id(here);
     snprintf(state_option, sizeof(state_option), "--state-dir=%s", state_dir);
-    snprintf(shm_option, sizeof(shm_option), "--shm-dir=%s",
-             shm_dir); /* of our own: other tests have a node0 too */
+    snprintf(shm_option, sizeof(shm_option), "--shm-dir=%s", shm_dir); /* of our own: other tests
+                                                                          have a node0 too */
     const char *const coordinator_args[] = {state_option, NULL};
     const char *const node_args[] = {"--shm=on", shm_option, NULL};
     for (uint32_t i = 0; i < NODES; i++) {
@@ -519,7 +529,8 @@ int main(int argc, char **argv)
     static soak s = {.seconds = 300};
     static const struct argp_option options[] = {
         {"wild", 'w', NULL, 0, "faults at any time; else one after the other (strict)", 0},
-        {"bounds", 'b', NULL, 0, "fail also when a call takes over 1 s (strict) or health over 10 s", 0},
+        {"bounds", 'b', NULL, 0,
+         "fail also when a call takes over 1 s (strict) or health over 10 s", 0},
         {"seconds", 't', "N", 0, "how long faults are made (300)", 0},
         {"seed", 's', "N", 0, "what is drawn (random; printed)", 0},
         {0}};
@@ -528,7 +539,8 @@ int main(int argc, char **argv)
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     s.seed = ep_random_id() % 1000000;
-    if (argp_parse(&(struct argp){.options = options, .parser = parse}, argc, argv, 0, NULL, &s) != 0) {
+    if (argp_parse(&(struct argp){.options = options, .parser = parse}, argc, argv, 0, NULL, &s) !=
+        0) {
         return 2;
     }
     printf("soak %s, seed %llu, %llu s\n", s.wild ? "wild" : "strict", (unsigned long long)s.seed,

@@ -104,7 +104,8 @@ void device_put(ep_acl_stream stream, void *to, const void *from, size_t bytes)
             return;
         }
         memcpy(stage, from, bytes);
-        DEVICE_MUST(device_acl.aclrtMemcpyAsync(to, bytes, stage, bytes, EP_ACL_HOST_TO_DEVICE, stream));
+        DEVICE_MUST(
+            device_acl.aclrtMemcpyAsync(to, bytes, stage, bytes, EP_ACL_HOST_TO_DEVICE, stream));
     }
 }
 
@@ -112,7 +113,8 @@ const void *device_get(ep_acl_stream stream, const void *from, size_t bytes)
 {
     void *stage = alloc_pinned(bytes + 1);
     if (bytes > 0 && stage != NULL) {
-        DEVICE_MUST(device_acl.aclrtMemcpyAsync(stage, bytes, from, bytes, EP_ACL_DEVICE_TO_HOST, stream));
+        DEVICE_MUST(
+            device_acl.aclrtMemcpyAsync(stage, bytes, from, bytes, EP_ACL_DEVICE_TO_HOST, stream));
     }
     return stage;
 }
@@ -135,7 +137,8 @@ void device_sync(ep_acl_stream stream)
 ep_acl_event device_mark(ep_acl_stream stream)
 {
     ep_acl_event mark = NULL;
-    DEVICE_MUST(device_acl.aclrtCreateEventExWithFlag(&mark, EP_ACL_EVENT_SYNC | EP_ACL_EVENT_PROGRESS));
+    DEVICE_MUST(
+        device_acl.aclrtCreateEventExWithFlag(&mark, EP_ACL_EVENT_SYNC | EP_ACL_EVENT_PROGRESS));
     DEVICE_MUST(device_acl.aclrtRecordEvent(mark, stream));
     return keep(events, &events_count, mark);
 }

@@ -19,9 +19,8 @@ static uint64_t draw(uint64_t *random, uint64_t count)
 
 static bool read_forward(const uint8_t *data, ep_frame *out_frame)
 {
-    return ep_frame_decode(data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, out_frame, NULL,
-                           NULL) ==
-               EP_OK &&
+    return ep_frame_decode(data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, out_frame,
+                           NULL, NULL) == EP_OK &&
            out_frame->method_id == ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward")->id;
 }
 
@@ -59,13 +58,15 @@ void chaos_calls_note(chaos_calls *calls, const uint8_t *data, size_t bytes)
         for (uint32_t i = 0; i < calls->count; i++) {
             if (calls->items[i].id == frame.call_id) {
                 calls->count--;
-                memmove(&calls->items[i], &calls->items[i + 1], (calls->count - i) * sizeof(calls->items[0]));
+                memmove(&calls->items[i], &calls->items[i + 1],
+                        (calls->count - i) * sizeof(calls->items[0]));
                 return;
             }
         }
         return;
     }
-    Expertd__V1__ForwardRequest *request = frame.kind == EP_FRAME_REQUEST ? read_request(&frame, data) : NULL;
+    Expertd__V1__ForwardRequest *request =
+        frame.kind == EP_FRAME_REQUEST ? read_request(&frame, data) : NULL;
     if (request == NULL) {
         return;
     }
@@ -97,8 +98,8 @@ static uint8_t *flip(const uint8_t *data, size_t bytes, size_t begin, size_t end
 }
 
 /* A frame of these sections with right lengths and CRCs. */
-static uint8_t *build(ep_frame frame, const uint8_t *header, size_t header_bytes, const uint8_t *tensors,
-                      size_t tensor_bytes, size_t *out_bytes)
+static uint8_t *build(ep_frame frame, const uint8_t *header, size_t header_bytes,
+                      const uint8_t *tensors, size_t tensor_bytes, size_t *out_bytes)
 {
     bool has_crc = frame.payload_crc != 0;
     frame.header_bytes = (uint32_t)header_bytes;
@@ -115,20 +116,20 @@ static uint8_t *build(ep_frame frame, const uint8_t *header, size_t header_bytes
     if (tensor_bytes > 0) {
         memcpy(out + frame.tensor_offset, tensors, tensor_bytes);
     }
-    frame.payload_crc = has_crc ? ep_crc32c(0, out + EP_FRAME_FIXED_BYTES,
-                                            *out_bytes - EP_FRAME_FIXED_BYTES) : 0;
+    frame.payload_crc =
+        has_crc ? ep_crc32c(0, out + EP_FRAME_FIXED_BYTES, *out_bytes - EP_FRAME_FIXED_BYTES) : 0;
     ep_frame_encode(&frame, out);
     return out;
 }
 
 static uint8_t *same_payload(const ep_frame *frame, const uint8_t *data, size_t *out_bytes)
 {
-    return build(*frame, data + EP_FRAME_FIXED_BYTES, frame->header_bytes, data + frame->tensor_offset,
-                 (size_t)frame->tensor_bytes, out_bytes);
+    return build(*frame, data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
+                 data + frame->tensor_offset, (size_t)frame->tensor_bytes, out_bytes);
 }
 
-/* The newest other call whose answer has another length: old ones may be over. Its own must still be in
-   calls. */
+/* The newest other call whose answer has another length: old ones may be over. Its own must still
+   be in calls. */
 static bool name_other_call(ep_frame *frame, const chaos_calls *calls)
 {
     uint32_t slots = 0;
@@ -147,8 +148,7 @@ static bool name_other_call(ep_frame *frame, const chaos_calls *calls)
 
 /* Lies of the fixed part of a reply. */
 static uint8_t *lie_in_frame(ep_chaos_fault fault, ep_frame frame, const uint8_t *data,
-                             const chaos_calls *calls,
-                             uint64_t *random, size_t *out_bytes)
+                             const chaos_calls *calls, uint64_t *random, size_t *out_bytes)
 {
     if (frame.kind != EP_FRAME_REPLY) {
         return NULL;
@@ -186,8 +186,7 @@ static uint32_t other_dtype(uint64_t *random)
 static char lying_numerics[] = "numerics-of-nobody";
 
 static uint8_t *lie_in_request(ep_chaos_fault fault, const ep_frame *frame, const uint8_t *data,
-                               uint64_t *random,
-                               size_t *out_bytes)
+                               uint64_t *random, size_t *out_bytes)
 {
     size_t offset = message_offset(frame, data);
     Expertd__V1__ForwardRequest *request = read_request(frame, data);
@@ -224,12 +223,12 @@ static uint8_t *lie_in_request(ep_chaos_fault fault, const ep_frame *frame, cons
 }
 
 static uint8_t *lie_in_reply(ep_chaos_fault fault, const ep_frame *frame, const uint8_t *data,
-                             uint64_t *random,
-                             size_t *out_bytes)
+                             uint64_t *random, size_t *out_bytes)
 {
     Expertd__V1__ForwardReply *reply =
         frame->kind == EP_FRAME_REPLY && frame->status == 0
-            ? expertd__v1__forward_reply__unpack(NULL, frame->header_bytes, data + EP_FRAME_FIXED_BYTES)
+            ? expertd__v1__forward_reply__unpack(NULL, frame->header_bytes,
+                                                 data + EP_FRAME_FIXED_BYTES)
             : NULL;
     uint8_t *out = NULL;
     if (reply == NULL) {
@@ -262,9 +261,8 @@ static uint8_t *lie_in_reply(ep_chaos_fault fault, const ep_frame *frame, const 
     return out;
 }
 
-static uint8_t *lie(ep_chaos_fault fault, const uint8_t *data, size_t bytes, const chaos_calls *calls,
-                    uint64_t *random,
-                    size_t *out_bytes)
+static uint8_t *lie(ep_chaos_fault fault, const uint8_t *data, size_t bytes,
+                    const chaos_calls *calls, uint64_t *random, size_t *out_bytes)
 {
     ep_frame frame;
     if (!read_forward(data, &frame)) {
@@ -275,17 +273,20 @@ static uint8_t *lie(ep_chaos_fault fault, const uint8_t *data, size_t bytes, con
     case EP_CHAOS_LIE_HIDDEN:
     case EP_CHAOS_LIE_DTYPE:
     case EP_CHAOS_LIE_NUMERICS:
-        return frame.kind == EP_FRAME_REQUEST ? lie_in_request(fault, &frame, data, random, out_bytes)
-                                              : lie_in_reply(fault, &frame, data, random, out_bytes);
+        return frame.kind == EP_FRAME_REQUEST
+                   ? lie_in_request(fault, &frame, data, random, out_bytes)
+                   : lie_in_reply(fault, &frame, data, random, out_bytes);
     case EP_CHAOS_LIE_ROWS:
         return frame.tensor_bytes <= EP_FRAME_ALIGN
                    ? NULL
-                   : build(frame, data + EP_FRAME_FIXED_BYTES, frame.header_bytes, data + frame.tensor_offset,
-                           (size_t)frame.tensor_bytes - EP_FRAME_ALIGN, out_bytes);
+                   : build(frame, data + EP_FRAME_FIXED_BYTES, frame.header_bytes,
+                           data + frame.tensor_offset, (size_t)frame.tensor_bytes - EP_FRAME_ALIGN,
+                           out_bytes);
     case EP_CHAOS_LIE_HEADER: {
         size_t end = EP_FRAME_FIXED_BYTES + frame.header_bytes;
-        uint8_t *flipped =
-            frame.kind == EP_FRAME_REPLY ? flip(data, bytes, EP_FRAME_FIXED_BYTES, end, random) : NULL;
+        uint8_t *flipped = frame.kind == EP_FRAME_REPLY
+                               ? flip(data, bytes, EP_FRAME_FIXED_BYTES, end, random)
+                               : NULL;
         uint8_t *out = flipped != NULL ? same_payload(&frame, flipped, out_bytes) : NULL;
         free(flipped);
         return out;
@@ -295,8 +296,8 @@ static uint8_t *lie(ep_chaos_fault fault, const uint8_t *data, size_t bytes, con
     }
 }
 
-uint8_t *chaos_frame_change(ep_chaos_fault fault, const uint8_t *data, size_t bytes, const chaos_calls *calls,
-                            uint64_t *random, size_t *out_bytes)
+uint8_t *chaos_frame_change(ep_chaos_fault fault, const uint8_t *data, size_t bytes,
+                            const chaos_calls *calls, uint64_t *random, size_t *out_bytes)
 {
     ep_frame frame;
     *out_bytes = bytes;
@@ -311,7 +312,8 @@ uint8_t *chaos_frame_change(ep_chaos_fault fault, const uint8_t *data, size_t by
         return flip(data, bytes, 0, EP_FRAME_FIXED_BYTES, random);
     }
     if (fault == EP_CHAOS_FLIP_HEADER) {
-        return flip(data, bytes, EP_FRAME_FIXED_BYTES, EP_FRAME_FIXED_BYTES + frame.header_bytes, random);
+        return flip(data, bytes, EP_FRAME_FIXED_BYTES, EP_FRAME_FIXED_BYTES + frame.header_bytes,
+                    random);
     }
     return flip(data, bytes, frame.tensor_offset, bytes, random);
 }

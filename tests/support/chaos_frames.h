@@ -26,7 +26,7 @@ void chaos_calls_note(chaos_calls *calls, const uint8_t *data, size_t bytes);
  * A malloc'ed copy of a whole frame with the fault in it: a bit flipped, or a lie with right CRCs.
  * NULL when the fault does not fit this frame: no such section, no Forward reply, no other call.
  */
-uint8_t *chaos_frame_change(ep_chaos_fault fault, const uint8_t *data, size_t bytes, const chaos_calls *calls,
-                            uint64_t *random, size_t *out_bytes);
+uint8_t *chaos_frame_change(ep_chaos_fault fault, const uint8_t *data, size_t bytes,
+                            const chaos_calls *calls, uint64_t *random, size_t *out_bytes);
 
 #endif

@@ -23,15 +23,15 @@
 #define CONNECTIONS_MAX 512
 #define READ_BYTES 65536
 #define QUEUE_BYTES_MAX (8u << 20) /* more is not read before it is gone */
-#define HELD_MS_MAX 300           /* a held frame goes by then, when none passes it */
+#define HELD_MS_MAX 300            /* a held frame goes by then, when none passes it */
 
 typedef struct chaos_chunk {
     struct chaos_chunk *next;
     uint64_t due_ns;
     size_t bytes;
     size_t sent;
-    size_t piece;   /* at most so many bytes per write; 0 all */
-    bool ends;      /* the connection ends after it */
+    size_t piece; /* at most so many bytes per write; 0 all */
+    bool ends;    /* the connection ends after it */
     uint8_t data[];
 } chaos_chunk;
 
@@ -94,7 +94,8 @@ const char *ep_chaos_fault_name(ep_chaos_fault fault)
 
 static uint32_t amount(const ep_chaos_rule *rule, uint64_t *random)
 {
-    uint32_t span = rule->amount_max > rule->amount_min ? rule->amount_max - rule->amount_min + 1 : 1;
+    uint32_t span =
+        rule->amount_max > rule->amount_min ? rule->amount_max - rule->amount_min + 1 : 1;
     return rule->amount_min + (uint32_t)((ep_splitmix64(random) >> 20) % span);
 }
 
@@ -103,8 +104,8 @@ static uint32_t draw_rule_locked(const ep_chaos_proxy *proxy, chaos_way *way, ui
 {
     for (uint32_t i = 0; i < proxy->rules_count; i++) {
         const ep_chaos_rule *rule = &proxy->rules[i];
-        if ((rule->directions & way->direction) == 0 || (rule->kinds != 0 &&
-                                                         (rule->kinds & 1u << kind) == 0) ||
+        if ((rule->directions & way->direction) == 0 ||
+            (rule->kinds != 0 && (rule->kinds & 1u << kind) == 0) ||
             (rule->limit != 0 && proxy->rules_done[i] >= rule->limit)) {
             continue;
         }
@@ -171,8 +172,8 @@ static void hold(chaos_way *way, chaos_chunk *chunk, uint32_t frames)
 }
 
 /* The frame, or what the fault makes of it. False: the fault does not fit this frame. */
-static bool do_fault(chaos_pair *pair, chaos_way *way, const ep_chaos_rule *rule, const uint8_t *data,
-                     size_t bytes)
+static bool do_fault(chaos_pair *pair, chaos_way *way, const ep_chaos_rule *rule,
+                     const uint8_t *data, size_t bytes)
 {
     uint64_t now_ns = ep_clock_now_ns();
     chaos_chunk *chunk;
@@ -187,7 +188,8 @@ static bool do_fault(chaos_pair *pair, chaos_way *way, const ep_chaos_rule *rule
         return true;
     case EP_CHAOS_HOLD:
     case EP_CHAOS_SWAP:
-        hold(way, make_chunk(data, bytes), rule->fault == EP_CHAOS_SWAP ? 1 : amount(rule, &way->random));
+        hold(way, make_chunk(data, bytes),
+             rule->fault == EP_CHAOS_SWAP ? 1 : amount(rule, &way->random));
         return true;
     case EP_CHAOS_STALL:
         way->stalled_until_ns = now_ns + amount(rule, &way->random) * EP_NS_PER_MS;
@@ -202,8 +204,8 @@ static bool do_fault(chaos_pair *pair, chaos_way *way, const ep_chaos_rule *rule
     }
     if (rule->fault >= EP_CHAOS_FLIP_FIXED) {
         size_t changed_bytes;
-        uint8_t *changed =
-            chaos_frame_change(rule->fault, data, bytes, &pair->calls, &way->random, &changed_bytes);
+        uint8_t *changed = chaos_frame_change(rule->fault, data, bytes, &pair->calls, &way->random,
+                                              &changed_bytes);
         if (changed != NULL) {
             push(way, make_chunk(changed, changed_bytes));
         }
@@ -254,8 +256,8 @@ static void take_frame(ep_chaos_proxy *proxy, chaos_pair *pair, chaos_way *way, 
     if (way->direction == EP_CHAOS_TO_CLIENT) {
         chaos_calls_note(&pair->calls, data, bytes);
     }
-    if (had_held && way->held != NULL && rule.fault != EP_CHAOS_HOLD && rule.fault != EP_CHAOS_SWAP &&
-        --way->held_for == 0) {
+    if (had_held && way->held != NULL && rule.fault != EP_CHAOS_HOLD &&
+        rule.fault != EP_CHAOS_SWAP && --way->held_for == 0) {
         release_held(way);
     }
 }
@@ -342,7 +344,8 @@ static int url_port(const char *url)
 
 static int connect_to(const char *url)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)url_port(url))};
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)url_port(url))};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = url[0] != 0 ? socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1;
     if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0) {
@@ -361,7 +364,8 @@ static void set_socket(int fd)
 
 static void way_init(chaos_way *way, int from, int to, uint32_t direction, uint64_t seed)
 {
-    *way = (chaos_way){.from = from, .to = to, .direction = direction, .random = seed * 31 + direction};
+    *way = (chaos_way){
+        .from = from, .to = to, .direction = direction, .random = seed * 31 + direction};
     way->last = &way->first;
 }
 
@@ -449,13 +453,15 @@ static void serve_pair(ep_chaos_proxy *proxy, chaos_pair *pair, const struct pol
         const struct pollfd *from = &fds[w];
         const struct pollfd *to = &fds[1 - w];
         if ((from->events & POLLIN) != 0 && (from->revents & (POLLIN | POLLHUP | POLLERR)) != 0 &&
-            way->stalled_until_ns <= ep_clock_now_ns() && !way->ended && way->queued < QUEUE_BYTES_MAX) {
+            way->stalled_until_ns <= ep_clock_now_ns() && !way->ended &&
+            way->queued < QUEUE_BYTES_MAX) {
             read_way(proxy, pair, way);
         }
         if ((to->revents & POLLOUT) != 0 || way->first != NULL) {
             write_way(pair, way, ep_clock_now_ns());
         }
-        if ((from->revents & POLLERR) != 0 || (way->ended && way->first == NULL && way->held == NULL)) {
+        if ((from->revents & POLLERR) != 0 ||
+            (way->ended && way->first == NULL && way->held == NULL)) {
             pair->dead = true;
         }
     }
@@ -530,7 +536,8 @@ static bool listen_any(ep_chaos_proxy *proxy)
     socklen_t bytes = sizeof(address);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     proxy->listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (proxy->listen_fd < 0 || bind(proxy->listen_fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+    if (proxy->listen_fd < 0 ||
+        bind(proxy->listen_fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
         listen(proxy->listen_fd, 128) != 0 ||
         getsockname(proxy->listen_fd, (struct sockaddr *)&address, &bytes) != 0) {
         return false;

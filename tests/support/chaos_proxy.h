@@ -20,37 +20,37 @@
 #include "wire/frame.h"
 
 /* Each name, and what amount_min..amount_max means for it. */
-#define EP_CHAOS_FAULTS(X)                                                                                   \
-    X(DELAY, delay)                /* ms; what comes behind it waits too */                                  \
-    X(HOLD, hold)                  /* frames that pass it */                                                 \
-    X(SWAP, swap)                  /* goes after the next one */                                             \
-    X(DROP, drop)                                                                                            \
-    X(DUPLICATE, duplicate)                                                                                  \
-    X(SPLIT, split)                /* bytes of each piece, at most */                                        \
-    X(STALL, stall)                /* ms in which this direction is not read */                              \
-    X(CUT, cut)                    /* nothing more passes in this direction of this connection */            \
-    X(RESET, reset)                /* RST to both ends */                                                    \
-    X(TRUNCATE, truncate)          /* part of the frame, then the end */                                     \
-    X(FLIP_FIXED, flip_fixed)      /* one bit, CRCs as they were */                                          \
-    X(FLIP_HEADER, flip_header)                                                                              \
-    X(FLIP_TENSORS, flip_tensors)                                                                            \
-    X(LIE_CALL, lie_call)          /* a Forward reply names another call, which asked for other rows */      \
-    X(LIE_NO_CALL, lie_no_call)    /* ... a call that nobody began */                                        \
-    X(LIE_ATTEMPT, lie_attempt)    /* ... another attempt */                                                 \
-    X(LIE_METHOD, lie_method)      /* ... another method */                                                  \
-    X(LIE_SEQUENCE, lie_sequence)  /* ... another place in a stream */                                       \
-    X(LIE_SLOTS, lie_slots)        /* a Forward request or reply says one slot more */                       \
-    X(LIE_HIDDEN, lie_hidden)      /* ... another width */                                                   \
-    X(LIE_DTYPE, lie_dtype)        /* ... another element type */                                            \
-    X(LIE_NUMERICS, lie_numerics)  /* ... other numerics */                                                  \
-    X(LIE_ROWS, lie_rows)          /* ... has 64 tensor bytes less */                                        \
-    X(LIE_HEADER, lie_header)      /* one bit of a Forward reply's message */
+#define EP_CHAOS_FAULTS(X)                                                                         \
+    X(DELAY, delay) /* ms; what comes behind it waits too */                                       \
+    X(HOLD, hold)   /* frames that pass it */                                                      \
+    X(SWAP, swap)   /* goes after the next one */                                                  \
+    X(DROP, drop)                                                                                  \
+    X(DUPLICATE, duplicate)                                                                        \
+    X(SPLIT, split)           /* bytes of each piece, at most */                                   \
+    X(STALL, stall)           /* ms in which this direction is not read */                         \
+    X(CUT, cut)               /* nothing more passes in this direction of this connection */       \
+    X(RESET, reset)           /* RST to both ends */                                               \
+    X(TRUNCATE, truncate)     /* part of the frame, then the end */                                \
+    X(FLIP_FIXED, flip_fixed) /* one bit, CRCs as they were */                                     \
+    X(FLIP_HEADER, flip_header)                                                                    \
+    X(FLIP_TENSORS, flip_tensors)                                                                  \
+    X(LIE_CALL, lie_call) /* a Forward reply names another call, which asked for other rows */     \
+    X(LIE_NO_CALL, lie_no_call)   /* ... a call that nobody began */                               \
+    X(LIE_ATTEMPT, lie_attempt)   /* ... another attempt */                                        \
+    X(LIE_METHOD, lie_method)     /* ... another method */                                         \
+    X(LIE_SEQUENCE, lie_sequence) /* ... another place in a stream */                              \
+    X(LIE_SLOTS, lie_slots)       /* a Forward request or reply says one slot more */              \
+    X(LIE_HIDDEN, lie_hidden)     /* ... another width */                                          \
+    X(LIE_DTYPE, lie_dtype)       /* ... another element type */                                   \
+    X(LIE_NUMERICS, lie_numerics) /* ... other numerics */                                         \
+    X(LIE_ROWS, lie_rows)         /* ... has 64 tensor bytes less */                               \
+    X(LIE_HEADER, lie_header)     /* one bit of a Forward reply's message */
 
 typedef enum ep_chaos_fault {
 #define X(upper, lower) EP_CHAOS_##upper,
     EP_CHAOS_FAULTS(X)
 #undef X
-    EP_CHAOS_FAULTS_COUNT
+        EP_CHAOS_FAULTS_COUNT
 } ep_chaos_fault;
 
 #define EP_CHAOS_TO_SERVER 1u
@@ -67,7 +67,7 @@ typedef struct ep_chaos_rule {
     uint32_t number;
     uint32_t amount_min;
     uint32_t amount_max;
-    uint64_t limit;      /* of this rule in all connections; 0 none */
+    uint64_t limit; /* of this rule in all connections; 0 none */
 } ep_chaos_rule;
 
 typedef struct ep_chaos_counts {
@@ -87,8 +87,8 @@ void ep_chaos_proxy_destroy(ep_chaos_proxy *proxy);
 const char *ep_chaos_proxy_url(const ep_chaos_proxy *proxy);
 /* Where connections go from now on: "tcp://127.0.0.1:port". */
 void ep_chaos_proxy_set_upstream(ep_chaos_proxy *proxy, const char *url);
-/* Replaces all rules. Without rules: what is delayed, held or stalled goes on at once; cut directions stay
-   cut. */
+/* Replaces all rules. Without rules: what is delayed, held or stalled goes on at once; cut
+   directions stay cut. */
 void ep_chaos_proxy_set_rules(ep_chaos_proxy *proxy, const ep_chaos_rule *rules, uint32_t count);
 void ep_chaos_proxy_read(ep_chaos_proxy *proxy, ep_chaos_counts *out_counts);
 

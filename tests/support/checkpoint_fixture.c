@@ -93,7 +93,8 @@ static void fill_codes(uint64_t seed, const char *name, ep_dtype dtype, size_t c
 }
 
 /* rows 0: a vector. like: where the values are, NULL: those of the name. */
-static void add_like(tensor_list *list, const char *name, ep_dtype dtype, uint32_t rows, uint32_t columns, const void *like)
+static void add_like(tensor_list *list, const char *name, ep_dtype dtype, uint32_t rows,
+                     uint32_t columns, const void *like)
 {
     size_t count = (size_t)(rows == 0 ? 1 : rows) * columns;
     if (list->count == list->capacity) {
@@ -123,17 +124,19 @@ static void add_like(tensor_list *list, const char *name, ep_dtype dtype, uint32
     }
     list->items[list->count++] = (ep_named_tensor){
         .name = own_name,
-        .tensor = rows == 0 ? ep_tensor_1d(data, dtype, columns) : ep_tensor_2d(data, dtype, rows, columns),
+        .tensor = rows == 0 ? ep_tensor_1d(data, dtype, columns)
+                            : ep_tensor_2d(data, dtype, rows, columns),
     };
 }
 
-static void add(tensor_list *list, const char *name, ep_dtype dtype, uint32_t rows, uint32_t columns)
+static void add(tensor_list *list, const char *name, ep_dtype dtype, uint32_t rows,
+                uint32_t columns)
 {
     add_like(list, name, dtype, rows, columns, NULL);
 }
 
-static void add_in_layer(tensor_list *list, const ep_fixture_config *config, uint32_t layer, const char *tail,
-                         ep_dtype dtype, uint32_t rows, uint32_t columns)
+static void add_in_layer(tensor_list *list, const ep_fixture_config *config, uint32_t layer,
+                         const char *tail, ep_dtype dtype, uint32_t rows, uint32_t columns)
 {
     char name[EP_TENSOR_NAME_BYTES];
     snprintf(name, sizeof(name), "%slayers.%" PRIu32 ".%s", config->prefix, layer, tail);
@@ -149,8 +152,8 @@ typedef struct expert_place {
     ep_weight_format format;
 } expert_place;
 
-static void add_part(tensor_list *list, const expert_place *place, ep_matrix m, const char *part, ep_dtype dtype, uint32_t rows,
-                     uint32_t columns, size_t back)
+static void add_part(tensor_list *list, const expert_place *place, ep_matrix m, const char *part,
+                     ep_dtype dtype, uint32_t rows, uint32_t columns, size_t back)
 {
     char name[EP_TENSOR_NAME_BYTES];
     if (place->expert == UINT32_MAX) {
@@ -158,11 +161,13 @@ static void add_part(tensor_list *list, const expert_place *place, ep_matrix m, 
     } else {
         ep_tensor_name_expert(place->names, place->layer, place->expert, m, part, name);
     }
-    add_like(list, name, dtype, rows, columns, back > 0 && !list->failed ? list->items[list->count - back].tensor.data : NULL);
+    add_like(list, name, dtype, rows, columns,
+             back > 0 && !list->failed ? list->items[list->count - back].tensor.data : NULL);
 }
 
 /* The matrices of one expert. back: how many experts before is one with the same values, 0 none. */
-static void add_expert(tensor_list *list, const ep_fixture_config *config, const expert_place *place, uint32_t inner, size_t back)
+static void add_expert(tensor_list *list, const ep_fixture_config *config,
+                       const expert_place *place, uint32_t inner, size_t back)
 {
     const bool is_plain = place->format == EP_WEIGHTS_NONE;
     const bool is_int4 = place->format == EP_WEIGHTS_INT4;
@@ -177,7 +182,8 @@ static void add_expert(tensor_list *list, const ep_fixture_config *config, const
         }
         add_part(list, place, m, "weight_packed", is_int4 ? EP_DTYPE_I32 : EP_DTYPE_U8, rows,
                  is_int4 ? (columns + 7) / 8 : (columns + 1) / 2, back);
-        add_part(list, place, m, "weight_scale", is_int4 ? EP_DTYPE_BF16 : EP_DTYPE_U8, rows, groups, back);
+        add_part(list, place, m, "weight_scale", is_int4 ? EP_DTYPE_BF16 : EP_DTYPE_U8, rows,
+                 groups, back);
     }
 }
 
@@ -217,7 +223,8 @@ static void add_attention(tensor_list *list, const ep_fixture_config *config, ui
     add_in_layer(list, config, layer, "self_attn.v_proj.weight", config->dtype, kv, config->hidden);
     add_in_layer(list, config, layer, "self_attn.o_proj.weight", config->dtype, config->hidden, q);
     add_in_layer(list, config, layer, "input_layernorm.weight", config->dtype, 0, config->hidden);
-    add_in_layer(list, config, layer, "post_attention_layernorm.weight", config->dtype, 0, config->hidden);
+    add_in_layer(list, config, layer, "post_attention_layernorm.weight", config->dtype, 0,
+                 config->hidden);
 }
 
 static void add_all(tensor_list *list, const ep_fixture_config *config)
@@ -233,7 +240,8 @@ static void add_all(tensor_list *list, const ep_fixture_config *config)
         }
         add_in_layer(list, config, layer, "mlp.gate_proj.weight", config->dtype, config->inner,
                      config->hidden);
-        add_in_layer(list, config, layer, "mlp.up_proj.weight", config->dtype, config->inner, config->hidden);
+        add_in_layer(list, config, layer, "mlp.up_proj.weight", config->dtype, config->inner,
+                     config->hidden);
         add_in_layer(list, config, layer, "mlp.down_proj.weight", config->dtype, config->hidden,
                      config->inner);
     }
@@ -266,18 +274,22 @@ static void print_config(FILE *file, const ep_fixture_config *config)
     const char *dtype = config->dtype == EP_DTYPE_F32   ? "float32"
                         : config->dtype == EP_DTYPE_F16 ? "float16"
                                                         : "bfloat16";
-    bool routed_name = config->router == EP_ROUTER_R3 || strcmp(type_name(config), "deepseek_v3") == 0;
+    bool routed_name =
+        config->router == EP_ROUTER_R3 || strcmp(type_name(config), "deepseek_v3") == 0;
     const char *experts = routed_name                    ? "n_routed_experts"
                           : config->names == EP_NAMES_N2 ? "num_local_experts"
                                                          : "num_experts";
 
-    fprintf(file, "{\n  \"model_type\": \"%s\",\n  \"hidden_act\": \"silu\",\n  \"torch_dtype\": \"%s\",\n",
-            type_name(config), dtype);
+    fprintf(
+        file,
+        "{\n  \"model_type\": \"%s\",\n  \"hidden_act\": \"silu\",\n  \"torch_dtype\": \"%s\",\n",
+        type_name(config), dtype);
     fprintf(file,
             "  \"hidden_size\": %" PRIu32 ",\n  \"intermediate_size\": %" PRIu32
             ",\n  \"moe_intermediate_size\": %" PRIu32 ",\n",
             config->hidden, config->inner, config->inner);
-    fprintf(file, "  \"num_hidden_layers\": %" PRIu32 ",\n  \"first_k_dense_replace\": %" PRIu32 ",\n",
+    fprintf(file,
+            "  \"num_hidden_layers\": %" PRIu32 ",\n  \"first_k_dense_replace\": %" PRIu32 ",\n",
             config->layers, config->dense_layers);
     fprintf(file, "  \"%s\": %" PRIu32 ",\n  \"num_experts_per_tok\": %" PRIu32 ",\n", experts,
             config->experts, config->top_k);
@@ -291,8 +303,8 @@ static void print_config(FILE *file, const ep_fixture_config *config)
         fprintf(file, "  \"routed_scaling_factor\": %.9g,\n", (double)config->scaling_factor);
     }
     if (config->groups > 0) {
-        fprintf(file, "  \"n_group\": %" PRIu32 ",\n  \"topk_group\": %" PRIu32 ",\n", config->groups,
-                config->groups_kept);
+        fprintf(file, "  \"n_group\": %" PRIu32 ",\n  \"topk_group\": %" PRIu32 ",\n",
+                config->groups, config->groups_kept);
     }
     if (config->vocab > 0) {
         fprintf(file,
@@ -302,7 +314,8 @@ static void print_config(FILE *file, const ep_fixture_config *config)
     }
     /* its router divides by the sum whatever a config says */
     const bool always = strcmp(type_name(config), "minimax_m2") == 0;
-    fprintf(file, "  \"rms_norm_eps\": 1e-05,\n  \"rope_theta\": 10000.0,\n  \"norm_topk_prob\": %s\n}\n",
+    fprintf(file,
+            "  \"rms_norm_eps\": 1e-05,\n  \"rope_theta\": 10000.0,\n  \"norm_topk_prob\": %s\n}\n",
             config->renormalise || always ? "true" : "false");
 }
 
@@ -311,17 +324,19 @@ static ep_err open_text(const char *dir, const char *name, FILE **out_file, ep_e
     char path[EP_FIXTURE_PATH_BYTES + 64];
     snprintf(path, sizeof(path), "%s/%s", dir, name);
     *out_file = fopen(path, "we");
-    return *out_file != NULL ? EP_OK : ep_error_set(out_error, EP_ERR_IO, "%s: cannot write: %m", path);
+    return *out_file != NULL ? EP_OK
+                             : ep_error_set(out_error, EP_ERR_IO, "%s: cannot write: %m", path);
 }
 
 static void shard_name(const ep_fixture_config *config, uint32_t shard, char *out, size_t out_bytes)
 {
-    snprintf(out, out_bytes, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors", shard + 1, config->shards);
+    snprintf(out, out_bytes, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors", shard + 1,
+             config->shards);
 }
 
 /* Tensor i goes to shard i * shards / count: an expert's matrices may end up in two files. */
-static ep_err write_shards(const ep_fixture_config *config, const char *dir, const tensor_list *list,
-                           ep_error *out_error)
+static ep_err write_shards(const ep_fixture_config *config, const char *dir,
+                           const tensor_list *list, ep_error *out_error)
 {
     char path[EP_FIXTURE_PATH_BYTES + 64];
     char name[64] = "model.safetensors";
@@ -333,7 +348,8 @@ static ep_err write_shards(const ep_fixture_config *config, const char *dir, con
             shard_name(config, s, name, sizeof(name));
         }
         snprintf(path, sizeof(path), "%s/%s", dir, name);
-        ep_err err = ep_safetensors_write(path, list->items + first, end - first, &metadata, 1, out_error);
+        ep_err err =
+            ep_safetensors_write(path, list->items + first, end - first, &metadata, 1, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -360,7 +376,8 @@ static void print_index(FILE *file, const ep_fixture_config *config, const tenso
 static ep_err close_text(FILE *file, const char *name, ep_error *out_error)
 {
     bool bad = ferror(file) != 0;
-    return fclose(file) != 0 || bad ? ep_error_set(out_error, EP_ERR_IO, "%s: cannot write", name) : EP_OK;
+    return fclose(file) != 0 || bad ? ep_error_set(out_error, EP_ERR_IO, "%s: cannot write", name)
+                                    : EP_OK;
 }
 
 static ep_err write_files(const ep_fixture_config *config, const char *dir, const tensor_list *list,
@@ -392,12 +409,14 @@ ep_err ep_fixture_write(const ep_fixture_config *config, const char *dir, ep_err
     if (full.shards == 0 || full.dense_layers >= full.layers ||
         (full.names != EP_NAMES_N1 && full.names != EP_NAMES_N2)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "fixture: shards %" PRIu32 ", %" PRIu32 " of %" PRIu32 " layers dense, names %d",
+                            "fixture: shards %" PRIu32 ", %" PRIu32 " of %" PRIu32
+                            " layers dense, names %d",
                             full.shards, full.dense_layers, full.layers, (int)full.names);
     }
     add_all(&list, &full);
-    ep_err err = list.failed ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "fixture: allocation failed")
-                             : write_files(&full, dir, &list, out_error);
+    ep_err err = list.failed
+                     ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "fixture: allocation failed")
+                     : write_files(&full, dir, &list, out_error);
     for (size_t i = 0; i < list.count; i++) {
         free((void *)(uintptr_t)list.items[i].name);
         free(list.items[i].tensor.data);

@@ -13,13 +13,18 @@
 #define EP_FIXTURE_PATH_BYTES 512
 
 /* Of the model_type whose router is R1 Mixtral's, R2 Qwen's, R3 DeepSeek-V2's, R4 DeepSeek-V3's. */
-typedef enum ep_fixture_router { EP_ROUTER_R1 = 1, EP_ROUTER_R2 = 2, EP_ROUTER_R3 = 3, EP_ROUTER_R4 = 4 } ep_fixture_router;
+typedef enum ep_fixture_router {
+    EP_ROUTER_R1 = 1,
+    EP_ROUTER_R2 = 2,
+    EP_ROUTER_R3 = 3,
+    EP_ROUTER_R4 = 4
+} ep_fixture_router;
 
 typedef struct ep_fixture_config {
     uint64_t seed;
     ep_name_family names;
     ep_fixture_router router;
-    const char *prefix;      /* before "layers."; NULL: "model." */
+    const char *prefix; /* before "layers."; NULL: "model." */
     uint32_t layers;
     uint32_t dense_layers; /* the first ones; they get a dense MLP */
     uint32_t hidden;
@@ -35,10 +40,10 @@ typedef struct ep_fixture_config {
     float scaling_factor; /* 0: not in the config */
     uint32_t groups;      /* 0: not in the config */
     uint32_t groups_kept;
-    ep_dtype dtype;  /* bf16, f16, f32 */
+    ep_dtype dtype;                 /* bf16, f16, f32 */
     ep_weight_format expert_format; /* of routed experts: mxfp4 or int4; NONE: plain, of dtype */
     ep_weight_format shared_format; /* of the shared expert, likewise */
-    uint32_t shards; /* 1: model.safetensors; more: an index */
+    uint32_t shards;                /* 1: model.safetensors; more: an index */
     /* > 0: also embeddings, attention, norms and head, so that text can be generated */
     uint32_t vocab;
     uint32_t heads;

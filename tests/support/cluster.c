@@ -133,9 +133,11 @@ static void spawn_coordinator(ep_test_cluster *cluster, const char *url)
     add_arg(list, "--admin-listen=tcp://127.0.0.1:0");
     add_arg(list, "--min-nodes=%u", options->nodes_count);
     /* nodes hear of their experts with a heartbeat */
-    add_arg(list, "--heartbeat-ms=%u", options->heartbeat_ms > 0 ? options->heartbeat_ms : HEARTBEAT_MS);
+    add_arg(list, "--heartbeat-ms=%u",
+            options->heartbeat_ms > 0 ? options->heartbeat_ms : HEARTBEAT_MS);
     add_arg(list, "--heartbeat-dead-count=%u",
-            options->heartbeat_dead_count > 0 ? options->heartbeat_dead_count : HEARTBEAT_DEAD_COUNT);
+            options->heartbeat_dead_count > 0 ? options->heartbeat_dead_count
+                                              : HEARTBEAT_DEAD_COUNT);
     add_arg(list, "--copies=%u", options->copies > 0 ? options->copies : 1);
     if (options->expert_map != NULL) {
         snprintf(map_path, sizeof(map_path), "%s/expert-map.json", cluster->dir);
@@ -146,8 +148,8 @@ static void spawn_coordinator(ep_test_cluster *cluster, const char *url)
     add_more(list, options->coordinator_args);
     const char *program =
         options->coordinator_program != NULL ? options->coordinator_program : ep_test_coordinator;
-    bool ok = ep_test_process_start(&cluster->coordinator, cluster->dir, "coordinator", program, list->args,
-                                    options->coordinator_environment, true);
+    bool ok = ep_test_process_start(&cluster->coordinator, cluster->dir, "coordinator", program,
+                                    list->args, options->coordinator_environment, true);
     free(list);
     EP_TEST_CHECK(ok, "the coordinator did not start");
 }
@@ -170,7 +172,8 @@ static void start_node(ep_test_cluster *cluster, uint32_t index, const char *url
     snprintf(name, sizeof(name), "node%u", index);
     add_arg(list, "--node-name=%s", name);
     add_arg(list, "--coordinator-url=%s",
-            options->nodes_coordinator_url != NULL ? options->nodes_coordinator_url : cluster->coordinator.rpc_url);
+            options->nodes_coordinator_url != NULL ? options->nodes_coordinator_url
+                                                   : cluster->coordinator.rpc_url);
     if (options->node_numerics != NULL && options->node_numerics[index] != NULL) {
         add_arg(list, "--numerics=%s", options->node_numerics[index]);
     }
@@ -188,8 +191,9 @@ static void start_node(ep_test_cluster *cluster, uint32_t index, const char *url
         add_arg(list, "--model=%s=%s", options->models[m].name, options->models[m].path);
     }
     add_more(list, options->node_args);
-    bool ok = ep_test_process_start(&cluster->nodes[index], cluster->dir, name,
-                                    program != NULL ? program : ep_test_expertd, list->args, NULL, true);
+    bool ok =
+        ep_test_process_start(&cluster->nodes[index], cluster->dir, name,
+                              program != NULL ? program : ep_test_expertd, list->args, NULL, true);
     free(list);
     EP_TEST_CHECK(ok, "%s did not start", name);
 }
@@ -217,7 +221,8 @@ static void restart_node(ep_test_cluster *cluster, uint32_t node, const char *ur
 {
     ep_test_process_destroy(&cluster->nodes[node]);
     start_node(cluster, node, url);
-    EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[node], EP_TEST_PATIENCE_MS), "node%u does not listen", node);
+    EP_TEST_CHECK(ep_test_process_wait_ports(&cluster->nodes[node], EP_TEST_PATIENCE_MS),
+                  "node%u does not listen", node);
 }
 
 void ep_test_cluster_restart_node(ep_test_cluster *cluster, uint32_t node)
@@ -234,7 +239,8 @@ void ep_test_cluster_return_node(ep_test_cluster *cluster, uint32_t node)
 
 void ep_test_cluster_add_node(ep_test_cluster *cluster)
 {
-    EP_TEST_CHECK(cluster->options.nodes_count < EP_TEST_NODES_MAX, "%u nodes", cluster->options.nodes_count);
+    EP_TEST_CHECK(cluster->options.nodes_count < EP_TEST_NODES_MAX, "%u nodes",
+                  cluster->options.nodes_count);
     ep_test_cluster_restart_node(cluster, cluster->options.nodes_count++);
 }
 
@@ -298,13 +304,15 @@ void ep_test_cluster_expect_alive(ep_test_cluster *cluster)
         ep_test_process *process =
             i < cluster->options.nodes_count ? &cluster->nodes[i] : &cluster->coordinator;
         int code = ep_test_process_wait(process, 0);
-        EP_TEST_CHECK(code == -1 && process->pid > 0, "%s ended with %d", process->output_path, code);
+        EP_TEST_CHECK(code == -1 && process->pid > 0, "%s ended with %d", process->output_path,
+                      code);
     }
 }
 
 /* ---- asking ---- */
 
-ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_client_config *config))
+ep_client *ep_test_cluster_client(ep_test_cluster *cluster,
+                                  void (*change)(ep_client_config *config))
 {
     ep_client_config config;
     ep_client *client = NULL;
@@ -316,15 +324,17 @@ ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_cl
         change(&config);
     }
     EP_TEST_CHECK(ep_client_create(&config, &client, &error) == EP_OK, "client: %s", error.text);
-    EP_TEST_CHECK(ep_client_wait_ready(client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) == EP_OK,
+    EP_TEST_CHECK(ep_client_wait_ready(client, (uint64_t)EP_TEST_PATIENCE_MS * 1000, &error) ==
+                      EP_OK,
                   "client: %s", error.text);
     return client;
 }
 
 /* node: of role "node" only, else "". */
-static ep_err call_once(ep_test_cluster *cluster, const char *role, const char *node, const char *url,
-                        const char *service, const char *method, const ProtobufCMessage *request,
-                        uint64_t deadline_ns, ProtobufCMessage **out_reply, ep_error *out_error)
+static ep_err call_once(ep_test_cluster *cluster, const char *role, const char *node,
+                        const char *url, const char *service, const char *method,
+                        const ProtobufCMessage *request, uint64_t deadline_ns,
+                        ProtobufCMessage **out_reply, ep_error *out_error)
 {
     ep_rpc_channel *channel = NULL;
     ep_rpc_channel_config config = {
@@ -344,24 +354,29 @@ static ep_err call_once(ep_test_cluster *cluster, const char *role, const char *
     ep_err err = ep_rpc_channel_create(&config, &channel, out_error);
     err = err != EP_OK ? err : ep_rpc_channel_wait_ready(channel, deadline_ns, out_error);
     err = err != EP_OK ? err
-                       : ep_rpc_call_sync(channel, service, method, request, deadline_ns, out_reply, out_error);
+                       : ep_rpc_call_sync(channel, service, method, request, deadline_ns, out_reply,
+                                          out_error);
     ep_rpc_channel_destroy(channel);
     return err;
 }
 
 /* An observer of a test under load: a connection that the process gave up is made again, and
  * said. */
-ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service,
-                                       const char *method, const ProtobufCMessage *request)
+ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url,
+                                       const char *service, const char *method,
+                                       const ProtobufCMessage *request)
 {
     ProtobufCMessage *reply = NULL;
     ep_error error;
     uint64_t deadline_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     const char *role = strcmp(service, "expertd.v1.Admin") == 0 ? "operator" : "client";
-    ep_err err = call_once(cluster, role, "", url, service, method, request, deadline_ns, &reply, &error);
-    for (int i = 0; i < OBSERVER_TRIES && (err == EP_ERR_CONNECTION_LOST || err == EP_ERR_UNAVAILABLE); i++) {
+    ep_err err =
+        call_once(cluster, role, "", url, service, method, request, deadline_ns, &reply, &error);
+    for (int i = 0;
+         i < OBSERVER_TRIES && (err == EP_ERR_CONNECTION_LOST || err == EP_ERR_UNAVAILABLE); i++) {
         fprintf(stderr, "%s: %s.%s again: %s\n", url, service, method, error.text);
-        err = call_once(cluster, role, "", url, service, method, request, deadline_ns, &reply, &error);
+        err = call_once(cluster, role, "", url, service, method, request, deadline_ns, &reply,
+                        &error);
     }
     EP_TEST_CHECK(err == EP_OK, "%s: %s.%s: %s", url, service, method, error.text);
     return reply;
@@ -388,7 +403,8 @@ uint64_t ep_test_cluster_wait_in_flight(ep_test_cluster *cluster, uint32_t node)
     }
 }
 
-void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const char *url, const char *host)
+void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const char *url,
+                              const char *host)
 {
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     ProtobufCMessage *reply = NULL;
@@ -398,8 +414,9 @@ void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const 
     request.url = (char *)(uintptr_t)url;
     request.host = (char *)(uintptr_t)host;
     request.incarnation = 1;
-    ep_err err = call_once(cluster, "node", name, cluster->coordinator.rpc_url, "expertd.v1.Coordinator",
-                           "RegisterNode", &request.base, deadline_ns, &reply, &error);
+    ep_err err =
+        call_once(cluster, "node", name, cluster->coordinator.rpc_url, "expertd.v1.Coordinator",
+                  "RegisterNode", &request.base, deadline_ns, &reply, &error);
     EP_TEST_CHECK(err == EP_OK, "RegisterNode of %s: %s", name, error.text);
     protobuf_c_message_free_unpacked(reply, NULL);
 }
@@ -412,8 +429,8 @@ int ep_test_cluster_ctl(ep_test_cluster *cluster, const char *const *args, char 
     add_arg(list, "--coordinator=%s", cluster->coordinator.rpc_url);
     const char *program =
         cluster->options.ctl_program != NULL ? cluster->options.ctl_program : ep_test_expertctl;
-    int code = ep_test_process_run(cluster->dir, "expertctl", program, list->args, NULL, EP_TEST_PATIENCE_MS,
-                                   out_output);
+    int code = ep_test_process_run(cluster->dir, "expertctl", program, list->args, NULL,
+                                   EP_TEST_PATIENCE_MS, out_output);
     free(list);
     return code;
 }

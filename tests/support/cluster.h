@@ -26,12 +26,12 @@
 void ep_test_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 /* Fails the test with the condition and a text. */
-#define EP_TEST_CHECK(condition, ...)                                                                        \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                  \
-            ep_test_fail(__VA_ARGS__);                                                                       \
-        }                                                                                                    \
+#define EP_TEST_CHECK(condition, ...)                                                              \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
+            ep_test_fail(__VA_ARGS__);                                                             \
+        }                                                                                          \
     } while (0)
 
 /* A directory that a failure removes too. */
@@ -56,12 +56,12 @@ typedef struct ep_test_model {
 /* Pointers must stay valid as long as the cluster. */
 typedef struct ep_test_cluster_options {
     uint32_t nodes_count;
-    uint32_t copies;               /* 0: 1 */
-    uint32_t threads;              /* compute threads of each node; 0: 1 */
-    uint32_t heartbeat_ms;         /* 0: 50 */
+    uint32_t copies;       /* 0: 1 */
+    uint32_t threads;      /* compute threads of each node; 0: 1 */
+    uint32_t heartbeat_ms; /* 0: 50 */
     /* 0: 100. The coordinator then takes a silent node out of the table */
     uint32_t heartbeat_dead_count;
-    const char *expert_map;        /* JSON of a static placement; NULL: uniform */
+    const char *expert_map; /* JSON of a static placement; NULL: uniform */
     const ep_test_model *models;
     size_t models_count;
     const char *const *coordinator_args; /* NULL, or NULL-terminated */
@@ -69,13 +69,13 @@ typedef struct ep_test_cluster_options {
     const char *const *node_programs;    /* NULL, or [nodes_count]; a NULL entry is expertd */
     const char *coordinator_program;     /* NULL: expertd-coordinator */
     const char *const *coordinator_environment; /* NULL, or NULL-terminated "NAME=value" */
-    const char *ctl_program;             /* NULL: expertctl */
+    const char *ctl_program;                    /* NULL: expertctl */
     /* NULL, or [nodes_count]: --numerics of each node; a NULL entry: the default */
     const char *const *node_numerics;
-    const char *const *hosts;            /* NULL, or [nodes_count]: --host of each node */
+    const char *const *hosts; /* NULL, or [nodes_count]: --host of each node */
     /* NULL, or [nodes_count]: where clients are to find each node */
     const char *const *advertise_urls;
-    const char *nodes_coordinator_url;   /* NULL: where it listens */
+    const char *nodes_coordinator_url; /* NULL: where it listens */
 } ep_test_cluster_options;
 
 typedef struct ep_test_cluster {
@@ -109,20 +109,23 @@ void ep_test_cluster_add_node(ep_test_cluster *cluster);
 
 /* A client that is ready. change (may be NULL) edits the configuration first. Destroyed by the
  * caller. */
-ep_client *ep_test_cluster_client(ep_test_cluster *cluster, void (*change)(ep_client_config *config));
+ep_client *ep_test_cluster_client(ep_test_cluster *cluster,
+                                  void (*change)(ep_client_config *config));
 
 /* A unary call to url from outside of libexpertd, of an operator where service is Admin; the reply
  * is freed with protobuf_c_message_free_unpacked.
  */
-ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url, const char *service,
-                                       const char *method, const ProtobufCMessage *request);
+ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url,
+                                       const char *service, const char *method,
+                                       const ProtobufCMessage *request);
 /* NodeStatus of one node. */
 Expertd__V1__NodeStatusReply *ep_test_cluster_node_status(ep_test_cluster *cluster, uint32_t node);
 /* Asks again and again until the node has requests in flight; their number. */
 uint64_t ep_test_cluster_wait_in_flight(ep_test_cluster *cluster, uint32_t node);
 
 /* Registers a node that holds nothing and never beats. */
-void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const char *url, const char *host);
+void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const char *url,
+                              const char *host);
 
 /* Runs expertctl with args (NULL-terminated) and --coordinator; its exit code. *out_output (may be
  * NULL) is malloc'ed. */

@@ -16,9 +16,9 @@ typedef struct matrix {
     const uint8_t *values;
     const uint8_t *scales;
     ep_scale_arrays arrays;
-    size_t groups;   /* of a row in memory */
-    size_t repeat;   /* of these one in the file */
-    size_t in_file;  /* groups of a row in the file */
+    size_t groups;                   /* of a row in memory */
+    size_t repeat;                   /* of these one in the file */
+    size_t in_file;                  /* groups of a row in the file */
     const uint32_t *columns_in_file; /* for each of the source's; NULL: the same */
     const uint32_t *rows_in_file;
 } matrix;
@@ -38,7 +38,8 @@ static uint64_t parts_of(uint64_t count, uint64_t part)
     return (count + part - 1) / part;
 }
 
-static ep_format_tensor *add(const matrix *m, const char *part, const char *dtype, size_t element, uint64_t d0, uint64_t d1)
+static ep_format_tensor *add(const matrix *m, const char *part, const char *dtype, size_t element,
+                             uint64_t d0, uint64_t d1)
 {
     char name[192];
     snprintf(name, sizeof(name), "%s.%s", m->stem, part);
@@ -83,7 +84,8 @@ static float read_scale(const matrix *m, size_t n, size_t g)
 
 static int zero_of(const matrix *m, size_t n, size_t g)
 {
-    return m->arrays.offsets == 0 ? 0 : (int)(int8_t)m->scales[m->arrays.scales + n * m->groups + g];
+    return m->arrays.offsets == 0 ? 0
+                                  : (int)(int8_t)m->scales[m->arrays.scales + n * m->groups + g];
 }
 
 static void put_float(ep_format_tensor *t, ep_dtype dtype, size_t at, float value)
@@ -105,12 +107,13 @@ static const char *type_text(ep_dtype dtype)
 static void add_scales(const matrix *m, const char *part, bool transposed)
 {
     const ep_dtype dtype = m->model->form->scales;
-    ep_format_tensor *t = add(m, part, type_text(dtype), ep_dtype_bytes(dtype), transposed ? m->in_file : m->rows,
-                              transposed ? m->rows : m->in_file);
+    ep_format_tensor *t = add(m, part, type_text(dtype), ep_dtype_bytes(dtype),
+                              transposed ? m->in_file : m->rows, transposed ? m->rows : m->in_file);
     for (size_t n = 0; n < m->rows; n++) {
         for (size_t g = 0; g < m->in_file; g++) {
             const size_t row = file_row(m, n);
-            put_float(t, dtype, transposed ? g * m->rows + row : row * m->in_file + g, read_scale(m, n, g * m->repeat));
+            put_float(t, dtype, transposed ? g * m->rows + row : row * m->in_file + g,
+                      read_scale(m, n, g * m->repeat));
         }
     }
 }
@@ -134,9 +137,11 @@ static void add_packed(const matrix *m)
     ep_format_tensor *t = add(m, "weight_shape", "I64", 8, 2, 0);
     t = add(m, "weight_packed", "I32", 4, m->rows, parts_of(m->columns, each));
     for (size_t n = 0; n < m->rows; n++) {
-        for (size_t k = 0; k < parts_of(m->columns, each) * each && (k < m->columns || bits == 4); k++) {
+        for (size_t k = 0; k < parts_of(m->columns, each) * each && (k < m->columns || bits == 4);
+             k++) {
             const size_t column = k < m->columns ? file_column(m, k) : k;
-            put_packed(t, file_row(m, n) * parts_of(m->columns, each) + column / each, bits * (column % each), code_of(m, bits, n, k));
+            put_packed(t, file_row(m, n) * parts_of(m->columns, each) + column / each,
+                       bits * (column % each), code_of(m, bits, n, k));
         }
     }
     if (ep_format_case_has_order(m->model->form)) {
@@ -148,7 +153,8 @@ static void add_packed(const matrix *m)
         for (size_t n = 0; n < m->rows; n++) {
             for (size_t g = 0; g < m->in_file; g++) {
                 const uint32_t zero = (uint32_t)(zero_of(m, n, g * m->repeat) + (int)half);
-                put_packed(t, file_row(m, n) / each * m->in_file + g, bits * (file_row(m, n) % each), zero);
+                put_packed(t, file_row(m, n) / each * m->in_file + g,
+                           bits * (file_row(m, n) % each), zero);
             }
         }
     }
@@ -175,11 +181,12 @@ static void add_f8(const matrix *m)
     const bool is_bf16 = form->scales == EP_DTYPE_BF16;
     ep_format_tensor *t = add(m, "weight", "F8_E4M3", 1, m->rows, m->columns);
     memcpy(t->data, m->values, t->bytes);
-    t = add(m, is_bf16 ? "weight_scale" : "weight_scale_inv", type_text(form->scales), ep_dtype_bytes(form->scales), down,
-            form->group == 0 && is_bf16 ? 0 : m->in_file);
+    t = add(m, is_bf16 ? "weight_scale" : "weight_scale_inv", type_text(form->scales),
+            ep_dtype_bytes(form->scales), down, form->group == 0 && is_bf16 ? 0 : m->in_file);
     for (size_t n = 0; n < down; n++) {
         for (size_t g = 0; g < m->in_file; g++) {
-            put_float(t, form->scales, n * m->in_file + g, read_scale(m, n * form->group, g * m->repeat));
+            put_float(t, form->scales, n * m->in_file + g,
+                      read_scale(m, n * form->group, g * m->repeat));
         }
     }
 }
@@ -209,14 +216,16 @@ static void add_gptq(const matrix *m)
     for (size_t k = 0; k < m->columns; k++) {
         const size_t column = file_column(m, k);
         for (size_t n = 0; n < m->rows; n++) {
-            put_packed(t, column / each * m->rows + file_row(m, n), bits * (column % each), code_of(m, bits, n, k));
+            put_packed(t, column / each * m->rows + file_row(m, n), bits * (column % each),
+                       code_of(m, bits, n, k));
         }
     }
     add_scales(m, "scales", true);
     t = add(m, "qzeros", "I32", 4, m->in_file, m->rows / each);
     for (size_t g = 0; g < m->in_file; g++) {
         for (size_t n = 0; n < m->rows; n++) {
-            const uint32_t zero = (uint32_t)(zero_of(m, n, g * m->repeat) + (int)middle - (is_v2 ? 0 : 1));
+            const uint32_t zero =
+                (uint32_t)(zero_of(m, n, g * m->repeat) + (int)middle - (is_v2 ? 0 : 1));
             const size_t row = file_row(m, n);
             put_packed(t, (g * m->rows + row) / each, bits * (row % each), zero);
         }
@@ -235,7 +244,8 @@ static void add_awq(const matrix *m)
     t = add(m, "qzeros", "I32", 4, m->in_file, m->rows / 8);
     for (size_t g = 0; g < m->in_file; g++) {
         for (size_t n = 0; n < m->rows; n++) {
-            put_packed(t, (g * m->rows + n) / 8, 4 * awq_place(n), (uint32_t)(zero_of(m, n, g * m->repeat) + 8));
+            put_packed(t, (g * m->rows + n) / 8, 4 * awq_place(n),
+                       (uint32_t)(zero_of(m, n, g * m->repeat) + 8));
         }
     }
 }
@@ -243,7 +253,8 @@ static void add_awq(const matrix *m)
 static void add_nvfp4(const matrix *m, float factor)
 {
     const bool is_ct = m->model->form->container == EP_FORMAT_NVFP4;
-    ep_format_tensor *t = add(m, is_ct ? "weight_packed" : "weight", "U8", 1, m->rows, parts_of(m->columns, 2));
+    ep_format_tensor *t =
+        add(m, is_ct ? "weight_packed" : "weight", "U8", 1, m->rows, parts_of(m->columns, 2));
     memcpy(t->data, m->values, t->bytes);
     t = add(m, "weight_scale", "F8_E4M3", 1, m->rows, m->groups);
     memcpy(t->data, m->scales, t->bytes);
@@ -259,7 +270,10 @@ void ep_format_model_contain(ep_format_model *model, const char *stem, uint32_t 
 {
     const ep_format_case *form = model->form;
     const bool is_row = form->format == EP_WEIGHTS_F8_CHANNEL || form->format == EP_WEIGHTS_W8A8;
-    matrix m = {.model = model, .stem = stem, .values = model->parts[e][3 * which], .scales = model->parts[e][3 * which + 1]};
+    matrix m = {.model = model,
+                .stem = stem,
+                .values = model->parts[e][3 * which],
+                .scales = model->parts[e][3 * which + 1]};
     m.rows = which == 2 ? form->hidden : form->inner;
     m.columns = which == 2 ? form->inner : form->hidden;
     m.arrays = ep_weight_scale_arrays(form->format, m.rows, m.columns);

@@ -15,19 +15,28 @@ enum { GATE, UP, DOWN, MATRICES };
 #define E EP_FORMAT_EXPERTS
 #define OAI "\"swiglu_limit\":0.5,"
 
-#define CT(weights)                                                                                          \
-    "{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"group_0\":{\"input_activations\":null,"        \
+#define CT(weights)                                                                                \
+    "{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"group_0\":{\"input_"            \
+    "activations\":null,"                                                                          \
     "\"targets\":[\"Linear\"],\"weights\":" weights "}}}"
-#define CT_INT(bits, group, strategy, symmetric)                                                             \
-    CT("{\"num_bits\":" bits ",\"type\":\"int\",\"group_size\":" group ",\"strategy\":\"" strategy "\",\"symmetric\":" symmetric "}")
+#define CT_INT(bits, group, strategy, symmetric)                                                   \
+    CT("{\"num_bits\":" bits ",\"type\":\"int\",\"group_size\":" group ",\"strategy\":\"" strategy \
+       "\",\"symmetric\":" symmetric "}")
 #define CT_INT8_ASYM CT_INT("8", "null", "channel", "false")
-#define FP8(block) "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"weight_block_size\":" block "}"
-#define GPTQ(bits, group, sym, more)                                                                         \
-    "{\"quant_method\":\"gptq\",\"bits\":" bits ",\"group_size\":" group ",\"sym\":" sym ",\"lm_head\":false" more "}"
-#define AWQ(group) "{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":" group ",\"zero_point\":true,\"version\":\"gemm\"}"
-#define BLK(called, spelled, form, wide, narrow, ...)                                                        \
-    {.name = (called), .names = EP_FORMAT_##spelled, .format = EP_WEIGHTS_##form, .hidden = (wide), .inner = (narrow),                \
-     .config = "qwen3moe", .container = EP_FORMAT_GGUF, __VA_ARGS__}
+#define FP8(block)                                                                                 \
+    "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"weight_block_size\":" block "}"
+#define GPTQ(bits, group, sym, more)                                                               \
+    "{\"quant_method\":\"gptq\",\"bits\":" bits ",\"group_size\":" group ",\"sym\":" sym           \
+    ",\"lm_head\":false" more "}"
+#define AWQ(group)                                                                                 \
+    "{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":" group                                   \
+    ",\"zero_point\":true,\"version\":\"gemm\"}"
+#define BLK(called, spelled, form, wide, narrow, ...)                                              \
+    {                                                                                              \
+        .name = (called), .names = EP_FORMAT_##spelled, .format = EP_WEIGHTS_##form,               \
+        .hidden = (wide), .inner = (narrow), .config = "qwen3moe", .container = EP_FORMAT_GGUF,    \
+        __VA_ARGS__                                                                                \
+    }
 #define MODELOPT "{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"group_size\":16}"
 
 /* clang-format off */
@@ -242,7 +251,7 @@ const ep_format_case ep_format_cases[] = {
      .activation = EP_ACT_SWIGLU_OAI, .numbers = {1.702f, 1, 7}, .biases = true,
      .container = EP_FORMAT_GGUF, .type = "MXFP4",
      .down_type = "Q8_0", .down = EP_WEIGHTS_INT8_F16},
-/* clang-format on */
+    /* clang-format on */
 };
 const size_t ep_format_cases_count = EP_ARRAY_COUNT(ep_format_cases);
 
@@ -278,7 +287,7 @@ static bool is_f8(ep_weight_format format)
 /* The codes that a type of GGUF can say, of all that a byte can. */
 static uint8_t in_range(const char *type, uint8_t code)
 {
-    return type == NULL                   ? code
+    return type == NULL                ? code
            : strcmp(type, "Q5_K") == 0 ? code & 31u
            : strcmp(type, "Q5_0") == 0 ? (uint8_t)((code & 31u) - 16u)
            : strcmp(type, "Q6_K") == 0 ? (uint8_t)((code & 63u) - 32u)
@@ -290,7 +299,8 @@ static const char *type_of_matrix(const ep_format_case *form, int m)
     return m == DOWN && form->down_type != NULL ? form->down_type : form->type;
 }
 
-static uint8_t *make_values(uint64_t *state, const char *type, ep_weight_format format, uint32_t rows, uint32_t columns)
+static uint8_t *make_values(uint64_t *state, const char *type, ep_weight_format format,
+                            uint32_t rows, uint32_t columns)
 {
     size_t bytes = rows * ep_weight_row_bytes(format, columns);
     uint8_t *values = calloc(1, bytes);
@@ -320,11 +330,14 @@ static void put_scale(uint64_t *state, ep_weight_format format, uint8_t *to)
     } else if (kind == EP_SCALES_E4M3_PARTS) {
         *to = (uint8_t)(0x40 + ep_splitmix64(state) % 32);
     } else if (ep_weight_scales_have_levels(kind)) {
-        *to = (uint8_t)(kind == EP_SCALES_INT8_PARTS ? ep_splitmix64(state) >> 56 : ep_splitmix64(state) % 64);
+        *to = (uint8_t)(kind == EP_SCALES_INT8_PARTS ? ep_splitmix64(state) >> 56
+                                                     : ep_splitmix64(state) % 64);
     } else {
         const float scale = few_bits(state, format);
         const uint16_t half = kind == EP_SCALES_F16 ? ep_f32_to_f16(scale) : ep_f32_to_bf16(scale);
-        memcpy(to, kind == EP_SCALES_BF16 || kind == EP_SCALES_F16 ? (const void *)&half : (const void *)&scale,
+        memcpy(to,
+               kind == EP_SCALES_BF16 || kind == EP_SCALES_F16 ? (const void *)&half
+                                                               : (const void *)&scale,
                kind == EP_SCALES_BF16 || kind == EP_SCALES_F16 ? 2 : 4);
     }
 }
@@ -332,12 +345,14 @@ static void put_scale(uint64_t *state, ep_weight_format format, uint8_t *to)
 bool ep_format_case_has_zeros(const ep_format_case *form)
 {
     return form->quantised != NULL && ep_weight_format_offsets(form->format) == EP_OFFSETS_ZERO &&
-           strstr(form->quantised, "\"symmetric\":true") == NULL && strstr(form->quantised, "\"sym\":true") == NULL;
+           strstr(form->quantised, "\"symmetric\":true") == NULL &&
+           strstr(form->quantised, "\"sym\":true") == NULL;
 }
 
 bool ep_format_case_has_order(const ep_format_case *form)
 {
-    return form->quantised != NULL && (strstr(form->quantised, "\"desc_act\":true") != NULL || strstr(form->quantised, "\"actorder\":\"group\"") != NULL);
+    return form->quantised != NULL && (strstr(form->quantised, "\"desc_act\":true") != NULL ||
+                                       strstr(form->quantised, "\"actorder\":\"group\"") != NULL);
 }
 
 static int ascending(const void *a, const void *b)
@@ -367,7 +382,8 @@ static uint32_t *make_order(uint64_t *state, uint32_t columns, uint32_t group)
  * those in memory repeat. Zero points are within the range of 4 bits. factor: what the file has for
  * the whole matrix.
  */
-static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, ep_weight_format format, uint32_t rows, uint32_t columns, float factor)
+static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, ep_weight_format format,
+                            uint32_t rows, uint32_t columns, float factor)
 {
     const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
     const bool is_row = format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_W8A8;
@@ -376,26 +392,34 @@ static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, ep_weig
     const size_t groups = (columns + group - 1) / group;
     const bool is_gguf = form->container == EP_FORMAT_GGUF;
     const bool repeats = form->container != EP_FORMAT_USUAL && !is_gguf;
-    const bool begins_at_one = form->container == EP_FORMAT_GPTQ && strstr(form->quantised, "gptq_v2") == NULL;
+    const bool begins_at_one =
+        form->container == EP_FORMAT_GPTQ && strstr(form->quantised, "gptq_v2") == NULL;
     const size_t in_file = !repeats || form->group != 0 ? form->group : columns;
-    const size_t rows_each = form->container != EP_FORMAT_F8 ? 1 : form->group != 0 ? form->group : rows;
+    const size_t rows_each = form->container != EP_FORMAT_F8 ? 1
+                             : form->group != 0              ? form->group
+                                                             : rows;
     uint8_t *scales = calloc(1, ep_weight_scales_bytes(format, rows, columns) + 1);
     uint8_t *offsets = scales + arrays.scales;
     for (size_t i = 0; i < arrays.scales / element; i++) {
         const size_t n = i / groups;
         const size_t g = i % groups;
-        const size_t first = repeats && n % rows_each != 0 ? i - groups : repeats ? i - g + g * group / in_file * in_file / group : i;
+        const size_t first = repeats && n % rows_each != 0 ? i - groups
+                             : repeats ? i - g + g * group / in_file * in_file / group
+                                       : i;
         if (first != i) {
             memcpy(scales + i * element, scales + first * element, element);
         } else {
             put_scale(state, format, scales + i * element);
         }
         if (ep_format_case_has_zeros(form)) {
-            offsets[i] = (uint8_t)(first != i ? offsets[first] : ep_splitmix64(state) % 16 - (begins_at_one ? 7 : 8));
+            offsets[i] =
+                (uint8_t)(first != i ? offsets[first]
+                                     : ep_splitmix64(state) % 16 - (begins_at_one ? 7 : 8));
         }
     }
     const float multiplied = form->container == EP_FORMAT_NVFP4 ? 1.0f / factor : factor;
-    for (size_t i = 0; ep_weight_format_offsets(format) == EP_OFFSETS_MINIMUM && i < arrays.offsets; i++) {
+    for (size_t i = 0; ep_weight_format_offsets(format) == EP_OFFSETS_MINIMUM && i < arrays.offsets;
+         i++) {
         offsets[i] = (uint8_t)(ep_splitmix64(state) % 64);
     }
     for (size_t i = 0; i < arrays.scale_factors + arrays.offset_factors; i += sizeof(multiplied)) {
@@ -413,10 +437,13 @@ static void make_expert(ep_format_model *model, uint32_t e, uint64_t *state)
     for (int m = ep_activation_has_gate(form->activation) ? GATE : UP; m < MATRICES; m++) {
         const uint32_t rows = rows_of(form, m);
         const ep_weight_format format = ep_format_case_of(form, m);
-        parts[3 * m] = make_values(state, type_of_matrix(form, m), format, rows, columns_of(form, m));
+        parts[3 * m] =
+            make_values(state, type_of_matrix(form, m), format, rows, columns_of(form, m));
         if (!ep_weight_format_is_float(format)) {
-            model->factors[e][m] = (float)(3 + e + (uint32_t)m) * (form->container == EP_FORMAT_NVFP4 ? 64.0f : 0x1p-10f);
-            parts[3 * m + 1] = make_scales(state, form, format, rows, columns_of(form, m), model->factors[e][m]);
+            model->factors[e][m] = (float)(3 + e + (uint32_t)m) *
+                                   (form->container == EP_FORMAT_NVFP4 ? 64.0f : 0x1p-10f);
+            parts[3 * m + 1] =
+                make_scales(state, form, format, rows, columns_of(form, m), model->factors[e][m]);
         }
         if (form->biases) {
             parts[3 * m + 2] = calloc(rows, ep_dtype_bytes(bias_dtype));
@@ -456,14 +483,16 @@ ep_format_tensor *ep_format_model_room(ep_format_model *model)
 {
     if (model->tensors_count == model->tensors_capacity) {
         model->tensors_capacity = 2 * model->tensors_capacity + 64;
-        model->tensors = realloc(model->tensors, model->tensors_capacity * sizeof(model->tensors[0]));
+        model->tensors =
+            realloc(model->tensors, model->tensors_capacity * sizeof(model->tensors[0]));
     }
     ep_format_tensor *tensor = &model->tensors[model->tensors_count++];
     memset(tensor, 0, sizeof(*tensor));
     return tensor;
 }
 
-ep_format_tensor *ep_format_model_add(ep_format_model *model, const char *name, const char *dtype, size_t element, const uint64_t dims[4])
+ep_format_tensor *ep_format_model_add(ep_format_model *model, const char *name, const char *dtype,
+                                      size_t element, const uint64_t dims[4])
 {
     ep_format_tensor *tensor = ep_format_model_room(model);
     snprintf(tensor->name, sizeof(tensor->name), "%s", name);
@@ -482,8 +511,8 @@ static const char *plain_type(ep_weight_format format)
     return format == EP_WEIGHTS_BF16 ? "BF16" : format == EP_WEIGHTS_F16 ? "F16" : "F32";
 }
 
-static ep_format_tensor *add_part(ep_format_model *model, const char *stem, const char *part, const char *dtype,
-                                  size_t element, uint64_t d0, uint64_t d1)
+static ep_format_tensor *add_part(ep_format_model *model, const char *stem, const char *part,
+                                  const char *dtype, size_t element, uint64_t d0, uint64_t d1)
 {
     char name[192];
     snprintf(name, sizeof(name), "%s.%s", stem, part);
@@ -491,7 +520,8 @@ static ep_format_tensor *add_part(ep_format_model *model, const char *stem, cons
 }
 
 /* The scales of one matrix in their container. */
-static void add_scales(ep_format_model *model, const char *stem, uint32_t rows, uint32_t columns, const uint8_t *scales)
+static void add_scales(ep_format_model *model, const char *stem, uint32_t rows, uint32_t columns,
+                       const uint8_t *scales)
 {
     const ep_format_case *form = model->form;
     const bool is_n4 = form->names == EP_FORMAT_N4;
@@ -499,7 +529,8 @@ static void add_scales(ep_format_model *model, const char *stem, uint32_t rows, 
     ep_format_tensor *t;
     switch (form->format) {
     case EP_WEIGHTS_F8_BLOCK:
-        t = add_part(model, stem, form->names == EP_FORMAT_N2M ? "weight_scale" : "weight_scale_inv", "F32", 4,
+        t = add_part(model, stem,
+                     form->names == EP_FORMAT_N2M ? "weight_scale" : "weight_scale_inv", "F32", 4,
                      (rows + 127u) / 128u, (columns + 127u) / 128u);
         break;
     case EP_WEIGHTS_F8_CHANNEL:
@@ -521,7 +552,8 @@ static void add_scales(ep_format_model *model, const char *stem, uint32_t rows, 
         t = add_part(model, stem, "weight_scale_inv", "U8", 1, rows, groups);
         break;
     case EP_WEIGHTS_MXFP4:
-        t = add_part(model, stem, is_n4 ? "scale" : "weight_scale", is_n4 ? "F8_E8M0" : "U8", 1, rows, groups);
+        t = add_part(model, stem, is_n4 ? "scale" : "weight_scale", is_n4 ? "F8_E8M0" : "U8", 1,
+                     rows, groups);
         break;
     case EP_WEIGHTS_INT4:
         t = add_part(model, stem, "weight_shape", "I64", 8, 2, 0);
@@ -545,11 +577,13 @@ static void add_separate(ep_format_model *model, const char *stem, uint32_t e, i
                      ep_dtype_bytes(ep_weight_format_dtype(form->format)), rows, columns);
     } else if (form->format == EP_WEIGHTS_MXFP4) {
         bool is_n4 = form->names == EP_FORMAT_N4;
-        t = add_part(model, stem, is_n4 ? "weight" : "weight_packed", is_n4 ? "I8" : "U8", 1, rows, (columns + 1) / 2);
+        t = add_part(model, stem, is_n4 ? "weight" : "weight_packed", is_n4 ? "I8" : "U8", 1, rows,
+                     (columns + 1) / 2);
     } else if (form->format == EP_WEIGHTS_INT4) {
         t = add_part(model, stem, "weight_packed", "I32", 4, rows, (columns + 7) / 8);
     } else {
-        t = add_part(model, stem, "weight", form->format == EP_WEIGHTS_W8A8 ? "I8" : "F8_E4M3", 1, rows, columns);
+        t = add_part(model, stem, "weight", form->format == EP_WEIGHTS_W8A8 ? "I8" : "F8_E4M3", 1,
+                     rows, columns);
     }
     memcpy(t->data, parts[0], t->bytes);
     if (parts[1] != NULL) {
@@ -562,8 +596,8 @@ static void add_separate(ep_format_model *model, const char *stem, uint32_t e, i
 }
 
 /* Puts row n of a matrix where it belongs in slab e of a stacked tensor of `all` rows. */
-static void put_row(ep_format_tensor *t, uint32_t e, size_t all, size_t place, size_t columns, size_t element,
-                    bool transposed, const uint8_t *row)
+static void put_row(ep_format_tensor *t, uint32_t e, size_t all, size_t place, size_t columns,
+                    size_t element, bool transposed, const uint8_t *row)
 {
     uint8_t *slab = t->data + e * all * columns * element;
     for (size_t k = 0; k < columns; k++) {
@@ -574,8 +608,9 @@ static void put_row(ep_format_tensor *t, uint32_t e, size_t all, size_t place, s
 
 /* One stacked tensor from matrices first..last of all experts; `part` of their parts, in units of
  * `element` bytes. */
-static void add_stacked(ep_format_model *model, const char *name, const char *dtype, size_t element, int first, int last,
-                        int part, size_t columns, bool transposed, bool alternate)
+static void add_stacked(ep_format_model *model, const char *name, const char *dtype, size_t element,
+                        int first, int last, int part, size_t columns, bool transposed,
+                        bool alternate)
 {
     const size_t rows = rows_of(model->form, first);
     const size_t count = (size_t)(last - first) + 1;
@@ -587,7 +622,8 @@ static void add_stacked(ep_format_model *model, const char *name, const char *dt
             const uint8_t *from = model->parts[e][3 * (first + (int)m) + part];
             for (size_t n = 0; n < rows; n++) {
                 size_t place = alternate ? n * count + m : m * rows + n;
-                put_row(t, e, all, place, columns, element, transposed, from + n * columns * element);
+                put_row(t, e, all, place, columns, element, transposed,
+                        from + n * columns * element);
             }
         }
     }
@@ -619,14 +655,17 @@ static void add_all_stacked(ep_format_model *model, const char *prefix)
 {
     const ep_format_case *form = model->form;
     const ep_format_names names = form->names;
-    const char *block = names == EP_FORMAT_N8   ? "feed_forward.experts"
-                        : names == EP_FORMAT_N9 ? "block_sparse_moe"
+    const char *block = names == EP_FORMAT_N8    ? "feed_forward.experts"
+                        : names == EP_FORMAT_N9  ? "block_sparse_moe"
                         : names == EP_FORMAT_N11 ? "moe"
                                                  : "mlp.experts";
-    const char *words[] = {names == EP_FORMAT_N9 ? "input_linear" : names == EP_FORMAT_N11 ? "gate_proj" : "gate_up_proj",
+    const char *words[] = {names == EP_FORMAT_N9    ? "input_linear"
+                           : names == EP_FORMAT_N11 ? "gate_proj"
+                                                    : "gate_up_proj",
                            "up_proj", names == EP_FORMAT_N9 ? "output_linear" : "down_proj"};
     const char *end = names == EP_FORMAT_N9 || names == EP_FORMAT_N11 ? ".weight" : "";
-    const bool transposed = names == EP_FORMAT_N3_TRANSPOSED || names == EP_FORMAT_N7_PLAIN || names == EP_FORMAT_N8;
+    const bool transposed =
+        names == EP_FORMAT_N3_TRANSPOSED || names == EP_FORMAT_N7_PLAIN || names == EP_FORMAT_N8;
     for (int m = GATE; m < MATRICES; m++) {
         char stem[128];
         char name[192];
@@ -639,8 +678,9 @@ static void add_all_stacked(ep_format_model *model, const char *prefix)
             add_blocks(model, stem, m, last);
         } else {
             snprintf(name, sizeof(name), "%s%s", stem, end);
-            add_stacked(model, name, plain_type(form->format), ep_dtype_bytes(ep_weight_format_dtype(form->format)), m,
-                        last, 0, columns_of(form, m), transposed, names == EP_FORMAT_N7_PLAIN && last > m);
+            add_stacked(model, name, plain_type(form->format),
+                        ep_dtype_bytes(ep_weight_format_dtype(form->format)), m, last, 0,
+                        columns_of(form, m), transposed, names == EP_FORMAT_N7_PLAIN && last > m);
         }
         if (form->biases) {
             add_stacked_bias(model, stem, m, last);
@@ -668,15 +708,18 @@ static void add_all(ep_format_model *model)
         return;
     }
     if (names > EP_FORMAT_N4) {
-        add_all_stacked(model, names == EP_FORMAT_N8 ? "language_model.model." : "model.language_model.");
+        add_all_stacked(model,
+                        names == EP_FORMAT_N8 ? "language_model.model." : "model.language_model.");
         return;
     }
     for (uint32_t e = 0; e < E; e++) {
-        for (int m = ep_activation_has_gate(model->form->activation) ? GATE : UP; m < MATRICES; m++) {
+        for (int m = ep_activation_has_gate(model->form->activation) ? GATE : UP; m < MATRICES;
+             m++) {
             char stem[160];
-            snprintf(stem, sizeof(stem), "%slayers.%d.%s.%u.%s", separate[names].prefix, EP_FORMAT_LAYER,
-                     separate[names].block, e, separate[names].words[m]);
-            (model->form->container == EP_FORMAT_USUAL ? add_separate : ep_format_model_contain)(model, stem, e, m);
+            snprintf(stem, sizeof(stem), "%slayers.%d.%s.%u.%s", separate[names].prefix,
+                     EP_FORMAT_LAYER, separate[names].block, e, separate[names].words[m]);
+            (model->form->container == EP_FORMAT_USUAL ? add_separate : ep_format_model_contain)(
+                model, stem, e, m);
         }
     }
 }
@@ -714,7 +757,8 @@ ep_format_tensor *ep_format_model_find(ep_format_model *model, const char *end)
 {
     for (size_t i = 0; i < model->tensors_count; i++) {
         size_t length = strlen(model->tensors[i].name);
-        if (length >= strlen(end) && strcmp(model->tensors[i].name + length - strlen(end), end) == 0) {
+        if (length >= strlen(end) &&
+            strcmp(model->tensors[i].name + length - strlen(end), end) == 0) {
             return &model->tensors[i];
         }
     }
@@ -749,7 +793,8 @@ static void print_header(const ep_format_model *model, size_t shard, FILE *file)
     fputc('}', file);
 }
 
-static bool write_shard(const ep_format_model *model, size_t shard, const char *dir, const char *name)
+static bool write_shard(const ep_format_model *model, size_t shard, const char *dir,
+                        const char *name)
 {
     char *header = NULL;
     size_t count = 0;
@@ -763,7 +808,8 @@ static bool write_shard(const ep_format_model *model, size_t shard, const char *
         fwrite(&length, sizeof(length), 1, file);
         fwrite(header, 1, count, file);
         for (size_t i = shard; i < model->tensors_count; i += 2) {
-            fwrite(model->tensors[i].data, 1, model->tensors[i].name[0] == 0 ? 0 : model->tensors[i].bytes, file);
+            fwrite(model->tensors[i].data, 1,
+                   model->tensors[i].name[0] == 0 ? 0 : model->tensors[i].bytes, file);
         }
         good = ferror(file) == 0;
         good = fclose(file) == 0 && good;
@@ -792,30 +838,34 @@ static const char *type_of(const ep_format_case *form)
                : form->activation == EP_ACT_SITU         ? "\"model_type\":\"kimi_k3\","
                : form->activation == EP_ACT_SWIGLU_LIMIT ? "\"model_type\":\"deepseek_v4\","
                : form->activation == EP_ACT_SWIGLU_STEP  ? "\"model_type\":\"step3p5\","
-                                                          : "";
+                                                         : "";
     }
 }
 
 static void print_config(const ep_format_model *model, FILE *file)
 {
     const ep_format_case *form = model->form;
-    const char *quantised = form->quantised != NULL                      ? form->quantised
-                            : ep_weight_format_is_float(form->format) ? "null"
-                                                                      : "{\"quant_method\":\"compressed-tensors\"}";
+    const char *quantised = form->quantised != NULL ? form->quantised
+                            : ep_weight_format_is_float(form->format)
+                                ? "null"
+                                : "{\"quant_method\":\"compressed-tensors\"}";
     fprintf(file,
-            "{%s%s%s\"torch_dtype\":\"%s\",\"quantization_config\":%s,\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
-            "\"num_hidden_layers\":2,\"first_k_dense_replace\":1,\"num_experts\":%d,\"num_experts_per_tok\":2}\n",
-            type_of(form), form->config, strstr(form->config, "_act\"") == NULL ? "\"hidden_act\":\"silu\"," : "",
+            "{%s%s%s\"torch_dtype\":\"%s\",\"quantization_config\":%s,\"hidden_size\":%u,"
+            "\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
+            "\"num_hidden_layers\":2,\"first_k_dense_replace\":1,\"num_experts\":%d,\"num_experts_"
+            "per_tok\":2}\n",
+            type_of(form), form->config,
+            strstr(form->config, "_act\"") == NULL ? "\"hidden_act\":\"silu\"," : "",
             form->format == EP_WEIGHTS_F32   ? "float32"
             : form->format == EP_WEIGHTS_F16 ? "float16"
                                              : "bfloat16",
-            quantised, form->hidden,
-            form->inner, form->inner, E);
+            quantised, form->hidden, form->inner, form->inner, E);
 }
 
 ep_err ep_format_model_write(const ep_format_model *model, const char *dir, ep_error *out_error)
 {
-    static const char *const shards[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
+    static const char *const shards[] = {"model-00001-of-00002.safetensors",
+                                         "model-00002-of-00002.safetensors"};
     if (model->form->container == EP_FORMAT_GGUF) {
         return ep_format_gguf_write(model, dir, out_error);
     }

@@ -33,7 +33,7 @@ typedef enum ep_format_names {
 
 /* How tools write quantised matrices of their own tensors. */
 typedef enum ep_format_container {
-    EP_FORMAT_USUAL,    /* as the format's first publishers do */
+    EP_FORMAT_USUAL, /* as the format's first publishers do */
     /* compressed-tensors: words of 4 or 8 bits, zero points packed down the columns */
     EP_FORMAT_PACKED,
     EP_FORMAT_INT8,     /* compressed-tensors: int8, zero points too */
@@ -106,7 +106,8 @@ bool ep_format_case_has_zeros(const ep_format_case *form);
 /* Whether columns are in groups in an order of their own. */
 bool ep_format_case_has_order(const ep_format_case *form);
 /* A tensor with data of zeros; element: its bytes; dims end at the first 0. */
-ep_format_tensor *ep_format_model_add(ep_format_model *model, const char *name, const char *dtype, size_t element, const uint64_t dims[4]);
+ep_format_tensor *ep_format_model_add(ep_format_model *model, const char *name, const char *dtype,
+                                      size_t element, const uint64_t dims[4]);
 /* Matrix m of expert e in its container, which is not the usual one. stem: the matrix's name. */
 void ep_format_model_contain(ep_format_model *model, const char *stem, uint32_t e, int m);
 /* All tensors of GGUF. */

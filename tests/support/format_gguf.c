@@ -19,9 +19,10 @@ static const struct block_type {
     uint32_t number;
     uint32_t columns;
     uint32_t bytes;
-} types[] = {{"F32", 0, 1, 4},       {"F16", 1, 1, 2},       {"BF16", 30, 1, 2},      {"Q4_0", 2, 32, 18},
-             {"Q5_0", 6, 32, 22},    {"Q8_0", 8, 32, 34},    {"MXFP4", 39, 32, 17},   {"Q4_K", 12, 256, 144},
-             {"Q5_K", 13, 256, 176}, {"Q6_K", 14, 256, 210}, {"Q4_1", 3, 32, 20}};
+} types[] = {{"F32", 0, 1, 4},       {"F16", 1, 1, 2},       {"BF16", 30, 1, 2},
+             {"Q4_0", 2, 32, 18},    {"Q5_0", 6, 32, 22},    {"Q8_0", 8, 32, 34},
+             {"MXFP4", 39, 32, 17},  {"Q4_K", 12, 256, 144}, {"Q5_K", 13, 256, 176},
+             {"Q6_K", 14, 256, 210}, {"Q4_1", 3, 32, 20}};
 
 static const struct block_type *type_named(const char *name)
 {
@@ -70,7 +71,8 @@ static void put_small(const matrix *m, size_t n, size_t first, uint8_t *block)
     const size_t group = first / 32;
     const size_t groups = m->columns / 32;
     uint8_t *to = block + (is(m, "MXFP4") ? 1 : is(m, "Q5_0") ? 6 : 2);
-    memcpy(block, m->scales + (n * groups + group) * (is(m, "MXFP4") ? 1 : 2), is(m, "MXFP4") ? 1 : 2);
+    memcpy(block, m->scales + (n * groups + group) * (is(m, "MXFP4") ? 1 : 2),
+           is(m, "MXFP4") ? 1 : 2);
     for (size_t k = 0; k < 32; k++) {
         const uint32_t code = code_of(m, n, first + k);
         if (is(m, "Q8_0")) {
@@ -130,7 +132,8 @@ static void put_q6(const matrix *m, size_t n, size_t first, uint8_t *block)
         const uint32_t code = code_of(m, n, first + k);
         const size_t half = k / 128;
         const size_t quarter = k % 128 / 32;
-        block[64 * half + 32 * (quarter % 2) + k % 32] |= (uint8_t)((code & 15u) << (quarter < 2 ? 0 : 4));
+        block[64 * half + 32 * (quarter % 2) + k % 32] |=
+            (uint8_t)((code & 15u) << (quarter < 2 ? 0 : 4));
         block[128 + 32 * half + k % 32] |= (uint8_t)(code >> 4 << 2 * quarter);
     }
 }
@@ -163,7 +166,8 @@ static void add_tensor(ep_format_model *model, const char *word, int first, int 
     const size_t row_bytes = m.columns / type_named(type)->columns * type_named(type)->bytes;
     const size_t rows = m.rows * (size_t)(last - first + 1);
     snprintf(name, sizeof(name), "blk.%d.%s.weight", EP_FORMAT_LAYER, word);
-    ep_format_tensor *t = ep_format_model_add(model, name, type, 1, (const uint64_t[4]){E, rows, row_bytes, 0});
+    ep_format_tensor *t =
+        ep_format_model_add(model, name, type, 1, (const uint64_t[4]){E, rows, row_bytes, 0});
     t->dims[2] = m.columns;
     for (size_t i = 0; i < E * rows; i++) {
         uint8_t **parts = &model->parts[i / rows][3 * (first + (int)(i % rows / m.rows))];
@@ -177,7 +181,9 @@ static void add_tensor(ep_format_model *model, const char *word, int first, int 
     snprintf(name, sizeof(name), "blk.%d.%s.bias", EP_FORMAT_LAYER, word);
     t = ep_format_model_add(model, name, "F32", 4, (const uint64_t[4]){E, rows, 0, 0});
     for (size_t i = 0; i < E * rows; i++) {
-        memcpy(t->data + 4 * i, model->parts[i / rows][3 * (first + (int)(i % rows / m.rows)) + 2] + 4 * (i % m.rows),
+        memcpy(t->data + 4 * i,
+               model->parts[i / rows][3 * (first + (int)(i % rows / m.rows)) + 2] +
+                   4 * (i % m.rows),
                4);
     }
 }
@@ -302,7 +308,8 @@ ep_err ep_format_gguf_write(const ep_format_model *model, const char *dir, ep_er
         snprintf(paths[i], sizeof(paths[i]), "%s/%s", dir, names[i]);
         (void)unlink(paths[i]);
     }
-    const bool good = is_split ? write_file(model, 0, 2, paths[2]) && write_file(model, 1, 2, paths[3])
-                               : write_file(model, 0, 1, paths[1]);
+    const bool good = is_split
+                          ? write_file(model, 0, 2, paths[2]) && write_file(model, 1, 2, paths[3])
+                          : write_file(model, 0, 1, paths[1]);
     return good ? EP_OK : ep_error_set(out_error, EP_ERR_IO, "%s: cannot write", dir);
 }

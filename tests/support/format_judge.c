@@ -7,7 +7,7 @@
 
 #include "base/numeric.h"
 
-#define U 0x1p-24        /* half an ulp of f32, relative: one rounding */
+#define U 0x1p-24       /* half an ulp of f32, relative: one rounding */
 #define U_NARROW 0x1p-8 /* of bf16 */
 
 static double plain(const void *base, ep_dtype dtype, size_t i)
@@ -42,7 +42,9 @@ typedef struct matrix {
 /* A part of a scale of two levels. */
 static double part(ep_weight_scales kind, uint8_t code)
 {
-    return kind == EP_SCALES_E4M3_PARTS ? f8(code) : kind == EP_SCALES_INT8_PARTS ? (double)(int8_t)code : (double)code;
+    return kind == EP_SCALES_E4M3_PARTS   ? f8(code)
+           : kind == EP_SCALES_INT8_PARTS ? (double)(int8_t)code
+                                          : (double)code;
 }
 
 /* Formats of groups with a scale for each group of each row, and perhaps an offset. magnitude: of
@@ -50,7 +52,8 @@ static double part(ep_weight_scales kind, uint8_t code)
 static double weight_of_groups(const matrix *m, double code, size_t n, size_t k, double *magnitude)
 {
     const ep_weight_format format = m->format;
-    const ep_scale_arrays arrays = ep_weight_scale_arrays(format, (uint32_t)m->rows, (uint32_t)m->columns);
+    const ep_scale_arrays arrays =
+        ep_weight_scale_arrays(format, (uint32_t)m->rows, (uint32_t)m->columns);
     const ep_weight_scales kind = ep_weight_format_scales(format);
     const size_t group = ep_weight_group_columns(format);
     const size_t at = n * ((m->columns + group - 1) / group) + k / group;
@@ -63,7 +66,11 @@ static double weight_of_groups(const matrix *m, double code, size_t n, size_t k,
     if (ep_weight_scales_have_levels(kind)) {
         scale = part(kind, scales[at]) * plain(factors, EP_DTYPE_F32, factor);
     } else {
-        scale = plain(scales, kind == EP_SCALES_F32 ? EP_DTYPE_F32 : kind == EP_SCALES_F16 ? EP_DTYPE_F16 : EP_DTYPE_BF16, at);
+        scale = plain(scales,
+                      kind == EP_SCALES_F32   ? EP_DTYPE_F32
+                      : kind == EP_SCALES_F16 ? EP_DTYPE_F16
+                                              : EP_DTYPE_BF16,
+                      at);
     }
     if (ep_weight_format_offsets(format) == EP_OFFSETS_ZERO) {
         offset = scale * (double)(int8_t)offsets[at];
@@ -102,7 +109,8 @@ static double weight(const matrix *m, size_t n, size_t k, double *magnitude)
         w = (double)(int8_t)bytes[n * K + k] * plain(scales, EP_DTYPE_F32, n);
         break;
     case EP_WEIGHTS_MXFP8:
-        w = f8(bytes[n * K + k]) * ldexp(1.0, (int)((const uint8_t *)scales)[n * groups + k / 32] - 127);
+        w = f8(bytes[n * K + k]) *
+            ldexp(1.0, (int)((const uint8_t *)scales)[n * groups + k / 32] - 127);
         break;
     case EP_WEIGHTS_MXFP4:
         w = e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u) *
@@ -113,13 +121,15 @@ static double weight(const matrix *m, size_t n, size_t k, double *magnitude)
         case EP_CODES_E4M3:
             return weight_of_groups(m, f8(bytes[n * K + k]), n, k, magnitude);
         case EP_CODES_E2M1:
-            return weight_of_groups(m, e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u), n, k, magnitude);
+            return weight_of_groups(m, e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u), n, k,
+                                    magnitude);
         case EP_CODES_INT8:
             return weight_of_groups(m, (double)(int8_t)bytes[n * K + k], n, k, magnitude);
         case EP_CODES_INT4:
         case EP_CODES_UINT4:
             w = (double)(bytes[4 * (n * ((K + 7) / 8)) + k / 2] >> shift & 15u);
-            return weight_of_groups(m, ep_weight_format_codes(format) == EP_CODES_INT4 ? w - 8.0 : w, n, k, magnitude);
+            return weight_of_groups(
+                m, ep_weight_format_codes(format) == EP_CODES_INT4 ? w - 8.0 : w, n, k, magnitude);
         default:
             w = plain(m->values, ep_weight_format_dtype(format), n * K + k);
         }
@@ -149,7 +159,8 @@ static double activate(const ep_expert_source *s, double g, double u)
     case EP_ACT_GELU_TANH:
         return gelu_tanh(g) * u;
     case EP_ACT_SWIGLU_OAI:
-        return fmin(g, limit) * sigmoid(alpha * fmin(g, limit)) * (fmax(fmin(u, limit), -limit) + beta);
+        return fmin(g, limit) * sigmoid(alpha * fmin(g, limit)) *
+               (fmax(fmin(u, limit), -limit) + beta);
     case EP_ACT_SWIGLU_LIMIT:
         return fmin(g, limit) * sigmoid(fmin(g, limit)) * fmax(fmin(u, limit), -limit);
     case EP_ACT_SWIGLU_STEP:
@@ -180,8 +191,8 @@ static double activate(const ep_expert_source *s, double g, double u)
  * a product passes through one rounding with the scale of x and one in its group and each after it,
  * groups + 1. x may itself be off by x_error.
  */
-static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix *m, size_t row, const double *x, const double *x_error,
-                  double *error)
+static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix *m, size_t row,
+                  const double *x, const double *x_error, double *error)
 {
     /* rounding to odd errs by up to a whole ulp */
     const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U;
@@ -198,9 +209,11 @@ static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix 
     }
     double b = m->bias == NULL ? 0.0 : plain(m->bias, s->bias_dtype, row);
     const bool has_offsets = ep_weight_format_offsets(m->format) != EP_OFFSETS_NONE;
-    const bool has_products = has_offsets || ep_weight_scales_have_levels(ep_weight_format_scales(m->format));
+    const bool has_products =
+        has_offsets || ep_weight_scales_have_levels(ep_weight_format_scales(m->format));
     double ends = (has_offsets ? 2.0 : 1.0) * (double)(group == 0 ? 0 : m->columns / group);
-    double roundings = (family == EP_FFN_FAMILY_W4A8 ? 0.0 : (double)m->columns) + ends + (has_products ? 5 : 4);
+    double roundings =
+        (family == EP_FFN_FAMILY_W4A8 ? 0.0 : (double)m->columns) + ends + (has_products ? 5 : 4);
     *error = moved + roundings * unit * (magnitude + moved) + U * (fabs(sum) + fabs(b));
     return sum + b;
 }
@@ -222,7 +235,8 @@ static void to_int8(double *x, double *error, size_t n, bool is_exact)
     for (size_t i = 0; i < n; i++) {
         float steps = scale > 0 ? (float)x[i] / scale : 0.0f;
         float q = fmaxf(fminf(rintf(steps), 127.0f), -127.0f);
-        double from_half = fabs(fabs((double)steps) - floor(fabs((double)steps)) - 0.5) * (double)scale;
+        double from_half =
+            fabs(fabs((double)steps) - floor(fabs((double)steps)) - 0.5) * (double)scale;
         double moved = error[i] + fabs((double)q) * worst / 127 + 4 * U * 128 * (double)scale;
         bool may_be_next = from_half <= moved;
         error[i] = is_exact ? 0.0 : moved + (may_be_next ? (double)scale : 0.0);
@@ -231,7 +245,8 @@ static void to_int8(double *x, double *error, size_t n, bool is_exact)
 }
 
 /* The same for what is rounded at once: all of a row of w8a8, groups of w4a8, nothing of others. */
-static void round_row(const ep_expert_source *s, ep_ffn_family family, double *x, double *error, size_t n, bool is_exact)
+static void round_row(const ep_expert_source *s, ep_ffn_family family, double *x, double *error,
+                      size_t n, bool is_exact)
 {
     const size_t step = family == EP_FFN_FAMILY_W4A8 ? EP_MX_GROUP : n;
     const bool has_integers = family == EP_FFN_FAMILY_W4A8 || s->format == EP_WEIGHTS_W8A8;
@@ -240,13 +255,15 @@ static void round_row(const ep_expert_source *s, ep_ffn_family family, double *x
     }
 }
 
-void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const float *x, double *y, double *bound)
+void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const float *x, double *y,
+                     double *bound)
 {
     const bool has_gate = ep_activation_has_gate(s->activation);
     const bool narrows = ep_ffn_family_has_pairs(family);
     const matrix gate = {s->format, s->gate, s->gate_scales, s->gate_bias, s->inner, s->hidden};
     const matrix up = {s->format, s->up, s->up_scales, s->up_bias, s->inner, s->hidden};
-    const matrix down = {ep_expert_down_format(s), s->down, s->down_scales, s->down_bias, s->hidden, s->inner};
+    const matrix down = {
+        ep_expert_down_format(s), s->down, s->down_scales, s->down_bias, s->hidden, s->inner};
     double *row = calloc(s->hidden, sizeof(double));
     double *row_error = calloc(s->hidden, sizeof(double));
     double *h = calloc(s->inner, sizeof(double));
@@ -266,12 +283,15 @@ void ep_format_judge(const ep_expert_source *s, ep_ffn_family family, const floa
         double u = dot(s, family, &up, i, row, row_error, &u_error);
         h[i] = activate(s, g, u);
         for (int corner = 0; corner < 4; corner++) {
-            double moved = activate(s, g + (corner & 1 ? g_error : -g_error), u + (corner & 2 ? u_error : -u_error));
+            double moved = activate(s, g + (corner & 1 ? g_error : -g_error),
+                                    u + (corner & 2 ? u_error : -u_error));
             h_error[i] = fmax(h_error[i], 1.1 * fabs(moved - h[i]));
         }
         /* exp, erf and tanh within 4 ulp of values up to 1, a few products: absolute where 1 +
          * erf(x) cancels */
-        h_error[i] += 16 * U * (fabs(h[i]) + (has_gate ? fabs(g) * (fabs(u) + fabs((double)s->numbers.beta)) : fabs(u)));
+        h_error[i] += 16 * U *
+                      (fabs(h[i]) +
+                       (has_gate ? fabs(g) * (fabs(u) + fabs((double)s->numbers.beta)) : fabs(u)));
         h_error[i] += narrows ? U_NARROW * (fabs(h[i]) + h_error[i]) : 0.0;
     }
     round_row(s, family, h, h_error, s->inner, false);

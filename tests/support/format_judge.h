@@ -12,6 +12,7 @@
 #include "kernels/expert_ffn.h"
 
 /* y[H] and bound[H] for one row x[H] of f32. */
-void ep_format_judge(const ep_expert_source *source, ep_ffn_family family, const float *x, double *y, double *bound);
+void ep_format_judge(const ep_expert_source *source, ep_ffn_family family, const float *x,
+                     double *y, double *bound);
 
 #endif

@@ -39,8 +39,8 @@ ep_err ep_test_peer_open(ep_test_peer *peer, const char *url, ep_error *out_erro
     config.reconnect = true;
     err = ep_rpc_channel_create(&config, &peer->channel, out_error);
     if (err == EP_OK) {
-        err =
-            ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + READY_MS * EP_NS_PER_MS, out_error);
+        err = ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + READY_MS * EP_NS_PER_MS,
+                                        out_error);
     }
     if (err != EP_OK) {
         ep_test_peer_close(peer);
@@ -106,7 +106,8 @@ static ep_err pack(const ep_test_peer *peer, const ep_test_forward *f, ep_buffer
         memcpy(tensors->data + layout.slot_scales_offset, f->slot_scales, f->slots * sizeof(float));
     }
     if (f->node_sum && f->slots > 0) {
-        memcpy(tensors->data + layout.slot_places_offset, f->slot_places, f->slots * sizeof(uint16_t));
+        memcpy(tensors->data + layout.slot_places_offset, f->slot_places,
+               f->slots * sizeof(uint16_t));
     }
     *out_tensors = tensors;
     return EP_OK;
@@ -133,7 +134,8 @@ ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void 
     ep_error_clear(&pending->error);
     pending->out_rows = out_rows;
     ep_reply_layout reply;
-    ep_reply_layout_make(f->node_sum ? f->rows : f->slots, f->hidden, f->reply_dtype, f->reply_quant, &reply);
+    ep_reply_layout_make(f->node_sum ? f->rows : f->slots, f->hidden, f->reply_dtype,
+                         f->reply_quant, &reply);
     pending->out_bytes = reply.total_bytes;
     epoch.term = f->epoch.term;
     epoch.number = f->epoch.number;
@@ -163,7 +165,8 @@ ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *f, void 
         .tensors = tensors,
         .metadata = &tenant,
         .metadata_count = f->tenant != NULL ? 1 : 0,
-        .deadline_ns = ep_clock_now_ns() + (f->timeout_ms != 0 ? f->timeout_ms : CALL_MS) * EP_NS_PER_MS,
+        .deadline_ns =
+            ep_clock_now_ns() + (f->timeout_ms != 0 ? f->timeout_ms : CALL_MS) * EP_NS_PER_MS,
     };
     err = ep_rpc_call_start(peer->channel, &request, on_reply, pending, &pending->id, out_error);
     ep_buffer_unref(tensors);
@@ -216,7 +219,8 @@ void ep_test_fill_rows(uint64_t seed, ep_dtype dtype, size_t count, void *out)
         if (dtype == EP_DTYPE_F32) {
             ((float *)out)[i] = value;
         } else {
-            ((uint16_t *)out)[i] = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(value) : ep_f32_to_f16(value);
+            ((uint16_t *)out)[i] =
+                dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(value) : ep_f32_to_f16(value);
         }
     }
 }
@@ -255,8 +259,8 @@ static ep_err run_job(ep_backend *backend, ep_job *job)
     return wait.result;
 }
 
-static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint, const ep_test_forward *f,
-                          uint32_t slot, void *out, ep_error *out_error)
+static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint,
+                          const ep_test_forward *f, uint32_t slot, void *out, ep_error *out_error)
 {
     ep_expert_data data = {0};
     ep_backend_weights *weights = NULL;
@@ -304,13 +308,15 @@ ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward 
 {
     ep_checkpoint *checkpoint = NULL;
     ep_backend *backend = NULL;
-    ep_backend_config config = {.numerics = f->expected_with != NULL ? *f->expected_with : numerics_of_nodes(), .threads = 1};
+    ep_backend_config config = {.numerics = f->expected_with != NULL ? *f->expected_with
+                                                                     : numerics_of_nodes(),
+                                .threads = 1};
     ep_err err = ep_checkpoint_open(checkpoint_path, &checkpoint, out_error);
     err = err == EP_OK ? ep_backend_by_name("reference")->open(&config, &backend, out_error) : err;
     for (uint32_t s = 0; err == EP_OK && s < f->slots; s++) {
-        err =
-            expect_slot(backend, checkpoint, f, s,
-                        (char *)out_rows + (size_t)s * f->hidden * ep_dtype_bytes(f->reply_dtype), out_error);
+        err = expect_slot(backend, checkpoint, f, s,
+                          (char *)out_rows + (size_t)s * f->hidden * ep_dtype_bytes(f->reply_dtype),
+                          out_error);
     }
     if (backend != NULL) {
         backend->ops->close(backend);
@@ -329,7 +335,8 @@ size_t ep_test_expected_reply(const ep_test_forward *f, const uint16_t *rows, vo
     uint16_t sums[REPLY_SLOTS_MAX * REPLY_HIDDEN_MAX];
     uint8_t *reply = out_reply;
     ep_reply_layout layout;
-    EP_ASSERT(f->hidden <= REPLY_HIDDEN_MAX && f->slots <= REPLY_SLOTS_MAX && f->rows <= REPLY_SLOTS_MAX);
+    EP_ASSERT(f->hidden <= REPLY_HIDDEN_MAX && f->slots <= REPLY_SLOTS_MAX &&
+              f->rows <= REPLY_SLOTS_MAX);
     EP_ASSERT(f->reply_dtype == EP_DTYPE_BF16);
     const uint32_t count = f->node_sum ? f->rows : f->slots;
     if (f->node_sum) {

@@ -44,17 +44,17 @@ typedef struct ep_test_forward {
     bool want_timing;
     uint64_t step_group;
     uint32_t step_group_size;
-    const char *tenant; /* NULL none */
+    const char *tenant;             /* NULL none */
     const void *x;                  /* [rows,hidden] */
     const float *row_scales;        /* i8 */
     const ep_wire_slot *wire_slots; /* [slots] */
     const float *slot_scales;       /* weight_on_input, node_sum */
     ep_combine_quant reply_quant;
     bool node_sum;
-    const uint16_t *slot_places; /* node_sum */
+    const uint16_t *slot_places;    /* node_sum */
     Expertd__V1__RelayPart **relay; /* [relay_count] */
     size_t relay_count;
-    uint32_t timeout_ms;            /* 0: 20 s */
+    uint32_t timeout_ms; /* 0: 20 s */
 } ep_test_forward;
 
 typedef struct ep_test_pending {
@@ -85,10 +85,11 @@ ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, v
 void ep_test_fill_rows(uint64_t seed, ep_dtype dtype, size_t count, void *out);
 /* What the rows of a node with the default numerics must be: the reference backend on the
  * checkpoint's own experts. */
-ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *forward, void *out_rows,
-                             ep_error *out_error);
+ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *forward,
+                             void *out_rows, ep_error *out_error);
 /* The whole reply that these rows make: plain, summed, quantised (bf16, hidden up to 64). Returns
  * its bytes, at most those of the rows. */
-size_t ep_test_expected_reply(const ep_test_forward *forward, const uint16_t *rows, void *out_reply);
+size_t ep_test_expected_reply(const ep_test_forward *forward, const uint16_t *rows,
+                              void *out_reply);
 
 #endif

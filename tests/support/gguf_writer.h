@@ -40,7 +40,8 @@ static inline void gguf_put_text(gguf_writer *w, const char *text)
     w->count += strlen(text);
 }
 
-static inline void gguf_put_key(gguf_writer *w, const char *name, uint32_t type, size_t bytes, uint64_t value)
+static inline void gguf_put_key(gguf_writer *w, const char *name, uint32_t type, size_t bytes,
+                                uint64_t value)
 {
     gguf_put_text(w, name);
     gguf_put(w, 4, type);
@@ -63,8 +64,8 @@ static inline void gguf_put_head(gguf_writer *w, uint32_t version, uint64_t tens
 }
 
 /* dims: columns first. */
-static inline void gguf_put_tensor(gguf_writer *w, const char *name, uint32_t rank, const uint64_t *dims, uint32_t type,
-                                   uint64_t at)
+static inline void gguf_put_tensor(gguf_writer *w, const char *name, uint32_t rank,
+                                   const uint64_t *dims, uint32_t type, uint64_t at)
 {
     gguf_put_text(w, name);
     gguf_put(w, 4, rank);

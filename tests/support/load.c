@@ -43,7 +43,8 @@ static void draw_experts(uint64_t *state, const int32_t *allowed, uint32_t count
 }
 
 /* As if expert e were at node e * step. */
-static uint16_t *oracle_sums(const struct ref_layer *reference, const struct ref_batch *plain, size_t step)
+static uint16_t *oracle_sums(const struct ref_layer *reference, const struct ref_batch *plain,
+                             size_t step)
 {
     char text[REF_TEXT_BYTES];
     size_t owner_of[EXPERTS_MAX];
@@ -53,7 +54,8 @@ static uint16_t *oracle_sums(const struct ref_layer *reference, const struct ref
         owner_of[e] = e * step;
     }
     batch.owner_of = owner_of;
-    EP_TEST_CHECK(ref_layer_forward(reference, &batch, sums, text) == REF_OK, "the oracle: %s", text);
+    EP_TEST_CHECK(ref_layer_forward(reference, &batch, sums, text) == REF_OK, "the oracle: %s",
+                  text);
     return sums;
 }
 
@@ -73,8 +75,8 @@ void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference,
     }
     EP_TEST_CHECK(allowed_count <= EXPERTS_MAX && top_k <= allowed_count, "%u of %u experts", top_k,
                   allowed_count);
-    *batch =
-        (ep_test_batch){.model = model, .layer = layer, .tokens = tokens, .top_k = top_k, .hidden = hidden};
+    *batch = (ep_test_batch){
+        .model = model, .layer = layer, .tokens = tokens, .top_k = top_k, .hidden = hidden};
     batch->x = need((size_t)tokens * hidden, sizeof(*batch->x));
     batch->expected = need((size_t)tokens * hidden, sizeof(*batch->expected));
     batch->ids = need((size_t)tokens * top_k, sizeof(*batch->ids));
@@ -126,7 +128,8 @@ void ep_test_batch_args(const ep_test_batch *batch, ep_moe_args *out_args)
     out_args->layer = batch->layer;
     out_args->x = ep_tensor_2d(batch->x, EP_DTYPE_BF16, batch->tokens, batch->hidden);
     out_args->expert_ids = ep_tensor_2d(batch->ids, EP_DTYPE_I32, batch->tokens, batch->top_k);
-    out_args->expert_scales = ep_tensor_2d(batch->scales, EP_DTYPE_F32, batch->tokens, batch->top_k);
+    out_args->expert_scales =
+        ep_tensor_2d(batch->scales, EP_DTYPE_F32, batch->tokens, batch->top_k);
 }
 
 void ep_test_batch_expect(const ep_test_batch *batch, const uint16_t *y)
@@ -134,8 +137,9 @@ void ep_test_batch_expect(const ep_test_batch *batch, const uint16_t *y)
     size_t count = (size_t)batch->tokens * batch->hidden;
     for (size_t i = 0; i < count; i++) {
         EP_TEST_CHECK(y[i] == batch->expected[i],
-                      "model %s layer %u token %zu element %zu is %04x, the oracle says %04x", batch->model,
-                      batch->layer, i / batch->hidden, i % batch->hidden, y[i], batch->expected[i]);
+                      "model %s layer %u token %zu element %zu is %04x, the oracle says %04x",
+                      batch->model, batch->layer, i / batch->hidden, i % batch->hidden, y[i],
+                      batch->expected[i]);
     }
 }
 
@@ -144,9 +148,11 @@ void ep_test_batch_expect_sums(const ep_test_batch *batch, const uint16_t *y)
     size_t row_bytes = batch->hidden * sizeof(*y);
     for (size_t t = 0; t < batch->tokens; t++) {
         size_t at = t * batch->hidden;
-        EP_TEST_CHECK(memcmp(y + at, batch->joint + at, row_bytes) == 0 || memcmp(y + at, batch->apart + at, row_bytes) == 0,
-                      "model %s layer %u: the row of token %zu is neither the sum of one node nor of two", batch->model,
-                      batch->layer, t);
+        EP_TEST_CHECK(
+            memcmp(y + at, batch->joint + at, row_bytes) == 0 ||
+                memcmp(y + at, batch->apart + at, row_bytes) == 0,
+            "model %s layer %u: the row of token %zu is neither the sum of one node nor of two",
+            batch->model, batch->layer, t);
     }
 }
 
@@ -175,7 +181,7 @@ typedef struct load_slot {
     const ep_test_batch *batch;
     uint16_t *y;
     uint64_t began_ns;
-    bool running; /* between the call's begin and its one end */
+    bool running;  /* between the call's begin and its one end */
     bool is_taken; /* of an open loop; under the lock */
 } load_slot;
 
@@ -217,7 +223,8 @@ static void judge(const load_slot *slot, const ep_moe_result *result, uint64_t n
     const ep_test_load_config *config = &slot->load->config;
     bool good = result->error.code == EP_OK;
     if (config->on_end != NULL) {
-        config->on_end(config->arg, slot->batch, result, good ? slot->y : NULL, slot->began_ns, now_ns);
+        config->on_end(config->arg, slot->batch, result, good ? slot->y : NULL, slot->began_ns,
+                       now_ns);
     } else if (good && config->expect != NULL) {
         config->expect(slot->batch, slot->y);
     } else if (good && config->combine_at == EP_MOE_COMBINE_NODE_SUM) {
@@ -227,7 +234,8 @@ static void judge(const load_slot *slot, const ep_moe_result *result, uint64_t n
     } else if (config->on_failure != NULL) {
         config->on_failure(config->arg, slot->batch, result, slot->began_ns, now_ns);
     } else {
-        ep_test_fail("a call failed with %s: %s", ep_err_name(result->error.code), result->error.text);
+        ep_test_fail("a call failed with %s: %s", ep_err_name(result->error.code),
+                     result->error.text);
     }
 }
 
@@ -296,8 +304,9 @@ static void *pace(void *arg)
             ep_moe_result result = {.struct_bytes = sizeof(result)};
             ep_error_set(&result.error, EP_ERR_RESOURCE_EXHAUSTED, "%u calls are in flight",
                          load->config.calls_in_flight);
-            load->config.on_end(load->config.arg, &load->config.batches[number % load->config.batches_count],
-                                &result, NULL, due_ns, ep_clock_now_ns());
+            load->config.on_end(load->config.arg,
+                                &load->config.batches[number % load->config.batches_count], &result,
+                                NULL, due_ns, ep_clock_now_ns());
         }
     }
 }
@@ -348,8 +357,8 @@ static void wait_event(ep_test_load *load)
     end.tv_sec += 2 * EP_TEST_PATIENCE_MS / 1000;
     if (pthread_cond_timedwait(&load->changed, &load->lock, &end) != 0) {
         ep_test_fail("no call ended: %llu have succeeded, %llu failed, %u are in flight",
-                     (unsigned long long)load->counts.succeeded, (unsigned long long)load->counts.failed,
-                     load->counts.in_flight);
+                     (unsigned long long)load->counts.succeeded,
+                     (unsigned long long)load->counts.failed, load->counts.in_flight);
     }
 }
 

@@ -50,8 +50,9 @@ bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t 
 
 /* Looks at a failed call; times of ep_clock_now_ns just before its begin and in its completion.
  * Runs on a library thread. */
-typedef void (*ep_test_failure_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
-                                     uint64_t began_ns, uint64_t ended_ns);
+typedef void (*ep_test_failure_func)(void *arg, const ep_test_batch *batch,
+                                     const ep_moe_result *result, uint64_t began_ns,
+                                     uint64_t ended_ns);
 
 /* Looks at every call instead: y is its result, not compared with anything; NULL: it failed. Runs
  * on a library thread. */
@@ -62,10 +63,10 @@ typedef struct ep_test_load_config {
     ep_client *client;
     const ep_test_batch *batches; /* taken in turn */
     uint32_t batches_count;
-    uint32_t calls_in_flight;     /* with calls_per_s: at most; a call beyond it fails at once */
+    uint32_t calls_in_flight; /* with calls_per_s: at most; a call beyond it fails at once */
     /* 0: each begun from the end of another. Times count from when a call was due */
     double calls_per_s;
-    const char *version;          /* of the model; NULL: none is named */
+    const char *version;  /* of the model; NULL: none is named */
     uint64_t deadline_us; /* 0: the client's */
     ep_moe_mode mode;
     ep_moe_comm comm_alg;

@@ -30,9 +30,10 @@ static bool write_all(const char *path, const char *text)
 
 static bool be_somebody(void)
 {
-    return geteuid() != 0 || (unshare(CLONE_NEWUSER) == 0 && write_all("/proc/self/setgroups", "deny") &&
-                              write_all("/proc/self/uid_map", "1000 0 1") &&
-                              write_all("/proc/self/gid_map", "1000 0 1"));
+    return geteuid() != 0 ||
+           (unshare(CLONE_NEWUSER) == 0 && write_all("/proc/self/setgroups", "deny") &&
+            write_all("/proc/self/uid_map", "1000 0 1") &&
+            write_all("/proc/self/gid_map", "1000 0 1"));
 }
 
 bool ep_test_lttng_prepare(void)
@@ -46,7 +47,8 @@ static int run(ep_test_lttng *lttng, const char *const *args, char **out_text)
     for (size_t i = 0; i < ARGS_MAX && args[i] != NULL; i++) {
         all[i + 1] = args[i];
     }
-    return ep_test_process_run(lttng->dir, "lttng", LTTNG, all, lttng->environment, PATIENCE_MS, out_text);
+    return ep_test_process_run(lttng->dir, "lttng", LTTNG, all, lttng->environment, PATIENCE_MS,
+                               out_text);
 }
 
 bool ep_test_lttng_run(ep_test_lttng *lttng, const char *const *args, char **out_text)
@@ -72,7 +74,8 @@ bool ep_test_lttng_start(ep_test_lttng *lttng, const char *dir)
     snprintf(lttng->dir, sizeof(lttng->dir), "%s", dir);
     snprintf(lttng->home, sizeof(lttng->home), "LTTNG_HOME=%s", dir);
     lttng->environment[0] = lttng->home;
-    if (!ep_test_process_start(&lttng->daemon, dir, "sessiond", SESSIOND, daemon_args, lttng->environment, false)) {
+    if (!ep_test_process_start(&lttng->daemon, dir, "sessiond", SESSIOND, daemon_args,
+                               lttng->environment, false)) {
         return false;
     }
     for (int waited = 0; waited < READY_MS; waited += POLL_MS) {
@@ -94,8 +97,10 @@ bool ep_test_lttng_record(ep_test_lttng *lttng, const char *out_dir)
     snprintf(output, sizeof(output), "--output=%s", out_dir);
     const char *const commands[][12] = {
         {"create", "test", output},
-        {"enable-channel", "--userspace", "--subbuf-size=1024k", "--num-subbuf=4", "--discard", "expertd"},
-        {"add-context", "--userspace", "--channel", "expertd", "--type=vpid", "--type=vtid", "--type=procname"},
+        {"enable-channel", "--userspace", "--subbuf-size=1024k", "--num-subbuf=4", "--discard",
+         "expertd"},
+        {"add-context", "--userspace", "--channel", "expertd", "--type=vpid", "--type=vtid",
+         "--type=procname"},
         {"enable-event", "--userspace", "--channel", "expertd", "expertd:*"},
         {"start"},
     };

@@ -108,12 +108,14 @@ static ep_err paced_submit(ep_backend *backend, ep_job *job)
 }
 
 /* One in a process. */
-static ep_err paced_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+static ep_err paced_open(const ep_backend_config *config, ep_backend **out_backend,
+                         ep_error *out_error)
 {
     const char *text = getenv("EP_PACED_ROW_US");
     row_ns = text != NULL ? strtoull(text, NULL, 10) * EP_NS_PER_US : 0;
     if (row_ns == 0) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "EP_PACED_ROW_US is '%s', allowed 1 and more",
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "EP_PACED_ROW_US is '%s', allowed 1 and more",
                             text != NULL ? text : "");
     }
     EP_ASSERT(pacer == 0);

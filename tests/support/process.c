@@ -83,8 +83,8 @@ char *ep_test_read_file(const char *path)
 }
 
 /* Between fork and exec: only calls that are safe in a copy of a threaded process. */
-static void become_child(const char *program, char *const *argv, char *const *environment, int output,
-                         pid_t parent)
+static void become_child(const char *program, char *const *argv, char *const *environment,
+                         int output, pid_t parent)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
@@ -124,7 +124,8 @@ static char **make_environment(const char *runtime_dir, const char *const *extra
         extra_count++;
     }
     const char *const defaults[] = {"EXPERTD_DOOR_LISTEN=tcp://127.0.0.1:0",
-                                    "EXPERTD_COORDINATOR_DOOR_LISTEN=tcp://127.0.0.1:0", runtime_dir};
+                                    "EXPERTD_COORDINATOR_DOOR_LISTEN=tcp://127.0.0.1:0",
+                                    runtime_dir};
     char **all = calloc(count + extra_count + 4, sizeof(*all));
     size_t n = 0;
     for (size_t i = 0; all != NULL && i < extra_count; i++) {
@@ -163,8 +164,9 @@ static pid_t spawn(const char *program, const char *const *args, const char *por
     return pid;
 }
 
-bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name, const char *program,
-                           const char *const *args, const char *const *extra_environment, bool wants_ports)
+bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name,
+                           const char *program, const char *const *args,
+                           const char *const *extra_environment, bool wants_ports)
 {
     char ports_flag[EP_TEST_PATH_BYTES + 32];
     char runtime_dir[EP_TEST_PATH_BYTES + 32]; /* of its socket for shared memory */
@@ -175,7 +177,8 @@ bool ep_test_process_start(ep_test_process *process, const char *dir, const char
     snprintf(ports_flag, sizeof(ports_flag), "--ports-file=%s", process->ports_path);
     snprintf(runtime_dir, sizeof(runtime_dir), "RUNTIME_DIRECTORY=%s", dir);
     unlink(process->ports_path);
-    int output = open(process->output_path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
+    int output =
+        open(process->output_path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
     char **environment = make_environment(runtime_dir, extra_environment);
     pid_t pid = output >= 0 && environment != NULL
                     ? spawn(program, args, wants_ports ? ports_flag : NULL, environment, output)
@@ -233,7 +236,8 @@ bool ep_test_process_wait_ports(ep_test_process *process, int timeout_ms)
         if (found || left <= 0) {
             break;
         }
-        struct pollfd fds[2] = {{.fd = watch, .events = POLLIN}, {.fd = process->pid_fd, .events = POLLIN}};
+        struct pollfd fds[2] = {{.fd = watch, .events = POLLIN},
+                                {.fd = process->pid_fd, .events = POLLIN}};
         poll(fds, 2, (int)left);
         alive = (fds[1].revents & POLLIN) == 0;
         while (read(watch, events, sizeof(events)) > 0) {
@@ -307,8 +311,9 @@ char *ep_test_process_output(const ep_test_process *process)
     return ep_test_read_file(process->output_path);
 }
 
-int ep_test_process_run(const char *dir, const char *name, const char *program, const char *const *args,
-                        const char *const *extra_environment, int timeout_ms, char **out_output)
+int ep_test_process_run(const char *dir, const char *name, const char *program,
+                        const char *const *args, const char *const *extra_environment,
+                        int timeout_ms, char **out_output)
 {
     ep_test_process process;
     int code = -1;

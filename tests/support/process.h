@@ -41,8 +41,9 @@ typedef struct ep_test_process {
  * extra_environment: NULL or NULL-terminated "NAME=value", set on top of our own. Doors get any
  * free port unless it or args say otherwise, so that daemons of different tests never meet.
  */
-bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name, const char *program,
-                           const char *const *args, const char *const *extra_environment, bool wants_ports);
+bool ep_test_process_start(ep_test_process *process, const char *dir, const char *name,
+                           const char *program, const char *const *args,
+                           const char *const *extra_environment, bool wants_ports);
 /* Until the program has written its ports file (true), or has ended or timeout_ms passed (false;
  * its output goes to stderr). */
 bool ep_test_process_wait_ports(ep_test_process *process, int timeout_ms);
@@ -58,8 +59,9 @@ void ep_test_process_destroy(ep_test_process *process);
 /* What it printed so far (malloc'ed). */
 char *ep_test_process_output(const ep_test_process *process);
 /* Runs a program to its end: exit code as in _wait; *out_output (may be NULL) is malloc'ed. */
-int ep_test_process_run(const char *dir, const char *name, const char *program, const char *const *args,
-                        const char *const *extra_environment, int timeout_ms, char **out_output);
+int ep_test_process_run(const char *dir, const char *name, const char *program,
+                        const char *const *args, const char *const *extra_environment,
+                        int timeout_ms, char **out_output);
 
 /* GET of url ("http://127.0.0.1:port") + path: status code, or -1. *out_body (may be NULL) is
  * malloc'ed. */

@@ -96,7 +96,8 @@ static ep_err compute(slow_backend *backend, const ep_job *job)
     const size_t out_bytes = weights->base.hidden * ep_dtype_bytes(job->out_dtype);
     ep_ffn_row *rows = malloc(job->rows_count * sizeof(*rows));
     float *scratch =
-        malloc(ep_ffn_reference_scratch_floats(weights->base.hidden, weights->base.inner) * sizeof(*scratch));
+        malloc(ep_ffn_reference_scratch_floats(weights->base.hidden, weights->base.inner) *
+               sizeof(*scratch));
     if (rows == NULL || scratch == NULL) {
         free(rows);
         free(scratch);
@@ -270,11 +271,13 @@ static void slow_close(ep_backend *base)
     free(backend);
 }
 
-static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backend,
+                        ep_error *out_error)
 {
     if (config->threads > EP_BACKEND_THREADS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u",
-                            config->threads, EP_BACKEND_THREADS_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "compute threads is %u, allowed 0 to %u", config->threads,
+                            EP_BACKEND_THREADS_MAX);
     }
     slow_backend *backend = calloc(1, sizeof(*backend));
     if (backend == NULL) {
@@ -299,9 +302,11 @@ static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backen
     return EP_OK;
 }
 
-static ep_err slow_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err slow_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
+                               char out_id[EP_NUMERICS_ID_BYTES])
 {
-    return ep_known_answer_id(&((slow_backend *)base)->answer, ep_ffn_family_name(EP_FFN_FAMILY_PORTABLE), format, others, out_id);
+    return ep_known_answer_id(&((slow_backend *)base)->answer,
+                              ep_ffn_family_name(EP_FFN_FAMILY_PORTABLE), format, others, out_id);
 }
 
 static size_t slow_weights_bytes(ep_backend *base, const ep_expert_source *source)
@@ -421,7 +426,8 @@ static void *slow_memory_address(ep_backend_memory *memory)
     return memory->given;
 }
 
-static bool inside(const ep_backend_memory *memory, size_t offset, size_t row_bytes, uint32_t rows_count)
+static bool inside(const ep_backend_memory *memory, size_t offset, size_t row_bytes,
+                   uint32_t rows_count)
 {
     size_t bytes;
     return ep_mul_size(row_bytes, rows_count, &bytes) && offset <= memory->bytes &&
@@ -446,9 +452,9 @@ static ep_err slow_copy_in(ep_backend *base, ep_backend_memory *memory, size_t o
     return err != EP_OK ? err : enqueue((slow_backend *)base, &work);
 }
 
-static ep_err slow_copy_out(ep_backend *base, ep_backend_memory *memory, size_t offset, void *const *rows,
-                            size_t row_bytes, uint32_t rows_count, void (*done)(void *arg, ep_err result),
-                            void *arg)
+static ep_err slow_copy_out(ep_backend *base, ep_backend_memory *memory, size_t offset,
+                            void *const *rows, size_t row_bytes, uint32_t rows_count,
+                            void (*done)(void *arg, ep_err result), void *arg)
 {
     slow_work work = {.kind = WORK_COPY_OUT,
                       .to = rows,

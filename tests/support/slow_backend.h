@@ -38,7 +38,8 @@ void ep_slow_backend_reset(uint64_t seed);
 /* The nth (from 1, counted since reset) operation of that kind fails with err. One plan per kind
  * and moment.
  */
-void ep_slow_backend_fail(ep_slow_operation operation, ep_slow_moment moment, uint64_t nth, ep_err err);
+void ep_slow_backend_fail(ep_slow_operation operation, ep_slow_moment moment, uint64_t nth,
+                          ep_err err);
 /* From now on everything fails with DEVICE_LOST: calls at once, accepted work in done(). Until
  * reset. */
 void ep_slow_backend_lose_device(void);

@@ -30,7 +30,8 @@ void ep_slow_backend_reset(uint64_t seed)
     pthread_mutex_unlock(&lock);
 }
 
-void ep_slow_backend_fail(ep_slow_operation operation, ep_slow_moment moment, uint64_t nth, ep_err err)
+void ep_slow_backend_fail(ep_slow_operation operation, ep_slow_moment moment, uint64_t nth,
+                          ep_err err)
 {
     pthread_mutex_lock(&lock);
     faults[operation][moment] = (fault){.nth = nth, .err = err};

@@ -11,12 +11,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define NEED(what)                                                                                           \
-    do {                                                                                                     \
-        if (!(what)) {                                                                                       \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);                                       \
-            abort();                                                                                         \
-        }                                                                                                    \
+#define NEED(what)                                                                                 \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);                             \
+            abort();                                                                               \
+        }                                                                                          \
     } while (0)
 
 #define DAY_S (24 * 3600L)
@@ -36,24 +36,28 @@ static void add_extension(X509 *cert, int nid, const char *value)
     X509_EXTENSION_free(extension);
 }
 
-ep_test_cert *ep_test_cert_new(const char *host, const ep_test_cert *issuer, int from_days, int until_days)
+ep_test_cert *ep_test_cert_new(const char *host, const ep_test_cert *issuer, int from_days,
+                               int until_days)
 {
     static long serial;
     char name[128];
     ep_test_cert *cert = calloc(1, sizeof(*cert));
-    NEED(cert != NULL && (cert->x509 = X509_new()) != NULL && (cert->key = EVP_EC_gen("P-256")) != NULL);
+    NEED(cert != NULL && (cert->x509 = X509_new()) != NULL &&
+         (cert->key = EVP_EC_gen("P-256")) != NULL);
     X509 *x = cert->x509;
     X509_NAME *subject = X509_get_subject_name(x);
     NEED(X509_set_version(x, 2) == 1 &&
          ASN1_INTEGER_set(X509_get_serialNumber(x), getpid() * 1000L + ++serial) == 1);
     NEED(X509_gmtime_adj(X509_getm_notBefore(x), from_days * DAY_S) != NULL);
     NEED(X509_gmtime_adj(X509_getm_notAfter(x), until_days * DAY_S) != NULL);
-    NEED(X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)host, -1, -1, 0) ==
+    NEED(X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)host, -1,
+                                    -1, 0) == 1);
+    NEED(X509_set_issuer_name(x, issuer != NULL ? X509_get_subject_name(issuer->x509) : subject) ==
          1);
-    NEED(X509_set_issuer_name(x, issuer != NULL ? X509_get_subject_name(issuer->x509) : subject) == 1);
     NEED(X509_set_pubkey(x, cert->key) == 1);
     snprintf(name, sizeof(name), "DNS:%s", host);
-    add_extension(x, NID_basic_constraints, issuer == NULL ? "critical,CA:TRUE" : "critical,CA:FALSE");
+    add_extension(x, NID_basic_constraints,
+                  issuer == NULL ? "critical,CA:TRUE" : "critical,CA:FALSE");
     add_extension(x, NID_subject_alt_name, name);
     NEED(X509_sign(x, issuer != NULL ? issuer->key : cert->key, EVP_sha256()) > 0);
     return cert;
@@ -83,5 +87,6 @@ void ep_test_cert_write(const ep_test_cert *cert, const char *path)
 void ep_test_cert_write_key(const ep_test_cert *cert, const char *path)
 {
     FILE *file = append_to(path);
-    NEED(PEM_write_PrivateKey(file, cert->key, NULL, NULL, 0, NULL, NULL) == 1 && fclose(file) == 0);
+    NEED(PEM_write_PrivateKey(file, cert->key, NULL, NULL, 0, NULL, NULL) == 1 &&
+         fclose(file) == 0);
 }

@@ -10,7 +10,8 @@ typedef struct ep_test_cert ep_test_cert;
 
 /* Valid from now + from_days to now + until_days; host: its name; issuer NULL: a CA signed by
  * itself. */
-ep_test_cert *ep_test_cert_new(const char *host, const ep_test_cert *issuer, int from_days, int until_days);
+ep_test_cert *ep_test_cert_new(const char *host, const ep_test_cert *issuer, int from_days,
+                               int until_days);
 void ep_test_cert_free(ep_test_cert *cert);
 /* PEM files, appended when the file is there; a new one has mode 0600. */
 void ep_test_cert_write(const ep_test_cert *cert, const char *path);

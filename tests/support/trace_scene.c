@@ -22,7 +22,7 @@ typedef struct maker {
     size_t count;
     int64_t base;
     ep_cli_trace_event about; /* what the next spans have in common */
-    size_t frame_end; /* the event that ended the last exchange */
+    size_t frame_end;         /* the event that ended the last exchange */
 } maker;
 
 static void span(maker *m, ep_cli_span_kind kind, int64_t begin, int64_t end)
@@ -36,7 +36,8 @@ static void span(maker *m, ep_cli_span_kind kind, int64_t begin, int64_t end)
     m->events[m->count++] = event;
 }
 
-static void serve(maker *m, uint64_t call, const char *node, uint32_t number, uint64_t job, const int64_t *t)
+static void serve(maker *m, uint64_t call, const char *node, uint32_t number, uint64_t job,
+                  const int64_t *t)
 {
     m->about.call = call;
     m->about.pid = 200 + 100 * (int32_t)number;
@@ -64,7 +65,8 @@ static void serve(maker *m, uint64_t call, const char *node, uint32_t number, ui
 }
 
 /* An exchange, and what its node did. t: of the exchange, then as serve wants it. */
-static void frame(maker *m, uint64_t call, uint32_t sub, uint64_t remote, uint32_t node, uint64_t job, const int64_t *t)
+static void frame(maker *m, uint64_t call, uint32_t sub, uint64_t remote, uint32_t node,
+                  uint64_t job, const int64_t *t)
 {
     const char *name = node == 0 ? "node0" : m->scene->node1 != NULL ? m->scene->node1 : "node1";
     const ep_cli_trace_event client = m->about;
@@ -85,12 +87,22 @@ static void request(maker *m, uint32_t i)
     bool failed = i + m->scene->failed >= m->scene->requests;
     int64_t slower = failed ? 100000 : m->scene->node1_slower_ns;
     const int64_t node0[] = {8000, 60000, 18000, 20000, 25000, 45000, 49000, 50000};
-    const int64_t node1[] = {11000, 80000 + slower + 100 * (int64_t)(i % 50), 21000, 24000, 34000, 64000 + slower, 68000 + slower, 70000 + slower};
-    const int64_t again[] = {41000, 76000 + slower, 51000, 52000, 53000, 60000 + slower, 65000 + slower, 66000 + slower};
+    const int64_t node1[] = {11000,          80000 + slower + 100 * (int64_t)(i % 50),
+                             21000,          24000,
+                             34000,          64000 + slower,
+                             68000 + slower, 70000 + slower};
+    const int64_t again[] = {41000, 76000 + slower, 51000,          52000,
+                             53000, 60000 + slower, 65000 + slower, 66000 + slower};
     uint64_t call = EP_TEST_SCENE_CALL + i;
     m->base = EP_TEST_SCENE_START + i * MS;
-    m->about = (ep_cli_trace_event){.pid = CLIENT, .tid = CLIENT + 1, .trace = {EP_TEST_SCENE_TRACE_HIGH, i + 1}, .call = call,
-                                    .epoch = 3, .rows = 8, .layer = 2, .expert = -1};
+    m->about = (ep_cli_trace_event){.pid = CLIENT,
+                                    .tid = CLIENT + 1,
+                                    .trace = {EP_TEST_SCENE_TRACE_HIGH, i + 1},
+                                    .call = call,
+                                    .epoch = 3,
+                                    .rows = 8,
+                                    .layer = 2,
+                                    .expert = -1};
     snprintf(m->about.thread, sizeof(m->about.thread), "caller");
     span(m, EP_CLI_SPAN_forward, 0, 100000 + slower);
     m->events[m->count - 1].status = failed ? EP_ERR_DEADLINE_EXCEEDED : 0;
@@ -124,7 +136,9 @@ static int compare_time(const void *a, const void *b)
 ep_cli_trace_event *ep_test_scene_events(const ep_test_scene *scene, size_t *out_count)
 {
     maker m = {.scene = scene};
-    m.events = calloc((size_t)scene->requests * (EP_TEST_SCENE_SPANS + EP_TEST_SCENE_HEDGE_SPANS) * 2 + 40, sizeof(*m.events));
+    m.events =
+        calloc((size_t)scene->requests * (EP_TEST_SCENE_SPANS + EP_TEST_SCENE_HEDGE_SPANS) * 2 + 40,
+               sizeof(*m.events));
     for (uint32_t i = 0; m.events != NULL && i < scene->requests; i++) {
         request(&m, i);
     }
@@ -150,33 +164,42 @@ static void put(FILE *out, uint64_t value, size_t bytes)
 
 static void write_metadata(FILE *out, const char *host, uint8_t clock)
 {
-    fprintf(out,
-            "/* CTF 1.8 */\n"
-            "typealias integer { size = 8; align = 8; signed = false; } := uint8_t;\n"
-            "typealias integer { size = 32; align = 8; signed = false; } := uint32_t;\n"
-            "typealias integer { size = 32; align = 8; signed = true; } := int32_t;\n"
-            "typealias integer { size = 64; align = 8; signed = false; } := uint64_t;\n"
-            "trace { major = 1; minor = 8; uuid = \"%02x000000-0000-4000-8000-000000000001\"; byte_order = le;\n"
-            "  packet.header := struct { uint32_t magic; uint8_t uuid[16]; uint32_t stream_id; }; };\n"
-            "env { hostname = \"%s\"; domain = \"ust\"; tracer_name = \"lttng-ust\"; tracer_major = 2;"
-            " tracer_minor = 13; };\n"
-            "clock { name = \"monotonic\"; uuid = \"%02x000000-0000-4000-8000-000000000002\"; freq = 1000000000;"
-            " offset_s = 0; offset = 0; };\n"
-            "typealias integer { size = 64; align = 8; signed = false; map = clock.monotonic.value; } := time_t;\n"
-            "stream { id = 0;\n"
-            "  packet.context := struct { time_t timestamp_begin; time_t timestamp_end; uint64_t content_size;"
-            " uint64_t packet_size; uint64_t events_discarded; };\n"
-            "  event.header := struct { uint32_t id; time_t timestamp; };\n"
-            "  event.context := struct { int32_t _vpid; int32_t _vtid; integer { size = 8; align = 8; signed = true;"
-            " encoding = UTF8; } _procname[%d]; }; };\n",
-            clock, host, clock, PROCNAME_BYTES);
+    fprintf(
+        out,
+        "/* CTF 1.8 */\n"
+        "typealias integer { size = 8; align = 8; signed = false; } := uint8_t;\n"
+        "typealias integer { size = 32; align = 8; signed = false; } := uint32_t;\n"
+        "typealias integer { size = 32; align = 8; signed = true; } := int32_t;\n"
+        "typealias integer { size = 64; align = 8; signed = false; } := uint64_t;\n"
+        "trace { major = 1; minor = 8; uuid = \"%02x000000-0000-4000-8000-000000000001\"; "
+        "byte_order = le;\n"
+        "  packet.header := struct { uint32_t magic; uint8_t uuid[16]; uint32_t stream_id; }; };\n"
+        "env { hostname = \"%s\"; domain = \"ust\"; tracer_name = \"lttng-ust\"; tracer_major = 2;"
+        " tracer_minor = 13; };\n"
+        "clock { name = \"monotonic\"; uuid = \"%02x000000-0000-4000-8000-000000000002\"; freq = "
+        "1000000000;"
+        " offset_s = 0; offset = 0; };\n"
+        "typealias integer { size = 64; align = 8; signed = false; map = clock.monotonic.value; } "
+        ":= time_t;\n"
+        "stream { id = 0;\n"
+        "  packet.context := struct { time_t timestamp_begin; time_t timestamp_end; uint64_t "
+        "content_size;"
+        " uint64_t packet_size; uint64_t events_discarded; };\n"
+        "  event.header := struct { uint32_t id; time_t timestamp; };\n"
+        "  event.context := struct { int32_t _vpid; int32_t _vtid; integer { size = 8; align = 8; "
+        "signed = true;"
+        " encoding = UTF8; } _procname[%d]; }; };\n",
+        clock, host, clock, PROCNAME_BYTES);
     for (int id = 0; id < EP_CLI_SPAN_KINDS * 2; id++) {
-        fprintf(out,
-                "event { name = \"expertd:%s_%s\"; id = %d; stream_id = 0; fields := struct { uint64_t _trace_hi;"
-                " uint64_t _trace_lo; uint64_t _call; uint64_t _parent; uint64_t _epoch; uint32_t _sub;"
-                " uint32_t _rows; int32_t _layer; int32_t _expert; int32_t _status; string { encoding = UTF8; } _node;"
-                " string { encoding = UTF8; } _peer; }; };\n",
-                ep_cli_span_names[id / 2], id % 2 != 0 ? "end" : "begin", id);
+        fprintf(
+            out,
+            "event { name = \"expertd:%s_%s\"; id = %d; stream_id = 0; fields := struct { uint64_t "
+            "_trace_hi;"
+            " uint64_t _trace_lo; uint64_t _call; uint64_t _parent; uint64_t _epoch; uint32_t _sub;"
+            " uint32_t _rows; int32_t _layer; int32_t _expert; int32_t _status; string { encoding "
+            "= UTF8; } _node;"
+            " string { encoding = UTF8; } _peer; }; };\n",
+            ep_cli_span_names[id / 2], id % 2 != 0 ? "end" : "begin", id);
     }
 }
 
@@ -203,7 +226,8 @@ static void write_event(FILE *out, const ep_cli_trace_event *e)
     fprintf(out, "%s%c", e->peer[0] != '\0' ? e->peer : "-", 0);
 }
 
-static void write_head(FILE *out, uint8_t clock, int64_t begin, int64_t end, uint64_t bytes, uint64_t discarded)
+static void write_head(FILE *out, uint8_t clock, int64_t begin, int64_t end, uint64_t bytes,
+                       uint64_t discarded)
 {
     uint8_t uuid[16] = {clock, [6] = 0x40, [8] = 0x80, [15] = 1};
     put(out, CTF_MAGIC, 4);
@@ -216,8 +240,8 @@ static void write_head(FILE *out, uint8_t clock, int64_t begin, int64_t end, uin
     put(out, discarded, 8);
 }
 
-bool ep_test_scene_write(const char *dir, const ep_cli_trace_event *events, size_t count, uint32_t recording,
-                         const char *host, uint8_t clock, uint64_t discarded)
+bool ep_test_scene_write(const char *dir, const ep_cli_trace_event *events, size_t count,
+                         uint32_t recording, const char *host, uint8_t clock, uint64_t discarded)
 {
     char path[512];
     char *body = NULL;
@@ -246,7 +270,8 @@ bool ep_test_scene_write(const char *dir, const ep_cli_trace_event *events, size
         write_head(stream, clock, begin, end, HEAD_BYTES + body_bytes, discarded);
         good = fwrite(body, 1, body_bytes, stream) == body_bytes;
     }
-    good = (metadata == NULL || fclose(metadata) == 0) && (stream == NULL || fclose(stream) == 0) && good;
+    good = (metadata == NULL || fclose(metadata) == 0) && (stream == NULL || fclose(stream) == 0) &&
+           good;
     if (memory != NULL) {
         fclose(memory);
     }

@@ -18,13 +18,13 @@
 
 typedef struct ep_test_scene {
     uint32_t requests;
-    bool two_hosts;        /* node1 is recording 1 */
+    bool two_hosts; /* node1 is recording 1 */
     int64_t node1_ahead_ns;
-    const char *node1;     /* its name; NULL: "node1" */
+    const char *node1;       /* its name; NULL: "node1" */
     int64_t node1_slower_ns; /* its job, and with it the request */
     /* so many of the first requests ask node0 again and use that; EP_TEST_SCENE_HEDGE_SPANS more */
     uint32_t hedged;
-    bool nodes_only;       /* the client was not recorded */
+    bool nodes_only; /* the client was not recorded */
     /* so many of the last requests end at 200 us, DEADLINE_EXCEEDED, for want of node1, and without
      * a combine */
     uint32_t failed;
@@ -35,7 +35,7 @@ ep_cli_trace_event *ep_test_scene_events(const ep_test_scene *scene, size_t *out
 
 /* Writes those of one recording as a CTF trace into dir (which is made). clock: first byte of the
  * clock's uuid. False on failure. */
-bool ep_test_scene_write(const char *dir, const ep_cli_trace_event *events, size_t count, uint32_t recording,
-                         const char *host, uint8_t clock, uint64_t discarded);
+bool ep_test_scene_write(const char *dir, const ep_cli_trace_event *events, size_t count,
+                         uint32_t recording, const char *host, uint8_t clock, uint64_t discarded);
 
 #endif

@@ -94,7 +94,8 @@ uint64_t alloc_fail_count(void)
     return atomic_load(&count);
 }
 
-uint64_t alloc_fail_sweep(const char *name, void (*attempt)(void *arg), void (*recover)(void *arg), void *arg)
+uint64_t alloc_fail_sweep(const char *name, void (*attempt)(void *arg), void (*recover)(void *arg),
+                          void *arg)
 {
     static bool is_set;
     /* once: the product may have told jansson of functions of its own since, which end here too */

@@ -23,7 +23,8 @@ uint64_t alloc_fail_count(void);
  * says nothing: whatever it returns to its caller must be an error or success, recover must find
  * everything working. How many allocations failed; prints it.
  */
-uint64_t alloc_fail_sweep(const char *name, void (*attempt)(void *arg), void (*recover)(void *arg), void *arg);
+uint64_t alloc_fail_sweep(const char *name, void (*attempt)(void *arg), void (*recover)(void *arg),
+                          void *arg);
 
 /* Ends the program with a text. */
 void torture_broken(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));

@@ -77,8 +77,10 @@ static void recover(void *arg)
 /* A static expert map, parsed. */
 static void attempt_map(void *arg)
 {
-    static const char map_text[] = "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":["
-                                   "{\"device_id\":0,\"device_expert\":[0,1,2]},{\"device_id\":1,\"device_expert\":[3,1]}]}]}";
+    static const char map_text[] =
+        "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":"
+        "["
+        "{\"device_id\":0,\"device_expert\":[0,1,2]},{\"device_id\":1,\"device_expert\":[3,1]}]}]}";
     ep_expert_map *map = NULL;
     ep_error error = {0};
     ep_err err = ep_expert_map_parse(map_text, sizeof(map_text) - 1, "map.json", &map, &error);
@@ -116,7 +118,8 @@ int main(void)
         if (ep_fixture_write(&fixtures[i], r.dir, &error) != EP_OK) {
             torture_broken("%s", error.text);
         }
-        failures += alloc_fail_sweep(i == 0 ? "load, one file" : "load, shards", attempt, recover, &r);
+        failures +=
+            alloc_fail_sweep(i == 0 ? "load, one file" : "load, shards", attempt, recover, &r);
         ep_fixture_remove(r.dir);
     }
     failures += alloc_fail_sweep("expert map", attempt_map, recover_map, NULL);

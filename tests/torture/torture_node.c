@@ -58,10 +58,20 @@ static ep_test_forward request(const call_form *form)
 {
     static uint64_t groups; /* one thread calls */
     groups += form->in_group;
-    return (ep_test_forward){.layer = 1, .rows = ROWS, .slots = SLOTS, .hidden = H, .x_dtype = EP_DTYPE_BF16,
-                             .reply_dtype = EP_DTYPE_BF16, .prefill = form->prefill, .x = x, .wire_slots = slots,
-                             .node_sum = form->node_sum, .slot_scales = slot_scales, .slot_places = slot_places,
-                             .reply_quant = form->quant, .step_group = form->in_group ? groups : 0,
+    return (ep_test_forward){.layer = 1,
+                             .rows = ROWS,
+                             .slots = SLOTS,
+                             .hidden = H,
+                             .x_dtype = EP_DTYPE_BF16,
+                             .reply_dtype = EP_DTYPE_BF16,
+                             .prefill = form->prefill,
+                             .x = x,
+                             .wire_slots = slots,
+                             .node_sum = form->node_sum,
+                             .slot_scales = slot_scales,
+                             .slot_places = slot_places,
+                             .reply_quant = form->quant,
+                             .step_group = form->in_group ? groups : 0,
                              .step_group_size = 2};
 }
 
@@ -156,7 +166,8 @@ static int run(const ep_options *options)
     ep_lane_address address = {.url = URL};
     pthread_t driver;
     uint64_t failures = 0;
-    if (ep_node_config_load(options, &config, &error) != EP_OK || ep_node_create(&config, &source, &node, &error) != EP_OK ||
+    if (ep_node_config_load(options, &config, &error) != EP_OK ||
+        ep_node_create(&config, &source, &node, &error) != EP_OK ||
         ep_rpc_server_listen(node->server, &address, EP_ROLES_MAIN, &error) != EP_OK ||
         ep_test_peer_open(&lasting, URL, &error) != EP_OK) {
         torture_broken("%s", error.text);
@@ -178,8 +189,9 @@ int main(void)
     ep_process_setup();
     ep_fixture_temp_dir(model_path);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
-    static const char *const flags[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=", "--threads=2",
-                                        "--door-listen=tcp://127.0.0.1:0", "--log-level=error"};
+    static const char *const flags[] = {
+        "--listen=tcp://127.0.0.1:0",      "--admin-listen=",  "--probe-address=", "--threads=2",
+        "--door-listen=tcp://127.0.0.1:0", "--log-level=error"};
     char *argv[8] = {(char *)(uintptr_t) "torture", model_flag};
     for (int i = 0; i < 6; i++) {
         argv[2 + i] = (char *)(uintptr_t)flags[i];

@@ -32,8 +32,14 @@ static fake_node nodes[NODES];
 static uint64_t now_ns;
 static ep_epoch newest;
 
-static const ep_coordinator_state_config config = {.copies = 2, .min_nodes = NODES, .heartbeat_ms = 500, .heartbeat_dead_count = 3,
-                                                   .restore_ms = 10000, .nodes_max = 8, .decode_tokens_max = 256, .term = 5};
+static const ep_coordinator_state_config config = {.copies = 2,
+                                                   .min_nodes = NODES,
+                                                   .heartbeat_ms = 500,
+                                                   .heartbeat_dead_count = 3,
+                                                   .restore_ms = 10000,
+                                                   .nodes_max = 8,
+                                                   .decode_tokens_max = 256,
+                                                   .term = 5};
 
 static void must_be_memory(ep_err err, const char *what)
 {
@@ -122,7 +128,8 @@ static void beat(fake_node *node)
     request.state = (char *)(uintptr_t) "serving";
     request.models = d.models;
     request.n_models = 1;
-    must_be_memory(ep_coordinator_state_heartbeat(cluster, now_ns, &request, &reregister, NULL), "heartbeat");
+    must_be_memory(ep_coordinator_state_heartbeat(cluster, now_ns, &request, &reregister, NULL),
+                   "heartbeat");
     node->known = !reregister;
 }
 
@@ -211,7 +218,8 @@ static void recover(void *arg)
     for (int i = 0; !table_is_whole(); i++) {
         if (i == ROUNDS_MAX) {
             const ep_error *error = ep_coordinator_state_placement_error(cluster);
-            torture_broken("no whole table after %d more rounds of heartbeats: %s", ROUNDS_MAX, error->text);
+            torture_broken("no whole table after %d more rounds of heartbeats: %s", ROUNDS_MAX,
+                           error->text);
         }
         round_of_heartbeats();
     }

@@ -38,15 +38,19 @@ static void must_be_memory(ep_err err, const ep_error *error, const char *what)
 /* With all memory there is. */
 static void make_kept(void)
 {
-    const ep_layer_shape shape = {.layer = 1, .hidden = 8, .inner = 8, .experts = EXPERTS, .top_k = 2};
+    const ep_layer_shape shape = {
+        .layer = 1, .hidden = 8, .inner = 8, .experts = EXPERTS, .top_k = 2};
     ep_routing_table *table;
     ep_coordinator_kept_fini(&want);
-    want = (ep_coordinator_kept){.number = ++numbers, .next_node_id = NODES, .nodes_count = NODES, .drained_count = 1};
+    want = (ep_coordinator_kept){
+        .number = ++numbers, .next_node_id = NODES, .nodes_count = NODES, .drained_count = 1};
     want.policy.revision = numbers;
-    want.policy.values[EP_POLICY_COPIES] = (ep_policy_value){.revision = numbers, .number = 2, .who = "somebody"};
+    want.policy.values[EP_POLICY_COPIES] =
+        (ep_policy_value){.revision = numbers, .number = 2, .who = "somebody"};
     want.nodes = calloc(NODES, sizeof(*want.nodes));
     want.drained = calloc(1, sizeof(*want.drained));
-    must(want.nodes != NULL && want.drained != NULL && ep_routing_table_create(NODES, 1, 1, &table) == EP_OK &&
+    must(want.nodes != NULL && want.drained != NULL &&
+             ep_routing_table_create(NODES, 1, 1, &table) == EP_OK &&
              ep_routing_table_model_init(table, 0, "demo", "v1", 1) == EP_OK &&
              ep_routing_table_layer_init(table, 0, 0, &shape, EXPERTS) == EP_OK,
          "no memory where there is some");
@@ -93,7 +97,8 @@ static bool live(void)
         must(kept.number == written, "what was written last is not there");
         must(written == 0 ||
                  (kept.nodes_count == NODES && kept.drained_count == 1 && kept.published != NULL &&
-                  kept.assigned != NULL && kept.published->epoch.number == written && kept.policy.revision == written),
+                  kept.assigned != NULL && kept.published->epoch.number == written &&
+                  kept.policy.revision == written),
              "a half state came back");
         ep_coordinator_kept_fini(&kept);
         err = ep_table_store_write(store, &want, &error);

@@ -16,15 +16,15 @@ typedef struct symbol_row {
     size_t offset; /* in ep_acl_symbols */
 } symbol_row;
 
-#define ROW_OF(library_name, symbol, need)                                                                            \
+#define ROW_OF(library_name, symbol, need)                                                         \
     {#symbol, EP_ACL_LIBRARY_##library_name, need, offsetof(ep_acl_symbols, symbol)},
 #define RUNTIME_ROW(name, result, parameters, need, release) ROW_OF(RUNTIME, name, need)
 #define META_ROW(name, result, parameters, need, release) ROW_OF(META, name, need)
 #define NN_ROW(name, result, parameters, need, release) ROW_OF(NN, name, need)
 #define TRANSFORMER_ROW(name, result, parameters, need, release) ROW_OF(TRANSFORMER, name, need)
 
-static const symbol_row rows[] = {EP_ACL_RUNTIME_SYMBOLS(RUNTIME_ROW) EP_ACL_META_SYMBOLS(META_ROW)
-                                      EP_ACL_NN_SYMBOLS(NN_ROW) EP_ACL_TRANSFORMER_SYMBOLS(TRANSFORMER_ROW)};
+static const symbol_row rows[] = {EP_ACL_RUNTIME_SYMBOLS(RUNTIME_ROW) EP_ACL_META_SYMBOLS(
+    META_ROW) EP_ACL_NN_SYMBOLS(NN_ROW) EP_ACL_TRANSFORMER_SYMBOLS(TRANSFORMER_ROW)};
 
 static const struct {
     const char *library;
@@ -52,7 +52,8 @@ static ep_err open_library(const ep_acl_opener *opener, ep_acl_library which, bo
     const char *library = older ? names[which].older : names[which].library;
     o->handles[which] = opener->open(opener->arg, library, text);
     if (o->handles[which] == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s cannot be opened: %s", library, text);
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s cannot be opened: %s", library,
+                            text);
     }
     o->libraries[which] = library;
     return EP_OK;
@@ -66,15 +67,16 @@ static ep_err open_libraries(const ep_acl_opener *opener, int count, opened *o, 
     for (int i = 0; i < count; i++) {
         const ep_acl_library which = (ep_acl_library)i;
         const bool may_fall_back = which == EP_ACL_LIBRARY_RUNTIME || which == EP_ACL_LIBRARY_NN;
-        ep_err err = open_library(opener, which, older_operators && is_operators(which), o, out_error);
+        ep_err err =
+            open_library(opener, which, older_operators && is_operators(which), o, out_error);
         if (err != EP_OK && may_fall_back) {
             char first[EP_ERROR_TEXT_BYTES];
             snprintf(first, sizeof(first), "%s", out_error->text);
             older_operators = which == EP_ACL_LIBRARY_NN;
             err = open_library(opener, which, true, o, out_error);
             if (err != EP_OK) {
-                err = ep_error_set(out_error, err, "neither %s nor %s can be opened: %.300s", names[which].library,
-                                   names[which].older, first);
+                err = ep_error_set(out_error, err, "neither %s nor %s can be opened: %.300s",
+                                   names[which].library, names[which].older, first);
             }
         }
         if (err != EP_OK) {
@@ -106,8 +108,8 @@ static void drop_halves(ep_acl_symbols *symbols)
 }
 
 /* Rows of the libraries that are open; lacking what needs more than least is an error. */
-static ep_err find_symbols(const ep_acl_opener *opener, const opened *o, int least, ep_acl_symbols *symbols,
-                           ep_error *out_error)
+static ep_err find_symbols(const ep_acl_opener *opener, const opened *o, int least,
+                           ep_acl_symbols *symbols, ep_error *out_error)
 {
     for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
         void *handle = o->handles[rows[i].library];
@@ -123,7 +125,8 @@ static ep_err find_symbols(const ep_acl_opener *opener, const opened *o, int lea
     return EP_OK;
 }
 
-ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error)
+ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols,
+                           ep_error *out_error)
 {
     opened o = {.handles = {NULL}};
     ep_acl_symbols symbols;
@@ -145,7 +148,8 @@ ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symb
     return EP_OK;
 }
 
-ep_err ep_acl_symbols_load_runtime(const ep_acl_opener *opener, ep_acl_symbols *out_symbols, ep_error *out_error)
+ep_err ep_acl_symbols_load_runtime(const ep_acl_opener *opener, ep_acl_symbols *out_symbols,
+                                   ep_error *out_error)
 {
     opened o = {.handles = {NULL}};
     ep_acl_symbols symbols;
@@ -224,7 +228,8 @@ typedef struct code_row {
 
 static const code_row codes[] = {
 #define CODE_ROW(name, code, err, text) {code, EP_ERR_##err, #name, text},
-    {EP_ACL_SUCCESS, EP_OK, "ACL_SUCCESS", "success"}, EP_ACL_CODE_MAP(CODE_ROW) EP_ACL_OPERATOR_CODE_MAP(CODE_ROW)
+    {EP_ACL_SUCCESS, EP_OK, "ACL_SUCCESS", "success"},
+    EP_ACL_CODE_MAP(CODE_ROW) EP_ACL_OPERATOR_CODE_MAP(CODE_ROW)
 #undef CODE_ROW
 };
 
@@ -259,10 +264,11 @@ const char *ep_acl_code_text(ep_acl_code code)
     return row != NULL ? row->text : "no text for this code";
 }
 
-ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device, ep_acl_code code,
-                        const char *call)
+ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device,
+                        ep_acl_code code, const char *call)
 {
     const char *words = acl->aclGetRecentErrMsg != NULL ? acl->aclGetRecentErrMsg() : NULL;
-    return ep_error_set(out_error, ep_acl_code_err(code), "device %d: %s: %s (%s, code %d) %.256s", device, call,
-                        ep_acl_code_text(code), ep_acl_code_name(code), code, words != NULL ? words : "");
+    return ep_error_set(out_error, ep_acl_code_err(code), "device %d: %s: %s (%s, code %d) %.256s",
+                        device, call, ep_acl_code_text(code), ep_acl_code_name(code), code,
+                        words != NULL ? words : "");
 }

@@ -261,7 +261,8 @@ static void stop_threads(ascend_backend *backend)
 static void close_device(ascend_backend *backend)
 {
     ep_ascend_device *device = &backend->device;
-    const ep_acl_stream streams[] = {backend->streams.in, backend->streams.compute, backend->streams.out};
+    const ep_acl_stream streams[] = {backend->streams.in, backend->streams.compute,
+                                     backend->streams.out};
     (void)device->acl.aclrtSetDevice(device->number);
     for (size_t i = 0; i < EP_ARRAY_COUNT(streams); i++) {
         ep_ascend_stream_destroy(device, streams[i]);
@@ -294,12 +295,14 @@ static void ascend_close(ep_backend *base)
 static ep_err check_config(const ep_backend_config *config, ep_error *out_error)
 {
     if (config->threads > EP_BACKEND_THREADS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u",
-                            config->threads, EP_BACKEND_THREADS_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "compute threads is %u, allowed 0 to %u", config->threads,
+                            EP_BACKEND_THREADS_MAX);
     }
     if (config->numerics != EP_NUMERICS_AUTO) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "backend ascend rounds by the device's own rules: numerics must be auto");
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "backend ascend rounds by the device's own rules: numerics must be auto");
     }
     return EP_OK;
 }
@@ -307,7 +310,8 @@ static ep_err check_config(const ep_backend_config *config, ep_error *out_error)
 static ep_err make_device(ascend_backend *backend, ep_error *out_error)
 {
     ep_ascend_device *device = &backend->device;
-    ep_acl_stream *const streams[] = {&backend->streams.in, &backend->streams.compute, &backend->streams.out};
+    ep_acl_stream *const streams[] = {&backend->streams.in, &backend->streams.compute,
+                                      &backend->streams.out};
     ep_err err = ep_ascend_device_open(device, out_error);
     backend->has_device = err == EP_OK;
     for (size_t i = 0; i < EP_ARRAY_COUNT(streams) && err == EP_OK; i++) {
@@ -327,12 +331,14 @@ static ep_err make_device(ascend_backend *backend, ep_error *out_error)
 
 static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
 {
-    backend->has_launcher = ep_host_thread_start(&backend->launcher, launcher_main, backend) == EP_OK;
+    backend->has_launcher =
+        ep_host_thread_start(&backend->launcher, launcher_main, backend) == EP_OK;
     backend->has_finisher =
-        backend->has_launcher && ep_host_thread_start(&backend->finisher, finisher_main, backend) == EP_OK;
-    return backend->has_finisher
-               ? EP_OK
-               : ep_error_set(out_error, EP_ERR_NO_MEMORY, "backend ascend cannot start its threads");
+        backend->has_launcher &&
+        ep_host_thread_start(&backend->finisher, finisher_main, backend) == EP_OK;
+    return backend->has_finisher ? EP_OK
+                                 : ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                                                "backend ascend cannot start its threads");
 }
 
 /* I of known-answer runs: the second is what the fused operator takes. */
@@ -349,14 +355,20 @@ static const struct {
     uint32_t inner;
     const char *effect;
 } trials[] = {
-    {EP_ASCEND_BIASES, 0, EP_ACT_SILU, true, false, ODD, "bf16 and f16 experts with biases are refused"},
-    {EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_OAI, false, false, ODD, "swiglu_oai and swiglu_limit experts are refused"},
-    {EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_LIMIT, false, false, ODD, "swiglu_oai and swiglu_limit experts are refused"},
+    {EP_ASCEND_BIASES, 0, EP_ACT_SILU, true, false, ODD,
+     "bf16 and f16 experts with biases are refused"},
+    {EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_OAI, false, false, ODD,
+     "swiglu_oai and swiglu_limit experts are refused"},
+    {EP_ASCEND_CLIPPED, 0, EP_ACT_SWIGLU_LIMIT, false, false, ODD,
+     "swiglu_oai and swiglu_limit experts are refused"},
     {EP_ASCEND_GELU, 0, EP_ACT_GELU, false, false, ODD, "gelu and gelu_tanh experts are refused"},
-    {EP_ASCEND_GELU, 0, EP_ACT_GELU_TANH, false, false, ODD, "gelu and gelu_tanh experts are refused"},
+    {EP_ASCEND_GELU, 0, EP_ACT_GELU_TANH, false, false, ODD,
+     "gelu and gelu_tanh experts are refused"},
     {EP_ASCEND_W8A8, 0, EP_ACT_SILU, false, true, ODD, "w8a8 experts are refused"},
-    {EP_ASCEND_W8A8_BIASES, EP_ASCEND_W8A8, EP_ACT_SILU, true, true, ODD, "w8a8 experts with biases are refused"},
-    {EP_ASCEND_FUSED, EP_ASCEND_W8A8, EP_ACT_SILU, false, true, EVEN, "w8a8 experts take more steps"},
+    {EP_ASCEND_W8A8_BIASES, EP_ASCEND_W8A8, EP_ACT_SILU, true, true, ODD,
+     "w8a8 experts with biases are refused"},
+    {EP_ASCEND_FUSED, EP_ASCEND_W8A8, EP_ACT_SILU, false, true, EVEN,
+     "w8a8 experts take more steps"},
 };
 
 /* By the symbols that are there. */
@@ -368,8 +380,8 @@ static uint32_t abilities_of(const ep_acl_symbols *acl)
            (acl->aclnnGroupedMatmulSwigluQuant != NULL ? EP_ASCEND_FUSED : 0);
 }
 
-static ep_err run_trial(ascend_backend *backend, ep_activation activation, bool has_biases, bool is_quant,
-                        uint32_t inner, ep_error *out_error)
+static ep_err run_trial(ascend_backend *backend, ep_activation activation, bool has_biases,
+                        bool is_quant, uint32_t inner, ep_error *out_error)
 {
     static const ep_weight_format floats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F16};
     static const ep_weight_format quant[] = {EP_WEIGHTS_W8A8};
@@ -398,8 +410,8 @@ static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
             continue;
         }
         *abilities |= trials[t].ability;
-        if (run_trial(backend, trials[t].activation, trials[t].has_biases, trials[t].is_quant, trials[t].inner,
-                      &error) == EP_OK) {
+        if (run_trial(backend, trials[t].activation, trials[t].has_biases, trials[t].is_quant,
+                      trials[t].inner, &error) == EP_OK) {
             continue;
         }
         *abilities &= ~(uint32_t)trials[t].ability;
@@ -424,17 +436,19 @@ static ep_err set_budget(ascend_backend *backend, uint64_t wanted, ep_error *out
     const uint64_t spared = left - left / SPARE_PART;
     if (wanted > left || spared == 0) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "weight_bytes_max is %llu, and %llu of %llu bytes of device %d are free; allowed: up to "
+                            "weight_bytes_max is %llu, and %llu of %llu bytes of device %d are "
+                            "free; allowed: up to "
                             "what is free, less what passes need, or 0 for %llu",
                             (unsigned long long)wanted, (unsigned long long)left,
-                            (unsigned long long)atomic_load(&backend->device.memory_bytes), backend->device.number,
-                            (unsigned long long)spared);
+                            (unsigned long long)atomic_load(&backend->device.memory_bytes),
+                            backend->device.number, (unsigned long long)spared);
     }
     backend->budget.limit_bytes = wanted != 0 ? wanted : spared;
     return EP_OK;
 }
 
-static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_backend,
+                          ep_error *out_error)
 {
     ep_err err = check_config(config, out_error);
     if (err != EP_OK) {
@@ -458,7 +472,8 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
         ascend_close(&backend->base);
         return err == EP_ERR_INVALID_ARGUMENT
                    ? err
-                   : ep_error_prefix(out_error, err, "not available (backend: cpu computes without a device)");
+                   : ep_error_prefix(out_error, err,
+                                     "not available (backend: cpu computes without a device)");
     }
     backend->device.has_served = true;
     *out_backend = &backend->base;
@@ -490,18 +505,20 @@ static size_t ascend_weights_bytes(ep_backend *base, const ep_expert_source *sou
  * turn. */
 static ep_err tell_memory(ascend_backend *backend, size_t bytes, ep_error *out_error)
 {
-    return ep_error_set(out_error, EP_ERR_NO_MEMORY,
-                        "an expert of %zu bytes does not fit: %llu of %llu bytes of device %d are free, %llu of "
-                        "weight_bytes_max %llu are held by experts; lower weight_bytes_max, or see npu-smi info for "
-                        "who holds the rest",
-                        bytes, (unsigned long long)atomic_load(&backend->device.free_bytes),
-                        (unsigned long long)atomic_load(&backend->device.memory_bytes), backend->device.number,
-                        (unsigned long long)atomic_load(&backend->budget.used_bytes) - bytes,
-                        (unsigned long long)backend->budget.limit_bytes);
+    return ep_error_set(
+        out_error, EP_ERR_NO_MEMORY,
+        "an expert of %zu bytes does not fit: %llu of %llu bytes of device %d are free, %llu of "
+        "weight_bytes_max %llu are held by experts; lower weight_bytes_max, or see npu-smi info "
+        "for "
+        "who holds the rest",
+        bytes, (unsigned long long)atomic_load(&backend->device.free_bytes),
+        (unsigned long long)atomic_load(&backend->device.memory_bytes), backend->device.number,
+        (unsigned long long)atomic_load(&backend->budget.used_bytes) - bytes,
+        (unsigned long long)backend->budget.limit_bytes);
 }
 
-static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
-                                  ep_error *out_error)
+static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *source,
+                                  ep_backend_weights **out_weights, ep_error *out_error)
 {
     ascend_backend *backend = (ascend_backend *)base;
     ep_ascend_weights *weights = NULL;
@@ -516,7 +533,8 @@ static ep_err ascend_weights_load(ep_backend *base, const ep_expert_source *sour
     if (err != EP_OK) {
         return err;
     }
-    err = ep_ascend_weights_create(&backend->device, &backend->uploader, source, &weights, out_error);
+    err =
+        ep_ascend_weights_create(&backend->device, &backend->uploader, source, &weights, out_error);
     if (err == EP_OK || err == EP_ERR_NO_MEMORY) {
         (void)ep_ascend_device_look(&backend->device, NULL);
     }
@@ -545,9 +563,10 @@ static void ascend_device_read(ep_backend *base, ep_backend_device *out_device)
 {
     ascend_backend *backend = (ascend_backend *)base;
     const bool is_lost = atomic_load(&backend->device.lost);
-    *out_device = (ep_backend_device){.memory_bytes = is_lost ? 0 : atomic_load(&backend->device.memory_bytes),
-                                      .free_bytes = is_lost ? 0 : atomic_load(&backend->device.free_bytes),
-                                      .weight_bytes_max = backend->budget.limit_bytes};
+    *out_device = (ep_backend_device){
+        .memory_bytes = is_lost ? 0 : atomic_load(&backend->device.memory_bytes),
+        .free_bytes = is_lost ? 0 : atomic_load(&backend->device.free_bytes),
+        .weight_bytes_max = backend->budget.limit_bytes};
 }
 
 const ep_backend_ops ep_backend_ascend_ops = {

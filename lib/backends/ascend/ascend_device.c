@@ -22,14 +22,16 @@ static struct {
 static ep_err process_enter(ep_acl_symbols *out_acl, ep_error *out_error)
 {
     pthread_mutex_lock(&process.lock);
-    ep_err err = process.loaded ? EP_OK : ep_acl_symbols_load(ep_acl_opener_system(), &process.acl, out_error);
+    ep_err err = process.loaded
+                     ? EP_OK
+                     : ep_acl_symbols_load(ep_acl_opener_system(), &process.acl, out_error);
     process.loaded = err == EP_OK;
     if (err == EP_OK && !process.initialised) {
         const ep_acl_code code = process.acl.aclInit(NULL);
         process.initialised = code == EP_ACL_SUCCESS;
         if (code != EP_ACL_SUCCESS) {
-            err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "aclInit: %s (%s, code %d)", ep_acl_code_text(code),
-                               ep_acl_code_name(code), code);
+            err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "aclInit: %s (%s, code %d)",
+                               ep_acl_code_text(code), ep_acl_code_name(code), code);
         }
     }
     if (err == EP_OK) {
@@ -56,16 +58,20 @@ void ep_ascend_device_lose(ep_ascend_device *device, const char *reason)
     if (atomic_exchange(&device->lost, true)) {
         return;
     }
-    ep_log(EP_LOG_ERROR, "device-lost", EP_KV(backend, "ascend"), EP_KV(device, device->number), EP_KV(reason, reason),
-           EP_KV(effect, "its jobs fail and callers go to other copies; this process uses it no more"),
-           EP_KV(hint, "npu-smi info shows the device; restart expertd once it is well, or without it by "
-                       "ASCEND_RT_VISIBLE_DEVICES"));
+    ep_log(
+        EP_LOG_ERROR, "device-lost", EP_KV(backend, "ascend"), EP_KV(device, device->number),
+        EP_KV(reason, reason),
+        EP_KV(effect, "its jobs fail and callers go to other copies; this process uses it no more"),
+        EP_KV(hint,
+              "npu-smi info shows the device; restart expertd once it is well, or without it by "
+              "ASCEND_RT_VISIBLE_DEVICES"));
     if (device->on_lost != NULL) {
         device->on_lost(device->arg, reason);
     }
 }
 
-ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call, ep_error *out_error)
+ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call,
+                       ep_error *out_error)
 {
     if (code == EP_ACL_SUCCESS) {
         return EP_OK;
@@ -78,8 +84,8 @@ ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *c
     if (out_error != NULL) {
         *out_error = error;
     } else if (err != EP_ERR_DEVICE_LOST && !atomic_exchange(&device->told, true)) {
-        ep_log(EP_LOG_ERROR, "device-failure", EP_KV(backend, "ascend"), EP_KV(device, device->number),
-               EP_KV(reason, error.text),
+        ep_log(EP_LOG_ERROR, "device-failure", EP_KV(backend, "ascend"),
+               EP_KV(device, device->number), EP_KV(reason, error.text),
                EP_KV(effect, "jobs fail; further failures are not told until a job is well again"));
     }
     return err;
@@ -104,8 +110,9 @@ ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error)
 static ep_err count_devices(ep_ascend_device *device, uint32_t *out_count, ep_error *out_error)
 {
     const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtGetDeviceCount, out_count);
-    return err == EP_OK && *out_count == 0 ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device")
-                                           : err;
+    return err == EP_OK && *out_count == 0
+               ? ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device")
+               : err;
 }
 
 /* One line with what a report of trouble needs. */
@@ -122,7 +129,8 @@ static void tell_device(const ep_ascend_device *device)
            EP_KV(soc, soc != NULL ? soc : "unknown"), EP_KV(acl_version, text),
            EP_KV(runtime, device->acl.libraries[EP_ACL_LIBRARY_RUNTIME]),
            EP_KV(operators, device->acl.libraries[EP_ACL_LIBRARY_TRANSFORMER]),
-           EP_KV(matmul, device->acl.aclnnGroupedMatmulV5 != NULL ? "GroupedMatmulV5" : "GroupedMatmulV4"));
+           EP_KV(matmul,
+                 device->acl.aclnnGroupedMatmulV5 != NULL ? "GroupedMatmulV5" : "GroupedMatmulV4"));
 }
 
 ep_err ep_ascend_device_probe(uint32_t *out_devices, ep_error *out_error)
@@ -168,7 +176,9 @@ ep_err ep_ascend_device_look(ep_ascend_device *device, ep_error *out_error)
     size_t left = 0;
     size_t total = 0;
     ep_err err = check_lost(device, out_error);
-    err = err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtGetMemInfo, EP_ACL_HBM, &left, &total) : err;
+    err = err == EP_OK
+              ? EP_ASCEND_CALL(device, out_error, aclrtGetMemInfo, EP_ACL_HBM, &left, &total)
+              : err;
     if (err == EP_OK) {
         atomic_store(&device->memory_bytes, total);
         atomic_store(&device->free_bytes, left);

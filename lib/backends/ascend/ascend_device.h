@@ -25,9 +25,9 @@ typedef enum ep_ascend_ability {
 
 typedef struct ep_ascend_device {
     ep_acl_symbols acl;
-    int32_t number; /* among those that ASCEND_RT_VISIBLE_DEVICES leaves */
-    uint32_t abilities; /* bits of ep_ascend_ability; set before others share it */
-    bool has_served;    /* its backend was opened */
+    int32_t number;                /* among those that ASCEND_RT_VISIBLE_DEVICES leaves */
+    uint32_t abilities;            /* bits of ep_ascend_ability; set before others share it */
+    bool has_served;               /* its backend was opened */
     _Atomic uint64_t memory_bytes; /* of the last look */
     _Atomic uint64_t free_bytes;
     _Atomic bool lost;
@@ -53,7 +53,8 @@ ep_err ep_ascend_device_enter(ep_ascend_device *device, ep_error *out_error);
  * What a call returned, as ours; call names it. A failure goes into out_error, or into the log when
  * that is NULL; a loss goes into the log in any case, once.
  */
-ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call, ep_error *out_error);
+ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *call,
+                       ep_error *out_error);
 
 /* Asks for the device's memory. The calling thread is on the device. */
 ep_err ep_ascend_device_look(ep_ascend_device *device, ep_error *out_error);
@@ -62,7 +63,7 @@ ep_err ep_ascend_device_look(ep_ascend_device *device, ep_error *out_error);
  * knows. */
 void ep_ascend_device_lose(ep_ascend_device *device, const char *reason);
 
-#define EP_ASCEND_CALL(device, out_error, name, ...)                                                                  \
+#define EP_ASCEND_CALL(device, out_error, name, ...)                                               \
     ep_ascend_check(device, (device)->acl.name(__VA_ARGS__), #name, out_error)
 
 #endif

@@ -9,7 +9,7 @@
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_widen.h"
 
-#define PART_ALIGN 512 /* of everything inside a block */
+#define PART_ALIGN 512              /* of everything inside a block */
 #define COUNTS_BYTES ((size_t)1024) /* a multiple of PART_ALIGN: rows follow */
 #define W8A8_ROWS_ALIGN 8           /* first rows of jobs: scales of rows, f32, are aligned there */
 _Static_assert(COUNTS_BYTES % PART_ALIGN == 0 && PART_ALIGN % EP_ACL_ALIGN == 0 &&
@@ -30,7 +30,7 @@ typedef struct layout {
     ep_dtype dtype;        /* the same, as ours */
     size_t x_bytes;        /* of an element */
     size_t count_bytes;    /* from one job's count to the next */
-    size_t in_bytes;       /* counts, rows and their scales: from 0 on in the stage and on the device */
+    size_t in_bytes; /* counts, rows and their scales: from 0 on in the stage and on the device */
     size_t x_scales;
     size_t out_bytes; /* scales of inner rows, and results */
     size_t out_stage; /* in the stage; the rest on the device */
@@ -86,7 +86,9 @@ uint32_t ep_ascend_slot_jobs_max(const ep_backend_weights *weights)
 {
     const bool aligned = W8A8_ROWS_ALIGN * weights->hidden % EP_ACL_ALIGN == 0 &&
                          W8A8_ROWS_ALIGN * weights->inner % EP_ACL_ALIGN == 0;
-    return weights->format != EP_WEIGHTS_W8A8 ? EP_ACL_GROUPS_MAX : aligned ? EP_ASCEND_W8A8_JOBS_MAX : 1;
+    return weights->format != EP_WEIGHTS_W8A8 ? EP_ACL_GROUPS_MAX
+           : aligned                          ? EP_ASCEND_W8A8_JOBS_MAX
+                                              : 1;
 }
 
 static void place_jobs(ep_ascend_slot *slot)
@@ -135,7 +137,8 @@ static ep_err grow_device(ep_ascend_device *device, void **memory, size_t *bytes
         *memory = NULL;
         *bytes = 0;
     }
-    const ep_err err = EP_ASCEND_CALL(device, NULL, aclrtMalloc, memory, need, EP_ACL_MALLOC_HUGE_FIRST);
+    const ep_err err =
+        EP_ASCEND_CALL(device, NULL, aclrtMalloc, memory, need, EP_ACL_MALLOC_HUGE_FIRST);
     *bytes = err == EP_OK ? need : 0;
     return err;
 }
@@ -243,7 +246,8 @@ static void quantise_row(ep_ascend_slot *slot, const layout *l, uint32_t place)
 }
 
 /* One row, as the operators take it: rounded once to the type of the weights. */
-static void gather_row(ep_ascend_slot *slot, const layout *l, const ep_job *job, const ep_job_row *row, uint32_t place)
+static void gather_row(ep_ascend_slot *slot, const layout *l, const ep_job *job,
+                       const ep_job_row *row, uint32_t place)
 {
     const ep_ascend_weights *weights = (const ep_ascend_weights *)job->weights;
     uint16_t *to = (uint16_t *)(slot->stage + COUNTS_BYTES) + (size_t)place * l->hidden;
@@ -299,19 +303,20 @@ static bool is_inner_zero(const ep_ascend_slot *slot, const layout *l, uint32_t 
     return l->is_quant && !(inner_scales[place] > 0.0f) && x_scales[place] == x_scales[place];
 }
 
-static void scatter_row(const ep_ascend_slot *slot, const layout *l, const ep_job *job, const ep_job_row *row,
-                        uint32_t place)
+static void scatter_row(const ep_ascend_slot *slot, const layout *l, const ep_job *job,
+                        const ep_job_row *row, uint32_t place)
 {
     const uint8_t *from = slot->stage + l->out_stage + (l->out_device - l->quant_scales);
     const float *bias = ((const ep_ascend_weights *)job->weights)->down_bias;
     const float factor = slot->factors[place];
     const bool is_zero = is_inner_zero(slot, l, place);
     if (!is_zero && job->out_dtype == l->dtype && factor == 1.0f) {
-        memcpy(row->out, from + (size_t)place * l->hidden * sizeof(uint16_t), l->hidden * sizeof(uint16_t));
+        memcpy(row->out, from + (size_t)place * l->hidden * sizeof(uint16_t),
+               l->hidden * sizeof(uint16_t));
         return;
     }
     for (uint32_t h = 0; h < l->hidden; h++) {
-        const float y = !is_zero        ? ep_ffn_read_float(from, l->dtype, (size_t)place * l->hidden + h)
+        const float y = !is_zero ? ep_ffn_read_float(from, l->dtype, (size_t)place * l->hidden + h)
                         : bias != NULL ? bias[h]
                                        : 0.0f;
         ep_ffn_write(row->out, job->out_dtype, h, y * factor);
@@ -331,8 +336,9 @@ static void scatter(const ep_ascend_slot *slot, const layout *l)
 /* ---- operators ---- */
 
 /* A contiguous tensor. Strides are in elements. NULL: no memory. */
-static ep_acl_tensor *make_tensor(ep_ascend_device *device, ep_acl_data_type type, ep_acl_format format,
-                                  const int64_t *shape, uint64_t rank, void *memory)
+static ep_acl_tensor *make_tensor(ep_ascend_device *device, ep_acl_data_type type,
+                                  ep_acl_format format, const int64_t *shape, uint64_t rank,
+                                  void *memory)
 {
     int64_t strides[5];
     int64_t stride = 1;
@@ -344,27 +350,30 @@ static ep_acl_tensor *make_tensor(ep_ascend_device *device, ep_acl_data_type typ
     return device->acl.aclCreateTensor(shape, rank, type, strides, 0, format, shape, rank, memory);
 }
 
-static ep_acl_tensor *make_vector(ep_ascend_device *device, ep_acl_data_type type, int64_t count, void *memory)
+static ep_acl_tensor *make_vector(ep_ascend_device *device, ep_acl_data_type type, int64_t count,
+                                  void *memory)
 {
     return make_tensor(device, type, EP_ACL_ND, &count, 1, memory);
 }
 
-static ep_acl_tensor *make_matrix(ep_ascend_device *device, ep_acl_data_type type, int64_t rows, int64_t columns,
-                                  void *memory)
+static ep_acl_tensor *make_matrix(ep_ascend_device *device, ep_acl_data_type type, int64_t rows,
+                                  int64_t columns, void *memory)
 {
     const int64_t shape[] = {rows, columns};
     return make_tensor(device, type, EP_ACL_ND, shape, EP_ARRAY_COUNT(shape), memory);
 }
 
 /* Takes the tensors, also when it fails. */
-static ep_acl_tensor_list *make_list(ep_ascend_device *device, ep_acl_tensor **tensors, uint32_t count)
+static ep_acl_tensor_list *make_list(ep_ascend_device *device, ep_acl_tensor **tensors,
+                                     uint32_t count)
 {
     bool whole = true;
     for (uint32_t i = 0; i < count; i++) {
         whole = whole && tensors[i] != NULL;
     }
     ep_acl_tensor_list *list =
-        whole ? device->acl.aclCreateTensorList((const ep_acl_tensor *const *)tensors, count) : NULL;
+        whole ? device->acl.aclCreateTensorList((const ep_acl_tensor *const *)tensors, count)
+              : NULL;
     for (uint32_t i = 0; list == NULL && i < count; i++) {
         if (tensors[i] != NULL) {
             (void)device->acl.aclDestroyTensor(tensors[i]);
@@ -397,7 +406,8 @@ static ep_acl_tensor_list *keep_list(ep_ascend_slot *slot, ep_acl_tensor_list *l
     return list;
 }
 
-static ep_acl_tensor_list *list_of_one(ep_ascend_slot *slot, ep_ascend_device *device, ep_acl_tensor *tensor)
+static ep_acl_tensor_list *list_of_one(ep_ascend_slot *slot, ep_ascend_device *device,
+                                       ep_acl_tensor *tensor)
 {
     return keep_list(slot, make_list(device, &tensor, 1));
 }
@@ -406,8 +416,9 @@ static ep_acl_tensor_list *list_of_one(ep_ascend_slot *slot, ep_ascend_device *d
  * The part at an offset of jobs' weights, rows of columns: of each job a tensor of its own, or of a
  * single job one with an axis in front, as GroupedMatmul wants it. rows 0: without that axis.
  */
-static ep_acl_tensor_list *list_of_parts(ep_ascend_slot *slot, ep_ascend_device *device, ep_acl_data_type type,
-                                         uint32_t first, uint32_t count, size_t offset, int64_t rows, int64_t columns)
+static ep_acl_tensor_list *list_of_parts(ep_ascend_slot *slot, ep_ascend_device *device,
+                                         ep_acl_data_type type, uint32_t first, uint32_t count,
+                                         size_t offset, int64_t rows, int64_t columns)
 {
     ep_acl_tensor *tensors[EP_ACL_GROUPS_MAX] = {NULL};
     const int64_t with_rows[] = {1, rows, columns};
@@ -416,15 +427,17 @@ static ep_acl_tensor_list *list_of_parts(ep_ascend_slot *slot, ep_ascend_device 
     const uint64_t rank = rows != 0 ? EP_ARRAY_COUNT(with_rows) : EP_ARRAY_COUNT(without);
     const uint64_t skipped = count == 1 ? 0 : 1;
     for (uint32_t j = 0; j < count; j++) {
-        const ep_ascend_weights *weights = (const ep_ascend_weights *)slot->jobs[first + j]->weights;
-        tensors[j] =
-            make_tensor(device, type, EP_ACL_ND, shape + skipped, rank - skipped, weights->memory + offset);
+        const ep_ascend_weights *weights =
+            (const ep_ascend_weights *)slot->jobs[first + j]->weights;
+        tensors[j] = make_tensor(device, type, EP_ACL_ND, shape + skipped, rank - skipped,
+                                 weights->memory + offset);
     }
     return keep_list(slot, make_list(device, tensors, count));
 }
 
 /* The first phase of an operator is over: code is what it returned. */
-static void add_step(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_step *step, ep_acl_code code)
+static void add_step(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_step *step,
+                     ep_acl_code code)
 {
     slot->result = ep_ascend_check(device, code, step->name, NULL);
     if (slot->result == EP_OK) {
@@ -433,7 +446,10 @@ static void add_step(ep_ascend_slot *slot, ep_ascend_device *device, const ep_as
     }
 }
 
-#define STEP_OF(device, operator) {.launch = (device)->acl.operator, .name = #operator}
+#define STEP_OF(device, operator)                                                                  \
+    {                                                                                              \
+        .launch = (device)->acl.operator, .name = #operator                                        \
+    }
 
 /* Some jobs, and their rows. */
 typedef struct job_range {
@@ -449,13 +465,15 @@ static job_range range_of(const ep_ascend_slot *slot, uint32_t first, uint32_t c
     return (job_range){.first = first,
                        .count = count,
                        .row = slot->places[first],
-                       .rows = (int64_t)slot->places[last] + slot->jobs[last]->rows_count - slot->places[first]};
+                       .rows = (int64_t)slot->places[last] + slot->jobs[last]->rows_count -
+                               slot->places[first]};
 }
 
-static ep_acl_tensor *keep_counts(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l, const job_range *r)
+static ep_acl_tensor *keep_counts(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l,
+                                  const job_range *r)
 {
-    return keep_tensor(slot,
-                       make_vector(device, EP_ACL_INT64, r->count, slot->memory + r->first * l->count_bytes));
+    return keep_tensor(slot, make_vector(device, EP_ACL_INT64, r->count,
+                                         slot->memory + r->first * l->count_bytes));
 }
 
 /* One of the two products: the matrix, and where rows, their scales and results begin. */
@@ -468,25 +486,32 @@ typedef struct product {
     size_t out;
 } product;
 
-static void add_matmul(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l, const product *p, job_range r)
+static void add_matmul(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l,
+                       const product *p, job_range r)
 {
     const ep_acl_symbols *acl = &device->acl;
-    const ep_acl_data_type bias_type = l->is_quant ? EP_ACL_BF16 : l->type == EP_ACL_BF16 ? EP_ACL_FLOAT : l->type;
+    const ep_acl_data_type bias_type = l->is_quant              ? EP_ACL_BF16
+                                       : l->type == EP_ACL_BF16 ? EP_ACL_FLOAT
+                                                                : l->type;
     uint8_t *x = slot->memory + p->x + r.row * (size_t)p->inner * l->x_bytes;
     uint8_t *out = slot->memory + p->out + r.row * (size_t)p->columns * sizeof(uint16_t);
-    const ep_acl_tensor_list *xs = list_of_one(slot, device, make_matrix(device, l->x_type, r.rows, p->inner, x));
-    ep_acl_tensor_list *outs = list_of_one(slot, device, make_matrix(device, l->type, r.rows, p->columns, out));
-    const ep_acl_tensor_list *weights =
-        list_of_parts(slot, device, l->x_type, r.first, r.count, p->matrix->values, p->inner, p->columns);
+    const ep_acl_tensor_list *xs =
+        list_of_one(slot, device, make_matrix(device, l->x_type, r.rows, p->inner, x));
+    ep_acl_tensor_list *outs =
+        list_of_one(slot, device, make_matrix(device, l->type, r.rows, p->columns, out));
+    const ep_acl_tensor_list *weights = list_of_parts(slot, device, l->x_type, r.first, r.count,
+                                                      p->matrix->values, p->inner, p->columns);
     const ep_acl_tensor_list *biases = NULL;
     const ep_acl_tensor_list *scales = NULL;
     const ep_acl_tensor_list *row_scales = NULL;
     if (l->weights->has_biases) {
-        biases = list_of_parts(slot, device, bias_type, r.first, r.count, p->matrix->biases, 0, p->columns);
+        biases = list_of_parts(slot, device, bias_type, r.first, r.count, p->matrix->biases, 0,
+                               p->columns);
     }
     if (l->is_quant) {
         uint8_t *of_rows = slot->memory + p->row_scales + r.row * sizeof(float);
-        scales = list_of_parts(slot, device, EP_ACL_FLOAT, r.first, r.count, p->matrix->scales, 0, p->columns);
+        scales = list_of_parts(slot, device, EP_ACL_FLOAT, r.first, r.count, p->matrix->scales, 0,
+                               p->columns);
         row_scales = list_of_one(slot, device, make_vector(device, EP_ACL_FLOAT, r.rows, of_rows));
     }
     const ep_acl_tensor *counts = keep_counts(slot, device, l, &r);
@@ -494,29 +519,33 @@ static void add_matmul(ep_ascend_slot *slot, ep_ascend_device *device, const lay
         ep_ascend_step step = STEP_OF(device, aclnnGroupedMatmulV5);
         add_step(slot, device, &step,
                  acl->aclnnGroupedMatmulV5GetWorkspaceSize(
-                     xs, weights, biases, scales, NULL, NULL, NULL, row_scales, counts, NULL, NULL, NULL,
-                     EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS, EP_ACL_NO_ACTIVATION, NULL, outs,
-                     NULL, NULL, &step.workspace_bytes, &step.executor));
+                     xs, weights, biases, scales, NULL, NULL, NULL, row_scales, counts, NULL, NULL,
+                     NULL, EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS,
+                     EP_ACL_NO_ACTIVATION, NULL, outs, NULL, NULL, &step.workspace_bytes,
+                     &step.executor));
     } else if (slot->result == EP_OK) {
         ep_ascend_step step = STEP_OF(device, aclnnGroupedMatmulV4);
         add_step(slot, device, &step,
                  acl->aclnnGroupedMatmulV4GetWorkspaceSize(
-                     xs, weights, biases, scales, NULL, NULL, NULL, row_scales, counts, NULL, NULL, NULL,
-                     EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS, EP_ACL_NO_ACTIVATION, outs, NULL,
-                     NULL, &step.workspace_bytes, &step.executor));
+                     xs, weights, biases, scales, NULL, NULL, NULL, row_scales, counts, NULL, NULL,
+                     NULL, EP_ACL_SPLIT_SINGLE, EP_ACL_GROUP_ROWS, EP_ACL_GROUP_LIST_COUNTS,
+                     EP_ACL_NO_ACTIVATION, outs, NULL, NULL, &step.workspace_bytes,
+                     &step.executor));
     }
 }
 
 /* The greatest finite number stands for a limit that is none: the operator wants one. */
-static ep_acl_code plan_clipped(ep_ascend_device *device, const ep_ascend_weights *weights, const ep_acl_tensor *in,
-                                const ep_acl_tensor *out, ep_ascend_step *step)
+static ep_acl_code plan_clipped(ep_ascend_device *device, const ep_ascend_weights *weights,
+                                const ep_acl_tensor *in, const ep_acl_tensor *out,
+                                ep_ascend_step *step)
 {
     const bool is_oai = weights->activation == EP_ACT_SWIGLU_OAI;
     const float limit = weights->numbers.limit > 0.0f ? weights->numbers.limit : FLT_MAX;
     const float alpha = is_oai ? weights->numbers.alpha : 1.0f;
     const float beta = is_oai ? weights->numbers.beta : 0.0f;
-    return device->acl.aclnnClippedSwigluGetWorkspaceSize(in, NULL, -1, (double)alpha, (double)limit, (double)beta,
-                                                          false, out, &step->workspace_bytes, &step->executor);
+    return device->acl.aclnnClippedSwigluGetWorkspaceSize(in, NULL, -1, (double)alpha,
+                                                          (double)limit, (double)beta, false, out,
+                                                          &step->workspace_bytes, &step->executor);
 }
 
 static void add_activation(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
@@ -524,21 +553,25 @@ static void add_activation(ep_ascend_slot *slot, ep_ascend_device *device, const
     const ep_ascend_weights *weights = l->weights;
     const int64_t rows = slot->rows_count;
     uint8_t *memory = slot->memory;
-    const ep_acl_tensor *in =
-        keep_tensor(slot, make_matrix(device, l->type, rows, 2 * (int64_t)l->inner, memory + l->gate_up));
-    ep_acl_tensor *out = keep_tensor(slot, make_matrix(device, l->type, rows, l->inner, memory + l->activated));
+    const ep_acl_tensor *in = keep_tensor(
+        slot, make_matrix(device, l->type, rows, 2 * (int64_t)l->inner, memory + l->gate_up));
+    ep_acl_tensor *out =
+        keep_tensor(slot, make_matrix(device, l->type, rows, l->inner, memory + l->activated));
     if (weights->activation == EP_ACT_SILU && slot->result == EP_OK) {
         ep_ascend_step step = STEP_OF(device, aclnnSwiGlu);
         add_step(slot, device, &step,
-                 device->acl.aclnnSwiGluGetWorkspaceSize(in, -1, out, &step.workspace_bytes, &step.executor));
+                 device->acl.aclnnSwiGluGetWorkspaceSize(in, -1, out, &step.workspace_bytes,
+                                                         &step.executor));
     } else if (is_gelu(weights->activation)) {
-        const int64_t form = weights->activation == EP_ACT_GELU_TANH ? EP_ACL_GELU_TANH : EP_ACL_GELU_ERF;
-        ep_acl_tensor *beside = keep_tensor(slot, make_matrix(device, l->type, rows, l->inner, memory + l->gelu));
+        const int64_t form =
+            weights->activation == EP_ACT_GELU_TANH ? EP_ACL_GELU_TANH : EP_ACL_GELU_ERF;
+        ep_acl_tensor *beside =
+            keep_tensor(slot, make_matrix(device, l->type, rows, l->inner, memory + l->gelu));
         ep_ascend_step step = STEP_OF(device, aclnnGeGluV3);
         if (slot->result == EP_OK) {
             add_step(slot, device, &step,
-                     device->acl.aclnnGeGluV3GetWorkspaceSize(in, -1, form, true, out, beside, &step.workspace_bytes,
-                                                              &step.executor));
+                     device->acl.aclnnGeGluV3GetWorkspaceSize(
+                         in, -1, form, true, out, beside, &step.workspace_bytes, &step.executor));
         }
     } else if (slot->result == EP_OK) {
         ep_ascend_step step = STEP_OF(device, aclnnClippedSwiglu);
@@ -560,8 +593,8 @@ static void add_quant(ep_ascend_slot *slot, ep_ascend_device *device, const layo
     ep_ascend_step step = STEP_OF(device, aclnnDynamicQuant);
     if (slot->result == EP_OK) {
         add_step(slot, device, &step,
-                 device->acl.aclnnDynamicQuantGetWorkspaceSize(in, NULL, out, scales, &step.workspace_bytes,
-                                                               &step.executor));
+                 device->acl.aclnnDynamicQuantGetWorkspaceSize(
+                     in, NULL, out, scales, &step.workspace_bytes, &step.executor));
     }
 }
 
@@ -571,29 +604,31 @@ static void add_fused(ep_ascend_slot *slot, ep_ascend_device *device, const layo
 {
     const ep_ascend_weights *w = (const ep_ascend_weights *)slot->jobs[r.first]->weights;
     const int64_t wide = 2 * (int64_t)l->inner;
-    const int64_t fractals[] = {1, wide / EP_ACL_NZ_COLUMNS, l->hidden / EP_ACL_NZ_ROWS, EP_ACL_NZ_ROWS,
-                                EP_ACL_NZ_COLUMNS};
+    const int64_t fractals[] = {1, wide / EP_ACL_NZ_COLUMNS, l->hidden / EP_ACL_NZ_ROWS,
+                                EP_ACL_NZ_ROWS, EP_ACL_NZ_COLUMNS};
     uint8_t *x = slot->memory + COUNTS_BYTES + r.row * l->hidden;
     uint8_t *quant = slot->memory + l->quant + r.row * l->inner;
     const size_t scale_at = r.row * sizeof(float);
-    const ep_acl_tensor *xs = keep_tensor(slot, make_matrix(device, EP_ACL_INT8, r.rows, l->hidden, x));
+    const ep_acl_tensor *xs =
+        keep_tensor(slot, make_matrix(device, EP_ACL_INT8, r.rows, l->hidden, x));
     const ep_acl_tensor *weight =
-        keep_tensor(slot, make_tensor(device, EP_ACL_INT8, EP_ACL_FRACTAL_NZ, fractals, EP_ARRAY_COUNT(fractals),
-                                      w->memory + w->gate_up.values));
-    const ep_acl_tensor *scales =
-        keep_tensor(slot, make_matrix(device, EP_ACL_FLOAT, 1, wide, w->memory + w->gate_up.scales));
-    const ep_acl_tensor *x_scales =
-        keep_tensor(slot, make_vector(device, EP_ACL_FLOAT, r.rows, slot->memory + l->x_scales + scale_at));
+        keep_tensor(slot, make_tensor(device, EP_ACL_INT8, EP_ACL_FRACTAL_NZ, fractals,
+                                      EP_ARRAY_COUNT(fractals), w->memory + w->gate_up.values));
+    const ep_acl_tensor *scales = keep_tensor(
+        slot, make_matrix(device, EP_ACL_FLOAT, 1, wide, w->memory + w->gate_up.scales));
+    const ep_acl_tensor *x_scales = keep_tensor(
+        slot, make_vector(device, EP_ACL_FLOAT, r.rows, slot->memory + l->x_scales + scale_at));
     const ep_acl_tensor *counts = keep_counts(slot, device, l, &r);
-    ep_acl_tensor *out = keep_tensor(slot, make_matrix(device, EP_ACL_INT8, r.rows, l->inner, quant));
-    ep_acl_tensor *out_scales =
-        keep_tensor(slot, make_vector(device, EP_ACL_FLOAT, r.rows, slot->memory + l->quant_scales + scale_at));
+    ep_acl_tensor *out =
+        keep_tensor(slot, make_matrix(device, EP_ACL_INT8, r.rows, l->inner, quant));
+    ep_acl_tensor *out_scales = keep_tensor(
+        slot, make_vector(device, EP_ACL_FLOAT, r.rows, slot->memory + l->quant_scales + scale_at));
     ep_ascend_step step = STEP_OF(device, aclnnGroupedMatmulSwigluQuant);
     if (slot->result == EP_OK) {
         add_step(slot, device, &step,
-                 device->acl.aclnnGroupedMatmulSwigluQuantGetWorkspaceSize(xs, weight, NULL, NULL, scales, x_scales,
-                                                                           counts, out, out_scales, NULL,
-                                                                           &step.workspace_bytes, &step.executor));
+                 device->acl.aclnnGroupedMatmulSwigluQuantGetWorkspaceSize(
+                     xs, weight, NULL, NULL, scales, x_scales, counts, out, out_scales, NULL,
+                     &step.workspace_bytes, &step.executor));
     }
 }
 
@@ -640,32 +675,40 @@ static void plan(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l
 }
 
 /* An executor is for one launch: whatever that returns, it is used up. */
-static ep_err launch_step(ep_ascend_slot *slot, ep_ascend_device *device, ep_ascend_step *step, ep_acl_stream stream)
+static ep_err launch_step(ep_ascend_slot *slot, ep_ascend_device *device, ep_ascend_step *step,
+                          ep_acl_stream stream)
 {
     ep_acl_executor *executor = step->executor;
     step->executor = NULL;
-    return ep_ascend_check(device, step->launch(slot->workspace, step->workspace_bytes, executor, stream), step->name,
-                           NULL);
+    return ep_ascend_check(device,
+                           step->launch(slot->workspace, step->workspace_bytes, executor, stream),
+                           step->name, NULL);
 }
 
-static ep_err enqueue(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *s, const layout *l)
+static ep_err enqueue(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *s,
+                      const layout *l)
 {
-    ep_err err = EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->memory, l->in_bytes, slot->stage, l->in_bytes,
-                                EP_ACL_HOST_TO_DEVICE, s->in);
+    ep_err err = EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->memory, l->in_bytes,
+                                slot->stage, l->in_bytes, EP_ACL_HOST_TO_DEVICE, s->in);
     err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->ready, s->in) : err;
-    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtStreamWaitEvent, s->compute, slot->ready) : err;
+    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtStreamWaitEvent, s->compute, slot->ready)
+                       : err;
     for (uint32_t i = 0; i < slot->steps_count && err == EP_OK; i++) {
         err = launch_step(slot, device, &slot->steps[i], s->compute);
     }
-    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->computed, s->compute) : err;
-    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtStreamWaitEvent, s->out, slot->computed) : err;
-    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->stage + l->out_stage, l->out_bytes,
-                                        slot->memory + l->quant_scales, l->out_bytes, EP_ACL_DEVICE_TO_HOST, s->out)
+    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->computed, s->compute)
+                       : err;
+    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtStreamWaitEvent, s->out, slot->computed)
+                       : err;
+    err = err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtMemcpyAsync, slot->stage + l->out_stage,
+                                        l->out_bytes, slot->memory + l->quant_scales, l->out_bytes,
+                                        EP_ACL_DEVICE_TO_HOST, s->out)
                        : err;
     return err == EP_OK ? EP_ASCEND_CALL(device, NULL, aclrtRecordEvent, slot->done, s->out) : err;
 }
 
-void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *streams)
+void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device,
+                           const ep_ascend_streams *streams)
 {
     place_jobs(slot);
     const layout l = lay_out(slot);
@@ -699,8 +742,9 @@ ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device)
             err = EP_ERR_DEVICE_LOST;
             break;
         }
-        err = ep_ascend_check(device, device->acl.aclrtSynchronizeEventWithTimeout(events[i], EP_ASCEND_TIMEOUT_MS),
-                              waits[i], NULL);
+        err = ep_ascend_check(
+            device, device->acl.aclrtSynchronizeEventWithTimeout(events[i], EP_ASCEND_TIMEOUT_MS),
+            waits[i], NULL);
     }
     if (err != EP_OK && slot->launched) {
         ep_ascend_device_lose(device, "a step failed");

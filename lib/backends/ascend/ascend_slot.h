@@ -50,8 +50,8 @@ typedef struct ep_ascend_slot {
     uint32_t jobs_count;
     uint32_t places[EP_ACL_GROUPS_MAX]; /* each job's first row */
     uint32_t rows_count;                /* with gaps between jobs */
-    ep_err result; /* what launching brought */
-    bool launched; /* something of it was queued */
+    ep_err result;                      /* what launching brought */
+    bool launched;                      /* something of it was queued */
 
     ep_acl_event ready;
     ep_acl_event computed;
@@ -88,7 +88,8 @@ void ep_ascend_slot_fini(ep_ascend_slot *slot, ep_ascend_device *device);
 uint32_t ep_ascend_slot_jobs_max(const ep_backend_weights *weights);
 /* Gathers the jobs' rows and queues all steps; sets result. After a failure with launched set the
  * device is lost. */
-void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_streams *streams);
+void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device,
+                           const ep_ascend_streams *streams);
 /* Waits for the slot's last step, unless the device is lost, and writes the jobs' results. Errors:
  * DEVICE_LOST, and what the launch brought. */
 ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device);

@@ -18,60 +18,69 @@ static bool has_biases(const ep_expert_source *source)
     return source->gate_bias != NULL || source->up_bias != NULL || source->down_bias != NULL;
 }
 
-static ep_err check_format(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error)
+static ep_err check_format(const ep_ascend_device *device, const ep_expert_source *source,
+                           ep_error *out_error)
 {
     const bool has_w8a8 = (device->abilities & EP_ASCEND_W8A8) != 0;
     const bool is_float = source->format == EP_WEIGHTS_BF16 || source->format == EP_WEIGHTS_F16;
     if (!is_float && !(source->format == EP_WEIGHTS_W8A8 && has_w8a8)) {
-        return ep_error_set(
-            out_error, EP_ERR_UNIMPLEMENTED,
-            "backend ascend does not compute with %s weights, allowed: bf16, f16%s; backend: cpu has all formats",
-            ep_weight_format_name(source->format), has_w8a8 ? ", w8a8" : "");
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "backend ascend does not compute with %s weights, allowed: bf16, "
+                            "f16%s; backend: cpu has all formats",
+                            ep_weight_format_name(source->format), has_w8a8 ? ", w8a8" : "");
     }
     if (ep_expert_down_format(source) != source->format || source->places != NULL) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "backend ascend wants one format in all matrices and columns in the file's order, "
-                            "not down as %s%s; backend: cpu has all forms",
-                            ep_weight_format_name(ep_expert_down_format(source)),
-                            source->places != NULL ? " and an order of columns" : "");
+        return ep_error_set(
+            out_error, EP_ERR_UNIMPLEMENTED,
+            "backend ascend wants one format in all matrices and columns in the file's order, "
+            "not down as %s%s; backend: cpu has all forms",
+            ep_weight_format_name(ep_expert_down_format(source)),
+            source->places != NULL ? " and an order of columns" : "");
     }
     return EP_OK;
 }
 
 /* The operator is there and has shown that it works, or the activation is refused. */
-static ep_err check_activation(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error)
+static ep_err check_activation(const ep_ascend_device *device, const ep_expert_source *source,
+                               ep_error *out_error)
 {
-    const bool is_clipped = source->activation == EP_ACT_SWIGLU_OAI || source->activation == EP_ACT_SWIGLU_LIMIT;
-    const bool is_gelu = source->activation == EP_ACT_GELU || source->activation == EP_ACT_GELU_TANH;
+    const bool is_clipped =
+        source->activation == EP_ACT_SWIGLU_OAI || source->activation == EP_ACT_SWIGLU_LIMIT;
+    const bool is_gelu =
+        source->activation == EP_ACT_GELU || source->activation == EP_ACT_GELU_TANH;
     const bool can_clip = (device->abilities & EP_ASCEND_CLIPPED) != 0;
     const bool can_gelu = (device->abilities & EP_ASCEND_GELU) != 0;
     if (source->activation == EP_ACT_SILU || (is_clipped && can_clip) || (is_gelu && can_gelu)) {
         return EP_OK;
     }
-    return ep_error_set(
-        out_error, EP_ERR_UNIMPLEMENTED, "backend ascend %s activation %s, allowed: silu%s%s; backend: cpu has all",
-        ep_activation_has_gate(source->activation) ? "has on this device no operator for"
-                                                   : "computes experts with a gate only, not",
-        ep_activation_name(source->activation), can_gelu ? ", gelu, gelu_tanh" : "",
-        can_clip ? ", swiglu_oai, swiglu_limit" : "");
+    return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                        "backend ascend %s activation %s, allowed: silu%s%s; backend: cpu has all",
+                        ep_activation_has_gate(source->activation)
+                            ? "has on this device no operator for"
+                            : "computes experts with a gate only, not",
+                        ep_activation_name(source->activation), can_gelu ? ", gelu, gelu_tanh" : "",
+                        can_clip ? ", swiglu_oai, swiglu_limit" : "");
 }
 
-ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error)
+ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source,
+                               ep_error *out_error)
 {
     const uint64_t wide = 2 * (uint64_t)source->inner;
-    const uint32_t biases = source->format == EP_WEIGHTS_W8A8 ? EP_ASCEND_W8A8_BIASES : EP_ASCEND_BIASES;
+    const uint32_t biases =
+        source->format == EP_WEIGHTS_W8A8 ? EP_ASCEND_W8A8_BIASES : EP_ASCEND_BIASES;
     ep_err err = check_format(device, source, out_error);
     err = err == EP_OK ? check_activation(device, source, out_error) : err;
     if (err == EP_OK && has_biases(source) && (device->abilities & biases) == 0) {
         err = ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                           "backend ascend cannot add experts' biases to %s weights on this device; backend: cpu does",
+                           "backend ascend cannot add experts' biases to %s weights on this "
+                           "device; backend: cpu does",
                            ep_weight_format_name(source->format));
     }
     if (err == EP_OK && (wide > EP_ACL_COLUMNS_MAX || source->hidden > EP_ACL_COLUMNS_MAX)) {
-        err = ep_error_set(
-            out_error, EP_ERR_UNIMPLEMENTED,
-            "backend ascend multiplies by matrices of at most %d columns; here H is %u and twice I is %llu",
-            EP_ACL_COLUMNS_MAX, source->hidden, (unsigned long long)wide);
+        err = ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                           "backend ascend multiplies by matrices of at most %d columns; here H is "
+                           "%u and twice I is %llu",
+                           EP_ACL_COLUMNS_MAX, source->hidden, (unsigned long long)wide);
     }
     return err;
 }
@@ -92,8 +101,9 @@ bool ep_ascend_weights_alike(const ep_backend_weights *a, const ep_backend_weigh
 static bool can_fuse(const ep_ascend_device *device, const ep_expert_source *source)
 {
     return (device->abilities & EP_ASCEND_FUSED) != 0 && source->format == EP_WEIGHTS_W8A8 &&
-           source->activation == EP_ACT_SILU && !has_biases(source) && source->hidden % EP_ACL_NZ_ROWS == 0 &&
-           source->inner % EP_ACL_ALIGN == 0 && 2 * source->inner <= EP_ACL_FUSED_COLUMNS_MAX;
+           source->activation == EP_ACT_SILU && !has_biases(source) &&
+           source->hidden % EP_ACL_NZ_ROWS == 0 && source->inner % EP_ACL_ALIGN == 0 &&
+           2 * source->inner <= EP_ACL_FUSED_COLUMNS_MAX;
 }
 
 static size_t element_bytes(ep_weight_format format)
@@ -104,7 +114,9 @@ static size_t element_bytes(ep_weight_format format)
 /* What the operators add to the results of each format. */
 static ep_dtype bias_dtype(ep_weight_format format)
 {
-    return format == EP_WEIGHTS_BF16 ? EP_DTYPE_F32 : format == EP_WEIGHTS_F16 ? EP_DTYPE_F16 : EP_DTYPE_BF16;
+    return format == EP_WEIGHTS_BF16  ? EP_DTYPE_F32
+           : format == EP_WEIGHTS_F16 ? EP_DTYPE_F16
+                                      : EP_DTYPE_BF16;
 }
 
 /* Begins a part behind those before it. */
@@ -142,12 +154,14 @@ size_t ep_ascend_weights_bytes(const ep_expert_source *source)
     return lay_out(source, &unused);
 }
 
-ep_err ep_ascend_uploader_init(ep_ascend_uploader *uploader, ep_ascend_device *device, ep_error *out_error)
+ep_err ep_ascend_uploader_init(ep_ascend_uploader *uploader, ep_ascend_device *device,
+                               ep_error *out_error)
 {
     void *stage = NULL;
     pthread_mutex_init(&uploader->lock, NULL);
     ep_err err = EP_ASCEND_CALL(device, out_error, aclrtCreateStream, &uploader->stream);
-    err = err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtMallocHost, &stage, STAGE_BYTES) : err;
+    err = err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtMallocHost, &stage, STAGE_BYTES)
+                       : err;
     uploader->stage = stage;
     return err;
 }
@@ -188,8 +202,8 @@ typedef struct upload_job {
 
 /* Columns [first, first + count) of a matrix become rows of the stage, width wide, from its column
  * at. */
-static void transpose(const void *matrix, const upload_job *job, uint32_t first, uint32_t count, uint8_t *stage,
-                      size_t width, size_t at)
+static void transpose(const void *matrix, const upload_job *job, uint32_t first, uint32_t count,
+                      uint8_t *stage, size_t width, size_t at)
 {
     const uint8_t *from = matrix;
     for (uint32_t r = 0; r < job->rows; r++) {
@@ -201,13 +215,14 @@ static void transpose(const void *matrix, const upload_job *job, uint32_t first,
 }
 
 /* Lock held. What lies in the stage. */
-static ep_err send(ep_ascend_device *device, ep_ascend_uploader *uploader, uint8_t *to, size_t bytes,
-                   ep_error *out_error)
+static ep_err send(ep_ascend_device *device, ep_ascend_uploader *uploader, uint8_t *to,
+                   size_t bytes, ep_error *out_error)
 {
-    const ep_err err = EP_ASCEND_CALL(device, out_error, aclrtMemcpyAsync, to, bytes, uploader->stage, bytes,
-                                      EP_ACL_HOST_TO_DEVICE, uploader->stream);
-    return err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtSynchronizeStreamWithTimeout, uploader->stream,
-                                         EP_ASCEND_TIMEOUT_MS)
+    const ep_err err =
+        EP_ASCEND_CALL(device, out_error, aclrtMemcpyAsync, to, bytes, uploader->stage, bytes,
+                       EP_ACL_HOST_TO_DEVICE, uploader->stream);
+    return err == EP_OK ? EP_ASCEND_CALL(device, out_error, aclrtSynchronizeStreamWithTimeout,
+                                         uploader->stream, EP_ASCEND_TIMEOUT_MS)
                         : err;
 }
 
@@ -223,8 +238,8 @@ static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, con
         if (job->right != NULL) {
             transpose(job->right, job, first, count, uploader->stage, width, job->rows);
         }
-        const ep_err err =
-            send(device, uploader, job->to + first * width * job->element, count * width * job->element, out_error);
+        const ep_err err = send(device, uploader, job->to + first * width * job->element,
+                                count * width * job->element, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -248,8 +263,9 @@ static void stage_fractals(const ep_expert_source *source, uint32_t first, uint8
 }
 
 /* Lock held. Gate and up of w8a8 as FRACTAL_NZ. */
-static ep_err upload_fractals(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source,
-                              const ep_ascend_weights *weights, ep_error *out_error)
+static ep_err upload_fractals(ep_ascend_device *device, ep_ascend_uploader *uploader,
+                              const ep_expert_source *source, const ep_ascend_weights *weights,
+                              ep_error *out_error)
 {
     const size_t bytes = (size_t)source->hidden * EP_ACL_NZ_COLUMNS; /* of 32 columns */
     const uint32_t total = 2 * source->inner / EP_ACL_NZ_COLUMNS;
@@ -260,7 +276,8 @@ static ep_err upload_fractals(ep_ascend_device *device, ep_ascend_uploader *uplo
             stage_fractals(source, (first + i) * EP_ACL_NZ_COLUMNS, uploader->stage + i * bytes);
         }
         const ep_err err =
-            send(device, uploader, weights->memory + weights->gate_up.values + first * bytes, count * bytes, out_error);
+            send(device, uploader, weights->memory + weights->gate_up.values + first * bytes,
+                 count * bytes, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -269,14 +286,16 @@ static ep_err upload_fractals(ep_ascend_device *device, ep_ascend_uploader *uplo
 }
 
 /* Lock held. The scales of w8a8, gate and up side by side. */
-static ep_err upload_scales(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source,
-                            const ep_ascend_weights *weights, ep_error *out_error)
+static ep_err upload_scales(ep_ascend_device *device, ep_ascend_uploader *uploader,
+                            const ep_expert_source *source, const ep_ascend_weights *weights,
+                            ep_error *out_error)
 {
     const size_t half = source->inner * sizeof(float);
     const size_t down = source->hidden * sizeof(float);
     memcpy(uploader->stage, source->gate_scales, half);
     memcpy(uploader->stage + half, source->up_scales, half);
-    ep_err err = send(device, uploader, weights->memory + weights->gate_up.scales, 2 * half, out_error);
+    ep_err err =
+        send(device, uploader, weights->memory + weights->gate_up.scales, 2 * half, out_error);
     if (err == EP_OK) {
         memcpy(uploader->stage, source->down_scales, down);
         err = send(device, uploader, weights->memory + weights->down.scales, down, out_error);
@@ -285,8 +304,8 @@ static ep_err upload_scales(ep_ascend_device *device, ep_ascend_uploader *upload
 }
 
 /* count values behind first of the stage, as dtype; zeros where there are none. */
-static void stage_biases(ep_ascend_uploader *uploader, const ep_expert_source *source, const void *biases,
-                         size_t first, uint32_t count)
+static void stage_biases(ep_ascend_uploader *uploader, const ep_expert_source *source,
+                         const void *biases, size_t first, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         const float bias = biases != NULL ? ep_ffn_read_float(biases, source->bias_dtype, i) : 0.0f;
@@ -295,27 +314,31 @@ static void stage_biases(ep_ascend_uploader *uploader, const ep_expert_source *s
 }
 
 /* Lock held. */
-static ep_err upload_biases(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source,
-                            const ep_ascend_weights *weights, ep_error *out_error)
+static ep_err upload_biases(ep_ascend_device *device, ep_ascend_uploader *uploader,
+                            const ep_expert_source *source, const ep_ascend_weights *weights,
+                            ep_error *out_error)
 {
     const size_t element = ep_dtype_bytes(bias_dtype(source->format));
     stage_biases(uploader, source, source->gate_bias, 0, source->inner);
     stage_biases(uploader, source, source->up_bias, source->inner, source->inner);
-    ep_err err = send(device, uploader, weights->memory + weights->gate_up.biases, 2 * element * source->inner,
-                      out_error);
+    ep_err err = send(device, uploader, weights->memory + weights->gate_up.biases,
+                      2 * element * source->inner, out_error);
     if (err == EP_OK) {
         stage_biases(uploader, source, source->down_bias, 0, source->hidden);
-        err = send(device, uploader, weights->memory + weights->down.biases, element * source->hidden, out_error);
+        err = send(device, uploader, weights->memory + weights->down.biases,
+                   element * source->hidden, out_error);
     }
     return err;
 }
 
-static ep_err fill(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source,
-                   const ep_ascend_weights *weights, ep_error *out_error)
+static ep_err fill(ep_ascend_device *device, ep_ascend_uploader *uploader,
+                   const ep_expert_source *source, const ep_ascend_weights *weights,
+                   ep_error *out_error)
 {
     const size_t element = element_bytes(source->format);
-    const upload_job gate_up = {source->gate,   source->up, source->inner,
-                                source->hidden, element,    weights->memory + weights->gate_up.values};
+    const upload_job gate_up = {source->gate,  source->up,
+                                source->inner, source->hidden,
+                                element,       weights->memory + weights->gate_up.values};
     const upload_job down = {source->down,  NULL,    source->hidden,
                              source->inner, element, weights->memory + weights->down.values};
     pthread_mutex_lock(&uploader->lock);
@@ -343,27 +366,32 @@ static bool copy_floats(const void *from, ep_dtype dtype, uint32_t count, float 
     return from == NULL || floats != NULL;
 }
 
-ep_err ep_ascend_weights_create(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source,
-                                ep_ascend_weights **out_weights, ep_error *out_error)
+ep_err ep_ascend_weights_create(ep_ascend_device *device, ep_ascend_uploader *uploader,
+                                const ep_expert_source *source, ep_ascend_weights **out_weights,
+                                ep_error *out_error)
 {
     void *memory = NULL;
     const bool wants_bias = source->format == EP_WEIGHTS_W8A8 && has_biases(source);
     ep_ascend_weights *weights = calloc(1, sizeof(*weights));
     if (weights == NULL ||
-        !copy_floats(source->shared_gate, source->shared_gate_dtype, source->hidden, &weights->shared_gate) ||
-        !copy_floats(wants_bias ? source->down_bias : NULL, source->bias_dtype, source->hidden, &weights->down_bias)) {
+        !copy_floats(source->shared_gate, source->shared_gate_dtype, source->hidden,
+                     &weights->shared_gate) ||
+        !copy_floats(wants_bias ? source->down_bias : NULL, source->bias_dtype, source->hidden,
+                     &weights->down_bias)) {
         if (weights != NULL) {
             free_weights(device, weights);
         }
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert");
     }
-    weights->base = (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
+    weights->base = (ep_backend_weights){
+        .hidden = source->hidden, .inner = source->inner, .format = source->format};
     weights->activation = source->activation;
     weights->numbers = source->numbers;
     weights->has_biases = has_biases(source);
     weights->is_fused = can_fuse(device, source);
     weights->bytes = lay_out(source, weights);
-    ep_err err = EP_ASCEND_CALL(device, out_error, aclrtMalloc, &memory, weights->bytes, EP_ACL_MALLOC_HUGE_FIRST);
+    ep_err err = EP_ASCEND_CALL(device, out_error, aclrtMalloc, &memory, weights->bytes,
+                                EP_ACL_MALLOC_HUGE_FIRST);
     weights->memory = memory;
     err = err == EP_OK ? fill(device, uploader, source, weights, out_error) : err;
     if (err != EP_OK) {
@@ -374,7 +402,8 @@ ep_err ep_ascend_weights_create(ep_ascend_device *device, ep_ascend_uploader *up
     return EP_OK;
 }
 
-void ep_ascend_weights_destroy(ep_ascend_device *device, ep_ascend_uploader *uploader, ep_ascend_weights *weights)
+void ep_ascend_weights_destroy(ep_ascend_device *device, ep_ascend_uploader *uploader,
+                               ep_ascend_weights *weights)
 {
     if (weights != NULL && atomic_load(&device->lost)) {
         pthread_mutex_lock(&uploader->lock);

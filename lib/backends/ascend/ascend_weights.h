@@ -51,20 +51,24 @@ typedef struct ep_ascend_uploader {
     ep_ascend_weights *abandoned;
 } ep_ascend_uploader;
 
-ep_err ep_ascend_uploader_init(ep_ascend_uploader *uploader, ep_ascend_device *device, ep_error *out_error);
+ep_err ep_ascend_uploader_init(ep_ascend_uploader *uploader, ep_ascend_device *device,
+                               ep_error *out_error);
 /* All other streams are gone. Copes with one that was not wholly made. */
 void ep_ascend_uploader_fini(ep_ascend_uploader *uploader, ep_ascend_device *device);
 
 /* EP_OK, or UNIMPLEMENTED with what the operators cannot do; looks at shapes and types only. */
-ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source, ep_error *out_error);
+ep_err ep_ascend_weights_check(const ep_ascend_device *device, const ep_expert_source *source,
+                               ep_error *out_error);
 /* Whether jobs of both can be computed together: equal shapes, types and operators. */
 bool ep_ascend_weights_alike(const ep_backend_weights *a, const ep_backend_weights *b);
 /* Bytes on the device. */
 size_t ep_ascend_weights_bytes(const ep_expert_source *source);
 /* The calling thread is on the device. Blocks. Errors: NO_MEMORY, DEVICE_LOST. */
-ep_err ep_ascend_weights_create(ep_ascend_device *device, ep_ascend_uploader *uploader, const ep_expert_source *source,
-                                ep_ascend_weights **out_weights, ep_error *out_error);
+ep_err ep_ascend_weights_create(ep_ascend_device *device, ep_ascend_uploader *uploader,
+                                const ep_expert_source *source, ep_ascend_weights **out_weights,
+                                ep_error *out_error);
 /* NULL allowed. */
-void ep_ascend_weights_destroy(ep_ascend_device *device, ep_ascend_uploader *uploader, ep_ascend_weights *weights);
+void ep_ascend_weights_destroy(ep_ascend_device *device, ep_ascend_uploader *uploader,
+                               ep_ascend_weights *weights);
 
 #endif

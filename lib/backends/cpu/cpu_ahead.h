@@ -14,7 +14,8 @@
  * all. When a stage begins that is one, and the others are on their way, unless another pass has
  * work for them.
  */
-static inline uint32_t ep_cpu_threads_expected(uint32_t threads_in, uint32_t threads, bool has_other_work)
+static inline uint32_t ep_cpu_threads_expected(uint32_t threads_in, uint32_t threads,
+                                               bool has_other_work)
 {
     return has_other_work ? threads_in : threads;
 }

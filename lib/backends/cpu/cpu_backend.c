@@ -41,8 +41,9 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
                                 ep_backend **out_backend, ep_error *out_error)
 {
     if (config->threads > EP_BACKEND_THREADS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u",
-                            config->threads, EP_BACKEND_THREADS_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "compute threads is %u, allowed 0 to %u", config->threads,
+                            EP_BACKEND_THREADS_MAX);
     }
     cpu_backend *backend = calloc(1, sizeof(*backend));
     if (backend == NULL || ep_cpu_topology_load(&backend->topology) != EP_OK ||
@@ -64,12 +65,14 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
         .pins = !config->unpinned,
     };
     for (uint32_t i = 0; i < schedule.threads; i++) {
-        backend->node_has_workers[ep_cpu_topology_node(backend->topology, i, schedule.threads)] = true;
+        backend->node_has_workers[ep_cpu_topology_node(backend->topology, i, schedule.threads)] =
+            true;
     }
     ep_err err = ep_cpu_schedule_start(&schedule, &backend->schedule);
     if (err != EP_OK) {
         cpu_close(&backend->base);
-        return ep_error_set(out_error, err, "backend cpu cannot start %u threads", schedule.threads);
+        return ep_error_set(out_error, err, "backend cpu cannot start %u threads",
+                            schedule.threads);
     }
     err = ep_known_answer_run(&backend->base, config->numerics, &backend->answer, out_error);
     if (err != EP_OK) {
@@ -81,27 +84,32 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
     return EP_OK;
 }
 
-static ep_err cpu_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+static ep_err cpu_open(const ep_backend_config *config, ep_backend **out_backend,
+                       ep_error *out_error)
 {
     ep_err err = ep_cpu_features_check(out_error);
     return err != EP_OK ? err : ep_cpu_backend_open_with(NULL, config, out_backend, out_error);
 }
 
-static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
+                              char out_id[EP_NUMERICS_ID_BYTES])
 {
     cpu_backend *backend = (cpu_backend *)base;
-    return ep_known_answer_id(&backend->answer, ep_ffn_family_name(ep_numerics_family(backend->numerics, format)), format, others,
-                              out_id);
+    return ep_known_answer_id(&backend->answer,
+                              ep_ffn_family_name(ep_numerics_family(backend->numerics, format)),
+                              format, others, out_id);
 }
 
 static ep_ffn_family family_of(const ep_backend *base, const ep_expert_source *source)
 {
-    return ep_numerics_expert_family(((const cpu_backend *)base)->numerics, source->format, source->down_format);
+    return ep_numerics_expert_family(((const cpu_backend *)base)->numerics, source->format,
+                                     source->down_format);
 }
 
 static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source)
 {
-    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source, family_of(base, source)) : 0;
+    return ep_expert_source_supported(source) ? ep_ffn_packed_bytes(source, family_of(base, source))
+                                              : 0;
 }
 
 /* The memory node with the least weights on it, these counted in, of those with workers: elsewhere
@@ -112,7 +120,8 @@ static uint32_t take_node(cpu_backend *backend, size_t bytes)
     uint32_t best = nodes;
     for (uint32_t i = 0; i < nodes; i++) {
         if (backend->node_has_workers[i] &&
-            (best == nodes || atomic_load(&backend->node_bytes[i]) < atomic_load(&backend->node_bytes[best]))) {
+            (best == nodes ||
+             atomic_load(&backend->node_bytes[i]) < atomic_load(&backend->node_bytes[best]))) {
             best = i;
         }
     }
@@ -122,8 +131,8 @@ static uint32_t take_node(cpu_backend *backend, size_t bytes)
 }
 
 /* Memory for weights of this shape, against the budget, not filled yet. source has been checked. */
-static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source, ep_cpu_weights **out_weights,
-                           ep_error *out_error)
+static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source,
+                           ep_cpu_weights **out_weights, ep_error *out_error)
 {
     const size_t bytes = ep_ffn_packed_bytes(source, family_of(&backend->base, source));
     ep_err err = ep_backend_budget_take(&backend->budget, bytes, out_error);
@@ -137,11 +146,13 @@ static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source,
         free(weights);
         atomic_fetch_sub(&backend->node_bytes[node], bytes);
         ep_backend_budget_give(&backend->budget, bytes);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes",
+                            bytes);
     }
-    weights->base =
-        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format,
-                             .down_format = ep_expert_down_format(source)};
+    weights->base = (ep_backend_weights){.hidden = source->hidden,
+                                         .inner = source->inner,
+                                         .format = source->format,
+                                         .down_format = ep_expert_down_format(source)};
     weights->outline = ep_expert_source_outline(source);
     weights->memory = memory;
     weights->bytes = bytes;
@@ -181,16 +192,19 @@ static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weight
 
 static const char *cpu_packed_layout(ep_backend *base)
 {
-    static const char *const layouts[EP_FFN_FAMILIES] = {EP_FFN_PACKED_LAYOUT, EP_FFN_PACKED_LAYOUT "-bf16dp",
-                                                         EP_FFN_PACKED_LAYOUT "-bf16odd", EP_FFN_PACKED_LAYOUT "-w4a8"};
+    static const char *const layouts[EP_FFN_FAMILIES] = {
+        EP_FFN_PACKED_LAYOUT, EP_FFN_PACKED_LAYOUT "-bf16dp", EP_FFN_PACKED_LAYOUT "-bf16odd",
+        EP_FFN_PACKED_LAYOUT "-w4a8"};
     const ep_numerics numerics = ((cpu_backend *)base)->numerics;
     /* What has bf16 has most: its family tells those of the other formats, but for the one whose
      * mxfp4 tells. */
     const ep_ffn_family narrow = ep_numerics_family(numerics, EP_WEIGHTS_MXFP4);
-    return layouts[narrow == EP_FFN_FAMILY_W4A8 ? narrow : ep_numerics_family(numerics, EP_WEIGHTS_BF16)];
+    return layouts[narrow == EP_FFN_FAMILY_W4A8 ? narrow
+                                                : ep_numerics_family(numerics, EP_WEIGHTS_BF16)];
 }
 
-static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_weights, ep_packed_view *out_view)
+static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_weights,
+                               ep_packed_view *out_view)
 {
     const ep_cpu_weights *weights = (const ep_cpu_weights *)base_weights;
     (void)base;
@@ -200,14 +214,16 @@ static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_
                                  .body_bytes = weights->bytes};
 }
 
-static ep_err cpu_weights_import(ep_backend *base, const void *head, size_t head_bytes, size_t body_bytes,
-                                 ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error), void *arg,
-                                 ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err
+cpu_weights_import(ep_backend *base, const void *head, size_t head_bytes, size_t body_bytes,
+                   ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error),
+                   void *arg, ep_backend_weights **out_weights, ep_error *out_error)
 {
     ep_expert_source outline;
     ep_cpu_weights *weights;
     if (head_bytes != sizeof(outline)) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "the packed expert's head has %zu bytes, allowed %zu", head_bytes,
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "the packed expert's head has %zu bytes, allowed %zu", head_bytes,
                             sizeof(outline));
     }
     memcpy(&outline, head, sizeof(outline));
@@ -217,7 +233,8 @@ static ep_err cpu_weights_import(ep_backend *base, const void *head, size_t head
     }
     const size_t bytes = cpu_weights_bytes(base, &outline);
     if (bytes != body_bytes) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "the packed expert has %zu bytes, allowed %zu by its shape", body_bytes,
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "the packed expert has %zu bytes, allowed %zu by its shape", body_bytes,
                             bytes);
     }
     err = make_weights((cpu_backend *)base, &outline, &weights, out_error);

@@ -96,7 +96,8 @@ static void drop_hole(chunk *c, uint32_t index)
 /* Lock held. The chunk on this memory node with the smallest hole that is large enough, so that
  * what is in memory already is used before what never was; out_index: of the hole. NULL: none
  * is. */
-static chunk *find_hole(const ep_cpu_memory *memory, size_t bytes, uint32_t node, uint32_t *out_index)
+static chunk *find_hole(const ep_cpu_memory *memory, size_t bytes, uint32_t node,
+                        uint32_t *out_index)
 {
     chunk *best = NULL;
     size_t best_bytes = SIZE_MAX;
@@ -136,7 +137,11 @@ static chunk *add_chunk(ep_cpu_memory *memory, uint32_t node)
         ep_large_free(bytes, CHUNK_BYTES);
         return NULL;
     }
-    *c = (chunk){.next = memory->chunks, .bytes = bytes, .node = node, .holes_count = 1, .holes = {{.bytes = CHUNK_BYTES}}};
+    *c = (chunk){.next = memory->chunks,
+                 .bytes = bytes,
+                 .node = node,
+                 .holes_count = 1,
+                 .holes = {{.bytes = CHUNK_BYTES}}};
     memory->chunks = c;
     ASAN_POISON_MEMORY_REGION(bytes, CHUNK_BYTES);
     return c;
@@ -201,7 +206,8 @@ void ep_cpu_memory_give(ep_cpu_memory *memory, void *part, size_t bytes)
     }
     pthread_mutex_lock(&memory->lock);
     chunk **at = &memory->chunks;
-    while (*at != NULL && (place < (uintptr_t)(*at)->bytes || place >= (uintptr_t)(*at)->bytes + CHUNK_BYTES)) {
+    while (*at != NULL &&
+           (place < (uintptr_t)(*at)->bytes || place >= (uintptr_t)(*at)->bytes + CHUNK_BYTES)) {
         at = &(*at)->next;
     }
     chunk *c = *at;

@@ -18,8 +18,8 @@
 #define SPIN_NS (50 * EP_NS_PER_US)
 /* a pass below this is one task: handing parts over would cost more */
 #define WHOLE_PASS_FMAS 262144u
-#define SMALL_ROUND 16384u          /* inner values that one thread rounds to int8 */
-#define TASK_FMAS 65536u            /* panels are taken together up to this much work */
+#define SMALL_ROUND 16384u /* inner values that one thread rounds to int8 */
+#define TASK_FMAS 65536u   /* panels are taken together up to this much work */
 /* waiting jobs that a thread passes over to find one of its own memory node */
 #define LOCAL_LOOKS 32
 /* jobs, or turns to passes, that near ones go before the one whose turn it is */
@@ -67,10 +67,10 @@ typedef struct {
     uint32_t number; /* of the stage, see cpu_pass.claim */
     uint32_t tasks_count;
     uint32_t grain;
-    uint64_t seen; /* changes when it was chosen: while they stand, it is the one to take from */
+    uint64_t seen;   /* changes when it was chosen: while they stand, it is the one to take from */
     cpu_panels then; /* of the pass that is next in turn */
     const cpu_pass *then_pass; /* NULL: of a job that waits */
-    uint32_t then_number; /* of its stage */
+    uint32_t then_number;      /* of its stage */
 } cpu_turn;
 
 typedef struct {
@@ -113,7 +113,7 @@ struct ep_cpu_schedule {
 
     /* grows whenever new work can be taken, or stopping; written under lock */
     _Alignas(CACHE_LINE) _Atomic uint64_t changes;
-    _Alignas(CACHE_LINE) pthread_mutex_t lock;     /* below, and what a pass says of itself */
+    _Alignas(CACHE_LINE) pthread_mutex_t lock; /* below, and what a pass says of itself */
     pthread_cond_t wake;
     uint32_t sleepers_count;
     ep_job *first; /* jobs with rows not yet in a pass */
@@ -121,7 +121,7 @@ struct ep_cpu_schedule {
     uint32_t jobs_count;
     uint32_t jobs_overtaking;   /* how often the first job was passed over for a near one */
     uint32_t passes_overtaking; /* the same of the first pass by priority and age */
-    uint32_t patient_running; /* threads in tasks of patient jobs */
+    uint32_t patient_running;   /* threads in tasks of patient jobs */
     uint64_t next_order;
     bool stopping;
 };
@@ -161,7 +161,8 @@ static bool has_tasks(const cpu_pass *pass)
 
 static void add_own(_Atomic uint64_t *counter, uint64_t more)
 {
-    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more,
+                          memory_order_relaxed);
 }
 
 static uint32_t job_passes_count(const ep_job *job)
@@ -296,7 +297,8 @@ static ep_job *choose_job(ep_cpu_schedule *s, uint32_t node, ep_job **out_before
 {
     ep_job *before = NULL;
     ep_job *job = s->first;
-    for (uint32_t looks = 0; looks < LOCAL_LOOKS && job != NULL && is_patient(job) == is_patient(s->first); looks++) {
+    for (uint32_t looks = 0;
+         looks < LOCAL_LOOKS && job != NULL && is_patient(job) == is_patient(s->first); looks++) {
         if (job_node(job) == node) {
             if (before != NULL && !may_overtake(&s->jobs_overtaking)) {
                 break;
@@ -429,8 +431,8 @@ static bool claim_tasks(const cpu_turn *turn, cpu_work *out_work)
             return false;
         }
         count = turn->tasks_count - taken < turn->grain ? turn->tasks_count - taken : turn->grain;
-    } while (!atomic_compare_exchange_weak_explicit(&turn->pass->claim, &claim, claim + count, memory_order_acquire,
-                                                    memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&turn->pass->claim, &claim, claim + count,
+                                                    memory_order_acquire, memory_order_relaxed));
     out_work->first = (uint32_t)claim;
     out_work->count = count;
     return true;
@@ -442,8 +444,9 @@ static cpu_panels panels_of(const ep_ffn_packed *weights, stage which)
     const bool is_down = which == STAGE_DOWN;
     return (cpu_panels){
         .first = (is_down ? ep_ffn_down_panel : ep_ffn_gate_up_panel)(weights, 0),
-        .bytes = ep_ffn_panel_bytes(weights->family, is_down ? weights->down_format : weights->format,
-                                    is_down ? weights->inner : weights->hidden),
+        .bytes =
+            ep_ffn_panel_bytes(weights->family, is_down ? weights->down_format : weights->format,
+                               is_down ? weights->inner : weights->hidden),
         .count = is_down ? weights->down_panels : weights->gate_up_panels,
     };
 }
@@ -455,7 +458,8 @@ static void find_then(const ep_cpu_schedule *s, cpu_turn *turn, uint32_t node)
     const cpu_pass *best = NULL;
     for (uint32_t i = 0; i < s->passes_count; i++) {
         const cpu_pass *other = &s->passes[i];
-        if (other != turn->pass && has_tasks(other) && (other->stage == STAGE_GATE_UP || other->stage == STAGE_DOWN)) {
+        if (other != turn->pass && has_tasks(other) &&
+            (other->stage == STAGE_GATE_UP || other->stage == STAGE_DOWN)) {
             best = best == NULL || is_before(other, best, node) ? other : best;
         }
     }
@@ -496,7 +500,8 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
                            .grain = pass->grain,
                            .seen = atomic_load_explicit(&s->changes, memory_order_relaxed)};
         find_then(s, turn, worker->node);
-    } while (!claim_tasks(turn, out_work)); /* threads that are in the pass already took what was left */
+    } while (!claim_tasks(turn, out_work)); /* threads that are in the pass already took what was
+                                               left */
     atomic_fetch_add_explicit(&turn->pass->threads_in, 1, memory_order_relaxed);
     s->patient_running += is_patient(turn->pass->job);
     return true;
@@ -512,7 +517,8 @@ static void renew_turn(cpu_worker *worker)
     ep_cpu_schedule *s = worker->schedule;
     cpu_turn *turn = &worker->turn;
     const bool has_products = turn->stage == STAGE_GATE_UP || turn->stage == STAGE_DOWN;
-    if (!has_products || is_patient(turn->pass->job) || tasks_taken(turn->pass) >= turn->tasks_count ||
+    if (!has_products || is_patient(turn->pass->job) ||
+        tasks_taken(turn->pass) >= turn->tasks_count ||
         atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen) {
         return;
     }
@@ -542,9 +548,11 @@ static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
     cpu_work ahead = {.count = 0};
     const uint32_t left = turn->tasks_count - tasks_taken(turn->pass);
     const uint32_t threads_in = atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed);
-    const uint32_t threads = ep_cpu_threads_expected(threads_in, s->threads, turn->then_pass != NULL);
-    if ((turn->stage == STAGE_GATE_UP || turn->stage == STAGE_DOWN) && ep_cpu_may_claim_ahead(left, turn->grain, threads) &&
-        !is_patient(turn->pass->job) && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen) {
+    const uint32_t threads =
+        ep_cpu_threads_expected(threads_in, s->threads, turn->then_pass != NULL);
+    if ((turn->stage == STAGE_GATE_UP || turn->stage == STAGE_DOWN) &&
+        ep_cpu_may_claim_ahead(left, turn->grain, threads) && !is_patient(turn->pass->job) &&
+        atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen) {
         (void)claim_tasks(turn, &ahead);
     }
     return ahead;
@@ -555,10 +563,12 @@ static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
  * known: where it claimed nothing ahead threads probably go on in turns, through the end of the
  * stage too.
  */
-static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, const cpu_work *ahead, uint32_t index)
+static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work,
+                                   const cpu_work *ahead, uint32_t index)
 {
     const ep_ffn_packed *weights = turn->pass->pass.weights;
-    const uint32_t others = (atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed) - 1) * turn->grain;
+    const uint32_t others =
+        (atomic_load_explicit(&turn->pass->threads_in, memory_order_relaxed) - 1) * turn->grain;
     uint32_t next = index + 1;
     cpu_panels panels = panels_of(weights, turn->stage);
     if (next == work->first + work->count) {
@@ -582,7 +592,8 @@ static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work, c
 }
 
 /* ahead: those it will run next; count 0: not known. */
-static void run_tasks(const cpu_turn *turn, const cpu_work *work, const cpu_work *ahead, float *tile)
+static void run_tasks(const cpu_turn *turn, const cpu_work *work, const cpu_work *ahead,
+                      float *tile)
 {
     const ep_ffn_pass *pass = &turn->pass->pass;
     for (uint32_t i = work->first; i < work->first + work->count; i++) {
@@ -628,8 +639,7 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
         .out_dtype = job->out_dtype,
         .weight_on_input = job->weight_on_input,
     };
-    pass->err =
-        grow_scratch(pass, ep_ffn_pass_scratch_bytes(packed, pass->rows_count));
+    pass->err = grow_scratch(pass, ep_ffn_pass_scratch_bytes(packed, pass->rows_count));
     if (pass->err != EP_OK) {
         return STAGE_END;
     }
@@ -662,7 +672,8 @@ static stage stage_after(const cpu_turn *turn)
 static stage round_if_small(cpu_pass *pass, stage next, float *tile)
 {
     const ep_ffn_pass *p = &pass->pass;
-    if (next != STAGE_ROUND || (p->chunks.count > 1 && (uint64_t)p->weights->inner * pass->rows_count > SMALL_ROUND)) {
+    if (next != STAGE_ROUND ||
+        (p->chunks.count > 1 && (uint64_t)p->weights->inner * pass->rows_count > SMALL_ROUND)) {
         return next;
     }
     run_whole(pass, STAGE_ROUND, p->chunks.count, tile);
@@ -727,7 +738,8 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
     const cpu_turn *turn = &worker->turn; /* renewed on the way */
     cpu_pass *pass = turn->pass;
     uint32_t done;
-    _Atomic uint64_t *counter = job_node(pass->job) == worker->node ? &worker->tasks_near : &worker->tasks_far;
+    _Atomic uint64_t *counter =
+        job_node(pass->job) == worker->node ? &worker->tasks_near : &worker->tasks_far;
 
     bool more;
     do {
@@ -744,12 +756,14 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
         if (ahead.count == 0) {
             span_leave(worker, &work, *out_next);
         }
-        done = work.count + atomic_fetch_add_explicit(&pass->tasks_done, work.count, memory_order_acq_rel);
+        done = work.count +
+               atomic_fetch_add_explicit(&pass->tasks_done, work.count, memory_order_acq_rel);
         if (ahead.count > 0) {
             work = ahead;
             more = true;
         } else {
-            more = done < turn->tasks_count && atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen &&
+            more = done < turn->tasks_count &&
+                   atomic_load_explicit(&s->changes, memory_order_relaxed) == turn->seen &&
                    claim_tasks(turn, &work);
         }
     } while (more);
@@ -913,7 +927,8 @@ ep_err ep_cpu_schedule_start(const ep_cpu_schedule_config *config, ep_cpu_schedu
         worker->index = i;
         worker->node = ep_cpu_topology_node(s->topology, i, s->threads);
         worker->tile = ep_host_alloc(EP_FFN_TILE_BYTES);
-        if (worker->tile == NULL || ep_host_thread_start(&worker->thread, worker_main, worker) != EP_OK) {
+        if (worker->tile == NULL ||
+            ep_host_thread_start(&worker->thread, worker_main, worker) != EP_OK) {
             ep_cpu_schedule_stop(s);
             return EP_ERR_NO_MEMORY;
         }
@@ -995,7 +1010,8 @@ ep_cpu_counts ep_cpu_schedule_counts(ep_cpu_schedule *s)
     /* A stretch may have ended a little before the clock was read for it here: what was told once
      * stays. */
     uint64_t told_ns = atomic_load(&s->idle_told_ns);
-    while (told_ns < counts.idle_ns && !atomic_compare_exchange_weak(&s->idle_told_ns, &told_ns, counts.idle_ns)) {
+    while (told_ns < counts.idle_ns &&
+           !atomic_compare_exchange_weak(&s->idle_told_ns, &told_ns, counts.idle_ns)) {
     }
     counts.idle_ns = told_ns > counts.idle_ns ? told_ns : counts.idle_ns;
     return counts;

@@ -31,7 +31,7 @@ typedef struct ep_cpu_schedule ep_cpu_schedule;
 typedef struct ep_cpu_weights {
     ep_backend_weights base;
     ep_expert_source outline; /* what packed follows from; head of the exported form */
-    ep_ffn_packed packed; /* into memory */
+    ep_ffn_packed packed;     /* into memory */
     void *memory;
     size_t bytes;
     uint32_t node; /* of memory, where they lie; 0 where there is one */
@@ -39,7 +39,7 @@ typedef struct ep_cpu_weights {
 
 typedef struct ep_cpu_schedule_config {
     const ep_ffn_kernel *const *kernels; /* [EP_FFN_FAMILIES], borrowed for the call */
-    const ep_cpu_topology *topology; /* outlives the schedule */
+    const ep_cpu_topology *topology;     /* outlives the schedule */
     uint32_t threads;
     /* a thread per CPU is tied to it; fewer or more threads are tied to memory nodes only */
     bool pins;

@@ -29,7 +29,8 @@ static inline bool ep_cpu_spin_note(ep_cpu_spin *spin, uint64_t preemptions, uin
     if (preemptions != spin->preemptions) {
         spin->preemptions = preemptions;
         spin->off_ns = spin->off_ns == 0 ? EP_CPU_SPIN_OFF_MIN_NS : 2 * spin->off_ns;
-        spin->off_ns = spin->off_ns < EP_CPU_SPIN_OFF_MAX_NS ? spin->off_ns : EP_CPU_SPIN_OFF_MAX_NS;
+        spin->off_ns =
+            spin->off_ns < EP_CPU_SPIN_OFF_MAX_NS ? spin->off_ns : EP_CPU_SPIN_OFF_MAX_NS;
         spin->off_until_ns = now_ns + spin->off_ns;
     } else if (now_ns >= spin->off_until_ns + spin->off_ns) {
         spin->off_ns = 0; /* as long undisturbed as it was off */

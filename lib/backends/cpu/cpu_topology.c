@@ -154,7 +154,8 @@ uint32_t ep_cpu_topology_nodes(const ep_cpu_topology *t)
 
 static const usable_cpu *cpu_of(const ep_cpu_topology *t, uint32_t index, uint32_t workers)
 {
-    return &t->cpus[workers >= t->cpus_count ? index % t->cpus_count : (uint64_t)index * t->cpus_count / workers];
+    return &t->cpus[workers >= t->cpus_count ? index % t->cpus_count
+                                             : (uint64_t)index * t->cpus_count / workers];
 }
 
 uint32_t ep_cpu_topology_node(const ep_cpu_topology *t, uint32_t index, uint32_t workers)
@@ -188,6 +189,6 @@ void ep_cpu_topology_bind(const ep_cpu_topology *t, void *memory, size_t bytes, 
     if (node != UINT32_MAX) {
         mask[t->nodes[node] / BITS] = 1UL << t->nodes[node] % BITS;
     }
-    (void)syscall(SYS_mbind, (uint8_t *)memory - in_page, bytes + in_page, node == UINT32_MAX ? MPOL_DEFAULT : MPOL_PREFERRED, mask,
-                  CPU_SETSIZE, 0);
+    (void)syscall(SYS_mbind, (uint8_t *)memory - in_page, bytes + in_page,
+                  node == UINT32_MAX ? MPOL_DEFAULT : MPOL_PREFERRED, mask, CPU_SETSIZE, 0);
 }

@@ -32,9 +32,11 @@ uint32_t ep_cpu_topology_nodes(const ep_cpu_topology *topology); /* >= 1 */
 uint32_t ep_cpu_topology_node(const ep_cpu_topology *topology, uint32_t index, uint32_t workers);
 /* Ties the calling thread, that worker, to its CPU alone, or to all usable CPUs of its node. A
  * wish. */
-void ep_cpu_topology_place(const ep_cpu_topology *topology, uint32_t index, uint32_t workers, bool alone);
+void ep_cpu_topology_place(const ep_cpu_topology *topology, uint32_t index, uint32_t workers,
+                           bool alone);
 /* Memory that is not touched yet shall lie on this node; later UINT32_MAX: anywhere, before it is
  * freed. A wish. Does nothing on one node. */
-void ep_cpu_topology_bind(const ep_cpu_topology *topology, void *memory, size_t bytes, uint32_t node);
+void ep_cpu_topology_bind(const ep_cpu_topology *topology, void *memory, size_t bytes,
+                          uint32_t node);
 
 #endif

@@ -56,8 +56,9 @@ static ep_err run_job(reference_backend *backend, const ep_job *job)
         span.parent = 0;
         EP_TRACE(kernel_begin, &span);
     }
-    ep_ffn_reference_of(ep_numerics_expert_family(backend->numerics, weights->base.format, weights->base.down_format), &weights->matrices, &batch,
-                        backend->scratch);
+    ep_ffn_reference_of(ep_numerics_expert_family(backend->numerics, weights->base.format,
+                                                  weights->base.down_format),
+                        &weights->matrices, &batch, backend->scratch);
     if (is_traced) {
         EP_TRACE(kernel_end, &span);
     }
@@ -116,11 +117,13 @@ static void reference_close(ep_backend *base)
     free(backend);
 }
 
-static ep_err reference_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+static ep_err reference_open(const ep_backend_config *config, ep_backend **out_backend,
+                             ep_error *out_error)
 {
     if (config->threads > EP_BACKEND_THREADS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "compute threads is %u, allowed 0 to %u",
-                            config->threads, EP_BACKEND_THREADS_MAX);
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "compute threads is %u, allowed 0 to %u", config->threads,
+                            EP_BACKEND_THREADS_MAX);
     }
     reference_backend *backend = calloc(1, sizeof(*backend));
     if (backend == NULL) {
@@ -168,7 +171,9 @@ static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format, u
     reference_backend *backend = (reference_backend *)base;
     const ep_err err = learn_answer(backend);
     const ep_ffn_family family = ep_numerics_family(backend->numerics, format);
-    return err != EP_OK ? err : ep_known_answer_id(&backend->answer, ep_ffn_family_name(family), format, others, out_id);
+    return err != EP_OK ? err
+                        : ep_known_answer_id(&backend->answer, ep_ffn_family_name(family), format,
+                                             others, out_id);
 }
 
 static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)

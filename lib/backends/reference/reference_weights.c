@@ -36,12 +36,14 @@ static size_t list_pieces(ep_ffn_source *source, piece pieces[PIECES_MAX])
         {&source->down, hidden * ep_weight_row_bytes(down_format, inner), true},
         {&source->gate_scales, wide_scales, has_gate && has_scales},
         {&source->up_scales, wide_scales, has_scales},
-        {&source->down_scales, ep_weight_scales_bytes(down_format, hidden, inner), !ep_weight_format_is_float(down_format)},
+        {&source->down_scales, ep_weight_scales_bytes(down_format, hidden, inner),
+         !ep_weight_format_is_float(down_format)},
         {&source->gate_bias, inner * bias, has_gate && source->gate_bias != NULL},
         {&source->up_bias, inner * bias, source->up_bias != NULL},
         {&source->down_bias, hidden * bias, source->down_bias != NULL},
         {&source->places, hidden * sizeof(uint32_t), source->places != NULL},
-        {&source->shared_gate, hidden * ep_dtype_bytes(source->shared_gate_dtype), source->shared_gate != NULL},
+        {&source->shared_gate, hidden * ep_dtype_bytes(source->shared_gate_dtype),
+         source->shared_gate != NULL},
     };
     size_t count = 0;
     for (size_t i = 0; i < PIECES_MAX; i++) {
@@ -66,8 +68,8 @@ size_t ep_reference_weights_bytes(const ep_expert_source *source)
     return bytes;
 }
 
-ep_err ep_reference_weights_create(const ep_expert_source *source, ep_reference_weights **out_weights,
-                                   ep_error *out_error)
+ep_err ep_reference_weights_create(const ep_expert_source *source,
+                                   ep_reference_weights **out_weights, ep_error *out_error)
 {
     ep_reference_weights *weights = calloc(1, sizeof(*weights));
     size_t bytes = ep_reference_weights_bytes(source);
@@ -75,11 +77,13 @@ ep_err ep_reference_weights_create(const ep_expert_source *source, ep_reference_
     if (weights == NULL || memory == NULL) {
         free(weights);
         free(memory);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes", bytes);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes",
+                            bytes);
     }
-    weights->base =
-        (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format,
-                             .down_format = ep_expert_down_format(source)};
+    weights->base = (ep_backend_weights){.hidden = source->hidden,
+                                         .inner = source->inner,
+                                         .format = source->format,
+                                         .down_format = ep_expert_down_format(source)};
     weights->matrices = *source;
     piece pieces[PIECES_MAX];
     size_t count = list_pieces(&weights->matrices, pieces);

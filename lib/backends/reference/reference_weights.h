@@ -14,8 +14,8 @@ typedef struct ep_reference_weights {
 
 size_t ep_reference_weights_bytes(const ep_expert_source *source);
 /* source has been checked. Errors: NO_MEMORY. */
-ep_err ep_reference_weights_create(const ep_expert_source *source, ep_reference_weights **out_weights,
-                                   ep_error *out_error);
+ep_err ep_reference_weights_create(const ep_expert_source *source,
+                                   ep_reference_weights **out_weights, ep_error *out_error);
 void ep_reference_weights_destroy(ep_reference_weights *weights);
 
 #endif

@@ -50,7 +50,7 @@ typedef struct ep_call ep_call;
 
 typedef struct ep_client_config {
     uint32_t struct_bytes;
-    const char *coordinator_url;  /* "tcp://host:port"; or NULL and node_urls */
+    const char *coordinator_url; /* "tcp://host:port"; or NULL and node_urls */
     /* without a coordinator: the nodes themselves; the table is made of what they say they own */
     const char *const *node_urls;
     size_t node_urls_count;
@@ -64,12 +64,12 @@ typedef struct ep_client_config {
     const char *numerics;
     /* send and receive buffers, 1 GiB; beyond it calls get RESOURCE_EXHAUSTED */
     uint64_t buffer_bytes_max;
-    uint32_t calls_max;        /* calls in flight, 1024 */
+    uint32_t calls_max; /* calls in flight, 1024 */
     /* four windows are under way at a time. 0: max(256, 32*E/K); less where their rows would exceed
      * buffer_bytes_max / 8 */
     uint32_t prefill_window_tokens;
-    uint32_t chunk_bytes_max;       /* prefill frames, 1 MiB */
-    bool payload_crc;               /* on untrusted lanes; default true; must equal the nodes' setting */
+    uint32_t chunk_bytes_max; /* prefill frames, 1 MiB */
+    bool payload_crc;         /* on untrusted lanes; default true; must equal the nodes' setting */
     /* frames that may be sent a second time to another copy when the answer is later than the
      * measured 95th percentile, of 1000 sent; 0: never. Default EP_HEDGE_BY_POLICY: as the
      * service's policy says, 30 where it says nothing */
@@ -83,7 +83,8 @@ EP_API void ep_client_config_init(ep_client_config *out_config);
 
 /* Begins connecting and returns. Strings are copied. Errors: INVALID_ARGUMENT (field named),
  * NO_MEMORY. */
-EP_API ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, ep_error *out_error);
+EP_API ep_err ep_client_create(const ep_client_config *config, ep_client **out_client,
+                               ep_error *out_error);
 /*
  * Waits until a routing table is there and a node of each of its models is connected; with
  * node_urls also until every node has spoken, or those that have hold every expert. Errors:
@@ -119,15 +120,15 @@ typedef struct ep_model_desc {
     char version[32];
     char numerics[96]; /* pinned id, "" none yet */
     uint32_t layers_count;
-    uint32_t is_default; /* 1: calls that name no version get this one. An operator may move it: name the version where all layers of a
-                          * pass must be of one */
+    uint32_t is_default; /* 1: calls that name no version get this one. An operator may move it:
+                          * name the version where all layers of a pass must be of one */
 } ep_model_desc;
 
 /* The table's models and layers by index; NOT_FOUND past the end, UNAVAILABLE before the first
  * table. */
 EP_API ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_model);
-EP_API ep_err ep_client_layer(ep_client *client, const char *model, const char *version, uint32_t layer_index,
-                              ep_layer_desc *out_layer);
+EP_API ep_err ep_client_layer(ep_client *client, const char *model, const char *version,
+                              uint32_t layer_index, ep_layer_desc *out_layer);
 EP_API ep_err ep_client_epoch(ep_client *client, uint64_t *out_term, uint64_t *out_number);
 
 /* Values as in the contract; see ARCHITECTURE.md, "The contract of a layer". */
@@ -136,7 +137,10 @@ typedef enum ep_moe_result_form {
     EP_MOE_PARTIAL = 1,
     EP_MOE_UNCOMBINED = 2
 } ep_moe_result_form;
-typedef enum ep_moe_weight_on { EP_MOE_WEIGHT_ON_OUTPUT = 0, EP_MOE_WEIGHT_ON_INPUT = 1 } ep_moe_weight_on;
+typedef enum ep_moe_weight_on {
+    EP_MOE_WEIGHT_ON_OUTPUT = 0,
+    EP_MOE_WEIGHT_ON_INPUT = 1
+} ep_moe_weight_on;
 typedef enum ep_moe_shared {
     EP_MOE_SHARED_SERVICE = 0,
     EP_MOE_SHARED_CALLER = 1,
@@ -149,23 +153,33 @@ typedef enum ep_moe_nan {
     EP_MOE_NAN_MEAN = 3
 } ep_moe_nan;
 typedef enum ep_moe_mode { EP_MOE_AUTO = 0, EP_MOE_DECODE = 1, EP_MOE_PREFILL = 2 } ep_moe_mode;
-typedef enum ep_moe_const_rule { EP_MOE_CONST_KERNEL = 0, EP_MOE_CONST_LINEAR = 1 } ep_moe_const_rule;
+typedef enum ep_moe_const_rule {
+    EP_MOE_CONST_KERNEL = 0,
+    EP_MOE_CONST_LINEAR = 1
+} ep_moe_const_rule;
 /* How rows reach the nodes of one host: straight to each owner, or once per host and forwarded
  * inside. */
-typedef enum ep_moe_comm { EP_MOE_COMM_AUTO = 0, EP_MOE_COMM_FULLMESH = 1, EP_MOE_COMM_HIERARCHY = 2 } ep_moe_comm;
+typedef enum ep_moe_comm {
+    EP_MOE_COMM_AUTO = 0,
+    EP_MOE_COMM_FULLMESH = 1,
+    EP_MOE_COMM_HIERARCHY = 2
+} ep_moe_comm;
 /* Where the weighted sum is made: here from one row per slot (canonical), or per node first (fewer
  * reply bytes, one more rounding). */
-typedef enum ep_moe_combine_at { EP_MOE_COMBINE_ROWS = 0, EP_MOE_COMBINE_NODE_SUM = 1 } ep_moe_combine_at;
+typedef enum ep_moe_combine_at {
+    EP_MOE_COMBINE_ROWS = 0,
+    EP_MOE_COMBINE_NODE_SUM = 1
+} ep_moe_combine_at;
 /* Numbers as in the vendor's quant_mode where it has one. */
 typedef enum ep_moe_dispatch_quant {
     EP_MOE_DISPATCH_PLAIN = 0,
-    EP_MOE_DISPATCH_INT8 = 2,    /* per row, one f32 scale */
-    EP_MOE_DISPATCH_FP8 = 3      /* e4m3, one f32 scale per 128 elements */
+    EP_MOE_DISPATCH_INT8 = 2, /* per row, one f32 scale */
+    EP_MOE_DISPATCH_FP8 = 3   /* e4m3, one f32 scale per 128 elements */
 } ep_moe_dispatch_quant;
 /* Numbers as in the vendor's comm_quant_mode. */
 typedef enum ep_moe_combine_quant {
     EP_MOE_COMBINE_PLAIN = 0,
-    EP_MOE_COMBINE_INT8 = 2      /* int8, one scale of the wire type per 8 elements */
+    EP_MOE_COMBINE_INT8 = 2 /* int8, one scale of the wire type per 8 elements */
 } ep_moe_combine_quant;
 
 /*
@@ -209,10 +223,10 @@ typedef struct ep_moe_args {
     bool allow_duplicates;
     /* rows that cannot be had before the deadline count as 0 and are counted in the result */
     bool allow_missing;
-    uint64_t deadline_us;    /* from now; 0: the client's default */
+    uint64_t deadline_us; /* from now; 0: the client's default */
     /* W3C, NULL none; the trace this call joins. Any other text is ignored */
     const char *traceparent;
-    const char *tenant;      /* NULL none */
+    const char *tenant; /* NULL none */
     /* [missing_slots_max] with allow_missing: numbers of the slots without a row, ascending, the
      * first missing_slots_max of them; written before the call completes; NULL: not wanted */
     uint32_t *missing_slots;
@@ -229,7 +243,7 @@ typedef struct ep_moe_args {
     uint64_t step_group;
     /* how many of them call; decode only: nodes compute their rows of a layer together */
     uint32_t step_group_size;
-    bool want_timing;                     /* nodes tell queue and compute times in their replies */
+    bool want_timing; /* nodes tell queue and compute times in their replies */
 } ep_moe_args;
 EP_API void ep_moe_args_init(ep_moe_args *out_args);
 
@@ -239,7 +253,7 @@ typedef struct ep_moe_result {
     uint32_t nodes;   /* that got rows */
     uint32_t frames;  /* sent, re-routed ones included */
     uint32_t rerouted_frames;
-    uint32_t missing_count;      /* with allow_missing: slots without a row */
+    uint32_t missing_count; /* with allow_missing: slots without a row */
     /* t * slots per token + k of the first; all of them: args' missing_slots */
     uint32_t missing_first_slot;
     uint64_t total_us;
@@ -249,11 +263,11 @@ typedef struct ep_moe_result {
     uint64_t bytes_received;
     char numerics[96];
     ep_error error;
-    uint32_t hedged_frames;      /* sent a second time because the first answer was slow */
+    uint32_t hedged_frames; /* sent a second time because the first answer was slow */
     /* Where the time went; queue, compute and wire only with want_timing. The slowest frame's, as
      * frames run side by side. */
     uint64_t pack_us;
-    uint64_t wire_us;            /* from sent to answered, less the node's own time */
+    uint64_t wire_us; /* from sent to answered, less the node's own time */
     uint64_t queue_us;
     uint64_t compute_us;
     uint64_t combine_us;
@@ -288,7 +302,8 @@ typedef void (*ep_moe_done_func)(void *arg, const ep_moe_result *result);
 /* Callback form. On an error here done is never called; UNAVAILABLE before the first routing table.
  * out_call may be NULL; else *out_call is valid until done returns, for ep_call_cancel. */
 EP_API ep_err ep_moe_forward_async(ep_client *client, const ep_moe_args *args, const ep_tensor *out,
-                                   ep_moe_done_func done, void *arg, ep_call **out_call, ep_error *out_error);
+                                   ep_moe_done_func done, void *arg, ep_call **out_call,
+                                   ep_error *out_error);
 /* The call completes with CANCELLED unless it already completed. */
 EP_API void ep_call_cancel(ep_call *call);
 
@@ -335,17 +350,20 @@ EP_API void ep_call_destroy(ep_call *call);
  * the library runs
  *         while such calls are there, for callbacks.
  */
-EP_API ep_err ep_moe_begin_on_stream(ep_call *call, uint32_t n_active, void *stream, ep_error *out_error);
+EP_API ep_err ep_moe_begin_on_stream(ep_call *call, uint32_t n_active, void *stream,
+                                     ep_error *out_error);
 EP_API ep_err ep_moe_finish_on_stream(ep_call *call, void *stream, ep_error *out_error);
 
 /* Gate, dispatch, experts and combine in one: logits [T,E] f32 instead of ids and scales (which
  * must be rank 0). */
-EP_API ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
-                                    const ep_tensor *logits, const ep_tensor *out, ep_moe_result *out_result);
+EP_API ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args,
+                                    const ep_gate_config *gate, const ep_tensor *logits,
+                                    const ep_tensor *out, ep_moe_result *out_result);
 /* The callback form of it, with the rules of ep_moe_forward_async. The gate runs in the caller's
  * thread, before this returns: logits and gate are not needed afterwards. */
-EP_API ep_err ep_moe_forward_logits_async(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
-                                          const ep_tensor *logits, const ep_tensor *out, ep_moe_done_func done, void *arg,
+EP_API ep_err ep_moe_forward_logits_async(ep_client *client, const ep_moe_args *args,
+                                          const ep_gate_config *gate, const ep_tensor *logits,
+                                          const ep_tensor *out, ep_moe_done_func done, void *arg,
                                           ep_call **out_call, ep_error *out_error);
 
 /* Counters since creation. */
@@ -362,7 +380,7 @@ typedef struct ep_client_stats {
     uint64_t buffer_bytes_lent;
     uint64_t buffer_allocations; /* from the system allocator */
     uint64_t hedged_frames;
-    uint64_t buffer_bytes_peak;  /* the most that was lent at once */
+    uint64_t buffer_bytes_peak; /* the most that was lent at once */
 } ep_client_stats;
 EP_API void ep_client_read_stats(ep_client *client, ep_client_stats *out_stats);
 
@@ -380,7 +398,8 @@ typedef struct ep_client_node_waits {
     uint64_t wait_max_us;
 } ep_client_node_waits;
 /* The newest table's nodes by index; NOT_FOUND past the end, UNAVAILABLE before the first table. */
-EP_API ep_err ep_client_read_waits(ep_client *client, uint32_t index, ep_client_node_waits *out_waits);
+EP_API ep_err ep_client_read_waits(ep_client *client, uint32_t index,
+                                   ep_client_node_waits *out_waits);
 
 /* "0.1.0" */
 EP_API const char *ep_version(void);

@@ -35,8 +35,8 @@ extern "C" {
 #define EP_GATE_DROPOUT_MAX 0.5f
 
 typedef enum ep_gate_score {
-    EP_GATE_LOGIT = 1,            /* the logit itself */
-    EP_GATE_SOFTMAX = 2,          /* over all experts */
+    EP_GATE_LOGIT = 1,   /* the logit itself */
+    EP_GATE_SOFTMAX = 2, /* over all experts */
     EP_GATE_SIGMOID = 3,
     EP_GATE_SQRT_SOFTPLUS = 4,    /* sqrt(log(1 + exp(l))) */
     EP_GATE_SOFTMAX_SELECTED = 5, /* weight only: over the K selected */
@@ -50,12 +50,13 @@ typedef enum ep_group_mask { EP_GROUP_MASK_ZERO, EP_GROUP_MASK_MINUS_INF } ep_gr
 /* How evenly the choice for one batch falls on the experts. C is the number of slots chosen, c_e of
  * them fall on expert e. */
 typedef struct ep_gate_load {
-    uint32_t struct_bytes;       /* set by the caller: sizeof(ep_gate_load) */
-    double *fractions;           /* [E] of the caller, or NULL: f_e = c_e / C */
-    double *mean_probabilities;  /* [E] of the caller, or NULL: p_e, mean over tokens of softmax(logits)_e; for a sigmoid router of
-                                  * s_e / sum_j s_j (DeepSeek-V3 technical report, sequence-wise balance loss) */
-    uint64_t slots;              /* C */
-    double max_over_mean;        /* max_e c_e / (C / E); 0 without slots, as the next two */
+    uint32_t struct_bytes;      /* set by the caller: sizeof(ep_gate_load) */
+    double *fractions;          /* [E] of the caller, or NULL: f_e = c_e / C */
+    double *mean_probabilities; /* [E] of the caller, or NULL: p_e, mean over tokens of
+                                 * softmax(logits)_e; for a sigmoid router of s_e / sum_j s_j
+                                 * (DeepSeek-V3 technical report, sequence-wise balance loss) */
+    uint64_t slots;             /* C */
+    double max_over_mean;       /* max_e c_e / (C / E); 0 without slots, as the next two */
     /* E * sum_e f_e * p_e, without the factor alpha (Switch Transformer, arXiv 2101.03961,
      * equations 4-6) */
     double auxiliary_loss;
@@ -64,16 +65,16 @@ typedef struct ep_gate_load {
 } ep_gate_load;
 
 typedef struct ep_gate_config {
-    uint32_t struct_bytes;       /* sizeof(ep_gate_config) */
+    uint32_t struct_bytes; /* sizeof(ep_gate_config) */
     /* E, 1..65535: as many as there are logits, zero and copy experts among them */
     uint32_t experts;
-    uint32_t top_k;              /* K, 1..min(64, E) */
-    ep_gate_score select;        /* any but softmax_selected */
+    uint32_t top_k;       /* K, 1..min(64, E) */
+    ep_gate_score select; /* any but softmax_selected */
     ep_gate_score weight;
-    float softcap;               /* 0 none */
-    const float *bias;           /* [E], added to the selection score; NULL none */
-    uint32_t groups;             /* divides E, at most EP_GATE_GROUPS_MAX; 0 and 1 none */
-    uint32_t groups_kept;        /* 1..groups */
+    float softcap;        /* 0 none */
+    const float *bias;    /* [E], added to the selection score; NULL none */
+    uint32_t groups;      /* divides E, at most EP_GATE_GROUPS_MAX; 0 and 1 none */
+    uint32_t groups_kept; /* 1..groups */
     /* with groups: 1, a group's score is its best; 2, the sum of its best two */
     uint32_t group_best;
     /* score of experts outside the kept groups: 0 (axk2, Mistral) or -inf (DeepSeek) */
@@ -82,18 +83,19 @@ typedef struct ep_gate_config {
     float epsilon;
     float sum_min;
     float scaling_factor;        /* 0 and 1 none */
-    const float *expert_factors;  /* [E]; NULL none */
+    const float *expert_factors; /* [E]; NULL none */
     /* sparsemixer: near is within 2 * jitter of the best, relative to the larger of it and |l| */
     float jitter;
     /* [T,K] ids of a layer that does not select (a table by token id); NULL */
     const int32_t *chosen;
     /* Optional, off by default; noise and dropout not with chosen, dropout not with sparsemixer. */
-    float noise_temperature;     /* 0 off; 0.1..10: Gumbel noise times this is added to each logit: with one expert, no bias and no groups,
-                                  * e is selected with probability softmax(l / temperature)_e */
+    float noise_temperature; /* 0 off; 0.1..10: Gumbel noise times this is added to each logit: with
+                              * one expert, no bias and no groups, e is selected with probability
+                              * softmax(l / temperature)_e */
     /* 0 off; 0..0.5: chance that an expert is left out for a token (unless fewer than K are
      * left) */
     float expert_dropout;
-    uint64_t seed;               /* of noise and dropout; equal seeds, equal choices */
+    uint64_t seed; /* of noise and dropout; equal seeds, equal choices */
     /* NULL, or called with each selected slot after the weights are made: returns the weight to
      * use. */
     float (*weight_func)(void *arg, uint32_t token, uint32_t slot, uint32_t expert, float weight);
@@ -106,15 +108,16 @@ typedef struct ep_gate_config {
 /* Errors: INVALID_ARGUMENT naming the field or token, the value and the allowed range; outputs are
  * then untouched. A softmax also needs a finite largest logit in every row.
  * Allocates at most 2 E floats on the heap per call, none up to 1024 experts; NO_MEMORY. */
-EP_API ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logits, int32_t *out_ids, float *out_weights,
-                      ep_error *out_error);
+EP_API ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logits,
+                      int32_t *out_ids, float *out_weights, ep_error *out_error);
 
 /* The load of a choice ids [T,K] made by logits [T,E], as they are given: without softcap and
  * noise. active [T]: 0 leaves a token out; NULL: all count. Errors: INVALID_ARGUMENT (struct_bytes,
  * a logit that the gate refuses, an id that is no expert), NO_MEMORY; out_load and its arrays are
  * then untouched. */
-EP_API ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const float *logits, const int32_t *ids,
-                                   const uint8_t *active, ep_gate_load *out_load, ep_error *out_error);
+EP_API ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens,
+                                   const float *logits, const int32_t *ids, const uint8_t *active,
+                                   ep_gate_load *out_load, ep_error *out_error);
 
 #ifdef __cplusplus
 }

@@ -76,12 +76,12 @@ typedef struct ep_group_plan ep_group_plan;
 
 typedef struct ep_group_config {
     uint32_t struct_bytes;
-    const char *name;          /* group_ep, 1..127 characters; equal on all ranks */
-    uint32_t world_size;       /* 1..EP_GROUP_WORLD_MAX */
-    uint32_t rank;             /* 0..world_size-1 */
+    const char *name;    /* group_ep, 1..127 characters; equal on all ranks */
+    uint32_t world_size; /* 1..EP_GROUP_WORLD_MAX */
+    uint32_t rank;       /* 0..world_size-1 */
     /* where the ranks listen: world_size of them, or rank 0's alone (the others tell it theirs) */
     const char *const *urls;
-    uint32_t urls_count;       /* world_size or 1 */
+    uint32_t urls_count; /* world_size or 1 */
     /* where this rank listens, port may be 0; NULL: urls[rank]. "tcp://", "tls+tcp://",
      * "loopback://"; and any other scheme a lane of this build serves */
     const char *listen_url;
@@ -89,13 +89,13 @@ typedef struct ep_group_config {
      * launcher. NULL allowed. */
     void (*on_listening)(void *arg, const char *url);
     void *on_listening_arg;
-    uint64_t deadline_us;      /* of ep_group_create, and of each call that sets none; 30 s */
-    const char *token;         /* every rank must show the same; NULL none */
-    const char *tls_ca_file;   /* for tls+tcp; the certificate serves both directions */
+    uint64_t deadline_us;    /* of ep_group_create, and of each call that sets none; 30 s */
+    const char *token;       /* every rank must show the same; NULL none */
+    const char *tls_ca_file; /* for tls+tcp; the certificate serves both directions */
     const char *tls_cert_key_file;
     const char *tls_server_name;
-    bool insecure;             /* allows a non-loopback address without TLS and token */
-    bool payload_crc;          /* CRC32C over rows on lanes that do not protect them; default true */
+    bool insecure;    /* allows a non-loopback address without TLS and token */
+    bool payload_crc; /* CRC32C over rows on lanes that do not protect them; default true */
     /* rows of one rank to one other, or to another host, in one call; 256 MiB */
     uint64_t frame_bytes_max;
     /* where this rank runs, for comm_alg hierarchy, up to 63 characters. Ranks with equal names
@@ -109,7 +109,8 @@ EP_API void ep_group_config_init(ep_group_config *out_config);
  * (field named), UNAVAILABLE (address in use), DEADLINE_EXCEEDED naming the ranks that are missing,
  * UNAUTHENTICATED, NO_MEMORY.
  */
-EP_API ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_error *out_error);
+EP_API ep_err ep_group_create(const ep_group_config *config, ep_group **out_group,
+                              ep_error *out_error);
 /* Says goodbye, lets what was sent go out (bounded, 5 s), closes. Plans of the group must be
  * destroyed by then. NULL allowed. */
 EP_API void ep_group_destroy(ep_group *group);
@@ -119,14 +120,14 @@ EP_API uint32_t ep_group_world_size(const ep_group *group);
 /* Bytes held for frames by this rank; what a test of flat memory reads. */
 typedef struct ep_group_stats {
     uint32_t struct_bytes;
-    uint64_t calls;                   /* operators run, failed ones too */
+    uint64_t calls; /* operators run, failed ones too */
     uint64_t frames_sent;
     uint64_t frames_received;
     uint64_t bytes_sent;
     uint64_t bytes_received;
-    uint64_t buffer_bytes;            /* lent and kept */
-    uint64_t buffer_bytes_peak;       /* lent at once */
-    uint64_t system_allocations;      /* frames that the pool could not serve from memory it kept */
+    uint64_t buffer_bytes;       /* lent and kept */
+    uint64_t buffer_bytes_peak;  /* lent at once */
+    uint64_t system_allocations; /* frames that the pool could not serve from memory it kept */
     /* of frames_sent: in the name of ranks of other hosts (comm_alg hierarchy) */
     uint64_t frames_passed_on;
 } ep_group_stats;
@@ -142,8 +143,8 @@ typedef struct ep_group_traffic {
     uint64_t bytes_received;
     /* of this rank: token rows in dispatch frames, result rows in combine frames */
     uint64_t rows_sent;
-    uint64_t frames_passed_on;        /* of frames_sent: in the name of ranks of other hosts */
-    uint64_t rows_passed_on;          /* in those */
+    uint64_t frames_passed_on; /* of frames_sent: in the name of ranks of other hosts */
+    uint64_t rows_passed_on;   /* in those */
 } ep_group_traffic;
 
 /* rank >= world_size: zeros. */
@@ -153,25 +154,32 @@ EP_API void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traff
 
 /* native: no size or divisibility rule. a2, a3: the vendor's ranges, for programs that must run
  * there too. */
-typedef enum ep_group_profile { EP_GROUP_NATIVE = 0, EP_GROUP_A2 = 1, EP_GROUP_A3 = 2 } ep_group_profile;
+typedef enum ep_group_profile {
+    EP_GROUP_NATIVE = 0,
+    EP_GROUP_A2 = 1,
+    EP_GROUP_A3 = 2
+} ep_group_profile;
 /* kernel: p1*x + p2*v, (p1,p2) = softmax(alpha1.x, alpha2.x). linear: alpha1*x + alpha2*v, element
  * by element. */
-typedef enum ep_group_const_rule { EP_GROUP_CONST_KERNEL = 0, EP_GROUP_CONST_LINEAR = 1 } ep_group_const_rule;
+typedef enum ep_group_const_rule {
+    EP_GROUP_CONST_KERNEL = 0,
+    EP_GROUP_CONST_LINEAR = 1
+} ep_group_const_rule;
 
 typedef struct ep_group_params {
     uint32_t struct_bytes;
     ep_group_profile profile;
     ep_group_const_rule const_rule;
-    int64_t ep_world_size;            /* 0: the group's. Else it must equal it */
-    int64_t ep_rank_id;               /* -1: the group's. Else it must equal it */
-    int64_t moe_expert_num;           /* M >= 1 */
-    ep_group *group_tp;               /* group of the two ranks of a tensor-parallel pair; NULL none */
-    int64_t tp_world_size;            /* 0 or 1: none; 2: with group_tp, and one local expert per rank */
-    int64_t tp_rank_id;               /* in group_tp; 0 when none */
-    int64_t expert_shard_type;        /* 0: shared-expert ranks come first; no other is defined */
-    int64_t shared_expert_num;        /* S; 1 with shared_expert_rank_num 0 means none */
-    int64_t shared_expert_rank_num;   /* SR */
-    int64_t global_bs;                /* 0, or W times the largest batch of any rank */
+    int64_t ep_world_size;     /* 0: the group's. Else it must equal it */
+    int64_t ep_rank_id;        /* -1: the group's. Else it must equal it */
+    int64_t moe_expert_num;    /* M >= 1 */
+    ep_group *group_tp;        /* group of the two ranks of a tensor-parallel pair; NULL none */
+    int64_t tp_world_size;     /* 0 or 1: none; 2: with group_tp, and one local expert per rank */
+    int64_t tp_rank_id;        /* in group_tp; 0 when none */
+    int64_t expert_shard_type; /* 0: shared-expert ranks come first; no other is defined */
+    int64_t shared_expert_num; /* S; 1 with shared_expert_rank_num 0 means none */
+    int64_t shared_expert_rank_num; /* SR */
+    int64_t global_bs;              /* 0, or W times the largest batch of any rank */
     int64_t zero_expert_num;
     int64_t copy_expert_num;
     int64_t const_expert_num;
@@ -184,7 +192,7 @@ typedef struct ep_group_params {
     /* native only. i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE
      * experts, table1[rank] = local index or -1, table2[local index] = rank} */
     ep_tensor elastic_info;
-    bool allow_duplicates;            /* a token may name an expert twice (native only) */
+    bool allow_duplicates; /* a token may name an expert twice (native only) */
 } ep_group_params;
 
 EP_API void ep_group_params_init(ep_group_params *out_params);
@@ -197,32 +205,32 @@ typedef struct ep_moe_dispatch_args {
     /* 0: rows as they are; 2: int8 per row. d = 127/max|x|, q = round-half-even(x*d), scale = 1/d,
      * in f32; zero row: q = 0, scale = 0; row with NaN or Inf: q = 0, scale = NaN */
     int64_t quant_mode;
-    int64_t expert_token_nums_type;   /* 0: inclusive prefix sums; 1: counts */
-    uint64_t deadline_us;             /* 0: the group's */
+    int64_t expert_token_nums_type; /* 0: inclusive prefix sums; 1: counts */
+    uint64_t deadline_us;           /* 0: the group's */
     /* in */
-    ep_tensor x;                      /* bf16, f16 (native also f32) [T,H] */
-    ep_tensor expert_ids;             /* i32 (native also i64) [T,K] */
+    ep_tensor x;          /* bf16, f16 (native also f32) [T,H] */
+    ep_tensor expert_ids; /* i32 (native also i64) [T,K] */
     /* f32 [S+M,H]: smooth scales, x is multiplied first; row S+e for expert e, s for shared expert
      * s; needs quant_mode 2 */
     ep_tensor scales;
     /* bool [T] or [T,K]; a token is inactive when its entry, or all its K entries, are false */
     ep_tensor x_active_mask;
-    ep_tensor expert_scales;          /* f32 [T,K]; a2 and native: travel along to expand_scales */
+    ep_tensor expert_scales; /* f32 [T,K]; a2 and native: travel along to expand_scales */
     /* i64 [W]: microseconds waited for each rank's rows are added to it; a2 and native */
     ep_tensor performance_info;
     /* out */
     /* x's type, i8 with quant_mode 2; [rows >= max(tp,1)*A, H]. native: at least the rows that
      * come */
     ep_tensor expand_x;
-    ep_tensor dynamic_scales;         /* f32 [rows of expand_x]; needed with quant_mode 2 */
+    ep_tensor dynamic_scales; /* f32 [rows of expand_x]; needed with quant_mode 2 */
     /* i32 [128 * max(rows of A, 1)]: first 3*n ints (source rank, token, slot; slot K+s: shared
      * expert s); the last 16 ints say which dispatch wrote it */
     ep_tensor assist_info_for_combine;
-    ep_tensor expert_token_nums;      /* i64 [L] */
+    ep_tensor expert_token_nums; /* i64 [L] */
     /* i32 [W*max(tp,1)*L]: inclusive prefix sums in order [local expert][source rank]; with TP the
      * other rank's W follow */
     ep_tensor ep_recv_counts;
-    ep_tensor tp_recv_counts;         /* i32 [tp_world_size]: rows of each TP rank; needed with TP */
+    ep_tensor tp_recv_counts; /* i32 [tp_world_size]: rows of each TP rank; needed with TP */
     /* f32 [rows]: expert_scales of each row, 0 for shared experts; absent: not wanted */
     ep_tensor expand_scales;
 } ep_moe_dispatch_args;
@@ -234,8 +242,9 @@ EP_API void ep_moe_dispatch_args_init(ep_moe_dispatch_args *out_args);
  * Errors: INVALID_ARGUMENT naming parameter, value, allowed range, or buffer, bytes needed and
  * their formula; UNIMPLEMENTED (memory).
  */
-EP_API ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args, size_t *out_workspace_bytes,
-                                      ep_group_plan **out_plan, ep_error *out_error);
+EP_API ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args,
+                                      size_t *out_workspace_bytes, ep_group_plan **out_plan,
+                                      ep_error *out_error);
 /*
  * plan: of ep_moe_dispatch_prepare with equal parameters and shapes, of this group. workspace:
  * 64-byte aligned.
@@ -243,31 +252,32 @@ EP_API ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_arg
  * INVALID_ARGUMENT (values, a disagreement, another rank's error), RESOURCE_EXHAUSTED (workspace or
  * expand_x too small; frame_bytes_max), UNAVAILABLE, DEADLINE_EXCEEDED.
  */
-EP_API ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace,
+EP_API ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan,
+                              const ep_moe_dispatch_args *args, void *workspace,
                               size_t workspace_bytes, ep_error *out_error);
 
 /* ---- combine ---- */
 
 typedef struct ep_moe_combine_args {
     uint32_t struct_bytes;
-    const ep_group_params *params;    /* as given to the dispatch */
+    const ep_group_params *params; /* as given to the dispatch */
     /* 0: rows as they are; 2: int8 per block of 8 elements. s = max|x| * (1/127), q =
      * rint(f16(x/s)), s travels rounded to the rows' type; zero block: 0; block with NaN or Inf:
      * NaN. Not with TP */
     int64_t comm_quant_mode;
-    int64_t out_dtype;                /* 0, as the vendor defines it: x_out has expand_x's type */
-    int64_t group_list_type;          /* 0 */
-    uint64_t deadline_us;             /* 0: the group's */
+    int64_t out_dtype;       /* 0, as the vendor defines it: x_out has expand_x's type */
+    int64_t group_list_type; /* 0 */
+    uint64_t deadline_us;    /* 0: the group's */
     /* in */
     /* bf16, f16 (native also f32) [rows,H]: the experts' results, in dispatch's order. With TP both
      * ranks' rows */
     ep_tensor expand_x;
-    ep_tensor expert_ids;             /* as given to the dispatch */
+    ep_tensor expert_ids;              /* as given to the dispatch */
     ep_tensor assist_info_for_combine; /* as the dispatch wrote it */
-    ep_tensor ep_send_counts;         /* the dispatch's ep_recv_counts */
-    ep_tensor expert_scales;          /* f32 [T,K] */
-    ep_tensor tp_send_counts;         /* the dispatch's tp_recv_counts; with TP */
-    ep_tensor x_active_mask;          /* as given to the dispatch */
+    ep_tensor ep_send_counts;          /* the dispatch's ep_recv_counts */
+    ep_tensor expert_scales;           /* f32 [T,K] */
+    ep_tensor tp_send_counts;          /* the dispatch's tp_recv_counts; with TP */
+    ep_tensor x_active_mask;           /* as given to the dispatch */
     /* must be absent, like the next two: the vendor keeps them for later */
     ep_tensor activation_scale;
     ep_tensor weight_scale;
@@ -278,36 +288,37 @@ typedef struct ep_moe_combine_args {
     /* expand_x's type [T,H], or [a,b,H] with a*b = T: added last; only without shared-expert
      * ranks */
     ep_tensor shared_expert_x;
-    ep_tensor ori_x;                  /* expand_x's type [T,H]: x as dispatched; for copy and constant experts */
-    ep_tensor const_expert_alpha_1;   /* expand_x's type [const_expert_num,H], like the next two */
+    ep_tensor ori_x; /* expand_x's type [T,H]: x as dispatched; for copy and constant experts */
+    ep_tensor const_expert_alpha_1; /* expand_x's type [const_expert_num,H], like the next two */
     ep_tensor const_expert_alpha_2;
     ep_tensor const_expert_v;
-    ep_tensor performance_info;       /* as for the dispatch */
+    ep_tensor performance_info; /* as for the dispatch */
     /* out */
-    ep_tensor x_out;                  /* expand_x's type [T,H]; rows of inactive tokens are 0 */
+    ep_tensor x_out; /* expand_x's type [T,H]; rows of inactive tokens are 0 */
 } ep_moe_combine_args;
 
 /* For ep_moe_combine_add_rms_norm. Its x_out in ep_moe_combine_args stays absent. */
 typedef struct ep_moe_add_rms_norm {
     uint32_t struct_bytes;
-    float eps;                        /* norm_eps, > 0 or 0 */
-    ep_tensor residual_x;             /* expand_x's type [T,H], or [T,1,H] */
-    ep_tensor gamma;                  /* expand_x's type [H] */
-    ep_tensor y;                      /* out, expand_x's type [T,H] or [T,1,H] */
-    ep_tensor rstd;                   /* out, f32 [T] or [T,1,1]; absent: not wanted */
-    ep_tensor x;                      /* out, expand_x's type [T,H] or [T,1,H]: the sum; absent: not wanted */
+    float eps;            /* norm_eps, > 0 or 0 */
+    ep_tensor residual_x; /* expand_x's type [T,H], or [T,1,H] */
+    ep_tensor gamma;      /* expand_x's type [H] */
+    ep_tensor y;          /* out, expand_x's type [T,H] or [T,1,H] */
+    ep_tensor rstd;       /* out, f32 [T] or [T,1,1]; absent: not wanted */
+    ep_tensor x;          /* out, expand_x's type [T,H] or [T,1,H]: the sum; absent: not wanted */
 } ep_moe_add_rms_norm;
 
 EP_API void ep_moe_combine_args_init(ep_moe_combine_args *out_args);
 EP_API void ep_moe_add_rms_norm_init(ep_moe_add_rms_norm *out_norm);
 /* norm NULL: for ep_moe_combine; else for ep_moe_combine_add_rms_norm. Errors as for
  * ep_moe_dispatch_prepare. */
-EP_API ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
-                                     size_t *out_workspace_bytes, ep_group_plan **out_plan, ep_error *out_error);
+EP_API ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
+                                     const ep_moe_add_rms_norm *norm, size_t *out_workspace_bytes,
+                                     ep_group_plan **out_plan, ep_error *out_error);
 /* Errors as for ep_moe_dispatch; FAILED_PRECONDITION also for assist_info_for_combine of another
  * dispatch, group or membership. */
-EP_API ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args, void *workspace,
-                             size_t workspace_bytes, ep_error *out_error);
+EP_API ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
+                             void *workspace, size_t workspace_bytes, ep_error *out_error);
 /*
  * With c the canonical sum in f32, not yet rounded:
  *     s[i] = c[i] + residual[i]                     f32;   x = round(s)
@@ -317,8 +328,10 @@ EP_API ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_
  * round: to nearest even, to expand_x's type. The vendor's kernel does the same steps; its sum over
  * i is a tree.
  */
-EP_API ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
-                                          const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes, ep_error *out_error);
+EP_API ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan,
+                                          const ep_moe_combine_args *args,
+                                          const ep_moe_add_rms_norm *norm, void *workspace,
+                                          size_t workspace_bytes, ep_error *out_error);
 
 /* NULL allowed. */
 EP_API void ep_group_plan_destroy(ep_group_plan *plan);

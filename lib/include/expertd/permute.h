@@ -30,45 +30,48 @@ extern "C" {
 
 typedef enum ep_permute_drop { EP_PERMUTE_DROPLESS = 0, EP_PERMUTE_DROP_PAD = 1 } ep_permute_drop;
 /* Number of rows of each expert, or of it and all before it. */
-typedef enum ep_permute_counts { EP_PERMUTE_COUNTS = 0, EP_PERMUTE_CUMULATIVE = 1 } ep_permute_counts;
+typedef enum ep_permute_counts {
+    EP_PERMUTE_COUNTS = 0,
+    EP_PERMUTE_CUMULATIVE = 1
+} ep_permute_counts;
 
 typedef struct ep_permute_config {
     uint32_t struct_bytes;
-    uint32_t tokens;       /* T, 0..65536 */
-    uint32_t top_k;        /* K, 1..64 */
-    uint32_t hidden;       /* H, 1..65536 */
-    uint32_t experts;      /* E, 1..65535 */
+    uint32_t tokens;  /* T, 0..65536 */
+    uint32_t top_k;   /* K, 1..64 */
+    uint32_t hidden;  /* H, 1..65536 */
+    uint32_t experts; /* E, 1..65535 */
     uint32_t expert_begin;
-    uint32_t expert_end;   /* 0: E */
+    uint32_t expert_end; /* 0: E */
     uint32_t row_begin;
-    uint32_t row_end;      /* 0: all; also the vendor's activeNum and numOutTokens */
+    uint32_t row_end; /* 0: all; also the vendor's activeNum and numOutTokens */
     ep_permute_drop drop;
-    uint32_t capacity;     /* rows per expert with EP_PERMUTE_DROP_PAD, 1..65536 */
+    uint32_t capacity; /* rows per expert with EP_PERMUTE_DROP_PAD, 1..65536 */
     ep_permute_counts counts;
-    ep_dtype dtype;        /* of rows: f32, bf16, f16, i8 */
+    ep_dtype dtype; /* of rows: f32, bf16, f16, i8 */
 } ep_permute_config;
 EP_API void ep_permute_config_init(ep_permute_config *out_config);
 
 typedef struct ep_permute_in {
     uint32_t struct_bytes;
-    const void *x;          /* [T,H] */
-    const float *x_scales;  /* [T] what goes with i8 rows; NULL none */
-    const int32_t *ids;     /* [T,K] */
-    const float *probs;     /* [T,K]; NULL none */
-    const uint8_t *mask;    /* [T,K] 0 or 1; NULL: all active */
+    const void *x;         /* [T,H] */
+    const float *x_scales; /* [T] what goes with i8 rows; NULL none */
+    const int32_t *ids;    /* [T,K] */
+    const float *probs;    /* [T,K]; NULL none */
+    const uint8_t *mask;   /* [T,K] 0 or 1; NULL: all active */
 } ep_permute_in;
 
 /* What is NULL is not wanted. Rows by ep_permute_rows_max. */
 typedef struct ep_permute_out {
     uint32_t struct_bytes;
-    void *rows;             /* [rows,H] */
-    float *row_scales;      /* [rows] x_scales of its token; 0 for a padding row */
-    float *row_probs;       /* [rows] probs of its slot; 0 for a padding row */
+    void *rows;        /* [rows,H] */
+    float *row_scales; /* [rows] x_scales of its token; 0 for a padding row */
+    float *row_probs;  /* [rows] probs of its slot; 0 for a padding row */
     /* [T,K] row of a slot, -1 none: the index to gather by (the vendor's rowIdxType 0) */
     int32_t *slot_rows;
     /* [rows] slot of a row, -1 padding: the index to scatter by (rowIdxType 1) */
     int32_t *row_slots;
-    int64_t *counts;        /* [expert_end - expert_begin] rows that were made, as config's counts say */
+    int64_t *counts; /* [expert_end - expert_begin] rows that were made, as config's counts say */
     int64_t *counts_before; /* the same before capacity and row range */
     uint64_t rows_count;    /* written */
 } ep_permute_out;
@@ -83,12 +86,16 @@ EP_API size_t ep_permute_workspace_bytes(const ep_permute_config *config);
  * Errors: INVALID_ARGUMENT naming field, or token, choice and id, the value and what is allowed; a
  * workspace that is too small: the bytes needed.
  */
-EP_API ep_err ep_moe_permute(const ep_permute_config *config, const ep_permute_in *in, void *workspace, size_t workspace_bytes,
-                             ep_permute_out *out, ep_error *out_error);
+EP_API ep_err ep_moe_permute(const ep_permute_config *config, const ep_permute_in *in,
+                             void *workspace, size_t workspace_bytes, ep_permute_out *out,
+                             ep_error *out_error);
 
 /* Numbers of slot_rows: t * K + k, or t + k * T as in the vendor's drop-pad modes 0 and 1 of
  * MoeFinalizeRoutingV2. */
-typedef enum ep_permute_order { EP_PERMUTE_BY_TOKEN = 0, EP_PERMUTE_BY_CHOICE = 1 } ep_permute_order;
+typedef enum ep_permute_order {
+    EP_PERMUTE_BY_TOKEN = 0,
+    EP_PERMUTE_BY_CHOICE = 1
+} ep_permute_order;
 
 /*
  * y[t] = x1[t] + x2[t] + sum over k in order of weight[t,k] * (row(t,k) + bias[id(t,k)])
@@ -102,26 +109,27 @@ typedef struct ep_unpermute_args {
     uint32_t tokens;
     uint32_t top_k;
     uint32_t hidden;
-    uint32_t experts;          /* with bias */
-    uint64_t rows_count;       /* slot_rows are below it */
-    ep_permute_order order;    /* of slot_rows */
-    ep_dtype dtype;            /* of rows, x1, x2, bias; i8: of rows, the others are f32 */
-    ep_dtype out_dtype;        /* f32, bf16, f16 */
-    const void *rows;          /* [rows_count,H] */
-    const float *row_scales;   /* [rows_count] with i8 */
-    const int32_t *slot_rows;  /* [T,K] in order */
-    const float *weights;      /* [T,K] by token; NULL: 1 */
-    const void *x1;            /* [T,H]; NULL none */
+    uint32_t experts;         /* with bias */
+    uint64_t rows_count;      /* slot_rows are below it */
+    ep_permute_order order;   /* of slot_rows */
+    ep_dtype dtype;           /* of rows, x1, x2, bias; i8: of rows, the others are f32 */
+    ep_dtype out_dtype;       /* f32, bf16, f16 */
+    const void *rows;         /* [rows_count,H] */
+    const float *row_scales;  /* [rows_count] with i8 */
+    const int32_t *slot_rows; /* [T,K] in order */
+    const float *weights;     /* [T,K] by token; NULL: 1 */
+    const void *x1;           /* [T,H]; NULL none */
     const void *x2;
-    const void *bias;          /* [E,H]; NULL none */
-    const int32_t *ids;        /* [T,K] by token, with bias */
-    void *out;                 /* [T,H] */
+    const void *bias;   /* [E,H]; NULL none */
+    const int32_t *ids; /* [T,K] by token, with bias */
+    void *out;          /* [T,H] */
 } ep_unpermute_args;
 EP_API void ep_unpermute_args_init(ep_unpermute_args *out_args);
 EP_API size_t ep_unpermute_workspace_bytes(const ep_unpermute_args *args);
 /* Errors as ep_moe_permute; slot_rows at or above rows_count are refused before anything is
  * written. */
-EP_API ep_err ep_moe_unpermute(const ep_unpermute_args *args, void *workspace, size_t workspace_bytes, ep_error *out_error);
+EP_API ep_err ep_moe_unpermute(const ep_unpermute_args *args, void *workspace,
+                               size_t workspace_bytes, ep_error *out_error);
 
 #ifdef __cplusplus
 }

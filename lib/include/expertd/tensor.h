@@ -20,16 +20,16 @@ extern "C" {
 #define EP_TENSOR_RANK_MAX 8
 
 /* name, wire number (never reused), bytes per element */
-#define EP_DTYPE_MAP(X)                                                                                      \
-    X(NONE, 0, 0, "none")                                                                                    \
-    X(BF16, 1, 2, "bf16")                                                                                    \
-    X(F16, 2, 2, "f16")                                                                                      \
-    X(F32, 3, 4, "f32")                                                                                      \
-    X(I8, 4, 1, "i8")                                                                                        \
-    X(U8, 5, 1, "u8")                                                                                        \
-    X(I32, 6, 4, "i32")                                                                                      \
-    X(I64, 7, 8, "i64")                                                                                      \
-    X(BOOL, 8, 1, "bool")                                                                                    \
+#define EP_DTYPE_MAP(X)                                                                            \
+    X(NONE, 0, 0, "none")                                                                          \
+    X(BF16, 1, 2, "bf16")                                                                          \
+    X(F16, 2, 2, "f16")                                                                            \
+    X(F32, 3, 4, "f32")                                                                            \
+    X(I8, 4, 1, "i8")                                                                              \
+    X(U8, 5, 1, "u8")                                                                              \
+    X(I32, 6, 4, "i32")                                                                            \
+    X(I64, 7, 8, "i64")                                                                            \
+    X(BOOL, 8, 1, "bool")                                                                          \
     X(F8E4M3, 9, 1, "f8e4m3")
 
 typedef enum ep_dtype {
@@ -41,15 +41,15 @@ typedef enum ep_dtype {
 typedef enum ep_memory_kind { EP_MEMORY_HOST = 0, EP_MEMORY_ASCEND = 1 } ep_memory_kind;
 
 typedef struct ep_tensor {
-    uint32_t struct_bytes;                       /* sizeof(ep_tensor) */
+    uint32_t struct_bytes; /* sizeof(ep_tensor) */
     ep_dtype dtype;
-    void *data;                                  /* may be NULL when a dimension is 0 */
-    uint32_t rank;                               /* 0: no tensor */
+    void *data;    /* may be NULL when a dimension is 0 */
+    uint32_t rank; /* 0: no tensor */
     ep_memory_kind memory;
     int64_t shape[EP_TENSOR_RANK_MAX];
-    int64_t stride_bytes[EP_TENSOR_RANK_MAX];    /* the innermost must equal the element size */
+    int64_t stride_bytes[EP_TENSOR_RANK_MAX]; /* the innermost must equal the element size */
     int32_t device_id;
-    uint64_t sync_handle;                        /* stream of the device, where asked for; 0 for host memory */
+    uint64_t sync_handle; /* stream of the device, where asked for; 0 for host memory */
 } ep_tensor;
 
 /* Bytes of an element; 0 for NONE and unknown numbers. */

@@ -85,8 +85,9 @@ typedef struct {
 } prefetch;
 
 /* One register tile over n lines of `units` units from unit first on. fresh: c is not read. */
-INLINE void tile(const int rows, const ep_dtype dtype, const uint32_t units, const int lines, prefetch ahead,
-                 const float *a, const uint8_t *b, uint32_t n, bool fresh, uint32_t first, float *c)
+INLINE void tile(const int rows, const ep_dtype dtype, const uint32_t units, const int lines,
+                 prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh,
+                 uint32_t first, float *c)
 {
     const int line_bytes = dtype == EP_DTYPE_F32 ? 256 : 128;
     float32x4_t acc[EP_FFN_CHUNK_ROWS][UNITS][2];
@@ -130,32 +131,33 @@ INLINE void tile(const int rows, const ep_dtype dtype, const uint32_t units, con
     }
 }
 
-typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool fresh, prefetch ahead, float *c);
+typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool fresh, prefetch ahead,
+                          float *c);
 
 /* All outputs of a panel; each tile fetches its part of what `ahead` says. */
-#define TILE(name, dtype, rows)                                                                              \
-    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool fresh,               \
-                                     prefetch ahead, float *c)                                               \
-    {                                                                                                        \
-        const uint32_t units = (rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2;                                        \
-        const uint32_t tiles = UNITS / units;                                                                \
-        const int line_cache_lines = (dtype) == EP_DTYPE_F32 ? 4 : 2;                                        \
-        const int lines = tiles > 2 ? 1 : line_cache_lines / (int)tiles;                                     \
-        ahead.step = (ahead.step + tiles - 1) / tiles;                                                       \
-        for (uint32_t unit = 0; unit < UNITS; unit += units) {                                               \
-            tile(rows, dtype, units, lines, ahead, a, b, n, fresh, unit, c);                                 \
-            ahead.next += n * ahead.step;                                                                    \
-        }                                                                                                    \
+#define TILE(name, dtype, rows)                                                                    \
+    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool fresh,     \
+                                     prefetch ahead, float *c)                                     \
+    {                                                                                              \
+        const uint32_t units = (rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2;                              \
+        const uint32_t tiles = UNITS / units;                                                      \
+        const int line_cache_lines = (dtype) == EP_DTYPE_F32 ? 4 : 2;                              \
+        const int lines = tiles > 2 ? 1 : line_cache_lines / (int)tiles;                           \
+        ahead.step = (ahead.step + tiles - 1) / tiles;                                             \
+        for (uint32_t unit = 0; unit < UNITS; unit += units) {                                     \
+            tile(rows, dtype, units, lines, ahead, a, b, n, fresh, unit, c);                       \
+            ahead.next += n * ahead.step;                                                          \
+        }                                                                                          \
     }
-#define TILES(name, dtype)                                                                                   \
-    TILE(name, dtype, 1)                                                                                     \
-    TILE(name, dtype, 2)                                                                                     \
-    TILE(name, dtype, 3)                                                                                     \
-    TILE(name, dtype, 4)                                                                                     \
-    TILE(name, dtype, 5)                                                                                     \
-    TILE(name, dtype, 6)                                                                                     \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
-                                                              tile_##name##_3, tile_##name##_4,              \
+#define TILES(name, dtype)                                                                         \
+    TILE(name, dtype, 1)                                                                           \
+    TILE(name, dtype, 2)                                                                           \
+    TILE(name, dtype, 3)                                                                           \
+    TILE(name, dtype, 4)                                                                           \
+    TILE(name, dtype, 5)                                                                           \
+    TILE(name, dtype, 6)                                                                           \
+    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,    \
+                                                              tile_##name##_3, tile_##name##_4,    \
                                                               tile_##name##_5, tile_##name##_6};
 
 TILES(bf16, EP_DTYPE_BF16)
@@ -167,8 +169,8 @@ TILES(f32, EP_DTYPE_F32)
  * fetches its share of what comes behind it, evenly, so that loading hides behind arithmetic: the
  * next block, or the next panel.
  */
-void ep_ffn_neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                       const uint8_t *next, float *c)
+void ep_ffn_neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                       uint32_t k_count, const uint8_t *next, float *c)
 {
     const tile_func *tiles = dtype == EP_DTYPE_BF16  ? tiles_bf16
                              : dtype == EP_DTYPE_F16 ? tiles_f16
@@ -202,10 +204,11 @@ void ep_ffn_neon_exp16(const float *x, float *out)
     }
 }
 
-void ep_ffn_neon_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
-                          uint32_t rows, float *h, size_t stride)
+void ep_ffn_neon_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                          const float *c, uint32_t rows, float *h, size_t stride)
 {
-    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows, __builtin_assume_aligned(h, 64), stride);
+    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
+                __builtin_assume_aligned(h, 64), stride);
 }
 
 const ep_ffn_kernel ep_ffn_kernel_neon = {

@@ -28,8 +28,8 @@ INLINE bfloat16x8_t load_weights(const uint8_t *from)
 
 /* n lines of 4 * vectors outputs, the first of them first. rows and vectors are constants wherever
  * this is inlined. */
-INLINE void dot_tile(const int rows, const int vectors, prefetch ahead, const float *a, const uint8_t *b, uint32_t n,
-                     bool fresh, int first, float *c)
+INLINE void dot_tile(const int rows, const int vectors, prefetch ahead, const float *a,
+                     const uint8_t *b, uint32_t n, bool fresh, int first, float *c)
 {
     float32x4_t acc[EP_FFN_CHUNK_ROWS][EP_FFN_PANEL / 4];
 #pragma GCC unroll 6
@@ -82,8 +82,8 @@ INLINE bfloat16x8_t load_rows(const int rows, const float *a, const int p)
  * 2 * n lines of 4 * vectors outputs, the first of them first. acc[p][j]: outputs 2j, 2j + 1 of row
  * 2p, then of row 2p + 1. rows and vectors are constants wherever this is inlined.
  */
-INLINE void matrix_tile(const int rows, const int vectors, prefetch ahead, const float *a, const uint8_t *b, uint32_t n,
-                        bool fresh, int first, float *c)
+INLINE void matrix_tile(const int rows, const int vectors, prefetch ahead, const float *a,
+                        const uint8_t *b, uint32_t n, bool fresh, int first, float *c)
 {
     const int pairs = (rows + 1) / 2;
     float32x4_t acc[EP_FFN_CHUNK_ROWS / 2][EP_FFN_PANEL / 2];
@@ -93,7 +93,8 @@ INLINE void matrix_tile(const int rows, const int vectors, prefetch ahead, const
         for (int j = 0; j < 2 * vectors; j++) {
             const float *from = c + 2 * p * EP_FFN_PANEL + first + 2 * j;
             const float32x2_t upper = fresh ? vdup_n_f32(0.0f) : vld1_f32(from);
-            const float32x2_t lower = fresh || 2 * p + 1 >= rows ? vdup_n_f32(0.0f) : vld1_f32(from + EP_FFN_PANEL);
+            const float32x2_t lower =
+                fresh || 2 * p + 1 >= rows ? vdup_n_f32(0.0f) : vld1_f32(from + EP_FFN_PANEL);
             acc[p][j] = vcombine_f32(upper, lower);
         }
     }
@@ -109,7 +110,8 @@ INLINE void matrix_tile(const int rows, const int vectors, prefetch ahead, const
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++) {
             const uint32x4_t even = vreinterpretq_u32_u8(vld1q_u8(b + 4 * first + 16 * v));
-            const uint32x4_t odd = vreinterpretq_u32_u8(vld1q_u8(b + LINE_BYTES + 4 * first + 16 * v));
+            const uint32x4_t odd =
+                vreinterpretq_u32_u8(vld1q_u8(b + LINE_BYTES + 4 * first + 16 * v));
             const bfloat16x8_t low = vreinterpretq_bf16_u32(vzip1q_u32(even, odd));
             const bfloat16x8_t high = vreinterpretq_bf16_u32(vzip2q_u32(even, odd));
 #pragma GCC unroll 3
@@ -132,27 +134,30 @@ INLINE void matrix_tile(const int rows, const int vectors, prefetch ahead, const
     }
 }
 
-typedef void (*tile_func)(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c);
+typedef void (*tile_func)(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh,
+                          float *c);
 
 /* All outputs of n lines (of 2 * n), in tiles of as many outputs as there are registers for; each
  * fetches its part. */
-#define DOT(rows, vectors)                                                                                   \
-    static void dot_##rows(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c) \
-    {                                                                                                        \
-        ahead.step = (ahead.step * 4 * (vectors) + EP_FFN_PANEL - 1) / EP_FFN_PANEL;                         \
-        for (int first = 0; first < EP_FFN_PANEL; first += 4 * (vectors)) {                                  \
-            dot_tile(rows, vectors, ahead, a, b, n, fresh, first, c);                                        \
-            ahead.next += n * ahead.step;                                                                    \
-        }                                                                                                    \
+#define DOT(rows, vectors)                                                                         \
+    static void dot_##rows(prefetch ahead, const float *a, const uint8_t *b, uint32_t n,           \
+                           bool fresh, float *c)                                                   \
+    {                                                                                              \
+        ahead.step = (ahead.step * 4 * (vectors) + EP_FFN_PANEL - 1) / EP_FFN_PANEL;               \
+        for (int first = 0; first < EP_FFN_PANEL; first += 4 * (vectors)) {                        \
+            dot_tile(rows, vectors, ahead, a, b, n, fresh, first, c);                              \
+            ahead.next += n * ahead.step;                                                          \
+        }                                                                                          \
     }
-#define MATRIX(rows, vectors)                                                                                \
-    static void matrix_##rows(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c) \
-    {                                                                                                        \
-        ahead.step = (ahead.step * 4 * (vectors) + EP_FFN_PANEL - 1) / EP_FFN_PANEL;                         \
-        for (int first = 0; first < EP_FFN_PANEL; first += 4 * (vectors)) {                                  \
-            matrix_tile(rows, vectors, ahead, a, b, n, fresh, first, c);                                     \
-            ahead.next += 2 * n * ahead.step;                                                                \
-        }                                                                                                    \
+#define MATRIX(rows, vectors)                                                                      \
+    static void matrix_##rows(prefetch ahead, const float *a, const uint8_t *b, uint32_t n,        \
+                              bool fresh, float *c)                                                \
+    {                                                                                              \
+        ahead.step = (ahead.step * 4 * (vectors) + EP_FFN_PANEL - 1) / EP_FFN_PANEL;               \
+        for (int first = 0; first < EP_FFN_PANEL; first += 4 * (vectors)) {                        \
+            matrix_tile(rows, vectors, ahead, a, b, n, fresh, first, c);                           \
+            ahead.next += 2 * n * ahead.step;                                                      \
+        }                                                                                          \
     }
 DOT(1, 16)
 DOT(2, 8)
@@ -166,10 +171,12 @@ MATRIX(4, 4)
 MATRIX(5, 4)
 MATRIX(6, 4)
 static const tile_func dots[EP_FFN_CHUNK_ROWS] = {dot_1, dot_2, dot_3, dot_4, dot_5, dot_6};
-static const tile_func matrices[EP_FFN_CHUNK_ROWS] = {NULL, matrix_2, matrix_3, matrix_4, matrix_5, matrix_6};
+static const tile_func matrices[EP_FFN_CHUNK_ROWS] = {NULL,     matrix_2, matrix_3,
+                                                      matrix_4, matrix_5, matrix_6};
 
 /* n lines for one chunk. */
-static void chunk_lines(uint32_t rows, prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c)
+static void chunk_lines(uint32_t rows, prefetch ahead, const float *a, const uint8_t *b, uint32_t n,
+                        bool fresh, float *c)
 {
     if (rows == 1) {
         dots[0](ahead, a, b, n, fresh, c);
@@ -181,7 +188,8 @@ static void chunk_lines(uint32_t rows, prefetch ahead, const float *a, const uin
     }
     if (even < n) {
         const prefetch nothing = {.next = b, .step = 0};
-        dots[rows - 1](nothing, a + (size_t)even * rows, b + (size_t)even * LINE_BYTES, 1, fresh && even == 0, c);
+        dots[rows - 1](nothing, a + (size_t)even * rows, b + (size_t)even * LINE_BYTES, 1,
+                       fresh && even == 0, c);
     }
 }
 
@@ -190,8 +198,8 @@ static void chunk_lines(uint32_t rows, prefetch ahead, const float *a, const uin
  * fetches its share of what comes behind it, evenly, so that loading hides behind arithmetic: the
  * next block, or the next panel.
  */
-static void bf16_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                       const uint8_t *next, float *c)
+static void bf16_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                       uint32_t lines, const uint8_t *next, float *c)
 {
     (void)dtype;
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
@@ -208,7 +216,8 @@ static void bf16_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint
             if (behind != NULL) {
                 ahead = (prefetch){.next = behind + (size_t)chunk * n * share, .step = share};
             }
-            chunk_lines(chunk_rows, ahead, x, b, n, line == 0, c + (size_t)first_row * EP_FFN_PANEL);
+            chunk_lines(chunk_rows, ahead, x, b, n, line == 0,
+                        c + (size_t)first_row * EP_FFN_PANEL);
         }
     }
 }

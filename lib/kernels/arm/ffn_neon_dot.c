@@ -15,8 +15,8 @@
  * Outputs 4 * first.. of `vectors` vectors, all of a chunk's rows. rows and vectors are constants
  * wherever this is inlined; their product is 24 at most, as there are registers for.
  */
-INLINE void tile(const int rows, const int vectors, const int8_t *a, const uint8_t *panel, uint32_t quads, int first,
-                 int32_t *sums)
+INLINE void tile(const int rows, const int vectors, const int8_t *a, const uint8_t *panel,
+                 uint32_t quads, int first, int32_t *sums)
 {
     int32x4_t acc[EP_FFN_CHUNK_ROWS][VECTORS];
 #pragma GCC unroll 6
@@ -54,13 +54,13 @@ INLINE void tile(const int rows, const int vectors, const int8_t *a, const uint8
 
 typedef void (*tile_func)(const int8_t *a, const uint8_t *panel, uint32_t quads, int32_t *sums);
 
-#define TILE(rows)                                                                                           \
-    static void tile_##rows(const int8_t *a, const uint8_t *panel, uint32_t quads, int32_t *sums)             \
-    {                                                                                                        \
-        const int vectors = (rows) == 1 ? 16 : (rows) <= 3 ? 8 : 4;                                          \
-        for (int first = 0; first < VECTORS; first += vectors) {                                             \
-            tile(rows, vectors, a, panel, quads, first, sums);                                               \
-        }                                                                                                    \
+#define TILE(rows)                                                                                 \
+    static void tile_##rows(const int8_t *a, const uint8_t *panel, uint32_t quads, int32_t *sums)  \
+    {                                                                                              \
+        const int vectors = (rows) == 1 ? 16 : (rows) <= 3 ? 8 : 4;                                \
+        for (int first = 0; first < VECTORS; first += vectors) {                                   \
+            tile(rows, vectors, a, panel, quads, first, sums);                                     \
+        }                                                                                          \
     }
 TILE(1)
 TILE(2)
@@ -70,7 +70,8 @@ TILE(5)
 TILE(6)
 static const tile_func tiles[EP_FFN_CHUNK_ROWS] = {tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
 
-static void dot_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, int32_t *sums)
+static void dot_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads,
+                     int32_t *sums)
 {
     tiles[rows - 1](a, panel, quads, sums);
 }
@@ -82,8 +83,8 @@ static void dot_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel,
     ep_ffn_int8_panel_of(dot_sums, a, rows, panel, k_count, row_scales, c);
 }
 
-static void dot_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
-                          float *scales)
+static void dot_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                          uint32_t k_count, int8_t *a, float *scales)
 {
     ep_ffn_int8_rows(batch, first_row, rows, k_count, a, scales);
 }

@@ -7,9 +7,9 @@
 #include "kernels/generic/ffn_generic.h"
 
 /* step is a constant wherever this is inlined. */
-static inline __attribute__((always_inline)) void pairs_panel(float (*step)(float acc, uint32_t w, uint32_t x),
-                                                              const float *a, uint32_t rows, const uint8_t *panel,
-                                                              uint32_t lines, float *c)
+static inline __attribute__((always_inline)) void
+pairs_panel(float (*step)(float acc, uint32_t w, uint32_t x), const float *a, uint32_t rows,
+            const uint8_t *panel, uint32_t lines, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
@@ -19,8 +19,8 @@ static inline __attribute__((always_inline)) void pairs_panel(float (*step)(floa
         float *to = c;
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const float *x =
-                a + (size_t)ep_ffn_chunk_first_row(&chunks, chunk) * lines + (size_t)line * chunk_rows;
+            const float *x = a + (size_t)ep_ffn_chunk_first_row(&chunks, chunk) * lines +
+                             (size_t)line * chunk_rows;
             for (uint32_t r = 0; r < chunk_rows; r++, to += EP_FFN_PANEL) {
                 for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
                     to[o] = step(to[o], w[o], ep_f32_bits(x[r]));
@@ -30,23 +30,24 @@ static inline __attribute__((always_inline)) void pairs_panel(float (*step)(floa
     }
 }
 
-static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                         const uint8_t *next, float *c)
+static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                         uint32_t lines, const uint8_t *next, float *c)
 {
     (void)dtype;
     (void)next;
     pairs_panel(ep_bf16dp_step, a, rows, panel, lines, c);
 }
 
-static void bf16odd_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                          const uint8_t *next, float *c)
+static void bf16odd_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                          uint32_t lines, const uint8_t *next, float *c)
 {
     (void)dtype;
     (void)next;
     pairs_panel(ep_bf16odd_step, a, rows, panel, lines, c);
 }
 
-void ep_ffn_generic_widen_pairs(ep_weight_format format, const uint8_t *group, uint32_t line, uint32_t *pairs)
+void ep_ffn_generic_widen_pairs(ep_weight_format format, const uint8_t *group, uint32_t line,
+                                uint32_t *pairs)
 {
     const bool is_mx = ep_weight_format_is_mx(format);
     float scales[EP_FFN_PANEL];
@@ -59,15 +60,16 @@ void ep_ffn_generic_widen_pairs(ep_weight_format format, const uint8_t *group, u
     /* the block is padded */
     ep_ffn_generic_widen_codes(EP_FFN_FAMILY_BF16DP, format, group, 2 * line + 1, odd);
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-        pairs[o] = is_mx ? ep_bf16dp_mx_weight(even[o], scales[o]) | (uint32_t)ep_bf16dp_mx_weight(odd[o], scales[o]) << 16
+        pairs[o] = is_mx ? ep_bf16dp_mx_weight(even[o], scales[o]) |
+                               (uint32_t)ep_bf16dp_mx_weight(odd[o], scales[o]) << 16
                          : ep_f32_bits(even[o]) >> 16 | (ep_f32_bits(odd[o]) & 0xffff0000u);
     }
 }
 
 /* One group for one chunk: the pairs of n columns onto c, of formats other than MX as a chain of
  * their own, scaled. */
-static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, const float *factors,
-                        uint32_t n, float *c)
+static void group_chunk(ep_weight_format format, const float *x, uint32_t rows,
+                        const uint8_t *block, const float *factors, uint32_t n, float *c)
 {
     const uint32_t ones = 0x3f803f80u;
     const bool has_offsets = ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
@@ -82,7 +84,8 @@ static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, 
         for (uint32_t r = 0; r < rows; r++) {
             sums[r] = has_offsets ? ep_bf16dp_step(sums[r], ones, ep_f32_bits(x[r])) : 0.0f;
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-                acc[r * EP_FFN_PANEL + o] = ep_bf16dp_step(acc[r * EP_FFN_PANEL + o], pairs[o], ep_f32_bits(x[r]));
+                acc[r * EP_FFN_PANEL + o] =
+                    ep_bf16dp_step(acc[r * EP_FFN_PANEL + o], pairs[o], ep_f32_bits(x[r]));
             }
         }
     }
@@ -99,8 +102,9 @@ static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, 
     }
 }
 
-static void bf16dp_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
-                               uint32_t k_count, const uint8_t *next, float *c)
+static void bf16dp_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                               const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                               float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
@@ -115,8 +119,8 @@ static void bf16dp_group_panel(ep_weight_format format, const float *a, uint32_t
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(format, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows, block, factors, n,
-                        c + first_row * EP_FFN_PANEL);
+            group_chunk(format, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows,
+                        block, factors, n, c + first_row * EP_FFN_PANEL);
         }
     }
 }
@@ -127,7 +131,8 @@ static uint32_t pair_of(const float *x, uint32_t count, uint32_t i)
     return ep_bf16dp_narrow(x[i]) | odd << 16;
 }
 
-void ep_ffn_generic_pack_pairs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+void ep_ffn_generic_pack_pairs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                               uint32_t hidden, float *a)
 {
     enum { BLOCK = 64 };
     float wide[BLOCK];
@@ -151,8 +156,8 @@ void ep_ffn_generic_lay_pairs(const float *h, uint32_t rows, uint32_t count, flo
     }
 }
 
-static void pairs_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
-                           uint32_t rows, float *h, size_t stride)
+static void pairs_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                           const float *c, uint32_t rows, float *h, size_t stride)
 {
     ep_act_rows(activation, numbers, c, rows, h, stride);
 }

@@ -28,8 +28,8 @@ static void generic_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
         float *to = c;
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const float *x =
-                a + (size_t)ep_ffn_chunk_first_row(&chunks, chunk) * k_count + (size_t)k * chunk_rows;
+            const float *x = a + (size_t)ep_ffn_chunk_first_row(&chunks, chunk) * k_count +
+                             (size_t)k * chunk_rows;
             for (uint32_t r = 0; r < chunk_rows; r++, to += EP_FFN_PANEL) {
                 for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
                     to[o] = fmaf(w[o], x[r], to[o]);
@@ -39,7 +39,8 @@ static void generic_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
     }
 }
 
-void ep_ffn_generic_widen_codes(ep_ffn_family family, ep_weight_format format, const uint8_t *codes, uint32_t k, float *w)
+void ep_ffn_generic_widen_codes(ep_ffn_family family, ep_weight_format format, const uint8_t *codes,
+                                uint32_t k, float *w)
 {
     const ep_weight_codes kind = ep_weight_format_codes(format);
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
@@ -47,7 +48,8 @@ void ep_ffn_generic_widen_codes(ep_ffn_family family, ep_weight_format format, c
     }
 }
 
-void ep_ffn_generic_scales(ep_weight_format format, const uint8_t *group, const float *factors, float *scales, float *offsets)
+void ep_ffn_generic_scales(ep_weight_format format, const uint8_t *group, const float *factors,
+                           float *scales, float *offsets)
 {
     const ep_weight_scales kind = ep_weight_format_scales(format);
     const ep_weight_offsets offset_kind = ep_weight_format_offsets(format);
@@ -59,15 +61,16 @@ void ep_ffn_generic_scales(ep_weight_format format, const uint8_t *group, const 
             scales[o] *= factors[o];
         }
         if (offset_kind != EP_OFFSETS_NONE) {
-            const float factor = offset_kind == EP_OFFSETS_MINIMUM ? factors[EP_FFN_PANEL + o] : 0.0f;
+            const float factor =
+                offset_kind == EP_OFFSETS_MINIMUM ? factors[EP_FFN_PANEL + o] : 0.0f;
             offsets[o] = ep_ffn_join_offset(offset_kind, scales[o], offset_codes[o], factor);
         }
     }
 }
 
 /* One group for one chunk: n lines, then the scaled chain onto c. */
-static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, const uint8_t *block, const float *factors,
-                        uint32_t n, float *c)
+static void group_chunk(ep_weight_format format, const float *x, uint32_t rows,
+                        const uint8_t *block, const float *factors, uint32_t n, float *c)
 {
     const bool has_offsets = ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
     float acc[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL] = {0.0f};
@@ -95,8 +98,9 @@ static void group_chunk(ep_weight_format format, const float *x, uint32_t rows, 
     }
 }
 
-void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
-                                uint32_t k_count, const uint8_t *next, float *c)
+void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                                const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                                float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t group = ep_weight_group_columns(format);
@@ -110,13 +114,14 @@ void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(format, a + first_row * k_count + (size_t)k * chunk_rows, chunk_rows, block, factors, n,
-                        c + first_row * EP_FFN_PANEL);
+            group_chunk(format, a + first_row * k_count + (size_t)k * chunk_rows, chunk_rows, block,
+                        factors, n, c + first_row * EP_FFN_PANEL);
         }
     }
 }
 
-static void int8_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads, int32_t *sums)
+static void int8_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads,
+                      int32_t *sums)
 {
     memset(sums, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*sums));
     for (uint32_t q = 0; q < quads; q++, a += 4 * (size_t)rows, panel += 4 * EP_FFN_PANEL) {
@@ -132,21 +137,22 @@ static void int8_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint
     }
 }
 
-void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                               const float *row_scales, const uint8_t *next, float *c)
+void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel,
+                               uint32_t k_count, const float *row_scales, const uint8_t *next,
+                               float *c)
 {
     (void)next;
     ep_ffn_int8_panel_of(int8_sums, a, rows, panel, k_count, row_scales, c);
 }
 
-void ep_ffn_generic_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
-                              float *scales)
+void ep_ffn_generic_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                              uint32_t k_count, int8_t *a, float *scales)
 {
     ep_ffn_int8_rows(batch, first_row, rows, k_count, a, scales);
 }
 
-static void generic_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
-                             uint32_t rows, float *h, size_t stride)
+static void generic_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                             const float *c, uint32_t rows, float *h, size_t stride)
 {
     ep_act_rows(activation, numbers, c, rows, h, stride);
 }

@@ -17,7 +17,8 @@ static void widen_group(ep_weight_format format, const uint8_t *block, wide_grou
     for (uint32_t k = 0; k < EP_MX_GROUP; k++) {
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
             const size_t slot = ep_ffn_code_slot(EP_FFN_FAMILY_W4A8, format, k, o);
-            to->w[k][o] = ep_ffn_w4a8_integer(format, (uint32_t)block[slot / 2] >> (4 * (slot & 1u)));
+            to->w[k][o] =
+                ep_ffn_w4a8_integer(format, (uint32_t)block[slot / 2] >> (4 * (slot & 1u)));
         }
     }
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
@@ -38,30 +39,34 @@ static void group_chunk(const wide_group *group, const float *x, uint32_t rows, 
             }
         }
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            c[o] = ep_ffn_w4a8_add_group(c[o], sums[o], x[EP_FFN_W4A8_SCALE_LINE * rows + r], group->scales[o]);
+            c[o] = ep_ffn_w4a8_add_group(c[o], sums[o], x[EP_FFN_W4A8_SCALE_LINE * rows + r],
+                                         group->scales[o]);
         }
     }
 }
 
-static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                             const uint8_t *next, float *c)
+static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                             const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_W4A8, k_count);
     (void)next;
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
-    for (uint32_t line = 0; line < lines; line += EP_FFN_W4A8_LINES, panel += ep_ffn_group_bytes(format)) {
+    for (uint32_t line = 0; line < lines;
+         line += EP_FFN_W4A8_LINES, panel += ep_ffn_group_bytes(format)) {
         wide_group group;
         widen_group(format, panel, &group);
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(&group, a + first_row * lines + (size_t)line * chunk_rows, chunk_rows, c + first_row * EP_FFN_PANEL);
+            group_chunk(&group, a + first_row * lines + (size_t)line * chunk_rows, chunk_rows,
+                        c + first_row * EP_FFN_PANEL);
         }
     }
 }
 
-static void w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+static void w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                           uint32_t hidden, float *a)
 {
     ep_ffn_w4a8_pack_rows(batch, first_row, rows, hidden, a);
 }
@@ -71,8 +76,8 @@ static void w4a8_lay(const float *h, uint32_t rows, uint32_t count, float *a)
     ep_ffn_w4a8_lay(h, rows, count, a);
 }
 
-static void w4a8_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c, uint32_t rows,
-                          float *h, size_t stride)
+static void w4a8_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                          const float *c, uint32_t rows, float *h, size_t stride)
 {
     ep_act_rows(activation, numbers, c, rows, h, stride);
 }

@@ -41,7 +41,8 @@ static float to_int8(float *x, uint32_t n)
 static void groups_to_int8(inputs *in, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i += EP_MX_GROUP) {
-        in->group_scales[i / EP_MX_GROUP] = to_int8(in->x + i, n - i < EP_MX_GROUP ? n - i : EP_MX_GROUP);
+        in->group_scales[i / EP_MX_GROUP] =
+            to_int8(in->x + i, n - i < EP_MX_GROUP ? n - i : EP_MX_GROUP);
     }
 }
 
@@ -56,7 +57,8 @@ static float dot_plain(const void *values, ep_dtype dtype, size_t row, const flo
 
 static float dot_groups(ep_weight_format format, const matrix *m, size_t row, const float *x)
 {
-    const uint8_t *codes = (const uint8_t *)m->values + row * ep_weight_row_bytes(format, m->columns);
+    const uint8_t *codes =
+        (const uint8_t *)m->values + row * ep_weight_row_bytes(format, m->columns);
     const uint32_t group = ep_weight_group_columns(format);
     const bool has_offsets = ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
     float total = 0.0f;
@@ -67,9 +69,12 @@ static float dot_groups(ep_weight_format format, const matrix *m, size_t row, co
             acc = fmaf(ep_ffn_weight_code(format, codes, i), x[i], acc);
             sum += x[i];
         }
-        total = fmaf(ep_ffn_weight_scale(format, m->scales, m->rows, m->columns, row, k / group), acc, total);
+        total = fmaf(ep_ffn_weight_scale(format, m->scales, m->rows, m->columns, row, k / group),
+                     acc, total);
         if (has_offsets) {
-            total = fmaf(-ep_ffn_weight_offset(format, m->scales, m->rows, m->columns, row, k / group), sum, total);
+            total =
+                fmaf(-ep_ffn_weight_offset(format, m->scales, m->rows, m->columns, row, k / group),
+                     sum, total);
         }
     }
     return total;
@@ -88,7 +93,9 @@ static float dot_int8(const matrix *m, size_t row, const inputs *in)
     for (uint32_t i = 0; i < m->columns; i++) {
         sum += (int32_t)w[i] * (int32_t)in->x[i];
     }
-    return ((float)sum * ep_ffn_weight_scale(EP_WEIGHTS_W8A8, m->scales, m->rows, m->columns, row, 0)) * in->scale;
+    return ((float)sum *
+            ep_ffn_weight_scale(EP_WEIGHTS_W8A8, m->scales, m->rows, m->columns, row, 0)) *
+           in->scale;
 }
 
 /* Element i of a row of bf16 values; +0 behind the row's end. */
@@ -103,23 +110,28 @@ static uint32_t input_member(const float *x, uint32_t n, uint32_t i)
     return i < n ? ep_f32_bits(x[i]) >> 16 : 0;
 }
 
-static float dot_pairs(ep_ffn_family family, const void *values, size_t row, const float *x, uint32_t n)
+static float dot_pairs(ep_ffn_family family, const void *values, size_t row, const float *x,
+                       uint32_t n)
 {
     float acc = 0.0f;
     for (uint32_t i = 0; i < n; i += 2) {
-        const uint32_t w = pair_member(values, row, n, i) | pair_member(values, row, n, i + 1) << 16;
+        const uint32_t w = pair_member(values, row, n, i) | pair_member(values, row, n, i + 1)
+                                                                << 16;
         const uint32_t both = input_member(x, n, i) | input_member(x, n, i + 1) << 16;
-        acc = family == EP_FFN_FAMILY_BF16DP ? ep_bf16dp_step(acc, w, both) : ep_bf16odd_step(acc, w, both);
+        acc = family == EP_FFN_FAMILY_BF16DP ? ep_bf16dp_step(acc, w, both)
+                                             : ep_bf16odd_step(acc, w, both);
     }
     return acc;
 }
 
 /* Weight i of a row of an MX format; +0 behind its end. */
-static uint32_t mx_member(ep_weight_format format, const matrix *m, size_t row, const uint8_t *codes, uint32_t i)
+static uint32_t mx_member(ep_weight_format format, const matrix *m, size_t row,
+                          const uint8_t *codes, uint32_t i)
 {
     const uint32_t n = m->columns;
-    return i < n ? ep_bf16dp_mx_weight(ep_ffn_weight_code(format, codes, i),
-                                       ep_ffn_weight_scale(format, m->scales, m->rows, n, row, i / EP_MX_GROUP))
+    return i < n ? ep_bf16dp_mx_weight(
+                       ep_ffn_weight_code(format, codes, i),
+                       ep_ffn_weight_scale(format, m->scales, m->rows, n, row, i / EP_MX_GROUP))
                  : 0;
 }
 
@@ -129,7 +141,8 @@ static float dot_mx_pairs(ep_weight_format format, const matrix *m, size_t row, 
     const uint8_t *codes = (const uint8_t *)m->values + row * ep_weight_row_bytes(format, n);
     float acc = 0.0f;
     for (uint32_t i = 0; i < n; i += 2) {
-        const uint32_t w = mx_member(format, m, row, codes, i) | mx_member(format, m, row, codes, i + 1) << 16;
+        const uint32_t w =
+            mx_member(format, m, row, codes, i) | mx_member(format, m, row, codes, i + 1) << 16;
         acc = ep_bf16dp_step(acc, w, input_member(x, n, i) | input_member(x, n, i + 1) << 16);
     }
     return acc;
@@ -148,14 +161,17 @@ static float dot_group_pairs(ep_weight_format format, const matrix *m, size_t ro
         float chain = 0.0f;
         float sum = 0.0f;
         for (uint32_t i = k; i < n && i < k + group; i += 2) {
-            const uint32_t w = code_member(format, codes, n, i) | code_member(format, codes, n, i + 1) << 16;
+            const uint32_t w =
+                code_member(format, codes, n, i) | code_member(format, codes, n, i + 1) << 16;
             const uint32_t both = input_member(x, n, i) | input_member(x, n, i + 1) << 16;
             chain = ep_bf16dp_step(chain, w, both);
             sum = ep_bf16dp_step(sum, ones, both);
         }
-        total = ep_bf16dp_add_group(total, chain, ep_ffn_weight_scale(format, m->scales, m->rows, n, row, k / group));
+        total = ep_bf16dp_add_group(
+            total, chain, ep_ffn_weight_scale(format, m->scales, m->rows, n, row, k / group));
         if (has_offsets) {
-            total = ep_bf16dp_take_offset(total, sum, ep_ffn_weight_offset(format, m->scales, m->rows, n, row, k / group));
+            total = ep_bf16dp_take_offset(
+                total, sum, ep_ffn_weight_offset(format, m->scales, m->rows, n, row, k / group));
         }
     }
     return total;
@@ -169,18 +185,21 @@ static float dot_w4a8(ep_weight_format format, const matrix *m, size_t row, cons
     const uint8_t *exponents = (const uint8_t *)m->scales + row * groups;
     float total = 0.0f;
     for (uint32_t g = 0; g < groups; g++) {
-        const float scale = format == EP_WEIGHTS_MXFP4 ? ep_ffn_w4a8_e8m0(exponents[g])
-                                                       : ep_ffn_weight_scale(format, m->scales, m->rows, n, row, g);
+        const float scale = format == EP_WEIGHTS_MXFP4
+                                ? ep_ffn_w4a8_e8m0(exponents[g])
+                                : ep_ffn_weight_scale(format, m->scales, m->rows, n, row, g);
         int32_t sum = 0;
         for (uint32_t i = g * EP_MX_GROUP; i < n && i < (g + 1) * EP_MX_GROUP; i++) {
-            sum += ep_ffn_w4a8_integer(format, (uint32_t)codes[i / 2] >> (4 * (i & 1u))) * (int32_t)in->x[i];
+            sum += ep_ffn_w4a8_integer(format, (uint32_t)codes[i / 2] >> (4 * (i & 1u))) *
+                   (int32_t)in->x[i];
         }
         total = ep_ffn_w4a8_add_group(total, sum, in->group_scales[g], scale);
     }
     return total;
 }
 
-static float output(const ep_ffn_source *source, ep_ffn_family family, const matrix *m, size_t row, const inputs *in)
+static float output(const ep_ffn_source *source, ep_ffn_family family, const matrix *m, size_t row,
+                    const inputs *in)
 {
     float y;
     if (family == EP_FFN_FAMILY_W4A8) {
@@ -202,7 +221,8 @@ static float output(const ep_ffn_source *source, ep_ffn_family family, const mat
 }
 
 /* The inputs of a row, each in its place. */
-static void widen_row(const ep_ffn_source *source, const ep_ffn_batch *batch, const ep_ffn_row *row, float *x)
+static void widen_row(const ep_ffn_source *source, const ep_ffn_batch *batch, const ep_ffn_row *row,
+                      float *x)
 {
     if (source->places == NULL) {
         ep_ffn_widen(batch, row, 0, source->hidden, x);
@@ -232,15 +252,23 @@ static void round_row(ep_weight_format format, ep_ffn_family family, inputs *in,
     }
 }
 
-void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch)
+void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source,
+                         const ep_ffn_batch *batch, float *scratch)
 {
     const bool has_pairs = ep_ffn_family_has_pairs(family);
     const uint32_t hidden = source->hidden;
     const uint32_t inner = source->inner;
     const bool has_gate = ep_activation_has_gate(source->activation);
-    const matrix gate = {source->format, source->gate, source->gate_scales, source->gate_bias, inner, hidden};
-    const matrix up = {source->format, source->up, source->up_scales, source->up_bias, inner, hidden};
-    const matrix down = {ep_expert_down_format(source), source->down, source->down_scales, source->down_bias, hidden, inner};
+    const matrix gate = {source->format,    source->gate, source->gate_scales,
+                         source->gate_bias, inner,        hidden};
+    const matrix up = {source->format,  source->up, source->up_scales,
+                       source->up_bias, inner,      hidden};
+    const matrix down = {ep_expert_down_format(source),
+                         source->down,
+                         source->down_scales,
+                         source->down_bias,
+                         hidden,
+                         inner};
     inputs x = {.x = scratch, .group_scales = scratch + hidden + inner};
     inputs h = {.x = scratch + hidden, .group_scales = x.group_scales + ep_ffn_w4a8_groups(hidden)};
 
@@ -252,7 +280,8 @@ void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source, cons
         }
         float share = 1.0f;
         if (source->shared_gate != NULL) {
-            share = ep_act_sigmoid(dot_plain(source->shared_gate, source->shared_gate_dtype, 0, x.x, hidden));
+            share = ep_act_sigmoid(
+                dot_plain(source->shared_gate, source->shared_gate_dtype, 0, x.x, hidden));
         }
         round_row(source->format, family, &x, hidden);
         for (uint32_t i = 0; i < inner; i++) {

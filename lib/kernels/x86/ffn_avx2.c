@@ -29,7 +29,8 @@ INLINE void load_strip(ep_dtype dtype, const uint8_t *line, uint32_t first, __m2
         w[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u)));
     } else if (dtype == EP_DTYPE_F16) {
         w[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(line + 2 * first)));
-        w[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(line + 2 * first + 32)));
+        w[1] = _mm256_cvtph_ps(
+            _mm_loadu_si128((const __m128i *)(const void *)(line + 2 * first + 32)));
     } else {
         w[0] = _mm256_loadu_ps((const float *)(const void *)line + first);
         w[1] = _mm256_loadu_ps((const float *)(const void *)line + first + 16);
@@ -69,30 +70,31 @@ INLINE void tile(const int rows, const ep_dtype dtype, const float *a, const uin
 
 typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c);
 
-#define TILE(name, dtype, rows)                                                                              \
-    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c)     \
-    {                                                                                                        \
-        for (uint32_t strip = 0; strip < STRIPS; strip++) {                                                  \
-            tile(rows, dtype, a, b, n, fresh, strip_first(strip), c);                                        \
-        }                                                                                                    \
+#define TILE(name, dtype, rows)                                                                    \
+    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool fresh,     \
+                                     float *c)                                                     \
+    {                                                                                              \
+        for (uint32_t strip = 0; strip < STRIPS; strip++) {                                        \
+            tile(rows, dtype, a, b, n, fresh, strip_first(strip), c);                              \
+        }                                                                                          \
     }
-#define TILES(name, dtype)                                                                                   \
-    TILE(name, dtype, 1)                                                                                     \
-    TILE(name, dtype, 2)                                                                                     \
-    TILE(name, dtype, 3)                                                                                     \
-    TILE(name, dtype, 4)                                                                                     \
-    TILE(name, dtype, 5)                                                                                     \
-    TILE(name, dtype, 6)                                                                                     \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
-                                                              tile_##name##_3, tile_##name##_4,              \
+#define TILES(name, dtype)                                                                         \
+    TILE(name, dtype, 1)                                                                           \
+    TILE(name, dtype, 2)                                                                           \
+    TILE(name, dtype, 3)                                                                           \
+    TILE(name, dtype, 4)                                                                           \
+    TILE(name, dtype, 5)                                                                           \
+    TILE(name, dtype, 6)                                                                           \
+    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,    \
+                                                              tile_##name##_3, tile_##name##_4,    \
                                                               tile_##name##_5, tile_##name##_6};
 
 TILES(bf16, EP_DTYPE_BF16)
 TILES(f16, EP_DTYPE_F16)
 TILES(f32, EP_DTYPE_F32)
 
-static void avx2_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                       const uint8_t *next, float *c)
+static void avx2_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                       uint32_t k_count, const uint8_t *next, float *c)
 {
     (void)next;
     const tile_func *tiles = dtype == EP_DTYPE_BF16  ? tiles_bf16
@@ -108,7 +110,8 @@ static void avx2_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
             const float *x = a + (size_t)first_row * k_count + (size_t)k * chunk_rows;
-            tiles[chunk_rows - 1](x, panel + k * line_bytes, n, k == 0, c + (size_t)first_row * EP_FFN_PANEL);
+            tiles[chunk_rows - 1](x, panel + k * line_bytes, n, k == 0,
+                                  c + (size_t)first_row * EP_FFN_PANEL);
         }
     }
 }
@@ -150,10 +153,11 @@ static void avx2_exp16(const float *x, float *out)
 }
 
 /* Plain loops: the compiler makes them vector code of this file's instruction set. */
-static void avx2_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
-                          uint32_t rows, float *h, size_t stride)
+static void avx2_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                          const float *c, uint32_t rows, float *h, size_t stride)
 {
-    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows, __builtin_assume_aligned(h, 64), stride);
+    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
+                __builtin_assume_aligned(h, 64), stride);
 }
 
 const ep_ffn_kernel ep_ffn_kernel_avx2 = {

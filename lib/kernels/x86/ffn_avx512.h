@@ -14,26 +14,26 @@
 #define EP_AVX512_FLOATS 16u
 
 /* func with rows as a constant, 1..EP_FFN_CHUNK_ROWS. */
-#define EP_AVX512_FOR_ROWS(rows, func, ...)                                                                  \
-    switch (rows) {                                                                                          \
-    case 1:                                                                                                  \
-        func(1, __VA_ARGS__);                                                                                \
-        break;                                                                                               \
-    case 2:                                                                                                  \
-        func(2, __VA_ARGS__);                                                                                \
-        break;                                                                                               \
-    case 3:                                                                                                  \
-        func(3, __VA_ARGS__);                                                                                \
-        break;                                                                                               \
-    case 4:                                                                                                  \
-        func(4, __VA_ARGS__);                                                                                \
-        break;                                                                                               \
-    case 5:                                                                                                  \
-        func(5, __VA_ARGS__);                                                                                \
-        break;                                                                                               \
-    default:                                                                                                 \
-        func(6, __VA_ARGS__);                                                                                \
-        break;                                                                                               \
+#define EP_AVX512_FOR_ROWS(rows, func, ...)                                                        \
+    switch (rows) {                                                                                \
+    case 1:                                                                                        \
+        func(1, __VA_ARGS__);                                                                      \
+        break;                                                                                     \
+    case 2:                                                                                        \
+        func(2, __VA_ARGS__);                                                                      \
+        break;                                                                                     \
+    case 3:                                                                                        \
+        func(3, __VA_ARGS__);                                                                      \
+        break;                                                                                     \
+    case 4:                                                                                        \
+        func(4, __VA_ARGS__);                                                                      \
+        break;                                                                                     \
+    case 5:                                                                                        \
+        func(5, __VA_ARGS__);                                                                      \
+        break;                                                                                     \
+    default:                                                                                       \
+        func(6, __VA_ARGS__);                                                                      \
+        break;                                                                                     \
     }
 
 /* ep_expf, step by step. */
@@ -69,30 +69,35 @@ EP_AVX512_INLINE void ep_avx512_exp16(const float *x, float *out)
 /* The usual activation of 16 values, ep_act_silu(g) * u. */
 EP_AVX512_INLINE __m512 ep_avx512_silu_mul(__m512 g, __m512 u)
 {
-    const __m512 negative = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(g), _mm512_set1_epi32(INT32_MIN)));
+    const __m512 negative =
+        _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(g), _mm512_set1_epi32(INT32_MIN)));
     const __m512 below = _mm512_add_ps(_mm512_set1_ps(1.0f), ep_avx512_exp(negative));
     return _mm512_mul_ps(_mm512_div_ps(g, below), u);
 }
 
 /* Others are plain loops: the compiler makes them vector code of the file's instruction set, with
  * more steps. */
-EP_AVX512_INLINE void ep_avx512_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
+EP_AVX512_INLINE void ep_avx512_activate(ep_activation activation,
+                                         const ep_activation_numbers *numbers, const float *c,
                                          uint32_t rows, float *h, size_t stride)
 {
     if (activation != EP_ACT_SILU) {
-        ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows, __builtin_assume_aligned(h, 64), stride);
+        ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
+                    __builtin_assume_aligned(h, 64), stride);
         return;
     }
     for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL, h += stride) {
 #pragma GCC unroll 2
         for (uint32_t i = 0; i < EP_FFN_HALF_PANEL; i += EP_AVX512_FLOATS) {
-            _mm512_store_ps(h + i, ep_avx512_silu_mul(_mm512_load_ps(c + i), _mm512_load_ps(c + EP_FFN_HALF_PANEL + i)));
+            _mm512_store_ps(h + i, ep_avx512_silu_mul(_mm512_load_ps(c + i),
+                                                      _mm512_load_ps(c + EP_FFN_HALF_PANEL + i)));
         }
     }
 }
 
 /* Inputs k..k + count - 1 of a row, widened; 0 behind them. count 1..16. */
-EP_AVX512_INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t count)
+EP_AVX512_INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_row *row,
+                                        uint32_t k, uint32_t count)
 {
     const ep_dtype dtype = batch->x_dtype;
     const uint8_t *x = row->x;
@@ -106,10 +111,12 @@ EP_AVX512_INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_
         __m256i halves = _mm256_loadu_si256((const __m256i *)(const void *)(x + 2 * (size_t)k));
         wide = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     } else if (dtype == EP_DTYPE_F16) {
-        wide = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(x + 2 * (size_t)k)));
+        wide =
+            _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(x + 2 * (size_t)k)));
     } else if (dtype == EP_DTYPE_I8) {
         __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)(x + k));
-        wide = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), _mm512_set1_ps(row->x_scale));
+        wide = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)),
+                             _mm512_set1_ps(row->x_scale));
     } else {
         wide = _mm512_loadu_ps(x + 4 * (size_t)k);
     }
@@ -118,7 +125,8 @@ EP_AVX512_INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_
 
 /* Fetches byte `at` of rows from first on, those that there are: each row is a stream of its own,
  * too short for the processor to see it coming. */
-EP_AVX512_INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first, size_t at)
+EP_AVX512_INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_batch *batch,
+                                           uint32_t first, size_t at)
 {
 #pragma GCC unroll 6
     for (uint32_t r = 0; r < rows; r++) {
@@ -130,7 +138,8 @@ EP_AVX512_INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_bat
 
 /* Fetches what rows' outputs first..first + count - 1 are written over: lines of their own for each
  * row, which a store would wait for. */
-EP_AVX512_INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t first, uint32_t count)
+EP_AVX512_INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_t first_row,
+                                              uint32_t rows, uint32_t first, uint32_t count)
 {
     const size_t value_bytes = ep_dtype_bytes(batch->out_dtype);
     for (uint32_t r = first_row; r < first_row + rows; r++) {
@@ -166,13 +175,17 @@ EP_AVX512_INLINE void ep_avx512_store_words(float *to, uint32_t at, uint32_t wor
  * row after the other. */
 EP_AVX512_INLINE void ep_avx512_interleave6(const __m512i *lanes, uint32_t words, float *to)
 {
-    const __m512i first_half = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i second_half = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
+    const __m512i first_half =
+        _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i second_half =
+        _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
     /* Pair p of out vector v is number (8 v + p) / 3 of stream (8 v + p) % 3; the third stream's
      * places are 0 here. */
-    const __m512i two[3] = {_mm512_set_epi64(10, 2, 0, 9, 1, 0, 8, 0), _mm512_set_epi64(5, 0, 12, 4, 0, 11, 3, 0),
+    const __m512i two[3] = {_mm512_set_epi64(10, 2, 0, 9, 1, 0, 8, 0),
+                            _mm512_set_epi64(5, 0, 12, 4, 0, 11, 3, 0),
                             _mm512_set_epi64(0, 15, 7, 0, 14, 6, 0, 13)};
-    const __m512i third[3] = {_mm512_set_epi64(0, 0, 1, 0, 0, 0, 0, 0), _mm512_set_epi64(0, 4, 0, 0, 3, 0, 0, 2),
+    const __m512i third[3] = {_mm512_set_epi64(0, 0, 1, 0, 0, 0, 0, 0),
+                              _mm512_set_epi64(0, 4, 0, 0, 3, 0, 0, 2),
                               _mm512_set_epi64(7, 0, 0, 6, 0, 0, 5, 0)};
     const __mmask8 is_third[3] = {0x24, 0x49, 0x92};
 #pragma GCC unroll 2
@@ -180,19 +193,22 @@ EP_AVX512_INLINE void ep_avx512_interleave6(const __m512i *lanes, uint32_t words
         __m512i pairs[3];
 #pragma GCC unroll 3
         for (uint32_t s = 0; s < 3; s++) {
-            pairs[s] = _mm512_permutex2var_epi32(lanes[2 * s], half == 0 ? first_half : second_half, lanes[2 * s + 1]);
+            pairs[s] = _mm512_permutex2var_epi32(lanes[2 * s], half == 0 ? first_half : second_half,
+                                                 lanes[2 * s + 1]);
         }
 #pragma GCC unroll 3
         for (uint32_t v = 0; v < 3; v++) {
             const __m512i out = _mm512_permutex2var_epi64(pairs[0], two[v], pairs[1]);
-            ep_avx512_store_words(to, 16 * (3 * half + v), words,
-                                  _mm512_mask_permutexvar_epi64(out, is_third[v], third[v], pairs[2]));
+            ep_avx512_store_words(
+                to, 16 * (3 * half + v), words,
+                _mm512_mask_permutexvar_epi64(out, is_third[v], third[v], pairs[2]));
         }
     }
 }
 
 /* to[i][r] = word i of lanes[r], i < count (1..16). rows is a constant wherever this is inlined. */
-EP_AVX512_INLINE void ep_avx512_interleave(const uint32_t rows, const __m512i *lanes, uint32_t count, float *to)
+EP_AVX512_INLINE void ep_avx512_interleave(const uint32_t rows, const __m512i *lanes,
+                                           uint32_t count, float *to)
 {
     if (rows == 6) {
         ep_avx512_interleave6(lanes, count * rows, to);
@@ -202,16 +218,17 @@ EP_AVX512_INLINE void ep_avx512_interleave(const uint32_t rows, const __m512i *l
     for (uint32_t j = 0; j < rows; j++) {
         const uint32_t at = 16 * j;
 #define EP_AVX512_WORD(l) (int)((at + (l)) / rows)
-        const __m512i index =
-            _mm512_set_epi32(EP_AVX512_WORD(15), EP_AVX512_WORD(14), EP_AVX512_WORD(13), EP_AVX512_WORD(12),
-                             EP_AVX512_WORD(11), EP_AVX512_WORD(10), EP_AVX512_WORD(9), EP_AVX512_WORD(8),
-                             EP_AVX512_WORD(7), EP_AVX512_WORD(6), EP_AVX512_WORD(5), EP_AVX512_WORD(4),
-                             EP_AVX512_WORD(3), EP_AVX512_WORD(2), EP_AVX512_WORD(1), EP_AVX512_WORD(0));
+        const __m512i index = _mm512_set_epi32(
+            EP_AVX512_WORD(15), EP_AVX512_WORD(14), EP_AVX512_WORD(13), EP_AVX512_WORD(12),
+            EP_AVX512_WORD(11), EP_AVX512_WORD(10), EP_AVX512_WORD(9), EP_AVX512_WORD(8),
+            EP_AVX512_WORD(7), EP_AVX512_WORD(6), EP_AVX512_WORD(5), EP_AVX512_WORD(4),
+            EP_AVX512_WORD(3), EP_AVX512_WORD(2), EP_AVX512_WORD(1), EP_AVX512_WORD(0));
 #undef EP_AVX512_WORD
         __m512i out = _mm512_permutexvar_epi32(index, lanes[0]);
 #pragma GCC unroll 6
         for (uint32_t r = 1; r < rows; r++) {
-            out = _mm512_mask_permutexvar_epi32(out, ep_avx512_lanes_of(rows, j, r), index, lanes[r]);
+            out =
+                _mm512_mask_permutexvar_epi32(out, ep_avx512_lanes_of(rows, j, r), index, lanes[r]);
         }
         ep_avx512_store_words(to, at, count * rows, out);
     }
@@ -222,12 +239,15 @@ EP_AVX512_INLINE __m256i ep_avx512_round_bf16(__m512 y)
 {
     const __m512i bits = _mm512_castps_si512(y);
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff))), 16);
-    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q), _mm512_set1_epi32(EP_FFN_NAN_BF16));
+    __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff))), 16);
+    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q),
+                                    _mm512_set1_epi32(EP_FFN_NAN_BF16));
     return _mm512_cvtepi32_epi16(rounded);
 }
 
-EP_AVX512_INLINE void ep_avx512_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+EP_AVX512_INLINE void ep_avx512_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
+                                          uint32_t first)
 {
     uint32_t i = 0;
     for (; i + EP_AVX512_FLOATS <= count; i += EP_AVX512_FLOATS) {
@@ -237,10 +257,12 @@ EP_AVX512_INLINE void ep_avx512_write_row(const float *y, uint32_t count, ep_dty
             _mm256_storeu_si256((__m256i *)(void *)halves, ep_avx512_round_bf16(wide));
         } else {
             const __mmask16 nan = _mm512_cmp_ps_mask(wide, wide, _CMP_UNORD_Q);
-            const __m512 clean = _mm512_mask_mov_ps(wide, nan, _mm512_castsi512_ps(_mm512_set1_epi32(EP_FFN_NAN_F32)));
+            const __m512 clean = _mm512_mask_mov_ps(
+                wide, nan, _mm512_castsi512_ps(_mm512_set1_epi32(EP_FFN_NAN_F32)));
             if (dtype == EP_DTYPE_F16) {
-                _mm256_storeu_si256((__m256i *)(void *)halves,
-                                    _mm512_cvtps_ph(clean, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+                _mm256_storeu_si256(
+                    (__m256i *)(void *)halves,
+                    _mm512_cvtps_ph(clean, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
             } else {
                 _mm512_storeu_ps((float *)out + first + i, clean);
             }

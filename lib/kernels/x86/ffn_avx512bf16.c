@@ -38,7 +38,8 @@ INLINE bool is_hard(__m512 y)
     return _mm512_fpclass_ps_mask(y, NAN_OR_DENORMAL) != 0;
 }
 
-static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
+                             uint32_t first)
 {
     uint32_t i = 0;
     if (dtype == EP_DTYPE_BF16) {
@@ -56,8 +57,8 @@ static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, voi
 
 /* One chunk: the weights stream through once. The last lines fetch the first ones of the next
  * panel. */
-static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines, const uint8_t *next,
-                         float *c)
+static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                         const uint8_t *next, float *c)
 {
     const uint32_t inside = lines > STREAM_LINES ? lines - STREAM_LINES : 0;
     prefetch ahead = {.next = panel + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
@@ -66,7 +67,8 @@ static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, ui
     }
     ahead.next = next == NULL ? panel : next;
     (next == NULL ? tiles_none : tiles_whole)[rows - 1](ahead, a + (size_t)inside * rows,
-                                                        panel + (size_t)inside * LINE_BYTES, lines - inside, inside == 0, c);
+                                                        panel + (size_t)inside * LINE_BYTES,
+                                                        lines - inside, inside == 0, c);
 }
 
 /* Where the rows of a panel's products go when they are complete; batch NULL: nowhere. */
@@ -79,7 +81,8 @@ typedef struct {
 static void write_rows(const destination *to, uint32_t first_row, uint32_t rows, const float *c)
 {
     for (uint32_t r = first_row; to->batch != NULL && r < first_row + rows; r++) {
-        bf16dp_write_row(c + (size_t)r * EP_FFN_PANEL, to->count, to->batch->out_dtype, to->batch->rows[r].out, to->first);
+        bf16dp_write_row(c + (size_t)r * EP_FFN_PANEL, to->count, to->batch->out_dtype,
+                         to->batch->rows[r].out, to->first);
     }
 }
 
@@ -104,8 +107,8 @@ static uint32_t block_lines(uint32_t rows, uint32_t lines)
  * fetches its share of the next one, evenly, so that loading hides behind arithmetic. Behind the
  * last block lies the next panel.
  */
-static void panel_to(const destination *to, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                     const uint8_t *next, float *c)
+static void panel_to(const destination *to, const float *a, uint32_t rows, const uint8_t *panel,
+                     uint32_t lines, const uint8_t *next, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     if (chunks.count == 1) {
@@ -127,8 +130,9 @@ static void panel_to(const destination *to, const float *a, uint32_t rows, const
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
             const float *x = a + (size_t)first_row * lines + (size_t)line * chunk_rows;
-            prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
-                              .step = share};
+            prefetch ahead = {
+                .next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
+                .step = share};
             if (is_last) {
                 fetch_outputs(to, first_row, chunk_rows);
             }
@@ -140,18 +144,20 @@ static void panel_to(const destination *to, const float *a, uint32_t rows, const
     }
 }
 
-static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                         const uint8_t *next, float *c)
+static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                         uint32_t lines, const uint8_t *next, float *c)
 {
     (void)dtype;
     panel_to(&(destination){.batch = NULL}, a, rows, panel, lines, next, c);
 }
 
-static void bf16dp_panel_to_rows(ep_dtype dtype, const float *a, const ep_ffn_batch *batch, const uint8_t *panel,
-                                 uint32_t lines, const uint8_t *next, uint32_t first, uint32_t count, float *c)
+static void bf16dp_panel_to_rows(ep_dtype dtype, const float *a, const ep_ffn_batch *batch,
+                                 const uint8_t *panel, uint32_t lines, const uint8_t *next,
+                                 uint32_t first, uint32_t count, float *c)
 {
     (void)dtype;
-    panel_to(&(destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count, panel, lines, next, c);
+    panel_to(&(destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count,
+             panel, lines, next, c);
 }
 
 static void bf16dp_exp16(const float *x, float *out)
@@ -159,31 +165,36 @@ static void bf16dp_exp16(const float *x, float *out)
     ep_avx512_exp16(x, out);
 }
 
-static void bf16dp_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
-                            uint32_t rows, float *h, size_t stride)
+static void bf16dp_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                            const float *c, uint32_t rows, float *h, size_t stride)
 {
     ep_avx512_activate(activation, numbers, c, rows, h, stride);
 }
 
 /* Inputs k..k + count - 1 of a row, narrowed; 0 behind them. count 1..32. */
-INLINE __m512i load_pairs(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t count)
+INLINE __m512i load_pairs(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k,
+                          uint32_t count)
 {
     if (count == 32 && batch->x_dtype == EP_DTYPE_BF16 && !batch->weight_on_input) {
         const __m512i pairs = _mm512_loadu_si512((const uint8_t *)row->x + 2 * (size_t)k);
         const __mmask32 normal = _mm512_test_epi16_mask(pairs, _mm512_set1_epi16(0x7f80));
-        return _mm512_mask_mov_epi16(_mm512_and_si512(pairs, _mm512_set1_epi16((int16_t)0x8000)), normal, pairs);
+        return _mm512_mask_mov_epi16(_mm512_and_si512(pairs, _mm512_set1_epi16((int16_t)0x8000)),
+                                     normal, pairs);
     }
     const uint32_t first = count < EP_AVX512_FLOATS ? count : EP_AVX512_FLOATS;
-    const __m512 second = count > first ? ep_avx512_widen(batch, row, k + first, count - first) : _mm512_setzero_ps();
+    const __m512 second =
+        count > first ? ep_avx512_widen(batch, row, k + first, count - first) : _mm512_setzero_ps();
     return narrow(ep_avx512_widen(batch, row, k, first), second);
 }
 
 /* rows is a constant wherever this is inlined. */
-INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row, uint32_t hidden, float *a)
+INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row,
+                       uint32_t hidden, float *a)
 {
     const size_t input_bytes = ep_dtype_bytes(batch->x_dtype);
     for (uint32_t k = 0; k < hidden; k += 2 * EP_AVX512_FLOATS) {
-        const uint32_t count = hidden - k < 2 * EP_AVX512_FLOATS ? hidden - k : 2 * EP_AVX512_FLOATS;
+        const uint32_t count =
+            hidden - k < 2 * EP_AVX512_FLOATS ? hidden - k : 2 * EP_AVX512_FLOATS;
         __m512i pairs[EP_FFN_CHUNK_ROWS];
         ep_avx512_fetch_rows(rows, batch, first_row + rows, k * input_bytes);
 #pragma GCC unroll 6
@@ -206,13 +217,15 @@ INLINE void lay_chunk(const uint32_t rows, const float *h, uint32_t count, float
 #pragma GCC unroll 6
         for (uint32_t r = 0; r < rows; r++) {
             const float *from = h + r * EP_FFN_PANEL + i;
-            pairs[r] = _mm512_maskz_mov_epi16(valid, narrow(_mm512_load_ps(from), _mm512_load_ps(from + 16)));
+            pairs[r] = _mm512_maskz_mov_epi16(
+                valid, narrow(_mm512_load_ps(from), _mm512_load_ps(from + 16)));
         }
         ep_avx512_interleave(rows, pairs, (left + 1) / 2, a + (size_t)i / 2 * rows);
     }
 }
 
-static void bf16dp_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+static void bf16dp_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                             uint32_t hidden, float *a)
 {
     EP_AVX512_FOR_ROWS(rows, pack_chunk, batch, first_row, hidden, a)
 }

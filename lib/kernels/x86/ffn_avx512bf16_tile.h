@@ -20,7 +20,8 @@ typedef struct {
     size_t step;
 } prefetch;
 
-static inline __attribute__((always_inline)) void load_sums(const int rows, bool first, const float *c, __m512 acc[][VECTORS])
+static inline __attribute__((always_inline)) void load_sums(const int rows, bool first,
+                                                            const float *c, __m512 acc[][VECTORS])
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -31,7 +32,8 @@ static inline __attribute__((always_inline)) void load_sums(const int rows, bool
     }
 }
 
-static inline __attribute__((always_inline)) void store_sums(const int rows, __m512 acc[][VECTORS], float *c)
+static inline __attribute__((always_inline)) void store_sums(const int rows, __m512 acc[][VECTORS],
+                                                             float *c)
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -44,8 +46,10 @@ static inline __attribute__((always_inline)) void store_sums(const int rows, __m
 
 /* One register tile over n lines. first: c is not read. rows and fetched are constants wherever
  * this is inlined. */
-static inline __attribute__((always_inline)) void tile(const int rows, const int fetched, prefetch ahead, const float *a, const uint8_t *b, uint32_t n,
-                 bool first, float *c)
+static inline __attribute__((always_inline)) void tile(const int rows, const int fetched,
+                                                       prefetch ahead, const float *a,
+                                                       const uint8_t *b, uint32_t n, bool first,
+                                                       float *c)
 {
     __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
     load_sums(rows, first, c, acc);
@@ -74,24 +78,25 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
     store_sums(rows, acc, c);
 }
 
-typedef void (*tile_func)(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool first, float *c);
+typedef void (*tile_func)(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool first,
+                          float *c);
 
 /* tiles_NAME[rows - 1]: tiles that fetch so many cache lines per line of b. */
-#define TILE(rows, name, fetched)                                                                            \
-    static void tile_##name##_##rows(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool first, \
-                                     float *c)                                                               \
-    {                                                                                                        \
-        tile(rows, fetched, ahead, a, b, n, first, c);                                                       \
+#define TILE(rows, name, fetched)                                                                  \
+    static void tile_##name##_##rows(prefetch ahead, const float *a, const uint8_t *b, uint32_t n, \
+                                     bool first, float *c)                                         \
+    {                                                                                              \
+        tile(rows, fetched, ahead, a, b, n, first, c);                                             \
     }
-#define TILES(name, fetched)                                                                                 \
-    TILE(1, name, fetched)                                                                                   \
-    TILE(2, name, fetched)                                                                                   \
-    TILE(3, name, fetched)                                                                                   \
-    TILE(4, name, fetched)                                                                                   \
-    TILE(5, name, fetched)                                                                                   \
-    TILE(6, name, fetched)                                                                                   \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
-                                                              tile_##name##_3, tile_##name##_4,              \
+#define TILES(name, fetched)                                                                       \
+    TILE(1, name, fetched)                                                                         \
+    TILE(2, name, fetched)                                                                         \
+    TILE(3, name, fetched)                                                                         \
+    TILE(4, name, fetched)                                                                         \
+    TILE(5, name, fetched)                                                                         \
+    TILE(6, name, fetched)                                                                         \
+    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,    \
+                                                              tile_##name##_3, tile_##name##_4,    \
                                                               tile_##name##_5, tile_##name##_6};
 
 #endif

@@ -22,7 +22,8 @@ INLINE void load_line(ep_dtype dtype, const uint8_t *line, __m512 w[VECTORS])
     } else if (dtype == EP_DTYPE_F16) {
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            w[j] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(line + 32 * j)));
+            w[j] =
+                _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(line + 32 * j)));
         }
     } else {
 #pragma GCC unroll 4
@@ -41,8 +42,8 @@ typedef struct {
 
 /* One register tile over n lines. first: c is not read. rows, dtype and lines are constants
  * wherever this is inlined. */
-INLINE void tile(const int rows, const ep_dtype dtype, const int lines, prefetch ahead, const float *a,
-                 const uint8_t *b, uint32_t n, bool first, float *c)
+INLINE void tile(const int rows, const ep_dtype dtype, const int lines, prefetch ahead,
+                 const float *a, const uint8_t *b, uint32_t n, bool first, float *c)
 {
     const int line_bytes = dtype == EP_DTYPE_F32 ? 256 : 128;
     __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
@@ -86,26 +87,26 @@ typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool fir
 
 /* stream: whole lines are fetched; else one cache line per line of b, two where lines are twice as
  * long. */
-#define TILE(name, dtype, rows)                                                                              \
-    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool first, bool stream,  \
-                                     prefetch ahead, float *c)                                               \
-    {                                                                                                        \
-        const int lines = (dtype) == EP_DTYPE_F32 ? 4 : 2;                                                   \
-        if (stream) {                                                                                        \
-            tile(rows, dtype, lines, ahead, a, b, n, first, c);                                              \
-        } else {                                                                                             \
-            tile(rows, dtype, lines / 2, ahead, a, b, n, first, c);                                          \
-        }                                                                                                    \
+#define TILE(name, dtype, rows)                                                                    \
+    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool first,     \
+                                     bool stream, prefetch ahead, float *c)                        \
+    {                                                                                              \
+        const int lines = (dtype) == EP_DTYPE_F32 ? 4 : 2;                                         \
+        if (stream) {                                                                              \
+            tile(rows, dtype, lines, ahead, a, b, n, first, c);                                    \
+        } else {                                                                                   \
+            tile(rows, dtype, lines / 2, ahead, a, b, n, first, c);                                \
+        }                                                                                          \
     }
-#define TILES(name, dtype)                                                                                   \
-    TILE(name, dtype, 1)                                                                                     \
-    TILE(name, dtype, 2)                                                                                     \
-    TILE(name, dtype, 3)                                                                                     \
-    TILE(name, dtype, 4)                                                                                     \
-    TILE(name, dtype, 5)                                                                                     \
-    TILE(name, dtype, 6)                                                                                     \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
-                                                              tile_##name##_3, tile_##name##_4,              \
+#define TILES(name, dtype)                                                                         \
+    TILE(name, dtype, 1)                                                                           \
+    TILE(name, dtype, 2)                                                                           \
+    TILE(name, dtype, 3)                                                                           \
+    TILE(name, dtype, 4)                                                                           \
+    TILE(name, dtype, 5)                                                                           \
+    TILE(name, dtype, 6)                                                                           \
+    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,    \
+                                                              tile_##name##_3, tile_##name##_4,    \
                                                               tile_##name##_5, tile_##name##_6};
 
 TILES(bf16, EP_DTYPE_BF16)
@@ -139,10 +140,12 @@ static void avx512f_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
             const bool stream = chunk == 0 && (k == 0 || chunks.count == 1);
             prefetch ahead = {.next = b + STREAM_BYTES, .step = line_bytes};
             if (!stream) {
-                ahead.next = behind == NULL ? b : behind + (size_t)chunk * n / chunks.count * line_bytes;
+                ahead.next =
+                    behind == NULL ? b : behind + (size_t)chunk * n / chunks.count * line_bytes;
                 ahead.step = behind == NULL ? 0 : share;
             }
-            tiles[chunk_rows - 1](x, b, n, k == 0, stream, ahead, c + (size_t)first_row * EP_FFN_PANEL);
+            tiles[chunk_rows - 1](x, b, n, k == 0, stream, ahead,
+                                  c + (size_t)first_row * EP_FFN_PANEL);
         }
     }
 }
@@ -152,19 +155,21 @@ static void avx512f_exp16(const float *x, float *out)
     ep_avx512_exp16(x, out);
 }
 
-static void avx512f_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c,
-                             uint32_t rows, float *h, size_t stride)
+static void avx512f_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                             const float *c, uint32_t rows, float *h, size_t stride)
 {
     ep_avx512_activate(activation, numbers, c, rows, h, stride);
 }
 
-static void avx512f_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+static void avx512f_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
+                              uint32_t first)
 {
     ep_avx512_write_row(y, count, dtype, out, first);
 }
 
 /* rows is a constant wherever this is inlined. */
-INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row, uint32_t hidden, float *a)
+INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row,
+                       uint32_t hidden, float *a)
 {
     const size_t input_bytes = ep_dtype_bytes(batch->x_dtype);
     for (uint32_t k = 0; k < hidden; k += EP_AVX512_FLOATS) {
@@ -173,7 +178,8 @@ INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t 
         ep_avx512_fetch_rows(rows, batch, first_row + rows, k * input_bytes);
 #pragma GCC unroll 6
         for (uint32_t r = 0; r < rows; r++) {
-            lanes[r] = _mm512_castps_si512(ep_avx512_widen(batch, &batch->rows[first_row + r], k, count));
+            lanes[r] =
+                _mm512_castps_si512(ep_avx512_widen(batch, &batch->rows[first_row + r], k, count));
         }
         ep_avx512_interleave(rows, lanes, count, a + (size_t)k * rows);
     }
@@ -189,11 +195,13 @@ INLINE void lay_chunk(const uint32_t rows, const float *h, uint32_t count, float
             lanes[r] = _mm512_load_si512(h + r * EP_FFN_PANEL + i);
         }
         const uint32_t left = count - i;
-        ep_avx512_interleave(rows, lanes, left < EP_AVX512_FLOATS ? left : EP_AVX512_FLOATS, a + (size_t)i * rows);
+        ep_avx512_interleave(rows, lanes, left < EP_AVX512_FLOATS ? left : EP_AVX512_FLOATS,
+                             a + (size_t)i * rows);
     }
 }
 
-static void avx512f_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+static void avx512f_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                              uint32_t hidden, float *a)
 {
     EP_AVX512_FOR_ROWS(rows, pack_chunk, batch, first_row, hidden, a)
 }
@@ -203,9 +211,10 @@ static void avx512f_lay(const float *h, uint32_t rows, uint32_t count, float *a)
     EP_AVX512_FOR_ROWS(rows, lay_chunk, h, count, a)
 }
 
-#define COMMON_PARTS                                                                                         \
-    .panel = avx512f_panel, .group_panel = ep_ffn_avx512f_group_panel, .activate = avx512f_activate,         \
-    .exp16 = avx512f_exp16, .pack_rows = avx512f_pack_rows, .lay = avx512f_lay, .write_row = avx512f_write_row
+#define COMMON_PARTS                                                                               \
+    .panel = avx512f_panel, .group_panel = ep_ffn_avx512f_group_panel,                             \
+    .activate = avx512f_activate, .exp16 = avx512f_exp16, .pack_rows = avx512f_pack_rows,          \
+    .lay = avx512f_lay, .write_row = avx512f_write_row
 
 const ep_ffn_kernel ep_ffn_kernel_avx512f = {
     .name = "avx512f",

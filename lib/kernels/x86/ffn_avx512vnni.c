@@ -38,15 +38,16 @@ typedef struct {
 } edges;
 
 /* One register tile over n lines. rows and fetched are constants wherever this is inlined. */
-INLINE void tile(const int rows, const int fetched, prefetch ahead, const int8_t *a, const uint8_t *b, uint32_t n, const edges *e,
-                 float *c)
+INLINE void tile(const int rows, const int fetched, prefetch ahead, const int8_t *a,
+                 const uint8_t *b, uint32_t n, const edges *e, float *c)
 {
     __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            acc[r][j] = e->first ? _mm512_setzero_si512() : _mm512_load_si512(c + r * EP_FFN_PANEL + 16 * j);
+            acc[r][j] = e->first ? _mm512_setzero_si512()
+                                 : _mm512_load_si512(c + r * EP_FFN_PANEL + 16 * j);
         }
     }
     for (uint32_t line = 0; line < n; line++) {
@@ -79,8 +80,10 @@ INLINE void tile(const int rows, const int fetched, prefetch ahead, const int8_t
         for (int j = 0; j < VECTORS; j++) {
             float *to = c + r * EP_FFN_PANEL + 16 * j;
             if (e->last) {
-                const __m512i sum = _mm512_add_epi32(acc[r][j], _mm512_load_si512(e->offsets + 16 * j));
-                const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(e->weight_scales + 16 * j));
+                const __m512i sum =
+                    _mm512_add_epi32(acc[r][j], _mm512_load_si512(e->offsets + 16 * j));
+                const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum),
+                                                    _mm512_load_ps(e->weight_scales + 16 * j));
                 _mm512_store_ps(to, _mm512_mul_ps(scaled, _mm512_set1_ps(e->row_scales[r])));
             } else {
                 _mm512_store_si512(to, acc[r][j]);
@@ -89,25 +92,26 @@ INLINE void tile(const int rows, const int fetched, prefetch ahead, const int8_t
     }
 }
 
-typedef void (*tile_func)(prefetch ahead, const int8_t *a, const uint8_t *b, uint32_t n, const edges *e, float *c);
+typedef void (*tile_func)(prefetch ahead, const int8_t *a, const uint8_t *b, uint32_t n,
+                          const edges *e, float *c);
 
 /* How many cache lines a tile fetches per line of b: none, its share of the next block in one or
  * two, whole lines. */
-#define TILE(rows, name, fetched)                                                                            \
-    static void tile_##name##_##rows(prefetch ahead, const int8_t *a, const uint8_t *b, uint32_t n,          \
-                                     const edges *e, float *c)                                               \
-    {                                                                                                        \
-        tile(rows, fetched, ahead, a, b, n, e, c);                                                           \
+#define TILE(rows, name, fetched)                                                                  \
+    static void tile_##name##_##rows(prefetch ahead, const int8_t *a, const uint8_t *b,            \
+                                     uint32_t n, const edges *e, float *c)                         \
+    {                                                                                              \
+        tile(rows, fetched, ahead, a, b, n, e, c);                                                 \
     }
-#define TILES(name, fetched)                                                                                 \
-    TILE(1, name, fetched)                                                                                   \
-    TILE(2, name, fetched)                                                                                   \
-    TILE(3, name, fetched)                                                                                   \
-    TILE(4, name, fetched)                                                                                   \
-    TILE(5, name, fetched)                                                                                   \
-    TILE(6, name, fetched)                                                                                   \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,              \
-                                                              tile_##name##_3, tile_##name##_4,              \
+#define TILES(name, fetched)                                                                       \
+    TILE(1, name, fetched)                                                                         \
+    TILE(2, name, fetched)                                                                         \
+    TILE(3, name, fetched)                                                                         \
+    TILE(4, name, fetched)                                                                         \
+    TILE(5, name, fetched)                                                                         \
+    TILE(6, name, fetched)                                                                         \
+    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,    \
+                                                              tile_##name##_3, tile_##name##_4,    \
                                                               tile_##name##_5, tile_##name##_6};
 
 TILES(none, 0)
@@ -117,7 +121,8 @@ TILES(whole, 4)
 
 /* One chunk: the weights stream through once. The last lines fetch the first ones of the next
  * panel. */
-static void stream_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t lines, const uint8_t *next, edges e, float *c)
+static void stream_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                         const uint8_t *next, edges e, float *c)
 {
     const uint32_t inside = lines > STREAM_LINES ? lines - STREAM_LINES : 0;
     prefetch ahead = {.next = panel + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
@@ -129,7 +134,8 @@ static void stream_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, u
     }
     e.last = true;
     ahead.next = next == NULL ? panel : next;
-    (next == NULL ? tiles_none : tiles_whole)[rows - 1](ahead, a + (size_t)inside * 4 * rows, panel + (size_t)inside * LINE_BYTES,
+    (next == NULL ? tiles_none : tiles_whole)[rows - 1](ahead, a + (size_t)inside * 4 * rows,
+                                                        panel + (size_t)inside * LINE_BYTES,
                                                         lines - inside, &e, c);
 }
 
@@ -143,7 +149,8 @@ typedef struct {
 static void write_rows(const destination *to, size_t first_row, uint32_t rows, const float *c)
 {
     for (size_t r = first_row; to->batch != NULL && r < first_row + rows; r++) {
-        ep_avx512_write_row(c + r * EP_FFN_PANEL, to->count, to->batch->out_dtype, to->batch->rows[r].out, to->first);
+        ep_avx512_write_row(c + r * EP_FFN_PANEL, to->count, to->batch->out_dtype,
+                            to->batch->rows[r].out, to->first);
     }
 }
 
@@ -168,8 +175,8 @@ static uint32_t block_lines(uint32_t rows, uint32_t lines)
  * fetches its share of the next one, evenly, so that loading hides behind arithmetic. Behind the
  * last block lies the next panel.
  */
-static void panel_to(const destination *to, const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                     const float *row_scales, const uint8_t *next, float *c)
+static void panel_to(const destination *to, const int8_t *a, uint32_t rows, const uint8_t *panel,
+                     uint32_t k_count, const float *row_scales, const uint8_t *next, float *c)
 {
     const uint32_t lines = ep_ffn_quads(k_count);
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
@@ -199,7 +206,9 @@ static void panel_to(const destination *to, const int8_t *a, uint32_t rows, cons
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
             const int8_t *x = a + 4 * ((size_t)first_row * lines + (size_t)line * chunk_rows);
-            prefetch ahead = {.next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count, .step = share};
+            prefetch ahead = {
+                .next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
+                .step = share};
             e.row_scales = row_scales + first_row;
             if (e.last) {
                 fetch_outputs(to, first_row, chunk_rows);
@@ -212,17 +221,20 @@ static void panel_to(const destination *to, const int8_t *a, uint32_t rows, cons
     }
 }
 
-void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                                  const float *row_scales, const uint8_t *next, float *c)
+void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel,
+                                  uint32_t k_count, const float *row_scales, const uint8_t *next,
+                                  float *c)
 {
     panel_to(&(destination){.batch = NULL}, a, rows, panel, k_count, row_scales, next, c);
 }
 
-void ep_ffn_avx512vnni_int8_panel_to_rows(const int8_t *a, const ep_ffn_batch *batch, const uint8_t *panel, uint32_t k_count,
-                                          const float *row_scales, const uint8_t *next, uint32_t first, uint32_t count, float *c)
+void ep_ffn_avx512vnni_int8_panel_to_rows(const int8_t *a, const ep_ffn_batch *batch,
+                                          const uint8_t *panel, uint32_t k_count,
+                                          const float *row_scales, const uint8_t *next,
+                                          uint32_t first, uint32_t count, float *c)
 {
-    panel_to(&(destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count, panel, k_count, row_scales, next,
-             c);
+    panel_to(&(destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count,
+             panel, k_count, row_scales, next, c);
 }
 
 /* ---- rows to int8 ---- */
@@ -232,14 +244,15 @@ typedef enum { INPUTS_ANY, INPUTS_BF16, INPUTS_F32 } inputs;
 
 INLINE inputs inputs_of(const ep_ffn_batch *batch)
 {
-    return batch->weight_on_input              ? INPUTS_ANY
+    return batch->weight_on_input            ? INPUTS_ANY
            : batch->x_dtype == EP_DTYPE_BF16 ? INPUTS_BF16
            : batch->x_dtype == EP_DTYPE_F32  ? INPUTS_F32
                                              : INPUTS_ANY;
 }
 
 /* next: a row that is wanted soon, fetched meanwhile; rows of callers come from memory. */
-INLINE float row_scale(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row, const ep_ffn_row *next, uint32_t k_count)
+INLINE float row_scale(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row,
+                       const ep_ffn_row *next, uint32_t k_count)
 {
     const uint8_t *x = row->x;
     const __m512i sign_off = _mm512_set1_epi32(0x7fffffff);
@@ -252,10 +265,12 @@ INLINE float row_scale(const inputs form, const ep_ffn_batch *batch, const ep_ff
             halves = _mm512_max_epu16(halves, _mm512_and_si512(both, _mm512_set1_epi16(0x7fff)));
             _mm_prefetch((const char *)next->x + 2 * (size_t)k, _MM_HINT_T0);
         }
-        greatest = _mm512_max_epu32(_mm512_and_si512(halves, _mm512_set1_epi32(0x7fff0000)), _mm512_slli_epi32(halves, 16));
+        greatest = _mm512_max_epu32(_mm512_and_si512(halves, _mm512_set1_epi32(0x7fff0000)),
+                                    _mm512_slli_epi32(halves, 16));
     }
     for (; form == INPUTS_F32 && k + EP_AVX512_FLOATS <= k_count; k += EP_AVX512_FLOATS) {
-        greatest = _mm512_max_epu32(greatest, _mm512_and_si512(_mm512_loadu_si512(x + 4 * (size_t)k), sign_off));
+        greatest = _mm512_max_epu32(
+            greatest, _mm512_and_si512(_mm512_loadu_si512(x + 4 * (size_t)k), sign_off));
     }
     for (; k < k_count; k += EP_AVX512_FLOATS) {
         const uint32_t count = k_count - k < EP_AVX512_FLOATS ? k_count - k : EP_AVX512_FLOATS;
@@ -280,27 +295,32 @@ INLINE divisor divisor_of(float scale)
 {
     const bool is_usual = scale > 0x1p-100f;
     const float inverse = is_usual ? 1.0f / scale : 0.0f;
-    return (divisor){.scale = scale, .low = inverse * (1.0f - 0x1p-22f), .high = inverse * (1.0f + 0x1p-22f)};
+    return (divisor){
+        .scale = scale, .low = inverse * (1.0f - 0x1p-22f), .high = inverse * (1.0f + 0x1p-22f)};
 }
 
 /* 16 inputs from k on, zeros behind k_count. Forms other than any: there are 16. */
-INLINE __m512 inputs16(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t k_count)
+INLINE __m512 inputs16(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row,
+                       uint32_t k, uint32_t k_count)
 {
     const uint8_t *x = row->x;
     if (form == INPUTS_BF16) {
-        const __m256i halves = _mm256_loadu_si256((const __m256i *)(const void *)(x + 2 * (size_t)k));
+        const __m256i halves =
+            _mm256_loadu_si256((const __m256i *)(const void *)(x + 2 * (size_t)k));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
     if (form == INPUTS_F32) {
         return _mm512_loadu_ps(x + 4 * (size_t)k);
     }
     const uint32_t left = k < k_count ? k_count - k : 0;
-    return left == 0 ? _mm512_setzero_ps() : ep_avx512_widen(batch, row, k, left < EP_AVX512_FLOATS ? left : EP_AVX512_FLOATS);
+    return left == 0
+               ? _mm512_setzero_ps()
+               : ep_avx512_widen(batch, row, k, left < EP_AVX512_FLOATS ? left : EP_AVX512_FLOATS);
 }
 
 /* ep_ffn_int8_round of inputs k..k + 63, plus 128. */
-INLINE __m512i round64(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k, uint32_t k_count,
-                       const divisor *d)
+INLINE __m512i round64(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row,
+                       uint32_t k, uint32_t k_count, const divisor *d)
 {
     const __m512i plus = _mm512_set1_epi8((char)0x80);
     if (!(d->scale > 0.0f)) {
@@ -322,7 +342,8 @@ INLINE __m512i round64(const inputs form, const ep_ffn_batch *batch, const ep_ff
             q[i] = _mm512_cvtps_epi32(_mm512_div_ps(x[i], _mm512_set1_ps(d->scale)));
         }
     }
-    __m512i codes = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+    __m512i codes =
+        _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
     codes = _mm512_max_epi8(codes, _mm512_set1_epi8(-127));
     /* Packing went by lanes of 128 bits: quad 4 j + l is word 4 l + j. */
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
@@ -330,14 +351,15 @@ INLINE __m512i round64(const inputs form, const ep_ffn_batch *batch, const ep_ff
 }
 
 /* A chunk of rows; form is a constant wherever this is inlined. */
-INLINE void round_chunk(const inputs form, const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
-                        float *scales)
+INLINE void round_chunk(const inputs form, const ep_ffn_batch *batch, uint32_t first_row,
+                        uint32_t rows, uint32_t k_count, int8_t *a, float *scales)
 {
     const ep_ffn_row *from = batch->rows + first_row;
     divisor by[EP_FFN_CHUNK_ROWS];
     __m512i quads[EP_FFN_CHUNK_ROWS];
     for (uint32_t r = 0; r < rows; r++) {
-        scales[r] = row_scale(form, batch, &from[r], &from[first_row + r + 1 < batch->rows_count ? r + 1 : r], k_count);
+        scales[r] = row_scale(form, batch, &from[r],
+                              &from[first_row + r + 1 < batch->rows_count ? r + 1 : r], k_count);
         by[r] = divisor_of(scales[r]);
     }
     for (uint32_t k = 0; k < k_count; k += ROUNDED) {
@@ -347,12 +369,13 @@ INLINE void round_chunk(const inputs form, const ep_ffn_batch *batch, uint32_t f
                                        : round64(INPUTS_ANY, batch, &from[r], k, k_count, &by[r]);
         }
         float *to = (float *)(void *)(a + (size_t)k * rows);
-        EP_AVX512_FOR_ROWS(rows, ep_avx512_interleave, quads, ep_ffn_quads(left < ROUNDED ? left : ROUNDED), to)
+        EP_AVX512_FOR_ROWS(rows, ep_avx512_interleave, quads,
+                           ep_ffn_quads(left < ROUNDED ? left : ROUNDED), to)
     }
 }
 
-void ep_ffn_avx512vnni_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t k_count, int8_t *a,
-                                 float *scales)
+void ep_ffn_avx512vnni_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                                 uint32_t k_count, int8_t *a, float *scales)
 {
     const inputs form = inputs_of(batch);
     if (form == INPUTS_BF16) {

@@ -9,7 +9,9 @@
 #define vector_load(p) _mm256_load_ps(p)
 #define vector_store(p, v) _mm256_store_ps(p, v)
 #define vector_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define vector_odd_of(v) _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32((int)0xffff0000u)))
+#define vector_odd_of(v)                                                                           \
+    _mm256_castsi256_ps(                                                                           \
+        _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32((int)0xffff0000u)))
 #define vector_even_of(v) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(v), 16))
 #define vector_all(p) _mm256_set1_ps(*(p))
 

@@ -9,7 +9,9 @@
 #define vector_load(p) _mm512_load_ps(p)
 #define vector_store(p, v) _mm512_store_ps(p, v)
 #define vector_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define vector_odd_of(v) _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32((int)0xffff0000u)))
+#define vector_odd_of(v)                                                                           \
+    _mm512_castsi512_ps(                                                                           \
+        _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32((int)0xffff0000u)))
 #define vector_even_of(v) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(v), 16))
 #define vector_all(p) _mm512_set1_ps(*(p))
 

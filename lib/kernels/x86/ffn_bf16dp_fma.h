@@ -41,21 +41,24 @@
 
 /* One register tile over n lines: outputs first..first + TILE_OUTPUTS - 1. x: above. fresh: c is
  * not read. rows is a constant. */
-INLINE void tile(const int rows, const float *x, const uint32_t *b, uint32_t n, bool fresh, uint32_t first, float *c)
+INLINE void tile(const int rows, const float *x, const uint32_t *b, uint32_t n, bool fresh,
+                 uint32_t first, float *c)
 {
     VECTOR acc[EP_FFN_CHUNK_ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            acc[r][j] = fresh ? vector_zero() : vector_load(c + r * EP_FFN_PANEL + first + j * VECTOR_FLOATS);
+            acc[r][j] = fresh ? vector_zero()
+                              : vector_load(c + r * EP_FFN_PANEL + first + j * VECTOR_FLOATS);
         }
     }
     for (uint32_t line = 0; line < n; line++, x += WORDS_OF_PAIR * rows, b += LINE_WORDS) {
         VECTOR w[VECTORS];
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            w[j] = vector_odd_of(vector_load((const float *)(const void *)(b + first + j * VECTOR_FLOATS)));
+            w[j] = vector_odd_of(
+                vector_load((const float *)(const void *)(b + first + j * VECTOR_FLOATS)));
         }
         _mm_prefetch((const char *)(b + first) + PREFETCH_BYTES, _MM_HINT_T1);
 #pragma GCC unroll 6
@@ -68,7 +71,8 @@ INLINE void tile(const int rows, const float *x, const uint32_t *b, uint32_t n, 
         }
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            w[j] = vector_even_of(vector_load((const float *)(const void *)(b + first + j * VECTOR_FLOATS)));
+            w[j] = vector_even_of(
+                vector_load((const float *)(const void *)(b + first + j * VECTOR_FLOATS)));
         }
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
@@ -102,14 +106,15 @@ INLINE const float *inputs(const float *a, uint32_t count, float *room)
 }
 
 /* n is at most BLOCK_LINES. Not inlined: no arithmetic may wander out of where MXCSR is set. */
-#define TILE(rows)                                                                                           \
-    static __attribute__((noinline)) void tile_##rows(const float *a, const uint32_t *b, uint32_t n, bool fresh, float *c) \
-    {                                                                                                        \
-        float room[WORDS_OF_PAIR == 1 ? 1 : BLOCK_LINES * 2 * rows];                                         \
-        const float *x = inputs(a, n * rows, room);                                                          \
-        for (uint32_t first = 0; first < EP_FFN_PANEL; first += TILE_OUTPUTS) {                              \
-            tile(rows, x, b, n, fresh, first, c);                                                            \
-        }                                                                                                    \
+#define TILE(rows)                                                                                 \
+    static __attribute__((noinline)) void tile_##rows(const float *a, const uint32_t *b,           \
+                                                      uint32_t n, bool fresh, float *c)            \
+    {                                                                                              \
+        float room[WORDS_OF_PAIR == 1 ? 1 : BLOCK_LINES * 2 * rows];                               \
+        const float *x = inputs(a, n * rows, room);                                                \
+        for (uint32_t first = 0; first < EP_FFN_PANEL; first += TILE_OUTPUTS) {                    \
+            tile(rows, x, b, n, fresh, first, c);                                                  \
+        }                                                                                          \
     }
 TILE(1)
 TILE(2)
@@ -118,11 +123,12 @@ TILE(4)
 TILE(5)
 TILE(6)
 
-static void (*const tiles[EP_FFN_CHUNK_ROWS])(const float *a, const uint32_t *b, uint32_t n, bool fresh, float *c) = {
-    tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
+static void (*const tiles[EP_FFN_CHUNK_ROWS])(const float *a, const uint32_t *b, uint32_t n,
+                                              bool fresh, float *c) = {tile_1, tile_2, tile_3,
+                                                                       tile_4, tile_5, tile_6};
 
-static void fma_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                      const uint8_t *next, float *c)
+static void fma_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                      uint32_t lines, const uint8_t *next, float *c)
 {
     (void)dtype;
     (void)next;
@@ -135,15 +141,16 @@ static void fma_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            tiles[chunk_rows - 1](a + first_row * lines + (size_t)line * chunk_rows, b, n, line == 0,
-                                  c + first_row * EP_FFN_PANEL);
+            tiles[chunk_rows - 1](a + first_row * lines + (size_t)line * chunk_rows, b, n,
+                                  line == 0, c + first_row * EP_FFN_PANEL);
         }
     }
     _mm_setcsr(before);
 }
 
 /* Chains of a chunk's rows with weights of 1. Not inlined, as the tiles. */
-static __attribute__((noinline)) void row_sums(const float *a, uint32_t rows, uint32_t n, float *sums)
+static __attribute__((noinline)) void row_sums(const float *a, uint32_t rows, uint32_t n,
+                                               float *sums)
 {
     for (uint32_t r = 0; r < rows; r++) {
         float sum = 0.0f;
@@ -157,8 +164,8 @@ static __attribute__((noinline)) void row_sums(const float *a, uint32_t rows, ui
 }
 
 /* The scaled chains of one chunk; here denormals are kept. offsets: NULL none. */
-static void add_group(const float *scales, const float *offsets, const float *chain, const float *sums, uint32_t rows, bool fresh,
-                      float *c)
+static void add_group(const float *scales, const float *offsets, const float *chain,
+                      const float *sums, uint32_t rows, bool fresh, float *c)
 {
     for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL, chain += EP_FFN_PANEL) {
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
@@ -180,7 +187,8 @@ typedef struct wide_group {
     bool has_offsets;
 } wide_group;
 
-static void widen_group(ep_weight_format format, const uint8_t *block, const float *factors, uint32_t n, wide_group *to)
+static void widen_group(ep_weight_format format, const uint8_t *block, const float *factors,
+                        uint32_t n, wide_group *to)
 {
     to->lines = n / 2 + n % 2;
     to->is_mx = ep_weight_format_is_mx(format);
@@ -191,25 +199,28 @@ static void widen_group(ep_weight_format format, const uint8_t *block, const flo
     ep_ffn_generic_scales(format, block, factors, to->scales, to->offsets);
 }
 
-static void group_chunk(const wide_group *group, const float *x, uint32_t rows, bool fresh, float *c)
+static void group_chunk(const wide_group *group, const float *x, uint32_t rows, bool fresh,
+                        float *c)
 {
     _Alignas(64) float chain[EP_FFN_CHUNK_ROWS * EP_FFN_PANEL];
     float sums[EP_FFN_CHUNK_ROWS];
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | FLUSH_TO_ZERO);
-    tiles[rows - 1](x, group->pairs, group->lines, !group->is_mx || fresh, group->is_mx ? c : chain);
+    tiles[rows - 1](x, group->pairs, group->lines, !group->is_mx || fresh,
+                    group->is_mx ? c : chain);
     if (group->has_offsets) {
         row_sums(x, rows, group->lines, sums);
     }
     _mm_setcsr(before);
     if (!group->is_mx) {
-        add_group(group->scales, group->has_offsets ? group->offsets : NULL, chain, sums, rows, fresh, c);
+        add_group(group->scales, group->has_offsets ? group->offsets : NULL, chain, sums, rows,
+                  fresh, c);
     }
 }
 
 /* A group's codes become pairs once, for all chunks. */
-static void fma_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                            const uint8_t *next, float *c)
+static void fma_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                            const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
     wide_group group;
     (void)next;
@@ -219,20 +230,23 @@ static void fma_group_panel(ep_weight_format format, const float *a, uint32_t ro
     const uint32_t groups = ep_ffn_groups(format, k_count);
     const uint8_t *block = panel;
     for (uint32_t k = 0; k < k_count; k += columns, block += ep_ffn_group_bytes(format)) {
-        widen_group(format, block, ep_ffn_factors_of(format, panel, groups, k), k_count - k < columns ? k_count - k : columns, &group);
+        widen_group(format, block, ep_ffn_factors_of(format, panel, groups, k),
+                    k_count - k < columns ? k_count - k : columns, &group);
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(&group, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows, k == 0, c + first_row * EP_FFN_PANEL);
+            group_chunk(&group, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows,
+                        k == 0, c + first_row * EP_FFN_PANEL);
         }
     }
 }
 
 /* A plain loop: the compiler makes it vector code of the file's instruction set. */
-static void fma_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c, uint32_t rows,
-                         float *h, size_t stride)
+static void fma_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                         const float *c, uint32_t rows, float *h, size_t stride)
 {
-    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows, __builtin_assume_aligned(h, 64), stride);
+    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
+                __builtin_assume_aligned(h, 64), stride);
 }
 
 static void fma_exp16(const float *x, float *out)

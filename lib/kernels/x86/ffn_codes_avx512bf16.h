@@ -19,16 +19,21 @@
  */
 static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_codes codes)
 {
-    static const uint16_t integers[24] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                          0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-                                          0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
-    static const uint16_t e2m1[16] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
-                                      0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
-    static const uint16_t small[8] = {0x0000, 0x3af0, 0x3b60, 0x3b90, 0x3bc0, 0x3bd0, 0x3be0, 0x3bf0};
+    static const uint16_t integers[24] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+                                          0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
+                                          0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110,
+                                          0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+    static const uint16_t e2m1[16] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+                                      0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0,
+                                      0xc000, 0xc040, 0xc080, 0xc0c0};
+    static const uint16_t small[8] = {0x0000, 0x3af0, 0x3b60, 0x3b90,
+                                      0x3bc0, 0x3bd0, 0x3be0, 0x3bf0};
     if (!ep_weight_codes_are_nibbles(codes)) {
         return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)small));
     }
-    const uint16_t *values = codes == EP_CODES_E2M1 ? e2m1 : codes == EP_CODES_INT4 ? integers : integers + 8;
+    const uint16_t *values = codes == EP_CODES_E2M1   ? e2m1
+                             : codes == EP_CODES_INT4 ? integers
+                                                      : integers + 8;
     return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)values));
 }
 
@@ -37,18 +42,22 @@ static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_co
  * a byte on: that spares a shift, which takes half a dot product's time (Zen 4). It reads a byte
  * behind the line; behind a group's last one are scales.
  */
-static inline __attribute__((always_inline)) __m512i ep_codes_load(ep_weight_codes codes, const uint8_t *line, int j)
+static inline __attribute__((always_inline)) __m512i ep_codes_load(ep_weight_codes codes,
+                                                                   const uint8_t *line, int j)
 {
     return _mm512_loadu_si512(line + (ep_weight_codes_are_nibbles(codes) ? j / 2 : 32 * (j & 2)));
 }
 
 /* high: codes in the upper halves of 16-bit words; index: the same with the last three bits
  * lowest. */
-static inline __attribute__((always_inline)) __m512i ep_codes_widen_e4m3(__m512i table, __m512i high, __m512i index)
+static inline __attribute__((always_inline)) __m512i
+ep_codes_widen_e4m3(__m512i table, __m512i high, __m512i index)
 {
     const __mmask32 is_small = _mm512_testn_epi16_mask(high, _mm512_set1_epi16(0x7800));
-    const __m512i bits = _mm512_and_si512(_mm512_srai_epi16(high, 4), _mm512_set1_epi16((int16_t)0x87f0));
-    const __m512i more = _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(0x3c00), is_small, index, table);
+    const __m512i bits =
+        _mm512_and_si512(_mm512_srai_epi16(high, 4), _mm512_set1_epi16((int16_t)0x87f0));
+    const __m512i more =
+        _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(0x3c00), is_small, index, table);
     return _mm512_add_epi16(bits, more);
 }
 
@@ -56,15 +65,18 @@ static inline __attribute__((always_inline)) __m512i ep_codes_widen_e4m3(__m512i
  * half of their f32 is zero. */
 static inline __attribute__((always_inline)) __m512i ep_codes_widen_int8(__m512i words, int j)
 {
-    const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(words, (unsigned)(24 - 8 * (j & 1))), 24);
-    const __m512i high = _mm512_srai_epi32(_mm512_slli_epi32(words, (unsigned)(8 - 8 * (j & 1))), 24);
+    const __m512i low =
+        _mm512_srai_epi32(_mm512_slli_epi32(words, (unsigned)(24 - 8 * (j & 1))), 24);
+    const __m512i high =
+        _mm512_srai_epi32(_mm512_slli_epi32(words, (unsigned)(8 - 8 * (j & 1))), 24);
     const __m512i even = _mm512_castps_si512(_mm512_cvtepi32_ps(low));
     const __m512i odd = _mm512_castps_si512(_mm512_cvtepi32_ps(high));
     return _mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
 }
 
 /* The pairs of vector j from the load for it. */
-static inline __attribute__((always_inline)) __m512i ep_codes_widen(ep_weight_codes codes, __m512i table, __m512i loaded, int j)
+static inline __attribute__((always_inline)) __m512i
+ep_codes_widen(ep_weight_codes codes, __m512i table, __m512i loaded, int j)
 {
     if (ep_weight_codes_are_nibbles(codes)) {
         return _mm512_permutexvar_epi16(_mm512_srli_epi16(loaded, (unsigned)(4 * (j & 1))), table);

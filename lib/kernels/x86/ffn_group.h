@@ -20,7 +20,8 @@
  * offsets. */
 #define EP_GROUP_LINE_BYTES 256u
 #define EP_GROUP_BLOCK_LINES 128u /* one group or more, of 8 lines or more */
-#define EP_GROUP_BLOCK_BYTES ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 8) * EP_GROUP_LINE_BYTES)
+#define EP_GROUP_BLOCK_BYTES                                                                       \
+    ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 8) * EP_GROUP_LINE_BYTES)
 /* Fetched at least that far ahead where one chunk takes each line once: less and memory's latency
  * shows. */
 #define EP_GROUP_AHEAD_BYTES 9216u
@@ -57,23 +58,24 @@ typedef struct ep_group_form {
     /* over codes that it leaves widened for the others; NULL: `widen` before all chunks */
     const ep_group_tile *first;
     /* The lines of one group from line `first` of the panel on, its scales and offsets. */
-    void (*widen)(const ep_group_panel_form *form, const uint8_t *group, uint32_t first, uint32_t lines, uint8_t *to);
+    void (*widen)(const ep_group_panel_form *form, const uint8_t *group, uint32_t first,
+                  uint32_t lines, uint8_t *to);
 } ep_group_form;
 
 /* func(rows, constants.., walk, a, c) for every number of rows. */
-#define EP_GROUP_TILE(name, rows, func, ...)                                                                 \
-    static void name##_##rows(const ep_group_walk *walk, const float *a, float *c)                           \
-    {                                                                                                        \
-        func(rows, ##__VA_ARGS__, walk, a, c);                                                                 \
+#define EP_GROUP_TILE(name, rows, func, ...)                                                       \
+    static void name##_##rows(const ep_group_walk *walk, const float *a, float *c)                 \
+    {                                                                                              \
+        func(rows, ##__VA_ARGS__, walk, a, c);                                                     \
     }
-#define EP_GROUP_TILES(name, func, ...)                                                                      \
-    EP_GROUP_TILE(name, 1, func, ##__VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 2, func, ##__VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 3, func, ##__VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 4, func, ##__VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 5, func, ##__VA_ARGS__)                                                                \
-    EP_GROUP_TILE(name, 6, func, ##__VA_ARGS__)                                                                \
-    static const ep_group_tile name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                      \
+#define EP_GROUP_TILES(name, func, ...)                                                            \
+    EP_GROUP_TILE(name, 1, func, ##__VA_ARGS__)                                                    \
+    EP_GROUP_TILE(name, 2, func, ##__VA_ARGS__)                                                    \
+    EP_GROUP_TILE(name, 3, func, ##__VA_ARGS__)                                                    \
+    EP_GROUP_TILE(name, 4, func, ##__VA_ARGS__)                                                    \
+    EP_GROUP_TILE(name, 5, func, ##__VA_ARGS__)                                                    \
+    EP_GROUP_TILE(name, 6, func, ##__VA_ARGS__)                                                    \
+    static const ep_group_tile name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,            \
                                                           name##_4, name##_5, name##_6};
 
 /*
@@ -81,13 +83,15 @@ typedef struct ep_group_form {
  * that widens a group, and tiles over what that makes. Which format it is of these, they look up in
  * the panel's form at the end of each group.
  */
-#define EP_GROUP_FORM(name, codes, has_offsets, code_tile, widen_group, wide_tiles)                          \
-    EP_GROUP_TILES(name, code_tile, codes, has_offsets)                                                      \
-    static void widen_group_##name(const ep_group_panel_form *form, const uint8_t *group, uint32_t first, uint32_t lines, uint8_t *to) \
-    {                                                                                                        \
-        widen_group(codes, has_offsets, form, group, first, lines, to);                                      \
-    }                                                                                                        \
-    static const ep_group_form form_##name = {.tiles = name, .wide = wide_tiles, .widen = widen_group_##name};
+#define EP_GROUP_FORM(name, codes, has_offsets, code_tile, widen_group, wide_tiles)                \
+    EP_GROUP_TILES(name, code_tile, codes, has_offsets)                                            \
+    static void widen_group_##name(const ep_group_panel_form *form, const uint8_t *group,          \
+                                   uint32_t first, uint32_t lines, uint8_t *to)                    \
+    {                                                                                              \
+        widen_group(codes, has_offsets, form, group, first, lines, to);                            \
+    }                                                                                              \
+    static const ep_group_form form_##name = {                                                     \
+        .tiles = name, .wide = wide_tiles, .widen = widen_group_##name};
 
 EP_GROUP_INLINE bool ep_group_has_offsets(ep_weight_format format)
 {
@@ -103,19 +107,25 @@ EP_GROUP_INLINE const float *ep_group_factors(const ep_group_panel_form *form, u
 /* Bytes of a widened group. */
 EP_GROUP_INLINE size_t ep_group_wide_bytes(const ep_group_panel_form *form)
 {
-    return (size_t)(form->group_lines + (ep_group_has_offsets(form->format) ? 2 : 1)) * EP_GROUP_LINE_BYTES;
+    return (size_t)(form->group_lines + (ep_group_has_offsets(form->format) ? 2 : 1)) *
+           EP_GROUP_LINE_BYTES;
 }
 
 /* One chunk. The last groups fetch the first ones of the next panel. */
-EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form, const ep_group_panel_form *panel_form, const float *a, uint32_t rows,
-                                     const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
+EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form,
+                                     const ep_group_panel_form *panel_form, const float *a,
+                                     uint32_t rows, const uint8_t *panel, uint32_t lines,
+                                     const uint8_t *next, float *c)
 {
     const size_t group_bytes = panel_form->group_bytes;
     const uint32_t group_lines = panel_form->group_lines;
     const uint32_t groups = (lines + group_lines - 1) / group_lines;
     const uint32_t ahead = (uint32_t)((EP_GROUP_AHEAD_BYTES + group_bytes - 1) / group_bytes);
     const uint32_t inside = groups > ahead ? groups - ahead : 0;
-    ep_group_walk walk = {.form = panel_form, .groups = panel, .lines = inside * group_lines, .ahead = panel + ahead * group_bytes};
+    ep_group_walk walk = {.form = panel_form,
+                          .groups = panel,
+                          .lines = inside * group_lines,
+                          .ahead = panel + ahead * group_bytes};
     form->tiles[rows - 1](&walk, a, c);
     a += (size_t)walk.lines * rows;
     walk.groups = panel + inside * group_bytes;
@@ -127,26 +137,33 @@ EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form, const ep_group_p
 
 /* Blocks of groups, all chunks per block; each chunk fetches its share of the next block,
  * evenly. */
-EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, const ep_group_panel_form *panel_form, const float *a, uint32_t rows,
-                                     const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
+EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form,
+                                     const ep_group_panel_form *panel_form, const float *a,
+                                     uint32_t rows, const uint8_t *panel, uint32_t lines,
+                                     const uint8_t *next, float *c)
 {
     _Alignas(64) uint8_t block[EP_GROUP_BLOCK_BYTES];
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const size_t group_bytes = panel_form->group_bytes;
     const uint32_t group_lines = panel_form->group_lines;
     for (uint32_t line = 0; line < lines; line += EP_GROUP_BLOCK_LINES) {
-        const uint32_t n = lines - line < EP_GROUP_BLOCK_LINES ? lines - line : EP_GROUP_BLOCK_LINES;
+        const uint32_t n =
+            lines - line < EP_GROUP_BLOCK_LINES ? lines - line : EP_GROUP_BLOCK_LINES;
         const uint8_t *codes = panel;
         uint8_t *to = block;
         for (uint32_t first = 0; first < n; first += group_lines, panel += group_bytes) {
             if (form->first == NULL) {
-                form->widen(panel_form, panel, line + first, n - first < group_lines ? n - first : group_lines, to);
+                form->widen(panel_form, panel, line + first,
+                            n - first < group_lines ? n - first : group_lines, to);
             }
             to += ep_group_wide_bytes(panel_form);
         }
         const uint8_t *behind = line + n < lines ? panel : next;
         const size_t bytes = EP_GROUP_BLOCK_LINES / group_lines * group_bytes;
-        ep_group_walk walk = {.form = panel_form, .first = line, .lines = n, .wide = block,
+        ep_group_walk walk = {.form = panel_form,
+                              .first = line,
+                              .lines = n,
+                              .wide = block,
                               .step = behind == NULL ? 0 : bytes / ((size_t)chunks.count * n) + 1};
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
@@ -155,23 +172,27 @@ EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form, const ep_group_p
             const bool widens = chunk == 0 && form->first != NULL;
             const ep_group_tile *tiles = widens ? form->first : form->wide;
             walk.groups = widens ? codes : block;
-            tiles[chunk_rows - 1](&walk, a + first_row * lines + (size_t)line * chunk_rows, c + first_row * EP_FFN_PANEL);
+            tiles[chunk_rows - 1](&walk, a + first_row * lines + (size_t)line * chunk_rows,
+                                  c + first_row * EP_FFN_PANEL);
         }
     }
 }
 
 /* group_panel of ffn_kernel.h. columns: of a line in the kernel's family, 1 or 2. */
-EP_GROUP_INLINE void ep_group_panel(const ep_group_form *form, ep_weight_format format, uint32_t columns, const float *a, uint32_t rows,
-                                    const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
+EP_GROUP_INLINE void ep_group_panel(const ep_group_form *form, ep_weight_format format,
+                                    uint32_t columns, const float *a, uint32_t rows,
+                                    const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                                    float *c)
 {
     const uint32_t lines = (k_count + columns - 1) / columns;
-    const ep_group_panel_form panel_form = {.format = format,
-                                            .group_lines = ep_weight_group_columns(format) / columns,
-                                            .block_lines = EP_SCALE_BLOCK / columns,
-                                            .code_bytes = ep_ffn_group_code_bytes(format),
-                                            .group_bytes = ep_ffn_group_bytes(format),
-                                            .factors = ep_ffn_factors_of(format, panel, ep_ffn_groups(format, k_count), 0),
-                                            .block_factors = ep_ffn_block_factors(format)};
+    const ep_group_panel_form panel_form = {
+        .format = format,
+        .group_lines = ep_weight_group_columns(format) / columns,
+        .block_lines = EP_SCALE_BLOCK / columns,
+        .code_bytes = ep_ffn_group_code_bytes(format),
+        .group_bytes = ep_ffn_group_bytes(format),
+        .factors = ep_ffn_factors_of(format, panel, ep_ffn_groups(format, k_count), 0),
+        .block_factors = ep_ffn_block_factors(format)};
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
     if (rows <= EP_FFN_CHUNK_ROWS) {
         ep_group_stream(form, &panel_form, a, rows, panel, lines, next, c);

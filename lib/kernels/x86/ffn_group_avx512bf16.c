@@ -43,7 +43,8 @@ INLINE __m512 sum_of(const group_end *end, int r)
 }
 
 /* The scaled chain is rounded, then the sum (bf16dp.h); likewise the offset. */
-INLINE __m512 add_scaled(const bool has_offsets, const group_end *end, int j, __m512 total, __m512 chain, __m512 sum)
+INLINE __m512 add_scaled(const bool has_offsets, const group_end *end, int j, __m512 total,
+                         __m512 chain, __m512 sum)
 {
     total = _mm512_add_ps(total, _mm512_mul_ps(chain, end->scale[j]));
     return has_offsets ? _mm512_sub_ps(total, _mm512_mul_ps(sum, end->offset[j])) : total;
@@ -77,8 +78,8 @@ INLINE void store_rows(const int rows, __m512 total[][VECTORS], float *c)
 }
 
 /* total += chains of one group, scaled. */
-INLINE void add_group(const int rows, const bool has_offsets, const int first_row, const group_end *end, __m512 acc[][VECTORS],
-                      __m512 total[][VECTORS])
+INLINE void add_group(const int rows, const bool has_offsets, const int first_row,
+                      const group_end *end, __m512 acc[][VECTORS], __m512 total[][VECTORS])
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -91,7 +92,8 @@ INLINE void add_group(const int rows, const bool has_offsets, const int first_ro
 }
 
 /* The same where totals do not fit the registers beside the chains. */
-INLINE void add_group_to(const int rows, const bool has_offsets, const group_end *end, __m512 acc[][VECTORS], float *c)
+INLINE void add_group_to(const int rows, const bool has_offsets, const group_end *end,
+                         __m512 acc[][VECTORS], float *c)
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -99,7 +101,8 @@ INLINE void add_group_to(const int rows, const bool has_offsets, const group_end
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             float *to = c + r * EP_FFN_PANEL + 16 * j;
-            _mm512_store_ps(to, add_scaled(has_offsets, end, j, _mm512_load_ps(to), acc[r][j], sum));
+            _mm512_store_ps(to,
+                            add_scaled(has_offsets, end, j, _mm512_load_ps(to), acc[r][j], sum));
         }
     }
 }
@@ -108,12 +111,14 @@ INLINE void add_group_to(const int rows, const bool has_offsets, const group_end
 INLINE __m512 add_inputs(const int rows, const float *a, __m512 sums)
 {
     const __m512 x = _mm512_maskz_loadu_ps((__mmask16)((1u << rows) - 1u), a);
-    return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_set1_epi32(0x3f803f80));
+    return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_castps_si512(x),
+                            (__m512bh)_mm512_set1_epi32(0x3f803f80));
 }
 
 /* n lines of codes, whose like from ahead on are fetched. */
-INLINE void code_lines(const int rows, const ep_weight_codes codes, const bool has_offsets, const __m512i table, const float *a,
-                       const uint8_t *b, const uint8_t *ahead, uint32_t n, __m512 acc[][VECTORS], group_end *end)
+INLINE void code_lines(const int rows, const ep_weight_codes codes, const bool has_offsets,
+                       const __m512i table, const float *a, const uint8_t *b, const uint8_t *ahead,
+                       uint32_t n, __m512 acc[][VECTORS], group_end *end)
 {
     const size_t line_bytes = line_bytes_of(codes);
     clear(rows, acc);
@@ -138,8 +143,8 @@ INLINE void code_lines(const int rows, const ep_weight_codes codes, const bool h
 }
 
 /* rows, codes and has_offsets are constants wherever this is inlined. */
-INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool has_offsets, const ep_group_walk *walk, const float *a,
-                      float *c)
+INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool has_offsets,
+                      const ep_group_walk *walk, const float *a, float *c)
 {
     const ep_group_panel_form *form = walk->form;
     const bool keeps = rows <= HALF_ROWS;
@@ -148,7 +153,8 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
     const uint8_t *ahead = walk->ahead;
     __m512 total[HALF_ROWS][VECTORS];
     load_rows(keeps ? rows : 0, c, total);
-    for (uint32_t line = 0; line < walk->lines; line += form->group_lines, group += form->group_bytes, ahead += form->group_bytes) {
+    for (uint32_t line = 0; line < walk->lines;
+         line += form->group_lines, group += form->group_bytes, ahead += form->group_bytes) {
         const uint32_t left = walk->lines - line;
         const uint32_t n = left < form->group_lines ? left : form->group_lines;
         __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
@@ -158,7 +164,8 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
         for (size_t q = form->code_bytes; q < form->group_bytes; q += 64) {
             _mm_prefetch((const char *)ahead + q, _MM_HINT_T1);
         }
-        ep_group_load_end(has_offsets, form, group + form->code_bytes, walk->first + line, end.scale, end.offset);
+        ep_group_load_end(has_offsets, form, group + form->code_bytes, walk->first + line,
+                          end.scale, end.offset);
         if (keeps) {
             add_group(rows, has_offsets, 0, &end, acc, total);
         } else {
@@ -170,8 +177,8 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
 
 /* A line's weights, from b; widens: from codes, and left at b. widens and codes are constants
  * wherever this is inlined. */
-INLINE void load_line(const bool widens, const ep_weight_codes codes, __m512i table, const uint8_t *line, uint8_t *b,
-                      __m512i w[VECTORS])
+INLINE void load_line(const bool widens, const ep_weight_codes codes, __m512i table,
+                      const uint8_t *line, uint8_t *b, __m512i w[VECTORS])
 {
     __m512i loaded = _mm512_setzero_si512();
 #pragma GCC unroll 4
@@ -187,8 +194,9 @@ INLINE void load_line(const bool widens, const ep_weight_codes codes, __m512i ta
 }
 
 /* A group's scales and offsets, likewise. line: its first of the panel. */
-INLINE void load_wide_end(const bool widens, const bool has_offsets, const ep_group_panel_form *form, const uint8_t *scales,
-                          uint32_t line, uint8_t *b, group_end *end)
+INLINE void load_wide_end(const bool widens, const bool has_offsets,
+                          const ep_group_panel_form *form, const uint8_t *scales, uint32_t line,
+                          uint8_t *b, group_end *end)
 {
     if (widens) {
         ep_group_load_end(has_offsets, form, scales, line, end->scale, end->offset);
@@ -216,8 +224,9 @@ INLINE void load_wide_end(const bool widens, const bool has_offsets, const ep_gr
  * hold up the dot products of the next. rows, first_row, stride, widens, codes and has_offsets are
  * constants wherever this is inlined. Row 0's part fetches.
  */
-INLINE void wide_part(const int rows, const int first_row, const int stride, const bool widens, const ep_weight_codes codes,
-                      const bool has_offsets, const ep_group_walk *walk, const float *a, float *c)
+INLINE void wide_part(const int rows, const int first_row, const int stride, const bool widens,
+                      const ep_weight_codes codes, const bool has_offsets,
+                      const ep_group_walk *walk, const float *a, float *c)
 {
     const size_t line_bytes = line_bytes_of(codes);
     const ep_group_panel_form *form = walk->form;
@@ -254,7 +263,8 @@ INLINE void wide_part(const int rows, const int first_row, const int stride, con
                 }
             }
         }
-        load_wide_end(widens, has_offsets, form, group_codes + form->code_bytes, walk->first + line, scales, &end);
+        load_wide_end(widens, has_offsets, form, group_codes + form->code_bytes, walk->first + line,
+                      scales, &end);
         add_group(rows, has_offsets, first_row, &end, acc, total);
         b = scales + (has_offsets ? 2 : 1) * EP_GROUP_LINE_BYTES;
     }
@@ -263,20 +273,22 @@ INLINE void wide_part(const int rows, const int first_row, const int stride, con
 
 /* A chunk; its first half fetches and, if it is to, widens. rows, widens, codes and has_offsets are
  * constants wherever this is inlined. */
-INLINE void wide_tile(const int rows, const bool widens, const ep_weight_codes codes, const bool has_offsets, const ep_group_walk *walk,
-                      const float *a, float *c)
+INLINE void wide_tile(const int rows, const bool widens, const ep_weight_codes codes,
+                      const bool has_offsets, const ep_group_walk *walk, const float *a, float *c)
 {
     const int first = (rows + 1) / 2;
     wide_part(first, 0, rows, widens, codes, has_offsets, walk, a, c);
     if (rows > 1) {
-        wide_part(rows - first, first, rows, false, codes, has_offsets, walk, a, c + first * EP_FFN_PANEL);
+        wide_part(rows - first, first, rows, false, codes, has_offsets, walk, a,
+                  c + first * EP_FFN_PANEL);
     }
 }
 
-#define FORM(name, codes, has_offsets, wide_tiles)                                                           \
-    EP_GROUP_TILES(name, code_tile, codes, has_offsets)                                                      \
-    EP_GROUP_TILES(name##_first, wide_tile, true, codes, has_offsets)                                        \
-    static const ep_group_form form_##name = {.tiles = name, .wide = wide_tiles, .first = name##_first};
+#define FORM(name, codes, has_offsets, wide_tiles)                                                 \
+    EP_GROUP_TILES(name, code_tile, codes, has_offsets)                                            \
+    EP_GROUP_TILES(name##_first, wide_tile, true, codes, has_offsets)                              \
+    static const ep_group_form form_##name = {                                                     \
+        .tiles = name, .wide = wide_tiles, .first = name##_first};
 
 EP_GROUP_TILES(wide, wide_tile, false, EP_CODES_INT4, false) /* widened, all are alike */
 EP_GROUP_TILES(wide_offsets, wide_tile, false, EP_CODES_INT4, true)
@@ -286,8 +298,9 @@ FORM(nibbles, EP_CODES_INT4, false, wide)
 FORM(int8_offsets, EP_CODES_INT8, true, wide_offsets)
 FORM(nibbles_offsets, EP_CODES_INT4, true, wide_offsets)
 
-void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
-                                   uint32_t k_count, const uint8_t *next, float *c)
+void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                                   const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                                   float *c)
 {
     const ep_weight_codes codes = ep_weight_format_codes(format);
     const bool has_offsets = ep_group_has_offsets(format);
@@ -295,8 +308,9 @@ void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint
         ep_ffn_avx512bf16_mx_panel(format, a, rows, panel, k_count, next, c);
         return;
     }
-    const ep_group_form *form = ep_weight_codes_are_nibbles(codes) ? (has_offsets ? &form_nibbles_offsets : &form_nibbles)
-                                : codes == EP_CODES_INT8           ? (has_offsets ? &form_int8_offsets : &form_int8)
-                                                                   : &form_e4m3;
+    const ep_group_form *form =
+        ep_weight_codes_are_nibbles(codes) ? (has_offsets ? &form_nibbles_offsets : &form_nibbles)
+        : codes == EP_CODES_INT8           ? (has_offsets ? &form_int8_offsets : &form_int8)
+                                           : &form_e4m3;
     ep_group_panel(form, format, 2, a, rows, panel, k_count, next, c);
 }

@@ -10,11 +10,12 @@
 /* Exact values of 4-bit codes, by code. */
 INLINE __m512 nibble_table(ep_weight_codes codes)
 {
-    const __m512 unsigned_values = _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, 8.0f, 9.0f, 10.0f, 11.0f, 12.0f,
-                                                  13.0f, 14.0f, 15.0f);
+    const __m512 unsigned_values =
+        _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, 8.0f, 9.0f, 10.0f, 11.0f,
+                       12.0f, 13.0f, 14.0f, 15.0f);
     return codes == EP_CODES_E2M1
-               ? _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f,
-                                -4.0f, -6.0f)
+               ? _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
+                                -1.5f, -2.0f, -3.0f, -4.0f, -6.0f)
            : codes == EP_CODES_INT4 ? _mm512_sub_ps(unsigned_values, _mm512_set1_ps(8.0f))
                                     : unsigned_values;
 }
@@ -31,7 +32,8 @@ INLINE void load_int8(const uint8_t *line, __m512 w[VECTORS])
 {
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; j++) {
-        w[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(line + 16 * j))));
+        w[j] = _mm512_cvtepi32_ps(
+            _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(line + 16 * j))));
     }
 }
 
@@ -52,13 +54,15 @@ INLINE void load_nibbles(__m512 table, __m512i codes, const int line, __m512 w[V
 {
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; j++) {
-        w[j] = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, (unsigned)(16 * line + 4 * j)), table);
+        w[j] =
+            _mm512_permutexvar_ps(_mm512_srli_epi32(codes, (unsigned)(16 * line + 4 * j)), table);
     }
 }
 
 /* A line of a group: codes of 4 bits lie in pairs of lines. codes is a constant wherever this is
  * inlined; one of 4 bits stands for all. */
-INLINE void load_line(ep_weight_codes codes, __m512 table, const uint8_t *group, uint32_t k, __m512 w[VECTORS])
+INLINE void load_line(ep_weight_codes codes, __m512 table, const uint8_t *group, uint32_t k,
+                      __m512 w[VECTORS])
 {
     if (ep_weight_codes_are_nibbles(codes)) {
         const __m512i nibbles = _mm512_loadu_si512(group + (size_t)(k / 2) * 64);
@@ -92,7 +96,8 @@ typedef struct {
 } group_end;
 
 /* c = fma(scale, chain, c), then c = fma(-offset, sum, c). sums: a row to a lane. */
-INLINE void add_group(const int rows, const bool has_offsets, const group_end *end, __m512 acc[][VECTORS], __m512 sums, float *c)
+INLINE void add_group(const int rows, const bool has_offsets, const group_end *end,
+                      __m512 acc[][VECTORS], __m512 sums, float *c)
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -113,8 +118,8 @@ INLINE __m512 load_rows(const int rows, const float *a)
 }
 
 /* rows, codes and has_offsets are constants wherever this is inlined. */
-INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool has_offsets, const ep_group_walk *walk, const float *a,
-                      float *c)
+INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool has_offsets,
+                      const ep_group_walk *walk, const float *a, float *c)
 {
     const ep_group_panel_form *form = walk->form;
     const uint32_t group_lines = form->group_lines;
@@ -145,7 +150,8 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
             sums = has_offsets ? _mm512_add_ps(sums, load_rows(rows, a)) : sums;
             a += rows;
         }
-        ep_group_load_end(has_offsets, form, group + form->code_bytes, walk->first + line, end.scale, end.offset);
+        ep_group_load_end(has_offsets, form, group + form->code_bytes, walk->first + line,
+                          end.scale, end.offset);
         add_group(rows, has_offsets, &end, acc, sums, c);
         group += form->group_bytes;
         ahead += form->group_bytes;
@@ -153,7 +159,8 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
 }
 
 /* The same over widened groups. rows and has_offsets are constants wherever this is inlined. */
-INLINE void wide_tile(const int rows, const bool has_offsets, const ep_group_walk *walk, const float *a, float *c)
+INLINE void wide_tile(const int rows, const bool has_offsets, const ep_group_walk *walk,
+                      const float *a, float *c)
 {
     const uint8_t *b = walk->groups;
     const uint8_t *ahead = walk->ahead;
@@ -178,8 +185,11 @@ INLINE void wide_tile(const int rows, const bool has_offsets, const ep_group_wal
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             end.scale[j] = _mm512_load_ps((const float *)(const void *)scales + 16 * j);
-            end.offset[j] = has_offsets ? _mm512_load_ps((const float *)(const void *)(scales + EP_GROUP_LINE_BYTES) + 16 * j)
-                                        : _mm512_setzero_ps();
+            end.offset[j] =
+                has_offsets
+                    ? _mm512_load_ps((const float *)(const void *)(scales + EP_GROUP_LINE_BYTES) +
+                                     16 * j)
+                    : _mm512_setzero_ps();
         }
         add_group(rows, has_offsets, &end, acc, sums, c);
         left -= n;
@@ -188,8 +198,9 @@ INLINE void wide_tile(const int rows, const bool has_offsets, const ep_group_wal
 }
 
 /* codes and has_offsets are constants wherever this is inlined. */
-INLINE void widen_group(const ep_weight_codes codes, const bool has_offsets, const ep_group_panel_form *form, const uint8_t *group,
-                        uint32_t first, uint32_t lines, uint8_t *to)
+INLINE void widen_group(const ep_weight_codes codes, const bool has_offsets,
+                        const ep_group_panel_form *form, const uint8_t *group, uint32_t first,
+                        uint32_t lines, uint8_t *to)
 {
     const __m512 table = nibble_table(ep_weight_format_codes(form->format));
     float *out = (float *)(void *)to;
@@ -221,13 +232,15 @@ EP_GROUP_FORM(nibbles, EP_CODES_INT4, false, code_tile, widen_group, wide)
 EP_GROUP_FORM(int8_offsets, EP_CODES_INT8, true, code_tile, widen_group, wide_offsets)
 EP_GROUP_FORM(nibbles_offsets, EP_CODES_INT4, true, code_tile, widen_group, wide_offsets)
 
-void ep_ffn_avx512f_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
-                                uint32_t k_count, const uint8_t *next, float *c)
+void ep_ffn_avx512f_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                                const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                                float *c)
 {
     const ep_weight_codes codes = ep_weight_format_codes(format);
     const bool has_offsets = ep_group_has_offsets(format);
-    const ep_group_form *form = ep_weight_codes_are_nibbles(codes) ? (has_offsets ? &form_nibbles_offsets : &form_nibbles)
-                                : codes == EP_CODES_INT8           ? (has_offsets ? &form_int8_offsets : &form_int8)
-                                                                   : &form_e4m3;
+    const ep_group_form *form =
+        ep_weight_codes_are_nibbles(codes) ? (has_offsets ? &form_nibbles_offsets : &form_nibbles)
+        : codes == EP_CODES_INT8           ? (has_offsets ? &form_int8_offsets : &form_int8)
+                                           : &form_e4m3;
     ep_group_panel(form, format, 1, a, rows, panel, k_count, next, c);
 }

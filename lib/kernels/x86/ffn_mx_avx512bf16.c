@@ -51,11 +51,14 @@ INLINE __m512i e4m3_more(void)
 /* ep_codes_table with a great exponent. Both codes of zero are +0. */
 INLINE __m512i great_table(ep_weight_format format)
 {
-    static const uint16_t e2m1[16] = {0x0000, 0x7d80, 0x7e00, 0x7e40, 0x7e80, 0x7ec0, 0x7f00, 0x7f40,
-                                      0x0000, 0xfd80, 0xfe00, 0xfe40, 0xfe80, 0xfec0, 0xff00, 0xff40};
-    static const uint16_t small[8] = {0x0000, 0x7670, 0x76e0, 0x7710, 0x7740, 0x7750, 0x7760, 0x7770};
-    return format == EP_WEIGHTS_MXFP4 ? _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)e2m1))
-                                      : _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)small));
+    static const uint16_t e2m1[16] = {0x0000, 0x7d80, 0x7e00, 0x7e40, 0x7e80, 0x7ec0,
+                                      0x7f00, 0x7f40, 0x0000, 0xfd80, 0xfe00, 0xfe40,
+                                      0xfe80, 0xfec0, 0xff00, 0xff40};
+    static const uint16_t small[8] = {0x0000, 0x7670, 0x76e0, 0x7710,
+                                      0x7740, 0x7750, 0x7760, 0x7770};
+    return format == EP_WEIGHTS_MXFP4
+               ? _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)e2m1))
+               : _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)small));
 }
 
 /* ep_codes_widen_e4m3 with a scale. */
@@ -63,7 +66,8 @@ INLINE __m512i scaled_e4m3(__m512i table, __m512i words, __m512i high, __m512i i
 {
     const __mmask32 is_small = _mm512_testn_epi16_mask(high, _mm512_set1_epi16(0x7800));
     const __mmask32 is_some = _mm512_test_epi16_mask(high, _mm512_set1_epi16(0x7f00));
-    const __m512i bits = _mm512_and_si512(_mm512_srai_epi16(high, 4), _mm512_set1_epi16((int16_t)0x87f0));
+    const __m512i bits =
+        _mm512_and_si512(_mm512_srai_epi16(high, 4), _mm512_set1_epi16((int16_t)0x87f0));
     const __m512i more = _mm512_mask_permutexvar_epi16(e4m3_more(), is_small, index, table);
     return _mm512_maskz_sub_epi16(is_some, _mm512_add_epi16(bits, more), words);
 }
@@ -74,7 +78,8 @@ INLINE __m512i scaled(ep_weight_format format, __m512i table, __m512i words, __m
     if (format == EP_WEIGHTS_MXFP4) {
         /* A saturating subtraction in two: its own unit is one of the dot products', those of these
          * are not (Zen 4). */
-        const __m512i great = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * (j & 1))), table);
+        const __m512i great =
+            _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * (j & 1))), table);
         return _mm512_sub_epi16(_mm512_max_epu16(great, words), words);
     }
     return (j & 1) == 0 ? scaled_e4m3(table, words, _mm512_slli_epi16(codes, 8), codes)
@@ -85,22 +90,28 @@ INLINE __m512i scaled(ep_weight_format format, __m512i table, __m512i words, __m
 INLINE bool is_easy(ep_weight_format format, const uint8_t *scales)
 {
     const uint8_t low = least_scale(format);
-    const __m512i from_low = _mm512_sub_epi8(_mm512_loadu_si512(scales), _mm512_set1_epi8((char)low));
-    return _mm512_cmpgt_epu8_mask(from_low, _mm512_set1_epi8((char)(table_exponent(format) - low))) == 0;
+    const __m512i from_low =
+        _mm512_sub_epi8(_mm512_loadu_si512(scales), _mm512_set1_epi8((char)low));
+    return _mm512_cmpgt_epu8_mask(from_low,
+                                  _mm512_set1_epi8((char)(table_exponent(format) - low))) == 0;
 }
 
 INLINE __m512i load_words(ep_weight_format format, const uint8_t *scales, int j)
 {
     /* A scale's byte into both words of a pair. */
-    const __m512i twice = _mm512_set4_epi32((int)0x800c800cu, (int)0x80088008u, (int)0x80048004u, (int)0x80008000u);
-    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(scales + 16 * j)));
+    const __m512i twice =
+        _mm512_set4_epi32((int)0x800c800cu, (int)0x80088008u, (int)0x80048004u, (int)0x80008000u);
+    const __m512i e =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(scales + 16 * j)));
     const __m512i pairs = _mm512_shuffle_epi8(e, twice);
-    return _mm512_sub_epi16(_mm512_set1_epi16((int16_t)(table_exponent(format) << 7)), _mm512_slli_epi16(pairs, 7));
+    return _mm512_sub_epi16(_mm512_set1_epi16((int16_t)(table_exponent(format) << 7)),
+                            _mm512_slli_epi16(pairs, 7));
 }
 
 /* n lines of one group. rows and format are constants wherever this is inlined. */
-INLINE void code_lines(const int rows, const ep_weight_format format, const mx_walk *walk, const uint8_t *scales,
-                       __m512i table, const float *a, uint32_t n, __m512 acc[][VECTORS])
+INLINE void code_lines(const int rows, const ep_weight_format format, const mx_walk *walk,
+                       const uint8_t *scales, __m512i table, const float *a, uint32_t n,
+                       __m512 acc[][VECTORS])
 {
     const size_t line_bytes = ep_ffn_group_code_bytes(format) / GROUP_LINES;
     const uint8_t *b = walk->groups;
@@ -137,7 +148,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, const mx_w
 
 /* Lines done: all, or those before a group with a scale that is not easy. rows and format are
  * constants. */
-INLINE uint32_t code_tile(const int rows, const ep_weight_format format, mx_walk walk, const float *a, bool first, float *c)
+INLINE uint32_t code_tile(const int rows, const ep_weight_format format, mx_walk walk,
+                          const float *a, bool first, float *c)
 {
     const __m512i table = great_table(format);
     __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
@@ -161,19 +173,20 @@ INLINE uint32_t code_tile(const int rows, const ep_weight_format format, mx_walk
 
 typedef uint32_t (*code_func)(mx_walk walk, const float *a, bool first, float *c);
 
-#define CODE_TILE(rows, name, format)                                                                        \
-    static uint32_t name##_##rows(mx_walk walk, const float *a, bool first, float *c)                        \
-    {                                                                                                        \
-        return code_tile(rows, format, walk, a, first, c);                                                   \
+#define CODE_TILE(rows, name, format)                                                              \
+    static uint32_t name##_##rows(mx_walk walk, const float *a, bool first, float *c)              \
+    {                                                                                              \
+        return code_tile(rows, format, walk, a, first, c);                                         \
     }
-#define CODE_TILES(name, format)                                                                             \
-    CODE_TILE(1, name, format)                                                                               \
-    CODE_TILE(2, name, format)                                                                               \
-    CODE_TILE(3, name, format)                                                                               \
-    CODE_TILE(4, name, format)                                                                               \
-    CODE_TILE(5, name, format)                                                                               \
-    CODE_TILE(6, name, format)                                                                               \
-    static const code_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6};
+#define CODE_TILES(name, format)                                                                   \
+    CODE_TILE(1, name, format)                                                                     \
+    CODE_TILE(2, name, format)                                                                     \
+    CODE_TILE(3, name, format)                                                                     \
+    CODE_TILE(4, name, format)                                                                     \
+    CODE_TILE(5, name, format)                                                                     \
+    CODE_TILE(6, name, format)                                                                     \
+    static const code_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                \
+                                                      name##_4, name##_5, name##_6};
 
 CODE_TILES(mxfp4, EP_WEIGHTS_MXFP4)
 CODE_TILES(mxfp8, EP_WEIGHTS_MXFP8)
@@ -197,12 +210,15 @@ INLINE void widen_hard(const ep_weight_format format, const uint8_t *group, uint
     const __m512i table = ep_codes_table(ep_weight_format_codes(format));
     __m512 scale[VECTORS];
     for (int o = 0; o < EP_FFN_PANEL; o++) {
-        scale[o / 16][o % 16] = ep_ffn_read_e8m0(group[ep_ffn_group_code_bytes(format) + (size_t)o]);
+        scale[o / 16][o % 16] =
+            ep_ffn_read_e8m0(group[ep_ffn_group_code_bytes(format) + (size_t)o]);
     }
     for (uint32_t i = 0; i < n; i++, group += line_bytes, to += LINE_BYTES) {
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            const __m512i pairs = ep_codes_widen(ep_weight_format_codes(format), table, ep_codes_load(ep_weight_format_codes(format), group, j & 2), j);
+            const __m512i pairs =
+                ep_codes_widen(ep_weight_format_codes(format), table,
+                               ep_codes_load(ep_weight_format_codes(format), group, j & 2), j);
             _mm512_store_si512(to + 64 * j, scale_pairs(pairs, scale[j]));
         }
     }
@@ -218,10 +234,12 @@ static void widen_hard_group(ep_weight_format format, const uint8_t *group, uint
 }
 
 /* One chunk over groups of codes, whatever their scales. */
-static void chunk_of_codes(ep_weight_format format, mx_walk walk, const float *a, uint32_t rows, bool first, float *c)
+static void chunk_of_codes(ep_weight_format format, mx_walk walk, const float *a, uint32_t rows,
+                           bool first, float *c)
 {
     while (walk.lines > 0) {
-        const uint32_t done = (format == EP_WEIGHTS_MXFP4 ? mxfp4 : mxfp8)[rows - 1](walk, a, first, c);
+        const uint32_t done =
+            (format == EP_WEIGHTS_MXFP4 ? mxfp4 : mxfp8)[rows - 1](walk, a, first, c);
         const uint32_t hard = walk.lines - done < GROUP_LINES ? walk.lines - done : GROUP_LINES;
         if (hard == 0) {
             return;
@@ -242,8 +260,8 @@ static void chunk_of_codes(ep_weight_format format, mx_walk walk, const float *a
 
 /* Blocks of lines, all chunks per block; each chunk fetches its share of the next block's codes,
  * evenly. */
-static void block_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                        const uint8_t *next, float *c)
+static void block_panel(ep_weight_format format, const float *a, uint32_t rows,
+                        const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
 {
     _Alignas(64) uint8_t block[BLOCK_LINES * LINE_BYTES];
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
@@ -256,13 +274,16 @@ static void block_panel(ep_weight_format format, const float *a, uint32_t rows, 
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
             const float *x = a + first_row * lines + (size_t)line * chunk_rows;
-            const uint8_t *ahead = behind == NULL ? block : behind + chunk * (block_bytes / chunks.count);
+            const uint8_t *ahead =
+                behind == NULL ? block : behind + chunk * (block_bytes / chunks.count);
             float *sums = c + first_row * EP_FFN_PANEL;
             if (chunk == 0) {
-                const mx_walk walk = {.groups = panel, .lines = n, .ahead = ahead, .step = step, .wide = block};
+                const mx_walk walk = {
+                    .groups = panel, .lines = n, .ahead = ahead, .step = step, .wide = block};
                 chunk_of_codes(format, walk, x, chunk_rows, line == 0, sums);
             } else {
-                tiles_one[chunk_rows - 1]((prefetch){.next = ahead, .step = step}, x, block, n, line == 0, sums);
+                tiles_one[chunk_rows - 1]((prefetch){.next = ahead, .step = step}, x, block, n,
+                                          line == 0, sums);
             }
         }
     }
@@ -274,8 +295,9 @@ INLINE uint32_t many_chunks(ep_weight_format format)
     return format == EP_WEIGHTS_MXFP4 ? 3 : 2;
 }
 
-void ep_ffn_avx512bf16_mx_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
-                                uint32_t k_count, const uint8_t *next, float *c)
+void ep_ffn_avx512bf16_mx_panel(ep_weight_format format, const float *a, uint32_t rows,
+                                const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                                float *c)
 {
     const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);

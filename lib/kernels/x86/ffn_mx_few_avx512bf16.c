@@ -30,7 +30,8 @@ typedef struct seen {
 
 INLINE __m512i lesser_inputs(__m512i least, __m512i pairs)
 {
-    return _mm512_min_epu16(least, _mm512_sub_epi16(_mm512_add_epi16(pairs, pairs), _mm512_set1_epi16(1)));
+    return _mm512_min_epu16(least,
+                            _mm512_sub_epi16(_mm512_add_epi16(pairs, pairs), _mm512_set1_epi16(1)));
 }
 
 /* rows is a constant wherever this is inlined. */
@@ -80,9 +81,10 @@ INLINE bool is_sure(const int rows, ep_weight_format format, const seen *all, __
             overflown |= _mm512_fpclass_ps_mask(acc[r][j], ENDLESS_OR_NAN);
         }
     }
-    const int exponent = (int)((input + 1) >> 8); /* field of the least input */
+    const int exponent = (int)((input + 1) >> 8);    /* field of the least input */
     const bool is_weight_normal = scale > code_bits; /* the least code's */
-    return overflown == 0 && is_weight_normal && unit <= UNIT && exponent - INPUT_BITS - code_bits + scale - UNIT >= LEAST_NORMAL;
+    return overflown == 0 && is_weight_normal && unit <= UNIT &&
+           exponent - INPUT_BITS - code_bits + scale - UNIT >= LEAST_NORMAL;
 }
 
 INLINE __m512i load_scales(const uint8_t *scales, int j)
@@ -91,11 +93,13 @@ INLINE __m512i load_scales(const uint8_t *scales, int j)
 }
 
 /* Sums in units of the scales `from` become those in units of `to`. */
-INLINE void change_units(const int rows, const uint8_t *from, const uint8_t *to, __m512 acc[][VECTORS])
+INLINE void change_units(const int rows, const uint8_t *from, const uint8_t *to,
+                         __m512 acc[][VECTORS])
 {
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; j++) {
-        const __m512 step = _mm512_cvtepi32_ps(_mm512_sub_epi32(load_scales(from, j), load_scales(to, j)));
+        const __m512 step =
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(load_scales(from, j), load_scales(to, j)));
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             acc[r][j] = _mm512_scalef_ps(acc[r][j], step);
@@ -105,8 +109,8 @@ INLINE void change_units(const int rows, const uint8_t *from, const uint8_t *to,
 
 /* n lines of a group; its like from ahead on is fetched. rows and format are constants wherever
  * this is inlined. */
-INLINE void code_lines(const int rows, const ep_weight_format format, __m512i table, const float *a, const uint8_t *b,
-                       const uint8_t *ahead, uint32_t n, __m512 acc[][VECTORS])
+INLINE void code_lines(const int rows, const ep_weight_format format, __m512i table, const float *a,
+                       const uint8_t *b, const uint8_t *ahead, uint32_t n, __m512 acc[][VECTORS])
 {
     const size_t line_bytes = ep_ffn_group_code_bytes(format) / GROUP_LINES;
     for (uint32_t i = 0; i < n; i++, b += line_bytes, ahead += line_bytes, a += rows) {
@@ -118,7 +122,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, __m512i ta
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             codes = j % 2 == 0 ? ep_codes_load(ep_weight_format_codes(format), b, j) : codes;
-            const __m512bh w = (__m512bh)ep_codes_widen(ep_weight_format_codes(format), table, codes, j);
+            const __m512bh w =
+                (__m512bh)ep_codes_widen(ep_weight_format_codes(format), table, codes, j);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {
                 const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
@@ -130,8 +135,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, __m512i ta
 
 /* The last groups fetch the first ones of the next panel. rows and format are constants wherever
  * this is inlined. */
-INLINE bool few_rows(const int rows, const ep_weight_format format, const float *a, const uint8_t *panel,
-                     uint32_t lines, const uint8_t *next, float *c)
+INLINE bool few_rows(const int rows, const ep_weight_format format, const float *a,
+                     const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
 {
     const size_t code_bytes = ep_ffn_group_code_bytes(format);
     const size_t group_bytes = ep_ffn_group_bytes(format);
@@ -163,27 +168,30 @@ INLINE bool few_rows(const int rows, const ep_weight_format format, const float 
     return is_sure(rows, format, &all, acc);
 }
 
-typedef bool (*few_func)(const float *a, const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c);
+typedef bool (*few_func)(const float *a, const uint8_t *panel, uint32_t lines, const uint8_t *next,
+                         float *c);
 
-#define FEW(rows, name, format)                                                                              \
-    static bool name##_##rows(const float *a, const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c) \
-    {                                                                                                        \
-        return few_rows(rows, format, a, panel, lines, next, c);                                             \
+#define FEW(rows, name, format)                                                                    \
+    static bool name##_##rows(const float *a, const uint8_t *panel, uint32_t lines,                \
+                              const uint8_t *next, float *c)                                       \
+    {                                                                                              \
+        return few_rows(rows, format, a, panel, lines, next, c);                                   \
     }
-#define FEWS(name, format)                                                                                   \
-    FEW(1, name, format)                                                                                     \
-    FEW(2, name, format)                                                                                     \
-    FEW(3, name, format)                                                                                     \
-    FEW(4, name, format)                                                                                     \
-    FEW(5, name, format)                                                                                     \
-    FEW(6, name, format)                                                                                     \
-    static const few_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6};
+#define FEWS(name, format)                                                                         \
+    FEW(1, name, format)                                                                           \
+    FEW(2, name, format)                                                                           \
+    FEW(3, name, format)                                                                           \
+    FEW(4, name, format)                                                                           \
+    FEW(5, name, format)                                                                           \
+    FEW(6, name, format)                                                                           \
+    static const few_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                 \
+                                                     name##_4, name##_5, name##_6};
 
 FEWS(mxfp4, EP_WEIGHTS_MXFP4)
 FEWS(mxfp8, EP_WEIGHTS_MXFP8)
 
-bool ep_ffn_avx512bf16_mx_few(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                              const uint8_t *next, float *c)
+bool ep_ffn_avx512bf16_mx_few(ep_weight_format format, const float *a, uint32_t rows,
+                              const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
 {
     return (format == EP_WEIGHTS_MXFP4 ? mxfp4 : mxfp8)[rows - 1](a, panel, lines, next, c);
 }

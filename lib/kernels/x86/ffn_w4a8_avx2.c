@@ -21,13 +21,14 @@ INLINE __m256i widen(ep_weight_format format, __m256i nibbles)
     if (format == EP_WEIGHTS_INT4) {
         return nibbles;
     }
-    const __m256i e2m1 =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4));
+    const __m256i e2m1 = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4));
     return _mm256_shuffle_epi8(e2m1, nibbles);
 }
 
 /* One pair of quads in 16 bits. rows is a constant. */
-INLINE void add_pair(const int rows, const ep_weight_format format, __m256i codes, const float *a, __m256i sums[])
+INLINE void add_pair(const int rows, const ep_weight_format format, __m256i codes, const float *a,
+                     __m256i sums[])
 {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
@@ -42,14 +43,15 @@ INLINE void add_pair(const int rows, const ep_weight_format format, __m256i code
 }
 
 /* Strip s of one group. a: the group's lines. rows and format are constants. */
-INLINE void strip_tile(const int rows, const ep_weight_format format, const uint8_t *group, uint32_t s, const float *scales,
-                       const float *a, float *c)
+INLINE void strip_tile(const int rows, const ep_weight_format format, const uint8_t *group,
+                       uint32_t s, const float *scales, const float *a, float *c)
 {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[EP_FFN_CHUNK_ROWS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-        const __m256i eight = _mm256_castps_si256(_mm256_broadcast_ss(a + (int)EP_FFN_W4A8_START_LINE * rows + r));
+        const __m256i eight =
+            _mm256_castps_si256(_mm256_broadcast_ss(a + (int)EP_FFN_W4A8_START_LINE * rows + r));
         acc[r] = format == EP_WEIGHTS_INT4 ? eight : _mm256_add_epi32(eight, eight);
     }
 #pragma GCC unroll 2
@@ -62,7 +64,8 @@ INLINE void strip_tile(const int rows, const ep_weight_format format, const uint
 #pragma GCC unroll 2
         for (int p = 2 * half; p < 2 * half + 2; p++) {
             const uint8_t *codes = group + p * (int)EP_FFN_W4A8_PAIR_BYTES + 32 * s;
-            add_pair(rows, format, _mm256_load_si256((const __m256i *)(const void *)codes), a + 2 * p * rows, sums);
+            add_pair(rows, format, _mm256_load_si256((const __m256i *)(const void *)codes),
+                     a + 2 * p * rows, sums);
         }
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
@@ -74,13 +77,15 @@ INLINE void strip_tile(const int rows, const ep_weight_format format, const uint
     for (int r = 0; r < rows; r++) {
         float *to = c + r * EP_FFN_PANEL + 8 * s;
         const __m256 scaled =
-            _mm256_mul_ps(_mm256_cvtepi32_ps(acc[r]), _mm256_broadcast_ss(a + (int)EP_FFN_W4A8_SCALE_LINE * rows + r));
+            _mm256_mul_ps(_mm256_cvtepi32_ps(acc[r]),
+                          _mm256_broadcast_ss(a + (int)EP_FFN_W4A8_SCALE_LINE * rows + r));
         _mm256_store_ps(to, _mm256_fmadd_ps(scaled, weight_scale, _mm256_load_ps(to)));
     }
 }
 
 /* One chunk over n groups. rows and format are constants. */
-INLINE void tile(const int rows, const ep_weight_format format, const uint8_t *group, uint32_t n, const float *a, float *c)
+INLINE void tile(const int rows, const ep_weight_format format, const uint8_t *group, uint32_t n,
+                 const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
     for (uint32_t g = 0; g < n; g++, group += group_bytes, a += (int)EP_FFN_W4A8_LINES * rows) {
@@ -89,8 +94,10 @@ INLINE void tile(const int rows, const ep_weight_format format, const uint8_t *g
             scales[o] = ep_ffn_w4a8_scale(format, group + EP_FFN_W4A8_CODE_BYTES, o);
         }
         for (uint32_t s = 0; s < STRIPS; s++) {
-            _mm_prefetch((const char *)group + AHEAD_BYTES + s * (group_bytes / STRIPS), _MM_HINT_T1);
-            _mm_prefetch((const char *)group + AHEAD_BYTES + s * (group_bytes / STRIPS) + 64, _MM_HINT_T1);
+            _mm_prefetch((const char *)group + AHEAD_BYTES + s * (group_bytes / STRIPS),
+                         _MM_HINT_T1);
+            _mm_prefetch((const char *)group + AHEAD_BYTES + s * (group_bytes / STRIPS) + 64,
+                         _MM_HINT_T1);
             strip_tile(rows, format, group, s, scales, a, c);
         }
     }
@@ -98,44 +105,48 @@ INLINE void tile(const int rows, const ep_weight_format format, const uint8_t *g
 
 typedef void (*tile_func)(const uint8_t *group, uint32_t n, const float *a, float *c);
 
-#define TILE(name, rows, format)                                                                             \
-    static void name##_##rows(const uint8_t *group, uint32_t n, const float *a, float *c)                    \
-    {                                                                                                        \
-        tile(rows, format, group, n, a, c);                                                                  \
+#define TILE(name, rows, format)                                                                   \
+    static void name##_##rows(const uint8_t *group, uint32_t n, const float *a, float *c)          \
+    {                                                                                              \
+        tile(rows, format, group, n, a, c);                                                        \
     }
-#define TILES(name, format)                                                                                  \
-    TILE(name, 1, format)                                                                                    \
-    TILE(name, 2, format)                                                                                    \
-    TILE(name, 3, format)                                                                                    \
-    TILE(name, 4, format)                                                                                    \
-    TILE(name, 5, format)                                                                                    \
-    TILE(name, 6, format)                                                                                    \
-    static const tile_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6};
+#define TILES(name, format)                                                                        \
+    TILE(name, 1, format)                                                                          \
+    TILE(name, 2, format)                                                                          \
+    TILE(name, 3, format)                                                                          \
+    TILE(name, 4, format)                                                                          \
+    TILE(name, 5, format)                                                                          \
+    TILE(name, 6, format)                                                                          \
+    static const tile_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                \
+                                                      name##_4, name##_5, name##_6};
 
 TILES(mxfp4, EP_WEIGHTS_MXFP4)
 TILES(int4, EP_WEIGHTS_INT4)
 
-static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                             const uint8_t *next, float *c)
+static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                             const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
     const tile_func *tiles = format == EP_WEIGHTS_INT4 ? int4 : mxfp4;
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t groups = ep_ffn_w4a8_groups(k_count);
     (void)next;
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
-    for (uint32_t g = 0; g < groups; g += BLOCK_GROUPS, panel += BLOCK_GROUPS * ep_ffn_group_bytes(format)) {
+    for (uint32_t g = 0; g < groups;
+         g += BLOCK_GROUPS, panel += BLOCK_GROUPS * ep_ffn_group_bytes(format)) {
         const uint32_t n = groups - g < BLOCK_GROUPS ? groups - g : BLOCK_GROUPS;
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            tiles[chunk_rows - 1](panel, n, a + EP_FFN_W4A8_LINES * (first_row * groups + (size_t)g * chunk_rows),
-                                  c + first_row * EP_FFN_PANEL);
+            tiles[chunk_rows - 1](
+                panel, n, a + EP_FFN_W4A8_LINES * (first_row * groups + (size_t)g * chunk_rows),
+                c + first_row * EP_FFN_PANEL);
         }
     }
 }
 
 /* Plain loops from here on: the compiler makes them vector code of this file's instruction set. */
-static void w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+static void w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                           uint32_t hidden, float *a)
 {
     ep_ffn_w4a8_pack_rows(batch, first_row, rows, hidden, a);
 }
@@ -145,10 +156,11 @@ static void w4a8_lay(const float *h, uint32_t rows, uint32_t count, float *a)
     ep_ffn_w4a8_lay(h, rows, count, a);
 }
 
-static void w4a8_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c, uint32_t rows,
-                          float *h, size_t stride)
+static void w4a8_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                          const float *c, uint32_t rows, float *h, size_t stride)
 {
-    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows, __builtin_assume_aligned(h, 64), stride);
+    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
+                __builtin_assume_aligned(h, 64), stride);
 }
 
 static void w4a8_exp16(const float *x, float *out)

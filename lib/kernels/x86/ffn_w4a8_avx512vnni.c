@@ -32,7 +32,8 @@ INLINE __m512i widen(ep_weight_format format, __m512i nibbles)
     if (format == EP_WEIGHTS_INT4) {
         return nibbles;
     }
-    const __m512i e2m1 = _mm512_broadcast_i32x4(_mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4));
+    const __m512i e2m1 = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4));
     return _mm512_shuffle_epi8(e2m1, nibbles);
 }
 
@@ -44,12 +45,14 @@ static __attribute__((noinline, cold)) void rare_scales(const uint8_t *scales, f
 }
 
 /* Scales of outputs 16 first.. of a group; scales: of the whole group. */
-INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, int first, const int vectors, __m512 to[])
+INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, int first,
+                        const int vectors, __m512 to[])
 {
     if (format == EP_WEIGHTS_INT4) {
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
-            const __m256i halves = _mm256_load_si256((const __m256i *)(const void *)(scales + 32 * (first + j)));
+            const __m256i halves =
+                _mm256_load_si256((const __m256i *)(const void *)(scales + 32 * (first + j)));
             to[j] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
         }
         return;
@@ -68,8 +71,10 @@ INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, in
     }
 #pragma GCC unroll 4
     for (int j = 0; j < vectors; j++) {
-        const __m512i codes = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)(scales + 16 * (first + j))));
-        to[j] = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(1 << 23)));
+        const __m512i codes = _mm512_cvtepu8_epi32(
+            _mm_load_si128((const __m128i *)(const void *)(scales + 16 * (first + j))));
+        to[j] = _mm512_castsi512_ps(
+            _mm512_sub_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(1 << 23)));
     }
 }
 
@@ -92,13 +97,15 @@ INLINE void fetch_line(const int rows, const uint8_t *line)
  * ahead: as many cache lines of another group are fetched where it fetches, evenly: fetched in a
  * bunch they would keep loads waiting.
  */
-INLINE void sum_group(const int rows, const ep_weight_format format, const uint8_t *group, int first, const int vectors,
-                      const bool fetches, const uint8_t *ahead, const float *a, __m512i acc[][VECTORS])
+INLINE void sum_group(const int rows, const ep_weight_format format, const uint8_t *group,
+                      int first, const int vectors, const bool fetches, const uint8_t *ahead,
+                      const float *a, __m512i acc[][VECTORS])
 {
     const __m512i low = _mm512_set1_epi8(15);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
-        const __m512i eight = _mm512_castps_si512(_mm512_set1_ps(a[(int)EP_FFN_W4A8_START_LINE * rows + r]));
+        const __m512i eight =
+            _mm512_castps_si512(_mm512_set1_ps(a[(int)EP_FFN_W4A8_START_LINE * rows + r]));
         const __m512i start = format == EP_WEIGHTS_INT4 ? eight : _mm512_add_epi32(eight, eight);
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
@@ -118,7 +125,8 @@ INLINE void sum_group(const int rows, const ep_weight_format format, const uint8
 #pragma GCC unroll 4
             for (int j = 0; j < vectors; j++) {
                 const __m512i both = _mm512_load_si512(codes + 64 * j);
-                w[j] = widen(format, _mm512_and_si512(half == 0 ? both : _mm512_srli_epi16(both, 4), low));
+                w[j] = widen(format,
+                             _mm512_and_si512(half == 0 ? both : _mm512_srli_epi16(both, 4), low));
             }
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {
@@ -135,8 +143,8 @@ INLINE void sum_group(const int rows, const ep_weight_format format, const uint8
 }
 
 /* total += sums of a group, scaled; the first sums to total[r][first]. */
-INLINE void add_group(const int rows, const int vectors, const float *a, const __m512 scales[], __m512i acc[][VECTORS],
-                      const int first, __m512 total[][VECTORS])
+INLINE void add_group(const int rows, const int vectors, const float *a, const __m512 scales[],
+                      __m512i acc[][VECTORS], const int first, __m512 total[][VECTORS])
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -181,7 +189,8 @@ INLINE void fetch_scales(const int rows, const uint8_t *ahead, size_t group_byte
 
 /* Up to 3 rows of one chunk: totals of a whole panel stay in registers. rows and format are
  * constants wherever this is inlined. */
-INLINE void stream_few(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
+INLINE void stream_few(const int rows, const ep_weight_format format, const walk *over,
+                       const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
     const uint8_t *group = over->groups;
@@ -202,7 +211,8 @@ INLINE void stream_few(const int rows, const ep_weight_format format, const walk
 
 /* 4 rows: beside the totals of a whole panel there is room in registers for the sums of half a
  * panel. */
-INLINE void stream_four(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
+INLINE void stream_four(const int rows, const ep_weight_format format, const walk *over,
+                        const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
     const uint8_t *group = over->groups;
@@ -226,7 +236,8 @@ INLINE void stream_four(const int rows, const ep_weight_format format, const wal
 
 /* More rows of one chunk: both halves of each group, as memory is read in order; totals stay in
  * c. */
-INLINE void stream_many(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
+INLINE void stream_many(const int rows, const ep_weight_format format, const walk *over,
+                        const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
     const uint8_t *group = over->groups;
@@ -250,7 +261,8 @@ INLINE void stream_many(const int rows, const ep_weight_format format, const wal
 
 /* One of several chunks: half a panel after the other, so that totals of any number of rows stay in
  * registers. */
-INLINE void block_tile(const int rows, const ep_weight_format format, const walk *over, const float *a, float *c)
+INLINE void block_tile(const int rows, const ep_weight_format format, const walk *over,
+                       const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
     const uint8_t *ahead = over->ahead;
@@ -276,39 +288,42 @@ INLINE void block_tile(const int rows, const ep_weight_format format, const walk
 
 typedef void (*tile_func)(const walk *over, const float *a, float *c);
 
-#define TILE(name, rows, func, format)                                                                       \
-    static void name##_##rows(const walk *over, const float *a, float *c)                                    \
-    {                                                                                                        \
-        func(rows, format, over, a, c);                                                                      \
+#define TILE(name, rows, func, format)                                                             \
+    static void name##_##rows(const walk *over, const float *a, float *c)                          \
+    {                                                                                              \
+        func(rows, format, over, a, c);                                                            \
     }
 /* Where there are several chunks, each has 3 rows or more. */
-#define TILES(name, format)                                                                                  \
-    TILE(stream_##name, 1, stream_few, format)                                                               \
-    TILE(stream_##name, 2, stream_few, format)                                                               \
-    TILE(stream_##name, 3, stream_few, format)                                                               \
-    TILE(stream_##name, 4, stream_four, format)                                                              \
-    TILE(stream_##name, 5, stream_many, format)                                                              \
-    TILE(stream_##name, 6, stream_many, format)                                                              \
-    TILE(block_##name, 3, block_tile, format)                                                                \
-    TILE(block_##name, 4, block_tile, format)                                                                \
-    TILE(block_##name, 5, block_tile, format)                                                                \
-    TILE(block_##name, 6, block_tile, format)                                                                \
-    static const tile_func stream_##name[EP_FFN_CHUNK_ROWS] = {stream_##name##_1, stream_##name##_2,         \
-                                                               stream_##name##_3, stream_##name##_4,         \
-                                                               stream_##name##_5, stream_##name##_6};        \
-    static const tile_func block_##name[EP_FFN_CHUNK_ROWS] = {                                               \
+#define TILES(name, format)                                                                        \
+    TILE(stream_##name, 1, stream_few, format)                                                     \
+    TILE(stream_##name, 2, stream_few, format)                                                     \
+    TILE(stream_##name, 3, stream_few, format)                                                     \
+    TILE(stream_##name, 4, stream_four, format)                                                    \
+    TILE(stream_##name, 5, stream_many, format)                                                    \
+    TILE(stream_##name, 6, stream_many, format)                                                    \
+    TILE(block_##name, 3, block_tile, format)                                                      \
+    TILE(block_##name, 4, block_tile, format)                                                      \
+    TILE(block_##name, 5, block_tile, format)                                                      \
+    TILE(block_##name, 6, block_tile, format)                                                      \
+    static const tile_func stream_##name[EP_FFN_CHUNK_ROWS] = {                                    \
+        stream_##name##_1, stream_##name##_2, stream_##name##_3,                                   \
+        stream_##name##_4, stream_##name##_5, stream_##name##_6};                                  \
+    static const tile_func block_##name[EP_FFN_CHUNK_ROWS] = {                                     \
         NULL, NULL, block_##name##_3, block_##name##_4, block_##name##_5, block_##name##_6};
 
 TILES(mxfp4, EP_WEIGHTS_MXFP4)
 TILES(int4, EP_WEIGHTS_INT4)
 
 /* The weights stream through once. The last groups fetch the first ones of the next panel. */
-static void stream_panel(tile_func over_groups, size_t group_bytes, const float *a, uint32_t rows, const uint8_t *panel, uint32_t groups,
-                         const uint8_t *next, float *c)
+static void stream_panel(tile_func over_groups, size_t group_bytes, const float *a, uint32_t rows,
+                         const uint8_t *panel, uint32_t groups, const uint8_t *next, float *c)
 {
     const uint32_t inside = groups > STREAM_GROUPS ? groups - STREAM_GROUPS : 0;
-    const walk most = {.groups = panel, .count = inside, .ahead = panel + STREAM_GROUPS * group_bytes};
-    const walk rest = {.groups = panel + inside * group_bytes, .count = groups - inside, .ahead = next == NULL ? panel : next};
+    const walk most = {
+        .groups = panel, .count = inside, .ahead = panel + STREAM_GROUPS * group_bytes};
+    const walk rest = {.groups = panel + inside * group_bytes,
+                       .count = groups - inside,
+                       .ahead = next == NULL ? panel : next};
     over_groups(&most, a, c);
     over_groups(&rest, a + (size_t)inside * EP_FFN_W4A8_LINES * rows, c);
 }
@@ -317,8 +332,8 @@ static void stream_panel(tile_func over_groups, size_t group_bytes, const float 
  * Blocks of groups, of one length, so that each fetches all of the next one; all chunks per block.
  * Each half of each chunk fetches its share, evenly. Behind the last block lies the next panel.
  */
-static void block_panel(const tile_func *tiles, size_t group_bytes, const float *a, uint32_t rows, const uint8_t *panel,
-                        uint32_t groups, const uint8_t *next, float *c)
+static void block_panel(const tile_func *tiles, size_t group_bytes, const float *a, uint32_t rows,
+                        const uint8_t *panel, uint32_t groups, const uint8_t *next, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t blocks = (groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
@@ -327,7 +342,8 @@ static void block_panel(const tile_func *tiles, size_t group_bytes, const float 
     for (uint32_t g = 0; g < groups; g += block) {
         const uint32_t n = groups - g < block ? groups - g : block;
         const uint8_t *behind = g + n < groups ? panel + (size_t)(g + n) * group_bytes : next;
-        walk over = {.groups = panel + (size_t)g * group_bytes, .count = n, .ahead = behind, .step = step};
+        walk over = {
+            .groups = panel + (size_t)g * group_bytes, .count = n, .ahead = behind, .step = step};
         if (behind == NULL) {
             over.ahead = over.groups;
             over.step = 0;
@@ -342,17 +358,19 @@ static void block_panel(const tile_func *tiles, size_t group_bytes, const float 
     }
 }
 
-static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
-                             const uint8_t *next, float *c)
+static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                             const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
     const bool is_int4 = format == EP_WEIGHTS_INT4;
     const size_t group_bytes = ep_ffn_group_bytes(format);
     const uint32_t groups = ep_ffn_w4a8_groups(k_count);
     __builtin_memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
     if (rows <= EP_FFN_CHUNK_ROWS) {
-        stream_panel((is_int4 ? stream_int4 : stream_mxfp4)[rows - 1], group_bytes, a, rows, panel, groups, next, c);
+        stream_panel((is_int4 ? stream_int4 : stream_mxfp4)[rows - 1], group_bytes, a, rows, panel,
+                     groups, next, c);
     } else {
-        block_panel(is_int4 ? block_int4 : block_mxfp4, group_bytes, a, rows, panel, groups, next, c);
+        block_panel(is_int4 ? block_int4 : block_mxfp4, group_bytes, a, rows, panel, groups, next,
+                    c);
     }
 }
 
@@ -366,12 +384,15 @@ INLINE __m512i round_group(__m512 first, __m512 second)
                                           _mm512_and_si512(_mm512_castps_si512(second), sign_off));
     const float scale = ep_ffn_int8_scale((uint32_t)_mm512_reduce_max_epu32(both));
     if (!(scale > 0.0f)) {
-        return _mm512_maskz_set1_epi32((__mmask16)(1u << EP_FFN_W4A8_SCALE_LINE), (int)ep_f32_bits(scale));
+        return _mm512_maskz_set1_epi32((__mmask16)(1u << EP_FFN_W4A8_SCALE_LINE),
+                                       (int)ep_f32_bits(scale));
     }
     const __m512 by = _mm512_set1_ps(scale);
     const __m512i least = _mm512_set1_epi32(-127);
-    const __m128i low = _mm512_cvtsepi32_epi8(_mm512_max_epi32(_mm512_cvtps_epi32(_mm512_div_ps(first, by)), least));
-    const __m128i high = _mm512_cvtsepi32_epi8(_mm512_max_epi32(_mm512_cvtps_epi32(_mm512_div_ps(second, by)), least));
+    const __m128i low = _mm512_cvtsepi32_epi8(
+        _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_div_ps(first, by)), least));
+    const __m128i high = _mm512_cvtsepi32_epi8(
+        _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_div_ps(second, by)), least));
     const __m256i codes = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
     /* Sums of quads, then of all. */
     __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), codes);
@@ -384,7 +405,8 @@ INLINE __m512i round_group(__m512 first, __m512 second)
 }
 
 /* rows is a constant wherever this is inlined. */
-INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row, uint32_t hidden, float *a)
+INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row,
+                       uint32_t hidden, float *a)
 {
     const size_t input_bytes = ep_dtype_bytes(batch->x_dtype);
     for (uint32_t k = 0; k < hidden; k += EP_MX_GROUP, a += EP_FFN_W4A8_LINES * rows) {
@@ -396,7 +418,8 @@ INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t 
         for (uint32_t r = 0; r < rows; r++) {
             const ep_ffn_row *row = &batch->rows[first_row + r];
             lanes[r] = round_group(ep_avx512_widen(batch, row, k, first),
-                                   second > 0 ? ep_avx512_widen(batch, row, k + first, second) : _mm512_setzero_ps());
+                                   second > 0 ? ep_avx512_widen(batch, row, k + first, second)
+                                              : _mm512_setzero_ps());
         }
         ep_avx512_interleave(rows, lanes, EP_FFN_W4A8_LINES, a);
     }
@@ -411,14 +434,16 @@ INLINE void lay_chunk(const uint32_t rows, const float *h, uint32_t count, float
         __m512i lanes[EP_FFN_CHUNK_ROWS];
         for (uint32_t r = 0; r < rows; r++) {
             const float *from = h + r * EP_FFN_PANEL + k;
-            lanes[r] = round_group(_mm512_maskz_load_ps((__mmask16)valid, from),
-                                   _mm512_maskz_load_ps((__mmask16)(valid >> 16), from + EP_AVX512_FLOATS));
+            lanes[r] = round_group(
+                _mm512_maskz_load_ps((__mmask16)valid, from),
+                _mm512_maskz_load_ps((__mmask16)(valid >> 16), from + EP_AVX512_FLOATS));
         }
         ep_avx512_interleave(rows, lanes, EP_FFN_W4A8_LINES, a);
     }
 }
 
-static void w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+static void w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                           uint32_t hidden, float *a)
 {
     EP_AVX512_FOR_ROWS(rows, pack_chunk, batch, first_row, hidden, a)
 }
@@ -428,8 +453,8 @@ static void w4a8_lay(const float *h, uint32_t rows, uint32_t count, float *a)
     EP_AVX512_FOR_ROWS(rows, lay_chunk, h, count, a)
 }
 
-static void w4a8_activate(ep_activation activation, const ep_activation_numbers *numbers, const float *c, uint32_t rows,
-                          float *h, size_t stride)
+static void w4a8_activate(ep_activation activation, const ep_activation_numbers *numbers,
+                          const float *c, uint32_t rows, float *h, size_t stride)
 {
     ep_avx512_activate(activation, numbers, c, rows, h, stride);
 }
@@ -439,7 +464,8 @@ static void w4a8_exp16(const float *x, float *out)
     ep_avx512_exp16(x, out);
 }
 
-static void w4a8_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+static void w4a8_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
+                           uint32_t first)
 {
     ep_avx512_write_row(y, count, dtype, out, first);
 }

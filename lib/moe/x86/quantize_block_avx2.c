@@ -16,13 +16,15 @@ _Static_assert(BLOCK == 8, "a block is one register");
 
 INLINE __m256 load8(const void *row, ep_dtype dtype, size_t i)
 {
-    const uint8_t *at = (const uint8_t *)row + i * (dtype == EP_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+    const uint8_t *at =
+        (const uint8_t *)row + i * (dtype == EP_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
     if (dtype == EP_DTYPE_F32) {
         return _mm256_loadu_ps((const float *)(const void *)at);
     }
     __m128i halves = _mm_loadu_si128((const __m128i *)(const void *)at);
-    return dtype == EP_DTYPE_F16 ? _mm256_cvtph_ps(halves)
-                                 : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    return dtype == EP_DTYPE_F16
+               ? _mm256_cvtph_ps(halves)
+               : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
 /* The four blocks' greatest magnitudes. */
@@ -33,16 +35,20 @@ INLINE __m128i amax4(const __m256 value[GROUP])
     for (unsigned b = 0; b < GROUP; b++) {
         m[b] = _mm256_and_si256(_mm256_castps_si256(value[b]), mask);
     }
-    __m256i m01 = _mm256_max_epi32(_mm256_unpacklo_epi32(m[0], m[1]), _mm256_unpackhi_epi32(m[0], m[1]));
-    __m256i m23 = _mm256_max_epi32(_mm256_unpacklo_epi32(m[2], m[3]), _mm256_unpackhi_epi32(m[2], m[3]));
-    __m256i all = _mm256_max_epi32(_mm256_unpacklo_epi64(m01, m23), _mm256_unpackhi_epi64(m01, m23));
+    __m256i m01 =
+        _mm256_max_epi32(_mm256_unpacklo_epi32(m[0], m[1]), _mm256_unpackhi_epi32(m[0], m[1]));
+    __m256i m23 =
+        _mm256_max_epi32(_mm256_unpacklo_epi32(m[2], m[3]), _mm256_unpackhi_epi32(m[2], m[3]));
+    __m256i all =
+        _mm256_max_epi32(_mm256_unpacklo_epi64(m01, m23), _mm256_unpackhi_epi64(m01, m23));
     return _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
 }
 
 /* Finite and above 0. */
 INLINE void store_scales(void *scales, ep_dtype dtype, size_t b, __m128 s)
 {
-    uint8_t *at = (uint8_t *)scales + b * (dtype == EP_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
+    uint8_t *at =
+        (uint8_t *)scales + b * (dtype == EP_DTYPE_F32 ? sizeof(float) : sizeof(uint16_t));
     if (dtype == EP_DTYPE_F32) {
         _mm_storeu_ps((float *)(void *)at, s);
         return;
@@ -135,7 +141,8 @@ INLINE void from_blocks(const int8_t *row, const void *scales, ep_dtype dtype, s
     }
 }
 
-void ep_quant_to_i8_blocks_avx2(const void *row, ep_dtype dtype, size_t n, int8_t *out, void *scales)
+void ep_quant_to_i8_blocks_avx2(const void *row, ep_dtype dtype, size_t n, int8_t *out,
+                                void *scales)
 {
     if (dtype == EP_DTYPE_BF16) {
         to_blocks(row, EP_DTYPE_BF16, n, out, scales);
@@ -146,7 +153,8 @@ void ep_quant_to_i8_blocks_avx2(const void *row, ep_dtype dtype, size_t n, int8_
     }
 }
 
-void ep_quant_from_i8_blocks_avx2(const int8_t *row, const void *scales, ep_dtype dtype, size_t n, float *out)
+void ep_quant_from_i8_blocks_avx2(const int8_t *row, const void *scales, ep_dtype dtype, size_t n,
+                                  float *out)
 {
     if (dtype == EP_DTYPE_BF16) {
         from_blocks(row, scales, EP_DTYPE_BF16, n, out);

@@ -83,7 +83,8 @@ static void set_number(const char *name, uint64_t value)
     setenv(name, number, 1);
 }
 
-static void load_all(ep_backend *backend, const expert_fixture *fixtures, ep_backend_weights **weights)
+static void load_all(ep_backend *backend, const expert_fixture *fixtures,
+                     ep_backend_weights **weights)
 {
     for (int e = 0; e < EXPERTS; e++) {
         pthread_t thread;
@@ -93,15 +94,16 @@ static void load_all(ep_backend *backend, const expert_fixture *fixtures, ep_bac
         }
         pthread_join(thread, NULL);
         weights[e] = l.weights;
-        const bool has = experts[e].needed || backend->ops->weights_bytes(backend, &fixtures[e].source) != 0;
+        const bool has =
+            experts[e].needed || backend->ops->weights_bytes(backend, &fixtures[e].source) != 0;
         if (has && l.err != EP_OK && (!tolerate || l.error.text[0] == '\0')) {
             fail("load", l.error.text);
         }
     }
 }
 
-static void run_jobs(ep_backend *backend, const expert_fixture *fixtures, ep_backend_weights **weights,
-                     uint64_t *state)
+static void run_jobs(ep_backend *backend, const expert_fixture *fixtures,
+                     ep_backend_weights **weights, uint64_t *state)
 {
     fixture_job jobs[JOBS];
     bool taken[JOBS];
@@ -109,10 +111,11 @@ static void run_jobs(ep_backend *backend, const expert_fixture *fixtures, ep_bac
         int e = (int)(ep_splitmix64(state) % EXPERTS);
         e = !experts[e].needed && weights[e] == NULL ? 0 : e;
         const uint32_t count = 1 + (uint32_t)(ep_splitmix64(state) % ROWS);
-        fixture_job_init(&jobs[j], &fixtures[e], weights[e], (uint32_t)(ep_splitmix64(state) % (ROWS + 1 - count)),
-                         count);
+        fixture_job_init(&jobs[j], &fixtures[e], weights[e],
+                         (uint32_t)(ep_splitmix64(state) % (ROWS + 1 - count)), count);
         jobs[j].job.priority = ep_splitmix64(state) % 3;
-        const ep_err err = weights[e] != NULL ? ep_backend_run(backend, &jobs[j].job) : EP_ERR_NO_MEMORY;
+        const ep_err err =
+            weights[e] != NULL ? ep_backend_run(backend, &jobs[j].job) : EP_ERR_NO_MEMORY;
         taken[j] = err == EP_OK;
         if (err != EP_OK && !tolerate) {
             fail("submit", ep_err_name(err));
@@ -162,8 +165,8 @@ static int scene(uint64_t seed)
         return failures != 0;
     }
     for (int e = 0; e < EXPERTS; e++) {
-        fixtures[e] = expert_fixture_make(EXPERTS * seed + (uint64_t)e, experts[e].hidden, experts[e].inner, ROWS,
-                                          experts[e].dtype);
+        fixtures[e] = expert_fixture_make(EXPERTS * seed + (uint64_t)e, experts[e].hidden,
+                                          experts[e].inner, ROWS, experts[e].dtype);
         if (experts[e].dtype == EP_DTYPE_I8) { /* a row of zeros */
             memset((void *)(uintptr_t)fixtures[e].rows[0].x, 0,
                    experts[e].hidden * ep_dtype_bytes(fixtures[e].x_dtype));
@@ -261,12 +264,14 @@ static bool count_places(unsigned long long *tasks, unsigned long long *allocati
     const bool well = scene_is_well(1);
     unsetenv("EP_CANN_TELL");
     const char *told = strstr(text, "cann: tasks ");
-    return well && told != NULL && sscanf(told, "cann: tasks %llu allocations %llu", tasks, allocations) == 2;
+    return well && told != NULL &&
+           sscanf(told, "cann: tasks %llu allocations %llu", tasks, allocations) == 2;
 }
 
 static int run_faults(uint64_t count)
 {
-    static const char *const kinds[] = {"EP_CANN_OOM_AT", "EP_CANN_FAULT_AT", "EP_CANN_HANG_AT", "EP_CANN_LOST_AT"};
+    static const char *const kinds[] = {"EP_CANN_OOM_AT", "EP_CANN_FAULT_AT", "EP_CANN_HANG_AT",
+                                        "EP_CANN_LOST_AT"};
     unsigned long long tasks = 0;
     unsigned long long allocations = 0;
     if (!count_places(&tasks, &allocations)) {
@@ -280,12 +285,14 @@ static int run_faults(uint64_t count)
         const uint64_t at = 1 + ep_splitmix64(&state) % (i % 4 == 0 ? allocations : tasks);
         set_number(kind, at);
         if (!scene_is_well(i)) {
-            fprintf(stderr, "seed %llu, %s=%llu:\n%s\n", (unsigned long long)i, kind, (unsigned long long)at, text);
+            fprintf(stderr, "seed %llu, %s=%llu:\n%s\n", (unsigned long long)i, kind,
+                    (unsigned long long)at, text);
             return 1;
         }
         unsetenv(kind);
     }
-    printf("%llu failures in %llu tasks and %llu allocations\n", (unsigned long long)count, tasks, allocations);
+    printf("%llu failures in %llu tasks and %llu allocations\n", (unsigned long long)count, tasks,
+           allocations);
     return 0;
 }
 
@@ -315,7 +322,8 @@ int main(int argc, char **argv)
         return run_faults(count_of(argc, argv, 3));
     }
     fprintf(stderr,
-            "usage: %s well HOME FIRST COUNT [LONG] | find HOME COUNT [TEXT] | faults HOME COUNT [LONG] | "
+            "usage: %s well HOME FIRST COUNT [LONG] | find HOME COUNT [TEXT] | faults HOME COUNT "
+            "[LONG] | "
             "suite PROGRAM FIRST COUNT [LONG]\n",
             argv[0]);
     return 2;

@@ -20,8 +20,8 @@ const char *backend_variant_name(size_t index)
     return "ascend";
 }
 
-ep_err backend_variant_try_open(size_t index, const ep_backend_config *config, ep_backend **out_backend,
-                                ep_error *out_error)
+ep_err backend_variant_try_open(size_t index, const ep_backend_config *config,
+                                ep_backend **out_backend, ep_error *out_error)
 {
     ep_backend_config own = *config;
     (void)index;

@@ -14,7 +14,8 @@
 #include "support/slow_backend.h"
 
 #ifdef EP_CONTRACT_CANN
-static const ep_dtype weight_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_BF16}; /* the operators have no f32 */
+static const ep_dtype weight_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16,
+                                         EP_DTYPE_BF16}; /* the operators have no f32 */
 static const char family[] = "ascend";
 #else
 static const ep_dtype weight_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
@@ -50,11 +51,13 @@ static void run_shapes(uint32_t threads)
     for (size_t h = 0; h < 5; h++) {
         for (size_t i = 0; i < 5; i++) {
             for (size_t d = 0; d < 3; d++) {
-                expert_fixture f = expert_fixture_make(seed++, hiddens[h], inners[i], 257, weight_dtypes[d]);
+                expert_fixture f =
+                    expert_fixture_make(seed++, hiddens[h], inners[i], 257, weight_dtypes[d]);
                 for (size_t v = 0; v < variants; v++) {
                     ep_backend_weights *weights = load(backends[v], &f.source);
                     for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
-                        expect_well(v, fixture_run(&f, backends[v], weights, 257 - rows[r], rows[r]));
+                        expect_well(v,
+                                    fixture_run(&f, backends[v], weights, 257 - rows[r], rows[r]));
                     }
                     backends[v]->ops->weights_unload(backends[v], weights);
                 }
@@ -93,7 +96,8 @@ Test(backend, bits_do_not_depend_on_how_rows_are_cut_into_jobs)
                 fixture_job *jobs = calloc(count, sizeof(*jobs));
                 for (uint32_t j = 0; j < count; j++) {
                     uint32_t left = f.rows_count - j * cuts[c];
-                    fixture_job_init(&jobs[j], &f, weights, j * cuts[c], left < cuts[c] ? left : cuts[c]);
+                    fixture_job_init(&jobs[j], &f, weights, j * cuts[c],
+                                     left < cuts[c] ? left : cuts[c]);
                     cr_assert_eq(ep_backend_run(backend, &jobs[j].job), EP_OK);
                 }
                 for (uint32_t j = 0; j < count; j++) {
@@ -138,8 +142,8 @@ Test(backend, many_jobs_of_many_experts_in_flight)
             expect_well(v, fixture_job_check(&jobs[j]));
         }
         for (size_t j = 0; j < JOBS; j++) {
-            cr_assert_eq(jobs[j].done_count, 1, "%s: done() was called %u times", backend_variant_name(v),
-                         jobs[j].done_count);
+            cr_assert_eq(jobs[j].done_count, 1, "%s: done() was called %u times",
+                         backend_variant_name(v), jobs[j].done_count);
             fixture_job_fini(&jobs[j]);
         }
         for (size_t e = 0; e < EXPERTS; e++) {
@@ -210,15 +214,18 @@ Test(backend, equal_numerics_ids_for_equal_bits)
             ep_backend *backend = backend_variant_open(v, 1 + v % 2, 0);
             char id[EP_NUMERICS_ID_BYTES];
             char start[EP_NUMERICS_ID_BYTES];
-            cr_assert_eq(backend->ops->numerics_id(backend, ep_weight_format_of(weight_dtypes[d]), 0, id), EP_OK);
+            cr_assert_eq(
+                backend->ops->numerics_id(backend, ep_weight_format_of(weight_dtypes[d]), 0, id),
+                EP_OK);
             snprintf(start, sizeof(start), "%s/%s/rne/", family, ep_dtype_name(weight_dtypes[d]));
-            cr_assert(strncmp(id, start, strlen(start)) == 0 && strlen(id) == strlen(start) + 8, "id is %s",
-                      id);
+            cr_assert(strncmp(id, start, strlen(start)) == 0 && strlen(id) == strlen(start) + 8,
+                      "id is %s", id);
             if (v == 0) {
                 memcpy(first, id, sizeof(first));
             }
             cr_assert_str_eq(id, first, "%s", backend_variant_name(v));
-            cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_NONE, 0, id), EP_ERR_UNIMPLEMENTED);
+            cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_NONE, 0, id),
+                         EP_ERR_UNIMPLEMENTED);
             backend->ops->close(backend);
         }
     }
@@ -300,10 +307,11 @@ static ep_err fill_from_copy(void *arg, void *body, size_t body_bytes, ep_error 
     return EP_OK;
 }
 
-static ep_err import_copy(ep_backend *backend, packed_copy *copy, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err import_copy(ep_backend *backend, packed_copy *copy, ep_backend_weights **out_weights,
+                          ep_error *out_error)
 {
-    return backend->ops->weights_import(backend, copy->head, copy->head_bytes, copy->body_bytes, fill_from_copy, copy,
-                                        out_weights, out_error);
+    return backend->ops->weights_import(backend, copy->head, copy->head_bytes, copy->body_bytes,
+                                        fill_from_copy, copy, out_weights, out_error);
 }
 
 Test(backend, exported_weights_come_back_with_the_same_bits)
@@ -319,7 +327,8 @@ Test(backend, exported_weights_come_back_with_the_same_bits)
                     packed_copy copy = copy_packed(backend, weights);
                     ep_error error;
                     backend->ops->weights_unload(backend, weights);
-                    cr_assert_eq(import_copy(backend, &copy, &weights, &error), EP_OK, "%s", error.text);
+                    cr_assert_eq(import_copy(backend, &copy, &weights, &error), EP_OK, "%s",
+                                 error.text);
                     expect_well(v, fixture_run(&f, backend, weights, 0, 9));
                     packed_copy again = copy_packed(backend, weights);
                     cr_assert_arr_eq(again.body, copy.body, copy.body_bytes);
@@ -366,12 +375,14 @@ Test(backend, a_packed_form_that_does_not_fit_is_refused_and_holds_nothing)
     expert_fixture_free(&f);
 }
 
-static void expect_refused(ep_backend *backend, const ep_expert_source *source, ep_err want, const char *text)
+static void expect_refused(ep_backend *backend, const ep_expert_source *source, ep_err want,
+                           const char *text)
 {
     ep_backend_weights *weights = NULL;
     ep_error error;
     ep_err err = backend->ops->weights_load(backend, source, &weights, &error);
-    cr_assert_eq(err, want, "%s: got %s, want %s", backend->ops->name, ep_err_name(err), ep_err_name(want));
+    cr_assert_eq(err, want, "%s: got %s, want %s", backend->ops->name, ep_err_name(err),
+                 ep_err_name(want));
     cr_assert_eq(error.code, want);
     cr_assert_str_eq(error.text, text);
     cr_assert_null(weights);
@@ -390,23 +401,27 @@ Test(backend, refuses_bad_experts_by_name)
         cr_assert_eq(backend->ops->weights_bytes(backend, &bad), 0);
         bad = f.source;
         bad.inner = EP_INNER_MAX + 1;
-        snprintf(text, sizeof(text), "expert inner width I is %u, allowed 1 to %u", EP_INNER_MAX + 1,
-                 EP_INNER_MAX);
+        snprintf(text, sizeof(text), "expert inner width I is %u, allowed 1 to %u",
+                 EP_INNER_MAX + 1, EP_INNER_MAX);
         expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT, text);
         bad = f.source;
         bad.format = EP_WEIGHTS_COUNT;
-        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED, "weight format 23 is not implemented, allowed 1..22");
+        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED,
+                       "weight format 23 is not implemented, allowed 1..22");
         bad = f.source;
         bad.format = EP_WEIGHTS_MXFP4; /* without scales */
-        expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT, "the expert's gate matrix has its scales missing");
+        expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT,
+                       "the expert's gate matrix has its scales missing");
         bad = f.source;
         bad.activation = EP_ACT_COUNT;
-        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED, "activation 12 is not implemented, allowed 0..11");
+        expect_refused(backend, &bad, EP_ERR_UNIMPLEMENTED,
+                       "activation 12 is not implemented, allowed 0..11");
         bad = f.source;
         bad.activation = EP_ACT_SITU;
         bad.numbers = (ep_activation_numbers){.alpha = 4.0f};
         expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT,
-                       "activation situ with alpha 4, beta 0, limit 0, allowed finite ones, limit >= 0, alpha and beta "
+                       "activation situ with alpha 4, beta 0, limit 0, allowed finite ones, limit "
+                       ">= 0, alpha and beta "
                        "> 0");
         bad = f.source;
         bad.up = NULL;
@@ -431,13 +446,13 @@ Test(backend, refuses_bad_jobs_without_calling_done)
         fixture_job_init(&job, &f, weights, 0, 1);
         const ep_job good = job.job;
         const ep_job_row good_row = job.rows[0];
-#define EXPECT_REFUSED(change)                                                                               \
-    do {                                                                                                     \
-        change;                                                                                              \
-        cr_assert_eq(ep_backend_run(backend, &job.job), EP_ERR_INVALID_ARGUMENT, "%s: " #change,             \
-                     backend_variant_name(v));                                                               \
-        job.job = good;                                                                                      \
-        job.rows[0] = good_row;                                                                              \
+#define EXPECT_REFUSED(change)                                                                     \
+    do {                                                                                           \
+        change;                                                                                    \
+        cr_assert_eq(ep_backend_run(backend, &job.job), EP_ERR_INVALID_ARGUMENT, "%s: " #change,   \
+                     backend_variant_name(v));                                                     \
+        job.job = good;                                                                            \
+        job.rows[0] = good_row;                                                                    \
     } while (0)
         EXPECT_REFUSED(job.job.rows_count = 0);
         EXPECT_REFUSED(job.job.rows_count = EP_JOB_ROWS_MAX + 1);
@@ -519,7 +534,8 @@ static void fill_queue(size_t variant)
         accepted++;
     }
     pthread_mutex_unlock(&p.gate);
-    cr_assert_eq(err, EP_ERR_RESOURCE_EXHAUSTED, "%s: %s", backend_variant_name(variant), ep_err_name(err));
+    cr_assert_eq(err, EP_ERR_RESOURCE_EXHAUSTED, "%s: %s", backend_variant_name(variant),
+                 ep_err_name(err));
     cr_assert(accepted == EP_BACKEND_JOBS_MAX || accepted == EP_BACKEND_JOBS_MAX + 1, "%u accepted",
               accepted);
     while (atomic_load(&p.done_count) < accepted) {
@@ -547,8 +563,8 @@ Test(backend, refuses_too_many_threads)
         const ep_backend_config config = {.threads = EP_BACKEND_THREADS_MAX + 1};
         ep_backend *backend = NULL;
         ep_error error;
-        cr_assert_eq(backend_variant_try_open(v, &config, &backend, &error), EP_ERR_INVALID_ARGUMENT, "%s",
-                     backend_variant_name(v));
+        cr_assert_eq(backend_variant_try_open(v, &config, &backend, &error),
+                     EP_ERR_INVALID_ARGUMENT, "%s", backend_variant_name(v));
         cr_assert_str_eq(error.text, "compute threads is 513, allowed 0 to 512");
         cr_assert_null(backend);
     }

@@ -43,8 +43,8 @@ const char *backend_variant_name(size_t index)
     return name;
 }
 
-ep_err backend_variant_try_open(size_t index, const ep_backend_config *config, ep_backend **out_backend,
-                                ep_error *out_error)
+ep_err backend_variant_try_open(size_t index, const ep_backend_config *config,
+                                ep_backend **out_backend, ep_error *out_error)
 {
     if (index == REFERENCE) {
         return ep_backend_by_name("reference")->open(config, out_backend, out_error);

@@ -13,7 +13,7 @@ const char *backend_variant_name(size_t index);
 /* Opens; a failed open ends the program with its text. threads and memory_bytes as in
  * ep_backend_config. */
 ep_backend *backend_variant_open(size_t index, uint32_t threads, uint64_t memory_bytes);
-ep_err backend_variant_try_open(size_t index, const ep_backend_config *config, ep_backend **out_backend,
-                                ep_error *out_error);
+ep_err backend_variant_try_open(size_t index, const ep_backend_config *config,
+                                ep_backend **out_backend, ep_error *out_error);
 
 #endif

@@ -33,18 +33,19 @@ static near_value rounded(near_value v, type_limits type)
 }
 
 /* Weight i of a row, its scale included. */
-static double weight_of(const expert_fixture *f, const void *values, const void *scales, size_t row, uint32_t count,
-                        uint32_t i)
+static double weight_of(const expert_fixture *f, const void *values, const void *scales, size_t row,
+                        uint32_t count, uint32_t i)
 {
     if (f->source.format == EP_WEIGHTS_W8A8) {
         return (double)((const int8_t *)values)[row * count + i] *
                (double)ep_ffn_read_float(scales, EP_DTYPE_F32, row);
     }
-    return (double)ep_ffn_read_float(values, ep_weight_format_dtype(f->source.format), row * count + i);
+    return (double)ep_ffn_read_float(values, ep_weight_format_dtype(f->source.format),
+                                     row * count + i);
 }
 
-static near_value dot(const expert_fixture *f, const void *values, const void *scales, size_t row, uint32_t count,
-                      const near_value *x)
+static near_value dot(const expert_fixture *f, const void *values, const void *scales, size_t row,
+                      uint32_t count, const near_value *x)
 {
     /* both sides add in f32, and multiply by scales */
     const double sums = (2 * count + 8) * F32_ROUNDOFF;
@@ -96,7 +97,8 @@ static double of_gate(const ep_expert_source *s, double g)
 static double of_up(const ep_expert_source *s, double u)
 {
     const double limit = s->numbers.limit > 0.0f ? (double)s->numbers.limit : INFINITY;
-    const bool is_clipped = s->activation == EP_ACT_SWIGLU_OAI || s->activation == EP_ACT_SWIGLU_LIMIT;
+    const bool is_clipped =
+        s->activation == EP_ACT_SWIGLU_OAI || s->activation == EP_ACT_SWIGLU_LIMIT;
     u = is_clipped ? fmax(fmin(u, limit), -limit) : u;
     return s->activation == EP_ACT_SWIGLU_OAI ? u + (double)s->numbers.beta : u;
 }
@@ -114,13 +116,15 @@ static double factor_of(const expert_fixture *f, const float *x)
 {
     double sum = 0.0;
     for (uint32_t h = 0; h < f->source.hidden; h++) {
-        sum += (double)ep_ffn_read_float(f->source.shared_gate, f->source.shared_gate_dtype, h) * (double)x[h];
+        sum += (double)ep_ffn_read_float(f->source.shared_gate, f->source.shared_gate_dtype, h) *
+               (double)x[h];
     }
     return 1.0 / (1.0 + exp(-sum));
 }
 
 /* x as both sides multiply it, or as the device rounds it. */
-static void bound_x(const expert_fixture *f, uint32_t row, type_limits type, float *wide, near_value *x)
+static void bound_x(const expert_fixture *f, uint32_t row, type_limits type, float *wide,
+                    near_value *x)
 {
     const ep_ffn_batch batch = {.x_dtype = f->x_dtype, .weight_on_input = f->weight_on_input};
     float greatest = 0.0f;
@@ -136,13 +140,16 @@ static void bound_x(const expert_fixture *f, uint32_t row, type_limits type, flo
     }
 }
 
-static void bound_inner(const expert_fixture *f, type_limits type, const near_value *x, near_value *inner)
+static void bound_inner(const expert_fixture *f, type_limits type, const near_value *x,
+                        near_value *inner)
 {
     const ep_expert_source *s = &f->source;
     double greatest = 0.0;
     for (uint32_t i = 0; i < s->inner; i++) {
-        const near_value gate = biased(f, dot(f, s->gate, s->gate_scales, i, s->hidden, x), s->gate_bias, i);
-        const near_value up = biased(f, dot(f, s->up, s->up_scales, i, s->hidden, x), s->up_bias, i);
+        const near_value gate =
+            biased(f, dot(f, s->gate, s->gate_scales, i, s->hidden, x), s->gate_bias, i);
+        const near_value up =
+            biased(f, dot(f, s->up, s->up_scales, i, s->hidden, x), s->up_bias, i);
         inner[i] = rounded(activated(s, rounded(gate, type), rounded(up, type)), type);
         greatest = fmax(greatest, fabs(inner[i].value) + inner[i].error);
     }
@@ -151,8 +158,8 @@ static void bound_inner(const expert_fixture *f, type_limits type, const near_va
     }
 }
 
-static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_value *x, near_value *inner,
-                      double *out)
+static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_value *x,
+                      near_value *inner, double *out)
 {
     const ep_expert_source *s = &f->source;
     const type_limits type = limits_of(s->format == EP_WEIGHTS_F16 ? EP_DTYPE_F16 : EP_DTYPE_BF16);
@@ -161,10 +168,12 @@ static void bound_row(const expert_fixture *f, uint32_t row, float *wide, near_v
     bound_inner(f, type, x, inner);
     const double factor = s->shared_gate != NULL ? factor_of(f, wide) : 1.0;
     for (uint32_t h = 0; h < s->hidden; h++) {
-        near_value y = rounded(biased(f, dot(f, s->down, s->down_scales, h, s->inner, inner), s->down_bias, h), type);
+        near_value y = rounded(
+            biased(f, dot(f, s->down, s->down_scales, h, s->inner, inner), s->down_bias, h), type);
         y.value *= factor;
         y.error =
-            y.error * factor + 1e-4 * fabs(y.value) * (s->shared_gate != NULL); /* the gate's own sum is in f32 */
+            y.error * factor +
+            1e-4 * fabs(y.value) * (s->shared_gate != NULL); /* the gate's own sum is in f32 */
         y = rounded(rounded(y, result), result);
         out[h] = y.error;
     }

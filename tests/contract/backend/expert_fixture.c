@@ -44,7 +44,8 @@ void expert_fixture_answer(expert_fixture *f, ep_ffn_family family)
                                 .x_dtype = f->x_dtype,
                                 .out_dtype = f->out_dtype,
                                 .weight_on_input = f->weight_on_input};
-    float *scratch = malloc(ep_ffn_reference_scratch_floats(f->source.hidden, f->source.inner) * sizeof(*scratch));
+    float *scratch = malloc(ep_ffn_reference_scratch_floats(f->source.hidden, f->source.inner) *
+                            sizeof(*scratch));
     for (uint32_t r = 0; r < f->rows_count; r++) {
         f->rows[r].out = f->want + r * f->out_row_bytes;
     }
@@ -70,26 +71,32 @@ static uint8_t *random_codes(uint64_t *state, ep_weight_format format, size_t by
     return codes;
 }
 
-static uint8_t *random_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
+static uint8_t *random_matrix(uint64_t *state, ep_weight_format format, uint32_t rows,
+                              uint32_t columns)
 {
-    return ep_weight_format_is_float(format) ? random_values(state, ep_weight_format_dtype(format), (size_t)rows * columns)
-                                             : random_codes(state, format, rows * ep_weight_row_bytes(format, columns));
+    return ep_weight_format_is_float(format)
+               ? random_values(state, ep_weight_format_dtype(format), (size_t)rows * columns)
+               : random_codes(state, format, rows * ep_weight_row_bytes(format, columns));
 }
 
-static uint8_t *random_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns)
+static uint8_t *random_scales(uint64_t *state, ep_weight_format format, uint32_t rows,
+                              uint32_t columns)
 {
     uint8_t *scales = malloc(ep_weight_scales_bytes(format, rows, columns) + 1);
     ep_test_random_scales(state, format, rows, columns, false, scales + 1);
     return scales;
 }
 
-expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count,
-                                   ep_dtype dtype)
+expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner,
+                                   uint32_t rows_count, ep_dtype dtype)
 {
-    return expert_fixture_make_of(seed, hidden, inner, rows_count, dtype == EP_DTYPE_I8 ? EP_WEIGHTS_W8A8 : ep_weight_format_of(dtype));
+    return expert_fixture_make_of(seed, hidden, inner, rows_count,
+                                  dtype == EP_DTYPE_I8 ? EP_WEIGHTS_W8A8
+                                                       : ep_weight_format_of(dtype));
 }
 
-expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count, ep_weight_format format)
+expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t inner,
+                                      uint32_t rows_count, ep_weight_format format)
 {
     const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8};
     uint64_t state = seed;
@@ -140,7 +147,8 @@ expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t i
     return f;
 }
 
-void expert_fixture_reshape(expert_fixture *f, uint64_t seed, ep_activation activation, bool has_biases)
+void expert_fixture_reshape(expert_fixture *f, uint64_t seed, ep_activation activation,
+                            bool has_biases)
 {
     const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
     const uint32_t counts[] = {f->source.inner, f->source.inner, f->source.hidden};
@@ -269,7 +277,8 @@ const char *fixture_job_check(const fixture_job *job)
         if (!row_is_well(f, job->first + r, row)) {
             snprintf(text, sizeof(text), "row %u of %u differs: H %u I %u weights %s x %s out %s",
                      job->first + r, job->job.rows_count, f->source.hidden, f->source.inner,
-                     ep_weight_format_name(f->source.format), ep_dtype_name(f->x_dtype), ep_dtype_name(f->out_dtype));
+                     ep_weight_format_name(f->source.format), ep_dtype_name(f->x_dtype),
+                     ep_dtype_name(f->out_dtype));
             return text;
         }
         p += f->out_row_bytes;
@@ -282,8 +291,8 @@ const char *fixture_job_check(const fixture_job *job)
     return NULL;
 }
 
-const char *fixture_run(const expert_fixture *fixture, ep_backend *backend, ep_backend_weights *weights,
-                        uint32_t first, uint32_t count)
+const char *fixture_run(const expert_fixture *fixture, ep_backend *backend,
+                        ep_backend_weights *weights, uint32_t first, uint32_t count)
 {
     fixture_job job;
     fixture_job_init(&job, fixture, weights, first, count);

@@ -25,13 +25,15 @@ typedef struct expert_fixture {
 
 /* Types of rows and outputs, shared gate and input weights follow from the seed. dtype i8: weights
  * are w8a8. */
-expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count,
-                                   ep_dtype dtype);
+expert_fixture expert_fixture_make(uint64_t seed, uint32_t hidden, uint32_t inner,
+                                   uint32_t rows_count, ep_dtype dtype);
 /* The same by format. */
-expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows_count, ep_weight_format format);
+expert_fixture expert_fixture_make_of(uint64_t seed, uint32_t hidden, uint32_t inner,
+                                      uint32_t rows_count, ep_weight_format format);
 /* Another activation, and biases of a type that follows from the seed; with the answers of
  * `portable`. */
-void expert_fixture_reshape(expert_fixture *fixture, uint64_t seed, ep_activation activation, bool has_biases);
+void expert_fixture_reshape(expert_fixture *fixture, uint64_t seed, ep_activation activation,
+                            bool has_biases);
 /* Puts the answers of another family in the place of those of `portable`. */
 void expert_fixture_answer(expert_fixture *fixture, ep_ffn_family family);
 void expert_fixture_free(expert_fixture *fixture);
@@ -59,7 +61,7 @@ ep_err fixture_job_wait(fixture_job *job);
  * from the same thread. */
 const char *fixture_job_check(const fixture_job *job);
 /* init, run, wait, check, fini. NULL when all is well. */
-const char *fixture_run(const expert_fixture *fixture, ep_backend *backend, ep_backend_weights *weights,
-                        uint32_t first, uint32_t count);
+const char *fixture_run(const expert_fixture *fixture, ep_backend *backend,
+                        ep_backend_weights *weights, uint32_t first, uint32_t count);
 
 #endif

@@ -34,8 +34,9 @@ int main(void)
         const char *name;
         uint64_t priority;
         uint32_t rows;
-    } plan[JOBS] = {{"first", 0, 1},      {"bulk", EP_JOB_PATIENT | 1, ROWS}, {"late", 9, 20},
-                    {"soon", 5, 20},      {"soon2", 5, 300},                  {"bulk0", EP_JOB_PATIENT, 20}};
+    } plan[JOBS] = {{"first", 0, 1},   {"bulk", EP_JOB_PATIENT | 1, ROWS},
+                    {"late", 9, 20},   {"soon", 5, 20},
+                    {"soon2", 5, 300}, {"bulk0", EP_JOB_PATIENT, 20}};
     fixture_job jobs[JOBS];
     ep_backend *backend;
     ep_backend_weights *weights;

@@ -16,9 +16,11 @@
 enum { THREADS = 4, ROUNDS = 12, IN_FLIGHT = 8, FIXTURES = 5, ROWS = 12 };
 
 #ifdef EP_CONTRACT_CANN /* the operators have no f32 */
-static const ep_dtype dtypes[FIXTURES] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F16, EP_DTYPE_BF16, EP_DTYPE_I8};
+static const ep_dtype dtypes[FIXTURES] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F16, EP_DTYPE_BF16,
+                                          EP_DTYPE_I8};
 #else
-static const ep_dtype dtypes[FIXTURES] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_BF16, EP_DTYPE_I8};
+static const ep_dtype dtypes[FIXTURES] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_BF16,
+                                          EP_DTYPE_I8};
 #endif
 static expert_fixture fixtures[FIXTURES];
 static ep_backend *backend;
@@ -44,7 +46,8 @@ static void round_of_jobs(uint64_t *state)
         uint32_t count = 1 + (uint32_t)(ep_splitmix64(state) % ROWS);
         uint32_t first = (uint32_t)(ep_splitmix64(state) % (ROWS + 1 - count));
         fixture_job_init(&jobs[j], f, weights, first, count);
-        jobs[j].job.priority = ep_splitmix64(state) % 4 + (ep_splitmix64(state) % 2 == 0 ? EP_JOB_PATIENT : 0);
+        jobs[j].job.priority =
+            ep_splitmix64(state) % 4 + (ep_splitmix64(state) % 2 == 0 ? EP_JOB_PATIENT : 0);
         if (ep_backend_run(backend, &jobs[j].job) != EP_OK) {
             fail("a job was refused");
             exit(1);
@@ -75,7 +78,8 @@ static void run_variant(size_t variant, uint64_t seed)
     pthread_t threads[THREADS];
     backend = backend_variant_open(variant, 2, 0);
     for (size_t t = 0; t < THREADS; t++) {
-        if (pthread_create(&threads[t], NULL, submitter_main, (void *)(uintptr_t)(seed * THREADS + t + 1)) != 0) {
+        if (pthread_create(&threads[t], NULL, submitter_main,
+                           (void *)(uintptr_t)(seed * THREADS + t + 1)) != 0) {
             exit(1);
         }
     }

@@ -29,7 +29,8 @@ static ep_backend_weights *load(ep_backend *backend, const expert_fixture *f)
 {
     ep_backend_weights *weights = NULL;
     ep_error error;
-    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s",
+                 error.text);
     return weights;
 }
 
@@ -101,8 +102,8 @@ enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
 static expert_fixture fixture_of(size_t kind, uint32_t rows)
 {
-    expert_fixture f =
-        expert_fixture_make(70 + kind, kinds[kind].hidden, kinds[kind].inner, rows, kinds[kind].dtype);
+    expert_fixture f = expert_fixture_make(70 + kind, kinds[kind].hidden, kinds[kind].inner, rows,
+                                           kinds[kind].dtype);
     expert_fixture_reshape(&f, kind, kinds[kind].activation, kinds[kind].has_biases);
     return f;
 }

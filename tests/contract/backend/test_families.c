@@ -38,16 +38,19 @@ static opened open_all(ep_numerics numerics, ep_weight_format format)
     ep_error error;
     ep_backend *backend;
     ep_backend_config config = {.numerics = numerics, .threads = 1};
-    cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s",
+                 error.text);
     add(&o, backend, "reference");
     config.threads = 2;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
+                 error.text);
     add(&o, backend, "cpu");
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL && o.count < BACKENDS_MAX; n++) {
         if (kernel->family == ep_numerics_family(numerics, format)) {
             config.threads = 1 + (uint32_t)o.count;
-            cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s", error.text);
+            cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s",
+                         error.text);
             add(&o, backend, kernel->name);
         }
     }
@@ -61,12 +64,14 @@ static void close_all(opened *o)
     }
 }
 
-static void expect_rows(const opened *o, const expert_fixture *f, const uint32_t *sizes, size_t sizes_count)
+static void expect_rows(const opened *o, const expert_fixture *f, const uint32_t *sizes,
+                        size_t sizes_count)
 {
     for (size_t b = 0; b < o->count; b++) {
         ep_backend_weights *weights = NULL;
         ep_error error;
-        cr_assert_eq(o->all[b]->ops->weights_load(o->all[b], &f->source, &weights, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(o->all[b]->ops->weights_load(o->all[b], &f->source, &weights, &error), EP_OK,
+                     "%s", error.text);
         for (size_t i = 0; i < sizes_count; i++) {
             const uint32_t first = f->rows_count - sizes[i];
             const char *wrong = fixture_run(f, o->all[b], weights, first, sizes[i]);
@@ -83,7 +88,8 @@ static void expect_all_numbers_of_rows(ep_numerics numerics, ep_weight_format fo
     for (uint32_t i = 0; i < 70; i++) {
         sizes[i] = i + 1;
     }
-    memcpy(sizes + 70, (const uint32_t[]){255, 256, 257, 1000, EP_JOB_ROWS_MAX}, 5 * sizeof(sizes[0]));
+    memcpy(sizes + 70, (const uint32_t[]){255, 256, 257, 1000, EP_JOB_ROWS_MAX},
+           5 * sizeof(sizes[0]));
     uint64_t state = (uint64_t)numerics;
     for (uint32_t i = 75; i < SIZES; i++) {
         sizes[i] = 1 + (uint32_t)(ep_splitmix64(&state) % EP_JOB_ROWS_MAX);
@@ -141,11 +147,13 @@ Test(families, other_weights_stay_with_portable)
 static const char *family_of(ep_numerics numerics, ep_weight_format format)
 {
     const bool has_nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
-    const bool has_pairs = format != EP_WEIGHTS_F16 && format != EP_WEIGHTS_F32 && format != EP_WEIGHTS_W8A8;
-    return numerics == EP_NUMERICS_W4A8 && has_nibbles                                      ? "w4a8"
-           : (numerics == EP_NUMERICS_W4A8 || numerics == EP_NUMERICS_BF16DP) && has_pairs ? "bf16dp"
-           : numerics == EP_NUMERICS_BF16ODD && format == EP_WEIGHTS_BF16                  ? "bf16odd"
-                                                                                            : "portable";
+    const bool has_pairs =
+        format != EP_WEIGHTS_F16 && format != EP_WEIGHTS_F32 && format != EP_WEIGHTS_W8A8;
+    return numerics == EP_NUMERICS_W4A8 && has_nibbles ? "w4a8"
+           : (numerics == EP_NUMERICS_W4A8 || numerics == EP_NUMERICS_BF16DP) && has_pairs
+               ? "bf16dp"
+           : numerics == EP_NUMERICS_BF16ODD && format == EP_WEIGHTS_BF16 ? "bf16odd"
+                                                                          : "portable";
 }
 
 static void expect_ids(ep_numerics numerics, ep_weight_format format)
@@ -166,8 +174,10 @@ static void expect_ids(ep_numerics numerics, ep_weight_format format)
                      ep_weight_format_name((ep_weight_format)f));
             cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], (ep_weight_format)f, 0, id), EP_OK);
             cr_assert(strncmp(id, want, strlen(want)) == 0, "%s, not %s", id, want);
-            cr_assert_eq(pairs.all[1]->ops->numerics_id(pairs.all[1], (ep_weight_format)f, 0, other), EP_OK);
-            const bool is_same = strcmp(family_of(numerics, (ep_weight_format)f), family_of(EP_NUMERICS_BF16DP, (ep_weight_format)f)) == 0;
+            cr_assert_eq(
+                pairs.all[1]->ops->numerics_id(pairs.all[1], (ep_weight_format)f, 0, other), EP_OK);
+            const bool is_same = strcmp(family_of(numerics, (ep_weight_format)f),
+                                        family_of(EP_NUMERICS_BF16DP, (ep_weight_format)f)) == 0;
             cr_assert_eq(strcmp(id, other) == 0, is_same, "%s and %s", id, other);
         }
     }
@@ -196,21 +206,24 @@ Test(families, the_references_answers_are_those_recorded)
         ep_weight_format format;
         uint32_t others;
         const char *id;
-    } recorded[] = {{EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, 0x3ff, "portable/bf16/rne/50925aa1"},
-                    {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, 0x3ff, "bf16dp/bf16/rne/657913a9"},
-                    {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, 0x3ff, "bf16odd/bf16/rne/00f97804"},
-                    {EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, UINT32_MAX, "portable/bf16/rne/70207dde"},
-                    {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, UINT32_MAX, "bf16dp/bf16/rne/f8d174a6"},
-                    {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, UINT32_MAX, "bf16odd/bf16/rne/129f44b7"},
-                    {EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4, 0, "w4a8/mxfp4/rne/cc64d879"},
-                    {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4, 0, "w4a8/int4-g32/rne/f97147f8"}};
+    } recorded[] = {
+        {EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, 0x3ff, "portable/bf16/rne/50925aa1"},
+        {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, 0x3ff, "bf16dp/bf16/rne/657913a9"},
+        {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, 0x3ff, "bf16odd/bf16/rne/00f97804"},
+        {EP_NUMERICS_PORTABLE, EP_WEIGHTS_BF16, UINT32_MAX, "portable/bf16/rne/70207dde"},
+        {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, UINT32_MAX, "bf16dp/bf16/rne/f8d174a6"},
+        {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, UINT32_MAX, "bf16odd/bf16/rne/129f44b7"},
+        {EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4, 0, "w4a8/mxfp4/rne/cc64d879"},
+        {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4, 0, "w4a8/int4-g32/rne/f97147f8"}};
     for (size_t n = 0; n < sizeof(recorded) / sizeof(recorded[0]); n++) {
         const ep_backend_config config = {.numerics = recorded[n].numerics, .threads = 1};
         char id[EP_NUMERICS_ID_BYTES];
         ep_error error;
         ep_backend *backend;
-        cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s", error.text);
-        cr_assert_eq(backend->ops->numerics_id(backend, recorded[n].format, recorded[n].others, id), EP_OK);
+        cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s",
+                     error.text);
+        cr_assert_eq(backend->ops->numerics_id(backend, recorded[n].format, recorded[n].others, id),
+                     EP_OK);
         cr_expect_str_eq(id, recorded[n].id);
         backend->ops->close(backend);
     }
@@ -259,16 +272,16 @@ static void flushed(float *c, uint32_t count)
     }
 }
 
-static void panel_of_flushed(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                             const uint8_t *next, float *c)
+static void panel_of_flushed(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                             uint32_t lines, const uint8_t *next, float *c)
 {
     right->panel(dtype, a, rows, panel, lines, next, c);
     flushed(c, rows * EP_FFN_PANEL);
 }
 
 /* Denormal inputs and sums are kept, where the family flushes them. */
-static void panel_of_kept(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                          const uint8_t *next, float *c)
+static void panel_of_kept(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                          uint32_t lines, const uint8_t *next, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     (void)dtype;
@@ -284,7 +297,8 @@ static void panel_of_kept(ep_dtype dtype, const float *a, uint32_t rows, const u
                     uint32_t w;
                     memcpy(&w, panel + ((size_t)line * EP_FFN_PANEL + o) * 4, 4);
                     float *to = &c[(size_t)(first + r) * EP_FFN_PANEL + o];
-                    *to = fmaf(ep_f32_from_bits(w & 0xffff0000u), ep_f32_from_bits(x & 0xffff0000u), *to);
+                    *to = fmaf(ep_f32_from_bits(w & 0xffff0000u), ep_f32_from_bits(x & 0xffff0000u),
+                               *to);
                     *to = fmaf(ep_f32_from_bits(w << 16), ep_f32_from_bits(x << 16), *to);
                 }
             }
@@ -293,11 +307,13 @@ static void panel_of_kept(ep_dtype dtype, const float *a, uint32_t rows, const u
 }
 
 /* Halfway cases away from zero. */
-static void write_row_away(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+static void write_row_away(const float *y, uint32_t count, ep_dtype dtype, void *out,
+                           uint32_t first)
 {
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t bits = ep_f32_bits(y[i]);
-        const bool is_half = dtype == EP_DTYPE_BF16 && (bits & 0xffffu) == 0x8000u && isfinite(y[i]);
+        const bool is_half =
+            dtype == EP_DTYPE_BF16 && (bits & 0xffffu) == 0x8000u && isfinite(y[i]);
         ep_ffn_write(out, dtype, first + i, is_half ? ep_f32_from_bits(bits + 1) : y[i]);
     }
 }
@@ -315,7 +331,8 @@ static void write_row_nan(const float *y, uint32_t count, ep_dtype dtype, void *
 }
 
 /* Denormals of f16 become zeros. */
-static void write_row_flushed(const float *y, uint32_t count, ep_dtype dtype, void *out, uint32_t first)
+static void write_row_flushed(const float *y, uint32_t count, ep_dtype dtype, void *out,
+                              uint32_t first)
 {
     for (uint32_t i = 0; i < count; i++) {
         const bool is_lost = dtype == EP_DTYPE_F16 && fabsf(y[i]) < 0x1p-14f;
@@ -324,7 +341,8 @@ static void write_row_flushed(const float *y, uint32_t count, ep_dtype dtype, vo
 }
 
 /* Rows of f32 as integers of w4a8, halfway cases away from zero. */
-static void pack_rows_away(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows, uint32_t hidden, float *a)
+static void pack_rows_away(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                           uint32_t hidden, float *a)
 {
     right->pack_rows(batch, first_row, rows, hidden, a);
     for (uint32_t i = 0; batch->x_dtype == EP_DTYPE_F32 && i < rows * hidden; i++) {
@@ -337,7 +355,8 @@ static void pack_rows_away(const ep_ffn_batch *batch, uint32_t first_row, uint32
         memcpy(&s, group + 8 * rows, sizeof(s));
         memcpy(&sum, group + 9 * rows, sizeof(sum));
         int8_t *q = (int8_t *)(group + (size_t)(k % EP_MX_GROUP / 4) * rows) + k % 4;
-        const float away = s > 0.0f ? roundf(((const float *)batch->rows[first_row + row].x)[k] / s) : 0.0f;
+        const float away =
+            s > 0.0f ? roundf(((const float *)batch->rows[first_row + row].x)[k] / s) : 0.0f;
         sum += (int32_t)away - *q;
         *q = (int8_t)away;
         memcpy(group + 9 * rows, &sum, sizeof(sum));
@@ -345,16 +364,18 @@ static void pack_rows_away(const ep_ffn_batch *batch, uint32_t first_row, uint32
 }
 
 /* Denormal sums of 4-bit codes become zeros. */
-static void group_panel_of_flushed(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
-                                   uint32_t k_count, const uint8_t *next, float *c)
+static void group_panel_of_flushed(ep_weight_format format, const float *a, uint32_t rows,
+                                   const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                                   float *c)
 {
     right->group_panel(format, a, rows, panel, k_count, next, c);
     flushed(c, rows * EP_FFN_PANEL);
 }
 
 /* One unit of the last place more than a sum has. */
-static void group_panel_of_more(ep_weight_format format, const float *a, uint32_t rows, const uint8_t *panel,
-                                uint32_t k_count, const uint8_t *next, float *c)
+static void group_panel_of_more(ep_weight_format format, const float *a, uint32_t rows,
+                                const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                                float *c)
 {
     right->group_panel(format, a, rows, panel, k_count, next, c);
     for (uint32_t i = 0; i < rows * EP_FFN_PANEL; i++) {
@@ -362,19 +383,22 @@ static void group_panel_of_more(ep_weight_format format, const float *a, uint32_
     }
 }
 
-static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
+static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, ep_weight_format format,
+                  char out_id[EP_NUMERICS_ID_BYTES])
 {
     const ep_backend_config config = {.numerics = numerics, .threads = 1};
     ep_error error;
     ep_backend *backend;
-    cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_eq(backend->ops->numerics_id(backend, format, 0, out_id), EP_OK);
     backend->ops->close(backend);
 }
 
 /* The id begins as usual and ends otherwise: clients, tables and doctor then keep such a node
  * apart. */
-static void expect_other_id(const ep_ffn_kernel *wrong, ep_numerics numerics, ep_weight_format format, const char *what)
+static void expect_other_id(const ep_ffn_kernel *wrong, ep_numerics numerics,
+                            ep_weight_format format, const char *what)
 {
     char usual[EP_NUMERICS_ID_BYTES];
     char other[EP_NUMERICS_ID_BYTES];
@@ -386,7 +410,8 @@ static void expect_other_id(const ep_ffn_kernel *wrong, ep_numerics numerics, ep
 
 Test(families, a_processor_that_computes_otherwise_gets_another_id)
 {
-    static const ep_numerics all[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP, EP_NUMERICS_BF16ODD};
+    static const ep_numerics all[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP,
+                                      EP_NUMERICS_BF16ODD};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         right = ep_ffn_kernel_of(ep_numerics_family(all[i], EP_WEIGHTS_BF16));
         ep_ffn_kernel wrong = *right;
@@ -443,12 +468,16 @@ Test(families, the_variable_forces_a_lower_path)
         }
         cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, 0, id), EP_OK);
         cr_assert(strncmp(id, "portable/", 9) == 0, "%s with %s", id, forced[i]);
-        cr_assert_str_eq(ep_ffn_kernel_of(EP_FFN_FAMILY_PORTABLE)->name, i == 0 ? "generic" : forced[i]);
+        cr_assert_str_eq(ep_ffn_kernel_of(EP_FFN_FAMILY_PORTABLE)->name,
+                         i == 0 ? "generic" : forced[i]);
         backend->ops->close(backend);
     }
     setenv("EXPERTD_CPU_FEATURES", "avx1024", 1);
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strstr(error.text, "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable") != NULL, "%s", error.text);
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert(strstr(error.text,
+                     "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable") != NULL,
+              "%s", error.text);
     unsetenv("EXPERTD_CPU_FEATURES");
 }
 
@@ -456,17 +485,22 @@ Test(families, the_variable_forces_a_lower_path)
  * unless shared experts are. */
 Test(families, w8a8_has_one_id_in_all_families)
 {
-    const ep_numerics numerics[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP, EP_NUMERICS_BF16ODD, EP_NUMERICS_W4A8};
+    const ep_numerics numerics[] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP, EP_NUMERICS_BF16ODD,
+                                    EP_NUMERICS_W4A8};
     char first[EP_NUMERICS_ID_BYTES] = "";
     char mixed[4][EP_NUMERICS_ID_BYTES];
     char id[EP_NUMERICS_ID_BYTES];
     for (size_t i = 0; i < 4; i++) {
         opened o = open_all(numerics[i], EP_WEIGHTS_BF16);
         for (size_t b = 0; b < o.count; b++) {
-            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, 1u << EP_WEIGHTS_W8A8, id), EP_OK);
+            cr_assert_eq(
+                o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, 1u << EP_WEIGHTS_W8A8, id),
+                EP_OK);
             memcpy(first, first[0] == '\0' ? id : first, sizeof(first));
             cr_assert_str_eq(id, first, "%s", o.names[b]);
-            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, 1u << EP_WEIGHTS_BF16, mixed[i]), EP_OK);
+            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8,
+                                                    1u << EP_WEIGHTS_BF16, mixed[i]),
+                         EP_OK);
         }
         close_all(&o);
     }
@@ -476,12 +510,14 @@ Test(families, w8a8_has_one_id_in_all_families)
     cr_assert_str_eq(mixed[1], mixed[3]);
 }
 
-static void groups_id(ep_numerics numerics, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
+static void groups_id(ep_numerics numerics, ep_weight_format format,
+                      char out_id[EP_NUMERICS_ID_BYTES])
 {
     const ep_backend_config config = {.numerics = numerics, .threads = 1};
     ep_backend *backend;
     ep_error error;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_eq(backend->ops->numerics_id(backend, format, 1u << format, out_id), EP_OK);
     backend->ops->close(backend);
 }

@@ -17,25 +17,31 @@ static ep_backend *open_with(ep_numerics numerics, uint32_t threads)
     const ep_backend_config config = {.numerics = numerics, .threads = threads};
     ep_backend *backend;
     ep_error error;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
+                 error.text);
     return backend;
 }
 
-static void expect_rows(ep_backend *backend, uint32_t threads, const expert_fixture *f, const uint32_t *counts, size_t counts_count)
+static void expect_rows(ep_backend *backend, uint32_t threads, const expert_fixture *f,
+                        const uint32_t *counts, size_t counts_count)
 {
     ep_backend_weights *weights = NULL;
     ep_error error;
-    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s",
+                 error.text);
     for (size_t i = 0; i < counts_count; i++) {
         const char *wrong = fixture_run(f, backend, weights, f->rows_count - counts[i], counts[i]);
-        cr_assert_null(wrong, "%s, %u threads, %u rows: %s", ep_weight_format_name(f->source.format), threads, counts[i], wrong);
+        cr_assert_null(wrong, "%s, %u threads, %u rows: %s",
+                       ep_weight_format_name(f->source.format), threads, counts[i], wrong);
     }
     backend->ops->weights_unload(backend, weights);
 }
 
-static expert_fixture make(ep_numerics numerics, ep_weight_format format, uint32_t hidden, uint32_t inner, uint32_t rows)
+static expert_fixture make(ep_numerics numerics, ep_weight_format format, uint32_t hidden,
+                           uint32_t inner, uint32_t rows)
 {
-    expert_fixture f = expert_fixture_make_of(100 * (uint64_t)numerics + format, hidden, inner, rows, format);
+    expert_fixture f =
+        expert_fixture_make_of(100 * (uint64_t)numerics + format, hidden, inner, rows, format);
     expert_fixture_answer(&f, ep_numerics_family(numerics, format));
     return f;
 }
@@ -43,13 +49,15 @@ static expert_fixture make(ep_numerics numerics, ep_weight_format format, uint32
 /* What is asked of a family: w4a8 leaves most formats to bf16dp. */
 static bool is_asked(ep_numerics numerics, unsigned format)
 {
-    return numerics != EP_NUMERICS_W4A8 || ep_numerics_family(numerics, (ep_weight_format)format) == EP_FFN_FAMILY_W4A8;
+    return numerics != EP_NUMERICS_W4A8 ||
+           ep_numerics_family(numerics, (ep_weight_format)format) == EP_FFN_FAMILY_W4A8;
 }
 
 /* A pass holds 256 rows, a chunk 6: their ends and both sides of them, and a whole job. */
 static void expect_all_numbers_of_rows(ep_numerics numerics)
 {
-    static const uint32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 64, 96, 97, 255, 256, 257, 1000, EP_JOB_ROWS_MAX};
+    static const uint32_t counts[] = {
+        1, 2, 3, 4, 5, 6, 7, 12, 13, 64, 96, 97, 255, 256, 257, 1000, EP_JOB_ROWS_MAX};
     ep_backend *backend = open_with(numerics, 3);
     for (unsigned format = EP_WEIGHTS_NONE + 1; format < EP_WEIGHTS_COUNT; format++) {
         if (!is_asked(numerics, format)) {

@@ -24,8 +24,8 @@ static bench open_bench(void)
     ep_error error;
     ep_slow_backend_reset(1);
     cr_assert_eq(ep_slow_backend_ops.open(&config, &b.backend, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(b.backend->ops->weights_load(b.backend, &b.f.source, &b.weights, &error), EP_OK, "%s",
-                 error.text);
+    cr_assert_eq(b.backend->ops->weights_load(b.backend, &b.f.source, &b.weights, &error), EP_OK,
+                 "%s", error.text);
     ep_slow_backend_reset(1);
     return b;
 }
@@ -129,7 +129,8 @@ Test(staging, a_lost_device_fails_everything_in_flight_and_after)
 
     ep_backend_weights *weights = NULL;
     ep_error error;
-    cr_assert_eq(b.backend->ops->weights_load(b.backend, &b.f.source, &weights, &error), EP_ERR_DEVICE_LOST);
+    cr_assert_eq(b.backend->ops->weights_load(b.backend, &b.f.source, &weights, &error),
+                 EP_ERR_DEVICE_LOST);
     cr_assert_str_eq(error.text, "backend slow: the device is lost");
     close_bench(&b);
     (void)lost; /* how many were still in flight depends on timing */
@@ -187,7 +188,8 @@ Test(staging, touching_device_memory_from_the_host_crashes)
     }
     int status = 0;
     cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "the read went through, status %d", status);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV,
+              "the read went through, status %d", status);
     b.backend->ops->memory_free(b.backend, memory);
     close_bench(&b);
 }

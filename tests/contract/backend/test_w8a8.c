@@ -9,12 +9,14 @@
 
 enum { ROWS = 600, SIZES = 74, SIZES_MAX = 70 };
 
-static void expect_rows(ep_backend *backend, const char *name, uint32_t threads, const expert_fixture *f)
+static void expect_rows(ep_backend *backend, const char *name, uint32_t threads,
+                        const expert_fixture *f)
 {
     const uint32_t more[SIZES - SIZES_MAX] = {255, 256, 257, ROWS};
     ep_backend_weights *weights = NULL;
     ep_error error;
-    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s",
+                 error.text);
     for (uint32_t i = 0; i < SIZES; i++) {
         const uint32_t count = i < SIZES_MAX ? i + 1 : more[i - SIZES_MAX];
         const char *wrong = fixture_run(f, backend, weights, f->rows_count - count, count);
@@ -27,7 +29,8 @@ Test(w8a8, bits_are_equal_for_all_numbers_of_rows_and_threads)
 {
     const uint32_t shapes[][2] = {{33, 15}, {67, 303}, {67, 303}};
     for (uint32_t s = 0; s < 3; s++) {
-        expert_fixture f = expert_fixture_make(40 + s, shapes[s][0], shapes[s][1], ROWS, EP_DTYPE_I8);
+        expert_fixture f =
+            expert_fixture_make(40 + s, shapes[s][0], shapes[s][1], ROWS, EP_DTYPE_I8);
         /* kernels may write rows at once; with one thread unit.kernels.ffn_pass has it */
         if (s == 2) {
             f.source.shared_gate = NULL;

@@ -20,7 +20,8 @@
 
 #define URLS_MAX 64
 
-bytes request_make(ep_buffer_pool *pool, const ProtobufCMessage *message, const request_options *options)
+bytes request_make(ep_buffer_pool *pool, const ProtobufCMessage *message,
+                   const request_options *options)
 {
     char authorization[256] = "";
     char *extra = calloc(1, options->extra_metadata + 1);
@@ -41,7 +42,8 @@ bytes request_make(ep_buffer_pool *pool, const ProtobufCMessage *message, const 
         CHECK(ep_buffer_acquire(pool, options->tensor_bytes, &tensors) == EP_OK, "no buffer");
         memset(tensors->data, options->fill, options->tensor_bytes);
     }
-    CHECK(ep_rpc_out_create_request(pool, metadata, count, message, tensors, &out) == EP_OK, "no frame");
+    CHECK(ep_rpc_out_create_request(pool, metadata, count, message, tensors, &out) == EP_OK,
+          "no frame");
     free(extra);
     out->frame.kind = EP_FRAME_REQUEST;
     out->frame.call_id = options->call_id;
@@ -76,11 +78,12 @@ void reply_read(ep_buffer_pool *pool, bytes reply, reply_view *out_view)
     size_t frame_bytes;
     ep_error error;
     CHECK(reply.count >= EP_FRAME_FIXED_BYTES, "%zu bytes", reply.count);
-    CHECK(ep_frame_decode(reply.data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, &out_view->frame,
-                          &frame_bytes, &error) == EP_OK,
+    CHECK(ep_frame_decode(reply.data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING,
+                          &out_view->frame, &frame_bytes, &error) == EP_OK,
           "%s", error.text);
     CHECK(frame_bytes == reply.count, "%zu of %zu", frame_bytes, reply.count);
-    CHECK(ep_rpc_payload_check(&out_view->frame, reply.data, true, &error) == EP_OK, "%s", error.text);
+    CHECK(ep_rpc_payload_check(&out_view->frame, reply.data, true, &error) == EP_OK, "%s",
+          error.text);
     CHECK(out_view->frame.kind == EP_FRAME_REPLY, "kind %d", out_view->frame.kind);
     out_view->tensors = reply.data + out_view->frame.tensor_offset;
     ep_error_clear(&out_view->status);
@@ -166,7 +169,8 @@ bytes sp_receive(int fd, uint32_t *out_request_id)
     length = be64toh(length);
     CHECK(length >= sizeof(id) && length < (1u << 30), "length %llu", (unsigned long long)length);
     bytes body = {.data = malloc((size_t)length), .count = (size_t)length - sizeof(id)};
-    CHECK(body.data != NULL && read_all(fd, &id, sizeof(id)) && read_all(fd, body.data, body.count), "cut");
+    CHECK(body.data != NULL && read_all(fd, &id, sizeof(id)) && read_all(fd, body.data, body.count),
+          "cut");
     if (out_request_id != NULL) {
         *out_request_id = be32toh(id) & 0x7fffffffu;
     }
@@ -197,7 +201,8 @@ bytes nng_ask(const char *url, bytes body)
     CHECK(i < URLS_MAX, "too many doors");
     if (urls[i][0] == 0) {
         snprintf(urls[i], sizeof(urls[i]), "%s", url);
-        CHECK(nng_req0_open(&sockets[i]) == 0 && nng_dial(sockets[i], url, NULL, 0) == 0, "cannot dial %s", url);
+        CHECK(nng_req0_open(&sockets[i]) == 0 && nng_dial(sockets[i], url, NULL, 0) == 0,
+              "cannot dial %s", url);
     }
     CHECK(nng_ctx_open(&context, sockets[i]) == 0 && nng_aio_alloc(&aio, NULL, NULL) == 0 &&
               nng_msg_alloc(&message, body.count) == 0,

@@ -16,14 +16,14 @@
 #define SP_PROTOCOL_REQ 0x30
 #define SP_PROTOCOL_REP 0x31
 
-#define CHECK(condition, ...)                                                                                \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                                  \
-            fprintf(stderr, __VA_ARGS__);                                                                    \
-            fprintf(stderr, "\n");                                                                           \
-            abort();                                                                                         \
-        }                                                                                                    \
+#define CHECK(condition, ...)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                        \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fprintf(stderr, "\n");                                                                 \
+            abort();                                                                               \
+        }                                                                                          \
     } while (0)
 
 typedef struct bytes {
@@ -33,17 +33,18 @@ typedef struct bytes {
 
 typedef struct request_options {
     uint16_t method_id;
-    const char *token;       /* NULL: no metadata */
-    uint32_t deadline_us;    /* 0 in the options: none; EXPIRED: 0 on the wire */
-    size_t tensor_bytes;     /* each = fill */
+    const char *token;    /* NULL: no metadata */
+    uint32_t deadline_us; /* 0 in the options: none; EXPIRED: 0 on the wire */
+    size_t tensor_bytes;  /* each = fill */
     uint8_t fill;
-    size_t extra_metadata;   /* bytes of a long value */
+    size_t extra_metadata; /* bytes of a long value */
     uint64_t call_id;
 } request_options;
 #define EXPIRED 0xfffffffeu
 
 /* A whole request frame with payload CRC. */
-bytes request_make(ep_buffer_pool *pool, const ProtobufCMessage *message, const request_options *options);
+bytes request_make(ep_buffer_pool *pool, const ProtobufCMessage *message,
+                   const request_options *options);
 /* Forward with this model name: see rpc_fixture.h. */
 bytes forward_make(ep_buffer_pool *pool, const char *model, const request_options *options);
 

@@ -55,7 +55,8 @@ static void begin(door_test *t, void (*server)(ep_rpc_server_config *config))
     const ep_lane_address address = {.url = "tcp://127.0.0.1:0"};
     snprintf(url, sizeof(url), "loopback://door-%u", number++);
     fixture_init(&t->f, &(fixture_options){.url = url, .server = server, .no_channel = true});
-    CHECK(ep_rpc_server_open_door(t->f.server, &address, CONTEXTS, &error) == EP_OK, "%s", error.text);
+    CHECK(ep_rpc_server_open_door(t->f.server, &address, CONTEXTS, &error) == EP_OK, "%s",
+          error.text);
     ep_rpc_server_door_url(t->f.server, t->url, sizeof(t->url));
 }
 
@@ -67,7 +68,8 @@ static void end(door_test *t)
         usleep(1000);
         ep_rpc_server_read_stats(t->f.server, &stats);
     } while (stats.calls_in_flight > 0 && ep_clock_now_ns() < until_ns);
-    CHECK(stats.calls_in_flight == 0, "%llu calls are left", (unsigned long long)stats.calls_in_flight);
+    CHECK(stats.calls_in_flight == 0, "%llu calls are left",
+          (unsigned long long)stats.calls_in_flight);
     fixture_fini(&t->f);
 }
 
@@ -91,8 +93,10 @@ static void expect_status(door_test *t, bytes taken_request, ep_err code, const 
 
 static bytes echo(door_test *t, size_t tensor_bytes, const char *token)
 {
-    return forward_make(t->f.pool, "echo",
-                        &(request_options){.tensor_bytes = tensor_bytes, .fill = 0x5a, .token = token, .call_id = 77});
+    return forward_make(
+        t->f.pool, "echo",
+        &(request_options){
+            .tensor_bytes = tensor_bytes, .fill = 0x5a, .token = token, .call_id = 77});
 }
 
 static void expect_echo(door_test *t, size_t tensor_bytes, const char *token)
@@ -129,25 +133,33 @@ static void answers_and_refuses(void)
     expect_echo(&t, 100000, NULL);
     expect_echo(&t, 0, "a token where none is needed");
     CHECK(t.f.seen_peer[0] == 0, "peer '%s'", t.f.seen_peer);
-    expect_status(&t, forward_make(t.f.pool, "error", &(request_options){0}), EP_ERR_NOT_OWNER, "expert 9 of layer 4");
-    expect_status(&t, forward_make(t.f.pool, "none", &(request_options){0}), EP_ERR_INTERNAL, "gave no reply");
-    expect_status(&t, forward_make(t.f.pool, "big", &(request_options){0}), EP_ERR_INVALID_ARGUMENT, "ask for less");
-    expect_status(&t, forward_make(t.f.pool, "echo", &(request_options){.deadline_us = EXPIRED}), EP_ERR_DEADLINE_EXCEEDED,
-                  "no time left");
-    expect_status(&t, request_make(t.f.pool, &empty.base, &(request_options){.method_id = 0x7777}), EP_ERR_UNIMPLEMENTED,
-                  "0x7777");
-    expect_status(&t, request_make(t.f.pool, &empty.base, &(request_options){.method_id = method("expertd.v1.NodeInfo", "NodeStatus")}),
-                  EP_ERR_UNIMPLEMENTED, "not served");
+    expect_status(&t, forward_make(t.f.pool, "error", &(request_options){0}), EP_ERR_NOT_OWNER,
+                  "expert 9 of layer 4");
+    expect_status(&t, forward_make(t.f.pool, "none", &(request_options){0}), EP_ERR_INTERNAL,
+                  "gave no reply");
+    expect_status(&t, forward_make(t.f.pool, "big", &(request_options){0}), EP_ERR_INVALID_ARGUMENT,
+                  "ask for less");
+    expect_status(&t, forward_make(t.f.pool, "echo", &(request_options){.deadline_us = EXPIRED}),
+                  EP_ERR_DEADLINE_EXCEEDED, "no time left");
+    expect_status(&t, request_make(t.f.pool, &empty.base, &(request_options){.method_id = 0x7777}),
+                  EP_ERR_UNIMPLEMENTED, "0x7777");
+    expect_status(
+        &t,
+        request_make(t.f.pool, &empty.base,
+                     &(request_options){.method_id = method("expertd.v1.NodeInfo", "NodeStatus")}),
+        EP_ERR_UNIMPLEMENTED, "not served");
     expect_status(&t,
                   request_make(t.f.pool, &empty.base,
-                               &(request_options){.method_id = method("expertd.v1.Coordinator", "WatchPlacement")}),
+                               &(request_options){.method_id = method("expertd.v1.Coordinator",
+                                                                      "WatchPlacement")}),
                   EP_ERR_UNIMPLEMENTED, "streams its replies");
     expect_status(&t,
                   request_make(t.f.pool, &empty.base,
-                               &(request_options){.method_id = method("expertd.v1.Coordinator", "RegisterNode")}),
+                               &(request_options){
+                                   .method_id = method("expertd.v1.Coordinator", "RegisterNode")}),
                   EP_ERR_PERMISSION_DENIED, "needs role node");
-    expect_status(&t, forward_make(t.f.pool, "echo", &(request_options){.extra_metadata = 70000}), EP_ERR_RESOURCE_EXHAUSTED,
-                  "header_bytes_max");
+    expect_status(&t, forward_make(t.f.pool, "echo", &(request_options){.extra_metadata = 70000}),
+                  EP_ERR_RESOURCE_EXHAUSTED, "header_bytes_max");
     ep_rpc_server_set_state(t.f.server, "draining");
     expect_status(&t, echo(&t, 0, NULL), EP_ERR_DRAINING, "takes no new work");
     end(&t);
@@ -162,12 +174,14 @@ static void token_decides(void)
     expect_status(&t, echo(&t, 0, TOKEN "x"), EP_ERR_UNAUTHENTICATED, "wrong");
     expect_echo(&t, 64, TOKEN);
     /* Whoever has a better token is still a client here. */
-    bytes request = request_make(t.f.pool, &(Expertd__V1__Empty)EXPERTD__V1__EMPTY__INIT.base,
-                                 &(request_options){.method_id = method("expertd.v1.Coordinator", "RegisterNode"),
-                                                    .token = NODE_TOKEN});
+    bytes request = request_make(
+        t.f.pool, &(Expertd__V1__Empty)EXPERTD__V1__EMPTY__INIT.base,
+        &(request_options){.method_id = method("expertd.v1.Coordinator", "RegisterNode"),
+                           .token = NODE_TOKEN});
     expect_status(&t, request, EP_ERR_PERMISSION_DENIED, "needs role node");
-    request = request_make(t.f.pool, &(Expertd__V1__Empty)EXPERTD__V1__EMPTY__INIT.base,
-                           &(request_options){.method_id = method("expertd.v1.Admin", "Drain"), .token = TOKEN});
+    request = request_make(
+        t.f.pool, &(Expertd__V1__Empty)EXPERTD__V1__EMPTY__INIT.base,
+        &(request_options){.method_id = method("expertd.v1.Admin", "Drain"), .token = TOKEN});
     expect_status(&t, request, EP_ERR_PERMISSION_DENIED, "needs role operator");
     ep_rpc_door_stats stats;
     ep_rpc_server_read_door_stats(t.f.server, &stats);
@@ -180,7 +194,8 @@ static void token_decides(void)
 /* Every method with every token: a good one makes a client of its owner, never more. */
 static void role_matrix(void)
 {
-    static const char *const tokens[] = {NULL, "a token of nobody...", TOKEN, NODE_TOKEN, OPERATOR_TOKEN};
+    static const char *const tokens[] = {NULL, "a token of nobody...", TOKEN, NODE_TOKEN,
+                                         OPERATOR_TOKEN};
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     size_t count;
     const ep_rpc_method *methods = ep_rpc_methods(&count);
@@ -192,12 +207,13 @@ static void role_matrix(void)
             reply_view view;
             bytes reply = ask(&t, request_make(t.f.pool, &empty.base, &options), &view);
             ep_err code = view.status.code;
-            bool right = i < 2                                         ? code == EP_ERR_UNAUTHENTICATED
-                         : methods[m].role != EP_ROLE_CLIENT           ? code == EP_ERR_PERMISSION_DENIED
-                         : methods[m].stream == EP_RPC_SERVER_STREAM   ? code == EP_ERR_UNIMPLEMENTED
-                                                                       : code != EP_ERR_UNAUTHENTICATED && code != EP_ERR_PERMISSION_DENIED;
-            CHECK(right, "%s/%s with token %zu: %s: %s", methods[m].service->name, methods[m].method->name, i, ep_err_name(code),
-                  view.status.text);
+            bool right = i < 2                               ? code == EP_ERR_UNAUTHENTICATED
+                         : methods[m].role != EP_ROLE_CLIENT ? code == EP_ERR_PERMISSION_DENIED
+                         : methods[m].stream == EP_RPC_SERVER_STREAM
+                             ? code == EP_ERR_UNIMPLEMENTED
+                             : code != EP_ERR_UNAUTHENTICATED && code != EP_ERR_PERMISSION_DENIED;
+            CHECK(right, "%s/%s with token %zu: %s: %s", methods[m].service->name,
+                  methods[m].method->name, i, ep_err_name(code), view.status.text);
             free(reply.data);
         }
     }
@@ -213,7 +229,8 @@ static void broken_frames_get_words(void)
     begin(&t, plain);
     expect_status(&t, text("hello"), EP_ERR_PROTOCOL, "offset 0 has 0x68, allowed is 0x45");
     expect_status(&t, text(""), EP_ERR_PROTOCOL, "ends at offset 0");
-    expect_status(&t, text("EPD1 and no more"), EP_ERR_PROTOCOL, "ends at offset 16, allowed is 64 or more");
+    expect_status(&t, text("EPD1 and no more"), EP_ERR_PROTOCOL,
+                  "ends at offset 16, allowed is 64 or more");
     expect_status(&t, text("EPD2"), EP_ERR_PROTOCOL, "offset 3 has 0x32");
     request = echo(&t, 64, NULL);
     request.data[30] ^= 1;
@@ -227,7 +244,8 @@ static void broken_frames_get_words(void)
     request = echo(&t, 64, NULL);
     ep_frame_encode(&(ep_frame){.kind = EP_FRAME_PING, .tensor_offset = 64}, request.data);
     expect_status(&t, request, EP_ERR_PROTOCOL, "ping frame");
-    request = request_make(t.f.pool, &(Expertd__V1__Empty)EXPERTD__V1__EMPTY__INIT.base, &(request_options){.method_id = 0});
+    request = request_make(t.f.pool, &(Expertd__V1__Empty)EXPERTD__V1__EMPTY__INIT.base,
+                           &(request_options){.method_id = 0});
     expect_status(&t, request, EP_ERR_PROTOCOL, "no Hello");
     expect_echo(&t, 64, NULL);
     end(&t);
@@ -241,9 +259,11 @@ static void crc_follows_the_server(void)
     bytes request = echo(&t, 64, NULL);
     bytes reply = nng_ask(t.url, request);
     ep_frame frame;
-    CHECK(ep_frame_decode(reply.data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, &frame, NULL, NULL) == EP_OK,
+    CHECK(ep_frame_decode(reply.data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING, &frame,
+                          NULL, NULL) == EP_OK,
           "no frame");
-    CHECK(frame.payload_crc == 0 && frame.status == ep_err_grpc_code(EP_ERR_PROTOCOL), "status %u", frame.status);
+    CHECK(frame.payload_crc == 0 && frame.status == ep_err_grpc_code(EP_ERR_PROTOCOL), "status %u",
+          frame.status);
     free(request.data);
     free(reply.data);
     end(&t);
@@ -265,8 +285,9 @@ static void lengths_do_no_harm(void)
     sp_wait_closed(fd);
     expect_echo(&t, (1 << 20) - 4096, NULL);
     /* A frame a little above the limit is still read, and told so. */
-    expect_status(&t, forward_make(t.f.pool, "echo", &(request_options){.tensor_bytes = (1 << 20) - 90}),
-                  EP_ERR_RESOURCE_EXHAUSTED, "frame_bytes_max");
+    expect_status(
+        &t, forward_make(t.f.pool, "echo", &(request_options){.tensor_bytes = (1 << 20) - 90}),
+        EP_ERR_RESOURCE_EXHAUSTED, "frame_bytes_max");
     end(&t);
 }
 
@@ -341,8 +362,8 @@ static void a_deadline_is_told(void)
 {
     door_test t;
     begin(&t, plain);
-    expect_status(&t, forward_make(t.f.pool, "hold", &(request_options){.deadline_us = 20000}), EP_ERR_DEADLINE_EXCEEDED,
-                  "before the deadline");
+    expect_status(&t, forward_make(t.f.pool, "hold", &(request_options){.deadline_us = 20000}),
+                  EP_ERR_DEADLINE_EXCEEDED, "before the deadline");
     expect_echo(&t, 64, NULL);
     end(&t);
 }
@@ -372,7 +393,8 @@ static void slow_calls_fill_the_contexts(void)
     sp_send(waiting, 9999, quick);
     ep_rpc_door_stats stats;
     ep_rpc_server_read_door_stats(t.f.server, &stats);
-    CHECK(stats.requests_in_flight == CONTEXTS, "%llu", (unsigned long long)stats.requests_in_flight);
+    CHECK(stats.requests_in_flight == CONTEXTS, "%llu",
+          (unsigned long long)stats.requests_in_flight);
     CHECK(fixture_release(&t.f, EP_ERR_UNAVAILABLE) == CONTEXTS, "held");
     uint32_t id;
     bytes reply = sp_receive(waiting, &id);
@@ -415,18 +437,22 @@ static void overload_is_told(void)
     sp_send(fd, 9999, quick);
     bytes reply = sp_receive(fd, &id);
     reply_read(t.f.pool, reply, &view);
-    CHECK(id == 9999 && view.status.code == EP_ERR_RESOURCE_EXHAUSTED, "%u: %s", id, view.status.text);
-    CHECK(view.status.retry_after_us > 0 && strstr(view.status.text, "door_contexts") != NULL, "%s", view.status.text);
+    CHECK(id == 9999 && view.status.code == EP_ERR_RESOURCE_EXHAUSTED, "%u: %s", id,
+          view.status.text);
+    CHECK(view.status.retry_after_us > 0 && strstr(view.status.text, "door_contexts") != NULL, "%s",
+          view.status.text);
     CHECK(view.frame.call_id == 77, "call %llu", (unsigned long long)view.frame.call_id);
     free(reply.data);
     ep_rpc_server_read_door_stats(t.f.server, &stats);
-    CHECK(stats.refused_total[EP_DOOR_OVERLOAD] == 1, "%llu", (unsigned long long)stats.refused_total[EP_DOOR_OVERLOAD]);
+    CHECK(stats.refused_total[EP_DOOR_OVERLOAD] == 1, "%llu",
+          (unsigned long long)stats.refused_total[EP_DOOR_OVERLOAD]);
     CHECK(fixture_release(&t.f, EP_ERR_UNAVAILABLE) == CONTEXTS, "held");
     for (uint32_t i = 0; i < 2 * CONTEXTS; i++) {
         reply = sp_receive(fd, &id);
         reply_read(t.f.pool, reply, &view);
         CHECK(id < 2 * CONTEXTS && !seen[id], "reply %u", id);
-        CHECK(view.status.code == (id < CONTEXTS ? EP_ERR_UNAVAILABLE : EP_OK), "%u: %s", id, view.status.text);
+        CHECK(view.status.code == (id < CONTEXTS ? EP_ERR_UNAVAILABLE : EP_OK), "%u: %s", id,
+              view.status.text);
         seen[id] = true;
         free(reply.data);
     }

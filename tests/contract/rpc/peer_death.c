@@ -20,14 +20,14 @@
 #define PING_MS 100
 #define DEAD_COUNT 3
 
-#define CHECK(condition, ...)                                                                                \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                                  \
-            fprintf(stderr, " " __VA_ARGS__);                                                                \
-            fprintf(stderr, "\n");                                                                           \
-            exit(1);                                                                                         \
-        }                                                                                                    \
+#define CHECK(condition, ...)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                        \
+            fprintf(stderr, " " __VA_ARGS__);                                                      \
+            fprintf(stderr, "\n");                                                                 \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 typedef struct way {
@@ -113,8 +113,8 @@ typedef struct watched {
     ep_error error;
 } watched;
 
-static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state, const Expertd__V1__Hello *peer,
-                     const ep_error *error)
+static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
+                     const Expertd__V1__Hello *peer, const ep_error *error)
 {
     watched *w = arg;
     (void)channel;
@@ -158,8 +158,9 @@ static void run(const way *by, const char *url, int signal_number, uint32_t ping
     config.common.limits.ping_ms = ping_ms;
     config.common.limits.ping_dead_count = DEAD_COUNT;
     CHECK(ep_rpc_channel_create(&config, &channel, &error) == EP_OK, "%s", error.text);
-    CHECK(ep_rpc_channel_wait_ready(channel, ep_clock_now_ns() + SECONDS * EP_NS_PER_S, &error) == EP_OK, "%s: %s",
-          by->name, error.text);
+    CHECK(ep_rpc_channel_wait_ready(channel, ep_clock_now_ns() + SECONDS * EP_NS_PER_S, &error) ==
+              EP_OK,
+          "%s: %s", by->name, error.text);
     uint64_t begin_ns = ep_clock_now_ns();
     CHECK(kill(peer, signal_number) == 0, "kill");
     wait_broken(by, out);
@@ -184,17 +185,19 @@ static void test_lane(const way *w, const char *folder)
     const char *url = w->url != NULL ? w->url : socket_url;
     watched killed = nothing_seen();
     run(w, url, SIGKILL, 0, &killed);
-    CHECK(strstr(killed.error.text, "pings") == NULL, "%s: without pings: %s", w->name, killed.error.text);
+    CHECK(strstr(killed.error.text, "pings") == NULL, "%s: without pings: %s", w->name,
+          killed.error.text);
 
     watched stopped = nothing_seen();
     run(w, url, SIGSTOP, PING_MS, &stopped);
-    CHECK(strstr(stopped.error.text, "answered none of 3 pings") != NULL, "%s: %s", w->name, stopped.error.text);
+    CHECK(strstr(stopped.error.text, "answered none of 3 pings") != NULL, "%s: %s", w->name,
+          stopped.error.text);
     /* All pings but the last may have left before the stop, as a peer on a busy machine answers
      * late. */
     CHECK(stopped.broken_ns >= PING_MS * EP_NS_PER_MS, "%s: given up after %llu us", w->name,
           (unsigned long long)(stopped.broken_ns / EP_NS_PER_US));
-    printf("%s: killed, noticed after %.1f ms; stopped, after %.0f ms\n", w->name, (double)killed.broken_ns / 1e6,
-           (double)stopped.broken_ns / 1e6);
+    printf("%s: killed, noticed after %.1f ms; stopped, after %.0f ms\n", w->name,
+           (double)killed.broken_ns / 1e6, (double)stopped.broken_ns / 1e6);
 }
 
 int main(int argc, char **argv)

@@ -204,7 +204,8 @@ bool raw_peer_send_bytes(raw_peer *p, const void *bytes, size_t count)
     return true;
 }
 
-void raw_peer_send(raw_peer *p, ep_frame frame, const void *header, const void *tensors, bool payload_crc)
+void raw_peer_send(raw_peer *p, ep_frame frame, const void *header, const void *tensors,
+                   bool payload_crc)
 {
     frame.tensor_offset = ep_frame_tensor_offset(frame.header_bytes);
     size_t total = frame.tensor_offset + (size_t)frame.tensor_bytes;
@@ -219,7 +220,8 @@ void raw_peer_send(raw_peer *p, ep_frame frame, const void *header, const void *
         memcpy(bytes + frame.tensor_offset, tensors, (size_t)frame.tensor_bytes);
     }
     if (payload_crc) {
-        frame.payload_crc = ep_crc32c(0, bytes + EP_FRAME_FIXED_BYTES, total - EP_FRAME_FIXED_BYTES);
+        frame.payload_crc =
+            ep_crc32c(0, bytes + EP_FRAME_FIXED_BYTES, total - EP_FRAME_FIXED_BYTES);
     }
     ep_frame_encode(&frame, bytes);
     raw_peer_send_bytes(p, bytes, total);
@@ -238,8 +240,8 @@ uint8_t *raw_request_header(const ProtobufCMessage *message, size_t *out_bytes)
     return header;
 }
 
-void raw_peer_send_message(raw_peer *p, ep_frame frame, const ProtobufCMessage *message, bool as_request,
-                           bool payload_crc)
+void raw_peer_send_message(raw_peer *p, ep_frame frame, const ProtobufCMessage *message,
+                           bool as_request, bool payload_crc)
 {
     size_t bytes;
     uint8_t *header = raw_request_header(message, &bytes);
@@ -260,8 +262,9 @@ ep_buffer *raw_peer_receive(raw_peer *p, ep_frame *out_frame)
         frame = p->frames[p->frames_read++];
     }
     pthread_mutex_unlock(&p->lock);
-    if (frame != NULL && ep_frame_decode(frame->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING,
-                                         out_frame, NULL, NULL) != EP_OK) {
+    if (frame != NULL &&
+        ep_frame_decode(frame->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING,
+                        out_frame, NULL, NULL) != EP_OK) {
         die("received a bad frame");
     }
     return frame;
@@ -290,7 +293,8 @@ void raw_hello_init(Expertd__V1__Hello *hello)
 int raw_peer_hello(raw_peer *p, const Expertd__V1__Hello *hello)
 {
     Expertd__V1__Hello good;
-    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    ep_frame frame = {
+        .kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
     raw_hello_init(&good);
     raw_peer_send_message(p, frame, hello != NULL ? &hello->base : &good.base, true, false);
     ep_buffer *reply = raw_peer_receive(p, &frame);
@@ -310,7 +314,7 @@ void raw_status(const ep_buffer *buffer, const ep_frame *frame, ep_error *out_er
     if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {
         die("no pool");
     }
-    ep_rpc_status_read(pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes,
-                       out_error);
+    ep_rpc_status_read(pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES,
+                       frame->header_bytes, out_error);
     ep_buffer_pool_destroy(pool);
 }

@@ -47,11 +47,12 @@ bool raw_peer_send_bytes(raw_peer *p, const void *bytes, size_t count);
 /* header and tensors may be NULL when their length in frame is 0. Offsets, lengths and CRCs are
  * made right.
  */
-void raw_peer_send(raw_peer *p, ep_frame frame, const void *header, const void *tensors, bool payload_crc);
+void raw_peer_send(raw_peer *p, ep_frame frame, const void *header, const void *tensors,
+                   bool payload_crc);
 /* The request header section of message. Freed by the caller. */
 uint8_t *raw_request_header(const ProtobufCMessage *message, size_t *out_bytes);
-void raw_peer_send_message(raw_peer *p, ep_frame frame, const ProtobufCMessage *message, bool as_request,
-                           bool payload_crc);
+void raw_peer_send_message(raw_peer *p, ep_frame frame, const ProtobufCMessage *message,
+                           bool as_request, bool payload_crc);
 
 /* The next frame, decoded; NULL once the connection ended. The caller unrefs it. */
 ep_buffer *raw_peer_receive(raw_peer *p, ep_frame *out_frame);

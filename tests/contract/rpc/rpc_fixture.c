@@ -195,7 +195,8 @@ static void expert_forward(Expertd__V1__ExpertService_Service *service,
     }
 }
 
-static void expert_describe(Expertd__V1__ExpertService_Service *service, const Expertd__V1__Empty *input,
+static void expert_describe(Expertd__V1__ExpertService_Service *service,
+                            const Expertd__V1__Empty *input,
                             Expertd__V1__DescribeReply_Closure closure, void *closure_data)
 {
     Expertd__V1__DescribeReply reply = EXPERTD__V1__DESCRIBE_REPLY__INIT;
@@ -234,7 +235,8 @@ static void *late_main(void *arg)
 
 static void coordinator_register_node(Expertd__V1__Coordinator_Service *service,
                                       const Expertd__V1__RegisterRequest *input,
-                                      Expertd__V1__RegisterReply_Closure closure, void *closure_data)
+                                      Expertd__V1__RegisterReply_Closure closure,
+                                      void *closure_data)
 {
     Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
     (void)service;
@@ -257,7 +259,8 @@ static void coordinator_heartbeat(Expertd__V1__Coordinator_Service *service,
 
 static void coordinator_watch_placement(Expertd__V1__Coordinator_Service *service,
                                         const Expertd__V1__WatchPlacementRequest *input,
-                                        Expertd__V1__PlacementSnapshot_Closure closure, void *closure_data)
+                                        Expertd__V1__PlacementSnapshot_Closure closure,
+                                        void *closure_data)
 {
     fixture *f = ((coordinator_impl *)(void *)service)->f;
     ep_rpc_call *call = closure_data;
@@ -301,7 +304,8 @@ static void coordinator_statistics(Expertd__V1__Coordinator_Service *service,
 
 static void coordinator_cluster_status(Expertd__V1__Coordinator_Service *service,
                                        const Expertd__V1__Empty *input,
-                                       Expertd__V1__ClusterStatusReply_Closure closure, void *closure_data)
+                                       Expertd__V1__ClusterStatusReply_Closure closure,
+                                       void *closure_data)
 {
     Expertd__V1__ClusterStatusReply reply = EXPERTD__V1__CLUSTER_STATUS_REPLY__INIT;
     (void)service;
@@ -335,7 +339,8 @@ static void read_message(answer *a, const ep_rpc_reply *reply)
     if (reply->header->descriptor == &expertd__v1__forward_reply__descriptor) {
         a->slots = ((const Expertd__V1__ForwardReply *)reply->header)->slots;
     } else if (reply->header->descriptor == &expertd__v1__placement_snapshot__descriptor) {
-        a->numbers = a->numbers * 31 + ((const Expertd__V1__PlacementSnapshot *)reply->header)->epoch->number;
+        a->numbers = a->numbers * 31 +
+                     ((const Expertd__V1__PlacementSnapshot *)reply->header)->epoch->number;
     }
 }
 
@@ -367,8 +372,9 @@ void answer_wait_messages(answer *a, uint32_t count)
     fixture_wait(a->f, &a->messages, count);
 }
 
-ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns,
-                     answer *out_answer, ep_rpc_call_id *out_id, ep_error *out_error)
+ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill,
+                     uint64_t deadline_ns, answer *out_answer, ep_rpc_call_id *out_id,
+                     ep_error *out_error)
 {
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
     ep_rpc_metadata metadata[] = {{"tenant", "t1"}, {"traceparent", "00-abc-def-01"}};
@@ -389,7 +395,8 @@ ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill, 
         memset(request.tensors->data, fill, bytes);
     }
     answer_init(out_answer, f);
-    ep_err err = ep_rpc_call_start(f->channel, &request, answer_reply, out_answer, out_id, out_error);
+    ep_err err =
+        ep_rpc_call_start(f->channel, &request, answer_reply, out_answer, out_id, out_error);
     ep_buffer_unref(request.tensors);
     return err;
 }
@@ -445,20 +452,26 @@ static void channel_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_sta
 
 void fixture_common(fixture *f, ep_rpc_common *out_common)
 {
-    *out_common = (ep_rpc_common){
-        .timers = f->timers, .pool = f->pool, .token = "", .node = "", .role = "client", .incarnation = 1};
+    *out_common = (ep_rpc_common){.timers = f->timers,
+                                  .pool = f->pool,
+                                  .token = "",
+                                  .node = "",
+                                  .role = "client",
+                                  .incarnation = 1};
     ep_rpc_limits_default(&out_common->limits);
     out_common->limits.ping_ms = 0; /* on a loaded machine a test may stand still for seconds */
 }
 
 static void init_services(fixture *f)
 {
-    f->expert.service = (Expertd__V1__ExpertService_Service)EXPERTD__V1__EXPERT_SERVICE__INIT(expert_);
+    f->expert.service =
+        (Expertd__V1__ExpertService_Service)EXPERTD__V1__EXPERT_SERVICE__INIT(expert_);
     f->expert.f = f;
-    f->coordinator.service = (Expertd__V1__Coordinator_Service)EXPERTD__V1__COORDINATOR__INIT(coordinator_);
+    f->coordinator.service =
+        (Expertd__V1__Coordinator_Service)EXPERTD__V1__COORDINATOR__INIT(coordinator_);
     f->coordinator.f = f;
-    f->weights.base =
-        (ProtobufCService){&expertd__v1__weight_files__descriptor, protobuf_c_service_invoke_internal, NULL};
+    f->weights.base = (ProtobufCService){&expertd__v1__weight_files__descriptor,
+                                         protobuf_c_service_invoke_internal, NULL};
     f->late_batch = 1;
 }
 
@@ -476,7 +489,8 @@ static void start_server(fixture *f, const fixture_options *options)
         ep_rpc_server_add_service(f->server, &f->expert.service.base, &error) != EP_OK ||
         ep_rpc_server_add_service(f->server, &f->coordinator.service.base, &error) != EP_OK ||
         ep_rpc_server_add_service(f->server, &f->weights.base, &error) != EP_OK ||
-        ep_rpc_server_listen(f->server, &(ep_lane_address){.url = options->url}, EP_ROLES_ALL, &error) != EP_OK) {
+        ep_rpc_server_listen(f->server, &(ep_lane_address){.url = options->url}, EP_ROLES_ALL,
+                             &error) != EP_OK) {
         die("server", &error);
     }
     ep_rpc_server_url(f->server, 0, f->url, sizeof(f->url));
@@ -547,7 +561,8 @@ void fixture_fini(fixture *f)
     ep_transport_fini();
     ep_buffer_pool_read_stats(f->pool, &stats);
     if (stats.lent_bytes != 0) {
-        fprintf(stderr, "fixture: %llu buffer bytes are still lent\n", (unsigned long long)stats.lent_bytes);
+        fprintf(stderr, "fixture: %llu buffer bytes are still lent\n",
+                (unsigned long long)stats.lent_bytes);
         exit(1);
     }
     ep_buffer_pool_destroy(f->pool);

@@ -108,8 +108,9 @@ void fixture_wait(fixture *f, const uint32_t *counter, uint32_t value);
 uint32_t fixture_release(fixture *f, ep_err code);
 
 /* Starts Forward with bytes of tensors, each byte = fill. */
-ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns,
-                     answer *out_answer, ep_rpc_call_id *out_id, ep_error *out_error);
+ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill,
+                     uint64_t deadline_ns, answer *out_answer, ep_rpc_call_id *out_id,
+                     ep_error *out_error);
 /* The same, and waits. */
 ep_err forward(fixture *f, const char *model, size_t bytes, uint8_t fill, uint64_t deadline_ns,
                answer *out_answer);

@@ -84,8 +84,9 @@ static ep_err start_forward(worker *w, ep_rpc_channel *channel, stress_call *cal
 {
     static const char *const models[] = {"echo", "late", "hold", "error"};
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_rpc_request request = {
-        .method = ep_rpc_method_by_id(0x0101), .header = &header.base, .wait_for_ready = (dice & 16) != 0};
+    ep_rpc_request request = {.method = ep_rpc_method_by_id(0x0101),
+                              .header = &header.base,
+                              .wait_for_ready = (dice & 16) != 0};
     header.model = (char *)(uintptr_t)models[dice % 4];
     call->fill = (uint8_t)dice;
     call->bytes = (size_t)(dice >> 8) % 20000;
@@ -104,7 +105,8 @@ static ep_err start_forward(worker *w, ep_rpc_channel *channel, stress_call *cal
     return err;
 }
 
-static ep_err start_watch(ep_rpc_channel *channel, stress_call *call, uint64_t dice, ep_rpc_call_id *out_id)
+static ep_err start_watch(ep_rpc_channel *channel, stress_call *call, uint64_t dice,
+                          ep_rpc_call_id *out_id)
 {
     Expertd__V1__WatchPlacementRequest header = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     Expertd__V1__Epoch have = EXPERTD__V1__EPOCH__INIT;
@@ -211,7 +213,8 @@ static int judge(const worker *w, uint32_t *codes)
         const stress_call *call = &w->calls[i];
         uint32_t ends = atomic_load(&call->ends);
         if (ends != 1 || call->wrong) {
-            fprintf(stderr, "call %u ended %u times%s\n", i, ends, call->wrong ? ", with wrong bytes" : "");
+            fprintf(stderr, "call %u ended %u times%s\n", i, ends,
+                    call->wrong ? ", with wrong bytes" : "");
             bad++;
         }
         codes[atomic_load(&call->code) & 63]++;
@@ -235,8 +238,8 @@ static int run(const char *url, uint64_t seed)
         workers[i].channels = channels;
         workers[i].random = seed + i;
         sem_init(&workers[i].room, 0, OPEN_MAX);
-        if (pthread_create(&workers[i].thread, NULL, i < THREADS ? worker_main : churn_main, &workers[i]) !=
-            0) {
+        if (pthread_create(&workers[i].thread, NULL, i < THREADS ? worker_main : churn_main,
+                           &workers[i]) != 0) {
             return 1;
         }
     }

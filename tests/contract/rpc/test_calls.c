@@ -8,16 +8,16 @@
 #include "rpc_fixture.h"
 
 /* One body, a test per lane. */
-#define LANE_TEST(name)                                                                                      \
-    static void name(const char *url);                                                                       \
-    Test(rpc_calls_loopback, name)                                                                           \
-    {                                                                                                        \
-        name("loopback://rpc-calls");                                                                        \
-    }                                                                                                        \
-    Test(rpc_calls_tcp, name)                                                                                \
-    {                                                                                                        \
-        name("tcp://127.0.0.1:0");                                                                           \
-    }                                                                                                        \
+#define LANE_TEST(name)                                                                            \
+    static void name(const char *url);                                                             \
+    Test(rpc_calls_loopback, name)                                                                 \
+    {                                                                                              \
+        name("loopback://rpc-calls");                                                              \
+    }                                                                                              \
+    Test(rpc_calls_tcp, name)                                                                      \
+    {                                                                                              \
+        name("tcp://127.0.0.1:0");                                                                 \
+    }                                                                                              \
     static void name(const char *url)
 
 LANE_TEST(unary_call_brings_message_and_tensors_back)
@@ -104,7 +104,8 @@ LANE_TEST(a_thousand_calls_in_flight_are_answered_in_any_order)
     fixture_init(&f, &(fixture_options){.url = url});
     f.late_batch = N;
     for (uint32_t i = 0; i < N; i++) {
-        cr_assert_eq(forward_start(&f, "late", 64 + i, (uint8_t)i, EP_TIME_NEVER, &a[i], NULL, NULL), EP_OK);
+        cr_assert_eq(
+            forward_start(&f, "late", 64 + i, (uint8_t)i, EP_TIME_NEVER, &a[i], NULL, NULL), EP_OK);
     }
     for (uint32_t i = 0; i < N; i++) {
         answer_wait_end(&a[i]);
@@ -216,7 +217,8 @@ LANE_TEST(a_stream_ends_at_its_deadline)
     do { /* on a busy machine a deadline can pass before the server hears of the call */
         cr_assert_eq(watch_start(&f, 2, true, in_ms(timeout_ms), &a, NULL), EP_OK);
         answer_wait_end(&a);
-        cr_assert(a.error.code == EP_ERR_DEADLINE_EXCEEDED || a.error.code == EP_ERR_UNAVAILABLE, "%s", a.error.text);
+        cr_assert(a.error.code == EP_ERR_DEADLINE_EXCEEDED || a.error.code == EP_ERR_UNAVAILABLE,
+                  "%s", a.error.text);
         timeout_ms *= 2;
     } while (a.messages == 0 || a.error.code != EP_ERR_DEADLINE_EXCEEDED);
     fixture_wait(&f, &f.cancels, 1);
@@ -230,11 +232,12 @@ LANE_TEST(roles_are_checked_by_name)
     ProtobufCMessage *reply = NULL;
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     fixture_init(&f, &(fixture_options){.url = url});
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode", &request.base,
-                                  in_ms(SECONDS * 1000), &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode",
+                                  &request.base, in_ms(SECONDS * 1000), &reply, &error),
                  EP_ERR_PERMISSION_DENIED);
-    cr_assert_str_eq(error.text,
-                     "expertd.v1.Coordinator.RegisterNode needs role node, the peer has role client");
+    cr_assert_str_eq(
+        error.text,
+        "expertd.v1.Coordinator.RegisterNode needs role node, the peer has role client");
     fixture_fini(&f);
 }
 
@@ -251,17 +254,17 @@ LANE_TEST(a_node_may_register_and_a_sync_call_gives_its_reply)
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     fixture_init(&f, &(fixture_options){.url = url, .channel = as_node});
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode", &request.base,
-                                  EP_TIME_NEVER, &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode",
+                                  &request.base, EP_TIME_NEVER, &reply, &error),
                  EP_OK, "%s", error.text);
     cr_assert_eq(((Expertd__V1__RegisterReply *)reply)->node_id, 5);
     protobuf_c_message_free_unpacked(reply, NULL);
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base, EP_TIME_NEVER,
-                                  &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base,
+                                  EP_TIME_NEVER, &reply, &error),
                  EP_ERR_UNIMPLEMENTED);
     cr_assert(strstr(error.text, "expertd.v1.NodeInfo") != NULL, "%s", error.text);
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "Nothing", &empty.base, EP_TIME_NEVER,
-                                  &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "Nothing", &empty.base,
+                                  EP_TIME_NEVER, &reply, &error),
                  EP_ERR_NOT_FOUND);
     fixture_fini(&f);
 }
@@ -284,15 +287,15 @@ LANE_TEST(health_says_what_was_set_and_watches_follow)
     answer_wait_messages(&a, 1);
     ep_rpc_server_set_state(f.server, "serving");
     answer_wait_messages(&a, 2);
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Health", "Check", &request.base, EP_TIME_NEVER,
-                                  &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Health", "Check", &request.base,
+                                  EP_TIME_NEVER, &reply, &error),
                  EP_OK);
     cr_assert_eq(((Expertd__V1__HealthCheckReply *)reply)->status, 1);
     cr_assert_str_eq(((Expertd__V1__HealthCheckReply *)reply)->detail, "serving");
     protobuf_c_message_free_unpacked(reply, NULL);
     request.service = (char *)(uintptr_t) "expertd.v1.Nothing";
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Health", "Check", &request.base, EP_TIME_NEVER,
-                                  &reply, &error),
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Health", "Check", &request.base,
+                                  EP_TIME_NEVER, &reply, &error),
                  EP_ERR_NOT_FOUND);
     ep_rpc_server_set_state(f.server, "draining");
     answer_wait_messages(&a, 3);
@@ -312,9 +315,9 @@ LANE_TEST(a_draining_node_gives_no_weights)
     Expertd__V1__WeightListRequest request = EXPERTD__V1__WEIGHT_LIST_REQUEST__INIT;
     fixture_init(&f, &(fixture_options){.url = url, .channel = as_node});
     ep_rpc_server_set_state(f.server, "draining");
-    cr_assert_eq(
-        ep_rpc_call_sync(f.channel, "expertd.v1.WeightFiles", "List", &request.base, EP_TIME_NEVER, &reply, &error),
-        EP_ERR_DRAINING, "%s", error.text);
+    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.WeightFiles", "List", &request.base,
+                                  EP_TIME_NEVER, &reply, &error),
+                 EP_ERR_DRAINING, "%s", error.text);
     fixture_fini(&f);
 }
 
@@ -392,7 +395,8 @@ LANE_TEST(one_call_too_many_is_refused_with_the_limit)
     }
     fixture_wait(&f, &f.held_count, 3);
     cr_assert_eq(forward(&f, "echo", 0, 1, EP_TIME_NEVER, &a[3]), EP_ERR_RESOURCE_EXHAUSTED);
-    cr_assert(strstr(a[3].error.text, "calls_per_connection_max is 3") != NULL, "%s", a[3].error.text);
+    cr_assert(strstr(a[3].error.text, "calls_per_connection_max is 3") != NULL, "%s",
+              a[3].error.text);
     fixture_release(&f, EP_ERR_ABORTED);
     for (uint32_t i = 0; i < 3; i++) {
         answer_wait_end(&a[i]);
@@ -427,7 +431,8 @@ LANE_TEST(a_stream_that_lost_a_message_ends)
     answer a;
     Expertd__V1__WatchPlacementRequest header = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     Expertd__V1__Epoch have = EXPERTD__V1__EPOCH__INIT;
-    ep_rpc_request request = {.method = ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement"),
+    ep_rpc_request request = {.method =
+                                  ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement"),
                               .header = &header.base,
                               .deadline_ns = EP_TIME_NEVER,
                               .wait_for_ready = true};
@@ -465,7 +470,8 @@ LANE_TEST(a_full_queue_refuses_new_calls_and_loses_none)
     fixture_init(&f, &(fixture_options){.url = url, .channel = small_lane_queue});
     for (uint32_t i = 0; i < N; i++) {
         ep_error error;
-        while (forward_start(&f, "echo", 30000, (uint8_t)i, EP_TIME_NEVER, &a[i], NULL, &error) != EP_OK) {
+        while (forward_start(&f, "echo", 30000, (uint8_t)i, EP_TIME_NEVER, &a[i], NULL, &error) !=
+               EP_OK) {
             cr_assert_eq(error.code, EP_ERR_RESOURCE_EXHAUSTED, "%s", error.text);
             cr_assert_lt(oldest, i, "refused though nothing is on its way");
             answer_wait_end(&a[oldest++]);

@@ -10,16 +10,16 @@
 #include "raw_peer.h"
 #include "rpc_fixture.h"
 
-#define LANE_TEST(name)                                                                                      \
-    static void name(const char *url);                                                                       \
-    Test(rpc_connection_loopback, name)                                                                      \
-    {                                                                                                        \
-        name("loopback://rpc-connection");                                                                   \
-    }                                                                                                        \
-    Test(rpc_connection_tcp, name)                                                                           \
-    {                                                                                                        \
-        name("tcp://127.0.0.1:0");                                                                           \
-    }                                                                                                        \
+#define LANE_TEST(name)                                                                            \
+    static void name(const char *url);                                                             \
+    Test(rpc_connection_loopback, name)                                                            \
+    {                                                                                              \
+        name("loopback://rpc-connection");                                                         \
+    }                                                                                              \
+    Test(rpc_connection_tcp, name)                                                                 \
+    {                                                                                              \
+        name("tcp://127.0.0.1:0");                                                                 \
+    }                                                                                              \
     static void name(const char *url)
 
 /* ---- Hello at the server ---- */
@@ -49,7 +49,8 @@ static void with_token(ep_rpc_server_config *config)
     config->common.credentials = credentials;
 }
 
-static void expect_refusal(const char *url, const Expertd__V1__Hello *hello, uint32_t code, const char *text)
+static void expect_refusal(const char *url, const Expertd__V1__Hello *hello, uint32_t code,
+                           const char *text)
 {
     raw_peer p;
     raw_peer_dial(&p, url);
@@ -151,7 +152,8 @@ LANE_TEST(hello_is_no_larger_than_the_peer_takes)
     fixture f;
     raw_peer p;
     Expertd__V1__Hello hello;
-    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 9, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    ep_frame frame = {
+        .kind = EP_FRAME_REQUEST, .call_id = 9, .deadline_us = EP_FRAME_DEADLINE_NONE};
     fixture_init(&f, &(fixture_options){.url = url, .server = with_models, .no_channel = true});
     raw_peer_dial(&p, f.url);
     raw_hello_init(&hello);
@@ -159,8 +161,8 @@ LANE_TEST(hello_is_no_larger_than_the_peer_takes)
     raw_peer_send_message(&p, frame, &hello.base, true, false);
     ep_buffer *reply = raw_peer_receive(&p, &frame);
     cr_assert_not_null(reply);
-    cr_assert(frame.status == 0 && frame.header_bytes > 0 && frame.header_bytes <= 1024, "status %u, %u bytes",
-              frame.status, frame.header_bytes);
+    cr_assert(frame.status == 0 && frame.header_bytes > 0 && frame.header_bytes <= 1024,
+              "status %u, %u bytes", frame.status, frame.header_bytes);
     ep_buffer_unref(reply);
     raw_peer_fini(&p);
     hello.header_bytes_max = 4;
@@ -195,13 +197,14 @@ LANE_TEST(a_refused_client_reports_the_reason)
     fixture f;
     ep_error error;
     answer a;
-    fixture_init(
-        &f, &(fixture_options){.url = url, .server = with_token, .channel = no_token, .not_ready = true});
+    fixture_init(&f, &(fixture_options){
+                         .url = url, .server = with_token, .channel = no_token, .not_ready = true});
     fixture_wait(&f, &f.states[EP_CHANNEL_BROKEN], 2); /* and it tries again */
     ep_rpc_channel_last_error(f.channel, &error);
     cr_assert_eq(error.code, EP_ERR_UNAUTHENTICATED);
-    cr_assert(strstr(error.text, "the token is missing") != NULL && strstr(error.text, f.url) != NULL, "%s",
-              error.text);
+    cr_assert(strstr(error.text, "the token is missing") != NULL &&
+                  strstr(error.text, f.url) != NULL,
+              "%s", error.text);
     cr_assert_eq(ep_rpc_channel_wait_ready(f.channel, in_ms(10), &error), EP_ERR_DEADLINE_EXCEEDED);
     cr_assert(strstr(error.text, "the token is missing") != NULL, "%s", error.text);
     cr_assert_eq(forward(&f, "echo", 0, 1, in_ms(30), &a), EP_ERR_UNAVAILABLE);
@@ -243,7 +246,8 @@ LANE_TEST(closing_the_channel_cancels_every_call_once)
     answer a[N];
     fixture_init(&f, &(fixture_options){.url = url});
     for (uint32_t i = 0; i < N; i++) {
-        cr_assert_eq(forward_start(&f, "hold", 100, 1, in_ms(SECONDS * 1000), &a[i], NULL, NULL), EP_OK);
+        cr_assert_eq(forward_start(&f, "hold", 100, 1, in_ms(SECONDS * 1000), &a[i], NULL, NULL),
+                     EP_OK);
     }
     fixture_wait(&f, &f.held_count, N);
     ep_rpc_channel_destroy(f.channel);
@@ -280,8 +284,9 @@ Test(rpc_connection_tcp, a_restarted_server_is_found_again_and_waiting_calls_go_
     config.common.node = "node-b";
     cr_assert_eq(ep_rpc_server_create(&config, &f.server, &error), EP_OK);
     cr_assert_eq(ep_rpc_server_add_service(f.server, &f.expert.service.base, &error), EP_OK);
-    cr_assert_eq(ep_rpc_server_listen(f.server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error), EP_OK, "%s",
-                 error.text);
+    cr_assert_eq(
+        ep_rpc_server_listen(f.server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error),
+        EP_OK, "%s", error.text);
     answer_wait_end(&a);
     cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
     cr_assert_eq(a.first_byte, 9);
@@ -294,14 +299,16 @@ LANE_TEST(a_call_that_does_not_wait_fails_at_once_when_not_ready)
     fixture f;
     ep_error error;
     Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_rpc_request request = {
-        .method = ep_rpc_method_by_id(0x0101), .header = &header.base, .deadline_ns = EP_TIME_NEVER};
+    ep_rpc_request request = {.method = ep_rpc_method_by_id(0x0101),
+                              .header = &header.base,
+                              .deadline_ns = EP_TIME_NEVER};
     answer a;
     fixture_init(&f, &(fixture_options){.url = url});
     fixture_server_stop(&f);
     fixture_wait(&f, &f.states[EP_CHANNEL_BROKEN], 1);
     answer_init(&a, &f);
-    cr_assert_eq(ep_rpc_call_start(f.channel, &request, answer_reply, &a, NULL, &error), EP_ERR_UNAVAILABLE);
+    cr_assert_eq(ep_rpc_call_start(f.channel, &request, answer_reply, &a, NULL, &error),
+                 EP_ERR_UNAVAILABLE);
     cr_assert(strstr(error.text, f.url) != NULL, "%s", error.text);
     fixture_fini(&f);
     cr_assert_eq(a.ends, 0);
@@ -318,7 +325,8 @@ Test(rpc_connection_tcp, nobody_listening_is_unavailable)
     ep_error error;
     answer a;
     raw_peer gone;
-    fixture_init(&f, &(fixture_options){.url = "tcp://127.0.0.1:0", .channel = give_up, .not_ready = true});
+    fixture_init(
+        &f, &(fixture_options){.url = "tcp://127.0.0.1:0", .channel = give_up, .not_ready = true});
     ep_rpc_channel_destroy(f.channel);
     raw_peer_listen(&gone, "tcp://127.0.0.1:0");
     snprintf(f.url, sizeof(f.url), "%s", gone.url);
@@ -351,8 +359,8 @@ typedef struct bad_server {
 /* How far the server plays along before it misbehaves. */
 typedef enum server_manners { LISTENS, ACCEPTS, ANSWERS_HELLO } server_manners;
 
-static void bad_server_init(bad_server *s, const char *url, void (*change)(ep_rpc_channel_config *config),
-                            server_manners manners)
+static void bad_server_init(bad_server *s, const char *url,
+                            void (*change)(ep_rpc_channel_config *config), server_manners manners)
 {
     ep_error error;
     fixture_init(&s->f, &(fixture_options){.url = "loopback://rpc-unused", .no_channel = true});
@@ -379,8 +387,8 @@ static void bad_server_init(bad_server *s, const char *url, void (*change)(ep_rp
         reply.node = (char *)(uintptr_t) "bad";
         raw_peer_send_message(&s->p, (ep_frame){.kind = EP_FRAME_REPLY, .call_id = frame.call_id},
                               &reply.base, false, false);
-        cr_assert_eq(ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error), EP_OK, "%s",
-                     error.text);
+        cr_assert_eq(ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error), EP_OK,
+                     "%s", error.text);
     }
 }
 
@@ -503,7 +511,8 @@ LANE_TEST(an_older_server_gets_a_plain_cancel)
     ep_rpc_call_cancel_answered(s.f.channel, id);
     answer_wait_end(&a);
     ep_buffer *cancel = raw_peer_receive(&s.p, &frame);
-    cr_assert(cancel != NULL && frame.kind == EP_FRAME_CANCEL && frame.call_id == s.call_id && frame.flags == 0);
+    cr_assert(cancel != NULL && frame.kind == EP_FRAME_CANCEL && frame.call_id == s.call_id &&
+              frame.flags == 0);
     ep_buffer_unref(cancel);
     bad_server_fini(&s);
 }
@@ -541,7 +550,8 @@ LANE_TEST(a_server_that_never_answers_meets_the_deadline_and_gets_a_cancel)
     cr_assert_eq(a.ends, 1);
     ep_rpc_channel_stats stats;
     ep_rpc_channel_read_stats(s.f.channel, &stats);
-    cr_assert(stats.late_replies == 2 && stats.calls_in_flight == 0 && stats.connections_total == 1);
+    cr_assert(stats.late_replies == 2 && stats.calls_in_flight == 0 &&
+              stats.connections_total == 1);
     bad_server_fini(&s);
 }
 
@@ -618,7 +628,8 @@ LANE_TEST(an_undecodable_reply_fails_its_call_only)
         frame.status = i == 0 ? 0 : 14;
         raw_peer_send(&s.p, frame, junk, NULL, false);
         answer_wait_end(&a);
-        cr_assert_eq(a.error.code, i == 0 ? EP_ERR_PROTOCOL : EP_ERR_UNAVAILABLE, "%s", a.error.text);
+        cr_assert_eq(a.error.code, i == 0 ? EP_ERR_PROTOCOL : EP_ERR_UNAVAILABLE, "%s",
+                     a.error.text);
     }
     cr_assert_eq(ep_rpc_channel_get_state(s.f.channel), EP_CHANNEL_READY);
     bad_server_fini(&s);
@@ -656,10 +667,12 @@ Test(rpc_connection_tcp, payload_crc_mismatch_is_refused_by_name)
 {
     fixture f;
     ep_error error;
-    fixture_init(&f,
-                 &(fixture_options){.url = "tcp://127.0.0.1:0", .channel = channel_crc, .not_ready = true});
-    cr_assert_eq(ep_rpc_channel_wait_ready(f.channel, EP_TIME_NEVER, &error), EP_ERR_FAILED_PRECONDITION);
-    cr_assert(strstr(error.text, "payload_crc is on at the peer and off here") != NULL, "%s", error.text);
+    fixture_init(&f, &(fixture_options){
+                         .url = "tcp://127.0.0.1:0", .channel = channel_crc, .not_ready = true});
+    cr_assert_eq(ep_rpc_channel_wait_ready(f.channel, EP_TIME_NEVER, &error),
+                 EP_ERR_FAILED_PRECONDITION);
+    cr_assert(strstr(error.text, "payload_crc is on at the peer and off here") != NULL, "%s",
+              error.text);
     fixture_fini(&f);
 }
 
@@ -669,9 +682,10 @@ Test(rpc_connection_tcp, a_damaged_payload_fails_its_call_and_keeps_the_connecti
     raw_peer p;
     Expertd__V1__Hello hello;
     Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
-    fixture_init(&f,
-                 &(fixture_options){.url = "tcp://127.0.0.1:0", .server = server_crc, .no_channel = true});
+    ep_frame frame = {
+        .kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    fixture_init(&f, &(fixture_options){
+                         .url = "tcp://127.0.0.1:0", .server = server_crc, .no_channel = true});
     raw_peer_dial(&p, f.url);
     raw_hello_init(&hello);
     hello.payload_crc = true;

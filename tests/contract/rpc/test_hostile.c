@@ -10,16 +10,16 @@
 #include "raw_peer.h"
 #include "rpc_fixture.h"
 
-#define LANE_TEST(name)                                                                                      \
-    static void name(const char *url);                                                                       \
-    Test(rpc_hostile_loopback, name)                                                                         \
-    {                                                                                                        \
-        name("loopback://rpc-hostile");                                                                      \
-    }                                                                                                        \
-    Test(rpc_hostile_tcp, name)                                                                              \
-    {                                                                                                        \
-        name("tcp://127.0.0.1:0");                                                                           \
-    }                                                                                                        \
+#define LANE_TEST(name)                                                                            \
+    static void name(const char *url);                                                             \
+    Test(rpc_hostile_loopback, name)                                                               \
+    {                                                                                              \
+        name("loopback://rpc-hostile");                                                            \
+    }                                                                                              \
+    Test(rpc_hostile_tcp, name)                                                                    \
+    {                                                                                              \
+        name("tcp://127.0.0.1:0");                                                                 \
+    }                                                                                              \
     static void name(const char *url)
 
 #define FORWARD_ID 0x0101
@@ -28,8 +28,8 @@
 static void expect_well(fixture *f)
 {
     answer a;
-    cr_assert_eq(forward(f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK, "the other client suffers: %s",
-                 a.error.text);
+    cr_assert_eq(forward(f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK,
+                 "the other client suffers: %s", a.error.text);
 }
 
 /* ---- the fixed part ---- */
@@ -91,8 +91,10 @@ static size_t good_request(uint8_t *out, uint64_t call_id)
     size_t header_bytes;
     request.model = (char *)(uintptr_t) "echo";
     uint8_t *header = raw_request_header(&request.base, &header_bytes);
-    ep_frame frame = {
-        .kind = EP_FRAME_REQUEST, .call_id = call_id, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+    ep_frame frame = {.kind = EP_FRAME_REQUEST,
+                      .call_id = call_id,
+                      .method_id = FORWARD_ID,
+                      .deadline_us = NO_DEADLINE};
     frame.header_bytes = (uint32_t)header_bytes;
     frame.tensor_offset = ep_frame_tensor_offset(frame.header_bytes);
     memset(out, 0, frame.tensor_offset);
@@ -110,7 +112,8 @@ static void put(uint8_t *out, const field *w)
     memcpy(out + 60, &crc, sizeof(crc));
 }
 
-static void expect_closed(const char *url, const uint8_t *bytes, size_t count, bool hello, const char *name)
+static void expect_closed(const char *url, const uint8_t *bytes, size_t count, bool hello,
+                          const char *name)
 {
     raw_peer p;
     raw_peer_dial(&p, url);
@@ -176,7 +179,8 @@ LANE_TEST(only_hello_may_come_first)
     for (size_t i = 0; i < sizeof(frames) / sizeof(frames[0]); i++) {
         frames[i].tensor_offset = EP_FRAME_FIXED_BYTES;
         ep_frame_encode(&frames[i], bytes);
-        expect_closed(f.url, bytes, EP_FRAME_FIXED_BYTES, false, ep_frame_kind_name(frames[i].kind));
+        expect_closed(f.url, bytes, EP_FRAME_FIXED_BYTES, false,
+                      ep_frame_kind_name(frames[i].kind));
     }
     expect_well(&f);
     fixture_fini(&f);
@@ -230,7 +234,8 @@ LANE_TEST(padding_must_be_zero)
 
 /* ---- requests that are frames, but wrong: answered, the connection stays ---- */
 
-static void expect_status(raw_peer *p, ep_frame frame, const void *header, uint32_t status, const char *text)
+static void expect_status(raw_peer *p, ep_frame frame, const void *header, uint32_t status,
+                          const char *text)
 {
     ep_error error;
     raw_peer_send(p, frame, header, NULL, false);
@@ -347,8 +352,10 @@ LANE_TEST(a_call_id_in_use_closes)
     fixture f;
     raw_peer p;
     Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_frame call = {
-        .kind = EP_FRAME_REQUEST, .call_id = 100, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+    ep_frame call = {.kind = EP_FRAME_REQUEST,
+                     .call_id = 100,
+                     .method_id = FORWARD_ID,
+                     .deadline_us = NO_DEADLINE};
     fixture_init(&f, &(fixture_options){.url = url});
     raw_peer_dial(&p, f.url);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);
@@ -367,8 +374,10 @@ LANE_TEST(a_call_id_in_use_closes)
 static void raw_hold(raw_peer *p, uint64_t id, uint32_t deadline_us)
 {
     Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_frame call = {
-        .kind = EP_FRAME_REQUEST, .call_id = id, .method_id = FORWARD_ID, .deadline_us = deadline_us};
+    ep_frame call = {.kind = EP_FRAME_REQUEST,
+                     .call_id = id,
+                     .method_id = FORWARD_ID,
+                     .deadline_us = deadline_us};
     request.model = (char *)(uintptr_t) "hold";
     raw_peer_send_message(p, call, &request.base, true, false);
 }
@@ -489,7 +498,8 @@ LANE_TEST(answered_pings_keep_the_connection)
         ep_buffer *ping = raw_peer_receive(&p, &frame);
         cr_assert(ping != NULL && frame.kind == EP_FRAME_PING);
         ep_buffer_unref(ping);
-        raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_PONG, .call_id = frame.call_id}, NULL, NULL, false);
+        raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_PONG, .call_id = frame.call_id}, NULL, NULL,
+                      false);
     }
     raw_peer_fini(&p);
     fixture_fini(&f);
@@ -501,7 +511,10 @@ LANE_TEST(waiting_for_memory_is_not_taken_for_death)
 {
     fixture f;
     raw_peer p;
-    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 7, .method_id = FORWARD_ID, .deadline_us = NO_DEADLINE};
+    ep_frame frame = {.kind = EP_FRAME_REQUEST,
+                      .call_id = 7,
+                      .method_id = FORWARD_ID,
+                      .deadline_us = NO_DEADLINE};
     ep_buffer *lent = NULL;
     ep_buffer_pool *server_pool;
     cr_assert_eq(ep_buffer_pool_create(1 << 20, 0, &server_pool), EP_OK);
@@ -551,7 +564,8 @@ LANE_TEST(a_peer_that_does_not_read_its_replies_is_closed)
     ep_rpc_server_stats stats;
     Expertd__V1__WatchPlacementRequest request = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     Expertd__V1__Epoch have = EXPERTD__V1__EPOCH__INIT;
-    ep_frame call = {.kind = EP_FRAME_REQUEST, .call_id = 9, .method_id = 0x0303, .deadline_us = NO_DEADLINE};
+    ep_frame call = {
+        .kind = EP_FRAME_REQUEST, .call_id = 9, .method_id = 0x0303, .deadline_us = NO_DEADLINE};
     fixture_init(&f, &(fixture_options){.url = url, .server = small_queue});
     raw_peer_dial_limited(&p, f.url, 32768);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);

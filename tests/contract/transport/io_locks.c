@@ -18,8 +18,8 @@
 #define IN_FLIGHT 32
 
 static __thread int held;
-static uint64_t calls;       /* atomic: that moved bytes */
-static uint64_t calls_held;  /* atomic: of them, with a mutex held */
+static uint64_t calls;                /* atomic: that moved bytes */
+static uint64_t calls_held;           /* atomic: of them, with a mutex held */
 static const uint8_t *watched;        /* a frame's bytes */
 static pthread_t watched_by;          /* who must not write them */
 static uint64_t watched_writes;       /* atomic: of that thread, with these bytes */
@@ -61,7 +61,8 @@ static void note_watched(const struct msghdr *header)
     for (size_t i = 0; watched != NULL && i < header->msg_iovlen; i++) {
         if (header->msg_iov[i].iov_base == watched) {
             bool is_own = pthread_equal(pthread_self(), watched_by) != 0;
-            __atomic_fetch_add(is_own ? &watched_writes : &watched_writes_other, 1, __ATOMIC_RELAXED);
+            __atomic_fetch_add(is_own ? &watched_writes : &watched_writes_other, 1,
+                               __ATOMIC_RELAXED);
         }
     }
 }
@@ -123,8 +124,8 @@ static void test_lane(const char *name)
     pair_close(&client, &server);
     world_close(&world);
     uint64_t with_lock = __atomic_load_n(&calls_held, __ATOMIC_RELAXED);
-    printf("%s: %llu calls into the kernel, %llu with a lock held\n", name, (unsigned long long)made,
-           (unsigned long long)with_lock);
+    printf("%s: %llu calls into the kernel, %llu with a lock held\n", name,
+           (unsigned long long)made, (unsigned long long)with_lock);
     CHECK(made > 0, "%s: the counters see nothing", name);
     CHECK(with_lock == 0, "%s: a lock is held inside the kernel", name);
 }
@@ -161,7 +162,8 @@ static void test_patient(void)
     message_free(patient);
     pair_close(&client, &server);
     world_close(&world);
-    CHECK(__atomic_load_n(&watched_writes, __ATOMIC_RELAXED) == 0, "the caller wrote a patient frame");
+    CHECK(__atomic_load_n(&watched_writes, __ATOMIC_RELAXED) == 0,
+          "the caller wrote a patient frame");
     CHECK(__atomic_load_n(&watched_writes_other, __ATOMIC_RELAXED) > 0, "the counters see nothing");
 }
 

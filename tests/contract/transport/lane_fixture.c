@@ -26,12 +26,14 @@ static void wait_changed(pthread_cond_t *cond, pthread_mutex_t *lock, const char
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     t.tv_sec += WAIT_S;
-    CHECK(pthread_cond_clockwait(cond, lock, CLOCK_MONOTONIC, &t) == 0, "waited %d s for %s", WAIT_S, what);
+    CHECK(pthread_cond_clockwait(cond, lock, CLOCK_MONOTONIC, &t) == 0, "waited %d s for %s",
+          WAIT_S, what);
 }
 
 /* ---- frames ---- */
 
-ep_err fixture_frame_bytes(const uint8_t bytes[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes, ep_error *out_error)
+ep_err fixture_frame_bytes(const uint8_t bytes[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes,
+                           ep_error *out_error)
 {
     prefix p;
     memcpy(&p, bytes, sizeof(p));
@@ -303,7 +305,8 @@ static void *pump_main(void *arg)
         uint64_t now_ns = ep_sim_now_ns(network);
         uint64_t next_ns = ep_sim_next_ns(network);
         if (next_ns > now_ns) {
-            ep_sim_wait_posted(network, next_ns - now_ns > EP_NS_PER_MS ? EP_NS_PER_MS : next_ns - now_ns);
+            ep_sim_wait_posted(network,
+                               next_ns - now_ns > EP_NS_PER_MS ? EP_NS_PER_MS : next_ns - now_ns);
         }
     }
     while (ep_sim_run_one(network)) { /* connections that were just released */
@@ -338,7 +341,8 @@ void world_open(lane_world *w, const char *name)
     char scheme[16];
     ep_error error;
     memset(w, 0, sizeof(*w));
-    snprintf(scheme, sizeof(scheme), "%.*s", slash != NULL ? (int)(slash - name) : (int)strlen(name), name);
+    snprintf(scheme, sizeof(scheme), "%.*s",
+             slash != NULL ? (int)(slash - name) : (int)strlen(name), name);
     if (slash != NULL) {
         CHECK(ep_stream_lane_choose(slash + 1, &error) == EP_OK, "%s", error.text);
     }
@@ -354,7 +358,9 @@ void world_open(lane_world *w, const char *name)
         snprintf(w->url, sizeof(w->url), "shm://%s/lane", w->folder);
     } else {
         snprintf(w->url, sizeof(w->url), "%s://%s", scheme,
-                 named ? "contract" : strcmp(scheme, "tcp") == 0 ? "127.0.0.1:0" : "localhost:0");
+                 named                        ? "contract"
+                 : strcmp(scheme, "tcp") == 0 ? "127.0.0.1:0"
+                                              : "localhost:0");
     }
     w->ops = ep_lane_for_url(w->url);
     CHECK(w->ops != NULL);
@@ -393,7 +399,8 @@ void world_listen(lane_world *w)
     ep_lane_address address;
     ep_error error;
     world_address(w, true, &address);
-    CHECK(w->ops->listen(&address, &w->limits, handle_accept, w, &w->listener, &error) == EP_OK, "%s", error.text);
+    CHECK(w->ops->listen(&address, &w->limits, handle_accept, w, &w->listener, &error) == EP_OK,
+          "%s", error.text);
     w->ops->listener_url(w->listener, w->dial_url, sizeof(w->dial_url));
 }
 
@@ -478,7 +485,8 @@ void world_close(lane_world *w)
     }
     ep_buffer_pool_stats stats;
     ep_buffer_pool_read_stats(w->pool, &stats);
-    CHECK(stats.lent_bytes == 0, "%llu bytes of buffers are still lent", (unsigned long long)stats.lent_bytes);
+    CHECK(stats.lent_bytes == 0, "%llu bytes of buffers are still lent",
+          (unsigned long long)stats.lent_bytes);
     ep_buffer_pool_destroy(w->pool);
     if (world_is(w, "tls+tcp")) {
         tls_files_remove(w);

@@ -13,14 +13,14 @@
 
 #include "transport/transport.h"
 
-#define CHECK(condition, ...)                                                                                \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                                  \
-            fprintf(stderr, " " __VA_ARGS__);                                                                \
-            fprintf(stderr, "\n");                                                                           \
-            abort();                                                                                         \
-        }                                                                                                    \
+#define CHECK(condition, ...)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                        \
+            fprintf(stderr, " " __VA_ARGS__);                                                      \
+            fprintf(stderr, "\n");                                                                 \
+            abort();                                                                               \
+        }                                                                                          \
     } while (0)
 
 #define WAIT_S 60 /* a wait that long means the event never comes */
@@ -35,15 +35,15 @@ struct side {
     ep_conn *conn;
     /* instead of checking and unref; takes the buffer */
     void (*on_frame)(side *s, ep_buffer *frame);
-    void (*on_closed)(side *s);                  /* instead of releasing the connection */
+    void (*on_closed)(side *s); /* instead of releasing the connection */
     void *arg;
-    uint64_t frames;            /* received and right, in order from 0 */
+    uint64_t frames; /* received and right, in order from 0 */
     uint64_t done_ok;
     uint64_t done_failed;
-    unsigned closed;            /* calls of on_closed */
+    unsigned closed; /* calls of on_closed */
     ep_error end;
-    const char *fault;          /* first thing a callback found wrong */
-    bool in_frame;              /* on_frame runs */
+    const char *fault; /* first thing a callback found wrong */
+    bool in_frame;     /* on_frame runs */
 };
 
 /* A frame to send that owns its bytes. */
@@ -63,13 +63,13 @@ typedef struct lane_world {
     ep_tls_config server_tls;
     ep_tls_config client_tls;
     char tls_folder[64];
-    char folder[64];                 /* of shm's socket */
+    char folder[64]; /* of shm's socket */
     ep_buffer_pool *pool;
-    ep_lane_limits limits;           /* of both ends; change before world_listen */
+    ep_lane_limits limits; /* of both ends; change before world_listen */
     ep_listener *listener;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    ep_conn *accepted;               /* the newest one, not yet taken */
+    ep_conn *accepted; /* the newest one, not yet taken */
     unsigned accepts;
 } lane_world;
 
@@ -109,7 +109,8 @@ void message_free(message *m);
 ep_err send_and_forget(side *from, uint64_t sequence, size_t bytes);
 
 /* Total length from a fixture prefix; PROTOCOL when it is not one. */
-ep_err fixture_frame_bytes(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes, ep_error *out_error);
+ep_err fixture_frame_bytes(const uint8_t prefix[EP_FRAME_PREFIX_BYTES], size_t *out_frame_bytes,
+                           ep_error *out_error);
 /* Fills a whole frame. */
 void fixture_fill(uint8_t *frame, uint64_t sequence, size_t bytes);
 /* NULL when the frame is whole and right. */

@@ -112,7 +112,8 @@ static ep_err raw_dial(const char *path, raw *out)
 /* False: the other end is gone. */
 static bool raw_ring(raw *r)
 {
-    return send(r->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 || errno == EAGAIN || errno == EINTR;
+    return send(r->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 || errno == EAGAIN ||
+           errno == EINTR;
 }
 
 /* Puts bytes, which fit. */
@@ -243,7 +244,8 @@ Test(shm, closes_when_unsent_bytes_are_claimed_as_read)
 
 Test(shm, refuses_an_announced_length_before_allocating)
 {
-    const uint64_t lengths[] = {FRAME_BYTES_MAX + 1, 0, 63, 1ull << 40, UINT64_MAX, UINT64_MAX - 63};
+    const uint64_t lengths[] = {FRAME_BYTES_MAX + 1, 0,          63,
+                                1ull << 40,          UINT64_MAX, UINT64_MAX - 63};
     world_listen(&world);
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
         raw r;
@@ -257,8 +259,9 @@ Test(shm, refuses_an_announced_length_before_allocating)
         memcpy(frame + 8, &lengths[i], 8);
         raw_put(&r, frame, 64);
         side_wait_closed(&server);
-        cr_assert(server.end.code == EP_ERR_RESOURCE_EXHAUSTED || server.end.code == EP_ERR_PROTOCOL, "%s",
-                  server.end.text);
+        cr_assert(server.end.code == EP_ERR_RESOURCE_EXHAUSTED ||
+                      server.end.code == EP_ERR_PROTOCOL,
+                  "%s", server.end.text);
         raw_close(&r);
     }
     ep_buffer_pool_stats stats;
@@ -506,11 +509,11 @@ Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
         for (int fd = 3; fd < 1024; fd++) {
             struct sockaddr_un name = {0};
             socklen_t bytes = sizeof(name);
-            found += getsockname(fd, (struct sockaddr *)&name, &bytes) == 0 && strcmp(name.sun_path,
-                                                                                      socket_path()) == 0;
+            found += getsockname(fd, (struct sockaddr *)&name, &bytes) == 0 &&
+                     strcmp(name.sun_path, socket_path()) == 0;
             bytes = sizeof(name);
-            found += getpeername(fd, (struct sockaddr *)&name, &bytes) == 0 && strcmp(name.sun_path,
-                                                                                      socket_path()) == 0;
+            found += getpeername(fd, (struct sockaddr *)&name, &bytes) == 0 &&
+                     strcmp(name.sun_path, socket_path()) == 0;
         }
         FILE *maps = fopen("/proc/self/maps", "r");
         char line[512];
@@ -518,7 +521,9 @@ Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
             found += strstr(line, "memfd:expertd-lane") != NULL;
         }
         message *m = message_create(&client, 0, 64);
-        _exit(found == 0 && maps != NULL && ep_conn_send(client.conn, &m->send) == EP_ERR_CLOSED ? 0 : 1);
+        _exit(found == 0 && maps != NULL && ep_conn_send(client.conn, &m->send) == EP_ERR_CLOSED
+                  ? 0
+                  : 1);
     }
     int status;
     cr_assert_eq(waitpid(child, &status, 0), child);
@@ -589,13 +594,15 @@ static ep_err dial_as(uint32_t uid, uint32_t gid)
 static void listen_for(const uint32_t *uid, const uint32_t *gid)
 {
     ep_error error;
-    ep_shm_config config = {.uids = uid, .uids_count = uid != NULL, .gids = gid, .gids_count = gid != NULL};
+    ep_shm_config config = {
+        .uids = uid, .uids_count = uid != NULL, .gids = gid, .gids_count = gid != NULL};
     ep_lane_address address = {.url = world.url, .shm = &config};
     if (world.listener != NULL) {
         world.ops->listener_close(world.listener);
     }
-    cr_assert_eq(world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
-                 EP_OK, "%s", error.text);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
+        EP_OK, "%s", error.text);
 }
 
 Test(shm, lets_in_the_configured_users_and_groups_only)
@@ -649,12 +656,14 @@ Test(shm, takes_no_more_memory_than_it_may)
     ep_shm_config config = {.ring_bytes = EP_SHM_RING_BYTES_MIN,
                             .total_bytes = ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN) - 1};
     ep_lane_address address = {.url = world.url, .shm = &config};
-    cr_assert_eq(world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
+        EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "total_bytes is"), "%s", error.text);
     config.total_bytes = (ROOM + 1) * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN) - 1;
-    cr_assert_eq(world.ops->listen(&address, &world.limits, start_accepted, NULL, &world.listener, &error),
-                 EP_OK, "%s", error.text);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, start_accepted, NULL, &world.listener, &error),
+        EP_OK, "%s", error.text);
     ep_shm_read_stats(&before);
     for (int i = 0; i < ROOM; i++) {
         cr_assert_eq(raw_dial(socket_path(), &peers[i]), EP_OK);
@@ -662,7 +671,8 @@ Test(shm, takes_no_more_memory_than_it_may)
     cr_assert_eq(raw_dial(socket_path(), &peers[ROOM]), EP_ERR_RESOURCE_EXHAUSTED);
     close(peers[ROOM].fd);
     ep_shm_read_stats(&now);
-    cr_assert_eq(now.mapped_bytes - before.mapped_bytes, ROOM * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN));
+    cr_assert_eq(now.mapped_bytes - before.mapped_bytes,
+                 ROOM * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN));
     cr_assert_eq(now.refused_total - before.refused_total, 1u);
     for (int i = 0; i < ROOM; i++) {
         raw_close(&peers[i]);
@@ -720,21 +730,25 @@ Test(shm, refuses_a_directory_that_everybody_may_write_to_and_wrong_settings)
     ep_error error;
     ep_shm_config config = {.ring_bytes = 100000};
     ep_lane_address address = {.url = world.url, .shm = &config};
-    cr_assert_eq(world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
+        EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "ring_bytes is 100000"), "%s", error.text);
     config.ring_bytes = EP_SHM_RING_BYTES_MIN;
     cr_assert_eq(chmod(world.folder, 0777), 0);
-    cr_assert_eq(world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
+        EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "everybody"), "%s", error.text);
     cr_assert_eq(chmod(world.folder, 0700), 0);
     address.url = "shm://relative/path";
-    cr_assert_eq(world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
+        EP_ERR_INVALID_ARGUMENT);
     address.url = world.url;
-    cr_assert_eq(world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
-                 EP_OK, "%s", error.text);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error),
+        EP_OK, "%s", error.text);
 }
 
 Test(shm, replaces_the_socket_of_a_process_that_died)
@@ -783,7 +797,8 @@ Test(shm, fails_or_waits_without_descriptors_and_works_again)
         setrlimit(RLIMIT_NOFILE, &limit);
         failed = failed || client.conn == NULL;
         if (client.conn == NULL) {
-            cr_assert(error.code == EP_ERR_RESOURCE_EXHAUSTED || error.code == EP_ERR_IO, "%s", error.text);
+            cr_assert(error.code == EP_ERR_RESOURCE_EXHAUSTED || error.code == EP_ERR_IO, "%s",
+                      error.text);
         } else {
             ep_conn_release(client.conn);
         }
@@ -819,7 +834,8 @@ Test(shm, forks_after_its_threads_could_not_start)
     for (unsigned more = 0; more < 6; more++) {
         struct rlimit few = {.rlim_cur = free_from + more % 3, .rlim_max = limit.rlim_max};
         setrlimit(RLIMIT_NOFILE, &few);
-        ep_err err = world.ops->listen(&address, &world.limits, drop_accepted, NULL, &world.listener, &error);
+        ep_err err = world.ops->listen(&address, &world.limits, drop_accepted, NULL,
+                                       &world.listener, &error);
         setrlimit(RLIMIT_NOFILE, &limit);
         cr_assert_eq(err, EP_ERR_IO, "%s", error.text);
     }
@@ -841,8 +857,15 @@ Test(shm, forks_after_its_threads_could_not_start)
     pair_close(&client, &server);
 }
 
-typedef enum junk { JUNK_CLOSED, JUNK_BYTES, JUNK_NO_MEMORY, JUNK_UNSEALED, JUNK_SHORT, JUNK_RING,
-    JUNK_KINDS } junk;
+typedef enum junk {
+    JUNK_CLOSED,
+    JUNK_BYTES,
+    JUNK_NO_MEMORY,
+    JUNK_UNSEALED,
+    JUNK_SHORT,
+    JUNK_RING,
+    JUNK_KINDS
+} junk;
 
 /* Answers one dial with junk. */
 static void answer(int fd, junk kind)
@@ -879,8 +902,8 @@ Test(shm, a_dial_takes_no_junk_from_a_listener)
             _exit(0);
         }
         cr_assert_null(world_dial(&world, &error));
-        cr_assert_eq(error.code, kind == JUNK_CLOSED ? EP_ERR_UNAVAILABLE : EP_ERR_PROTOCOL, "kind %d: %s",
-                     kind, error.text);
+        cr_assert_eq(error.code, kind == JUNK_CLOSED ? EP_ERR_UNAVAILABLE : EP_ERR_PROTOCOL,
+                     "kind %d: %s", kind, error.text);
         cr_assert_eq(waitpid(child, NULL, 0), child);
     }
     close(listener);

@@ -45,7 +45,9 @@ static uint16_t port(void)
 /* Only calls that a forked child may make. */
 static int raw_connect(uint16_t to_port)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(to_port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons(to_port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int one = 1;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof(to)) != 0) {
@@ -167,7 +169,8 @@ Test(tcp, closes_on_garbage)
 
 Test(tcp, refuses_an_announced_length_before_allocating)
 {
-    const uint64_t lengths[] = {FRAME_BYTES_MAX + 1, 0, 63, 1ull << 40, UINT64_MAX, UINT64_MAX - 63};
+    const uint64_t lengths[] = {FRAME_BYTES_MAX + 1, 0,          63,
+                                1ull << 40,          UINT64_MAX, UINT64_MAX - 63};
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
         uint8_t frame[64];
         memset(&server, 0, sizeof(server));
@@ -177,7 +180,9 @@ Test(tcp, refuses_an_announced_length_before_allocating)
         memcpy(frame + 8, &lengths[i], 8);
         raw_write(fd, frame, 64);
         side_wait_closed(&server);
-        cr_assert(server.end.code == EP_ERR_RESOURCE_EXHAUSTED || server.end.code == EP_ERR_PROTOCOL, "%s", server.end.text);
+        cr_assert(server.end.code == EP_ERR_RESOURCE_EXHAUSTED ||
+                      server.end.code == EP_ERR_PROTOCOL,
+                  "%s", server.end.text);
         close(fd);
     }
     ep_buffer_pool_stats stats;
@@ -407,7 +412,8 @@ static struct {
     uint64_t last_ns;
 } refused = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
-__attribute__((visibility("default"))) int accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
+__attribute__((visibility("default"))) int accept4(int fd, struct sockaddr *address,
+                                                   socklen_t *bytes, int flags)
 {
     long accepted = syscall(SYS_accept4, fd, address, bytes, flags);
     if (accepted < 0 && errno == EMFILE) {
@@ -423,7 +429,8 @@ __attribute__((visibility("default"))) int accept4(int fd, struct sockaddr *addr
     return (int)accepted;
 }
 
-__attribute__((visibility("default"))) int accept(int fd, struct sockaddr *address, socklen_t *bytes)
+__attribute__((visibility("default"))) int accept(int fd, struct sockaddr *address,
+                                                  socklen_t *bytes)
 {
     return accept4(fd, address, bytes, 0);
 }
@@ -431,7 +438,9 @@ __attribute__((visibility("default"))) int accept(int fd, struct sockaddr *addre
 Test(tcp, backs_off_without_descriptors_and_accepts_again)
 {
     struct rlimit limit;
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port()), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons(port()),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     uint8_t frame[64];
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     fixture_fill(frame, 0, sizeof(frame));
@@ -449,7 +458,8 @@ Test(tcp, backs_off_without_descriptors_and_accepts_again)
     pthread_mutex_unlock(&refused.lock);
     /* 10 + 20 + 40 + 80 + 160 ms, if no failure slipped in since; a slow machine only makes it
      * longer */
-    cr_assert_geq(pauses_ns, 300 * EP_NS_PER_MS, "%u pauses in %llu ns", pauses, (unsigned long long)pauses_ns);
+    cr_assert_geq(pauses_ns, 300 * EP_NS_PER_MS, "%u pauses in %llu ns", pauses,
+                  (unsigned long long)pauses_ns);
     cr_assert_eq(world.accepts, 0u);
     setrlimit(RLIMIT_NOFILE, &limit);
     server.conn = world_take_accepted(&world);
@@ -463,7 +473,8 @@ static unsigned nodelays;
 static unsigned keepalives;
 
 /* As accept4 above: which options the lane sets. */
-__attribute__((visibility("default"))) int setsockopt(int fd, int level, int name, const void *value, socklen_t bytes)
+__attribute__((visibility("default"))) int setsockopt(int fd, int level, int name,
+                                                      const void *value, socklen_t bytes)
 {
     int on = 0;
     memcpy(&on, value, bytes < sizeof(on) ? bytes : sizeof(on));

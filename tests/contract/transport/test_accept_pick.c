@@ -46,7 +46,8 @@ Test(accept_pick, the_oldest_stranger_of_an_address_goes_at_its_share)
     cr_assert_null(ep_accept_pick_choose(&pick, PLACES, &room));
     cr_assert(room);
     see(&pick, "10.0.0.2:2", 60, 0);
-    cr_assert_null(ep_accept_pick_choose(&pick, PLACES, &room), "another's strangers count as its own");
+    cr_assert_null(ep_accept_pick_choose(&pick, PLACES, &room),
+                   "another's strangers count as its own");
     ep_accept_pick_see(&pick, &ids[PLACES], "10.0.0.1:3", true);
     cr_assert_eq(ep_accept_pick_choose(&pick, PLACES, &room), &ids[PLACES]);
     cr_assert(room);
@@ -88,5 +89,6 @@ Test(accept_pick, few_descriptors_are_divided)
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
     uint32_t places = ep_accept_places(&limits, "tcp://127.0.0.1:1");
     cr_assert_lt(limits.connections_max, 128);
-    cr_assert(places >= limits.connections_max / 2 && places < limits.connections_max, "%u places", places);
+    cr_assert(places >= limits.connections_max / 2 && places < limits.connections_max, "%u places",
+              places);
 }

@@ -51,7 +51,9 @@ static void receive_some(stream *s)
         cr_assert_gt(room[i].iov_len, 0u);
         space += room[i].iov_len;
     }
-    size_t got = below(s, 4) == 0 ? 1 + below(s, 100) : below(s, 2) == 0 ? space : 1 + below(s, space);
+    size_t got = below(s, 4) == 0   ? 1 + below(s, 100)
+                 : below(s, 2) == 0 ? space
+                                    : 1 + below(s, space);
     got = got < space ? got : space;
     got = got < s->count - s->at ? got : s->count - s->at;
     size_t left = got;
@@ -69,7 +71,8 @@ static void take_frames(stream *s)
     ep_error error = {.code = EP_OK};
     ep_buffer *frame = NULL;
     for (;;) {
-        ep_assembler_step step = ep_assembler_next(&s->assembler, &s->limits, true, "peer", &frame, &error);
+        ep_assembler_step step =
+            ep_assembler_next(&s->assembler, &s->limits, true, "peer", &frame, &error);
         if (step == EP_ASSEMBLER_MORE) {
             return;
         }

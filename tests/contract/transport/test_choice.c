@@ -27,12 +27,14 @@ static void expect_now(const char *name, uint32_t poll_us)
     ep_stream_lane_read_stats(&now);
     cr_expect_str_eq(now.name, name);
     cr_expect_eq(now.busy_poll_us, poll_us);
-    cr_expect_str_eq(ep_lane_for_url("tcp://127.0.0.1:1")->name, strcmp(name, "uv") == 0 ? "uv-stream" : "nng-stream");
+    cr_expect_str_eq(ep_lane_for_url("tcp://127.0.0.1:1")->name,
+                     strcmp(name, "uv") == 0 ? "uv-stream" : "nng-stream");
 }
 
 Test(stream_choice, wrong_values_are_named_with_what_is_allowed)
 {
-    static const char *const bad_us[] = {"-1", "100001", "1x", " 1", "+1", "0x10", "101ms", "1K", "99999999999999999999"};
+    static const char *const bad_us[] = {
+        "-1", "100001", "1x", " 1", "+1", "0x10", "101ms", "1K", "99999999999999999999"};
     expect_bad("libuv", NULL, "LIBEXPERTD_STREAM_LANE is 'libuv', allowed: uv, nng");
     for (size_t i = 0; i < sizeof(bad_us) / sizeof(bad_us[0]); i++) {
         expect_bad(NULL, bad_us[i], "allowed: 0 to 100000");

@@ -139,6 +139,7 @@ Test(tls, a_listener_needs_its_certificate)
     ep_tls_config tls = world.server_tls;
     ep_lane_address address = {.url = "tls+tcp://127.0.0.1:0", .tls = &tls};
     tls.cert_key_file = NULL;
-    cr_assert_eq(world.ops->listen(&address, &world.limits, ignore_accept, NULL, &listener, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(world.ops->listen(&address, &world.limits, ignore_accept, NULL, &listener, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "cert_key_file"), "%s", error.text);
 }

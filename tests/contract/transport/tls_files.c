@@ -6,7 +6,8 @@
 
 #include "lane_fixture.h"
 
-static const char *const names[] = {"ca.pem", "ca.key", "other-ca.pem", "other-ca.key", "server.pem", "client.pem", "own.key", "own.crt"};
+static const char *const names[] = {"ca.pem",     "ca.key",     "other-ca.pem", "other-ca.key",
+                                    "server.pem", "client.pem", "own.key",      "own.crt"};
 
 static void run(const char *folder, const char *arguments)
 {
@@ -19,10 +20,11 @@ static void run(const char *folder, const char *arguments)
 static void make_ca(const char *folder, const char *name)
 {
     char arguments[512];
-    snprintf(arguments, sizeof(arguments),
-             "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=%s "
-             "-addext basicConstraints=critical,CA:TRUE -keyout %s.key -out %s.pem",
-             name, name, name);
+    snprintf(
+        arguments, sizeof(arguments),
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=%s "
+        "-addext basicConstraints=critical,CA:TRUE -keyout %s.key -out %s.pem",
+        name, name, name);
     run(folder, arguments);
 }
 
@@ -32,8 +34,10 @@ static void make_cert(const char *folder, const char *name, const char *host)
     char arguments[512];
     char command[512];
     snprintf(arguments, sizeof(arguments),
-             "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=%s -CA ca.pem -CAkey ca.key "
-             "-addext subjectAltName=DNS:%s -addext basicConstraints=critical,CA:FALSE -keyout own.key -out own.crt",
+             "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj "
+             "/CN=%s -CA ca.pem -CAkey ca.key "
+             "-addext subjectAltName=DNS:%s -addext basicConstraints=critical,CA:FALSE -keyout "
+             "own.key -out own.crt",
              host, host);
     run(folder, arguments);
     snprintf(command, sizeof(command), "cd %s && cat own.crt own.key >%s.pem", folder, name);

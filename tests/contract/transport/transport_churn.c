@@ -19,12 +19,12 @@
 
 typedef struct totals {
     uint64_t dials;
-    uint64_t dial_results;   /* calls of on_dial */
-    uint64_t opened;         /* connections handed out, both ends */
+    uint64_t dial_results; /* calls of on_dial */
+    uint64_t opened;       /* connections handed out, both ends */
     uint64_t started;
-    uint64_t closed;         /* calls of on_closed */
-    uint64_t unstarted;      /* released without start */
-    uint64_t sends;          /* accepted by ep_conn_send */
+    uint64_t closed;    /* calls of on_closed */
+    uint64_t unstarted; /* released without start */
+    uint64_t sends;     /* accepted by ep_conn_send */
     uint64_t dones;
     uint64_t frames;
     uint64_t faults;
@@ -116,7 +116,8 @@ static void on_frame(void *arg, ep_conn *conn, ep_buffer *frame)
 {
     end *e = arg;
     uint64_t sequence = fixture_sequence(frame);
-    if (fixture_verify(frame, sequence) != NULL || __atomic_load_n(&e->closed, __ATOMIC_ACQUIRE) != 0) {
+    if (fixture_verify(frame, sequence) != NULL ||
+        __atomic_load_n(&e->closed, __ATOMIC_ACQUIRE) != 0) {
         bump(&t.faults);
     }
     size_t bytes = frame->bytes;
@@ -199,7 +200,8 @@ static void wait_until_at_least(uint32_t *counter, uint32_t value, uint32_t *or_
     pthread_mutex_lock(&lock);
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value &&
            (or_nonzero == NULL || __atomic_load_n(or_nonzero, __ATOMIC_ACQUIRE) == 0)) {
-        CHECK(pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until) == 0, "waited %d s", WAIT_S);
+        CHECK(pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until) == 0, "waited %d s",
+              WAIT_S);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -213,7 +215,8 @@ static ep_conn *open_connection(uint64_t *random)
     ep_error error;
     world_address(&world, false, &address);
     bump(&t.dials);
-    CHECK(world.ops->dial(&address, &world.limits, on_dial, &result, &dial, &error) == EP_OK, "%s", error.text);
+    CHECK(world.ops->dial(&address, &world.limits, on_dial, &result, &dial, &error) == EP_OK, "%s",
+          error.text);
     if (ep_splitmix64(random) % 8 != 0) {
         wait_until_at_least(&result.calls, 1, NULL);
     }
@@ -230,7 +233,8 @@ static void use_connection(ep_conn *conn, uint64_t *random)
     bump(&t.started);
     ep_conn_start(conn, &e->handler);
     for (uint32_t i = 0; i < frames; i++) {
-        size_t bytes = 64 + (ep_splitmix64(random) % 4 == 0 ? ep_splitmix64(random) % SIZE_MAX_BYTES : ep_splitmix64(random) % 500);
+        size_t bytes = 64 + (ep_splitmix64(random) % 4 == 0 ? ep_splitmix64(random) % SIZE_MAX_BYTES
+                                                            : ep_splitmix64(random) % 500);
         accepted += parcel_send(e, i, bytes);
     }
     switch (ep_splitmix64(random) % 4) {
@@ -291,8 +295,8 @@ static void wait_until_all_is_back(void)
     pthread_mutex_lock(&lock);
     while (!all_is_back()) {
         int failed = pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
-        CHECK(failed == 0, "opened %lu started %lu closed %lu unstarted %lu sends %lu dones %lu", t.opened, t.started, t.closed,
-              t.unstarted, t.sends, t.dones);
+        CHECK(failed == 0, "opened %lu started %lu closed %lu unstarted %lu sends %lu dones %lu",
+              t.opened, t.started, t.closed, t.unstarted, t.sends, t.dones);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -309,7 +313,9 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
     unsigned descriptors = open_descriptors();
     world_open(&world, scheme);
     world_address(&world, true, &address);
-    CHECK(world.ops->listen(&address, &world.limits, on_accept, NULL, &world.listener, &error) == EP_OK, "%s", error.text);
+    CHECK(world.ops->listen(&address, &world.limits, on_accept, NULL, &world.listener, &error) ==
+              EP_OK,
+          "%s", error.text);
     world.ops->listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
     for (unsigned i = 0; i < THREADS; i++) {
         workers[i] = (worker){.seed = seed * THREADS + i, .cycles = cycles};
@@ -327,7 +333,8 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
     CHECK(get(&t.faults) == 0, "%lu faults", t.faults);
     CHECK(get(&t.dials) == get(&t.dial_results));
     CHECK(tls || left == descriptors, "%u descriptors open, %u at start", left, descriptors);
-    printf("%-8s dials %lu connections %lu frames %lu sends %lu: all back\n", scheme, t.dials, t.opened, t.frames, t.sends);
+    printf("%-8s dials %lu connections %lu frames %lu sends %lu: all back\n", scheme, t.dials,
+           t.opened, t.frames, t.sends);
     fflush(stdout);
 }
 

@@ -81,8 +81,21 @@ Test(transport, carries_frames_both_ways)
 
 Test(transport, carries_frames_of_every_size)
 {
-    const size_t sizes[] = {64, 65, 127, 128, 4095, 4096, 16383, 16384, 16385, 32768, (1 << 20) - 1, 1 << 20, (1 << 20) + 1,
-                            FRAME_BYTES_MAX - 1, FRAME_BYTES_MAX};
+    const size_t sizes[] = {64,
+                            65,
+                            127,
+                            128,
+                            4095,
+                            4096,
+                            16383,
+                            16384,
+                            16385,
+                            32768,
+                            (1 << 20) - 1,
+                            1 << 20,
+                            (1 << 20) + 1,
+                            FRAME_BYTES_MAX - 1,
+                            FRAME_BYTES_MAX};
     start_pair();
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         cr_assert_eq(send_and_forget(&client, i, sizes[i]), EP_OK);
@@ -158,7 +171,8 @@ Test(transport, a_large_first_frame_closes_and_takes_no_memory)
     pair_wait_closed(&client, &server);
     cr_assert_eq(server.frames, 1u);
     cr_assert_eq(server.end.code, EP_ERR_RESOURCE_EXHAUSTED, "%s", server.end.text);
-    cr_assert_not_null(strstr(server.end.text, "first_frame_bytes_max is 4096"), "%s", server.end.text);
+    cr_assert_not_null(strstr(server.end.text, "first_frame_bytes_max is 4096"), "%s",
+                       server.end.text);
     ep_buffer_pool_read_stats(own, &stats);
     cr_assert_leq(stats.lent_bytes_peak, 8192u);
     ep_buffer_pool_destroy(own);
@@ -227,7 +241,9 @@ Test(transport, gathers_small_and_large_parts_mixed)
         size_t at = 0;
         uint32_t parts = 0;
         while (at < bytes) {
-            size_t piece = parts == 63 ? bytes - at : parts % 2 == 0 ? 64 + parts : 17000 + sequence * 1000;
+            size_t piece = parts == 63      ? bytes - at
+                           : parts % 2 == 0 ? 64 + parts
+                                            : 17000 + sequence * 1000;
             piece = piece < bytes - at ? piece : bytes - at;
             m->send.parts[parts++] = (ep_send_part){.data = m->bytes + at, .bytes = piece};
             at += piece;
@@ -705,7 +721,9 @@ Test(transport, closes_a_listener_at_once)
     world_address(&world, true, &address);
     for (unsigned i = 0; i < 1000; i++) {
         ep_listener *listener;
-        cr_assert_eq(world.ops->listen(&address, &world.limits, release_accepted, NULL, &listener, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(
+            world.ops->listen(&address, &world.limits, release_accepted, NULL, &listener, &error),
+            EP_OK, "%s", error.text);
         const uint64_t until_ns = ep_clock_now_ns() + i % 100 * 1000;
         while (ep_clock_now_ns() < until_ns) {
         }
@@ -721,12 +739,15 @@ Test(transport, reports_a_cancelled_dial_once)
     ep_error error;
     unsigned cancelled = 0;
     world_address(&world, true, &address);
-    cr_assert_eq(world.ops->listen(&address, &world.limits, release_accepted, NULL, &world.listener, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, release_accepted, NULL, &world.listener, &error),
+        EP_OK, "%s", error.text);
     world.ops->listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
     world_address(&world, false, &address);
     for (unsigned i = 0; i < 4000; i++) {
         ep_dial *dial;
-        cr_assert_eq(world.ops->dial(&address, &world.limits, count_dial, NULL, &dial, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(world.ops->dial(&address, &world.limits, count_dial, NULL, &dial, &error),
+                     EP_OK, "%s", error.text);
         const uint64_t until_ns = ep_clock_now_ns() + i % 100 * 500;
         while (ep_clock_now_ns() < until_ns) {
         }
@@ -751,18 +772,22 @@ Test(transport, refuses_wrong_arguments_by_name)
     world_address(&world, false, &address);
     ep_lane_limits limits = world.limits;
     limits.send_queue_bytes_max = limits.frame_bytes_max - 1;
-    cr_assert_eq(world.ops->dial(&address, &limits, count_dial, NULL, &dial, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(world.ops->dial(&address, &limits, count_dial, NULL, &dial, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "send_queue_bytes_max"), "%s", error.text);
     limits = world.limits;
     limits.connections_max = 0;
     world_address(&world, true, &address);
-    cr_assert_eq(world.ops->listen(&address, &limits, release_accepted, NULL, &listener, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(world.ops->listen(&address, &limits, release_accepted, NULL, &listener, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "connections_max"), "%s", error.text);
     address.url = world.dial_url;
-    cr_assert_eq(world.ops->listen(&address, &world.limits, release_accepted, NULL, &listener, &error), EP_ERR_UNAVAILABLE, "%s",
-                 error.text);
+    cr_assert_eq(
+        world.ops->listen(&address, &world.limits, release_accepted, NULL, &listener, &error),
+        EP_ERR_UNAVAILABLE, "%s", error.text);
     address.url = "ftp://127.0.0.1:1";
-    cr_assert_eq(world.ops->dial(&address, &world.limits, count_dial, NULL, &dial, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(world.ops->dial(&address, &world.limits, count_dial, NULL, &dial, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_null(ep_lane_for_url("ftp://127.0.0.1:1"));
     cr_assert_null(ep_lane_for_url(""));
 }
@@ -810,9 +835,11 @@ Test(transport, says_who_the_peer_is_and_whether_to_trust_the_bytes)
     if (world_is(&world, "loopback") || world_is(&world, "sim") || world_is(&world, "shm")) {
         cr_assert_str_eq(peer, world.dial_url);
     } else {
-        cr_assert_not_null(strstr(world.dial_url, strrchr(peer, ':')), "%s %s", peer, world.dial_url);
+        cr_assert_not_null(strstr(world.dial_url, strrchr(peer, ':')), "%s %s", peer,
+                           world.dial_url);
     }
-    cr_assert_eq(world.ops->conn_is_trusted(client.conn), !world_is(&world, "tcp") && !world_is(&world, "sim"));
+    cr_assert_eq(world.ops->conn_is_trusted(client.conn),
+                 !world_is(&world, "tcp") && !world_is(&world, "sim"));
     pair_close(&client, &server);
 }
 

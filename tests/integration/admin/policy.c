@@ -15,13 +15,14 @@
 #include "client_core.h"
 
 /* Of config -o json. */
-#define ENTRY(key, value, origin)                                                                                      \
+#define ENTRY(key, value, origin)                                                                  \
     "\"key\": \"" key "\",\n      \"value\": \"" value "\",\n      \"origin\": \"" origin "\""
 
 static fault_fixture f;
 
-#define POLICY(code, text, ...)                                                                                        \
-    ADMIN_CTL(&f.cluster, code, text, "policy", __VA_ARGS__, "--admin", f.cluster.coordinator.admin_url)
+#define POLICY(code, text, ...)                                                                    \
+    ADMIN_CTL(&f.cluster, code, text, "policy", __VA_ARGS__, "--admin",                            \
+              f.cluster.coordinator.admin_url)
 
 static uint64_t patience(void)
 {
@@ -33,8 +34,10 @@ static void wait_mode(ep_moe_mode mode, const char *what)
 {
     ep_moe_result result = {.mode = EP_MOE_AUTO};
     for (const uint64_t end_ns = patience(); result.mode != mode;) {
-        EP_TEST_CHECK(ep_test_batch_call(&f.all[0], f.client, 0, &result), "%s: %s", what, result.error.text);
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "%s: calls still go in mode %d", what, (int)result.mode);
+        EP_TEST_CHECK(ep_test_batch_call(&f.all[0], f.client, 0, &result), "%s: %s", what,
+                      result.error.text);
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "%s: calls still go in mode %d", what,
+                      (int)result.mode);
     }
 }
 
@@ -60,7 +63,8 @@ static void wait_hedges(ep_client *client, uint32_t permille)
     for (const uint64_t end_ns = patience(); share != permille;) {
         EP_TEST_CHECK(ep_test_batch_call(&f.all[0], client, 0, &result), "%s", result.error.text);
         share = __atomic_load_n(&client->budget.hedge_permille, __ATOMIC_RELAXED);
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "%u of 1000 frames may be hedged, not %u", share, permille);
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "%u of 1000 frames may be hedged, not %u", share,
+                      permille);
     }
 }
 
@@ -74,7 +78,8 @@ static void wait_copies(uint32_t copies)
     ep_layer_desc layer = {.struct_bytes = sizeof(layer)};
     for (const uint64_t end_ns = patience(); layer.copies_min != copies;) {
         EP_TEST_CHECK(ep_client_layer(f.client, "demo", NULL, 0, &layer) == EP_OK, "no layer");
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "an expert has %u copies, wanted are %u", layer.copies_min, copies);
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "an expert has %u copies, wanted are %u",
+                      layer.copies_min, copies);
         usleep(2000);
     }
 }
@@ -83,15 +88,17 @@ static void wait_copies(uint32_t copies)
 static void wait_window(const char *text)
 {
     for (uint32_t n = 0; n < FAULT_NODES; n++) {
-        const char *const args[] = {"config", "-o", "json", "--admin", f.cluster.nodes[n].admin_url, NULL};
+        const char *const args[] = {"config", "-o", "json", "--admin", f.cluster.nodes[n].admin_url,
+                                    NULL};
         bool found = false;
         for (const uint64_t end_ns = patience(); !found;) {
             char *output = NULL;
-            EP_TEST_CHECK(ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL,
-                                              EP_TEST_PATIENCE_MS, &output) == 0,
+            EP_TEST_CHECK(ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args,
+                                              NULL, EP_TEST_PATIENCE_MS, &output) == 0,
                           "%s", output);
             found = strstr(output, text) != NULL;
-            EP_TEST_CHECK(found || ep_clock_now_ns() < end_ns, "node%u never said %s: %s", n, text, output);
+            EP_TEST_CHECK(found || ep_clock_now_ns() < end_ns, "node%u never said %s: %s", n, text,
+                          output);
             free(output);
         }
     }
@@ -99,12 +106,16 @@ static void wait_window(const char *text)
 
 static void refusals(void)
 {
-    POLICY(1, "the policy has no key 'copys', allowed: decode_tokens_max, copies", "set", "copys=2");
-    POLICY(1, "copies: '65' is out of range; allowed: 1..64", "set", "decode_tokens_max=3", "copies=65");
+    POLICY(1, "the policy has no key 'copys', allowed: decode_tokens_max, copies", "set",
+           "copys=2");
+    POLICY(1, "copies: '65' is out of range; allowed: 1..64", "set", "decode_tokens_max=3",
+           "copies=65");
     POLICY(1, "only used with placement: balanced", "set", "spare_copies=2");
-    POLICY(1, "the policy is at revision 0, and 4 was expected", "set", "copies=3", "--expect-revision", "4");
+    POLICY(1, "the policy is at revision 0, and 4 was expected", "set", "copies=3",
+           "--expect-revision", "4");
     POLICY(2, "KEY=VALUE is missing", "set");
-    ADMIN_CTL(&f.cluster, 1, "ask the coordinator", "policy", "show", "--admin", f.cluster.nodes[0].admin_url);
+    ADMIN_CTL(&f.cluster, 1, "ask the coordinator", "policy", "show", "--admin",
+              f.cluster.nodes[0].admin_url);
     ADMIN_CTL(&f.cluster, 1, "operators connect to admin_listen", "policy", "show", "--admin",
               f.cluster.coordinator.rpc_url);
     POLICY(0, "policy revision 0", "show");
@@ -118,17 +129,18 @@ static void set_live(void)
     wait_mode(EP_MOE_PREFILL, "decode_tokens_max=1");
     expect_own_mode(EP_MOE_DECODE);
     wait_copies(2);
-    POLICY(0, "policy revision 2", "set", "copies=3", "step_group_us=7ms", "hedge_permille=5", "--expect-revision",
-           "1");
-    POLICY(1, "the policy is at revision 2, and 1 was expected", "set", "copies=1", "--expect-revision", "1");
+    POLICY(0, "policy revision 2", "set", "copies=3", "step_group_us=7ms", "hedge_permille=5",
+           "--expect-revision", "1");
+    POLICY(1, "the policy is at revision 2, and 1 was expected", "set", "copies=1",
+           "--expect-revision", "1");
     wait_copies(3);
     wait_hedges(f.client, 5);
     ep_client *own = ep_test_cluster_client(&f.cluster, hedge_77);
     wait_hedges(own, 77);
     ep_client_destroy(own);
     wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
-    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "3", "policy revision 2"), "config", "-o", "json", "--admin",
-              f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "3", "policy revision 2"), "config", "-o", "json",
+              "--admin", f.cluster.coordinator.admin_url);
 }
 
 static void kill_coordinator(void)
@@ -140,7 +152,8 @@ static void kill_coordinator(void)
     POLICY(0, "\"revision\": 2,\n  \"kept\": true", "show", "-o", "json");
     ep_client *second = ep_test_cluster_client(&f.cluster, NULL);
     ep_moe_result result;
-    EP_TEST_CHECK(ep_test_batch_call(&f.all[0], second, 0, &result) && result.mode == EP_MOE_PREFILL,
+    EP_TEST_CHECK(ep_test_batch_call(&f.all[0], second, 0, &result) &&
+                      result.mode == EP_MOE_PREFILL,
                   "the policy is gone: mode %d", (int)result.mode);
     ep_client_destroy(second);
     wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
@@ -152,16 +165,16 @@ static void kill_coordinator(void)
 
 static void unset(void)
 {
-    POLICY(0, "decode_tokens_max is 256, default", "unset", "decode_tokens_max", "copies", "step_group_us",
-           "hedge_permille", "--expect-revision", "2");
+    POLICY(0, "decode_tokens_max is 256, default", "unset", "decode_tokens_max", "copies",
+           "step_group_us", "hedge_permille", "--expect-revision", "2");
     wait_mode(EP_MOE_DECODE, "unset");
     expect_own_mode(EP_MOE_PREFILL);
     wait_copies(2);
     wait_hedges(f.client, 30);
     wait_window(ENTRY("step_group_us", "200us", "default"));
     POLICY(0, "policy revision 3", "unset", "copies"); /* again: nothing changes */
-    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "2", "flag --copies"), "config", "-o", "json", "--admin",
-              f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "2", "flag --copies"), "config", "-o", "json",
+              "--admin", f.cluster.coordinator.admin_url);
 }
 
 /* It measures with the service as it is, and says a value or why there is none; which one, is the
@@ -185,11 +198,11 @@ static void tune(void)
                                 "--coordinator",
                                 f.cluster.coordinator.rpc_url,
                                 NULL};
-    const int code =
-        ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    const int code = ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL,
+                                         EP_TEST_PATIENCE_MS, &output);
     const bool is_chosen = strstr(output, "\"decode_tokens_max\": 2") != NULL;
-    const bool is_refused =
-        strstr(output, "\"decode_tokens_max\": null") != NULL && strstr(output, "\"why\": \"") != NULL;
+    const bool is_refused = strstr(output, "\"decode_tokens_max\": null") != NULL &&
+                            strstr(output, "\"why\": \"") != NULL;
     EP_TEST_CHECK(is_chosen != is_refused && code == (is_chosen ? 0 : 1) &&
                       strstr(output, "\"wins_needed\": 6") != NULL,
                   "%d: %s", code, output);
@@ -203,7 +216,8 @@ int main(void)
     ep_test_dir_new(state_dir);
     snprintf(state_flag, sizeof(state_flag), "--state-dir=%s", state_dir);
     const char *const args[] = {state_flag, NULL};
-    const ep_test_cluster_options options = {.nodes_count = FAULT_NODES, .copies = 2, .coordinator_args = args};
+    const ep_test_cluster_options options = {
+        .nodes_count = FAULT_NODES, .copies = 2, .coordinator_args = args};
     fault_fixture_init_options(&f, &options);
     ep_test_load *load = fault_load(&f, f.all, 8, 0, NULL, NULL);
     ep_test_load_wait_succeeded(load, 50);
@@ -214,7 +228,8 @@ int main(void)
     tune();
     ep_test_load_wait_succeeded(load, 50);
     ep_test_load_stop(load, &counts);
-    printf("%llu calls, %llu failed\n", (unsigned long long)counts.succeeded, (unsigned long long)counts.failed);
+    printf("%llu calls, %llu failed\n", (unsigned long long)counts.succeeded,
+           (unsigned long long)counts.failed);
     fault_fixture_fini(&f);
     ep_test_dir_remove(state_dir);
     return 0;

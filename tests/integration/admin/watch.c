@@ -23,17 +23,23 @@ static void ask_doctor(void)
     const char *coordinator = f.cluster.coordinator.rpc_url;
     as_tcp(f.cluster.coordinator.probe_url, probes);
     ADMIN_CTL(&f.cluster, 0, "healthy", "doctor", "--coordinator", coordinator);
-    ADMIN_CTL(&f.cluster, 0, "healthy", "doctor", "--node", f.cluster.nodes[0].rpc_url, "--node", f.cluster.nodes[1].rpc_url);
-    ADMIN_CTL(&f.cluster, 1, "is a node, not a coordinator", "doctor", "--coordinator", f.cluster.nodes[0].rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "healthy", "doctor", "--node", f.cluster.nodes[0].rpc_url, "--node",
+              f.cluster.nodes[1].rpc_url);
+    ADMIN_CTL(&f.cluster, 1, "is a node, not a coordinator", "doctor", "--coordinator",
+              f.cluster.nodes[0].rpc_url);
     ADMIN_CTL(&f.cluster, 1, "is a coordinator, not a node", "doctor", "--node", coordinator);
-    ADMIN_CTL(&f.cluster, 1, "this is the probe port of the coordinator: calls go to", "doctor", "--timeout", "3s",
-              "--coordinator", probes);
-    ADMIN_CTL(&f.cluster, 1, "admin_listen takes operators only", "doctor", "--coordinator", f.cluster.coordinator.admin_url);
-    ADMIN_CTL(&f.cluster, 1, "tcp://127.0.0.1:1: nobody listens there", "doctor", "--timeout", "3s", "--coordinator",
-              "tcp://127.0.0.1:1");
-    ADMIN_CTL(&f.cluster, 0, "drain", "drain", "node1", "--wait", "--timeout", "60s", "--admin", f.cluster.coordinator.admin_url);
-    ADMIN_CTL(&f.cluster, 1, "\"node-drained\"", "doctor", "-o", "json", "--coordinator", coordinator);
-    ADMIN_CTL(&f.cluster, 0, NULL, "drain", "node1", "--undo", "--admin", f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 1, "this is the probe port of the coordinator: calls go to", "doctor",
+              "--timeout", "3s", "--coordinator", probes);
+    ADMIN_CTL(&f.cluster, 1, "admin_listen takes operators only", "doctor", "--coordinator",
+              f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 1, "tcp://127.0.0.1:1: nobody listens there", "doctor", "--timeout", "3s",
+              "--coordinator", "tcp://127.0.0.1:1");
+    ADMIN_CTL(&f.cluster, 0, "drain", "drain", "node1", "--wait", "--timeout", "60s", "--admin",
+              f.cluster.coordinator.admin_url);
+    ADMIN_CTL(&f.cluster, 1, "\"node-drained\"", "doctor", "-o", "json", "--coordinator",
+              coordinator);
+    ADMIN_CTL(&f.cluster, 0, NULL, "drain", "node1", "--undo", "--admin",
+              f.cluster.coordinator.admin_url);
     admin_wait_node(&f.cluster, 1, "serving", true);
 }
 
@@ -45,25 +51,32 @@ static void check_files(void)
     snprintf(path, sizeof(path), "%s/node.yaml", f.cluster.dir);
     snprintf(text, sizeof(text), "models:\n  - name: demo\n    path: %s\n", f.model_path);
     EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
-    ADMIN_CTL(&f.cluster, 0, "can be opened: version ", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
-              coordinator);
-    snprintf(text, sizeof(text), "models:\n  - name: demo\n    path: %s\nweight_cache_dir: %s/none/packed\n", f.model_path, f.cluster.dir);
+    ADMIN_CTL(&f.cluster, 0, "can be opened: version ", "doctor", "--config", path, "--program",
+              ep_test_expertd, "--coordinator", coordinator);
+    snprintf(text, sizeof(text),
+             "models:\n  - name: demo\n    path: %s\nweight_cache_dir: %s/none/packed\n",
+             f.model_path, f.cluster.dir);
     EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
-    ADMIN_CTL(&f.cluster, 1, "/none/packed: cannot be made: No such file or directory; experts are packed anew at each start",
-              "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator", coordinator); /* what the daemon's check only warns of */
+    ADMIN_CTL(&f.cluster, 1,
+              "/none/packed: cannot be made: No such file or directory; experts are packed anew at "
+              "each start",
+              "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
+              coordinator); /* what the daemon's check only warns of */
     snprintf(text, sizeof(text), "models:\n  - name: demo\n    path: %s\n", f.model_path);
     EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
-    snprintf(text, sizeof(text), "sed -i 's/\"moe_intermediate_size\": /&1/' '%s/config.json'", f.model_path);
+    snprintf(text, sizeof(text), "sed -i 's/\"moe_intermediate_size\": /&1/' '%s/config.json'",
+             f.model_path);
     EP_TEST_CHECK(system(text) == 0, "%s", text);
-    ADMIN_CTL(&f.cluster, 1, "no expert of model demo can be read: model.safetensors: tensor ", "doctor", "--config", path, "--program", ep_test_expertd,
-              "--coordinator", coordinator);
+    ADMIN_CTL(&f.cluster, 1, "no expert of model demo can be read: model.safetensors: tensor ",
+              "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
+              coordinator);
     snprintf(text, sizeof(text), "%s/model.safetensors", f.model_path);
     EP_TEST_CHECK(truncate(text, 100) == 0, "%s", text); /* the nodes have read what they need */
-    ADMIN_CTL(&f.cluster, 1, "model.safetensors: is cut short, or no safetensors file", "doctor", "--config", path, "--program", ep_test_expertd, "--coordinator",
-              coordinator);
+    ADMIN_CTL(&f.cluster, 1, "model.safetensors: is cut short, or no safetensors file", "doctor",
+              "--config", path, "--program", ep_test_expertd, "--coordinator", coordinator);
     EP_TEST_CHECK(ep_test_write_file(path, "drain_ms: soon\n", 0600), "%s", path);
-    ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a time", "doctor", "--config", path, "--program", ep_test_expertd,
-              "--coordinator", coordinator);
+    ADMIN_CTL(&f.cluster, 1, "drain_ms: 'soon' is not a time", "doctor", "--config", path,
+              "--program", ep_test_expertd, "--coordinator", coordinator);
 }
 
 static void wait_output(const ep_test_process *process, const char *text)
@@ -85,17 +98,27 @@ static void wait_output(const ep_test_process *process, const char *text)
 static void lose_coordinator(void)
 {
     ep_test_process top = {0};
-    const char *const args[] = {
-        "top", "-o", "json", "--interval", "200ms", "--timeout", "2s", "--coordinator", f.cluster.coordinator.rpc_url,
-        NULL};
-    EP_TEST_CHECK(ep_test_process_start(&top, f.cluster.dir, "top", ep_test_expertctl, args, NULL, false), "top does not start");
+    const char *const args[] = {"top",
+                                "-o",
+                                "json",
+                                "--interval",
+                                "200ms",
+                                "--timeout",
+                                "2s",
+                                "--coordinator",
+                                f.cluster.coordinator.rpc_url,
+                                NULL};
+    EP_TEST_CHECK(
+        ep_test_process_start(&top, f.cluster.dir, "top", ep_test_expertctl, args, NULL, false),
+        "top does not start");
     wait_output(&top, "\"state\": \"serving\"");
     ep_test_process_stop(&f.cluster.coordinator, SIGKILL, EP_TEST_PATIENCE_MS);
     wait_output(&top, "\"coordinator_error\": \"tcp://");
     int code = ep_test_process_stop(&top, SIGINT, EP_TEST_PATIENCE_MS);
     EP_TEST_CHECK(code == 0, "top ended with %d", code);
     ep_test_process_destroy(&top);
-    ADMIN_CTL(&f.cluster, 1, "has no connection to its coordinator", "doctor", "--node", f.cluster.nodes[0].rpc_url);
+    ADMIN_CTL(&f.cluster, 1, "has no connection to its coordinator", "doctor", "--node",
+              f.cluster.nodes[0].rpc_url);
 }
 
 int main(void)
@@ -107,8 +130,8 @@ int main(void)
     admin_wait_node(&f.cluster, 1, "serving", true);
     ep_test_load *load = fault_load(&f, f.all, 16, 0, NULL, NULL);
     ep_test_load_wait_succeeded(load, 100);
-    ADMIN_CTL(&f.cluster, 0, "\"layers\": [{\"model\": \"demo\"", "top", "--once", "-o", "json", "--interval", "300ms",
-              "--coordinator", f.cluster.coordinator.rpc_url);
+    ADMIN_CTL(&f.cluster, 0, "\"layers\": [{\"model\": \"demo\"", "top", "--once", "-o", "json",
+              "--interval", "300ms", "--coordinator", f.cluster.coordinator.rpc_url);
     ADMIN_CTL(&f.cluster, 0, "\"model\": \"demo\"", "stats", "-o", "json", "--coordinator",
               f.cluster.coordinator.rpc_url);
     ADMIN_CTL(&f.cluster, 0, "\"store\": \"memory\"", "status", "-o", "json", "--coordinator",

@@ -43,7 +43,8 @@ static void judge(chaos_run *run, const ep_moe_result *result, uint64_t took_us)
 {
     ep_err code = result->error.code;
     bool in_time = took_us >= run_deadline_us(run);
-    EP_TEST_CHECK(result->error.text[0] != 0, "a call ended with %s and no words", ep_err_name(code));
+    EP_TEST_CHECK(result->error.text[0] != 0, "a call ended with %s and no words",
+                  ep_err_name(code));
     pthread_mutex_lock(&run->lock);
     if (code == EP_ERR_DEADLINE_EXCEEDED && run->allowed.unanswered) {
         EP_TEST_CHECK(in_time, "DEADLINE_EXCEEDED after %llu us: %s", (unsigned long long)took_us,
@@ -51,18 +52,19 @@ static void judge(chaos_run *run, const ep_moe_result *result, uint64_t took_us)
         run->counts.unanswered++;
     } else if (code == EP_ERR_UNAVAILABLE && run->allowed.unavailable && in_time) {
         run->counts.unavailable++;
-    } else if ((code == EP_ERR_INVALID_ARGUMENT || code == EP_ERR_UNAVAILABLE) && run->allowed.refused) {
+    } else if ((code == EP_ERR_INVALID_ARGUMENT || code == EP_ERR_UNAVAILABLE) &&
+               run->allowed.refused) {
         run->counts.refused++;
         snprintf(run->counts.refusal, sizeof(run->counts.refusal), "%.255s", result->error.text);
     } else {
-        ep_test_fail("a call ended after %llu us with %s: %s", (unsigned long long)took_us, ep_err_name(code),
-                     result->error.text);
+        ep_test_fail("a call ended after %llu us with %s: %s", (unsigned long long)took_us,
+                     ep_err_name(code), result->error.text);
     }
     pthread_mutex_unlock(&run->lock);
 }
 
-static void load_failed(void *arg, const ep_test_batch *batch, const ep_moe_result *result, uint64_t began_ns,
-                        uint64_t ended_ns)
+static void load_failed(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
+                        uint64_t began_ns, uint64_t ended_ns)
 {
     (void)batch;
     judge(arg, result, (ended_ns - began_ns) / EP_NS_PER_US);
@@ -74,10 +76,12 @@ static void *call_on(void *arg)
     chaos_run *run = caller->run;
     while (!__atomic_load_n(&run->stopping, __ATOMIC_ACQUIRE)) {
         uint64_t drawn = ep_splitmix64(&caller->random) >> 20;
-        const ep_test_batch *batch = &run->fixture->faults.all[drawn % (FAULT_LAYERS * FAULT_BATCHES)];
+        const ep_test_batch *batch =
+            &run->fixture->faults.all[drawn % (FAULT_LAYERS * FAULT_BATCHES)];
         ep_moe_result result;
         uint64_t began_ns = ep_clock_now_ns();
-        bool good = ep_test_batch_call(batch, run->fixture->faults.client, run->deadline_us, &result);
+        bool good =
+            ep_test_batch_call(batch, run->fixture->faults.client, run->deadline_us, &result);
         uint64_t took_us = (ep_clock_now_ns() - began_ns) / EP_NS_PER_US;
         if (!good) {
             judge(run, &result, took_us);
@@ -171,7 +175,8 @@ static chaos_usage read_usage(const ep_test_process *process)
     snprintf(path, sizeof(path), "/proc/%d/status", (int)process->pid);
     char *text = ep_test_read_file(path);
     EP_TEST_CHECK(text != NULL, "no memory");
-    usage = (chaos_usage){.rss_kib = proc_number(text, "VmRSS:"), .threads = proc_number(text, "Threads:")};
+    usage = (chaos_usage){.rss_kib = proc_number(text, "VmRSS:"),
+                          .threads = proc_number(text, "Threads:")};
     free(text);
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)process->pid);
     DIR *dir = opendir(path);
@@ -226,10 +231,11 @@ void chaos_settle(chaos_fixture *f, chaos_usage out_usage[CHAOS_PROXIES])
     for (uint32_t i = 0; i < CHAOS_PROXIES; i++) {
         for (int look = 0; !is_settled(f, i, &out_usage[i]); look++) {
             const ep_test_process *process = process_of(f, i);
-            EP_TEST_CHECK(look < SETTLE_LOOKS_MAX,
-                          "%s: %ld descriptors and %ld threads became %ld and %ld, or calls are left",
-                          process->output_path, f->start[i].descriptors, f->start[i].threads,
-                          out_usage[i].descriptors, out_usage[i].threads);
+            EP_TEST_CHECK(
+                look < SETTLE_LOOKS_MAX,
+                "%s: %ld descriptors and %ld threads became %ld and %ld, or calls are left",
+                process->output_path, f->start[i].descriptors, f->start[i].threads,
+                out_usage[i].descriptors, out_usage[i].threads);
             chaos_expect_well(f); /* the clock: closing takes a moment */
         }
     }
@@ -266,11 +272,11 @@ void chaos_fixture_init(chaos_fixture *f)
         urls[i] = ep_chaos_proxy_url(f->proxies[i]);
     }
     coordinator_url = ep_chaos_proxy_url(f->proxies[CHAOS_COORDINATOR]);
-    fault_fixture_init_cluster(&f->faults,
-                               &(ep_test_cluster_options){.nodes_count = FAULT_NODES,
-                                                          .copies = 2,
-                                                          .advertise_urls = urls,
-                                                          .nodes_coordinator_url = coordinator_url});
+    fault_fixture_init_cluster(
+        &f->faults, &(ep_test_cluster_options){.nodes_count = FAULT_NODES,
+                                               .copies = 2,
+                                               .advertise_urls = urls,
+                                               .nodes_coordinator_url = coordinator_url});
     for (uint32_t i = 0; i < CHAOS_PROXIES; i++) {
         ep_chaos_proxy_set_upstream(f->proxies[i], process_of(f, i)->rpc_url);
     }

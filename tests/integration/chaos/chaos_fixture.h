@@ -35,7 +35,7 @@ typedef struct chaos_allowed {
     /* DEADLINE_EXCEEDED, not before the deadline: a frame was lost, and nothing is sent twice */
     bool unanswered;
     bool unavailable; /* UNAVAILABLE, not before the deadline: the bad nodes hold all copies */
-    bool refused;    /* INVALID_ARGUMENT or UNAVAILABLE at once: a node refused a request that lies */
+    bool refused; /* INVALID_ARGUMENT or UNAVAILABLE at once: a node refused a request that lies */
 } chaos_allowed;
 
 typedef struct chaos_counts {
@@ -56,8 +56,8 @@ void chaos_fixture_init(chaos_fixture *f);
 void chaos_fixture_fini(chaos_fixture *f);
 bool chaos_is_long(void);
 
-/* Calls of all five until stopped; deadline_us 0: the client's, a minute. Any other end than allowed fails
-   the test. */
+/* Calls of all five until stopped; deadline_us 0: the client's, a minute. Any other end than
+   allowed fails the test. */
 chaos_run *chaos_run_start(chaos_fixture *f, uint64_t deadline_us, const chaos_allowed *allowed);
 void chaos_run_read(chaos_run *run, chaos_counts *out_counts);
 /* Until the load has had so many more right results. */

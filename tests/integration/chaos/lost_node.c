@@ -62,7 +62,8 @@ static void expect_sent_again(uint64_t before)
     for (int look = 0; sent_again() == before; look++) {
         ep_moe_result result;
         EP_TEST_CHECK(look < LOOKS_MAX, "no call noticed: the victim held none of them");
-        EP_TEST_CHECK(ep_test_batch_call(&f.faults.all[0], f.faults.client, 0, &result), "%s", result.error.text);
+        EP_TEST_CHECK(ep_test_batch_call(&f.faults.all[0], f.faults.client, 0, &result), "%s",
+                      result.error.text);
     }
 }
 
@@ -85,7 +86,8 @@ static void begin_fault(const char *fault)
 {
     ep_test_process *victim = &f.faults.cluster.nodes[FAULT_VICTIM];
     if (strcmp(fault, "kill") == 0) {
-        EP_TEST_CHECK(ep_test_process_stop(victim, SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL, "not killed");
+        EP_TEST_CHECK(ep_test_process_stop(victim, SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL,
+                      "not killed");
     } else if (strcmp(fault, "stop") == 0) {
         EP_TEST_CHECK(ep_test_process_signal(victim, SIGSTOP), "not stopped");
     } else {
@@ -100,7 +102,8 @@ static void end_fault(const char *fault)
         return;
     }
     if (strcmp(fault, "stop") == 0) {
-        EP_TEST_CHECK(ep_test_process_signal(&f.faults.cluster.nodes[FAULT_VICTIM], SIGCONT), "not resumed");
+        EP_TEST_CHECK(ep_test_process_signal(&f.faults.cluster.nodes[FAULT_VICTIM], SIGCONT),
+                      "not resumed");
     }
     ep_chaos_proxy_set_rules(f.proxies[FAULT_VICTIM], NULL, 0);
     ep_test_cluster_wait_in_flight(&f.faults.cluster, FAULT_VICTIM);
@@ -119,7 +122,8 @@ static uint64_t lent_bytes(void)
 static void expect_nothing_held(void)
 {
     for (uint32_t n = 0; n < FAULT_NODES; n++) {
-        for (int look = 0; f.faults.cluster.nodes[n].pid != 0 && chaos_held_by(&f, n) != 0; look++) {
+        for (int look = 0; f.faults.cluster.nodes[n].pid != 0 && chaos_held_by(&f, n) != 0;
+             look++) {
             ep_moe_result result;
             EP_TEST_CHECK(look < LOOKS_MAX, "node%u still holds calls", n);
             EP_TEST_CHECK(ep_test_batch_call(&f.faults.all[0], f.faults.client, 0, &result), "%s",
@@ -128,7 +132,8 @@ static void expect_nothing_held(void)
     }
     for (int look = 0; lent_bytes() > HELLO_BYTES; look++) {
         ep_moe_result result;
-        EP_TEST_CHECK(look < LOOKS_MAX, "the client still holds %llu bytes", (unsigned long long)lent_bytes());
+        EP_TEST_CHECK(look < LOOKS_MAX, "the client still holds %llu bytes",
+                      (unsigned long long)lent_bytes());
         EP_TEST_CHECK(ep_test_batch_call(&f.faults.all[0], f.faults.client, 0, &result), "%s",
                       result.error.text);
     }

@@ -14,10 +14,16 @@
 #define BOTH (EP_CHAOS_TO_SERVER | EP_CHAOS_TO_CLIENT)
 #define DEADLINE_US 700000
 
-/* Memory is flat when no daemon grows by more than this in FLAT_ROUNDS rounds on end, after a warm-up as
-   long as it takes. */
-enum { RSS_GROWTH_KIB_MAX = 1024, FLAT_ROUNDS = 4, FLAT_ROUNDS_LONG = 30, ROUNDS_MAX = 400,
-      ROUND_CALLS = 300, SANITIZED_ROUND_CALLS = 100 };
+/* Memory is flat when no daemon grows by more than this in FLAT_ROUNDS rounds on end, after a
+   warm-up as long as it takes. */
+enum {
+    RSS_GROWTH_KIB_MAX = 1024,
+    FLAT_ROUNDS = 4,
+    FLAT_ROUNDS_LONG = 30,
+    ROUNDS_MAX = 400,
+    ROUND_CALLS = 300,
+    SANITIZED_ROUND_CALLS = 100
+};
 
 static const ep_chaos_rule node_rules[] = {
     {EP_CHAOS_DELAY, BOTH, .rate = 100, .amount_min = 1, .amount_max = 30},
@@ -76,7 +82,8 @@ static void run_round(chaos_fixture *f, bool first, chaos_counts *sum)
     chaos_counts after;
     chaos_run *run = chaos_run_start(f, DEADLINE_US, &allowed);
     chaos_run_wait_succeeded(run, 50);
-    uint64_t victim_in_flight = first ? ep_test_cluster_wait_in_flight(&f->faults.cluster, FAULT_VICTIM) : 1;
+    uint64_t victim_in_flight =
+        first ? ep_test_cluster_wait_in_flight(&f->faults.cluster, FAULT_VICTIM) : 1;
     uint32_t in_flight = chaos_run_in_flight(run);
     chaos_run_read(run, &before);
     set_rules(f, true);
@@ -103,8 +110,8 @@ static int run_until_flat(chaos_fixture *f, chaos_counts *sum)
     int flat_wanted = chaos_is_long() ? FLAT_ROUNDS_LONG : FLAT_ROUNDS;
     int rounds = 0;
     for (int flat = 0; flat < flat_wanted; flat++) {
-        EP_TEST_CHECK(rounds < ROUNDS_MAX, "memory still grows after %d rounds: %ld, %ld, %ld and %ld KiB",
-                      rounds,
+        EP_TEST_CHECK(rounds < ROUNDS_MAX,
+                      "memory still grows after %d rounds: %ld, %ld, %ld and %ld KiB", rounds,
                       now[0].rss_kib, now[1].rss_kib, now[2].rss_kib, now[3].rss_kib);
         run_round(f, rounds == 0, sum);
         rounds++;
@@ -117,10 +124,11 @@ static int run_until_flat(chaos_fixture *f, chaos_counts *sum)
         }
     }
     for (int i = 0; i < CHAOS_PROXIES; i++) {
-        printf("%s: %ld KiB resident (%+ld), %ld threads, %ld descriptors (at the start %ld and %ld)\n",
+        printf("%s: %ld KiB resident (%+ld), %ld threads, %ld descriptors (at the start %ld and "
+               "%ld)\n",
                i < FAULT_NODES ? "node" : "coordinator", now[i].rss_kib,
-                   now[i].rss_kib - flat_since[i].rss_kib,
-               now[i].threads, now[i].descriptors, f->start[i].threads, f->start[i].descriptors);
+               now[i].rss_kib - flat_since[i].rss_kib, now[i].threads, now[i].descriptors,
+               f->start[i].threads, f->start[i].descriptors);
     }
     return rounds;
 }
@@ -153,9 +161,10 @@ int main(void)
            "%llu without a copy, %llu refused\n",
            rounds, (unsigned long long)sum.succeeded, (unsigned long long)sum.rerouted_frames,
            (unsigned long long)sum.unanswered, (unsigned long long)sum.unavailable,
-               (unsigned long long)sum.refused);
+           (unsigned long long)sum.refused);
     print_faults(&f);
-    EP_TEST_CHECK(sum.rerouted_frames > 0 && sum.unanswered > 0 && sum.refused > 0, "the faults did nothing");
+    EP_TEST_CHECK(sum.rerouted_frames > 0 && sum.unanswered > 0 && sum.refused > 0,
+                  "the faults did nothing");
     chaos_fixture_fini(&f);
     return 0;
 }

@@ -36,16 +36,23 @@ static const phase phases[] = {
     {.rule = {EP_CHAOS_SPLIT, BOTH, .rate = 1000, .amount_min = 16, .amount_max = 512}, .goal = 50},
     {.rule = {EP_CHAOS_DUPLICATE, TO_CLIENT, .rate = 1000}, .goal = 50},
     {.rule = {EP_CHAOS_DUPLICATE, TO_SERVER, .rate = 300}, .goal = 20},
-    {.rule = {EP_CHAOS_STALL, BOTH, .rate = 100, .amount_min = 50, .amount_max = 250, .limit = 4}, .goal = 4},
-    {.rule = {EP_CHAOS_CUT, TO_CLIENT, CALLS_ONLY, .rate = 1000, .limit = 1}, .goal = 1, .reroutes = true},
-    {.rule = {EP_CHAOS_CUT, TO_SERVER, CALLS_ONLY, .rate = 1000, .limit = 1}, .goal = 1, .reroutes = true},
+    {.rule = {EP_CHAOS_STALL, BOTH, .rate = 100, .amount_min = 50, .amount_max = 250, .limit = 4},
+     .goal = 4},
+    {.rule = {EP_CHAOS_CUT, TO_CLIENT, CALLS_ONLY, .rate = 1000, .limit = 1},
+     .goal = 1,
+     .reroutes = true},
+    {.rule = {EP_CHAOS_CUT, TO_SERVER, CALLS_ONLY, .rate = 1000, .limit = 1},
+     .goal = 1,
+     .reroutes = true},
     {.rule = {EP_CHAOS_RESET, BOTH, .rate = 200}, .goal = 20},
     {.rule = {EP_CHAOS_TRUNCATE, BOTH, .rate = 200}, .goal = 20},
     {.rule = {EP_CHAOS_FLIP_FIXED, BOTH, .rate = 200}, .goal = 20},
     {.rule = {EP_CHAOS_FLIP_HEADER, BOTH, CALLS_ONLY, .rate = 500}, .goal = 30},
     {.rule = {EP_CHAOS_FLIP_TENSORS, BOTH, .rate = 500}, .goal = 30, .reroutes = true},
     {.rule = {EP_CHAOS_DROP, BOTH, CALLS_ONLY, .rate = 200}, .goal = 30, .deadline_us = SHORT_US},
-    {.rule = {EP_CHAOS_LIE_CALL, TO_CLIENT, .rate = 300}, .goal = 20, .deadline_us = SHORT_US,
+    {.rule = {EP_CHAOS_LIE_CALL, TO_CLIENT, .rate = 300},
+     .goal = 20,
+     .deadline_us = SHORT_US,
      .reroutes = true},
     {.rule = {EP_CHAOS_LIE_NO_CALL, TO_CLIENT, .rate = 200}, .goal = 20, .reroutes = true},
     {.rule = {EP_CHAOS_LIE_ATTEMPT, TO_CLIENT, .rate = 200}, .goal = 20, .reroutes = true},
@@ -57,11 +64,19 @@ static const phase phases[] = {
     {.rule = {EP_CHAOS_LIE_NUMERICS, TO_CLIENT, .rate = 500}, .goal = 30, .reroutes = true},
     {.rule = {EP_CHAOS_LIE_ROWS, TO_CLIENT, .rate = 500}, .goal = 30, .reroutes = true},
     {.rule = {EP_CHAOS_LIE_HEADER, TO_CLIENT, .rate = 500}, .goal = 30},
-    {.rule = {EP_CHAOS_LIE_SLOTS, TO_SERVER, .rate = 300}, .goal = 20, .refusal = {"slots", "tensor"}},
-    {.rule = {EP_CHAOS_LIE_HIDDEN, TO_SERVER, .rate = 300}, .goal = 20, .refusal = {"hidden", "tensor"}},
-    {.rule = {EP_CHAOS_LIE_DTYPE, TO_SERVER, .rate = 300}, .goal = 20, .refusal = {"dtype", "tensor"}},
+    {.rule = {EP_CHAOS_LIE_SLOTS, TO_SERVER, .rate = 300},
+     .goal = 20,
+     .refusal = {"slots", "tensor"}},
+    {.rule = {EP_CHAOS_LIE_HIDDEN, TO_SERVER, .rate = 300},
+     .goal = 20,
+     .refusal = {"hidden", "tensor"}},
+    {.rule = {EP_CHAOS_LIE_DTYPE, TO_SERVER, .rate = 300},
+     .goal = 20,
+     .refusal = {"dtype", "tensor"}},
     {.rule = {EP_CHAOS_LIE_NUMERICS, TO_SERVER, .rate = 300}, .goal = 20, .reroutes = true},
-    {.rule = {EP_CHAOS_LIE_ROWS, TO_SERVER, .rate = 300}, .goal = 20, .refusal = {"tensor", "slots"}},
+    {.rule = {EP_CHAOS_LIE_ROWS, TO_SERVER, .rate = 300},
+     .goal = 20,
+     .refusal = {"tensor", "slots"}},
 };
 
 static uint64_t faults_of(ep_chaos_proxy *proxy, ep_chaos_fault fault)
@@ -74,21 +89,25 @@ static uint64_t faults_of(ep_chaos_proxy *proxy, ep_chaos_fault fault)
 static void check_phase(const phase *p, const chaos_counts *counts, uint64_t faults)
 {
     const char *name = ep_chaos_fault_name(p->rule.fault);
-    printf("  %llu faults; %llu calls right, %llu frames asked again elsewhere, %llu calls unanswered, "
+    printf("  %llu faults; %llu calls right, %llu frames asked again elsewhere, %llu calls "
+           "unanswered, "
            "%llu refused%s%s\n",
            (unsigned long long)faults, (unsigned long long)counts->succeeded,
            (unsigned long long)counts->rerouted_frames, (unsigned long long)counts->unanswered,
-           (unsigned long long)counts->refused, counts->refused > 0 ? ", as: " : "", counts->refusal);
+           (unsigned long long)counts->refused, counts->refused > 0 ? ", as: " : "",
+           counts->refusal);
     /* What is cut off is late first of all: hedges may have saved every call. */
-    uint64_t asked = counts->rerouted_frames + (p->rule.fault == EP_CHAOS_CUT ? counts->hedged_frames : 0);
+    uint64_t asked =
+        counts->rerouted_frames + (p->rule.fault == EP_CHAOS_CUT ? counts->hedged_frames : 0);
     /* A fault at the very end, or of a call that was over, is seen by nobody. */
-    EP_TEST_CHECK(!p->reroutes || asked * 2 >= faults, "%s: %llu faults, %llu frames asked again elsewhere", name,
+    EP_TEST_CHECK(!p->reroutes || asked * 2 >= faults,
+                  "%s: %llu faults, %llu frames asked again elsewhere", name,
                   (unsigned long long)faults, (unsigned long long)asked);
     EP_TEST_CHECK(p->refusal[0] == NULL || counts->refused > 0, "%s: no request was refused", name);
     EP_TEST_CHECK(p->refusal[0] == NULL || strstr(counts->refusal, p->refusal[0]) != NULL ||
                       strstr(counts->refusal, p->refusal[1]) != NULL,
                   "%s: the refusal names neither %s nor %s: %s", name, p->refusal[0], p->refusal[1],
-                      counts->refusal);
+                  counts->refusal);
 }
 
 static void run_phase(chaos_fixture *f, const phase *p)

@@ -47,7 +47,8 @@ static void wait_share(ep_test_load *load, bool is_below, double bound)
     double share = -1;
     int step = 0;
     for (; share < 0 || (is_below ? share >= bound : share <= bound); step++) {
-        EP_TEST_CHECK(step < steps_max, "after %d calls the node still has %.3f of the requests", step * STEP, share);
+        EP_TEST_CHECK(step < steps_max, "after %d calls the node still has %.3f of the requests",
+                      step * STEP, share);
         share = share_of_victim(load);
     }
     printf("after %d calls the node has %.3f of the requests\n", step * STEP, share);
@@ -55,7 +56,8 @@ static void wait_share(ep_test_load *load, bool is_below, double bound)
 
 int main(void)
 {
-    static const ep_chaos_rule slow = {EP_CHAOS_DELAY, EP_CHAOS_TO_CLIENT, 1u << EP_FRAME_REPLY, .rate = 10000,
+    static const ep_chaos_rule slow = {EP_CHAOS_DELAY,         EP_CHAOS_TO_CLIENT,
+                                       1u << EP_FRAME_REPLY,   .rate = 10000,
                                        .amount_min = REPLY_MS, .amount_max = REPLY_MS};
     ep_client_stats before = {.struct_bytes = sizeof(before)}, after = before;
     ep_test_load_counts counts;

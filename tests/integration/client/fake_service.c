@@ -88,7 +88,8 @@ static bool owns(const fake_node *node, uint32_t expert)
     return false;
 }
 
-static void finish_error(job *j, ep_err code, const char *text, int32_t expert, uint64_t retry_after_us)
+static void finish_error(job *j, ep_err code, const char *text, int32_t expert,
+                         uint64_t retry_after_us)
 {
     ep_error error;
     ep_error_set(&error, code, "%s", text);
@@ -148,7 +149,8 @@ static void compute(job *j, const ep_forward_view *view, fake_fault fault)
     reply.slots = slots;
     reply.hidden = view->hidden + (fault == FAKE_WRONG_HIDDEN ? 1 : 0);
     reply.dtype = fault == FAKE_WRONG_DTYPE ? EP_DTYPE_I32 : view->reply_dtype;
-    reply.numerics = (char *)(uintptr_t)(fault == FAKE_WRONG_NUMERICS ? "other" : j->node->config.numerics);
+    reply.numerics =
+        (char *)(uintptr_t)(fault == FAKE_WRONG_NUMERICS ? "other" : j->node->config.numerics);
     pthread_mutex_lock(&j->node->lock);
     j->node->rows += slots;
     pthread_mutex_unlock(&j->node->lock);
@@ -253,7 +255,8 @@ static void on_cancel(void *arg, ep_rpc_call *call)
     pthread_mutex_unlock(&node->lock);
 }
 
-static void forward(Expertd__V1__ExpertService_Service *service, const Expertd__V1__ForwardRequest *in,
+static void forward(Expertd__V1__ExpertService_Service *service,
+                    const Expertd__V1__ForwardRequest *in,
                     Expertd__V1__ForwardReply_Closure closure, void *closure_data)
 {
     fake_node *node = (fake_node *)(void *)service;
@@ -263,7 +266,8 @@ static void forward(Expertd__V1__ExpertService_Service *service, const Expertd__
     ep_rpc_call_on_cancel(j->call, on_cancel, j);
     pthread_mutex_lock(&node->lock);
     node->requests++;
-    node->last_epoch = in->epoch != NULL ? (ep_epoch){in->epoch->term, in->epoch->number} : (ep_epoch){0, 0};
+    node->last_epoch =
+        in->epoch != NULL ? (ep_epoch){in->epoch->term, in->epoch->number} : (ep_epoch){0, 0};
     node->last_prefill = in->prefill;
     snprintf(node->last_tenant, sizeof(node->last_tenant), "%s", tenant != NULL ? tenant : "");
     push_ready(node, j);
@@ -349,7 +353,8 @@ static ep_rpc_server *start_server(const char *name, const char *role, ep_timer_
     ep_rpc_limits_default(&config.common.limits);
     must(ep_rpc_server_create(&config, &server, &error), &error, "server");
     must(ep_rpc_server_add_service(server, service, &error), &error, "service");
-    must(ep_rpc_server_listen(server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error), &error, "listen");
+    must(ep_rpc_server_listen(server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error),
+         &error, "listen");
     ep_rpc_server_url(server, 0, out_url, 256);
     ep_rpc_server_set_state(server, "serving");
     return server;
@@ -370,11 +375,12 @@ fake_node *fake_node_start(const fake_node_config *config)
     must(ep_timer_service_create("fake-node", &node->timers), NULL, "timers");
     must(ep_buffer_pool_create(0, (size_t)64 << 20, &node->pool), NULL, "pool");
     pthread_create(&node->thread, NULL, node_main, node);
-    node->server = start_server(node->name, "node", node->timers, node->pool, &node->service.base, node,
-                                config->url, node->url);
+    node->server = start_server(node->name, "node", node->timers, node->pool, &node->service.base,
+                                node, config->url, node->url);
     if (config->shm_url != NULL) {
         ep_error error;
-        must(ep_rpc_server_listen(node->server, &(ep_lane_address){.url = config->shm_url}, EP_ROLES_MAIN, &error),
+        must(ep_rpc_server_listen(node->server, &(ep_lane_address){.url = config->shm_url},
+                                  EP_ROLES_MAIN, &error),
              &error, "listen");
     }
     return node;
@@ -403,7 +409,8 @@ const char *fake_node_url(fake_node *node)
     return node->url;
 }
 
-void fake_node_set_fault(fake_node *node, fake_fault fault, ep_err error_code, uint64_t retry_after_us)
+void fake_node_set_fault(fake_node *node, fake_fault fault, ep_err error_code,
+                         uint64_t retry_after_us)
 {
     pthread_mutex_lock(&node->lock);
     node->fault = fault;
@@ -568,14 +575,14 @@ static void watch_placement(Expertd__V1__Coordinator_Service *service,
 }
 
 /* Clients call none of these. */
-#define REFUSED(method, request, reply_closure)                                                              \
-    static void method(Expertd__V1__Coordinator_Service *service, const request *in, reply_closure closure,  \
-                       void *closure_data)                                                                   \
-    {                                                                                                        \
-        (void)service;                                                                                       \
-        (void)in;                                                                                            \
-        (void)closure;                                                                                       \
-        ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);                                        \
+#define REFUSED(method, request, reply_closure)                                                    \
+    static void method(Expertd__V1__Coordinator_Service *service, const request *in,               \
+                       reply_closure closure, void *closure_data)                                  \
+    {                                                                                              \
+        (void)service;                                                                             \
+        (void)in;                                                                                  \
+        (void)closure;                                                                             \
+        ep_rpc_call_finish(closure_data, EP_ERR_UNIMPLEMENTED, NULL);                              \
     }
 REFUSED(register_node, Expertd__V1__RegisterRequest, Expertd__V1__RegisterReply_Closure)
 REFUSED(heartbeat, Expertd__V1__HeartbeatRequest, Expertd__V1__HeartbeatReply_Closure)
@@ -616,8 +623,9 @@ fake_coordinator *fake_coordinator_start(const char *url)
     must(ep_timer_service_create("fake-coord", &coordinator->timers), NULL, "timers");
     must(ep_buffer_pool_create(0, (size_t)16 << 20, &coordinator->pool), NULL, "pool");
     pthread_create(&coordinator->thread, NULL, coordinator_main, coordinator);
-    coordinator->server = start_server("coordinator", "coordinator", coordinator->timers, coordinator->pool,
-                                       &coordinator->service.base, NULL, url, coordinator->url);
+    coordinator->server =
+        start_server("coordinator", "coordinator", coordinator->timers, coordinator->pool,
+                     &coordinator->service.base, NULL, url, coordinator->url);
     return coordinator;
 }
 
@@ -677,8 +685,8 @@ static uint32_t numerics_index(ep_routing_model *model, const char *id)
 }
 
 ep_routing_table *fake_table(ep_epoch epoch, const ep_layer_shape *shape, const char *const *names,
-                             const char *const *urls, const char *const *numerics, uint32_t nodes_count,
-                             const uint32_t *owners)
+                             const char *const *urls, const char *const *numerics,
+                             uint32_t nodes_count, const uint32_t *owners)
 {
     ep_error error;
     ep_routing_table *table = NULL;
@@ -690,7 +698,8 @@ ep_routing_table *fake_table(ep_epoch epoch, const ep_layer_shape *shape, const 
     must(ep_routing_table_create(nodes_count, 1, 1, &table), NULL, "table");
     table->epoch = epoch;
     snprintf(table->policy, sizeof(table->policy), "static");
-    must(ep_routing_table_model_init(table, 0, FAKE_MODEL, FAKE_VERSION, nodes_count), NULL, "model");
+    must(ep_routing_table_model_init(table, 0, FAKE_MODEL, FAKE_VERSION, nodes_count), NULL,
+         "model");
     table->models[0].numerics_count = 0;
     for (uint32_t n = 0; n < nodes_count; n++) {
         table->nodes[n].node_id = n + 1;

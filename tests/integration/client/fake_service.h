@@ -32,7 +32,7 @@ typedef enum fake_fault {
 
 typedef struct fake_node_config {
     const char *name;
-    const char *url; /* "tcp://127.0.0.1:0", "loopback://name" */
+    const char *url;     /* "tcp://127.0.0.1:0", "loopback://name" */
     const char *shm_url; /* beside it; NULL none */
     ep_layer_shape shape;
     const uint32_t *owned; /* table indexes */
@@ -47,7 +47,8 @@ fake_node *fake_node_start(const fake_node_config *config);
 /* Closes its connections under whatever is in flight. NULL allowed. */
 void fake_node_stop(fake_node *node);
 const char *fake_node_url(fake_node *node);
-void fake_node_set_fault(fake_node *node, fake_fault fault, ep_err error_code, uint64_t retry_after_us);
+void fake_node_set_fault(fake_node *node, fake_fault fault, ep_err error_code,
+                         uint64_t retry_after_us);
 /* Answers what FAKE_HANG kept. */
 void fake_node_release(fake_node *node);
 /* Waits until FAKE_HANG keeps that many, then answers so many of them, in an order that seed draws;
@@ -76,8 +77,8 @@ void fake_coordinator_publish(fake_coordinator *coordinator, const ep_routing_ta
 /* One layer (FAKE_LAYER) of FAKE_MODEL over nodes; owners[e] is a bit mask of node indexes.
  * numerics[n] NULL: FAKE_NUMERICS. */
 ep_routing_table *fake_table(ep_epoch epoch, const ep_layer_shape *shape, const char *const *names,
-                             const char *const *urls, const char *const *numerics, uint32_t nodes_count,
-                             const uint32_t *owners);
+                             const char *const *urls, const char *const *numerics,
+                             uint32_t nodes_count, const uint32_t *owners);
 
 /* The formula, rounded to dtype: out has hidden elements. */
 void fake_expert(uint32_t expert, const float *x, uint32_t hidden, ep_dtype dtype, void *out);

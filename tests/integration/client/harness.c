@@ -103,12 +103,14 @@ void harness_open(harness *h, const harness_options *o)
     ep_client_config_init(&config);
     config.chunk_bytes_max = o->chunk_bytes_max != 0 ? o->chunk_bytes_max : config.chunk_bytes_max;
     config.prefill_window_tokens = o->window_tokens;
-    config.buffer_bytes_max = o->buffer_bytes_max != 0 ? o->buffer_bytes_max : config.buffer_bytes_max;
+    config.buffer_bytes_max =
+        o->buffer_bytes_max != 0 ? o->buffer_bytes_max : config.buffer_bytes_max;
     config.numerics = o->numerics;
     if (o->coordinator) {
         char url[128];
         snprintf(url, sizeof(url),
-                 strcmp(o->scheme, "tcp") == 0 ? "tcp://127.0.0.1:0" : "loopback://%llx-coordinator",
+                 strcmp(o->scheme, "tcp") == 0 ? "tcp://127.0.0.1:0"
+                                               : "loopback://%llx-coordinator",
                  (unsigned long long)id);
         h->coordinator = fake_coordinator_start(url);
         harness_publish(h);
@@ -218,7 +220,8 @@ void batch_expect(batch *b, const harness *h)
     float *x = malloc(b->hidden * sizeof(*x));
     float *acc = malloc(b->hidden * sizeof(*acc));
     for (uint32_t t = 0; t < b->tokens; t++) {
-        ep_row_widen(b->x + (size_t)t * b->hidden * ep_dtype_bytes(b->x_dtype), b->x_dtype, b->hidden, x);
+        ep_row_widen(b->x + (size_t)t * b->hidden * ep_dtype_bytes(b->x_dtype), b->x_dtype,
+                     b->hidden, x);
         memset(acc, 0, b->hidden * sizeof(*acc));
         for (uint32_t k = 0; k < b->top_k; k++) {
             int32_t id = b->ids[t * b->top_k + k];

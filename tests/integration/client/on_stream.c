@@ -101,7 +101,8 @@ static void spoil_inputs(const job *j, ep_acl_stream stream)
 {
     uint8_t *other = malloc(j->b.out_bytes + (size_t)j->b.tokens * TOP_K * sizeof(*j->b.ids));
     memset(other, 0x7f,
-           j->b.out_bytes + (size_t)j->b.tokens * TOP_K * sizeof(*j->b.ids)); /* no expert has such a number */
+           j->b.out_bytes + (size_t)j->b.tokens * TOP_K * sizeof(*j->b.ids)); /* no expert has such
+                                                                                 a number */
     device_put(stream, j->x, other, j->b.out_bytes);
     device_put(stream, j->ids, other, (size_t)j->b.tokens * TOP_K * sizeof(*j->b.ids));
     device_put(stream, j->out, other, j->b.out_bytes);
@@ -127,8 +128,8 @@ static void collect(const job *j, ep_err wanted, const char *text)
 {
     const ep_err err = ep_call_finish(j->call, &result);
     if (err != wanted || strstr(result.error.text, text) == NULL) {
-        fprintf(stderr, "scene: a run ended with %s, not %s: '%s', not '%s'\n", ep_err_name(err), ep_err_name(wanted),
-                result.error.text, text);
+        fprintf(stderr, "scene: a run ended with %s, not %s: '%s', not '%s'\n", ep_err_name(err),
+                ep_err_name(wanted), result.error.text, text);
         failures++;
     }
 }
@@ -137,7 +138,8 @@ static void collect(const job *j, ep_err wanted, const char *text)
 static void check(const job *j, uint32_t n_active, const char *what)
 {
     const size_t row = j->b.out_bytes / j->b.tokens;
-    expect(memcmp(j->got, j->b.expected, n_active * row) == 0, what, "rows differ from the plain loop's");
+    expect(memcmp(j->got, j->b.expected, n_active * row) == 0, what,
+           "rows differ from the plain loop's");
     for (size_t i = n_active * row; i < j->b.out_bytes; i++) {
         if (j->got[i] != UNWRITTEN) {
             fail(what, "a row after n_active is written");
@@ -257,7 +259,8 @@ static void two_results(void)
     finish(&j, device_streams[1]);
     collect(&j, EP_OK, "");
     device_sync(device_streams[1]);
-    expect(memcmp(first, first_expected, b.out_bytes) == 0, "two results", "the first is not what it was");
+    expect(memcmp(first, first_expected, b.out_bytes) == 0, "two results",
+           "the first is not what it was");
     check(&j, b.tokens, "two results");
     free(first_expected);
     job_close(&j);
@@ -419,7 +422,8 @@ static void destroy(void)
     harness_close(&h);
     job_close(&unfinished);
     const ep_err err = ep_call_finish(j.call, &result);
-    expect(err == EP_OK || err == EP_ERR_CANCELLED || err == EP_ERR_CLOSED, "a client that is gone", result.error.text);
+    expect(err == EP_OK || err == EP_ERR_CANCELLED || err == EP_ERR_CLOSED, "a client that is gone",
+           result.error.text);
     device_sync(device_streams[0]);
     job_close(&j);
 }
@@ -523,7 +527,8 @@ static void run_fault_scene(const char *home, uint64_t at)
         const bool is_taken = ep_moe_finish_on_stream(j.call, device_streams[0], &error) == EP_OK;
         j.got = device_get(device_streams[0], j.out, j.b.out_bytes);
         err = ep_call_finish(j.call, &result);
-        expect(err == EP_OK || result.error.text[0] != '\0', "faults", "a run failed without a word");
+        expect(err == EP_OK || result.error.text[0] != '\0', "faults",
+               "a run failed without a word");
         device_sync(device_streams[0]);
         if (is_taken && !device_failed && err == EP_OK) {
             check(&j, 6, "faults");
@@ -616,7 +621,8 @@ int main(int argc, char **argv)
     const bool find = (argc == 4 || argc == 5) && strcmp(argv[1], "find") == 0;
     is_faults = argc == 5 && strcmp(argv[1], "faults") == 0;
     if (!find && !is_faults && (argc != 5 || strcmp(argv[1], "well") != 0)) {
-        fprintf(stderr, "usage: %s well|faults HOME FIRST COUNT | find HOME COUNT [TEXT]\n", argv[0]);
+        fprintf(stderr, "usage: %s well|faults HOME FIRST COUNT | find HOME COUNT [TEXT]\n",
+                argv[0]);
         return 2;
     }
     seconds_max = find ? 15 : seconds_max; /* some mutants hang */
@@ -625,8 +631,8 @@ int main(int argc, char **argv)
     for (uint64_t seed = first; seed < first + count; seed++) {
         if (!scene_is_well(argv[2], seed, text, sizeof(text))) {
             const bool found = find && (argc == 4 || strstr(text, argv[4]) != NULL);
-            fprintf(stderr, "seed %llu: %s\n%.3000s\n", (unsigned long long)seed, found ? "found" : "ended otherwise",
-                    text);
+            fprintf(stderr, "seed %llu: %s\n%.3000s\n", (unsigned long long)seed,
+                    found ? "found" : "ended otherwise", text);
             return found ? 0 : 1;
         }
     }

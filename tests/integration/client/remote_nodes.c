@@ -11,10 +11,12 @@
 #include <signal.h>
 #include <unistd.h>
 
-static void fill(harness *h, const char *prefix, uint32_t nodes_count, uint32_t copies, uint32_t hidden)
+static void fill(harness *h, const char *prefix, uint32_t nodes_count, uint32_t copies,
+                 uint32_t hidden)
 {
-    *h = (harness){.shape = {.layer = FAKE_LAYER, .hidden = hidden, .inner = 8, .experts = 8, .top_k = 2},
-                   .nodes_count = nodes_count};
+    *h = (harness){
+        .shape = {.layer = FAKE_LAYER, .hidden = hidden, .inner = 8, .experts = 8, .top_k = 2},
+        .nodes_count = nodes_count};
     for (uint32_t e = 0; e < h->shape.experts; e++) {
         for (uint32_t c = 0; c < copies; c++) {
             h->owners[e] |= 1u << ((e + c) % nodes_count);

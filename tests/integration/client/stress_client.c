@@ -55,7 +55,8 @@ static void callback(batch *b)
     pending p;
     ep_error error;
     sem_init(&p.done, 0, 0);
-    if (ep_moe_forward_async(h.client, &b->args, &b->out_tensor, on_done, &p, NULL, &error) != EP_OK) {
+    if (ep_moe_forward_async(h.client, &b->args, &b->out_tensor, on_done, &p, NULL, &error) !=
+        EP_OK) {
         die("begin", &error);
     }
     sem_wait(&p.done);
@@ -166,8 +167,8 @@ int main(int argc, char **argv)
         pthread_join(threads[i], NULL);
     }
     ep_client_read_stats(h.client, &stats);
-    printf("calls %" PRIu64 " failed or cancelled %" PRIu64 " disturbances %" PRIu64 " frames %" PRIu64
-           " rerouted %" PRIu64 " late %" PRIu64 "\n",
+    printf("calls %" PRIu64 " failed or cancelled %" PRIu64 " disturbances %" PRIu64
+           " frames %" PRIu64 " rerouted %" PRIu64 " late %" PRIu64 "\n",
            stats.calls, stats.calls_failed, disturbed, stats.frames_sent, stats.frames_rerouted,
            stats.late_replies);
     EP_ASSERT(stats.calls_failed >= cancelled_calls);

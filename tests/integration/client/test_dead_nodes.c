@@ -24,13 +24,15 @@ static ep_err run(ep_client *client, batch *b, const char *what)
 {
     uint64_t begin_ns = ep_clock_now_ns();
     ep_err err = ep_moe_forward(client, &b->args, &b->out_tensor, &result);
-    printf("%-44s %-18s %9.2f ms  %s\n", what, ep_err_name(err), ms_since(begin_ns), result.error.text);
+    printf("%-44s %-18s %9.2f ms  %s\n", what, ep_err_name(err), ms_since(begin_ns),
+           result.error.text);
     fflush(stdout);
     if (err == EP_OK) {
         EP_ASSERT(batch_equal(b));
     } else {
         EP_ASSERT(ms_since(begin_ns) * 1000.0 >= (double)b->args.deadline_us);
-        EP_ASSERT(result.error.layer == FAKE_LAYER && result.error.expert >= 0 && result.error.waited_us > 0);
+        EP_ASSERT(result.error.layer == FAKE_LAYER && result.error.expert >= 0 &&
+                  result.error.waited_us > 0);
         EP_ASSERT(result.error.node[0] == 'a');
     }
     return err;
@@ -62,7 +64,8 @@ static void sole_owner(remote_nodes *a)
     b.args.deadline_us = 300000;
     ep_err err = run(client, &b, "sole owner, stopped, 300 ms");
     EP_ASSERT(is_away(err));
-    EP_ASSERT(err != EP_ERR_DEADLINE_EXCEEDED || strstr(result.error.text, "no reply from node a") != NULL);
+    EP_ASSERT(err != EP_ERR_DEADLINE_EXCEEDED ||
+              strstr(result.error.text, "no reply from node a") != NULL);
     b.args.deadline_us = 3000000;
     EP_ASSERT(is_away(run(client, &b, "sole owner, stopped, 3 s")));
     kill(a->child, SIGCONT);

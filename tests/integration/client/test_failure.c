@@ -106,17 +106,19 @@ static void load_end(load *l)
     for (size_t i = 0; i < 4; i++) {
         pthread_join(l->threads[i], NULL);
     }
-    cr_assert_eq(l->failed, 0, "%llu of %llu calls failed, the first: %s", (unsigned long long)l->failed,
-                 (unsigned long long)l->calls, l->text);
+    cr_assert_eq(l->failed, 0, "%llu of %llu calls failed, the first: %s",
+                 (unsigned long long)l->failed, (unsigned long long)l->calls, l->text);
     cr_assert_eq(l->wrong, 0);
 }
 
 static void stop_nodes_under_load(const char *scheme)
 {
     load l;
-    harness_open(
-        &h, &(harness_options){
-                .scheme = scheme, .nodes_count = 3, .copies = 2, .shared_experts = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){.scheme = scheme,
+                                        .nodes_count = 3,
+                                        .copies = 2,
+                                        .shared_experts = 1,
+                                        .coordinator = true});
     load_start(&l);
     load_pass(&l, 50);
     fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
@@ -141,7 +143,8 @@ Test(client_failure, a_node_dies_under_load_and_no_call_fails_loopback)
 Test(client_failure, nodes_come_and_go_under_load)
 {
     load l;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 3, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 3, .copies = 2, .coordinator = true});
     load_start(&l);
     for (uint32_t round = 0; round < 6; round++) {
         uint32_t n = round % 3;
@@ -162,7 +165,8 @@ Test(client_failure, nodes_come_and_go_under_load)
 Test(client_failure, tables_change_under_load)
 {
     load l;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 4, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 4, .copies = 1, .coordinator = true});
     load_start(&l);
     for (uint32_t round = 0; round < 20; round++) {
         uint32_t old[64];
@@ -213,8 +217,8 @@ Test(client_failure, errors_of_a_node_are_rerouted_at_once)
                                    EP_ERR_DEVICE_LOST, EP_ERR_DATA_LOSS,   EP_ERR_INTERNAL,
                                    EP_ERR_UNAVAILABLE};
     batch b;
-    harness_open(
-        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
         fake_node_set_fault(h.nodes[0], FAKE_ERROR, codes[i], 0);
@@ -240,7 +244,8 @@ Test(client_failure, an_error_no_copy_can_mend_ends_the_call_at_once)
     harness_close(&h);
 }
 
-Test(client_failure, where_a_node_would_be_too_late_another_copy_is_asked_and_without_one_the_call_ends)
+Test(client_failure,
+     where_a_node_would_be_too_late_another_copy_is_asked_and_without_one_the_call_ends)
 {
     batch b;
     harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
@@ -257,7 +262,8 @@ Test(client_failure, where_a_node_would_be_too_late_another_copy_is_asked_and_wi
     cr_assert_eq(run(&b), EP_ERR_RESOURCE_EXHAUSTED);
     cr_assert(has("told to fail") && has("node n"), "%s", result.error.text);
     cr_assert_lt(result.total_us, b.args.deadline_us, "there is nothing to wait for");
-    cr_assert_leq(fake_node_requests(h.nodes[0]) + fake_node_requests(h.nodes[1]), asked + 4, "each copy once");
+    cr_assert_leq(fake_node_requests(h.nodes[0]) + fake_node_requests(h.nodes[1]), asked + 4,
+                  "each copy once");
     cr_assert(batch_untouched(&b));
     batch_free(&b);
     harness_close(&h);
@@ -266,7 +272,8 @@ Test(client_failure, where_a_node_would_be_too_late_another_copy_is_asked_and_wi
 /* Even experts are on nodes 0 and 2, odd ones on node 1 alone. */
 static void open_with_a_sole_owner(batch *out_batch)
 {
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 3, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 3, .copies = 1, .coordinator = true});
     for (uint32_t e = 0; e < h.shape.experts; e++) {
         h.owners[e] = e % 2 == 0 ? 1u << 0 | 1u << 2 : 1u << 1;
     }
@@ -323,7 +330,8 @@ Test(client_failure, a_sole_owner_that_fails_once_is_asked_again)
     static const ep_err codes[] = {EP_ERR_DEVICE_LOST, EP_ERR_NOT_OWNER, EP_ERR_RESOURCE_EXHAUSTED,
                                    EP_ERR_INTERNAL};
     batch b;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
         fake_node_set_fault(h.nodes[0], FAKE_ERROR_ONCE, codes[i], 3000);
@@ -336,7 +344,8 @@ Test(client_failure, a_sole_owner_that_fails_once_is_asked_again)
 Test(client_failure, a_sole_owner_that_does_not_answer_ends_the_call_at_its_deadline)
 {
     batch b;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "before"); /* both are connected */
     fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
@@ -362,7 +371,8 @@ Test(client_failure, a_sole_owner_that_does_not_answer_ends_the_call_at_its_dead
 Test(client_failure, a_sole_owner_that_is_gone_ends_the_call_at_its_deadline)
 {
     batch b;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "before");
     fake_node_stop(h.nodes[1]);
@@ -374,7 +384,8 @@ Test(client_failure, a_sole_owner_that_is_gone_ends_the_call_at_its_deadline)
     cr_assert_eq(result.error.layer, FAKE_LAYER);
     cr_assert_eq((uint32_t)result.error.expert % 2, 1u);
     cr_assert_geq(result.error.waited_us, 400000);
-    cr_assert(has("no live copy within ") && has("node n1: not connected to tcp://") && has("last heard"),
+    cr_assert(has("no live copy within ") && has("node n1: not connected to tcp://") &&
+                  has("last heard"),
               "%s", result.error.text);
     cr_assert(batch_untouched(&b));
     /* other forms, other modes */
@@ -401,7 +412,8 @@ Test(client_failure, calls_wait_for_a_sole_owner_that_comes_back)
 {
     batch b;
     restarter r;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "before");
     fake_node_stop(h.nodes[1]);
@@ -417,7 +429,8 @@ Test(client_failure, calls_wait_for_a_sole_owner_that_comes_back)
 Test(client_failure, missing_rows_are_allowed_only_when_asked_for_and_listed)
 {
     batch b;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     fake_node_stop(h.nodes[1]);
     h.nodes[1] = NULL;
@@ -469,7 +482,8 @@ Test(client_failure, a_hedge_that_its_original_overtakes_does_not_make_its_node_
     batch b;
     pthread_t thread;
     const int32_t slow = 3 * EP_PACE_OCTAVE;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
     batch_make(&b, &h, 1, 1, 1);
     while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) {
         expect_ok(&b, "before");
@@ -500,8 +514,8 @@ Test(client_failure, a_hedge_that_its_original_overtakes_does_not_make_its_node_
 Test(client_failure, a_call_waits_for_a_table_that_lists_its_expert)
 {
     batch b;
-    harness_open(
-        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     uint32_t owners[64];
     memcpy(owners, h.owners, sizeof(owners));
@@ -562,8 +576,8 @@ Test(client_failure, without_a_coordinator_a_call_waits_for_a_node_that_still_lo
 Test(client_failure, an_expert_nobody_holds_is_named)
 {
     batch b;
-    harness_open(
-        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     h.owners[5] = 0;
     harness_publish(&h);
@@ -595,8 +609,8 @@ Test(client_failure, an_older_table_never_replaces_a_newer_one)
 {
     batch b;
     uint64_t term, number;
-    harness_open(
-        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
     h.epoch = (ep_epoch){5, 9};
     harness_publish(&h);
     do {
@@ -628,8 +642,8 @@ Test(client_failure, a_table_without_copies_is_no_trade_for_nodes_that_answer)
     batch b;
     uint64_t term, number;
     uint32_t owners[64];
-    harness_open(
-        &h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
     memcpy(owners, h.owners, sizeof(owners));
     memset(h.owners, 0, sizeof(h.owners));
     h.epoch.number = 99;
@@ -659,7 +673,8 @@ Test(client_failure, a_table_without_copies_is_no_trade_for_nodes_that_answer)
 Test(client_failure, nodes_leave_and_join_by_table)
 {
     batch b;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 3, .copies = 3, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 3, .copies = 3, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     for (uint32_t round = 0; round < 10; round++) {
         h.nodes_count = 2 + round % 2;
@@ -677,8 +692,8 @@ Test(client_failure, nodes_leave_and_join_by_table)
 Test(client_failure, a_node_with_a_url_no_lane_serves_costs_only_itself)
 {
     batch b;
-    harness_open(
-        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
     const char *url = h.urls[1];
     uint64_t term, number;
     h.urls[1] = "carrier-pigeon://roof:1";
@@ -707,8 +722,8 @@ Test(client_failure, a_node_with_a_url_no_lane_serves_costs_only_itself)
 Test(client_failure, nodes_counts_each_node_that_got_rows_over_all_rounds)
 {
     batch b;
-    harness_open(
-        &h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
     batch_make(&b, &h, 1, 1, 1); /* one frame to one node, then to the other */
     uint32_t both = 0;
     for (int i = 0; i < 4; i++) {
@@ -725,7 +740,8 @@ Test(client_failure, nodes_counts_each_node_that_got_rows_over_all_rounds)
 Test(client_failure, the_data_path_goes_on_without_a_coordinator)
 {
     batch b;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
     batch_make(&b, &h, 9, 2, 1);
     fake_coordinator_stop(h.coordinator);
     h.coordinator = NULL;
@@ -801,7 +817,8 @@ Test(client_failure, only_nodes_of_the_pinned_numerics_are_used)
     static const char *const others[] = {"fake-2", "fake-2"};
     publish_ids(others);
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
-    cr_assert(has("pinned to numerics 'fake-1', but its nodes offer only: fake-2"), "%s", result.error.text);
+    cr_assert(has("pinned to numerics 'fake-1', but its nodes offer only: fake-2"), "%s",
+              result.error.text);
     batch_free(&b);
     harness_close(&h);
 }
@@ -825,8 +842,9 @@ Test(client_failure, any_numerics_uses_every_node)
 Test(client_failure, a_named_numerics_id_is_required)
 {
     batch b;
-    harness_open(
-        &h, &(harness_options){.scheme = "loopback", .nodes_count = 1, .numerics = "other", .no_wait = true});
+    harness_open(&h,
+                 &(harness_options){
+                     .scheme = "loopback", .nodes_count = 1, .numerics = "other", .no_wait = true});
     cr_assert_eq(ep_client_wait_ready(h.client, 200000, &error), EP_ERR_DEADLINE_EXCEEDED);
     cr_assert(strstr(error.text, "pinned to numerics 'other'") != NULL, "%s", error.text);
     batch_make(&b, &h, 9, 2, 1);
@@ -872,13 +890,15 @@ Test(client_failure, reply_rows_beyond_the_buffer_budget_are_refused_not_awaited
     static batch b[CALLS];
     ep_call *calls[CALLS];
     uint32_t refused = 0;
-    harness_open(&h,
-                 &(harness_options){
-                     .scheme = "loopback", .nodes_count = 1, .hidden = 1024, .buffer_bytes_max = 16u << 20});
+    harness_open(&h, &(harness_options){.scheme = "loopback",
+                                        .nodes_count = 1,
+                                        .hidden = 1024,
+                                        .buffer_bytes_max = 16u << 20});
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     for (int i = 0; i < CALLS; i++) {
         batch_make(&b[i], &h, 512, 2, 1); /* 2 MiB of rows */
-        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error), EP_OK);
+        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error),
+                     EP_OK);
         cr_assert_eq(ep_call_begin(calls[i], 512, &error), EP_OK, "%s", error.text);
     }
     fake_node_release(h.nodes[0]);

@@ -58,9 +58,11 @@ Test(client_forward, equals_a_plain_loop_on_1_to_6_nodes_over_loopback)
 
 Test(client_forward, equals_a_plain_loop_over_tcp)
 {
-    harness_open(
-        &h, &(harness_options){
-                .scheme = "tcp", .nodes_count = 3, .copies = 2, .shared_experts = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){.scheme = "tcp",
+                                        .nodes_count = 3,
+                                        .copies = 2,
+                                        .shared_experts = 1,
+                                        .coordinator = true});
     check_many();
     harness_close(&h);
 }
@@ -90,8 +92,9 @@ Test(client_forward, the_callers_float_environment_changes_no_bit)
 
 Test(client_forward, a_node_may_own_nothing)
 {
-    harness_open(
-        &h, &(harness_options){.scheme = "loopback", .nodes_count = 3, .experts = 2, .coordinator = true});
+    harness_open(&h,
+                 &(harness_options){
+                     .scheme = "loopback", .nodes_count = 3, .experts = 2, .coordinator = true});
     check(50, 2, EP_MOE_AUTO, 1);
     cr_assert_eq(fake_node_requests(h.nodes[2]), 0);
     harness_close(&h);
@@ -103,11 +106,13 @@ Test(client_forward, tells_the_node_class_epoch_and_tenant)
     ep_epoch epoch;
     bool prefill;
     char tenant[64];
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 1, .coordinator = true});
+    harness_open(&h,
+                 &(harness_options){.scheme = "loopback", .nodes_count = 1, .coordinator = true});
     batch_make(&b, &h, 4, 2, 1);
     b.args.mode = EP_MOE_PREFILL;
     b.args.tenant = "someone";
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     fake_node_last(h.nodes[0], &epoch, &prefill, tenant);
     cr_assert(prefill);
     cr_assert_eq(epoch.term, 1);
@@ -130,12 +135,14 @@ Test(client_forward, frames_are_cut_to_the_chunk_and_windows_follow_one_another)
                                         .window_tokens = 64});
     batch_make(&b, &h, 256, 2, 1);
     b.args.mode = EP_MOE_PREFILL;
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     cr_assert(batch_equal(&b));
     /* 128 slots of 1 KiB in a window over two nodes: at least 3 frames of 59 slots, 4 windows */
     cr_assert_geq(result.frames, 12u);
     b.args.mode = EP_MOE_DECODE;
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     cr_assert(batch_equal(&b));
     cr_assert_eq(result.frames, 2);
     batch_free(&b);
@@ -147,7 +154,8 @@ Test(client_forward, empty_batches_and_masks)
     batch b;
     harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2});
     batch_make(&b, &h, 0, 2, 1);
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     cr_assert_eq(result.frames, 0);
     b.args.x.shape[1] = 5;
     cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_ERR_INVALID_ARGUMENT,
@@ -156,14 +164,16 @@ Test(client_forward, empty_batches_and_masks)
     uint8_t mask[8] = {0};
     batch_make(&b, &h, 8, 2, 1);
     b.args.active_mask = ep_tensor_1d(mask, EP_DTYPE_BOOL, 8);
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     cr_assert_eq(result.frames, 0);
     for (size_t i = 0; i < b.out_bytes; i++) {
         cr_assert_eq(b.out[i], 0);
     }
     /* the same in several windows */
     b.args.mode = EP_MOE_PREFILL;
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     batch_free(&b);
     harness_close(&h);
 }
@@ -171,7 +181,8 @@ Test(client_forward, empty_batches_and_masks)
 Test(client_forward, other_types_and_strides)
 {
     batch b;
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .coordinator = true});
+    harness_open(&h,
+                 &(harness_options){.scheme = "loopback", .nodes_count = 2, .coordinator = true});
     batch_make(&b, &h, 16, 2, 1);
     /* i64 ids, out with a gap between tokens */
     int64_t ids[32];
@@ -185,7 +196,8 @@ Test(client_forward, other_types_and_strides)
     out.stride_bytes[0] = 100;
     for (int mode = EP_MOE_DECODE; mode <= EP_MOE_PREFILL; mode++) {
         b.args.mode = (ep_moe_mode)mode;
-        cr_assert_eq(ep_moe_forward(h.client, &b.args, &out, &result), EP_OK, "%s", result.error.text);
+        cr_assert_eq(ep_moe_forward(h.client, &b.args, &out, &result), EP_OK, "%s",
+                     result.error.text);
         for (size_t t = 0; t < 16; t++) {
             cr_assert_arr_eq(wide + t * 100, b.expected + t * b.hidden * 2, b.hidden * 2);
             cr_assert_eq(wide[t * 100 + b.hidden * 2], 0x77);
@@ -198,7 +210,8 @@ Test(client_forward, other_types_and_strides)
 Test(client_forward, uncombined_rows_in_windows)
 {
     batch b;
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .window_tokens = 3});
+    harness_open(&h,
+                 &(harness_options){.scheme = "loopback", .nodes_count = 2, .window_tokens = 3});
     batch_make(&b, &h, 10, 2, 1);
     uint16_t *rows = calloc(10 * 2 * b.hidden, 2);
     float *x = malloc(b.hidden * sizeof(*x));
@@ -232,7 +245,8 @@ Test(client_forward, names_what_is_wrong_and_leaves_out_alone)
     batch_make(&b, &h, 4, 2, 1);
     b.args.model = "nobody";
     cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_ERR_NOT_FOUND);
-    cr_assert(strstr(result.error.text, "no model nobody in the routing table; it has: demo:v1") != NULL,
+    cr_assert(strstr(result.error.text, "no model nobody in the routing table; it has: demo:v1") !=
+                  NULL,
               "%s", result.error.text);
     b.args.model = FAKE_MODEL;
     b.args.layer = 4;
@@ -240,8 +254,10 @@ Test(client_forward, names_what_is_wrong_and_leaves_out_alone)
     cr_assert(strstr(result.error.text, "has no MoE layer 4") != NULL, "%s", result.error.text);
     b.args.layer = FAKE_LAYER;
     b.ids[5] = 99;
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strstr(result.error.text, "expert id 99 at token 2, slot 1") != NULL, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert(strstr(result.error.text, "expert id 99 at token 2, slot 1") != NULL, "%s",
+              result.error.text);
     b.ids[5] = b.ids[4];
     cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, NULL), EP_ERR_INVALID_ARGUMENT);
     cr_assert(batch_untouched(&b));
@@ -273,13 +289,14 @@ Test(client_forward, callbacks_come_exactly_once_from_another_thread)
     enum { CALLS = 200 };
     static batch b[CALLS];
     static waiter w[CALLS];
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 3, .copies = 2, .coordinator = true});
+    harness_open(&h, &(harness_options){
+                         .scheme = "tcp", .nodes_count = 3, .copies = 2, .coordinator = true});
     for (int i = 0; i < CALLS; i++) {
         batch_make(&b[i], &h, (uint32_t)(i % 9), 2, (uint64_t)i);
         sem_init(&w[i].done, 0, 0);
-        cr_assert_eq(
-            ep_moe_forward_async(h.client, &b[i].args, &b[i].out_tensor, on_done, &w[i], NULL, &error), EP_OK,
-            "%s", error.text);
+        cr_assert_eq(ep_moe_forward_async(h.client, &b[i].args, &b[i].out_tensor, on_done, &w[i],
+                                          NULL, &error),
+                     EP_OK, "%s", error.text);
     }
     for (int i = 0; i < CALLS; i++) {
         sem_wait(&w[i].done);
@@ -308,7 +325,8 @@ static void begin_next(void *arg, const ep_moe_result *r)
 {
     chain *c = arg;
     if (r->error.code != EP_OK || c->left-- == 0 ||
-        ep_moe_forward_async(h.client, &c->b->args, &c->b->out_tensor, begin_next, c, NULL, NULL) != EP_OK) {
+        ep_moe_forward_async(h.client, &c->b->args, &c->b->out_tensor, begin_next, c, NULL, NULL) !=
+            EP_OK) {
         sem_post(&c->done);
     }
 }
@@ -320,7 +338,9 @@ Test(client_forward, a_callback_may_begin_the_next_call)
     harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2});
     batch_make(&b, &h, 3, 2, 1);
     sem_init(&c.done, 0, 0);
-    cr_assert_eq(ep_moe_forward_async(h.client, &b.args, &b.out_tensor, begin_next, &c, NULL, &error), EP_OK);
+    cr_assert_eq(
+        ep_moe_forward_async(h.client, &b.args, &b.out_tensor, begin_next, &c, NULL, &error),
+        EP_OK);
     sem_wait(&c.done);
     cr_assert_eq(c.left, UINT32_MAX);
     cr_assert(batch_equal(&b));
@@ -337,7 +357,8 @@ Test(client_forward, cancel_ends_a_call_and_tells_the_node)
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     batch_make(&b, &h, 3, 2, 1);
     sem_init(&w.done, 0, 0);
-    cr_assert_eq(ep_moe_forward_async(h.client, &b.args, &b.out_tensor, on_done, &w, &call, &error), EP_OK);
+    cr_assert_eq(ep_moe_forward_async(h.client, &b.args, &b.out_tensor, on_done, &w, &call, &error),
+                 EP_OK);
     fake_node_wait_requests(h.nodes[0], 1);
     ep_call_cancel(call);
     sem_wait(&w.done);
@@ -346,7 +367,8 @@ Test(client_forward, cancel_ends_a_call_and_tells_the_node)
     cr_assert(batch_untouched(&b));
     fake_node_wait_cancelled(h.nodes[0], 1);
     fake_node_set_fault(h.nodes[0], FAKE_OK, EP_OK, 0);
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     harness_close(&h);
     cr_assert_eq(w.called, 1);
     batch_free(&b);
@@ -360,7 +382,8 @@ Test(client_forward, destroy_cancels_calls_in_flight_and_waits_for_their_callbac
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     batch_make(&b, &h, 3, 2, 1);
     sem_init(&w.done, 0, 0);
-    cr_assert_eq(ep_moe_forward_async(h.client, &b.args, &b.out_tensor, on_done, &w, NULL, &error), EP_OK);
+    cr_assert_eq(ep_moe_forward_async(h.client, &b.args, &b.out_tensor, on_done, &w, NULL, &error),
+                 EP_OK);
     fake_node_wait_requests(h.nodes[0], 1);
     ep_client_destroy(h.client);
     h.client = NULL;
@@ -378,7 +401,8 @@ Test(client_forward, prepared_calls_run_again_and_again_with_fewer_tokens)
     ep_call *call = NULL;
     harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 3, .copies = 2});
     batch_make(&b, &h, 32, 2, 1);
-    cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_eq(ep_call_finish(call, &result), EP_ERR_FAILED_PRECONDITION);
     cr_assert_eq(ep_call_begin(call, 33, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert(strstr(error.text, "n_active is 33: allowed 0..32") != NULL, "%s", error.text);
@@ -393,7 +417,8 @@ Test(client_forward, prepared_calls_run_again_and_again_with_fewer_tokens)
         }
     }
     b.ids[0] = 77;
-    cr_assert_eq(ep_call_begin(call, 1, &error), EP_ERR_INVALID_ARGUMENT, "ids are read anew in each run");
+    cr_assert_eq(ep_call_begin(call, 1, &error), EP_ERR_INVALID_ARGUMENT,
+                 "ids are read anew in each run");
     cr_assert_eq(ep_call_begin(call, 0, &error), EP_OK, "rows after n_active are not read");
     cr_assert_eq(ep_call_finish(call, NULL), EP_OK);
     ep_call_destroy(call);
@@ -436,7 +461,8 @@ Test(client_forward, hundreds_of_prepared_calls_in_flight)
     harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2});
     for (int i = 0; i < CALLS; i++) {
         batch_make(&b[i], &h, 4, 2, (uint64_t)i);
-        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error), EP_OK);
+        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error),
+                     EP_OK);
     }
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     for (int i = 0; i < CALLS; i++) {
@@ -476,7 +502,8 @@ static void check_any_order(const char *scheme)
     harness_open(&h, &(harness_options){.scheme = scheme, .nodes_count = 2});
     for (uint32_t i = 0; i < MANY; i++) {
         batch_make(&b[i], &h, 16, 4, i);
-        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error), EP_OK);
+        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error),
+                     EP_OK);
     }
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
@@ -485,7 +512,8 @@ static void check_any_order(const char *scheme)
         shuffle(order, MANY, &seed);
         for (uint32_t i = 0; i < MANY; i++) {
             memset(b[i].out, 0xee, b[i].out_bytes);
-            cr_assert_eq(ep_call_begin(calls[order[i]], 16, &error), EP_OK, "%u: %s", i, error.text);
+            cr_assert_eq(ep_call_begin(calls[order[i]], 16, &error), EP_OK, "%u: %s", i,
+                         error.text);
         }
         fake_node_answer_held(h.nodes[0], MANY / 2, &seed);
         fake_node_answer_held(h.nodes[1], MANY, &seed);
@@ -539,8 +567,8 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
                  EP_ERR_INVALID_ARGUMENT);
     args.expert_ids = ep_tensor_none();
     args.expert_scales = ep_tensor_none();
-    cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result), EP_OK, "%s",
-                 result.error.text);
+    cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result), EP_OK,
+                 "%s", result.error.text);
     cr_assert(batch_equal(&b));
 
     /* the load is that of the tokens that are not masked out, */
@@ -551,12 +579,15 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
     for (int i = 0; i < 2; i++) {
         loads[i] = (ep_gate_load){.struct_bytes = sizeof(loads[i]), .fractions = fractions[i]};
     }
-    cr_assert_eq(ep_gate_load_compute(&gate, 20, logits, b.ids, active, &loads[0], &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_gate_load_compute(&gate, 20, logits, b.ids, active, &loads[0], &error), EP_OK,
+                 "%s", error.text);
     cr_assert_eq(loads[0].slots, 36u);
     gate.load = &loads[1];
-    cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result), EP_OK,
+                 "%s", result.error.text);
     loads[0].fractions = loads[1].fractions = NULL;
-    cr_assert(memcmp(&loads[0], &loads[1], sizeof(loads[0])) == 0 && memcmp(fractions[0], fractions[1], sizeof(fractions[0])) == 0);
+    cr_assert(memcmp(&loads[0], &loads[1], sizeof(loads[0])) == 0 &&
+              memcmp(fractions[0], fractions[1], sizeof(fractions[0])) == 0);
     gate.load = NULL;
     args.active_mask = ep_tensor_none();
     gate.experts = 7;
@@ -567,8 +598,9 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
     l = ep_tensor_2d(logits, EP_DTYPE_F32, 20, 7);
     cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result),
                  EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strstr(result.error.text, "the gate has 7 experts, layer 3 of model demo has 8") != NULL, "%s",
-              result.error.text);
+    cr_assert(strstr(result.error.text, "the gate has 7 experts, layer 3 of model demo has 8") !=
+                  NULL,
+              "%s", result.error.text);
     batch_free(&b);
     harness_close(&h);
 }
@@ -585,7 +617,8 @@ Test(client_forward, a_forked_child_gets_a_clear_error_and_harms_nothing)
     pid_t child = fork();
     if (child == 0) {
         ep_model_desc model;
-        bool ok = ep_moe_forward(h.client, &b.args, &b.out_tensor, &result) == EP_ERR_FAILED_PRECONDITION &&
+        bool ok = ep_moe_forward(h.client, &b.args, &b.out_tensor, &result) ==
+                      EP_ERR_FAILED_PRECONDITION &&
                   strstr(result.error.text, "forked") != NULL &&
                   ep_call_begin(call, 1, &error) == EP_ERR_FAILED_PRECONDITION &&
                   ep_client_model(h.client, 0, &model) == EP_ERR_FAILED_PRECONDITION &&
@@ -597,7 +630,8 @@ Test(client_forward, a_forked_child_gets_a_clear_error_and_harms_nothing)
     int status = 0;
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     cr_assert(batch_equal(&b));
     ep_call_destroy(call);
     batch_free(&b);
@@ -609,10 +643,11 @@ Test(client_forward, describes_models_and_layers)
     ep_model_desc model;
     ep_layer_desc layer;
     uint64_t term, number;
-    harness_open(
-        &h,
-        &(harness_options){
-            .scheme = "loopback", .nodes_count = 3, .copies = 2, .shared_experts = 1, .coordinator = true});
+    harness_open(&h, &(harness_options){.scheme = "loopback",
+                                        .nodes_count = 3,
+                                        .copies = 2,
+                                        .shared_experts = 1,
+                                        .coordinator = true});
     cr_assert_eq(ep_client_model(h.client, 0, &model), EP_OK);
     cr_assert_str_eq(model.name, FAKE_MODEL);
     cr_assert_str_eq(model.version, FAKE_VERSION);

@@ -24,7 +24,8 @@ static void open_all(void)
     args = b.args;
     args.x = device_tensor(&args.x, device_alloc(b.out_bytes), NULL);
     args.expert_ids = device_tensor(&args.expert_ids, device_alloc(4 * 2 * sizeof(*b.ids)), NULL);
-    args.expert_scales = device_tensor(&args.expert_scales, device_alloc(4 * 2 * sizeof(*b.scales)), NULL);
+    args.expert_scales =
+        device_tensor(&args.expert_scales, device_alloc(4 * 2 * sizeof(*b.scales)), NULL);
     out = device_tensor(&b.out_tensor, device_alloc(b.out_bytes), NULL);
 }
 
@@ -65,15 +66,17 @@ Test(on_stream_refused, tensors_that_cannot_be_taken)
     refused(EP_ERR_INVALID_ARGUMENT, "expert_ids is on device 1: this thread's is 0");
     args = good;
     args.expert_ids.sync_handle = 7;
-    refused(EP_ERR_INVALID_ARGUMENT, "expert_ids has sync_handle 0x7, a tensor before it 0x0: allowed one for all");
-    args.x.sync_handle = args.expert_scales.sync_handle = out.sync_handle = 7;
     refused(EP_ERR_INVALID_ARGUMENT,
-            "x has sync_handle 0x7: allowed 0, ep_moe_begin_on_stream and ep_moe_finish_on_stream name the stream");
+            "expert_ids has sync_handle 0x7, a tensor before it 0x0: allowed one for all");
+    args.x.sync_handle = args.expert_scales.sync_handle = out.sync_handle = 7;
+    refused(EP_ERR_INVALID_ARGUMENT, "x has sync_handle 0x7: allowed 0, ep_moe_begin_on_stream and "
+                                     "ep_moe_finish_on_stream name the stream");
     args = good;
     out = good_out;
     out.stride_bytes[0] *= 2;
-    refused(EP_ERR_INVALID_ARGUMENT,
-            "out has stride 128 in dimension 0: allowed 64, since a result on a device has no gaps");
+    refused(
+        EP_ERR_INVALID_ARGUMENT,
+        "out has stride 128 in dimension 0: allowed 64, since a result on a device has no gaps");
     out = good_out;
     args.x.shape[0] = -1;
     refused(EP_ERR_INVALID_ARGUMENT, "x has -1 and stride 64 in dimension 0");
@@ -102,16 +105,19 @@ Test(on_stream_refused, other_functions_take_host_memory)
     ep_moe_result result;
     open_all();
     expect(ep_moe_forward(h.client, &args, &out, &result), EP_ERR_UNIMPLEMENTED, "");
-    cr_assert_not_null(strstr(result.error.text, "x is in memory of kind 1: allowed here is 0"), "%s",
-                       result.error.text);
+    cr_assert_not_null(strstr(result.error.text, "x is in memory of kind 1: allowed here is 0"),
+                       "%s", result.error.text);
     cr_assert_eq(ep_call_create(h.client, &args, &out, &call, &error), EP_OK, "%s", error.text);
     expect(ep_call_begin(call, 4, &error), EP_ERR_FAILED_PRECONDITION,
            "the call's tensors are on a device: ep_moe_begin_on_stream begins it");
     ep_call_destroy(call);
-    cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK, "%s",
+                 error.text);
     expect(ep_moe_begin_on_stream(call, 4, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION,
-           "the call's tensors are in host memory: ep_call_begin and ep_call_finish are its functions");
-    expect(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION, "in host memory");
+           "the call's tensors are in host memory: ep_call_begin and ep_call_finish are its "
+           "functions");
+    expect(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION,
+           "in host memory");
     close_all();
 }
 
@@ -125,7 +131,8 @@ Test(on_stream_refused, what_is_not_its_turn)
     expect(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_ERR_FAILED_PRECONDITION,
            "the call has not begun");
     expect(ep_call_finish(call, &result), EP_ERR_FAILED_PRECONDITION, "");
-    expect(ep_moe_begin_on_stream(call, 4, NULL, &error), EP_ERR_INVALID_ARGUMENT, "stream is NULL");
+    expect(ep_moe_begin_on_stream(call, 4, NULL, &error), EP_ERR_INVALID_ARGUMENT,
+           "stream is NULL");
     expect(ep_moe_begin_on_stream(call, 5, device_streams[0], &error), EP_ERR_INVALID_ARGUMENT,
            "n_active is 5: allowed 0..4");
     cr_assert_eq(ep_moe_begin_on_stream(call, 0, device_streams[0], &error), EP_OK, "%s",
@@ -146,7 +153,8 @@ Test(on_stream_refused, a_call_of_no_tokens_is_none)
     args.x.shape[0] = args.expert_ids.shape[0] = args.expert_scales.shape[0] = out.shape[0] = 0;
     args.x.data = args.expert_ids.data = args.expert_scales.data = out.data = NULL;
     cr_assert_eq(ep_call_create(h.client, &args, &out, &call, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_moe_begin_on_stream(call, 0, device_streams[0], &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_moe_begin_on_stream(call, 0, device_streams[0], &error), EP_OK, "%s",
+                 error.text);
     cr_assert_eq(ep_moe_finish_on_stream(call, device_streams[0], &error), EP_OK, "%s", error.text);
     ep_call_cancel(call); /* or not: it may have ended */
     const ep_err err = ep_call_finish(call, &result);
@@ -183,7 +191,8 @@ Test(on_stream_refused, without_the_runtime_it_names_the_library)
     args.x = device_tensor(&args.x, &memory, NULL);
     out = device_tensor(&b.out_tensor, &memory, NULL);
     refused(EP_ERR_FAILED_PRECONDITION, "x is on an Ascend device, which needs CANN's runtime");
-    cr_expect_not_null(strstr(error.text, "neither libacl_rt.so nor libascendcl.so can be opened"), "%s", error.text);
+    cr_expect_not_null(strstr(error.text, "neither libacl_rt.so nor libascendcl.so can be opened"),
+                       "%s", error.text);
     batch_free(&b);
     harness_close(&h);
 }

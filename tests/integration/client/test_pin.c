@@ -41,7 +41,10 @@ static void open_with(uint32_t count)
     static const char *const ids[NODES] = {"fake-2", FAKE_NUMERICS, FAKE_NUMERICS};
     ep_error error;
     atomic_store(&holds_back, true);
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = NODES, .experts = EXPERTS, .node_numerics = ids,
+    harness_open(&h, &(harness_options){.scheme = "loopback",
+                                        .nodes_count = NODES,
+                                        .experts = EXPERTS,
+                                        .node_numerics = ids,
                                         .no_wait = true});
     ep_client_destroy(h.client); /* it has seen what the harness deals out */
     for (uint32_t e = 0; e < EXPERTS; e++) {
@@ -69,7 +72,8 @@ static void expect_calls_with(uint32_t experts, const char *numerics)
         b.ids[i] = (int32_t)(i % experts);
     }
     batch_expect(&b, &h);
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s", result.error.text);
+    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
+                 result.error.text);
     cr_assert(batch_equal(&b));
     cr_assert_str_eq(result.numerics, numerics);
     cr_assert_str_eq(pinned(), numerics);

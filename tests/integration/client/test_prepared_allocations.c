@@ -185,8 +185,8 @@ int main(void)
     r.h.client->config.hedge_permille = 1000;
     for (uint32_t i = 0; i < PREPARED; i++) {
         batch_make(&batches[i], &r.h, 4, 2, i);
-        if (ep_call_create(r.h.client, &batches[i].args, &batches[i].out_tensor, &calls[i], &error) !=
-            EP_OK) {
+        if (ep_call_create(r.h.client, &batches[i].args, &batches[i].out_tensor, &calls[i],
+                           &error) != EP_OK) {
             fprintf(stderr, "create: %s\n", error.text);
             return 1;
         }
@@ -200,10 +200,12 @@ int main(void)
     ep_client_read_stats(r.h.client, &after);
     uint64_t buffers = after.buffer_allocations - before.buffer_allocations;
     uint64_t hedged = after.hedged_frames - before.hedged_frames;
-    printf("calls %d in flight %d allocations %llu buffer allocations %llu threads %u then %u hedged frames %llu\n",
+    printf("calls %d in flight %d allocations %llu buffer allocations %llu threads %u then %u "
+           "hedged frames %llu\n",
            CALLS, IN_FLIGHT, (unsigned long long)allocations, (unsigned long long)buffers, threads,
            count_threads(), (unsigned long long)hedged);
-    bool ok = large_ok && allocations == 0 && buffers == 0 && count_threads() == threads && hedged > 0;
+    bool ok =
+        large_ok && allocations == 0 && buffers == 0 && count_threads() == threads && hedged > 0;
     if (getenv("EP_TEST_RECORDED") != NULL && !EP_TRACE_SPAN_ON(forward)) {
         fprintf(stderr, "no session records the calls\n");
         ok = false;

@@ -32,8 +32,9 @@ static ep_peer *open_service(void)
     cr_assert_not_null(mkdtemp(folder));
     snprintf(path, sizeof(path), "%s/n.sock", folder);
     snprintf(shm_url, sizeof(shm_url), "shm://%s", path);
-    h = (harness){.shape = {.layer = FAKE_LAYER, .hidden = 32, .inner = 8, .experts = 8, .top_k = 2},
-                  .nodes_count = 1};
+    h = (harness){
+        .shape = {.layer = FAKE_LAYER, .hidden = 32, .inner = 8, .experts = 8, .top_k = 2},
+        .nodes_count = 1};
     for (uint32_t e = 0; e < 8; e++) {
         owned[e] = e;
         h.owners[e] = 1;
@@ -137,7 +138,8 @@ Test(shm_loss, is_told_from_the_loss_of_a_node)
         usleep(1000);
     }
     cr_expect(ep_peer_lost_only_shm(peer, EP_PEER_DECODE, shm));
-    cr_expect_not(ep_peer_lost_only_shm(peer, EP_PEER_DECODE, link->channel), "a frame of the stream");
+    cr_expect_not(ep_peer_lost_only_shm(peer, EP_PEER_DECODE, link->channel),
+                  "a frame of the stream");
     fake_node_stop(h.nodes[0]);
     h.nodes[0] = NULL;
     while (__atomic_load_n(&link->ready, __ATOMIC_ACQUIRE)) {

@@ -41,13 +41,15 @@ static void other_done(void *arg, const ep_moe_result *result)
     sem_post(&others_ended);
 }
 
-static ep_call *begin(batch *b, uint64_t seed, uint64_t deadline_us, ep_moe_done_func done, ep_err *out_end)
+static ep_call *begin(batch *b, uint64_t seed, uint64_t deadline_us, ep_moe_done_func done,
+                      ep_err *out_end)
 {
     ep_error error;
     ep_call *call = NULL;
     batch_make(b, &h, 2, 2, seed);
     b->args.deadline_us = deadline_us;
-    ep_err err = ep_moe_forward_async(h.client, &b->args, &b->out_tensor, done, out_end, &call, &error);
+    ep_err err =
+        ep_moe_forward_async(h.client, &b->args, &b->out_tensor, done, out_end, &call, &error);
     cr_assert_eq(err, EP_OK, "%s", error.text);
     return call;
 }
@@ -75,7 +77,8 @@ Test(slow_callback, after_a_deadline_delays_no_other_deadline)
     cr_expect_eq(ended_with[1], EP_ERR_DEADLINE_EXCEEDED);
     batch_make(&blocking, &h, 2, 2, 3);
     blocking.args.deadline_us = 20000;
-    cr_expect_eq(ep_moe_forward(h.client, &blocking.args, &blocking.out_tensor, &result), EP_ERR_DEADLINE_EXCEEDED);
+    cr_expect_eq(ep_moe_forward(h.client, &blocking.args, &blocking.out_tensor, &result),
+                 EP_ERR_DEADLINE_EXCEEDED);
     sem_post(&slow_may_go);
     harness_close(&h);
     batch_free(&slow);

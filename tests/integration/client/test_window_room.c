@@ -40,7 +40,8 @@ void __wrap_ep_call_end_window(ep_call *call, uint32_t window)
     if (is_large && call->tokens_sent < large.tokens) {
         uint32_t i = small_begun++;
         ep_error error;
-        cr_assert_eq(ep_moe_forward_async(h.client, &small[i].args, &small[i].out_tensor, on_done, &small_done[i], NULL, &error),
+        cr_assert_eq(ep_moe_forward_async(h.client, &small[i].args, &small[i].out_tensor, on_done,
+                                          &small_done[i], NULL, &error),
                      EP_OK, "%s", error.text);
     }
 }
@@ -56,14 +57,16 @@ Test(client_window_room, stays_a_calls_own_between_its_windows)
 {
     uint64_t seed = 1;
     ep_error error;
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 1, .window_tokens = 16});
+    harness_open(&h,
+                 &(harness_options){.scheme = "loopback", .nodes_count = 1, .window_tokens = 16});
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     make(&large, &large_done, WINDOWS * 16, EP_MOE_PREFILL);
     for (int i = 0; i < WINDOWS; i++) {
         make(&small[i], &small_done[i], 1, EP_MOE_DECODE);
     }
-    cr_assert_eq(ep_moe_forward_async(h.client, &large.args, &large.out_tensor, on_done, &large_done, &large_call, &error), EP_OK,
-                 "%s", error.text);
+    cr_assert_eq(ep_moe_forward_async(h.client, &large.args, &large.out_tensor, on_done,
+                                      &large_done, &large_call, &error),
+                 EP_OK, "%s", error.text);
     fake_node_wait_requests(h.nodes[0], EP_CALL_WINDOWS);
     h.client->window_bytes_max = h.client->window_bytes; /* no room beside the windows under way */
     for (int i = 0; i < WINDOWS; i += EP_CALL_WINDOWS) {
@@ -75,7 +78,8 @@ Test(client_window_room, stays_a_calls_own_between_its_windows)
     cr_assert_eq(small_begun, WINDOWS - EP_CALL_WINDOWS);
     for (uint32_t i = 0; i < small_begun; i++) {
         sem_wait(&small_done[i].done);
-        cr_assert_eq(small_done[i].result.error.code, EP_ERR_RESOURCE_EXHAUSTED, "%s", small_done[i].result.error.text);
+        cr_assert_eq(small_done[i].result.error.code, EP_ERR_RESOURCE_EXHAUSTED, "%s",
+                     small_done[i].result.error.text);
     }
     cr_assert_eq(h.client->window_bytes, 0u, "all of it is given back");
     harness_close(&h);

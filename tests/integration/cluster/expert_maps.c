@@ -10,9 +10,9 @@
 #include "support/cluster.h"
 
 #define DEVICE_EXPERTS(list) "{\"device_id\":0,\"device_expert\":[" list "]}"
-#define ONE_LAYER(id, list)                                                                                  \
+#define ONE_LAYER(id, list)                                                                        \
     "{\"layer_id\":" #id ",\"device_count\":1,\"device_list\":[" DEVICE_EXPERTS(list) "]}"
-#define TWO_LAYERS(first, second)                                                                            \
+#define TWO_LAYERS(first, second)                                                                  \
     "{\"moe_layer_count\":2,\"layer_list\":[" ONE_LAYER(0, first) "," ONE_LAYER(1, second) "]}"
 
 static const struct {
@@ -26,7 +26,8 @@ static const struct {
      "layer_id 1: routing table has 9 experts, model has 8"},
     {"a hole", TWO_LAYERS("0,1,2,4,5,6,7", "0,1,2,3,4,5,6,7"),
      "layer_id 0: expert 3 is on no device: every expert of 0..7 needs one"},
-    {"a layer too few", "{\"moe_layer_count\":1,\"layer_list\":[" ONE_LAYER(0, "0,1,2,3,4,5,6,7") "]}",
+    {"a layer too few",
+     "{\"moe_layer_count\":1,\"layer_list\":[" ONE_LAYER(0, "0,1,2,3,4,5,6,7") "]}",
      "moe_layer_count 1: the model has 2 MoE layers"},
     {"more devices than nodes",
      "{\"moe_layer_count\":2,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":"
@@ -48,9 +49,11 @@ static void run_map_case(const char *path, size_t index)
                                                                .models_count = 1});
     for (int asked = 0; output == NULL || strstr(output, map_cases[index].part) == NULL;
          asked++) { /* the node registers meanwhile */
-        EP_TEST_CHECK(asked < 5000, "%s: not said: %s", map_cases[index].name, map_cases[index].part);
-        ProtobufCMessage *status = ep_test_cluster_call(
-            &cluster, cluster.coordinator.rpc_url, "expertd.v1.Coordinator", "ClusterStatus", &empty.base);
+        EP_TEST_CHECK(asked < 5000, "%s: not said: %s", map_cases[index].name,
+                      map_cases[index].part);
+        ProtobufCMessage *status =
+            ep_test_cluster_call(&cluster, cluster.coordinator.rpc_url, "expertd.v1.Coordinator",
+                                 "ClusterStatus", &empty.base);
         protobuf_c_message_free_unpacked(status, NULL);
         free(output);
         output = ep_test_process_output(&cluster.coordinator);
@@ -58,7 +61,8 @@ static void run_map_case(const char *path, size_t index)
     free(output);
     const char *args[] = {"table", "--timeout=0.3", NULL};
     int code = ep_test_cluster_ctl(&cluster, args, &output);
-    EP_TEST_CHECK(code == 3 || code == 4, "%s: exit code %d: %s", map_cases[index].name, code, output);
+    EP_TEST_CHECK(code == 3 || code == 4, "%s: exit code %d: %s", map_cases[index].name, code,
+                  output);
     free(output);
     ep_test_cluster_expect_alive(&cluster);
     ep_test_cluster_stop(&cluster);
@@ -72,7 +76,8 @@ int main(void)
     ep_error error;
     ep_test_dir_new(dir);
     snprintf(path, sizeof(path), "%s/model", dir);
-    EP_TEST_CHECK(mkdir(path, 0700) == 0 && ep_fixture_write(&config, path, &error) == EP_OK, "%s", path);
+    EP_TEST_CHECK(mkdir(path, 0700) == 0 && ep_fixture_write(&config, path, &error) == EP_OK, "%s",
+                  path);
     for (size_t i = 0; i < EP_ARRAY_COUNT(map_cases); i++) {
         run_map_case(path, i);
     }

@@ -22,7 +22,14 @@
 #include "support/checkpoint_fixture.h"
 #include "support/cluster.h"
 
-enum { HIDDEN = 64, INNER = 32, EXPERTS = 8, TOP_K = 2, LAYERS = 2, PATH_BYTES = EP_TEST_PATH_BYTES + 64 };
+enum {
+    HIDDEN = 64,
+    INNER = 32,
+    EXPERTS = 8,
+    TOP_K = 2,
+    LAYERS = 2,
+    PATH_BYTES = EP_TEST_PATH_BYTES + 64
+};
 
 static const uint32_t token_counts[] = {0, 1, 7, 256, 4096};
 
@@ -42,7 +49,7 @@ typedef struct service {
 } service;
 
 #define DEVICE(id, ...) "{\"device_id\":" #id ",\"device_expert\":[" #__VA_ARGS__ "]}"
-#define LAYER(id, devices, list)                                                                             \
+#define LAYER(id, devices, list)                                                                   \
     "{\"layer_id\":" #id ",\"device_count\":" #devices ",\"device_list\":[" list "]}"
 #define MAP(layer0, layer1) "{\"moe_layer_count\":2,\"layer_list\":[" layer0 "," layer1 "]}"
 
@@ -51,7 +58,8 @@ static const service services[] = {
     {"1 node, static",
      1,
      1,
-     MAP(LAYER(0, 1, DEVICE(0, 7, 6, 5, 4, 3, 2, 1, 0)), LAYER(1, 1, DEVICE(0, 0, 2, 4, 6, 1, 3, 5, 7))),
+     MAP(LAYER(0, 1, DEVICE(0, 7, 6, 5, 4, 3, 2, 1, 0)),
+         LAYER(1, 1, DEVICE(0, 0, 2, 4, 6, 1, 3, 5, 7))),
      {1, 1}},
     {"2 nodes, uniform", 2, 1, NULL, {2, 2}},
     {"2 nodes, uniform, 2 copies", 2, 2, NULL, {2, 2}},
@@ -78,8 +86,8 @@ static const service services[] = {
                DEVICE(0, 0, 1) "," DEVICE(1, 2) "," DEVICE(2, 3, 4) "," DEVICE(3, 5) "," DEVICE(
                    4, 6, 7) "," DEVICE(5)),
          LAYER(1, 6,
-               DEVICE(0) "," DEVICE(1, 7, 2) "," DEVICE(2, 3, 4) "," DEVICE(3, 5) "," DEVICE(4, 6) "," DEVICE(
-                   5, 0, 1))),
+               DEVICE(0) "," DEVICE(1, 7, 2) "," DEVICE(2, 3, 4) "," DEVICE(3, 5) "," DEVICE(
+                   4, 6) "," DEVICE(5, 0, 1))),
      {5, 5}},
 };
 
@@ -120,7 +128,8 @@ static void write_input(uint32_t tokens)
         {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K)},
     };
     input_path(path, tokens);
-    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK,
+    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) ==
+                      EP_OK,
                   "%s", error.text);
     free(x);
     free(ids);
@@ -136,7 +145,8 @@ static void run_oracle(uint32_t tokens, uint32_t layer)
     input_path(in, tokens);
     expected_path(out, tokens, layer);
     snprintf(layer_text, sizeof(layer_text), "%u", layer);
-    const char *args[] = {"--model", fixture_dir, "--layer", layer_text, "--in", in, "--out", out, NULL};
+    const char *args[] = {"--model", fixture_dir, "--layer", layer_text, "--in",
+                          in,        "--out",     out,       NULL};
     int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, args, NULL,
                                    EP_TEST_PATIENCE_MS, &output);
     EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
@@ -167,8 +177,8 @@ static uint8_t *read_whole(const char *path, size_t *out_bytes)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     EP_TEST_CHECK(fd >= 0 && fstat(fd, &st) == 0, "%s cannot be read", path);
     uint8_t *bytes = malloc((size_t)st.st_size + 1);
-    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size, "%s cannot be read",
-                  path);
+    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size,
+                  "%s cannot be read", path);
     close(fd);
     *out_bytes = (size_t)st.st_size;
     return bytes;
@@ -181,14 +191,14 @@ static void expect_equal_files(const char *expected, const char *given, const ch
     uint8_t *a = read_whole(expected, &expected_bytes);
     uint8_t *b = read_whole(given, &given_bytes);
     EP_TEST_CHECK(expected_bytes == given_bytes && memcmp(a, b, given_bytes) == 0,
-                  "%s: %s (%zu bytes) differs from %s (%zu bytes)", what, given, given_bytes, expected,
-                  expected_bytes);
+                  "%s: %s (%zu bytes) differs from %s (%zu bytes)", what, given, given_bytes,
+                  expected, expected_bytes);
     free(a);
     free(b);
 }
 
-static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens, uint32_t layer, bool prefill,
-                    const char *split)
+static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens, uint32_t layer,
+                    bool prefill, const char *split)
 {
     char in[PATH_BYTES];
     char expected[PATH_BYTES];
@@ -200,8 +210,8 @@ static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens,
     expected_path(expected, tokens, layer);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
     snprintf(layer_text, sizeof(layer_text), "%u", layer);
-    snprintf(what, sizeof(what), "%s, %u threads, T %u, layer %u, %s %s", s->name, cluster->options.threads,
-             tokens, layer, prefill ? "prefill" : "decode", split);
+    snprintf(what, sizeof(what), "%s, %u threads, T %u, layer %u, %s %s", s->name,
+             cluster->options.threads, tokens, layer, prefill ? "prefill" : "decode", split);
     const char *args[] = {"forward",
                           "--model=demo",
                           "--layer",
@@ -230,11 +240,13 @@ static void expect_shares(ep_test_cluster *cluster, const service *s)
     uint32_t serving[LAYERS] = {0}, resident[LAYERS] = {0};
     for (uint32_t n = 0; n < s->nodes; n++) {
         Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(cluster, n);
-        EP_TEST_CHECK(status->n_layers == LAYERS, "%s: node%u has %zu layers", s->name, n, status->n_layers);
+        EP_TEST_CHECK(status->n_layers == LAYERS, "%s: node%u has %zu layers", s->name, n,
+                      status->n_layers);
         for (size_t l = 0; l < LAYERS; l++) {
             const Expertd__V1__LayerStatus *layer = status->layers[l];
-            EP_TEST_CHECK(layer->rows_served == 0 || layer->experts_resident > 0, "%s: node%u layer %u: no experts, %llu rows",
-                          s->name, n, layer->layer, (unsigned long long)layer->rows_served);
+            EP_TEST_CHECK(layer->rows_served == 0 || layer->experts_resident > 0,
+                          "%s: node%u layer %u: no experts, %llu rows", s->name, n, layer->layer,
+                          (unsigned long long)layer->rows_served);
             serving[l] += layer->rows_served > 0;
             resident[l] += layer->experts_resident;
         }
@@ -242,8 +254,10 @@ static void expect_shares(ep_test_cluster *cluster, const service *s)
     }
     for (size_t l = 0; l < LAYERS; l++) {
         bool one_copy = resident[l] == EXPERTS;
-        EP_TEST_CHECK(one_copy ? serving[l] == s->serving[l] : serving[l] >= 1 && serving[l] <= s->serving[l],
-                      "%s: layer %zu was served by %u nodes, %u hold experts of it", s->name, l, serving[l], s->serving[l]);
+        EP_TEST_CHECK(one_copy ? serving[l] == s->serving[l]
+                               : serving[l] >= 1 && serving[l] <= s->serving[l],
+                      "%s: layer %zu was served by %u nodes, %u hold experts of it", s->name, l,
+                      serving[l], s->serving[l]);
     }
 }
 
@@ -259,10 +273,22 @@ static uint32_t forward_quantised(ep_test_cluster *cluster)
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
     for (size_t i = 0; i < EP_ARRAY_COUNT(ways); i++) {
         char *output = NULL;
-        const char *oracle[] = {"--model", fixture_dir, "--layer", "1", "--in", in, "--out", expected,
-                                "--dispatch-quant", ways[i][0], "--combine-quant", ways[i][1], NULL};
-        const char *args[] = {"forward", "--model=demo", "--layer=1", "--in", in, "--out", out,
-                              "--dispatch-quant", ways[i][0], "--combine-quant", ways[i][1], NULL};
+        const char *oracle[] = {"--model",
+                                fixture_dir,
+                                "--layer",
+                                "1",
+                                "--in",
+                                in,
+                                "--out",
+                                expected,
+                                "--dispatch-quant",
+                                ways[i][0],
+                                "--combine-quant",
+                                ways[i][1],
+                                NULL};
+        const char *args[] = {"forward",  "--model=demo",    "--layer=1", "--in",
+                              in,         "--out",           out,         "--dispatch-quant",
+                              ways[i][0], "--combine-quant", ways[i][1],  NULL};
         int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, oracle, NULL,
                                        EP_TEST_PATIENCE_MS, &output);
         EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
@@ -288,10 +314,21 @@ static void expect_refused_for_gateway(const char *directory)
     snprintf(out, sizeof(out), "%s/frame", directory);
     for (size_t i = 0; i < EP_ARRAY_COUNT(wishes); i++) {
         char *output = NULL;
-        const char *args[] = {"frame", "encode", "--method=expertd.v1.Gateway/Forward", "--model=demo", "--layer=0",
-                              "--in", in, "-o", out, wishes[i][0], NULL};
-        int code = ep_test_process_run(directory, "encode", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &output);
-        EP_TEST_CHECK(code != 0 && strstr(output, wishes[i][1]) != NULL, "%s: exit code %d: %s", wishes[i][0], code, output);
+        const char *args[] = {"frame",
+                              "encode",
+                              "--method=expertd.v1.Gateway/Forward",
+                              "--model=demo",
+                              "--layer=0",
+                              "--in",
+                              in,
+                              "-o",
+                              out,
+                              wishes[i][0],
+                              NULL};
+        int code = ep_test_process_run(directory, "encode", ep_test_expertctl, args, NULL,
+                                       EP_TEST_PATIENCE_MS, &output);
+        EP_TEST_CHECK(code != 0 && strstr(output, wishes[i][1]) != NULL, "%s: exit code %d: %s",
+                      wishes[i][0], code, output);
         free(output);
     }
 }
@@ -338,17 +375,20 @@ static void expect_lane(ep_test_cluster *cluster, const service *s, const lane_c
     char info[96];
     uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     bool polls = strcmp(c->busy_poll_us, "0") != 0;
-    snprintf(info, sizeof(info), "expertd_stream_lane_info{busy_poll_us=\"%s\",stream_lane=\"%s\"} ", c->busy_poll_us,
+    snprintf(info, sizeof(info),
+             "expertd_stream_lane_info{busy_poll_us=\"%s\",stream_lane=\"%s\"} ", c->busy_poll_us,
              c->stream_lane);
     for (uint32_t n = 0; n < cluster->options.nodes_count; n++) {
-        EP_TEST_CHECK(metric(cluster, n, info) == 1, "%s: node%u does not show %s", c->name, n, info);
+        EP_TEST_CHECK(metric(cluster, n, info) == 1, "%s: node%u does not show %s", c->name, n,
+                      info);
         double looks = metric(cluster, n, "\nexpertd_busy_polls_total ");
         /* On a busy machine the millisecond may pass before a thread looks at all. */
         while (polls && looks == 0 && ep_clock_now_ns() < end_ns) {
             forward(cluster, s, 7, 0, false, "");
             looks = metric(cluster, n, "\nexpertd_busy_polls_total ");
         }
-        EP_TEST_CHECK(polls ? looks > 0 : looks == 0, "%s: node%u looked again %.0f times", c->name, n, looks);
+        EP_TEST_CHECK(polls ? looks > 0 : looks == 0, "%s: node%u looked again %.0f times", c->name,
+                      n, looks);
         bool wants_shm = strcmp(c->name, "shm") == 0;
         double shm = metric(cluster, n, shm_series);
         /* A short program's calls may all go before its shared memory is there. */
@@ -356,15 +396,16 @@ static void expect_lane(ep_test_cluster *cluster, const service *s, const lane_c
             forward(cluster, s, 4096, 0, true, "--split-tokens=1000");
             shm = metric(cluster, n, shm_series);
         }
-        EP_TEST_CHECK(wants_shm ? shm >= SHM_ROWS_BYTES : shm == 0, "%s: %.0f bytes over shared memory", c->name,
-                      shm);
+        EP_TEST_CHECK(wants_shm ? shm >= SHM_ROWS_BYTES : shm == 0,
+                      "%s: %.0f bytes over shared memory", c->name, shm);
     }
 }
 
 static uint32_t run_lane(const lane_case *c)
 {
     const ep_test_model model = {"demo", fixture_dir};
-    const char *node_args[4] = {c->args[0], strcmp(c->name, "shm") == 0 ? "--shm=on" : "--shm=off", c->args[1]};
+    const char *node_args[4] = {c->args[0], strcmp(c->name, "shm") == 0 ? "--shm=on" : "--shm=off",
+                                c->args[1]};
     const service *s = &services[7]; /* 1 to 3 copies: rows of a call go to all nodes */
     const ep_test_cluster_options options = {.nodes_count = s->nodes,
                                              .copies = s->copies,
@@ -376,13 +417,15 @@ static uint32_t run_lane(const lane_case *c)
                                              .node_args = node_args};
     ep_test_cluster cluster;
     uint32_t runs = 0;
-    EP_TEST_CHECK(setenv("LIBEXPERTD_LANES", c->lanes, 1) == 0 && setenv("LIBEXPERTD_STREAM_LANE", c->stream_lane, 1) == 0 &&
+    EP_TEST_CHECK(setenv("LIBEXPERTD_LANES", c->lanes, 1) == 0 &&
+                      setenv("LIBEXPERTD_STREAM_LANE", c->stream_lane, 1) == 0 &&
                       setenv("LIBEXPERTD_BUSY_POLL_US", c->busy_poll_us, 1) == 0,
                   "setenv");
     ep_test_cluster_start(&cluster, &options);
     for (size_t t = 0; t < EP_ARRAY_COUNT(lane_tokens); t++) {
         for (uint32_t prefill = 0; prefill < 2; prefill++) {
-            forward(&cluster, s, lane_tokens[t], (uint32_t)t, prefill == 1, prefill == 1 ? "--split-tokens=1000" : "");
+            forward(&cluster, s, lane_tokens[t], (uint32_t)t, prefill == 1,
+                    prefill == 1 ? "--split-tokens=1000" : "");
             runs++;
         }
     }
@@ -440,7 +483,8 @@ int main(void)
         runs += run_lane(&lane_cases[i]);
     }
     ep_test_dir_remove(fixture_dir);
-    printf("%u runs of expertctl forward on %u services and %zu lanes: every file equals the oracle's\n", runs,
-           services_run, EP_ARRAY_COUNT(lane_cases));
+    printf("%u runs of expertctl forward on %u services and %zu lanes: every file equals the "
+           "oracle's\n",
+           runs, services_run, EP_ARRAY_COUNT(lane_cases));
     return 0;
 }

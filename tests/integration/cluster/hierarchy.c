@@ -33,8 +33,9 @@ static const size_t node_of[EXPERTS] = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4};
 static const size_t host_of[EXPERTS] = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1};
 
 #define DEVICE(id, ...) "{\"device_id\":" #id ",\"device_expert\":[" #__VA_ARGS__ "]}"
-static const char map[] = "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":5,\"device_list\":[" DEVICE(
-    0, 0, 1) "," DEVICE(1, 2, 3) "," DEVICE(2, 4, 5) "," DEVICE(3, 6, 7) "," DEVICE(4, 8, 9) "]}]}";
+static const char map[] = "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":"
+                          "5,\"device_list\":[" DEVICE(0, 0, 1) "," DEVICE(1, 2, 3) "," DEVICE(
+                              2, 4, 5) "," DEVICE(3, 6, 7) "," DEVICE(4, 8, 9) "]}]}";
 
 static struct ref_checkpoint checkpoint;
 static struct ref_layer layer;
@@ -106,14 +107,15 @@ static ep_moe_result call(ep_client *client, const wish *w, uint16_t *out)
     args.combine_at = w->combine_at;
     ep_err err = ep_moe_forward(client, &args, &y, &result);
     EP_TEST_CHECK(err == EP_OK, "%s", result.error.text);
-    EP_TEST_CHECK(result.combine_at == w->combine_at && result.comm_alg == w->comm_alg, "the result says %d, %d",
-                  (int)result.combine_at, (int)result.comm_alg);
+    EP_TEST_CHECK(result.combine_at == w->combine_at && result.comm_alg == w->comm_alg,
+                  "the result says %d, %d", (int)result.combine_at, (int)result.comm_alg);
     return result;
 }
 
 /* Bytes of a decode call's frames without their headers: 64 fixed, each row once per destination, 8
  * bytes a slot and, for sums, 6 more. */
-static uint64_t bytes_needed(uint32_t tokens, const size_t *destination_of, size_t destinations, bool sums)
+static uint64_t bytes_needed(uint32_t tokens, const size_t *destination_of, size_t destinations,
+                             bool sums)
 {
     uint64_t bytes = 0;
     for (size_t d = 0; d < destinations; d++) {
@@ -153,15 +155,17 @@ static void expect_result(ep_client *client, const wish *w)
         ep_moe_result result = call(client, w, got);
         /* for a quarter of a second nobody ran: what is sent again goes straight to owners */
         if (result.rerouted_frames != 0) {
-            EP_TEST_CHECK(++tries < TRIES_MAX, "frames are sent again and again: mode %d, algorithm %d, combine_at %d",
+            EP_TEST_CHECK(++tries < TRIES_MAX,
+                          "frames are sent again and again: mode %d, algorithm %d, combine_at %d",
                           (int)w->mode, (int)w->comm_alg, (int)w->combine_at);
             good--;
             continue;
         }
         for (size_t i = 0; i < (size_t)w->tokens * HIDDEN; i++) {
-            EP_TEST_CHECK(got[i] == wanted[i], "%s, %s, %u tokens: token %zu element %zu is %04x, the oracle says %04x",
-                          by_host ? "hierarchy" : "fullmesh", sums ? "sums" : "rows", w->tokens, i / HIDDEN, i % HIDDEN, got[i],
-                          wanted[i]);
+            EP_TEST_CHECK(got[i] == wanted[i],
+                          "%s, %s, %u tokens: token %zu element %zu is %04x, the oracle says %04x",
+                          by_host ? "hierarchy" : "fullmesh", sums ? "sums" : "rows", w->tokens,
+                          i / HIDDEN, i % HIDDEN, got[i], wanted[i]);
         }
         if (w->mode == EP_MOE_DECODE) {
             uint64_t bytes = bytes_needed(w->tokens, destination_of, by_host ? 2 : NODES, sums);
@@ -211,8 +215,8 @@ static void make_narrow(ep_client_config *config)
  * names: text. With a host the neighbour is registered there, for each try: it sends no heartbeats
  * and leaves the table after a while.
  */
-static void expect_refused(ep_test_cluster *cluster, const char *name, const char *url, const char *host,
-                           ep_err code, const char *text)
+static void expect_refused(ep_test_cluster *cluster, const char *name, const char *url,
+                           const char *host, ep_err code, const char *text)
 {
     static const char unlisted[] = "is not of this host in the newest table";
     const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
@@ -239,14 +243,17 @@ static void expect_refused(ep_test_cluster *cluster, const char *name, const cha
                                      .wire_slots = slots,
                                      .relay = list,
                                      .relay_count = 2};
-    EP_TEST_CHECK(ep_test_peer_open(&peer, cluster->nodes[0].rpc_url, &error) == EP_OK, "%s", error.text);
+    EP_TEST_CHECK(ep_test_peer_open(&peer, cluster->nodes[0].rpc_url, &error) == EP_OK, "%s",
+                  error.text);
     do {
         if (host != NULL) {
             ep_test_cluster_register(cluster, name, url, host);
         }
         err = ep_test_forward_run(&peer, &forward, NULL, &error);
-    } while (strstr(error.text, unlisted) != NULL && strcmp(text, unlisted) != 0 && ep_clock_now_ns() < end_ns);
-    EP_TEST_CHECK(err == code && strstr(error.text, text) != NULL, "%s: %s", ep_err_name(err), error.text);
+    } while (strstr(error.text, unlisted) != NULL && strcmp(text, unlisted) != 0 &&
+             ep_clock_now_ns() < end_ns);
+    EP_TEST_CHECK(err == code && strstr(error.text, text) != NULL, "%s: %s", ep_err_name(err),
+                  error.text);
     if (code == EP_ERR_UNAVAILABLE) {
         EP_TEST_CHECK(strcmp(error.node, name) == 0, "the error names '%s'", error.node);
     }
@@ -262,13 +269,15 @@ static void expect_unlisted(ep_test_cluster *cluster)
     for (uint32_t i = 0; i < 2 * MADE_UP; i++) {
         char url[64];
         snprintf(url, sizeof(url), "tcp://127.0.0.1:%u", 1 + i);
-        expect_refused(cluster, i % 2 == 0 ? "nobody" : "node1", url, NULL, EP_ERR_UNAVAILABLE, text);
+        expect_refused(cluster, i % 2 == 0 ? "nobody" : "node1", url, NULL, EP_ERR_UNAVAILABLE,
+                       text);
     }
     expect_refused(cluster, "node3", cluster->nodes[3].rpc_url, NULL, EP_ERR_UNAVAILABLE, text);
     expect_refused(cluster, "node2", cluster->nodes[1].rpc_url, NULL, EP_ERR_UNAVAILABLE, text);
     expect_refused(cluster, "nobody", "nonsense", NULL, EP_ERR_UNAVAILABLE, text);
     connect_all(client);
-    expect_result(client, &(wish){.mode = EP_MOE_DECODE, .comm_alg = EP_MOE_COMM_HIERARCHY, .tokens = 24});
+    expect_result(client,
+                  &(wish){.mode = EP_MOE_DECODE, .comm_alg = EP_MOE_COMM_HIERARCHY, .tokens = 24});
     ep_client_destroy(client);
 }
 
@@ -286,8 +295,11 @@ int main(void)
     ref_layer_load(&checkpoint, 0, &layer);
     make_batch();
     const ep_test_model model = {"demo", model_path};
-    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){
-                                        .nodes_count = NODES, .models = &model, .models_count = 1, .expert_map = map, .hosts = hosts});
+    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = NODES,
+                                                               .models = &model,
+                                                               .models_count = 1,
+                                                               .expert_map = map,
+                                                               .hosts = hosts});
     expect_results(&cluster, NULL);
     expect_results(&cluster, make_narrow);
     expect_unlisted(&cluster);

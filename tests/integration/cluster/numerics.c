@@ -59,7 +59,8 @@ static void write_input(uint32_t tokens)
     }
     for (size_t t = 0; t < tokens; t++) {
         ids[2 * t] = (int32_t)(ep_splitmix64(&state) >> 61);
-        ids[2 * t + 1] = (ids[2 * t] + 1 + (int32_t)((ep_splitmix64(&state) >> 33) % (EXPERTS - 1))) % EXPERTS;
+        ids[2 * t + 1] =
+            (ids[2 * t] + 1 + (int32_t)((ep_splitmix64(&state) >> 33) % (EXPERTS - 1))) % EXPERTS;
         scales[2 * t] = 0.75f;
         scales[2 * t + 1] = 0.25f;
     }
@@ -69,7 +70,9 @@ static void write_input(uint32_t tokens)
         {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K)},
     };
     input_path(path, tokens);
-    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK, "%s", error.text);
+    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) ==
+                      EP_OK,
+                  "%s", error.text);
     free(x);
     free(ids);
     free(scales);
@@ -82,8 +85,10 @@ static void run_oracle(const char *family, uint32_t tokens)
     char *output = NULL;
     input_path(in, tokens);
     expected_path(out, family, tokens);
-    const char *args[] = {"--model", fixture_dir, "--layer", "0", "--in", in, "--out", out, "--wire", "f32", "--numerics", family, NULL};
-    int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    const char *args[] = {"--model", fixture_dir, "--layer", "0",          "--in", in,  "--out",
+                          out,       "--wire",    "f32",     "--numerics", family, NULL};
+    int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, args, NULL,
+                                   EP_TEST_PATIENCE_MS, &output);
     EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
     free(output);
 }
@@ -94,7 +99,8 @@ static char *read_whole(const char *path, size_t *out_bytes)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     EP_TEST_CHECK(fd >= 0 && fstat(fd, &st) == 0, "%s cannot be read", path);
     char *bytes = malloc((size_t)st.st_size + 1);
-    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size, "%s cannot be read", path);
+    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size,
+                  "%s cannot be read", path);
     close(fd);
     *out_bytes = (size_t)st.st_size;
     return bytes;
@@ -132,7 +138,8 @@ static void make_fixture(ep_weight_format format, const char *first, const char 
         run_oracle(second, token_counts[i]);
         expected_path(a, first, token_counts[i]);
         expected_path(b, second, token_counts[i]);
-        EP_TEST_CHECK(!is_equal(a, b), "the families give the same results for %u tokens", token_counts[i]);
+        EP_TEST_CHECK(!is_equal(a, b), "the families give the same results for %u tokens",
+                      token_counts[i]);
     }
 }
 
@@ -159,11 +166,13 @@ static void expect_forward(ep_test_cluster *cluster, const char *family, const c
         char *output = NULL;
         input_path(in, token_counts[i]);
         expected_path(expected, family, token_counts[i]);
-        const char *forward[] = {"forward", "--model=demo", "--layer=0", "--wire=f32", "--in", in, "--out", out, NULL};
+        const char *forward[] = {"forward", "--model=demo", "--layer=0", "--wire=f32", "--in",
+                                 in,        "--out",        out,         NULL};
         unlink(out);
         int code = ep_test_cluster_ctl(cluster, forward, &output);
         EP_TEST_CHECK(code == 0, "%s: exit code %d: %s", what, code, output);
-        EP_TEST_CHECK(is_equal(expected, out), "%s, %u tokens: not what family %s gives", what, token_counts[i], family);
+        EP_TEST_CHECK(is_equal(expected, out), "%s, %u tokens: not what family %s gives", what,
+                      token_counts[i], family);
         free(output);
     }
 }
@@ -185,13 +194,15 @@ static void run(const char *numerics, const char *backend, const char *level, co
     set_level(level != NULL ? level : level_of_test);
     ep_test_cluster_start(&cluster, &options);
     set_level(level_of_test);
-    snprintf(what, sizeof(what), "%s %s, CPU level %s", numerics, backend, level == NULL ? "of the test" : level);
+    snprintf(what, sizeof(what), "%s %s, CPU level %s", numerics, backend,
+             level == NULL ? "of the test" : level);
     expect_forward(&cluster, family, what);
     char *status = NULL;
     const char *show[] = {"status", "--output=json", NULL};
     char id[64];
     snprintf(id, sizeof(id), "%s/%s/rne/", family, ep_weight_format_name(fixture_format));
-    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, show, &status) == 0 && strstr(status, id) != NULL, "no id %s in %s", id, status);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, show, &status) == 0 && strstr(status, id) != NULL,
+                  "no id %s in %s", id, status);
     free(status);
     ep_test_cluster_stop(&cluster);
 }
@@ -203,15 +214,19 @@ static void run_unlike_nodes(const char *other, const char *most)
     const char *const numerics[] = {other, most, most};
     char what[128];
     const ep_test_model model = {"demo", fixture_dir};
-    const ep_test_cluster_options options = {
-        .nodes_count = 3, .copies = 1, .models = &model, .models_count = 1, .node_numerics = numerics};
+    const ep_test_cluster_options options = {.nodes_count = 3,
+                                             .copies = 1,
+                                             .models = &model,
+                                             .models_count = 1,
+                                             .node_numerics = numerics};
     ep_test_cluster cluster;
     ep_test_cluster_start(&cluster, &options);
     snprintf(what, sizeof(what), "nodes of %s, %s, %s", other, most, most);
     expect_forward(&cluster, most, what);
     for (uint32_t n = 0; n < 3; n++) {
         Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(&cluster, n);
-        EP_TEST_CHECK((status->rows_served == 0) == (n == 0), "node%u served %llu rows", n, (unsigned long long)status->rows_served);
+        EP_TEST_CHECK((status->rows_served == 0) == (n == 0), "node%u served %llu rows", n,
+                      (unsigned long long)status->rows_served);
         expertd__v1__node_status_reply__free_unpacked(status, NULL);
     }
     char *doctor = NULL;
@@ -230,7 +245,8 @@ static bool forward_by_gateway(ep_test_cluster *cluster, const char *family, cha
     input_path(in, token_counts[1]);
     expected_path(expected, family, token_counts[1]);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
-    const char *forward[] = {"forward", "--gateway", "--model=demo", "--layer=0", "--wire=f32", "--in", in, "--out", out, NULL};
+    const char *forward[] = {"forward", "--gateway", "--model=demo", "--layer=0", "--wire=f32",
+                             "--in",    in,          "--out",        out,         NULL};
     unlink(out);
     return ep_test_cluster_ctl(cluster, forward, out_output) == 0 && is_equal(expected, out);
 }
@@ -242,8 +258,11 @@ static void run_gateway(void)
     static const char *const numerics[] = {"portable", "bf16dp", "bf16dp"};
     static const char *const drained[] = {"node1", "node2"};
     const ep_test_model model = {"demo", fixture_dir};
-    const ep_test_cluster_options options = {
-        .nodes_count = 3, .copies = 1, .models = &model, .models_count = 1, .node_numerics = numerics};
+    const ep_test_cluster_options options = {.nodes_count = 3,
+                                             .copies = 1,
+                                             .models = &model,
+                                             .models_count = 1,
+                                             .node_numerics = numerics};
     ep_test_cluster cluster;
     char *output = NULL;
     ep_test_cluster_start(&cluster, &options);
@@ -251,8 +270,12 @@ static void run_gateway(void)
     EP_TEST_CHECK(forward_by_gateway(&cluster, "bf16dp", &output), "by the gateway: %s", output);
     free(output);
     for (size_t i = 0; i < EP_ARRAY_COUNT(drained); i++) {
-        const char *drain[] = {"drain", drained[i], "--wait", "--timeout=60s", "--admin", cluster.coordinator.admin_url, NULL};
-        int code = ep_test_process_run(cluster.dir, "drain", ep_test_expertctl, drain, NULL, EP_TEST_PATIENCE_MS, &output);
+        const char *drain[] = {"drain",   drained[i],
+                               "--wait",  "--timeout=60s",
+                               "--admin", cluster.coordinator.admin_url,
+                               NULL};
+        int code = ep_test_process_run(cluster.dir, "drain", ep_test_expertctl, drain, NULL,
+                                       EP_TEST_PATIENCE_MS, &output);
         EP_TEST_CHECK(code == 0, "drain %s: exit code %d: %s", drained[i], code, output);
         free(output);
     }
@@ -273,17 +296,19 @@ static void expect_unavailable(ep_test_cluster *cluster)
     char *output = NULL;
     input_path(in, token_counts[2]);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
-    const char *forward[] = {"forward", "--model=demo", "--layer=0", "--timeout=5s", "--in", in, "--out", out, NULL};
+    const char *forward[] = {
+        "forward", "--model=demo", "--layer=0", "--timeout=5s", "--in", in, "--out", out, NULL};
     int code = ep_test_cluster_ctl(cluster, forward, &output);
-    EP_TEST_CHECK(code != 0 && strstr(output, "no live copy") != NULL && strstr(output, "(other numerics)") != NULL &&
-                      access(out, F_OK) != 0,
+    EP_TEST_CHECK(code != 0 && strstr(output, "no live copy") != NULL &&
+                      strstr(output, "(other numerics)") != NULL && access(out, F_OK) != 0,
                   "exit code %d: %s", code, output);
     free(output);
 }
 
-#define MAP(first, second) \
-    "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":[{\"device_id\":0,\"device_expert\":[" first \
-    "]},{\"device_id\":1,\"device_expert\":[" second "]}]}]}"
+#define MAP(first, second)                                                                         \
+    "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":[{" \
+    "\"device_id\":0,\"device_expert\":[" first "]},{\"device_id\":1,\"device_expert\":[" second   \
+    "]}]}]}"
 
 /*
  * An operator's map places also on unlike nodes. As many of each: who holds more is pinned. A call
@@ -316,18 +341,24 @@ static void expect_refused_level(void)
     char *output = NULL;
     char model[PATH_BYTES];
     snprintf(model, sizeof(model), "--model=demo=%s", fixture_dir);
-    const char *args[] = {model, "--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", NULL};
+    const char *args[] = {model, "--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0",
+                          NULL};
     set_level("avx1024");
-    int code = ep_test_process_run(fixture_dir, "refused", ep_test_expertd, args, NULL, EP_TEST_PATIENCE_MS, &output);
+    int code = ep_test_process_run(fixture_dir, "refused", ep_test_expertd, args, NULL,
+                                   EP_TEST_PATIENCE_MS, &output);
     set_level(level_of_test);
-    EP_TEST_CHECK(code != 0 && strstr(output, "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable") != NULL,
-                  "exit code %d: %s", code, output);
+    EP_TEST_CHECK(
+        code != 0 &&
+            strstr(output, "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable") !=
+                NULL,
+        "exit code %d: %s", code, output);
     free(output);
 }
 
 int main(void)
 {
-    level_of_test = getenv(EP_CPU_FEATURES_VARIABLE) == NULL ? NULL : strdup(getenv(EP_CPU_FEATURES_VARIABLE));
+    level_of_test =
+        getenv(EP_CPU_FEATURES_VARIABLE) == NULL ? NULL : strdup(getenv(EP_CPU_FEATURES_VARIABLE));
     make_fixture(EP_WEIGHTS_BF16, "portable", "bf16dp");
     for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
         run_oracle("bf16odd", token_counts[i]);
@@ -337,7 +368,8 @@ int main(void)
     run("--numerics=bf16dp", "--backend=reference", NULL, "bf16dp");
     run("--numerics=bf16odd", "--backend=cpu", NULL, "bf16odd");
     run("--numerics=portable", "--backend=cpu", NULL, "portable");
-    run("--numerics=auto", "--backend=cpu", NULL, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_BF16)));
+    run("--numerics=auto", "--backend=cpu", NULL,
+        ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_BF16)));
     /* nobody says */
     run("--log-level=info", "--backend=cpu", NULL, ref_family_name(ref_family_default()));
     run("--numerics=auto", "--backend=cpu", "portable", "portable");
@@ -352,8 +384,10 @@ int main(void)
     }
     run("--numerics=w4a8", "--backend=reference", NULL, "w4a8");
     run_unlike_nodes("w4a8", "bf16dp");
-    make_fixture(EP_WEIGHTS_INT4, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4)), "w4a8");
-    run("--numerics=auto", "--backend=cpu", NULL, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4)));
+    make_fixture(EP_WEIGHTS_INT4, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4)),
+                 "w4a8");
+    run("--numerics=auto", "--backend=cpu", NULL,
+        ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4)));
     run_unlike_nodes("bf16dp", "w4a8");
     return 0;
 }

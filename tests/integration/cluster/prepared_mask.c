@@ -12,7 +12,15 @@
 #include "support/cluster.h"
 #include "support/load.h"
 
-enum { NODES = 2, TOKENS = 32, TOP_K = 2, HIDDEN = 1024, ROW_BYTES = HIDDEN * 2, FRAME_SPARE = 1024, TRIES_MAX = 20 };
+enum {
+    NODES = 2,
+    TOKENS = 32,
+    TOP_K = 2,
+    HIDDEN = 1024,
+    ROW_BYTES = HIDDEN * 2,
+    FRAME_SPARE = 1024,
+    TRIES_MAX = 20
+};
 
 static ep_test_cluster cluster;
 static ep_test_batch batch;
@@ -28,7 +36,8 @@ static double received(void)
             const char *series = lane == 0 ? "expertd_lane_received_bytes_total{lane=\"shm\"} "
                                            : "expertd_lane_received_bytes_total{lane=\"stream\"} ";
             char *body = NULL;
-            EP_TEST_CHECK(ep_test_http_get(cluster.nodes[n].probe_url, "/metrics", &body) == 200, "no metrics of node%u", n);
+            EP_TEST_CHECK(ep_test_http_get(cluster.nodes[n].probe_url, "/metrics", &body) == 200,
+                          "no metrics of node%u", n);
             const char *at = strstr(body, series);
             sum += at != NULL ? strtod(at + strlen(series), NULL) : 0;
             free(body);
@@ -41,9 +50,11 @@ static double received(void)
 static void check_bytes(double sent, uint32_t active, const char *who)
 {
     double least = (double)active * ROW_BYTES;
-    double most = active == 0 ? 0 : (double)active * (NODES * ROW_BYTES + 16 * TOP_K) + NODES * FRAME_SPARE;
-    EP_TEST_CHECK(sent >= least && sent <= most, "%u active tokens: %s %.0f bytes, expected %.0f to %.0f", active, who, sent, least,
-                  most);
+    double most =
+        active == 0 ? 0 : (double)active * (NODES * ROW_BYTES + 16 * TOP_K) + NODES * FRAME_SPARE;
+    EP_TEST_CHECK(sent >= least && sent <= most,
+                  "%u active tokens: %s %.0f bytes, expected %.0f to %.0f", active, who, sent,
+                  least, most);
 }
 
 /* False: for a quarter of a second nobody ran, and frames were sent again. */
@@ -63,18 +74,24 @@ static bool run_once(ep_call *call, uint32_t per_token, uint32_t active_bits)
     for (uint32_t t = 0; t < TOKENS; t++) {
         static const uint16_t zero[HIDDEN];
         bool is_active = (active_bits >> t & 1u) != 0;
-        EP_TEST_CHECK(memcmp(y + (size_t)t * HIDDEN, is_active ? batch.expected + (size_t)t * HIDDEN : zero, ROW_BYTES) == 0,
-                      "mask %08x: the row of token %u, which is %s, differs", active_bits, t, is_active ? "active" : "padding");
+        EP_TEST_CHECK(memcmp(y + (size_t)t * HIDDEN,
+                             is_active ? batch.expected + (size_t)t * HIDDEN : zero,
+                             ROW_BYTES) == 0,
+                      "mask %08x: the row of token %u, which is %s, differs", active_bits, t,
+                      is_active ? "active" : "padding");
     }
     if (result.rerouted_frames > 0) {
         return false;
     }
     check_bytes((double)result.bytes_sent, active, "the client says it sent");
     /* Pings and calls of the coordinator come on top. */
-    EP_TEST_CHECK(moved <= (double)result.bytes_sent + NODES * 4 * FRAME_SPARE, "%u active tokens: the nodes received %.0f bytes, the client says %llu",
-                  active, moved, (unsigned long long)result.bytes_sent);
-    EP_TEST_CHECK(moved >= (double)active * ROW_BYTES, "%u active tokens: the nodes received %.0f bytes", active, moved);
-    EP_TEST_CHECK(active > 0 || result.frames == 0, "%u frames without an active token", result.frames);
+    EP_TEST_CHECK(moved <= (double)result.bytes_sent + NODES * 4 * FRAME_SPARE,
+                  "%u active tokens: the nodes received %.0f bytes, the client says %llu", active,
+                  moved, (unsigned long long)result.bytes_sent);
+    EP_TEST_CHECK(moved >= (double)active * ROW_BYTES,
+                  "%u active tokens: the nodes received %.0f bytes", active, moved);
+    EP_TEST_CHECK(active > 0 || result.frames == 0, "%u frames without an active token",
+                  result.frames);
     return true;
 }
 
@@ -87,16 +104,19 @@ static void run(ep_call *call, uint32_t per_token, uint32_t active_bits)
 
 static void check_call(ep_client *client, bool by_slot)
 {
-    static const uint32_t masks[] = {0xffffffffu, 0x0000ffffu, 0x00000001u, 0u, 0x80000000u, 0x55555555u, 0u, 0xffffffffu, 0x00010000u};
+    static const uint32_t masks[] = {0xffffffffu, 0x0000ffffu, 0x00000001u, 0u,         0x80000000u,
+                                     0x55555555u, 0u,          0xffffffffu, 0x00010000u};
     ep_error error;
     ep_moe_args args;
     ep_call *call = NULL;
     ep_test_batch_args(&batch, &args);
     args.mode = EP_MOE_DECODE;
-    args.active_mask = by_slot ? ep_tensor_2d(mask, EP_DTYPE_BOOL, TOKENS, TOP_K) : ep_tensor_1d(mask, EP_DTYPE_BOOL, TOKENS);
+    args.active_mask = by_slot ? ep_tensor_2d(mask, EP_DTYPE_BOOL, TOKENS, TOP_K)
+                               : ep_tensor_1d(mask, EP_DTYPE_BOOL, TOKENS);
     memset(mask, 1, sizeof(mask));
     const ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, TOKENS, HIDDEN);
-    EP_TEST_CHECK(ep_call_create(client, &args, &out, &call, &error) == EP_OK, "create: %s", error.text);
+    EP_TEST_CHECK(ep_call_create(client, &args, &out, &call, &error) == EP_OK, "create: %s",
+                  error.text);
     for (size_t i = 0; i < sizeof(masks) / sizeof(masks[0]); i++) {
         run(call, by_slot ? TOP_K : 1, masks[i]);
     }
@@ -116,7 +136,8 @@ int main(void)
     ref_layer_load(&checkpoint, 0, &reference);
     ep_test_batch_init(&batch, &reference, "demo", 0, TOKENS, TOP_K, 3, NULL, 0);
     const ep_test_model model = {"demo", path};
-    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = NODES, .models = &model, .models_count = 1});
+    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){
+                                        .nodes_count = NODES, .models = &model, .models_count = 1});
     ep_client *client = ep_test_cluster_client(&cluster, NULL);
     check_call(client, false);
     check_call(client, true);

@@ -21,9 +21,8 @@
 enum { HIDDEN = 64, NODES = 2, SHORT_MS = 300, LONG_MS = 300000, ATTEMPTS = 3 };
 
 #define DEVICE(id, ...) "{\"device_id\":" #id ",\"device_expert\":[" #__VA_ARGS__ "]}"
-static const char map[] =
-    "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":[" DEVICE(0, 0, 1) "," DEVICE(
-        1, 2, 3) "]}]}";
+static const char map[] = "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":"
+                          "2,\"device_list\":[" DEVICE(0, 0, 1) "," DEVICE(1, 2, 3) "]}]}";
 static const char *const hosts[NODES] = {"left", "left"};
 
 static ep_test_cluster cluster;
@@ -60,7 +59,8 @@ static void make(relayed *r, const char *name, const char *url, uint32_t timeout
                                    .timeout_ms = timeout_ms};
 }
 
-static ep_err run(ep_test_peer *peer, const char *name, const char *url, uint32_t timeout_ms, ep_error *out_error)
+static ep_err run(ep_test_peer *peer, const char *name, const char *url, uint32_t timeout_ms,
+                  ep_error *out_error)
 {
     relayed r;
     make(&r, name, url, timeout_ms);
@@ -102,7 +102,8 @@ static int listen_silently(char *out_url, size_t bytes)
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof(address);
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool ok = listener >= 0 && bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 4) == 0 &&
+    bool ok = listener >= 0 && bind(listener, (struct sockaddr *)&address, length) == 0 &&
+              listen(listener, 4) == 0 &&
               getsockname(listener, (struct sockaddr *)&address, &length) == 0;
     EP_TEST_CHECK(ok, "listen: %s", strerror(errno));
     snprintf(out_url, bytes, "tcp://127.0.0.1:%u", ntohs(address.sin_port));
@@ -165,7 +166,8 @@ static void expect_end_while_connecting(ep_test_peer *peer)
     for (int i = 0; i < ATTEMPTS && !good; i++) {
         good = ends_before_connection(peer);
     }
-    EP_TEST_CHECK(good, "a cancelled request waited for a neighbour's Hello until node0 gave it up");
+    EP_TEST_CHECK(good,
+                  "a cancelled request waited for a neighbour's Hello until node0 gave it up");
 }
 
 /* Not at the caller's deadline: that would end the call, and another copy may help. */
@@ -179,8 +181,8 @@ static void expect_end_without_hello(ep_test_peer *peer)
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "%s", error.text);
         register_silent(url);
         ep_err err = run(peer, "silent", url, LONG_MS, &error);
-        EP_TEST_CHECK(err == EP_ERR_UNAVAILABLE && strcmp(error.node, "silent") == 0, "%s of '%s': %s", ep_err_name(err),
-                      error.node, error.text);
+        EP_TEST_CHECK(err == EP_ERR_UNAVAILABLE && strcmp(error.node, "silent") == 0,
+                      "%s of '%s': %s", ep_err_name(err), error.node, error.text);
     } while (strstr(error.text, "no Hello") == NULL);
     close(listener);
 }
@@ -222,12 +224,13 @@ static void expect_end_with_neighbour(ep_test_peer *peer)
     ep_error error;
     stop_neighbour();
     make(&r, "node1", cluster.nodes[1].rpc_url, LONG_MS);
-    EP_TEST_CHECK(ep_test_forward_begin(peer, &r.forward, NULL, &pending, &error) == EP_OK, "%s", error.text);
+    EP_TEST_CHECK(ep_test_forward_begin(peer, &r.forward, NULL, &pending, &error) == EP_OK, "%s",
+                  error.text);
     wait_in_work(&pending);
     ep_test_process_stop(&cluster.nodes[1], SIGKILL, EP_TEST_PATIENCE_MS);
     ep_err err = ep_test_forward_wait(&pending, &error);
-    EP_TEST_CHECK(err == EP_ERR_UNAVAILABLE && strcmp(error.node, "node1") == 0, "%s of '%s': %s", ep_err_name(err),
-                  error.node, error.text);
+    EP_TEST_CHECK(err == EP_ERR_UNAVAILABLE && strcmp(error.node, "node1") == 0, "%s of '%s': %s",
+                  ep_err_name(err), error.node, error.text);
     wait_idle();
 }
 
@@ -244,7 +247,8 @@ static void expect_stop(ep_test_peer *peer)
     /* again at another address where node0 has given the connection up in between */
     while (!in_work) {
         if (listener >= 0) {
-            EP_TEST_CHECK(ep_test_forward_wait(&pending, &error) != EP_OK, "a silent neighbour answered");
+            EP_TEST_CHECK(ep_test_forward_wait(&pending, &error) != EP_OK,
+                          "a silent neighbour answered");
             EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "the request never waited: %s", error.text);
             close(connection);
             close(listener);
@@ -259,7 +263,8 @@ static void expect_stop(ep_test_peer *peer)
     }
     int code = ep_test_process_stop(&cluster.nodes[0], SIGTERM, EP_TEST_PATIENCE_MS);
     EP_TEST_CHECK(code == 0, "node0 ended with %d", code);
-    EP_TEST_CHECK(ep_test_forward_wait(&pending, &error) != EP_OK, "a neighbour that says nothing answered");
+    EP_TEST_CHECK(ep_test_forward_wait(&pending, &error) != EP_OK,
+                  "a neighbour that says nothing answered");
     close(connection);
     close(listener);
 }
@@ -277,10 +282,14 @@ int main(void)
     ep_test_checkpoint_new(&config, model_path);
     ep_test_fill_rows(7, EP_DTYPE_BF16, HIDDEN, x);
     const ep_test_model model = {"demo", model_path};
-    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){
-                                        .nodes_count = NODES, .models = &model, .models_count = 1, .expert_map = map, .hosts = hosts});
+    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = NODES,
+                                                               .models = &model,
+                                                               .models_count = 1,
+                                                               .expert_map = map,
+                                                               .hosts = hosts});
     ep_client_destroy(ep_test_cluster_client(&cluster, NULL)); /* the nodes have loaded */
-    EP_TEST_CHECK(ep_test_peer_open(&peer, cluster.nodes[0].rpc_url, &error) == EP_OK, "%s", error.text);
+    EP_TEST_CHECK(ep_test_peer_open(&peer, cluster.nodes[0].rpc_url, &error) == EP_OK, "%s",
+                  error.text);
     expect_end_while_connecting(&peer);
     expect_end_without_hello(&peer);
     expect_end_at_deadline(&peer);

@@ -80,14 +80,13 @@ static void pause_ms(long ms)
  */
 enum { GATEWAY = 2, GATEWAY_AND_CLIENT = 4 };
 
-
 /* Until there are so many. */
 static void wait_connections(uint32_t node, double wanted)
 {
     uint64_t until_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     while (shm_connections(node) != wanted) {
-        EP_TEST_CHECK(ep_clock_now_ns() < until_ns, "node%u has %.0f shared-memory connections, never %.0f",
-                      node,
+        EP_TEST_CHECK(ep_clock_now_ns() < until_ns,
+                      "node%u has %.0f shared-memory connections, never %.0f", node,
                       shm_connections(node), wanted);
         pause_ms(2);
     }
@@ -111,8 +110,10 @@ static void calls_run_over_shared_memory(void)
     const double rows = ROWS_BYTES;
     double shm_moved = shm_bytes(0) + shm_bytes(1) - shm_before;
     double stream_moved = metric(0, "expertd_lane_received_bytes_total{lane=\"stream\"} ") +
-                          metric(1, "expertd_lane_received_bytes_total{lane=\"stream\"} ") - stream_before;
-    EP_TEST_CHECK(shm_moved >= rows, "%.0f bytes went over shared memory, expected %.0f", shm_moved, rows);
+                          metric(1, "expertd_lane_received_bytes_total{lane=\"stream\"} ") -
+                          stream_before;
+    EP_TEST_CHECK(shm_moved >= rows, "%.0f bytes went over shared memory, expected %.0f", shm_moved,
+                  rows);
     EP_TEST_CHECK(stream_moved < rows / 4, "%.0f bytes still went over the network", stream_moved);
     ep_client_destroy(client);
     for (uint32_t n = 0; n < NODES; n++) {
@@ -148,12 +149,19 @@ static void start_node_again(uint32_t node, const char *dir)
     snprintf(coordinator, sizeof(coordinator), "--coordinator-url=%s", cluster.coordinator.rpc_url);
     snprintf(node_name, sizeof(node_name), "--node-name=%s", name);
     snprintf(shm_dir, sizeof(shm_dir), "--shm-dir=%s", dir);
-    const char *args[] = {model, coordinator, node_name, shm_dir, "--shm=on", "--threads=1",
-        "--listen=tcp://127.0.0.1:0",
-                          "--admin-listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0",
-                              "--log-level=warn", NULL};
-    EP_TEST_CHECK(ep_test_process_start(&cluster.nodes[node], cluster.dir, name, ep_test_expertd, args, NULL,
-                                        true) &&
+    const char *args[] = {model,
+                          coordinator,
+                          node_name,
+                          shm_dir,
+                          "--shm=on",
+                          "--threads=1",
+                          "--listen=tcp://127.0.0.1:0",
+                          "--admin-listen=tcp://127.0.0.1:0",
+                          "--probe-address=127.0.0.1:0",
+                          "--log-level=warn",
+                          NULL};
+    EP_TEST_CHECK(ep_test_process_start(&cluster.nodes[node], cluster.dir, name, ep_test_expertd,
+                                        args, NULL, true) &&
                       ep_test_process_wait_ports(&cluster.nodes[node], EP_TEST_PATIENCE_MS),
                   "node%u does not start again", node);
 }
@@ -167,7 +175,8 @@ static void a_killed_node_is_replaced_and_used_again(const char *dir)
         .client = client, .batches = batches, .batches_count = BATCHES, .calls_in_flight = LOAD};
     ep_test_load *load = ep_test_load_start(&config); /* a failed call fails the test */
     ep_test_load_wait_succeeded(load, 50);
-    EP_TEST_CHECK(ep_test_process_stop(&cluster.nodes[0], SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL,
+    EP_TEST_CHECK(ep_test_process_stop(&cluster.nodes[0], SIGKILL, EP_TEST_PATIENCE_MS) ==
+                      128 + SIGKILL,
                   "kill");
     ep_test_load_wait_succeeded(load, 200);
     ep_test_process_destroy(&cluster.nodes[0]);
@@ -204,7 +213,8 @@ static void falls_back_when_it_cannot_be_reached(const char *dir)
 static void callers_beyond_the_memory_use_the_network(const ep_test_model *model)
 {
     char total[64];
-    snprintf(total, sizeof(total), "--shm-total-bytes=%zu", GATEWAY * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN));
+    snprintf(total, sizeof(total), "--shm-total-bytes=%zu",
+             GATEWAY * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN));
     const char *args[] = {"--shm=on", "--shm-ring-bytes=64KiB", total, NULL};
     const ep_test_cluster_options options = {
         .nodes_count = NODES, .copies = 1, .models = model, .models_count = 1, .node_args = args};
@@ -227,9 +237,11 @@ static void callers_beyond_the_memory_use_the_network(const ep_test_model *model
         EP_TEST_CHECK(shm_connections(n) == GATEWAY, "node%u let somebody in", n);
         EP_TEST_CHECK(metric(n, "\nexpertd_shm_memory_bytes ") ==
                           (double)(GATEWAY * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN)),
-                      "node%u has %.0f bytes of shared memory", n, metric(n, "\nexpertd_shm_memory_bytes "));
+                      "node%u has %.0f bytes of shared memory", n,
+                      metric(n, "\nexpertd_shm_memory_bytes "));
     }
-    EP_TEST_CHECK(shm_bytes(0) + shm_bytes(1) < before + ROWS_BYTES / 4, "the calls went over shared memory");
+    EP_TEST_CHECK(shm_bytes(0) + shm_bytes(1) < before + ROWS_BYTES / 4,
+                  "the calls went over shared memory");
     ep_client_destroy(client);
     ep_test_cluster_stop(&cluster);
 }

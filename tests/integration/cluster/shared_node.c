@@ -26,7 +26,8 @@ static double metric(const char *series)
 {
     char *body = NULL, line[128];
     snprintf(line, sizeof(line), "\n%s", series);
-    EP_TEST_CHECK(ep_test_http_get(cluster.nodes[0].probe_url, "/metrics", &body) == 200, "no metrics");
+    EP_TEST_CHECK(ep_test_http_get(cluster.nodes[0].probe_url, "/metrics", &body) == 200,
+                  "no metrics");
     const char *at = strstr(body, line);
     double value = at != NULL ? strtod(at + strlen(line), NULL) : -1;
     free(body);
@@ -58,7 +59,8 @@ static void make_batches(const char *path)
     ref_checkpoint_open(path, &checkpoint);
     ref_layer_load(&checkpoint, 0, &reference);
     for (uint32_t b = 0; b < BATCHES; b++) {
-        ep_test_batch_init(&batches[b], &reference, "demo", 0, b + 1 < BATCHES ? TOKENS : 1, TOP_K, 7 + b, NULL, 0);
+        ep_test_batch_init(&batches[b], &reference, "demo", 0, b + 1 < BATCHES ? TOKENS : 1, TOP_K,
+                           7 + b, NULL, 0);
     }
     ref_layer_free(&reference);
     ref_checkpoint_close(&checkpoint);
@@ -68,12 +70,13 @@ static void make_batches(const char *path)
 static void overload(ep_client *client)
 {
     ep_test_load_counts counts;
-    ep_test_load *load = ep_test_load_start(&(ep_test_load_config){.client = client,
-                                                                   .batches = batches,
-                                                                   .batches_count = BATCHES - 1,
-                                                                   .calls_in_flight = CALLS_IN_FLIGHT,
-                                                                   .deadline_us = 60000000,
-                                                                   .mode = EP_MOE_PREFILL});
+    ep_test_load *load =
+        ep_test_load_start(&(ep_test_load_config){.client = client,
+                                                  .batches = batches,
+                                                  .batches_count = BATCHES - 1,
+                                                  .calls_in_flight = CALLS_IN_FLIGHT,
+                                                  .deadline_us = 60000000,
+                                                  .mode = EP_MOE_PREFILL});
     ep_test_load_wait_succeeded(load, ROUND);
     long before_kib = rss_kib();
     ep_test_load_wait_succeeded(load, 2 * ROUND);
@@ -84,10 +87,10 @@ static void overload(ep_client *client)
     EP_TEST_CHECK(metric("expertd_admission_refused_total ") == 0, "calls were refused");
     EP_TEST_CHECK(metric("expertd_tokens_in_flight ") == 0 && metric("expertd_spill_bytes ") == 0,
                   "budgets were not given back");
-    EP_TEST_CHECK(ep_test_sanitized || after_kib - before_kib < RSS_GROWTH_KIB, "memory grew from %ld to %ld KiB",
-                  before_kib, after_kib);
-    printf("spilled %g of %llu calls, memory %ld then %ld KiB\n", spilled, (unsigned long long)counts.succeeded,
-           before_kib, after_kib);
+    EP_TEST_CHECK(ep_test_sanitized || after_kib - before_kib < RSS_GROWTH_KIB,
+                  "memory grew from %ld to %ld KiB", before_kib, after_kib);
+    printf("spilled %g of %llu calls, memory %ld then %ld KiB\n", spilled,
+           (unsigned long long)counts.succeeded, before_kib, after_kib);
 }
 
 typedef struct rank {
@@ -129,7 +132,8 @@ static void step_group(ep_client *client)
         jobs = metric("expertd_jobs_total{class=\"decode\"} ");
         for (int i = 0; i < 2; i++) {
             ranks[i] = (rank){.client = client, .step = step};
-            EP_TEST_CHECK(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]) == 0, "no thread");
+            EP_TEST_CHECK(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]) == 0,
+                          "no thread");
         }
         for (int i = 0; i < 2; i++) {
             pthread_join(ranks[i].thread, NULL);
@@ -150,18 +154,22 @@ static void tenants(ep_client *client)
         rank caller = {.client = client, .tenant = names[i]};
         run_rank(&caller);
     }
-    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"good\"} ") == 1, "good is not counted");
-    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"other\"} ") == 2, "others are not counted together");
-    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"none\"} ") > 3 * ROUND, "nobody is not counted");
-    EP_TEST_CHECK(metric("expertd_tenant_tokens_in_flight{tenant=\"good\"} ") == 0, "good's tokens stay");
+    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"good\"} ") == 1,
+                  "good is not counted");
+    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"other\"} ") == 2,
+                  "others are not counted together");
+    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"none\"} ") > 3 * ROUND,
+                  "nobody is not counted");
+    EP_TEST_CHECK(metric("expertd_tenant_tokens_in_flight{tenant=\"good\"} ") == 0,
+                  "good's tokens stay");
 }
 
 int main(void)
 {
     char path[EP_TEST_PATH_BYTES];
     ep_fixture_config config = ep_fixture_default();
-    const char *const node_args[] = {"--inflight-tokens=512", "--spill-bytes=64MiB", "--step-group-us=1000000",
-                                     "--tenant=good=4", NULL};
+    const char *const node_args[] = {"--inflight-tokens=512", "--spill-bytes=64MiB",
+                                     "--step-group-us=1000000", "--tenant=good=4", NULL};
     config.layers = 1;
     config.hidden = 256;
     config.inner = 512; /* so much work that tokens wait */

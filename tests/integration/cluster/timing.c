@@ -12,7 +12,8 @@
 
 enum { NODES = 2, TOKENS = 64, TOP_K = 2, CALLS = 20 };
 
-static ep_moe_result call_once(ep_client *client, const ep_test_batch *batch, uint16_t *y, bool timed)
+static ep_moe_result call_once(ep_client *client, const ep_test_batch *batch, uint16_t *y,
+                               bool timed)
 {
     ep_moe_args args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
@@ -21,7 +22,8 @@ static ep_moe_result call_once(ep_client *client, const ep_test_batch *batch, ui
     args.want_timing = timed;
     ep_err err = ep_moe_forward(client, &args, &out, &result);
     EP_TEST_CHECK(err == EP_OK, "%s", result.error.text);
-    EP_TEST_CHECK(memcmp(y, batch->expected, (size_t)batch->tokens * batch->hidden * 2) == 0, "wrong bits");
+    EP_TEST_CHECK(memcmp(y, batch->expected, (size_t)batch->tokens * batch->hidden * 2) == 0,
+                  "wrong bits");
     return result;
 }
 
@@ -31,8 +33,10 @@ static uint64_t frames_timed(ep_client *client)
     ep_client_node_waits w = {.struct_bytes = sizeof(w)};
     for (uint32_t i = 0; ep_client_read_waits(client, i, &w) == EP_OK; i++) {
         EP_TEST_CHECK(w.node[0] != 0, "node %u has no name", i);
-        EP_TEST_CHECK(w.wire_us <= w.wait_us && w.compute_us <= w.wait_us + w.frames, "node %s: parts above the whole", w.node);
-        EP_TEST_CHECK(w.wait_max_us <= w.wait_us, "node %s: the longest wait is above the sum", w.node);
+        EP_TEST_CHECK(w.wire_us <= w.wait_us && w.compute_us <= w.wait_us + w.frames,
+                      "node %s: parts above the whole", w.node);
+        EP_TEST_CHECK(w.wait_max_us <= w.wait_us, "node %s: the longest wait is above the sum",
+                      w.node);
         frames += w.frames;
     }
     return frames;
@@ -42,7 +46,9 @@ static void check_calls(ep_client *client, const ep_test_batch *batch)
 {
     uint16_t *y = malloc((size_t)batch->tokens * batch->hidden * 2);
     ep_moe_result plain = call_once(client, batch, y, false);
-    EP_TEST_CHECK(plain.pack_us + plain.wire_us + plain.queue_us + plain.compute_us + plain.combine_us == 0, "times without the wish");
+    EP_TEST_CHECK(
+        plain.pack_us + plain.wire_us + plain.queue_us + plain.compute_us + plain.combine_us == 0,
+        "times without the wish");
     EP_TEST_CHECK(frames_timed(client) == 0, "frames counted without the wish");
     uint64_t frames = 0;
     uint64_t named_us = 0;
@@ -50,27 +56,32 @@ static void check_calls(ep_client *client, const ep_test_batch *batch)
         ep_moe_result r = call_once(client, batch, y, true);
         frames += r.frames;
         named_us += r.wire_us + r.compute_us + r.queue_us;
-        EP_TEST_CHECK(r.wire_us + r.queue_us + r.compute_us <= r.total_us + 3, "wire %llu + queue %llu + compute %llu, total %llu",
-                      (unsigned long long)r.wire_us, (unsigned long long)r.queue_us, (unsigned long long)r.compute_us,
-                      (unsigned long long)r.total_us);
-        EP_TEST_CHECK(r.pack_us <= r.total_us && r.combine_us <= r.total_us, "a part above the whole");
+        EP_TEST_CHECK(r.wire_us + r.queue_us + r.compute_us <= r.total_us + 3,
+                      "wire %llu + queue %llu + compute %llu, total %llu",
+                      (unsigned long long)r.wire_us, (unsigned long long)r.queue_us,
+                      (unsigned long long)r.compute_us, (unsigned long long)r.total_us);
+        EP_TEST_CHECK(r.pack_us <= r.total_us && r.combine_us <= r.total_us,
+                      "a part above the whole");
     }
     EP_TEST_CHECK(named_us > 0, "%d calls took no time at all", CALLS);
-    EP_TEST_CHECK(frames_timed(client) == frames, "%llu frames timed, %llu sent", (unsigned long long)frames_timed(client),
-                  (unsigned long long)frames);
+    EP_TEST_CHECK(frames_timed(client) == frames, "%llu frames timed, %llu sent",
+                  (unsigned long long)frames_timed(client), (unsigned long long)frames);
     free(y);
 }
 
 static void check_bench(ep_test_cluster *cluster)
 {
     char *output = NULL;
-    const char *args[] = {"bench", "--model", "demo", "--layer", "0", "--tokens", "8", "--seconds", "0.2", "-o", "json", NULL};
+    const char *args[] = {"bench", "--model",   "demo", "--layer", "0",    "--tokens",
+                          "8",     "--seconds", "0.2",  "-o",      "json", NULL};
     int code = ep_test_cluster_ctl(cluster, args, &output);
     EP_TEST_CHECK(code == 0, "bench ended with %d: %s", code, output);
     json_t *root = json_loads(output, 0, NULL);
     json_t *mean = json_object_get(root, "mean_of_a_call");
-    EP_TEST_CHECK(json_real_value(json_object_get(mean, "total_us")) > 0.0, "no mean of a call in: %s", output);
-    EP_TEST_CHECK(json_array_size(json_object_get(root, "nodes")) == NODES, "not %d nodes in: %s", NODES, output);
+    EP_TEST_CHECK(json_real_value(json_object_get(mean, "total_us")) > 0.0,
+                  "no mean of a call in: %s", output);
+    EP_TEST_CHECK(json_array_size(json_object_get(root, "nodes")) == NODES, "not %d nodes in: %s",
+                  NODES, output);
     json_decref(root);
     free(output);
 }
@@ -88,7 +99,8 @@ int main(void)
     ref_layer_load(&checkpoint, 0, &reference);
     ep_test_batch_init(&batch, &reference, "demo", 0, TOKENS, TOP_K, 3, NULL, 0);
     const ep_test_model model = {"demo", model_path};
-    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = NODES, .models = &model, .models_count = 1});
+    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){
+                                        .nodes_count = NODES, .models = &model, .models_count = 1});
     ep_client *client = ep_test_cluster_client(&cluster, NULL);
     check_calls(client, &batch);
     check_bench(&cluster);

@@ -29,7 +29,13 @@ typedef struct test_model {
 
 static test_model models[MODELS] = {
     {.name = "first", .seed = 1, .hidden = 64, .inner = 32, .experts = 8, .top_k = 2},
-    {.name = "second", .seed = 2, .hidden = 96, .inner = 48, .experts = 12, .top_k = 4, .shared_inner = 48},
+    {.name = "second",
+     .seed = 2,
+     .hidden = 96,
+     .inner = 48,
+     .experts = 12,
+     .top_k = 4,
+     .shared_inner = 48},
     {.name = "twin-of-first", .seed = 3, .hidden = 64, .inner = 32, .experts = 8, .top_k = 2},
 };
 
@@ -72,7 +78,8 @@ static void expect_twins_differ(void)
         const ep_test_batch *a = &models[0].batches[b];
         const ep_test_batch *c = &models[2].batches[b];
         size_t bytes = (size_t)a->tokens * a->hidden * sizeof(*a->x);
-        EP_TEST_CHECK(memcmp(a->x, c->x, bytes) == 0 && memcmp(a->expected, c->expected, bytes) != 0,
+        EP_TEST_CHECK(memcmp(a->x, c->x, bytes) == 0 &&
+                          memcmp(a->expected, c->expected, bytes) != 0,
                       "the twins give one answer");
     }
 }
@@ -102,7 +109,8 @@ static void expect_foreign_version_refused(ep_client *client)
     ep_model_desc twin = {.struct_bytes = sizeof(twin)};
     uint32_t index = 0;
     do {
-        EP_TEST_CHECK(ep_client_model(client, index++, &twin) == EP_OK, "the twin is not in the table");
+        EP_TEST_CHECK(ep_client_model(client, index++, &twin) == EP_OK,
+                      "the twin is not in the table");
     } while (strcmp(twin.name, models[2].name) != 0);
     const ep_test_batch *batch = &models[0].batches[0];
     ep_moe_args args;
@@ -134,7 +142,8 @@ int main(void)
     ep_client *client = ep_test_cluster_client(&cluster, NULL);
     for (uint32_t i = 0; i < THREADS; i++) {
         callers[i] = (caller){.client = client, .number = i};
-        EP_TEST_CHECK(pthread_create(&callers[i].thread, NULL, run_caller, &callers[i]) == 0, "no thread");
+        EP_TEST_CHECK(pthread_create(&callers[i].thread, NULL, run_caller, &callers[i]) == 0,
+                      "no thread");
     }
     for (uint32_t i = 0; i < THREADS; i++) {
         pthread_join(callers[i].thread, NULL);

@@ -55,21 +55,24 @@ static hello_answer say_hello(const char *url, const Expertd__V1__Hello *hello, 
     hello_answer answer = {0};
     size_t bytes = 4 + protobuf_c_message_pack(&hello->base, header + 4);
     memcpy(header + bytes, more, more_bytes);
-    const ep_frame fixed = {.kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    const ep_frame fixed = {
+        .kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
     hostile_frame_make(&frame, fixed, header, bytes + more_bytes, NULL, 0);
     int fd = hostile_connect(url);
     hostile_send(fd, frame.data, frame.bytes);
-    EP_TEST_CHECK(hostile_receive_reply(fd, &reply, &reply_header, "Hello"), "%s: Hello was not answered",
-                  url);
+    EP_TEST_CHECK(hostile_receive_reply(fd, &reply, &reply_header, "Hello"),
+                  "%s: Hello was not answered", url);
     close(fd);
     answer.status = reply.status;
     if (reply.status != 0) {
-        Expertd__V1__Status *status = expertd__v1__status__unpack(NULL, reply.header_bytes, reply_header);
+        Expertd__V1__Status *status =
+            expertd__v1__status__unpack(NULL, reply.header_bytes, reply_header);
         EP_TEST_CHECK(status != NULL, "no Status");
         snprintf(answer.text, sizeof(answer.text), "%s", status->text);
         expertd__v1__status__free_unpacked(status, NULL);
     } else {
-        Expertd__V1__Hello *theirs = expertd__v1__hello__unpack(NULL, reply.header_bytes, reply_header);
+        Expertd__V1__Hello *theirs =
+            expertd__v1__hello__unpack(NULL, reply.header_bytes, reply_header);
         EP_TEST_CHECK(theirs != NULL, "no Hello");
         snprintf(answer.host, sizeof(answer.host), "%s", theirs->host);
         expertd__v1__hello__free_unpacked(theirs, NULL);
@@ -106,7 +109,8 @@ static void expect_later_peers(const char *url)
     hello.required_features = features;
     hello.n_required_features = 1;
     answer = say_hello(url, &hello, "", 0);
-    EP_TEST_CHECK(answer.status == GRPC_UNIMPLEMENTED && strstr(answer.text, "from-the-future") != NULL,
+    EP_TEST_CHECK(answer.status == GRPC_UNIMPLEMENTED &&
+                      strstr(answer.text, "from-the-future") != NULL,
                   "an unknown required feature: status %u: %s", answer.status, answer.text);
 
     hostile_hello_init(&hello, "client");
@@ -135,16 +139,17 @@ static void expect_exact_file(ep_test_cluster *cluster, const ep_test_batch *bat
     snprintf(in, sizeof(in), "%s/in.safetensors", cluster->dir);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
     snprintf(expected, sizeof(expected), "%s/expected.safetensors", cluster->dir);
-    EP_TEST_CHECK(ep_safetensors_write(in, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK, "%s",
-                  error.text);
+    EP_TEST_CHECK(ep_safetensors_write(in, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) ==
+                      EP_OK,
+                  "%s", error.text);
     ref_file_write(expected, "y", REF_BF16, 2, shape, batch->expected);
     const char *args[] = {"forward", "--model=demo", "--layer=0", "--in", in, "--out", out, NULL};
     int code = ep_test_cluster_ctl(cluster, args, &output);
     EP_TEST_CHECK(code == 0, "expertctl: exit code %d: %s", code, output);
     free(output);
     const char *compare[] = {"-s", expected, out, NULL};
-    EP_TEST_CHECK(ep_test_process_run(cluster->dir, "cmp", "/usr/bin/cmp", compare, NULL, EP_TEST_PATIENCE_MS,
-                                      NULL) == 0,
+    EP_TEST_CHECK(ep_test_process_run(cluster->dir, "cmp", "/usr/bin/cmp", compare, NULL,
+                                      EP_TEST_PATIENCE_MS, NULL) == 0,
                   "%s differs from the oracle's", out);
 }
 
@@ -167,7 +172,8 @@ static void run_mix(unsigned mix)
                                              .models = &model,
                                              .models_count = 1,
                                              .node_programs = nodes,
-                                             .coordinator_program = mix & 4 ? COORDINATOR_OLDER : NULL,
+                                             .coordinator_program =
+                                                 mix & 4 ? COORDINATOR_OLDER : NULL,
                                              .ctl_program = mix & 8 ? EXPERTCTL_OLDER : NULL};
     ep_test_cluster cluster;
     ep_test_cluster_start(&cluster, &options);

@@ -40,8 +40,10 @@ static void teardown(void)
 
 static void start(void)
 {
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--copies=1", NULL};
-    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, NULL, true));
+    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0",
+                          "--probe-address=127.0.0.1:0", "--copies=1", NULL};
+    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args,
+                                    NULL, true));
     cr_assert(ep_test_process_wait_ports(&coordinator, WAIT_MS));
 }
 
@@ -49,17 +51,25 @@ static ep_rpc_channel *connect_as(const char *node, const char *role)
 {
     ep_error error;
     ep_rpc_channel *channel;
-    ep_rpc_channel_config config = {.address = {.url = coordinator.rpc_url}, .connection_class = "control", .reconnect = true};
+    ep_rpc_channel_config config = {
+        .address = {.url = coordinator.rpc_url}, .connection_class = "control", .reconnect = true};
     if (timers == NULL) {
         cr_assert_eq(ep_timer_service_create("test-timer", &timers), EP_OK);
         cr_assert_eq(ep_buffer_pool_create(0, 0, &pool), EP_OK);
     }
-    config.common = (ep_rpc_common){
-        .timers = timers, .pool = pool, .token = "", .node = node, .role = role, .incarnation = 1, .payload_crc = true};
+    config.common = (ep_rpc_common){.timers = timers,
+                                    .pool = pool,
+                                    .token = "",
+                                    .node = node,
+                                    .role = role,
+                                    .incarnation = 1,
+                                    .payload_crc = true};
     ep_rpc_limits_default(&config.common.limits);
     ep_rpc_limits_raise_for_control(&config.common.limits);
     cr_assert_eq(ep_rpc_channel_create(&config, &channel, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_rpc_channel_wait_ready(channel, ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(
+        ep_rpc_channel_wait_ready(channel, ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &error),
+        EP_OK, "%s", error.text);
     return channel;
 }
 
@@ -107,7 +117,8 @@ static void on_snapshot(void *arg, const ep_rpc_reply *reply, const ep_error *er
         watch_error = *error;
     } else if (reply->header != NULL && watched == NULL) {
         snapshot_bytes = protobuf_c_message_get_packed_size(reply->header);
-        ep_placement_decode((const Expertd__V1__PlacementSnapshot *)reply->header, &watched, &watch_error);
+        ep_placement_decode((const Expertd__V1__PlacementSnapshot *)reply->header, &watched,
+                            &watch_error);
     }
     watch_ended |= reply->end;
     pthread_cond_broadcast(&changed);
@@ -128,8 +139,9 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
     request.models = models;
     request.n_models = 1;
     uint64_t deadline_ns = ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS;
-    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base, deadline_ns, &reply, &error), EP_OK,
-                 "%s", error.text);
+    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+                                  deadline_ns, &reply, &error),
+                 EP_OK, "%s", error.text);
     Expertd__V1__HeartbeatRequest beat = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
     beat.node = "big";
     beat.incarnation = 1;
@@ -137,25 +149,30 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
     beat.epoch = ((Expertd__V1__RegisterReply *)reply)->epoch;
     ProtobufCMessage *answer = NULL;
     request.node = "somebody-else";
-    cr_expect_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base, deadline_ns, &answer, &error),
+    cr_expect_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+                                  deadline_ns, &answer, &error),
                  EP_ERR_PERMISSION_DENIED, "%s", error.text);
     request.node = "big";
     request.url = "foo";
-    cr_expect_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base, deadline_ns, &answer, &error),
+    cr_expect_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+                                  deadline_ns, &answer, &error),
                  EP_ERR_INVALID_ARGUMENT, "%s", error.text);
     cr_expect(strstr(error.text, "no lane serves the url 'foo'") != NULL, "%s", error.text);
-    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "Heartbeat", &beat.base, deadline_ns, &answer, &error), EP_OK, "%s",
-                 error.text);
+    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "Heartbeat", &beat.base,
+                                  deadline_ns, &answer, &error),
+                 EP_OK, "%s", error.text);
     protobuf_c_message_free_unpacked(answer, NULL);
     protobuf_c_message_free_unpacked(reply, NULL);
 
     ep_rpc_channel *client = connect_as("", "client");
     Expertd__V1__WatchPlacementRequest watch = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
-    ep_rpc_request call = {.method = ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement"),
+    ep_rpc_request call = {.method =
+                               ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement"),
                            .header = &watch.base,
                            .deadline_ns = deadline_ns};
     ep_rpc_call_id id;
-    cr_assert_eq(ep_rpc_call_start(client, &call, on_snapshot, NULL, &id, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_rpc_call_start(client, &call, on_snapshot, NULL, &id, &error), EP_OK, "%s",
+                 error.text);
     pthread_mutex_lock(&lock);
     while (watched == NULL && !watch_ended) {
         pthread_cond_wait(&changed, &lock);
@@ -177,7 +194,8 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
 static void refuses(const char *const *args, const char *text)
 {
     char *output;
-    int code = ep_test_process_run(dir, "bad", EP_COORDINATOR_PROGRAM, args, NULL, WAIT_MS, &output);
+    int code =
+        ep_test_process_run(dir, "bad", EP_COORDINATOR_PROGRAM, args, NULL, WAIT_MS, &output);
     cr_expect_eq(code, 1, "exit code %d", code);
     cr_expect(strstr(output, text) != NULL, "'%s' is not in: %s", text, output);
     free(output);
@@ -188,19 +206,25 @@ Test(coordinator, bad_configuration_is_named, .init = setup, .fini = teardown)
     char map[EP_TEST_PATH_BYTES + 32], flag[EP_TEST_PATH_BYTES + 64];
     snprintf(map, sizeof(map), "%s/map.json", dir);
     snprintf(flag, sizeof(flag), "--expert-map-file=%s", map);
-    cr_assert(ep_test_write_file(map,
-                                 "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":["
-                                 "{\"device_id\":0,\"device_expert\":[0]},{\"device_id\":1,\"device_expert\":[1]}]}]}",
-                                 0600));
+    cr_assert(ep_test_write_file(
+        map,
+        "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":"
+        "["
+        "{\"device_id\":0,\"device_expert\":[0]},{\"device_id\":1,\"device_expert\":[1]}]}]}",
+        0600));
     refuses((const char *[]){"--copies=0", NULL}, "copies");
     refuses((const char *[]){"--copies=0", NULL}, "1..64");
     refuses((const char *[]){"--placement=static", NULL}, "'static' needs expert_map_file");
     refuses((const char *[]){flag, NULL}, "is only used with placement: static");
-    refuses((const char *[]){"--min-nodes=9", "--nodes-max=8", NULL}, "9 is above nodes_max, which is 8");
-    refuses((const char *[]){"--placement=static", flag, "--node-order=a", NULL}, "names 1 nodes, the expert map");
-    refuses((const char *[]){"--placement=static", "--expert-map-file=/nonexistent/map.json", NULL}, "/nonexistent/map.json");
+    refuses((const char *[]){"--min-nodes=9", "--nodes-max=8", NULL},
+            "9 is above nodes_max, which is 8");
+    refuses((const char *[]){"--placement=static", flag, "--node-order=a", NULL},
+            "names 1 nodes, the expert map");
+    refuses((const char *[]){"--placement=static", "--expert-map-file=/nonexistent/map.json", NULL},
+            "/nonexistent/map.json");
     refuses((const char *[]){"--listen=tcp://0.0.0.0:0", NULL}, "insecure");
-    refuses((const char *[]){"--state-dir=/nonexistent/state", NULL}, "/nonexistent/state: No such file or directory");
+    refuses((const char *[]){"--state-dir=/nonexistent/state", NULL},
+            "/nonexistent/state: No such file or directory");
     snprintf(flag, sizeof(flag), "--state-dir=%s", map);
     refuses((const char *[]){flag, NULL}, "map.json is not a directory");
 }
@@ -226,20 +250,24 @@ static void expect_output(const char *part)
     free(output);
 }
 
-Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, .init = setup, .fini = teardown)
+Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, .init = setup,
+     .fini = teardown)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char file[EP_TEST_PATH_BYTES + 8], flag[EP_TEST_PATH_BYTES + 32], variable[EP_TEST_PATH_BYTES];
-    cr_assert(snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", dir) < (int)sizeof(address.sun_path));
+    cr_assert(snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", dir) <
+              (int)sizeof(address.sun_path));
     manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     cr_assert_eq(bind(manager, (struct sockaddr *)&address, sizeof(address)), 0);
     snprintf(variable, sizeof(variable), "NOTIFY_SOCKET=%s", address.sun_path);
     snprintf(file, sizeof(file), "%s/c.yaml", dir);
     snprintf(flag, sizeof(flag), "--config=%s", file);
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=127.0.0.1:0", flag, NULL};
+    const char *args[] = {"--listen=tcp://127.0.0.1:0",
+                          "--admin-listen=", "--probe-address=127.0.0.1:0", flag, NULL};
     const char *environment[] = {variable, NULL};
     cr_assert(ep_test_write_file(file, "copies: 1\n", 0600));
-    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, environment, true));
+    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args,
+                                    environment, true));
     await_notice("READY=1");
 
     cr_assert(ep_test_write_file(file, "copies: 0\n", 0600));
@@ -256,7 +284,8 @@ Test(coordinator, hangup_keeps_the_old_configuration_when_the_new_one_is_wrong, 
     cr_expect_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
     expect_output("event=stopping signal=SIGTERM drain_ms=7777");
     ep_test_process_destroy(&coordinator);
-    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args, environment, true));
+    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args,
+                                    environment, true));
     await_notice("READY=1");
 
     cr_assert(ep_test_write_file(file, "copies: 2\nlog_level: warn\n", 0600));

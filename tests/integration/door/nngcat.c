@@ -24,7 +24,9 @@ static ep_test_process node;
 static void write_bytes(const char *path, bytes content)
 {
     FILE *file = fopen(path, "wb");
-    CHECK(file != NULL && fwrite(content.data, 1, content.count, file) == content.count && fclose(file) == 0, "%s", path);
+    CHECK(file != NULL && fwrite(content.data, 1, content.count, file) == content.count &&
+              fclose(file) == 0,
+          "%s", path);
 }
 
 static bytes read_bytes(const char *path)
@@ -45,7 +47,8 @@ static bytes nngcat(const char *options)
     const char *args[] = {"-c", line, NULL};
     char *output = NULL;
     snprintf(path, sizeof(path), "%s/reply", dir);
-    snprintf(line, sizeof(line), "exec nngcat --req --dial %s --recv-timeout 30 %s > %s", node.door_url, options, path);
+    snprintf(line, sizeof(line), "exec nngcat --req --dial %s --recv-timeout 30 %s > %s",
+             node.door_url, options, path);
     int code = ep_test_process_run(dir, "nngcat", "/bin/sh", args, NULL, PATIENCE_MS, &output);
     CHECK(code == 0, "%s gave %d: %s", line, code, output);
     free(output);
@@ -64,12 +67,15 @@ static bytes forward_request(ep_buffer_pool *pool, const ep_test_forward *f)
     request.hidden = f->hidden;
     request.x_dtype = (uint32_t)f->x_dtype;
     request.reply_dtype = (uint32_t)f->reply_dtype;
-    CHECK(ep_forward_layout_make(f->rows, f->slots, f->hidden, f->x_dtype, false, &layout), "layout");
+    CHECK(ep_forward_layout_make(f->rows, f->slots, f->hidden, f->x_dtype, false, &layout),
+          "layout");
     CHECK(ep_buffer_acquire(pool, layout.total_bytes, &tensors) == EP_OK, "no buffer");
     memset(tensors->data, 0, layout.total_bytes);
-    memcpy(tensors->data + layout.x_offset, f->x, (size_t)f->rows * f->hidden * ep_dtype_bytes(f->x_dtype));
+    memcpy(tensors->data + layout.x_offset, f->x,
+           (size_t)f->rows * f->hidden * ep_dtype_bytes(f->x_dtype));
     memcpy(tensors->data + layout.slots_offset, f->wire_slots, f->slots * sizeof(ep_wire_slot));
-    CHECK(ep_rpc_out_create_request(pool, NULL, 0, &request.base, tensors, &out) == EP_OK, "no frame");
+    CHECK(ep_rpc_out_create_request(pool, NULL, 0, &request.base, tensors, &out) == EP_OK,
+          "no frame");
     out->frame.kind = EP_FRAME_REQUEST;
     out->frame.method_id = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward")->id;
     out->frame.deadline_us = EP_FRAME_DEADLINE_NONE;
@@ -92,8 +98,13 @@ static void right_rows(ep_buffer_pool *pool, const char *model)
     ep_error error;
     reply_view view;
     ep_test_fill_rows(11, EP_DTYPE_BF16, ROWS * HIDDEN, x);
-    const ep_test_forward f = {.rows = ROWS, .slots = SLOTS, .hidden = HIDDEN, .x_dtype = EP_DTYPE_BF16,
-                               .reply_dtype = EP_DTYPE_BF16, .x = x, .wire_slots = slots};
+    const ep_test_forward f = {.rows = ROWS,
+                               .slots = SLOTS,
+                               .hidden = HIDDEN,
+                               .x_dtype = EP_DTYPE_BF16,
+                               .reply_dtype = EP_DTYPE_BF16,
+                               .x = x,
+                               .wire_slots = slots};
     CHECK(ep_test_expected_rows(model, &f, wanted, &error) == EP_OK, "%s", error.text);
     bytes request = forward_request(pool, &f);
     snprintf(path, sizeof(path), "%s/request.bin", dir);
@@ -102,7 +113,8 @@ static void right_rows(ep_buffer_pool *pool, const char *model)
     bytes reply = nngcat(options);
     reply_read(pool, reply, &view);
     CHECK(view.status.code == EP_OK, "%s", view.status.text);
-    CHECK(view.frame.tensor_bytes == sizeof(wanted), "%llu tensor bytes", (unsigned long long)view.frame.tensor_bytes);
+    CHECK(view.frame.tensor_bytes == sizeof(wanted), "%llu tensor bytes",
+          (unsigned long long)view.frame.tensor_bytes);
     CHECK(memcmp(view.tensors, wanted, sizeof(wanted)) == 0, "other rows");
     free(request.data);
     free(reply.data);
@@ -111,8 +123,9 @@ static void right_rows(ep_buffer_pool *pool, const char *model)
 static void readable_words(void)
 {
     bytes reply = nngcat("--data hello --ascii");
-    CHECK(memmem(reply.data, reply.count, "this is no request frame: offset 0 has 0x68", 43) != NULL, "%.*s",
-          (int)reply.count, (char *)reply.data);
+    CHECK(memmem(reply.data, reply.count, "this is no request frame: offset 0 has 0x68", 43) !=
+              NULL,
+          "%.*s", (int)reply.count, (char *)reply.data);
     free(reply.data);
 }
 
@@ -127,8 +140,12 @@ int main(void)
     ep_fixture_temp_dir(model);
     CHECK(ep_fixture_write(&fixture, model, &error) == EP_OK, "%s", error.text);
     snprintf(flag, sizeof(flag), "--model=demo=%s", model);
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0", "--admin-listen=",
-                          "--backend=reference", flag, NULL};
+    const char *args[] = {"--listen=tcp://127.0.0.1:0",
+                          "--probe-address=127.0.0.1:0",
+                          "--admin-listen=",
+                          "--backend=reference",
+                          flag,
+                          NULL};
     CHECK(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, NULL, true) &&
               ep_test_process_wait_ports(&node, PATIENCE_MS),
           "the node did not start");
@@ -138,7 +155,8 @@ int main(void)
     right_rows(pool, model);
     readable_words();
     CHECK(ep_test_http_get(node.probe_url, "/metrics", &metrics) == 200, "no metrics");
-    CHECK(strstr(metrics, "expertd_door_refused_total{reason=\"not_a_frame\"} 1\n") != NULL, "%s", metrics);
+    CHECK(strstr(metrics, "expertd_door_refused_total{reason=\"not_a_frame\"} 1\n") != NULL, "%s",
+          metrics);
     free(metrics);
     CHECK(ep_test_process_stop(&node, SIGTERM, PATIENCE_MS) == 0, "the node did not drain");
     ep_test_process_destroy(&node);

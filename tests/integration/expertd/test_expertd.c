@@ -87,8 +87,8 @@ static void await_notice(const char *text)
 static void start(const char *a, const char *b, const char *c, const char *d, const char *e)
 {
     const char *const more[] = {a, b, c, d, e};
-    const char *args[10] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0",
-                            "--node-name=n1"};
+    const char *args[10] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0",
+                            "--probe-address=127.0.0.1:0", "--node-name=n1"};
     const char *environment[] = {manager_variable, NULL};
     size_t count = 4;
     for (size_t i = 0; i < EP_ARRAY_COUNT(more); i++) {
@@ -107,8 +107,8 @@ static void expect_output(const char *part)
     free(output);
 }
 
-static ep_test_forward sample(uint16_t *x, uint32_t hidden, const ep_wire_slot *slots, uint32_t slots_count,
-                              uint32_t rows)
+static ep_test_forward sample(uint16_t *x, uint32_t hidden, const ep_wire_slot *slots,
+                              uint32_t slots_count, uint32_t rows)
 {
     ep_test_fill_rows(3, EP_DTYPE_BF16, (size_t)rows * hidden, x);
     return (ep_test_forward){.layer = 1,
@@ -179,14 +179,15 @@ Test(expertd, serves_exact_rows_shows_itself_and_drains)
     protobuf_c_message_free_unpacked(&described->base, NULL);
 
     cr_expect_eq(ep_test_http_get(node.probe_url, "/metrics", &metrics), 200);
-    static const char *const wanted[] = {"expertd_build_info{version=",
-                                         "expertd_ready 1\n",
-                                         "expertd_requests_total{result=\"OK\"} 1\n",
-                                         "expertd_rows_served_total 4\n",
-                                         "expertd_experts_resident 16\n",
-                                         "expertd_request_duration_seconds_count{stage=\"total\"} 1\n",
-                                         "expertd_coordinator_connected 0\n",
-                                         "expertd_layer_rows_served_total{model=\"demo\",version=\""};
+    static const char *const wanted[] = {
+        "expertd_build_info{version=",
+        "expertd_ready 1\n",
+        "expertd_requests_total{result=\"OK\"} 1\n",
+        "expertd_rows_served_total 4\n",
+        "expertd_experts_resident 16\n",
+        "expertd_request_duration_seconds_count{stage=\"total\"} 1\n",
+        "expertd_coordinator_connected 0\n",
+        "expertd_layer_rows_served_total{model=\"demo\",version=\""};
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
         cr_expect(strstr(metrics, wanted[i]) != NULL, "no %s in\n%s", wanted[i], metrics);
     }
@@ -306,8 +307,8 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     char file[PATH_BYTES], flag[PATH_BYTES + 32], where[PATH_BYTES + 128];
     snprintf(file, sizeof(file), "%s/bad.yaml", dir);
     snprintf(flag, sizeof(flag), "--config=%s", file);
-    snprintf(where, sizeof(where),
-             "file %s:2: drain_ms: 'soon' is not a time; allowed: 0..1h", file);
+    snprintf(where, sizeof(where), "file %s:2: drain_ms: 'soon' is not a time; allowed: 0..1h",
+             file);
     cr_assert(ep_test_write_file(file, "node_name: a\ndrain_ms: soon\n", 0600));
     expect_run(1, where, flag, "--check-config", NULL);
     expect_run(1, where, "--check-config", file, NULL);
@@ -321,13 +322,18 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     expect_run(0, "\"wire_version\": 1", "--version", "--json", NULL);
     expect_run(0, "--weight-bytes-max", "--help", NULL, NULL);
     char listed[2 * PATH_BYTES];
-    snprintf(listed, sizeof(listed), "models:\n- name: demo\n  path: %s\n  experts: 0-1,9999\n", model_path);
-    snprintf(where, sizeof(where), "file %s:4: models[0].experts: expert 9999 is listed; allowed: 0..", file);
+    snprintf(listed, sizeof(listed), "models:\n- name: demo\n  path: %s\n  experts: 0-1,9999\n",
+             model_path);
+    snprintf(where, sizeof(where),
+             "file %s:4: models[0].experts: expert 9999 is listed; allowed: 0..", file);
     cr_assert(ep_test_write_file(file, listed, 0600));
     expect_run(1, where, flag, "--check-config", NULL);
     setenv("EXPERTD_DRAIN_MSS", "5", 1);
-    expect_run(0, "level=warn event=config reason=\"environment EXPERTD_DRAIN_MSS names no option and is ignored; did you "
-                  "mean EXPERTD_DRAIN_MS?\"", model_flag, "--check-config", NULL);
+    expect_run(0,
+               "level=warn event=config reason=\"environment EXPERTD_DRAIN_MSS names no option and "
+               "is ignored; did you "
+               "mean EXPERTD_DRAIN_MS?\"",
+               model_flag, "--check-config", NULL);
     unsetenv("EXPERTD_DRAIN_MSS");
     setenv("EXPERTD_BOOT_ID", "5b1c39a2", 1); /* the shipped unit sets it */
     char *text;
@@ -336,25 +342,33 @@ Test(expertd, bad_configuration_ends_with_1_and_says_what_is_wrong)
     free(text);
     unsetenv("EXPERTD_BOOT_ID");
     char command[3 * PATH_BYTES];
-    snprintf(command, sizeof(command), "sed -i.kept 's/\"moe_intermediate_size\": /&1/' '%s/config.json'", model_path);
+    snprintf(command, sizeof(command),
+             "sed -i.kept 's/\"moe_intermediate_size\": /&1/' '%s/config.json'", model_path);
     cr_assert_eq(system(command), 0);
-    expect_run(1, "models[0].path: no expert of model demo can be read: model.safetensors: tensor ", model_flag, "--check-config", NULL);
-    snprintf(command, sizeof(command), "mv '%s/config.json.kept' '%s/config.json'", model_path, model_path);
+    expect_run(1, "models[0].path: no expert of model demo can be read: model.safetensors: tensor ",
+               model_flag, "--check-config", NULL);
+    snprintf(command, sizeof(command), "mv '%s/config.json.kept' '%s/config.json'", model_path,
+             model_path);
     cr_assert_eq(system(command), 0);
     char broken[PATH_BYTES + 16];
     snprintf(broken, sizeof(broken), "%s/config.json", model_path);
     cr_assert(ep_test_write_file(broken, "{", 0600));
-    expect_run(1, "config.json", model_flag, "--listen=tcp://127.0.0.1:0", "--probe-address=127.0.0.1:0");
+    expect_run(1, "config.json", model_flag, "--listen=tcp://127.0.0.1:0",
+               "--probe-address=127.0.0.1:0");
 }
 
 Test(expertd, a_device_that_is_not_there_is_said_by_the_check_and_ends_a_start)
 {
     char *text;
     setenv("ASCEND_HOME_PATH", "/nonexistent", 1);
-    expect_run(0, "level=warn event=backend backend=ascend reason=\"neither libacl_rt.so nor libascendcl.so can be opened: ", model_flag,
-               "--backend=ascend", "--check-config");
-    expect_run(1, "backend ascend: not available (backend: cpu computes without a device): neither libacl_rt.so nor libascendcl.so", model_flag,
-               "--backend=ascend", "--listen=tcp://127.0.0.1:0");
+    expect_run(0,
+               "level=warn event=backend backend=ascend reason=\"neither libacl_rt.so nor "
+               "libascendcl.so can be opened: ",
+               model_flag, "--backend=ascend", "--check-config");
+    expect_run(1,
+               "backend ascend: not available (backend: cpu computes without a device): neither "
+               "libacl_rt.so nor libascendcl.so",
+               model_flag, "--backend=ascend", "--listen=tcp://127.0.0.1:0");
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
     cr_expect_eq(run(&text, model_flag, "--backend=ascend", "--check-config"), 0, "%s", text);
     cr_expect_null(strstr(text, "event=backend"), "%s", text);
@@ -366,11 +380,12 @@ Test(expertd, a_device_that_is_not_there_is_said_by_the_check_and_ends_a_start)
 Test(expertd, a_device_that_is_not_there_may_be_made_good_by_the_cpu)
 {
     setenv("ASCEND_HOME_PATH", "/nonexistent", 1);
-    expect_run(0, "effect=\"cpu computes in its place\"", model_flag, "--backend=ascend, cpu", "--check-config");
+    expect_run(0, "effect=\"cpu computes in its place\"", model_flag, "--backend=ascend, cpu",
+               "--check-config");
     start(model_flag, "--backend=ascend, cpu", NULL, NULL, NULL);
-    expect_output(
-        "level=warn event=backend backend=ascend reason=\"not available (backend: cpu computes without a device): neither "
-        "libacl_rt.so nor libascendcl.so can be opened: ");
+    expect_output("level=warn event=backend backend=ascend reason=\"not available (backend: cpu "
+                  "computes without a device): neither "
+                  "libacl_rt.so nor libascendcl.so can be opened: ");
     expect_output("effect=\"cpu computes in its place\"");
     expect_output(" backend=cpu models=1");
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
@@ -390,8 +405,9 @@ static void expect_cache_dir(const char *path, const char *problem)
     char *text;
     snprintf(flag, sizeof(flag), "--weight-cache-dir=%s", path);
     snprintf(line, sizeof(line),
-             "level=warn event=weight-cache key=weight_cache_dir path=%s reason=\"%s are packed anew at each start\"", path,
-             problem);
+             "level=warn event=weight-cache key=weight_cache_dir path=%s reason=\"%s are packed "
+             "anew at each start\"",
+             path, problem);
     cr_expect_eq(run(&text, model_flag, flag, "--check-config"), 0, "%s", text);
     if (problem[0] != 0) {
         cr_expect(strstr(text, line) != NULL, "no '%s' in:\n%s", line, text);
@@ -417,7 +433,8 @@ Test(expertd, a_cache_directory_that_cannot_be_used_is_said_by_the_check)
     cr_expect_neq(access(path, F_OK), 0, "a check makes nothing");
     if (geteuid() != 0) { /* root may write everywhere */
         cr_assert_eq(chmod(model_path, 0500), 0);
-        expect_cache_dir(model_path, "cannot be written: Permission denied" EXPERTS " without a file");
+        expect_cache_dir(model_path,
+                         "cannot be written: Permission denied" EXPERTS " without a file");
         cr_assert_eq(chmod(model_path, 0300), 0);
         expect_cache_dir(model_path, "cannot be used: Permission denied" EXPERTS);
         cr_assert_eq(chmod(model_path, 0500), 0);
@@ -587,7 +604,8 @@ Test(expertd, a_long_drain_is_ended_by_a_second_signal)
     for (uint32_t i = 0; i < ROWS; i++) {
         slots[i] = (ep_wire_slot){i, 0};
     }
-    start(flag, "--backend=reference", "--threads=1", "--inflight-tokens=4096", "--drain-ms=100000");
+    start(flag, "--backend=reference", "--threads=1", "--inflight-tokens=4096",
+          "--drain-ms=100000");
     await_notice("READY=1");
     cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
     ep_test_forward f = sample(x, WIDTH, slots, ROWS, ROWS);
@@ -696,8 +714,8 @@ static void open_patient_peer(ep_test_peer *peer, const char *url)
         .common = peer->common, .address = {.url = url}, .connection_class = "decode"};
     cr_assert_eq(ep_rpc_channel_create(&config, &peer->channel, &e), EP_OK, "%s", e.text);
     cr_assert_eq(
-        ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &e), EP_OK,
-        "%s", e.text);
+        ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &e),
+        EP_OK, "%s", e.text);
 }
 
 Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)

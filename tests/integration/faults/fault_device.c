@@ -16,10 +16,12 @@ void fault_device_init(fault_device *device, const char *dir, const char *name, 
     snprintf(device->program, sizeof(device->program), "%s/%s", dir, name);
     snprintf(device->lost_file, sizeof(device->lost_file), "%s-lost", device->program);
     snprintf(script, sizeof(script),
-             "#!/bin/sh\nASCEND_HOME_PATH=%s EP_CANN_DEVICES=%" PRIu32 " EP_CANN_LOST_FILE=%s exec %s \"$@\" "
+             "#!/bin/sh\nASCEND_HOME_PATH=%s EP_CANN_DEVICES=%" PRIu32
+             " EP_CANN_LOST_FILE=%s exec %s \"$@\" "
              "--backend=ascend --weight-bytes-max=%" PRIu64 "\n",
              EP_TEST_CANN, devices, device->lost_file, ep_test_expertd, weight_bytes_max);
-    EP_TEST_CHECK(ep_test_write_file(device->program, script, 0700), "%s cannot be written", device->program);
+    EP_TEST_CHECK(ep_test_write_file(device->program, script, 0700), "%s cannot be written",
+                  device->program);
 }
 
 void fault_device_lose(const fault_device *device, const char *which)
@@ -47,6 +49,7 @@ void fault_device_expect(const ep_test_batch *batch, const uint16_t *y)
             error += difference * difference;
             size += want * want;
         }
-        EP_TEST_CHECK(sqrt(error) <= 0x1p-5 * sqrt(size), "token %u is off by %g of %g", t, sqrt(error), sqrt(size));
+        EP_TEST_CHECK(sqrt(error) <= 0x1p-5 * sqrt(size), "token %u is off by %g of %g", t,
+                      sqrt(error), sqrt(size));
     }
 }

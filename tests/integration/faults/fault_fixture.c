@@ -6,10 +6,17 @@
 #include "base/check.h"
 #include "ref_checkpoint.h"
 
-enum { HIDDEN = FAULT_HIDDEN, INNER = FAULT_INNER, EXPERTS = FAULT_EXPERTS, TOP_K = 2, TOKENS = 48 };
+enum {
+    HIDDEN = FAULT_HIDDEN,
+    INNER = FAULT_INNER,
+    EXPERTS = FAULT_EXPERTS,
+    TOP_K = 2,
+    TOKENS = 48
+};
 
-#define LAYER(id)                                                                                            \
-    "{\"layer_id\":" #id ",\"device_count\":3,\"device_list\":[{\"device_id\":0,\"device_expert\":[0,1,2]}," \
+#define LAYER(id)                                                                                  \
+    "{\"layer_id\":" #id                                                                           \
+    ",\"device_count\":3,\"device_list\":[{\"device_id\":0,\"device_expert\":[0,1,2]},"            \
     "{\"device_id\":1,\"device_expert\":[3,4,5]},{\"device_id\":2,\"device_expert\":[6,7]}]}"
 const char fault_map[] = "{\"moe_layer_count\":2,\"layer_list\":[" LAYER(0) "," LAYER(1) "]}";
 
@@ -37,11 +44,12 @@ void fault_fixture_load_batches(fault_fixture *f)
         ref_layer_load(&checkpoint, layer, &reference);
         for (uint32_t b = 0; b < FAULT_BATCHES; b++) {
             uint32_t i = layer * FAULT_BATCHES + b;
-            ep_test_batch_init(&f->all[i], &reference, "demo", layer, TOKENS + b, TOP_K, 3 * i, NULL, 0);
-            ep_test_batch_init(&f->victims[i], &reference, "demo", layer, TOKENS + b, TOP_K, 3 * i + 1,
-                               victim_experts, EP_ARRAY_COUNT(victim_experts));
-            ep_test_batch_init(&f->others[i], &reference, "demo", layer, TOKENS + b, TOP_K, 3 * i + 2,
-                               other_experts, EP_ARRAY_COUNT(other_experts));
+            ep_test_batch_init(&f->all[i], &reference, "demo", layer, TOKENS + b, TOP_K, 3 * i,
+                               NULL, 0);
+            ep_test_batch_init(&f->victims[i], &reference, "demo", layer, TOKENS + b, TOP_K,
+                               3 * i + 1, victim_experts, EP_ARRAY_COUNT(victim_experts));
+            ep_test_batch_init(&f->others[i], &reference, "demo", layer, TOKENS + b, TOP_K,
+                               3 * i + 2, other_experts, EP_ARRAY_COUNT(other_experts));
         }
         ref_layer_free(&reference);
     }
@@ -65,8 +73,9 @@ void fault_fixture_init_options(fault_fixture *f, const ep_test_cluster_options 
 
 void fault_fixture_init(fault_fixture *f, const char *map, uint32_t copies)
 {
-    fault_fixture_init_options(
-        f, &(ep_test_cluster_options){.nodes_count = FAULT_NODES, .copies = copies, .expert_map = map});
+    fault_fixture_init_options(f, &(ep_test_cluster_options){.nodes_count = FAULT_NODES,
+                                                             .copies = copies,
+                                                             .expert_map = map});
 }
 
 void fault_fixture_fini(fault_fixture *f)
@@ -98,11 +107,14 @@ ep_test_load *fault_load(fault_fixture *f, const ep_test_batch *batches, uint32_
                                                      .arg = arg});
 }
 
-void fault_report(const char *fault, uint32_t in_flight, uint64_t victim_in_flight, uint64_t finished_after)
+void fault_report(const char *fault, uint32_t in_flight, uint64_t victim_in_flight,
+                  uint64_t finished_after)
 {
-    printf("%s: at the fault %u calls in flight, %llu of their requests at the victim; %llu calls finished "
+    printf("%s: at the fault %u calls in flight, %llu of their requests at the victim; %llu calls "
+           "finished "
            "afterwards\n",
-           fault, in_flight, (unsigned long long)victim_in_flight, (unsigned long long)finished_after);
+           fault, in_flight, (unsigned long long)victim_in_flight,
+           (unsigned long long)finished_after);
     EP_TEST_CHECK(in_flight >= FAULT_IN_FLIGHT_MIN && victim_in_flight > 0 &&
                       finished_after >= FAULT_FINISHED_AFTER_MIN,
                   "void: at least %d calls in flight, 1 at the victim and %u afterwards are needed",

@@ -35,10 +35,10 @@ typedef struct fault_fixture {
     ep_client *client;
     ep_test_model model;
     char model_path[EP_TEST_PATH_BYTES];
-    ep_test_batch all[FAULT_LAYERS * FAULT_BATCHES];     /* any experts: every node gets rows */
+    ep_test_batch all[FAULT_LAYERS * FAULT_BATCHES]; /* any experts: every node gets rows */
     /* only the victim's experts of fault_map */
     ep_test_batch victims[FAULT_LAYERS * FAULT_BATCHES];
-    ep_test_batch others[FAULT_LAYERS * FAULT_BATCHES];  /* none of them */
+    ep_test_batch others[FAULT_LAYERS * FAULT_BATCHES]; /* none of them */
 } fault_fixture;
 
 /* map: fault_map, or NULL for uniform placement. */
@@ -55,6 +55,7 @@ void fault_fixture_free_batches(fault_fixture *f);
 ep_test_load *fault_load(fault_fixture *f, const ep_test_batch *batches, uint32_t calls_in_flight,
                          uint64_t deadline_us, ep_test_failure_func on_failure, void *arg);
 /* Prints the three numbers and fails when the test would be void. */
-void fault_report(const char *fault, uint32_t in_flight, uint64_t victim_in_flight, uint64_t finished_after);
+void fault_report(const char *fault, uint32_t in_flight, uint64_t victim_in_flight,
+                  uint64_t finished_after);
 
 #endif

@@ -107,8 +107,8 @@ static bool ghost_registers(uint32_t patience_ms)
     request.url = url;
     request.incarnation = 1;
     bool good = ep_rpc_channel_wait_ready(channel, deadline_ns, NULL) == EP_OK &&
-                ep_rpc_call_sync(channel, "expertd.v1.Coordinator", "RegisterNode", &request.base, deadline_ns, &reply,
-                                 NULL) == EP_OK;
+                ep_rpc_call_sync(channel, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+                                 deadline_ns, &reply, NULL) == EP_OK;
     if (good) {
         ProtobufCMessage *answer = NULL;
         Expertd__V1__HeartbeatRequest beat = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
@@ -116,8 +116,8 @@ static bool ghost_registers(uint32_t patience_ms)
         beat.incarnation = 1;
         beat.epoch = ((Expertd__V1__RegisterReply *)reply)->epoch;
         beat.state = "serving";
-        good = ep_rpc_call_sync(channel, "expertd.v1.Coordinator", "Heartbeat", &beat.base, deadline_ns, &answer,
-                                NULL) == EP_OK;
+        good = ep_rpc_call_sync(channel, "expertd.v1.Coordinator", "Heartbeat", &beat.base,
+                                deadline_ns, &answer, NULL) == EP_OK;
         if (answer != NULL) {
             protobuf_c_message_free_unpacked(answer, NULL);
         }
@@ -138,12 +138,18 @@ static void set_policy(void)
     char *output = NULL;
     snprintf(change, sizeof(change), "hedge_permille=%u", 100 + ++test.policy_number % 900);
     snprintf(expect, sizeof(expect), "%llu", (unsigned long long)test.policy_revision);
-    snprintf(says, sizeof(says), "policy revision %llu\n", (unsigned long long)++test.policy_revision);
-    const char *const args[] = {
-        "policy", "set", change, "--expect-revision", expect, "--admin", test.fixture.cluster.coordinator.admin_url,
-        NULL};
-    int code = ep_test_process_run(test.fixture.cluster.dir, "expertctl", ep_test_expertctl, args, NULL,
-                                   EP_TEST_PATIENCE_MS, &output);
+    snprintf(says, sizeof(says), "policy revision %llu\n",
+             (unsigned long long)++test.policy_revision);
+    const char *const args[] = {"policy",
+                                "set",
+                                change,
+                                "--expect-revision",
+                                expect,
+                                "--admin",
+                                test.fixture.cluster.coordinator.admin_url,
+                                NULL};
+    int code = ep_test_process_run(test.fixture.cluster.dir, "expertctl", ep_test_expertctl, args,
+                                   NULL, EP_TEST_PATIENCE_MS, &output);
     EP_TEST_CHECK(code == 0 && strncmp(output, says, strlen(says)) == 0, "%d: %s", code, output);
     free(output);
 }
@@ -153,9 +159,9 @@ static void check_policy(const ep_policy *policy)
     const ep_policy_value *value = &policy->values[EP_POLICY_HEDGE_PERMILLE];
     EP_TEST_CHECK(policy->revision == test.policy_revision && value->revision == policy->revision &&
                       value->number == 100 + test.policy_number % 900,
-                  "the stored policy is at %llu with %llu, set was %llu with %u", (unsigned long long)policy->revision,
-                  (unsigned long long)value->number, (unsigned long long)test.policy_revision,
-                  100 + test.policy_number % 900);
+                  "the stored policy is at %llu with %llu, set was %llu with %u",
+                  (unsigned long long)policy->revision, (unsigned long long)value->number,
+                  (unsigned long long)test.policy_revision, 100 + test.policy_number % 900);
 }
 
 /* ---- checks ---- */
@@ -164,11 +170,13 @@ static void check_table(const ep_routing_table *table, const char *what)
 {
     ep_error error;
     EP_TEST_CHECK(ep_routing_table_check(table, &error) == EP_OK, "%s: %s", what, error.text);
-    EP_TEST_CHECK(table->layers_count == FAULT_LAYERS, "%s has %u layers", what, table->layers_count);
+    EP_TEST_CHECK(table->layers_count == FAULT_LAYERS, "%s has %u layers", what,
+                  table->layers_count);
     for (uint32_t l = 0; l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
         for (uint32_t e = 0; e < layer->shape.experts; e++) {
-            EP_TEST_CHECK(layer->offsets[e + 1] > layer->offsets[e], "%s: layer %u lost expert %u", what, l, e);
+            EP_TEST_CHECK(layer->offsets[e + 1] > layer->offsets[e], "%s: layer %u lost expert %u",
+                          what, l, e);
         }
     }
 }
@@ -206,11 +214,14 @@ static void check_store(bool may_be_new)
     for (size_t i = 0; i < EP_ARRAY_COUNT(state_files); i++) {
         copy_file(test.state_dir, test.copy_dir, state_files[i]);
     }
-    EP_TEST_CHECK(ep_table_store_sqlite_open(test.copy_dir, &store, &error) == EP_OK, "%s", error.text);
-    EP_TEST_CHECK(ep_table_store_begin_term(store, 1, &kept, &term, &error) == EP_OK, "%s", error.text);
-    EP_TEST_CHECK(may_be_new || term > test.seen.term, "term %llu after %llu", (unsigned long long)term,
-                  (unsigned long long)test.seen.term);
-    EP_TEST_CHECK(may_be_new || (kept.published != NULL && kept.assigned != NULL), "the store has no table");
+    EP_TEST_CHECK(ep_table_store_sqlite_open(test.copy_dir, &store, &error) == EP_OK, "%s",
+                  error.text);
+    EP_TEST_CHECK(ep_table_store_begin_term(store, 1, &kept, &term, &error) == EP_OK, "%s",
+                  error.text);
+    EP_TEST_CHECK(may_be_new || term > test.seen.term, "term %llu after %llu",
+                  (unsigned long long)term, (unsigned long long)test.seen.term);
+    EP_TEST_CHECK(may_be_new || (kept.published != NULL && kept.assigned != NULL),
+                  "the store has no table");
     if (!may_be_new) {
         check_policy(&kept.policy);
     }
@@ -218,8 +229,9 @@ static void check_store(bool may_be_new)
         check_table(kept.published, "the stored table");
         EP_TEST_CHECK(may_be_new || ep_epoch_compare(kept.published->epoch, test.seen) >= 0 ||
                           kept.published->epoch.term < test.seen.term,
-                      "a client saw %llu/%llu, stored is %llu/%llu", (unsigned long long)test.seen.term,
-                      (unsigned long long)test.seen.number, (unsigned long long)kept.published->epoch.term,
+                      "a client saw %llu/%llu, stored is %llu/%llu",
+                      (unsigned long long)test.seen.term, (unsigned long long)test.seen.number,
+                      (unsigned long long)kept.published->epoch.term,
                       (unsigned long long)kept.published->epoch.number);
     }
     ep_coordinator_kept_fini(&kept);
@@ -230,8 +242,8 @@ static Expertd__V1__ClusterStatusReply *cluster_status(void)
 {
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     return (Expertd__V1__ClusterStatusReply *)ep_test_cluster_call(
-        &test.fixture.cluster, test.fixture.cluster.coordinator.rpc_url, "expertd.v1.Coordinator", "ClusterStatus",
-        &empty.base);
+        &test.fixture.cluster, test.fixture.cluster.coordinator.rpc_url, "expertd.v1.Coordinator",
+        "ClusterStatus", &empty.base);
 }
 
 static uint32_t nodes_serving(void)
@@ -252,19 +264,23 @@ static void check_service(const char *after)
     ep_moe_result result;
     ep_epoch old = test.seen;
     ep_client *second = ep_test_cluster_client(&test.fixture.cluster, NULL);
-    EP_TEST_CHECK(ep_epoch_compare(client_epoch(second), old) > 0, "after %s: epoch %llu/%llu, before %llu/%llu", after,
-                  (unsigned long long)client_epoch(second).term, (unsigned long long)client_epoch(second).number,
-                  (unsigned long long)old.term, (unsigned long long)old.number);
-    EP_TEST_CHECK(ep_test_batch_call(&test.fixture.all[0], second, 0, &result), "after %s: %s", after,
-                  result.error.text);
+    EP_TEST_CHECK(ep_epoch_compare(client_epoch(second), old) > 0,
+                  "after %s: epoch %llu/%llu, before %llu/%llu", after,
+                  (unsigned long long)client_epoch(second).term,
+                  (unsigned long long)client_epoch(second).number, (unsigned long long)old.term,
+                  (unsigned long long)old.number);
+    EP_TEST_CHECK(ep_test_batch_call(&test.fixture.all[0], second, 0, &result), "after %s: %s",
+                  after, result.error.text);
     uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     while (nodes_serving() < FAULT_NODES) {
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "after %s: %u nodes serve", after, nodes_serving());
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "after %s: %u nodes serve", after,
+                      nodes_serving());
     }
     /* its calls are the clock */
     while (ep_epoch_compare(client_epoch(test.fixture.client), old) <= 0) {
         ep_test_load_wait_succeeded(test.load, 8);
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "after %s: the old client has the old epoch", after);
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "after %s: the old client has the old epoch",
+                      after);
     }
     see(second);
     see(test.fixture.client);
@@ -278,7 +294,8 @@ static void check_service(const char *after)
 static void kill_coordinator(void)
 {
     see(test.fixture.client);
-    int code = ep_test_process_stop(&test.fixture.cluster.coordinator, SIGKILL, EP_TEST_PATIENCE_MS);
+    int code =
+        ep_test_process_stop(&test.fixture.cluster.coordinator, SIGKILL, EP_TEST_PATIENCE_MS);
     EP_TEST_CHECK(code == 128 + SIGKILL, "the coordinator ended with %d", code);
     see(test.fixture.client);
 }
@@ -383,7 +400,8 @@ static bool store_fails(void)
 {
     Expertd__V1__ClusterStatusReply *status = cluster_status();
     bool fails = status->store_error[0] != '\0';
-    EP_TEST_CHECK(!fails || strstr(status->store_error, "coordinator.db: writing failed") != NULL, "%s", status->store_error);
+    EP_TEST_CHECK(!fails || strstr(status->store_error, "coordinator.db: writing failed") != NULL,
+                  "%s", status->store_error);
     protobuf_c_message_free_unpacked(&status->base, NULL);
     return fails;
 }
@@ -404,26 +422,31 @@ static void run_full(void)
     Expertd__V1__ClusterStatusReply *status = cluster_status();
     while (status->store_error[0] == '\0') {
         protobuf_c_message_free_unpacked(&status->base, NULL);
-        EP_TEST_CHECK(ghost_registers(EP_TEST_PATIENCE_MS), "handlers must answer while writes fail");
+        EP_TEST_CHECK(ghost_registers(EP_TEST_PATIENCE_MS),
+                      "handlers must answer while writes fail");
         status = cluster_status();
     }
-    EP_TEST_CHECK(strstr(status->store_error, "coordinator.db: writing failed: database or disk is full") != NULL, "%s",
-                  status->store_error);
+    EP_TEST_CHECK(strstr(status->store_error,
+                         "coordinator.db: writing failed: database or disk is full") != NULL,
+                  "%s", status->store_error);
     ep_epoch restored = {.term = status->epoch->term, .number = status->epoch->number};
     protobuf_c_message_free_unpacked(&status->base, NULL);
-    EP_TEST_CHECK(ep_test_http_get(test.fixture.cluster.coordinator.probe_url, "/readyz?verbose", &body) == 200 &&
+    EP_TEST_CHECK(ep_test_http_get(test.fixture.cluster.coordinator.probe_url, "/readyz?verbose",
+                                   &body) == 200 &&
                       strstr(body, "store: ") != NULL,
                   "%s", body);
     free(body);
     ep_client *second = ep_test_cluster_client(&test.fixture.cluster, NULL);
-    EP_TEST_CHECK(ep_epoch_compare(client_epoch(second), restored) >= 0, "the restored table is not served");
+    EP_TEST_CHECK(ep_epoch_compare(client_epoch(second), restored) >= 0,
+                  "the restored table is not served");
     ep_test_load_wait_succeeded(test.load, 50);
     EP_TEST_CHECK(store_fails(), "writes work on a full disk");
     EP_TEST_CHECK(unlink(full_path) == 0, "%s", full_path);
     while (store_fails()) { /* a second at most, then it is tried again */
         ep_test_load_wait_succeeded(test.load, 8);
     }
-    EP_TEST_CHECK(ep_test_http_get(test.fixture.cluster.coordinator.probe_url, "/metrics", &body) == 200 &&
+    EP_TEST_CHECK(ep_test_http_get(test.fixture.cluster.coordinator.probe_url, "/metrics", &body) ==
+                          200 &&
                       strstr(body, "expertd_coordinator_store_errors_total ") != NULL &&
                       strstr(body, "expertd_coordinator_store_errors_total 0") == NULL &&
                       strstr(body, "expertd_coordinator_store_failing 0") != NULL,
@@ -449,10 +472,12 @@ static void run_limit(void)
     limit.rlim_cur = 4096;
     EP_TEST_CHECK(prlimit(pid, RLIMIT_FSIZE, &limit, NULL) == 0, "no limit can be set");
     while (!store_fails()) {
-        EP_TEST_CHECK(ghost_registers(EP_TEST_PATIENCE_MS), "handlers must answer while writes fail");
+        EP_TEST_CHECK(ghost_registers(EP_TEST_PATIENCE_MS),
+                      "handlers must answer while writes fail");
     }
     ep_test_load_wait_succeeded(test.load, 50);
-    EP_TEST_CHECK(ep_test_http_get(test.fixture.cluster.coordinator.probe_url, "/metrics", &body) == 200 &&
+    EP_TEST_CHECK(ep_test_http_get(test.fixture.cluster.coordinator.probe_url, "/metrics", &body) ==
+                          200 &&
                       strstr(body, "expertd_coordinator_store_failing 1") != NULL,
                   "%s", body);
     free(body);
@@ -493,7 +518,8 @@ int main(int argc, char **argv)
         run_full();
     }
     ep_test_load_stop(test.load, &end);
-    printf("%llu calls, %llu failed\n", (unsigned long long)end.succeeded, (unsigned long long)end.failed);
+    printf("%llu calls, %llu failed\n", (unsigned long long)end.succeeded,
+           (unsigned long long)end.failed);
     EP_TEST_CHECK(end.failed == 0, "%llu calls failed", (unsigned long long)end.failed);
     fault_fixture_fini(&test.fixture);
     ep_test_dir_remove(test.state_dir);

@@ -32,14 +32,17 @@ static bool is_newer(epoch a, epoch b)
 static void expect_members(fault_fixture *f, uint64_t term)
 {
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
-    Expertd__V1__ClusterStatusReply *status = (Expertd__V1__ClusterStatusReply *)ep_test_cluster_call(
-        &f->cluster, f->cluster.coordinator.rpc_url, "expertd.v1.Coordinator", "ClusterStatus", &empty.base);
-    EP_TEST_CHECK(status->n_nodes == FAULT_NODES, "the coordinator knows %zu nodes", status->n_nodes);
+    Expertd__V1__ClusterStatusReply *status =
+        (Expertd__V1__ClusterStatusReply *)ep_test_cluster_call(
+            &f->cluster, f->cluster.coordinator.rpc_url, "expertd.v1.Coordinator", "ClusterStatus",
+            &empty.base);
+    EP_TEST_CHECK(status->n_nodes == FAULT_NODES, "the coordinator knows %zu nodes",
+                  status->n_nodes);
     EP_TEST_CHECK(status->epoch->term == term, "the coordinator's term is %llu",
                   (unsigned long long)status->epoch->term);
     for (size_t n = 0; n < status->n_nodes; n++) {
-        EP_TEST_CHECK(strcmp(status->nodes[n]->state, "serving") == 0, "%s is %s", status->nodes[n]->name,
-                      status->nodes[n]->state);
+        EP_TEST_CHECK(strcmp(status->nodes[n]->state, "serving") == 0, "%s is %s",
+                      status->nodes[n]->name, status->nodes[n]->state);
     }
     protobuf_c_message_free_unpacked(&status->base, NULL);
 }
@@ -70,15 +73,15 @@ int main(void)
     /* ready: all nodes have joined again */
     ep_client *second = ep_test_cluster_client(&f.cluster, NULL);
     epoch renewed = client_epoch(second);
-    EP_TEST_CHECK(is_newer(renewed, old), "epoch %llu/%llu after %llu/%llu", (unsigned long long)renewed.term,
-                  (unsigned long long)renewed.number, (unsigned long long)old.term,
-                  (unsigned long long)old.number);
-    EP_TEST_CHECK(ep_test_batch_call(&f.all[0], second, 0, &result), "a new client: %s", result.error.text);
+    EP_TEST_CHECK(is_newer(renewed, old), "epoch %llu/%llu after %llu/%llu",
+                  (unsigned long long)renewed.term, (unsigned long long)renewed.number,
+                  (unsigned long long)old.term, (unsigned long long)old.number);
+    EP_TEST_CHECK(ep_test_batch_call(&f.all[0], second, 0, &result), "a new client: %s",
+                  result.error.text);
     uint64_t rounds = 0;
-    while (is_newer(
-        renewed,
-        /* the client that was there all the time; its calls are the clock */
-        client_epoch(f.client))) {
+    while (is_newer(renewed,
+                    /* the client that was there all the time; its calls are the clock */
+                    client_epoch(f.client))) {
         ep_test_load_wait_succeeded(load, 16);
         EP_TEST_CHECK(++rounds < 100000, "the old client still has epoch %llu/%llu",
                       (unsigned long long)client_epoch(f.client).term,
@@ -87,10 +90,10 @@ int main(void)
     expect_members(&f, client_epoch(f.client).term);
     ep_test_load_wait_succeeded(load, 200);
     ep_test_load_stop(load, &end);
-    printf("epoch %llu/%llu became %llu/%llu; %llu calls in all, %llu failed\n", (unsigned long long)old.term,
-           (unsigned long long)old.number, (unsigned long long)renewed.term,
-           (unsigned long long)renewed.number, (unsigned long long)end.succeeded,
-           (unsigned long long)end.failed);
+    printf("epoch %llu/%llu became %llu/%llu; %llu calls in all, %llu failed\n",
+           (unsigned long long)old.term, (unsigned long long)old.number,
+           (unsigned long long)renewed.term, (unsigned long long)renewed.number,
+           (unsigned long long)end.succeeded, (unsigned long long)end.failed);
     EP_TEST_CHECK(end.failed == 0, "%llu calls failed", (unsigned long long)end.failed);
     ep_client_destroy(second);
     fault_fixture_fini(&f);

@@ -13,7 +13,8 @@ int main(void)
     ep_test_load_counts after;
     ep_layer_desc layer = {.struct_bytes = sizeof(layer)};
     fault_fixture_init(&f, NULL, 2);
-    EP_TEST_CHECK(ep_client_layer(f.client, "demo", NULL, 0, &layer) == EP_OK && layer.copies_min == 2,
+    EP_TEST_CHECK(ep_client_layer(f.client, "demo", NULL, 0, &layer) == EP_OK &&
+                      layer.copies_min == 2,
                   "%u copies", layer.copies_min);
     ep_test_load *load = fault_load(&f, f.all, 64, 0, NULL, NULL);
     ep_test_load_wait_succeeded(load, 200);
@@ -32,7 +33,8 @@ int main(void)
            (unsigned long long)(after.rerouted_frames - before.rerouted_frames));
     EP_TEST_CHECK(after.failed == 0, "%llu calls failed", (unsigned long long)after.failed);
     /* A frame that a copy had been sent already, for being late, needs no sending again. */
-    EP_TEST_CHECK(after.rerouted_frames + after.hedged_frames > before.rerouted_frames + before.hedged_frames,
+    EP_TEST_CHECK(after.rerouted_frames + after.hedged_frames >
+                      before.rerouted_frames + before.hedged_frames,
                   "no call noticed: the victim held none of them");
     fault_fixture_fini(&f);
     return 0;

@@ -37,7 +37,8 @@ static void begin_fault(ep_test_process *victim, bool stop)
 /* A frame that a copy had been sent already, for being late, needs no sending again. */
 static bool has_noticed(const ep_test_load_counts *before, const ep_test_load_counts *after)
 {
-    return after->rerouted_frames + after->hedged_frames > before->rerouted_frames + before->hedged_frames;
+    return after->rerouted_frames + after->hedged_frames >
+           before->rerouted_frames + before->hedged_frames;
 }
 
 int main(int argc, char **argv)
@@ -49,7 +50,8 @@ int main(int argc, char **argv)
     ep_test_load_counts after;
     EP_TEST_CHECK(argc == 3, "usage: %s kill|stop rows|sums", argv[0]);
     bool stop = strcmp(argv[1], "stop") == 0;
-    fault_fixture_init_options(&f, &(ep_test_cluster_options){.nodes_count = 4, .copies = 2, .hosts = hosts});
+    fault_fixture_init_options(
+        &f, &(ep_test_cluster_options){.nodes_count = 4, .copies = 2, .hosts = hosts});
     ep_test_process *victim = &f.cluster.nodes[FAULT_VICTIM];
     ep_test_load *load = start_load(&f, strcmp(argv[2], "sums") == 0);
     ep_test_load_wait_succeeded(load, 200);
@@ -72,7 +74,8 @@ int main(int argc, char **argv)
     ep_test_load_stop(load, &after);
     snprintf(fault, sizeof(fault), "SIG%s of a neighbour, %s", stop ? "STOP" : "KILL", argv[2]);
     fault_report(fault, before.in_flight, victim_in_flight, after.succeeded - before.succeeded);
-    printf("%llu calls failed, %llu frames were sent again, straight to an owner\n", (unsigned long long)after.failed,
+    printf("%llu calls failed, %llu frames were sent again, straight to an owner\n",
+           (unsigned long long)after.failed,
            (unsigned long long)(after.rerouted_frames - before.rerouted_frames));
     EP_TEST_CHECK(after.failed == 0, "%llu calls failed", (unsigned long long)after.failed);
     EP_TEST_CHECK(has_noticed(&before, &after), "no call noticed: the victim held none of them");

@@ -19,16 +19,24 @@
 #include "fault_device.h"
 #include "fault_fixture.h"
 
-enum { CALLS_IN_FLIGHT = 64, CALLS_BEFORE = 200, CALLS_AFTER = 200, WAITS_MAX = 100, DEVICE = 0, CPU = 1 };
+enum {
+    CALLS_IN_FLIGHT = 64,
+    CALLS_BEFORE = 200,
+    CALLS_AFTER = 200,
+    WAITS_MAX = 100,
+    DEVICE = 0,
+    CPU = 1
+};
 
 /* Weights that each of three devices may hold, kind "full": six of the node's sixteen experts. */
 #define FULL_BYTES (6 * 3 * FAULT_HIDDEN * FAULT_INNER * 2)
 
-#define BOTH                                                                                                          \
-    "[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6,7]},{\"device_id\":1,\"device_expert\":[0,1,2,3,4,5,6,7]}]"
+#define BOTH                                                                                       \
+    "[{\"device_id\":0,\"device_expert\":[0,1,2,3,4,5,6,7]},{\"device_id\":1,\"device_expert\":["  \
+    "0,1,2,3,4,5,6,7]}]"
 static const char map[] =
-    "{\"moe_layer_count\":2,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":" BOTH
-    "},{\"layer_id\":1,\"device_count\":2,\"device_list\":" BOTH "}]}";
+    "{\"moe_layer_count\":2,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_"
+    "list\":" BOTH "},{\"layer_id\":1,\"device_count\":2,\"device_list\":" BOTH "}]}";
 
 static fault_fixture f;
 static char dir[EP_TEST_PATH_BYTES];
@@ -63,7 +71,9 @@ static void expect_told(void)
 {
     char *text = ep_test_read_file(f.cluster.nodes[DEVICE].output_path);
     const char *line = strstr(text, "event=device-lost");
-    EP_TEST_CHECK(line != NULL && strstr(line, "code 507010") != NULL && strstr(line, "npu-smi") != NULL, "%s", text);
+    EP_TEST_CHECK(line != NULL && strstr(line, "code 507010") != NULL &&
+                      strstr(line, "npu-smi") != NULL,
+                  "%s", text);
     EP_TEST_CHECK(strstr(line + 1, "event=device-lost") == NULL, "told twice: %s", text);
     free(text);
 }
@@ -76,7 +86,8 @@ static void wait_for(const char *url, const char *path, int code, const char *pa
         char *body = NULL;
         const int got = ep_test_http_get(url, path, &body);
         const bool is_there = got == code && strstr(body, part) != NULL;
-        EP_TEST_CHECK(is_there || ep_clock_now_ns() < end_ns, "%s%s: %d, no '%s' in %s", url, path, got, part, body);
+        EP_TEST_CHECK(is_there || ep_clock_now_ns() < end_ns, "%s%s: %d, no '%s' in %s", url, path,
+                      got, part, body);
         free(body);
         if (is_there) {
             return;
@@ -91,12 +102,15 @@ static void expect_problem(const char *text)
     const char *const status[] = {"status", NULL};
     const char *const doctor[] = {"doctor", NULL};
     char *output;
-    wait_for(f.cluster.coordinator.probe_url, "/metrics",  200,
+    wait_for(f.cluster.coordinator.probe_url, "/metrics", 200,
              "expertd_coordinator_problems{code=\"device-lost\",severity=\"error\"} 1");
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, status, &output) != 0 && strstr(output, text) != NULL, "%s", output);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, status, &output) != 0 &&
+                      strstr(output, text) != NULL,
+                  "%s", output);
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, doctor, &output) != 0 && strstr(output, text) != NULL &&
-                      strstr(output, "507010") != NULL && strstr(output, "npu-smi") != NULL,
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, doctor, &output) != 0 &&
+                      strstr(output, text) != NULL && strstr(output, "507010") != NULL &&
+                      strstr(output, "npu-smi") != NULL,
                   "%s", output);
     free(output);
     wait_for(f.cluster.coordinator.probe_url, "/readyz?verbose", 200, text);
@@ -116,7 +130,8 @@ static void wait_avoided(uint32_t node)
     const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     uint64_t before;
     do {
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "callers are still sent to the node without a device");
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns,
+                      "callers are still sent to the node without a device");
         before = requests_of(node);
         ep_test_load_wait_succeeded(load, CALLS_AFTER);
     } while (requests_of(node) != before);
@@ -143,18 +158,22 @@ static void check_one(void)
     expect_problem("node node0 has lost 1 of 3 devices (1): its experts come on the others");
     const uint64_t wanted = is_full ? 10 : FAULT_LAYERS * FAULT_EXPERTS;
     for (uint64_t resident = 0; resident < wanted;) {
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "only %llu experts are loaded", (unsigned long long)resident);
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "only %llu experts are loaded",
+                      (unsigned long long)resident);
         ep_test_load_wait_succeeded(load, 1);
         Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(&f.cluster, DEVICE);
-        EP_TEST_CHECK(status->n_devices == 3 && status->devices[1]->lost_why[0] != 0 && status->experts_failed == 0,
+        EP_TEST_CHECK(status->n_devices == 3 && status->devices[1]->lost_why[0] != 0 &&
+                          status->experts_failed == 0,
                       "%s", status->last_error);
-        EP_TEST_CHECK(status->devices[0]->weight_bytes > 0 && status->devices[2]->weight_bytes > 0 &&
-                          status->devices[0]->memory_bytes > 0 && status->devices[1]->memory_bytes == 0,
-                      "figures of the devices");
+        EP_TEST_CHECK(
+            status->devices[0]->weight_bytes > 0 && status->devices[2]->weight_bytes > 0 &&
+                status->devices[0]->memory_bytes > 0 && status->devices[1]->memory_bytes == 0,
+            "figures of the devices");
         for (size_t d = 0; is_full && d < status->n_devices; d++) {
             EP_TEST_CHECK(status->devices[d]->weight_bytes_max == FULL_BYTES &&
                               status->devices[d]->weight_bytes <= FULL_BYTES,
-                          "device %zu holds %llu", d, (unsigned long long)status->devices[d]->weight_bytes);
+                          "device %zu holds %llu", d,
+                          (unsigned long long)status->devices[d]->weight_bytes);
         }
         resident = 0;
         for (size_t l = 0; l < status->n_layers; l++) {
@@ -162,11 +181,14 @@ static void check_one(void)
         }
         expertd__v1__node_status_reply__free_unpacked(status, NULL);
     }
-    wait_for(f.cluster.nodes[DEVICE].probe_url, "/metrics", 200, "expertd_device_lost{device=\"1\"} 1");
-    wait_for(f.cluster.nodes[DEVICE].probe_url, "/metrics", 200, "expertd_device_weights_bytes{device=\"1\"} 0");
+    wait_for(f.cluster.nodes[DEVICE].probe_url, "/metrics", 200,
+             "expertd_device_lost{device=\"1\"} 1");
+    wait_for(f.cluster.nodes[DEVICE].probe_url, "/metrics", 200,
+             "expertd_device_weights_bytes{device=\"1\"} 0");
     if (is_full) {
         char *metrics = NULL;
-        EP_TEST_CHECK(ep_test_http_get(f.cluster.nodes[DEVICE].probe_url, "/metrics", &metrics) == 200 &&
+        EP_TEST_CHECK(ep_test_http_get(f.cluster.nodes[DEVICE].probe_url, "/metrics", &metrics) ==
+                              200 &&
                           strstr(metrics, "\nexpertd_expert_evictions_total 0\n") == NULL &&
                           strstr(metrics, "\nexpertd_expert_evictions_total ") != NULL,
                       "nothing had to go: %s", metrics);
@@ -180,11 +202,14 @@ static void check_one(void)
 static void expect_spread(void)
 {
     Expertd__V1__NodeStatusReply *status = ep_test_cluster_node_status(&f.cluster, DEVICE);
-    EP_TEST_CHECK(status->n_devices == devices && status->inflight_tokens == devices * 1024u, "%zu devices, %llu",
-                  status->n_devices, (unsigned long long)status->inflight_tokens);
+    EP_TEST_CHECK(status->n_devices == devices && status->inflight_tokens == devices * 1024u,
+                  "%zu devices, %llu", status->n_devices,
+                  (unsigned long long)status->inflight_tokens);
     for (uint32_t d = 0; d < devices; d++) {
-        EP_TEST_CHECK(status->devices[d]->weight_bytes * devices >= status->weight_bytes - status->weight_bytes / 4,
-                      "device %u holds %llu of %llu", d, (unsigned long long)status->devices[d]->weight_bytes,
+        EP_TEST_CHECK(status->devices[d]->weight_bytes * devices >=
+                          status->weight_bytes - status->weight_bytes / 4,
+                      "device %u holds %llu of %llu", d,
+                      (unsigned long long)status->devices[d]->weight_bytes,
                       (unsigned long long)status->weight_bytes);
     }
     expertd__v1__node_status_reply__free_unpacked(status, NULL);
@@ -222,12 +247,16 @@ static void lose_under_load(void)
     }
     expect_told();
     ep_test_load_stop(load, &after);
-    fault_report("a lost device", before.in_flight, victim_in_flight, after.succeeded - before.succeeded);
-    printf("%llu calls failed, %llu frames were sent again; %llu rows by the device before its loss\n",
-           (unsigned long long)after.failed, (unsigned long long)(after.rerouted_frames - before.rerouted_frames),
-           (unsigned long long)device_rows);
+    fault_report("a lost device", before.in_flight, victim_in_flight,
+                 after.succeeded - before.succeeded);
+    printf(
+        "%llu calls failed, %llu frames were sent again; %llu rows by the device before its loss\n",
+        (unsigned long long)after.failed,
+        (unsigned long long)(after.rerouted_frames - before.rerouted_frames),
+        (unsigned long long)device_rows);
     EP_TEST_CHECK(after.failed == 0, "%llu calls failed", (unsigned long long)after.failed);
-    EP_TEST_CHECK(after.rerouted_frames + after.hedged_frames > before.rerouted_frames + before.hedged_frames,
+    EP_TEST_CHECK(after.rerouted_frames + after.hedged_frames >
+                      before.rerouted_frames + before.hedged_frames,
                   "no call noticed: the device held none of them");
 }
 
@@ -242,13 +271,15 @@ static void lose_and_replace(void)
     const char *const programs[] = {device.program, other.program};
     const char *const table[] = {"table", "--model", "demo", NULL};
     const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
-    const ep_test_cluster_options options = {.nodes_count = 2, .copies = 1, .node_programs = programs};
+    const ep_test_cluster_options options = {
+        .nodes_count = 2, .copies = 1, .node_programs = programs};
     fault_fixture_init_cluster(&f, &options);
     f.client = ep_test_cluster_client(&f.cluster, any_numerics);
     fault_device_lose(&device, ""); /* nobody uses it: it is looked after */
     for (bool is_moved = false; !is_moved;) {
         char *output;
-        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "the experts of the lost device are not given to the other node");
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns,
+                      "the experts of the lost device are not given to the other node");
         EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, table, &output) == 0, "%s", output);
         is_moved = strstr(output, "node0") == NULL && strstr(output, "none") == NULL;
         free(output);

@@ -32,9 +32,9 @@ enum { DEVICE = 0, CPU = 1, BYTES = 160 };
 #define LEAD_SURE 0.25
 
 #define ALL "[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]"
-#define LAYER(id)                                                                                            \
-    "{\"layer_id\":" #id ",\"device_count\":2,\"device_list\":[{\"device_id\":0,\"device_expert\":" ALL      \
-    "},{"                                                                                                    \
+#define LAYER(id)                                                                                  \
+    "{\"layer_id\":" #id                                                                           \
+    ",\"device_count\":2,\"device_list\":[{\"device_id\":0,\"device_expert\":" ALL "},{"           \
     "\"device_id\":1,\"device_expert\":" ALL "}]}"
 static const char map[] =
     "{\"moe_layer_count\":4,\"layer_list\":[" LAYER(0) "," LAYER(1) "," LAYER(2) "," LAYER(3) "]}";
@@ -63,7 +63,8 @@ static char *generate(const char *numerics)
     const char *const args[] = {
         "generate", "--checkpoint",    DEMO,   "--model=demo", "--prompt", PROMPT, "--bytes",
         bytes,      "--temperature=0", option, "--out",        out,        NULL};
-    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, args, &output) == 0, "expertctl generate: %s", output);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, args, &output) == 0, "expertctl generate: %s",
+                  output);
     free(output);
     return ep_test_read_file(out);
 }
@@ -83,9 +84,9 @@ static char *generate_and_lose(const fault_device *device)
                                 "--prompt",        PROMPT,         "--bytes", bytes,
                                 "--temperature=0", "--stream",     "--out",   pipe,
                                 "--numerics=any",  coordinator,    NULL};
-    EP_TEST_CHECK(
-        ep_test_process_start(&process, cluster.dir, "generate", ep_test_expertctl, args, NULL, false),
-        "expertctl does not start");
+    EP_TEST_CHECK(ep_test_process_start(&process, cluster.dir, "generate", ep_test_expertctl, args,
+                                        NULL, false),
+                  "expertctl does not start");
     char *text = calloc(1, strlen(PROMPT) + BYTES + 1);
     FILE *file = fopen(pipe, "r");
     EP_TEST_CHECK(text != NULL && file != NULL, "%s cannot be read", pipe);
@@ -116,8 +117,9 @@ typedef struct expert_caller {
     float scales[LAYERS][TOP_K];
 } expert_caller;
 
-static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t tokens, const uint16_t *rows,
-                           const int32_t *ids, const float *scales, uint16_t *out, ep_error *out_error)
+static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t tokens,
+                           const uint16_t *rows, const int32_t *ids, const float *scales,
+                           uint16_t *out, ep_error *out_error)
 {
     expert_caller *caller = arg;
     ep_moe_args args;
@@ -139,12 +141,12 @@ static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t toke
     return err;
 }
 
-static void run_model(ep_dense_model *model, expert_caller *caller, const char *text, uint32_t position,
-                      float logits[EP_DENSE_VOCAB])
+static void run_model(ep_dense_model *model, expert_caller *caller, const char *text,
+                      uint32_t position, float logits[EP_DENSE_VOCAB])
 {
     ep_error error;
-    EP_TEST_CHECK(ep_dense_model_forward(model, (const uint8_t *)text + position, 1, position, call_experts,
-                                         caller, logits, &error) == EP_OK,
+    EP_TEST_CHECK(ep_dense_model_forward(model, (const uint8_t *)text + position, 1, position,
+                                         call_experts, caller, logits, &error) == EP_OK,
                   "byte %u: %s", position, error.text);
 }
 
@@ -194,31 +196,34 @@ static void compare_logits(ep_client *cpu, ep_client *both, const char *text, do
         caller.follows = true;
         run_model(models[1], &caller, text, p, logits[1]);
         const comparison c = compare(logits[0], logits[1]);
-        EP_TEST_CHECK(c.off <= LOGITS_OFF * c.spread, "after byte %u logits are off by %g of a spread of %g",
-                      p, c.off, c.spread);
+        EP_TEST_CHECK(c.off <= LOGITS_OFF * c.spread,
+                      "after byte %u logits are off by %g of a spread of %g", p, c.off, c.spread);
         worst = fmax(worst, c.off / c.spread);
         lead[p + 1] = c.lead / c.spread;
     }
-    printf("logits by both nodes are off by %.4f of their spread at most, allowed %.4f\n", worst, LOGITS_OFF);
+    printf("logits by both nodes are off by %.4f of their spread at most, allowed %.4f\n", worst,
+           LOGITS_OFF);
     ep_dense_model_close(models[0]);
     ep_dense_model_close(models[1]);
 }
 
-static void expect_near(const char *what, const char *text, const char *cpu_text, const double *lead)
+static void expect_near(const char *what, const char *text, const char *cpu_text,
+                        const double *lead)
 {
     const size_t bytes = strlen(PROMPT) + BYTES;
-    EP_TEST_CHECK(strlen(text) == bytes && strlen(cpu_text) == bytes, "%s: %zu and %zu bytes, wanted %zu",
-                  what, strlen(text), strlen(cpu_text), bytes);
+    EP_TEST_CHECK(strlen(text) == bytes && strlen(cpu_text) == bytes,
+                  "%s: %zu and %zu bytes, wanted %zu", what, strlen(text), strlen(cpu_text), bytes);
     size_t same = 0;
     while (same < bytes && text[same] == cpu_text[same]) {
         same++;
     }
     printf("%s: %zu of %zu bytes as by the CPU alone", what, same, bytes);
     printf(same == bytes ? "\n" : ", whose next byte leads by %.3f of the spread\n", lead[same]);
-    EP_TEST_CHECK(same == bytes || lead[same] <= LEAD_SURE,
-                  "%s parts from the CPU's text at byte %zu, where the likeliest byte leads by %g of the "
-                  "spread:\n%s\n%s",
-                  what, same, lead[same], text, cpu_text);
+    EP_TEST_CHECK(
+        same == bytes || lead[same] <= LEAD_SURE,
+        "%s parts from the CPU's text at byte %zu, where the likeliest byte leads by %g of the "
+        "spread:\n%s\n%s",
+        what, same, lead[same], text, cpu_text);
 }
 
 static void any_numerics(ep_client_config *config)
@@ -260,8 +265,8 @@ int main(void)
     EP_TEST_CHECK(rows_of(DEVICE) == 0, "the device took rows of another id");
     const uint64_t cpu_rows = rows_of(CPU);
     char *text = generate("any");
-    printf("%llu rows by the device, %llu by the CPU beside it\n", (unsigned long long)rows_of(DEVICE),
-           (unsigned long long)(rows_of(CPU) - cpu_rows));
+    printf("%llu rows by the device, %llu by the CPU beside it\n",
+           (unsigned long long)rows_of(DEVICE), (unsigned long long)(rows_of(CPU) - cpu_rows));
     EP_TEST_CHECK(rows_of(DEVICE) > 0, "the device computed nothing");
     compare_logits(cpu, both, cpu_text, lead);
     expect_near("both nodes", text, cpu_text, lead);

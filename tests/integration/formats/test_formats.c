@@ -31,13 +31,16 @@ static void remove_dir(void)
 
 TestSuite(formats, .init = make_dir, .fini = remove_dir);
 
-static void expect_bytes(const ep_format_case *form, const char *what, const void *got, const void *want, size_t bytes)
+static void expect_bytes(const ep_format_case *form, const char *what, const void *got,
+                         const void *want, size_t bytes)
 {
-    cr_assert_eq(got == NULL, want == NULL, "%s: %s is %s", form->name, what, got == NULL ? "missing" : "there");
+    cr_assert_eq(got == NULL, want == NULL, "%s: %s is %s", form->name, what,
+                 got == NULL ? "missing" : "there");
     cr_assert(want == NULL || memcmp(got, want, bytes) == 0, "%s: %s differs", form->name, what);
 }
 
-static void expect_source(const ep_format_case *form, const ep_expert_source *got, const ep_expert_source *want)
+static void expect_source(const ep_format_case *form, const ep_expert_source *got,
+                          const ep_expert_source *want)
 {
     const uint32_t hidden = form->hidden;
     const uint32_t inner = form->inner;
@@ -49,18 +52,21 @@ static void expect_source(const ep_format_case *form, const ep_expert_source *go
     cr_assert_eq(got->hidden, hidden);
     cr_assert_eq(got->inner, inner);
     cr_assert_eq(got->format, format, "%s is %s", form->name, ep_weight_format_name(got->format));
-    cr_assert_eq(got->activation, form->activation, "%s: %s", form->name, ep_activation_name(got->activation));
-    cr_assert(got->numbers.alpha == form->numbers.alpha && got->numbers.beta == form->numbers.beta &&
-              got->numbers.limit == form->numbers.limit);
+    cr_assert_eq(got->activation, form->activation, "%s: %s", form->name,
+                 ep_activation_name(got->activation));
+    cr_assert(got->numbers.alpha == form->numbers.alpha &&
+              got->numbers.beta == form->numbers.beta && got->numbers.limit == form->numbers.limit);
     expect_bytes(form, "places", got->places, want->places, hidden * sizeof(uint32_t));
     expect_bytes(form, "gate", got->gate, want->gate, wide);
     expect_bytes(form, "up", got->up, want->up, wide);
-    cr_assert_eq(ep_expert_down_format(got), down, "%s is %s", form->name, ep_weight_format_name(got->down_format));
+    cr_assert_eq(ep_expert_down_format(got), down, "%s is %s", form->name,
+                 ep_weight_format_name(got->down_format));
     cr_assert_eq(got->bias_dtype, want->bias_dtype);
     expect_bytes(form, "down", got->down, want->down, hidden * ep_weight_row_bytes(down, inner));
     expect_bytes(form, "gate scales", got->gate_scales, want->gate_scales, scales);
     expect_bytes(form, "up scales", got->up_scales, want->up_scales, scales);
-    expect_bytes(form, "down scales", got->down_scales, want->down_scales, ep_weight_scales_bytes(down, hidden, inner));
+    expect_bytes(form, "down scales", got->down_scales, want->down_scales,
+                 ep_weight_scales_bytes(down, hidden, inner));
     expect_bytes(form, "gate bias", got->gate_bias, want->gate_bias, bias * inner);
     expect_bytes(form, "up bias", got->up_bias, want->up_bias, bias * inner);
     expect_bytes(form, "down bias", got->down_bias, want->down_bias, bias * hidden);
@@ -71,7 +77,8 @@ static ep_checkpoint *open_written(const ep_format_model *model)
     ep_error error;
     ep_checkpoint *checkpoint = NULL;
     cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%s: %s", model->form->name, error.text);
+    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%s: %s", model->form->name,
+                 error.text);
     return checkpoint;
 }
 
@@ -83,8 +90,8 @@ Test(formats, every_container_gives_the_expert_it_was_made_from)
         ep_checkpoint *checkpoint = open_written(model);
         const ep_model_info *info = ep_checkpoint_info(checkpoint);
         cr_assert_eq(info->format, model->form->format, "%s", model->form->name);
-        cr_assert_eq(info->formats, 1u << info->format | 1u << ep_format_case_of(model->form, 2), "%s",
-                     model->form->name);
+        cr_assert_eq(info->formats, 1u << info->format | 1u << ep_format_case_of(model->form, 2),
+                     "%s", model->form->name);
         for (uint32_t e = 0; e < EP_FORMAT_EXPERTS; e++) {
             ep_expert_data data = {0};
             ep_error error;
@@ -93,7 +100,8 @@ Test(formats, every_container_gives_the_expert_it_was_made_from)
             expect_source(model->form, &data.source, &model->experts[e]);
             memcpy(hashes[e], data.sha256, sizeof(hashes[e]));
             for (uint32_t other = 0; other < e; other++) {
-                cr_assert_neq(memcmp(hashes[e], hashes[other], EP_SHA256_BYTES), 0, "%s", model->form->name);
+                cr_assert_neq(memcmp(hashes[e], hashes[other], EP_SHA256_BYTES), 0, "%s",
+                              model->form->name);
             }
             ep_expert_data_free(&data);
         }
@@ -105,13 +113,15 @@ Test(formats, every_container_gives_the_expert_it_was_made_from)
 enum { ROWS = 5 };
 
 /* Rows of one expert through a backend, f32 in and out. */
-static void run_rows(ep_backend *backend, const ep_expert_source *source, const float *x, float *out)
+static void run_rows(ep_backend *backend, const ep_expert_source *source, const float *x,
+                     float *out)
 {
     ep_backend_weights *weights = NULL;
     ep_error error;
     ep_job_row rows[ROWS];
     fixture_job job;
-    cr_assert_eq(backend->ops->weights_load(backend, source, &weights, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(backend->ops->weights_load(backend, source, &weights, &error), EP_OK, "%s",
+                 error.text);
     expert_fixture f = {.rows_count = ROWS,
                         .x_dtype = EP_DTYPE_F32,
                         .out_dtype = EP_DTYPE_F32,
@@ -137,7 +147,10 @@ static double share_of(ep_weight_format format, ep_ffn_family family)
     const bool has_integers = format == EP_WEIGHTS_W8A8 || family == EP_FFN_FAMILY_W4A8;
     /* offsets are as large as codes */
     const bool cancels = ep_weight_format_offsets(format) == EP_OFFSETS_MINIMUM;
-    return has_integers ? 0.02 : ep_ffn_family_has_pairs(family) ? (cancels ? 0.06 : 0.03) : cancels ? 0.02 : 5e-3;
+    return has_integers                      ? 0.02
+           : ep_ffn_family_has_pairs(family) ? (cancels ? 0.06 : 0.03)
+           : cancels                         ? 0.02
+                                             : 5e-3;
 }
 
 /*
@@ -166,8 +179,8 @@ static double error_of_int8(const ep_expert_source *source, const float *x, cons
     return sqrt(wrong / length);
 }
 
-static void expect_near(const ep_format_case *form, const ep_expert_source *source, ep_ffn_family family, double share, const float *x,
-                        const float *out)
+static void expect_near(const ep_format_case *form, const ep_expert_source *source,
+                        ep_ffn_family family, double share, const float *x, const float *out)
 {
     double *y = malloc(source->hidden * sizeof(*y));
     double *bound = malloc(source->hidden * sizeof(*bound));
@@ -177,12 +190,14 @@ static void expect_near(const ep_format_case *form, const ep_expert_source *sour
         ep_format_judge(source, family, x + r * source->hidden, y, bound);
         for (size_t i = 0; i < source->hidden; i++) {
             double got = (double)out[r * source->hidden + i];
-            cr_assert(fabs(got - y[i]) <= bound[i], "%s %s: row %zu output %zu is %a, in double %a, bound %g", form->name,
+            cr_assert(fabs(got - y[i]) <= bound[i],
+                      "%s %s: row %zu output %zu is %a, in double %a, bound %g", form->name,
                       ep_activation_name(source->activation), r, i, got, y[i], bound[i]);
             length += y[i] * y[i];
             slack += bound[i] * bound[i];
         }
-        cr_assert(slack < share * share * length, "%s: bound %g of %g", form->name, sqrt(slack), sqrt(length));
+        cr_assert(slack < share * share * length, "%s: bound %g of %g", form->name, sqrt(slack),
+                  sqrt(length));
     }
     free(y);
     free(bound);
@@ -195,7 +210,8 @@ static void expect_equal_and_near(ep_numerics numerics)
     for (size_t b = 0; b < 2; b++) {
         const ep_backend_config config = {.numerics = numerics, .threads = 1};
         ep_error error;
-        cr_assert_eq(ep_backend_by_name(names[b])->open(&config, &backends[b], &error), EP_OK, "%s", error.text);
+        cr_assert_eq(ep_backend_by_name(names[b])->open(&config, &backends[b], &error), EP_OK, "%s",
+                     error.text);
     }
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         const ep_format_case *form = &ep_format_cases[i];
@@ -210,7 +226,8 @@ static void expect_equal_and_near(ep_numerics numerics)
         for (size_t k = 0; k < count; k++) {
             x[k] = (float)((int)(ep_splitmix64(&state) % 257) - 128) / 64.0f;
         }
-        cr_assert_eq(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error),
+                     EP_OK, "%s", error.text);
         for (size_t b = 0; b < 2; b++) {
             run_rows(backends[b], &data.source, x, out[b]);
         }
@@ -244,21 +261,26 @@ Test(formats, small_weights_stay_small_in_memory)
     static const struct {
         ep_weight_format format;
         double bytes; /* per weight, at most: codes, scales, and nothing else */
-    } cases[] = {{EP_WEIGHTS_BF16, 2.0},       {EP_WEIGHTS_F8_BLOCK, 1.04}, {EP_WEIGHTS_F8_CHANNEL, 1.04},
-                 {EP_WEIGHTS_MXFP8, 1.04},     {EP_WEIGHTS_MXFP4, 0.54},    {EP_WEIGHTS_INT4, 0.57},
-                 {EP_WEIGHTS_W8A8, 1.01},      {EP_WEIGHTS_INT4_F16, 0.57}, {EP_WEIGHTS_INT4_ZERO, 0.66},
-                 {EP_WEIGHTS_INT4_128, 0.54},  {EP_WEIGHTS_INT4_128_ZERO, 0.55}, {EP_WEIGHTS_INT8_F16, 1.07},
-                 {EP_WEIGHTS_INT8_ZERO, 1.16}, {EP_WEIGHTS_INT8_128, 1.04}, {EP_WEIGHTS_INT8_128_ZERO, 1.05},
-                 {EP_WEIGHTS_F8_32, 1.13},     {EP_WEIGHTS_NVFP4, 0.58},    {EP_WEIGHTS_Q4_K, 0.6},
-                 {EP_WEIGHTS_Q6_K, 1.08},      {EP_WEIGHTS_Q5_K, 1.1}};
+    } cases[] = {{EP_WEIGHTS_BF16, 2.0},           {EP_WEIGHTS_F8_BLOCK, 1.04},
+                 {EP_WEIGHTS_F8_CHANNEL, 1.04},    {EP_WEIGHTS_MXFP8, 1.04},
+                 {EP_WEIGHTS_MXFP4, 0.54},         {EP_WEIGHTS_INT4, 0.57},
+                 {EP_WEIGHTS_W8A8, 1.01},          {EP_WEIGHTS_INT4_F16, 0.57},
+                 {EP_WEIGHTS_INT4_ZERO, 0.66},     {EP_WEIGHTS_INT4_128, 0.54},
+                 {EP_WEIGHTS_INT4_128_ZERO, 0.55}, {EP_WEIGHTS_INT8_F16, 1.07},
+                 {EP_WEIGHTS_INT8_ZERO, 1.16},     {EP_WEIGHTS_INT8_128, 1.04},
+                 {EP_WEIGHTS_INT8_128_ZERO, 1.05}, {EP_WEIGHTS_F8_32, 1.13},
+                 {EP_WEIGHTS_NVFP4, 0.58},         {EP_WEIGHTS_Q4_K, 0.6},
+                 {EP_WEIGHTS_Q6_K, 1.08},          {EP_WEIGHTS_Q5_K, 1.1}};
     const ep_backend_config config = {.numerics = EP_NUMERICS_AUTO, .threads = 1};
     ep_backend *backend;
     ep_error error;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
+                 error.text);
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         const ep_expert_source source = {.hidden = 2048, .inner = 768, .format = cases[i].format};
         double bytes = (double)backend->ops->weights_bytes(backend, &source) / (3.0 * 2048 * 768);
-        cr_expect(bytes > 0.5 && bytes <= cases[i].bytes, "%s: %g bytes", ep_weight_format_name(cases[i].format), bytes);
+        cr_expect(bytes > 0.5 && bytes <= cases[i].bytes, "%s: %g bytes",
+                  ep_weight_format_name(cases[i].format), bytes);
     }
     backend->ops->close(backend);
 }
@@ -281,8 +303,13 @@ static void leave_out(ep_format_tensor *t)
 
 static void another_type(ep_format_tensor *t)
 {
-    snprintf(t->dtype, sizeof(t->dtype), "%s", strcmp(t->dtype, "U8") == 0 ? "I8" : strcmp(t->dtype, "F32") == 0 ? "I32" : "U8");
-    t->bytes = t->bytes / (strcmp(t->dtype, "U8") == 0 && t->rank == 2 ? t->bytes / (t->dims[0] * t->dims[1]) : 1);
+    snprintf(t->dtype, sizeof(t->dtype), "%s",
+             strcmp(t->dtype, "U8") == 0    ? "I8"
+             : strcmp(t->dtype, "F32") == 0 ? "I32"
+                                            : "U8");
+    t->bytes =
+        t->bytes /
+        (strcmp(t->dtype, "U8") == 0 && t->rank == 2 ? t->bytes / (t->dims[0] * t->dims[1]) : 1);
 }
 
 static void one_row_less(ep_format_tensor *t)
@@ -363,7 +390,9 @@ static void expect_place(const char *text, const char *tensor_end)
     name += strlen(between);
     const size_t length = strcspn(name, ":");
     const size_t end_length = strlen(tensor_end);
-    cr_expect(length > end_length && strncmp(name + length - end_length, tensor_end, end_length) == 0, "not %s: %s", tensor_end, text);
+    cr_expect(length > end_length &&
+                  strncmp(name + length - end_length, tensor_end, end_length) == 0,
+              "not %s: %s", tensor_end, text);
     cr_expect(strlen(name + length) > 10, "no reason: %s", text);
 }
 
@@ -377,8 +406,8 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
         const char *text;
         const char *also;
     } cases[] = {
-        {"n1-f8-block", "experts.2.up_proj.weight_scale_inv", leave_out, EP_ERR_NOT_FOUND, ".safetensors: tensor ",
-         "experts.2.up_proj.weight: has no scales: "},
+        {"n1-f8-block", "experts.2.up_proj.weight_scale_inv", leave_out, EP_ERR_NOT_FOUND,
+         ".safetensors: tensor ", "experts.2.up_proj.weight: has no scales: "},
         {"n1-f8-block", "experts.2.up_proj.weight_scale_inv", one_row_less, EP_ERR_BAD_FILE,
          "experts.2.up_proj.weight_scale_inv: shape is [2,1], allowed [2,2]", ".safetensors"},
         {"n1-f8-block", "experts.2.down_proj.weight", all_ones, EP_ERR_BAD_FILE,
@@ -387,86 +416,94 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
          "down_proj.weight_scale_inv: a scale is not finite at element 3", ".safetensors"},
         {"n1-f8-channel", "experts.2.gate_proj.weight_scale", another_type, EP_ERR_BAD_FILE,
          "dtype is I32, allowed F32, BF16", ".safetensors"},
-        {"n1-f8-channel-bf16", "experts.2.gate_proj.weight_scale", one_row_less, EP_ERR_BAD_FILE, "shape is [64]",
-         "allowed"},
+        {"n1-f8-channel-bf16", "experts.2.gate_proj.weight_scale", one_row_less, EP_ERR_BAD_FILE,
+         "shape is [64]", "allowed"},
         {"n6-mxfp4-situ", "experts.2.w1.weight_scale", all_ones, EP_ERR_BAD_FILE,
-         "w1.weight_scale: a scale is 255 (e8m0's NaN), allowed 0..254, at element 0", ".safetensors"},
+         "w1.weight_scale: a scale is 255 (e8m0's NaN), allowed 0..254, at element 0",
+         ".safetensors"},
         {"n2-mxfp8-oai", "experts.2.w2.weight_scale_inv", one_last_byte, EP_ERR_BAD_FILE,
          "allowed 0..254, at element 191", ".safetensors"},
         {"n7-mxfp4", "down_proj_scales", one_of_expert_2, EP_ERR_BAD_FILE,
-         "down_proj_scales: a scale is 255 (e8m0's NaN), allowed 0..254, at element 261", ".safetensors"},
+         "down_proj_scales: a scale is 255 (e8m0's NaN), allowed 0..254, at element 261",
+         ".safetensors"},
         {"n6-mxfp4-situ", "experts.2.w2.weight_packed", one_row_less, EP_ERR_BAD_FILE,
          "shape is [96,31], allowed [96,32]", ".safetensors"},
-        {"n6-mxfp4-situ", "experts.2.w2.weight_scale", leave_out, EP_ERR_NOT_FOUND, "has no scales", "w2.weight"},
+        {"n6-mxfp4-situ", "experts.2.w2.weight_scale", leave_out, EP_ERR_NOT_FOUND, "has no scales",
+         "w2.weight"},
         {"n4-mxfp4-limit", "experts.2.w3.scale", one_row_less, EP_ERR_BAD_FILE,
          "w3.scale: shape is [96,1], allowed [96,2]", ".safetensors"},
         {"n5-int4", "experts.2.down_proj.weight_packed", one_row_less, EP_ERR_BAD_FILE,
          "shape is [96,7], allowed [96,8]", ".safetensors"},
         {"n5-int4", "experts.2.up_proj.weight_scale", another_type, EP_ERR_BAD_FILE,
          "dtype is U8, allowed F32, BF16, F16", ".safetensors"},
-        {"n1-w8a8", "experts.2.up_proj.weight_offset", one_not_zero, EP_ERR_BAD_FILE, "an offset is not zero",
-         ".safetensors"},
+        {"n1-w8a8", "experts.2.up_proj.weight_offset", one_not_zero, EP_ERR_BAD_FILE,
+         "an offset is not zero", ".safetensors"},
         {"n1-w8a8", "experts.2.up_proj.weight_scale", one_infinite, EP_ERR_BAD_FILE,
          "a scale is not finite at element 49", ".safetensors"},
         {"n2-mxfp8-oai", "experts.2.w2.weight_scale_inv", one_row_less, EP_ERR_BAD_FILE,
          "shape is [96,1], allowed [96,2]", ".safetensors"},
         {"n7-mxfp4", "gate_up_proj_blocks", one_row_less, EP_ERR_BAD_FILE,
          "shape is [4,128,2,15], allowed [4,128,2,16]", ".safetensors"},
-        {"n7-mxfp4", "down_proj_scales", leave_out, EP_ERR_NOT_FOUND, "has no scales", "down_proj_blocks"},
+        {"n7-mxfp4", "down_proj_scales", leave_out, EP_ERR_NOT_FOUND, "has no scales",
+         "down_proj_blocks"},
         {"n7-mxfp4", "gate_up_proj_bias", one_row_less, EP_ERR_BAD_FILE,
          "gate_up_proj_bias: shape is [4,127], allowed [4,128]", ".safetensors"},
-        {"n7-mxfp4", "down_proj_blocks", another_type, EP_ERR_BAD_FILE, "dtype is I8, allowed U8", ".safetensors"},
-        {"n3-bf16", "gate_up_proj", one_expert_less, EP_ERR_BAD_FILE, "shape is [3,40,48], allowed [4,40,48]",
+        {"n7-mxfp4", "down_proj_blocks", another_type, EP_ERR_BAD_FILE, "dtype is I8, allowed U8",
          ".safetensors"},
+        {"n3-bf16", "gate_up_proj", one_expert_less, EP_ERR_BAD_FILE,
+         "shape is [3,40,48], allowed [4,40,48]", ".safetensors"},
         {"n3-bf16", "down_proj", swap_sides, EP_ERR_BAD_FILE,
          "down_proj: is [E,I,H], the layer's gate and up are [E,2I,H]", ".safetensors"},
         {"n3-bf16", "down_proj", leave_out, EP_ERR_NOT_FOUND,
          "tensor model.language_model.layers.1.mlp.experts.down_proj", "none"},
-        {"n9-bf16", "output_linear.weight", swap_sides, EP_ERR_BAD_FILE, "shape is [4,24,40], allowed [4,40,24]",
-         ".safetensors"},
+        {"n9-bf16", "output_linear.weight", swap_sides, EP_ERR_BAD_FILE,
+         "shape is [4,24,40], allowed [4,40,24]", ".safetensors"},
         {"n1-f32-bias", "experts.2.up_proj.bias", one_row_less, EP_ERR_BAD_FILE,
          "up_proj.bias: shape is [23], allowed [24]", ".safetensors"},
-        {"n1-f32-bias", "experts.2.up_proj.bias", leave_out, EP_ERR_NOT_FOUND, "experts.2.up_proj.bias: is missing",
-         "the expert's other matrices have a bias"},
-        {"n7-bf16", "gate_up_proj_bias", leave_out, EP_ERR_NOT_FOUND, "gate_up_proj_bias: is missing", "have a bias"},
+        {"n1-f32-bias", "experts.2.up_proj.bias", leave_out, EP_ERR_NOT_FOUND,
+         "experts.2.up_proj.bias: is missing", "the expert's other matrices have a bias"},
+        {"n7-bf16", "gate_up_proj_bias", leave_out, EP_ERR_NOT_FOUND,
+         "gate_up_proj_bias: is missing", "have a bias"},
         {"ct-int4-g128", "experts.2.up_proj.weight_scale", one_row_less, EP_ERR_BAD_FILE,
          "shape is [136,1], allowed [136,2]", ".safetensors"},
         {"ct-int4-g128-asym", "experts.2.up_proj.weight_zero_point", one_row_less, EP_ERR_BAD_FILE,
          "shape is [17,1], allowed [17,2]", ".safetensors"},
         {"ct-int4-g128-asym", "experts.2.up_proj.weight_zero_point", leave_out, EP_ERR_NOT_FOUND,
          "has no zero points, which the config says it has", "weight_zero_point is missing"},
-        {"ct-int8-plain-asym", "experts.2.up_proj.weight_zero_point", leave_out, EP_ERR_NOT_FOUND, "has no zero points",
-         "up_proj.weight"},
+        {"ct-int8-plain-asym", "experts.2.up_proj.weight_zero_point", leave_out, EP_ERR_NOT_FOUND,
+         "has no zero points", "up_proj.weight"},
         {"ct-int4-g128-asym", "experts.2.up_proj.weight_zero_point", another_type, EP_ERR_BAD_FILE,
          "dtype is U8, allowed I32", ".safetensors"},
         {"ct-int8-channel", "experts.2.up_proj.weight_packed", one_row_less, EP_ERR_BAD_FILE,
          "shape is [70,49], allowed [70,25]", ".safetensors"},
-        {"ct-int8-plain-asym", "experts.2.up_proj.weight_scale", one_with_many_bits, EP_ERR_BAD_FILE,
-         "a scale beside a zero point has more than 16 significant bits, at element 0", ".safetensors"},
+        {"ct-int8-plain-asym", "experts.2.up_proj.weight_scale", one_with_many_bits,
+         EP_ERR_BAD_FILE,
+         "a scale beside a zero point has more than 16 significant bits, at element 0",
+         ".safetensors"},
         {"ct-int8-plain-asym", "experts.2.up_proj.weight_zero_point", one_row_less, EP_ERR_BAD_FILE,
          "shape is [48,0], allowed [48,1]", ".safetensors"},
         {"f8-block64", "experts.2.down_proj.weight_scale_inv", one_row_less, EP_ERR_BAD_FILE,
          "shape is [4,2], allowed [4,3]", ".safetensors"},
-        {"nvfp4-ct", "experts.2.up_proj.weight_scale", all_ones, EP_ERR_BAD_FILE, "a scale is NaN at element 0",
-         ".safetensors"},
-        {"nvfp4-ct", "experts.2.up_proj.weight_global_scale", one_zero, EP_ERR_BAD_FILE, "a scale is zero, not finite",
-         ".safetensors"},
+        {"nvfp4-ct", "experts.2.up_proj.weight_scale", all_ones, EP_ERR_BAD_FILE,
+         "a scale is NaN at element 0", ".safetensors"},
+        {"nvfp4-ct", "experts.2.up_proj.weight_global_scale", one_zero, EP_ERR_BAD_FILE,
+         "a scale is zero, not finite", ".safetensors"},
         {"nvfp4-ct", "experts.2.up_proj.weight_global_scale", leave_out, EP_ERR_NOT_FOUND,
          "has no scale of the whole matrix", "up_proj.weight_packed"},
         {"nvfp4-modelopt", "experts.2.up_proj.weight_scale_2", another_type, EP_ERR_BAD_FILE,
          "dtype is I32, allowed F32", ".safetensors"},
         {"gptq-g128", "experts.2.up_proj.qzeros", all_ones, EP_ERR_BAD_FILE,
          "a zero point is not the middle of the range", ".safetensors"},
-        {"gptq-g128", "experts.2.up_proj.qzeros", leave_out, EP_ERR_NOT_FOUND, "has no zero points: qzeros is missing",
-         "up_proj.qweight"},
-        {"gptq-g128", "experts.2.up_proj.scales", one_row_less, EP_ERR_BAD_FILE, "shape is [2,135], allowed [2,136]",
-         ".safetensors"},
-        {"gptq-g128", "experts.2.up_proj.g_idx", swap_ends, EP_ERR_BAD_FILE, "groups do not follow each other",
-         "desc_act"},
+        {"gptq-g128", "experts.2.up_proj.qzeros", leave_out, EP_ERR_NOT_FOUND,
+         "has no zero points: qzeros is missing", "up_proj.qweight"},
+        {"gptq-g128", "experts.2.up_proj.scales", one_row_less, EP_ERR_BAD_FILE,
+         "shape is [2,135], allowed [2,136]", ".safetensors"},
+        {"gptq-g128", "experts.2.up_proj.g_idx", swap_ends, EP_ERR_BAD_FILE,
+         "groups do not follow each other", "desc_act"},
         {"gptq-g128", "experts.2.up_proj.g_idx", one_more_of_group_1, EP_ERR_BAD_FILE,
          "a group has more columns than the others at element 255", ".safetensors"},
-        {"gptq-g128", "experts.2.up_proj.g_idx", all_ones, EP_ERR_BAD_FILE, "a group does not exist at element 0",
-         ".safetensors"},
+        {"gptq-g128", "experts.2.up_proj.g_idx", all_ones, EP_ERR_BAD_FILE,
+         "a group does not exist at element 0", ".safetensors"},
         {"gptq-order", "experts.2.up_proj.g_idx", swap_ends, EP_ERR_UNIMPLEMENTED,
          "gate and up have their columns in groups in unlike orders", ".safetensors"},
         {"gptq-order", "experts.2.down_proj.g_idx", leave_out, EP_ERR_NOT_FOUND,
@@ -475,10 +512,10 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
          "has no order of columns, which the config says it has", "weight_g_idx is missing"},
         {"gptq-int8-asym", "experts.2.up_proj.qzeros", all_ones, EP_ERR_BAD_FILE,
          "a zero point is beyond the range of codes", ".safetensors"},
-        {"awq-g64", "experts.2.w3.qweight", one_row_less, EP_ERR_BAD_FILE, "shape is [72,7], allowed [72,8]",
-         ".safetensors"},
-        {"mixer-relu2", "experts.2.up_proj.weight", leave_out, EP_ERR_NOT_FOUND, "experts.2.up_proj.weight: is in none",
-         "2 files"},
+        {"awq-g64", "experts.2.w3.qweight", one_row_less, EP_ERR_BAD_FILE,
+         "shape is [72,7], allowed [72,8]", ".safetensors"},
+        {"mixer-relu2", "experts.2.up_proj.weight", leave_out, EP_ERR_NOT_FOUND,
+         "experts.2.up_proj.weight: is in none", "2 files"},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         ep_expert_data data = {0};
@@ -489,11 +526,12 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
         cases[i].damage(tensor);
         ep_checkpoint *checkpoint = open_written(model);
         ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error);
-        cr_expect_eq(err, cases[i].code, "%s %s: %s %s", cases[i].form, cases[i].tensor, ep_err_name(err),
-                     err == EP_OK ? "" : error.text);
+        cr_expect_eq(err, cases[i].code, "%s %s: %s %s", cases[i].form, cases[i].tensor,
+                     ep_err_name(err), err == EP_OK ? "" : error.text);
         if (err != EP_OK) {
-            cr_expect(strstr(error.text, cases[i].text) != NULL && strstr(error.text, cases[i].also) != NULL, "%s %s: %s",
-                      cases[i].form, cases[i].tensor, error.text);
+            cr_expect(strstr(error.text, cases[i].text) != NULL &&
+                          strstr(error.text, cases[i].also) != NULL,
+                      "%s %s: %s", cases[i].form, cases[i].tensor, error.text);
             if (cases[i].damage != leave_out) { /* what is in no file has none */
                 expect_place(error.text, cases[i].tensor);
             }
@@ -501,7 +539,8 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
         }
         ep_expert_data_free(&data);
         if (strstr(cases[i].tensor, "experts.2.") != NULL) { /* the others are whole */
-            cr_expect_eq(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 1, &data, &error), EP_OK, "%s", error.text);
+            cr_expect_eq(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 1, &data, &error),
+                         EP_OK, "%s", error.text);
             ep_expert_data_free(&data);
         }
         ep_checkpoint_close(checkpoint);
@@ -563,7 +602,8 @@ Test(formats, what_is_wrong_in_gguf_is_refused_with_file_tensor_and_reason)
         const char *text;
     } cases[] = {
         {"gguf-q4_0", "ffn_up_exps.weight", to_q4_1, 2, EP_ERR_BAD_FILE,
-         "model.gguf: tensor blk.1.ffn_up_exps.weight: dtype is Q4_1, allowed BF16, F16, F32, Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4"},
+         "model.gguf: tensor blk.1.ffn_up_exps.weight: dtype is Q4_1, allowed BF16, F16, F32, "
+         "Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4"},
         {"gguf-q4_0", "ffn_up_exps.weight", unknown_type, 2, EP_ERR_BAD_FILE,
          "model.gguf: tensor blk.1.ffn_up_exps.weight: type is 99, which this build does not know"},
         {"gguf-q4_0", "ffn_down_exps.weight", behind_all, 2, EP_ERR_BAD_FILE,
@@ -574,7 +614,8 @@ Test(formats, what_is_wrong_in_gguf_is_refused_with_file_tensor_and_reason)
          "tensor blk.1.ffn_gate_exps.weight: is in none of the checkpoint's 1 files"},
         {"gguf-q4_0", "ffn_down_exps.weight", leave_out, 2, EP_ERR_NOT_FOUND,
          "tensor blk.1.ffn_down_exps.weight: is in none"},
-        {"gguf-q4_0", "ffn_up_exps.weight", leave_out, 2, EP_ERR_UNIMPLEMENTED, "no expert tensors found"},
+        {"gguf-q4_0", "ffn_up_exps.weight", leave_out, 2, EP_ERR_UNIMPLEMENTED,
+         "no expert tensors found"},
         {"gguf-q4_0", "ffn_up_exps.weight", one_infinite_d, 2, EP_ERR_BAD_FILE,
          "model.gguf: tensor blk.1.ffn_up_exps.weight: a scale is not finite in block 384"},
         {"gguf-q4_k-q6_k", "ffn_gate_exps.weight", one_infinite_dmin, 2, EP_ERR_BAD_FILE,
@@ -586,7 +627,8 @@ Test(formats, what_is_wrong_in_gguf_is_refused_with_file_tensor_and_reason)
         {"gguf-mxfp4", "ffn_up_exps.bias", one_row_less, 2, EP_ERR_BAD_FILE,
          "model.gguf: tensor blk.1.ffn_up_exps.bias: shape is [4,95], allowed [4,96]"},
         {"gguf-f16", "ffn_down_exps.weight", swap_sides, 2, EP_ERR_BAD_FILE,
-         "model-00002-of-00002.gguf: tensor blk.1.ffn_down_exps.weight: shape is [4,30,50], allowed [4,50,30]"},
+         "model-00002-of-00002.gguf: tensor blk.1.ffn_down_exps.weight: shape is [4,30,50], "
+         "allowed [4,50,30]"},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         ep_expert_data data = {0};
@@ -599,10 +641,13 @@ Test(formats, what_is_wrong_in_gguf_is_refused_with_file_tensor_and_reason)
         cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
         ep_err err = ep_checkpoint_open(dir, &checkpoint, &error);
         if (err == EP_OK) {
-            err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, cases[i].expert, &data, &error);
+            err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, cases[i].expert, &data,
+                                            &error);
         }
-        cr_expect_eq(err, cases[i].code, "%s %s: %s %s", cases[i].form, cases[i].tensor, ep_err_name(err), error.text);
-        cr_expect(strstr(error.text, cases[i].text) != NULL, "%s %s: %s", cases[i].form, cases[i].tensor, error.text);
+        cr_expect_eq(err, cases[i].code, "%s %s: %s %s", cases[i].form, cases[i].tensor,
+                     ep_err_name(err), error.text);
+        cr_expect(strstr(error.text, cases[i].text) != NULL, "%s %s: %s", cases[i].form,
+                  cases[i].tensor, error.text);
         ep_expert_data_free(&data);
         ep_checkpoint_close(checkpoint);
         ep_format_model_free(model);
@@ -620,7 +665,8 @@ Test(formats, a_part_of_gguf_is_not_taken_for_the_whole)
     snprintf(to, sizeof(to), "%s/model.gguf", dir);
     cr_assert_eq(rename(from, to), 0);
     cr_expect_eq(ep_checkpoint_open(to, &checkpoint, &error), EP_ERR_BAD_FILE, "%s", error.text);
-    cr_expect(strstr(error.text, "model.gguf: split.count is 2, allowed 1") != NULL, "%s", error.text);
+    cr_expect(strstr(error.text, "model.gguf: split.count is 2, allowed 1") != NULL, "%s",
+              error.text);
     ep_checkpoint_close(checkpoint);
     ep_format_model_free(model);
 }
@@ -633,7 +679,8 @@ static void expect_unread(const ep_format_case *form, const char *name)
     ep_checkpoint *checkpoint = NULL;
     ep_format_model *model = ep_format_model_make(form, 3);
     ep_format_tensor *tensor = ep_format_model_room(model);
-    *tensor = (ep_format_tensor){.dtype = "BF16", .dims = {1}, .rank = 1, .bytes = 2, .data = calloc(1, 2)};
+    *tensor = (ep_format_tensor){
+        .dtype = "BF16", .dims = {1}, .rank = 1, .bytes = 2, .data = calloc(1, 2)};
     snprintf(tensor->name, sizeof(tensor->name), "%s", name);
     cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
     ep_err err = ep_checkpoint_open(dir, &checkpoint, &error);
@@ -641,7 +688,8 @@ static void expect_unread(const ep_format_case *form, const char *name)
         err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error);
     }
     cr_expect_eq(err, EP_ERR_UNIMPLEMENTED, "%s: %s: %s", form->name, name, error.text);
-    cr_expect(err == EP_OK || strstr(error.text, name) != NULL, "%s: %s: %s", form->name, name, error.text);
+    cr_expect(err == EP_OK || strstr(error.text, name) != NULL, "%s: %s: %s", form->name, name,
+              error.text);
     ep_expert_data_free(&data);
     ep_checkpoint_close(checkpoint);
     ep_format_model_free(model);
@@ -673,7 +721,8 @@ Test(formats, a_tensor_beside_an_experts_values_that_is_not_read_is_refused_by_n
                     snprintf(end, sizeof(name) - (size_t)(end - name), "%s", ends[e]);
                     expect_unread(form, name);
                 }
-            } else if (strstr(name, "experts.2.") != NULL && (strncmp(dot, ".weight", 7) == 0 || strcmp(dot, ".qweight") == 0)) {
+            } else if (strstr(name, "experts.2.") != NULL &&
+                       (strncmp(dot, ".weight", 7) == 0 || strcmp(dot, ".qweight") == 0)) {
                 snprintf(dot, sizeof(name) - (size_t)(dot - name), "%s", ends[0]);
                 expect_unread(form, name);
                 char *word = strstr(name, "experts.2.") + strlen("experts.2.");
@@ -696,7 +745,8 @@ Test(formats, an_index_that_leads_out_of_the_directory_is_refused)
     cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK);
     snprintf(path, sizeof(path), "%s/model.safetensors.index.json", dir);
     FILE *file = fopen(path, "we");
-    fprintf(file, "{\"weight_map\":{\"%s\":\"../model-00001-of-00002.safetensors\"}}", model->tensors[0].name);
+    fprintf(file, "{\"weight_map\":{\"%s\":\"../model-00001-of-00002.safetensors\"}}",
+            model->tensors[0].name);
     fclose(file);
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_ERR_BAD_FILE);
     cr_assert_not_null(strstr(error.text, "../model-00001"), "%s", error.text);
@@ -705,7 +755,8 @@ Test(formats, an_index_that_leads_out_of_the_directory_is_refused)
 
 /* Every activation that the matrices of a format's expert allow, in its best kernels: within the
  * bound of double precision. */
-static void expect_activations_near(ep_backend *backend, ep_numerics numerics, const ep_format_case *form, const ep_expert_source *loaded)
+static void expect_activations_near(ep_backend *backend, ep_numerics numerics,
+                                    const ep_format_case *form, const ep_expert_source *loaded)
 {
     const ep_ffn_family family = ep_numerics_expert_family(numerics, form->format, form->down);
     const size_t count = (size_t)ROWS * form->hidden;
@@ -740,7 +791,8 @@ static void expect_all_activations_near(ep_numerics numerics)
     bool has_gated[EP_WEIGHTS_COUNT] = {false};
     ep_error error;
     ep_backend *backend;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
+                 error.text);
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         ep_format_model *model = ep_format_model_make(&ep_format_cases[i], 7 + i);
         has_gated[ep_format_cases[i].format] |= model->experts[2].gate != NULL;
@@ -748,7 +800,8 @@ static void expect_all_activations_near(ep_numerics numerics)
         ep_format_model_free(model);
     }
     for (unsigned f = EP_WEIGHTS_NONE + 1; f < EP_WEIGHTS_COUNT; f++) {
-        cr_expect(has_gated[f], "no expert of %s has a gate", ep_weight_format_name((ep_weight_format)f));
+        cr_expect(has_gated[f], "no expert of %s has a gate",
+                  ep_weight_format_name((ep_weight_format)f));
     }
     backend->ops->close(backend);
 }

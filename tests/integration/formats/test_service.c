@@ -57,7 +57,8 @@ static void write_model(const ep_format_case *form, char path[PATH_BYTES])
 }
 
 /* The oracle's rows for the slots of a call. */
-static void oracle_rows(const char *path, enum ref_family family, const ep_test_forward *f, float *out)
+static void oracle_rows(const char *path, enum ref_family family, const ep_test_forward *f,
+                        float *out)
 {
     static float x[HIDDEN_MAX], scratch[2 * INNER_MAX + HIDDEN_MAX];
     static struct ref_checkpoint checkpoint;
@@ -79,7 +80,8 @@ static void oracle_rows(const char *path, enum ref_family family, const ep_test_
     ref_checkpoint_close(&checkpoint);
 }
 
-static void expect_exact(ep_test_peer *peer, enum ref_family family, const ep_format_case *form, const char *path)
+static void expect_exact(ep_test_peer *peer, enum ref_family family, const ep_format_case *form,
+                         const char *path)
 {
     static const ep_wire_slot slots[SLOTS] = {{0, 0}, {2, 1}, {1, 3}, {0, 2}, {1, 1}};
     static uint16_t x[ROWS * HIDDEN_MAX];
@@ -98,14 +100,15 @@ static void expect_exact(ep_test_peer *peer, enum ref_family family, const ep_fo
                                      .reply_dtype = EP_DTYPE_F32,
                                      .x = x,
                                      .wire_slots = slots};
-    cr_assert_eq(ep_test_forward_run(peer, &forward, got, &error), EP_OK, "%s: %s", form->name, error.text);
+    cr_assert_eq(ep_test_forward_run(peer, &forward, got, &error), EP_OK, "%s: %s", form->name,
+                 error.text);
     oracle_rows(path, family, &forward, wanted);
     size_t i = 0;
     while (i < (size_t)SLOTS * hidden && memcmp(&got[i], &wanted[i], sizeof(got[i])) == 0) {
         i++;
     }
-    cr_expect(i == (size_t)SLOTS * hidden, "%s: slot %zu output %zu is %a, the oracle's %a", form->name, i / hidden,
-              i % hidden, (double)got[i], (double)wanted[i]);
+    cr_expect(i == (size_t)SLOTS * hidden, "%s: slot %zu output %zu is %a, the oracle's %a",
+              form->name, i / hidden, i % hidden, (double)got[i], (double)wanted[i]);
 }
 
 /* A socket that plays the service manager, and the variable that leads a child to it. */
@@ -136,7 +139,8 @@ static void expect_service(enum ref_family family)
     static char paths[MODELS_MAX][PATH_BYTES];
     static char flags[MODELS_MAX][PATH_BYTES + 64];
     char numerics[64];
-    const char *args[MODELS_MAX + 9] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0",
+    const char *args[MODELS_MAX + 9] = {"--listen=tcp://127.0.0.1:0",
+                                        "--admin-listen=tcp://127.0.0.1:0",
                                         "--probe-address=127.0.0.1:0", "--node-name=n1", numerics};
     char manager_variable[PATH_BYTES];
     const int manager = play_manager(manager_variable);

@@ -40,7 +40,7 @@ typedef struct shared_case {
     /* e8m0 under this name, one for each 128 x 128 of f8_block or 32 x 32 of mxfp8; NULL: as the
      * format has them */
     const char *scales;
-    const char *gate;   /* [1,H] of bf16; NULL none */
+    const char *gate; /* [1,H] of bf16; NULL none */
 } shared_case;
 
 /* clang-format off */
@@ -105,7 +105,7 @@ static const shared_case cases[] = {
      {"", EP_FORMAT_N1, EP_WEIGHTS_BF16, 64, 80, "", EP_ACT_RELU2_NO_GATE, {0, 0, 0}, false, false,
       EP_FORMAT_AS_USUAL},
      "backbone.layers.1.mixer.shared_experts", PROJECTIONS, NULL, NULL},
-/* clang-format on */
+    /* clang-format on */
 };
 
 /* Scales of f32 become powers of two, in the expert and, one byte each, in the file. */
@@ -123,7 +123,8 @@ static void to_e8m0(ep_format_tensor *t, float *scales, const char *part, size_t
 
 /* Rows of scales that stand for 32 rows of weights: in the expert each repeats the first of its 32,
  * in the file it stands once. */
-static void to_square_blocks(ep_format_tensor *t, uint8_t *scales, const char *part, size_t stem_length)
+static void to_square_blocks(ep_format_tensor *t, uint8_t *scales, const char *part,
+                             size_t stem_length)
 {
     const size_t columns = t->dims[1];
     for (size_t n = 0; n < t->dims[0]; n++) {
@@ -136,7 +137,8 @@ static void to_square_blocks(ep_format_tensor *t, uint8_t *scales, const char *p
 }
 
 /* up's rows go behind gate's, which has the name already. */
-static bool append_up(ep_format_model *model, const shared_case *c, int matrix, const ep_format_tensor *up)
+static bool append_up(ep_format_model *model, const shared_case *c, int matrix,
+                      const ep_format_tensor *up)
 {
     if (matrix != 1 || strcmp(c->words[0], c->words[1]) != 0) {
         return false;
@@ -157,7 +159,8 @@ static void add_shared(ep_format_model *model, ep_format_model *from, const shar
         ep_format_tensor *t = &from->tensors[i];
         char stem[160];
         for (int m = 0; m < 3; m++) {
-            const int length = snprintf(stem, sizeof(stem), "model.layers.1.mlp.experts.0.%s.", words[m]);
+            const int length =
+                snprintf(stem, sizeof(stem), "model.layers.1.mlp.experts.0.%s.", words[m]);
             if (strncmp(t->name, stem, (size_t)length) == 0 && !append_up(model, c, m, t)) {
                 ep_format_tensor *to = ep_format_model_room(model);
                 char name[sizeof(to->name)];
@@ -181,7 +184,10 @@ static void add_gate(ep_format_model *model, const shared_case *c, uint16_t *gat
 {
     if (c->gate != NULL) {
         ep_format_tensor *t = ep_format_model_room(model);
-        *t = (ep_format_tensor){.dtype = "BF16", .dims = {1, c->routed.hidden}, .rank = 2, .bytes = 2 * (size_t)c->routed.hidden};
+        *t = (ep_format_tensor){.dtype = "BF16",
+                                .dims = {1, c->routed.hidden},
+                                .rank = 2,
+                                .bytes = 2 * (size_t)c->routed.hidden};
         snprintf(t->name, sizeof(t->name), "%s", c->gate);
         for (uint32_t i = 0; i < c->routed.hidden; i++) {
             gate[i] = (uint16_t)(0x3f00u + 3 * i);
@@ -191,29 +197,38 @@ static void add_gate(ep_format_model *model, const shared_case *c, uint16_t *gat
     }
 }
 
-static void expect_part(const char *name, const char *what, const void *got, const void *want, size_t bytes)
+static void expect_part(const char *name, const char *what, const void *got, const void *want,
+                        size_t bytes)
 {
-    cr_assert_eq(got == NULL, want == NULL, "%s: %s is %s", name, what, got == NULL ? "missing" : "there");
+    cr_assert_eq(got == NULL, want == NULL, "%s: %s is %s", name, what,
+                 got == NULL ? "missing" : "there");
     cr_expect(want == NULL || memcmp(got, want, bytes) == 0, "%s: %s differs", name, what);
 }
 
-static void expect_shared(const shared_case *c, const ep_expert_source *got, const ep_expert_source *want, const uint16_t *gate)
+static void expect_shared(const shared_case *c, const ep_expert_source *got,
+                          const ep_expert_source *want, const uint16_t *gate)
 {
     const ep_format_case *form = &c->shared;
     const char *name = c->routed.name;
     const size_t wide = form->inner * ep_weight_row_bytes(form->format, form->hidden);
     const size_t scales = ep_weight_scales_bytes(form->format, form->inner, form->hidden);
-    cr_assert(got->hidden == form->hidden && got->inner == form->inner, "%s: %u x %u", name, got->hidden, got->inner);
+    cr_assert(got->hidden == form->hidden && got->inner == form->inner, "%s: %u x %u", name,
+              got->hidden, got->inner);
     cr_assert_eq(got->format, form->format, "%s is %s", name, ep_weight_format_name(got->format));
-    cr_expect_eq(got->activation, form->activation, "%s: %s", name, ep_activation_name(got->activation));
-    cr_expect_eq(got->numbers.limit, form->numbers.limit, "%s: limit %g", name, (double)got->numbers.limit);
+    cr_expect_eq(got->activation, form->activation, "%s: %s", name,
+                 ep_activation_name(got->activation));
+    cr_expect_eq(got->numbers.limit, form->numbers.limit, "%s: limit %g", name,
+                 (double)got->numbers.limit);
     expect_part(name, "gate", got->gate, want->gate, wide);
     expect_part(name, "up", got->up, want->up, wide);
-    expect_part(name, "down", got->down, want->down, form->hidden * ep_weight_row_bytes(form->format, form->inner));
+    expect_part(name, "down", got->down, want->down,
+                form->hidden * ep_weight_row_bytes(form->format, form->inner));
     expect_part(name, "gate scales", got->gate_scales, want->gate_scales, scales);
     expect_part(name, "up scales", got->up_scales, want->up_scales, scales);
-    expect_part(name, "down scales", got->down_scales, want->down_scales, ep_weight_scales_bytes(form->format, form->hidden, form->inner));
-    expect_part(name, "shared gate", got->shared_gate, c->gate != NULL ? gate : NULL, 2 * (size_t)form->hidden);
+    expect_part(name, "down scales", got->down_scales, want->down_scales,
+                ep_weight_scales_bytes(form->format, form->hidden, form->inner));
+    expect_part(name, "shared gate", got->shared_gate, c->gate != NULL ? gate : NULL,
+                2 * (size_t)form->hidden);
 }
 
 static void check(const shared_case *c, uint64_t seed)
@@ -227,15 +242,18 @@ static void check(const shared_case *c, uint64_t seed)
     add_shared(model, from, c);
     add_gate(model, c, gate);
     cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%s: %s", c->routed.name, error.text);
-    cr_assert_eq(ep_checkpoint_info(checkpoint)->moe_layers[0].shared_experts, 1, "%s", c->routed.name);
+    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%s: %s", c->routed.name,
+                 error.text);
+    cr_assert_eq(ep_checkpoint_info(checkpoint)->moe_layers[0].shared_experts, 1, "%s",
+                 c->routed.name);
     for (uint32_t e = 0; e < EP_FORMAT_EXPERTS; e++) { /* the routed ones are there as before */
         const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, e, &data, &error);
         cr_assert_eq(err, EP_OK, "%s: %s", c->routed.name, error.text);
         cr_expect_eq(data.source.format, c->routed.format, "%s", c->routed.name);
         ep_expert_data_free(&data);
     }
-    const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, EP_FORMAT_EXPERTS, &data, &error);
+    const ep_err err =
+        ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, EP_FORMAT_EXPERTS, &data, &error);
     cr_assert_eq(err, EP_OK, "%s: %s", c->routed.name, error.text);
     expect_shared(c, &data.source, &from->experts[0], gate);
     ep_expert_data_free(&data);
@@ -274,7 +292,8 @@ static void set_tensor(ep_format_model *model, const char *name, const fused_cas
     *t = (ep_format_tensor){.dims = {c->rows, c->columns}, .rank = c->columns == 0 ? 1 : 2};
     snprintf(t->name, sizeof(t->name), "%s", name);
     snprintf(t->dtype, sizeof(t->dtype), "%s", c->dtype);
-    t->bytes = (size_t)c->rows * (c->columns == 0 ? 1 : c->columns) * (strcmp(c->dtype, "BF16") == 0 ? 2 : 1);
+    t->bytes = (size_t)c->rows * (c->columns == 0 ? 1 : c->columns) *
+               (strcmp(c->dtype, "BF16") == 0 ? 2 : 1);
     t->data = malloc(t->bytes);
     for (size_t i = 0; i < t->bytes; i++) {
         t->data[i] = (uint8_t)(i % 100);
@@ -289,7 +308,8 @@ Test(shared, a_gate_and_up_in_one_tensor_has_the_rows_of_both)
         {"weight", "F8_E4M3", 112, 40, EP_ERR_BAD_FILE, "dtype is F8_E4M3, allowed"},
         {"bias", "BF16", 56, 0, EP_ERR_BAD_FILE, "shape is [56], allowed [112]"},
         {"bias", "BF16", 112, 0, EP_OK, ""},
-        {"weight_scale", "BF16", 112, 1, EP_ERR_UNIMPLEMENTED, "input_linear.weight_scale: belongs to an expert"},
+        {"weight_scale", "BF16", 112, 1, EP_ERR_UNIMPLEMENTED,
+         "input_linear.weight_scale: belongs to an expert"},
     };
     static const char stem[] = "model.language_model.layers.1.shared_mlp.input_linear";
     const shared_case *granite = &cases[0];
@@ -312,13 +332,17 @@ Test(shared, a_gate_and_up_in_one_tensor_has_the_rows_of_both)
         }
         if (strcmp(fused[i].dtype, "F8_E4M3") == 0) {
             snprintf(name, sizeof(name), "%s.weight_scale", stem);
-            set_tensor(model, name, &(fused_case){.dtype = "BF16", .rows = fused[i].rows, .columns = 1});
+            set_tensor(model, name,
+                       &(fused_case){.dtype = "BF16", .rows = fused[i].rows, .columns = 1});
         }
         cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
         cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%zu: %s", i, error.text);
-        const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, EP_FORMAT_EXPERTS, &data, &error);
-        cr_expect_eq(err, fused[i].err, "%zu: %s %s", i, ep_err_name(err), err == EP_OK ? "" : error.text);
-        cr_expect(err == EP_OK || strstr(error.text, fused[i].text) != NULL, "%zu: %s", i, error.text);
+        const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, EP_FORMAT_EXPERTS,
+                                                     &data, &error);
+        cr_expect_eq(err, fused[i].err, "%zu: %s %s", i, ep_err_name(err),
+                     err == EP_OK ? "" : error.text);
+        cr_expect(err == EP_OK || strstr(error.text, fused[i].text) != NULL, "%zu: %s", i,
+                  error.text);
         if (err == EP_OK) {
             const uint8_t *bias = ep_format_model_find(model, "input_linear.bias")->data;
             expect_part("granite 4", "gate bias", data.source.gate_bias, bias, 56 * 2);

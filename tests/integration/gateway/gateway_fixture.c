@@ -74,8 +74,10 @@ void gateway_wait_table(gateway_fixture *f)
     do {
         gateway_raw_begin(raw, &header, NULL, 0, EP_TEST_PATIENCE_MS);
         err = gateway_raw_wait(raw, &error, NULL);
-        EP_TEST_CHECK(err == EP_OK || err == EP_ERR_UNAVAILABLE, "%s: %s", ep_err_name(err), error.text);
-        EP_TEST_CHECK(err == EP_OK || strstr(error.text, "of min_nodes 3 nodes") != NULL, "it does not say what it waits for: %s", error.text);
+        EP_TEST_CHECK(err == EP_OK || err == EP_ERR_UNAVAILABLE, "%s: %s", ep_err_name(err),
+                      error.text);
+        EP_TEST_CHECK(err == EP_OK || strstr(error.text, "of min_nodes 3 nodes") != NULL,
+                      "it does not say what it waits for: %s", error.text);
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "no table");
     } while (err != EP_OK);
     gateway_raw_close(raw);
@@ -95,7 +97,8 @@ double gateway_metric(gateway_fixture *f, const char *name)
 {
     char *body = NULL;
     double value = -1;
-    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/metrics", &body) == 200, "no metrics");
+    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/metrics", &body) == 200,
+                  "no metrics");
     for (char *line = body; line != NULL && *line != 0;) {
         size_t bytes = strlen(name);
         if (strncmp(line, name, bytes) == 0 && line[bytes] == ' ') {
@@ -139,14 +142,22 @@ gateway_raw *gateway_raw_open(gateway_fixture *f)
     pthread_mutex_init(&raw->lock, NULL);
     pthread_cond_init(&raw->changed, NULL);
     ep_rpc_channel_config config = {
-        .common = {.timers = f->cluster.timers, .pool = f->cluster.pool, .token = "", .node = "", .role = "client", .incarnation = ep_random_id(),
+        .common = {.timers = f->cluster.timers,
+                   .pool = f->cluster.pool,
+                   .token = "",
+                   .node = "",
+                   .role = "client",
+                   .incarnation = ep_random_id(),
                    .payload_crc = true},
         .address = {.url = f->cluster.coordinator.rpc_url},
         .connection_class = "bulk",
     };
     ep_rpc_limits_default(&config.common.limits);
     ep_err err = ep_rpc_channel_create(&config, &raw->channel, &error);
-    err = err != EP_OK ? err : ep_rpc_channel_wait_ready(raw->channel, ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS, &error);
+    err = err != EP_OK
+              ? err
+              : ep_rpc_channel_wait_ready(
+                    raw->channel, ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS, &error);
     EP_TEST_CHECK(err == EP_OK, "%s", error.text);
     return raw;
 }
@@ -166,27 +177,32 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     if (error != NULL) {
         raw->error = *error;
     } else {
-        raw->missing = ((const Expertd__V1__GatewayForwardReply *)(const void *)reply->header)->missing_count;
+        raw->missing =
+            ((const Expertd__V1__GatewayForwardReply *)(const void *)reply->header)->missing_count;
     }
     raw->is_done = true;
     pthread_cond_signal(&raw->changed);
     pthread_mutex_unlock(&raw->lock);
 }
 
-void gateway_raw_begin(gateway_raw *raw, const Expertd__V1__GatewayForwardRequest *header, const void *tensors, size_t tensor_bytes,
-                       uint32_t timeout_ms)
+void gateway_raw_begin(gateway_raw *raw, const Expertd__V1__GatewayForwardRequest *header,
+                       const void *tensors, size_t tensor_bytes, uint32_t timeout_ms)
 {
-    static const ep_rpc_metadata metadata[] = {{"traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, {"tenant", "tests"}};
+    static const ep_rpc_metadata metadata[] = {
+        {"traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+        {"tenant", "tests"}};
     ep_buffer *buffer = NULL;
     ep_error error;
     if (tensor_bytes > 0) {
-        EP_TEST_CHECK(ep_buffer_acquire(raw->f->cluster.pool, tensor_bytes, &buffer) == EP_OK, "no memory");
+        EP_TEST_CHECK(ep_buffer_acquire(raw->f->cluster.pool, tensor_bytes, &buffer) == EP_OK,
+                      "no memory");
         memcpy(buffer->data, tensors, tensor_bytes);
     }
     raw->is_done = false;
     raw->missing = 0;
     ep_error_clear(&raw->error);
-    const ep_rpc_request request = {.method = ep_rpc_method_by_name("expertd.v1.Gateway", "Forward"),
+    const ep_rpc_request request = {.method =
+                                        ep_rpc_method_by_name("expertd.v1.Gateway", "Forward"),
                                     .header = &header->base,
                                     .tensors = buffer,
                                     .deadline_ns = ep_clock_now_ns() + timeout_ms * EP_NS_PER_MS,

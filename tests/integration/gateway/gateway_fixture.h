@@ -10,7 +10,13 @@
 #include "gateway_call.h"
 #include "support/cluster.h"
 
-enum { GATEWAY_NODES = 3, GATEWAY_HIDDEN = 64, GATEWAY_EXPERTS = 8, GATEWAY_TOP_K = 2, GATEWAY_MODELS = 2 };
+enum {
+    GATEWAY_NODES = 3,
+    GATEWAY_HIDDEN = 64,
+    GATEWAY_EXPERTS = 8,
+    GATEWAY_TOP_K = 2,
+    GATEWAY_MODELS = 2
+};
 
 typedef struct gateway_fixture {
     ep_test_cluster cluster;
@@ -42,8 +48,8 @@ gateway_raw *gateway_raw_open(gateway_fixture *f);
 void gateway_raw_close(gateway_raw *raw);
 /* Begins a call that ends by timeout_ms; one at a time. Without a connection it has ended at
  * once. */
-void gateway_raw_begin(gateway_raw *raw, const Expertd__V1__GatewayForwardRequest *header, const void *tensors, size_t tensor_bytes,
-                       uint32_t timeout_ms);
+void gateway_raw_begin(gateway_raw *raw, const Expertd__V1__GatewayForwardRequest *header,
+                       const void *tensors, size_t tensor_bytes, uint32_t timeout_ms);
 void gateway_raw_cancel(gateway_raw *raw);
 /* Waits for its end. *out_missing (may be NULL): missing_count. */
 ep_err gateway_raw_wait(gateway_raw *raw, ep_error *out_error, uint32_t *out_missing);

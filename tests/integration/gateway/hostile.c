@@ -41,7 +41,7 @@ static void good_request(request_message *header, Expertd__V1__GateConfig *gate,
 typedef struct wrong_case {
     const char *what;
     bool gated;
-    size_t offset;   /* of a u32 field in the request, or with in_gate in the gate */
+    size_t offset; /* of a u32 field in the request, or with in_gate in the gate */
     bool in_gate;
     uint32_t value;
     const char *expected; /* in the text */
@@ -53,7 +53,8 @@ typedef struct wrong_case {
 static const wrong_case cases[] = {
     {"more tokens than bytes", false, FIELD(tokens), false, TOKENS + 1, "tensor section has"},
     {"fewer tokens than bytes", false, FIELD(tokens), false, TOKENS - 1, "tensor section has"},
-    {"tokens above the limit", false, FIELD(tokens), false, 65537, "tokens 65537: allowed 0..65536"},
+    {"tokens above the limit", false, FIELD(tokens), false, 65537,
+     "tokens 65537: allowed 0..65536"},
     {"tokens 2^32-1", false, FIELD(tokens), false, UINT32_MAX, "tokens 4294967295"},
     {"hidden 0", false, FIELD(hidden), false, 0, "hidden 0: allowed 1..65536"},
     {"hidden 2^32-1", false, FIELD(hidden), false, UINT32_MAX, "hidden 4294967295"},
@@ -67,14 +68,16 @@ static const wrong_case cases[] = {
     {"scales_dtype", false, FIELD(scales_dtype), false, 7, "scales_dtype 7"},
     {"experts without gate", false, FIELD(experts), false, 8, "experts 8: allowed 0 without gate"},
     {"weight_on", false, FIELD(weight_on), false, 2, "weight_on 2: allowed 0..1"},
-    {"shared by the caller", false, FIELD(shared), false, 1, "shared 1: allowed 0 (service), 2 (none)"},
+    {"shared by the caller", false, FIELD(shared), false, 1,
+     "shared 1: allowed 0 (service), 2 (none)"},
     {"nan_policy", false, FIELD(nan_policy), false, 4, "nan_policy 4: allowed 0..3"},
     {"mode", false, FIELD(mode), false, 3, "mode 3: allowed 0..2"},
     {"mode 2^31", false, FIELD(mode), false, 1u << 31, "mode 2147483648"},
     {"zero_experts", false, FIELD(zero_experts), false, 65536, "zero_experts 65536"},
     {"copy_experts", false, FIELD(copy_experts), false, 65536, "copy_experts 65536"},
     {"ids_dtype with gate", true, FIELD(ids_dtype), false, 6, "ids_dtype 6: allowed 0 with gate"},
-    {"experts 0 with gate", true, FIELD(experts), false, 0, "experts 0: allowed 1..65535 with gate"},
+    {"experts 0 with gate", true, FIELD(experts), false, 0,
+     "experts 0: allowed 1..65535 with gate"},
     {"experts 2^32-1", true, FIELD(experts), false, UINT32_MAX, "experts 4294967295"},
     {"top_k 0 with gate", true, FIELD(top_k), false, 0, "top_k 0: allowed 1..64 with gate"},
     {"top_k above experts", true, FIELD(top_k), false, 9, "top_k 9"},
@@ -85,8 +88,10 @@ static const wrong_case cases[] = {
     {"groups 257", true, GATE(groups), true, 257, "gate.groups 257"},
     {"groups that do not divide", true, GATE(groups), true, 3, "3 groups"},
     {"groups_kept", true, GATE(groups_kept), true, 9, "9 groups"},
-    {"noise NaN", true, GATE(noise_temperature), true, 0x7fc00000, "noise temperature nan: allowed 0 (off) or 0.1..10"},
-    {"dropout 1.0", true, GATE(expert_dropout), true, 0x3f800000, "expert dropout 1: allowed 0..0.5"},
+    {"noise NaN", true, GATE(noise_temperature), true, 0x7fc00000,
+     "noise temperature nan: allowed 0 (off) or 0.1..10"},
+    {"dropout 1.0", true, GATE(expert_dropout), true, 0x3f800000,
+     "expert dropout 1: allowed 0..0.5"},
     {"group_mask", true, GATE(group_mask), true, 2, "gate.group_mask 2: allowed 0..1"},
 };
 
@@ -100,12 +105,14 @@ static size_t bytes_for(const request_message *header)
     return layout.total_bytes;
 }
 
-static void expect(gateway_raw *raw, const char *what, const request_message *header, size_t bytes, ep_err code, const char *text)
+static void expect(gateway_raw *raw, const char *what, const request_message *header, size_t bytes,
+                   ep_err code, const char *text)
 {
     ep_error error;
     gateway_raw_begin(raw, header, tensors, bytes, EP_TEST_PATIENCE_MS);
     ep_err err = gateway_raw_wait(raw, &error, NULL);
-    EP_TEST_CHECK(err == code && (text == NULL || strstr(error.text, text) != NULL), "%s: %s: %s", what, ep_err_name(err), error.text);
+    EP_TEST_CHECK(err == code && (text == NULL || strstr(error.text, text) != NULL), "%s: %s: %s",
+                  what, ep_err_name(err), error.text);
 }
 
 static void one_wrong_field(gateway_raw *raw)
@@ -128,12 +135,14 @@ static void wrong_values(gateway_raw *raw)
     Expertd__V1__GateConfig gate;
     good_request(&header, &gate, false);
     size_t bytes = bytes_for(&header);
-    expect(raw, "a byte too much", &header, bytes + 1, EP_ERR_INVALID_ARGUMENT, "tensor section has");
+    expect(raw, "a byte too much", &header, bytes + 1, EP_ERR_INVALID_ARGUMENT,
+           "tensor section has");
     expect(raw, "no tensors", &header, 0, EP_ERR_INVALID_ARGUMENT, "tensor section has 0 bytes");
     header.has_active_mask = true;
     size_t mask_bytes = bytes_for(&header);
     tensors[mask_bytes - 1] = 2;
-    expect(raw, "mask value", &header, mask_bytes, EP_ERR_INVALID_ARGUMENT, "active_mask of token 3 is 2: allowed 0, 1");
+    expect(raw, "mask value", &header, mask_bytes, EP_ERR_INVALID_ARGUMENT,
+           "active_mask of token 3 is 2: allowed 0, 1");
     tensors[mask_bytes - 1] = 0;
     good_request(&header, &gate, false);
     header.allow_duplicates = true; /* all other ids are 0 */
@@ -144,13 +153,13 @@ static void wrong_values(gateway_raw *raw)
     expect(raw, "negative expert id", &header, bytes, EP_ERR_INVALID_ARGUMENT, "-2147483648");
     memset(tensors, 0, sizeof(tensors));
     expect(raw, "a good request", &header, bytes, EP_OK, NULL);
-    header.model = (char *)(uintptr_t)"nobody";
+    header.model = (char *)(uintptr_t) "nobody";
     expect(raw, "unknown model", &header, bytes, EP_ERR_NOT_FOUND, "nobody");
-    header.model = (char *)(uintptr_t)"mixtral";
+    header.model = (char *)(uintptr_t) "mixtral";
     header.layer = 7;
     expect(raw, "unknown layer", &header, bytes, EP_ERR_NOT_FOUND, "7");
     header.layer = 0;
-    header.numerics = (char *)(uintptr_t)"another";
+    header.numerics = (char *)(uintptr_t) "another";
     expect(raw, "other numerics", &header, bytes, EP_ERR_UNAVAILABLE, "numerics 'another'");
     good_request(&header, &gate, true);
     bytes = bytes_for(&header);
@@ -165,16 +174,20 @@ static void wrong_values(gateway_raw *raw)
     expect(raw, "epsilon", &header, bytes, EP_ERR_INVALID_ARGUMENT, "epsilon");
     good_request(&header, &gate, true);
     header.experts = 4;
-    expect(raw, "another E than the layer's", &header, bytes_for(&header), EP_ERR_INVALID_ARGUMENT, "has 8");
+    expect(raw, "another E than the layer's", &header, bytes_for(&header), EP_ERR_INVALID_ARGUMENT,
+           "has 8");
 }
 
 /* Any u32 fields and any section: an error or, by luck, a result; never an end of the process. */
 static void random_requests(gateway_raw *raw)
 {
-    static const size_t fields[] = {FIELD(layer), FIELD(tokens), FIELD(hidden), FIELD(top_k), FIELD(x_dtype), FIELD(ids_dtype),
-                                    FIELD(scales_dtype), FIELD(out_dtype), FIELD(experts), FIELD(zero_experts), FIELD(weight_on),
-                                    FIELD(shared), FIELD(nan_policy), FIELD(mode), FIELD(wire_dtype)};
-    static const uint32_t values[] = {0, 1, 2, 3, 4, 6, 7, 8, 9, 64, 65, 255, 65535, 65536, 1u << 31, UINT32_MAX};
+    static const size_t fields[] = {FIELD(layer),        FIELD(tokens),    FIELD(hidden),
+                                    FIELD(top_k),        FIELD(x_dtype),   FIELD(ids_dtype),
+                                    FIELD(scales_dtype), FIELD(out_dtype), FIELD(experts),
+                                    FIELD(zero_experts), FIELD(weight_on), FIELD(shared),
+                                    FIELD(nan_policy),   FIELD(mode),      FIELD(wire_dtype)};
+    static const uint32_t values[] = {0, 1,  2,  3,   4,     6,     7,        8,
+                                      9, 64, 65, 255, 65535, 65536, 1u << 31, UINT32_MAX};
     uint64_t state = 42;
     uint32_t succeeded = 0;
     for (uint32_t i = 0; i < RANDOM_CALLS; i++) {
@@ -185,18 +198,22 @@ static void random_requests(gateway_raw *raw)
         good_request(&header, &gate, ep_splitmix64(&state) % 2 == 0);
         for (uint32_t n = ep_splitmix64(&state) % 4; n > 0; n--) {
             uint32_t value = values[ep_splitmix64(&state) % EP_ARRAY_COUNT(values)];
-            memcpy((uint8_t *)&header + fields[ep_splitmix64(&state) % EP_ARRAY_COUNT(fields)], &value, sizeof(value));
+            memcpy((uint8_t *)&header + fields[ep_splitmix64(&state) % EP_ARRAY_COUNT(fields)],
+                   &value, sizeof(value));
         }
         header.allow_duplicates = ep_splitmix64(&state) % 2 == 0;
         header.has_active_mask = ep_splitmix64(&state) % 2 == 0;
-        bool fits = ep_gateway_layout_make(&header, &layout, &error) == EP_OK && layout.total_bytes <= sizeof(tensors);
-        size_t bytes = fits && ep_splitmix64(&state) % 4 != 0 ? layout.total_bytes : ep_splitmix64(&state) % 4096;
+        bool fits = ep_gateway_layout_make(&header, &layout, &error) == EP_OK &&
+                    layout.total_bytes <= sizeof(tensors);
+        size_t bytes = fits && ep_splitmix64(&state) % 4 != 0 ? layout.total_bytes
+                                                              : ep_splitmix64(&state) % 4096;
         for (size_t b = 0; b < bytes; b++) {
             tensors[b] = (uint8_t)(ep_splitmix64(&state) % 8 == 0 ? ep_splitmix64(&state) : 0);
         }
         gateway_raw_begin(raw, &header, tensors, bytes, EP_TEST_PATIENCE_MS);
         ep_err err = gateway_raw_wait(raw, &error, NULL);
-        EP_TEST_CHECK(err == EP_OK || err == EP_ERR_INVALID_ARGUMENT || err == EP_ERR_NOT_FOUND, "call %u: %s: %s", i, ep_err_name(err), error.text);
+        EP_TEST_CHECK(err == EP_OK || err == EP_ERR_INVALID_ARGUMENT || err == EP_ERR_NOT_FOUND,
+                      "call %u: %s: %s", i, ep_err_name(err), error.text);
         succeeded += err == EP_OK;
     }
     printf("%d random requests, %u of them right by chance\n", RANDOM_CALLS, succeeded);
@@ -216,7 +233,10 @@ int main(void)
     random_requests(raw);
     good_request(&header, &gate, true);
     expect(raw, "a good request afterwards", &header, bytes_for(&header), EP_OK, NULL);
-    EP_TEST_CHECK(gateway_metric(&f, "expertd_gateway_requests_total{result=\"INVALID_ARGUMENT\"}") >= EP_ARRAY_COUNT(cases), "not counted");
+    EP_TEST_CHECK(
+        gateway_metric(&f, "expertd_gateway_requests_total{result=\"INVALID_ARGUMENT\"}") >=
+            EP_ARRAY_COUNT(cases),
+        "not counted");
     ep_test_cluster_expect_alive(&f.cluster);
     gateway_raw_close(raw);
     gateway_fixture_fini(&f);

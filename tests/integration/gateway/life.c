@@ -23,7 +23,7 @@ static uint8_t section[SECTION];
 static void request_init(Expertd__V1__GatewayForwardRequest *header)
 {
     expertd__v1__gateway_forward_request__init(header);
-    header->model = (char *)(uintptr_t)"mixtral";
+    header->model = (char *)(uintptr_t) "mixtral";
     header->tokens = TOKENS;
     header->hidden = GATEWAY_HIDDEN;
     header->top_k = GATEWAY_TOP_K;
@@ -55,11 +55,13 @@ static void limit_and_cancel(gateway_fixture *f)
     gateway_raw_begin(first, &header, section, SECTION, EP_TEST_PATIENCE_MS);
     gateway_wait_metric(f, IN_FLIGHT, 1);
     gateway_raw_begin(second, &header, section, SECTION, EP_TEST_PATIENCE_MS);
-    EP_TEST_CHECK(gateway_raw_wait(second, &error, NULL) == EP_ERR_RESOURCE_EXHAUSTED && strstr(error.text, "gateway_calls_max allows 1") != NULL &&
-                      error.retry_after_us > 0,
-                  "beyond the limit: %s (%llu us)", error.text, (unsigned long long)error.retry_after_us);
+    EP_TEST_CHECK(
+        gateway_raw_wait(second, &error, NULL) == EP_ERR_RESOURCE_EXHAUSTED &&
+            strstr(error.text, "gateway_calls_max allows 1") != NULL && error.retry_after_us > 0,
+        "beyond the limit: %s (%llu us)", error.text, (unsigned long long)error.retry_after_us);
     gateway_raw_cancel(first);
-    EP_TEST_CHECK(gateway_raw_wait(first, &error, NULL) == EP_ERR_CANCELLED, "cancelled: %s", error.text);
+    EP_TEST_CHECK(gateway_raw_wait(first, &error, NULL) == EP_ERR_CANCELLED, "cancelled: %s",
+                  error.text);
     gateway_wait_metric(f, IN_FLIGHT, 0);
     gateway_wait_metric(f, "expertd_gateway_requests_total{result=\"CANCELLED\"}", 1);
     /* The caller goes away. */
@@ -70,11 +72,13 @@ static void limit_and_cancel(gateway_fixture *f)
     /* Out of time: the reason comes from the gateway, which knows the node. */
     gateway_raw_begin(second, &header, section, SECTION, 400);
     ep_err err = gateway_raw_wait(second, &error, NULL);
-    EP_TEST_CHECK(err == EP_ERR_DEADLINE_EXCEEDED || err == EP_ERR_UNAVAILABLE, "out of time: %s: %s", ep_err_name(err), error.text);
+    EP_TEST_CHECK(err == EP_ERR_DEADLINE_EXCEEDED || err == EP_ERR_UNAVAILABLE,
+                  "out of time: %s: %s", ep_err_name(err), error.text);
     gateway_wait_metric(f, IN_FLIGHT, 0);
     signal_nodes(f, SIGCONT);
     gateway_raw_begin(second, &header, section, SECTION, EP_TEST_PATIENCE_MS);
-    EP_TEST_CHECK(gateway_raw_wait(second, &error, NULL) == EP_OK, "after all that: %s", error.text);
+    EP_TEST_CHECK(gateway_raw_wait(second, &error, NULL) == EP_OK, "after all that: %s",
+                  error.text);
     gateway_raw_close(second);
 }
 
@@ -83,8 +87,8 @@ static void limit_and_cancel(gateway_fixture *f)
  * let the caller's own clock end the call first, which says nothing about the gateway.
  */
 static ep_err call_until_answered(gateway_fixture *f, gateway_raw *raw,
-                                  const Expertd__V1__GatewayForwardRequest *header, ep_error *out_error,
-                                  uint32_t *out_missing)
+                                  const Expertd__V1__GatewayForwardRequest *header,
+                                  ep_error *out_error, uint32_t *out_missing)
 {
     uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     ep_err err;
@@ -105,12 +109,16 @@ static void missing_expert(gateway_fixture *f)
     ep_error error;
     uint32_t missing = 0;
     request_init(&header);
-    EP_TEST_CHECK(ep_test_process_stop(&f->cluster.nodes[2], SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL, "the node lives");
+    EP_TEST_CHECK(ep_test_process_stop(&f->cluster.nodes[2], SIGKILL, EP_TEST_PATIENCE_MS) ==
+                      128 + SIGKILL,
+                  "the node lives");
     ep_err err = call_until_answered(f, raw, &header, &error, NULL);
-    EP_TEST_CHECK(err == EP_ERR_UNAVAILABLE && error.layer == 0 && error.expert >= 0, "%s: %s", ep_err_name(err), error.text);
+    EP_TEST_CHECK(err == EP_ERR_UNAVAILABLE && error.layer == 0 && error.expert >= 0, "%s: %s",
+                  ep_err_name(err), error.text);
     header.allow_missing = true;
     err = call_until_answered(f, raw, &header, &error, &missing);
-    EP_TEST_CHECK(err == EP_OK && missing > 0 && missing < TOKENS * GATEWAY_TOP_K, "%u slots missing: %s", missing, error.text);
+    EP_TEST_CHECK(err == EP_OK && missing > 0 && missing < TOKENS * GATEWAY_TOP_K,
+                  "%u slots missing: %s", missing, error.text);
     gateway_raw_close(raw);
 }
 
@@ -133,8 +141,10 @@ static void drain(gateway_fixture *f)
     } while (err == EP_ERR_RESOURCE_EXHAUSTED);
     EP_TEST_CHECK(err == EP_ERR_DRAINING, "while it drains: %s: %s", ep_err_name(err), error.text);
     signal_nodes(f, SIGCONT);
-    EP_TEST_CHECK(gateway_raw_wait(first, &error, NULL) == EP_OK, "the call in flight: %s: %s", ep_err_name(error.code), error.text);
-    EP_TEST_CHECK(ep_test_process_wait(&f->cluster.coordinator, EP_TEST_PATIENCE_MS) == 0, "the coordinator did not end well");
+    EP_TEST_CHECK(gateway_raw_wait(first, &error, NULL) == EP_OK, "the call in flight: %s: %s",
+                  ep_err_name(error.code), error.text);
+    EP_TEST_CHECK(ep_test_process_wait(&f->cluster.coordinator, EP_TEST_PATIENCE_MS) == 0,
+                  "the coordinator did not end well");
     gateway_raw_close(first);
     gateway_raw_close(second);
 }
@@ -149,7 +159,9 @@ static void switched_off(void)
     gateway_raw *raw = gateway_raw_open(&f);
     request_init(&header);
     gateway_raw_begin(raw, &header, section, SECTION, EP_TEST_PATIENCE_MS);
-    EP_TEST_CHECK(gateway_raw_wait(raw, &error, NULL) == EP_ERR_UNIMPLEMENTED && strstr(error.text, "gateway: true") != NULL, "off: %s", error.text);
+    EP_TEST_CHECK(gateway_raw_wait(raw, &error, NULL) == EP_ERR_UNIMPLEMENTED &&
+                      strstr(error.text, "gateway: true") != NULL,
+                  "off: %s", error.text);
     gateway_raw_close(raw);
     gateway_fixture_fini(&f);
 }
@@ -159,14 +171,17 @@ static void wait_ready(gateway_fixture *f, int code, const char *part)
 {
     const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     char *body = NULL;
-    while (ep_test_http_get(f->cluster.coordinator.probe_url, "/readyz?verbose", &body) != code || strstr(body, part) == NULL) {
+    while (ep_test_http_get(f->cluster.coordinator.probe_url, "/readyz?verbose", &body) != code ||
+           strstr(body, part) == NULL) {
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "not %d with '%s': %s", code, part, body);
         free(body);
         body = NULL;
     }
     free(body);
-    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/livez", NULL) == 200, "it lives without nodes");
-    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/startupz", NULL) == 200, "it has started without nodes");
+    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/livez", NULL) == 200,
+                  "it lives without nodes");
+    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/startupz", NULL) == 200,
+                  "it has started without nodes");
 }
 
 /* Ready is a coordinator that has something to serve. */
@@ -178,13 +193,18 @@ static void readiness(void)
     gateway_wait_table(&f);
     wait_ready(&f, 200, "[+] service: experts are served");
     for (uint32_t i = 0; i < GATEWAY_NODES; i++) {
-        EP_TEST_CHECK(ep_test_process_stop(&f.cluster.nodes[i], SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL, "the node lives");
+        EP_TEST_CHECK(ep_test_process_stop(&f.cluster.nodes[i], SIGKILL, EP_TEST_PATIENCE_MS) ==
+                          128 + SIGKILL,
+                      "the node lives");
     }
     wait_ready(&f, 503, "[-] service: no expert is served: 0 nodes take part, min_nodes is 3");
-    EP_TEST_CHECK(ep_test_process_stop(&f.cluster.coordinator, SIGTERM, EP_TEST_PATIENCE_MS) == 0, "the coordinator did not end well");
+    EP_TEST_CHECK(ep_test_process_stop(&f.cluster.coordinator, SIGTERM, EP_TEST_PATIENCE_MS) == 0,
+                  "the coordinator did not end well");
     ep_test_cluster_spawn_coordinator(&f.cluster);
-    EP_TEST_CHECK(ep_test_process_wait_ports(&f.cluster.coordinator, EP_TEST_PATIENCE_MS), "no coordinator");
-    wait_ready(&f, 503, "[-] service: there is no routing table yet: 0 of min_nodes 3 nodes are here");
+    EP_TEST_CHECK(ep_test_process_wait_ports(&f.cluster.coordinator, EP_TEST_PATIENCE_MS),
+                  "no coordinator");
+    wait_ready(&f, 503,
+               "[-] service: there is no routing table yet: 0 of min_nodes 3 nodes are here");
     gateway_fixture_fini(&f);
 }
 

@@ -88,9 +88,10 @@ static void *call_gateway(void *arg)
         ep_err err = gateway_raw_wait(raw, &error, NULL);
         /* At its deadline a call says what it waited for most: an answer, or a copy. A node that
          * was late refuses before. */
-        const bool out_of_time =
-            err == EP_ERR_DEADLINE_EXCEEDED || err == EP_ERR_UNAVAILABLE || err == EP_ERR_RESOURCE_EXHAUSTED;
-        bool as_wanted = err == EP_OK || (way == 0 && out_of_time) || (way == 1 && err == EP_ERR_CANCELLED);
+        const bool out_of_time = err == EP_ERR_DEADLINE_EXCEEDED || err == EP_ERR_UNAVAILABLE ||
+                                 err == EP_ERR_RESOURCE_EXHAUSTED;
+        bool as_wanted =
+            err == EP_OK || (way == 0 && out_of_time) || (way == 1 && err == EP_ERR_CANCELLED);
         EP_TEST_CHECK(as_wanted, "way %d: %s: %s", (int)way, ep_err_name(err), error.text);
         __atomic_fetch_add(err == EP_OK ? &answered : &ended_otherwise, 1, __ATOMIC_RELAXED);
     }
@@ -103,8 +104,12 @@ static ep_rpc_channel *open_channel(const char *role, const char *node)
     ep_rpc_channel *channel = NULL;
     ep_error error;
     ep_rpc_channel_config config = {
-        .common = {.timers = f.cluster.timers, .pool = f.cluster.pool, .token = "", .node = node,
-                   .role = role, .incarnation = 1,
+        .common = {.timers = f.cluster.timers,
+                   .pool = f.cluster.pool,
+                   .token = "",
+                   .node = node,
+                   .role = role,
+                   .incarnation = 1,
                    .payload_crc = true},
         .address = {.url = f.cluster.coordinator.rpc_url},
         .connection_class = "control",
@@ -122,14 +127,15 @@ static void ask(ep_rpc_channel *channel, const char *method, const ProtobufCMess
 {
     ProtobufCMessage *reply = NULL;
     ep_error error;
-    ep_err err = ep_rpc_call_sync(channel, "expertd.v1.Coordinator", method, request,
-                                  ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS, &reply, &error);
+    ep_err err =
+        ep_rpc_call_sync(channel, "expertd.v1.Coordinator", method, request,
+                         ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS, &reply, &error);
     EP_TEST_CHECK(err == EP_OK, "%s: %s", method, error.text);
     protobuf_c_message_free_unpacked(reply, NULL);
 }
 
-/* A node without models that keeps moving, so that tables change; it tells of load in a layer that nobody
-   has given it. */
+/* A node without models that keeps moving, so that tables change; it tells of load in a layer that
+   nobody has given it. */
 static void *be_ghost(void *arg)
 {
     char name[16];
@@ -190,10 +196,10 @@ static void *watch_tables(void *arg)
         ep_rpc_channel *channel = open_channel("client", "");
         ep_rpc_call_id id;
         ep_error error;
-        const ep_rpc_request call = {.method = ep_rpc_method_by_name("expertd.v1.Coordinator",
-                                                                     "WatchPlacement"),
-                                     .header = &request.base,
-                                     .deadline_ns = EP_TIME_NEVER};
+        const ep_rpc_request call = {
+            .method = ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement"),
+            .header = &request.base,
+            .deadline_ns = EP_TIME_NEVER};
         EP_TEST_CHECK(ep_rpc_call_start(channel, &call, on_table, &w, &id, &error) == EP_OK, "%s",
                       error.text);
         pthread_mutex_lock(&w.lock);
@@ -251,8 +257,9 @@ static void *call_until_stop(void *arg)
         err = gateway_raw_wait(raw, &error, NULL);
         __atomic_fetch_add(succeeded, err == EP_OK, __ATOMIC_RELEASE);
     }
-    EP_TEST_CHECK(err == EP_ERR_DRAINING || err == EP_ERR_UNAVAILABLE || err == EP_ERR_CONNECTION_LOST,
-                  "the coordinator stopped, a call ended with %s: %s", ep_err_name(err), error.text);
+    EP_TEST_CHECK(
+        err == EP_ERR_DRAINING || err == EP_ERR_UNAVAILABLE || err == EP_ERR_CONNECTION_LOST,
+        "the coordinator stopped, a call ended with %s: %s", ep_err_name(err), error.text);
     gateway_raw_close(raw);
     return NULL;
 }
@@ -262,7 +269,8 @@ static void stop_under_load(void)
     pthread_t callers[CALLERS];
     uint32_t succeeded[CALLERS] = {0};
     for (int i = 0; i < CALLERS; i++) {
-        EP_TEST_CHECK(pthread_create(&callers[i], NULL, call_until_stop, &succeeded[i]) == 0, "no thread");
+        EP_TEST_CHECK(pthread_create(&callers[i], NULL, call_until_stop, &succeeded[i]) == 0,
+                      "no thread");
     }
     for (int i = 0; i < CALLERS; i++) {
         while (__atomic_load_n(&succeeded[i], __ATOMIC_ACQUIRE) == 0) {
@@ -298,7 +306,8 @@ int main(void)
             ghosts[i] = i;
         }
         EP_TEST_CHECK(pthread_create(&others[i], NULL, is_ghost ? be_ghost : readers[i - GHOSTS],
-                                     is_ghost ? &ghosts[i] : NULL) == 0, "no thread");
+                                     is_ghost ? &ghosts[i] : NULL) == 0,
+                      "no thread");
     }
     for (uint64_t i = 0; i < CALLERS; i++) {
         seeds[i] = i;
@@ -311,8 +320,8 @@ int main(void)
     for (size_t i = 0; i < EP_ARRAY_COUNT(others); i++) {
         pthread_join(others[i], NULL);
     }
-    printf("%u gateway calls answered, %u cancelled or out of time, %u reloads, %.0f tables\n", answered,
-           ended_otherwise, reloads,
+    printf("%u gateway calls answered, %u cancelled or out of time, %u reloads, %.0f tables\n",
+           answered, ended_otherwise, reloads,
            gateway_metric(&f, "expertd_coordinator_tables_total"));
     EP_TEST_CHECK(answered > 0 && ended_otherwise > 0 && reloads > 0, "nothing raced");
     stop_under_load();

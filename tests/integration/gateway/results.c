@@ -51,7 +51,8 @@ static void fill(batch *b, ep_dtype x_dtype, uint32_t tokens, uint64_t seed)
             }
         }
         if (x_dtype != EP_DTYPE_I8) {
-            ep_row_narrow(row, GATEWAY_HIDDEN, x_dtype, b->x + (size_t)t * GATEWAY_HIDDEN * ep_dtype_bytes(x_dtype));
+            ep_row_narrow(row, GATEWAY_HIDDEN, x_dtype,
+                          b->x + (size_t)t * GATEWAY_HIDDEN * ep_dtype_bytes(x_dtype));
         }
         b->x_scales[t] = 0.01f + (float)(t % 7) * 0.001f;
         b->mask[t] = ep_splitmix64(&seed) % 4 != 0;
@@ -69,7 +70,8 @@ static void fill(batch *b, ep_dtype x_dtype, uint32_t tokens, uint64_t seed)
     }
 }
 
-static void arguments(batch *b, const char *model, uint32_t layer, ep_dtype x_dtype, bool wide, bool masked, bool gated, ep_moe_args *args)
+static void arguments(batch *b, const char *model, uint32_t layer, ep_dtype x_dtype, bool wide,
+                      bool masked, bool gated, ep_moe_args *args)
 {
     ep_moe_args_init(args);
     args->model = model;
@@ -81,8 +83,9 @@ static void arguments(batch *b, const char *model, uint32_t layer, ep_dtype x_dt
     if (!gated) {
         args->expert_ids = wide ? ep_tensor_2d(b->ids64, EP_DTYPE_I64, b->tokens, GATEWAY_TOP_K)
                                 : ep_tensor_2d(b->ids32, EP_DTYPE_I32, b->tokens, GATEWAY_TOP_K);
-        args->expert_scales = wide ? ep_tensor_2d(b->scales16, EP_DTYPE_BF16, b->tokens, GATEWAY_TOP_K)
-                                   : ep_tensor_2d(b->scales, EP_DTYPE_F32, b->tokens, GATEWAY_TOP_K);
+        args->expert_scales =
+            wide ? ep_tensor_2d(b->scales16, EP_DTYPE_BF16, b->tokens, GATEWAY_TOP_K)
+                 : ep_tensor_2d(b->scales, EP_DTYPE_F32, b->tokens, GATEWAY_TOP_K);
     }
     if (masked) {
         args->active_mask = ep_tensor_1d(b->mask, EP_DTYPE_BOOL, b->tokens);
@@ -97,7 +100,8 @@ typedef struct results {
     uint32_t calls;
 } results;
 
-static void compare(results *r, batch *b, uint32_t model, ep_dtype x_dtype, ep_dtype out_dtype, ep_moe_mode mode, uint32_t variant)
+static void compare(results *r, batch *b, uint32_t model, ep_dtype x_dtype, ep_dtype out_dtype,
+                    ep_moe_mode mode, uint32_t variant)
 {
     static uint8_t direct[TOKENS_MAX * GATEWAY_HIDDEN * 4];
     static uint8_t through[TOKENS_MAX * GATEWAY_HIDDEN * 4];
@@ -116,21 +120,26 @@ static void compare(results *r, batch *b, uint32_t model, ep_dtype x_dtype, ep_d
         drawn.expert_dropout = 0.25f;
         drawn.seed = 1ull << 40 | variant;
     }
-    arguments(b, r->f->models[model].name, gateway_layer(model), x_dtype, (variant & 4) != 0, masked, gated, &args);
+    arguments(b, r->f->models[model].name, gateway_layer(model), x_dtype, (variant & 4) != 0,
+              masked, gated, &args);
     args.mode = mode;
     args.shared_source = (variant & 8) != 0 ? EP_MOE_SHARED_NONE : EP_MOE_SHARED_SERVICE;
     args.weight_on = (variant & 16) != 0 ? EP_MOE_WEIGHT_ON_INPUT : EP_MOE_WEIGHT_ON_OUTPUT;
     memset(direct, 0x5a, bytes);
     memset(through, 0xa5, bytes);
-    ep_err err = gated ? ep_moe_forward_logits(r->client, &args, gate, &logits, &out, &a) : ep_moe_forward(r->client, &args, &out, &a);
+    ep_err err = gated ? ep_moe_forward_logits(r->client, &args, gate, &logits, &out, &a)
+                       : ep_moe_forward(r->client, &args, &out, &a);
     EP_TEST_CHECK(err == EP_OK, "direct: %s", a.error.text);
     out.data = through;
     err = ep_cli_gateway_forward(r->gateway, &args, gate, &logits, &out, &c);
     EP_TEST_CHECK(err == EP_OK, "gateway: %s: %s", ep_err_name(err), c.error.text);
-    EP_TEST_CHECK(memcmp(direct, through, bytes) == 0, "model %u, x %s, out %s, mode %d, variant %u, T %u: other bits", model,
+    EP_TEST_CHECK(memcmp(direct, through, bytes) == 0,
+                  "model %u, x %s, out %s, mode %d, variant %u, T %u: other bits", model,
                   ep_dtype_name(x_dtype), ep_dtype_name(out_dtype), (int)mode, variant, b->tokens);
-    EP_TEST_CHECK(strcmp(a.numerics, c.numerics) == 0 && a.epoch_term == c.epoch_term && a.mode == c.mode, "numerics %s, term %llu, mode %d",
-                  c.numerics, (unsigned long long)c.epoch_term, (int)c.mode);
+    EP_TEST_CHECK(strcmp(a.numerics, c.numerics) == 0 && a.epoch_term == c.epoch_term &&
+                      a.mode == c.mode,
+                  "numerics %s, term %llu, mode %d", c.numerics, (unsigned long long)c.epoch_term,
+                  (int)c.mode);
     r->calls++;
 }
 
@@ -141,16 +150,19 @@ static void compare_all(gateway_fixture *f)
     static const uint32_t counts[] = {0, 1, 17, 300, TOKENS_MAX};
     static batch b;
     ep_error error;
-    results r = {.f = f, .gateway = gateway_open(f), .client = ep_test_cluster_client(&f->cluster, NULL)};
+    results r = {
+        .f = f, .gateway = gateway_open(f), .client = ep_test_cluster_client(&f->cluster, NULL)};
     for (uint32_t m = 0; m < GATEWAY_MODELS; m++) {
-        EP_TEST_CHECK(ep_cli_gate_read(f->paths[m], gateway_layer(m), &r.gates[m], &error) == EP_OK, "%s", error.text);
+        EP_TEST_CHECK(ep_cli_gate_read(f->paths[m], gateway_layer(m), &r.gates[m], &error) == EP_OK,
+                      "%s", error.text);
     }
     EP_TEST_CHECK(r.gates[1].layer.bias != NULL, "the second model has no bias");
     for (uint32_t t = 0; t < EP_ARRAY_COUNT(counts); t++) {
         for (uint32_t x = 0; x < EP_ARRAY_COUNT(x_types); x++) {
             fill(&b, x_types[x], counts[t], 100 * t + x);
-            for (uint32_t variant = 0; variant < 32; variant += counts[t] > 300 ? 5 : 1) {
-                compare(&r, &b, (variant + x) % 2, x_types[x], out_types[(variant + x + t) % 3], (ep_moe_mode)((variant + t) % 3), variant);
+            for (uint32_t variant = 0; variant<32; variant += counts[t]> 300 ? 5 : 1) {
+                compare(&r, &b, (variant + x) % 2, x_types[x], out_types[(variant + x + t) % 3],
+                        (ep_moe_mode)((variant + t) % 3), variant);
             }
         }
     }
@@ -181,18 +193,28 @@ static void run_expertctl(gateway_fixture *f)
         {"expert_scales", ep_tensor_2d(b.scales, EP_DTYPE_F32, TOKENS, GATEWAY_TOP_K)},
         {"logits", ep_tensor_2d(b.logits, EP_DTYPE_F32, TOKENS, GATEWAY_EXPERTS)},
     };
-    EP_TEST_CHECK(ep_safetensors_write(paths[0], tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK, "%s", error.text);
-    const char *oracle[] = {"--model", f->paths[1], "--layer", "1", "--in", paths[0], "--out", paths[2], NULL};
-    const char *gateway[] = {"forward", "--gateway", "--model=deepseek", "--layer=1", "--split-tokens=7", "--in", paths[0], "--out", paths[1], NULL};
-    const char *logits[] = {"forward", "--gateway", "--model=deepseek", "--layer=1", "--logits", f->paths[1], "--in", paths[0], "--out", paths[3], NULL};
+    EP_TEST_CHECK(
+        ep_safetensors_write(paths[0], tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK,
+        "%s", error.text);
+    const char *oracle[] = {"--model", f->paths[1], "--layer", "1", "--in",
+                            paths[0],  "--out",     paths[2],  NULL};
+    const char *gateway[] = {"forward",          "--gateway", "--model=deepseek", "--layer=1",
+                             "--split-tokens=7", "--in",      paths[0],           "--out",
+                             paths[1],           NULL};
+    const char *logits[] = {"forward",   "--gateway", "--model=deepseek", "--layer=1", "--logits",
+                            f->paths[1], "--in",      paths[0],           "--out",     paths[3],
+                            NULL};
     char *output = NULL;
-    EP_TEST_CHECK(ep_test_process_run(f->cluster.dir, "ref_forward", ep_test_ref_forward, oracle, NULL, EP_TEST_PATIENCE_MS, &output) == 0, "%s", output);
+    EP_TEST_CHECK(ep_test_process_run(f->cluster.dir, "ref_forward", ep_test_ref_forward, oracle,
+                                      NULL, EP_TEST_PATIENCE_MS, &output) == 0,
+                  "%s", output);
     free(output);
     EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, gateway, &output) == 0, "%s", output);
     free(output);
     char compare_command[3 * PATH];
     snprintf(compare_command, sizeof(compare_command), "cmp '%s' '%s'", paths[1], paths[2]);
-    EP_TEST_CHECK(system(compare_command) == 0, "expertctl forward --gateway differs from the oracle");
+    EP_TEST_CHECK(system(compare_command) == 0,
+                  "expertctl forward --gateway differs from the oracle");
     EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, logits, &output) == 0, "%s", output);
     free(output);
     snprintf(compare_command, sizeof(compare_command), "cmp -s '%s' '%s'", paths[1], paths[3]);
@@ -226,7 +248,8 @@ static void *run_caller(void *arg)
     fill(b, EP_DTYPE_BF16, TOKENS, 1000 + self->number);
     arguments(b, "mixtral", 0, EP_DTYPE_BF16, false, false, false, &args);
     ep_tensor out = ep_tensor_2d(expected, EP_DTYPE_BF16, TOKENS, GATEWAY_HIDDEN);
-    EP_TEST_CHECK(ep_cli_gateway_forward(gateway, &args, NULL, NULL, &out, &result) == EP_OK, "%s", result.error.text);
+    EP_TEST_CHECK(ep_cli_gateway_forward(gateway, &args, NULL, NULL, &out, &result) == EP_OK, "%s",
+                  result.error.text);
     out.data = y;
     while (!atomic_load(&stop)) {
         memset(y, 0, TOKENS * GATEWAY_HIDDEN * sizeof(*y));
@@ -269,13 +292,16 @@ static void kill_a_node(gateway_fixture *f)
     }
     uint32_t before = wait_finished(CALLS_AFTER);
     uint64_t in_flight = ep_test_cluster_wait_in_flight(&f->cluster, 1);
-    EP_TEST_CHECK(ep_test_process_stop(&f->cluster.nodes[1], SIGKILL, EP_TEST_PATIENCE_MS) == 128 + SIGKILL, "the node lives");
+    EP_TEST_CHECK(ep_test_process_stop(&f->cluster.nodes[1], SIGKILL, EP_TEST_PATIENCE_MS) ==
+                      128 + SIGKILL,
+                  "the node lives");
     uint32_t after = wait_finished(CALLS_AFTER);
     atomic_store(&stop, true);
     for (uint32_t i = 0; i < CALLERS; i++) {
         pthread_join(threads[i], NULL);
     }
-    printf("node killed with %llu requests in flight: %u gateway calls around it, none failed, %u frames re-routed\n",
+    printf("node killed with %llu requests in flight: %u gateway calls around it, none failed, %u "
+           "frames re-routed\n",
            (unsigned long long)in_flight, after - before, atomic_load(&rerouted));
 }
 

@@ -47,7 +47,8 @@ static void run_ids(gateway_fixture *f, uint64_t *counts)
     args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, TOKENS, GATEWAY_TOP_K);
     args.active_mask = ep_tensor_1d(mask, EP_DTYPE_BOOL, TOKENS);
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, TOKENS, GATEWAY_HIDDEN);
-    EP_TEST_CHECK(ep_cli_gateway_forward(gateway, &args, NULL, NULL, &out, &result) == EP_OK, "%s", result.error.text);
+    EP_TEST_CHECK(ep_cli_gateway_forward(gateway, &args, NULL, NULL, &out, &result) == EP_OK, "%s",
+                  result.error.text);
     ep_cli_gateway_close(gateway);
 }
 
@@ -64,7 +65,8 @@ static void run_logits(gateway_fixture *f, uint64_t *counts, double *means)
         double sum = 0;
         for (uint32_t e = 0; e < GATEWAY_EXPERTS; e++) {
             uint32_t distance = (e + GATEWAY_EXPERTS - t % GATEWAY_EXPERTS) % GATEWAY_EXPERTS;
-            logits[t * GATEWAY_EXPERTS + e] = distance < 2 ? 3.0f - (float)distance : -0.1f * (float)e;
+            logits[t * GATEWAY_EXPERTS + e] =
+                distance < 2 ? 3.0f - (float)distance : -0.1f * (float)e;
             sum += exp((double)logits[t * GATEWAY_EXPERTS + e]);
             counts[e] += distance < 2;
         }
@@ -78,7 +80,9 @@ static void run_logits(gateway_fixture *f, uint64_t *counts, double *means)
     args.x = ep_tensor_2d(x, EP_DTYPE_BF16, TOKENS, GATEWAY_HIDDEN);
     ep_tensor chosen = ep_tensor_2d(logits, EP_DTYPE_F32, TOKENS, GATEWAY_EXPERTS);
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, TOKENS, GATEWAY_HIDDEN);
-    EP_TEST_CHECK(ep_cli_gateway_forward(gateway, &args, &gate.layer.config, &chosen, &out, &result) == EP_OK, "%s", result.error.text);
+    EP_TEST_CHECK(
+        ep_cli_gateway_forward(gateway, &args, &gate.layer.config, &chosen, &out, &result) == EP_OK,
+        "%s", result.error.text);
     ep_cli_gateway_close(gateway);
     ep_cli_gate_fini(&gate);
 }
@@ -87,8 +91,9 @@ static Expertd__V1__StatisticsReply *ask(gateway_fixture *f)
 {
     Expertd__V1__StatisticsRequest request = EXPERTD__V1__STATISTICS_REQUEST__INIT;
     request.per_expert = true;
-    return (Expertd__V1__StatisticsReply *)(void *)ep_test_cluster_call(&f->cluster, f->cluster.coordinator.rpc_url, "expertd.v1.Coordinator",
-                                                                       "Statistics", &request.base);
+    return (Expertd__V1__StatisticsReply *)(void *)ep_test_cluster_call(
+        &f->cluster, f->cluster.coordinator.rpc_url, "expertd.v1.Coordinator", "Statistics",
+        &request.base);
 }
 
 /* Nodes report within a second: asks until all slots are there; their counts must then be exact,
@@ -103,19 +108,23 @@ static void expect_counts(gateway_fixture *f, const uint64_t *counts, const doub
     for (;;) {
         Expertd__V1__StatisticsReply *reply = ask(f);
         const Expertd__V1__LayerStatistics *layer = reply->n_layers == 1 ? reply->layers[0] : NULL;
-        EP_TEST_CHECK(reply->n_layers <= 1 && (layer == NULL || layer->slots <= total), "%zu layers, more slots than computed", reply->n_layers);
+        EP_TEST_CHECK(reply->n_layers <= 1 && (layer == NULL || layer->slots <= total),
+                      "%zu layers, more slots than computed", reply->n_layers);
         if (layer != NULL && layer->slots == total) {
             double loss = 0;
             for (uint32_t e = 0; e < GATEWAY_EXPERTS; e++) {
-                EP_TEST_CHECK(layer->counts[e] == counts[e], "expert %u: %llu slots, not %llu", e, (unsigned long long)layer->counts[e],
-                              (unsigned long long)counts[e]);
+                EP_TEST_CHECK(layer->counts[e] == counts[e], "expert %u: %llu slots, not %llu", e,
+                              (unsigned long long)layer->counts[e], (unsigned long long)counts[e]);
                 if (means != NULL) {
-                    EP_TEST_CHECK(fabs(layer->mean_probability[e] - means[e]) < 1e-6, "expert %u: p %g, not %g", e, layer->mean_probability[e], means[e]);
+                    EP_TEST_CHECK(fabs(layer->mean_probability[e] - means[e]) < 1e-6,
+                                  "expert %u: p %g, not %g", e, layer->mean_probability[e],
+                                  means[e]);
                     loss += GATEWAY_EXPERTS * (double)counts[e] / (double)total * means[e];
                 }
             }
-            EP_TEST_CHECK(layer->logit_tokens == (means != NULL ? TOKENS : 0) && fabs(layer->auxiliary_loss - loss) < 1e-6, "loss %g, not %g",
-                          layer->auxiliary_loss, loss);
+            EP_TEST_CHECK(layer->logit_tokens == (means != NULL ? TOKENS : 0) &&
+                              fabs(layer->auxiliary_loss - loss) < 1e-6,
+                          "loss %g, not %g", layer->auxiliary_loss, loss);
             protobuf_c_message_free_unpacked(&reply->base, NULL);
             return;
         }
@@ -126,7 +135,8 @@ static void expect_counts(gateway_fixture *f, const uint64_t *counts, const doub
 
 static void expect_shown(gateway_fixture *f, const uint64_t *counts)
 {
-    static const char *const args[] = {"stats", "--model=mixtral", "--layer=0", "--experts", "-o", "json", NULL};
+    static const char *const args[] = {
+        "stats", "--model=mixtral", "--layer=0", "--experts", "-o", "json", NULL};
     static const char *const none[] = {"stats", "--model=nobody", NULL};
     static const char *const absent[] = {"stats", "--layer=77", "--version=9", NULL};
     static const char *const plain[] = {"stats", NULL};
@@ -143,20 +153,25 @@ static void expect_shown(gateway_fixture *f, const uint64_t *counts)
     }
     json_decref(json);
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, plain, &output) == 0 && strstr(output, "MAX/MEAN") != NULL && strstr(output, "mixtral") != NULL,
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, plain, &output) == 0 &&
+                      strstr(output, "MAX/MEAN") != NULL && strstr(output, "mixtral") != NULL,
                   "%s", output);
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, none, &output) != 0 && strstr(output, "any layer of model 'nobody'; there") != NULL, "%s",
-                  output); /* only what was asked for is named */
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, none, &output) != 0 &&
+                      strstr(output, "any layer of model 'nobody'; there") != NULL,
+                  "%s", output); /* only what was asked for is named */
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, absent, &output) != 0 && strstr(output, "layer 77 of any model version '9'; there") != NULL,
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, absent, &output) != 0 &&
+                      strstr(output, "layer 77 of any model version '9'; there") != NULL,
                   "%s", output);
     free(output);
-    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/metrics", &output) == 200, "no metrics");
+    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/metrics", &output) == 200,
+                  "no metrics");
     char line[64];
     snprintf(line, sizeof(line), "layer=\"0\"} %llu\n", (unsigned long long)total);
     const char *series = strstr(output, "\nexpertd_layer_slots_total{");
-    EP_TEST_CHECK(series != NULL && strstr(series, line) != NULL && strstr(output, "expertd_layer_load_gini{") != NULL &&
+    EP_TEST_CHECK(series != NULL && strstr(series, line) != NULL &&
+                      strstr(output, "expertd_layer_load_gini{") != NULL &&
                       strstr(output, "expertd_expert_slots_total{") != NULL,
                   "%s", output);
     free(output);
@@ -167,7 +182,8 @@ static void expect_told_again(gateway_fixture *f)
 {
     uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     uint64_t slots = 0;
-    EP_TEST_CHECK(ep_test_process_stop(&f->cluster.coordinator, SIGTERM, EP_TEST_PATIENCE_MS) == 0, "the coordinator did not end well");
+    EP_TEST_CHECK(ep_test_process_stop(&f->cluster.coordinator, SIGTERM, EP_TEST_PATIENCE_MS) == 0,
+                  "the coordinator did not end well");
     ep_test_cluster_restart_coordinator(&f->cluster);
     while (slots == 0) {
         Expertd__V1__StatisticsReply *reply = ask(f);
@@ -194,7 +210,8 @@ int main(void)
     gateway_wait_table(&f);
     expect_counts(&f, counts, NULL); /* probabilities were the gateway's own */
     /* What an ended node computed stays; the copies elsewhere go on. */
-    EP_TEST_CHECK(ep_test_process_stop(&f.cluster.nodes[0], SIGTERM, EP_TEST_PATIENCE_MS) == 0, "the node did not drain");
+    EP_TEST_CHECK(ep_test_process_stop(&f.cluster.nodes[0], SIGTERM, EP_TEST_PATIENCE_MS) == 0,
+                  "the node did not drain");
     expect_counts(&f, counts, NULL);
     run_ids(&f, counts);
     expect_counts(&f, counts, NULL);

@@ -53,7 +53,8 @@ static void draw_ids(uint64_t *state, const oracle_case *c, oracle_batch *batch)
         for (int k = 0; k < c->top_k; k++) {
             bool again = true;
             while (again) {
-                ids[k] = case_random(state, 0, 9) == 0 ? (case_random(state, 0, 1) ? -1 : total) : case_random(state, 0, total - 1);
+                ids[k] = case_random(state, 0, 9) == 0 ? (case_random(state, 0, 1) ? -1 : total)
+                                                       : case_random(state, 0, total - 1);
                 again = false;
                 for (int j = 0; j < k; j++) {
                     again = again || (ids[j] == ids[k] && ids[k] >= 0 && ids[k] < c->experts);
@@ -137,7 +138,8 @@ void case_draw(uint64_t seed, const case_limits *limits, oracle_case *c)
     }
     bool shared_x = c->shared_ranks == 0 && case_random(&state, 0, 2) == 0;
     for (int r = 0; r < c->ranks; r++) {
-        int tokens = case_random(&state, 0, 4) == 0 ? 0 : case_random(&state, 0, limits->tokens_max);
+        int tokens =
+            case_random(&state, 0, 4) == 0 ? 0 : case_random(&state, 0, limits->tokens_max);
         case_draw_batch(&state, c, tokens, &c->batch[r]);
         if (shared_x) {
             c->batch[r].shared_x = values(&state, c, (size_t)tokens * hidden);

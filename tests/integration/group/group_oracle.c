@@ -32,7 +32,7 @@ float oracle_value(oracle_dtype dtype, uint32_t bits)
     }
     int exponent = (int)(bits >> 10 & 31);
     int mantissa = (int)(bits & 1023);
-    double magnitude = exponent == 31 ? (mantissa != 0 ? NAN : INFINITY)
+    double magnitude = exponent == 31  ? (mantissa != 0 ? NAN : INFINITY)
                        : exponent == 0 ? ldexp(mantissa, -24)
                                        : ldexp(1024 + mantissa, exponent - 25);
     return (float)((bits & 0x8000) != 0 ? -magnitude : magnitude);
@@ -74,8 +74,9 @@ uint32_t oracle_bits(oracle_dtype dtype, float value)
         return sign | infinity;
     }
     double below = oracle_value(dtype, low);
-    double above = high == infinity ? 2 * (double)oracle_value(dtype, low) - (double)oracle_value(dtype, low - 1)
-                                    : (double)oracle_value(dtype, high);
+    double above = high == infinity
+                       ? 2 * (double)oracle_value(dtype, low) - (double)oracle_value(dtype, low - 1)
+                       : (double)oracle_value(dtype, high);
     double to_below = magnitude - below;
     double to_above = above - magnitude;
     bool up = to_above < to_below || (to_above == to_below && (low & 1) != 0);
@@ -117,7 +118,8 @@ bool oracle_serves(const oracle_case *c, int rank, int source, int *out_shared)
 {
     int next = 0;
     for (int s = 0; s < c->shared_experts; s++) {
-        int size = c->shared_ranks / c->shared_experts + (s < c->shared_ranks % c->shared_experts ? 1 : 0);
+        int size =
+            c->shared_ranks / c->shared_experts + (s < c->shared_ranks % c->shared_experts ? 1 : 0);
         if (rank >= next && rank < next + size) {
             *out_shared = s;
             return source % size == rank - next;
@@ -203,15 +205,20 @@ int oracle_dispatch(const oracle_case *c, int rank, oracle_row **out_rows, float
                 for (int k = 0; k < c->top_k + c->shared_experts; k++) {
                     int shared;
                     bool here = rank < c->shared_ranks
-                                    ? k >= c->top_k && oracle_token_active(c, batch, t) && oracle_serves(c, rank, source, &shared) &&
+                                    ? k >= c->top_k && oracle_token_active(c, batch, t) &&
+                                          oracle_serves(c, rank, source, &shared) &&
                                           shared == k - c->top_k
-                                    : k < c->top_k && oracle_slot_active(c, batch, t, k) && batch->ids[t * c->top_k + k] == first + e;
+                                    : k < c->top_k && oracle_slot_active(c, batch, t, k) &&
+                                          batch->ids[t * c->top_k + k] == first + e;
                     if (!here) {
                         continue;
                     }
                     int smooth = k >= c->top_k ? k - c->top_k : smooth_rows_before(c) + first + e;
-                    float scale = transmit(c, batch->x + t * c->hidden, smooth, values + (size_t)n * (size_t)c->hidden);
-                    rows[n++] = (oracle_row){e, source, t, k, k < c->top_k ? batch->weights[t * c->top_k + k] : 0, scale};
+                    float scale = transmit(c, batch->x + t * c->hidden, smooth,
+                                           values + (size_t)n * (size_t)c->hidden);
+                    rows[n++] = (oracle_row){
+                        e,    source, t, k, k < c->top_k ? batch->weights[t * c->top_k + k] : 0,
+                        scale};
                 }
             }
         }
@@ -223,7 +230,9 @@ int oracle_dispatch(const oracle_case *c, int rank, oracle_row **out_rows, float
 
 void oracle_expert(const oracle_case *c, int expert, const float *row, float *out)
 {
-    float factor = c->identity ? 1.0f : expert < 0 ? 0.5f * (float)(1 - expert) : 1.0f + 0.25f * (float)(expert % 5);
+    float factor = c->identity  ? 1.0f
+                   : expert < 0 ? 0.5f * (float)(1 - expert)
+                                : 1.0f + 0.25f * (float)(expert % 5);
     for (int h = 0; h < c->hidden; h++) {
         out[h] = oracle_round(c->dtype, row[h] * factor);
     }
@@ -244,7 +253,9 @@ static void there_and_back(const oracle_case *c, float *row)
         float s = greatest * (1.0f / 127.0f);
         float sent = finite ? oracle_round(c->dtype, s) : NAN;
         for (int h = begin; h < end; h++) {
-            float q = !finite || s == 0 ? 0 : (float)nearbyint((double)oracle_round(ORACLE_F16, row[h] / s));
+            float q = !finite || s == 0
+                          ? 0
+                          : (float)nearbyint((double)oracle_round(ORACLE_F16, row[h] / s));
             q = q > 127 ? 127 : q < -127 ? -127 : q;
             row[h] = oracle_round(c->dtype, q * sent);
         }
@@ -280,7 +291,8 @@ static void constant_row(const oracle_case *c, const float *x, int j, float *out
     double e1 = exp(d1 - greatest);
     double p1 = e1 / (e1 + exp(d2 - greatest));
     for (int h = 0; h < c->hidden; h++) {
-        out[h] = c->linear ? a1[h] * x[h] + a2[h] * v[h] : (float)(p1 * (double)x[h] + (1 - p1) * (double)v[h]);
+        out[h] = c->linear ? a1[h] * x[h] + a2[h] * v[h]
+                           : (float)(p1 * (double)x[h] + (1 - p1) * (double)v[h]);
     }
 }
 
@@ -293,7 +305,8 @@ static void sum_token(const oracle_case *c, const oracle_batch *batch, int t, fl
         int id = batch->ids[t * c->top_k + k];
         int copies = c->experts + c->zero;
         int constants = copies + c->copy;
-        if (!oracle_slot_active(c, batch, t, k) || id < 0 || (id >= c->experts && id < copies) || id >= constants + c->constant) {
+        if (!oracle_slot_active(c, batch, t, k) || id < 0 || (id >= c->experts && id < copies) ||
+            id >= constants + c->constant) {
             continue;
         }
         if (id < c->experts) {
@@ -308,13 +321,15 @@ static void sum_token(const oracle_case *c, const oracle_batch *batch, int t, fl
             acc[h] = acc[h] + product;
         }
     }
-    for (int s = 0; s < c->shared_experts && c->shared_ranks > 0 && oracle_token_active(c, batch, t); s++) {
+    for (int s = 0;
+         s < c->shared_experts && c->shared_ranks > 0 && oracle_token_active(c, batch, t); s++) {
         row_of(c, x, -1 - s, row);
         for (int h = 0; h < c->hidden; h++) {
             acc[h] = acc[h] + row[h];
         }
     }
-    for (int h = 0; h < c->hidden && batch->shared_x != NULL && oracle_token_active(c, batch, t); h++) {
+    for (int h = 0; h < c->hidden && batch->shared_x != NULL && oracle_token_active(c, batch, t);
+         h++) {
         acc[h] = acc[h] + batch->shared_x[t * c->hidden + h];
     }
     free(row);
@@ -344,7 +359,8 @@ void oracle_combine(const oracle_case *c, int rank, float *out, float *out_sum, 
         float *acc = out + t * c->hidden;
         sum_token(c, batch, t, acc);
         if (c->gamma != NULL) {
-            out_rstd[t] = norm_token(c, batch->residual + t * c->hidden, acc, out_sum + t * c->hidden);
+            out_rstd[t] =
+                norm_token(c, batch->residual + t * c->hidden, acc, out_sum + t * c->hidden);
         } else {
             for (int h = 0; h < c->hidden; h++) {
                 acc[h] = oracle_round(c->dtype, acc[h]);

@@ -29,14 +29,14 @@ typedef struct oracle_batch {
 typedef struct oracle_case {
     int ranks, shared_ranks, shared_experts, experts, top_k, hidden;
     int zero, copy, constant;
-    bool linear;          /* rule of constant experts */
+    bool linear; /* rule of constant experts */
     bool quantise, quantise_back;
     /* every expert returns its row: a combine of a dispatch is the canonical sum of x itself */
     bool identity;
     oracle_dtype dtype;
-    float *smooth;        /* [S+M,H] or NULL */
+    float *smooth;              /* [S+M,H] or NULL */
     float *alpha1, *alpha2, *v; /* [N,H] */
-    float *gamma;         /* [H] or NULL */
+    float *gamma;               /* [H] or NULL */
     float eps;
     oracle_batch batch[ORACLE_RANKS_MAX];
 } oracle_case;
@@ -55,8 +55,8 @@ bool oracle_slot_active(const oracle_case *c, const oracle_batch *batch, int tok
 
 typedef struct oracle_row {
     int local, source, token, slot;
-    float weight;         /* 0 for shared experts */
-    float scale;          /* quantised */
+    float weight; /* 0 for shared experts */
+    float scale;  /* quantised */
 } oracle_row;
 
 /* The rows rank receives, in order; row_values [rows,H]: as transmitted (integers when quantised).

@@ -42,18 +42,20 @@ static size_t bytes_of(const ep_tensor *tensor)
 
 static tensors of_dispatch(ep_moe_dispatch_args *d)
 {
-    return (tensors){.all = {&d->x, &d->expert_ids, &d->scales, &d->x_active_mask, &d->expert_scales,
-                             &d->performance_info, &d->expand_x, &d->dynamic_scales, &d->assist_info_for_combine,
-                             &d->expert_token_nums, &d->ep_recv_counts, &d->expand_scales},
+    return (tensors){.all = {&d->x, &d->expert_ids, &d->scales, &d->x_active_mask,
+                             &d->expert_scales, &d->performance_info, &d->expand_x,
+                             &d->dynamic_scales, &d->assist_info_for_combine, &d->expert_token_nums,
+                             &d->ep_recv_counts, &d->expand_scales},
                      .count = 12,
                      .inputs = 5};
 }
 
 static tensors of_combine(ep_moe_combine_args *m, ep_moe_add_rms_norm *norm)
 {
-    return (tensors){.all = {&m->expand_x, &m->expert_ids, &m->assist_info_for_combine, &m->ep_send_counts,
-                             &m->expert_scales, &m->x_active_mask, &m->shared_expert_x, &m->ori_x,
-                             &m->const_expert_alpha_1, &m->const_expert_alpha_2, &m->const_expert_v, &norm->residual_x,
+    return (tensors){.all = {&m->expand_x, &m->expert_ids, &m->assist_info_for_combine,
+                             &m->ep_send_counts, &m->expert_scales, &m->x_active_mask,
+                             &m->shared_expert_x, &m->ori_x, &m->const_expert_alpha_1,
+                             &m->const_expert_alpha_2, &m->const_expert_v, &norm->residual_x,
                              &norm->gamma, &m->x_out, &norm->y, &norm->rstd, &norm->x},
                      .count = 17,
                      .inputs = 13};
@@ -77,7 +79,8 @@ static void from_device(tensors *t, ep_acl_stream stream)
 {
     const void *got[TENSORS_MAX];
     for (int i = t->inputs; i < t->count; i++) {
-        got[i] = t->host[i].rank != 0 ? device_get(stream, t->all[i]->data, bytes_of(&t->host[i])) : NULL;
+        got[i] = t->host[i].rank != 0 ? device_get(stream, t->all[i]->data, bytes_of(&t->host[i]))
+                                      : NULL;
     }
     device_sync(stream);
     for (int i = 0; i < t->count; i++) {
@@ -102,7 +105,8 @@ static bool spare_rows_are_unwritten(const rank_call *call)
     const ep_tensor *expand = &call->dispatch.expand_x;
     for (size_t i = bytes_received(call, expand); i < bytes_of(expand); i++) {
         if (((const uint8_t *)expand->data)[i] != 0xa5) {
-            fprintf(stderr, "rank %u: a row of expand_x after those that came is written\n", call->rank);
+            fprintf(stderr, "rank %u: a row of expand_x after those that came is written\n",
+                    call->rank);
             return false;
         }
     }
@@ -136,7 +140,8 @@ static bool play(world *w, uint32_t rank, ep_group *group)
         device_put(stream, call.combine.expand_x.data, of.host[0].data, came);
         good = rank_call_combine(&call, group, &error) == EP_OK;
         if (!good) {
-            fprintf(stderr, "rank %u, combine: %s: %s\n", rank, ep_err_name(error.code), error.text);
+            fprintf(stderr, "rank %u, combine: %s: %s\n", rank, ep_err_name(error.code),
+                    error.text);
         }
         from_device(&of, stream);
         good = good && rank_call_check_combine(&call, case_is_approximate(w->c) ? 0.02 : 0);
@@ -177,8 +182,8 @@ static void run_trouble(void *arg, uint32_t rank, ep_group *group)
     for (int i = 0; i < of.count && !t->has_stream; i++) {
         of.all[i]->sync_handle = 0;
     }
-    ep_err err =
-        ep_moe_dispatch_prepare(group, &call.dispatch, &call.dispatch_workspace_bytes, &call.dispatch_plan, &error);
+    ep_err err = ep_moe_dispatch_prepare(group, &call.dispatch, &call.dispatch_workspace_bytes,
+                                         &call.dispatch_plan, &error);
     if (err == EP_OK) {
         void *workspace = aligned_alloc(64, call.dispatch_workspace_bytes + 64);
         if (t->lost_file != NULL) {
@@ -187,13 +192,14 @@ static void run_trouble(void *arg, uint32_t rank, ep_group *group)
         if (t->loses_context) {
             DEVICE_MUST(device_acl.aclrtResetDevice(0));
         }
-        err = ep_moe_dispatch(group, call.dispatch_plan, &call.dispatch, workspace, call.dispatch_workspace_bytes,
-                              &error);
+        err = ep_moe_dispatch(group, call.dispatch_plan, &call.dispatch, workspace,
+                              call.dispatch_workspace_bytes, &error);
         free(workspace);
         ep_group_plan_destroy(call.dispatch_plan);
     }
     if (err != t->wanted || strstr(error.text, t->text) == NULL) {
-        fprintf(stderr, "%s '%s', want %s '%s'\n", ep_err_name(err), error.text, ep_err_name(t->wanted), t->text);
+        fprintf(stderr, "%s '%s', want %s '%s'\n", ep_err_name(err), error.text,
+                ep_err_name(t->wanted), t->text);
         t->failed = true;
     }
 }
@@ -214,32 +220,36 @@ static bool meets_trouble(const char *home, const char *name, const char *value,
         rank_threads_run("loopback", (uint32_t)c.ranks, 20000000, run_trouble, t);
         _exit(t->failed);
     }
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+           WEXITSTATUS(status) == 0;
 }
 
 static bool all_troubles(const char *home)
 {
     char file[64];
     snprintf(file, sizeof(file), "/tmp/on_device.%d", (int)getpid());
-    bool good = meets_trouble(home, "EP_CANN_SEED", "1",
-                              &(trouble){.wanted = EP_ERR_INVALID_ARGUMENT,
-                                         .text = "sync_handle 0: allowed the aclrtStream that their work is on"});
-    good = meets_trouble(home, "EP_CANN_SEED", "1",
-                         &(trouble){.wanted = EP_ERR_FAILED_PRECONDITION,
-                                    .text = "and this thread works on none: aclrtSetDevice comes first",
-                                    .has_stream = true,
-                                    .loses_context = true}) &&
+    bool good = meets_trouble(
+        home, "EP_CANN_SEED", "1",
+        &(trouble){.wanted = EP_ERR_INVALID_ARGUMENT,
+                   .text = "sync_handle 0: allowed the aclrtStream that their work is on"});
+    good = meets_trouble(
+               home, "EP_CANN_SEED", "1",
+               &(trouble){.wanted = EP_ERR_FAILED_PRECONDITION,
+                          .text = "and this thread works on none: aclrtSetDevice comes first",
+                          .has_stream = true,
+                          .loses_context = true}) &&
            good;
     good = meets_trouble(home, "EP_CANN_HANG_AT", "2",
                          &(trouble){.wanted = EP_ERR_DEADLINE_EXCEEDED,
                                     .text = "did not end its work within",
                                     .has_stream = true}) &&
            good;
-    good =
-        meets_trouble(
-            home, "EP_CANN_LOST_FILE", file,
-            &(trouble){.wanted = EP_ERR_DEVICE_LOST, .text = "code 507010", .has_stream = true, .lost_file = file}) &&
-        good;
+    good = meets_trouble(home, "EP_CANN_LOST_FILE", file,
+                         &(trouble){.wanted = EP_ERR_DEVICE_LOST,
+                                    .text = "code 507010",
+                                    .has_stream = true,
+                                    .lost_file = file}) &&
+           good;
     unlink(file);
     setenv("ASCEND_HOME_PATH", "/nonexistent", 1);
     return good;

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const ep_dtype dtypes[] = {[ORACLE_BF16] = EP_DTYPE_BF16, [ORACLE_F16] = EP_DTYPE_F16, [ORACLE_F32] = EP_DTYPE_F32};
+static const ep_dtype dtypes[] = {
+    [ORACLE_BF16] = EP_DTYPE_BF16, [ORACLE_F16] = EP_DTYPE_F16, [ORACLE_F32] = EP_DTYPE_F32};
 
 static void *memory(rank_call *call, size_t bytes)
 {
@@ -77,14 +78,18 @@ static void init_dispatch(rank_call *call)
         d->x_active_mask = ep_tensor_2d(b->mask_slots, EP_DTYPE_BOOL, b->tokens, c->top_k);
     }
     if (c->smooth != NULL) {
-        d->scales = ep_tensor_2d(c->smooth, EP_DTYPE_F32, (c->shared_ranks > 0 ? c->shared_experts : 0) + c->experts, c->hidden);
+        d->scales =
+            ep_tensor_2d(c->smooth, EP_DTYPE_F32,
+                         (c->shared_ranks > 0 ? c->shared_experts : 0) + c->experts, c->hidden);
     }
-    d->expand_x = ep_tensor_2d(memory(call, (size_t)(rows * c->hidden) * element(call)), c->quantise ? EP_DTYPE_I8 : dtypes[c->dtype], rows, c->hidden);
+    d->expand_x = ep_tensor_2d(memory(call, (size_t)(rows * c->hidden) * element(call)),
+                               c->quantise ? EP_DTYPE_I8 : dtypes[c->dtype], rows, c->hidden);
     d->dynamic_scales = ep_tensor_1d(memory(call, 4 * (size_t)rows), EP_DTYPE_F32, rows);
     int64_t ints = 128 * (rows > 0 ? rows : 1);
     d->assist_info_for_combine = ep_tensor_1d(memory(call, 4 * (size_t)ints), EP_DTYPE_I32, ints);
     d->expert_token_nums = ep_tensor_1d(memory(call, 8 * (size_t)local), EP_DTYPE_I64, local);
-    d->ep_recv_counts = ep_tensor_1d(memory(call, 4 * (size_t)(local * c->ranks)), EP_DTYPE_I32, local * c->ranks);
+    d->ep_recv_counts =
+        ep_tensor_1d(memory(call, 4 * (size_t)(local * c->ranks)), EP_DTYPE_I32, local * c->ranks);
     d->expand_scales = ep_tensor_1d(memory(call, 4 * (size_t)rows), EP_DTYPE_F32, rows);
     d->performance_info = ep_tensor_1d(memory(call, 8 * (size_t)c->ranks), EP_DTYPE_I64, c->ranks);
     memset(d->performance_info.data, 0, 8 * (size_t)c->ranks);
@@ -98,7 +103,8 @@ static void init_combine(rank_call *call)
     ep_moe_combine_args_init(m);
     m->params = &call->params;
     m->comm_quant_mode = c->quantise_back ? 2 : 0;
-    m->expand_x = ep_tensor_2d(memory(call, (size_t)(call->rows_max * c->hidden) * element(call)), dtypes[c->dtype], call->rows_max, c->hidden);
+    m->expand_x = ep_tensor_2d(memory(call, (size_t)(call->rows_max * c->hidden) * element(call)),
+                               dtypes[c->dtype], call->rows_max, c->hidden);
     m->expert_ids = call->dispatch.expert_ids;
     m->expert_scales = call->dispatch.expert_scales;
     m->x_active_mask = call->dispatch.x_active_mask;
@@ -167,14 +173,16 @@ ep_err rank_call_dispatch(rank_call *call, ep_group *group, ep_error *out_error)
     size_t had = call->dispatch_workspace == NULL ? 0 : call->dispatch_workspace_bytes;
     ep_group_plan_destroy(call->dispatch_plan);
     call->dispatch_plan = NULL;
-    ep_err err = ep_moe_dispatch_prepare(group, &call->dispatch, &call->dispatch_workspace_bytes, &call->dispatch_plan, out_error);
+    ep_err err = ep_moe_dispatch_prepare(group, &call->dispatch, &call->dispatch_workspace_bytes,
+                                         &call->dispatch_plan, out_error);
     if (err != EP_OK) {
         return err;
     }
     if (call->dispatch_workspace_bytes > had) {
         call->dispatch_workspace = memory(call, call->dispatch_workspace_bytes);
     }
-    return ep_moe_dispatch(group, call->dispatch_plan, &call->dispatch, call->dispatch_workspace, call->dispatch_workspace_bytes, out_error);
+    return ep_moe_dispatch(group, call->dispatch_plan, &call->dispatch, call->dispatch_workspace,
+                           call->dispatch_workspace_bytes, out_error);
 }
 
 ep_err rank_call_combine(rank_call *call, ep_group *group, ep_error *out_error)
@@ -183,7 +191,8 @@ ep_err rank_call_combine(rank_call *call, ep_group *group, ep_error *out_error)
     size_t had = call->combine_workspace == NULL ? 0 : call->combine_workspace_bytes;
     ep_group_plan_destroy(call->combine_plan);
     call->combine_plan = NULL;
-    ep_err err = ep_moe_combine_prepare(group, &call->combine, norm, &call->combine_workspace_bytes, &call->combine_plan, out_error);
+    ep_err err = ep_moe_combine_prepare(group, &call->combine, norm, &call->combine_workspace_bytes,
+                                        &call->combine_plan, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -191,36 +200,45 @@ ep_err rank_call_combine(rank_call *call, ep_group *group, ep_error *out_error)
         call->combine_workspace = memory(call, call->combine_workspace_bytes);
     }
     if (norm == NULL) {
-        return ep_moe_combine(group, call->combine_plan, &call->combine, call->combine_workspace, call->combine_workspace_bytes, out_error);
+        return ep_moe_combine(group, call->combine_plan, &call->combine, call->combine_workspace,
+                              call->combine_workspace_bytes, out_error);
     }
-    return ep_moe_combine_add_rms_norm(group, call->combine_plan, &call->combine, norm, call->combine_workspace,
-                                       call->combine_workspace_bytes, out_error);
+    return ep_moe_combine_add_rms_norm(group, call->combine_plan, &call->combine, norm,
+                                       call->combine_workspace, call->combine_workspace_bytes,
+                                       out_error);
 }
 
-#define DIFFERS(what, index, is, should)                                                                     \
-    (fprintf(stderr, "rank %u: %s[%ld] is %.9g, should be %.9g\n", call->rank, what, (long)(index), (double)(is), (double)(should)), false)
+#define DIFFERS(what, index, is, should)                                                           \
+    (fprintf(stderr, "rank %u: %s[%ld] is %.9g, should be %.9g\n", call->rank, what,               \
+             (long)(index), (double)(is), (double)(should)),                                       \
+     false)
 
 static bool check_rows(const rank_call *call, int n, const oracle_row *rows, const float *values)
 {
     const oracle_case *c = call->c;
     const ep_moe_dispatch_args *d = &call->dispatch;
     for (int64_t i = 0; i < (int64_t)n * c->hidden; i++) {
-        float is = c->quantise ? (float)((const int8_t *)d->expand_x.data)[i] : get(call, d->expand_x.data, (size_t)i);
-        if (memcmp(&is, &values[i], sizeof(is)) != 0 && !(c->quantise && is == values[i]) && !(isnan(is) && isnan(values[i]))) {
+        float is = c->quantise ? (float)((const int8_t *)d->expand_x.data)[i]
+                               : get(call, d->expand_x.data, (size_t)i);
+        if (memcmp(&is, &values[i], sizeof(is)) != 0 && !(c->quantise && is == values[i]) &&
+            !(isnan(is) && isnan(values[i]))) {
             return DIFFERS("expand_x", i, is, values[i]);
         }
     }
     for (int i = 0; i < n; i++) {
         const int32_t *triple = (const int32_t *)d->assist_info_for_combine.data + 3 * i;
-        if (triple[0] != rows[i].source || triple[1] != rows[i].token || triple[2] != rows[i].slot) {
+        if (triple[0] != rows[i].source || triple[1] != rows[i].token ||
+            triple[2] != rows[i].slot) {
             return DIFFERS("assist_info source", i, triple[0], rows[i].source);
         }
         float scale = ((const float *)d->dynamic_scales.data)[i];
         if (c->quantise && scale != rows[i].scale && !(isnan(scale) && isnan(rows[i].scale))) {
             return DIFFERS("dynamic_scales", i, scale, rows[i].scale);
         }
-        if (d->expand_scales.rank != 0 && ((const float *)d->expand_scales.data)[i] != rows[i].weight) {
-            return DIFFERS("expand_scales", i, ((const float *)d->expand_scales.data)[i], rows[i].weight);
+        if (d->expand_scales.rank != 0 &&
+            ((const float *)d->expand_scales.data)[i] != rows[i].weight) {
+            return DIFFERS("expand_scales", i, ((const float *)d->expand_scales.data)[i],
+                           rows[i].weight);
         }
     }
     return true;
@@ -277,12 +295,14 @@ void rank_call_experts(rank_call *call)
         for (; r < counts[(e + 1) * c->ranks - 1]; r++) {
             for (int h = 0; h < c->hidden; h++) {
                 size_t i = (size_t)r * (size_t)c->hidden + (size_t)h;
-                row[h] = c->quantise ? (float)((const int8_t *)call->dispatch.expand_x.data)[i] * ((float *)call->dispatch.dynamic_scales.data)[r]
+                row[h] = c->quantise ? (float)((const int8_t *)call->dispatch.expand_x.data)[i] *
+                                           ((float *)call->dispatch.dynamic_scales.data)[r]
                                      : get(call, call->dispatch.expand_x.data, i);
             }
             oracle_expert(c, first < 0 ? first : first + e, row, out);
             for (int h = 0; h < c->hidden; h++) {
-                put(call, call->combine.expand_x.data, (size_t)r * (size_t)c->hidden + (size_t)h, out[h]);
+                put(call, call->combine.expand_x.data, (size_t)r * (size_t)c->hidden + (size_t)h,
+                    out[h]);
             }
         }
     }
@@ -316,7 +336,8 @@ bool rank_call_check_combine(const rank_call *call, double tolerance)
     for (size_t i = 0; i < n && good; i++) {
         if (!near_enough(get(call, is, i), out[i], tolerance)) {
             good = DIFFERS("output", i, get(call, is, i), out[i]);
-        } else if (c->gamma != NULL && !near_enough(get(call, call->norm.x.data, i), sum[i], tolerance)) {
+        } else if (c->gamma != NULL &&
+                   !near_enough(get(call, call->norm.x.data, i), sum[i], tolerance)) {
             good = DIFFERS("sum", i, get(call, call->norm.x.data, i), sum[i]);
         }
     }

@@ -76,12 +76,14 @@ static void look_up(const char *name, char out_url[128])
     }
 }
 
-ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world, uint32_t rank, uint64_t deadline_us)
+ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world, uint32_t rank,
+                            uint64_t deadline_us)
 {
     return rank_group_create_on(scheme, NULL, name, world, rank, deadline_us);
 }
 
-ep_group *rank_group_create_on(const char *scheme, const char *host, const char *name, uint32_t world, uint32_t rank, uint64_t deadline_us)
+ep_group *rank_group_create_on(const char *scheme, const char *host, const char *name,
+                               uint32_t world, uint32_t rank, uint64_t deadline_us)
 {
     ep_group_config config;
     char own[128];
@@ -92,7 +94,8 @@ ep_group *rank_group_create_on(const char *scheme, const char *host, const char 
     if (tcp) {
         snprintf(own, sizeof(own), "tcp://127.0.0.1:0");
     } else {
-        snprintf(own, sizeof(own), "%s://%s%s%s-%u", scheme, shm ? socket_dir() : "", shm ? "/" : "", name, rank);
+        snprintf(own, sizeof(own), "%s://%s%s%s-%u", scheme, shm ? socket_dir() : "",
+                 shm ? "/" : "", name, rank);
     }
     snprintf(first, sizeof(first), "%s", own);
     if (rank > 0) {
@@ -137,24 +140,28 @@ typedef struct thread_arg {
 static void *run_rank(void *arg)
 {
     thread_arg *a = arg;
-    ep_group *group = rank_group_create_on(a->scheme, a->host, a->name, a->world, a->rank, a->deadline_us);
+    ep_group *group =
+        rank_group_create_on(a->scheme, a->host, a->name, a->world, a->rank, a->deadline_us);
     a->func(a->arg, a->rank, group);
     ep_group_destroy(group);
     return NULL;
 }
 
-void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func, void *arg)
+void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func,
+                      void *arg)
 {
     rank_threads_run_on(scheme, NULL, world, deadline_us, func, arg);
 }
 
-void rank_threads_run_on(const char *scheme, const char *const *hosts, uint32_t world, uint64_t deadline_us, rank_func func, void *arg)
+void rank_threads_run_on(const char *scheme, const char *const *hosts, uint32_t world,
+                         uint64_t deadline_us, rank_func func, void *arg)
 {
     thread_arg args[RANK_THREADS_MAX];
     char name[64];
     rank_group_name(name, sizeof(name));
     for (uint32_t r = 0; r < world; r++) {
-        args[r] = (thread_arg){scheme, hosts == NULL ? NULL : hosts[r], name, world, r, deadline_us, func, arg, 0};
+        args[r] = (thread_arg){
+            scheme, hosts == NULL ? NULL : hosts[r], name, world, r, deadline_us, func, arg, 0};
         if (pthread_create(&args[r].thread, NULL, run_rank, &args[r]) != 0) {
             abort();
         }

@@ -14,13 +14,17 @@ typedef void (*rank_func)(void *arg, uint32_t rank, ep_group *group);
  * and their groups are gone. scheme "loopback", "shm" or "tcp". group is NULL when it could not be
  * made (reported on stderr). deadline_us: the groups'.
  */
-void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func, void *arg);
+void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func,
+                      void *arg);
 /* The same with a host for each rank: hosts [world]. */
-void rank_threads_run_on(const char *scheme, const char *const *hosts, uint32_t world, uint64_t deadline_us, rank_func func, void *arg);
+void rank_threads_run_on(const char *scheme, const char *const *hosts, uint32_t world,
+                         uint64_t deadline_us, rank_func func, void *arg);
 /* As above, in two steps: a rank's config for a group called name that all threads of the process
  * can meet in. host NULL: this machine. */
-ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world, uint32_t rank, uint64_t deadline_us);
-ep_group *rank_group_create_on(const char *scheme, const char *host, const char *name, uint32_t world, uint32_t rank, uint64_t deadline_us);
+ep_group *rank_group_create(const char *scheme, const char *name, uint32_t world, uint32_t rank,
+                            uint64_t deadline_us);
+ep_group *rank_group_create_on(const char *scheme, const char *host, const char *name,
+                               uint32_t world, uint32_t rank, uint64_t deadline_us);
 /* A group name that no other in this process has. */
 void rank_group_name(char *out, size_t bytes);
 

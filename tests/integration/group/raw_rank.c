@@ -28,11 +28,13 @@ static bool read_all(int fd, void *out, size_t bytes)
 bool raw_read(int fd, raw_frame *out)
 {
     memset(out, 0, sizeof(*out));
-    if (!read_all(fd, out->bytes, EP_GROUP_FRAME_FIXED_BYTES) || ep_group_frame_decode(out->bytes, &out->head, NULL) != EP_OK) {
+    if (!read_all(fd, out->bytes, EP_GROUP_FRAME_FIXED_BYTES) ||
+        ep_group_frame_decode(out->bytes, &out->head, NULL) != EP_OK) {
         return false;
     }
     out->size = EP_GROUP_FRAME_FIXED_BYTES + (size_t)out->head.payload_bytes;
-    return out->size <= RAW_FRAME_MAX && read_all(fd, out->bytes + EP_GROUP_FRAME_FIXED_BYTES, (size_t)out->head.payload_bytes);
+    return out->size <= RAW_FRAME_MAX &&
+           read_all(fd, out->bytes + EP_GROUP_FRAME_FIXED_BYTES, (size_t)out->head.payload_bytes);
 }
 
 bool raw_write(int fd, raw_frame *f)
@@ -51,13 +53,15 @@ bool raw_write(int fd, raw_frame *f)
 
 int raw_join(const char *url, const ep_group_hello *hello, uint64_t membership)
 {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(strrchr(url, ':') + 1))};
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)atoi(strrchr(url, ':') + 1))};
     raw_frame *f = calloc(1, sizeof(*f));
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
     ep_group_hello_encode(hello, f->bytes + EP_GROUP_FRAME_FIXED_BYTES);
     f->size = EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_HELLO_BYTES;
-    f->head = (ep_group_frame){.kind = EP_GROUP_FRAME_HELLO, .rank = hello->rank, .membership = membership};
+    f->head = (ep_group_frame){
+        .kind = EP_GROUP_FRAME_HELLO, .rank = hello->rank, .membership = membership};
     if (connect(fd, (struct sockaddr *)&to, sizeof(to)) != 0 || !raw_write(fd, f)) {
         close(fd);
         fd = -1;

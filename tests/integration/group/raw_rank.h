@@ -13,7 +13,7 @@ typedef struct raw_frame {
     ep_group_frame head; /* encoded anew unless raw */
     bool raw;
     bool twice;
-    bool cut;            /* half of it, then the end */
+    bool cut; /* half of it, then the end */
     bool keep_crc;
 } raw_frame;
 

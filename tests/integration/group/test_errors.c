@@ -19,14 +19,14 @@
 
 static bool failed;
 
-#define EXPECT(condition, ...)                                                                               \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: rank %u: ", __FILE__, __LINE__, rank);                                   \
-            fprintf(stderr, __VA_ARGS__);                                                                    \
-            fprintf(stderr, "\n");                                                                           \
-            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                               \
-        }                                                                                                    \
+#define EXPECT(condition, ...)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: rank %u: ", __FILE__, __LINE__, rank);                         \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fprintf(stderr, "\n");                                                                 \
+            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                     \
+        }                                                                                          \
     } while (0)
 
 static bool says(const ep_error *error, const char *text)
@@ -72,17 +72,25 @@ static void plans(void *arg, uint32_t rank, ep_group *group)
     ep_error error;
     rank_call_init(&call, arg, rank, 0);
     ep_err err = ep_moe_dispatch(group, NULL, &call.dispatch, NULL, 0, &error);
-    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "ep_moe_dispatch_prepare"), "%s", error.text);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "ep_moe_dispatch_prepare"), "%s",
+           error.text);
     err = ep_moe_combine(group, NULL, &call.combine, NULL, 0, &error);
-    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "ep_moe_combine_prepare"), "%s", error.text);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "ep_moe_combine_prepare"), "%s",
+           error.text);
     expect_works(&call, rank, group);
 
-    err = ep_moe_combine(group, call.dispatch_plan, &call.combine, call.combine_workspace, call.combine_workspace_bytes, &error);
-    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "stale plan") && says(&error, "ep_moe_dispatch"), "%s", error.text);
+    err = ep_moe_combine(group, call.dispatch_plan, &call.combine, call.combine_workspace,
+                         call.combine_workspace_bytes, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "stale plan") &&
+               says(&error, "ep_moe_dispatch"),
+           "%s", error.text);
     ep_moe_dispatch_args changed = call.dispatch;
     changed.expert_token_nums_type = 0;
-    err = ep_moe_dispatch(group, call.dispatch_plan, &changed, call.dispatch_workspace, call.dispatch_workspace_bytes, &error);
-    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "expert_token_nums_type is 0, the plan was prepared for 1"), "%s", error.text);
+    err = ep_moe_dispatch(group, call.dispatch_plan, &changed, call.dispatch_workspace,
+                          call.dispatch_workspace_bytes, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION &&
+               says(&error, "expert_token_nums_type is 0, the plan was prepared for 1"),
+           "%s", error.text);
     changed = call.dispatch;
     changed.x.shape[0]--;
     changed.expert_ids.shape[0]--;
@@ -90,23 +98,32 @@ static void plans(void *arg, uint32_t rank, ep_group *group)
     if (changed.x_active_mask.rank != 0) {
         changed.x_active_mask.shape[0]--;
     }
-    err = ep_moe_dispatch(group, call.dispatch_plan, &changed, call.dispatch_workspace, call.dispatch_workspace_bytes, &error);
-    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "stale plan: BS is"), "%s", error.text);
+    err = ep_moe_dispatch(group, call.dispatch_plan, &changed, call.dispatch_workspace,
+                          call.dispatch_workspace_bytes, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "stale plan: BS is"), "%s",
+           error.text);
 
     char needed[64];
     snprintf(needed, sizeof(needed), "needs %zu = ", call.dispatch_workspace_bytes);
-    err = ep_moe_dispatch(group, call.dispatch_plan, &call.dispatch, call.dispatch_workspace, call.dispatch_workspace_bytes - 1, &error);
-    EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) && says(&error, "moe_expert_num"), "%s", error.text);
+    err = ep_moe_dispatch(group, call.dispatch_plan, &call.dispatch, call.dispatch_workspace,
+                          call.dispatch_workspace_bytes - 1, &error);
+    EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) &&
+               says(&error, "moe_expert_num"),
+           "%s", error.text);
     snprintf(needed, sizeof(needed), "needs %zu = ", call.combine_workspace_bytes);
-    err = ep_moe_combine(group, call.combine_plan, &call.combine, call.combine_workspace, 0, &error);
-    EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) && says(&error, "BS"), "%s", error.text);
+    err =
+        ep_moe_combine(group, call.combine_plan, &call.combine, call.combine_workspace, 0, &error);
+    EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) && says(&error, "BS"), "%s",
+           error.text);
 
     changed = call.dispatch;
     changed.expert_token_nums.shape[0] = 0;
     ep_group_plan *plan;
     size_t bytes;
     err = ep_moe_dispatch_prepare(group, &changed, &bytes, &plan, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_token_nums has 0 entries") && says(&error, "bytes"), "%s", error.text);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_token_nums has 0 entries") &&
+               says(&error, "bytes"),
+           "%s", error.text);
     expect_works(&call, rank, group);
     rank_call_free(&call);
 }
@@ -129,13 +146,17 @@ static void old_membership(uint32_t rank, oracle_case *c)
     ep_group *second = rank_group_create("loopback", name, 1, 0, 1000000);
     rank_call_init(&call, &alone, 0, 0);
     expect_works(&call, rank, first);
-    ep_err err =
-        ep_moe_dispatch(second, call.dispatch_plan, &call.dispatch, call.dispatch_workspace, call.dispatch_workspace_bytes, &error);
-    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "stale plan: it was prepared in membership"), "%s", error.text);
+    ep_err err = ep_moe_dispatch(second, call.dispatch_plan, &call.dispatch,
+                                 call.dispatch_workspace, call.dispatch_workspace_bytes, &error);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION &&
+               says(&error, "stale plan: it was prepared in membership"),
+           "%s", error.text);
     ep_group_plan_destroy(call.combine_plan);
     call.combine_plan = NULL;
     err = rank_call_combine(&call, second, &error);
-    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "assist_info_for_combine is of membership"), "%s", error.text);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION &&
+               says(&error, "assist_info_for_combine is of membership"),
+           "%s", error.text);
     rank_call_free(&call);
     ep_group_destroy(first);
     ep_group_destroy(second);
@@ -152,9 +173,11 @@ static void small_expand_x(void *arg, uint32_t rank, ep_group *group)
     }
     ep_err err = rank_call_dispatch(&call, group, &error);
     char needed[96];
-    snprintf(needed, sizeof(needed), "needs %ld, %ld bytes = rows received * H * element", (long)call.rows_max, (long)call.rows_max * 32);
+    snprintf(needed, sizeof(needed), "needs %ld, %ld bytes = rows received * H * element",
+             (long)call.rows_max, (long)call.rows_max * 32);
     if (rank == 1) {
-        EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) && says(&error, "min("), "%s", error.text);
+        EXPECT(err == EP_ERR_RESOURCE_EXHAUSTED && says(&error, needed) && says(&error, "min("),
+               "%s", error.text);
         call.dispatch.expand_x.shape[0]++;
     } else {
         EXPECT(err == EP_OK, "%s", error.text);
@@ -178,15 +201,21 @@ static void pairs(void *arg, uint32_t rank, ep_group *group)
     rank_call_experts(&first);
     rank_call_experts(&second);
     /* Two dispatches under way, each with its own combine, in any order. */
-    EXPECT(rank_call_combine(&second, group, &error) == EP_OK && rank_call_check_combine(&second, 0), "%s", error.text);
-    EXPECT(rank_call_combine(&first, group, &error) == EP_OK && rank_call_check_combine(&first, 0), "%s", error.text);
+    EXPECT(rank_call_combine(&second, group, &error) == EP_OK &&
+               rank_call_check_combine(&second, 0),
+           "%s", error.text);
+    EXPECT(rank_call_combine(&first, group, &error) == EP_OK && rank_call_check_combine(&first, 0),
+           "%s", error.text);
 
     ep_tensor right = first.combine.assist_info_for_combine;
     first.combine.assist_info_for_combine = second.combine.assist_info_for_combine;
     ep_err err = rank_call_combine(&first, group, &error);
-    EXPECT(err == EP_ERR_FAILED_PRECONDITION && says(&error, "assist_info_for_combine is of another dispatch"), "%s", error.text);
+    EXPECT(err == EP_ERR_FAILED_PRECONDITION &&
+               says(&error, "assist_info_for_combine is of another dispatch"),
+           "%s", error.text);
     first.combine.assist_info_for_combine = right;
-    EXPECT(rank_call_combine(&first, group, &error) == EP_OK && rank_call_check_combine(&first, 0), "%s", error.text);
+    EXPECT(rank_call_combine(&first, group, &error) == EP_OK && rank_call_check_combine(&first, 0),
+           "%s", error.text);
 
     /* One rank alone combines an earlier dispatch of the very same ids. */
     rank_call again;
@@ -194,10 +223,11 @@ static void pairs(void *arg, uint32_t rank, ep_group *group)
     EXPECT(rank_call_dispatch(&again, group, &error) == EP_OK, "%s", error.text);
     rank_call_experts(&again);
     err = rank_call_combine(rank == 2 ? &first : &again, group, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "assist_info_for_combine") && says(&error, "at rank 0-1;") &&
-               says(&error, "at rank 2"),
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "assist_info_for_combine") &&
+               says(&error, "at rank 0-1;") && says(&error, "at rank 2"),
            "%s", error.text);
-    EXPECT(rank_call_combine(&again, group, &error) == EP_OK && rank_call_check_combine(&again, 0), "%s", error.text);
+    EXPECT(rank_call_combine(&again, group, &error) == EP_OK && rank_call_check_combine(&again, 0),
+           "%s", error.text);
 
     ((int32_t *)again.combine.assist_info_for_combine.data)[1]++;
     err = rank_call_combine(&again, group, &error);
@@ -209,20 +239,29 @@ static void pairs(void *arg, uint32_t rank, ep_group *group)
 
 /* ---- disagreement ---- */
 
-enum { CASE_PLAIN, CASE_SHARED, CASE_SHARED_TWO, CASE_NORM, CASE_QUANT, CASE_A3, CASE_THREE, CASES };
+enum {
+    CASE_PLAIN,
+    CASE_SHARED,
+    CASE_SHARED_TWO,
+    CASE_NORM,
+    CASE_QUANT,
+    CASE_A3,
+    CASE_THREE,
+    CASES
+};
 
 typedef struct disagreement {
-    const char *name; /* in the text */
+    const char *name;                /* in the text */
     void (*change)(rank_call *call); /* at rank 1 */
     bool in_combine;
     int base;  /* case of all ranks */
     int other; /* rank 1's when not CASE_PLAIN */
 } disagreement;
 
-#define CHANGE(function, statement)                                                                          \
-    static void function(rank_call *call)                                                                    \
-    {                                                                                                        \
-        statement;                                                                                           \
+#define CHANGE(function, statement)                                                                \
+    static void function(rank_call *call)                                                          \
+    {                                                                                              \
+        statement;                                                                                 \
     }
 CHANGE(change_nothing, (void)call)
 CHANGE(change_profile, call->params.profile = EP_GROUP_NATIVE)
@@ -235,9 +274,11 @@ CHANGE(change_const, call->params.const_expert_num = 1)
 CHANGE(change_comm, call->params.comm_alg = "hierarchy")
 CHANGE(change_duplicates, call->params.allow_duplicates = true)
 CHANGE(change_nums, call->dispatch.expert_token_nums_type = 0)
-CHANGE(change_weights, call->dispatch.expert_scales = ep_tensor_none(); call->dispatch.expand_scales = ep_tensor_none())
+CHANGE(change_weights, call->dispatch.expert_scales = ep_tensor_none();
+       call->dispatch.expand_scales = ep_tensor_none())
 CHANGE(change_hidden, call->dispatch.x.shape[1] = 15; call->dispatch.expand_x.shape[1] = 15)
-CHANGE(change_dtype, call->dispatch.x.dtype = EP_DTYPE_F16; call->dispatch.expand_x.dtype = EP_DTYPE_F16)
+CHANGE(change_dtype, call->dispatch.x.dtype = EP_DTYPE_F16;
+       call->dispatch.expand_x.dtype = EP_DTYPE_F16)
 CHANGE(change_back, call->combine.comm_quant_mode = 2)
 CHANGE(change_shared_x, call->combine.shared_expert_x = call->combine.ori_x)
 CHANGE(change_eps, call->norm.eps *= 2)
@@ -330,8 +371,10 @@ static const disagreement disagreements[] = {
 static const disagreement elastic_disagreement = {"elastic_info", change_elastic, false, 0, 0};
 
 /* Compared too, but with one value allowed, or met elsewhere in this file. */
-static const char *const others_compared[] = {"the operator", "ep_world_size", "expert_shard_type", "out_dtype", "group_list_type",
-                                              "assist_info_for_combine (number of its dispatch)", "elastic_info"};
+static const char *const others_compared[] = {
+    "the operator", "ep_world_size",   "expert_shard_type",
+    "out_dtype",    "group_list_type", "assist_info_for_combine (number of its dispatch)",
+    "elastic_info"};
 
 /* Whoever adds a parameter that ranks compare adds it to one of the tables. */
 static void expect_every_parameter(uint32_t rank)
@@ -349,7 +392,8 @@ static void expect_every_parameter(uint32_t rank)
     }
 }
 
-static void init_disagreeing(rank_call *call, const oracle_case *cases, const disagreement *d, uint32_t rank)
+static void init_disagreeing(rank_call *call, const oracle_case *cases, const disagreement *d,
+                             uint32_t rank)
 {
     rank_call_init(call, &cases[rank == 1 && d->other != 0 ? d->other : d->base], rank, 64);
     if (d->base == CASE_A3) { /* what the vendor sends no weights for, and does not measure */
@@ -360,7 +404,8 @@ static void init_disagreeing(rank_call *call, const oracle_case *cases, const di
     }
 }
 
-static void disagree_on(const oracle_case *cases, const disagreement *d, uint32_t rank, ep_group *group)
+static void disagree_on(const oracle_case *cases, const disagreement *d, uint32_t rank,
+                        ep_group *group)
 {
     rank_call call;
     ep_error error;
@@ -375,9 +420,11 @@ static void disagree_on(const oracle_case *cases, const disagreement *d, uint32_
     if (rank == 1) {
         d->change(&call);
     }
-    err = d->in_combine ? rank_call_combine(&call, group, &error) : rank_call_dispatch(&call, group, &error);
+    err = d->in_combine ? rank_call_combine(&call, group, &error)
+                        : rank_call_dispatch(&call, group, &error);
     snprintf(text, sizeof(text), "%s differs between ranks: ", d->name);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, text) && says(&error, "at rank 0, 2") && says(&error, "at rank 1"),
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, text) && says(&error, "at rank 0, 2") &&
+               says(&error, "at rank 1"),
            "%s: %s", d->name, err == EP_OK ? "no error" : error.text);
     rank_call_free(&call);
 }
@@ -390,19 +437,23 @@ static void expect_refused_alone(const oracle_case *c, uint32_t rank, ep_group *
     rank_call_init(&call, c, rank, 4);
     call.params.ep_world_size = RANKS + 1;
     ep_err err = rank_call_dispatch(&call, group, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "ep_world_size is 4: allowed 3"), "%s", error.text);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "ep_world_size is 4: allowed 3"), "%s",
+           error.text);
     call.params.ep_world_size = RANKS;
     call.params.expert_shard_type = 1;
     err = rank_call_dispatch(&call, group, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_shard_type is 1: allowed 0"), "%s", error.text);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_shard_type is 1: allowed 0"),
+           "%s", error.text);
     call.params.expert_shard_type = 0;
     call.combine.out_dtype = 1;
     err = rank_call_combine(&call, group, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "out_dtype is 1: allowed 0"), "%s", error.text);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "out_dtype is 1: allowed 0"), "%s",
+           error.text);
     call.combine.out_dtype = 0;
     call.combine.group_list_type = 1;
     err = rank_call_combine(&call, group, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "group_list_type is 1: allowed 0"), "%s", error.text);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "group_list_type is 1: allowed 0"), "%s",
+           error.text);
     rank_call_free(&call);
 }
 
@@ -431,9 +482,11 @@ static void disagree(void *arg, uint32_t rank, ep_group *group)
     rank_call_init(&call, &cases[CASE_PLAIN], rank, 4);
     expect_works(&call, rank, group);
     /* Not the same operator at all. */
-    ep_err err = rank == 1 ? rank_call_combine(&call, group, &error) : rank_call_dispatch(&call, group, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "the operator differs") && says(&error, "ep_moe_combine at rank 1"), "%s",
-           error.text);
+    ep_err err = rank == 1 ? rank_call_combine(&call, group, &error)
+                           : rank_call_dispatch(&call, group, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "the operator differs") &&
+               says(&error, "ep_moe_combine at rank 1"),
+           "%s", error.text);
     expect_works(&call, rank, group);
     rank_call_free(&call);
     ep_group_destroy(pair);
@@ -464,12 +517,14 @@ static int32_t chain_members[][4 + 2 * CHAIN] = {
 static void wait_frames(ep_group *group, uint64_t count)
 {
     ep_group_stats stats = {.struct_bytes = sizeof(stats)};
-    for (ep_group_read_stats(group, &stats); stats.frames_received < count; ep_group_read_stats(group, &stats)) {
+    for (ep_group_read_stats(group, &stats); stats.frames_received < count;
+         ep_group_read_stats(group, &stats)) {
         usleep(1000);
     }
 }
 
-static ep_err chain_dispatch(const chain *c, int32_t *members, uint32_t rank, ep_group *group, uint64_t deadline_us, ep_error *error)
+static ep_err chain_dispatch(const chain *c, int32_t *members, uint32_t rank, ep_group *group,
+                             uint64_t deadline_us, ep_error *error)
 {
     rank_call call;
     rank_call_init(&call, &c->cases[members[1]], (uint32_t)members[4 + rank], 0);
@@ -499,7 +554,8 @@ static void tell_on(void *arg, uint32_t rank, ep_group *group)
         wait_frames(group, stats.frames_received + 3);
     }
     ep_err err = chain_dispatch(c, members, rank, group, rank == 0 ? 300000 : 0, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "elastic_info"), "%s", err == EP_OK ? "no error" : error.text);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "elastic_info"), "%s",
+           err == EP_OK ? "no error" : error.text);
     pthread_barrier_wait(&all_know);
 }
 
@@ -508,7 +564,8 @@ static void test_tell_on(void)
     chain c = {.with_1 = false};
     for (int ranks = 1; ranks <= CHAIN; ranks++) {
         uint64_t state = 70;
-        c.cases[ranks] = (oracle_case){.ranks = ranks, .experts = 8, .top_k = 3, .hidden = 16, .dtype = ORACLE_BF16};
+        c.cases[ranks] = (oracle_case){
+            .ranks = ranks, .experts = 8, .top_k = 3, .hidden = 16, .dtype = ORACLE_BF16};
         for (int r = 0; r < ranks; r++) {
             case_draw_batch(&state, &c.cases[ranks], 5 + r, &c.cases[ranks].batch[r]);
         }
@@ -557,9 +614,13 @@ static void disagree_on_groups(void)
         uint32_t world[2];
         const char *text;
     } cases[] = {
-        {{"loopback://named-0", "loopback://named-1"}, {"left", "right"}, {2, 2},
+        {{"loopback://named-0", "loopback://named-1"},
+         {"left", "right"},
+         {2, 2},
          "name differs between ranks: \"left\" at rank 0; \"right\" at rank 1"},
-        {{"loopback://sized-0", "loopback://sized-1"}, {"sized", "sized"}, {2, 3},
+        {{"loopback://sized-0", "loopback://sized-1"},
+         {"sized", "sized"},
+         {2, 3},
          "world_size differs between ranks: 2 at rank 0; 3 at rank 1"},
     };
     joining joinings[4];
@@ -594,7 +655,12 @@ static void draw_disagreeing(oracle_case cases[CASES])
     for (int i = 0; i < CASES; i++) {
         oracle_case *c = &cases[i];
         uint64_t state = 40;
-        *c = (oracle_case){.ranks = RANKS, .experts = 7, .top_k = 3, .hidden = 16, .dtype = ORACLE_BF16, .quantise = i == CASE_QUANT};
+        *c = (oracle_case){.ranks = RANKS,
+                           .experts = 7,
+                           .top_k = 3,
+                           .hidden = 16,
+                           .dtype = ORACLE_BF16,
+                           .quantise = i == CASE_QUANT};
         c->shared_ranks = i == CASE_SHARED ? 1 : i == CASE_SHARED_TWO ? 2 : 0;
         c->shared_experts = c->shared_ranks > 0;
         if (i == CASE_NORM) {
@@ -650,7 +716,9 @@ static void bad_values(void *arg, uint32_t rank, ep_group *group)
         ids[4] = 99;
     }
     ep_err err = rank_call_dispatch(&call, group, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "expert_ids is 99 at token 1, slot 1: allowed 0..6"), "%s", error.text);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT &&
+               says(&error, "expert_ids is 99 at token 1, slot 1: allowed 0..6"),
+           "%s", error.text);
     EXPECT(rank == 2 || says(&error, "rank 2: "), "%s", error.text);
     if (rank == 2) {
         ids[4] = good;
@@ -679,7 +747,8 @@ static void one_leaves(void *arg, uint32_t rank, ep_group *group)
         return; /* and its group is destroyed */
     }
     ep_err err = rank_call_dispatch(&call, group, &error);
-    EXPECT(err == EP_ERR_UNAVAILABLE && says(&error, "rank 1 is gone (it left the group)"), "%s", error.text);
+    EXPECT(err == EP_ERR_UNAVAILABLE && says(&error, "rank 1 is gone (it left the group)"), "%s",
+           error.text);
     err = rank_call_dispatch(&call, group, &error);
     EXPECT(err == EP_ERR_UNAVAILABLE && says(&error, "rank 1"), "%s", error.text);
     rank_call_free(&call);
@@ -696,7 +765,8 @@ static void one_leaves_between(void *arg, uint32_t rank, ep_group *group)
     if (rank != 1) {
         rank_call_experts(&call);
         err = rank_call_combine(&call, group, &error);
-        EXPECT(err == EP_ERR_UNAVAILABLE && says(&error, "rank 1 is gone (it left the group)"), "%s", error.text);
+        EXPECT(err == EP_ERR_UNAVAILABLE && says(&error, "rank 1 is gone (it left the group)"),
+               "%s", error.text);
     }
     rank_call_free(&call);
 }
@@ -752,7 +822,8 @@ static void others_go_on(void *arg, uint32_t rank, ep_group *group)
     expect_works(&less, rank, group);
     ep_group_plan *plan = less.dispatch_plan;
     less.params.elastic_info = ep_tensor_none();
-    err = ep_moe_dispatch(group, plan, &less.dispatch, less.dispatch_workspace, less.dispatch_workspace_bytes, &error);
+    err = ep_moe_dispatch(group, plan, &less.dispatch, less.dispatch_workspace,
+                          less.dispatch_workspace_bytes, &error);
     EXPECT(err != EP_OK, "a plan of another elastic_info is stale");
     rank_call_free(&less);
     rank_call_free(&call);

@@ -25,14 +25,14 @@ typedef struct traffic {
 
 typedef struct world {
     const oracle_case *c;
-    int group_ranks;                          /* elastic: more than c->ranks */
-    const char *hosts[RANKS_MAX];             /* by the group's rank */
-    int members[RANKS_MAX];                   /* the group's rank of each of the case's */
-    int32_t elastic[4 + 2 * RANKS_MAX];       /* elastic[0] 0: not elastic */
+    int group_ranks;                    /* elastic: more than c->ranks */
+    const char *hosts[RANKS_MAX];       /* by the group's rank */
+    int members[RANKS_MAX];             /* the group's rank of each of the case's */
+    int32_t elastic[4 + 2 * RANKS_MAX]; /* elastic[0] 0: not elastic */
     bool hierarchy_first;
-    pthread_barrier_t step;                   /* of the members */
-    pthread_barrier_t end;                    /* of all: who leaves says so, and that would be counted */
-    traffic before[RANKS_MAX][RANKS_MAX];     /* [rank of the case][the other] */
+    pthread_barrier_t step; /* of the members */
+    pthread_barrier_t end;  /* of all: who leaves says so, and that would be counted */
+    traffic before[RANKS_MAX][RANKS_MAX]; /* [rank of the case][the other] */
     traffic after[RANKS_MAX][RANKS_MAX];
     bool failed;
 } world;
@@ -56,12 +56,15 @@ static bool same_dispatch(const rank_call *a, const rank_call *b)
     size_t rows = (size_t)a->rows_max;
     size_t row = (size_t)c->hidden * (c->quantise ? 1 : ep_dtype_bytes(x->x.dtype));
     return same("expand_x", a->rank, x->expand_x.data, y->expand_x.data, rows * row) &&
-           (!c->quantise || same("dynamic_scales", a->rank, x->dynamic_scales.data, y->dynamic_scales.data, 4 * rows)) &&
-           same("assist_info_for_combine", a->rank, x->assist_info_for_combine.data, y->assist_info_for_combine.data, 12 * rows) &&
+           (!c->quantise || same("dynamic_scales", a->rank, x->dynamic_scales.data,
+                                 y->dynamic_scales.data, 4 * rows)) &&
+           same("assist_info_for_combine", a->rank, x->assist_info_for_combine.data,
+                y->assist_info_for_combine.data, 12 * rows) &&
            same("expand_scales", a->rank, x->expand_scales.data, y->expand_scales.data, 4 * rows) &&
            same("expert_token_nums", a->rank, x->expert_token_nums.data, y->expert_token_nums.data,
                 8 * (size_t)x->expert_token_nums.shape[0]) &&
-           same("ep_recv_counts", a->rank, x->ep_recv_counts.data, y->ep_recv_counts.data, 4 * (size_t)x->ep_recv_counts.shape[0]);
+           same("ep_recv_counts", a->rank, x->ep_recv_counts.data, y->ep_recv_counts.data,
+                4 * (size_t)x->ep_recv_counts.shape[0]);
 }
 
 static bool same_combine(const rank_call *a, const rank_call *b)
@@ -72,7 +75,8 @@ static bool same_combine(const rank_call *a, const rank_call *b)
     if (c->gamma == NULL) {
         return same("x_out", a->rank, a->combine.x_out.data, b->combine.x_out.data, bytes);
     }
-    return same("y", a->rank, a->norm.y.data, b->norm.y.data, bytes) && same("x", a->rank, a->norm.x.data, b->norm.x.data, bytes) &&
+    return same("y", a->rank, a->norm.y.data, b->norm.y.data, bytes) &&
+           same("x", a->rank, a->norm.x.data, b->norm.x.data, bytes) &&
            same("rstd", a->rank, a->norm.rstd.data, b->norm.rstd.data, 4 * tokens);
 }
 
@@ -115,7 +119,8 @@ static bool on(const world *w, int m, const char *host)
 
 /* What rank m must get of source: its slots, and for a host the different tokens among them. From
  * the oracle's rows alone. */
-static void count_rows(const world *w, int source, const char *host, int only, int *out_slots, int *out_tokens)
+static void count_rows(const world *w, int source, const char *host, int only, int *out_slots,
+                       int *out_tokens)
 {
     const oracle_case *c = w->c;
     bool seen[256] = {false};
@@ -167,10 +172,15 @@ static bool check_crossing(const world *w, int source, int to)
     size_t rows = (size_t)tokens * row;
     /* Envelope and record; 12 bytes for a slot, 8 for a row; 4 for each expert and 12 for each
      * rank; ten parts, each to 64. */
-    size_t around = 400 + 12 * (size_t)slots + 8 * (size_t)tokens + 4 * (size_t)(c->experts + 1) + 12 * (size_t)c->ranks + 640;
-    if (is.frames_in != 1 || is.rows_out != (uint64_t)tokens || is.bytes_in < rows || is.bytes_in > rows + around) {
-        fprintf(stderr, "rank %d to host \"%s\" (%d slots, %d tokens, rows of %zu bytes): %lu frames, %lu rows, %lu bytes\n", source, host,
-                slots, tokens, row, (unsigned long)is.frames_in, (unsigned long)is.rows_out, (unsigned long)is.bytes_in);
+    size_t around = 400 + 12 * (size_t)slots + 8 * (size_t)tokens + 4 * (size_t)(c->experts + 1) +
+                    12 * (size_t)c->ranks + 640;
+    if (is.frames_in != 1 || is.rows_out != (uint64_t)tokens || is.bytes_in < rows ||
+        is.bytes_in > rows + around) {
+        fprintf(stderr,
+                "rank %d to host \"%s\" (%d slots, %d tokens, rows of %zu bytes): %lu frames, %lu "
+                "rows, %lu bytes\n",
+                source, host, slots, tokens, row, (unsigned long)is.frames_in,
+                (unsigned long)is.rows_out, (unsigned long)is.bytes_in);
         return false;
     }
     return true;
@@ -193,7 +203,8 @@ static bool check_passing_on(const world *w, int m, uint64_t *out_passed_on)
             int tokens;
             frames += w->after[m][other].frames_in - w->before[m][other].frames_in;
             count_rows(w, other, NULL, m, &slots, &tokens);
-            rows += w->after[m][other].frames_in == w->before[m][other].frames_in ? (uint64_t)slots : 0;
+            rows +=
+                w->after[m][other].frames_in == w->before[m][other].frames_in ? (uint64_t)slots : 0;
             far++;
         } else {
             frames += w->after[m][other].frames_in - w->before[m][other].frames_in;
@@ -203,8 +214,9 @@ static bool check_passing_on(const world *w, int m, uint64_t *out_passed_on)
     }
     /* All in all every rank gets a frame of every other, whichever way. */
     if (frames != (uint64_t)(neighbours + far) || rows != 0) {
-        fprintf(stderr, "rank %d: %lu frames of %d neighbours and %d others; %ld rows too few passed on\n", m, (unsigned long)frames,
-                neighbours, far, (long)rows);
+        fprintf(stderr,
+                "rank %d: %lu frames of %d neighbours and %d others; %ld rows too few passed on\n",
+                m, (unsigned long)frames, neighbours, far, (long)rows);
         return false;
     }
     for (int other = 0; other < w->c->ranks; other++) {
@@ -302,11 +314,13 @@ static void run_rank(void *arg, uint32_t rank, ep_group *group)
     bool good = group != NULL;
     /* the second over what the first left in every buffer */
     for (int round = 0; round < 2 && good; round++) {
-        good = (w->hierarchy_first || play_one(w, &mesh, group, false)) && play_one(w, &tree, group, round == 0) &&
+        good = (w->hierarchy_first || play_one(w, &mesh, group, false)) &&
+               play_one(w, &tree, group, round == 0) &&
                (!w->hierarchy_first || play_one(w, &mesh, group, false));
         good = good && same_dispatch(&mesh, &tree) && same_combine(&mesh, &tree);
     }
-    good = good && good_times(w, (uint32_t)local, waited[0]) && good_times(w, (uint32_t)local, waited[1]);
+    good = good && good_times(w, (uint32_t)local, waited[0]) &&
+           good_times(w, (uint32_t)local, waited[1]);
     rank_call_free(&mesh);
     rank_call_free(&tree);
     if (!good) {
@@ -326,7 +340,9 @@ static void draw_hosts(uint64_t *state, world *w)
     int hosts = case_random(state, 1, 4);
     int way = case_random(state, 0, 2);
     for (int r = 0; r < w->group_ranks; r++) {
-        int h = way == 0 ? r % hosts : way == 1 ? r * hosts / w->group_ranks : case_random(state, 0, hosts - 1);
+        int h = way == 0   ? r % hosts
+                : way == 1 ? r * hosts / w->group_ranks
+                           : case_random(state, 0, hosts - 1);
         w->hosts[r] = way == 2 && case_random(state, 0, 9) == 0 ? "" : host_names[h];
     }
 }
@@ -338,7 +354,8 @@ static void draw_members(uint64_t *state, world *w)
     int members = 0;
     w->group_ranks = w->c->ranks;
     if (elastic) {
-        w->group_ranks += case_random(state, 0, RANKS_MAX - w->c->ranks < 3 ? RANKS_MAX - w->c->ranks : 3);
+        w->group_ranks +=
+            case_random(state, 0, RANKS_MAX - w->c->ranks < 3 ? RANKS_MAX - w->c->ranks : 3);
     }
     int out = w->group_ranks - w->c->ranks;
     int all[RANKS_MAX];
@@ -380,9 +397,11 @@ static bool run(const char *scheme, uint64_t seed, oracle_case *c)
     pthread_barrier_destroy(&w.end);
     bool good = !w.failed && check_traffic(&w);
     if (!good) {
-        fprintf(stderr, "seed %lu: ranks %d of %d, shared %d/%d, experts %d, K %d, H %d, quant %d back %d, elastic %d, hosts", (unsigned long)seed,
-                c->ranks, w.group_ranks, c->shared_experts, c->shared_ranks, c->experts, c->top_k, c->hidden, c->quantise, c->quantise_back,
-                w.elastic[0]);
+        fprintf(stderr,
+                "seed %lu: ranks %d of %d, shared %d/%d, experts %d, K %d, H %d, quant %d back %d, "
+                "elastic %d, hosts",
+                (unsigned long)seed, c->ranks, w.group_ranks, c->shared_experts, c->shared_ranks,
+                c->experts, c->top_k, c->hidden, c->quantise, c->quantise_back, w.elastic[0]);
         for (int r = 0; r < w.group_ranks; r++) {
             fprintf(stderr, " %s", w.hosts[r][0] == 0 ? "-" : w.hosts[r]);
         }
@@ -418,12 +437,13 @@ int main(int argc, char **argv)
         case_draw(seed + (uint64_t)i, &limits, &c);
         free(c.smooth); /* refused with hierarchy */
         c.smooth = NULL;
-        if (!run(scheme, seed + (uint64_t)i, &c) || (i % 10 == 0 && !run_long_rows(scheme, seed + (uint64_t)i))) {
+        if (!run(scheme, seed + (uint64_t)i, &c) ||
+            (i % 10 == 0 && !run_long_rows(scheme, seed + (uint64_t)i))) {
             return 1;
         }
         case_free(&c);
     }
-    printf("seed %lu: %d cases over %s, %lu tokens, %lu frames passed on\n", (unsigned long)seed, cases, scheme, (unsigned long)tokens_total,
-           (unsigned long)passed_on_total);
+    printf("seed %lu: %d cases over %s, %lu tokens, %lu frames passed on\n", (unsigned long)seed,
+           cases, scheme, (unsigned long)tokens_total, (unsigned long)passed_on_total);
     return cases >= 20 && passed_on_total == 0;
 }

@@ -19,7 +19,7 @@
 static const char *const hosts[RANKS] = {"left", "right", "left", "right", "right"};
 
 typedef struct scene {
-    oracle_case *cases;   /* [0]: all ranks; [1]: all but one */
+    oracle_case *cases; /* [0]: all ranks; [1]: all but one */
     uint32_t odd;
     bool other_way;
     pthread_barrier_t all;
@@ -28,14 +28,14 @@ typedef struct scene {
 
 static bool failed;
 
-#define EXPECT(condition, ...)                                                                               \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: rank %u, odd %u: ", __func__, __LINE__, rank, s->odd);                    \
-            fprintf(stderr, __VA_ARGS__);                                                                    \
-            fprintf(stderr, "\n");                                                                           \
-            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                               \
-        }                                                                                                    \
+#define EXPECT(condition, ...)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: rank %u, odd %u: ", __func__, __LINE__, rank, s->odd);         \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fprintf(stderr, "\n");                                                                 \
+            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                     \
+        }                                                                                          \
     } while (0)
 
 static bool says(const ep_error *error, const char *text)
@@ -80,8 +80,10 @@ static void disagree(void *arg, uint32_t rank, ep_group *group)
     for (int round = 0; round < 3; round++) {
         call.params.comm_alg = (rank == s->odd) != s->other_way ? "hierarchy" : "fullmesh";
         ep_err err = rank_call_dispatch(&call, group, &error);
-        EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "comm_alg differs between ranks: ") && says(&error, "hierarchy at rank ") &&
-                   says(&error, "fullmesh at rank ") && names(&error, s->other_way ? "fullmesh at rank " : "hierarchy at rank ", s->odd, ""),
+        EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "comm_alg differs between ranks: ") &&
+                   says(&error, "hierarchy at rank ") && says(&error, "fullmesh at rank ") &&
+                   names(&error, s->other_way ? "fullmesh at rank " : "hierarchy at rank ", s->odd,
+                         ""),
                "%s", error.text);
         call.params.comm_alg = "hierarchy";
         expect_works(s, &call, rank, group);
@@ -126,7 +128,9 @@ static void refused(void *arg, uint32_t rank, ep_group *group)
     init(&call, &c, rank);
     call.dispatch.scales = ep_tensor_2d(smooth, EP_DTYPE_F32, c.experts, c.hidden);
     ep_err err = rank_call_dispatch(&call, group, &error);
-    EXPECT(err == EP_ERR_INVALID_ARGUMENT && says(&error, "scales is given: allowed only absent (comm_alg is hierarchy"), "%s", error.text);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT &&
+               says(&error, "scales is given: allowed only absent (comm_alg is hierarchy"),
+           "%s", error.text);
     rank_call_free(&call);
 }
 
@@ -141,7 +145,8 @@ static void one_leaves(void *arg, uint32_t rank, ep_group *group)
     expect_works(s, &call, rank, group);
     for (int i = 0; i < 2 && rank != s->odd; i++) {
         ep_err err = rank_call_dispatch(&call, group, &error);
-        EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s", error.text);
+        EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s",
+               error.text);
     }
     rank_call_free(&call);
 }
@@ -158,7 +163,8 @@ static void one_leaves_between(void *arg, uint32_t rank, ep_group *group)
     if (rank != s->odd && err == EP_OK) {
         rank_call_experts(&call);
         err = rank_call_combine(&call, group, &error);
-        EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s", error.text);
+        EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s",
+               error.text);
     }
     rank_call_free(&call);
 }
@@ -176,7 +182,8 @@ static void one_leaves_alone(void *arg, uint32_t rank, ep_group *group)
     expect_works(s, &call, rank, group);
     if (rank == callers[s->odd]) {
         ep_err err = rank_call_dispatch(&call, group, &error);
-        EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s", error.text);
+        EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s",
+               error.text);
     }
     if (rank != s->odd) {
         pthread_barrier_wait(&s->others);
@@ -196,7 +203,9 @@ static void one_stays_away(void *arg, uint32_t rank, ep_group *group)
     /* it passes on what comes through it although it is elsewhere: nobody else is missing */
     if (rank != s->odd) {
         ep_err err = rank_call_dispatch(&call, group, &error);
-        EXPECT(err == EP_ERR_DEADLINE_EXCEEDED && names(&error, " us for rank ", s->odd, " in ep_moe_dispatch"), "%s", error.text);
+        EXPECT(err == EP_ERR_DEADLINE_EXCEEDED &&
+                   names(&error, " us for rank ", s->odd, " in ep_moe_dispatch"),
+               "%s", error.text);
     }
     pthread_barrier_wait(&s->all); /* who leaves earlier would be another error */
     rank_call_free(&call);
@@ -249,7 +258,8 @@ static void long_host(void)
     config.urls = urls;
     config.urls_count = 1;
     config.host = host;
-    if (ep_group_create(&config, &group, &error) != EP_ERR_INVALID_ARGUMENT || !says(&error, "with 64 characters: allowed up to 63")) {
+    if (ep_group_create(&config, &group, &error) != EP_ERR_INVALID_ARGUMENT ||
+        !says(&error, "with 64 characters: allowed up to 63")) {
         fprintf(stderr, "a host of 64 characters: %s\n", error.text);
         failed = true;
     }
@@ -260,10 +270,12 @@ int main(void)
     static const struct {
         rank_func func;
         bool both_ways;
-    } parts[] = {{disagree, true}, {bad_values, false}, {refused, false}, {one_leaves, false}, {one_leaves_between, false},
-                 {one_leaves_alone, false}, {one_stays_away, false}, {others_go_on, false}};
-    oracle_case cases[2] = {{.ranks = RANKS, .experts = 11, .top_k = 4, .hidden = 24, .dtype = ORACLE_BF16},
-                            {.ranks = RANKS - 1, .experts = 9, .top_k = 3, .hidden = 16, .dtype = ORACLE_F32}};
+    } parts[] = {{disagree, true},        {bad_values, false},         {refused, false},
+                 {one_leaves, false},     {one_leaves_between, false}, {one_leaves_alone, false},
+                 {one_stays_away, false}, {others_go_on, false}};
+    oracle_case cases[2] = {
+        {.ranks = RANKS, .experts = 11, .top_k = 4, .hidden = 24, .dtype = ORACLE_BF16},
+        {.ranks = RANKS - 1, .experts = 9, .top_k = 3, .hidden = 16, .dtype = ORACLE_F32}};
     uint64_t state = 21;
     for (int i = 0; i < 2; i++) {
         for (int r = 0; r < cases[i].ranks; r++) {

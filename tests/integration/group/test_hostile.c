@@ -17,7 +17,7 @@
 #include "rank_threads.h"
 #include "raw_rank.h"
 
-#define LOCAL 3  /* experts of each rank */
+#define LOCAL 3 /* experts of each rank */
 #define DEADLINE_US 20000000u
 
 typedef raw_frame frame;
@@ -31,7 +31,7 @@ typedef struct attack {
     place where;
     void (*spoil)(frame *f);
     ep_err expected;
-    const char *text;    /* NULL: only "rank" */
+    const char *text; /* NULL: only "rank" */
 } attack;
 
 /* ---- ways to be bad; frames are valid before ---- */
@@ -58,10 +58,10 @@ static uint64_t rows_back(frame *f)
     return rows;
 }
 
-#define SPOIL(function, statement)                                                                           \
-    static void function(frame *f)                                                                           \
-    {                                                                                                        \
-        statement;                                                                                           \
+#define SPOIL(function, statement)                                                                 \
+    static void function(frame *f)                                                                 \
+    {                                                                                              \
+        statement;                                                                                 \
     }
 SPOIL(no_body, f->size = EP_GROUP_BODY_OFFSET)
 SPOIL(no_record, f->size = EP_GROUP_FRAME_FIXED_BYTES + 8)
@@ -72,7 +72,8 @@ SPOIL(count_is_most, numbers(f, 0)[2] = INT32_MAX)
 SPOIL(too_long, f->size += 64)
 SPOIL(fields_missing, set_u64(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, 3))
 SPOIL(fields_most, set_u64(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, UINT64_MAX))
-SPOIL(bad_crc, f->head.flags = EP_GROUP_FRAME_FLAG_CRC; f->head.payload_crc ^= 1; f->keep_crc = true)
+SPOIL(bad_crc, f->head.flags = EP_GROUP_FRAME_FLAG_CRC; f->head.payload_crc ^= 1;
+      f->keep_crc = true)
 SPOIL(other_number, f->head.number += 7)
 SPOIL(other_generation, f->head.generation = UINT32_MAX; f->head.number = 0)
 SPOIL(other_rank, f->head.rank = 0)
@@ -81,12 +82,17 @@ SPOIL(unknown_kind, f->head.kind = (ep_group_frame_kind)99)
 SPOIL(hello_again, f->head.kind = EP_GROUP_FRAME_HELLO)
 SPOIL(table_again, f->head.kind = EP_GROUP_FRAME_TABLE)
 SPOIL(welcome, f->head.kind = EP_GROUP_FRAME_WELCOME)
-SPOIL(failed_without_text, f->head.kind = EP_GROUP_FRAME_FAILED; f->size = EP_GROUP_FRAME_FIXED_BYTES)
-SPOIL(failed_garbage, f->head.kind = EP_GROUP_FRAME_FAILED; memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, 0xff, 900))
-SPOIL(broken_garbage, f->head.kind = EP_GROUP_FRAME_BROKEN; memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, 0xff, 900))
-SPOIL(broken_by_another, f->head.kind = EP_GROUP_FRAME_BROKEN; strcpy((char *)f->bytes + EP_GROUP_FRAME_FIXED_BYTES + 4, "rank 9 is gone");
+SPOIL(failed_without_text, f->head.kind = EP_GROUP_FRAME_FAILED;
+      f->size = EP_GROUP_FRAME_FIXED_BYTES)
+SPOIL(failed_garbage, f->head.kind = EP_GROUP_FRAME_FAILED;
+      memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, 0xff, 900))
+SPOIL(broken_garbage, f->head.kind = EP_GROUP_FRAME_BROKEN;
+      memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, 0xff, 900))
+SPOIL(broken_by_another, f->head.kind = EP_GROUP_FRAME_BROKEN;
+      strcpy((char *)f->bytes + EP_GROUP_FRAME_FIXED_BYTES + 4, "rank 9 is gone");
       memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES, EP_ERR_UNAVAILABLE, 1);
-      memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES + 1, 0, 3); f->size = EP_GROUP_FRAME_FIXED_BYTES + 4 + 14)
+      memset(f->bytes + EP_GROUP_FRAME_FIXED_BYTES + 1, 0, 3);
+      f->size = EP_GROUP_FRAME_FIXED_BYTES + 4 + 14)
 SPOIL(bye, f->head.kind = EP_GROUP_FRAME_BYE)
 SPOIL(no_magic, memset(f->bytes, 'x', EP_GROUP_FRAME_FIXED_BYTES); f->raw = true)
 SPOIL(half, f->cut = true)
@@ -117,7 +123,8 @@ SPOIL(slot_beyond, one_dispatch_row(f, 0, 1000))
 /* tokens is the second last field of the record. */
 static void told_tokens(frame *f, int64_t tokens)
 {
-    set_u64(f->bytes + EP_GROUP_FRAME_FIXED_BYTES + 8 + 8 * (size_t)EP_GROUP_CALL_COMPARED, (uint64_t)tokens);
+    set_u64(f->bytes + EP_GROUP_FRAME_FIXED_BYTES + 8 + 8 * (size_t)EP_GROUP_CALL_COMPARED,
+            (uint64_t)tokens);
     one_dispatch_row(f, UINT32_MAX, 0);
 }
 SPOIL(tokens_negative, told_tokens(f, -1))
@@ -210,7 +217,8 @@ static const attack attacks[] = {
 static int join_group(const char *url)
 {
     static frame f;
-    ep_group_hello hello = {.world_size = 2, .rank = 1, .name = "hostile", .url = "tcp://127.0.0.1:1"};
+    ep_group_hello hello = {
+        .world_size = 2, .rank = 1, .name = "hostile", .url = "tcp://127.0.0.1:1"};
     int fd = raw_join(url, &hello, 0);
     if (fd >= 0 && (!raw_read(fd, &f) || f.head.kind != EP_GROUP_FRAME_TABLE)) {
         close(fd);
@@ -349,8 +357,10 @@ static void *run_good(void *arg)
         err = rank_call_combine(&call, group, &error);
     }
     const char *text = g->attack != NULL && g->attack->text != NULL ? g->attack->text : "rank";
-    if (err != expected || (err != EP_OK && err != EP_ERR_UNKNOWN && strstr(error.text, text) == NULL)) {
-        fprintf(stderr, "%s in %s: %s: %s\n", name, place_names[where], ep_err_name(err), err == EP_OK ? "" : error.text);
+    if (err != expected ||
+        (err != EP_OK && err != EP_ERR_UNKNOWN && strstr(error.text, text) == NULL)) {
+        fprintf(stderr, "%s in %s: %s: %s\n", name, place_names[where], ep_err_name(err),
+                err == EP_OK ? "" : error.text);
         g->failed = true;
     }
     rank_call_free(&call);
@@ -367,7 +377,8 @@ static bool goodbye_says(int fd, const char *text)
     while (raw_read(fd, &f)) {
         if (f.head.kind == EP_GROUP_FRAME_BYE) {
             f.bytes[f.size < RAW_FRAME_MAX ? f.size : RAW_FRAME_MAX - 1] = 0;
-            return f.size > EP_GROUP_FRAME_FIXED_BYTES + 4 && strstr((char *)f.bytes + EP_GROUP_FRAME_FIXED_BYTES + 4, text) != NULL;
+            return f.size > EP_GROUP_FRAME_FIXED_BYTES + 4 &&
+                   strstr((char *)f.bytes + EP_GROUP_FRAME_FIXED_BYTES + 4, text) != NULL;
         }
     }
     return false;
@@ -375,7 +386,10 @@ static bool goodbye_says(int fd, const char *text)
 
 static bool run(const oracle_case *c, const attack *a)
 {
-    good_rank g = {.c = c, .attack = a, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    good_rank g = {.c = c,
+                   .attack = a,
+                   .lock = PTHREAD_MUTEX_INITIALIZER,
+                   .changed = PTHREAD_COND_INITIALIZER};
     pthread_t thread;
     if (pthread_create(&thread, NULL, run_good, &g) != 0) {
         abort();
@@ -406,11 +420,13 @@ static bool run(const oracle_case *c, const attack *a)
 
 static void join_with_url_elsewhere(void *arg, const char *url)
 {
-    ep_group_hello hello = {.world_size = 2, .rank = 1, .name = "hostile", .url = ELSEWHERE, .token = TOKEN};
+    ep_group_hello hello = {
+        .world_size = 2, .rank = 1, .name = "hostile", .url = ELSEWHERE, .token = TOKEN};
     frame f;
     int fd = raw_join(url, &hello, 0);
     char *text = (char *)f.bytes + EP_GROUP_FRAME_FIXED_BYTES;
-    *(bool *)arg = fd >= 0 && raw_read(fd, &f) && f.head.kind == EP_GROUP_FRAME_REFUSED && strstr(text + 4, "'" ELSEWHERE "' is not dialed") != NULL;
+    *(bool *)arg = fd >= 0 && raw_read(fd, &f) && f.head.kind == EP_GROUP_FRAME_REFUSED &&
+                   strstr(text + 4, "'" ELSEWHERE "' is not dialed") != NULL;
     close(fd);
 }
 
@@ -433,7 +449,8 @@ static bool shows_no_token(void)
     config.on_listening = join_with_url_elsewhere;
     config.on_listening_arg = &refused;
     ep_err first = ep_group_create(&config, &group, &error);
-    bool good = refused && first == EP_ERR_DEADLINE_EXCEEDED && strstr(error.text, "'" ELSEWHERE "' is not dialed") != NULL;
+    bool good = refused && first == EP_ERR_DEADLINE_EXCEEDED &&
+                strstr(error.text, "'" ELSEWHERE "' is not dialed") != NULL;
     printf("%s: url of a rank elsewhere: %s\n", good ? "ok" : "FAILED", error.text);
     urls[0] = ELSEWHERE;
     config.rank = 1;
@@ -441,14 +458,16 @@ static bool shows_no_token(void)
     config.deadline_us = DEADLINE_US;
     config.on_listening = NULL;
     ep_err second = ep_group_create(&config, &group, &error);
-    bool named = second == EP_ERR_PERMISSION_DENIED && strstr(error.text, "rank 0: '" ELSEWHERE "' is not dialed") != NULL;
+    bool named = second == EP_ERR_PERMISSION_DENIED &&
+                 strstr(error.text, "rank 0: '" ELSEWHERE "' is not dialed") != NULL;
     printf("%s: url of rank 0 elsewhere: %s\n", named ? "ok" : "FAILED", error.text);
     return good && named;
 }
 
 int main(void)
 {
-    oracle_case c = {.ranks = 2, .experts = 2 * LOCAL, .top_k = 3, .hidden = 16, .dtype = ORACLE_BF16};
+    oracle_case c = {
+        .ranks = 2, .experts = 2 * LOCAL, .top_k = 3, .hidden = 16, .dtype = ORACLE_BF16};
     uint64_t state = 3;
     case_draw_batch(&state, &c, 8, &c.batch[0]);
     oracle_case alone = {.ranks = 1, .experts = 1, .top_k = 1, .hidden = 16, .dtype = ORACLE_BF16};

@@ -32,17 +32,17 @@ typedef struct attack {
     void (*spoil)(raw_frame *f); /* the frame for the host, or what is passed on */
     ep_err expected[2];          /* of ranks 0 and 1, or NOT_ASKED */
     const char *text;
-    bool late;                   /* passes on when rank 1 has left */
+    bool late; /* passes on when rank 1 has left */
     bool straight;
-    bool to_0;                   /* what is for rank 1 to take in */
-    bool own_host;               /* a frame for rank 0's and its own host */
-    bool overtaken;              /* what it passes on comes after rank 1's next call, without rank 2 */
-    const char *then;            /* what the next call fails with, UNAVAILABLE */
+    bool to_0;        /* what is for rank 1 to take in */
+    bool own_host;    /* a frame for rank 0's and its own host */
+    bool overtaken;   /* what it passes on comes after rank 1's next call, without rank 2 */
+    const char *then; /* what the next call fails with, UNAVAILABLE */
 } attack;
 
 typedef struct scene {
     const oracle_case *c;
-    const oracle_case *less;     /* without rank 2 */
+    const oracle_case *less; /* without rank 2 */
     const attack *attack;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -65,10 +65,10 @@ static uint32_t *numbers(raw_frame *f, size_t offset)
     return (uint32_t *)(void *)(f->bytes + EP_GROUP_BODY_OFFSET + offset);
 }
 
-#define SPOIL(function, statement)                                                                           \
-    static void function(raw_frame *f)                                                                       \
-    {                                                                                                        \
-        statement;                                                                                           \
+#define SPOIL(function, statement)                                                                 \
+    static void function(raw_frame *f)                                                             \
+    {                                                                                              \
+        statement;                                                                                 \
     }
 SPOIL(nothing_bad, (void)f)
 SPOIL(bad_crc, f->head.flags = EP_GROUP_FRAME_FLAG_CRC; f->head.payload_crc = 1; f->keep_crc = true)
@@ -90,7 +90,10 @@ SPOIL(of_nobody, f->head.origin = 1000)
 SPOIL(lost, f->head.kind = EP_GROUP_FRAME_LOST; f->size = EP_GROUP_FRAME_FIXED_BYTES)
 SPOIL(failed, f->head.kind = EP_GROUP_FRAME_FAILED; f->size = EP_GROUP_FRAME_FIXED_BYTES)
 
-#define GONE {EP_ERR_UNAVAILABLE, EP_ERR_UNAVAILABLE}
+#define GONE                                                                                       \
+    {                                                                                              \
+        EP_ERR_UNAVAILABLE, EP_ERR_UNAVAILABLE                                                     \
+    }
 /* clang-format off */
 static const attack attacks[] = {
     {"nothing", apart, nothing_bad, {EP_OK, EP_OK}, .text = ""},
@@ -139,7 +142,7 @@ static const attack attacks[] = {
      .text = "rank 2 is gone", .overtaken = true},
     {"a row longer than the call's", apart, long_row, {EP_ERR_PROTOCOL, EP_ERR_PROTOCOL},
      .text = "not its call's rows"},
-/* clang-format on */
+    /* clang-format on */
 };
 
 /* ---- rank 2 ---- */
@@ -147,7 +150,10 @@ static const attack attacks[] = {
 /* The frame of nothing for some ranks; got: any rank's, for its record. */
 static void host_frame(const raw_frame *got, const uint32_t *ranks, uint32_t count, raw_frame *f)
 {
-    ep_group_host_shape shape = {.ranks = count, .experts = count * EXPERTS / RANKS, .weights = true, .row_bytes = ROW_BYTES};
+    ep_group_host_shape shape = {.ranks = count,
+                                 .experts = count * EXPERTS / RANKS,
+                                 .weights = true,
+                                 .row_bytes = ROW_BYTES};
     memset(f, 0, sizeof(*f));
     memcpy(f->bytes, got->bytes, EP_GROUP_BODY_OFFSET);
     f->head = got->head;
@@ -169,7 +175,8 @@ static void straight_frame(const raw_frame *got, raw_frame *f)
     f->head = got->head;
     f->head.kind = EP_GROUP_FRAME_ROWS;
     f->head.rank = RAW;
-    f->size = EP_GROUP_BODY_OFFSET + ep_group_dispatch_parts_of(EXPERTS / RANKS, 0, ROW_BYTES, false, true).bytes;
+    f->size = EP_GROUP_BODY_OFFSET +
+              ep_group_dispatch_parts_of(EXPERTS / RANKS, 0, ROW_BYTES, false, true).bytes;
 }
 
 static bool attack_from_afar(const int fds[2], const attack *a, const raw_frame *got)
@@ -231,10 +238,12 @@ static bool attack_as_gateway(scene *s, const int fds[2], raw_frame *from_1)
     bool good = raw_write(fds[0], &f);
     host_frame(from_1, one, 1, &f);
     good = good && raw_write(fds[1], &f);
-    good = good && ep_group_record_decode(from_1->bytes + EP_GROUP_FRAME_FIXED_BYTES, &told, NULL) == EP_OK &&
-           ep_group_host_open(&told, from_1->bytes + EP_GROUP_BODY_OFFSET, from_1->size - EP_GROUP_BODY_OFFSET, &body, NULL) ==
-               EP_OK &&
-           ep_group_host_next(&body, 0, &part) && part.rank == 0;
+    good =
+        good &&
+        ep_group_record_decode(from_1->bytes + EP_GROUP_FRAME_FIXED_BYTES, &told, NULL) == EP_OK &&
+        ep_group_host_open(&told, from_1->bytes + EP_GROUP_BODY_OFFSET,
+                           from_1->size - EP_GROUP_BODY_OFFSET, &body, NULL) == EP_OK &&
+        ep_group_host_next(&body, 0, &part) && part.rank == 0;
     if (!good) {
         return false;
     }
@@ -266,16 +275,20 @@ static bool play_badly(scene *s, int fds[2])
 {
     static raw_frame table;
     static raw_frame got[2];
-    ep_group_hello hello = {.world_size = RANKS, .rank = RAW, .name = "hostile", .url = "tcp://127.0.0.1:1"};
+    ep_group_hello hello = {
+        .world_size = RANKS, .rank = RAW, .name = "hostile", .url = "tcp://127.0.0.1:1"};
     snprintf(hello.host, sizeof(hello.host), "%s", s->attack->hosts[RAW]);
     fds[0] = raw_join(s->url, &hello, 0);
     if (fds[0] < 0 || !read_until(fds[0], EP_GROUP_FRAME_TABLE, &table)) {
         return false;
     }
     fds[1] = raw_join(url_of_rank_1(&table), &hello, table.head.membership);
-    ep_group_frame_kind of_0 = s->attack->hosts == apart ? EP_GROUP_FRAME_HOST_ROWS : EP_GROUP_FRAME_ROWS;
-    bool good = fds[1] >= 0 && read_until(fds[1], EP_GROUP_FRAME_HOST_ROWS, &got[1]) && read_until(fds[0], of_0, &got[0]);
-    return good && (s->attack->hosts == apart ? attack_from_afar(fds, s->attack, &got[1]) : attack_as_gateway(s, fds, &got[1]));
+    ep_group_frame_kind of_0 =
+        s->attack->hosts == apart ? EP_GROUP_FRAME_HOST_ROWS : EP_GROUP_FRAME_ROWS;
+    bool good = fds[1] >= 0 && read_until(fds[1], EP_GROUP_FRAME_HOST_ROWS, &got[1]) &&
+                read_until(fds[0], of_0, &got[0]);
+    return good && (s->attack->hosts == apart ? attack_from_afar(fds, s->attack, &got[1])
+                                              : attack_as_gateway(s, fds, &got[1]));
 }
 
 /* ---- ranks 0 and 1 ---- */
@@ -339,7 +352,8 @@ static void call_without_2(scene *s, uint32_t rank, ep_group *group)
     call.dispatch.performance_info = ep_tensor_1d(waited, EP_DTYPE_I64, RANKS);
     ep_err err = rank_call_dispatch(&call, group, &error);
     if (s->attack->expected[0] == EP_OK && (err != EP_OK || !rank_call_check_dispatch(&call))) {
-        fprintf(stderr, "%s: rank %u without rank 2: %s: %s\n", s->attack->name, rank, ep_err_name(err), error.text);
+        fprintf(stderr, "%s: rank %u without rank 2: %s: %s\n", s->attack->name, rank,
+                ep_err_name(err), error.text);
         __atomic_store_n(&s->failed, true, __ATOMIC_RELAXED);
     }
     rank_call_free(&call);
@@ -360,7 +374,8 @@ static void *run_good(void *arg)
     call.params.comm_alg = "hierarchy";
     ep_err err = rank_call_dispatch(&call, group, &error);
     ep_err expected = a->expected[g->rank];
-    bool good = expected == NOT_ASKED || (err == expected && (err == EP_OK || strstr(error.text, a->text) != NULL));
+    bool good = expected == NOT_ASKED ||
+                (err == expected && (err == EP_OK || strstr(error.text, a->text) != NULL));
     good = good && (expected != EP_OK || rank_call_check_dispatch(&call));
     if (!good) {
         fprintf(stderr, "%s: rank %u: %s: %s\n", a->name, g->rank, ep_err_name(err), error.text);
@@ -371,7 +386,8 @@ static void *run_good(void *arg)
     }
     err = a->then == NULL ? EP_OK : rank_call_dispatch(&call, group, &error);
     if (a->then != NULL && (err != EP_ERR_UNAVAILABLE || strstr(error.text, a->then) == NULL)) {
-        fprintf(stderr, "%s: rank %u, after it: %s: %s\n", a->name, g->rank, ep_err_name(err), error.text);
+        fprintf(stderr, "%s: rank %u, after it: %s: %s\n", a->name, g->rank, ep_err_name(err),
+                error.text);
         __atomic_store_n(&s->failed, true, __ATOMIC_RELAXED);
     }
     rank_call_free(&call);
@@ -387,7 +403,11 @@ static void *run_good(void *arg)
 
 static bool run(const oracle_case *c, const oracle_case *less, const attack *a)
 {
-    scene s = {.c = c, .less = less, .attack = a, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    scene s = {.c = c,
+               .less = less,
+               .attack = a,
+               .lock = PTHREAD_MUTEX_INITIALIZER,
+               .changed = PTHREAD_COND_INITIALIZER};
     good_rank ranks[2] = {{.scene = &s, .rank = 0}, {.scene = &s, .rank = 1}};
     int fds[2] = {-1, -1};
     pthread_barrier_init(&s.both, NULL, 2);
@@ -411,8 +431,16 @@ static bool run(const oracle_case *c, const oracle_case *less, const attack *a)
 
 int main(void)
 {
-    oracle_case c = {.ranks = RANKS, .experts = EXPERTS, .top_k = 3, .hidden = ROW_BYTES / 2, .dtype = ORACLE_BF16};
-    oracle_case less = {.ranks = RANKS - 1, .experts = 4, .top_k = 3, .hidden = ROW_BYTES / 2, .dtype = ORACLE_BF16};
+    oracle_case c = {.ranks = RANKS,
+                     .experts = EXPERTS,
+                     .top_k = 3,
+                     .hidden = ROW_BYTES / 2,
+                     .dtype = ORACLE_BF16};
+    oracle_case less = {.ranks = RANKS - 1,
+                        .experts = 4,
+                        .top_k = 3,
+                        .hidden = ROW_BYTES / 2,
+                        .dtype = ORACLE_BF16};
     uint64_t state = 5;
     for (int r = 0; r < less.ranks; r++) {
         case_draw_batch(&state, &less, 6, &less.batch[r]);

@@ -50,19 +50,24 @@ static int run_of(const rank_call *call, int expert, int source, int *out_begin)
 static bool same_run(const rank_call *a, int a_begin, const rank_call *b, int b_begin, int count)
 {
     size_t row = (size_t)a->c->hidden * (a->c->quantise ? 1 : ep_dtype_bytes(a->dispatch.x.dtype));
-    bool same = memcmp((char *)a->dispatch.expand_x.data + (size_t)a_begin * row, (char *)b->dispatch.expand_x.data + (size_t)b_begin * row,
-                       (size_t)count * row) == 0;
+    bool same =
+        memcmp((char *)a->dispatch.expand_x.data + (size_t)a_begin * row,
+               (char *)b->dispatch.expand_x.data + (size_t)b_begin * row, (size_t)count * row) == 0;
     for (int i = 0; i < count; i++) { /* source differs; token and slot do not */
-        const int32_t *at = (const int32_t *)a->dispatch.assist_info_for_combine.data + 3 * (a_begin + i);
-        const int32_t *bt = (const int32_t *)b->dispatch.assist_info_for_combine.data + 3 * (b_begin + i);
+        const int32_t *at =
+            (const int32_t *)a->dispatch.assist_info_for_combine.data + 3 * (a_begin + i);
+        const int32_t *bt =
+            (const int32_t *)b->dispatch.assist_info_for_combine.data + 3 * (b_begin + i);
         same = same && at[1] == bt[1] && at[2] == bt[2];
     }
     if (a->c->quantise) {
-        same = same && memcmp((float *)a->dispatch.dynamic_scales.data + a_begin, (float *)b->dispatch.dynamic_scales.data + b_begin,
-                              4 * (size_t)count) == 0;
+        same = same &&
+               memcmp((float *)a->dispatch.dynamic_scales.data + a_begin,
+                      (float *)b->dispatch.dynamic_scales.data + b_begin, 4 * (size_t)count) == 0;
     }
-    return same && memcmp((float *)a->dispatch.expand_scales.data + a_begin, (float *)b->dispatch.expand_scales.data + b_begin,
-                          4 * (size_t)count) == 0;
+    return same &&
+           memcmp((float *)a->dispatch.expand_scales.data + a_begin,
+                  (float *)b->dispatch.expand_scales.data + b_begin, 4 * (size_t)count) == 0;
 }
 
 /* Rank r of b has the batch that rank order[r] of a has. */
@@ -78,14 +83,17 @@ static bool compare(const world *a, const world *b, const int *order)
                 int a_begin;
                 int b_begin;
                 int count = run_of(in_a, e, order[source], &a_begin);
-                if (run_of(in_b, e, source, &b_begin) != count || !same_run(in_a, a_begin, in_b, b_begin, count)) {
-                    fprintf(stderr, "rank %d, expert %d: the rows of batch %d differ at rank %d\n", rank, e, order[source], source);
+                if (run_of(in_b, e, source, &b_begin) != count ||
+                    !same_run(in_a, a_begin, in_b, b_begin, count)) {
+                    fprintf(stderr, "rank %d, expert %d: the rows of batch %d differ at rank %d\n",
+                            rank, e, order[source], source);
                     return false;
                 }
             }
         }
         const rank_call *home = &a->calls[order[rank]];
-        size_t bytes = (size_t)home->combine.x_out.shape[0] * (size_t)a->c->hidden * ep_dtype_bytes(home->combine.x_out.dtype);
+        size_t bytes = (size_t)home->combine.x_out.shape[0] * (size_t)a->c->hidden *
+                       ep_dtype_bytes(home->combine.x_out.dtype);
         if (home->combine.x_out.shape[0] != in_b->combine.x_out.shape[0] ||
             memcmp(home->combine.x_out.data, in_b->combine.x_out.data, bytes) != 0) {
             fprintf(stderr, "batch %d has other sums at rank %d\n", order[rank], rank);

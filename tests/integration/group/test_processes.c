@@ -99,7 +99,8 @@ static bool names_victim(const char *text, int victim)
 {
     for (const char *list = strstr(text, "rank "); list != NULL; list = strstr(list + 1, "rank ")) {
         const char *end = strstr(list, " is gone");
-        for (const char *at = strchr(list, ' '); end != NULL && at != NULL && at < end; at = strchr(at + 1, ' ')) {
+        for (const char *at = strchr(list, ' '); end != NULL && at != NULL && at < end;
+             at = strchr(at + 1, ' ')) {
             if (strtol(at + 1, NULL, 10) == victim) {
                 return true;
             }
@@ -154,8 +155,10 @@ static int play(const setting *s, uint32_t rank, ep_group *group, rank_call call
             if (s->victim == (int)rank) {
                 pause(); /* it has not died yet */
             }
-            bool expected = s->victim >= 0 && error.code == EP_ERR_UNAVAILABLE && names_victim(error.text, s->victim);
-            fprintf(stderr, "rank %u, round %d: %s: %s\n", rank, round, ep_err_name(error.code), error.text);
+            bool expected = s->victim >= 0 && error.code == EP_ERR_UNAVAILABLE &&
+                            names_victim(error.text, s->victim);
+            fprintf(stderr, "rank %u, round %d: %s: %s\n", rank, round, ep_err_name(error.code),
+                    error.text);
             return expected ? 0 : 1;
         }
         if (round < 2 * BATCHES || round % 50 < BATCHES) {
@@ -173,14 +176,18 @@ static int play(const setting *s, uint32_t rank, ep_group *group, rank_call call
     }
     ep_group_read_stats(group, &late);
     long grown = resident_kib() - early_kib;
-    printf("rank %u: %d rounds, rss %ld KiB, grown %ld KiB since a quarter, frames %llu, buffers %llu KiB, peak %llu KiB, allocations %llu\n", rank,
-           s->rounds, early_kib, grown, (unsigned long long)late.frames_received, (unsigned long long)late.buffer_bytes / 1024,
-           (unsigned long long)late.buffer_bytes_peak / 1024, (unsigned long long)late.system_allocations);
+    printf("rank %u: %d rounds, rss %ld KiB, grown %ld KiB since a quarter, frames %llu, buffers "
+           "%llu KiB, peak %llu KiB, allocations %llu\n",
+           rank, s->rounds, early_kib, grown, (unsigned long long)late.frames_received,
+           (unsigned long long)late.buffer_bytes / 1024,
+           (unsigned long long)late.buffer_bytes_peak / 1024,
+           (unsigned long long)late.system_allocations);
     if (s->hosts > 0 && s->hosts < s->world && late.frames_passed_on == 0) {
         fprintf(stderr, "rank %u: nothing was passed on\n", rank);
         return 1;
     }
-    if (s->rounds >= 20 && (grown > 4096 + early_kib / 8 || late.buffer_bytes > 2 * early.buffer_bytes + (4u << 20))) {
+    if (s->rounds >= 20 &&
+        (grown > 4096 + early_kib / 8 || late.buffer_bytes > 2 * early.buffer_bytes + (4u << 20))) {
         fprintf(stderr, "rank %u: memory grows with the rounds\n", rank);
         return 1;
     }
@@ -224,11 +231,13 @@ static bool wait_for_url(const char *path, char *out, size_t bytes)
     return false;
 }
 
-static bool start_rank(const setting *s, ep_test_process *process, const char *dir, int rank, const char *url)
+static bool start_rank(const setting *s, ep_test_process *process, const char *dir, int rank,
+                       const char *url)
 {
     char numbers[9][16];
     char name[16];
-    const int values[9] = {s->world, s->rounds, s->tokens_max, s->experts, s->hidden, s->victim, s->between, s->hosts, rank};
+    const int values[9] = {s->world,  s->rounds,  s->tokens_max, s->experts, s->hidden,
+                           s->victim, s->between, s->hosts,      rank};
     const char *args[12] = {"rank"};
     for (int i = 0; i < 9; i++) {
         snprintf(numbers[i], sizeof(numbers[i]), "%d", values[i]);
@@ -249,7 +258,8 @@ static int run_all(const setting *s)
         return 1;
     }
     snprintf(path, sizeof(path), "%s/url", dir);
-    bool good = start_rank(s, &ranks[0], dir, 0, path) && (s->world == 1 || wait_for_url(path, url, sizeof(url)));
+    bool good = start_rank(s, &ranks[0], dir, 0, path) &&
+                (s->world == 1 || wait_for_url(path, url, sizeof(url)));
     for (int r = 1; r < s->world && good; r++) {
         good = start_rank(s, &ranks[r], dir, r, url);
     }
@@ -273,7 +283,8 @@ static int run_all(const setting *s)
 static setting read_setting(char **argv, int argc)
 {
     setting s = {.victim = -1};
-    int *fields[] = {&s.world, &s.rounds, &s.tokens_max, &s.experts, &s.hidden, &s.victim, &s.between, &s.hosts};
+    int *fields[] = {&s.world,  &s.rounds, &s.tokens_max, &s.experts,
+                     &s.hidden, &s.victim, &s.between,    &s.hosts};
     for (int i = 0; i < argc && i < 8; i++) {
         *fields[i] = atoi(argv[i]);
     }

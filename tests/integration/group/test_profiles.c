@@ -58,10 +58,12 @@ static bool play(world *w, uint32_t rank, ep_group *group)
         good = err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, w->refused) != NULL;
     } else if (good) {
         rank_call_experts(&call);
-        good = rank_call_combine(&call, group, &error) == EP_OK && rank_call_check_combine(&call, 0);
+        good =
+            rank_call_combine(&call, group, &error) == EP_OK && rank_call_check_combine(&call, 0);
     }
     if (!good) {
-        fprintf(stderr, "profile %d, comm_alg %s, rank %u: %s; should be: %s\n", (int)w->profile, w->comm_alg, rank, error.text,
+        fprintf(stderr, "profile %d, comm_alg %s, rank %u: %s; should be: %s\n", (int)w->profile,
+                w->comm_alg, rank, error.text,
                 w->refused == NULL ? "the oracle's bits" : w->refused);
     }
     rank_call_free(&call);
@@ -101,9 +103,14 @@ static void draw(oracle_case *c, uint64_t seed, int tokens, bool uneven)
     }
 }
 
-static bool run(const oracle_case *c, ep_group_profile profile, const char *comm_alg, int global_bs, const char *refused)
+static bool run(const oracle_case *c, ep_group_profile profile, const char *comm_alg, int global_bs,
+                const char *refused)
 {
-    world w = {.c = c, .profile = profile, .comm_alg = comm_alg, .global_bs = global_bs, .refused = refused};
+    world w = {.c = c,
+               .profile = profile,
+               .comm_alg = comm_alg,
+               .global_bs = global_bs,
+               .refused = refused};
     rank_threads_run("loopback", (uint32_t)c->ranks, 20000000, run_rank, &w);
     return !w.failed;
 }
@@ -112,7 +119,8 @@ static bool test_a2(void)
 {
     oracle_case c = {.ranks = 16, .experts = 32, .top_k = 4, .hidden = 64, .dtype = ORACLE_BF16};
     draw(&c, 1, 3, false);
-    bool good = run(&c, EP_GROUP_A2, "", 0, NULL) && run(&c, EP_GROUP_A2, "fullmesh", 0, NULL) && run(&c, EP_GROUP_A2, "hierarchy", 0, NULL);
+    bool good = run(&c, EP_GROUP_A2, "", 0, NULL) && run(&c, EP_GROUP_A2, "fullmesh", 0, NULL) &&
+                run(&c, EP_GROUP_A2, "hierarchy", 0, NULL);
     good = run(&c, EP_GROUP_A2, "fullmesh_v2", 0, "comm_alg is fullmesh_v2: allowed") && good;
     c.quantise_back = true; /* only where the vendor has it */
     good = run(&c, EP_GROUP_A2, "hierarchy", 0, NULL) && good;
@@ -122,7 +130,13 @@ static bool test_a2(void)
 
 static bool test_a3(void)
 {
-    oracle_case c = {.ranks = 4, .shared_ranks = 2, .shared_experts = 1, .experts = 10, .top_k = 3, .hidden = 1024, .dtype = ORACLE_F16};
+    oracle_case c = {.ranks = 4,
+                     .shared_ranks = 2,
+                     .shared_experts = 1,
+                     .experts = 10,
+                     .top_k = 3,
+                     .hidden = 1024,
+                     .dtype = ORACLE_F16};
     draw(&c, 2, 5, false);
     bool good = run(&c, EP_GROUP_A3, "", 0, NULL) && run(&c, EP_GROUP_A3, "fullmesh_v1", 0, NULL) &&
                 run(&c, EP_GROUP_A3, "fullmesh_v2", 4 * 5, NULL);
@@ -132,7 +146,8 @@ static bool test_a3(void)
     good = run(&c, EP_GROUP_A3, "", 0, NULL) && good;
     case_free(&c);
 
-    oracle_case uneven = {.ranks = 2, .experts = 4, .top_k = 4, .hidden = 1024, .dtype = ORACLE_BF16};
+    oracle_case uneven = {
+        .ranks = 2, .experts = 4, .top_k = 4, .hidden = 1024, .dtype = ORACLE_BF16};
     draw(&uneven, 3, 7, true);
     good = run(&uneven, EP_GROUP_A3, "", 2 * 7, NULL) && good;
     good = run(&uneven, EP_GROUP_A3, "", 0, "BS differs between ranks") && good;
@@ -144,8 +159,15 @@ static bool test_a3(void)
 /* On one host, where hierarchy is a fullmesh; test_hierarchy.c has several. */
 static bool test_comm_alg(void)
 {
-    static const char *const names[] = {NULL, "", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy"};
-    oracle_case c = {.ranks = 5, .experts = 11, .top_k = 6, .hidden = 40, .zero = 1, .copy = 1, .dtype = ORACLE_BF16};
+    static const char *const names[] = {NULL,          "",         "fullmesh", "fullmesh_v1",
+                                        "fullmesh_v2", "hierarchy"};
+    oracle_case c = {.ranks = 5,
+                     .experts = 11,
+                     .top_k = 6,
+                     .hidden = 40,
+                     .zero = 1,
+                     .copy = 1,
+                     .dtype = ORACLE_BF16};
     uint64_t state = 4;
     bool good = true;
     for (int r = 0; r < c.ranks; r++) {

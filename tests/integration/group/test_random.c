@@ -27,7 +27,8 @@ static bool play(world *w, uint32_t rank, ep_group *group)
     /* the second one over what the first left in every buffer */
     for (int round = 0; round < 2 && good; round++) {
         if (rank_call_dispatch(&call, group, &error) != EP_OK) {
-            fprintf(stderr, "rank %u, dispatch: %s: %s\n", rank, ep_err_name(error.code), error.text);
+            fprintf(stderr, "rank %u, dispatch: %s: %s\n", rank, ep_err_name(error.code),
+                    error.text);
             good = false;
         }
         good = good && rank_call_check_dispatch(&call);
@@ -35,7 +36,8 @@ static bool play(world *w, uint32_t rank, ep_group *group)
             rank_call_experts(&call);
         }
         if (good && rank_call_combine(&call, group, &error) != EP_OK) {
-            fprintf(stderr, "rank %u, combine: %s: %s\n", rank, ep_err_name(error.code), error.text);
+            fprintf(stderr, "rank %u, combine: %s: %s\n", rank, ep_err_name(error.code),
+                    error.text);
             good = false;
         }
         good = good && rank_call_check_combine(&call, case_is_approximate(w->c) ? 0.02 : 0);
@@ -69,10 +71,12 @@ int main(int argc, char **argv)
         rank_threads_run(scheme, (uint32_t)c.ranks, 20000000, run_rank, &w);
         if (w.failed) {
             fprintf(stderr,
-                    "failed with seed %llu: ranks %d shared %d/%d experts %d special %d+%d+%d K %d H %d type %d quant %d back %d smooth %d "
+                    "failed with seed %llu: ranks %d shared %d/%d experts %d special %d+%d+%d K %d "
+                    "H %d type %d quant %d back %d smooth %d "
                     "norm %d\n",
-                    (unsigned long long)w.seed, c.ranks, c.shared_experts, c.shared_ranks, c.experts, c.zero, c.copy, c.constant, c.top_k,
-                    c.hidden, (int)c.dtype, c.quantise, c.quantise_back, c.smooth != NULL, c.gamma != NULL);
+                    (unsigned long long)w.seed, c.ranks, c.shared_experts, c.shared_ranks,
+                    c.experts, c.zero, c.copy, c.constant, c.top_k, c.hidden, (int)c.dtype,
+                    c.quantise, c.quantise_back, c.smooth != NULL, c.gamma != NULL);
             return 1;
         }
         for (int r = 0; r < c.ranks; r++) {
@@ -80,6 +84,7 @@ int main(int argc, char **argv)
         }
         case_free(&c);
     }
-    printf("seed %llu: %d cases over %s, %llu slots\n", (unsigned long long)seed, cases, scheme, (unsigned long long)slots);
+    printf("seed %llu: %d cases over %s, %llu slots\n", (unsigned long long)seed, cases, scheme,
+           (unsigned long long)slots);
     return 0;
 }

@@ -69,7 +69,8 @@ static bool is_refused(int fd)
 {
     static raw_frame f;
     return raw_read(fd, &f) && f.head.kind == EP_GROUP_FRAME_REFUSED &&
-           memmem(f.bytes + EP_GROUP_FRAME_FIXED_BYTES, f.size - EP_GROUP_FRAME_FIXED_BYTES, "allowed 65536", 13) != NULL;
+           memmem(f.bytes + EP_GROUP_FRAME_FIXED_BYTES, f.size - EP_GROUP_FRAME_FIXED_BYTES,
+                  "allowed 65536", 13) != NULL;
 }
 
 int main(void)
@@ -98,10 +99,13 @@ int main(void)
         close(fds[r]);
     }
     pthread_join(rank_0, NULL);
-    bool good = s.err == EP_ERR_RESOURCE_EXHAUSTED && strstr(s.error.text, "the table of 240 ranks takes ") != NULL &&
-                strstr(s.error.text, "allowed 65536 (frame_bytes_max") != NULL && refused == RANKS - 1;
+    bool good = s.err == EP_ERR_RESOURCE_EXHAUSTED &&
+                strstr(s.error.text, "the table of 240 ranks takes ") != NULL &&
+                strstr(s.error.text, "allowed 65536 (frame_bytes_max") != NULL &&
+                refused == RANKS - 1;
     if (!good) {
-        fprintf(stderr, "%u of %u refused; rank 0: %s: %s\n", refused, RANKS - 1, ep_err_name(s.err), s.err == EP_OK ? "" : s.error.text);
+        fprintf(stderr, "%u of %u refused; rank 0: %s: %s\n", refused, RANKS - 1,
+                ep_err_name(s.err), s.err == EP_OK ? "" : s.error.text);
     }
     return good ? 0 : 1;
 }

@@ -30,14 +30,14 @@ typedef struct pair_rank {
     pthread_t thread;
 } pair_rank;
 
-#define EXPECT(condition, ...)                                                                               \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: tp %u rank %u: ", __FILE__, __LINE__, p->tp, p->rank);                   \
-            fprintf(stderr, __VA_ARGS__);                                                                    \
-            fprintf(stderr, "\n");                                                                           \
-            p->failed = true;                                                                                \
-        }                                                                                                    \
+#define EXPECT(condition, ...)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: tp %u rank %u: ", __FILE__, __LINE__, p->tp, p->rank);         \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fprintf(stderr, "\n");                                                                 \
+            p->failed = true;                                                                      \
+        }                                                                                          \
     } while (0)
 
 static void draw(oracle_case *c, uint64_t seed, bool quantise)
@@ -78,19 +78,21 @@ static void check_partner_rows(pair_rank *p, rank_call *call, int own)
     float *values;
     int n = oracle_dispatch(other, (int)p->rank, &rows, &values);
     const int32_t *tp_counts = call->dispatch.tp_recv_counts.data;
-    EXPECT(tp_counts[p->tp] == own && tp_counts[1 - p->tp] == n, "tp_recv_counts %d %d, should be %d %d", tp_counts[p->tp],
-           tp_counts[1 - p->tp], own, n);
+    EXPECT(tp_counts[p->tp] == own && tp_counts[1 - p->tp] == n,
+           "tp_recv_counts %d %d, should be %d %d", tp_counts[p->tp], tp_counts[1 - p->tp], own, n);
     int64_t *nums = call->dispatch.expert_token_nums.data;
     EXPECT(nums[0] == own + n, "expert_token_nums is %ld, should be %d", (long)nums[0], own + n);
     nums[0] = own; /* as the oracle of one group has it */
     const int32_t *counts = call->dispatch.ep_recv_counts.data;
-    EXPECT(counts[2 * WORLD - 1] == n, "the partner's counts end with %d, should be %d", counts[2 * WORLD - 1], n);
+    EXPECT(counts[2 * WORLD - 1] == n, "the partner's counts end with %d, should be %d",
+           counts[2 * WORLD - 1], n);
     for (int i = 0; i < n * other->hidden; i++) {
         size_t at = (size_t)(own * other->hidden + i);
-        float is = other->quantise ? (float)((int8_t *)call->dispatch.expand_x.data)[at]
-                                   : oracle_value(ORACLE_BF16, ((uint16_t *)call->dispatch.expand_x.data)[at]);
-        EXPECT(is == values[i], "row %d element %d of the partner is %g, should be %g", i / other->hidden, i % other->hidden, (double)is,
-               (double)values[i]);
+        float is = other->quantise
+                       ? (float)((int8_t *)call->dispatch.expand_x.data)[at]
+                       : oracle_value(ORACLE_BF16, ((uint16_t *)call->dispatch.expand_x.data)[at]);
+        EXPECT(is == values[i], "row %d element %d of the partner is %g, should be %g",
+               i / other->hidden, i % other->hidden, (double)is, (double)values[i]);
     }
     for (int i = 0; i < n && other->quantise; i++) {
         float scale = ((float *)call->dispatch.dynamic_scales.data)[own + i];
@@ -124,7 +126,8 @@ static void play(pair_rank *p, ep_group *ep, ep_group *tp)
             ids[0] = 77;
         }
         ep_err err = rank_call_dispatch(&call, ep, &error);
-        EXPECT(err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, "expert_ids is 77") != NULL, "%s", error.text);
+        EXPECT(err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, "expert_ids is 77") != NULL,
+               "%s", error.text);
         if (p->tp == 0 && p->rank == 1) {
             ids[0] = good;
         }
@@ -151,7 +154,8 @@ static void *run_rank(void *arg)
 {
     pair_rank *p = arg;
     const char *host = !p->by_host ? NULL : p->rank % 2 == 0 ? "even" : "odd";
-    ep_group *ep = rank_group_create_on("loopback", host, p->ep_names[p->tp], WORLD, p->rank, 20000000);
+    ep_group *ep =
+        rank_group_create_on("loopback", host, p->ep_names[p->tp], WORLD, p->rank, 20000000);
     ep_group *tp = rank_group_create_on("loopback", host, p->tp_names[p->rank], 2, p->tp, 20000000);
     if (ep == NULL || tp == NULL) {
         p->failed = true;
@@ -175,7 +179,11 @@ static bool run(uint64_t seed, bool quantise, bool bad_ids, bool by_host)
         rank_group_name(names[i], sizeof(names[i]));
     }
     for (uint32_t i = 0; i < 2 * WORLD; i++) {
-        ranks[i] = (pair_rank){.cases = cases, .tp = i / WORLD, .rank = i % WORLD, .ep_names = {names[0], names[1]}, .bad_ids = bad_ids,
+        ranks[i] = (pair_rank){.cases = cases,
+                               .tp = i / WORLD,
+                               .rank = i % WORLD,
+                               .ep_names = {names[0], names[1]},
+                               .bad_ids = bad_ids,
                                .by_host = by_host};
         for (int r = 0; r < WORLD; r++) {
             ranks[i].tp_names[r] = names[2 + r];
@@ -196,7 +204,8 @@ static bool run(uint64_t seed, bool quantise, bool bad_ids, bool by_host)
 int main(void)
 {
     for (uint64_t seed = 1; seed <= 12; seed++) {
-        if (!run(seed, seed % 3 == 0, seed % 4 == 1, false) || !run(seed, seed % 3 == 0, seed % 4 == 1, true)) {
+        if (!run(seed, seed % 3 == 0, seed % 4 == 1, false) ||
+            !run(seed, seed % 3 == 0, seed % 4 == 1, true)) {
             fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
             return 1;
         }

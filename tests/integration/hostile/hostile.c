@@ -16,7 +16,15 @@
 #include "ref_checkpoint.h"
 #include "support/cluster.h"
 
-enum { BATCHES = 4, DAEMONS = 2, DOORS = 4, SLOW_GROUPS_MAX = 4, CROWD = 500, STEP = 9, DESCRIPTORS = 8192 };
+enum {
+    BATCHES = 4,
+    DAEMONS = 2,
+    DOORS = 4,
+    SLOW_GROUPS_MAX = 4,
+    CROWD = 500,
+    STEP = 9,
+    DESCRIPTORS = 8192
+};
 
 /*
  * Memory is flat when neither daemon grows by more than RSS_GROWTH_KIB_MAX in FLAT_ROUNDS rounds of
@@ -59,7 +67,8 @@ static usage read_usage(const ep_test_process *process)
     snprintf(path, sizeof(path), "/proc/%d/status", (int)process->pid);
     char *text = ep_test_read_file(path);
     EP_TEST_CHECK(text != NULL, "no memory");
-    usage u = {proc_number(text, "VmRSS:"), proc_number(text, "Threads:"), count_descriptors(process->pid)};
+    usage u = {proc_number(text, "VmRSS:"), proc_number(text, "Threads:"),
+               count_descriptors(process->pid)};
     free(text);
     return u;
 }
@@ -86,8 +95,9 @@ static void expect_well(ep_test_cluster *cluster, ep_test_load *load)
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     ep_test_cluster_expect_alive(cluster);
     ep_test_load_wait_succeeded(load, 32);
-    ProtobufCMessage *reply = ep_test_cluster_call(cluster, cluster->coordinator.rpc_url,
-                                                   "expertd.v1.Coordinator", "ClusterStatus", &empty.base);
+    ProtobufCMessage *reply =
+        ep_test_cluster_call(cluster, cluster->coordinator.rpc_url, "expertd.v1.Coordinator",
+                             "ClusterStatus", &empty.base);
     protobuf_c_message_free_unpacked(reply, NULL);
     protobuf_c_message_free_unpacked(&ep_test_cluster_node_status(cluster, 0)->base, NULL);
     EP_TEST_CHECK(ep_test_http_get(cluster->nodes[0].probe_url, "/readyz", NULL) == 200,
@@ -178,8 +188,8 @@ static void run_until_flat(ep_test_cluster *cluster, hostile_door *doors, ep_tes
     int flat_rounds = 0;
     while (flat_rounds < (ep_test_sanitized ? SANITIZED_ROUNDS : FLAT_ROUNDS)) {
         EP_TEST_CHECK(rounds < ROUNDS_MAX,
-                      "memory still grows after %d rounds: node %ld KiB, coordinator %ld KiB", rounds,
-                      now[0].rss_kib, now[1].rss_kib);
+                      "memory still grows after %d rounds: node %ld KiB, coordinator %ld KiB",
+                      rounds, now[0].rss_kib, now[1].rss_kib);
         for (int d = 0; d < DOORS; d++) {
             doors[d].first = (size_t)rounds % STEP;
             doors[d].step = STEP;
@@ -196,7 +206,8 @@ static void run_until_flat(ep_test_cluster *cluster, hostile_door *doors, ep_tes
         }
     }
     for (int d = 0; d < DAEMONS; d++) {
-        printf("%s: %ld KiB resident, flat for the last %d of %d rounds of noise (%+ld KiB); %ld threads, "
+        printf("%s: %ld KiB resident, flat for the last %d of %d rounds of noise (%+ld KiB); %ld "
+               "threads, "
                "%ld descriptors\n",
                d == 0 ? "node" : "coordinator", now[d].rss_kib, flat_rounds, rounds,
                now[d].rss_kib - flat_since[d].rss_kib, now[d].threads, now[d].descriptors);
@@ -205,7 +216,8 @@ static void run_until_flat(ep_test_cluster *cluster, hostile_door *doors, ep_tes
 
 static void run_all(ep_test_cluster *cluster, ep_test_load *load)
 {
-    const usage start[DAEMONS] = {read_usage(&cluster->nodes[0]), read_usage(&cluster->coordinator)};
+    const usage start[DAEMONS] = {read_usage(&cluster->nodes[0]),
+                                  read_usage(&cluster->coordinator)};
     hostile_door doors[DOORS] = {
         {"node rpc", cluster->nodes[0].rpc_url, false, false, load, 0, 1},
         {"coordinator rpc", cluster->coordinator.rpc_url, false, true, load, 0, 1},
@@ -241,8 +253,8 @@ int main(void)
     expect_well(&cluster, load);
     run_all(&cluster, load);
     ep_test_load_stop(load, &counts);
-    printf("%llu calls of another client meanwhile, %llu failed\n", (unsigned long long)counts.succeeded,
-           (unsigned long long)counts.failed);
+    printf("%llu calls of another client meanwhile, %llu failed\n",
+           (unsigned long long)counts.succeeded, (unsigned long long)counts.failed);
     ep_client_destroy(client);
     ep_test_cluster_stop(&cluster);
     for (uint32_t b = 0; b < BATCHES; b++) {

@@ -66,9 +66,14 @@ static size_t length_count(void)
 
 static uint64_t length_at(size_t index)
 {
-    static const uint64_t fixed[] = {
-        0, 7, (uint64_t)FRAME_BYTES_MAX + 1, (uint64_t)1 << 31, (uint64_t)1 << 32, (uint64_t)1 << 63};
-    return index < EP_ARRAY_COUNT(fixed) ? fixed[index] : UINT64_MAX - (index - EP_ARRAY_COUNT(fixed));
+    static const uint64_t fixed[] = {0,
+                                     7,
+                                     (uint64_t)FRAME_BYTES_MAX + 1,
+                                     (uint64_t)1 << 31,
+                                     (uint64_t)1 << 32,
+                                     (uint64_t)1 << 63};
+    return index < EP_ARRAY_COUNT(fixed) ? fixed[index]
+                                         : UINT64_MAX - (index - EP_ARRAY_COUNT(fixed));
 }
 
 /* As a protocol with a length prefix would send them, in both byte orders, with bytes enough to be
@@ -175,7 +180,8 @@ static void send_wrong_field(const hostile_door *door, const wrong_field *field,
     uint64_t wire = htole64(field->value);
     snprintf(what, sizeof(what), "%s %s Hello, %s CRC", field->name, after_hello ? "after" : "in",
              right_crc ? "right" : "wrong");
-    int fd = after_hello ? hostile_connect_hello(door->url, role_of(door)) : hostile_connect(door->url);
+    int fd =
+        after_hello ? hostile_connect_hello(door->url, role_of(door)) : hostile_connect(door->url);
     if (after_hello) {
         make_request(door, &frame);
     } else {
@@ -220,13 +226,15 @@ static void run_wrong_http(const hostile_door *door)
         "GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
         "GET /livez HTTP/9.9\r\n\r\n",
         "POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551615\r\n\r\nx",
-        "POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx",
+        "POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
+        "chunked\r\n\r\nffffffffffffffff\r\nx",
         /* of the status page, which a node has not */
         "POST /status.json HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
         "DELETE / HTTP/1.1\r\nHost: x\r\n\r\n",
         "GET /placement.json HTTP/1.1\r\nHost: x\r\n\r\n",
         "GET /placement.json?model&layer HTTP/1.1\r\nHost: x\r\n\r\n",
-        "GET /placement.json?model=%ff%00%0d%0aX:%20y&version=%1b%5b31m&layer=0 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "GET /placement.json?model=%ff%00%0d%0aX:%20y&version=%1b%5b31m&layer=0 HTTP/1.1\r\nHost: "
+        "x\r\n\r\n",
         "GET /placement.json?layer=99999999999999999999999&model=demo HTTP/1.1\r\nHost: x\r\n\r\n",
         "GET /placement.json?layer=-1&model=demo HTTP/1.1\r\nHost: x\r\n\r\n",
         "GET /placement.json?model=demo&layer=0&version=%s%n HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -291,8 +299,8 @@ static void run_hello_then_random(const hostile_door *door)
 /* ---- headers that would unpack to much memory ---- */
 
 /* The bytes repeated to fill a header to its limit, after the CallHeader's length. */
-static void make_bomb(hostile_frame *out, uint16_t method_id, uint32_t call_header_bytes, const char *pattern,
-                      size_t pattern_bytes)
+static void make_bomb(hostile_frame *out, uint16_t method_id, uint32_t call_header_bytes,
+                      const char *pattern, size_t pattern_bytes)
 {
     static uint8_t header[65536];
     uint32_t length = htole32(call_header_bytes);
@@ -329,8 +337,8 @@ static void run_bombs(const hostile_door *door)
         {"a CallHeader longer than its frame", true, 0xffffffff, "\x22\x00", 2},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(bombs); i++) {
-        make_bomb(&frame, bombs[i].after_hello ? method_id : 0, bombs[i].call_header_bytes, bombs[i].pattern,
-                  bombs[i].bytes);
+        make_bomb(&frame, bombs[i].after_hello ? method_id : 0, bombs[i].call_header_bytes,
+                  bombs[i].pattern, bombs[i].bytes);
         int fd = bombs[i].after_hello ? hostile_connect_hello(door->url, role_of(door))
                                       : hostile_connect(door->url);
         hostile_send(fd, frame.data, frame.bytes);

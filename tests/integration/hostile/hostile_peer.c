@@ -80,7 +80,8 @@ static bool receive_all(int fd, void *out, size_t bytes, const char *what)
     return true;
 }
 
-bool hostile_receive_reply(int fd, ep_frame *out_frame, const uint8_t **out_header, const char *what)
+bool hostile_receive_reply(int fd, ep_frame *out_frame, const uint8_t **out_header,
+                           const char *what)
 {
     uint8_t fixed[EP_FRAME_FIXED_BYTES];
     static uint8_t rest[HOSTILE_FRAME_BYTES_MAX];
@@ -90,8 +91,8 @@ bool hostile_receive_reply(int fd, ep_frame *out_frame, const uint8_t **out_head
         if (!receive_all(fd, fixed, sizeof(fixed), what)) {
             return false;
         }
-        EP_TEST_CHECK(ep_frame_decode(fixed, sizeof(rest), sizeof(rest), out_frame, &frame_bytes, &error) ==
-                          EP_OK,
+        EP_TEST_CHECK(ep_frame_decode(fixed, sizeof(rest), sizeof(rest), out_frame, &frame_bytes,
+                                      &error) == EP_OK,
                       "%s: %s", what, error.text);
         if (!receive_all(fd, rest, frame_bytes - sizeof(fixed), what)) {
             return false;
@@ -139,7 +140,8 @@ void hostile_frame_make(hostile_frame *out, ep_frame frame, const void *header, 
     if (tensor_bytes > 0) {
         memcpy(out->data + frame.tensor_offset, tensors, tensor_bytes);
     }
-    frame.payload_crc = ep_crc32c(0, out->data + EP_FRAME_FIXED_BYTES, out->bytes - EP_FRAME_FIXED_BYTES);
+    frame.payload_crc =
+        ep_crc32c(0, out->data + EP_FRAME_FIXED_BYTES, out->bytes - EP_FRAME_FIXED_BYTES);
     ep_frame_encode(&frame, out->data);
 }
 

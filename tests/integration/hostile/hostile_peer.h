@@ -51,7 +51,8 @@ void hostile_frame_seal(hostile_frame *frame);
 void hostile_hello_init(Expertd__V1__Hello *hello, const char *role);
 /* The next reply; its header's bytes (valid until the next call) at *out_header. False when the
  * connection ended. */
-bool hostile_receive_reply(int fd, ep_frame *out_frame, const uint8_t **out_header, const char *what);
+bool hostile_receive_reply(int fd, ep_frame *out_frame, const uint8_t **out_header,
+                           const char *what);
 /* Connects and has its Hello accepted. */
 int hostile_connect_hello(const char *url, const char *role);
 

@@ -74,17 +74,23 @@ static ep_checkpoint *do_open(const char *dir)
     json_t *layers = json_array();
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         const ep_layer_shape *s = &info->moe_layers[i];
-        (void)json_array_append_new(layers, json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s}", "layer", s->layer, "hidden", s->hidden, "inner",
-                                                      s->inner, "experts", s->experts, "shared", s->shared_experts, "top_k", s->top_k,
-                                                      "shared_inner", info->shared_inner[i], "activation", ep_activation_name(s->activation)));
+        (void)json_array_append_new(
+            layers,
+            json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s}", "layer", s->layer, "hidden",
+                      s->hidden, "inner", s->inner, "experts", s->experts, "shared",
+                      s->shared_experts, "top_k", s->top_k, "shared_inner", info->shared_inner[i],
+                      "activation", ep_activation_name(s->activation)));
     }
-    answer(json_pack("{s:s, s:b, s:s, s:i, s:i, s:b, s:s, s:o}", "model_type", info->model_type, "known", info->model_type_known, "router",
-                     info->router.why_not, "zero", info->router.zero_experts, "copy", info->router.copy_experts, "weight_on_input",
-                     info->router.weight_on_input, "format", ep_weight_format_name(info->format), "layers", layers));
+    answer(json_pack("{s:s, s:b, s:s, s:i, s:i, s:b, s:s, s:o}", "model_type", info->model_type,
+                     "known", info->model_type_known, "router", info->router.why_not, "zero",
+                     info->router.zero_experts, "copy", info->router.copy_experts,
+                     "weight_on_input", info->router.weight_on_input, "format",
+                     ep_weight_format_name(info->format), "layers", layers));
     return checkpoint;
 }
 
-static void do_rows(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index, uint32_t tokens)
+static void do_rows(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                    uint32_t tokens)
 {
     const ep_layer_shape *shape = find_layer(ep_checkpoint_info(checkpoint), layer);
     EP_ASSERT(shape != NULL);
@@ -102,8 +108,11 @@ static void do_rows(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t in
         for (uint32_t t = 0; t < tokens; t++) {
             rows[t] = (ep_ffn_row){.x = x + t * hidden, .out = y + t * hidden};
         }
-        float *scratch = allocate(ep_ffn_reference_scratch_floats(expert.source.hidden, expert.source.inner), sizeof(*scratch));
-        const ep_ffn_batch batch = {.rows = rows, .rows_count = tokens, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
+        float *scratch =
+            allocate(ep_ffn_reference_scratch_floats(expert.source.hidden, expert.source.inner),
+                     sizeof(*scratch));
+        const ep_ffn_batch batch = {
+            .rows = rows, .rows_count = tokens, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
         ep_ffn_reference(&expert.source, &batch, scratch);
         free(scratch);
         ep_expert_data_free(&expert);
@@ -115,16 +124,19 @@ static void do_rows(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t in
     free(x);
 }
 
-static void choose(const ep_checkpoint_gate *gate, uint32_t tokens, const int32_t *token_ids, int32_t *out_chosen)
+static void choose(const ep_checkpoint_gate *gate, uint32_t tokens, const int32_t *token_ids,
+                   int32_t *out_chosen)
 {
     const size_t top_k = gate->config.top_k;
     for (uint32_t t = 0; t < tokens; t++) {
         EP_ASSERT(token_ids[t] >= 0 && (uint32_t)token_ids[t] < gate->table_rows);
-        memcpy(out_chosen + t * top_k, gate->table + (size_t)token_ids[t] * top_k, top_k * sizeof(*out_chosen));
+        memcpy(out_chosen + t * top_k, gate->table + (size_t)token_ids[t] * top_k,
+               top_k * sizeof(*out_chosen));
     }
 }
 
-static void do_gate(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t tokens, uint32_t columns)
+static void do_gate(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t tokens,
+                    uint32_t columns)
 {
     ep_checkpoint_gate gate;
     ep_error error;
@@ -134,7 +146,9 @@ static void do_gate(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t to
     get(token_ids, tokens, sizeof(*token_ids));
     ep_err err = ep_checkpoint_read_gate(checkpoint, layer, &gate, &error);
     if (err == EP_OK && gate.config.experts != columns) {
-        err = ep_error_set(&error, EP_ERR_INVALID_ARGUMENT, "the gate has %" PRIu32 " logits, given %" PRIu32, gate.config.experts, columns);
+        err = ep_error_set(&error, EP_ERR_INVALID_ARGUMENT,
+                           "the gate has %" PRIu32 " logits, given %" PRIu32, gate.config.experts,
+                           columns);
         ep_checkpoint_gate_fini(&gate);
     }
     if (err == EP_OK) {
@@ -172,9 +186,11 @@ static bool serve(const char *line, ep_checkpoint **checkpoint)
     if (strncmp(line, "open ", 5) == 0) {
         ep_checkpoint_close(*checkpoint);
         *checkpoint = do_open(line + 5);
-    } else if (*checkpoint != NULL && sscanf(line, "rows %" SCNu32 " %" SCNu32 " %" SCNu32, &a, &b, &c) == 3) {
+    } else if (*checkpoint != NULL &&
+               sscanf(line, "rows %" SCNu32 " %" SCNu32 " %" SCNu32, &a, &b, &c) == 3) {
         do_rows(*checkpoint, a, b, c);
-    } else if (*checkpoint != NULL && sscanf(line, "gate %" SCNu32 " %" SCNu32 " %" SCNu32, &a, &b, &c) == 3) {
+    } else if (*checkpoint != NULL &&
+               sscanf(line, "gate %" SCNu32 " %" SCNu32 " %" SCNu32, &a, &b, &c) == 3) {
         do_gate(*checkpoint, a, b, c);
     } else {
         return false;

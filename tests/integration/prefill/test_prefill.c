@@ -20,8 +20,9 @@ enum { HIDDEN = 256, EXPERTS = 6, TOP_K = 3, NODES = 3, CALLERS = 6, CALLS = 6 }
 
 #define DEVICE(id, experts) "{\"device_id\":" #id ",\"device_expert\":[" experts "]}"
 /* Expert e is on node e / 2. */
-static const char map[] = "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":3,\"device_list\":["
-    DEVICE(0, "0,1") "," DEVICE(1, "2,3") "," DEVICE(2, "4,5") "]}]}";
+static const char map[] =
+    "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":3,\"device_list\":"
+    "[" DEVICE(0, "0,1") "," DEVICE(1, "2,3") "," DEVICE(2, "4,5") "]}]}";
 
 typedef struct caller {
     pthread_t thread;
@@ -66,13 +67,17 @@ static void call(const caller *c)
     y = malloc(bytes + 1);
     EP_TEST_CHECK(y != NULL, "no memory");
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, c->tokens, HIDDEN);
-    EP_TEST_CHECK(ep_moe_forward(c->client, &args, &out, &result) == EP_OK, "%u tokens: %s", c->tokens, result.error.text);
-    EP_TEST_CHECK(memcmp(y, c->tokens > 0 ? c->batch.expected : &nothing, bytes) == 0, "%u tokens: not the oracle's bits", c->tokens);
+    EP_TEST_CHECK(ep_moe_forward(c->client, &args, &out, &result) == EP_OK, "%u tokens: %s",
+                  c->tokens, result.error.text);
+    EP_TEST_CHECK(memcmp(y, c->tokens > 0 ? c->batch.expected : &nothing, bytes) == 0,
+                  "%u tokens: not the oracle's bits", c->tokens);
     uint64_t rows = rows_once_per_node(&c->batch);
     uint64_t least = rows * HIDDEN * 2 + (uint64_t)c->tokens * TOP_K * 8;
-    EP_TEST_CHECK(result.bytes_sent >= least && result.bytes_sent <= least + (uint64_t)result.frames * FRAME_REST_BYTES,
-                  "%u tokens: %llu bytes sent in %u frames, %llu are each row once per node", c->tokens,
-                  (unsigned long long)result.bytes_sent, result.frames, (unsigned long long)least);
+    EP_TEST_CHECK(result.bytes_sent >= least &&
+                      result.bytes_sent <= least + (uint64_t)result.frames * FRAME_REST_BYTES,
+                  "%u tokens: %llu bytes sent in %u frames, %llu are each row once per node",
+                  c->tokens, (unsigned long long)result.bytes_sent, result.frames,
+                  (unsigned long long)least);
     free(y);
 }
 
@@ -104,8 +109,12 @@ int main(void)
     struct ref_layer reference;
     char path[EP_TEST_PATH_BYTES];
     ep_test_cluster cluster;
-    caller callers[CALLERS] = {{.tokens = 0}, {.tokens = 1}, {.tokens = 37}, {.tokens = 1500},
-                               {.tokens = 500, .allowed = same}, {.tokens = 300, .allowed = one_node}};
+    caller callers[CALLERS] = {{.tokens = 0},
+                               {.tokens = 1},
+                               {.tokens = 37},
+                               {.tokens = 1500},
+                               {.tokens = 500, .allowed = same},
+                               {.tokens = 300, .allowed = one_node}};
     ep_fixture_config fixture = ep_fixture_default();
     fixture.layers = 1;
     fixture.hidden = HIDDEN;
@@ -116,15 +125,18 @@ int main(void)
     ref_layer_load(&checkpoint, 0, &reference);
     for (uint32_t i = 0; i < CALLERS; i++) {
         uint32_t allowed = callers[i].allowed == same ? TOP_K : TOP_K + 1;
-        ep_test_batch_init(&callers[i].batch, &reference, "m", 0, callers[i].tokens, TOP_K, 7 + i, callers[i].allowed, allowed);
+        ep_test_batch_init(&callers[i].batch, &reference, "m", 0, callers[i].tokens, TOP_K, 7 + i,
+                           callers[i].allowed, allowed);
     }
     ref_layer_free(&reference);
     ref_checkpoint_close(&checkpoint);
     const ep_test_model model = {"m", path};
-    const ep_test_cluster_options options = {.nodes_count = NODES, .models = &model, .models_count = 1, .expert_map = map};
+    const ep_test_cluster_options options = {
+        .nodes_count = NODES, .models = &model, .models_count = 1, .expert_map = map};
     ep_test_cluster_start(&cluster, &options);
     ep_client *client = ep_test_cluster_client(&cluster, configure);
-    ep_client_stats before = {.struct_bytes = sizeof(before)}, after = {.struct_bytes = sizeof(after)};
+    ep_client_stats before = {.struct_bytes = sizeof(before)},
+                    after = {.struct_bytes = sizeof(after)};
     ep_client_read_stats(client, &before);
     for (uint32_t i = 0; i < CALLERS; i++) {
         callers[i].client = client;
@@ -139,16 +151,20 @@ int main(void)
     ep_client_read_stats(client, &after);
     /* What is lent at rest: the nodes' Hellos, and a request that the network has not quite let go
      * of. */
-    EP_TEST_CHECK(after.buffer_bytes_lent <= before.buffer_bytes_lent + (256u << 10), "%llu bytes of buffers are lent, %llu before",
-                  (unsigned long long)after.buffer_bytes_lent, (unsigned long long)before.buffer_bytes_lent);
-    EP_TEST_CHECK(after.buffer_bytes_peak > after.buffer_bytes_lent && after.buffer_bytes_peak <= (64u << 20), "peak %llu",
-                  (unsigned long long)after.buffer_bytes_peak);
-    printf("%d callers, %d calls each: the oracle's bits; peak of buffers %llu bytes\n", CALLERS, CALLS + 1,
-           (unsigned long long)after.buffer_bytes_peak);
+    EP_TEST_CHECK(after.buffer_bytes_lent <= before.buffer_bytes_lent + (256u << 10),
+                  "%llu bytes of buffers are lent, %llu before",
+                  (unsigned long long)after.buffer_bytes_lent,
+                  (unsigned long long)before.buffer_bytes_lent);
+    EP_TEST_CHECK(after.buffer_bytes_peak > after.buffer_bytes_lent &&
+                      after.buffer_bytes_peak <= (64u << 20),
+                  "peak %llu", (unsigned long long)after.buffer_bytes_peak);
+    printf("%d callers, %d calls each: the oracle's bits; peak of buffers %llu bytes\n", CALLERS,
+           CALLS + 1, (unsigned long long)after.buffer_bytes_peak);
     for (uint32_t n = 0; n < NODES; n++) {
         double peak = node_gauge(&cluster.nodes[n], "expertd_buffer_bytes_peak");
         double lent = node_gauge(&cluster.nodes[n], "expertd_buffer_bytes");
-        EP_TEST_CHECK(peak > lent && peak <= (64u << 20), "node %u: peak %.0f, %.0f lent", n, peak, lent);
+        EP_TEST_CHECK(peak > lent && peak <= (64u << 20), "node %u: peak %.0f, %.0f lent", n, peak,
+                      lent);
     }
     ep_client_destroy(client);
     ep_test_cluster_stop(&cluster);

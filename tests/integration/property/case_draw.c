@@ -7,7 +7,13 @@
 enum { TOP_K_MAX = 64 };
 
 /* How the elements of one tensor look. */
-typedef enum value_kind { VALUES_PLAIN, VALUES_WIDE, VALUES_TINY, VALUES_HUGE, VALUES_SPECIAL } value_kind;
+typedef enum value_kind {
+    VALUES_PLAIN,
+    VALUES_WIDE,
+    VALUES_TINY,
+    VALUES_HUGE,
+    VALUES_SPECIAL
+} value_kind;
 
 static const enum ref_dtype float_dtypes[] = {REF_BF16, REF_F16, REF_F32};
 
@@ -65,8 +71,8 @@ static float draw_value(random_source *random, value_kind kind)
     return value;
 }
 
-static void *draw_values(layer_case *c, random_source *random, enum ref_dtype dtype, value_kind kind,
-                         size_t count)
+static void *draw_values(layer_case *c, random_source *random, enum ref_dtype dtype,
+                         value_kind kind, size_t count)
 {
     uint8_t *data = case_alloc(c, count * ref_dtype_bytes(dtype));
     for (size_t i = 0; i < count; i++) {
@@ -124,7 +130,8 @@ static void draw_choices(layer_case *c, random_source *random)
                                        b->tokens * c->layer.hidden);
     }
     if (random_chance(random, 10)) {
-        b->x_abs_max = random_chance(random, 50) ? 1.9f : ldexpf(1.0f, (int)random_below(random, 30));
+        b->x_abs_max =
+            random_chance(random, 50) ? 1.9f : ldexpf(1.0f, (int)random_below(random, 30));
     }
     /* Without slots there must be something else to compute. */
     if (!b->no_service_shared && c->layer.shared_count > 0 && random_chance(random, 3)) {
@@ -243,8 +250,8 @@ static bool is_taken(const int64_t *row, size_t count, int64_t id)
     return false;
 }
 
-static int64_t draw_id(const layer_case *c, random_source *random, const id_mix *mix, const int64_t *row,
-                       size_t before)
+static int64_t draw_id(const layer_case *c, random_source *random, const id_mix *mix,
+                       const int64_t *row, size_t before)
 {
     const struct ref_layer *l = &c->layer;
     uint32_t special = (uint32_t)(l->zero_count + l->copy_count + l->constant_count);
@@ -326,7 +333,8 @@ static void draw_scales(layer_case *c, random_source *random)
     b->scales_dtype = random_chance(random, 50) ? REF_F32 : REF_BF16;
     uint8_t *scales = case_alloc(c, slots * ref_dtype_bytes(b->scales_dtype));
     for (size_t i = 0; i < slots; i++) {
-        ref_store(scales, b->scales_dtype, i, any ? draw_value(random, kind) : fabsf(random_unit(random)));
+        ref_store(scales, b->scales_dtype, i,
+                  any ? draw_value(random, kind) : fabsf(random_unit(random)));
     }
     b->scales = scales;
 }

@@ -32,7 +32,8 @@ static void on_done(void *arg, const ep_moe_result *result)
 static ep_err call_with_callback(const layer_case *c, ep_client *client, ep_moe_result *out_result)
 {
     completion done = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-    ep_err err = ep_moe_forward_async(client, &c->args, &c->out, on_done, &done, NULL, &out_result->error);
+    ep_err err =
+        ep_moe_forward_async(client, &c->args, &c->out, on_done, &done, NULL, &out_result->error);
     if (err == EP_OK) {
         pthread_mutex_lock(&done.lock);
         while (done.count == 0) {
@@ -84,7 +85,8 @@ static uint32_t element_bits(const uint8_t *data, size_t index, size_t bytes)
     return bits;
 }
 
-uint64_t count_differences(const layer_case *c, const uint8_t *wanted, const uint8_t *got, size_t *out_first)
+uint64_t count_differences(const layer_case *c, const uint8_t *wanted, const uint8_t *got,
+                           size_t *out_first)
 {
     enum ref_dtype dtype = c->batch.out_dtype;
     size_t bytes = ref_dtype_bytes(dtype);
@@ -100,7 +102,8 @@ uint64_t count_differences(const layer_case *c, const uint8_t *wanted, const uin
     return differences;
 }
 
-static void fail(case_result *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void fail(case_result *result, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 static void fail(case_result *result, const char *format, ...)
 {
@@ -138,7 +141,8 @@ static void collect_rows(const layer_case *c, case_result *result)
     result->got = malloc(case_rows(c) * row_bytes + 1);
     EP_ASSERT(result->got != NULL);
     for (size_t row = 0; row < case_rows(c); row++) {
-        memcpy(result->got + row * row_bytes, c->out_block.data + case_row_offset(c, row), row_bytes);
+        memcpy(result->got + row * row_bytes, c->out_block.data + case_row_offset(c, row),
+               row_bytes);
     }
 }
 
@@ -149,8 +153,9 @@ static void compare_rows(const layer_case *c, case_result *result)
     result->differing_elements = count_differences(c, result->wanted, result->got, &first);
     if (result->differing_elements > 0) {
         fail(result,
-             "%" PRIu64 " of %zu elements differ; the first is row %zu element %zu: 0x%0*x (%g), the oracle "
-                        "has 0x%0*x (%g)",
+             "%" PRIu64
+             " of %zu elements differ; the first is row %zu element %zu: 0x%0*x (%g), the oracle "
+             "has 0x%0*x (%g)",
              result->differing_elements, case_rows(c) * c->layer.hidden, first / c->layer.hidden,
              first % c->layer.hidden, (int)(2 * bytes), element_bits(result->got, first, bytes),
              (double)ref_load(result->got, c->batch.out_dtype, first), (int)(2 * bytes),

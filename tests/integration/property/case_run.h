@@ -27,6 +27,7 @@ void case_result_free(case_result *result);
  * on the order of an instruction's operands, and the contract leaves it open. *out_first (may be
  * NULL): index of the first.
  */
-uint64_t count_differences(const layer_case *c, const uint8_t *wanted, const uint8_t *got, size_t *out_first);
+uint64_t count_differences(const layer_case *c, const uint8_t *wanted, const uint8_t *got,
+                           size_t *out_first);
 
 #endif

@@ -40,10 +40,11 @@ bool local_cluster_create(const char *dir, uint64_t seed, const test_model model
                           enum ref_family family, local_cluster **out_cluster);
 void local_cluster_destroy(local_cluster *cluster);
 /* Client by any number; one_node: of those that talk to a single node. */
-const test_client *local_cluster_client(const local_cluster *cluster, uint32_t choice, bool one_node);
+const test_client *local_cluster_client(const local_cluster *cluster, uint32_t choice,
+                                        bool one_node);
 
-bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT], enum ref_family family,
-                           daemon_cluster **out_cluster);
+bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT],
+                           enum ref_family family, daemon_cluster **out_cluster);
 /* Ends the daemons with SIGTERM. False when one of them did not exit with 0; its output goes to
  * stderr. */
 bool daemon_cluster_destroy(daemon_cluster *cluster);

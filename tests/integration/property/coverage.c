@@ -9,17 +9,18 @@ typedef struct kind {
     bool (*fits)(const layer_case *c, const case_result *r);
 } kind;
 
-#define KIND(id, expression)                                                                                 \
-    static bool id(const layer_case *c, const case_result *r)                                                \
-    {                                                                                                        \
-        (void)c;                                                                                             \
-        (void)r;                                                                                             \
-        return expression;                                                                                   \
+#define KIND(id, expression)                                                                       \
+    static bool id(const layer_case *c, const case_result *r)                                      \
+    {                                                                                              \
+        (void)c;                                                                                   \
+        (void)r;                                                                                   \
+        return expression;                                                                         \
     }
 
 static bool has_shared(const layer_case *c)
 {
-    return c->layer.shared_count > 0 && !c->batch.no_service_shared && c->batch.form != REF_UNCOMBINED;
+    return c->layer.shared_count > 0 && !c->batch.no_service_shared &&
+           c->batch.form != REF_UNCOMBINED;
 }
 
 static bool result_has_nan(const layer_case *c, const case_result *r)
@@ -64,15 +65,19 @@ KIND(is_int8_out, !r->refused && c->batch.dispatch == REF_DISPATCH_INT8 && c->ba
 KIND(is_smooth, !r->refused && c->batch.smooth != NULL)
 KIND(is_smooth_shared, !r->refused && c->batch.smooth != NULL && has_shared(c))
 KIND(is_fp8_out, !r->refused && c->batch.dispatch == REF_DISPATCH_FP8)
-KIND(is_fp8_on_input, !r->refused && c->batch.dispatch == REF_DISPATCH_FP8 && c->batch.weight_on_input)
+KIND(is_fp8_on_input,
+     !r->refused && c->batch.dispatch == REF_DISPATCH_FP8 && c->batch.weight_on_input)
 KIND(is_int8_back, !r->refused && c->batch.combine_int8)
 KIND(is_int8_back_f16, !r->refused && c->batch.combine_int8 && c->batch.wire_dtype == REF_F16)
-KIND(is_int8_back_uncombined, !r->refused && c->batch.combine_int8 && c->batch.form == REF_UNCOMBINED)
-KIND(is_quantised_both, !r->refused && c->batch.combine_int8 && c->batch.dispatch != REF_DISPATCH_PLAIN)
+KIND(is_int8_back_uncombined,
+     !r->refused && c->batch.combine_int8 && c->batch.form == REF_UNCOMBINED)
+KIND(is_quantised_both,
+     !r->refused && c->batch.combine_int8 && c->batch.dispatch != REF_DISPATCH_PLAIN)
 KIND(is_quantised_prepared, !r->refused && c->batch.combine_int8 && c->form == CALL_PREPARED)
-KIND(is_quantised_mean, !r->refused && c->batch.dispatch != REF_DISPATCH_PLAIN && c->batch.nan_policy == REF_NAN_MEAN)
-KIND(is_quantised_by_daemons, !r->refused && case_uses_daemons(c->number) && c->batch.combine_int8 &&
-                                  c->batch.dispatch != REF_DISPATCH_PLAIN)
+KIND(is_quantised_mean,
+     !r->refused && c->batch.dispatch != REF_DISPATCH_PLAIN && c->batch.nan_policy == REF_NAN_MEAN)
+KIND(is_quantised_by_daemons, !r->refused && case_uses_daemons(c->number) &&
+                                  c->batch.combine_int8 && c->batch.dispatch != REF_DISPATCH_PLAIN)
 KIND(is_duplicates, !r->refused && c->batch.allow_duplicates)
 KIND(is_nan_zero, !r->refused && c->batch.nan_policy == REF_NAN_ZERO)
 KIND(is_nan_mean, !r->refused && c->batch.nan_policy == REF_NAN_MEAN)
@@ -80,12 +85,13 @@ KIND(is_limited, !r->refused && c->batch.x_abs_max > 0.0f)
 KIND(is_version_named, !r->refused && c->names_version)
 KIND(is_hierarchy, !r->refused && c->args.comm_alg == EP_MOE_COMM_HIERARCHY)
 KIND(is_node_sum, !r->refused && c->node_sum)
-KIND(is_node_sum_special, !r->refused && c->node_sum && c->layer.copy_count + c->layer.constant_count > 0)
+KIND(is_node_sum_special,
+     !r->refused && c->node_sum && c->layer.copy_count + c->layer.constant_count > 0)
 KIND(is_node_sum_shared, !r->refused && c->node_sum && has_shared(c))
 KIND(is_mxfp4, !r->refused && c->layer.experts[0].format == REF_FORMAT_MXFP4)
 KIND(is_int4, !r->refused && c->layer.experts[0].format == REF_FORMAT_INT4)
-KIND(is_nibbles_by_daemons,
-     !r->refused && case_uses_daemons(c->number) && (is_mxfp4(c, r) || is_int4(c, r)) && c->layer.shared_count > 0)
+KIND(is_nibbles_by_daemons, !r->refused && case_uses_daemons(c->number) &&
+                                (is_mxfp4(c, r) || is_int4(c, r)) && c->layer.shared_count > 0)
 KIND(is_several_nodes, r->nodes > 1)
 KIND(is_several_frames, r->frames > r->nodes)
 

@@ -44,14 +44,22 @@ static const struct {
 } kinds[DAEMONS] = {
     {"--node-name=north", "--backend=cpu", "--threads=2", {"--host=pole", "--stream-lane=uv"}},
     {"--node-name=south", "--backend=reference", "--threads=1", {"--host=pole", OTHER_LANE}},
-    {"--node-name=west", "--backend=cpu", "--threads=1", {"--shm=on", "--probe-address=127.0.0.1:0"}},
+    {"--node-name=west",
+     "--backend=cpu",
+     "--threads=1",
+     {"--shm=on", "--probe-address=127.0.0.1:0"}},
 };
 
 static bool start_coordinator(daemon_cluster *cluster, const char *dir)
 {
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=", "--copies=2", "--min-nodes=3",
+    const char *args[] = {"--listen=tcp://127.0.0.1:0",
+                          "--probe-address=",
+                          "--admin-listen=",
+                          "--copies=2",
+                          "--min-nodes=3",
                           NULL};
-    return ep_test_process_start(&cluster->coordinator, dir, "coordinator", COORDINATOR, args, NULL, true) &&
+    return ep_test_process_start(&cluster->coordinator, dir, "coordinator", COORDINATOR, args, NULL,
+                                 true) &&
            ep_test_process_wait_ports(&cluster->coordinator, START_TIMEOUT_MS);
 }
 
@@ -63,13 +71,21 @@ static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir,
     char name[32];
     char shm_dir[FLAG_BYTES];
     char numerics[32];
-    const char *args[12 + MODELS_COUNT] = {
-        "--listen=tcp://127.0.0.1:0", "--probe-address=",    "--admin-listen=", kinds[index].name,     kinds[index].backend,
-        kinds[index].threads,         kinds[index].flags[0], coordinator,       kinds[index].flags[1], shm_dir,
-        numerics};
+    const char *args[12 + MODELS_COUNT] = {"--listen=tcp://127.0.0.1:0",
+                                           "--probe-address=",
+                                           "--admin-listen=",
+                                           kinds[index].name,
+                                           kinds[index].backend,
+                                           kinds[index].threads,
+                                           kinds[index].flags[0],
+                                           coordinator,
+                                           kinds[index].flags[1],
+                                           shm_dir,
+                                           numerics};
     snprintf(numerics, sizeof(numerics), "--numerics=%s", ref_family_name(family));
     snprintf(shm_dir, sizeof(shm_dir), "--shm-dir=%s", dir);
-    snprintf(coordinator, sizeof(coordinator), "--coordinator-url=%s", cluster->coordinator.rpc_url);
+    snprintf(coordinator, sizeof(coordinator), "--coordinator-url=%s",
+             cluster->coordinator.rpc_url);
     snprintf(name, sizeof(name), "expertd-%u", index);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {
         snprintf(flags[m], sizeof(flags[m]), "--model=%s=%s", models[m].name, models[m].path);
@@ -80,9 +96,10 @@ static bool start_node(daemon_cluster *cluster, uint32_t index, const char *dir,
 
 static bool open_clients(daemon_cluster *cluster, const test_model models[MODELS_COUNT])
 {
-    static const client_kind kinds_of_clients[] = {{.name = "daemons"},
-                                                   {"daemons, narrow", NULL, 5, 16 * 1024},
-                                                   {"daemons, odd windows", "stream", 37, 64 * 1024}};
+    static const client_kind kinds_of_clients[] = {
+        {.name = "daemons"},
+        {"daemons, narrow", NULL, 5, 16 * 1024},
+        {"daemons, odd windows", "stream", 37, 64 * 1024}};
     for (uint32_t i = 0; i < EP_ARRAY_COUNT(kinds_of_clients); i++) {
         ep_client_config config;
         ep_client_config_init(&config);
@@ -95,8 +112,8 @@ static bool open_clients(daemon_cluster *cluster, const test_model models[MODELS
     return true;
 }
 
-bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT], enum ref_family family,
-                           daemon_cluster **out_cluster)
+bool daemon_cluster_create(const char *dir, const test_model models[MODELS_COUNT],
+                           enum ref_family family, daemon_cluster **out_cluster)
 {
     daemon_cluster *cluster = calloc(1, sizeof(*cluster));
     *out_cluster = cluster;

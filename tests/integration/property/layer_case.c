@@ -98,16 +98,19 @@ static void hand_over_inputs(layer_case *c, random_source *random)
         args->active_mask = per_token(c, random, b->mask_slots, draw_flag_dtype(random), top_k);
     }
     if (b->form == REF_PARTIAL) {
-        args->partial_slots = per_token(c, random, b->partial_slots, draw_flag_dtype(random), top_k);
+        args->partial_slots =
+            per_token(c, random, b->partial_slots, draw_flag_dtype(random), top_k);
     }
     args->dispatch_quant = (ep_moe_dispatch_quant)b->dispatch; /* the same numbers */
     args->combine_quant = b->combine_int8 ? EP_MOE_COMBINE_INT8 : EP_MOE_COMBINE_PLAIN;
     if (b->smooth != NULL) {
         uint32_t rows = (uint32_t)(c->layer.shared_count + c->layer.expert_count);
-        args->smooth_scales = ep_tensor_2d((void *)(uintptr_t)b->smooth, EP_DTYPE_F32, rows, hidden);
+        args->smooth_scales =
+            ep_tensor_2d((void *)(uintptr_t)b->smooth, EP_DTYPE_F32, rows, hidden);
     }
     if (b->caller_shared != NULL) {
-        args->shared = per_token(c, random, b->caller_shared, dtypes[b->caller_shared_dtype], hidden);
+        args->shared =
+            per_token(c, random, b->caller_shared, dtypes[b->caller_shared_dtype], hidden);
     }
 }
 
@@ -144,15 +147,17 @@ static void hand_over_choices(layer_case *c, random_source *random)
     args->nan_policy = (ep_moe_nan)b->nan_policy; /* the same numbers */
     args->x_abs_max = b->x_abs_max;
     args->mode = (ep_moe_mode)random_below(random, 3);
-    args->wire_dtype =
-        b->wire_dtype == REF_BF16 && random_chance(random, 50) ? EP_DTYPE_NONE : dtypes[b->wire_dtype];
+    args->wire_dtype = b->wire_dtype == REF_BF16 && random_chance(random, 50)
+                           ? EP_DTYPE_NONE
+                           : dtypes[b->wire_dtype];
     args->allow_duplicates = b->allow_duplicates;
     /* no hierarchy with them */
     args->comm_alg = (ep_moe_comm)random_below(random, b->smooth != NULL ? 2 : 3);
     args->combine_at = c->node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
     args->allow_missing = random_chance(random, 10);
-    args->traceparent =
-        random_chance(random, 10) ? "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01" : NULL;
+    args->traceparent = random_chance(random, 10)
+                            ? "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+                            : NULL;
     args->tenant = random_chance(random, 10) ? "tenant-a" : NULL;
 }
 
@@ -183,7 +188,8 @@ static void make_out(layer_case *c, random_source *random)
     c->out.stride_bytes[0] = (int64_t)token_stride;
 }
 
-void layer_case_make(layer_case *c, uint64_t seed, uint64_t number, const test_model models[MODELS_COUNT])
+void layer_case_make(layer_case *c, uint64_t seed, uint64_t number,
+                     const test_model models[MODELS_COUNT])
 {
     random_source random = random_begin(seed, number);
     case_constants constants = {0};
@@ -192,7 +198,8 @@ void layer_case_make(layer_case *c, uint64_t seed, uint64_t number, const test_m
     c->number = number;
     c->model = &models[random_below(&random, MODELS_COUNT)];
     c->layer_index = random_below(&random, c->model->layers_count);
-    c->layer = c->model->layers[case_uses_daemons(number) ? PLACE_DAEMONS : PLACE_LOCAL][c->layer_index];
+    c->layer =
+        c->model->layers[case_uses_daemons(number) ? PLACE_DAEMONS : PLACE_LOCAL][c->layer_index];
     c->client_choice = random_below(&random, 1u << 30);
     c->names_version = random_chance(&random, 30);
     c->node_sum = random_chance(&random, 15) && !case_uses_daemons(number);
@@ -202,10 +209,11 @@ void layer_case_make(layer_case *c, uint64_t seed, uint64_t number, const test_m
     c->node_sum = c->node_sum && c->batch.form != REF_UNCOMBINED && !c->batch.weight_on_input &&
                   c->batch.smooth == NULL;
     if (c->node_sum) {
-        c->batch.owner_of =
-            (size_t *)(void *)case_alloc(c, (c->layer.expert_count + c->layer.shared_count) * sizeof(size_t));
+        c->batch.owner_of = (size_t *)(void *)case_alloc(
+            c, (c->layer.expert_count + c->layer.shared_count) * sizeof(size_t));
     }
-    c->tokens_max = (uint32_t)c->batch.tokens + (c->form == CALL_PREPARED ? random_below(&random, 5) : 0);
+    c->tokens_max =
+        (uint32_t)c->batch.tokens + (c->form == CALL_PREPARED ? random_below(&random, 5) : 0);
     ep_moe_args_init(&c->args);
     hand_over_choices(c, &random);
     hand_over_inputs(c, &random);
@@ -264,9 +272,10 @@ static void describe_ids(const layer_case *c, FILE *to)
                 b->mask_tokens != NULL && !b->mask_tokens[t] ? " (masked)" : "");
         for (size_t k = 0; k < b->top_k; k++) {
             size_t at = t * b->top_k + k;
-            int64_t id =
-                b->ids_dtype == REF_I64 ? ((const int64_t *)b->ids)[at] : ((const int32_t *)b->ids)[at];
-            fprintf(to, " %" PRId64 "%s%s", id, b->mask_slots != NULL && !b->mask_slots[at] ? "(masked)" : "",
+            int64_t id = b->ids_dtype == REF_I64 ? ((const int64_t *)b->ids)[at]
+                                                 : ((const int32_t *)b->ids)[at];
+            fprintf(to, " %" PRId64 "%s%s", id,
+                    b->mask_slots != NULL && !b->mask_slots[at] ? "(masked)" : "",
                     b->form == REF_PARTIAL && !b->partial_slots[at] ? "(unmarked)" : "");
         }
         fprintf(to, "\n");
@@ -286,26 +295,30 @@ void case_describe(const layer_case *c, FILE *to)
     const ep_fixture_config *model = &c->model->config;
     fprintf(to, "  seed %" PRIu64 " case %" PRIu64 ", over %s\n", c->seed, c->number,
             case_uses_daemons(c->number) ? "daemons" : "nodes of this process");
-    fprintf(to, "  model %s (%s weights, experts %s, shared inner %u%s) layer %u of H %zu I %u E %zu\n", c->model->name,
-            ep_dtype_name(model->dtype), ep_weight_format_name(model->expert_format), model->shared_inner, model->shared_gate ? ", gated" : "",
-            c->args.layer, l->hidden, model->inner, l->expert_count);
+    fprintf(
+        to, "  model %s (%s weights, experts %s, shared inner %u%s) layer %u of H %zu I %u E %zu\n",
+        c->model->name, ep_dtype_name(model->dtype), ep_weight_format_name(model->expert_format),
+        model->shared_inner, model->shared_gate ? ", gated" : "", c->args.layer, l->hidden,
+        model->inner, l->expert_count);
     fprintf(to, "  family %s\n", ref_family_name(case_family(c)));
-    fprintf(to, "  T %zu (buffers %u) K %zu, zero %zu copy %zu constant %zu (%s)\n", b->tokens, c->tokens_max,
-            b->top_k, l->zero_count, l->copy_count, l->constant_count,
+    fprintf(to, "  T %zu (buffers %u) K %zu, zero %zu copy %zu constant %zu (%s)\n", b->tokens,
+            c->tokens_max, b->top_k, l->zero_count, l->copy_count, l->constant_count,
             l->constant_linear ? "linear" : "kernel");
     fprintf(to, "  x %s ids %s scales %s wire %s out %s\n", ep_dtype_name(dtypes[b->x_dtype]),
             ep_dtype_name(dtypes[b->ids_dtype]), ep_dtype_name(dtypes[b->scales_dtype]),
             ep_dtype_name(dtypes[b->wire_dtype]), ep_dtype_name(dtypes[b->out_dtype]));
-    fprintf(to, "  result %s, weight on %s, shared %s, nan %s, |x| limit %g, mask %s, duplicates %s\n",
-            results[b->form], b->weight_on_input ? "input" : "output", sources[c->args.shared_source],
-            policies[b->nan_policy], (double)b->x_abs_max, mask_name(b),
-            b->allow_duplicates ? "allowed" : "refused");
+    fprintf(to,
+            "  result %s, weight on %s, shared %s, nan %s, |x| limit %g, mask %s, duplicates %s\n",
+            results[b->form], b->weight_on_input ? "input" : "output",
+            sources[c->args.shared_source], policies[b->nan_policy], (double)b->x_abs_max,
+            mask_name(b), b->allow_duplicates ? "allowed" : "refused");
     fprintf(to, "  dispatch %s%s, combine %s\n",
             b->dispatch == REF_DISPATCH_INT8  ? "int8"
             : b->dispatch == REF_DISPATCH_FP8 ? "fp8"
                                               : "plain",
             b->smooth != NULL ? " with smooth scales" : "", b->combine_int8 ? "int8" : "plain");
-    fprintf(to, "  %s call, mode %s, %s, version %s, %s\n", forms[c->form], modes[c->args.mode], algorithms[c->args.comm_alg],
-            c->names_version ? "named" : "newest", c->node_sum ? "node sums" : "rows");
+    fprintf(to, "  %s call, mode %s, %s, version %s, %s\n", forms[c->form], modes[c->args.mode],
+            algorithms[c->args.comm_alg], c->names_version ? "named" : "newest",
+            c->node_sum ? "node sums" : "rows");
     describe_ids(c, to);
 }

@@ -39,17 +39,18 @@ typedef struct layer_case {
     ep_tensor out;
     case_block out_block; /* out lies inside; filled with case_guard() */
     call_form form;
-    uint32_t tokens_max;    /* rows of the buffers; only a prepared call has more than batch.tokens */
+    uint32_t tokens_max; /* rows of the buffers; only a prepared call has more than batch.tokens */
     uint32_t client_choice; /* any number */
     /* over one node that has every expert, so that the oracle knows what is summed */
     bool node_sum;
-    bool names_version;     /* the caller asks for the model's version by name */
+    bool names_version; /* the caller asks for the model's version by name */
     case_block blocks[CASE_BLOCKS_MAX];
     uint32_t blocks_count;
     uint64_t inputs_digest;
 } layer_case;
 
-void layer_case_make(layer_case *c, uint64_t seed, uint64_t number, const test_model models[MODELS_COUNT]);
+void layer_case_make(layer_case *c, uint64_t seed, uint64_t number,
+                     const test_model models[MODELS_COUNT]);
 void layer_case_free(layer_case *c);
 
 /* True when the case goes over real daemons. */

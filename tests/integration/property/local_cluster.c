@@ -14,7 +14,13 @@
 #include "random.h"
 #include "support/process.h"
 
-enum { SHARD_NODES = 5, NODES = 1 + SHARD_NODES, YAML_BYTES = 32768, RANGES_BYTES = 256, ONE_NODE_CLIENTS = 2 };
+enum {
+    SHARD_NODES = 5,
+    NODES = 1 + SHARD_NODES,
+    YAML_BYTES = 32768,
+    RANGES_BYTES = 256,
+    ONE_NODE_CLIENTS = 2
+};
 
 typedef struct local_node {
     char name[32];
@@ -103,7 +109,8 @@ static void draw_owners(random_source *random, uint32_t experts, uint32_t *owner
     }
 }
 
-static void list_owned(const uint32_t *owners, uint32_t experts, uint32_t node, char out[RANGES_BYTES])
+static void list_owned(const uint32_t *owners, uint32_t experts, uint32_t node,
+                       char out[RANGES_BYTES])
 {
     size_t n = 0;
     out[0] = 0;
@@ -121,26 +128,28 @@ static uint32_t table_experts(const test_model *model)
 
 /* Node 0 holds everything; the others share each model. */
 static bool write_config(const char *dir, local_node *node, uint32_t index,
-                         const test_model models[MODELS_COUNT], const uint32_t owners[MODELS_COUNT][64],
-                         enum ref_family family)
+                         const test_model models[MODELS_COUNT],
+                         const uint32_t owners[MODELS_COUNT][64], enum ref_family family)
 {
     char *yaml = malloc(YAML_BYTES);
     if (yaml == NULL) {
         return false;
     }
     size_t n = (size_t)snprintf(yaml, YAML_BYTES,
-                                "node_name: %s\nlisten:\n  - %s\nprobe_address: ''\nadmin_listen: ''\ndoor_listen: ''\nbackend: %s\nnumerics: %s\n"
+                                "node_name: %s\nlisten:\n  - %s\nprobe_address: ''\nadmin_listen: "
+                                "''\ndoor_listen: ''\nbackend: %s\nnumerics: %s\n"
                                 "threads: %u\nlog_level: error\nmodels:\n",
-                                node->name, kinds[index].listen, kinds[index].backend, ref_family_name(family),
-                                kinds[index].threads);
+                                node->name, kinds[index].listen, kinds[index].backend,
+                                ref_family_name(family), kinds[index].threads);
     for (uint32_t m = 0; m < MODELS_COUNT; m++) {
         char owned[RANGES_BYTES] = "all";
         if (index > 0) {
             list_owned(owners[m], table_experts(&models[m]), index - 1, owned);
         }
         if (owned[0] != 0) {
-            n += (size_t)snprintf(yaml + n, YAML_BYTES - n, "  - name: %s\n    path: %s\n    experts: '%s'\n",
-                                  models[m].name, models[m].path, owned);
+            n += (size_t)snprintf(yaml + n, YAML_BYTES - n,
+                                  "  - name: %s\n    path: %s\n    experts: '%s'\n", models[m].name,
+                                  models[m].path, owned);
         }
     }
     snprintf(node->config_path, sizeof(node->config_path), "%s/%s.yaml", dir, node->name);
@@ -246,7 +255,8 @@ void local_cluster_destroy(local_cluster *cluster)
     free(cluster);
 }
 
-const test_client *local_cluster_client(const local_cluster *cluster, uint32_t choice, bool one_node)
+const test_client *local_cluster_client(const local_cluster *cluster, uint32_t choice,
+                                        bool one_node)
 {
     return &cluster->clients[choice % (one_node ? ONE_NODE_CLIENTS : cluster->clients_count)];
 }

@@ -23,8 +23,10 @@ typedef struct model_kind {
 
 static const model_kind kinds[MODELS_COUNT] = {
     {EP_NAMES_N2, EP_ROUTER_R1, SHARED_NOT, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
-    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 2, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
-    {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_BF16, 1, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 2, EP_WEIGHTS_NONE,
+     EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_BF16, 1, 1, EP_WEIGHTS_NONE,
+     EP_WEIGHTS_NONE},
     {EP_NAMES_N1, EP_ROUTER_R3, SHARED_WIDE, EP_DTYPE_F16, 2, 3, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
     {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F16, 0, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
     {EP_NAMES_N2, EP_ROUTER_R4, SHARED_WIDE, EP_DTYPE_F16, 0, 5, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
@@ -33,10 +35,14 @@ static const model_kind kinds[MODELS_COUNT] = {
     {EP_NAMES_N1, EP_ROUTER_R4, SHARED_WIDE, EP_DTYPE_F32, 1, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
     {EP_NAMES_N2, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F32, 0, 2, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
     {EP_NAMES_N1, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_F16, 1, 1, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
-    {EP_NAMES_N1, EP_ROUTER_R3, SHARED_PLAIN, EP_DTYPE_BF16, 0, 7, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE},
-    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 2, EP_WEIGHTS_MXFP4, EP_WEIGHTS_MXFP4},
-    {EP_NAMES_N2, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_MXFP4, EP_WEIGHTS_NONE},
-    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_INT4, EP_WEIGHTS_INT4},
+    {EP_NAMES_N1, EP_ROUTER_R3, SHARED_PLAIN, EP_DTYPE_BF16, 0, 7, EP_WEIGHTS_NONE,
+     EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 2, EP_WEIGHTS_MXFP4,
+     EP_WEIGHTS_MXFP4},
+    {EP_NAMES_N2, EP_ROUTER_R4, SHARED_PLAIN, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_MXFP4,
+     EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_INT4,
+     EP_WEIGHTS_INT4},
     {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F16, 1, 3, EP_WEIGHTS_INT4, EP_WEIGHTS_NONE},
 };
 
@@ -57,10 +63,10 @@ static ep_fixture_config draw_config(uint64_t seed, uint32_t index)
     };
     config.layers = kind->dense_layers + random_between(&random, 1, 3);
     /* Odd and even widths, a few at the edges of vector registers. */
-    config.hidden =
-        random_chance(&random, 30) ? 16 * random_between(&random, 1, 6) : random_between(&random, 8, 96);
-    config.inner =
-        random_chance(&random, 30) ? 16 * random_between(&random, 1, 4) : random_between(&random, 4, 64);
+    config.hidden = random_chance(&random, 30) ? 16 * random_between(&random, 1, 6)
+                                               : random_between(&random, 8, 96);
+    config.inner = random_chance(&random, 30) ? 16 * random_between(&random, 1, 4)
+                                              : random_between(&random, 4, 64);
     /* several groups of columns, short last ones among them */
     if (kind->format != EP_WEIGHTS_NONE) {
         config.hidden = random_between(&random, 40, 110);
@@ -94,7 +100,8 @@ static void load_layers(test_model *model, const enum ref_family families[PLACES
     ref_checkpoint_close(&checkpoint);
 }
 
-bool test_models_create(uint64_t seed, const char *dir, const enum ref_family families[PLACES_COUNT],
+bool test_models_create(uint64_t seed, const char *dir,
+                        const enum ref_family families[PLACES_COUNT],
                         test_model models[MODELS_COUNT])
 {
     for (uint32_t i = 0; i < MODELS_COUNT; i++) {

@@ -25,7 +25,8 @@ typedef struct test_model {
 } test_model;
 
 /* Writes all checkpoints below dir and loads them. False with the reason on stderr. */
-bool test_models_create(uint64_t seed, const char *dir, const enum ref_family families[PLACES_COUNT],
+bool test_models_create(uint64_t seed, const char *dir,
+                        const enum ref_family families[PLACES_COUNT],
                         test_model models[MODELS_COUNT]);
 void test_models_destroy(test_model models[MODELS_COUNT]);
 

@@ -26,15 +26,18 @@ const char *combine_mistake_name(combine_mistake mistake)
 
 bool small_combine_covers(const layer_case *c)
 {
-    return c->batch.form != REF_UNCOMBINED && !c->node_sum && c->layer.copy_count == 0 && c->layer.constant_count == 0 &&
-           c->batch.dispatch == REF_DISPATCH_PLAIN && !c->batch.combine_int8;
+    return c->batch.form != REF_UNCOMBINED && !c->node_sum && c->layer.copy_count == 0 &&
+           c->layer.constant_count == 0 && c->batch.dispatch == REF_DISPATCH_PLAIN &&
+           !c->batch.combine_int8;
 }
 
 static bool is_routed(const layer_case *c, size_t at)
 {
     const struct ref_batch *b = &c->batch;
-    int64_t id = b->ids_dtype == REF_I64 ? ((const int64_t *)b->ids)[at] : ((const int32_t *)b->ids)[at];
-    return id >= 0 && id < (int64_t)c->layer.expert_count && (b->mask_slots == NULL || b->mask_slots[at]) &&
+    int64_t id =
+        b->ids_dtype == REF_I64 ? ((const int64_t *)b->ids)[at] : ((const int32_t *)b->ids)[at];
+    return id >= 0 && id < (int64_t)c->layer.expert_count &&
+           (b->mask_slots == NULL || b->mask_slots[at]) &&
            (b->form != REF_PARTIAL || b->partial_slots[at]);
 }
 
@@ -103,8 +106,9 @@ static void add_slots(small_combine *s, size_t token)
         float scale = b->weight_on_input ? 1.0f : ref_load(b->scales, b->scales_dtype, at);
         for (size_t i = 0; i < hidden; i++) {
             float product = scale * s->rows[at * hidden + i];
-            s->acc[i] = s->mistake == COMBINE_FUSED ? fmaf(scale, s->rows[at * hidden + i], s->acc[i])
-                                                    : s->acc[i] + product;
+            s->acc[i] = s->mistake == COMBINE_FUSED
+                            ? fmaf(scale, s->rows[at * hidden + i], s->acc[i])
+                            : s->acc[i] + product;
         }
     }
 }
@@ -114,7 +118,8 @@ static float gate_of(const struct ref_expert *expert, const float *x, size_t hid
 {
     float sum = 0.0f;
     for (size_t i = 0; i < hidden; i++) {
-        sum = fmaf(expert->output_gate[i], ref_family_has_pairs(expert->family) ? ref_pair_input(x[i]) : x[i], sum);
+        sum = fmaf(expert->output_gate[i],
+                   ref_family_has_pairs(expert->family) ? ref_pair_input(x[i]) : x[i], sum);
     }
     return ref_sigmoid(sum);
 }
@@ -149,11 +154,13 @@ static void combine_token(small_combine *s, size_t token, uint8_t *out)
             add_shared(s, token);
         }
         for (size_t i = 0; b->caller_shared != NULL && i < hidden; i++) {
-            s->acc[i] = s->acc[i] + ref_load(b->caller_shared, b->caller_shared_dtype, token * hidden + i);
+            s->acc[i] =
+                s->acc[i] + ref_load(b->caller_shared, b->caller_shared_dtype, token * hidden + i);
         }
     }
     for (size_t i = 0; i < hidden; i++) {
-        float value = s->mistake == COMBINE_ROUNDED_TWICE ? ref_round(s->acc[i], REF_F16) : s->acc[i];
+        float value =
+            s->mistake == COMBINE_ROUNDED_TWICE ? ref_round(s->acc[i], REF_F16) : s->acc[i];
         ref_store(out, b->out_dtype, token * hidden + i, value);
     }
 }

@@ -32,7 +32,13 @@
 #endif
 
 /* SHM_BYTES_MIN: more than the coordinator's Hello and pings, which go over shared memory too. */
-enum { DAEMON_MUTANTS_CASES_MIN = 5000, CALLERS = 4, LONG_FACTOR = 10, SLOTS_LONG = 10000000, SHM_BYTES_MIN = 1 << 15 };
+enum {
+    DAEMON_MUTANTS_CASES_MIN = 5000,
+    CALLERS = 4,
+    LONG_FACTOR = 10,
+    SLOTS_LONG = 10000000,
+    SHM_BYTES_MIN = 1 << 15
+};
 
 typedef struct arguments {
     uint64_t seed;
@@ -78,15 +84,17 @@ static bool parse_number(const char *text, uint64_t *out)
 static bool parse_arguments(int argc, char **argv, arguments *out)
 {
     const char *length = getenv("EP_TEST_LONG");
-    *out = (arguments){.seed = 1, .cases = PROPERTY_CASES, .families = {ref_family_default(), REF_W4A8}};
+    *out = (arguments){
+        .seed = 1, .cases = PROPERTY_CASES, .families = {ref_family_default(), REF_W4A8}};
     if (length != NULL && strcmp(length, "1") == 0) {
         out->cases *= LONG_FACTOR;
         out->slots_min = SLOTS_LONG;
     }
     for (int i = 1; i < argc; i += 2) {
-        enum ref_family *family = strcmp(argv[i], "--local") == 0     ? &out->families[PLACE_LOCAL]
-                                  : strcmp(argv[i], "--daemons") == 0 ? &out->families[PLACE_DAEMONS]
-                                                                      : NULL;
+        enum ref_family *family = strcmp(argv[i], "--local") == 0 ? &out->families[PLACE_LOCAL]
+                                  : strcmp(argv[i], "--daemons") == 0
+                                      ? &out->families[PLACE_DAEMONS]
+                                      : NULL;
         if (family != NULL && i + 1 < argc && ref_family_parse(argv[i + 1], family)) {
             continue;
         }
@@ -96,7 +104,10 @@ static bool parse_arguments(int argc, char **argv, arguments *out)
                            : strcmp(argv[i], "--case") == 0  ? &out->first
                                                              : NULL;
         if (number == NULL || i + 1 == argc || !parse_number(argv[i + 1], number)) {
-            fprintf(stderr, "usage: %s [--seed S] [--cases N] [--slots N] [--case NUMBER] [--local FAMILY] [--daemons FAMILY]\n", argv[0]);
+            fprintf(stderr,
+                    "usage: %s [--seed S] [--cases N] [--slots N] [--case NUMBER] [--local FAMILY] "
+                    "[--daemons FAMILY]\n",
+                    argv[0]);
             return false;
         }
         out->single = out->single || number == &out->first;
@@ -111,8 +122,10 @@ static void report_failure(property_run *run, const layer_case *c, const test_cl
 {
     printf("FAILED case %" PRIu64 " by client '%s'\n  %s\n", c->number, client->name, result->text);
     case_describe(c, stdout);
-    printf("  again: integration_property --seed %" PRIu64 " --case %" PRIu64 " --local %s --daemons %s\n", run->args.seed, c->number,
-           ref_family_name(run->args.families[PLACE_LOCAL]), ref_family_name(run->args.families[PLACE_DAEMONS]));
+    printf("  again: integration_property --seed %" PRIu64 " --case %" PRIu64
+           " --local %s --daemons %s\n",
+           run->args.seed, c->number, ref_family_name(run->args.families[PLACE_LOCAL]),
+           ref_family_name(run->args.families[PLACE_DAEMONS]));
     fflush(stdout);
 }
 
@@ -177,9 +190,12 @@ static bool start(property_run *run)
     const enum ref_family *families = run->args.families;
     bool needs_daemons = !run->args.single || case_uses_daemons(run->args.first);
     bool needs_local = !run->args.single || !needs_daemons;
-    return ep_test_dir_create(run->dir) && test_models_create(run->args.seed, run->dir, families, run->models) &&
-           (!needs_daemons || daemon_cluster_create(run->dir, run->models, families[PLACE_DAEMONS], &run->daemons)) &&
-           (!needs_local || local_cluster_create(run->dir, run->args.seed, run->models, families[PLACE_LOCAL], &run->local));
+    return ep_test_dir_create(run->dir) &&
+           test_models_create(run->args.seed, run->dir, families, run->models) &&
+           (!needs_daemons ||
+            daemon_cluster_create(run->dir, run->models, families[PLACE_DAEMONS], &run->daemons)) &&
+           (!needs_local || local_cluster_create(run->dir, run->args.seed, run->models,
+                                                 families[PLACE_LOCAL], &run->local));
 }
 
 static bool finish(property_run *run)
@@ -203,10 +219,13 @@ static bool call_all(property_run *run)
         pthread_join(threads[i], NULL);
     }
     const totals *t = &run->totals;
-    printf("layers %" PRIu64 ", over daemons %" PRIu64 ", refused by both %" PRIu64 ", rows %" PRIu64
-           ", slots %" PRIu64 ", bit differences %" PRIu64 ", failed %" PRIu64 "\n",
-           t->layers, t->over_daemons, t->refused, t->rows, t->slots, t->differing_elements, t->failed_cases);
-    return count > 0 && t->failed_cases == 0 && t->layers >= run->args.cases && t->slots >= run->args.slots_min;
+    printf("layers %" PRIu64 ", over daemons %" PRIu64 ", refused by both %" PRIu64
+           ", rows %" PRIu64 ", slots %" PRIu64 ", bit differences %" PRIu64 ", failed %" PRIu64
+           "\n",
+           t->layers, t->over_daemons, t->refused, t->rows, t->slots, t->differing_elements,
+           t->failed_cases);
+    return count > 0 && t->failed_cases == 0 && t->layers >= run->args.cases &&
+           t->slots >= run->args.slots_min;
 }
 
 int main(int argc, char **argv)
@@ -215,8 +234,9 @@ int main(int argc, char **argv)
     if (!parse_arguments(argc, argv, &run.args)) {
         return 2;
     }
-    printf("seed %" PRIu64 " cases %" PRIu64 ", nodes here %s, daemons %s\n", run.args.seed, run.args.cases,
-           ref_family_name(run.args.families[PLACE_LOCAL]), ref_family_name(run.args.families[PLACE_DAEMONS]));
+    printf("seed %" PRIu64 " cases %" PRIu64 ", nodes here %s, daemons %s\n", run.args.seed,
+           run.args.cases, ref_family_name(run.args.families[PLACE_LOCAL]),
+           ref_family_name(run.args.families[PLACE_DAEMONS]));
     fflush(stdout);
     mutant_board_init(&run.mutants);
     bool ok = start(&run) && call_all(&run);

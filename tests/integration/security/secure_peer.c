@@ -81,8 +81,8 @@ static ep_err check_health(ep_rpc_channel *channel, ep_error *out_error)
 {
     Expertd__V1__HealthCheckRequest request = EXPERTD__V1__HEALTH_CHECK_REQUEST__INIT;
     ProtobufCMessage *reply = NULL;
-    ep_err err =
-        ep_rpc_call_sync(channel, "expertd.v1.Health", "Check", &request.base, patience(), &reply, out_error);
+    ep_err err = ep_rpc_call_sync(channel, "expertd.v1.Health", "Check", &request.base, patience(),
+                                  &reply, out_error);
     if (reply != NULL) {
         protobuf_c_message_free_unpacked(reply, NULL);
     }
@@ -96,7 +96,8 @@ ep_err secure_call(ep_rpc_channel *channel, const ep_rpc_method *method, ep_erro
     ProtobufCMessage *request = calloc(1, method->method->input->sizeof_message);
     EP_ASSERT(request != NULL);
     protobuf_c_message_init(method->method->input, request);
-    ep_rpc_request call = {.method = method, .header = request, .deadline_ns = patience(), .attempt = 1};
+    ep_rpc_request call = {
+        .method = method, .header = request, .deadline_ns = patience(), .attempt = 1};
     ep_error_clear(&a.error);
     ep_err err = ep_rpc_call_start(channel, &call, on_reply, &a, &id, out_error);
     free(request);

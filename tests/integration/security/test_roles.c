@@ -27,7 +27,7 @@ static const int token_rank[TOKENS] = {-1, -1, EP_ROLE_CLIENT, EP_ROLE_NODE, EP_
 
 static char dir[EP_TEST_PATH_BYTES];
 static ep_test_process daemon_process;
-static ep_test_process nodes[2]; /* of a cluster; the second in the place of the first */
+static ep_test_process nodes[2];            /* of a cluster; the second in the place of the first */
 static uint64_t refused[EP_REFUSALS_COUNT]; /* what this test expects /metrics to say */
 
 static void setup(void)
@@ -84,7 +84,8 @@ static void start(const char *program, const char *a, const char *b, const char 
 
 static void start_with_tokens(const char *program)
 {
-    char client[EP_TEST_PATH_BYTES + 64], node[EP_TEST_PATH_BYTES + 64], admin[EP_TEST_PATH_BYTES + 64];
+    char client[EP_TEST_PATH_BYTES + 64], node[EP_TEST_PATH_BYTES + 64],
+        admin[EP_TEST_PATH_BYTES + 64];
     write_token("client.token", tokens[2]);
     write_token("node.token", tokens[3]);
     char labelled[64];
@@ -137,14 +138,15 @@ static void check_methods(ep_rpc_channel *channel, ep_rpc_role role, bool admin,
         bool allowed = method->role == EP_ROLE_CLIENT || method->role == role;
         bool served = is_served(services, method->service->name);
         ep_err err = secure_call(channel, method, &error);
-        bool was_refused = err == EP_ERR_PERMISSION_DENIED && strstr(error.text, "needs role") != NULL;
+        bool was_refused =
+            err == EP_ERR_PERMISSION_DENIED && strstr(error.text, "needs role") != NULL;
         refused[EP_REFUSED_METHOD] += !allowed;
         cr_expect_eq(was_refused, !allowed, "%s: %s.%s: %s %s", who, method->service->name,
                      method->method->name, ep_err_name(err), error.text);
-        bool was_unknown =
-            err == EP_ERR_UNIMPLEMENTED && strstr(error.text, "is not served by this process") != NULL;
-        cr_expect_eq(was_unknown, allowed && !served, "%s: %s.%s: %s %s", who, method->service->name,
-                     method->method->name, ep_err_name(err), error.text);
+        bool was_unknown = err == EP_ERR_UNIMPLEMENTED &&
+                           strstr(error.text, "is not served by this process") != NULL;
+        cr_expect_eq(was_unknown, allowed && !served, "%s: %s.%s: %s %s", who,
+                     method->service->name, method->method->name, ep_err_name(err), error.text);
         cr_expect(admin || method->role != EP_ROLE_OPERATOR || was_refused,
                   "%s: an operator's method on a main listener", who);
     }
@@ -175,8 +177,8 @@ static void check_connection(int token, ep_rpc_role claimed, bool admin)
     if (refusal >= 0) {
         bool unknown = token_rank[token] < 0;
         refused[refusal]++;
-        cr_expect_eq(error.code, unknown ? EP_ERR_UNAUTHENTICATED : EP_ERR_PERMISSION_DENIED, "%s: %s", who,
-                     error.text);
+        cr_expect_eq(error.code, unknown ? EP_ERR_UNAUTHENTICATED : EP_ERR_PERMISSION_DENIED,
+                     "%s: %s", who, error.text);
     }
     if (channel != NULL) {
         check_methods(channel, claimed, admin, who);
@@ -215,14 +217,16 @@ static void check_audit(void)
     for (size_t i = 0; i < EP_REFUSALS_COUNT; i++) {
         all += refused[i];
     }
-    for (const char *at = log; (at = strstr(at, "event=audit-refused-more lines_left_out=")) != NULL; at++) {
+    for (const char *at = log;
+         (at = strstr(at, "event=audit-refused-more lines_left_out=")) != NULL; at++) {
         left_out += strtoul(at + strlen("event=audit-refused-more lines_left_out="), NULL, 10);
     }
     cr_expect_eq(count_lines(log, "event=audit-refused peer=127.0.0.1:") + left_out, all,
-                 "%zu lines and %zu left out of %zu", count_lines(log, "event=audit-refused peer=127.0.0.1:"),
-                 left_out, all);
+                 "%zu lines and %zu left out of %zu",
+                 count_lines(log, "event=audit-refused peer=127.0.0.1:"), left_out, all);
     cr_expect(left_out > 0, "a flood of %zu was logged whole", all);
-    cr_expect(strstr(log, " node=peer-1 role=client method=Hello reason=token-missing") != NULL, "%s", log);
+    cr_expect(strstr(log, " node=peer-1 role=client method=Hello reason=token-missing") != NULL,
+              "%s", log);
     for (int t = 1; t < TOKENS; t++) {
         cr_expect(strstr(log, tokens[t]) == NULL, "token %d is in the log", t);
     }
@@ -255,8 +259,8 @@ Test(security_roles, node)
     check_matrix(EP_EXPERTD_PROGRAM);
 }
 
-static void expect_call(ep_rpc_role role, int token, bool admin, const char *service, const char *method,
-                        const char *refusal)
+static void expect_call(ep_rpc_role role, int token, bool admin, const char *service,
+                        const char *method, const char *refusal)
 {
     ep_error error;
     secure_claim claim = claim_of(admin, role, tokens[token]);
@@ -268,9 +272,11 @@ static void expect_call(ep_rpc_role role, int token, bool admin, const char *ser
         secure_close(channel);
     }
     if (refusal == NULL) {
-        cr_expect(channel != NULL && strstr(error.text, "needs role") == NULL, "%s: %s", method, error.text);
+        cr_expect(channel != NULL && strstr(error.text, "needs role") == NULL, "%s: %s", method,
+                  error.text);
     } else {
-        cr_expect(strstr(error.text, refusal) != NULL, "%s: no '%s' in: %s", method, refusal, error.text);
+        cr_expect(strstr(error.text, refusal) != NULL, "%s: no '%s' in: %s", method, refusal,
+                  error.text);
     }
 }
 
@@ -279,7 +285,8 @@ Test(security_roles, facts)
 {
     start_with_tokens(EP_COORDINATOR_PROGRAM);
     expect_call(EP_ROLE_CLIENT, 2, false, "expertd.v1.Coordinator", "WatchPlacement", NULL);
-    expect_call(EP_ROLE_CLIENT, 2, false, "expertd.v1.Coordinator", "RegisterNode", "needs role node");
+    expect_call(EP_ROLE_CLIENT, 2, false, "expertd.v1.Coordinator", "RegisterNode",
+                "needs role node");
     expect_call(EP_ROLE_CLIENT, 2, false, "expertd.v1.Coordinator", "Heartbeat", "needs role node");
     expect_call(EP_ROLE_NODE, 3, false, "expertd.v1.Coordinator", "Heartbeat", NULL);
     expect_call(EP_ROLE_NODE, 2, false, "expertd.v1.Coordinator", "Heartbeat",
@@ -288,18 +295,26 @@ Test(security_roles, facts)
     expect_call(EP_ROLE_NODE, 4, false, "expertd.v1.Admin", "Reload", "needs role operator");
     expect_call(EP_ROLE_OPERATOR, 4, false, "expertd.v1.Admin", "GetConfig",
                 "operators connect to admin_listen");
-    expect_call(EP_ROLE_OPERATOR, 2, true, "expertd.v1.Admin", "GetConfig", "not for role operator");
+    expect_call(EP_ROLE_OPERATOR, 2, true, "expertd.v1.Admin", "GetConfig",
+                "not for role operator");
     expect_call(EP_ROLE_OPERATOR, 0, true, "expertd.v1.Admin", "GetConfig", "the token is missing");
     expect_call(EP_ROLE_OPERATOR, 4, true, "expertd.v1.Admin", "GetConfig", NULL);
     expect_call(EP_ROLE_OPERATOR, 4, true, "expertd.v1.Coordinator", "ClusterStatus", NULL);
-    expect_call(EP_ROLE_OPERATOR, 4, true, "expertd.v1.Coordinator", "RegisterNode", "needs role node");
+    expect_call(EP_ROLE_OPERATOR, 4, true, "expertd.v1.Coordinator", "RegisterNode",
+                "needs role node");
     expect_call(EP_ROLE_CLIENT, 2, true, "expertd.v1.Health", "Check", "it is for operators");
     cr_expect_eq(ep_test_process_stop(&daemon_process, SIGTERM, SECURE_WAIT_MS), 0);
     char *log = ep_test_process_output(&daemon_process);
     cr_expect(strstr(log, "event=audit-admin peer=127.0.0.1:") != NULL, "%s", log);
-    cr_expect(strstr(log, " node=peer-1 role=operator who=alice method=expertd.v1.Admin.GetConfig") != NULL, "%s", log);
-    cr_expect(strstr(log, " node=peer-1 role=client who=alice method=expertd.v1.Admin.Drain reason=method") != NULL,
-              "%s", log);
+    cr_expect(
+        strstr(log, " node=peer-1 role=operator who=alice method=expertd.v1.Admin.GetConfig") !=
+            NULL,
+        "%s", log);
+    cr_expect(
+        strstr(log,
+               " node=peer-1 role=client who=alice method=expertd.v1.Admin.Drain reason=method") !=
+            NULL,
+        "%s", log);
     free(log);
 }
 
@@ -317,7 +332,8 @@ Test(security_roles, a_full_service_lets_operators_in)
 {
     ep_error error;
     start(EP_EXPERTD_PROGRAM, "--connections-max=1", NULL, NULL);
-    secure_claim client = claim_of(false, EP_ROLE_CLIENT, ""), operator= claim_of(true, EP_ROLE_OPERATOR, "");
+    secure_claim client = claim_of(false, EP_ROLE_CLIENT, ""), operator= claim_of(
+                                                                   true, EP_ROLE_OPERATOR, "");
     ep_rpc_channel *first = secure_connect(&client, &error);
     cr_assert(first != NULL, "%s", error.text);
     cr_expect_not(secure_is_admitted(&client, &error), "one too many");
@@ -344,10 +360,12 @@ Test(security_roles, silent_connections_are_closed_and_counted)
     secure_claim claim = claim_of(true, EP_ROLE_OPERATOR, "");
     /* places are free a moment after their peers saw the end */
     while (!secure_is_admitted(&claim, &error)) {
-        cr_assert(error.code == EP_ERR_CONNECTION_LOST || error.code == EP_ERR_UNAVAILABLE, "%s", error.text);
+        cr_assert(error.code == EP_ERR_CONNECTION_LOST || error.code == EP_ERR_UNAVAILABLE, "%s",
+                  error.text);
     }
     cr_assert_eq(ep_test_http_get(daemon_process.probe_url, "/metrics", &text), 200);
-    cr_expect(strstr(text, "expertd_rpc_refused_total{reason=\"no-hello\"} 0\n") == NULL, "%s", text);
+    cr_expect(strstr(text, "expertd_rpc_refused_total{reason=\"no-hello\"} 0\n") == NULL, "%s",
+              text);
     free(text);
 }
 
@@ -382,29 +400,34 @@ Test(security_roles, tokens_change_while_the_program_runs)
         cr_assert_eq(error.code, EP_ERR_UNAUTHENTICATED, "%s", error.text);
         tries++;
     }
-    cr_expect(secure_is_admitted(&before, &error), "the token before it is good too: %s", error.text);
+    cr_expect(secure_is_admitted(&before, &error), "the token before it is good too: %s",
+              error.text);
     cr_assert(ep_test_write_file(path_of("client.token"), "short\n", 0600));
     cr_assert(ep_test_process_signal(&daemon_process, SIGHUP));
     char *log = NULL;
     do { /* a file that is wrong changes nothing */
         free(log);
         log = ep_test_process_output(&daemon_process);
-    } while (strstr(log, "event=config-reload outcome=refused") == NULL || strstr(log, "has 5 characters") == NULL);
+    } while (strstr(log, "event=config-reload outcome=refused") == NULL ||
+             strstr(log, "has 5 characters") == NULL);
     cr_expect(strstr(log, "short\n") == NULL);
     free(log);
     cr_expect(secure_is_admitted(&after, &error), "%s", error.text);
 }
 
-static void change_token(const char *text, const char *const *urls, const ep_test_process *const *processes,
-                         bool old_is_good)
+static void change_token(const char *text, const char *const *urls,
+                         const ep_test_process *const *processes, bool old_is_good)
 {
     ep_error error;
     cr_assert(ep_test_write_file(path_of("client.token"), text, 0600));
     for (int i = 0; i < 2; i++) {
-        secure_claim before = {.url = urls[i], .role = "client", .token = tokens[2], .node = "peer-1"};
-        secure_claim after = {.url = urls[i], .role = "client", .token = tokens[3], .node = "peer-1"};
+        secure_claim before = {
+            .url = urls[i], .role = "client", .token = tokens[2], .node = "peer-1"};
+        secure_claim after = {
+            .url = urls[i], .role = "client", .token = tokens[3], .node = "peer-1"};
         cr_assert(ep_test_process_signal(processes[i], SIGHUP));
-        while (!secure_is_admitted(&after, &error) || secure_is_admitted(&before, &error) != old_is_good) {
+        while (!secure_is_admitted(&after, &error) ||
+               secure_is_admitted(&before, &error) != old_is_good) {
             usleep(1000); /* until the signal was handled; the test's timeout bounds it */
         }
     }
@@ -412,9 +435,17 @@ static void change_token(const char *text, const char *const *urls, const ep_tes
 
 static void start_node(ep_test_process *process, const char *name)
 {
-    char model[EP_TEST_PATH_BYTES + 64], url[EP_TEST_PATH_BYTES + 64], token[EP_TEST_PATH_BYTES + 64];
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=127.0.0.1:0",
-                          "--node-name=n1", "--threads=1", model, url, token, NULL};
+    char model[EP_TEST_PATH_BYTES + 64], url[EP_TEST_PATH_BYTES + 64],
+        token[EP_TEST_PATH_BYTES + 64];
+    const char *args[] = {"--listen=tcp://127.0.0.1:0",
+                          "--admin-listen=",
+                          "--probe-address=127.0.0.1:0",
+                          "--node-name=n1",
+                          "--threads=1",
+                          model,
+                          url,
+                          token,
+                          NULL};
     snprintf(model, sizeof(model), "--model=m=%s", dir);
     snprintf(url, sizeof(url), "--coordinator-url=%s", daemon_process.rpc_url);
     snprintf(token, sizeof(token), "--token-file=%s/client.token", dir);
@@ -442,12 +473,14 @@ static bool gateway_answers(void)
 {
     char in[EP_TEST_PATH_BYTES + 64], out[EP_TEST_PATH_BYTES + 64], url[EP_TEST_PATH_BYTES + 64],
         token[EP_TEST_PATH_BYTES + 64], *output = NULL;
-    const char *args[] = {"forward", "--gateway", "--model=m", "--layer=0", url, token, in, out, NULL};
+    const char *args[] = {"forward", "--gateway", "--model=m", "--layer=0", url,
+                          token,     in,          out,         NULL};
     snprintf(in, sizeof(in), "--in=%s/batch.safetensors", dir);
     snprintf(out, sizeof(out), "--out=%s/y.safetensors", dir);
     snprintf(url, sizeof(url), "--coordinator=%s", daemon_process.rpc_url);
     snprintf(token, sizeof(token), "--token-file=%s/client.token", dir);
-    int code = ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, args, NULL, SECURE_WAIT_MS, &output);
+    int code =
+        ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, args, NULL, SECURE_WAIT_MS, &output);
     fputs(output, stderr);
     free(output);
     return code == 0;

@@ -38,8 +38,8 @@ static const char *path_of(const char *name)
 }
 
 /* A certificate and its key in one file, as the network library wants them. */
-static void write_pair(const ep_test_cert *issuer, const char *name, const char *host, int from_days,
-                       int until_days)
+static void write_pair(const ep_test_cert *issuer, const char *name, const char *host,
+                       int from_days, int until_days)
 {
     ep_test_cert *cert = ep_test_cert_new(host, issuer, from_days, until_days);
     ep_test_cert_write(cert, path_of(name));
@@ -114,8 +114,8 @@ static void start_coordinator(void)
     add(&list, "--admin-listen", "tls+tcp://127.0.0.1:0");
     add(&list, "--probe-address", "127.0.0.1:0");
     add_files(&list);
-    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, list.args, NULL,
-                                    true));
+    cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM,
+                                    list.args, NULL, true));
     cr_assert(ep_test_process_wait_ports(&coordinator, SECURE_WAIT_MS));
 }
 
@@ -155,9 +155,12 @@ Test(security_tls, only_the_right_certificates_are_let_in)
         {"wrong server name", false, "ca.pem", "client.pem", "elsewhere", false},
         {"no server name", false, "ca.pem", "client.pem", NULL, false},
         {"client trusts another CA", false, "other-ca.pem", "client.pem", "localhost", false},
-        {"operator's certificate on the main port", false, "ca.pem", "operator.pem", "localhost", false},
-        {"operator's certificate on the admin port", true, "ca.pem", "operator.pem", "localhost", true},
-        {"client's certificate on the admin port", true, "ca.pem", "client.pem", "localhost", false},
+        {"operator's certificate on the main port", false, "ca.pem", "operator.pem", "localhost",
+         false},
+        {"operator's certificate on the admin port", true, "ca.pem", "operator.pem", "localhost",
+         true},
+        {"client's certificate on the admin port", true, "ca.pem", "client.pem", "localhost",
+         false},
         {"no certificate on the admin port", true, "ca.pem", NULL, "localhost", false},
     };
     ep_error error;
@@ -176,7 +179,8 @@ Test(security_tls, only_the_right_certificates_are_let_in)
         .url = coordinator.rpc_url, .tls = &good, .role = "client", .token = "0000000000000000"};
     cr_expect_not(secure_is_admitted(&wrong_token, &error));
     cr_expect_eq(error.code, EP_ERR_UNAUTHENTICATED, "a certificate is no token: %s", error.text);
-    cr_expect(may_enter(coordinator.rpc_url, &good, false, &error), "the others did no harm: %s", error.text);
+    cr_expect(may_enter(coordinator.rpc_url, &good, false, &error), "the others did no harm: %s",
+              error.text);
     cr_expect_eq(ep_test_process_stop(&coordinator, SIGTERM, SECURE_WAIT_MS), 0);
 }
 
@@ -189,12 +193,14 @@ Test(security_tls, plain_and_tls_do_not_meet)
     start_coordinator();
     snprintf(plain, sizeof(plain), "tcp://%s", strstr(coordinator.rpc_url, "://") + 3);
     cr_expect_not(may_enter(plain, NULL, false, &error), "plain TCP on a TLS port");
-    cr_expect(may_enter(coordinator.rpc_url, &good, false, &error), "the port works on: %s", error.text);
+    cr_expect(may_enter(coordinator.rpc_url, &good, false, &error), "the port works on: %s",
+              error.text);
     add(&list, "--listen", "tcp://127.0.0.1:0");
     add(&list, "--admin-listen", "");
     add(&list, "--probe-address", "");
     add(&list, "--token-file", path_of("client.token"));
-    cr_assert(ep_test_process_start(&node, dir, "plain", EP_COORDINATOR_PROGRAM, list.args, NULL, true));
+    cr_assert(
+        ep_test_process_start(&node, dir, "plain", EP_COORDINATOR_PROGRAM, list.args, NULL, true));
     cr_assert(ep_test_process_wait_ports(&node, SECURE_WAIT_MS));
     snprintf(tls_url, sizeof(tls_url), "tls+tcp://%s", strstr(node.rpc_url, "://") + 3);
     cr_expect_not(may_enter(tls_url, &good, false, &error), "TLS on a plain port");
@@ -237,7 +243,8 @@ Test(security_tls, a_cluster_runs_over_tls)
     add(&ask, "--tls-cert-key", path_of("client.pem"));
     add(&ask, "--tls-server-name", "localhost");
     char *output = NULL;
-    int code = ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, ask.args, NULL, SECURE_WAIT_MS, &output);
+    int code = ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, ask.args, NULL, SECURE_WAIT_MS,
+                                   &output);
     cr_expect_eq(code, 0, "%s", output);
     cr_expect(strstr(output, "n1") != NULL && strstr(output, "tls+tcp://") != NULL, "%s", output);
     free(output);
@@ -250,13 +257,15 @@ static void expect_ctl(int code, const char *part, const char *variable, const c
     char *output = NULL;
     snprintf(home, sizeof(home), "XDG_CONFIG_HOME=%s", dir);
     const char *const environment[] = {home, "EXPERTCTL_CONTEXT=", variable, NULL};
-    int got = ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, args, environment, SECURE_WAIT_MS, &output);
-    cr_expect_eq(got, code, "%s %s: exit code %d, expected %d: %s", args[0], variable != NULL ? variable : "", got,
-                 code, output);
+    int got = ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, args, environment,
+                                  SECURE_WAIT_MS, &output);
+    cr_expect_eq(got, code, "%s %s: exit code %d, expected %d: %s", args[0],
+                 variable != NULL ? variable : "", got, code, output);
     cr_expect(strstr(output, part) != NULL, "%s: no '%s' in: %s", args[0], part, output);
     free(output);
 }
-#define EXPECT_CTL(code, part, variable, ...) expect_ctl(code, part, variable, (const char *const[]){__VA_ARGS__, NULL})
+#define EXPECT_CTL(code, part, variable, ...)                                                      \
+    expect_ctl(code, part, variable, (const char *const[]){__VA_ARGS__, NULL})
 
 /* After one `context add --use` nothing more is to be said; what is said all the same beats it, and
  * only that. */
@@ -284,8 +293,8 @@ Test(security_tls, a_context_is_all_that_a_call_needs)
     EXPECT_CTL(0, said, NULL, "status");
     EXPECT_CTL(0, "n1", NULL, "status");
     /* Without it these would be needed. */
-    EXPECT_CTL(2, "needs --tls-ca and --tls-server-name", NULL, "status", "--context", "none", "--coordinator",
-               coordinator.rpc_url);
+    EXPECT_CTL(2, "needs --tls-ca and --tls-server-name", NULL, "status", "--context", "none",
+               "--coordinator", coordinator.rpc_url);
     /* A variable beats the context, a flag the variable, each in one setting alone. */
     snprintf(variable, sizeof(variable), "EXPERTCTL_TLS_CA=%s", path_of("other-ca.pem"));
     EXPECT_CTL(3, "(not from it: EXPERTCTL_TLS_CA)", variable, "status");
@@ -296,16 +305,18 @@ Test(security_tls, a_context_is_all_that_a_call_needs)
     /* A node is named; token and certificates are the context's. */
     EXPECT_CTL(0, "expertctl status: context production, ", NULL, "status", "--node", node.rpc_url);
     /* Operators have another certificate here. */
-    snprintf(said, sizeof(said), "expertctl drain: context production, %s (not from it: --tls-cert-key)",
+    snprintf(said, sizeof(said),
+             "expertctl drain: context production, %s (not from it: --tls-cert-key)",
              coordinator.admin_url);
     EXPECT_CTL(0, said, NULL, "drain", "n1", "--undo", "--tls-cert-key", operator_pair);
     snprintf(variable, sizeof(variable), "EXPERTCTL_TLS_CERT_KEY=%s", operator_pair);
     EXPECT_CTL(0, "(not from it: EXPERTCTL_TLS_CERT_KEY)", variable, "reload");
-    snprintf(said, sizeof(said), "expertctl model default: context production, %s (not from it", coordinator.admin_url);
+    snprintf(said, sizeof(said), "expertctl model default: context production, %s (not from it",
+             coordinator.admin_url);
     EXPECT_CTL(1, said, variable, "model", "default", "m", "no-such-version");
     EXPECT_CTL(0, "drain_ms", variable, "config");
-    EXPECT_CTL(2, "--context: there is no context 'staging', there are: production", NULL, "drain", "n1", "--context",
-               "staging");
+    EXPECT_CTL(2, "--context: there is no context 'staging', there are: production", NULL, "drain",
+               "n1", "--context", "staging");
 }
 
 /* True: a node with these files has a shared-memory socket. */
@@ -351,8 +362,8 @@ Test(security_tls, shared_memory_is_no_way_around_certificates)
 }
 
 /* Runs --check-config and looks for what it must say. */
-static void expect_check(int code, const char *part, const char *flag, const char *value, const char *second,
-                         const char *second_value)
+static void expect_check(int code, const char *part, const char *flag, const char *value,
+                         const char *second, const char *second_value)
 {
     flags list = {.count = 0};
     char *output = NULL;
@@ -361,8 +372,8 @@ static void expect_check(int code, const char *part, const char *flag, const cha
     if (second != NULL) {
         add(&list, second, second_value);
     }
-    int got =
-        ep_test_process_run(dir, "check", EP_COORDINATOR_PROGRAM, list.args, NULL, SECURE_WAIT_MS, &output);
+    int got = ep_test_process_run(dir, "check", EP_COORDINATOR_PROGRAM, list.args, NULL,
+                                  SECURE_WAIT_MS, &output);
     cr_expect_eq(got, code, "%s=%s: exit code %d: %s", flag, value, got, output);
     cr_expect(strstr(output, part) != NULL, "%s=%s: no '%s' in: %s", flag, value, part, output);
     free(output);
@@ -380,11 +391,14 @@ Test(security_tls, files_are_checked_before_anything_runs)
     cr_assert(ep_test_write_file(path_of("open.pem"), server, 0644));
     cr_assert(ep_test_write_file(path_of("group.pem"), server, 0660));
     cr_assert(ep_test_write_file(path_of("text.pem"), "hello\n", 0600));
-    cr_assert(ep_test_write_file(path_of("cut-ca.pem"), "-----BEGIN CERTIFICATE-----\nAAAA\n", 0600));
-    const char *pair = "--tls-cert-key-file", *ca = "--tls-ca-file", *admin_ca = "--admin-tls-ca-file";
+    cr_assert(
+        ep_test_write_file(path_of("cut-ca.pem"), "-----BEGIN CERTIFICATE-----\nAAAA\n", 0600));
+    const char *pair = "--tls-cert-key-file", *ca = "--tls-ca-file",
+               *admin_ca = "--admin-tls-ca-file";
     expect_check(0, "is right", pair, path_of("server.pem"), ca, path_of("ca.pem"));
     expect_check(1, "tls_cert_key_file: cannot read", pair, path_of("absent.pem"), NULL, NULL);
-    expect_check(1, "holds a key and has mode 0644; allowed: 0600 or 0400", pair, path_of("open.pem"), NULL, NULL);
+    expect_check(1, "holds a key and has mode 0644; allowed: 0600 or 0400", pair,
+                 path_of("open.pem"), NULL, NULL);
     expect_check(1, "mode 0660; allowed: 0600 or 0400", pair, path_of("group.pem"), NULL, NULL);
     expect_check(1, "cannot read", pair, dir, NULL, NULL);
     expect_check(1, "no certificate in PEM form", pair, path_of("text.pem"), NULL, NULL);
@@ -426,11 +440,14 @@ Test(security_tls, what_insecure_admits_is_in_the_log)
     add(&list, "--probe-address", "");
     add(&list, "--token-file", path_of("client.token"));
     add(&list, "--insecure", "true");
-    cr_assert(ep_test_process_start(&coordinator, dir, "open", EP_COORDINATOR_PROGRAM, list.args, NULL, true));
+    cr_assert(ep_test_process_start(&coordinator, dir, "open", EP_COORDINATOR_PROGRAM, list.args,
+                                    NULL, true));
     cr_assert(ep_test_process_wait_ports(&coordinator, SECURE_WAIT_MS));
     char *log = ep_test_process_output(&coordinator);
-    cr_expect(strstr(log, "level=warn event=insecure key=listen url=tcp://0.0.0.0:0 reason=\"there is no TLS\"") != NULL &&
-                  strstr(log, "level=warn event=insecure key=admin_listen url=tcp://0.0.0.0:0 reason=\"there is neither TLS nor token\"") != NULL,
+    cr_expect(strstr(log, "level=warn event=insecure key=listen url=tcp://0.0.0.0:0 reason=\"there "
+                          "is no TLS\"") != NULL &&
+                  strstr(log, "level=warn event=insecure key=admin_listen url=tcp://0.0.0.0:0 "
+                              "reason=\"there is neither TLS nor token\"") != NULL,
               "%s", log);
     free(log);
 }
@@ -445,16 +462,19 @@ Test(security_tls, nobody_dials_tls_without_a_server_name)
     add(&daemon, "--model", model);
     add(&daemon, "--tls-ca-file", path_of("ca.pem"));
     add(&daemon, "--coordinator-url", "tls+tcp://127.0.0.1:1");
-    cr_expect_eq(
-        ep_test_process_run(dir, "node", EP_EXPERTD_PROGRAM, daemon.args, NULL, SECURE_WAIT_MS, &output), 1);
-    cr_expect(strstr(output, "coordinator_url") != NULL && strstr(output, "tls_server_name") != NULL, "%s",
-              output);
+    cr_expect_eq(ep_test_process_run(dir, "node", EP_EXPERTD_PROGRAM, daemon.args, NULL,
+                                     SECURE_WAIT_MS, &output),
+                 1);
+    cr_expect(strstr(output, "coordinator_url") != NULL &&
+                  strstr(output, "tls_server_name") != NULL,
+              "%s", output);
     free(output);
     ask.args[ask.count++] = "status";
     add(&ask, "--coordinator", "tls+tcp://127.0.0.1:1");
     add(&ask, "--tls-ca", path_of("ca.pem"));
-    cr_expect_neq(
-        ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, ask.args, NULL, SECURE_WAIT_MS, &output), 0);
+    cr_expect_neq(ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, ask.args, NULL,
+                                      SECURE_WAIT_MS, &output),
+                  0);
     cr_expect(strstr(output, "--tls-server-name") != NULL, "%s", output);
     free(output);
 }
@@ -483,13 +503,15 @@ Test(security_tls, token_files)
         {"0123456789abcde\r\n", 0600, "line 1 of"},
         {"0123456789abcdef\nshort\n", 0600, "line 2 of"},
         {"0123456789abcdef\n\n", 0600, "line 2 of"},
-        {"0123456789abcdef alice\nfedcba9876543210 b.o-b@example_1\n0123456789abcdefg\n", 0600, NULL},
+        {"0123456789abcdef alice\nfedcba9876543210 b.o-b@example_1\n0123456789abcdefg\n", 0600,
+         NULL},
         {too_many_lines, 0600, "more than 16 lines"},
         {"0123456789\tabcdef\n", 0600, "no printable ASCII"},
         {"0123456789 abcdef\n", 0600, "line 1 of"},
         {"0123456789abcdef \n", 0600, "the label in line 1 of"},
         {"0123456789abcdef a b\n", 0600, "the label in line 1 of"},
-        {"0123456789abcdef abcdefghijklmnopqrstuvwxyz0123456\n", 0600, "not 1..32 letters, digits or -+.@_"},
+        {"0123456789abcdef abcdefghijklmnopqrstuvwxyz0123456\n", 0600,
+         "not 1..32 letters, digits or -+.@_"},
         {long_line, 0600, "has 1025 characters; allowed: 16..1024"},
     };
     static const char *const keys[] = {"--token-file", "--node-token-file", "--admin-token-file"};
@@ -499,8 +521,8 @@ Test(security_tls, token_files)
         if (rows[i].text != NULL) {
             cr_assert(ep_test_write_file(path, rows[i].text, rows[i].mode));
         }
-        expect_check(rows[i].says != NULL, rows[i].says != NULL ? rows[i].says : "is right", keys[i % 3],
-                     path, NULL, NULL);
+        expect_check(rows[i].says != NULL, rows[i].says != NULL ? rows[i].says : "is right",
+                     keys[i % 3], path, NULL, NULL);
     }
 }
 
@@ -517,14 +539,21 @@ Test(security_tls, secrets_of_root_that_the_group_may_read)
     } rows[] = {{0440, NOBODY, 0, 0}, {0640, NOBODY, 0, 0},      {0660, NOBODY, 0, 1},
                 {0444, NOBODY, 0, 1}, {0440, NOBODY, NOBODY, 1}, {0440, 0, 0, 1}};
     char token[FLAG_BYTES], pair[FLAG_BYTES];
-    const char *args[] = {"--reuid=65534", "--regid=65534",  "--clear-groups", EP_COORDINATOR_PROGRAM,
-                          "--version",     "--check-config", token,            pair,
+    const char *args[] = {"--reuid=65534",
+                          "--regid=65534",
+                          "--clear-groups",
+                          EP_COORDINATOR_PROGRAM,
+                          "--version",
+                          "--check-config",
+                          token,
+                          pair,
                           NULL};
     const char *try_args[] = {args[0], args[1], args[2], args[3], args[4], NULL};
     snprintf(token, sizeof(token), "--token-file=%s", path_of("client.token"));
     snprintf(pair, sizeof(pair), "--tls-cert-key-file=%s", path_of("server.pem"));
     if (geteuid() != 0 || chmod(dir, 0711) != 0 ||
-        ep_test_process_run(dir, "try", "/usr/bin/setpriv", try_args, NULL, SECURE_WAIT_MS, NULL) != 0) {
+        ep_test_process_run(dir, "try", "/usr/bin/setpriv", try_args, NULL, SECURE_WAIT_MS, NULL) !=
+            0) {
         cr_skip_test("needs root, setpriv, and programs that others may run");
     }
     memmove(&args[4], &args[5], 4 * sizeof(args[0]));
@@ -535,8 +564,8 @@ Test(security_tls, secrets_of_root_that_the_group_may_read)
             cr_assert_eq(chown(path, rows[i].owner, rows[i].group), 0);
             cr_assert_eq(chmod(path, rows[i].mode), 0);
         }
-        int code =
-            ep_test_process_run(dir, "group", "/usr/bin/setpriv", args, NULL, SECURE_WAIT_MS, &output);
+        int code = ep_test_process_run(dir, "group", "/usr/bin/setpriv", args, NULL, SECURE_WAIT_MS,
+                                       &output);
         cr_expect_eq(code, rows[i].code, "row %zu, exit code %d: %s", i, code, output);
         free(output);
     }

@@ -49,9 +49,12 @@ static float scales[TOKENS * TOP_K];
 static int failures;
 
 /* Twice a second the client asks what the node holds: no part of a token's path. */
-ep_err __real_ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos, size_t *out_count);
-ep_err __wrap_ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos, size_t *out_count);
-ep_err __wrap_ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos, size_t *out_count)
+ep_err __real_ep_node_models_describe(const ep_node_models *models,
+                                      Expertd__V1__ModelInfo ***out_infos, size_t *out_count);
+ep_err __wrap_ep_node_models_describe(const ep_node_models *models,
+                                      Expertd__V1__ModelInfo ***out_infos, size_t *out_count);
+ep_err __wrap_ep_node_models_describe(const ep_node_models *models,
+                                      Expertd__V1__ModelInfo ***out_infos, size_t *out_count)
 {
     ep_test_alloc_count_pause();
     ep_err err = __real_ep_node_models_describe(models, out_infos, out_count);
@@ -61,7 +64,8 @@ ep_err __wrap_ep_node_models_describe(const ep_node_models *models, Expertd__V1_
 
 static void check(bool ok, const char *what, uint64_t got, uint64_t wanted)
 {
-    printf("  %-28s %12llu, wanted %llu%s\n", what, (unsigned long long)got, (unsigned long long)wanted, ok ? "" : "   WRONG");
+    printf("  %-28s %12llu, wanted %llu%s\n", what, (unsigned long long)got,
+           (unsigned long long)wanted, ok ? "" : "   WRONG");
     failures += !ok;
 }
 
@@ -208,7 +212,8 @@ static void check_lane(uint64_t moved, uint64_t frames, uint64_t wire_row_bytes)
 {
     /* A frame's first bytes land where small frames do; its own small parts are joined before they
      * are sent. */
-    uint64_t beside = frames * 2 * (EP_ASSEMBLER_STAGING_BYTES + 4 * STREAM_COALESCE_BYTES_MAX) + (64u << 10);
+    uint64_t beside =
+        frames * 2 * (EP_ASSEMBLER_STAGING_BYTES + 4 * STREAM_COALESCE_BYTES_MAX) + (64u << 10);
     uint64_t least = lane_is_shm ? 2 * wire_row_bytes : 0;
     check(moved >= least, "at least", moved, least);
     check(moved <= least + beside, "bytes moved by the lane", moved, least + beside);
@@ -226,7 +231,8 @@ static void run_prepared(uint32_t calls)
     }
 }
 
-static void steady(const char *name, void (*run)(uint32_t calls), uint32_t calls, uint32_t tokens, bool is_prefill)
+static void steady(const char *name, void (*run)(uint32_t calls), uint32_t calls, uint32_t tokens,
+                   bool is_prefill)
 {
     uint64_t before[EP_PATH_STAGES];
     uint64_t allocations = 0;
@@ -250,13 +256,16 @@ static void steady(const char *name, void (*run)(uint32_t calls), uint32_t calls
     for (int s = 0; s < EP_PATH_STAGES; s++) {
         moved[s] = ep_path_read((ep_path_stage)s) - before[s];
     }
-    printf("%s: %u calls of %u tokens, %llu frames\n", name, calls, tokens, (unsigned long long)frames);
+    printf("%s: %u calls of %u tokens, %llu frames\n", name, calls, tokens,
+           (unsigned long long)frames);
     check(allocations == 0, "allocations", allocations, 0);
     check(moved[EP_PATH_PACKED] == row_bytes, "row bytes packed", moved[EP_PATH_PACKED], row_bytes);
-    check(moved[EP_PATH_PANEL] == row_bytes * TOP_K, "row bytes to panels", moved[EP_PATH_PANEL], row_bytes * TOP_K);
-    check(moved[EP_PATH_RESULT] == row_bytes * TOP_K, "row bytes of results", moved[EP_PATH_RESULT], row_bytes * TOP_K);
-    check(moved[EP_PATH_SCRATCH] == (is_prefill ? row_bytes : 0), "row bytes from scratch", moved[EP_PATH_SCRATCH],
-          is_prefill ? row_bytes : 0);
+    check(moved[EP_PATH_PANEL] == row_bytes * TOP_K, "row bytes to panels", moved[EP_PATH_PANEL],
+          row_bytes * TOP_K);
+    check(moved[EP_PATH_RESULT] == row_bytes * TOP_K, "row bytes of results", moved[EP_PATH_RESULT],
+          row_bytes * TOP_K);
+    check(moved[EP_PATH_SCRATCH] == (is_prefill ? row_bytes : 0), "row bytes from scratch",
+          moved[EP_PATH_SCRATCH], is_prefill ? row_bytes : 0);
     check_lane(moved[EP_PATH_LANE], frames, row_bytes + row_bytes * TOP_K);
 }
 
@@ -327,9 +336,15 @@ int main(int argc_main, char **argv_main)
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
     snprintf(shm_flag, sizeof(shm_flag), "--shm=%s", lane_is_shm ? "on" : "off");
     snprintf(dir_flag, sizeof(dir_flag), "--shm-dir=%s", model_path);
-    char *argv[] = {(char *)(uintptr_t) "steady", model_flag, (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
-                    (char *)(uintptr_t) "--probe-address=", (char *)(uintptr_t) "--admin-listen=",
-                    (char *)(uintptr_t) "--door-listen=", (char *)(uintptr_t) "--threads=1", shm_flag, dir_flag};
+    char *argv[] = {(char *)(uintptr_t) "steady",
+                    model_flag,
+                    (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
+                    (char *)(uintptr_t) "--probe-address=",
+                    (char *)(uintptr_t) "--admin-listen=",
+                    (char *)(uintptr_t) "--door-listen=",
+                    (char *)(uintptr_t) "--threads=1",
+                    shm_flag,
+                    dir_flag};
     int argc = (int)(sizeof(argv) / sizeof(argv[0]));
     fixture.hidden = H;
     make_inputs();

@@ -34,12 +34,12 @@ static atomic_int wrong, served, ended_without, not_owned;
 static atomic_bool ends;
 static int rounds = 150;
 
-#define MUST(condition)                                                                                                                     \
-    do {                                                                                                                                    \
-        if (!(condition)) {                                                                                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                                                 \
-            exit(1);                                                                                                                        \
-        }                                                                                                                                   \
+#define MUST(condition)                                                                            \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 typedef struct request {
@@ -64,7 +64,8 @@ static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error
         check(resident, wait->layer_slot, wait->expert);
         ep_resident_release(resident);
     } else {
-        MUST(error->code == EP_ERR_UNAVAILABLE || error->code == EP_ERR_NOT_OWNER || error->code == EP_ERR_CANCELLED);
+        MUST(error->code == EP_ERR_UNAVAILABLE || error->code == EP_ERR_NOT_OWNER ||
+             error->code == EP_ERR_CANCELLED);
         atomic_fetch_add(&ended_without, 1);
     }
     pthread_mutex_lock(&r->lock);
@@ -80,7 +81,8 @@ static void use_layer(request *r, uint64_t *state, uint32_t layer)
     ep_expert_state why;
     const uint32_t first = (uint32_t)(ep_splitmix64(state) % 3);
     for (uint32_t i = 0; i < EACH; i++) {
-        experts[i] = 4 * i + (ep_splitmix64(state) % 4 == 0 ? (uint32_t)(ep_splitmix64(state) % 4) : first);
+        experts[i] =
+            4 * i + (ep_splitmix64(state) % 4 == 0 ? (uint32_t)(ep_splitmix64(state) % 4) : first);
     }
     if (!ep_weight_store_acquire(store, layer, experts, NULL, EACH, residents, &missing, &why)) {
         atomic_fetch_add(&not_owned, 1);
@@ -94,10 +96,11 @@ static void use_layer(request *r, uint64_t *state, uint32_t layer)
             continue;
         }
         const bool is_short = ep_splitmix64(state) % 8 == 0;
-        r->waits[count++] = (ep_weight_wait){.expert = experts[i],
-                                             .deadline_ns = is_short ? now_ns + EP_NS_PER_MS : UINT64_MAX,
-                                             .ready = on_ready,
-                                             .arg = r};
+        r->waits[count++] =
+            (ep_weight_wait){.expert = experts[i],
+                             .deadline_ns = is_short ? now_ns + EP_NS_PER_MS : UINT64_MAX,
+                             .ready = on_ready,
+                             .arg = r};
     }
     r->left = count;
     ep_weight_store_wait(store, layer, r->waits, count);
@@ -182,8 +185,8 @@ static void *place(void *arg)
     return NULL;
 }
 
-static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t count, ep_checkpoint *checkpoint,
-                ep_weight_cache *cache, uint64_t each)
+static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t count,
+                ep_checkpoint *checkpoint, ep_weight_cache *cache, uint64_t each)
 {
     ep_backend *backend = backends[0];
     bool loses = count > 1;
@@ -202,7 +205,10 @@ static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t 
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     MUST(ep_weight_store_create(&config, &store, &e) == EP_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {
-        ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[l]};
+        ep_weight_layer layer = {.model = "demo",
+                                 .checkpoint = checkpoint,
+                                 .format = info->format,
+                                 .shape = info->moe_layers[l]};
         MUST(backend->ops->numerics_id(backend, info->format, 0, layer.numerics) == EP_OK);
         MUST(ep_checkpoint_identity(checkpoint, layer.identity, &e) == EP_OK);
         MUST(ep_weight_store_add_layer(store, &layer, &slot, &e) == EP_OK);
@@ -223,13 +229,17 @@ static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t 
     pthread_join(placer, NULL);
     ep_weight_store_stop(store);
     ep_weight_store_read_stats(store, &stats);
-    printf("%d served, %d waits ended without, %d requests refused; %llu loads, %llu ahead (%llu used, %llu not), %llu evictions\n",
-           atomic_load(&served), atomic_load(&ended_without), atomic_load(&not_owned), (unsigned long long)stats.loads_total,
-           (unsigned long long)stats.prefetches_total, (unsigned long long)stats.prefetches_useful_total,
-           (unsigned long long)stats.prefetches_useless_total, (unsigned long long)stats.evictions_total);
+    printf("%d served, %d waits ended without, %d requests refused; %llu loads, %llu ahead (%llu "
+           "used, %llu not), %llu evictions\n",
+           atomic_load(&served), atomic_load(&ended_without), atomic_load(&not_owned),
+           (unsigned long long)stats.loads_total, (unsigned long long)stats.prefetches_total,
+           (unsigned long long)stats.prefetches_useful_total,
+           (unsigned long long)stats.prefetches_useless_total,
+           (unsigned long long)stats.evictions_total);
     MUST(stats.waiting_count == 0 && stats.failed_count == 0);
     for (uint32_t d = 0; d < count; d++) {
-        MUST(ep_weight_store_device_bytes(store, d) <= (loses && d == 1 ? 0 : config.weight_bytes_max));
+        MUST(ep_weight_store_device_bytes(store, d) <=
+             (loses && d == 1 ? 0 : config.weight_bytes_max));
     }
     MUST(stats.prefetches_useful_total + stats.prefetches_useless_total <= stats.prefetches_total);
     MUST(stats.evictions_total > 0);

@@ -61,8 +61,15 @@ static void launch(const char *budget, const char *more)
     char model[sizeof(model_path) + 16], limit[64];
     snprintf(model, sizeof(model), "--model=demo=%s", model_path);
     snprintf(limit, sizeof(limit), "--weight-bytes-max=%s", budget);
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=127.0.0.1:0", "--node-name=n1",
-                          "--threads=2", model, limit, more, NULL};
+    const char *args[] = {"--listen=tcp://127.0.0.1:0",
+                          "--admin-listen=",
+                          "--probe-address=127.0.0.1:0",
+                          "--node-name=n1",
+                          "--threads=2",
+                          model,
+                          limit,
+                          more,
+                          NULL};
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, NULL, true));
 }
 
@@ -132,7 +139,8 @@ static void *call_node(void *arg)
             continue;
         }
         atomic_fetch_add(&served, 1);
-        atomic_fetch_add(&wrong, memcmp(d->got, d->wanted, (size_t)d->forward.slots * HIDDEN * 2) != 0);
+        atomic_fetch_add(&wrong,
+                         memcmp(d->got, d->wanted, (size_t)d->forward.slots * HIDDEN * 2) != 0);
     }
     ep_test_peer_close(&peer);
     free(d);
@@ -197,7 +205,10 @@ Test(store, a_budget_below_one_expert_is_refused_at_start)
     launch("1000", NULL);
     cr_expect_neq(ep_test_process_wait(&node, WAIT_MS), 0);
     char *output = ep_test_process_output(&node);
-    cr_expect_not_null(strstr(output, "weight_bytes_max is 1000, one expert of layer 0 of model demo needs 24576 bytes"), "%s", output);
+    cr_expect_not_null(
+        strstr(output,
+               "weight_bytes_max is 1000, one expert of layer 0 of model demo needs 24576 bytes"),
+        "%s", output);
     free(output);
 }
 
@@ -276,8 +287,14 @@ Test(store, of_a_file_that_lost_its_end_the_rest_is_served)
     for (uint32_t i = 0; i < LAYERS * EXPERTS; i++) {
         uint16_t x[HIDDEN], got[HIDDEN], wanted[HIDDEN];
         const ep_wire_slot slot = {0, i % EXPERTS};
-        const ep_test_forward f = {.layer = i / EXPERTS, .rows = 1, .slots = 1, .hidden = HIDDEN, .x_dtype = EP_DTYPE_BF16,
-                                   .reply_dtype = EP_DTYPE_BF16, .x = x, .wire_slots = &slot};
+        const ep_test_forward f = {.layer = i / EXPERTS,
+                                   .rows = 1,
+                                   .slots = 1,
+                                   .hidden = HIDDEN,
+                                   .x_dtype = EP_DTYPE_BF16,
+                                   .reply_dtype = EP_DTYPE_BF16,
+                                   .x = x,
+                                   .wire_slots = &slot};
         ep_test_fill_rows(i, EP_DTYPE_BF16, HIDDEN, x);
         const ep_err err = ep_test_forward_run(&peer, &f, got, &e);
         cr_expect(err == EP_OK || err == EP_ERR_NOT_OWNER, "%s", e.text);
@@ -320,7 +337,9 @@ static void damage_file(const char *cache, uint32_t n)
 {
     char command[2 * EP_TEST_PATH_BYTES];
     snprintf(command, sizeof(command),
-             "f=$(ls '%s'/*.pack | sed -n %up) && printf '\\377\\000\\377' | dd of=\"$f\" bs=1 seek=9000 conv=notrunc 2>/dev/null", cache, n);
+             "f=$(ls '%s'/*.pack | sed -n %up) && printf '\\377\\000\\377' | dd of=\"$f\" bs=1 "
+             "seek=9000 conv=notrunc 2>/dev/null",
+             cache, n);
     cr_assert_eq(system(command), 0);
 }
 
@@ -344,8 +363,11 @@ Test(store, a_restart_reads_packed_experts_and_packs_damaged_ones_anew)
         expect_right_calls();
         cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
         char *output = ep_test_process_output(&node);
-        cr_expect_eq(strstr(output, "has a damaged body\" removed=true effect=\"the expert is packed anew\"") != NULL,
-                     run == 2, "run %d: %s", run, output);
+        cr_expect_eq(
+            strstr(output,
+                   "has a damaged body\" removed=true effect=\"the expert is packed anew\"") !=
+                NULL,
+            run == 2, "run %d: %s", run, output);
         free(output);
         ep_test_process_destroy(&node);
         node.pid_fd = -1;
@@ -367,10 +389,18 @@ Test(store, a_call_that_waits_too_long_is_told_for_what)
     /* on a busy machine the node's answer may come after the deadline */
     for (uint32_t i = 0; i < 30 && err != EP_ERR_UNAVAILABLE; i++) {
         const ep_wire_slot slot = {0, 1 + i % (EXPERTS - 1)};
-        ep_test_forward f = {.layer = 1, .rows = 1, .slots = 1, .hidden = HIDDEN, .x_dtype = EP_DTYPE_BF16, .reply_dtype = EP_DTYPE_BF16,
-                             .x = x, .wire_slots = &slot, .timeout_ms = 900};
+        ep_test_forward f = {.layer = 1,
+                             .rows = 1,
+                             .slots = 1,
+                             .hidden = HIDDEN,
+                             .x_dtype = EP_DTYPE_BF16,
+                             .reply_dtype = EP_DTYPE_BF16,
+                             .x = x,
+                             .wire_slots = &slot,
+                             .timeout_ms = 900};
         err = ep_test_forward_run(&peer, &f, got, &e);
-        cr_expect(err == EP_OK || err == EP_ERR_UNAVAILABLE || err == EP_ERR_DEADLINE_EXCEEDED, "%s", e.text);
+        cr_expect(err == EP_OK || err == EP_ERR_UNAVAILABLE || err == EP_ERR_DEADLINE_EXCEEDED,
+                  "%s", e.text);
     }
     cr_expect_eq(err, EP_ERR_UNAVAILABLE, "%s", e.text);
     cr_expect_not_null(strstr(e.text, "model demo layer 1 expert "), "%s", e.text);

@@ -24,7 +24,8 @@
 static char *ctl(const char *dir, int expected, const char *const *args)
 {
     char *text = NULL;
-    int code = ep_test_process_run(dir, "ctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &text);
+    int code =
+        ep_test_process_run(dir, "ctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS, &text);
     EP_TEST_CHECK(code == expected, "expertctl trace %s: exit code %d: %s", args[1], code, text);
     return text;
 }
@@ -37,7 +38,9 @@ static json_int_t number(json_t *json, const char *key)
 
 static json_t *report(const char *dir, const char *recording, const char *trace)
 {
-    const char *args[] = {"trace", "report", recording, "-o", "json", trace != NULL ? "--trace-id" : NULL, trace, NULL};
+    const char *args[] = {"trace", "report", recording,
+                          "-o",    "json",   trace != NULL ? "--trace-id" : NULL,
+                          trace,   NULL};
     char *text = ctl(dir, 0, args);
     json_t *json = json_loads(text, 0, NULL);
     EP_TEST_CHECK(json != NULL, "not JSON: %s", text);
@@ -49,7 +52,8 @@ static json_int_t stage_count(json_t *json, const char *name)
 {
     size_t i;
     json_t *stage;
-    json_array_foreach(json_object_get(json, "stages"), i, stage) {
+    json_array_foreach(json_object_get(json, "stages"), i, stage)
+    {
         if (strcmp(json_string_value(json_object_get(stage, "name")), name) == 0) {
             return number(stage, "count");
         }
@@ -61,7 +65,8 @@ static json_int_t spans_of_node(json_t *json, const char *node)
 {
     size_t i;
     json_t *process;
-    json_array_foreach(json_object_get(json, "processes"), i, process) {
+    json_array_foreach(json_object_get(json, "processes"), i, process)
+    {
         if (strcmp(json_string_value(json_object_get(process, "node")), node) == 0) {
             return number(process, "spans");
         }
@@ -71,20 +76,25 @@ static json_int_t spans_of_node(json_t *json, const char *node)
 
 static void check_generate(json_t *json)
 {
-    static const char *const stages[] = {"forward", "plan", "pack", "exchange", "serve", "decode", "queue",
-                                         "job", "kernel", "reply", "combine", "send", "receive"};
+    static const char *const stages[] = {"forward", "plan",  "pack",   "exchange", "serve",
+                                         "decode",  "queue", "job",    "kernel",   "reply",
+                                         "combine", "send",  "receive"};
     for (size_t s = 0; s < sizeof(stages) / sizeof(stages[0]); s++) {
         EP_TEST_CHECK(stage_count(json, stages[s]) > 0, "no span %s", stages[s]);
     }
     /* A heartbeat's frame may be on its way when the recording begins or ends: that is cut, and not
      * unmatched. */
     json_t *unmatched = json_object_get(json, "unmatched");
-    EP_TEST_CHECK(number(unmatched, "begins") + number(unmatched, "ends") == 0, "unmatched: %lld begins, %lld ends",
-                  (long long)number(unmatched, "begins"), (long long)number(unmatched, "ends"));
-    EP_TEST_CHECK(stage_count(json, "exchange") == stage_count(json, "serve"), "exchanges and serves differ");
-    EP_TEST_CHECK(number(json, "exchanges_without_serve") + number(json, "serves_without_exchange") == 0,
-                  "remote calls are not joined");
-    EP_TEST_CHECK(spans_of_node(json, "") > 0 && spans_of_node(json, "node0") > 0 && spans_of_node(json, "node1") > 0,
+    EP_TEST_CHECK(number(unmatched, "begins") + number(unmatched, "ends") == 0,
+                  "unmatched: %lld begins, %lld ends", (long long)number(unmatched, "begins"),
+                  (long long)number(unmatched, "ends"));
+    EP_TEST_CHECK(stage_count(json, "exchange") == stage_count(json, "serve"),
+                  "exchanges and serves differ");
+    EP_TEST_CHECK(
+        number(json, "exchanges_without_serve") + number(json, "serves_without_exchange") == 0,
+        "remote calls are not joined");
+    EP_TEST_CHECK(spans_of_node(json, "") > 0 && spans_of_node(json, "node0") > 0 &&
+                      spans_of_node(json, "node1") > 0,
                   "a process has no span");
 }
 
@@ -92,10 +102,26 @@ static void record_generate(ep_test_cluster *cluster)
 {
     char out[EP_TEST_PATH_BYTES * 2];
     snprintf(out, sizeof(out), "%s/rec", cluster->dir);
-    const char *args[ARGS_COUNT] = {"trace", "record", "-o", out, "--", ep_test_expertctl, "generate", "--model", "demo",
-                                    "--checkpoint", EP_SOURCE_DIR "/deploy/demo-model/checkpoint", "--prompt", "The ",
-                                    "--bytes", "8", "--traceparent", "00-" TRACE_ID "-00f067aa0ba902b7-01",
-                                    "--coordinator", cluster->coordinator.rpc_url, NULL};
+    const char *args[ARGS_COUNT] = {"trace",
+                                    "record",
+                                    "-o",
+                                    out,
+                                    "--",
+                                    ep_test_expertctl,
+                                    "generate",
+                                    "--model",
+                                    "demo",
+                                    "--checkpoint",
+                                    EP_SOURCE_DIR "/deploy/demo-model/checkpoint",
+                                    "--prompt",
+                                    "The ",
+                                    "--bytes",
+                                    "8",
+                                    "--traceparent",
+                                    "00-" TRACE_ID "-00f067aa0ba902b7-01",
+                                    "--coordinator",
+                                    cluster->coordinator.rpc_url,
+                                    NULL};
     char *text = ctl(cluster->dir, 0, args);
     fprintf(stderr, "%s", text);
     free(text);
@@ -103,13 +129,15 @@ static void record_generate(ep_test_cluster *cluster)
     check_generate(all);
     json_t *one = report(cluster->dir, out, TRACE_ID);
     check_generate(one);
-    EP_TEST_CHECK(number(one, "traces") == 1 && number(all, "requests") > 0 && number(one, "requests") == number(all, "requests"),
+    EP_TEST_CHECK(number(one, "traces") == 1 && number(all, "requests") > 0 &&
+                      number(one, "requests") == number(all, "requests"),
                   "the calls of one run have %lld trace ids", (long long)number(one, "traces"));
     json_decref(one);
     json_decref(all);
     /* The session and its daemon are gone. */
     const char *list[] = {"--no-sessiond", "list", NULL};
-    int code = ep_test_process_run(cluster->dir, "lttng", "lttng", list, NULL, EP_TEST_PATIENCE_MS, NULL);
+    int code =
+        ep_test_process_run(cluster->dir, "lttng", "lttng", list, NULL, EP_TEST_PATIENCE_MS, NULL);
     EP_TEST_CHECK(code != 0, "a session daemon was left behind");
 }
 
@@ -123,8 +151,8 @@ static void record_idle(ep_test_cluster *cluster)
         char *text = NULL;
         snprintf(out, sizeof(out), "%s/idle-%d", cluster->dir, i);
         const char *args[] = {"trace", "record", "-d", "500ms", "-o", out, NULL};
-        int code = ep_test_process_run(cluster->dir, "ctl", ep_test_expertctl, args, NULL, EP_TEST_PATIENCE_MS,
-                                       &text);
+        int code = ep_test_process_run(cluster->dir, "ctl", ep_test_expertctl, args, NULL,
+                                       EP_TEST_PATIENCE_MS, &text);
         all = code == 0 && strstr(text, " events of 3 processes") != NULL;
         EP_TEST_CHECK(all || ep_clock_now_ns() < end_ns, "exit code %d: %s", code, text);
         free(text);
@@ -136,8 +164,16 @@ static void take_snapshot(ep_test_cluster *cluster)
     char out[EP_TEST_PATH_BYTES * 2];
     snprintf(out, sizeof(out), "%s/snapshot", cluster->dir);
     const char *start[] = {"trace", "snapshot", "start", "--subbuf-kib", "64", NULL};
-    const char *generate[] = {"generate", "--model", "demo", "--checkpoint",
-                              EP_SOURCE_DIR "/deploy/demo-model/checkpoint", "--prompt", "The ", "--bytes", "4", NULL};
+    const char *generate[] = {"generate",
+                              "--model",
+                              "demo",
+                              "--checkpoint",
+                              EP_SOURCE_DIR "/deploy/demo-model/checkpoint",
+                              "--prompt",
+                              "The ",
+                              "--bytes",
+                              "4",
+                              NULL};
     const char *take[] = {"trace", "snapshot", "take", "-o", out, NULL};
     const char *stop[] = {"trace", "snapshot", "stop", NULL};
     free(ctl(cluster->dir, 0, start));
@@ -145,7 +181,8 @@ static void take_snapshot(ep_test_cluster *cluster)
     free(ctl(cluster->dir, 0, take));
     free(ctl(cluster->dir, 0, stop));
     json_t *json = report(cluster->dir, out, NULL);
-    EP_TEST_CHECK(stage_count(json, "serve") > 0 && spans_of_node(json, "node0") > 0, "the snapshot has no serve");
+    EP_TEST_CHECK(stage_count(json, "serve") > 0 && spans_of_node(json, "node0") > 0,
+                  "the snapshot has no serve");
     json_decref(json);
     free(ctl(cluster->dir, 1, stop)); /* there is none any more */
 }
@@ -162,7 +199,8 @@ static void record_two_at_once(ep_test_cluster *cluster)
     snprintf(inner, sizeof(inner), "%s/inner", cluster->dir);
     snprintf(script, sizeof(script),
              "'%s' trace record -d 600s -o '%s' >'%s.text' 2>&1 & echo $! >'%s.pid'; "
-             "until lttng --no-sessiond list | grep -c 'expertctl-' | grep -q 2; do sleep 0.05; done; sleep 1",
+             "until lttng --no-sessiond list | grep -c 'expertctl-' | grep -q 2; do sleep 0.05; "
+             "done; sleep 1",
              ep_test_expertctl, inner, inner, inner);
     const char *args[] = {"trace", "record", "-o", outer, "--", "sh", "-c", script, NULL};
     free(ctl(cluster->dir, 0, args));
@@ -178,11 +216,14 @@ static void record_two_at_once(ep_test_cluster *cluster)
     char text[512] = "";
     snprintf(file, sizeof(file), "%s.text", inner);
     in = fopen(file, "re");
-    EP_TEST_CHECK(in != NULL && fgets(text, sizeof(text), in) != NULL && strstr(text, " events of ") != NULL, "second: %s", text);
+    EP_TEST_CHECK(in != NULL && fgets(text, sizeof(text), in) != NULL &&
+                      strstr(text, " events of ") != NULL,
+                  "second: %s", text);
     fclose(in);
     json_decref(report(cluster->dir, inner, NULL));
     const char *list[] = {"--no-sessiond", "list", NULL};
-    EP_TEST_CHECK(ep_test_process_run(cluster->dir, "lttng", "lttng", list, NULL, EP_TEST_PATIENCE_MS, NULL) != 0,
+    EP_TEST_CHECK(ep_test_process_run(cluster->dir, "lttng", "lttng", list, NULL,
+                                      EP_TEST_PATIENCE_MS, NULL) != 0,
                   "a session daemon was left behind");
 }
 
@@ -192,14 +233,16 @@ int main(void)
     char home[EP_TEST_PATH_BYTES];
     ep_test_cluster cluster;
     if (!ep_test_lttng_prepare()) {
-        fprintf(stderr, "LTTng cannot be used: lttng-tools is not installed (deploy/install-deps --test installs it), or root has no user namespaces\n");
+        fprintf(stderr, "LTTng cannot be used: lttng-tools is not installed (deploy/install-deps "
+                        "--test installs it), or root has no user namespaces\n");
         return 1;
     }
     ep_test_dir_new(home);
     setenv("LTTNG_HOME", home, 1);
     setenv("HOME", home, 1);
     setenv("LD_LIBRARY_PATH", EP_TRACE_LIBRARY_DIR, 1);
-    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = 2, .models = &model, .models_count = 1});
+    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){
+                                        .nodes_count = 2, .models = &model, .models_count = 1});
     record_generate(&cluster);
     record_idle(&cluster);
     record_two_at_once(&cluster);

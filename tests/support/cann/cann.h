@@ -64,7 +64,8 @@ enum {
 typedef enum cann_rate { CANN_IN_RATE, CANN_OUT_RATE, CANN_FLOPS, CANN_RATES } cann_rate;
 
 /* Ends the process. */
-CANN_EXPORT _Noreturn void cann_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
+CANN_EXPORT _Noreturn void cann_violation(const char *format, ...)
+    __attribute__((format(printf, 1, 2)));
 /* 0, or the code a call with no device set or a lost device brings. */
 CANN_EXPORT ep_acl_code cann_enter(void);
 /* Whether EP_CANN_REFUSED has the operator. */
@@ -79,8 +80,8 @@ CANN_EXPORT uint64_t cann_lost_calls(void);
 CANN_EXPORT void *cann_device_bytes(const void *address, size_t bytes, const char *what);
 /* Runs run(arg) on the stream's own thread, in order; then release(arg), also when the stream is
  * torn down before. */
-CANN_EXPORT ep_acl_code cann_enqueue(ep_acl_stream stream, ep_acl_code (*run)(void *arg), void (*release)(void *arg),
-                                     void *arg);
+CANN_EXPORT ep_acl_code cann_enqueue(ep_acl_stream stream, ep_acl_code (*run)(void *arg),
+                                     void (*release)(void *arg), void *arg);
 /* In a task: the device's time goes on by what so much takes at the rate; returns once it is
  * there. */
 CANN_EXPORT void cann_last(cann_rate rate, double amount);
@@ -123,10 +124,12 @@ typedef struct cann_launch {
 } cann_launch;
 
 /* Makes the one-shot executor of a first phase: takes a use of every input. */
-CANN_EXPORT ep_acl_code cann_plan(const cann_launch *plan, uint64_t *workspace_bytes, ep_acl_executor **executor);
+CANN_EXPORT ep_acl_code cann_plan(const cann_launch *plan, uint64_t *workspace_bytes,
+                                  ep_acl_executor **executor);
 /* Second phase of every operator; name is that of its function. */
-CANN_EXPORT ep_acl_code cann_launch_executor(const char *name, void *workspace, uint64_t workspace_bytes,
-                                             ep_acl_executor *executor, ep_acl_stream stream);
+CANN_EXPORT ep_acl_code cann_launch_executor(const char *name, void *workspace,
+                                             uint64_t workspace_bytes, ep_acl_executor *executor,
+                                             ep_acl_stream stream);
 /* A live tensor, or a violation. */
 CANN_EXPORT const ep_acl_tensor *cann_tensor(const ep_acl_tensor *tensor, const char *what);
 CANN_EXPORT const ep_acl_tensor_list *cann_list(const ep_acl_tensor_list *list, const char *what);

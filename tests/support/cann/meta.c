@@ -7,7 +7,12 @@
 
 #include "support/cann/cann.h"
 
-enum { TENSOR_MAGIC = 0x74656e73, LIST_MAGIC = 0x6c697374, EXECUTOR_MAGIC = 0x65786563, DEAD_MAGIC = 0x64656164 };
+enum {
+    TENSOR_MAGIC = 0x74656e73,
+    LIST_MAGIC = 0x6c697374,
+    EXECUTOR_MAGIC = 0x65786563,
+    DEAD_MAGIC = 0x64656164
+};
 
 struct aclOpExecutor {
     ep_acl_executor *next_dead;
@@ -36,15 +41,18 @@ static size_t bytes_of(ep_acl_data_type type)
     }
 }
 
-CANN_EXPORT ep_acl_tensor *aclCreateTensor(const int64_t *shape, uint64_t rank, ep_acl_data_type type,
-                                           const int64_t *strides, int64_t offset, ep_acl_format format,
-                                           const int64_t *storage_shape, uint64_t storage_rank, void *memory)
+CANN_EXPORT ep_acl_tensor *aclCreateTensor(const int64_t *shape, uint64_t rank,
+                                           ep_acl_data_type type, const int64_t *strides,
+                                           int64_t offset, ep_acl_format format,
+                                           const int64_t *storage_shape, uint64_t storage_rank,
+                                           void *memory)
 {
     const size_t element = bytes_of(type);
     int64_t last = offset; /* of the view */
     int64_t stored = 1;
-    if (shape == NULL || strides == NULL || storage_shape == NULL || rank < 1 || rank > CANN_RANK_MAX ||
-        element == 0 || offset < 0 || (format != EP_ACL_ND && format != EP_ACL_FRACTAL_NZ)) {
+    if (shape == NULL || strides == NULL || storage_shape == NULL || rank < 1 ||
+        rank > CANN_RANK_MAX || element == 0 || offset < 0 ||
+        (format != EP_ACL_ND && format != EP_ACL_FRACTAL_NZ)) {
         return NULL;
     }
     ep_acl_tensor *tensor = calloc(1, sizeof(*tensor));
@@ -66,10 +74,12 @@ CANN_EXPORT ep_acl_tensor *aclCreateTensor(const int64_t *shape, uint64_t rank, 
         stored *= storage_shape[i];
     }
     if ((uintptr_t)memory % EP_ACL_ALIGN != 0) {
-        cann_violation("aclCreateTensor: address %p is not aligned to %d bytes", memory, EP_ACL_ALIGN);
+        cann_violation("aclCreateTensor: address %p is not aligned to %d bytes", memory,
+                       EP_ACL_ALIGN);
     }
     if (tensor->elements < 1 || last >= stored) {
-        cann_violation("aclCreateTensor: the view's last element is %lld of %lld; strides and offset are in elements",
+        cann_violation("aclCreateTensor: the view's last element is %lld of %lld; strides and "
+                       "offset are in elements",
                        (long long)last, (long long)stored);
     }
     (void)cann_device_bytes(memory, (size_t)stored * element, "aclCreateTensor");
@@ -111,7 +121,8 @@ bool cann_is_contiguous(const ep_acl_tensor *tensor)
 void *cann_tensor_bytes(const ep_acl_tensor *tensor, const char *what)
 {
     const size_t skipped = (size_t)tensor->offset * tensor->element_bytes;
-    return cann_device_bytes(tensor->memory + skipped, (size_t)tensor->elements * tensor->element_bytes, what);
+    return cann_device_bytes(tensor->memory + skipped,
+                             (size_t)tensor->elements * tensor->element_bytes, what);
 }
 
 static void destroy_tensor(ep_acl_tensor *tensor)
@@ -134,7 +145,8 @@ CANN_EXPORT ep_acl_code aclDestroyTensor(const ep_acl_tensor *tensor)
     return 0;
 }
 
-CANN_EXPORT ep_acl_tensor_list *aclCreateTensorList(const ep_acl_tensor *const *tensors, uint64_t count)
+CANN_EXPORT ep_acl_tensor_list *aclCreateTensorList(const ep_acl_tensor *const *tensors,
+                                                    uint64_t count)
 {
     if (tensors == NULL || count < 1) {
         return NULL;
@@ -144,7 +156,8 @@ CANN_EXPORT ep_acl_tensor_list *aclCreateTensorList(const ep_acl_tensor *const *
     list->count = count;
     list->tensors = malloc(count * sizeof(*list->tensors));
     for (uint64_t i = 0; i < count; i++) {
-        list->tensors[i] = (ep_acl_tensor *)(uintptr_t)cann_tensor(tensors[i], "aclCreateTensorList");
+        list->tensors[i] =
+            (ep_acl_tensor *)(uintptr_t)cann_tensor(tensors[i], "aclCreateTensorList");
     }
     cann_count_object(1);
     return list;
@@ -152,7 +165,8 @@ CANN_EXPORT ep_acl_tensor_list *aclCreateTensorList(const ep_acl_tensor *const *
 
 CANN_EXPORT ep_acl_code aclDestroyTensorList(const ep_acl_tensor_list *list)
 {
-    ep_acl_tensor_list *own = (ep_acl_tensor_list *)(uintptr_t)cann_list(list, "aclDestroyTensorList");
+    ep_acl_tensor_list *own =
+        (ep_acl_tensor_list *)(uintptr_t)cann_list(list, "aclDestroyTensorList");
     for (uint64_t i = 0; i < own->count; i++) { /* its tensors are destroyed with it */
         destroy_tensor(own->tensors[i]);
     }
@@ -172,7 +186,8 @@ static void count_uses(const cann_launch *launch, int change)
     pthread_mutex_unlock(&lock);
 }
 
-ep_acl_code cann_plan(const cann_launch *plan, uint64_t *workspace_bytes, ep_acl_executor **executor)
+ep_acl_code cann_plan(const cann_launch *plan, uint64_t *workspace_bytes,
+                      ep_acl_executor **executor)
 {
     if (cann_is_refused(plan->name)) {
         return CANN_OP_INVALID;
@@ -228,8 +243,10 @@ ep_acl_code cann_launch_executor(const char *name, void *workspace, uint64_t wor
     if (strcmp(launch->name, name) != 0) {
         cann_violation("%s: the executor is one of %s", name, launch->name);
     }
-    if (workspace_bytes < launch->workspace_bytes || (launch->workspace_bytes != 0 && workspace == NULL)) {
-        cann_violation("%s: a workspace of %llu bytes, asked for %llu", name, (unsigned long long)workspace_bytes,
+    if (workspace_bytes < launch->workspace_bytes ||
+        (launch->workspace_bytes != 0 && workspace == NULL)) {
+        cann_violation("%s: a workspace of %llu bytes, asked for %llu", name,
+                       (unsigned long long)workspace_bytes,
                        (unsigned long long)launch->workspace_bytes);
     }
     launch->workspace = workspace;

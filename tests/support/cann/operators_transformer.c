@@ -14,7 +14,8 @@ enum {
     SCALE,
     PER_TOKEN_SCALE,
     FIRST_WEIGHT
-}; /* places in launch->inputs; an absent one is x again; behind the weights as many biases, if any */
+}; /* places in launch->inputs; an absent one is x again; behind the weights as many biases, if any
+    */
 enum { LIST_TYPE, WEIGHTS, GROUPS, IS_QUANT, HAS_BIAS }; /* places in launch->numbers */
 
 #define NAME "aclnnGroupedMatmul"
@@ -56,7 +57,8 @@ static void group_free(group *g)
     free(g->whole);
 }
 
-static void group_read(const cann_launch *launch, int64_t number, int64_t inner, int64_t columns, group *g)
+static void group_read(const cann_launch *launch, int64_t number, int64_t inner, int64_t columns,
+                       group *g)
 {
     const ep_acl_tensor *x = launch->inputs[X];
     const bool is_quant = launch->numbers[IS_QUANT] != 0;
@@ -67,17 +69,20 @@ static void group_read(const cann_launch *launch, int64_t number, int64_t inner,
     const ep_acl_tensor *scale = launch->inputs[SCALE];
     const void *scales = is_quant ? cann_tensor_bytes(scale, NAME) : NULL;
     for (int64_t i = 0; i < inner * columns; i++) {
-        g->weights[i] = is_quant ? (float)((const int8_t *)weights)[i] : cann_element(x->type, weights, (size_t)i);
+        g->weights[i] = is_quant ? (float)((const int8_t *)weights)[i]
+                                 : cann_element(x->type, weights, (size_t)i);
     }
     for (int64_t n = 0; n < columns; n++) {
-        g->biases[n] = has_bias ? cann_element(launch->inputs[first_bias]->type, biases, (size_t)n) : 0.0f;
-        g->scales[n] = is_quant ? cann_element(scale->type, scales, (size_t)(number * columns + n)) : 1.0f;
+        g->biases[n] =
+            has_bias ? cann_element(launch->inputs[first_bias]->type, biases, (size_t)n) : 0.0f;
+        g->scales[n] =
+            is_quant ? cann_element(scale->type, scales, (size_t)(number * columns + n)) : 1.0f;
     }
 }
 
 /* One row: f32 accumulation in ascending k, or the exact integer sum. */
-static void multiply_row(const cann_launch *launch, const void *x, int64_t row, int64_t inner, int64_t columns,
-                         float per_token, group *g)
+static void multiply_row(const cann_launch *launch, const void *x, int64_t row, int64_t inner,
+                         int64_t columns, float per_token, group *g)
 {
     float *sums = g->sums;
     int32_t *whole = g->whole;
@@ -107,13 +112,14 @@ static void multiply_row(const cann_launch *launch, const void *x, int64_t row, 
 static int64_t group_end(const cann_launch *launch, const int64_t *list, int64_t g, int64_t row)
 {
     const int64_t rows = launch->inputs[X]->shape[0];
-    const int64_t end = launch->numbers[LIST_TYPE] == EP_ACL_GROUP_LIST_COUNTS ? row + list[g] : list[g];
+    const int64_t end =
+        launch->numbers[LIST_TYPE] == EP_ACL_GROUP_LIST_COUNTS ? row + list[g] : list[g];
     if (end >= row && end <= rows) {
         return end;
     }
     if (!cann_has_failed()) {
-        cann_violation(NAME ": group %lld ends with row %lld, begins with %lld of %lld", (long long)g, (long long)end,
-                       (long long)row, (long long)rows);
+        cann_violation(NAME ": group %lld ends with row %lld, begins with %lld of %lld",
+                       (long long)g, (long long)end, (long long)row, (long long)rows);
     }
     return -1;
 }
@@ -128,8 +134,9 @@ static ep_acl_code run_grouped_matmul(const cann_launch *launch)
     const int64_t columns = out->shape[1];
     const int64_t *list = cann_tensor_bytes(launch->inputs[GROUP_LIST], NAME);
     const void *x = cann_tensor_bytes(launch->inputs[X], NAME);
-    const float *per_token =
-        launch->numbers[IS_QUANT] != 0 ? cann_tensor_bytes(launch->inputs[PER_TOKEN_SCALE], NAME) : NULL;
+    const float *per_token = launch->numbers[IS_QUANT] != 0
+                                 ? cann_tensor_bytes(launch->inputs[PER_TOKEN_SCALE], NAME)
+                                 : NULL;
     uint8_t *to = cann_tensor_bytes(out, NAME);
     group g = group_make(inner, columns);
     int64_t row = 0;
@@ -139,7 +146,8 @@ static ep_acl_code run_grouped_matmul(const cann_launch *launch)
             group_read(launch, number, inner, columns, &g);
         }
         for (; row < end; row++) {
-            multiply_row(launch, x, row, inner, columns, per_token != NULL ? per_token[row] : 1.0f, &g);
+            multiply_row(launch, x, row, inner, columns, per_token != NULL ? per_token[row] : 1.0f,
+                         &g);
             for (int64_t n = 0; n < columns; n++) {
                 cann_element_set(out->type, to, (size_t)(row * columns + n), g.sums[n]);
             }
@@ -157,12 +165,13 @@ static ep_acl_code run_grouped_matmul(const cann_launch *launch)
 
 static bool is_matrix(const ep_acl_tensor *tensor)
 {
-    return tensor->rank == 2 && cann_is_contiguous(tensor) && tensor->shape[1] <= EP_ACL_COLUMNS_MAX;
+    return tensor->rank == 2 && cann_is_contiguous(tensor) &&
+           tensor->shape[1] <= EP_ACL_COLUMNS_MAX;
 }
 
 /* Weights of group g, or of all in one tensor of three axes. */
-static bool weights_fit(const ep_acl_tensor_list *weight, const ep_acl_tensor *x, const ep_acl_tensor *out,
-                        int64_t groups)
+static bool weights_fit(const ep_acl_tensor_list *weight, const ep_acl_tensor *x,
+                        const ep_acl_tensor *out, int64_t groups)
 {
     if (weight->count != 1 && weight->count != (uint64_t)groups) {
         return false;
@@ -180,15 +189,19 @@ static bool weights_fit(const ep_acl_tensor_list *weight, const ep_acl_tensor *x
 }
 
 /* f32 for bf16, f16 for f16; to int8 products V5 adds bf16 behind the scales. */
-static bool bias_fits(const char *name, const ep_acl_tensor_list *bias, const ep_acl_tensor_list *weight,
-                      const ep_acl_tensor *x, const ep_acl_tensor *out, int64_t groups)
+static bool bias_fits(const char *name, const ep_acl_tensor_list *bias,
+                      const ep_acl_tensor_list *weight, const ep_acl_tensor *x,
+                      const ep_acl_tensor *out, int64_t groups)
 {
     if (bias == NULL) {
         return true;
     }
     const bool is_quant = x->type == EP_ACL_INT8;
-    const ep_acl_data_type type = is_quant ? EP_ACL_BF16 : x->type == EP_ACL_BF16 ? EP_ACL_FLOAT : x->type;
-    if (cann_list(bias, name)->count != weight->count || (is_quant && strcmp(name, "aclnnGroupedMatmulV5") != 0)) {
+    const ep_acl_data_type type = is_quant                 ? EP_ACL_BF16
+                                  : x->type == EP_ACL_BF16 ? EP_ACL_FLOAT
+                                                           : x->type;
+    if (cann_list(bias, name)->count != weight->count ||
+        (is_quant && strcmp(name, "aclnnGroupedMatmulV5") != 0)) {
         return false;
     }
     for (uint64_t i = 0; i < bias->count; i++) {
@@ -203,9 +216,9 @@ static bool bias_fits(const char *name, const ep_acl_tensor_list *bias, const ep
 }
 
 /* V4 has no f32 scales for bf16 results. */
-static bool quant_fits(const char *name, const ep_acl_tensor_list *scale, const ep_acl_tensor_list *per_token,
-                       const ep_acl_tensor_list *weight, const ep_acl_tensor *x, const ep_acl_tensor *out,
-                       int64_t groups)
+static bool quant_fits(const char *name, const ep_acl_tensor_list *scale,
+                       const ep_acl_tensor_list *per_token, const ep_acl_tensor_list *weight,
+                       const ep_acl_tensor *x, const ep_acl_tensor *out, int64_t groups)
 {
     if (scale == NULL || per_token == NULL || cann_list(scale, NAME)->count != 1 ||
         cann_list(per_token, NAME)->count != 1 || weight->count != 1) {
@@ -213,15 +226,16 @@ static bool quant_fits(const char *name, const ep_acl_tensor_list *scale, const 
     }
     const ep_acl_tensor *s = cann_tensor(scale->tensors[0], NAME);
     const ep_acl_tensor *p = cann_tensor(per_token->tensors[0], NAME);
-    const bool types =
-        (out->type == EP_ACL_BF16 &&
-         (s->type == EP_ACL_BF16 || (s->type == EP_ACL_FLOAT && strcmp(name, "aclnnGroupedMatmulV4") != 0))) ||
-        (out->type == EP_ACL_FLOAT16 && s->type == EP_ACL_FLOAT);
-    return types && p->type == EP_ACL_FLOAT && s->rank == 2 && s->shape[0] == groups && s->shape[1] == out->shape[1] &&
-           p->rank == 1 && p->shape[0] == x->shape[0];
+    const bool types = (out->type == EP_ACL_BF16 &&
+                        (s->type == EP_ACL_BF16 ||
+                         (s->type == EP_ACL_FLOAT && strcmp(name, "aclnnGroupedMatmulV4") != 0))) ||
+                       (out->type == EP_ACL_FLOAT16 && s->type == EP_ACL_FLOAT);
+    return types && p->type == EP_ACL_FLOAT && s->rank == 2 && s->shape[0] == groups &&
+           s->shape[1] == out->shape[1] && p->rank == 1 && p->shape[0] == x->shape[0];
 }
 
-static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_INPUTS, EP_ACL_GROUPED_MATMUL_OUTPUTS)
+static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_INPUTS,
+                                       EP_ACL_GROUPED_MATMUL_OUTPUTS)
 {
     if (x == NULL || weight == NULL || out == NULL || group_list == NULL) {
         return CANN_OP_NULL;
@@ -232,9 +246,10 @@ static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_I
     }
     if (cann_list(x, name)->count != 1 || cann_list(out, name)->count != 1 ||
         cann_list(weight, name)->count > EP_ACL_GROUPS_MAX || split_item != EP_ACL_SPLIT_SINGLE ||
-        group_type != EP_ACL_GROUP_ROWS || (group_list_type != 0 && group_list_type != 1) || offset != NULL ||
-        antiquant_scale != NULL || antiquant_offset != NULL || activation_input != NULL ||
-        activation_quant_scale != NULL || activation_quant_offset != NULL || activation != EP_ACL_NO_ACTIVATION ||
+        group_type != EP_ACL_GROUP_ROWS || (group_list_type != 0 && group_list_type != 1) ||
+        offset != NULL || antiquant_scale != NULL || antiquant_offset != NULL ||
+        activation_input != NULL || activation_quant_scale != NULL ||
+        activation_quant_offset != NULL || activation != EP_ACL_NO_ACTIVATION ||
         activation_feature_out != NULL || dynamic_scale_out != NULL) {
         return CANN_OP_INVALID;
     }
@@ -242,27 +257,29 @@ static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_I
     const ep_acl_tensor *result = cann_tensor(out->tensors[0], name);
     const int64_t groups = cann_tensor(group_list, name)->shape[0];
     const bool is_quant = rows->type == EP_ACL_INT8;
-    if (group_list->type != EP_ACL_INT64 || group_list->rank != 1 || !is_matrix(rows) || !is_matrix(result) ||
-        rows->shape[0] != result->shape[0] || !weights_fit(weight, rows, result, groups)) {
+    if (group_list->type != EP_ACL_INT64 || group_list->rank != 1 || !is_matrix(rows) ||
+        !is_matrix(result) || rows->shape[0] != result->shape[0] ||
+        !weights_fit(weight, rows, result, groups)) {
         return CANN_OP_INVALID;
     }
-    if (is_quant
-            ? !quant_fits(name, scale, per_token_scale, weight, rows, result, groups)
-            : rows->type != result->type || !cann_is_float(rows->type) || scale != NULL || per_token_scale != NULL) {
+    if (is_quant ? !quant_fits(name, scale, per_token_scale, weight, rows, result, groups)
+                 : rows->type != result->type || !cann_is_float(rows->type) || scale != NULL ||
+                       per_token_scale != NULL) {
         return CANN_OP_INVALID;
     }
     if (!bias_fits(name, bias, weight, rows, result, groups)) {
         return CANN_OP_INVALID;
     }
     const uint64_t biases = bias != NULL ? bias->count : 0;
-    cann_launch plan = {.inputs = {rows, result, group_list, is_quant ? scale->tensors[0] : rows,
-                                   is_quant ? per_token_scale->tensors[0] : rows},
-                        .inputs_count = FIRST_WEIGHT + weight->count + biases,
-                        .run = run_grouped_matmul,
-                        .flops = 2.0 * (double)rows->shape[0] * (double)rows->shape[1] * (double)result->shape[1],
-                        .name = name,
-                        .workspace_bytes = 4096 + (uint64_t)(rows->shape[0] * 64),
-                        .numbers = {group_list_type, (int64_t)weight->count, groups, is_quant, bias != NULL}};
+    cann_launch plan = {
+        .inputs = {rows, result, group_list, is_quant ? scale->tensors[0] : rows,
+                   is_quant ? per_token_scale->tensors[0] : rows},
+        .inputs_count = FIRST_WEIGHT + weight->count + biases,
+        .run = run_grouped_matmul,
+        .flops = 2.0 * (double)rows->shape[0] * (double)rows->shape[1] * (double)result->shape[1],
+        .name = name,
+        .workspace_bytes = 4096 + (uint64_t)(rows->shape[0] * 64),
+        .numbers = {group_list_type, (int64_t)weight->count, groups, is_quant, bias != NULL}};
     for (uint64_t i = 0; i < weight->count; i++) {
         plan.inputs[FIRST_WEIGHT + i] = weight->tensors[i];
     }
@@ -272,23 +289,27 @@ static ep_acl_code plan_grouped_matmul(const char *name, EP_ACL_GROUPED_MATMUL_I
     return cann_plan(&plan, workspace_bytes, executor);
 }
 
-#define INPUTS_PASSED                                                                                                 \
-    x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, per_token_scale, group_list, activation_input, \
-        activation_quant_scale, activation_quant_offset, split_item, group_type, group_list_type, activation
+#define INPUTS_PASSED                                                                              \
+    x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, per_token_scale,            \
+        group_list, activation_input, activation_quant_scale, activation_quant_offset, split_item, \
+        group_type, group_list_type, activation
 #define OUTPUTS_PASSED out, activation_feature_out, dynamic_scale_out, workspace_bytes, executor
 
 #ifndef CANN_OLDER
-CANN_EXPORT ep_acl_code aclnnGroupedMatmulV5GetWorkspaceSize(EP_ACL_GROUPED_MATMUL_INPUTS, ep_acl_int_array *tuning,
+CANN_EXPORT ep_acl_code aclnnGroupedMatmulV5GetWorkspaceSize(EP_ACL_GROUPED_MATMUL_INPUTS,
+                                                             ep_acl_int_array *tuning,
                                                              EP_ACL_GROUPED_MATMUL_OUTPUTS)
 {
-    return tuning != NULL ? CANN_OP_INVALID
-                          : plan_grouped_matmul("aclnnGroupedMatmulV5", INPUTS_PASSED, OUTPUTS_PASSED);
+    return tuning != NULL
+               ? CANN_OP_INVALID
+               : plan_grouped_matmul("aclnnGroupedMatmulV5", INPUTS_PASSED, OUTPUTS_PASSED);
 }
 
-CANN_EXPORT ep_acl_code aclnnGroupedMatmulV5(void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor,
-                                             ep_acl_stream stream)
+CANN_EXPORT ep_acl_code aclnnGroupedMatmulV5(void *workspace, uint64_t workspace_bytes,
+                                             ep_acl_executor *executor, ep_acl_stream stream)
 {
-    return cann_launch_executor("aclnnGroupedMatmulV5", workspace, workspace_bytes, executor, stream);
+    return cann_launch_executor("aclnnGroupedMatmulV5", workspace, workspace_bytes, executor,
+                                stream);
 }
 #endif
 
@@ -298,16 +319,26 @@ CANN_EXPORT ep_acl_code aclnnGroupedMatmulV4GetWorkspaceSize(EP_ACL_GROUPED_MATM
     return plan_grouped_matmul("aclnnGroupedMatmulV4", INPUTS_PASSED, OUTPUTS_PASSED);
 }
 
-CANN_EXPORT ep_acl_code aclnnGroupedMatmulV4(void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor,
-                                             ep_acl_stream stream)
+CANN_EXPORT ep_acl_code aclnnGroupedMatmulV4(void *workspace, uint64_t workspace_bytes,
+                                             ep_acl_executor *executor, ep_acl_stream stream)
 {
-    return cann_launch_executor("aclnnGroupedMatmulV4", workspace, workspace_bytes, executor, stream);
+    return cann_launch_executor("aclnnGroupedMatmulV4", workspace, workspace_bytes, executor,
+                                stream);
 }
 
 #ifndef CANN_OLDER
 #define FUSED "aclnnGroupedMatmulSwigluQuant"
 
-enum { FUSED_X, FUSED_WEIGHT, FUSED_SCALE, FUSED_X_SCALE, FUSED_GROUPS, FUSED_OUT, FUSED_OUT_SCALE, FUSED_INPUTS };
+enum {
+    FUSED_X,
+    FUSED_WEIGHT,
+    FUSED_SCALE,
+    FUSED_X_SCALE,
+    FUSED_GROUPS,
+    FUSED_OUT,
+    FUSED_OUT_SCALE,
+    FUSED_INPUTS
+};
 
 /* Value of row k, column n of weights that lie as [N/32][K/16][16][32]. */
 static int8_t fractal_value(const int8_t *weight, int64_t inner, int64_t k, int64_t n)
@@ -316,14 +347,17 @@ static int8_t fractal_value(const int8_t *weight, int64_t inner, int64_t k, int6
 }
 
 /* One row: gate and up in f32, never rounded to less before they become int8. */
-static void run_fused_row(const cann_launch *launch, const int8_t *weight, const float *scales, int64_t row,
-                          float *wide)
+static void run_fused_row(const cann_launch *launch, const int8_t *weight, const float *scales,
+                          int64_t row, float *wide)
 {
     const int64_t inner = launch->inputs[FUSED_X]->shape[1];
     const int64_t columns = 2 * launch->inputs[FUSED_OUT]->shape[1];
-    const int8_t *x = (const int8_t *)cann_tensor_bytes(launch->inputs[FUSED_X], FUSED) + row * inner;
-    const float x_scale = ((const float *)cann_tensor_bytes(launch->inputs[FUSED_X_SCALE], FUSED))[row];
-    int8_t *out = (int8_t *)cann_tensor_bytes(launch->inputs[FUSED_OUT], FUSED) + row * (columns / 2);
+    const int8_t *x =
+        (const int8_t *)cann_tensor_bytes(launch->inputs[FUSED_X], FUSED) + row * inner;
+    const float x_scale =
+        ((const float *)cann_tensor_bytes(launch->inputs[FUSED_X_SCALE], FUSED))[row];
+    int8_t *out =
+        (int8_t *)cann_tensor_bytes(launch->inputs[FUSED_OUT], FUSED) + row * (columns / 2);
     float *out_scale = (float *)cann_tensor_bytes(launch->inputs[FUSED_OUT_SCALE], FUSED) + row;
     for (int64_t n = 0; n < columns; n++) {
         int32_t sum = 0;
@@ -350,8 +384,8 @@ static ep_acl_code run_fused(const cann_launch *launch)
     const float *scales = cann_tensor_bytes(launch->inputs[FUSED_SCALE], FUSED);
     /* in a core's local memory all rows but the first begin askew */
     if (columns / 2 % EP_ACL_ALIGN != 0) {
-        cann_violation(FUSED ": rows of %lld results are no whole blocks of %d bytes", (long long)(columns / 2),
-                       EP_ACL_ALIGN);
+        cann_violation(FUSED ": rows of %lld results are no whole blocks of %d bytes",
+                       (long long)(columns / 2), EP_ACL_ALIGN);
     }
     float *wide = malloc((size_t)columns * sizeof(*wide));
     int64_t row = 0;
@@ -359,18 +393,21 @@ static ep_acl_code run_fused(const cann_launch *launch)
     for (int64_t g = 0; g < launch->inputs[FUSED_GROUPS]->shape[0] && code == 0; g++) {
         if (ends[g] < row || ends[g] > x->shape[0]) {
             if (!cann_has_failed()) {
-                cann_violation(FUSED ": group %lld ends with row %lld, begins with %lld of %lld", (long long)g,
-                               (long long)ends[g], (long long)row, (long long)x->shape[0]);
+                cann_violation(FUSED ": group %lld ends with row %lld, begins with %lld of %lld",
+                               (long long)g, (long long)ends[g], (long long)row,
+                               (long long)x->shape[0]);
             }
             code = CANN_CORE_FAULT;
         }
         for (; code == 0 && row < ends[g]; row++) {
-            run_fused_row(launch, weights + g * x->shape[1] * columns, scales + g * columns, row, wide);
+            run_fused_row(launch, weights + g * x->shape[1] * columns, scales + g * columns, row,
+                          wide);
         }
     }
     for (; code == 0 && row < x->shape[0]; row++) { /* not written on the device */
         const float none = NAN;
-        memcpy((float *)cann_tensor_bytes(launch->inputs[FUSED_OUT_SCALE], FUSED) + row, &none, sizeof(none));
+        memcpy((float *)cann_tensor_bytes(launch->inputs[FUSED_OUT_SCALE], FUSED) + row, &none,
+               sizeof(none));
     }
     free(wide);
     return code;
@@ -378,7 +415,8 @@ static ep_acl_code run_fused(const cann_launch *launch)
 
 static bool is_vector(const ep_acl_tensor *tensor, ep_acl_data_type type, int64_t count)
 {
-    return tensor->type == type && tensor->rank == 1 && cann_is_contiguous(tensor) && tensor->shape[0] == count;
+    return tensor->type == type && tensor->rank == 1 && cann_is_contiguous(tensor) &&
+           tensor->shape[0] == count;
 }
 
 static bool fused_fits(const cann_launch *plan)
@@ -395,18 +433,19 @@ static bool fused_fits(const cann_launch *plan)
     const int64_t rows = x->shape[0];
     const int64_t columns = s->shape[1];
     const ep_acl_tensor *groups = plan->inputs[FUSED_GROUPS];
-    return w->shape[0] == s->shape[0] && w->shape[1] * 32 == columns && w->shape[2] * 16 == x->shape[1] &&
-           w->shape[3] == 16 && w->shape[4] == 32 && columns <= 10240 && out->shape[0] == rows &&
-           out->shape[1] * 2 == columns && is_vector(plan->inputs[FUSED_X_SCALE], EP_ACL_FLOAT, rows) &&
+    return w->shape[0] == s->shape[0] && w->shape[1] * 32 == columns &&
+           w->shape[2] * 16 == x->shape[1] && w->shape[3] == 16 && w->shape[4] == 32 &&
+           columns <= 10240 && out->shape[0] == rows && out->shape[1] * 2 == columns &&
+           is_vector(plan->inputs[FUSED_X_SCALE], EP_ACL_FLOAT, rows) &&
            is_vector(plan->inputs[FUSED_OUT_SCALE], EP_ACL_FLOAT, rows) &&
            is_vector(groups, EP_ACL_INT64, groups->shape[0]) && groups->shape[0] <= w->shape[0];
 }
 
 CANN_EXPORT ep_acl_code aclnnGroupedMatmulSwigluQuantGetWorkspaceSize(
-    const ep_acl_tensor *x, const ep_acl_tensor *weight, const ep_acl_tensor *bias, const ep_acl_tensor *offset,
-    const ep_acl_tensor *scale, const ep_acl_tensor *per_token_scale, const ep_acl_tensor *group_list,
-    ep_acl_tensor *out, ep_acl_tensor *scale_out, ep_acl_tensor *offset_out, uint64_t *workspace_bytes,
-    ep_acl_executor **executor)
+    const ep_acl_tensor *x, const ep_acl_tensor *weight, const ep_acl_tensor *bias,
+    const ep_acl_tensor *offset, const ep_acl_tensor *scale, const ep_acl_tensor *per_token_scale,
+    const ep_acl_tensor *group_list, ep_acl_tensor *out, ep_acl_tensor *scale_out,
+    ep_acl_tensor *offset_out, uint64_t *workspace_bytes, ep_acl_executor **executor)
 {
     cann_launch plan = {.inputs = {x, weight, scale, per_token_scale, group_list, out, scale_out},
                         .inputs_count = FUSED_INPUTS,
@@ -431,7 +470,8 @@ CANN_EXPORT ep_acl_code aclnnGroupedMatmulSwigluQuantGetWorkspaceSize(
 }
 
 CANN_EXPORT ep_acl_code aclnnGroupedMatmulSwigluQuant(void *workspace, uint64_t workspace_bytes,
-                                                      ep_acl_executor *executor, ep_acl_stream stream)
+                                                      ep_acl_executor *executor,
+                                                      ep_acl_stream stream)
 {
     return cann_launch_executor(FUSED, workspace, workspace_bytes, executor, stream);
 }

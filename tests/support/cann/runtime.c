@@ -44,7 +44,7 @@ typedef struct event {
 typedef struct notify {
     uint32_t magic;
     bool is_set;
-    int users; /* tasks that refer to it */
+    int users;                /* tasks that refer to it */
     struct notify *next_dead; /* those of a lost device that have tasks stay */
 } notify;
 
@@ -86,7 +86,12 @@ typedef struct stream {
     struct stream *next;
 } stream;
 
-enum { NOTIFY_MAGIC = 0x6e746679, EVENT_MAGIC = 0x65766e74, STREAM_MAGIC = 0x73747265, DEAD_MAGIC = 0x64656164 };
+enum {
+    NOTIFY_MAGIC = 0x6e746679,
+    EVENT_MAGIC = 0x65766e74,
+    STREAM_MAGIC = 0x73747265,
+    DEAD_MAGIC = 0x64656164
+};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -154,7 +159,8 @@ static void read_environment(void)
     lost_file = getenv("EP_CANN_LOST_FILE");
     hold_fifo = getenv("EP_CANN_HOLD_FIFO");
     if (devices > CANN_DEVICES_MAX) {
-        cann_violation("EP_CANN_DEVICES is %llu, allowed: up to %d", (unsigned long long)devices, CANN_DEVICES_MAX);
+        cann_violation("EP_CANN_DEVICES is %llu, allowed: up to %d", (unsigned long long)devices,
+                       CANN_DEVICES_MAX);
     }
     memset(all_devices, 0, sizeof(all_devices));
     task_failed = false;
@@ -213,7 +219,8 @@ static ep_acl_code enter_for(int device)
 {
     const ep_acl_code code = enter_locked();
     return (code == 0 || code == CANN_LOST) && device != thread_device
-               ? fail(CANN_CONTEXT, "EE1001: the stream or event is of another device than the thread's")
+               ? fail(CANN_CONTEXT,
+                      "EE1001: the stream or event is of another device than the thread's")
                : code;
 }
 
@@ -292,7 +299,8 @@ CANN_EXPORT ep_acl_code aclInit(const char *config_path)
             cann_violation("no memfd for the arena");
         }
         arena_given = mmap(NULL, ARENA_BYTES, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        arena_own = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+        arena_own =
+            mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
         if (arena_given == MAP_FAILED || arena_own == MAP_FAILED) {
             cann_violation("no addresses for the arena");
         }
@@ -314,8 +322,10 @@ static void check_leaks(void)
         }
     }
     if (streams != NULL || events_alive != 0 || notifies_alive != 0 || objects_alive != 0) {
-        cann_violation("aclFinalize: %s streams, %d events, %d notifies, %d tensors, lists and executors are alive",
-                       streams != NULL ? "some" : "no", events_alive, notifies_alive, objects_alive);
+        cann_violation("aclFinalize: %s streams, %d events, %d notifies, %d tensors, lists and "
+                       "executors are alive",
+                       streams != NULL ? "some" : "no", events_alive, notifies_alive,
+                       objects_alive);
     }
 }
 
@@ -447,14 +457,16 @@ void *cann_device_bytes(const void *address, size_t bytes, const char *what)
     pthread_mutex_lock(&lock);
     const block *b = find_block(address, bytes);
     if (b == NULL || b->is_host) {
-        cann_violation("%s: %zu bytes at %p are not inside a block of device memory", what, bytes, address);
+        cann_violation("%s: %zu bytes at %p are not inside a block of device memory", what, bytes,
+                       address);
     }
     if (b->freed) {
-        cann_violation("%s: %zu bytes at %p are in device memory that has been freed", what, bytes, address);
+        cann_violation("%s: %zu bytes at %p are in device memory that has been freed", what, bytes,
+                       address);
     }
     if (b->device != thread_device) {
-        cann_violation("%s: %zu bytes at %p are memory of device %d, used on device %d", what, bytes, address,
-                       b->device, thread_device);
+        cann_violation("%s: %zu bytes at %p are memory of device %d, used on device %d", what,
+                       bytes, address, b->device, thread_device);
     }
     pthread_mutex_unlock(&lock);
     return arena_own + ((const uint8_t *)address - arena_given);
@@ -463,7 +475,11 @@ void *cann_device_bytes(const void *address, size_t bytes, const char *what)
 static void add_block(void *address, size_t bytes, bool is_host)
 {
     block *b = malloc(sizeof(*b));
-    *b = (block){.address = address, .bytes = bytes, .is_host = is_host, .device = thread_device, .next = blocks};
+    *b = (block){.address = address,
+                 .bytes = bytes,
+                 .is_host = is_host,
+                 .device = thread_device,
+                 .next = blocks};
     blocks = b;
 }
 
@@ -477,7 +493,8 @@ static ep_acl_code malloc_locked(void **memory, size_t bytes)
         return fail(CANN_PARAM, "EE1001: size is 0");
     }
     mallocs_count++;
-    const bool planned = oom_at != 0 && (mallocs_count == oom_at || (oom_stays && mallocs_count > oom_at));
+    const bool planned =
+        oom_at != 0 && (mallocs_count == oom_at || (oom_stays && mallocs_count > oom_at));
     const size_t room = (bytes + 2 * GUARD_BYTES - 1) & ~(size_t)(GUARD_BYTES - 1);
     if (planned || bytes > hbm_bytes - all_devices[thread_device].hbm_used ||
         arena_used + room + GUARD_BYTES > ARENA_BYTES) {
@@ -516,19 +533,23 @@ static ep_acl_code free_block(void *memory, bool is_host)
         }
         block *b = *link;
         if (b == NULL || b->is_host != is_host) {
-            cann_violation("%s of %p, which is no such block", is_host ? "aclrtFreeHost" : "aclrtFree", memory);
+            cann_violation("%s of %p, which is no such block",
+                           is_host ? "aclrtFreeHost" : "aclrtFree", memory);
         }
         if (b->device != thread_device) {
-            cann_violation("%s of %p, which is of device %d, on device %d", is_host ? "aclrtFreeHost" : "aclrtFree",
-                           memory, b->device, thread_device);
+            cann_violation("%s of %p, which is of device %d, on device %d",
+                           is_host ? "aclrtFreeHost" : "aclrtFree", memory, b->device,
+                           thread_device);
         }
         b->freed = true; /* kept: whoever uses it later is told */
         if (!is_host) {
             all_devices[b->device].hbm_used -= b->bytes;
             uint8_t *own = arena_own + (b->address - arena_given);
-            uint8_t *page = (uint8_t *)(((uintptr_t)own + GUARD_BYTES - 1) & ~(uintptr_t)(GUARD_BYTES - 1));
+            uint8_t *page =
+                (uint8_t *)(((uintptr_t)own + GUARD_BYTES - 1) & ~(uintptr_t)(GUARD_BYTES - 1));
             if (own + b->bytes > page + GUARD_BYTES) {
-                (void)madvise(page, (size_t)(own + b->bytes - page) & ~(size_t)(GUARD_BYTES - 1), MADV_REMOVE);
+                (void)madvise(page, (size_t)(own + b->bytes - page) & ~(size_t)(GUARD_BYTES - 1),
+                              MADV_REMOVE);
             }
         } else {
             *link = b->next;
@@ -568,7 +589,8 @@ CANN_EXPORT ep_acl_code aclrtFreeHost(void *memory)
     return free_block(memory, true);
 }
 
-CANN_EXPORT ep_acl_code aclrtGetMemInfo(ep_acl_memory_attribute attribute, size_t *free_bytes, size_t *total)
+CANN_EXPORT ep_acl_code aclrtGetMemInfo(ep_acl_memory_attribute attribute, size_t *free_bytes,
+                                        size_t *total)
 {
     pthread_mutex_lock(&lock);
     ep_acl_code code = enter_locked();
@@ -742,7 +764,8 @@ static void push_task(stream *s, task *t)
     pthread_cond_broadcast(&changed);
 }
 
-ep_acl_code cann_enqueue(ep_acl_stream handle, ep_acl_code (*run)(void *arg), void (*release)(void *arg), void *arg)
+ep_acl_code cann_enqueue(ep_acl_stream handle, ep_acl_code (*run)(void *arg),
+                         void (*release)(void *arg), void *arg)
 {
     stream *s = check_stream(handle);
     task *t = calloc(1, sizeof(*t));
@@ -861,9 +884,9 @@ static void check_pinned(const void *address, size_t bytes)
     pthread_mutex_lock(&lock);
     const block *b = find_block(address, bytes);
     if (b == NULL || !b->is_host) {
-        cann_violation(
-            "aclrtMemcpyAsync: %zu bytes at %p are pageable host memory, which may be read after the call returned",
-            bytes, address);
+        cann_violation("aclrtMemcpyAsync: %zu bytes at %p are pageable host memory, which may be "
+                       "read after the call returned",
+                       bytes, address);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -1013,7 +1036,8 @@ CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, in
     event *e = check_event(handle);
     (void)timeout_ms;
     if ((e->flags & EP_ACL_EVENT_PROGRESS) == 0) {
-        cann_violation("aclrtSynchronizeEventWithTimeout of an event without ACL_EVENT_CAPTURE_STREAM_PROGRESS");
+        cann_violation("aclrtSynchronizeEventWithTimeout of an event without "
+                       "ACL_EVENT_CAPTURE_STREAM_PROGRESS");
     }
     pthread_mutex_lock(&lock);
     ep_acl_code code = enter_for(e->device);
@@ -1022,7 +1046,8 @@ CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, in
     }
     if (code == 0 && e->completed < e->recorded) {
         if (in_vain == generation) {
-            cann_violation("aclrtSynchronizeEventWithTimeout: a thread waits a second time for a device that hangs");
+            cann_violation("aclrtSynchronizeEventWithTimeout: a thread waits a second time for a "
+                           "device that hangs");
         }
         in_vain = generation;
         code = fail(CANN_EVENT_TIMEOUT, "EE9999: synchronising the event timed out");
@@ -1097,7 +1122,8 @@ CANN_EXPORT ep_acl_code aclrtDestroyNotify(ep_acl_notify handle)
     return 0;
 }
 
-static ep_acl_code push_notify(ep_acl_notify notify_handle, ep_acl_stream stream_handle, bool record)
+static ep_acl_code push_notify(ep_acl_notify notify_handle, ep_acl_stream stream_handle,
+                               bool record)
 {
     notify *n = check_notify(notify_handle);
     stream *s = check_stream(stream_handle);
@@ -1118,8 +1144,8 @@ CANN_EXPORT ep_acl_code aclrtRecordNotify(ep_acl_notify notify_handle, ep_acl_st
     return push_notify(notify_handle, stream_handle, true);
 }
 
-CANN_EXPORT ep_acl_code aclrtWaitAndResetNotify(ep_acl_notify notify_handle, ep_acl_stream stream_handle,
-                                                uint32_t timeout)
+CANN_EXPORT ep_acl_code aclrtWaitAndResetNotify(ep_acl_notify notify_handle,
+                                                ep_acl_stream stream_handle, uint32_t timeout)
 {
     if (timeout != 0) {
         /* header and document name different units */
@@ -1163,8 +1189,8 @@ CANN_EXPORT ep_acl_code aclrtUnSubscribeReport(uint64_t thread, ep_acl_stream ha
     return code;
 }
 
-CANN_EXPORT ep_acl_code aclrtLaunchCallback(void (*callback)(void *arg), void *arg, ep_acl_callback_block waits,
-                                            ep_acl_stream handle)
+CANN_EXPORT ep_acl_code aclrtLaunchCallback(void (*callback)(void *arg), void *arg,
+                                            ep_acl_callback_block waits, ep_acl_stream handle)
 {
     stream *s = check_stream(handle);
     pthread_mutex_lock(&lock);

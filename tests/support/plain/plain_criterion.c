@@ -26,7 +26,8 @@ void ep_plain_add_suite(ep_plain_suite *suite)
     suites = suite;
 }
 
-void ep_plain_failed(bool fatal, const char *file, int line, const char *expected, const char *format, ...)
+void ep_plain_failed(bool fatal, const char *file, int line, const char *expected,
+                     const char *format, ...)
 {
     va_list args;
     va_start(args, format);

@@ -6,7 +6,7 @@
 #include "acl/acl_rt.h"
 #include "backends/ascend/acl_symbols.h"
 
-#define SAME_TYPE(name, result, parameters, need, release)                                                            \
+#define SAME_TYPE(name, result, parameters, need, release)                                         \
     _Static_assert(__builtin_types_compatible_p(__typeof__(name), result parameters), #name);
 EP_ACL_RUNTIME_SYMBOLS(SAME_TYPE)
 
@@ -28,7 +28,8 @@ int main(void)
 {
     int differences = 0;
     int compared = 0;
-#define SAME_VALUE(ours, theirs, value) compared++, differences += differs(#theirs, (long long)(theirs), ours);
+#define SAME_VALUE(ours, theirs, value)                                                            \
+    compared++, differences += differs(#theirs, (long long)(theirs), ours);
 #define SAME_CODE(name, code, err, text) compared++, differences += differs(#name, name, code);
     EP_ACL_VALUE_MAP(SAME_VALUE)
     EP_ACL_CODE_MAP(SAME_CODE)

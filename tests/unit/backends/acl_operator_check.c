@@ -20,7 +20,7 @@ typedef int aclFormat;
 #define LIST(header, list) list(THEIRS)
 ACL_OPERATOR_HEADERS(LIST)
 
-#define SAME_TYPE(name, result, parameters, need, release)                                                            \
+#define SAME_TYPE(name, result, parameters, need, release)                                         \
     _Static_assert(__builtin_types_compatible_p(their_##name, result parameters), #name);
 EP_ACL_META_SYMBOLS(SAME_TYPE)
 EP_ACL_NN_SYMBOLS(SAME_TYPE)

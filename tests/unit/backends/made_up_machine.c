@@ -36,7 +36,9 @@ void made_up_machine(const char *cpus, const char *memories, const char *nodes)
         abort();
     }
     setenv(EP_CPU_TOPOLOGY_ROOT_VARIABLE, root, 1);
-    snprintf(text, sizeof(text), "Name:\tmade-up\nCpus_allowed:\tff\nCpus_allowed_list:\t%s\nMems_allowed_list:\t%s\n", cpus, memories);
+    snprintf(text, sizeof(text),
+             "Name:\tmade-up\nCpus_allowed:\tff\nCpus_allowed_list:\t%s\nMems_allowed_list:\t%s\n",
+             cpus, memories);
     write_below("proc/thread-self/status", text);
     write_below("sys/devices/system/cpu/online", "0-511\n");
     for (; sscanf(nodes, " %u:%63s%n", &node, list, &length) == 2; nodes += length) {

@@ -57,7 +57,8 @@ Test(acl_symbols, takes_the_per_domain_libraries_and_v5_when_all_are_there)
     ep_acl_symbols s;
     ep_error error;
     cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
-    cr_assert_str_eq(f.asked, "libacl_rt.so libnnopbase.so libopapi_nn.so libopapi_transformer.so ");
+    cr_assert_str_eq(f.asked,
+                     "libacl_rt.so libnnopbase.so libopapi_nn.so libopapi_transformer.so ");
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_TRANSFORMER], "libopapi_transformer.so");
     cr_assert_not_null(s.aclnnGroupedMatmulV5);
     cr_assert_not_null(s.aclInit);
@@ -81,7 +82,8 @@ Test(acl_symbols, operators_never_come_from_both_sets)
     ep_error error;
     cr_assert_eq(load(&half, &s, &error), EP_ERR_UNAVAILABLE);
     cr_assert_null(strstr(half.asked, "libopapi.so"), "%s", half.asked);
-    cr_assert_str_eq(error.text, "libopapi_transformer.so cannot be opened: no file libopapi_transformer.so");
+    cr_assert_str_eq(error.text,
+                     "libopapi_transformer.so cannot be opened: no file libopapi_transformer.so");
 
     fake other = {.libraries = " libacl_rt.so libnnopbase.so libopapi_transformer.so libopapi.so "};
     cr_assert_eq(load(&other, &s, &error), EP_OK, "%s", error.text);
@@ -98,15 +100,19 @@ Test(acl_symbols, grouped_matmul_is_probed_newest_first)
     cr_assert_null(s.aclnnGroupedMatmulV5GetWorkspaceSize); /* half of a pair is none */
     cr_assert_not_null(s.aclnnGroupedMatmulV4);
 
-    f = (fake){.libraries = NEW_SET, .lacking = " aclnnClippedSwiglu aclnnDynamicQuantGetWorkspaceSize "};
+    f = (fake){.libraries = NEW_SET,
+               .lacking = " aclnnClippedSwiglu aclnnDynamicQuantGetWorkspaceSize "};
     cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
     cr_assert_null(s.aclnnClippedSwigluGetWorkspaceSize);
     cr_assert_null(s.aclnnDynamicQuant);
     cr_assert_not_null(s.aclnnGeGluV3);
 
-    f = (fake){.libraries = NEW_SET, .lacking = " aclnnGroupedMatmulV5GetWorkspaceSize aclnnGroupedMatmulV4 "};
+    f = (fake){.libraries = NEW_SET,
+               .lacking = " aclnnGroupedMatmulV5GetWorkspaceSize aclnnGroupedMatmulV4 "};
     cr_assert_eq(load(&f, &s, &error), EP_ERR_UNAVAILABLE);
-    cr_assert_str_eq(error.text, "libopapi_transformer.so has neither aclnnGroupedMatmulV5 nor aclnnGroupedMatmulV4");
+    cr_assert_str_eq(
+        error.text,
+        "libopapi_transformer.so has neither aclnnGroupedMatmulV5 nor aclnnGroupedMatmulV4");
 }
 
 Test(acl_symbols, names_what_is_missing_and_writes_nothing)
@@ -115,12 +121,13 @@ Test(acl_symbols, names_what_is_missing_and_writes_nothing)
     ep_acl_symbols s = {.libraries = {"before"}};
     ep_error error;
     cr_assert_eq(load(&f, &s, &error), EP_ERR_UNAVAILABLE);
-    cr_assert_str_eq(
-        error.text,
-        "neither libacl_rt.so nor libascendcl.so can be opened: libacl_rt.so cannot be opened: no file libacl_rt.so");
+    cr_assert_str_eq(error.text, "neither libacl_rt.so nor libascendcl.so can be opened: "
+                                 "libacl_rt.so cannot be opened: no file libacl_rt.so");
     f = (fake){.libraries = OLD_SET, .lacking = " aclrtMallocHost "};
     cr_assert_eq(load(&f, &s, &error), EP_ERR_UNAVAILABLE);
-    cr_assert_str_eq(error.text, "libascendcl.so has no aclrtMallocHost: a release of CANN this build does not know");
+    cr_assert_str_eq(
+        error.text,
+        "libascendcl.so has no aclrtMallocHost: a release of CANN this build does not know");
     cr_assert_str_eq(s.libraries[0], "before");
     f = (fake){.libraries = OLD_SET, .lacking = " aclnnDynamicQuant aclGetRecentErrMsg "};
     cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
@@ -135,7 +142,9 @@ Test(acl_symbols, a_caller_needs_the_runtime_alone_and_more_of_it)
     ep_error error;
     cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text); /* the backend does without */
     cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_ERR_UNAVAILABLE);
-    cr_assert_str_eq(error.text, "libascendcl.so has no aclrtCreateNotify: a release of CANN this build does not know");
+    cr_assert_str_eq(
+        error.text,
+        "libascendcl.so has no aclrtCreateNotify: a release of CANN this build does not know");
     f = (fake){.libraries = " libacl_rt.so "};
     cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_OK, "%s", error.text);
     cr_assert_str_eq(f.asked, "libacl_rt.so ");
@@ -143,7 +152,8 @@ Test(acl_symbols, a_caller_needs_the_runtime_alone_and_more_of_it)
     cr_assert_null(s.aclnnGroupedMatmulV5);
     f = (fake){.libraries = " "};
     cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_ERR_UNAVAILABLE);
-    cr_assert_not_null(strstr(error.text, "neither libacl_rt.so nor libascendcl.so can be opened"), "%s", error.text);
+    cr_assert_not_null(strstr(error.text, "neither libacl_rt.so nor libascendcl.so can be opened"),
+                       "%s", error.text);
 }
 
 Test(acl_symbols, the_runtime_that_the_process_has_is_taken)
@@ -152,9 +162,11 @@ Test(acl_symbols, the_runtime_that_the_process_has_is_taken)
     ep_error error;
     cr_assert_not_null(dlopen(EP_TEST_CANN_OLDER "/lib64/libascendcl.so", RTLD_NOW | RTLD_LOCAL));
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1); /* of the newer release */
-    cr_assert_eq(ep_acl_symbols_load_runtime(ep_acl_opener_caller(), &s, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_acl_symbols_load_runtime(ep_acl_opener_caller(), &s, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_RUNTIME], "libascendcl.so");
-    cr_assert_eq(ep_acl_symbols_load_runtime(ep_acl_opener_system(), &s, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_acl_symbols_load_runtime(ep_acl_opener_system(), &s, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_RUNTIME], "libacl_rt.so");
 }
 
@@ -199,13 +211,15 @@ typedef struct listed {
 } listed;
 
 #define SAME_OR(library, older) (strcmp(library, older) == 0 ? "the same" : older)
-#define LISTED(which, symbol, release)                                                                                \
-    {#symbol, names[EP_ACL_LIBRARY_##which].library,                                                                  \
-     SAME_OR(names[EP_ACL_LIBRARY_##which].library, names[EP_ACL_LIBRARY_##which].older), release},
+#define LISTED(which, symbol, release)                                                             \
+    {#symbol, names[EP_ACL_LIBRARY_##which].library,                                               \
+     SAME_OR(names[EP_ACL_LIBRARY_##which].library, names[EP_ACL_LIBRARY_##which].older),          \
+     release},
 #define LISTED_RUNTIME(name, result, parameters, need, release) LISTED(RUNTIME, name, release)
 #define LISTED_META(name, result, parameters, need, release) LISTED(META, name, release)
 #define LISTED_NN(name, result, parameters, need, release) LISTED(NN, name, release)
-#define LISTED_TRANSFORMER(name, result, parameters, need, release) LISTED(TRANSFORMER, name, release)
+#define LISTED_TRANSFORMER(name, result, parameters, need, release)                                \
+    LISTED(TRANSFORMER, name, release)
 
 /* The cells of a row of README's table, without the first; the row is cut to pieces. */
 static void expect_cells(char *row, const listed *l)
@@ -216,11 +230,12 @@ static void expect_cells(char *row, const listed *l)
     for (size_t i = 0; i < EP_ARRAY_COUNT(wanted); i++) {
         const char *cell = strtok_r(NULL, "|", &rest);
         cr_assert_not_null(cell, "%s", l->symbol);
-        cr_expect_not_null(strstr(cell, wanted[i]), "README.md has '%s' for %s, acl_symbols.h '%s'", cell, l->symbol,
-                           wanted[i]);
+        cr_expect_not_null(strstr(cell, wanted[i]), "README.md has '%s' for %s, acl_symbols.h '%s'",
+                           cell, l->symbol, wanted[i]);
     }
     const char *otherwise = strtok_r(NULL, "|", &rest);
-    cr_expect(otherwise != NULL && strlen(otherwise) > 2, "README.md does not say what happens without %s", l->symbol);
+    cr_expect(otherwise != NULL && strlen(otherwise) > 2,
+              "README.md does not say what happens without %s", l->symbol);
 }
 
 Test(acl_symbols, the_readme_has_the_same_table)
@@ -231,14 +246,15 @@ Test(acl_symbols, the_readme_has_the_same_table)
     } names[EP_ACL_LIBRARIES] = {
 #define NAMES(name, library, older) [EP_ACL_LIBRARY_##name] = {library, older},
         EP_ACL_LIBRARY_MAP(NAMES)};
-    const listed symbols[] = {EP_ACL_RUNTIME_SYMBOLS(LISTED_RUNTIME) EP_ACL_META_SYMBOLS(LISTED_META)
-                                  EP_ACL_NN_SYMBOLS(LISTED_NN) EP_ACL_TRANSFORMER_SYMBOLS(LISTED_TRANSFORMER)};
+    const listed symbols[] = {EP_ACL_RUNTIME_SYMBOLS(LISTED_RUNTIME) EP_ACL_META_SYMBOLS(
+        LISTED_META) EP_ACL_NN_SYMBOLS(LISTED_NN) EP_ACL_TRANSFORMER_SYMBOLS(LISTED_TRANSFORMER)};
     bool found[EP_ARRAY_COUNT(symbols)] = {false};
     char line[2048];
     FILE *file = fopen(EP_SOURCE_DIR "/lib/backends/ascend/README.md", "r");
     cr_assert_not_null(file);
     while (fgets(line, sizeof(line), file) != NULL) {
-        for (const char *at = line; strncmp(line, "| `acl", 6) == 0 && (at = strchr(at, '`')) != NULL;) {
+        for (const char *at = line;
+             strncmp(line, "| `acl", 6) == 0 && (at = strchr(at, '`')) != NULL;) {
             char name[128];
             char row[sizeof(line)];
             size_t i = 0;
@@ -251,7 +267,8 @@ Test(acl_symbols, the_readme_has_the_same_table)
             while (i < EP_ARRAY_COUNT(symbols) && strcmp(symbols[i].symbol, name) != 0) {
                 i++;
             }
-            cr_assert_lt(i, EP_ARRAY_COUNT(symbols), "README.md has %s, which is not asked for", name);
+            cr_assert_lt(i, EP_ARRAY_COUNT(symbols), "README.md has %s, which is not asked for",
+                         name);
             found[i] = true;
             strcpy(row, line + 1);
             expect_cells(row, &symbols[i]);

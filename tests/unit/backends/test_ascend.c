@@ -28,7 +28,8 @@ static ep_expert_source expert(uint32_t hidden, uint32_t inner)
                               .down = matrix};
 }
 
-static ep_err open_on(const char *home, ep_numerics numerics, ep_backend **out_backend, ep_error *error)
+static ep_err open_on(const char *home, ep_numerics numerics, ep_backend **out_backend,
+                      ep_error *error)
 {
     const ep_backend_config config = {.numerics = numerics};
     setenv("ASCEND_HOME_PATH", home, 1);
@@ -39,7 +40,8 @@ static ep_backend *open_emulated(void)
 {
     ep_backend *backend = NULL;
     ep_error error;
-    cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), EP_OK, "%s",
+                 error.text);
     return backend;
 }
 
@@ -53,8 +55,9 @@ Test(ascend, without_libraries_it_says_which_and_what_to_do)
     ep_backend *backend = NULL;
     ep_error error;
     cr_assert_eq(open_on("/nonexistent", EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNAVAILABLE);
-    expect_text(&error, "not available (backend: cpu computes without a device): neither libacl_rt.so nor "
-                        "libascendcl.so can be opened: ");
+    expect_text(&error,
+                "not available (backend: cpu computes without a device): neither libacl_rt.so nor "
+                "libascendcl.so can be opened: ");
     cr_assert_null(backend);
 }
 
@@ -64,7 +67,8 @@ Test(ascend, without_a_device_it_says_so)
     ep_error error;
     setenv("EP_CANN_DEVICES", "0", 1);
     cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNAVAILABLE);
-    expect_text(&error, "there is no device (ACL_ERROR_RT_NO_DEVICE, code 207004) EL0004: no device");
+    expect_text(&error,
+                "there is no device (ACL_ERROR_RT_NO_DEVICE, code 207004) EL0004: no device");
     setenv("EP_CANN_DEVICES", "1", 1);
     backend = open_emulated(); /* nothing is left of the first try */
     backend->ops->close(backend);
@@ -78,7 +82,8 @@ Test(ascend, two_share_the_runtime_and_the_last_ends_it)
     ep_backend *first = open_emulated();
     ep_backend *second = open_emulated();
     first->ops->close(first);
-    cr_assert_eq(second->ops->weights_load(second, &source, &weights, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(second->ops->weights_load(second, &source, &weights, &error), EP_OK, "%s",
+                 error.text);
     second->ops->weights_unload(second, weights);
     second->ops->close(second);
 }
@@ -88,7 +93,8 @@ Test(ascend, numerics_are_its_own)
     ep_backend *backend = NULL;
     ep_error error;
     char id[EP_NUMERICS_ID_BYTES];
-    cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_BF16DP, &backend, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_BF16DP, &backend, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     expect_text(&error, "numerics must be auto");
     backend = open_emulated();
     cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_F16, 0, id), EP_OK);
@@ -102,7 +108,8 @@ static void expect_refused(ep_backend *backend, const ep_expert_source *source, 
 {
     ep_backend_weights *weights = NULL;
     ep_error error;
-    cr_assert_eq(backend->ops->weights_load(backend, source, &weights, &error), EP_ERR_UNIMPLEMENTED);
+    cr_assert_eq(backend->ops->weights_load(backend, source, &weights, &error),
+                 EP_ERR_UNIMPLEMENTED);
     expect_text(&error, part);
     expect_text(&error, "ascend");
     cr_assert_null(weights);
@@ -119,7 +126,8 @@ Test(ascend, refuses_what_the_operators_do_not_do)
     source.activation = EP_ACT_SITU;
     source.numbers = (ep_activation_numbers){.alpha = 1.0f, .beta = 1.0f};
     expect_refused(backend, &source,
-                   "no operator for activation situ, allowed: silu, gelu, gelu_tanh, swiglu_oai, swiglu_limit; ");
+                   "no operator for activation situ, allowed: silu, gelu, gelu_tanh, swiglu_oai, "
+                   "swiglu_limit; ");
     source = expert(8, 8);
     source.activation = EP_ACT_SILU_NO_GATE;
     source.gate = NULL;
@@ -166,7 +174,8 @@ Test(ascend, what_an_operator_does_not_do_on_this_device_is_refused_and_the_rest
         cr_assert_eq(can_load(backend, &gelu), rows[i].gelu, "without %s", rows[i].refused);
         cr_assert_eq(can_load(backend, &quant), rows[i].quant, "without %s", rows[i].refused);
         if (!rows[i].oai) {
-            expect_refused(backend, &oai, "activation swiglu_oai, allowed: silu, gelu, gelu_tanh; ");
+            expect_refused(backend, &oai,
+                           "activation swiglu_oai, allowed: silu, gelu, gelu_tanh; ");
         }
         backend->ops->close(backend);
     }
@@ -185,7 +194,8 @@ Test(ascend, an_older_release_adds_biases_to_floats)
     ep_expert_source source = expert(8, 8);
     source.bias_dtype = EP_DTYPE_BF16;
     source.down_bias = matrix;
-    cr_assert_eq(open_on(EP_TEST_CANN_OLDER, EP_NUMERICS_AUTO, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(open_on(EP_TEST_CANN_OLDER, EP_NUMERICS_AUTO, &backend, &error), EP_OK, "%s",
+                 error.text);
     cr_assert(can_load(backend, &source));
     source.format = EP_WEIGHTS_W8A8;
     source.gate_scales = source.up_scales = source.down_scales = matrix;
@@ -205,7 +215,8 @@ Test(ascend, a_full_device_is_refused_with_figures_and_the_key)
     ep_backend *other = open_emulated(); /* takes of what the first one's budget stands for */
     ep_backend_weights *others[3];
     for (int i = 0; i < 3; i++) {
-        cr_assert_eq(other->ops->weights_load(other, &source, &others[i], &error), EP_OK, "%s", error.text);
+        cr_assert_eq(other->ops->weights_load(other, &source, &others[i], &error), EP_OK, "%s",
+                     error.text);
     }
     while ((backend->ops->weights_load(backend, &source, &weights, &error)) == EP_OK) {
         cr_assert_lt(loaded, 16);
@@ -222,7 +233,8 @@ Test(ascend, a_full_device_is_refused_with_figures_and_the_key)
     }
     other->ops->close(other);
     backend->ops->weights_unload(backend, all[--loaded]); /* room again */
-    cr_assert_eq(backend->ops->weights_load(backend, &source, &all[loaded], &error), EP_OK, "%s", error.text);
+    cr_assert_eq(backend->ops->weights_load(backend, &source, &all[loaded], &error), EP_OK, "%s",
+                 error.text);
     for (int i = 0; i <= loaded; i++) {
         backend->ops->weights_unload(backend, all[i]);
     }
@@ -248,7 +260,8 @@ static ep_backend *open_device(uint32_t device, uint64_t memory_bytes)
     ep_backend *backend = NULL;
     ep_error error;
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
-    cr_assert_eq(ep_backend_by_name("ascend")->open(&config, &backend, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_backend_by_name("ascend")->open(&config, &backend, &error), EP_OK, "%s",
+                 error.text);
     return backend;
 }
 
@@ -283,16 +296,21 @@ Test(ascend, each_device_has_its_memory_and_its_fate)
     cr_assert_eq(before.memory_bytes, 1000000);
     cr_assert_eq(before.weight_bytes_max, before.free_bytes - before.free_bytes / 10);
     for (uint32_t d = 0; d < DEVICES; d++) {
-        cr_assert_eq(all[d]->ops->weights_load(all[d], &source, &weights[d], &error), EP_OK, "%s", error.text);
+        cr_assert_eq(all[d]->ops->weights_load(all[d], &source, &weights[d], &error), EP_OK, "%s",
+                     error.text);
     }
-    cr_assert_eq(read_device(all[0]).free_bytes, before.free_bytes - all[0]->ops->weights_bytes(all[0], &source));
+    cr_assert_eq(read_device(all[0]).free_bytes,
+                 before.free_bytes - all[0]->ops->weights_bytes(all[0], &source));
     fclose(fopen(one, "w"));
     ep_backend_weights *none = NULL;
-    cr_assert_eq(all[LOST]->ops->weights_load(all[LOST], &source, &none, &error), EP_ERR_DEVICE_LOST);
+    cr_assert_eq(all[LOST]->ops->weights_load(all[LOST], &source, &none, &error),
+                 EP_ERR_DEVICE_LOST);
     cr_assert_eq(losses, 1);
     for (uint32_t d = 0; d < DEVICES; d++) {
         cr_assert_eq(read_device(all[d]).memory_bytes, d == LOST ? 0 : 1000000);
-        cr_assert_eq(d != LOST && all[d]->ops->weights_load(all[d], &source, &none, &error) != EP_OK, false, "%s", error.text);
+        cr_assert_eq(d != LOST &&
+                         all[d]->ops->weights_load(all[d], &source, &none, &error) != EP_OK,
+                     false, "%s", error.text);
         if (d != LOST) {
             all[d]->ops->weights_unload(all[d], none);
         }
@@ -350,7 +368,8 @@ Test(ascend, a_lost_device_is_not_asked_for_each_expert_that_goes)
     setenv("EP_CANN_LOST_FILE", lost_file, 1);
     ep_backend *backend = open_device(0, 0);
     for (int e = 0; e < EXPERTS; e++) {
-        cr_assert_eq(backend->ops->weights_load(backend, &source, &weights[e], &error), EP_OK, "%s", error.text);
+        cr_assert_eq(backend->ops->weights_load(backend, &source, &weights[e], &error), EP_OK, "%s",
+                     error.text);
     }
     fclose(fopen(lost_file, "w"));
     cr_assert_eq(backend->ops->weights_load(backend, &source, &none, &error), EP_ERR_DEVICE_LOST);
@@ -371,7 +390,8 @@ Test(ascend, a_budget_beyond_the_device_is_refused)
     ep_error error;
     setenv("EP_CANN_HBM_BYTES", "1000000", 1);
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
-    cr_assert_eq(ep_backend_by_name("ascend")->open(&config, &backend, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_backend_by_name("ascend")->open(&config, &backend, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     expect_text(&error, "weight_bytes_max is 1000001, and ");
     expect_text(&error, " of 1000000 bytes of device 0 are free; allowed: up to what is free");
     backend = open_device(0, 500000);
@@ -390,7 +410,8 @@ static void *load_large(void *arg)
 {
     upload *u = arg;
     ep_error error;
-    cr_assert_eq(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error), EP_OK,
+                 "%s", error.text);
     u->is_done = true;
     return NULL;
 }
@@ -419,7 +440,8 @@ Test(ascend, passes_go_on_while_an_expert_is_uploaded)
     setenv("EP_CANN_HOLD_FIFO", fifo, 1);
     upload u = {.backend = open_emulated(), .source = expert(SIDE, SIDE)};
     u.source.gate = u.source.up = u.source.down = large;
-    cr_assert_eq(u.backend->ops->weights_load(u.backend, &small_source, &small, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(u.backend->ops->weights_load(u.backend, &small_source, &small, &error), EP_OK,
+                 "%s", error.text);
     cr_assert_eq(pthread_create(&thread, NULL, load_large, &u), 0);
     const int fd = open(fifo, O_WRONLY | O_CLOEXEC); /* returns once the copy is there */
     cr_assert_geq(fd, 0);

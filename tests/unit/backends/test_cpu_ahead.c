@@ -14,7 +14,8 @@ static uint32_t served(uint32_t threads, uint32_t tasks, uint32_t grain, bool ha
     uint32_t count = 0;
     for (uint32_t in = 1; in <= threads && left > 0; in++, count++) {
         left -= left < grain ? left : grain;
-        if (ep_cpu_may_claim_ahead(left, grain, ep_cpu_threads_expected(in, threads, has_other_work))) {
+        if (ep_cpu_may_claim_ahead(left, grain,
+                                   ep_cpu_threads_expected(in, threads, has_other_work))) {
             left -= left < grain ? left : grain;
         }
     }
@@ -27,7 +28,8 @@ Test(cpu_ahead, no_thread_takes_twice_while_others_find_nothing)
         for (uint32_t grain = 1; grain <= 4; grain++) {
             for (uint32_t takes = 1; takes <= 3 * threads; takes++) {
                 const uint32_t want = takes < threads ? takes : threads;
-                cr_assert_eq(served(threads, takes * grain, grain, false), want, "%u threads, %u takes of %u tasks", threads, takes, grain);
+                cr_assert_eq(served(threads, takes * grain, grain, false), want,
+                             "%u threads, %u takes of %u tasks", threads, takes, grain);
             }
         }
     }

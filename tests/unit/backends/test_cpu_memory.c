@@ -75,7 +75,9 @@ static size_t resident_bytes(uint8_t *part, size_t bytes)
 Test(cpu_memory, parts_of_all_sizes_keep_their_bytes)
 {
     /* Below what chunks take, in chunks, larger. */
-    static const size_t sizes[] = {64, MIB / 4, 2 * MIB - 64, 2 * MIB, 2 * MIB + 1, 3 * MIB + 777, 9 * MIB + 64, 33 * MIB, 70 * MIB};
+    static const size_t sizes[] = {64,           MIB / 4,     2 * MIB - 64,
+                                   2 * MIB,      2 * MIB + 1, 3 * MIB + 777,
+                                   9 * MIB + 64, 33 * MIB,    70 * MIB};
     struct {
         uint8_t *bytes;
         size_t count;
@@ -85,7 +87,8 @@ Test(cpu_memory, parts_of_all_sizes_keep_their_bytes)
     for (int step = 0; step < STEPS; step++) {
         const size_t p = (size_t)rand() % PARTS;
         if (parts[p].bytes != NULL) {
-            cr_assert_eq(unlike(parts[p].bytes, parts[p].count, parts[p].value), 0, "step %d", step);
+            cr_assert_eq(unlike(parts[p].bytes, parts[p].count, parts[p].value), 0, "step %d",
+                         step);
             ep_cpu_memory_give(memory, parts[p].bytes, parts[p].count);
             parts[p].bytes = NULL;
             continue;
@@ -147,7 +150,7 @@ static void check_replacing(size_t bytes)
 {
     enum { COUNT_MAX = 1024, PAGES_MAX = 4096 };
     static uint8_t *parts[COUNT_MAX];
-    static uintptr_t pages[PAGES_MAX]; /* of 2 MiB, that any part was in */
+    static uintptr_t pages[PAGES_MAX];      /* of 2 MiB, that any part was in */
     const size_t count = 288 * MIB / bytes; /* more than a chunk */
     size_t pages_count = 0;
     cr_assert_leq(count, (size_t)COUNT_MAX);
@@ -159,7 +162,8 @@ static void check_replacing(size_t bytes)
         parts[p] = ep_cpu_memory_take(memory, bytes, 0);
         cr_assert_not_null(parts[p]);
         mark(parts[p], bytes, 1);
-        for (uintptr_t page = (uintptr_t)parts[p] / (2 * MIB); page <= ((uintptr_t)parts[p] + bytes - 1) / (2 * MIB); page++) {
+        for (uintptr_t page = (uintptr_t)parts[p] / (2 * MIB);
+             page <= ((uintptr_t)parts[p] + bytes - 1) / (2 * MIB); page++) {
             size_t i = 0;
             while (i < pages_count && pages[i] != page) {
                 i++;
@@ -173,7 +177,8 @@ static void check_replacing(size_t bytes)
     for (size_t i = 0; i < pages_count; i++) {
         resident += resident_bytes((uint8_t *)(pages[i] * 2 * MIB), 2 * MIB);
     }
-    cr_assert_leq(resident, count * bytes + count * bytes / 32, "%zu bytes in memory for %zu parts of %zu", resident, count, bytes);
+    cr_assert_leq(resident, count * bytes + count * bytes / 32,
+                  "%zu bytes in memory for %zu parts of %zu", resident, count, bytes);
     for (size_t p = 0; p < count; p++) {
         ep_cpu_memory_give(memory, parts[p], bytes);
     }
@@ -223,7 +228,8 @@ Test(cpu_memory, large_parts_that_replace_each_other_leave_nothing_behind)
         ep_large_free(source, bytes);
     }
     const size_t held = process_bytes() - before;
-    cr_assert_leq(held, COUNT * bytes + 16 * MIB, "%zu bytes in memory for %d parts of %zu", held, COUNT, bytes);
+    cr_assert_leq(held, COUNT * bytes + 16 * MIB, "%zu bytes in memory for %d parts of %zu", held,
+                  COUNT, bytes);
     for (size_t step = 0; step < COUNT + STEPS_OF_LARGE; step++) {
         free(others[step]);
     }

@@ -15,7 +15,14 @@
 #include "contract/backend/expert_fixture.h"
 #include "unit/backends/made_up_machine.h"
 
-enum { EXPERTS = 4, FAR = 4, OVERTAKING = 64, NEAR = OVERTAKING + 3, JOBS = FAR + NEAR, HOLDERS = 2 };
+enum {
+    EXPERTS = 4,
+    FAR = 4,
+    OVERTAKING = 64,
+    NEAR = OVERTAKING + 3,
+    JOBS = FAR + NEAR,
+    HOLDERS = 2
+};
 
 static sem_t held, go[HOLDERS], ended;
 static char order[2 * JOBS + 1];
@@ -132,12 +139,15 @@ int main(void)
         sem_wait(&ended);
     }
     if (strcmp(order, expected_order()) != 0) {
-        fprintf(stderr, "nodes of the jobs in the order in which the thread of node 1 took them: %s\n", order);
+        fprintf(stderr,
+                "nodes of the jobs in the order in which the thread of node 1 took them: %s\n",
+                order);
         status = 1;
     }
     const ep_cpu_counts counts = ep_cpu_backend_counts(backend);
     if (counts.tasks_near < NEAR || counts.tasks_far < FAR) {
-        fprintf(stderr, "%llu near and %llu far tasks\n", (unsigned long long)counts.tasks_near, (unsigned long long)counts.tasks_far);
+        fprintf(stderr, "%llu near and %llu far tasks\n", (unsigned long long)counts.tasks_near,
+                (unsigned long long)counts.tasks_far);
         status = 1;
     }
     uint64_t idle_ns = counts.idle_ns;

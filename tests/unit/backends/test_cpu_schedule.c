@@ -17,7 +17,8 @@ enum { FIXTURES = 3, COPIES = 2, JOBS = 24, ROWS = 40, ROUNDS = 3 };
 
 static expert_fixture fixtures[FIXTURES];
 
-static int run_round(ep_backend *backend, ep_backend_weights *weights[FIXTURES][COPIES], uint64_t *state)
+static int run_round(ep_backend *backend, ep_backend_weights *weights[FIXTURES][COPIES],
+                     uint64_t *state)
 {
     fixture_job jobs[JOBS];
     int failures = 0;
@@ -26,7 +27,8 @@ static int run_round(ep_backend *backend, ep_backend_weights *weights[FIXTURES][
         uint32_t count = 1 + (uint32_t)(ep_splitmix64(state) % ROWS);
         fixture_job_init(&jobs[j], &fixtures[f], weights[f][ep_splitmix64(state) % COPIES],
                          (uint32_t)(ep_splitmix64(state) % (ROWS + 1 - count)), count);
-        jobs[j].job.priority = ep_splitmix64(state) % 3 + (ep_splitmix64(state) % 2 == 0 ? EP_JOB_PATIENT : 0);
+        jobs[j].job.priority =
+            ep_splitmix64(state) % 3 + (ep_splitmix64(state) % 2 == 0 ? EP_JOB_PATIENT : 0);
     }
     for (int j = 0; j < JOBS; j++) {
         if (backend->ops->submit(backend, &jobs[j].job) != EP_OK) {
@@ -64,7 +66,8 @@ static int run_with(const char *nodes, uint32_t threads, bool unpinned, uint64_t
         return 1;
     }
     for (int i = 0; i < FIXTURES * COPIES; i++) {
-        if (backend->ops->weights_load(backend, &fixtures[i % FIXTURES].source, &weights[i % FIXTURES][i / FIXTURES], &error) != EP_OK) {
+        if (backend->ops->weights_load(backend, &fixtures[i % FIXTURES].source,
+                                       &weights[i % FIXTURES][i / FIXTURES], &error) != EP_OK) {
             fprintf(stderr, "%s\n", error.text);
             abort();
         }
@@ -77,7 +80,8 @@ static int run_with(const char *nodes, uint32_t threads, bool unpinned, uint64_t
     }
     backend->ops->close(backend);
     if (failures != 0) {
-        fprintf(stderr, "nodes %s, %u threads: %d jobs failed\n", nodes != NULL ? nodes : "of this machine", threads, failures);
+        fprintf(stderr, "nodes %s, %u threads: %d jobs failed\n",
+                nodes != NULL ? nodes : "of this machine", threads, failures);
     }
     return failures;
 }

@@ -80,13 +80,15 @@ static void check_without_nodes(void)
     const cpu_set_t before = affinity();
     made_up_machine("0-3,500-1023", "0", "");
     ep_cpu_topology *t = load();
-    expect(ep_cpu_topology_nodes(t) == 1 && ep_cpu_topology_cpus(t) == 16, "one node of the CPUs that are on");
+    expect(ep_cpu_topology_nodes(t) == 1 && ep_cpu_topology_cpus(t) == 16,
+           "one node of the CPUs that are on");
     expect(ep_cpu_topology_node(t, 15, 16) == 0, "all of them");
     ep_cpu_topology_free(t);
     made_up_machine_remove();
     setenv(EP_CPU_TOPOLOGY_ROOT_VARIABLE, "/nonexistent", 1);
     t = load();
-    expect(ep_cpu_topology_nodes(t) == 1 && ep_cpu_topology_cpus(t) == (uint32_t)CPU_COUNT(&before), "as many CPUs as the process may use");
+    expect(ep_cpu_topology_nodes(t) == 1 && ep_cpu_topology_cpus(t) == (uint32_t)CPU_COUNT(&before),
+           "as many CPUs as the process may use");
     ep_cpu_topology_place(t, 0, CPU_SETSIZE, true);
     const cpu_set_t after = affinity();
     expect(CPU_EQUAL(&after, &before), "nothing is tied");
@@ -99,7 +101,8 @@ static void *check_here(void *arg)
     const cpu_set_t before = affinity();
     ep_cpu_topology *t = load();
     (void)arg;
-    expect(ep_cpu_topology_cpus(t) == (uint32_t)CPU_COUNT(&before), "as many CPUs as the process may use");
+    expect(ep_cpu_topology_cpus(t) == (uint32_t)CPU_COUNT(&before),
+           "as many CPUs as the process may use");
     const uint32_t cpus = ep_cpu_topology_cpus(t);
     cpu_set_t all, one, several;
     CPU_ZERO(&all);
@@ -145,15 +148,18 @@ static bool is_on_first_node(void *memory)
 {
     unsigned long mask[16] = {0};
     int mode = 0;
-    return syscall(SYS_get_mempolicy, &mode, mask, 8 * sizeof(mask), memory, MPOL_F_ADDR) == 0 && mode != MPOL_DEFAULT && mask[0] == 1;
+    return syscall(SYS_get_mempolicy, &mode, mask, 8 * sizeof(mask), memory, MPOL_F_ADDR) == 0 &&
+           mode != MPOL_DEFAULT && mask[0] == 1;
 }
 
 /* Containers often forbid it. */
 static bool may_set_policies(void *memory, size_t bytes)
 {
     const unsigned long first = 1;
-    return syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, &first, 8 * sizeof(first), 0) == 0 && is_on_first_node(memory) &&
-           syscall(SYS_mbind, memory, bytes, MPOL_DEFAULT, NULL, 0, 0) == 0 && !is_on_first_node(memory);
+    return syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, &first, 8 * sizeof(first), 0) == 0 &&
+           is_on_first_node(memory) &&
+           syscall(SYS_mbind, memory, bytes, MPOL_DEFAULT, NULL, 0, 0) == 0 &&
+           !is_on_first_node(memory);
 }
 
 /* The machine's first two CPUs as two nodes: one is the node that every machine has, the other one
@@ -174,7 +180,8 @@ static void *check_tied(void *arg)
     for (uint32_t i = 0; i < 2; i++) {
         ep_cpu_topology_place(t, i, 2, false);
         const cpu_set_t now = affinity();
-        expect(CPU_COUNT(&now) == 1 && CPU_ISSET(1 - i, &now), "a worker is on its node's CPUs, node by node");
+        expect(CPU_COUNT(&now) == 1 && CPU_ISSET(1 - i, &now),
+               "a worker is on its node's CPUs, node by node");
     }
     void *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (may_set_policies(memory, BYTES)) {

@@ -61,7 +61,8 @@ static void meet(void)
     pthread_mutex_unlock(&lock);
 }
 
-static void panel_and_meet(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
+static void panel_and_meet(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
+                           uint32_t lines, const uint8_t *next, float *c)
 {
     if (atomic_load(&meets)) {
         meet();
@@ -113,7 +114,8 @@ static void begin_to_meet(void)
 }
 
 /* All threads but one are kept in a done() until the one that is free is in the wide pass. */
-static void check_one_expert_for_all(ep_backend *backend, const expert_fixture *small, const expert_fixture *wide)
+static void check_one_expert_for_all(ep_backend *backend, const expert_fixture *small,
+                                     const expert_fixture *wide)
 {
     ep_backend_weights *small_weights = load(backend, small);
     ep_backend_weights *wide_weights = load(backend, wide);

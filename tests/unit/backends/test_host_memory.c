@@ -25,7 +25,8 @@ static bool is_advised(uintptr_t begin, uintptr_t end)
         if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &a, &b) == 2) {
             from = a;
             to = b;
-        } else if (strncmp(line, "VmFlags:", 8) == 0 && from <= begin && begin < to && strstr(line, " hg") != NULL) {
+        } else if (strncmp(line, "VmFlags:", 8) == 0 && from <= begin && begin < to &&
+                   strstr(line, " hg") != NULL) {
             begin = to;
         }
     }

@@ -29,7 +29,8 @@ static const hostile_text hostile_texts[] = {
     {"\\", "\\"},
     {"ends in \\", "ends in \\"},
     {"\\\" level=error", "\\\" level=error"},
-    {"a\ntime=2026-01-31T08:15:30.123Z level=error event=forged", "a\\x0atime=2026-01-31T08:15:30.123Z level=error event=forged"},
+    {"a\ntime=2026-01-31T08:15:30.123Z level=error event=forged",
+     "a\\x0atime=2026-01-31T08:15:30.123Z level=error event=forged"},
     {"a\nb\r\x1b[31mc\x7f\t\v", "a\\x0ab\\x0d\\x1b[31mc\\x7f\\x09\\x0b"},
     {"größe 日本 🎉", "größe 日本 🎉"},
     {"\xff\xfe\xc0\xaf", "\\xff\\xfe\\xc0\\xaf"},
@@ -47,16 +48,17 @@ static const hostile_text hostile_texts[] = {
 
 /* One line, with its end taken off; "" when nothing was written. It is printable, and the only
  * one. */
-#define CAPTURE(line, format, ...)                                                                  \
-    do {                                                                                            \
-        int ends_[2];                                                                               \
-        const int before_ = dup(STDERR_FILENO);                                                     \
-        cr_assert(before_ >= 0 && pipe(ends_) == 0 && dup2(ends_[1], STDERR_FILENO) >= 0);          \
-        ep_log_start(EP_LOG_INFO, format);                                                          \
-        ep_log(__VA_ARGS__);                                                                        \
-        ep_log_start(EP_LOG_OFF, EP_LOG_TEXT);                                                      \
-        cr_assert(dup2(before_, STDERR_FILENO) >= 0 && close(before_) == 0 && close(ends_[1]) == 0); \
-        capture_read(ends_[0], line);                                                               \
+#define CAPTURE(line, format, ...)                                                                 \
+    do {                                                                                           \
+        int ends_[2];                                                                              \
+        const int before_ = dup(STDERR_FILENO);                                                    \
+        cr_assert(before_ >= 0 && pipe(ends_) == 0 && dup2(ends_[1], STDERR_FILENO) >= 0);         \
+        ep_log_start(EP_LOG_INFO, format);                                                         \
+        ep_log(__VA_ARGS__);                                                                       \
+        ep_log_start(EP_LOG_OFF, EP_LOG_TEXT);                                                     \
+        cr_assert(dup2(before_, STDERR_FILENO) >= 0 && close(before_) == 0 &&                      \
+                  close(ends_[1]) == 0);                                                           \
+        capture_read(ends_[0], line);                                                              \
     } while (0)
 
 static inline void capture_read(int fd, char line[CAPTURE_BYTES])

@@ -45,13 +45,15 @@ Test(buffer, limit_refuses_and_room_comes_back)
 Test(buffer, large_classes_are_at_most_a_quarter_above_what_is_asked_for)
 {
     for (size_t bytes = 1; bytes < (size_t)1 << 33; bytes += bytes / 37 + 1) {
-        const size_t around[] = {bytes, ep_buffer_class_bytes(bytes), ep_buffer_class_bytes(bytes) + 1};
+        const size_t around[] = {bytes, ep_buffer_class_bytes(bytes),
+                                 ep_buffer_class_bytes(bytes) + 1};
         for (int i = 0; i < 3; i++) {
             size_t class_bytes = ep_buffer_class_bytes(around[i]);
             cr_assert_geq(class_bytes, around[i]);
             cr_assert_eq(class_bytes % EP_BUFFER_ALIGN, 0u);
             cr_assert(class_bytes <= 4096 || class_bytes < 2 * around[i]);
-            cr_assert(around[i] <= 65536 || class_bytes - class_bytes / 5 <= around[i], "%zu for %zu", class_bytes, around[i]);
+            cr_assert(around[i] <= 65536 || class_bytes - class_bytes / 5 <= around[i],
+                      "%zu for %zu", class_bytes, around[i]);
         }
         cr_assert_eq(ep_buffer_class_bytes(around[1]), around[1], "a class is its own");
     }
@@ -198,14 +200,16 @@ Test(buffer, a_child_pool_has_a_limit_of_its_own_and_counts_in_its_parent)
     cr_assert_eq(ep_buffer_pool_create(1 << 20, 1 << 20, &pool), EP_OK);
     cr_assert_eq(ep_buffer_pool_create_child(pool, 256 << 10, &share), EP_OK);
     cr_assert_eq(ep_buffer_acquire(share, 256 << 10, &first), EP_OK);
-    cr_assert_eq(ep_buffer_acquire(share, 4096, &second), EP_ERR_RESOURCE_EXHAUSTED, "the share is used up");
+    cr_assert_eq(ep_buffer_acquire(share, 4096, &second), EP_ERR_RESOURCE_EXHAUSTED,
+                 "the share is used up");
     cr_assert_eq(ep_buffer_acquire(pool, 768 << 10, &second), EP_OK, "the rest is not");
     ep_buffer_pool_read_stats(pool, &stats);
     cr_assert_eq(stats.lent_bytes, 1u << 20);
     ep_buffer_unref(first);
     ep_buffer_unref(second);
     cr_assert_eq(ep_buffer_acquire(pool, 1 << 20, &first), EP_OK);
-    cr_assert_eq(ep_buffer_acquire(share, 4096, &second), EP_ERR_RESOURCE_EXHAUSTED, "the parent is used up");
+    cr_assert_eq(ep_buffer_acquire(share, 4096, &second), EP_ERR_RESOURCE_EXHAUSTED,
+                 "the parent is used up");
     ep_buffer_unref(first);
     cr_assert_eq(ep_buffer_acquire_arriving(share, 16 << 20, 0, &first), EP_OK);
     cr_assert_eq(ep_buffer_recharge(first, 128 << 10), EP_ERR_RESOURCE_EXHAUSTED);

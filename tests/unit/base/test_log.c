@@ -35,7 +35,8 @@ static const char *parse_quoted(const char *at, char *out)
 static const char *parse_bare(const char *at, char *out)
 {
     for (; *at != ' ' && *at != 0; at++) {
-        cr_assert(*at > ' ' && *at < 0x7f && strchr("\"'=\\", *at) == NULL, "'%c' outside quotes", *at);
+        cr_assert(*at > ' ' && *at < 0x7f && strchr("\"'=\\", *at) == NULL, "'%c' outside quotes",
+                  *at);
         *out++ = *at;
     }
     *out = 0;
@@ -49,7 +50,9 @@ static void parse(const char *line)
     fields_count = 0;
     for (;;) {
         const size_t length = strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789_");
-        cr_assert(fields_count < FIELDS_MAX && length > 0 && length < sizeof(fields[0].key) && at[length] == '=', "no key at '%s' of %s", at, line);
+        cr_assert(fields_count < FIELDS_MAX && length > 0 && length < sizeof(fields[0].key) &&
+                      at[length] == '=',
+                  "no key at '%s' of %s", at, line);
         parsed_field *field = &fields[fields_count++];
         snprintf(field->key, sizeof(field->key), "%.*s", (int)length, at);
         for (size_t i = 0; i + 1 < fields_count; i++) {
@@ -93,16 +96,21 @@ static void expect_last(const char *key)
 Test(log, one_line_in_each_form)
 {
     char line[CAPTURE_BYTES];
-    CAPTURE(line, EP_LOG_TEXT, EP_LOG_WARN, "node-state", EP_KV(node, "a"), EP_KV(state, "two words"), EP_KV(silent_ms, 12));
+    CAPTURE(line, EP_LOG_TEXT, EP_LOG_WARN, "node-state", EP_KV(node, "a"),
+            EP_KV(state, "two words"), EP_KV(silent_ms, 12));
     cr_expect_eq(strlen("time=2026-01-31T08:15:30.123Z"), strcspn(line, " "));
-    cr_expect_str_eq(line + strcspn(line, " "), " level=warn event=node-state node=a state=\"two words\" silent_ms=12");
+    cr_expect_str_eq(line + strcspn(line, " "),
+                     " level=warn event=node-state node=a state=\"two words\" silent_ms=12");
     parse(line);
     cr_expect_eq(fields_count, 6u);
-    CAPTURE(line, EP_LOG_JOURNAL, EP_LOG_WARN, "node-state", EP_KV(node, "a"), EP_KV(state, "two words"), EP_KV(silent_ms, 12));
+    CAPTURE(line, EP_LOG_JOURNAL, EP_LOG_WARN, "node-state", EP_KV(node, "a"),
+            EP_KV(state, "two words"), EP_KV(silent_ms, 12));
     cr_expect_str_eq(line, "<4>event=node-state node=a state=\"two words\" silent_ms=12");
-    CAPTURE(line, EP_LOG_JSON, EP_LOG_ERROR, "node-state", EP_KV(node, "a"), EP_KV(state, "two words"), EP_KV(silent_ms, 12));
+    CAPTURE(line, EP_LOG_JSON, EP_LOG_ERROR, "node-state", EP_KV(node, "a"),
+            EP_KV(state, "two words"), EP_KV(silent_ms, 12));
     cr_expect_str_eq(line + strlen("{\"time\":\"2026-01-31T08:15:30.123Z"),
-                     "\",\"level\":\"error\",\"event\":\"node-state\",\"node\":\"a\",\"state\":\"two words\",\"silent_ms\":12}");
+                     "\",\"level\":\"error\",\"event\":\"node-state\",\"node\":\"a\",\"state\":"
+                     "\"two words\",\"silent_ms\":12}");
 }
 
 Test(log, the_level_decides_what_is_written)
@@ -121,9 +129,11 @@ Test(log, numbers_and_booleans_are_bare_and_what_is_null_is_left_out)
     char line[CAPTURE_BYTES];
     const char *none = NULL;
     const bool yes = true;
-    CAPTURE(line, EP_LOG_JOURNAL, EP_LOG_INFO, "e", EP_KV(a, INT_MIN), EP_KV(b, (int64_t)INT64_MIN), EP_KV(c, (uint64_t)UINT64_MAX), EP_KV(d, yes),
-            EP_KV(e, none), EP_KV(f, (uint32_t)0), EP_KV(g, (size_t)7), EP_KV(h, ""));
-    cr_expect_str_eq(line, "<6>event=e a=-2147483648 b=-9223372036854775808 c=18446744073709551615 d=true f=0 g=7 h=\"\"");
+    CAPTURE(line, EP_LOG_JOURNAL, EP_LOG_INFO, "e", EP_KV(a, INT_MIN), EP_KV(b, (int64_t)INT64_MIN),
+            EP_KV(c, (uint64_t)UINT64_MAX), EP_KV(d, yes), EP_KV(e, none), EP_KV(f, (uint32_t)0),
+            EP_KV(g, (size_t)7), EP_KV(h, ""));
+    cr_expect_str_eq(line, "<6>event=e a=-2147483648 b=-9223372036854775808 c=18446744073709551615 "
+                           "d=true f=0 g=7 h=\"\"");
 }
 
 /* What a peer says is one value, whatever it is made of. */
@@ -133,7 +143,8 @@ Test(log, no_text_forges_a_field_or_a_line)
     char line[CAPTURE_BYTES];
     for (size_t i = 0; i < EP_ARRAY_COUNT(hostile_texts) * 2; i++) {
         const hostile_text *text = &hostile_texts[i / 2];
-        CAPTURE(line, formats[i % 2], EP_LOG_INFO, "audit-refused", EP_KV(peer, text->from), EP_KV(reason, "slow"), EP_KV(detail, text->from));
+        CAPTURE(line, formats[i % 2], EP_LOG_INFO, "audit-refused", EP_KV(peer, text->from),
+                EP_KV(reason, "slow"), EP_KV(detail, text->from));
         cr_assert(formats[i % 2] == EP_LOG_TEXT || strncmp(line, "<6>", 3) == 0, "%s", line);
         parse(line + (formats[i % 2] == EP_LOG_TEXT ? 0 : 3));
         cr_expect_eq(fields_count, formats[i % 2] == EP_LOG_TEXT ? 6u : 4u, "%s", line);
@@ -173,12 +184,14 @@ static void fill(char *text, size_t bytes, const char *with)
 /* A long value is cut, the fields behind it are there, and the line says so. */
 Test(log, a_long_value_is_cut_and_said)
 {
-    static const char *const made_of[] = {"a", "\"", "\\", "\n", "a b=", "日", "\xff", "\xf0\x9f\x8e\x89"};
+    static const char *const made_of[] = {"a",    "\"", "\\",   "\n",
+                                          "a b=", "日", "\xff", "\xf0\x9f\x8e\x89"};
     static char text[100001];
     char line[CAPTURE_BYTES];
     for (size_t i = 0; i < EP_ARRAY_COUNT(made_of); i++) {
         fill(text, sizeof(text), made_of[i]);
-        CAPTURE(line, EP_LOG_TEXT, EP_LOG_INFO, "e", EP_KV(node, text), EP_KV(reason, "slow"), EP_KV(count, 3));
+        CAPTURE(line, EP_LOG_TEXT, EP_LOG_INFO, "e", EP_KV(node, text), EP_KV(reason, "slow"),
+                EP_KV(count, 3));
         parse(line);
         cr_expect_eq(fields_count, 7u, "%s", line);
         expect("reason", "slow");
@@ -219,8 +232,9 @@ Test(log, a_line_has_a_limit)
     for (size_t bytes = 2; bytes < sizeof(text); bytes += 7) {
         const ep_log_format format = formats[bytes % 2];
         fill(text, bytes, "\"");
-        CAPTURE(line, format, EP_LOG_INFO, "e", EP_KV(a, text), EP_KV(b, text), EP_KV(c, text), EP_KV(d, text), EP_KV(e, text), EP_KV(f, text),
-                EP_KV(g, text), EP_KV(n, UINT64_MAX));
+        CAPTURE(line, format, EP_LOG_INFO, "e", EP_KV(a, text), EP_KV(b, text), EP_KV(c, text),
+                EP_KV(d, text), EP_KV(e, text), EP_KV(f, text), EP_KV(g, text),
+                EP_KV(n, UINT64_MAX));
         parse(line + (format == EP_LOG_TEXT ? 0 : 3));
         bool is_whole = find("n") != NULL;
         for (const char *key = "abcdefg"; *key != 0; key++) {

@@ -40,7 +40,8 @@ static uint16_t nearest(float x, float (*widen)(uint16_t), uint16_t inf)
         }
     }
     double below = widen((uint16_t)low);
-    double above = high == inf ? below + (below - (double)widen((uint16_t)(low - 1))) : (double)widen((uint16_t)high);
+    double above = high == inf ? below + (below - (double)widen((uint16_t)(low - 1)))
+                               : (double)widen((uint16_t)high);
     if (a - below < above - a || (a - below == above - a && low % 2 == 0)) {
         return (uint16_t)(sign | low);
     }
@@ -55,10 +56,12 @@ Test(numeric, rounds_to_nearest_even)
         if (isnan(x) || isinf(x)) {
             continue;
         }
-        cr_assert_eq(ep_f32_to_bf16(x), nearest(x, ep_bf16_to_f32, 0x7f80), "bf16 of %a", (double)x);
+        cr_assert_eq(ep_f32_to_bf16(x), nearest(x, ep_bf16_to_f32, 0x7f80), "bf16 of %a",
+                     (double)x);
         cr_assert_eq(ep_f32_to_f16(x), nearest(x, ep_f16_to_f32, 0x7c00), "f16 of %a", (double)x);
         float small = x == 0 ? 0 : (float)ldexp(frexp((double)x, &(int){0}), (int)(i % 50) - 30);
-        cr_assert_eq(ep_f32_to_f16(small), nearest(small, ep_f16_to_f32, 0x7c00), "f16 of %a", (double)small);
+        cr_assert_eq(ep_f32_to_f16(small), nearest(small, ep_f16_to_f32, 0x7c00), "f16 of %a",
+                     (double)small);
     }
 }
 

@@ -20,7 +20,9 @@ Test(printable, what_steers_a_terminal_or_is_no_utf8_is_escaped)
     expect("node-1 größe 日本 🎉", "node-1 größe 日本 🎉");
     expect("\x1b[31mred\x7f\n\r\t", "\\x1b[31mred\\x7f\\x0a\\x0d\\x09");
     /* C1 */
-    expect("a\xc2\x9b" "31m\xc2\x80", "a\\xc2\\x9b31m\\xc2\\x80");
+    expect("a\xc2\x9b"
+           "31m\xc2\x80",
+           "a\\xc2\\x9b31m\\xc2\\x80");
     /* alone it is no UTF-8 */
     expect("\x9b", "\\x9b");
     /* never, and longer than need be */
@@ -30,7 +32,9 @@ Test(printable, what_steers_a_terminal_or_is_no_utf8_is_escaped)
     /* its end is missing */
     expect("cut \xe6\x97", "cut \\xe6\\x97");
     /* direction, line */
-    expect("a\xe2\x80\xae" "b\xe2\x80\xa8\xd8\x9c", "a\\xe2\\x80\\xaeb\\xe2\\x80\\xa8\\xd8\\x9c");
+    expect("a\xe2\x80\xae"
+           "b\xe2\x80\xa8\xd8\x9c",
+           "a\\xe2\\x80\\xaeb\\xe2\\x80\\xa8\\xd8\\x9c");
 }
 
 Test(printable, what_does_not_fit_is_left_out_whole)
@@ -52,15 +56,25 @@ Test(printable, whatever_goes_in)
             char text[EP_TEXT_ESCAPED_BYTES(2)];
             ep_text_escape(from, text, sizeof(text));
             cr_assert_eq(ep_text_printable_bytes(text, true), strlen(text), "%02x %02x", a, b);
-            cr_assert(strcmp(from, text) == 0 || from[ep_text_printable_bytes(from, true)] != 0, "%02x %02x", a, b);
+            cr_assert(strcmp(from, text) == 0 || from[ep_text_printable_bytes(from, true)] != 0,
+                      "%02x %02x", a, b);
         }
     }
 }
 
 Test(printable, names_have_no_blanks)
 {
-    static const char *const blanks[] = {" ", "\xc2\xa0", "\xc2\xad", "\xe1\x9a\x80", "\xe2\x80\x83", "\xe2\x80\x8b", "\xe2\x80\xaf",
-                                         "\xe2\x81\x9f", "\xe2\x81\xa0", "\xe3\x80\x80", "\xef\xbb\xbf"};
+    static const char *const blanks[] = {" ",
+                                         "\xc2\xa0",
+                                         "\xc2\xad",
+                                         "\xe1\x9a\x80",
+                                         "\xe2\x80\x83",
+                                         "\xe2\x80\x8b",
+                                         "\xe2\x80\xaf",
+                                         "\xe2\x81\x9f",
+                                         "\xe2\x81\xa0",
+                                         "\xe3\x80\x80",
+                                         "\xef\xbb\xbf"};
     cr_expect_eq(ep_text_printable_bytes("node-1", false), 6u);
     for (size_t i = 0; i < sizeof(blanks) / sizeof(blanks[0]); i++) {
         char name[16];

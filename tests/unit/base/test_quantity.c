@@ -108,7 +108,8 @@ Test(quantity, is_read_exactly_or_refused)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         uint64_t number = 77;
         const char *wrong = ep_quantity_parse(rows[i].text, rows[i].plain, rows[i].unit, &number);
-        cr_expect((wrong == NULL) == (rows[i].wrong == NULL) && (wrong == NULL || strcmp(wrong, rows[i].wrong) == 0),
+        cr_expect((wrong == NULL) == (rows[i].wrong == NULL) &&
+                      (wrong == NULL || strcmp(wrong, rows[i].wrong) == 0),
                   "'%s': %s", rows[i].text, wrong != NULL ? wrong : "taken");
         cr_expect_eq(number, rows[i].wrong == NULL ? rows[i].number : 77, "'%s': %lu", rows[i].text,
                      (unsigned long)number);
@@ -144,8 +145,10 @@ Test(quantity, is_written_so_that_it_reads_the_same_again)
     for (size_t i = 0; i < sizeof(written) / sizeof(written[0]); i++) {
         char text[EP_QUANTITY_BYTES];
         uint64_t again = 77;
-        cr_expect_str_eq(ep_quantity_format(written[i].number, written[i].unit, text), written[i].text);
-        cr_expect_null(ep_quantity_parse(text, written[i].unit, written[i].unit, &again), "%s", text);
+        cr_expect_str_eq(ep_quantity_format(written[i].number, written[i].unit, text),
+                         written[i].text);
+        cr_expect_null(ep_quantity_parse(text, written[i].unit, written[i].unit, &again), "%s",
+                       text);
         cr_expect_eq(again, written[i].number, "%s", text);
     }
 }

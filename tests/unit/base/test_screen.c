@@ -27,7 +27,8 @@ Test(screen, columns_are_those_on_a_terminal)
                      ep_text_columns(cases[i].text));
     }
     cr_expect_eq(ep_text_fit("n\xc3\xa4mes", 2), 3);
-    cr_expect_eq(ep_text_fit("\xe6\xa8\xa1\xe5\x9e\x8b", 3), 3, "a wide character is taken whole or not");
+    cr_expect_eq(ep_text_fit("\xe6\xa8\xa1\xe5\x9e\x8b", 3), 3,
+                 "a wide character is taken whole or not");
 }
 
 Test(screen, a_wide_text_loses_its_middle)

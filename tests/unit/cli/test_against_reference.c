@@ -11,7 +11,14 @@
 
 #define DEMO EP_SOURCE_DIR "/deploy/demo-model/checkpoint"
 #define TIMEOUT_MS 120000
-enum { TOKENS_MAX = 64, HIDDEN = 128, EXPERTS = 16, TOP_K = 2, ARGS_MAX = 24, STATUS_TRIES_MAX = 2000 };
+enum {
+    TOKENS_MAX = 64,
+    HIDDEN = 128,
+    EXPERTS = 16,
+    TOP_K = 2,
+    ARGS_MAX = 24,
+    STATUS_TRIES_MAX = 2000
+};
 
 static char dir[EP_TEST_PATH_BYTES];
 static ep_test_process node;
@@ -26,8 +33,9 @@ static char *path_of(const char *name)
 /* The port is open before the weights are loaded: ask until the node says that it serves. */
 static void wait_serving(const char *token_file)
 {
-    const char *const args[] = {
-        "status", "--node", node.rpc_url, token_file != NULL ? "--token-file" : NULL, token_file, NULL};
+    const char *const args[] = {"status",     "--node",
+                                node.rpc_url, token_file != NULL ? "--token-file" : NULL,
+                                token_file,   NULL};
     int code = 1;
     for (int i = 0; i < STATUS_TRIES_MAX && code != 0; i++) {
         code = ep_test_process_run(dir, "status", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, NULL);
@@ -37,8 +45,9 @@ static void wait_serving(const char *token_file)
 
 static void start_node(void)
 {
-    static const char *const args[] = {"--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=", "--model=demo=" DEMO,
-                                       "--node-name=n1", NULL};
+    static const char *const args[] = {
+        "--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=",
+        "--model=demo=" DEMO,         "--node-name=n1",   NULL};
     cr_assert(ep_test_dir_create(dir));
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD, args, NULL, true));
     cr_assert(ep_test_process_wait_ports(&node, TIMEOUT_MS));
@@ -80,7 +89,8 @@ static void same_files(const char *a, const char *b, const char *what)
 
 Test(against_reference, generated_text, .init = start_node, .fini = stop_node, .timeout = 280)
 {
-    static const char *const settings[][2] = {{"0.7", "1"}, {"0", "5"}, {"1.3", "18446744073709551615"}};
+    static const char *const settings[][2] = {
+        {"0.7", "1"}, {"0", "5"}, {"1.3", "18446744073709551615"}};
     char *ours = path_of("ours");
     char *theirs = path_of("theirs");
     char *report = path_of("report");
@@ -144,9 +154,11 @@ typedef struct forward_case {
 
 static void run_case(const forward_case *c, const char *in, const char *ours, const char *theirs)
 {
-    const char *reference[ARGS_MAX] = {"--model", DEMO, "--layer", "2", "--in", in, "--out", theirs};
-    const char *forward[ARGS_MAX] = {"forward", "--node", node.rpc_url, "--model", "demo", "--layer",
-                                     "2",       "--in",   in,           "--out",   ours};
+    const char *reference[ARGS_MAX] = {"--model", DEMO, "--layer", "2",
+                                       "--in",    in,   "--out",   theirs};
+    const char *forward[ARGS_MAX] = {"forward", "--node",  node.rpc_url, "--model",
+                                     "demo",    "--layer", "2",          "--in",
+                                     in,        "--out",   ours};
     for (size_t i = 0; i < 8 && c->reference[i] != NULL; i++) {
         reference[8 + i] = c->reference[i];
     }
@@ -168,9 +180,13 @@ Test(against_reference, forward_files, .init = start_node, .fini = stop_node, .t
         {64, {NULL}, {"--split-tokens", "7", "--mode", "prefill", NULL}},
         {1, {NULL}, {NULL}},
         {0, {NULL}, {NULL}},
-        {33, {"--wire", "f32", "--out-dtype", "f32", NULL}, {"--wire", "f32", "--out-dtype", "f32", NULL}},
+        {33,
+         {"--wire", "f32", "--out-dtype", "f32", NULL},
+         {"--wire", "f32", "--out-dtype", "f32", NULL}},
         {33, {"--uncombined", NULL}, {"--result", "uncombined", "--split-tokens", "10", NULL}},
-        {33, {"--weight-on-input", "--wire", "f16", NULL}, {"--weight-on", "input", "--wire", "f16", NULL}},
+        {33,
+         {"--weight-on-input", "--wire", "f16", NULL},
+         {"--weight-on", "input", "--wire", "f16", NULL}},
     };
     char *in = path_of("in");
     char *ours = path_of("ours");
@@ -183,41 +199,49 @@ Test(against_reference, forward_files, .init = start_node, .fini = stop_node, .t
     free(theirs);
 }
 
-Test(against_reference, the_node_says_no_by_name, .init = start_node, .fini = stop_node, .timeout = 280)
+Test(against_reference, the_node_says_no_by_name, .init = start_node, .fini = stop_node,
+     .timeout = 280)
 {
     char *in = path_of("in");
     char *out = path_of("out");
     char *text = NULL;
     const char *const model[] = {"forward", "--node", node.rpc_url, "--model", "other", "--layer",
                                  "0",       "--in",   in,           "--out",   out,     NULL};
-    const char *const split[] = {"forward", "--node", node.rpc_url, "--model", "demo",    "--layer", "0",
-                                 "--in",    in,       "--out",      out,       "--split", "3,4",     NULL};
+    const char *const split[] = {"forward", "--node",  node.rpc_url, "--model", "demo",
+                                 "--layer", "0",       "--in",       in,        "--out",
+                                 out,       "--split", "3,4",        NULL};
     const char *const layer[] = {"table", "--node", node.rpc_url, "--layer", "9", NULL};
-    const char *const generate[] = {
-        "generate", "--node", node.rpc_url, "--checkpoint", DEMO, "--model", "other", "--prompt", "p", NULL};
+    const char *const generate[] = {"generate", "--node",  node.rpc_url, "--checkpoint",
+                                    DEMO,       "--model", "other",      "--prompt",
+                                    "p",        NULL};
     write_batch(in, 5);
-    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, model, NULL, TIMEOUT_MS, &text), 1, "%s", text);
+    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, model, NULL, TIMEOUT_MS, &text), 1,
+                 "%s", text);
     cr_assert(strstr(text, "other") && strstr(text, "demo"), "%s", text);
     free(text);
-    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, split, NULL, TIMEOUT_MS, &text), 2, "%s", text);
-    cr_assert_not_null(strstr(text, "--split adds up to 7 tokens, allowed: 5, the tokens of x in "), "%s",
-                       text);
+    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, split, NULL, TIMEOUT_MS, &text), 2,
+                 "%s", text);
+    cr_assert_not_null(strstr(text, "--split adds up to 7 tokens, allowed: 5, the tokens of x in "),
+                       "%s", text);
     free(text);
     FILE *file = fopen(out, "rb");
     cr_assert_null(file, "a failed call left an output file");
-    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, layer, NULL, TIMEOUT_MS, &text), 1, "%s", text);
-    cr_assert_not_null(strstr(text, "there is no layer 9 of model 'any'; the table has demo version "),
-                       "%s", text);
+    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, layer, NULL, TIMEOUT_MS, &text), 1,
+                 "%s", text);
+    cr_assert_not_null(
+        strstr(text, "there is no layer 9 of model 'any'; the table has demo version "), "%s",
+        text);
     free(text);
-    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, generate, NULL, TIMEOUT_MS, &text), 1, "%s",
-                 text);
+    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, generate, NULL, TIMEOUT_MS, &text), 1,
+                 "%s", text);
     cr_assert_not_null(strstr(text, "the service has no model 'other' of version "), "%s", text);
     free(text);
     free(in);
     free(out);
 }
 
-Test(against_reference, status_table_rpc_and_bench, .init = start_node, .fini = stop_node, .timeout = 280)
+Test(against_reference, status_table_rpc_and_bench, .init = start_node, .fini = stop_node,
+     .timeout = 280)
 {
     static const char *const verbs[][8] = {
         {"status", NULL},
@@ -227,7 +251,8 @@ Test(against_reference, status_table_rpc_and_bench, .init = start_node, .fini = 
         {"rpc", "list", NULL},
         {"rpc", "list", "-o", "json", NULL},
         {"bench", "--model=demo", "--layer=1", "--tokens=3", "--threads=2", "--seconds=0.1", NULL},
-        {"bench", "--model=demo", "--layer=1", "--seconds=0.1", "--mode=prefill", "-o", "json", NULL},
+        {"bench", "--model=demo", "--layer=1", "--seconds=0.1", "--mode=prefill", "-o", "json",
+         NULL},
     };
     static const char *const expected[] = {
         "\nhealthy\n", "\"healthy\": true", "demo ",    "\"nodes_of_expert\": [",
@@ -243,7 +268,8 @@ Test(against_reference, status_table_rpc_and_bench, .init = start_node, .fini = 
         args[count] = node.rpc_url;
         int code = ep_test_process_run(dir, "e", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, &text);
         cr_expect_eq(code, 0, "%s: exit code %d: %s", args[0], code, text);
-        cr_expect_not_null(strstr(text, expected[i]), "%s: '%s' is not in: %s", args[0], expected[i], text);
+        cr_expect_not_null(strstr(text, expected[i]), "%s: '%s' is not in: %s", args[0],
+                           expected[i], text);
         free(text);
     }
 }
@@ -251,8 +277,13 @@ Test(against_reference, status_table_rpc_and_bench, .init = start_node, .fini = 
 static void start_guarded_node(void)
 {
     char flag[EP_TEST_PATH_BYTES + 32];
-    const char *const args[] = {
-        "--listen=tcp://127.0.0.1:0", "--probe-address=", "--admin-listen=", "--model=demo=" DEMO, "--node-name=n1", flag, NULL};
+    const char *const args[] = {"--listen=tcp://127.0.0.1:0",
+                                "--probe-address=",
+                                "--admin-listen=",
+                                "--model=demo=" DEMO,
+                                "--node-name=n1",
+                                flag,
+                                NULL};
     cr_assert(ep_test_dir_create(dir));
     char *token = path_of("token");
     char *wrong = path_of("wrong");
@@ -268,13 +299,14 @@ static void start_guarded_node(void)
 
 Test(against_reference, tokens, .init = start_guarded_node, .fini = stop_node, .timeout = 280)
 {
-    static const char *const verbs[2][6] = {{"status", NULL},
-                                            {"bench", "--model=demo", "--layer=0", "--seconds=0.05", NULL}};
+    static const char *const verbs[2][6] = {
+        {"status", NULL}, {"bench", "--model=demo", "--layer=0", "--seconds=0.05", NULL}};
     static const struct {
         const char *file; /* NULL: no token */
         int code;
         const char *text;
-    } cases[] = {{"token", 0, ""}, {"wrong", 1, "the token is wrong"}, {NULL, 1, "the token is missing"}};
+    } cases[] = {
+        {"token", 0, ""}, {"wrong", 1, "the token is wrong"}, {NULL, 1, "the token is missing"}};
     for (size_t i = 0; i < 6; i++) {
         const char *args[12] = {NULL};
         size_t count = 0;

@@ -16,7 +16,8 @@ static uint8_t mask_data[6 * 2];
 static void write_batch(const char *path, const ep_named_tensor *tensors, size_t count)
 {
     ep_error error;
-    cr_assert_eq(ep_safetensors_write(path, tensors, count, NULL, 0, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_safetensors_write(path, tensors, count, NULL, 0, &error), EP_OK, "%s",
+                 error.text);
 }
 
 typedef struct refusal {
@@ -50,7 +51,9 @@ Test(batch_file, reads_all_tensors_and_cuts_them)
     cr_assert(batch.tokens == 6 && batch.hidden == 4 && batch.top_k == 2);
     cr_assert_eq(batch.active_mask.rank, 1);
     cr_assert_eq(batch.x_scales.rank, 0);
-    cr_assert(strstr(batch.ignored, "activ_mask") != NULL && strstr(batch.ignored, "x_scales") != NULL, "%s", batch.ignored);
+    cr_assert(strstr(batch.ignored, "activ_mask") != NULL &&
+                  strstr(batch.ignored, "x_scales") != NULL,
+              "%s", batch.ignored);
     cr_assert_null(strstr(batch.ignored, "expert_ids"), "%s", batch.ignored);
     ep_tensor part = ep_cli_tensor_rows(&batch.x, 3, 2);
     cr_assert(part.shape[0] == 2 && part.shape[1] == 4);
@@ -79,7 +82,8 @@ Test(batch_file, no_tokens_at_all)
     };
     write_batch(path, tensors, 4);
     cr_assert_eq(ep_cli_batch_read(path, &batch, &error), EP_OK, "%s", error.text);
-    cr_assert(batch.tokens == 0 && batch.hidden == 4 && batch.top_k == 2 && batch.x_scales.rank == 1);
+    cr_assert(batch.tokens == 0 && batch.hidden == 4 && batch.top_k == 2 &&
+              batch.x_scales.rank == 1);
     ep_cli_batch_free(&batch);
     ep_fixture_remove(dir);
 }
@@ -95,17 +99,19 @@ Test(batch_file, refuses_what_does_not_fit)
         {"no x", ep_tensor_none(), ids, scales, ep_tensor_none(), "in: there is no tensor x"},
         {"x of rank 1", ep_tensor_1d(x_data, EP_DTYPE_BF16, 6), ids, scales, ep_tensor_none(),
          "in: tensor x has shape [6], allowed: [T,H], T up to 16777216"},
-        {"no ids", x, ep_tensor_none(), scales, ep_tensor_none(), "in: there is no tensor expert_ids"},
+        {"no ids", x, ep_tensor_none(), scales, ep_tensor_none(),
+         "in: there is no tensor expert_ids"},
         {"ids of 5 tokens", x, ep_tensor_2d(ids_data, EP_DTYPE_I32, 5, 2), scales, ep_tensor_none(),
          "in: tensor expert_ids has shape [5,2], allowed: [6,K], the tokens of x"},
-        {"scales of another K", x, ids, ep_tensor_2d(scales_data, EP_DTYPE_F32, 6, 1), ep_tensor_none(),
+        {"scales of another K", x, ids, ep_tensor_2d(scales_data, EP_DTYPE_F32, 6, 1),
+         ep_tensor_none(),
          "in: tensor expert_scales has shape [6,1], allowed: [6,2], as expert_ids"},
         {"mask of 4 tokens", x, ids, scales, ep_tensor_1d(mask_data, EP_DTYPE_BOOL, 4),
          "in: tensor active_mask has shape [4], allowed: [6], the tokens of x"},
         {"mask of another K", x, ids, scales, ep_tensor_2d(mask_data, EP_DTYPE_BOOL, 6, 1),
          "in: tensor active_mask has shape [6,1], allowed: [6,2], as expert_ids"},
-        {"int8 without its scales", ep_tensor_2d(x_data, EP_DTYPE_I8, 6, 4), ids, scales, ep_tensor_none(),
-         "in: there is no tensor x_scales"},
+        {"int8 without its scales", ep_tensor_2d(x_data, EP_DTYPE_I8, 6, 4), ids, scales,
+         ep_tensor_none(), "in: there is no tensor x_scales"},
     };
     ep_fixture_temp_dir(dir);
     snprintf(path, sizeof(path), "%s/in", dir);
@@ -125,8 +131,8 @@ Test(batch_file, refuses_what_does_not_fit)
         }
         write_batch(path, present, count);
         cr_assert_eq(ep_cli_batch_read(path, &batch, &error), EP_ERR_BAD_FILE, "%s", cases[i].what);
-        cr_assert_eq(strncmp(error.text + strlen(dir) + 1, cases[i].text, strlen(cases[i].text)), 0, "%s: %s", cases[i].what,
-                     error.text);
+        cr_assert_eq(strncmp(error.text + strlen(dir) + 1, cases[i].text, strlen(cases[i].text)), 0,
+                     "%s: %s", cases[i].what, error.text);
     }
     ep_fixture_remove(dir);
 }

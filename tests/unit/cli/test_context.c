@@ -56,7 +56,8 @@ static int run(const char *environment, const char *args, char **out_text)
     for (char *rest = copies[1], *word; (word = strsep(&rest, " ")) != NULL;) {
         words[count++] = word;
     }
-    int code = ep_test_process_run(dir, "expertctl", EP_EXPERTCTL, words, variables, TIMEOUT_MS, out_text);
+    int code =
+        ep_test_process_run(dir, "expertctl", EP_EXPERTCTL, words, variables, TIMEOUT_MS, out_text);
     free(copies[0]);
     free(copies[1]);
     return code;
@@ -66,9 +67,10 @@ static void expect(const char *environment, const char *args, int code, const ch
 {
     char *text = NULL;
     int got = run(environment, args, &text);
-    cr_expect(got == code || code == ANY_CODE, "%s expertctl %s: exit code %d, expected %d: %s", environment, args,
-              got, code, text);
-    cr_expect(strstr(text, part) != NULL, "%s expertctl %s: no '%s' in: %s", environment, args, part, text);
+    cr_expect(got == code || code == ANY_CODE, "%s expertctl %s: exit code %d, expected %d: %s",
+              environment, args, got, code, text);
+    cr_expect(strstr(text, part) != NULL, "%s expertctl %s: no '%s' in: %s", environment, args,
+              part, text);
     free(text);
 }
 
@@ -76,7 +78,8 @@ static void expect_without(const char *environment, const char *args, const char
 {
     char *text = NULL;
     run(environment, args, &text);
-    cr_expect(strstr(text, part) == NULL, "%s expertctl %s: '%s' is in: %s", environment, args, part, text);
+    cr_expect(strstr(text, part) == NULL, "%s expertctl %s: '%s' is in: %s", environment, args,
+              part, text);
     free(text);
 }
 
@@ -137,14 +140,16 @@ Test(context, a_wrong_variable_names_itself)
         {"EXPERTCTL_TIMEOUT=3x", "status", "EXPERTCTL_TIMEOUT is '3x', allowed: 1ms..24h"},
         {"EXPERTCTL_OUTPUT=xml", "status", "EXPERTCTL_OUTPUT is 'xml', allowed: table, json"},
         {"EXPERTCTL_LAYER=-1", "table", "EXPERTCTL_LAYER is '-1', allowed: a whole number"},
-        {"EXPERTCTL_TOKEN_FILE=/nonexistent", "status", "EXPERTCTL_TOKEN_FILE /nonexistent cannot be opened"},
+        {"EXPERTCTL_TOKEN_FILE=/nonexistent", "status",
+         "EXPERTCTL_TOKEN_FILE /nonexistent cannot be opened"},
         {"EXPERTCTL_WAIT=1", "drain n", "EXPERTCTL_WAIT is '1', allowed: true, false"},
         {"EXPERTCTL_NODE=" TO(5) ",x", "status", "EXPERTCTL_NODE is 'x', allowed"},
         {"EXPERTCTL_NODE=" TO(5) " EXPERTCTL_COORDINATOR=" TO(2), "status",
          "EXPERTCTL_COORDINATOR " TO(2) " and EXPERTCTL_NODE " TO(5) " are both given"},
         {"EXPERTCTL_ADMIN=h:1", "reload", "EXPERTCTL_ADMIN is 'h:1', allowed"},
         {"EXPERTCTL_TEMPERATURE=nan", "generate", "EXPERTCTL_TEMPERATURE is 'nan', allowed"},
-        {"EXPERTCTL_CONTEXT=x", "status", "EXPERTCTL_CONTEXT: there is no context 'x', there are: none"},
+        {"EXPERTCTL_CONTEXT=x", "status",
+         "EXPERTCTL_CONTEXT: there is no context 'x', there are: none"},
         {"EXPERTCTL_TOKEN_FILE=\xff", "status", "environment EXPERTCTL_TOKEN_FILE: token_file: '"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -155,28 +160,33 @@ Test(context, a_wrong_variable_names_itself)
 Test(context, a_misspelt_variable_is_warned_of)
 {
     expect("EXPERTCTL_COORDINATR=" TO(2), "status --coordinator " TO(3), 3,
-           "expertctl status: warning: environment EXPERTCTL_COORDINATR names no option and is ignored; did you mean "
+           "expertctl status: warning: environment EXPERTCTL_COORDINATR names no option and is "
+           "ignored; did you mean "
            "EXPERTCTL_COORDINATOR?");
     /* One of another command is none. */
-    expect_without("EXPERTCTL_CHECKPOINT=/c EXPERTCTL_CONFIG=/f.yaml EXPERTCTL_COORDINATOR=" TO(2), "status",
-                   "warning");
+    expect_without("EXPERTCTL_CHECKPOINT=/c EXPERTCTL_CONFIG=/f.yaml EXPERTCTL_COORDINATOR=" TO(2),
+                   "status", "warning");
     expect_without("EXPERTCTL_COORDINATR=x", "status --help", "warning");
 }
 
 Test(context, a_context_stands_below_flags_and_variables)
 {
     cr_assert(ep_test_write_file("token", "0123456789abcdef\n", 0600));
-    expect("", "context add staging --coordinator " TO(1) " --admin " TO(2) " --token-file token --use", 0,
-           "context staging is in use");
-    expect("", "context add production --coordinator " TO(3) " --admin " TO(4) " --timeout 90s", 0, "is kept");
+    expect("",
+           "context add staging --coordinator " TO(1) " --admin " TO(2) " --token-file token --use",
+           0, "context staging is in use");
+    expect("", "context add production --coordinator " TO(3) " --admin " TO(4) " --timeout 90s", 0,
+           "is kept");
     expect("", "status", 3, "expertctl status: context staging, " TO(1) "\n");
     expect("", "status --context production", 3, "context production, " TO(3) "\n");
     expect("EXPERTCTL_CONTEXT=production", "status", 3, "context production, " TO(3) "\n");
-    expect("EXPERTCTL_CONTEXT=production", "status --context staging", 3, "context staging, " TO(1) "\n");
+    expect("EXPERTCTL_CONTEXT=production", "status --context staging", 3,
+           "context staging, " TO(1) "\n");
     expect_without("", "status --context none", "context");
     expect_without("EXPERTCTL_CONTEXT=none", "status", TO(1));
     /* Only what is named is another's, and that is said. */
-    expect("", "status --coordinator " TO(5), 3, "context staging, " TO(5) " (not from it: --coordinator)\n");
+    expect("", "status --coordinator " TO(5), 3,
+           "context staging, " TO(5) " (not from it: --coordinator)\n");
     expect("", "status --node " TO(5), 3, "context staging, " TO(5) " (not from it: --node)\n");
     expect("EXPERTCTL_COORDINATOR=" TO(6), "status", 3,
            "context staging, " TO(6) " (not from it: EXPERTCTL_COORDINATOR)\n");
@@ -186,7 +196,8 @@ Test(context, a_context_stands_below_flags_and_variables)
            "(not from it: --coordinator, EXPERTCTL_TOKEN_FILE)\n");
     /* Who changes a cluster is told which. */
     expect("", "drain n", 3, "expertctl drain: context staging, " TO(2) "\n");
-    expect("", "reload --context production", 3, "expertctl reload: context production, " TO(4) "\n");
+    expect("", "reload --context production", 3,
+           "expertctl reload: context production, " TO(4) "\n");
     expect("", "model default m 2", 3, "expertctl model default: context staging, " TO(2) "\n");
     expect("", "config --admin " TO(7), 3, "context staging, " TO(7) " (not from it: --admin)\n");
     /* The token is the context's, read where the context was added. */
@@ -197,16 +208,20 @@ Test(context, a_context_stands_below_flags_and_variables)
     expect("", "status", 2, "token-file of context staging (file ");
     /* It is for the context's own addresses: with another one the missing file is not even read. */
     expect("", "status --coordinator " TO(1), 2, "token-file of context staging (file ");
-    expect("", "status --coordinator " TO(5), 3,
-           "context staging does not name " TO(5) ": its token is not shown there; --token-file FILE");
-    expect("EXPERTCTL_NODE=" TO(1) "," TO(6), "status", 3, "context staging does not name " TO(1) "," TO(6));
-    expect("", "status --coordinator " TO(5) " --token-file none", 2, "--token-file none cannot be opened");
+    expect(
+        "", "status --coordinator " TO(5), 3,
+        "context staging does not name " TO(5) ": its token is not shown there; --token-file FILE");
+    expect("EXPERTCTL_NODE=" TO(1) "," TO(6), "status", 3,
+           "context staging does not name " TO(1) "," TO(6));
+    expect("", "status --coordinator " TO(5) " --token-file none", 2,
+           "--token-file none cannot be opened");
     expect_without("", "status --coordinator " TO(5) " --context none", "token");
-    write_contexts(
-        "current: a\ncontexts:\n  - {name: a, coordinator: " TO(1) ", admin: " TO(2) ", admin_token_file: /none}\n");
+    write_contexts("current: a\ncontexts:\n  - {name: a, coordinator: " TO(1) ", admin: " TO(
+        2) ", admin_token_file: /none}\n");
     expect("", "drain n", 2, "admin-token-file of context a (file ");
-    expect("", "drain n --admin " TO(7), 3,
-           "context a does not name " TO(7) ": its token is not shown there; --admin-token-file FILE");
+    expect(
+        "", "drain n --admin " TO(7), 3,
+        "context a does not name " TO(7) ": its token is not shown there; --admin-token-file FILE");
 }
 
 Test(context, a_context_without_what_a_command_needs_is_not_filled_up)
@@ -218,8 +233,8 @@ Test(context, a_context_without_what_a_command_needs_is_not_filled_up)
     expect("", "table", 2, "coordinator of context a (file ");
     expect("", "table", 2, "contexts.yaml:3) is 'there', allowed: tcp://host:port");
     expect("", "context show", 0, "contexts.yaml:3) is 'there', allowed: tcp://host:port");
-    write_contexts(
-        "contexts:\n  - {name: a, node: '" TO(1) ",tcp://b:99999'}\n  - {name: b, coordinator: " TO(1) ", admin: x}\n");
+    write_contexts("contexts:\n  - {name: a, node: '" TO(
+        1) ",tcp://b:99999'}\n  - {name: b, coordinator: " TO(1) ", admin: x}\n");
     expect("", "context list", 0, "node of context a (file ");
     expect("", "context list", 0, "contexts.yaml:2) is 'tcp://b:99999', allowed: ");
     expect("", "context list", 0, "admin of context b (file ");
@@ -230,8 +245,10 @@ Test(context, a_context_without_what_a_command_needs_is_not_filled_up)
 Test(context, the_list_marks_the_one_in_use)
 {
     expect("", "context list", 0, "USED  NAME  SERVICE  ADMIN\n");
-    expect("", "context add a --node " TO(1) " --node " TO(2), 0, "context use a takes it into use");
-    expect("", "context add b --coordinator " TO(3) " --no-payload-crc --use", 0, "context b is in use");
+    expect("", "context add a --node " TO(1) " --node " TO(2), 0,
+           "context use a takes it into use");
+    expect("", "context add b --coordinator " TO(3) " --no-payload-crc --use", 0,
+           "context b is in use");
     expect("", "context list", 0, "\n      a     " TO(1) "," TO(2) "  -\n*     b     " TO(3));
     expect("EXPERTCTL_CONTEXT=a", "context list", 0, "\n*     a ");
     expect("EXPERTCTL_CONTEXT=none", "context list", 0, "\n      b ");
@@ -244,7 +261,8 @@ Test(context, the_list_marks_the_one_in_use)
     expect("", "context remove twice", 0, "forgotten\n");
     expect("", "context show c", 1, "there is no context 'c', there are: a, b");
     expect("", "context use c", 1, "there is no context 'c', there are: a, b");
-    expect("", "status --context c", 2, "expertctl status: --context: there is no context 'c', there are: a, b");
+    expect("", "status --context c", 2,
+           "expertctl status: --context: there is no context 'c', there are: a, b");
     expect("EXPERTCTL_CONTEXT=b", "context use a", 0, "EXPERTCTL_CONTEXT is set and picks b");
     expect("", "context remove b", 0, "context b is forgotten\n");
     expect("", "context list --names", 0, "a\n");
@@ -268,21 +286,26 @@ Test(context, add_keeps_what_is_given_and_nothing_else)
     cr_expect(strstr(text, path) != NULL, "%s", text);
     cr_expect(strstr(text, "secret") == NULL && strstr(text, "admin") == NULL, "%s", text);
     free(text);
-    expect("", "context add a --coordinator " TO(2), 1, "context a exists; expertctl context remove a first");
+    expect("", "context add a --coordinator " TO(2), 1,
+           "context a exists; expertctl context remove a first");
     expect("", "context add", 2, "the name is missing");
     expect("", "context add b", 2, "--coordinator is missing");
-    expect("", "context add none --coordinator " TO(1), 2, "the name is 'none', allowed: 1..63 letters");
+    expect("", "context add none --coordinator " TO(1), 2,
+           "the name is 'none', allowed: 1..63 letters");
     expect("", "context add a/b --coordinator " TO(1), 2, "the name is 'a/b'");
     expect("", "context add -x --coordinator " TO(1), 2, "invalid option");
     expect("", "context add b c --coordinator " TO(1), 2, "unexpected argument 'c'");
     expect("", "context add b --coordinator http://h", 2, "--coordinator is 'http://h', allowed");
-    expect("", "context add b --coordinator tls+tcp://h:1", 2, "needs --tls-ca and --tls-server-name");
+    expect("", "context add b --coordinator tls+tcp://h:1", 2,
+           "needs --tls-ca and --tls-server-name");
     expect("", "context add b --coordinator " TO(1) " --admin tls+tcp://h:1", 2,
            "needs --tls-ca and --tls-server-name");
     expect("", "context add b --coordinator " TO(1) " --token-file nope", 2, "cannot be opened");
-    expect("", "context add b --coordinator " TO(1) " --tls-ca nope", 1, "--tls-ca nope: No such file");
+    expect("", "context add b --coordinator " TO(1) " --tls-ca nope", 1,
+           "--tls-ca nope: No such file");
     expect("", "context add b --coordinator " TO(1) " --context a", 2, "--context");
-    expect("", "context add b --coordinator " TO(1) " --tls-server-name a\tb", 1, "has a control character");
+    expect("", "context add b --coordinator " TO(1) " --tls-server-name a\tb", 1,
+           "has a control character");
     expect("", "context list --names", 0, "a\n");
 }
 
@@ -296,7 +319,8 @@ Test(context, a_damaged_file_is_refused_and_not_written_over)
         {"contexts:\n  - name: a\n    coordinatr: tcp://h:1\n",
          "contexts.yaml:3: unknown key 'coordinatr'; did you mean 'coordinator'?"},
         {"current: a\ncontexts: []\n", "contexts.yaml:1: current: there is no context 'a'"},
-        {"contexts:\n  - {name: a}\n  - {name: a}\n", "contexts.yaml:3: contexts[1].name: 'a' is given twice"},
+        {"contexts:\n  - {name: a}\n  - {name: a}\n",
+         "contexts.yaml:3: contexts[1].name: 'a' is given twice"},
         {"contexts:\n  - {name: none}\n", "contexts.yaml:2: contexts[0].name: 'none' is no name"},
         {"contexts:\n  - {name: a, no_payload_crc: yes}\n",
          "contexts.yaml:2: contexts[0].no_payload_crc: 'yes' is not a truth value"},

@@ -17,8 +17,8 @@ static void fill(float *values, size_t count, uint64_t seed)
 
 static void near(float got, double expected, const char *what, size_t index)
 {
-    cr_assert_lt(fabs((double)got - expected), 1e-5 * (1.0 + fabs(expected)), "%s[%zu] is %g, expected %g",
-                 what, index, (double)got, expected);
+    cr_assert_lt(fabs((double)got - expected), 1e-5 * (1.0 + fabs(expected)),
+                 "%s[%zu] is %g, expected %g", what, index, (double)got, expected);
 }
 
 Test(dense_math, matrix)
@@ -112,7 +112,8 @@ Test(dense_math, attention_with_shared_key_heads)
 {
     enum { HEADS = 4, KV = 2, D = 6, POSITIONS = 5 };
     const ep_dense_heads heads = {HEADS, KV, D};
-    float q[HEADS * D], keys[POSITIONS * KV * D], values[POSITIONS * KV * D], scores[POSITIONS], o[HEADS * D];
+    float q[HEADS * D], keys[POSITIONS * KV * D], values[POSITIONS * KV * D], scores[POSITIONS],
+        o[HEADS * D];
     fill(q, HEADS * D, 8);
     fill(keys, POSITIONS * KV * D, 9);
     fill(values, POSITIONS * KV * D, 10);

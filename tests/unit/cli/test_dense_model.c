@@ -53,7 +53,8 @@ static double *load(const ep_checkpoint *checkpoint, const char *name, size_t co
     ep_error error;
     uint16_t *bits = malloc(count * 2);
     double *values = malloc(count * sizeof(*values));
-    cr_assert_eq(ep_checkpoint_read(checkpoint, name, bits, count * 2, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_checkpoint_read(checkpoint, name, bits, count * 2, &error), EP_OK, "%s",
+                 error.text);
     for (size_t i = 0; i < count; i++) {
         values[i] = ep_bf16_to_f32(bits[i]);
     }
@@ -198,8 +199,8 @@ Test(dense_model, agrees_with_a_plain_pass_in_double)
 
     cr_assert_eq(ep_dense_model_open(DEMO, &model, &error), EP_OK, "%s", error.text);
     cr_assert_str_eq(ep_dense_model_shape(model)->version, ep_checkpoint_info(checkpoint)->version);
-    cr_assert_eq(ep_dense_model_forward(model, text, TOKENS, 0, answer, &log, logits, &error), EP_OK, "%s",
-                 error.text);
+    cr_assert_eq(ep_dense_model_forward(model, text, TOKENS, 0, answer, &log, logits, &error),
+                 EP_OK, "%s", error.text);
     /* rows travel as bf16: 8 bits of mantissa through four layers */
     for (size_t i = 0; i < 256; i++) {
         cr_assert_float_eq((double)logits[i], expected[i], 0.1, "logit %zu is %g, expected %g", i,
@@ -228,10 +229,12 @@ Test(dense_model, a_batch_and_single_steps_give_the_same_bits)
     ep_dense_model *model;
     ep_error error;
     cr_assert_eq(ep_dense_model_open(DEMO, &model, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_dense_model_forward(model, text, tokens, 0, answer, &log, whole, &error), EP_OK);
+    cr_assert_eq(ep_dense_model_forward(model, text, tokens, 0, answer, &log, whole, &error),
+                 EP_OK);
     cr_assert_eq(log.calls, LAYERS);
     for (uint32_t t = 0; t < tokens; t++) {
-        cr_assert_eq(ep_dense_model_forward(model, text + t, 1, t, answer, &log, steps, &error), EP_OK);
+        cr_assert_eq(ep_dense_model_forward(model, text + t, 1, t, answer, &log, steps, &error),
+                     EP_OK);
     }
     cr_assert_arr_eq(whole, steps, sizeof(whole));
     ep_dense_model_close(model);
@@ -251,7 +254,8 @@ Test(dense_model, positions_are_checked_and_errors_of_experts_come_back)
                  EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(ep_dense_model_forward(model, text, 1, 256, answer, &log, logits, &error),
                  EP_ERR_INVALID_ARGUMENT);
-    cr_assert_str_eq(error.text, "1 tokens at position 256, allowed: at least 1, and positions 0..255");
+    cr_assert_str_eq(error.text,
+                     "1 tokens at position 256, allowed: at least 1, and positions 0..255");
     cr_assert_eq(ep_dense_model_forward(model, text, 2, 254, answer, &log, logits, &error),
                  EP_ERR_UNAVAILABLE);
     cr_assert_str_eq(error.text, "no expert today");
@@ -268,8 +272,8 @@ Test(dense_model, prompt_and_bytes_must_fit)
     cr_assert_str_eq(text, "");
     request.bytes = 9;
     ep_cli_generate_check(&request, &shape, text, sizeof(text));
-    cr_assert_str_eq(
-        text, "--prompt has 8 bytes and --bytes is 9, allowed: a prompt of at least 1 byte, and 16 together");
+    cr_assert_str_eq(text, "--prompt has 8 bytes and --bytes is 9, allowed: a prompt of at least 1 "
+                           "byte, and 16 together");
     request.prompt = "";
     request.bytes = 1;
     ep_cli_generate_check(&request, &shape, text, sizeof(text));
@@ -288,7 +292,8 @@ Test(dense_model, refuses_other_models_by_name)
          "config.json: vocab_size is 0, allowed here: 256 (a byte-level model)"},
         {EP_ROUTER_R1, EP_NAMES_N2, 300,
          "config.json: vocab_size is 300, allowed here: 256 (a byte-level model)"},
-        {EP_ROUTER_R1, EP_NAMES_N2, 256, "config.json: max_position_embeddings is 0, allowed here: 1..8192"},
+        {EP_ROUTER_R1, EP_NAMES_N2, 256,
+         "config.json: max_position_embeddings is 0, allowed here: 1..8192"},
         {EP_ROUTER_R2, EP_NAMES_N1, 256, "allowed here: mixtral"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -304,8 +309,8 @@ Test(dense_model, refuses_other_models_by_name)
         config.kv_heads = 1;
         config.head_dim = 16;
         cr_assert_eq(ep_fixture_write(&config, dir, &error), EP_OK, "%s", error.text);
-        cr_assert_eq(ep_dense_model_open(dir, &model, &error), EP_ERR_UNIMPLEMENTED, "case %zu: %s", i,
-                     error.text);
+        cr_assert_eq(ep_dense_model_open(dir, &model, &error), EP_ERR_UNIMPLEMENTED, "case %zu: %s",
+                     i, error.text);
         cr_assert_null(model);
         cr_assert_not_null(strstr(error.text, cases[i].text), "case %zu: %s", i, error.text);
         ep_fixture_remove(dir);

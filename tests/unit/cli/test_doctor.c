@@ -85,11 +85,13 @@ static void expect(ep_doctor_severity severity, const char *code, const char *te
 {
     memset(&findings, 0, sizeof(findings));
     ep_doctor_examine(&f.facts, &findings);
-    cr_assert_eq(findings.count, 1u, "%zu findings, wanted %s; first: %s", findings.count, code, findings.list[0].text);
+    cr_assert_eq(findings.count, 1u, "%zu findings, wanted %s; first: %s", findings.count, code,
+                 findings.list[0].text);
     cr_assert_str_eq(findings.list[0].code, code);
     cr_assert_eq(findings.list[0].severity, severity, "%s", code);
     cr_assert_not_null(strstr(findings.list[0].text, text), "%s: %s", code, findings.list[0].text);
-    cr_assert(severity == EP_DOCTOR_INFO || findings.list[0].advice[0] != '\0', "%s: what to do?", code);
+    cr_assert(severity == EP_DOCTOR_INFO || findings.list[0].advice[0] != '\0', "%s: what to do?",
+              code);
     cr_assert_eq(ep_doctor_is_ill(&findings), severity > EP_DOCTOR_INFO);
 }
 
@@ -114,13 +116,16 @@ typedef struct silence {
 } silence;
 
 static const silence silences[] = {
-    {"tcp://h:1", EP_ERR_UNIMPLEMENTED, NULL, false, "wrong-endpoint", "tcp://h:1 is a node, not a coordinator"},
+    {"tcp://h:1", EP_ERR_UNIMPLEMENTED, NULL, false, "wrong-endpoint",
+     "tcp://h:1 is a node, not a coordinator"},
     {"tcp://h:1", EP_ERR_UNAUTHENTICATED, NULL, false, "token-missing", "because"},
     {"tcp://h:1", EP_ERR_UNAUTHENTICATED, NULL, true, "token-wrong", "because"},
     {"tcp://h:1", EP_ERR_PERMISSION_DENIED, NULL, false, "admin-listener", "because"},
     {"tcp://h:1", EP_ERR_UNAVAILABLE, "probe-port", false, "probe-port", "tcp://h:1: as seen"},
-    {"tls+tcp://h:1", EP_ERR_UNAVAILABLE, "tls-refused", false, "tls-refused", "tls+tcp://h:1: as seen"},
-    {"tcp://h:1", EP_ERR_DEADLINE_EXCEEDED, NULL, false, "no-answer", "does not answer as a coordinator"},
+    {"tls+tcp://h:1", EP_ERR_UNAVAILABLE, "tls-refused", false, "tls-refused",
+     "tls+tcp://h:1: as seen"},
+    {"tcp://h:1", EP_ERR_DEADLINE_EXCEEDED, NULL, false, "no-answer",
+     "does not answer as a coordinator"},
 };
 
 Test(doctor, a_coordinator_that_does_not_answer_is_explained)
@@ -131,7 +136,8 @@ Test(doctor, a_coordinator_that_does_not_answer_is_explained)
         const silence *s = &silences[i];
         f.facts.coordinator_url = s->url;
         f.facts.has_token = s->has_token;
-        f.facts.coordinator_look = (ep_rpc_look){.code = s->look, .text = "as seen", .advice = "do that"};
+        f.facts.coordinator_look =
+            (ep_rpc_look){.code = s->look, .text = "as seen", .advice = "do that"};
         ep_error_set(&f.facts.coordinator_error, s->err, "because");
         expect(EP_DOCTOR_ERROR, s->code, s->text);
     }
@@ -256,9 +262,11 @@ Test(doctor, more_findings_than_kept_are_counted)
 Test(doctor, paths_of_models_are_read_from_printed_options)
 {
     const char *at =
-        "node_name: \"a\"  # default\nmodels:  # file x:3\n  - name: \"m\"\n    path: \"/a \\\"b\\\"\"\n"
+        "node_name: \"a\"  # default\nmodels:  # file x:3\n  - name: \"m\"\n    path: \"/a "
+        "\\\"b\\\"\"\n"
         "  - name: \"n\"\n    path: \"/c\"\n    experts: \"\"\n    weights_from: nodes\n"
-        "  - name: \"o\"\n    path: \"/d\"\n    weights_from: files\nlisten:  # default\n  - path: \"/no\"\n";
+        "  - name: \"o\"\n    path: \"/d\"\n    weights_from: files\nlisten:  # default\n  - path: "
+        "\"/no\"\n";
     char path[64];
     bool is_mirrored = true;
     cr_assert(ep_doctor_next_model_path(&at, path, sizeof(path), &is_mirrored));
@@ -281,16 +289,23 @@ Test(doctor, warnings_are_read_from_the_log)
     static const struct {
         const char *line, *text, *advice; /* text NULL: no finding */
     } rows[] = {
-        {"time=2026-01-31T08:15:30.123Z level=warn event=weight-cache key=weight_cache_dir path=\"/a \\\"b\\\"\" reason=\"cannot be made: No such file or directory\" "
+        {"time=2026-01-31T08:15:30.123Z level=warn event=weight-cache key=weight_cache_dir "
+         "path=\"/a \\\"b\\\"\" reason=\"cannot be made: No such file or directory\" "
          "effect=\"experts are packed anew\"",
-         "weight_cache_dir /a \"b\": cannot be made: No such file or directory; experts are packed anew", "man expertd.yaml explains each key"},
-        {"time=2026-01-31T08:15:30.123Z level=warn event=tls-expires key=tls_cert_key_file path=/x days_left=5 hint=\"a newer one\"",
+         "weight_cache_dir /a \"b\": cannot be made: No such file or directory; experts are packed "
+         "anew",
+         "man expertd.yaml explains each key"},
+        {"time=2026-01-31T08:15:30.123Z level=warn event=tls-expires key=tls_cert_key_file path=/x "
+         "days_left=5 hint=\"a newer one\"",
          "tls_cert_key_file /x days_left 5", "a newer one"},
-        {"time=2026-01-31T08:15:30.123Z level=warn event=config reason=\"environment A=\\\"b level=error\\\" names no option\"",
+        {"time=2026-01-31T08:15:30.123Z level=warn event=config reason=\"environment A=\\\"b "
+         "level=error\\\" names no option\"",
          "environment A=\"b level=error\" names no option", "man expertd.yaml explains each key"},
-        {"time=2026-01-31T08:15:30.123Z level=info event=config reason=\"x level=warn\"", NULL, NULL},
+        {"time=2026-01-31T08:15:30.123Z level=info event=config reason=\"x level=warn\"", NULL,
+         NULL},
         {"file /x: the configuration is right", NULL, NULL},
-        {"level=warn event=config reason=\"it is cut", "it is cut", "man expertd.yaml explains each key"},
+        {"level=warn event=config reason=\"it is cut", "it is cut",
+         "man expertd.yaml explains each key"},
         {"= = \"\\", NULL, NULL},
         {"", NULL, NULL},
     };

@@ -149,7 +149,8 @@ Test(doctor_ascend, a_driver_and_devices_that_are_missing_are_named)
     expect("npu-device", "no /dev/davinci0", "npu-smi info");
     put("/.dockerenv", "");
     look(CANN, CANN "/lib64", true);
-    expect("npu-device", "no /dev/davinci0", "--device with each of /dev/davinci0, /dev/davinci_manager");
+    expect("npu-device", "no /dev/davinci0",
+           "--device with each of /dev/davinci0, /dev/davinci_manager");
     put("/dev/davinci7", "");
     take(DRIVER "/version.info");
     look(CANN, CANN "/lib64", true);
@@ -173,7 +174,8 @@ Test(doctor_ascend, a_node_that_may_not_be_opened_names_the_group)
     strcpy(facts.node_closed, "/dev/davinci1");
     strcpy(facts.node_group, "HwHiAiUser");
     ep_doctor_ascend_examine(&facts, true, &findings);
-    expect("npu-access", "/dev/davinci1 may not be opened by this user", "usermod -a -G HwHiAiUser USER");
+    expect("npu-access", "/dev/davinci1 may not be opened by this user",
+           "usermod -a -G HwHiAiUser USER");
 }
 
 Test(doctor_ascend, where_cann_is_and_what_it_lacks_is_said)
@@ -181,9 +183,11 @@ Test(doctor_ascend, where_cann_is_and_what_it_lacks_is_said)
     look(NULL, NULL, true);
     expect("npu-environment", "which ASCEND_HOME_PATH does not name", "source " CANN "/set_env.sh");
     look(CANN, "/usr/lib:" CANN "/lib", true);
-    expect("npu-environment", "whose lib64 is not in LD_LIBRARY_PATH", "source " CANN "/set_env.sh");
+    expect("npu-environment", "whose lib64 is not in LD_LIBRARY_PATH",
+           "source " CANN "/set_env.sh");
     look("/nowhere", CANN "/lib64", true);
-    expect("npu-environment", "CANN is in " CANN ", which ASCEND_HOME_PATH does not name", "source");
+    expect("npu-environment", "CANN is in " CANN ", which ASCEND_HOME_PATH does not name",
+           "source");
     take(CANN "/lib64/libopapi_nn.so"); /* the newer libraries come together */
     look(CANN, CANN "/lib64", true);
     expect("npu-cann", "neither libopapi_nn.so and libopapi_transformer.so nor libopapi.so",
@@ -209,8 +213,8 @@ Test(doctor_ascend, a_unit_that_lets_no_device_in_is_found)
     look(CANN, CANN "/lib64", true);
     expect("npu-unit", "expertd.service lets no NPU in", "examples/ascend.conf");
     char shipped[2048];
-    snprintf(shipped, sizeof(shipped), "cp %s/deploy/systemd/examples/ascend.conf %s" DROP_IN, EP_SOURCE_DIR,
-             root);
+    snprintf(shipped, sizeof(shipped), "cp %s/deploy/systemd/examples/ascend.conf %s" DROP_IN,
+             EP_SOURCE_DIR, root);
     cr_assert_eq(system(shipped), 0);
     look(CANN, CANN "/lib64", true);
     expect_well("Ascend: driver 25.5.0, CANN 8.5.0 in " CANN ", 2 devices");
@@ -218,7 +222,8 @@ Test(doctor_ascend, a_unit_that_lets_no_device_in_is_found)
 
 Test(doctor_ascend, whether_a_configuration_wants_it_is_read_from_printed_options)
 {
-    cr_assert(ep_doctor_names_ascend("node_name: \"a\"\nbackend: \"ascend\"  # file x:3\nnumerics: auto\n"));
+    cr_assert(ep_doctor_names_ascend(
+        "node_name: \"a\"\nbackend: \"ascend\"  # file x:3\nnumerics: auto\n"));
     cr_assert(ep_doctor_names_ascend("node_name: \"a\"\nbackend: \"ascend, cpu\"\n"));
     cr_assert_not(ep_doctor_names_ascend(
         "node_name: \"ascend\"\nbackend: \"cpu\"  # file /etc/ascend.yaml:3\nhost: \"ascend\"\n"));

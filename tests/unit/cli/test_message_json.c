@@ -20,7 +20,8 @@ static json_t *json_of(const char *text)
 static ep_err parse(const char *text, ProtobufCMessage **out_message, ep_error *out_error)
 {
     json_t *json = json_of(text);
-    ep_err err = ep_cli_message_from_json(&test__every_type__descriptor, json, out_message, out_error);
+    ep_err err =
+        ep_cli_message_from_json(&test__every_type__descriptor, json, out_message, out_error);
     json_decref(json);
     return err;
 }
@@ -42,13 +43,17 @@ static const char full[] =
     "{\"an_int32\":-2147483648,\"a_sint32\":-2,\"a_sfixed32\":2147483647,\"an_int64\":\"-"
     "9223372036854775808\","
     "\"a_sint64\":-5,\"a_sfixed64\":9223372036854775807,\"a_uint32\":4294967295,\"a_fixed32\":8,"
-    "\"a_uint64\":\"18446744073709551615\",\"a_fixed64\":10,\"a_float\":0.5,\"a_double\":1e300,\"a_bool\":"
+    "\"a_uint64\":\"18446744073709551615\",\"a_fixed64\":10,\"a_float\":0.5,\"a_double\":1e300,\"a_"
+    "bool\":"
     "true,"
-    "\"a_string\":\"gr\\u00fc\\u00df\",\"an_inner\":{\"name\":\"in\",\"numbers\":[1,2,3]},\"int32s\":[-1,0,1]"
+    "\"a_string\":\"gr\\u00fc\\u00df\",\"an_inner\":{\"name\":\"in\",\"numbers\":[1,2,3]},"
+    "\"int32s\":[-1,0,1]"
     ","
-    "\"uint64s\":[0,\"18446744073709551615\",7],\"doubles\":[0.25,-3],\"floats\":[1.5,\"NaN\",\"-Infinity\"],"
+    "\"uint64s\":[0,\"18446744073709551615\",7],\"doubles\":[0.25,-3],\"floats\":[1.5,\"NaN\",\"-"
+    "Infinity\"],"
     "\"bools\":[true,false,true],"
-    "\"strings\":[\"\",\"b\"],\"inners\":[{\"name\":\"x\"},{},{\"numbers\":[9]}],\"fixed32s\":[4294967295]}";
+    "\"strings\":[\"\",\"b\"],\"inners\":[{\"name\":\"x\"},{},{\"numbers\":[9]}],\"fixed32s\":["
+    "4294967295]}";
 
 Test(message_json, every_type_survives_the_wire)
 {
@@ -71,7 +76,8 @@ Test(message_json, every_type_survives_the_wire)
 
     uint8_t *wire = malloc(protobuf_c_message_get_packed_size(&m->base));
     size_t bytes = protobuf_c_message_pack(&m->base, wire);
-    ProtobufCMessage *back = protobuf_c_message_unpack(&test__every_type__descriptor, NULL, bytes, wire);
+    ProtobufCMessage *back =
+        protobuf_c_message_unpack(&test__every_type__descriptor, NULL, bytes, wire);
     cr_assert_not_null(back);
     json_t *first = ep_cli_message_to_json(&m->base);
     json_t *second = ep_cli_message_to_json(back);
@@ -89,8 +95,9 @@ Test(message_json, every_type_survives_the_wire)
         } else if (strcmp(key, "doubles") == 0) {
             cr_expect_str_eq(got_text, "[0.25,-3.0]");
         } else if (strcmp(key, "inners") == 0) {
-            cr_expect_str_eq(got_text, "[{\"name\":\"x\",\"numbers\":[]},{\"name\":\"\",\"numbers\":[]},{"
-                                       "\"name\":\"\",\"numbers\":[9]}]");
+            cr_expect_str_eq(got_text,
+                             "[{\"name\":\"x\",\"numbers\":[]},{\"name\":\"\",\"numbers\":[]},{"
+                             "\"name\":\"\",\"numbers\":[9]}]");
         } else {
             cr_expect_str_eq(got_text, text, "%s: %s, not %s", key, got_text, text);
         }
@@ -127,8 +134,10 @@ Test(message_json, wrong_values_are_named)
 {
     static const wrong_case cases[] = {
         {"[]", "the JSON is no object {...}"},
-        {"{\"an_int\":1}", "there is no key an_int in test.EveryType, known: an_int32, a_sint32, a_sfixed32"},
-        {"{\"an_inner\":{\"nome\":1}}", "there is no key an_inner.nome in test.Inner, known: name, numbers"},
+        {"{\"an_int\":1}",
+         "there is no key an_int in test.EveryType, known: an_int32, a_sint32, a_sfixed32"},
+        {"{\"an_inner\":{\"nome\":1}}",
+         "there is no key an_inner.nome in test.Inner, known: name, numbers"},
         {"{\"inners\":[{},{\"x\":1}]}", "there is no key inners[1].x in test.Inner"},
         {"{\"an_int32\":2147483648}",
          "key an_int32 is 2147483648, allowed: a whole number -2147483648..2147483647"},
@@ -155,12 +164,14 @@ Test(message_json, wrong_values_are_named)
         {"{\"int32s\":1}", "key int32s is 1, allowed: a list"},
         {"{\"int32s\":[1,2,\"x\"]}", "key int32s[2] is \"x\""},
         {"{\"strings\":[\"a\",\"b\",3]}", "key strings[2] is 3, allowed: text"},
-        {"{\"an_inner\":{\"name\":\"left behind\",\"numbers\":[1,-1]}}", "key an_inner.numbers[1] is -1"},
+        {"{\"an_inner\":{\"name\":\"left behind\",\"numbers\":[1,-1]}}",
+         "key an_inner.numbers[1] is -1"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ProtobufCMessage *message = NULL;
         ep_error error;
-        cr_expect_eq(parse(cases[i].json, &message, &error), EP_ERR_INVALID_ARGUMENT, "%s", cases[i].json);
+        cr_expect_eq(parse(cases[i].json, &message, &error), EP_ERR_INVALID_ARGUMENT, "%s",
+                     cases[i].json);
         cr_expect(strstr(error.text, cases[i].words) != NULL, "%s: '%s' lacks '%s'", cases[i].json,
                   error.text, cases[i].words);
         cr_expect_null(message);
@@ -169,7 +180,8 @@ Test(message_json, wrong_values_are_named)
 
 Test(message_json, types_without_a_form_are_refused)
 {
-    static const char *const cases[] = {"{\"a_colour\":1}", "{\"some_bytes\":\"AA==\"}", "{\"left\":1}"};
+    static const char *const cases[] = {"{\"a_colour\":1}", "{\"some_bytes\":\"AA==\"}",
+                                        "{\"left\":1}"};
     for (size_t i = 0; i < 3; i++) {
         ProtobufCMessage *message = NULL;
         ep_error error;

@@ -43,7 +43,8 @@ Test(output, as_many_columns_as_allowed_keep_their_places)
     char headings[2 * EP_CLI_COLUMNS_MAX], expected[8 * EP_CLI_COLUMNS_MAX];
     size_t at = 0;
     for (int i = 0; i < EP_CLI_COLUMNS_MAX; i++) {
-        at += (size_t)snprintf(headings + at, sizeof(headings) - at, "%s%c", i > 0 ? "|" : "", 'A' + i);
+        at += (size_t)snprintf(headings + at, sizeof(headings) - at, "%s%c", i > 0 ? "|" : "",
+                               'A' + i);
     }
     ep_cli_table *table = ep_cli_table_create(headings);
     for (int i = 0; i < EP_CLI_COLUMNS_MAX; i++) {
@@ -91,19 +92,22 @@ Test(output, a_narrow_terminal_gets_what_is_worth_most)
     ep_cli_table_count(table, 48211);
     ep_cli_table_cell(table, "d1e57db4-2ba5");
     ep_cli_table_cell(table, "tcp://127.0.0.1:7420");
-    expect_fit(
-        table, 0,
-        "NODE    STATE     ROWS  HOST           URL\nnode-a  serving  48211  d1e57db4-2ba5  tcp://127.0.0.1:7420\n");
-    expect_fit(
-        table, 59,
-        "NODE    STATE     ROWS  HOST           URL\nnode-a  serving  48.2k  d1e57db4-2ba5  tcp://127.0.0.1:7420\n");
-    expect_fit(
-        table, 58,
-        "NODE    STATE     ROWS  HOST          URL\nnode-a  serving  48.2k  d1e57..-2ba5  tcp://127.0.0.1:7420\n");
+    expect_fit(table, 0,
+               "NODE    STATE     ROWS  HOST           URL\nnode-a  serving  48211  d1e57db4-2ba5  "
+               "tcp://127.0.0.1:7420\n");
+    expect_fit(table, 59,
+               "NODE    STATE     ROWS  HOST           URL\nnode-a  serving  48.2k  d1e57db4-2ba5  "
+               "tcp://127.0.0.1:7420\n");
+    expect_fit(table, 58,
+               "NODE    STATE     ROWS  HOST          URL\nnode-a  serving  48.2k  d1e57..-2ba5  "
+               "tcp://127.0.0.1:7420\n");
     expect_fit(table, 50,
-               "NODE    STATE     ROWS  HOST          URL\nnode-a  serving  48.2k  d1e57..-2ba5  tcp:/..:7420\n");
-    expect_fit(table, 49, "NODE    STATE     ROWS  URL\nnode-a  serving  48.2k  tcp://127.0.0.1:7420\n");
-    expect_fit(table, 40, "NODE    STATE     ROWS  URL\nnode-a  serving  48.2k  tcp://1...1:7420\n");
+               "NODE    STATE     ROWS  HOST          URL\nnode-a  serving  48.2k  d1e57..-2ba5  "
+               "tcp:/..:7420\n");
+    expect_fit(table, 49,
+               "NODE    STATE     ROWS  URL\nnode-a  serving  48.2k  tcp://127.0.0.1:7420\n");
+    expect_fit(table, 40,
+               "NODE    STATE     ROWS  URL\nnode-a  serving  48.2k  tcp://1...1:7420\n");
     expect_fit(table, 30, "NODE    STATE     ROWS\nnode-a  serving  48.2k\n");
     expect_fit(table, 20, "NODE    STATE\nnode-a  serving\n");
     expect_fit(table, 5, "NODE\nno..a\n");
@@ -115,9 +119,9 @@ Test(output, no_line_is_wider_than_the_terminal)
 {
     ep_cli_table *table = ep_cli_table_create("NODE|STATE|3>ROWS|1HOST|2URL|>CALLS");
     for (int i = 0; i < 6 * 8; i++) {
-        ep_cli_table_cell(
-            table, "%.*s", 7 * (i % 11),
-            "\xe6\xa8\xa1-node-of-a-very-long-name-which-nobody-would-type-by-hand-if-there-were-another-way");
+        ep_cli_table_cell(table, "%.*s", 7 * (i % 11),
+                          "\xe6\xa8\xa1-node-of-a-very-long-name-which-nobody-would-type-by-hand-"
+                          "if-there-were-another-way");
     }
     for (size_t columns = 1; columns < 400; columns++) {
         char *text = NULL;
@@ -178,7 +182,8 @@ Test(output, brief_figures)
         char text[EP_CLI_BRIEF_BYTES];
         cr_expect_str_eq(ep_cli_count_text(cases[i].value, text), cases[i].count, "%s", text);
         if (i + 1 < sizeof(cases) / sizeof(cases[0])) {
-            cr_expect_str_eq(ep_cli_duration_text((double)cases[i].value, text), cases[i].duration, "%s", text);
+            cr_expect_str_eq(ep_cli_duration_text((double)cases[i].value, text), cases[i].duration,
+                             "%s", text);
         }
     }
     ep_cli_table *table = ep_cli_table_create(">BYTES");
@@ -215,7 +220,8 @@ Test(output, a_terminal_gets_lines_that_fit)
     expect_lines(20, "node a is silent since 3 s", "node a is silent\r\n  since 3 s\r\n");
     expect_lines(24, "warning  node a is silent since 3 s",
                  "warning  node a is\r\n         silent since 3\r\n         s\r\n");
-    expect_lines(10, "tcp://127.0.0.1:7420 refused", "tcp://127.\r\n  0.0.1:74\r\n  20\r\n  refused\r\n");
+    expect_lines(10, "tcp://127.0.0.1:7420 refused",
+                 "tcp://127.\r\n  0.0.1:74\r\n  20\r\n  refused\r\n");
     expect_lines(8, "a\xe6\xa8\xa1\xe5\x9e\x8b\xe6\xa8\xa1\xe5\x9e\x8b",
                  "a\xe6\xa8\xa1\xe5\x9e\x8b\xe6\xa8\xa1\r\n  \xe5\x9e\x8b\r\n");
 }

@@ -17,7 +17,8 @@
  * there is one. */
 static const double shares[] = {0.4, 0.3, 0.2, 0.1};
 static const uint32_t offsets[] = {0, 2, 3, 4, 5, 6}, copies[] = {0, 1, 0, 1, 1, 1};
-static const ep_plan_machine machine = {.memory_bytes_per_s = 1000, .link_bytes_per_s = 300, .round_trip_s = 0.25};
+static const ep_plan_machine machine = {
+    .memory_bytes_per_s = 1000, .link_bytes_per_s = 300, .round_trip_s = 0.25};
 
 static ep_plan_cost cost(bool has_shared, double tokens)
 {
@@ -41,8 +42,8 @@ Test(plan, cost_of_one_token)
     const ep_plan_cost one = cost(false, 1);
     NEAR(one.nodes_per_token, 1.5); /* half of the slots on each: 1 - 0.5^2, twice */
     NEAR(one.network_bytes, 150.0);
-    NEAR(one.read_bytes,
-         1000 * ((1 - 0.8 * 0.8) + (1 - 0.8 * 0.8) + (1 - 0.9 * 0.9))); /* the second: 910, the first: 870 */
+    NEAR(one.read_bytes, 1000 * ((1 - 0.8 * 0.8) + (1 - 0.8 * 0.8) +
+                                 (1 - 0.9 * 0.9))); /* the second: 910, the first: 870 */
     NEAR(one.time_s, 0.91 + 2 * 100 * 0.75 / 300 + 0.25);
 }
 
@@ -62,7 +63,8 @@ Test(plan, many_tokens_read_every_expert_once)
     NEAR(many.time_s, 3 + 200.0 * 100000 * 0.75 / 300 + 0.25);
 }
 
-static void expect_capped(const double *before, uint32_t experts, uint32_t top_k, const double *after)
+static void expect_capped(const double *before, uint32_t experts, uint32_t top_k,
+                          const double *after)
 {
     double out[4];
     memcpy(out, before, experts * sizeof(double));
@@ -94,8 +96,10 @@ Test(plan, drawn_load_is_a_function_of_the_seed)
         cr_assert_eq(ep_plan_load_draw(1, i < 2 ? 7 : 8, wide, 2, &load[i], NULL), EP_OK);
     }
     cr_assert_eq(memcmp(load[0].shares[1], load[1].shares[1], 64 * sizeof(double)), 0);
-    cr_assert_neq(memcmp(load[0].shares[0], load[0].shares[1], 64 * sizeof(double)), 0, "layers are alike");
-    cr_assert_neq(memcmp(load[0].shares[0], load[2].shares[0], 64 * sizeof(double)), 0, "seeds are alike");
+    cr_assert_neq(memcmp(load[0].shares[0], load[0].shares[1], 64 * sizeof(double)), 0,
+                  "layers are alike");
+    cr_assert_neq(memcmp(load[0].shares[0], load[2].shares[0], 64 * sizeof(double)), 0,
+                  "seeds are alike");
     for (int e = 0; e < 64; e++) {
         sum += load[0].shares[0][e];
         most = fmax(most, load[0].shares[0][e]);
@@ -123,10 +127,10 @@ static ep_err read_text(const char *text, ep_plan_load *out_load, ep_error *erro
     return err;
 }
 
-#define LOAD(a, b, c, d)                                                                                              \
-    "\"load\":[{\"expert\":0,\"slots\":" #a ",\"share\":0},{\"expert\":1,\"slots\":" #b                               \
+#define LOAD(a, b, c, d)                                                                           \
+    "\"load\":[{\"expert\":0,\"slots\":" #a ",\"share\":0},{\"expert\":1,\"slots\":" #b            \
     "},{\"expert\":2,\"slots\":" #c "},{\"expert\":3,\"slots\":" #d "}]"
-#define ENTRY(number, count, load)                                                                                    \
+#define ENTRY(number, count, load)                                                                 \
     "{\"model\":\"m\",\"version\":\"v\",\"layer\":" #number ",\"experts\":" #count "," load "}"
 #define FILE_OF(...) "{\"layers\":[" __VA_ARGS__ "]}"
 #define GOOD ENTRY(2, 4, LOAD(4, 3, 2, 1))
@@ -135,7 +139,8 @@ Test(plan, load_is_read_as_stats_writes_it)
 {
     ep_plan_load load;
     ep_error error = {0};
-    cr_assert_eq(read_text(FILE_OF(GOOD "," ENTRY(1, 4, LOAD(0, 0, 5, 5))), &load, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(read_text(FILE_OF(GOOD "," ENTRY(1, 4, LOAD(0, 0, 5, 5))), &load, &error), EP_OK,
+                 "%s", error.text);
     for (int e = 0; e < 4; e++) {
         NEAR(load.shares[0][e], e < 2 ? 0.0 : 0.5);
         NEAR(load.shares[1][e], shares[e]);
@@ -154,13 +159,15 @@ Test(plan, load_of_another_model_is_refused_by_name)
         {FILE_OF(GOOD "," GOOD), "layer 2 is there twice"},
         {FILE_OF(ENTRY(3, 4, LOAD(4, 3, 2, 1))),
          "layers entry 0: layer is 3, the model's MoE layers are 1..2: it is of another model"},
-        {FILE_OF(ENTRY(1, 8, LOAD(4, 3, 2, 1))), "layer 1 has experts 8, the model 4: it is of another model"},
+        {FILE_OF(ENTRY(1, 8, LOAD(4, 3, 2, 1))),
+         "layer 1 has experts 8, the model 4: it is of another model"},
         {FILE_OF(ENTRY(1, 4, "\"load\":[]")),
          "layer 1: load has 0 experts of 4: expertctl stats --experts -o json writes all"},
         {FILE_OF(ENTRY(1, 4, "\"gini\":0")), "load has 0 experts of 4"},
         {FILE_OF(ENTRY(1, 4, LOAD(9, 0, 0, 0))),
          "layer 1: 1 experts have slots, and each token takes 2: let the service run for longer"},
-        {FILE_OF(ENTRY(1, 4, LOAD(9, -1, 0, 0))), "layer 1, expert 1: slots is -1, allowed: a whole number 0.."},
+        {FILE_OF(ENTRY(1, 4, LOAD(9, -1, 0, 0))),
+         "layer 1, expert 1: slots is -1, allowed: a whole number 0.."},
         {FILE_OF(ENTRY(1, 4, LOAD(9, "2", 0, 0))), "layer 1, expert 1: slots is \"2\", allowed"},
         {FILE_OF(GOOD ",{\"model\":\"n\",\"version\":\"v\"}"), "holds m and n, allowed: one model"},
         {FILE_OF("{\"layer\":1}"), "layers entry 0 has no model or no version"},
@@ -170,6 +177,7 @@ Test(plan, load_of_another_model_is_refused_by_name)
         ep_plan_load load;
         ep_error error = {0};
         cr_assert_eq(read_text(cases[i].text, &load, &error), EP_ERR_BAD_FILE, "%s", cases[i].text);
-        cr_assert_not_null(strstr(error.text, cases[i].part), "%s\nis not: %s", error.text, cases[i].part);
+        cr_assert_not_null(strstr(error.text, cases[i].part), "%s\nis not: %s", error.text,
+                           cases[i].part);
     }
 }

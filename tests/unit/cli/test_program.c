@@ -25,7 +25,8 @@ static void remove_dir(void)
 
 static int run(char **out_text, const char *const *environment, const char *const *args)
 {
-    return ep_test_process_run(dir, "expertctl", EP_EXPERTCTL, args, environment, TIMEOUT_MS, out_text);
+    return ep_test_process_run(dir, "expertctl", EP_EXPERTCTL, args, environment, TIMEOUT_MS,
+                               out_text);
 }
 
 typedef struct usage_case {
@@ -38,7 +39,8 @@ static const usage_case wrong_lines[] = {
     {{NULL}, 2, "expertctl: no command given; see expertctl --help"},
     {{"fly", NULL},
      2,
-     "expertctl: there is no command 'fly', allowed: status table stats forward generate bench tune rpc frame trace "
+     "expertctl: there is no command 'fly', allowed: status table stats forward generate bench "
+     "tune rpc frame trace "
      "doctor top plan drain model policy reload config context completion help"},
     {{"help", "fly", NULL}, 2, "there is no command 'fly'"},
     {{"forward", "--model=m", "--layer=0", "--in=x", "--out=y", "--dispatch-quant=int4", NULL},
@@ -47,15 +49,19 @@ static const usage_case wrong_lines[] = {
     {{"forward", "--model=m", "--layer=0", "--in=x", "--out=y", "--combine-quant=fp8", NULL},
      2,
      "--combine-quant is 'fp8', allowed: plain, int8"},
-    {{"forward", "--model=m", "--layer=0", "--in=x", "--out=y", "--combine-quant=int8", "--gateway", NULL},
+    {{"forward", "--model=m", "--layer=0", "--in=x", "--out=y", "--combine-quant=int8", "--gateway",
+      NULL},
      2,
      "--dispatch-quant or --combine-quant, allowed with --gateway: plain"},
-    {{"status", "now", NULL}, 2, "expertctl status: unexpected argument 'now', allowed: options only"},
+    {{"status", "now", NULL},
+     2,
+     "expertctl status: unexpected argument 'now', allowed: options only"},
     {{"status", "--nope", NULL}, 2, "--nope"},
     {{"status", "-o", "xml", NULL}, 2, "expertctl status: --output is 'xml', allowed: table, json"},
     {{"status", "--coordinator", "http://h:1", NULL},
      2,
-     "--coordinator is 'http://h:1', allowed: tcp://host:port or tls+tcp://host:port, port 1..65535, up to 255 "
+     "--coordinator is 'http://h:1', allowed: tcp://host:port or tls+tcp://host:port, port "
+     "1..65535, up to 255 "
      "characters"},
     {{"status", "--node", "tcp://h", NULL}, 2, "--node is 'tcp://h', allowed: tcp://host:port"},
     {{"status", "--node", "tcp://h:", NULL}, 2, "--node is 'tcp://h:', allowed"},
@@ -65,12 +71,18 @@ static const usage_case wrong_lines[] = {
     {{"status", "--node", "tls+tcp://h:1", NULL},
      2,
      "tls+tcp://h:1 needs --tls-ca and --tls-server-name"},
-    {{"status", "--timeout", "0", NULL}, 2, "--timeout is '0', allowed: 1ms..24h, with us, ms, s, m or h; a number alone is s"},
+    {{"status", "--timeout", "0", NULL},
+     2,
+     "--timeout is '0', allowed: 1ms..24h, with us, ms, s, m or h; a number alone is s"},
     {{"status", "--timeout", "25h", NULL}, 2, "--timeout is '25h', allowed"},
     {{"status", "--timeout", "3M", NULL}, 2, "(it is a size, not a time)"},
     {{"drain", "n", NULL}, 2, "expertctl drain: --admin is missing; it is required"},
-    {{"drain", "n", "m", "--admin", "tcp://h:1", NULL}, 2, "unexpected argument 'm', allowed: one node"},
-    {{"drain", "--wait", "--undo", "--admin", "tcp://h:1", NULL}, 2, "--wait and --undo are both given"},
+    {{"drain", "n", "m", "--admin", "tcp://h:1", NULL},
+     2,
+     "unexpected argument 'm', allowed: one node"},
+    {{"drain", "--wait", "--undo", "--admin", "tcp://h:1", NULL},
+     2,
+     "--wait and --undo are both given"},
     {{"drain", "--timeout", "2x", NULL}, 2, "--timeout is '2x', allowed: 1ms..24h"},
     {{"reload", "--admin", "h:1", NULL}, 2, "--admin is 'h:1', allowed: tcp://host:port"},
     {{"top", "--interval", "0", NULL}, 2, "--interval is '0', allowed: 100ms..1h"},
@@ -115,7 +127,9 @@ static const usage_case wrong_lines[] = {
     {{"forward", "--split-tokens", "0", NULL},
      2,
      "--split-tokens is '0', allowed: a whole number 1..65536"},
-    {{"generate", "--model", "m", "--checkpoint", "d", NULL}, 2, "--prompt is missing; it is required"},
+    {{"generate", "--model", "m", "--checkpoint", "d", NULL},
+     2,
+     "--prompt is missing; it is required"},
     {{"generate", "--numerics", "", NULL}, 2, "--numerics has 0 characters, allowed: 1..95"},
     {{"generate", "--gateway", "--numerics=any", "--model=m", "--checkpoint=d", "--prompt=p", NULL},
      2,
@@ -124,7 +138,9 @@ static const usage_case wrong_lines[] = {
      2,
      "--gateway and --numerics are both given: the gateway chooses the id"},
     {{"generate", "--prompt", "", NULL}, 2, "--prompt has 0 characters, allowed: 1..8192"},
-    {{"generate", "--temperature", "-1", NULL}, 2, "--temperature is '-1', allowed: a number 0..1000"},
+    {{"generate", "--temperature", "-1", NULL},
+     2,
+     "--temperature is '-1', allowed: a number 0..1000"},
     {{"generate", "--temperature", "nan", NULL}, 2, "--temperature is 'nan', allowed"},
     {{"generate", "--seed", "18446744073709551616", NULL},
      2,
@@ -132,7 +148,9 @@ static const usage_case wrong_lines[] = {
     {{"generate", "--bytes", "+1", NULL}, 2, "--bytes is '+1', allowed: a whole number 0..8192"},
     {{"bench", "--threads", "0", NULL}, 2, "--threads is '0', allowed: a whole number 1..256"},
     {{"bench", "--seconds", "1e9", NULL}, 2, "--seconds is '1e9', allowed: 10ms..1h"},
-    {{"frame", "encode", "--deadline-us", "2h", NULL}, 2, "--deadline-us is '2h', allowed: 0..4294967294us"},
+    {{"frame", "encode", "--deadline-us", "2h", NULL},
+     2,
+     "--deadline-us is '2h', allowed: 0..4294967294us"},
     {{"trace", "record", "--subbuf-kib", "1T", NULL}, 2, "--subbuf-kib is '1T', allowed: 4K..256M"},
     {{"rpc", NULL}, 2, "an argument is missing, allowed: list"},
     {{"rpc", "call", NULL}, 2, "unexpected argument 'call', allowed: list"},
@@ -146,10 +164,10 @@ Test(program, wrong_command_lines, .init = make_dir, .fini = remove_dir)
     for (size_t i = 0; i < sizeof(wrong_lines) / sizeof(wrong_lines[0]); i++) {
         char *text = NULL;
         int code = run(&text, NULL, wrong_lines[i].args);
-        cr_expect_eq(code, wrong_lines[i].code, "case %zu: exit code %d, expected %d: %s", i, code, wrong_lines[i].code,
-                     text);
-        cr_expect_not_null(strstr(text, wrong_lines[i].text), "case %zu: '%s' is not in: %s", i, wrong_lines[i].text,
-                           text);
+        cr_expect_eq(code, wrong_lines[i].code, "case %zu: exit code %d, expected %d: %s", i, code,
+                     wrong_lines[i].code, text);
+        cr_expect_not_null(strstr(text, wrong_lines[i].text), "case %zu: '%s' is not in: %s", i,
+                           wrong_lines[i].text, text);
         free(text);
     }
 }
@@ -169,15 +187,16 @@ Test(program, files_that_are_not_there, .init = make_dir, .fini = remove_dir)
         {{"generate", "--model", "m", "--checkpoint", EP_SOURCE_DIR "/deploy/demo-model/checkpoint",
           "--prompt", "p", "--bytes", "256", NULL},
          2,
-         "--prompt has 1 bytes and --bytes is 256, allowed: a prompt of at least 1 byte, and 256 together"},
+         "--prompt has 1 bytes and --bytes is 256, allowed: a prompt of at least 1 byte, and 256 "
+         "together"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char *text = NULL;
         int code = run(&text, NULL, cases[i].args);
-        cr_expect_eq(code, cases[i].code, "case %zu: exit code %d, expected %d: %s", i, code, cases[i].code,
-                     text);
-        cr_expect_not_null(strstr(text, cases[i].text), "case %zu: '%s' is not in: %s", i, cases[i].text,
-                           text);
+        cr_expect_eq(code, cases[i].code, "case %zu: exit code %d, expected %d: %s", i, code,
+                     cases[i].code, text);
+        cr_expect_not_null(strstr(text, cases[i].text), "case %zu: '%s' is not in: %s", i,
+                           cases[i].text, text);
         free(text);
     }
 }
@@ -186,10 +205,14 @@ Test(program, files_that_are_not_there, .init = make_dir, .fini = remove_dir)
 Test(program, nobody_there_is_exit_code_3, .init = make_dir, .fini = remove_dir)
 {
     static const usage_case cases[] = {
-        {{"status", "--coordinator", "tcp://127.0.0.1:1", NULL}, 3, "expertctl status: tcp://127.0.0.1:1"},
+        {{"status", "--coordinator", "tcp://127.0.0.1:1", NULL},
+         3,
+         "expertctl status: tcp://127.0.0.1:1"},
         {{"status", "--node", "tcp://127.0.0.1:1", NULL}, 3, "tcp://127.0.0.1:1"},
         {{"table", "--node", "tcp://127.0.0.1:1", NULL}, 3, "tcp://127.0.0.1:1"},
-        {{"rpc", "list", "--node", "tcp://127.0.0.1:1", NULL}, 3, "expertctl rpc: tcp://127.0.0.1:1"},
+        {{"rpc", "list", "--node", "tcp://127.0.0.1:1", NULL},
+         3,
+         "expertctl rpc: tcp://127.0.0.1:1"},
         {{"bench", "--model", "m", "--layer", "0", "--node", "tcp://127.0.0.1:1", NULL},
          3,
          "expertctl bench: tcp://127.0.0.1:1"},
@@ -197,10 +220,10 @@ Test(program, nobody_there_is_exit_code_3, .init = make_dir, .fini = remove_dir)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char *text = NULL;
         int code = run(&text, NULL, cases[i].args);
-        cr_expect_eq(code, cases[i].code, "case %zu: exit code %d, expected %d: %s", i, code, cases[i].code,
-                     text);
-        cr_expect_not_null(strstr(text, cases[i].text), "case %zu: '%s' is not in: %s", i, cases[i].text,
-                           text);
+        cr_expect_eq(code, cases[i].code, "case %zu: exit code %d, expected %d: %s", i, code,
+                     cases[i].code, text);
+        cr_expect_not_null(strstr(text, cases[i].text), "case %zu: '%s' is not in: %s", i,
+                           cases[i].text, text);
         free(text);
     }
 }
@@ -216,8 +239,8 @@ Test(program, the_environment_names_the_coordinator, .init = make_dir, .fini = r
     cr_assert_not_null(strstr(text, "tcp://127.0.0.1:2"), "%s", text);
     free(text);
     cr_assert_eq(run(&text, bad, args), 2);
-    cr_assert_not_null(strstr(text, "EXPERTCTL_COORDINATOR is 'there', allowed: tcp://host:port"), "%s",
-                       text);
+    cr_assert_not_null(strstr(text, "EXPERTCTL_COORDINATOR is 'there', allowed: tcp://host:port"),
+                       "%s", text);
     free(text);
     cr_assert_eq(run(&text, bad, flagged), 3);
     cr_assert_not_null(strstr(text, "tcp://127.0.0.1:3"), "%s", text);
@@ -248,7 +271,8 @@ Test(program, a_token_others_can_read_is_refused, .init = make_dir, .fini = remo
 
 Test(program, help_has_examples_and_exit_codes, .init = make_dir, .fini = remove_dir)
 {
-    static const char *const verbs[] = {"status", "table", "forward", "generate", "bench", "rpc", "doctor", "top", "drain", "reload", "config"};
+    static const char *const verbs[] = {"status", "table", "forward", "generate", "bench", "rpc",
+                                        "doctor", "top",   "drain",   "reload",   "config"};
     char *text = NULL;
     const char *const all[] = {"--help", NULL};
     cr_assert_eq(run(&text, NULL, all), 0);

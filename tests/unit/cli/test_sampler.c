@@ -48,8 +48,8 @@ Test(sampler, shares_follow_the_softmax)
     for (int i = 0; i < 4; i++) {
         double p = exp((double)logits[i] / temperature) / total;
         double bound = 5.0 * sqrt(20000.0 * p * (1.0 - p));
-        cr_assert_lt(fabs(count[i] - 20000.0 * p), bound, "choice %d: %g draws, expected %g +- %g", i,
-                     count[i], 20000.0 * p, bound);
+        cr_assert_lt(fabs(count[i] - 20000.0 * p), bound, "choice %d: %g draws, expected %g +- %g",
+                     i, count[i], 20000.0 * p, bound);
     }
 }
 

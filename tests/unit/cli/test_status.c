@@ -44,7 +44,8 @@ static void setup(cluster_fixture *f)
     f->reply.judged = true;
     for (int i = 0; i < 2; i++) {
         expertd__v1__problem__init(&f->problem[i]);
-        f->problem[i].text = (char *)(uintptr_t)(i == 0 ? "node b is suspect" : "2 experts have no copy");
+        f->problem[i].text =
+            (char *)(uintptr_t)(i == 0 ? "node b is suspect" : "2 experts have no copy");
         f->problems[i] = &f->problem[i];
     }
     f->reply.problems = f->problems;
@@ -59,7 +60,8 @@ static void setup(cluster_fixture *f)
     memcpy(f->table->layers[0].copies, (uint32_t[]){0, 1, 0, 1}, 4 * sizeof(uint32_t));
 }
 
-static char *print_cluster(const cluster_fixture *f, const ep_cli_problems *problems, ep_cli_format format)
+static char *print_cluster(const cluster_fixture *f, const ep_cli_problems *problems,
+                           ep_cli_format format)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -83,9 +85,9 @@ Test(status, all_serving_is_healthy)
     cr_assert_eq(max, 2);
     char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
     cr_assert(strstr(text, "epoch        7/2\n") && strstr(text, "uniform, 1 copies\n"));
-    cr_assert_not_null(strstr(text,
-                              "NODE  STATE    ROWS SERVED  FAILED  SPEED  LAST SEEN  HOST           URL\n"
-                              "a     serving          100       3   0.25       0.3s  a7b6c5d4-e3f2  tcp://h:1\n"));
+    cr_assert_not_null(strstr(
+        text, "NODE  STATE    ROWS SERVED  FAILED  SPEED  LAST SEEN  HOST           URL\n"
+              "a     serving          100       3   0.25       0.3s  a7b6c5d4-e3f2  tcp://h:1\n"));
     cr_assert_not_null(strstr(text, "MODEL  VERSION  LAYERS  EXPERTS  COPIES  NUMERICS\n"
                                     "demo   v1            1        3     1-2  portable\n"));
     cr_assert_not_null(strstr(text, "\nhealthy\n"));
@@ -113,15 +115,15 @@ Test(status, what_is_wrong_is_named)
     cr_assert(json_is_false(json_object_get(json, "healthy")));
     cr_assert_eq(json_array_size(json_object_get(json, "problems")), 3);
     cr_assert_eq(json_array_size(json_object_get(json, "nodes")), 2);
-    cr_assert_eq(
-        json_integer_value(json_object_get(json_array_get(json_object_get(json, "nodes"), 1), "rows_served")),
-        100);
+    cr_assert_eq(json_integer_value(json_object_get(
+                     json_array_get(json_object_get(json, "nodes"), 1), "rows_served")),
+                 100);
     const json_t *node = json_array_get(json_object_get(json, "nodes"), 1);
     cr_assert_eq(json_integer_value(json_object_get(node, "requests_failed")), 3);
     cr_assert_eq(json_integer_value(json_object_get(node, "copies_to_load")), 2);
-    cr_assert_eq(
-        json_integer_value(json_object_get(json_array_get(json_object_get(json, "models"), 0), "copies_min")),
-        0);
+    cr_assert_eq(json_integer_value(json_object_get(
+                     json_array_get(json_object_get(json, "models"), 0), "copies_min")),
+                 0);
     cr_assert_eq(json_integer_value(json_object_get(json_object_get(json, "epoch"), "number")), 2);
     json_decref(json);
     free(text);
@@ -139,7 +141,8 @@ Test(status, a_coordinator_that_does_not_judge_is_not_healthy)
     ep_cli_cluster_check(&f.reply, &problems);
     cr_assert_eq(problems.count, 1);
     char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
-    cr_assert_not_null(strstr(text, "\nnot healthy: the coordinator runs 'expertd 0.0.9', which does not judge"));
+    cr_assert_not_null(
+        strstr(text, "\nnot healthy: the coordinator runs 'expertd 0.0.9', which does not judge"));
     cr_assert_null(strstr(text, "\nhealthy\n"));
     free(text);
     ep_routing_table_unref(f.table);

@@ -61,8 +61,10 @@ static sample before, now;
 
 static void setup(void)
 {
-    make(&before, 10, (const uint64_t[NODES][2]){{100, 100}, {100, 100}}, (const uint64_t[3]){5, 5, 5});
-    make(&now, 12, (const uint64_t[NODES][2]){{120, 300}, {140, 100}}, (const uint64_t[3]){15, 5, 45});
+    make(&before, 10, (const uint64_t[NODES][2]){{100, 100}, {100, 100}},
+         (const uint64_t[3]){5, 5, 5});
+    make(&now, 12, (const uint64_t[NODES][2]){{120, 300}, {140, 100}},
+         (const uint64_t[3]){15, 5, 45});
 }
 
 static char *print_view(ep_top_view *view, size_t *out_shown)
@@ -128,7 +130,8 @@ Test(top, a_silent_node_and_a_lost_coordinator_are_shown)
     now.sample.statistics = NULL;
     ep_error_set(&now.sample.coordinator_error, EP_ERR_UNAVAILABLE, "tcp://c:1: refused");
     char *text = print();
-    cr_assert_not_null(strstr(text, "coordinator lost, going on with the nodes: tcp://c:1: refused"), "%s", text);
+    cr_assert_not_null(
+        strstr(text, "coordinator lost, going on with the nodes: tcp://c:1: refused"), "%s", text);
     cr_assert_not_null(strstr(text, "  1 of 5 nodes serving, 3 lost  "), "%s", text);
     cr_assert_not_null(strstr(text, "silent"), "%s", text);
     cr_assert_null(strstr(text, "HOTTEST EXPERTS"), "%s", text);
@@ -171,8 +174,9 @@ Test(top, all_headings_stay_on_any_screen)
         char *text = print_view(&view, &shown);
         cr_expect_leq(count_lines(text), rows, "%zu rows: %s", rows, text);
         cr_expect_not_null(strstr(text, "\nNODE  STATE"), "%zu rows: %s", rows, text);
-        cr_expect(rows < 12 || (strstr(text, "\nHOTTEST LAYERS") && strstr(text, "\nHOTTEST EXPERTS")), "%zu rows: %s",
-                  rows, text);
+        cr_expect(rows < 12 ||
+                      (strstr(text, "\nHOTTEST LAYERS") && strstr(text, "\nHOTTEST EXPERTS")),
+                  "%zu rows: %s", rows, text);
         cr_expect(rows < 40 ? shown < MANY : shown == MANY, "%zu rows: %zu nodes", rows, shown);
         free(text);
     }
@@ -209,8 +213,8 @@ Test(top, json_has_rates_of_those_that_have_one)
     cr_assert_str_eq(json_string_value(json_object_get(silent, "state")), "silent");
     cr_assert_str_eq(json_string_value(json_object_get(silent, "error")), "tcp://h:2: refused");
     cr_assert_eq(json_array_size(json_object_get(json, "experts")), 2);
-    cr_assert_float_eq(
-        json_real_value(json_object_get(json_array_get(json_object_get(json, "experts"), 0), "slots_per_s")), 20.0,
-        1e-9);
+    cr_assert_float_eq(json_real_value(json_object_get(
+                           json_array_get(json_object_get(json, "experts"), 0), "slots_per_s")),
+                       20.0, 1e-9);
     json_decref(json);
 }

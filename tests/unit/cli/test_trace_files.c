@@ -39,14 +39,15 @@ static const char *in_dir(char path[EP_TEST_PATH_BYTES * 2], const char *name)
     return path;
 }
 
-static void write_scene(const ep_test_scene *scene, const char *name, uint32_t recording, uint64_t discarded)
+static void write_scene(const ep_test_scene *scene, const char *name, uint32_t recording,
+                        uint64_t discarded)
 {
     char path[EP_TEST_PATH_BYTES * 2];
     size_t count;
     ep_cli_trace_event *events = ep_test_scene_events(scene, &count);
     cr_assert_not_null(events);
-    cr_assert(ep_test_scene_write(in_dir(path, name), events, count, recording, recording == 0 ? "one" : "two",
-                                  (uint8_t)recording, discarded));
+    cr_assert(ep_test_scene_write(in_dir(path, name), events, count, recording,
+                                  recording == 0 ? "one" : "two", (uint8_t)recording, discarded));
     free(events);
 }
 
@@ -77,7 +78,8 @@ static json_t *named(json_t *list, const char *name)
 {
     size_t i;
     json_t *one;
-    json_array_foreach(list, i, one) {
+    json_array_foreach(list, i, one)
+    {
         if (strcmp(json_string_value(json_object_get(one, "name")), name) == 0) {
             return one;
         }
@@ -92,7 +94,8 @@ Test(trace_files, events_come_back_exactly, .init = make_dir, .fini = remove_dir
     ep_error error;
     size_t count;
     write_scene(&(ep_test_scene){.requests = REQUESTS}, "rec", 0, 5);
-    ep_cli_trace_event *events = ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS}, &count);
+    ep_cli_trace_event *events =
+        ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS}, &count);
     ep_cli_trace_model *expected = ep_cli_trace_model_create(count);
     const char *recording = in_dir(path, "rec");
     ep_cli_trace_model *read = NULL;
@@ -110,10 +113,12 @@ Test(trace_files, events_come_back_exactly, .init = make_dir, .fini = remove_dir
     for (size_t i = 0; i < read->spans_count; i++) {
         const ep_cli_span *a = &read->spans[i];
         const ep_cli_span *b = &expected->spans[i];
-        cr_expect(a->kind == b->kind && a->begin_ns == b->begin_ns && a->end_ns == b->end_ns && a->call == b->call &&
-                      a->parent == b->parent && a->trace.high == b->trace.high && a->trace.low == b->trace.low &&
-                      a->epoch == b->epoch && a->sub == b->sub && a->rows == b->rows && a->layer == b->layer &&
-                      a->expert == b->expert && a->status == b->status && a->tid == b->tid && a->mate == b->mate &&
+        cr_expect(a->kind == b->kind && a->begin_ns == b->begin_ns && a->end_ns == b->end_ns &&
+                      a->call == b->call && a->parent == b->parent &&
+                      a->trace.high == b->trace.high && a->trace.low == b->trace.low &&
+                      a->epoch == b->epoch && a->sub == b->sub && a->rows == b->rows &&
+                      a->layer == b->layer && a->expert == b->expert && a->status == b->status &&
+                      a->tid == b->tid && a->mate == b->mate &&
                       strcmp(read->names[a->peer], expected->names[b->peer]) == 0,
                   "span %zu", i);
     }
@@ -138,7 +143,8 @@ Test(trace_files, the_report_says_the_known_times, .init = make_dir, .fini = rem
     cr_expect_eq(number(exchange, "max_ns"), 69000 + 100 * (REQUESTS - 1));
     cr_expect_eq(number(network, "p50_ns"), 20000);
     cr_expect_eq(number(slowest, "duration_ns"), 100000);
-    cr_expect_str_eq(json_string_value(json_object_get(slowest, "trace_id")), "0af7651916cd43dd0000000000000004");
+    cr_expect_str_eq(json_string_value(json_object_get(slowest, "trace_id")),
+                     "0af7651916cd43dd0000000000000004");
     cr_expect_eq(number(json_object_get(slowest, "critical_path_ns"), "job"), 30000);
     cr_expect_eq(number(json_object_get(slowest, "critical_path_ns"), "network"), 20300);
     cr_expect_eq(number(unmatched, "begins") + number(unmatched, "ends"), 0);
@@ -163,7 +169,8 @@ Test(trace_files, two_hosts_come_onto_one_clock, .init = make_dir, .fini = remov
 }
 
 /* Any byte may be wrong: the answer is a report or one line of error, never a crash or a hang. */
-Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remove_dir, .timeout = 240)
+Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remove_dir,
+     .timeout = 240)
 {
     char path[EP_TEST_PATH_BYTES * 2];
     char file[EP_TEST_PATH_BYTES * 2];
@@ -182,7 +189,9 @@ Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remo
         } else {
             for (int i = 0; i < 4; i++) {
                 unsigned char byte = (unsigned char)rand_r(&seed);
-                cr_assert_eq(pwrite(fd, &byte, 1, (off_t)((unsigned)rand_r(&seed) % (unsigned)st.st_size)), 1);
+                cr_assert_eq(
+                    pwrite(fd, &byte, 1, (off_t)((unsigned)rand_r(&seed) % (unsigned)st.st_size)),
+                    1);
             }
         }
         close(fd);
@@ -190,7 +199,8 @@ Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remo
         ep_cli_trace_model *model = NULL;
         ep_err err = ep_cli_trace_load(&recording, 1, 1000, &model, &error);
         cr_expect(err == EP_OK || (error.code == err && error.text[0] != '\0'), "round %d", round);
-        cr_expect(err != EP_OK || ep_cli_trace_model_finish(model, (ep_trace_id){0}, NULL) == EP_OK);
+        cr_expect(err != EP_OK ||
+                  ep_cli_trace_model_finish(model, (ep_trace_id){0}, NULL) == EP_OK);
         refused += err != EP_OK;
         ep_cli_trace_model_destroy(model);
     }
@@ -203,7 +213,8 @@ static void write_two_streams(void)
     char path[EP_TEST_PATH_BYTES * 2];
     char from[EP_TEST_PATH_BYTES * 2];
     size_t count;
-    ep_cli_trace_event *events = ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS, .two_hosts = true}, &count);
+    ep_cli_trace_event *events =
+        ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS, .two_hosts = true}, &count);
     cr_assert_not_null(events);
     cr_assert(ep_test_scene_write(in_dir(path, "rec"), events, count, 0, "one", 0, 0));
     cr_assert(ep_test_scene_write(in_dir(path, "other"), events, count, 1, "one", 0, 0));
@@ -220,7 +231,8 @@ static void expect_skipped(const char *program_text)
     cr_expect_not_null(strstr(text, "warning: "), "%s", text);
     cr_expect_not_null(strstr(text, program_text), "%s", text);
     free(text);
-    const char *quiet[] = {"-c", "exec \"$0\" trace report -o json \"$1\" 2>/dev/null", EP_EXPERTCTL, path, NULL};
+    const char *quiet[] = {"-c", "exec \"$0\" trace report -o json \"$1\" 2>/dev/null",
+                           EP_EXPERTCTL, path, NULL};
     cr_assert_eq(ep_test_process_run(dir, "quiet", "/bin/sh", quiet, NULL, TIMEOUT_MS, &text), 0);
     json_t *json = json_loads(text, 0, NULL);
     cr_assert_not_null(json, "%s", text);
@@ -264,7 +276,8 @@ Test(trace_files, a_broken_stream_is_skipped_and_said, .init = make_dir, .fini =
     cr_expect_not_null(strstr(text, "/rec: "), "%s", text);
     free(text);
     const char *left[] = {"-c", "ls -d \"$0\"/expertctl-trace-*", dir, NULL};
-    cr_expect_neq(ep_test_process_run(dir, "ls", "/bin/sh", left, NULL, TIMEOUT_MS, NULL), 0, "a temporary folder was left behind");
+    cr_expect_neq(ep_test_process_run(dir, "ls", "/bin/sh", left, NULL, TIMEOUT_MS, NULL), 0,
+                  "a temporary folder was left behind");
 }
 
 Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = remove_dir)
@@ -282,9 +295,13 @@ Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = rem
         {{"trace", "report", NULL}, 2, "no recording given"},
         {{"trace", "report", "/nonexistent/r", NULL}, 1, "expertctl trace report: /nonexistent/r"},
         {{"trace", "report", path, NULL}, 1, "no recording there"},
-        {{"trace", "report", "x", "--trace-id", "12", NULL}, 2, "--trace-id is '12', allowed: 32 hexadecimal digits"},
+        {{"trace", "report", "x", "--trace-id", "12", NULL},
+         2,
+         "--trace-id is '12', allowed: 32 hexadecimal digits"},
         {{"trace", "export", "x", "-o", "y", NULL}, 2, "--format"},
-        {{"trace", "export", "x", "-o", "y", "--format", "pdf", NULL}, 2, "allowed: perfetto, html, chrome-json"},
+        {{"trace", "export", "x", "-o", "y", "--format", "pdf", NULL},
+         2,
+         "allowed: perfetto, html, chrome-json"},
         {{"trace", "record", "-d", "25h", NULL}, 2, "--duration is '25h', allowed: 1ms..24h"},
         {{"trace", "record", "--subbufs", "3", NULL}, 2, "--subbufs is '3', allowed: a power of 2"},
         {{"trace", "snapshot", NULL}, 2, "no verb given, allowed: start, take, stop"},
@@ -292,8 +309,10 @@ Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = rem
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char *text = NULL;
         int code = run(&text, cases[i].args);
-        cr_expect_eq(code, cases[i].code, "case %zu: %d, expected %d: %s", i, code, cases[i].code, text);
-        cr_expect_not_null(strstr(text, cases[i].text), "case %zu: '%s' is not in: %s", i, cases[i].text, text);
+        cr_expect_eq(code, cases[i].code, "case %zu: %d, expected %d: %s", i, code, cases[i].code,
+                     text);
+        cr_expect_not_null(strstr(text, cases[i].text), "case %zu: '%s' is not in: %s", i,
+                           cases[i].text, text);
         free(text);
     }
 }
@@ -302,7 +321,8 @@ static void export_as(const char *format, const char *recording, const char *fil
 {
     char from[EP_TEST_PATH_BYTES * 2];
     char to[EP_TEST_PATH_BYTES * 2];
-    const char *args[] = {"trace", "export", in_dir(from, recording), "--format", format, "-o", in_dir(to, file), NULL};
+    const char *args[] = {"trace", "export", in_dir(from, recording), "--format",
+                          format,  "-o",     in_dir(to, file),        NULL};
     char *text = NULL;
     cr_assert_eq(run(&text, args), 0, "%s", text);
     free(text);
@@ -360,8 +380,8 @@ Test(trace_files, perfetto_nests_and_flows, .init = make_dir, .fini = remove_dir
         const EpPerfetto__TracePacket *p = trace->packet[i];
         if (p->track_descriptor != NULL) {
             cr_assert_lt(tracks_count, TRACKS_MAX);
-            tracks[tracks_count++] =
-                (track){.uuid = p->track_descriptor->uuid, .counter = p->track_descriptor->counter != NULL};
+            tracks[tracks_count++] = (track){.uuid = p->track_descriptor->uuid,
+                                             .counter = p->track_descriptor->counter != NULL};
             continue;
         }
         const EpPerfetto__TrackEvent *e = p->track_event;
@@ -401,10 +421,12 @@ Test(trace_files, perfetto_is_read_by_protoc, .init = make_dir, .fini = remove_d
     write_scene(&(ep_test_scene){.requests = 2}, "rec", 0, 0);
     export_as("perfetto", "rec", "out.pftrace");
     snprintf(command, sizeof(command),
-             "%s --decode=perfetto.protos.Trace -I " EP_SOURCE_DIR "/tests/unit/cli perfetto_public.proto < %s/out.pftrace",
+             "%s --decode=perfetto.protos.Trace -I " EP_SOURCE_DIR
+             "/tests/unit/cli perfetto_public.proto < %s/out.pftrace",
              EP_PROTOC, dir);
     const char *args[] = {"-c", command, NULL};
-    cr_assert_eq(ep_test_process_run(dir, "protoc", "/bin/sh", args, NULL, TIMEOUT_MS, &text), 0, "%s", text);
+    cr_assert_eq(ep_test_process_run(dir, "protoc", "/bin/sh", args, NULL, TIMEOUT_MS, &text), 0,
+                 "%s", text);
     cr_expect_not_null(strstr(text, "process_name: \"node1 (300)\""));
     cr_expect_not_null(strstr(text, "type: TYPE_SLICE_BEGIN"));
     cr_expect_not_null(strstr(text, "counter_value: 1"));
@@ -427,7 +449,8 @@ Test(trace_files, chrome_json_nests, .init = make_dir, .fini = remove_dir)
     char *text = (char *)read_bytes("out.json", &bytes);
     json_t *json = json_loads(text, 0, NULL);
     cr_assert_not_null(json);
-    json_array_foreach(json_object_get(json, "traceEvents"), i, event) {
+    json_array_foreach(json_object_get(json, "traceEvents"), i, event)
+    {
         const char *phase = json_string_value(json_object_get(event, "ph"));
         json_int_t pid = number(event, "pid");
         json_int_t tid = number(event, "tid");
@@ -459,30 +482,40 @@ static void run_page(const ep_test_scene *scene, const char *what)
     cr_assert_eq(json_dump_file(json, in_dir(file, "report.json"), 0), 0);
     json_decref(json);
     const char *args[] = {EP_CHROMIUM, dir, in_dir(page, "out.html"), file, what, NULL};
-    int code = ep_test_process_run(dir, "page", EP_SOURCE_DIR "/tests/unit/cli/page.py", args, NULL, TIMEOUT_MS, &text);
+    int code = ep_test_process_run(dir, "page", EP_SOURCE_DIR "/tests/unit/cli/page.py", args, NULL,
+                                   TIMEOUT_MS, &text);
     fprintf(stderr, "%s", text);
     cr_assert_eq(code, 0);
     free(text);
 }
 
-Test(trace_files, the_page_says_what_the_report_says_and_follows_clicks, .init = make_dir, .fini = remove_dir, .timeout = 240)
+Test(trace_files, the_page_says_what_the_report_says_and_follows_clicks, .init = make_dir,
+     .fini = remove_dir, .timeout = 240)
 {
-    run_page(&(ep_test_scene){.requests = 200, .node1_slower_ns = 20000, .hedged = 3, .failed = 2}, "story");
+    run_page(&(ep_test_scene){.requests = 200, .node1_slower_ns = 20000, .hedged = 3, .failed = 2},
+             "story");
 }
 
-Test(trace_files, names_in_a_page_are_only_text, .init = make_dir, .fini = remove_dir, .timeout = 240)
+Test(trace_files, names_in_a_page_are_only_text, .init = make_dir, .fini = remove_dir,
+     .timeout = 240)
 {
-    run_page(&(ep_test_scene){.requests = REQUESTS, .node1 = "<script>document.title=1</script><img id=evil src=x onerror=document.title=1>&\"'"},
+    run_page(&(ep_test_scene){.requests = REQUESTS,
+                              .node1 = "<script>document.title=1</script><img id=evil src=x "
+                                       "onerror=document.title=1>&\"'"},
              "names");
-    run_page(&(ep_test_scene){.requests = REQUESTS, .node1 = "</script><svg onload=document.title=1>"}, "names");
+    run_page(
+        &(ep_test_scene){.requests = REQUESTS, .node1 = "</script><svg onload=document.title=1>"},
+        "names");
 }
 
-Test(trace_files, a_page_without_callers_shows_what_nodes_did, .init = make_dir, .fini = remove_dir, .timeout = 240)
+Test(trace_files, a_page_without_callers_shows_what_nodes_did, .init = make_dir, .fini = remove_dir,
+     .timeout = 240)
 {
     run_page(&(ep_test_scene){.requests = REQUESTS, .nodes_only = true}, "nodes_only");
 }
 
-Test(trace_files, a_page_of_a_large_recording_is_bounded_and_says_what_it_leaves_out, .init = make_dir, .fini = remove_dir, .timeout = 240)
+Test(trace_files, a_page_of_a_large_recording_is_bounded_and_says_what_it_leaves_out,
+     .init = make_dir, .fini = remove_dir, .timeout = 240)
 {
     run_page(&(ep_test_scene){.requests = 5500, .failed = 3}, "large");
 }

@@ -54,14 +54,17 @@ static void end(void)
 static void expect_path_of_node1(const ep_cli_trace_path *path, int64_t longer)
 {
     static const int64_t expected[EP_CLI_PATH_PARTS] = {
-        [EP_CLI_PATH_PLAN] = 4000,    [EP_CLI_PATH_PACK] = 6000, [EP_CLI_PATH_NETWORK] = 20000,
-        [EP_CLI_PATH_DECODE] = 3000,  [EP_CLI_PATH_QUEUE] = 10000, [EP_CLI_PATH_JOB] = 30000,
-        [EP_CLI_PATH_REPLY] = 4000,   [EP_CLI_PATH_NODE] = 2000, [EP_CLI_PATH_UNSERVED] = 0,
+        [EP_CLI_PATH_PLAN] = 4000,     [EP_CLI_PATH_PACK] = 6000,   [EP_CLI_PATH_NETWORK] = 20000,
+        [EP_CLI_PATH_DECODE] = 3000,   [EP_CLI_PATH_QUEUE] = 10000, [EP_CLI_PATH_JOB] = 30000,
+        [EP_CLI_PATH_REPLY] = 4000,    [EP_CLI_PATH_NODE] = 2000,   [EP_CLI_PATH_UNSERVED] = 0,
         [EP_CLI_PATH_COMBINE] = 14000, [EP_CLI_PATH_CLIENT] = 7000};
     for (int part = 0; part < EP_CLI_PATH_PARTS; part++) {
-        int64_t more = part == EP_CLI_PATH_NETWORK ? longer : part == EP_CLI_PATH_CLIENT ? -longer : 0;
-        cr_expect_eq(path->parts_ns[part], expected[part] + more, "%s: %ld, expected %ld", ep_cli_path_names[part],
-                     (long)path->parts_ns[part], (long)(expected[part] + more));
+        int64_t more = part == EP_CLI_PATH_NETWORK  ? longer
+                       : part == EP_CLI_PATH_CLIENT ? -longer
+                                                    : 0;
+        cr_expect_eq(path->parts_ns[part], expected[part] + more, "%s: %ld, expected %ld",
+                     ep_cli_path_names[part], (long)path->parts_ns[part],
+                     (long)(expected[part] + more));
     }
     cr_expect_str_eq(model->names[path->peer], "node1");
     cr_expect_eq(path->peer_ns, 69000 + longer);
@@ -114,7 +117,8 @@ Test(trace_model, peers_and_experts_are_ranked, .fini = end)
 Test(trace_model, what_has_no_partner_is_counted_and_listed, .fini = end)
 {
     start(EVENTS_MAX, 1);
-    ep_cli_trace_event e = {.kind = EP_CLI_SPAN_forward, .pid = 1, .call = 7, .layer = -1, .expert = -1};
+    ep_cli_trace_event e = {
+        .kind = EP_CLI_SPAN_forward, .pid = 1, .call = 7, .layer = -1, .expert = -1};
     add(&e);
     e.time_ns = 5;
     add(&e); /* the same name again: the first one never ends */
@@ -138,8 +142,14 @@ Test(trace_model, what_has_no_partner_is_counted_and_listed, .fini = end)
 
 static void add_half(ep_cli_span_kind kind, bool is_end, uint64_t call, int64_t time_ns)
 {
-    ep_cli_trace_event e = {.kind = kind, .is_end = is_end, .pid = 1, .call = call, .time_ns = time_ns,
-                            .trace = {7, call}, .layer = -1, .expert = -1};
+    ep_cli_trace_event e = {.kind = kind,
+                            .is_end = is_end,
+                            .pid = 1,
+                            .call = call,
+                            .time_ns = time_ns,
+                            .trace = {7, call},
+                            .layer = -1,
+                            .expert = -1};
     add(&e);
 }
 
@@ -156,8 +166,8 @@ static void add_edges(void)
     add_half(EP_CLI_SPAN_exchange, true, 5, 2 * second + 1);          /* unmatched */
     add_half(EP_CLI_SPAN_exchange, false, 6, 3 * second);
     add_half(EP_CLI_SPAN_exchange, true, 6, 5 * second);
-    add_half(EP_CLI_SPAN_exchange, false, 7, 8 * second - 1);                   /* unmatched */
-    add_half(EP_CLI_SPAN_exchange, false, 8, 8 * second);                       /* cut */
+    add_half(EP_CLI_SPAN_exchange, false, 7, 8 * second - 1);                        /* unmatched */
+    add_half(EP_CLI_SPAN_exchange, false, 8, 8 * second);                            /* cut */
     add_half(EP_CLI_SPAN_receive, false, 9, 10 * second - EP_CLI_TRACE_EDGE_NS - 1); /* unmatched */
     add_half(EP_CLI_SPAN_receive, false, 10, 10 * second - EP_CLI_TRACE_EDGE_NS);    /* cut */
     add_half(EP_CLI_SPAN_receive, false, 11, 10 * second - 3); /* begun again: unmatched */
@@ -199,7 +209,8 @@ Test(trace_model, one_trace_counts_its_own_halves_only, .fini = end)
 static void tell_story(void)
 {
     start(EVENTS_MAX, 1);
-    add_scene(&(ep_test_scene){.requests = STORY_REQUESTS, .node1_slower_ns = 20000, .hedged = 3, .failed = 2});
+    add_scene(&(ep_test_scene){
+        .requests = STORY_REQUESTS, .node1_slower_ns = 20000, .hedged = 3, .failed = 2});
     finish((ep_trace_id){0});
 }
 
@@ -266,7 +277,8 @@ Test(trace_calls, failures_are_counted_by_status_with_the_first_calls, .fini = e
         cr_expect_eq(f->count, 2);
         cr_expect_eq(f->saved, 0);
         cr_assert_eq(f->first_count, 2);
-        cr_expect_eq(model->spans[figures.requests[f->first[0]]].call, EP_TEST_SCENE_CALL + STORY_REQUESTS - 2);
+        cr_expect_eq(model->spans[figures.requests[f->first[0]]].call,
+                     EP_TEST_SCENE_CALL + STORY_REQUESTS - 2);
     }
 }
 
@@ -276,8 +288,13 @@ Test(trace_calls, a_failed_frame_of_a_call_that_succeeded_is_saved, .fini = end)
 {
     start(EVENTS_MAX, 1);
     for (uint64_t i = 0; i < 2 * (EP_CLI_TRACE_FIRST_MAX + 1); i++) {
-        ep_cli_trace_event e = {.kind = i % 2 == 0 ? EP_CLI_SPAN_forward : EP_CLI_SPAN_exchange, .pid = 1, .call = 10 + i, .parent = 9 + i,
-                                .time_ns = (int64_t)i, .layer = -1, .expert = -1};
+        ep_cli_trace_event e = {.kind = i % 2 == 0 ? EP_CLI_SPAN_forward : EP_CLI_SPAN_exchange,
+                                .pid = 1,
+                                .call = 10 + i,
+                                .parent = 9 + i,
+                                .time_ns = (int64_t)i,
+                                .layer = -1,
+                                .expert = -1};
         add(&e);
         e.is_end = true;
         e.status = i % 2 == 0 ? 0 : 1000;
@@ -323,7 +340,8 @@ Test(trace_calls, every_span_is_of_its_call, .fini = end)
         cr_expect_eq(owner->trace.low, model->spans[i].trace.low);
         /* of the three exchanges with node1 that were hedged, and of what both sides did */
         uint64_t call = model->spans[i].call;
-        cr_expect_eq(model->spans[i].unused, call == 5001 || call == 5003 || call == 5005, "span %zu", i);
+        cr_expect_eq(model->spans[i].unused, call == 5001 || call == 5003 || call == 5005,
+                     "span %zu", i);
     }
 }
 
@@ -337,7 +355,8 @@ static void expect_summary(const char *expected)
 Test(trace_calls, one_sentence_says_it, .fini = end)
 {
     tell_story();
-    expect_summary("200 calls, p50 120 µs, p99 120 µs; 42 % of a call is compute; node1 is the slowest (1.8x node0); "
+    expect_summary("200 calls, p50 120 µs, p99 120 µs; 42 % of a call is compute; node1 is the "
+                   "slowest (1.8x node0); "
                    "2 calls failed (2 DEADLINE_EXCEEDED), 3 hedges.");
 }
 
@@ -377,7 +396,8 @@ Test(trace_pick, a_small_page_holds_whole_calls_the_notable_ones_and_a_sample, .
     for (uint32_t i = 0; i < STORY_REQUESTS; i++) {
         const ep_cli_span *request = &model->spans[figures.requests[i]];
         cr_expect(pick.calls[i] == (of_call[i] > 0), "call %u", i);
-        cr_expect(!pick.calls[i] || of_call[i] == total[i], "call %u: %zu of %zu", i, of_call[i], total[i]);
+        cr_expect(!pick.calls[i] || of_call[i] == total[i], "call %u: %zu of %zu", i, of_call[i],
+                  total[i]);
         cr_expect(request->status == 0 || pick.calls[i], "failed call %u", i);
         calls += pick.calls[i];
         quarter[(request->trace.low - 1) * 4 / STORY_REQUESTS] += pick.calls[i];
@@ -435,9 +455,16 @@ static void add_pieces(const piece *pieces, size_t count)
 {
     for (size_t i = 0; i < 2 * count; i++) {
         const piece *p = &pieces[i % count];
-        ep_cli_trace_event e = {.kind = p->kind, .is_end = i >= count, .pid = p->pid, .call = p->call, .parent = p->parent,
+        ep_cli_trace_event e = {.kind = p->kind,
+                                .is_end = i >= count,
+                                .pid = p->pid,
+                                .call = p->call,
+                                .parent = p->parent,
                                 .rows = i >= count && p->unused ? 0 : 1,
-                                .time_ns = i >= count ? p->end_ns : p->begin_ns, .trace = {7, 7}, .layer = -1, .expert = -1};
+                                .time_ns = i >= count ? p->end_ns : p->begin_ns,
+                                .trace = {7, 7},
+                                .layer = -1,
+                                .expert = -1};
         snprintf(e.node, sizeof(e.node), "%s", p->node);
         snprintf(e.peer, sizeof(e.peer), "%s", p->peer);
         add(&e);
@@ -467,7 +494,8 @@ Test(trace_model, a_request_is_walked_through_its_gateway, .fini = end)
 }
 
 /* The frame to `slow` was late, and its rows were asked of `quick` too. */
-static void expect_hedged(const piece *pieces, const char *peer, int64_t peer_ns, int64_t late, int64_t client)
+static void expect_hedged(const piece *pieces, const char *peer, int64_t peer_ns, int64_t late,
+                          int64_t client)
 {
     start(EVENTS_MAX, 1);
     add_pieces(pieces, 6);
@@ -486,8 +514,12 @@ static void expect_hedged(const piece *pieces, const char *peer, int64_t peer_ns
     }
     for (size_t i = 0; i < model->spans_count; i++) {
         const ep_cli_span *span = &model->spans[i];
-        cr_expect_eq(span->unused, span->mate != EP_CLI_TRACE_NONE && strcmp(peer, span->process == 0 ? model->names[span->peer]
-                                       : model->names[model->processes[span->process].node]) != 0);
+        cr_expect_eq(span->unused,
+                     span->mate != EP_CLI_TRACE_NONE &&
+                         strcmp(peer, span->process == 0
+                                          ? model->names[span->peer]
+                                          : model->names[model->processes[span->process].node]) !=
+                             0);
     }
 }
 
@@ -533,7 +565,11 @@ Test(trace_model, a_client_is_called_as_its_first_thread, .fini = end)
     char name[EP_CLI_TRACE_NAME_BYTES];
     start(EVENTS_MAX, 1);
     for (int i = 0; i < 3; i++) {
-        ep_cli_trace_event e = {.kind = EP_CLI_SPAN_forward, .pid = 9, .tid = i == 1 ? 9 : 10 + i, .call = (uint64_t)i, .layer = -1,
+        ep_cli_trace_event e = {.kind = EP_CLI_SPAN_forward,
+                                .pid = 9,
+                                .tid = i == 1 ? 9 : 10 + i,
+                                .call = (uint64_t)i,
+                                .layer = -1,
                                 .expert = -1};
         snprintf(e.thread, sizeof(e.thread), "%s", i == 1 ? "expertctl" : "nng:task");
         add(&e);
@@ -573,8 +609,13 @@ Test(trace_model, one_trace_keeps_its_jobs, .fini = end)
     free(events);
     /* A frame is received before its trace is read; one of request 1, one of another call. */
     for (uint64_t call = 5002; call <= 5004; call += 2) {
-        ep_cli_trace_event e = {.kind = EP_CLI_SPAN_receive, .pid = 100, .call = call, .sub = 1, .layer = -1,
-                                .expert = -1, .time_ns = INT64_MAX / 8};
+        ep_cli_trace_event e = {.kind = EP_CLI_SPAN_receive,
+                                .pid = 100,
+                                .call = call,
+                                .sub = 1,
+                                .layer = -1,
+                                .expert = -1,
+                                .time_ns = INT64_MAX / 8};
         add(&e);
         e.is_end = true;
         add(&e);
@@ -592,8 +633,13 @@ Test(trace_model, frames_do_not_name_a_client, .fini = end)
     static const char *const names[] = {"node0", "", "node1"};
     start(EVENTS_MAX, 1);
     for (int i = 0; i < 6; i++) {
-        ep_cli_trace_event e = {.kind = i % 3 == 1 ? EP_CLI_SPAN_forward : EP_CLI_SPAN_send, .is_end = i >= 3,
-                                .pid = 1, .call = 1, .sub = (uint32_t)(i % 3), .time_ns = i, .layer = -1,
+        ep_cli_trace_event e = {.kind = i % 3 == 1 ? EP_CLI_SPAN_forward : EP_CLI_SPAN_send,
+                                .is_end = i >= 3,
+                                .pid = 1,
+                                .call = 1,
+                                .sub = (uint32_t)(i % 3),
+                                .time_ns = i,
+                                .layer = -1,
                                 .expert = -1};
         snprintf(e.node, sizeof(e.node), "%s", names[i % 3]);
         add(&e);
@@ -679,9 +725,14 @@ Test(trace_model, lanes_nest_strictly_and_hold_every_span, .fini = end)
     start(EVENTS_MAX, 1);
     uint64_t sent[2] = {0};
     for (int i = 0; i < 20000; i++) {
-        ep_cli_trace_event e = {.time_ns = i / 3, .kind = rand_r(&seed) % EP_CLI_SPAN_KINDS,
-                                .is_end = rand_r(&seed) % 2 != 0, .pid = 1 + rand_r(&seed) % 2,
-                                .call = rand_r(&seed) % 6, .sub = rand_r(&seed) % 2, .layer = -1, .expert = -1};
+        ep_cli_trace_event e = {.time_ns = i / 3,
+                                .kind = rand_r(&seed) % EP_CLI_SPAN_KINDS,
+                                .is_end = rand_r(&seed) % 2 != 0,
+                                .pid = 1 + rand_r(&seed) % 2,
+                                .call = rand_r(&seed) % 6,
+                                .sub = rand_r(&seed) % 2,
+                                .layer = -1,
+                                .expert = -1};
         add(&e);
         sent[e.is_end]++;
     }

@@ -55,7 +55,8 @@ Test(tune, a_mode_is_faster_when_it_wins_often_and_by_enough)
     measured(0, 16, 1 / 1.3, 0);
     cr_assert_eq(verdicts[0].winner, EP_CLI_TUNE_PREFILL);
     measured(0, 16, 1, 0);
-    cr_assert(verdicts[0].winner == EP_CLI_TUNE_NOISE && verdicts[0].decode_wins == 0 && verdicts[0].prefill_wins == 0);
+    cr_assert(verdicts[0].winner == EP_CLI_TUNE_NOISE && verdicts[0].decode_wins == 0 &&
+              verdicts[0].prefill_wins == 0);
 }
 
 Test(tune, the_largest_size_at_which_prefill_does_not_win)

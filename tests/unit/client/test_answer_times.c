@@ -55,7 +55,8 @@ Test(answer_times, at_most_one_in_twenty_is_late)
         for (uint32_t i = 0; i < 1000; i++) {
             well_below += took[i] < late * 4 / 5;
         }
-        cr_assert_leq(well_below, 960, "round %u: %u of 1000 below 4/5 of %lu", round, well_below, late);
+        cr_assert_leq(well_below, 960, "round %u: %u of 1000 below 4/5 of %lu", round, well_below,
+                      late);
     }
 }
 
@@ -102,7 +103,8 @@ Test(answer_times, lost_answers_count_where_they_were_late)
 
 static uint64_t next;
 
-static ep_silence_verdict judge(uint64_t now_ms, uint64_t sent_ms, uint64_t heard_ms, uint64_t pinged_ms)
+static ep_silence_verdict judge(uint64_t now_ms, uint64_t sent_ms, uint64_t heard_ms,
+                                uint64_t pinged_ms)
 {
     next = 0;
     return ep_silence_judge(now_ms * MS, sent_ms * MS, heard_ms * MS, pinged_ms * MS, 0, &next);
@@ -143,13 +145,15 @@ Test(silence, a_ping_that_has_not_left_proves_nothing)
 Test(silence, a_node_that_takes_nothing_is_found_in_300_ms)
 {
     cr_assert_eq(judge(1100, 1000, 990, 0), EP_SILENCE_PING);
-    cr_assert_eq(ep_silence_judge(1250 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next), EP_SILENCE_NOT);
+    cr_assert_eq(ep_silence_judge(1250 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next),
+                 EP_SILENCE_NOT);
     cr_assert_eq(next, 1300 * MS);
-    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next), EP_SILENCE_SILENT);
-    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 990 * MS, 0, 1250 * MS, &next), EP_SILENCE_NOT,
-                 "something left meanwhile");
-    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 1200 * MS, 0, 1100 * MS, &next), EP_SILENCE_PING,
-                 "it was heard");
+    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 990 * MS, 0, 1100 * MS, &next),
+                 EP_SILENCE_SILENT);
+    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 990 * MS, 0, 1250 * MS, &next),
+                 EP_SILENCE_NOT, "something left meanwhile");
+    cr_assert_eq(ep_silence_judge(1300 * MS, 1000 * MS, 1200 * MS, 0, 1100 * MS, &next),
+                 EP_SILENCE_PING, "it was heard");
 }
 
 /* A ping that is out already, for another frame or by the connection itself, counts for this one
@@ -175,7 +179,8 @@ static void answers(uint32_t peer, uint32_t slots, double us, uint32_t count)
     static uint64_t random = 5;
     for (uint32_t i = 0; i < count; i++) {
         double u = (double)(ep_splitmix64(&random) >> 11) / 9007199254740992.0;
-        ep_answer_pace_add(&peers[peer], &norm, slots, (uint64_t)(us * (0.8 + 0.4 * u) * 1000), slowness[peer] <= 1);
+        ep_answer_pace_add(&peers[peer], &norm, slots, (uint64_t)(us * (0.8 + 0.4 * u) * 1000),
+                           slowness[peer] <= 1);
     }
 }
 
@@ -220,9 +225,11 @@ Test(answer_pace, a_slow_node_is_found_within_a_few_answers_and_so_is_its_recove
     all_answer(40, 3000);
     cr_assert(compare() && slowness[3] >= EP_COPY_SLOW, "%.1f", (double)slowness[3]);
     all_answer(100, 3000);
-    cr_assert(slowness[3] > 7 && slowness[3] < 14 && slowness[0] == 1 && slowness[2] == 1, "%.1f", (double)slowness[3]);
+    cr_assert(slowness[3] > 7 && slowness[3] < 14 && slowness[0] == 1 && slowness[2] == 1, "%.1f",
+              (double)slowness[3]);
     answers(3, 20, 300, 3);
-    cr_assert(compare() && slowness[3] >= EP_COPY_SLOW, "a few quick ones may be luck: %.1f", (double)slowness[3]);
+    cr_assert(compare() && slowness[3] >= EP_COPY_SLOW, "a few quick ones may be luck: %.1f",
+              (double)slowness[3]);
     answers(3, 20, 300, 12);
     cr_assert(!compare() || slowness[3] < EP_COPY_SLOW, "%.1f", (double)slowness[3]);
     answers(3, 20, 300, 24);
@@ -277,7 +284,8 @@ Test(answer_pace, never_more_than_half_of_the_nodes_are_slow)
         uint8_t can[9];
         uint32_t nodes = 1 + (uint32_t)(ep_splitmix64(&random) % 9), slow = 0, live = 0;
         for (uint32_t n = 0; n < nodes; n++) {
-            values[n] = (float)(int32_t)(ep_splitmix64(&random) % (2 * EP_PACE_MAX + 1)) - EP_PACE_MAX;
+            values[n] =
+                (float)(int32_t)(ep_splitmix64(&random) % (2 * EP_PACE_MAX + 1)) - EP_PACE_MAX;
             can[n] = ep_splitmix64(&random) % 4 != 0;
         }
         bool has_slow = ep_answer_slowness(values, can, nodes);

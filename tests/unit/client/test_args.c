@@ -143,7 +143,8 @@ Test(args, sums_at_nodes)
     bad(EP_ERR_INVALID_ARGUMENT, "combine_at 2: allowed 0 (rows), 1 (node_sum)");
     args.combine_at = EP_MOE_COMBINE_NODE_SUM;
     args.result = EP_MOE_UNCOMBINED;
-    bad(EP_ERR_INVALID_ARGUMENT, "combine_at node_sum with result uncombined: allowed combined, partial");
+    bad(EP_ERR_INVALID_ARGUMENT,
+        "combine_at node_sum with result uncombined: allowed combined, partial");
     args.combine_at = EP_MOE_COMBINE_NODE_SUM;
     args.weight_on = EP_MOE_WEIGHT_ON_INPUT;
     bad(EP_ERR_INVALID_ARGUMENT, "combine_at node_sum with weight_on input: allowed output");
@@ -156,10 +157,12 @@ Test(args, rows_in_8_bits)
     args.dispatch_quant = EP_MOE_DISPATCH_FP8;
     args.combine_quant = EP_MOE_COMBINE_INT8;
     cr_assert_eq(run(), EP_OK, "%s", error.text);
-    cr_assert(spec.batch.dispatch_quant == EP_DISPATCH_FP8 && spec.batch.combine_quant == EP_COMBINE_INT8);
+    cr_assert(spec.batch.dispatch_quant == EP_DISPATCH_FP8 &&
+              spec.batch.combine_quant == EP_COMBINE_INT8);
     int64_t hidden = args.x.shape[1];
     args.smooth_scales = ep_tensor_2d(smooth, EP_DTYPE_F32, 1, hidden);
-    bad(EP_ERR_INVALID_ARGUMENT, "smooth_scales are given, but dispatch_quant is 3: allowed with 2 (int8) only");
+    bad(EP_ERR_INVALID_ARGUMENT,
+        "smooth_scales are given, but dispatch_quant is 3: allowed with 2 (int8) only");
     good();
     args.dispatch_quant = (ep_moe_dispatch_quant)1;
     bad(EP_ERR_INVALID_ARGUMENT, "dispatch_quant 1: allowed 0 (plain), 2 (int8), 3 (fp8)");
@@ -206,7 +209,8 @@ Test(args, forms_of_tensors)
     bad(EP_ERR_INVALID_ARGUMENT, "x_scales is missing");
     args.x = ep_tensor_2d(x8, EP_DTYPE_I8, T, H);
     args.x_scales = ep_tensor_1d(x_scales, EP_DTYPE_F32, T - 1);
-    bad(EP_ERR_INVALID_ARGUMENT, "x_scales has 3 in dimension 0: x has that many tokens, so 4 is needed");
+    bad(EP_ERR_INVALID_ARGUMENT,
+        "x_scales has 3 in dimension 0: x has that many tokens, so 4 is needed");
     args.x = ep_tensor_2d(x8, EP_DTYPE_I8, T, H);
     args.x_scales = ep_tensor_1d((char *)x_scales + 1, EP_DTYPE_F32, T);
     bad(EP_ERR_INVALID_ARGUMENT, "x_scales begin at");

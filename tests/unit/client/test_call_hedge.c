@@ -18,8 +18,10 @@ static uint32_t window;
 static void step(ep_call_event_kind kind, uint32_t parcel, const ep_error *error)
 {
     actions = (ep_call_actions){0};
-    ep_call_state_step(&state, now, &(ep_call_event){.kind = kind, .parcel = parcel, .window = window, .error = error},
-                       &actions);
+    ep_call_state_step(
+        &state, now,
+        &(ep_call_event){.kind = kind, .parcel = parcel, .window = window, .error = error},
+        &actions);
 }
 
 static void rows(uint32_t parcel)
@@ -85,7 +87,8 @@ Test(call_hedge, a_late_parcel_is_due_then_and_not_before)
     uint32_t h;
     hedge(a, 1, false, &h);
     cr_assert_eq(ep_call_state_due_ns(&state), state.deadline_ns, "nothing more to look at");
-    cr_assert_eq(ep_call_state_next_due(&state, now + DEADLINE, 0), UINT32_MAX, "hedges are not hedged");
+    cr_assert_eq(ep_call_state_next_due(&state, now + DEADLINE, 0), UINT32_MAX,
+                 "hedges are not hedged");
     cr_assert(!ep_call_state_begin_hedge(&state, a, 1, false), "once only");
     cr_assert(!ep_call_state_begin_hedge(&state, a, 1, true));
     end();
@@ -338,7 +341,8 @@ Test(call_hedge, who_decides_the_share)
     cr_assert_eq(ep_client_hedge_permille(&config, &table), 30u);
     table.caller_policy = (ep_caller_policy){.revision = 1};
     cr_assert_eq(ep_client_hedge_permille(&config, &table), 30u);
-    table.caller_policy = (ep_caller_policy){.revision = 2, .has_hedge_permille = true, .hedge_permille = 0};
+    table.caller_policy =
+        (ep_caller_policy){.revision = 2, .has_hedge_permille = true, .hedge_permille = 0};
     cr_assert_eq(ep_client_hedge_permille(&config, &table), 0u);
     table.caller_policy.hedge_permille = 90;
     cr_assert_eq(ep_client_hedge_permille(&config, &table), 90u);
@@ -353,7 +357,8 @@ Test(call_hedge, another_share_holds_from_then_on)
     ep_retry_budget_init(&budget, 1000);
     ep_retry_budget_earn(&budget, 100);
     ep_retry_budget_share(&budget, 0);
-    cr_assert(!ep_retry_budget_take_hedge(&budget, 1), "what was saved up pays for none when nothing shall be hedged");
+    cr_assert(!ep_retry_budget_take_hedge(&budget, 1),
+              "what was saved up pays for none when nothing shall be hedged");
     ep_retry_budget_init(&budget, 0);
     ep_retry_budget_earn(&budget, 100);
     ep_retry_budget_share(&budget, 10);

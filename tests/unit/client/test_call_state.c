@@ -34,8 +34,8 @@ static void begin(uint32_t windows, bool allow_missing)
 static void step(ep_call_event_kind kind, uint32_t parcel, const ep_error *error)
 {
     actions = (ep_call_actions){0};
-    ep_call_state_step(&state, now, &(ep_call_event){.kind = kind, .parcel = parcel, .error = error},
-                       &actions);
+    ep_call_state_step(&state, now,
+                       &(ep_call_event){.kind = kind, .parcel = parcel, .error = error}, &actions);
 }
 
 static uint32_t add(void)
@@ -135,7 +135,8 @@ static uint32_t add_to(uint32_t window)
 static void sent(uint32_t window)
 {
     actions = (ep_call_actions){0};
-    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, &actions);
+    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window},
+                       &actions);
 }
 
 Test(call_state, several_windows_are_under_way_and_end_in_any_order)
@@ -151,7 +152,8 @@ Test(call_state, several_windows_are_under_way_and_end_in_any_order)
         parcels[w] = add_to(w);
         if (w == 1) {
             step(EP_EVENT_ROWS, parcels[0], NULL);
-            cr_assert_eq(actions.windows_done, 1, "one window's end does not wait for the other to be sent");
+            cr_assert_eq(actions.windows_done, 1,
+                         "one window's end does not wait for the other to be sent");
         }
         sent(w);
     }
@@ -169,12 +171,14 @@ Test(call_state, several_windows_are_under_way_and_end_in_any_order)
     parcels[0] = add_to(0);
     for (uint32_t w = LAST; w > 0; w--) {
         step(EP_EVENT_ROWS, parcels[w], NULL);
-        cr_assert_eq(actions.windows_done, 1u << w, "not complete: the last window is still being sent");
+        cr_assert_eq(actions.windows_done, 1u << w,
+                     "not complete: the last window is still being sent");
     }
     sent(0);
     cr_assert(!actions.complete);
     step(EP_EVENT_ROWS, parcels[0], NULL);
-    cr_assert(actions.complete && actions.windows_done == 0, "the others are released with the run");
+    cr_assert(actions.complete && actions.windows_done == 0,
+              "the others are released with the run");
     end();
 }
 
@@ -416,7 +420,8 @@ Test(call_state, stuck_slots_back_off_from_10_to_200_ms_until_the_deadline)
         if (due == state.deadline_ns) {
             break;
         }
-        cr_assert(due >= now + expected_ms * MS / 2 && due <= now + expected_ms * MS, "round %d", rounds);
+        cr_assert(due >= now + expected_ms * MS / 2 && due <= now + expected_ms * MS, "round %d",
+                  rounds);
         now = due;
         step(EP_EVENT_TIMER, 0, NULL);
         cr_assert(actions.route);
@@ -530,9 +535,11 @@ Test(call_state, completing_overrides_what_earlier_events_asked_for)
     ep_error bad;
     ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "told by a test");
     ep_error_set(&bad, EP_ERR_INVALID_ARGUMENT, "told by a test");
-    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = a, .error = &lost},
+    ep_call_state_step(&state, now,
+                       &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = a, .error = &lost},
                        &actions);
-    ep_call_state_step(&state, now, &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = b, .error = &bad},
+    ep_call_state_step(&state, now,
+                       &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = b, .error = &bad},
                        &actions);
     cr_assert(actions.complete && !actions.route);
     end();

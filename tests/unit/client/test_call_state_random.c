@@ -71,7 +71,8 @@ static void send_windows(sim *s, ep_call_actions *a)
         send_some(s, window, frames);
         ep_retry_budget_earn(s->state.budget, frames);
         s->sent += frames;
-        ep_call_state_step(&s->state, s->now, &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, a);
+        ep_call_state_step(&s->state, s->now,
+                           &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window}, a);
     }
 }
 
@@ -81,7 +82,8 @@ static void end_windows(sim *s, uint32_t done)
         if ((done & 1u << w) != 0) {
             EP_ASSERT(s->state.windows[w].phase != EP_WINDOW_FREE);
             for (uint32_t i = 0; i < s->state.parcels_count; i++) {
-                EP_ASSERT(s->state.parcels[i].window != w || !ep_parcel_is_open(&s->state.parcels[i]));
+                EP_ASSERT(s->state.parcels[i].window != w ||
+                          !ep_parcel_is_open(&s->state.parcels[i]));
             }
             ep_call_state_release_window(&s->state, w);
         }
@@ -94,7 +96,8 @@ static void resend(sim *s)
     for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
         uint32_t count = 0;
         for (uint32_t i = 0; i < s->state.parcels_count; i++) {
-            if (s->state.parcels[i].phase == EP_PARCEL_ROUTABLE && s->state.parcels[i].window == w) {
+            if (s->state.parcels[i].phase == EP_PARCEL_ROUTABLE &&
+                s->state.parcels[i].window == w) {
                 ep_call_state_absorb(&s->state, i);
                 count++;
             }
@@ -155,8 +158,9 @@ static void perform(sim *s, ep_call_actions *a)
 
 static void answer(sim *s, ep_call_actions *a)
 {
-    static const ep_err codes[] = {EP_ERR_CONNECTION_LOST,   EP_ERR_NOT_OWNER, EP_ERR_RESOURCE_EXHAUSTED,
-                                   EP_ERR_DEADLINE_EXCEEDED, EP_ERR_DRAINING,  EP_ERR_INVALID_ARGUMENT,
+    static const ep_err codes[] = {EP_ERR_CONNECTION_LOST,    EP_ERR_NOT_OWNER,
+                                   EP_ERR_RESOURCE_EXHAUSTED, EP_ERR_DEADLINE_EXCEEDED,
+                                   EP_ERR_DRAINING,           EP_ERR_INVALID_ARGUMENT,
                                    EP_ERR_DATA_LOSS};
     uint32_t at = dice(s->due_count);
     uint32_t parcel = s->due[at];

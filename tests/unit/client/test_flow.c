@@ -97,13 +97,15 @@ Test(flow, a_frame_and_its_reply_stay_below_the_limit)
         ep_plan_cut cut = ep_flow_cut(&batch);
         cut.room_bytes = room;
         ep_routing_plan_init(&plan);
-        cr_assert_eq(ep_routing_plan_build(&plan, &batch, &layer, 3, chosen, &cut, 0, TOKENS, NULL, 0, NULL),
-                     EP_OK);
+        cr_assert_eq(
+            ep_routing_plan_build(&plan, &batch, &layer, 3, chosen, &cut, 0, TOKENS, NULL, 0, NULL),
+            EP_OK);
         for (uint32_t c = 0; c < plan.chunks_count; c++) {
             const ep_plan_chunk *chunk = &plan.chunks[c];
             ep_forward_layout layout;
-            cr_assert(ep_forward_layout_make(chunk->rows_count, chunk->slots_count, 4096, batch.x.dtype,
-                                             batch.weight_on == EP_WEIGHT_ON_INPUT || batch.node_sum, &layout));
+            cr_assert(ep_forward_layout_make(
+                chunk->rows_count, chunk->slots_count, 4096, batch.x.dtype,
+                batch.weight_on == EP_WEIGHT_ON_INPUT || batch.node_sum, &layout));
             cr_assert(!batch.node_sum || ep_forward_layout_add_places(&layout, chunk->slots_count));
             uint32_t reply_rows = batch.node_sum ? chunk->rows_count : chunk->slots_count;
             /* leaving room for the fixed part and the protobuf header */
@@ -126,8 +128,9 @@ Test(flow, a_row_above_the_limit_is_refused_by_name)
     l.chunk_bytes_max = 12 * 1024;
     ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
     cr_assert_eq(ep_flow_check(&flow, &batch, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_str_eq(error.text, "chunk_bytes_max is 12288: a frame of one row needs 12296 bytes (the row of "
-                                 "8200 and 4096 for what goes with it)");
+    cr_assert_str_eq(error.text,
+                     "chunk_bytes_max is 12288: a frame of one row needs 12296 bytes (the row of "
+                     "8200 and 4096 for what goes with it)");
     l.chunk_bytes_max = 12296;
     ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
     cr_assert_eq(ep_flow_check(&flow, &batch, NULL), EP_OK);

@@ -14,7 +14,8 @@ typedef struct node {
     uint32_t owned[8];
 } node;
 
-static void make(node *n, const char *name, const char *numerics, const uint32_t *owned, size_t owned_count)
+static void make(node *n, const char *name, const char *numerics, const uint32_t *owned,
+                 size_t owned_count)
 {
     expertd__v1__hello__init(&n->hello);
     expertd__v1__model_info__init(&n->model);
@@ -55,8 +56,9 @@ static void make_two(void)
 Test(hello_table, joins_nodes_into_one_table)
 {
     make_two();
-    b.hello.host = (char *)(uintptr_t)"h2";
-    cr_assert_eq(ep_hello_table_build(sources, 2, (ep_epoch){0, 9}, &table, &error), EP_OK, "%s", error.text);
+    b.hello.host = (char *)(uintptr_t) "h2";
+    cr_assert_eq(ep_hello_table_build(sources, 2, (ep_epoch){0, 9}, &table, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_eq(table->epoch.number, 9);
     cr_assert_eq(table->nodes_count, 2);
     cr_assert_str_eq(table->nodes[1].name, "nb");
@@ -78,18 +80,20 @@ Test(hello_table, joins_nodes_into_one_table)
 Test(hello_table, an_expert_nobody_holds_and_no_nodes_at_all_are_legal)
 {
     make_two();
-    cr_assert_eq(ep_hello_table_build(sources, 1, (ep_epoch){0, 1}, &table, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_hello_table_build(sources, 1, (ep_epoch){0, 1}, &table, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_eq(table->layers[0].offsets[4], 2);
     ep_routing_table_unref(table);
-    cr_assert_eq(ep_hello_table_build(sources, 0, (ep_epoch){0, 1}, &table, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_hello_table_build(sources, 0, (ep_epoch){0, 1}, &table, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_eq(table->layers_count, 0);
     ep_routing_table_unref(table);
 }
 
 static void expect(ep_err code, const char *part)
 {
-    cr_assert_eq(ep_hello_table_build(sources, 2, (ep_epoch){0, 1}, &table, &error), code, "%s: %s", part,
-                 error.text);
+    cr_assert_eq(ep_hello_table_build(sources, 2, (ep_epoch){0, 1}, &table, &error), code, "%s: %s",
+                 part, error.text);
     cr_assert(strstr(error.text, part) != NULL, "'%s' is not in '%s'", part, error.text);
 }
 

@@ -15,7 +15,8 @@ static char bf16dp[] = "bf16dp/1";
  * are of portable. */
 static ep_routing_table *make(const uint32_t owners[EXPERTS])
 {
-    const ep_layer_shape shape = {.layer = 1, .hidden = 8, .inner = 8, .experts = EXPERTS, .top_k = 2};
+    const ep_layer_shape shape = {
+        .layer = 1, .hidden = 8, .inner = 8, .experts = EXPERTS, .top_k = 2};
     ep_routing_table *table = NULL;
     uint32_t count = 0;
     for (uint32_t e = 0; e < EXPERTS; e++) {

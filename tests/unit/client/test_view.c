@@ -28,7 +28,8 @@ static ep_view *make(const char *const (*models)[2], uint32_t models_count)
     return view;
 }
 
-static ep_err find(const ep_view *view, const char *model, const char *version, uint32_t layer_number)
+static ep_err find(const ep_view *view, const char *model, const char *version,
+                   uint32_t layer_number)
 {
     ep_error_clear(&error);
     return ep_view_find(view, model, version, layer_number, &model_index, &layer, &error);
@@ -54,12 +55,14 @@ Test(view, one_of_several_versions_must_be_named)
     const char *const none[] = {NULL, ""};
     for (size_t i = 0; i < 2; i++) {
         cr_assert_eq(find(view, "demo", none[i], 4), EP_ERR_INVALID_ARGUMENT);
-        cr_assert_str_eq(error.text, "model demo has several versions, none of them whole yet: v1, v2; name one, or set the default: "
+        cr_assert_str_eq(error.text, "model demo has several versions, none of them whole yet: v1, "
+                                     "v2; name one, or set the default: "
                                      "expertctl model default demo VERSION");
         cr_assert_eq(model_index, 77, "written although it failed");
         cr_assert_null(layer);
     }
-    cr_assert_eq(ep_view_find(view, "demo", NULL, 4, &model_index, &layer, NULL), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_view_find(view, "demo", NULL, 4, &model_index, &layer, NULL),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(find(view, "demo", "v1", 4), EP_OK, "%s", error.text);
     cr_assert_eq(model_index, 0);
     cr_assert_eq(find(view, "demo", "v2", 4), EP_OK, "%s", error.text);
@@ -111,7 +114,8 @@ Test(view, a_long_list_of_versions_is_cut)
     }
     ep_view *view = make(models, 40);
     cr_assert_eq(find(view, "demo", NULL, 4), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_not_null(strstr(error.text, "version-number-0, version-number-1, "), "%s", error.text);
+    cr_assert_not_null(strstr(error.text, "version-number-0, version-number-1, "), "%s",
+                       error.text);
     cr_assert_not_null(strstr(error.text, "...; name one"), "%s", error.text);
     ep_view_unref(view);
 }

@@ -26,7 +26,8 @@ static char *text_of(const char *text)
 static void set_copies(uint32_t layer, uint32_t first, uint32_t second, uint32_t third)
 {
     uint32_t *offsets = f.table->layers[layer].offsets;
-    memcpy(offsets, (uint32_t[]){0, first, first + second, first + second + third}, 4 * sizeof(uint32_t));
+    memcpy(offsets, (uint32_t[]){0, first, first + second, first + second + third},
+           4 * sizeof(uint32_t));
 }
 
 /* A service without a fault: two nodes hold the three experts of two layers of "demo". */
@@ -56,7 +57,8 @@ static void setup(void)
     strcpy(f.table->models[0].numerics[1], "avx2");
     f.table->models[0].numerics_count = 1;
     for (uint32_t l = 0; l < 2; l++) {
-        const ep_layer_shape shape = {.layer = 4 + l, .hidden = 8, .inner = 8, .experts = 3, .top_k = 2};
+        const ep_layer_shape shape = {
+            .layer = 4 + l, .hidden = 8, .inner = 8, .experts = 3, .top_k = 2};
         cr_assert_eq(ep_routing_table_layer_init(f.table, l, 0, &shape, 6), EP_OK);
         memcpy(f.table->layers[l].copies, (uint32_t[]){0, 1, 0, 1, 0, 1}, 6 * sizeof(uint32_t));
         set_copies(l, 2, 2, 2);
@@ -78,7 +80,8 @@ static void judge(void)
 static void expect(ep_health_code code, const char *text)
 {
     judge();
-    cr_assert_eq(health.problems_count, 1u, "%u problems, wanted %s", health.problems_count, ep_health_rules[code].word);
+    cr_assert_eq(health.problems_count, 1u, "%u problems, wanted %s", health.problems_count,
+                 ep_health_rules[code].word);
     cr_assert_eq(health.problems[0].code, code, "%s", health.problems[0].text);
     cr_assert_not_null(strstr(health.problems[0].text, text), "%s", health.problems[0].text);
     cr_assert_eq(health.counts[code], 1u);
@@ -94,10 +97,13 @@ Test(health, the_worst_codes_come_first_and_all_have_advice)
 {
     for (int code = 0; code < EP_HEALTH_CODES; code++) {
         const ep_health_rule *rule = &ep_health_rules[code];
-        cr_assert(rule->word != NULL && rule->advice != NULL && rule->advice[0] != '\0', "code %d", code);
+        cr_assert(rule->word != NULL && rule->advice != NULL && rule->advice[0] != '\0', "code %d",
+                  code);
         cr_assert(!rule->ends_service || rule->is_error, "%s", rule->word);
-        cr_assert(code == 0 || ep_health_rules[code - 1].ends_service >= rule->ends_service, "%s", rule->word);
-        cr_assert(code == 0 || ep_health_rules[code - 1].is_error >= rule->is_error, "%s", rule->word);
+        cr_assert(code == 0 || ep_health_rules[code - 1].ends_service >= rule->ends_service, "%s",
+                  rule->word);
+        cr_assert(code == 0 || ep_health_rules[code - 1].is_error >= rule->is_error, "%s",
+                  rule->word);
     }
 }
 
@@ -130,7 +136,8 @@ Test(health, a_table_that_serves_nothing_is_the_end_of_service)
     set_copies(1, 0, 0, 0);
     judge();
     cr_assert_eq(health.problems[0].code, EP_HEALTH_NOTHING_SERVED);
-    cr_assert_str_eq(health.problems[0].text, "no expert is served: 0 nodes take part, min_nodes is 2");
+    cr_assert_str_eq(health.problems[0].text,
+                     "no expert is served: 0 nodes take part, min_nodes is 2");
     cr_assert_eq(ep_health_end_of_service(&health), &health.problems[0]);
     cr_assert_eq(health.experts_without_copy, 6u);
     cr_assert(health.nodes_seen == 0 && health.nodes_expected == 2);
@@ -159,11 +166,13 @@ Test(health, the_coordinators_own_troubles_are_told)
     f.facts.tls_expiry--;
     expect(EP_HEALTH_CERTIFICATE_ENDS, "the coordinator: a certificate in force ends in 13 days");
     f.facts.tls_expiry = 999 * DAY;
-    expect(EP_HEALTH_CERTIFICATE_ENDED, "the coordinator: a certificate in force ended 24 hours ago");
+    expect(EP_HEALTH_CERTIFICATE_ENDED,
+           "the coordinator: a certificate in force ended 24 hours ago");
     f.facts.tls_expiry = 0;
     f.facts.tls_error = "flag --tls-ca-file: /ca.pem holds no certificate in PEM form";
     expect(EP_HEALTH_TLS_REFUSED, "the coordinator: a restart would fail");
-    cr_assert_not_null(strstr(health.problems[0].text, "/ca.pem holds no certificate in PEM form"), "%s", health.problems[0].text);
+    cr_assert_not_null(strstr(health.problems[0].text, "/ca.pem holds no certificate in PEM form"),
+                       "%s", health.problems[0].text);
     f.facts.tls_error = NULL;
     f.facts.memory_error = "exhausted: 1 of 1 bytes lent";
     expect(EP_HEALTH_MEMORY, "exhausted: 1 of 1");
@@ -176,9 +185,10 @@ Test(health, states_of_nodes_are_told)
         ep_health_code code;
         uint32_t seen;
         uint32_t expected;
-    } states[] = {{"suspect", EP_HEALTH_NODE_SUSPECT, 1, 2},   {"lost", EP_HEALTH_NODE_LOST, 1, 2},
-                  {"draining", EP_HEALTH_NODE_DRAINING, 1, 1}, {"drained", EP_HEALTH_NODE_DRAINED, 1, 1},
-                  {"starting", EP_HEALTH_NODE_STARTING, 2, 2}, {"degraded", EP_HEALTH_NODE_DEGRADED, 2, 2}};
+    } states[] = {
+        {"suspect", EP_HEALTH_NODE_SUSPECT, 1, 2},   {"lost", EP_HEALTH_NODE_LOST, 1, 2},
+        {"draining", EP_HEALTH_NODE_DRAINING, 1, 1}, {"drained", EP_HEALTH_NODE_DRAINED, 1, 1},
+        {"starting", EP_HEALTH_NODE_STARTING, 2, 2}, {"degraded", EP_HEALTH_NODE_DEGRADED, 2, 2}};
     f.cluster.min_nodes = 2; /* who was taken out on purpose is not missed for it */
     for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
         f.entries[1].state = text_of(states[i].state);
@@ -188,7 +198,8 @@ Test(health, states_of_nodes_are_told)
     }
     f.entries[1].devices = 3;
     f.entries[1].devices_lost = 1u << 2 | 1u << 0;
-    expect(EP_HEALTH_DEVICE_LOST, "node b has lost 2 of 3 devices (0, 2): its experts come on the others");
+    expect(EP_HEALTH_DEVICE_LOST,
+           "node b has lost 2 of 3 devices (0, 2): its experts come on the others");
     f.entries[1].devices_lost |= 1u << 1;
     expect(EP_HEALTH_DEVICE_LOST, "node b has lost 3 of 3 devices (0, 1, 2): it computes nothing");
     f.entries[1].devices = 64;
@@ -208,7 +219,8 @@ Test(health, states_of_nodes_are_told)
     cr_assert_eq(health.problems_count, 0u, "it may be passing");
     cr_assert_eq(health.speed_min, 0.125);
     f.entries[1].slow_ms = 7000;
-    expect(EP_HEALTH_NODE_SLOW, "node b is slow: for 7 s it has computed 0.12 of what the median node does");
+    expect(EP_HEALTH_NODE_SLOW,
+           "node b is slow: for 7 s it has computed 0.12 of what the median node does");
     f.entries[1].slow_ms = 0;
     f.entries[1].host = text_of("");
     expect(EP_HEALTH_HOST_UNKNOWN, "node b does not know");
@@ -218,7 +230,8 @@ Test(health, missing_and_few_copies_are_told_by_model)
 {
     set_copies(0, 2, 0, 2);
     set_copies(1, 0, 0, 2);
-    expect(EP_HEALTH_NO_COPY, "model demo v1: 3 experts in 2 layers have no copy, layer 4 expert 1 first");
+    expect(EP_HEALTH_NO_COPY,
+           "model demo v1: 3 experts in 2 layers have no copy, layer 4 expert 1 first");
     cr_assert_eq(health.experts_without_copy, 3u);
     set_copies(0, 2, 2, 2);
     set_copies(1, 2, 1, 2);
@@ -251,8 +264,8 @@ Test(health, copies_that_all_stand_on_one_host_are_told_when_there_are_others)
     strcpy(f.table->nodes[0].host, "h0");
     strcpy(f.table->nodes[1].host, "h0");
     strcpy(f.table->nodes[2].host, "h1");
-    expect(EP_HEALTH_ONE_HOST,
-           "model demo v1: all copies of 1 experts in 1 layers are on one host, layer 7 expert 1 first");
+    expect(EP_HEALTH_ONE_HOST, "model demo v1: all copies of 1 experts in 1 layers are on one "
+                               "host, layer 7 expert 1 first");
     f.cluster.policy = text_of("static");
     judge();
     cr_assert_eq(health.problems_count, 0u, "a map says where");

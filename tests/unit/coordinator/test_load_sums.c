@@ -16,8 +16,8 @@ static uint32_t experts_of(void *arg, const char *model, const char *version, ui
     return strcmp(model, "m") == 0 && strcmp(version, "v") == 0 && layer == 3 ? EXPERTS : 0;
 }
 
-static ep_err report(ep_load_sums *sums, const char *node, uint64_t incarnation, size_t count, const uint32_t *experts, const uint64_t *slots,
-                     ep_error *out_error)
+static ep_err report(ep_load_sums *sums, const char *node, uint64_t incarnation, size_t count,
+                     const uint32_t *experts, const uint64_t *slots, ep_error *out_error)
 {
     Expertd__V1__LayerLoad load = EXPERTD__V1__LAYER_LOAD__INIT;
     Expertd__V1__LayerLoad *list[] = {&load};
@@ -26,8 +26,8 @@ static ep_err report(ep_load_sums *sums, const char *node, uint64_t incarnation,
     uint64_t values[8];
     memcpy(named, experts, count * sizeof(*experts));
     memcpy(values, slots, count * sizeof(*slots));
-    load.model = (char *)(uintptr_t)"m";
-    load.version = (char *)(uintptr_t)"v";
+    load.model = (char *)(uintptr_t) "m";
+    load.version = (char *)(uintptr_t) "v";
     load.layer = 3;
     load.experts = named;
     load.n_experts = count;
@@ -47,18 +47,23 @@ static void expect(ep_load_sums *sums, uint64_t a, uint64_t b, uint64_t c, uint6
     size_t count;
     cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
     cr_assert_eq(count, 1);
-    cr_assert(layers[0].layer == 3 && layers[0].experts == EXPERTS && strcmp(layers[0].model, "m") == 0);
+    cr_assert(layers[0].layer == 3 && layers[0].experts == EXPERTS &&
+              strcmp(layers[0].model, "m") == 0);
     for (int e = 0; e < EXPERTS; e++) {
-        cr_assert_eq(layers[0].counts[e], wanted[e], "expert %d: %llu, not %llu", e, (unsigned long long)layers[0].counts[e],
-                     (unsigned long long)wanted[e]);
+        cr_assert_eq(layers[0].counts[e], wanted[e], "expert %d: %llu, not %llu", e,
+                     (unsigned long long)layers[0].counts[e], (unsigned long long)wanted[e]);
     }
     ep_load_layers_free(layers, count);
 }
 
-#define REPORT(node, incarnation, experts, slots)                                                                                        \
-    cr_assert_eq(report(sums, node, incarnation, sizeof((uint32_t[])experts) / 4, (uint32_t[])experts, (uint64_t[])slots, &error), EP_OK, \
-                 "%s", error.text)
-#define LIST(...) {__VA_ARGS__}
+#define REPORT(node, incarnation, experts, slots)                                                  \
+    cr_assert_eq(report(sums, node, incarnation, sizeof((uint32_t[])experts) / 4,                  \
+                        (uint32_t[])experts, (uint64_t[])slots, &error),                           \
+                 EP_OK, "%s", error.text)
+#define LIST(...)                                                                                  \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
 
 Test(load_sums, never_go_back)
 {
@@ -111,8 +116,8 @@ Test(load_sums, layers_in_any_order)
                 uint32_t expert = 1;
                 uint64_t slots = round;
                 expertd__v1__layer_load__init(&loads[l]);
-                loads[l].model = (char *)(uintptr_t)"m";
-                loads[l].version = (char *)(uintptr_t)"v";
+                loads[l].model = (char *)(uintptr_t) "m";
+                loads[l].version = (char *)(uintptr_t) "v";
                 loads[l].layer = l * steps[n % 4] % told; /* each once: no step divides 48 or 97 */
                 loads[l].n_experts = loads[l].n_slots = 1;
                 loads[l].experts = memcpy(malloc(sizeof(expert)), &expert, sizeof(expert));
@@ -124,7 +129,8 @@ Test(load_sums, layers_in_any_order)
             request.incarnation = 1;
             request.loads = list;
             request.n_loads = told;
-            cr_assert_eq(ep_load_sums_take(sums, experts_of_all, NULL, &request, &error), EP_OK, "%s", error.text);
+            cr_assert_eq(ep_load_sums_take(sums, experts_of_all, NULL, &request, &error), EP_OK,
+                         "%s", error.text);
             for (uint32_t l = 0; l < told; l++) {
                 free(loads[l].experts);
                 free(loads[l].slots);
@@ -134,8 +140,9 @@ Test(load_sums, layers_in_any_order)
     cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
     cr_assert_eq(count, (size_t)LAYERS);
     for (uint32_t l = 0; l < LAYERS; l++) {
-        cr_assert(layers[l].layer == l && layers[l].counts[1] == 3 * NODES && layers[l].counts[0] == 0, "layer %u: %llu", l,
-                  (unsigned long long)layers[l].counts[1]);
+        cr_assert(layers[l].layer == l && layers[l].counts[1] == 3 * NODES &&
+                      layers[l].counts[0] == 0,
+                  "layer %u: %llu", l, (unsigned long long)layers[l].counts[1]);
     }
     ep_load_layers_free(layers, count);
     ep_load_sums_destroy(sums);
@@ -162,12 +169,18 @@ Test(load_sums, wrong_reports)
     ep_error error;
     cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
     REPORT("a", 1, LIST(0), LIST(1));
-    cr_assert_eq(report(sums, "a", 1, 1, (uint32_t[]){EXPERTS}, (uint64_t[]){1}, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(report(sums, "a", 1, 1, (uint32_t[]){EXPERTS}, (uint64_t[]){1}, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert(strstr(error.text, "expert 4: allowed 0..3") != NULL, "%s", error.text);
-    cr_assert_eq(report(sums, "a", 1, 2, (uint32_t[]){1, 1}, (uint64_t[]){5, 5}, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_eq(report(sums, "a", 1, 2, (uint32_t[]){2, 1}, (uint64_t[]){5, 5}, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_eq(report(sums, "a", 1, 5, (uint32_t[]){0, 1, 2, 3, 4}, (uint64_t[]){5, 5, 5, 5, 5}, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_eq(report(sums, "a", 1, 1, (uint32_t[]){0}, (uint64_t[]){UINT64_MAX}, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(report(sums, "a", 1, 2, (uint32_t[]){1, 1}, (uint64_t[]){5, 5}, &error),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(report(sums, "a", 1, 2, (uint32_t[]){2, 1}, (uint64_t[]){5, 5}, &error),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        report(sums, "a", 1, 5, (uint32_t[]){0, 1, 2, 3, 4}, (uint64_t[]){5, 5, 5, 5, 5}, &error),
+        EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(report(sums, "a", 1, 1, (uint32_t[]){0}, (uint64_t[]){UINT64_MAX}, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     expect(sums, 1, 0, 0, 0);
     const double sums_of[EXPERTS] = {1, 2, 3, 4};
     ep_load_layer *layers;
@@ -175,7 +188,8 @@ Test(load_sums, wrong_reports)
     ep_load_sums_add_probabilities(sums, "m", "v", 3, EXPERTS, sums_of, 10);
     ep_load_sums_add_probabilities(sums, "m", "v", 2, EXPERTS, sums_of, 10);
     cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
-    cr_assert(count == 2 && layers[0].layer == 2 && layers[1].tokens == 10 && layers[1].probability_sums[3] == 4 && layers[1].counts[0] == 1);
+    cr_assert(count == 2 && layers[0].layer == 2 && layers[1].tokens == 10 &&
+              layers[1].probability_sums[3] == 4 && layers[1].counts[0] == 1);
     ep_load_layers_free(layers, count);
     ep_load_sums_destroy(sums);
 }
@@ -188,15 +202,18 @@ static bool balance_of(void *arg, const char *model, const char *version, uint32
     return *(const bool *)arg;
 }
 
-static void expect_gauges(ep_load_sums *sums, ep_metrics *metrics, bool is_known, const char *mean, const char *bound)
+static void expect_gauges(ep_load_sums *sums, ep_metrics *metrics, bool is_known, const char *mean,
+                          const char *bound)
 {
     char *text, line[160];
     size_t bytes;
     ep_statistics_collect(sums, balance_of, &is_known, metrics, false);
     cr_assert_eq(ep_metrics_write(metrics, &text, &bytes), EP_OK);
-    snprintf(line, sizeof(line), "expertd_placement_busiest_over_mean{model=\"m\",version=\"v\"} %s\n", mean);
+    snprintf(line, sizeof(line),
+             "expertd_placement_busiest_over_mean{model=\"m\",version=\"v\"} %s\n", mean);
     cr_assert_not_null(strstr(text, line), "%s is not in %s", line, text);
-    snprintf(line, sizeof(line), "expertd_placement_busiest_over_bound{model=\"m\",version=\"v\"} %s\n", bound);
+    snprintf(line, sizeof(line),
+             "expertd_placement_busiest_over_bound{model=\"m\",version=\"v\"} %s\n", bound);
     cr_assert_not_null(strstr(text, line), "%s is not in %s", line, text);
     free(text);
 }

@@ -19,8 +19,8 @@ static ep_err apply(const ep_coordinator_state_config *config, const char *key, 
     return ep_policy_apply(&policy, config, &change, 1, "alice@host", 1700000000, &policy, &error);
 }
 
-static void refuse(const ep_coordinator_state_config *config, const char *key, const char *value, ep_err code,
-                   const char *text)
+static void refuse(const ep_coordinator_state_config *config, const char *key, const char *value,
+                   ep_err code, const char *text)
 {
     const ep_policy before = policy;
     cr_assert_eq(apply(config, key, value), code, "%s=%s: %s", key, value, error.text);
@@ -51,18 +51,23 @@ Test(coordinator_policy, changes_are_taken_all_or_none)
     const ep_policy_change both[] = {{"copies", "3"}, {"hedge_permille", "1001"}},
                            twice[] = {{"copies", "3"}, {"copies", NULL}};
     ep_policy next = {.revision = 77};
-    cr_assert_eq(ep_policy_apply(&policy, &uniform, both, 2, "", 1, &next, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_policy_apply(&policy, &uniform, both, 2, "", 1, &next, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(next.revision, 77u);
-    cr_assert_eq(ep_policy_apply(&policy, &uniform, twice, 2, "", 1, &next, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_policy_apply(&policy, &uniform, twice, 2, "", 1, &next, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "copies is given twice"), "%s", error.text);
 }
 
 Test(coordinator_policy, mistakes_are_named_with_what_is_allowed)
 {
-    refuse(&uniform, "copys", "3", EP_ERR_INVALID_ARGUMENT, "no key 'copys', allowed: decode_tokens_max, copies");
+    refuse(&uniform, "copys", "3", EP_ERR_INVALID_ARGUMENT,
+           "no key 'copys', allowed: decode_tokens_max, copies");
     refuse(&uniform, "heartbeat_ms", "3", EP_ERR_INVALID_ARGUMENT, "no key 'heartbeat_ms'");
-    refuse(&uniform, "copies", "65", EP_ERR_INVALID_ARGUMENT, "copies: '65' is out of range; allowed: 1..64");
-    refuse(&uniform, "copies", "0", EP_ERR_INVALID_ARGUMENT, "copies: '0' is out of range; allowed: 1..64");
+    refuse(&uniform, "copies", "65", EP_ERR_INVALID_ARGUMENT,
+           "copies: '65' is out of range; allowed: 1..64");
+    refuse(&uniform, "copies", "0", EP_ERR_INVALID_ARGUMENT,
+           "copies: '0' is out of range; allowed: 1..64");
     refuse(&uniform, "copies", "", EP_ERR_INVALID_ARGUMENT, "copies: ''");
     refuse(&uniform, "copies", "-1", EP_ERR_INVALID_ARGUMENT, "copies: '-1'");
     refuse(&uniform, "decode_tokens_max", "0", EP_ERR_INVALID_ARGUMENT, "allowed: 1..65536 tokens");
@@ -74,8 +79,10 @@ Test(coordinator_policy, mistakes_are_named_with_what_is_allowed)
     ep_expert_map map = {0};
     ep_coordinator_state_config fixed = uniform;
     fixed.expert_map = &map;
-    refuse(&fixed, "move_rate", "1G", EP_ERR_FAILED_PRECONDITION, "move_rate is not used with placement: static");
-    refuse(&fixed, "copies", "3", EP_ERR_FAILED_PRECONDITION, "copies is not used with placement: static");
+    refuse(&fixed, "move_rate", "1G", EP_ERR_FAILED_PRECONDITION,
+           "move_rate is not used with placement: static");
+    refuse(&fixed, "copies", "3", EP_ERR_FAILED_PRECONDITION,
+           "copies is not used with placement: static");
 }
 
 Test(coordinator_policy, who_is_text_for_people)
@@ -84,7 +91,8 @@ Test(coordinator_policy, who_is_text_for_people)
     const ep_policy_change change = {"copies", "3"};
     cr_assert_eq(ep_policy_apply(&policy, &uniform, &change, 1, "", 1, &next, &error), EP_OK);
     cr_assert_str_eq(next.values[EP_POLICY_COPIES].who, "unknown");
-    cr_assert_eq(ep_policy_apply(&policy, &uniform, &change, 1, "a\x1b[2J", 1, &next, &error), EP_OK);
+    cr_assert_eq(ep_policy_apply(&policy, &uniform, &change, 1, "a\x1b[2J", 1, &next, &error),
+                 EP_OK);
     cr_assert_str_eq(next.values[EP_POLICY_COPIES].who, "unknown");
 }
 
@@ -99,7 +107,8 @@ Test(coordinator_policy, what_is_set_stands_in_for_the_configuration)
     cr_assert_eq(apply(&balanced, "move_rate", "5G"), EP_OK);
     ep_policy_in_force(&policy, &balanced, &config);
     cr_assert_eq(config.move_rate, 5ull << 30);
-    cr_assert(config.copies == 1 && config.spare_copies == 0 && config.decode_tokens_max == 9 && config.is_balanced);
+    cr_assert(config.copies == 1 && config.spare_copies == 0 && config.decode_tokens_max == 9 &&
+              config.is_balanced);
     cr_assert_eq(apply(&balanced, "spare_copies", "8"), EP_OK);
     /* another configuration, which does not use them */
     ep_policy_in_force(&policy, &uniform, &config);

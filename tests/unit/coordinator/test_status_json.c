@@ -144,7 +144,8 @@ Test(status_json, nodes_have_their_copies_in_the_table_and_no_secrets)
     f.entries[1].incarnation = 4242424242u;
     f.cluster.store = words("/var/lib/expertd/coordinator.db");
     char *text = ep_status_json(&f.cluster, f.table, false, NOW);
-    cr_expect(strstr(text, "4242424242") == NULL && strstr(text, "coordinator.db") == NULL, "%s", text);
+    cr_expect(strstr(text, "4242424242") == NULL && strstr(text, "coordinator.db") == NULL, "%s",
+              text);
     json_t *json = parse(text);
     cr_expect_eq(number_of(node_of(json, 0), "experts"), 2);
     cr_expect_eq(number_of(node_of(json, 1), "experts"), 3);
@@ -163,9 +164,10 @@ Test(status_json, nodes_have_their_copies_in_the_table_and_no_secrets)
     for (size_t i = 0; i < sizeof(of_b) / sizeof(of_b[0]); i++) {
         cr_expect_eq(number_of(node_of(json, 1), of_b[i].key), of_b[i].value, "%s", of_b[i].key);
     }
-    cr_expect_eq(json_integer_value(json_array_get(
-                     json_object_get(json_array_get(json_object_get(json, "models"), 0), "layers"), 0)),
-                 7);
+    cr_expect_eq(
+        json_integer_value(json_array_get(
+            json_object_get(json_array_get(json_object_get(json, "models"), 0), "layers"), 0)),
+        7);
     expect_text(json_object_get(json, "epoch"), "term", "18446744073709551615");
     json_decref(json);
 }
@@ -218,7 +220,8 @@ Test(status_json, a_layer_has_copies_by_node_id_load_and_moves)
     cr_expect(json_equal(json_object_get(json, "copies"), copies));
     cr_expect(number_of(json, "layer") == 7 && number_of(json, "experts") == 3 &&
               number_of(json, "shared_experts") == 1);
-    cr_expect(json_is_null(json_object_get(json, "heat")) && json_is_null(json_object_get(json, "slots")));
+    cr_expect(json_is_null(json_object_get(json, "heat")) &&
+              json_is_null(json_object_get(json, "slots")));
     json_decref(copies);
     json_decref(json);
     f.view.heat = heat;
@@ -232,8 +235,9 @@ Test(status_json, a_layer_has_copies_by_node_id_load_and_moves)
     cr_expect_eq(json_array_size(json_object_get(json, "slots")), 3);
     cr_expect_eq(json_array_size(json_object_get(json, "to_load")), EP_COORDINATOR_MOVES_MAX);
     cr_expect_eq(number_of(json, "to_load_more"), 5);
-    cr_expect_eq(json_integer_value(json_array_get(json_array_get(json_object_get(json, "to_drop"), 0), 1)),
-                 12);
+    cr_expect_eq(
+        json_integer_value(json_array_get(json_array_get(json_object_get(json, "to_drop"), 0), 1)),
+        12);
     cr_expect_eq(number_of(json, "to_drop_more"), 0);
     json_decref(json);
 }

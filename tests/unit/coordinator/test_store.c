@@ -29,8 +29,8 @@ static void setup(void)
 
 static void teardown(void)
 {
-    static const char *const names[] = {"coordinator.db", "coordinator.db-wal", "coordinator.db-journal",
-                                        "coordinator.db.new", "lock"};
+    static const char *const names[] = {"coordinator.db", "coordinator.db-wal",
+                                        "coordinator.db-journal", "coordinator.db.new", "lock"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char path[128];
         snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
@@ -44,7 +44,8 @@ TestSuite(coordinator_store, .init = setup, .fini = teardown);
 static ep_routing_table *make_table(uint64_t number)
 {
     ep_routing_table *table;
-    const ep_layer_shape shape = {.layer = 3, .hidden = 64, .inner = 32, .experts = EXPERTS, .top_k = 2};
+    const ep_layer_shape shape = {
+        .layer = 3, .hidden = 64, .inner = 32, .experts = EXPERTS, .top_k = 2};
     cr_assert_eq(ep_routing_table_create(2, 1, 1, &table), EP_OK);
     table->epoch = (ep_epoch){.term = FIRST_TERM, .number = number};
     snprintf(table->policy, sizeof(table->policy), "uniform");
@@ -69,7 +70,8 @@ static ep_routing_table *make_table(uint64_t number)
 
 static void make_kept(uint64_t number, ep_coordinator_kept *kept)
 {
-    *kept = (ep_coordinator_kept){.number = number, .next_node_id = 6, .nodes_count = 2, .drained_count = 1};
+    *kept = (ep_coordinator_kept){
+        .number = number, .next_node_id = 6, .nodes_count = 2, .drained_count = 1};
     kept->nodes = calloc(2, sizeof(*kept->nodes));
     kept->drained = calloc(1, sizeof(*kept->drained));
     for (uint32_t n = 0; n < 2; n++) {
@@ -82,10 +84,10 @@ static void make_kept(uint64_t number, ep_coordinator_kept *kept)
     }
     snprintf(kept->drained[0], sizeof(kept->drained[0]), "node-1");
     kept->policy.revision = number + 2;
-    kept->policy.values[EP_POLICY_COPIES] =
-        (ep_policy_value){.revision = number, .number = 2, .set_at = 1700000000, .who = "alice@host"};
-    kept->policy.values[EP_POLICY_HEDGE_PERMILLE] =
-        (ep_policy_value){.revision = number + 1, .number = 0, .set_at = 1700000001, .who = "unknown"};
+    kept->policy.values[EP_POLICY_COPIES] = (ep_policy_value){
+        .revision = number, .number = 2, .set_at = 1700000000, .who = "alice@host"};
+    kept->policy.values[EP_POLICY_HEDGE_PERMILLE] = (ep_policy_value){
+        .revision = number + 1, .number = 0, .set_at = 1700000001, .who = "unknown"};
     kept->assigned = make_table(number - 1);
     kept->published = make_table(number);
 }
@@ -102,7 +104,8 @@ static uint64_t begin(ep_table_store *store, ep_coordinator_kept *kept)
 {
     uint64_t term;
     ep_error error;
-    cr_assert_eq(ep_table_store_begin_term(store, FIRST_TERM, kept, &term, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_table_store_begin_term(store, FIRST_TERM, kept, &term, &error), EP_OK, "%s",
+                 error.text);
     return term;
 }
 
@@ -146,7 +149,8 @@ Test(coordinator_store, what_is_written_comes_back_under_the_next_term)
     ep_table_store_close(store);
     fill(7); /* FIRST_TERM + 1 */
     store = open_store();
-    cr_assert_eq(begin(store, &kept), FIRST_TERM + 2, "a term for each start, whatever the clock says");
+    cr_assert_eq(begin(store, &kept), FIRST_TERM + 2,
+                 "a term for each start, whatever the clock says");
     make_kept(7, &expected);
     cr_assert_eq(kept.number, 7u);
     cr_assert_eq(kept.next_node_id, 6u);
@@ -156,8 +160,10 @@ Test(coordinator_store, what_is_written_comes_back_under_the_next_term)
     cr_assert_str_eq(kept.drained[0], "node-1");
     cr_assert_eq(memcmp(&kept.policy, &expected.policy, sizeof(kept.policy)), 0);
     cr_assert_eq(kept.published->epoch.number, 7u);
-    cr_assert_eq(ep_routing_table_checksum(kept.published), ep_routing_table_checksum(expected.published));
-    cr_assert_eq(ep_routing_table_checksum(kept.assigned), ep_routing_table_checksum(expected.assigned));
+    cr_assert_eq(ep_routing_table_checksum(kept.published),
+                 ep_routing_table_checksum(expected.published));
+    cr_assert_eq(ep_routing_table_checksum(kept.assigned),
+                 ep_routing_table_checksum(expected.assigned));
     ep_coordinator_kept_fini(&kept);
     ep_coordinator_kept_fini(&expected);
     ep_table_store_close(store);
@@ -171,9 +177,11 @@ Test(coordinator_store, a_term_is_never_below_the_clock_nor_the_stored_one)
     ep_error error;
     uint64_t term;
     fill(7);
-    for (uint64_t clock = 5 * FIRST_TERM; clock > 0; clock = clock > FIRST_TERM ? FIRST_TERM / 2 : 0) {
+    for (uint64_t clock = 5 * FIRST_TERM; clock > 0;
+         clock = clock > FIRST_TERM ? FIRST_TERM / 2 : 0) {
         ep_table_store *store = open_store();
-        cr_assert_eq(ep_table_store_begin_term(store, clock, &kept, &term, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(ep_table_store_begin_term(store, clock, &kept, &term, &error), EP_OK, "%s",
+                     error.text);
         cr_assert_eq(term, clock > FIRST_TERM ? 5u * FIRST_TERM : 5u * FIRST_TERM + 1);
         cr_assert_eq(kept.published->epoch.number, 7u);
         ep_coordinator_kept_fini(&kept);
@@ -196,7 +204,9 @@ Test(coordinator_store, every_cut_of_the_file_is_refused)
     struct stat status;
     fill(7);
     cr_assert_eq(stat(file, &status), 0);
-    for (off_t size = status.st_size - 1; size >= 0; size = size > 1500 ? size - 1500 : size > 0 ? 0 : -1) {
+    for (off_t size = status.st_size - 1; size >= 0; size = size > 1500 ? size - 1500
+                                                            : size > 0  ? 0
+                                                                        : -1) {
         cr_assert_eq(truncate(file, size), 0);
         expect_refusal(EP_ERR_DATA_LOSS, "Put a backup in its place");
     }
@@ -224,14 +234,17 @@ Test(coordinator_store, flipped_bytes_never_pass_unseen)
         cr_assert_eq(ftruncate(fd, size), 0);
         cr_assert_eq(pwrite(fd, &flipped, 1, at), 1);
         ep_err err = ep_table_store_sqlite_open(dir, &store, &error);
-        err = err != EP_OK ? err : ep_table_store_begin_term(store, FIRST_TERM, &kept, &term, &error);
+        err =
+            err != EP_OK ? err : ep_table_store_begin_term(store, FIRST_TERM, &kept, &term, &error);
         refused += err != EP_OK;
         if (err == EP_OK) {
             cr_assert_eq(term, FIRST_TERM + 1, "byte %zd", at);
             cr_assert_eq(kept.number, 7u);
-            cr_assert_eq(memcmp(&kept.policy, &expected.policy, sizeof(kept.policy)), 0, "byte %zd", at);
+            cr_assert_eq(memcmp(&kept.policy, &expected.policy, sizeof(kept.policy)), 0, "byte %zd",
+                         at);
             cr_assert_arr_eq(kept.nodes, expected.nodes, 2 * sizeof(*kept.nodes));
-            cr_assert_eq(ep_routing_table_checksum(kept.published), ep_routing_table_checksum(expected.published));
+            cr_assert_eq(ep_routing_table_checksum(kept.published),
+                         ep_routing_table_checksum(expected.published));
         }
         ep_coordinator_kept_fini(&kept);
         ep_table_store_close(store);
@@ -276,7 +289,8 @@ Test(coordinator_store, values_that_were_changed_are_refused)
         "UPDATE meta SET value=8 WHERE name='policy_digest'",
         "UPDATE placement SET number=9 WHERE kind='published'",
         "UPDATE placement SET bytes=x'00' WHERE kind='assigned'",
-        "UPDATE placement SET bytes=(SELECT bytes FROM placement WHERE kind='assigned') WHERE kind='published'",
+        "UPDATE placement SET bytes=(SELECT bytes FROM placement WHERE kind='assigned') WHERE "
+        "kind='published'",
     };
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
         teardown();
@@ -311,9 +325,9 @@ Test(coordinator_store, a_key_of_a_newer_build_is_named)
 {
     fill(7);
     change("INSERT INTO policy VALUES('later', 1, 1, 1, 'x')");
-    expect_refusal(
-        EP_ERR_FAILED_PRECONDITION,
-        "keeps the key later of the policy, which this build does not know: use the build that wrote it, and there expertctl policy unset later");
+    expect_refusal(EP_ERR_FAILED_PRECONDITION,
+                   "keeps the key later of the policy, which this build does not know: use the "
+                   "build that wrote it, and there expertctl policy unset later");
 }
 
 Test(coordinator_store, a_log_without_its_file_is_refused)

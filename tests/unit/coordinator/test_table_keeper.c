@@ -67,7 +67,8 @@ static ep_table_keeper *start(bool can_write, bool can_use)
     static const ep_table_keeper_config config = {
         .store = &s.store, .take = on_take, .written = on_written, .failed = on_failed};
     ep_table_keeper *keeper;
-    s = (scene){.store = {.ops = &ops}, .can_write = can_write, .can_use = can_use, .has_work = true};
+    s = (scene){
+        .store = {.ops = &ops}, .can_write = can_write, .can_use = can_use, .has_work = true};
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.changed, NULL);
     cr_assert_eq(ep_table_keeper_create(&config, &keeper), EP_OK);

@@ -30,7 +30,8 @@ Test(group_call, record_brings_every_told_field)
     ep_group_record_encode(&call, record);
     cr_assert_eq(ep_group_record_decode(record, &back, NULL), EP_OK);
     for (uint32_t i = 0; i < EP_GROUP_CALL_TOLD; i++) {
-        cr_expect_eq(ep_group_call_field(&back, i), 1000 + (int64_t)i, "%s", ep_group_call_field_name(i));
+        cr_expect_eq(ep_group_call_field(&back, i), 1000 + (int64_t)i, "%s",
+                     ep_group_call_field_name(i));
     }
     record[0]++;
     cr_expect_eq(ep_group_record_decode(record, &back, NULL), EP_ERR_PROTOCOL);
@@ -47,8 +48,11 @@ Test(group_call, every_compared_field_is_compared)
         int64_t other = ep_group_call_field(&calls[0], i) + 1;
         memcpy((char *)&calls[3] + 8 * (size_t)i, &other, sizeof(other));
         memcpy((char *)&calls[7] + 8 * (size_t)i, &other, sizeof(other));
-        cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT, "%s", ep_group_call_field_name(i));
-        cr_expect(strncmp(error.text, ep_group_call_field_name(i), strlen(ep_group_call_field_name(i))) == 0, "%s", error.text);
+        cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT, "%s",
+                     ep_group_call_field_name(i));
+        cr_expect(strncmp(error.text, ep_group_call_field_name(i),
+                          strlen(ep_group_call_field_name(i))) == 0,
+                  "%s", error.text);
         cr_expect(strstr(error.text, "at rank 0-2, 5-7;") != NULL, "%s", error.text);
         cr_expect(strstr(error.text, "at rank 3, 9") != NULL, "%s", error.text);
     }
@@ -65,14 +69,17 @@ Test(group_call, unequal_batches_follow_the_profile)
         calls[i].profile = EP_GROUP_A3;
     }
     cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_expect(strstr(error.text, "BS differs between ranks: 4 at rank 0-1, 3, 5-7, 9; 5 at rank 2") != NULL, "%s", error.text);
+    cr_expect(strstr(error.text,
+                     "BS differs between ranks: 4 at rank 0-1, 3, 5-7, 9; 5 at rank 2") != NULL,
+              "%s", error.text);
     for (int i = 0; i < 8; i++) {
         calls[i].global_bs = 64;
     }
     cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_OK);
     calls[4].has_inactive = 1;
     cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_expect(strstr(error.text, "x_active_mask") != NULL && strstr(error.text, "rank 5") != NULL, "%s", error.text);
+    cr_expect(strstr(error.text, "x_active_mask") != NULL && strstr(error.text, "rank 5") != NULL,
+              "%s", error.text);
     calls[4].has_inactive = 0;
     for (int i = 0; i < 8; i++) {
         calls[i].comm = EP_GROUP_FULLMESH_V2;
@@ -95,12 +102,15 @@ Test(group_call, stale_plan_names_what_differs)
         fill(calls);
         int64_t other = ep_group_call_field(&calls[0], i) + 1;
         memcpy((char *)&calls[1] + 8 * (size_t)i, &other, sizeof(other));
-        cr_expect_eq(ep_group_call_check_plan(&calls[0], &calls[1], &error), EP_ERR_FAILED_PRECONDITION, "%s", name);
-        cr_expect(strstr(error.text, "stale plan") != NULL && strstr(error.text, name) != NULL, "%s", error.text);
+        cr_expect_eq(ep_group_call_check_plan(&calls[0], &calls[1], &error),
+                     EP_ERR_FAILED_PRECONDITION, "%s", name);
+        cr_expect(strstr(error.text, "stale plan") != NULL && strstr(error.text, name) != NULL,
+                  "%s", error.text);
     }
     fill(calls);
     calls[1].mask = EP_GROUP_MASK_SLOTS;
-    cr_expect_eq(ep_group_call_check_plan(&calls[0], &calls[1], &error), EP_ERR_FAILED_PRECONDITION);
+    cr_expect_eq(ep_group_call_check_plan(&calls[0], &calls[1], &error),
+                 EP_ERR_FAILED_PRECONDITION);
 }
 
 Test(group_call, names_of_algorithms)
@@ -117,5 +127,6 @@ Test(group_call, names_of_algorithms)
     cr_expect_eq(ep_group_comm_parse("hierarchy", &call, &error), EP_OK);
     cr_expect_eq(call.comm, EP_GROUP_HIERARCHY);
     cr_expect_eq(ep_group_comm_parse("ccu", &call, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_expect(strstr(error.text, "ccu") != NULL && strstr(error.text, "fullmesh_v2") != NULL, "%s", error.text);
+    cr_expect(strstr(error.text, "ccu") != NULL && strstr(error.text, "fullmesh_v2") != NULL, "%s",
+              error.text);
 }

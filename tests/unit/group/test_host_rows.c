@@ -13,7 +13,8 @@ static const char *name_of(const void *arg, uint32_t rank)
     return ((const char *const *)arg)[rank];
 }
 
-static void build(const char *const *names, uint32_t ranks, const uint32_t *members, uint32_t count, ep_group_hosts *out)
+static void build(const char *const *names, uint32_t ranks, const uint32_t *members, uint32_t count,
+                  ep_group_hosts *out)
 {
     uint32_t same[EP_GROUP_WORLD_MAX];
     ep_group_hosts_match(name_of, names, ranks, same);
@@ -65,7 +66,8 @@ Test(group_hosts, gateways_are_spread)
             }
         }
         for (uint32_t r = 0; r < 32; r++) {
-            cr_expect_eq(took[r], h.count - 1, "rank %u of hosts of %u takes in %u frames", r, ranks_per_host, took[r]);
+            cr_expect_eq(took[r], h.count - 1, "rank %u of hosts of %u takes in %u frames", r,
+                         ranks_per_host, took[r]);
         }
     }
     /* One large host, and others of one rank each: they take turns. */
@@ -113,13 +115,21 @@ static void prepare(sent *s, bool quantise)
     s->ids[6] = -1;
     s->shape = (ep_layer_shape){.hidden = HIDDEN, .experts = EXPERTS, .top_k = TOP_K};
     s->layout = (ep_group_layout){.ranks = RANKS, .experts = EXPERTS};
-    s->batch = (ep_batch){.tokens = TOKENS, .top_k = TOP_K, .hidden = HIDDEN,
+    s->batch = (ep_batch){.tokens = TOKENS,
+                          .top_k = TOP_K,
+                          .hidden = HIDDEN,
                           .x = {s->x, 4 * HIDDEN, EP_DTYPE_F32},
                           .ids = {s->ids, 4 * TOP_K, EP_DTYPE_I32},
                           .scales = {s->weights, 4 * TOP_K, EP_DTYPE_F32}};
-    s->packer = (ep_group_packer){.batch = &s->batch, .slots_per_token = TOP_K, .row_bytes = quantise ? HIDDEN : 4 * HIDDEN,
+    s->packer = (ep_group_packer){.batch = &s->batch,
+                                  .slots_per_token = TOP_K,
+                                  .row_bytes = quantise ? HIDDEN : 4 * HIDDEN,
                                   .quantise = quantise};
-    s->told = (ep_group_call){.hidden = HIDDEN, .tokens = TOKENS, .top_k = TOP_K, .dtype = EP_DTYPE_F32, .quant_mode = quantise ? 2 : 0};
+    s->told = (ep_group_call){.hidden = HIDDEN,
+                              .tokens = TOKENS,
+                              .top_k = TOP_K,
+                              .dtype = EP_DTYPE_F32,
+                              .quant_mode = quantise ? 2 : 0};
     ep_group_sort(&s->batch, &s->shape, &s->layout, 0, s->offsets, s->order);
 }
 
@@ -129,7 +139,8 @@ static uint8_t *straight(sent *s, uint32_t rank, bool weights, size_t *out_bytes
     uint32_t first = ep_group_first_bucket(&s->layout, rank);
     uint32_t local = ep_group_local_experts(&s->layout, rank);
     uint32_t rows = s->offsets[first + local] - s->offsets[first];
-    ep_group_dispatch_parts parts = ep_group_dispatch_parts_of(local, rows, s->packer.row_bytes, s->packer.quantise, weights);
+    ep_group_dispatch_parts parts =
+        ep_group_dispatch_parts_of(local, rows, s->packer.row_bytes, s->packer.quantise, weights);
     uint8_t *body = calloc(1, parts.bytes + 1);
     uint32_t done = 0;
     for (uint32_t e = 0; e < local; e++) {
@@ -139,7 +150,8 @@ static uint8_t *straight(sent *s, uint32_t rank, bool weights, size_t *out_bytes
         ep_group_row_out out = {.rows = body + parts.rows + done * s->packer.row_bytes,
                                 .stride_bytes = (int64_t)s->packer.row_bytes,
                                 .scales = (float *)(void *)(body + parts.scales) + done,
-                                .weights = weights ? (float *)(void *)(body + parts.weights) + done : NULL,
+                                .weights =
+                                    weights ? (float *)(void *)(body + parts.weights) + done : NULL,
                                 .tokens = (uint32_t *)(void *)(body + parts.tokens) + done,
                                 .slots = (uint32_t *)(void *)(body + parts.slots) + done};
         ep_group_pack(&s->packer, first + e, s->order + begin, count, &out);
@@ -149,11 +161,19 @@ static uint8_t *straight(sent *s, uint32_t rank, bool weights, size_t *out_bytes
     return body;
 }
 
-static uint8_t *pack(sent *s, const uint32_t *members, uint32_t count, bool weights, ep_group_host_shape *out_shape, size_t *out_bytes)
+static uint8_t *pack(sent *s, const uint32_t *members, uint32_t count, bool weights,
+                     ep_group_host_shape *out_shape, size_t *out_bytes)
 {
     static const uint32_t ranks[RANKS] = {10, 11, 12, 13};
-    ep_group_host_sender sender = {.packer = &s->packer, .layout = &s->layout, .offsets = s->offsets, .order = s->order, .members = members,
-                                   .ranks = ranks, .count = count, .weights = weights, .row_of_token = s->row_of_token};
+    ep_group_host_sender sender = {.packer = &s->packer,
+                                   .layout = &s->layout,
+                                   .offsets = s->offsets,
+                                   .order = s->order,
+                                   .members = members,
+                                   .ranks = ranks,
+                                   .count = count,
+                                   .weights = weights,
+                                   .row_of_token = s->row_of_token};
     s->told.has_expert_scales = weights;
     *out_shape = ep_group_host_plan(&sender);
     *out_bytes = ep_group_host_parts_of(out_shape).bytes;
@@ -185,7 +205,8 @@ static void compare(bool quantise, bool weights)
         uint8_t *is = malloc(should_bytes);
         memset(is, 0x5a, should_bytes);
         ep_group_host_part_fill(&body, &part, is);
-        cr_expect_eq(memcmp(is, should, should_bytes), 0, "part %u, quantise %d, weights %d", i, quantise, weights);
+        cr_expect_eq(memcmp(is, should, should_bytes), 0, "part %u, quantise %d, weights %d", i,
+                     quantise, weights);
         free(is);
         free(should);
     }
@@ -216,7 +237,8 @@ Test(group_host_rows, nothing_for_anybody)
     cr_expect(shape.rows == 0 && shape.slots == 0);
     cr_assert_eq(ep_group_host_open(&s.told, data, bytes, &body, NULL), EP_OK);
     for (uint32_t i = 0; ep_group_host_next(&body, i, &part); i++) {
-        cr_expect(part.slots == 0 && part.local_experts == ep_group_local_experts(&s.layout, members[i]));
+        cr_expect(part.slots == 0 &&
+                  part.local_experts == ep_group_local_experts(&s.layout, members[i]));
     }
     free(data);
 }
@@ -235,14 +257,24 @@ Test(group_host_rows, rows_of_another_call)
     const struct {
         int64_t *field;
         int64_t value;
-    } bad[] = {{&s.told.tokens, (int64_t)shape.rows - 1}, {&s.told.tokens, -1}, {&s.told.hidden, HIDDEN + 1}, {&s.told.hidden, -HIDDEN},
-               {&s.told.dtype, EP_DTYPE_BF16}, {&s.told.dtype, 0}, {&s.told.dtype, INT64_MAX}, {&s.told.quant_mode, 2},
-               {&s.told.has_expert_scales, 0}, {&s.told.top_k, 0}, {&s.told.top_k, INT64_MAX}, {&s.told.shared_experts, -1}};
+    } bad[] = {{&s.told.tokens, (int64_t)shape.rows - 1},
+               {&s.told.tokens, -1},
+               {&s.told.hidden, HIDDEN + 1},
+               {&s.told.hidden, -HIDDEN},
+               {&s.told.dtype, EP_DTYPE_BF16},
+               {&s.told.dtype, 0},
+               {&s.told.dtype, INT64_MAX},
+               {&s.told.quant_mode, 2},
+               {&s.told.has_expert_scales, 0},
+               {&s.told.top_k, 0},
+               {&s.told.top_k, INT64_MAX},
+               {&s.told.shared_experts, -1}};
     cr_assert_eq(ep_group_host_open(&s.told, data, bytes, &body, NULL), EP_OK);
     for (size_t i = 0; i < EP_ARRAY_COUNT(bad); i++) {
         s.told = good;
         *bad[i].field = bad[i].value;
-        cr_expect_eq(ep_group_host_open(&s.told, data, bytes, &body, NULL), EP_ERR_PROTOCOL, "%zu", i);
+        cr_expect_eq(ep_group_host_open(&s.told, data, bytes, &body, NULL), EP_ERR_PROTOCOL, "%zu",
+                     i);
     }
     free(data);
 }
@@ -268,7 +300,9 @@ Test(group_host_rows, damage)
             ep_error error = {.text = ""};
             ep_err err = ep_group_host_open(&s.told, data, bytes, &body, &error);
             ep_group_host_part part;
-            cr_expect(err == EP_OK || (err == EP_ERR_PROTOCOL && strstr(error.text, "not well formed") != NULL), "%s", error.text);
+            cr_expect(err == EP_OK ||
+                          (err == EP_ERR_PROTOCOL && strstr(error.text, "not well formed") != NULL),
+                      "%s", error.text);
             refused += err != EP_OK;
             for (uint32_t i = 0; err == EP_OK && ep_group_host_next(&body, i, &part); i++) {
                 size_t part_bytes = ep_group_host_part_bytes(&body, &part);
@@ -284,7 +318,8 @@ Test(group_host_rows, damage)
     for (size_t cut = 0; cut < bytes; cut++) {
         uint8_t *less = malloc(cut + 1);
         memcpy(less, data, cut);
-        cr_expect_eq(ep_group_host_open(&s.told, less, cut, &body, NULL), EP_ERR_PROTOCOL, "%zu bytes", cut);
+        cr_expect_eq(ep_group_host_open(&s.told, less, cut, &body, NULL), EP_ERR_PROTOCOL,
+                     "%zu bytes", cut);
         free(less);
     }
     free(data);

@@ -48,23 +48,28 @@ Test(group_layout, elastic_info)
     cr_expect_eq(ep_group_elastic_read(whole, 4, 3, &call, members, &error), EP_OK);
     cr_expect(call.ranks == 4 && call.moe_experts == 8 && call.elastic_digest == 0);
     int32_t less[12] = {1, 3, 1, 6, 0, -1, 1, 2, 0, 2, 3, -1};
-    cr_expect_eq(ep_group_elastic_read(less, 4, 3, &call, members, &error), EP_OK, "%s", error.text);
-    cr_expect(call.ranks == 3 && call.shared_ranks == 1 && call.moe_experts == 6 && call.local_rank == 2 && call.elastic_digest != 0);
+    cr_expect_eq(ep_group_elastic_read(less, 4, 3, &call, members, &error), EP_OK, "%s",
+                 error.text);
+    cr_expect(call.ranks == 3 && call.shared_ranks == 1 && call.moe_experts == 6 &&
+              call.local_rank == 2 && call.elastic_digest != 0);
     cr_expect(members[0] == 0 && members[1] == 2 && members[2] == 3);
-    cr_expect_eq(ep_group_elastic_read(less, 4, 1, &call, members, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_expect_eq(ep_group_elastic_read(less, 4, 1, &call, members, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_expect(strstr(error.text, "leaves out rank 1") != NULL, "%s", error.text);
     const struct {
         int index;
         int32_t value;
         const char *text;
-    } bad[] = {{0, 2, "is_scaled_down is 2"}, {1, 0, "new rank number is 0"}, {1, 5, "new rank number is 5"},
-               {4, 3, "table1[0] is 3"},      {4, -1, "names 2 ranks"},      {9, 0, "table2[1] is 0"},
+    } bad[] = {{0, 2, "is_scaled_down is 2"},  {1, 0, "new rank number is 0"},
+               {1, 5, "new rank number is 5"}, {4, 3, "table1[0] is 3"},
+               {4, -1, "names 2 ranks"},       {9, 0, "table2[1] is 0"},
                {9, 7, "table2[1] is 7"}};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         int32_t info[12];
         memcpy(info, less, sizeof(info));
         info[bad[i].index] = bad[i].value;
-        cr_expect_eq(ep_group_elastic_read(info, 4, 3, &call, members, &error), EP_ERR_INVALID_ARGUMENT);
+        cr_expect_eq(ep_group_elastic_read(info, 4, 3, &call, members, &error),
+                     EP_ERR_INVALID_ARGUMENT);
         cr_expect(strstr(error.text, bad[i].text) != NULL, "%s: %s", bad[i].text, error.text);
     }
 }
@@ -72,10 +77,12 @@ Test(group_layout, elastic_info)
 Test(group_assist, tells_another_dispatch)
 {
     int32_t info[256] = {3, 2, 1, 6, 5, 4};
-    ep_group_assist mine = {.membership = 7, .number = 11, .rows = 2, .ids_digest = 5, .counts_digest = 6};
+    ep_group_assist mine = {
+        .membership = 7, .number = 11, .rows = 2, .ids_digest = 5, .counts_digest = 6};
     ep_group_assist out;
     ep_error error;
-    cr_expect_eq(ep_group_assist_open(info, 256, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT, "never sealed");
+    cr_expect_eq(ep_group_assist_open(info, 256, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT,
+                 "never sealed");
     ep_group_assist_seal(&mine, info, 256);
     cr_expect_eq(ep_group_assist_open(info, 256, &mine, &out, &error), EP_OK, "%s", error.text);
     cr_expect(out.number == 11 && out.rows == 2);
@@ -92,21 +99,31 @@ Test(group_assist, tells_another_dispatch)
     cr_expect_eq(ep_group_assist_open(info, 256, &other, &out, &error), EP_ERR_FAILED_PRECONDITION);
     cr_expect(strstr(error.text, "ep_send_counts") != NULL);
     info[4]++;
-    cr_expect_eq(ep_group_assist_open(info, 256, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT, "altered");
-    cr_expect_eq(ep_group_assist_open(info, 255, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT, "another length");
+    cr_expect_eq(ep_group_assist_open(info, 256, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT,
+                 "altered");
+    cr_expect_eq(ep_group_assist_open(info, 255, &mine, &out, &error), EP_ERR_INVALID_ARGUMENT,
+                 "another length");
 }
 
 Test(group_frame, damage_is_found)
 {
     uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES];
-    ep_group_frame frame = {.kind = EP_GROUP_FRAME_ROWS, .flags = 1, .membership = 2, .rank = 3, .generation = 4, .number = 5,
-                            .payload_bytes = 6, .payload_crc = 7, .origin = 8};
+    ep_group_frame frame = {.kind = EP_GROUP_FRAME_ROWS,
+                            .flags = 1,
+                            .membership = 2,
+                            .rank = 3,
+                            .generation = 4,
+                            .number = 5,
+                            .payload_bytes = 6,
+                            .payload_crc = 7,
+                            .origin = 8};
     ep_group_frame back;
     size_t bytes;
     ep_group_frame_encode(&frame, fixed);
     cr_assert_eq(ep_group_frame_decode(fixed, &back, NULL), EP_OK);
-    cr_expect(back.kind == frame.kind && back.flags == 1 && back.membership == 2 && back.rank == 3 && back.generation == 4 &&
-              back.number == 5 && back.payload_bytes == 6 && back.payload_crc == 7 && back.origin == 8);
+    cr_expect(back.kind == frame.kind && back.flags == 1 && back.membership == 2 &&
+              back.rank == 3 && back.generation == 4 && back.number == 5 &&
+              back.payload_bytes == 6 && back.payload_crc == 7 && back.origin == 8);
     cr_expect_eq(ep_group_frame_read_bytes(fixed, &bytes, NULL), EP_OK);
     cr_expect_eq(bytes, 70);
     for (size_t i = 0; i < sizeof(fixed); i++) {
@@ -121,13 +138,14 @@ Test(group_frame, damage_is_found)
 
 Test(group_frame, hello)
 {
-    ep_group_hello hello = {.world_size = 4, .rank = 2, .name = "a", .url = "tcp://b:1", .token = "c", .host = "d"};
+    ep_group_hello hello = {
+        .world_size = 4, .rank = 2, .name = "a", .url = "tcp://b:1", .token = "c", .host = "d"};
     ep_group_hello back;
     uint8_t payload[EP_GROUP_HELLO_BYTES];
     ep_group_hello_encode(&hello, payload);
     cr_assert_eq(ep_group_hello_decode(payload, sizeof(payload), &back, NULL), EP_OK);
-    cr_expect(back.world_size == 4 && back.rank == 2 && strcmp(back.url, "tcp://b:1") == 0 && strcmp(back.token, "c") == 0 &&
-              strcmp(back.host, "d") == 0);
+    cr_expect(back.world_size == 4 && back.rank == 2 && strcmp(back.url, "tcp://b:1") == 0 &&
+              strcmp(back.token, "c") == 0 && strcmp(back.host, "d") == 0);
     cr_expect_eq(ep_group_hello_decode(payload, sizeof(payload) - 1, &back, NULL), EP_ERR_PROTOCOL);
     memset(payload + sizeof(payload) - EP_HOST_BYTES, 'x', EP_HOST_BYTES);
     cr_expect_eq(ep_group_hello_decode(payload, sizeof(payload), &back, NULL), EP_ERR_PROTOCOL);

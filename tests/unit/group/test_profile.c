@@ -9,9 +9,19 @@
 
 static ep_group_call a2(void)
 {
-    return (ep_group_call){.operator= EP_GROUP_DISPATCH, .profile = EP_GROUP_A2, .world_size = 16, .ranks = 16, .moe_experts = 64,
-                           .tp_world_size = 1, .comm = EP_GROUP_FULLMESH, .hidden = 7168, .top_k = 8, .dtype = EP_DTYPE_BF16,
-                           .ids_dtype = EP_DTYPE_I32, .tokens = 32, .token_nums_type = 1};
+    return (ep_group_call){.operator= EP_GROUP_DISPATCH,
+                           .profile = EP_GROUP_A2,
+                           .world_size = 16,
+                           .ranks = 16,
+                           .moe_experts = 64,
+                           .tp_world_size = 1,
+                           .comm = EP_GROUP_FULLMESH,
+                           .hidden = 7168,
+                           .top_k = 8,
+                           .dtype = EP_DTYPE_BF16,
+                           .ids_dtype = EP_DTYPE_I32,
+                           .tokens = 32,
+                           .token_nums_type = 1};
 }
 
 static ep_group_call a2_hierarchy(void)
@@ -51,28 +61,31 @@ static void passes(const ep_group_call *call)
 }
 
 /* The text has to begin with the parameter and to hold the value and the range. */
-static void refused(const ep_group_call *call, const char *parameter, const char *value, const char *allowed)
+static void refused(const ep_group_call *call, const char *parameter, const char *value,
+                    const char *allowed)
 {
     ep_error error;
     ep_error_clear(&error);
-    cr_expect_eq(ep_group_profile_check(call, &error), EP_ERR_INVALID_ARGUMENT, "%s should be refused", parameter);
-    cr_expect(strncmp(error.text, parameter, strlen(parameter)) == 0, "%s: %s", parameter, error.text);
+    cr_expect_eq(ep_group_profile_check(call, &error), EP_ERR_INVALID_ARGUMENT,
+                 "%s should be refused", parameter);
+    cr_expect(strncmp(error.text, parameter, strlen(parameter)) == 0, "%s: %s", parameter,
+              error.text);
     cr_expect(strstr(error.text, value) != NULL, "%s: %s", value, error.text);
     cr_expect(strstr(error.text, allowed) != NULL, "%s: %s", allowed, error.text);
 }
 
-#define WITH(call, field, number)                                                                            \
-    do {                                                                                                     \
-        (call).field = (number);                                                                             \
+#define WITH(call, field, number)                                                                  \
+    do {                                                                                           \
+        (call).field = (number);                                                                   \
     } while (0)
 
 /* The last value inside, the first one outside. */
-#define EDGE(call, field, inside, outside, parameter, value, allowed)                                        \
-    do {                                                                                                     \
-        (call).field = (inside);                                                                             \
-        passes(&(call));                                                                                     \
-        (call).field = (outside);                                                                            \
-        refused(&(call), parameter, value, allowed);                                                         \
+#define EDGE(call, field, inside, outside, parameter, value, allowed)                              \
+    do {                                                                                           \
+        (call).field = (inside);                                                                   \
+        passes(&(call));                                                                           \
+        (call).field = (outside);                                                                  \
+        refused(&(call), parameter, value, allowed);                                               \
     } while (0)
 
 /* ---- a2 ---- */
@@ -170,7 +183,8 @@ Test(group_profile, a2_allows_expert_scales_and_performance_info)
 Test(group_profile, a2_algorithms)
 {
     ep_group_call call = a2();
-    EDGE(call, comm_given, EP_GROUP_NAMED_FULLMESH, EP_GROUP_NAMED_FULLMESH_V1, "comm_alg", "fullmesh_v1", "fullmesh, hierarchy");
+    EDGE(call, comm_given, EP_GROUP_NAMED_FULLMESH, EP_GROUP_NAMED_FULLMESH_V1, "comm_alg",
+         "fullmesh_v1", "fullmesh, hierarchy");
     WITH(call, comm, EP_GROUP_FULLMESH_V2);
     WITH(call, comm_given, EP_GROUP_NAMED_FULLMESH_V2);
     refused(&call, "comm_alg", "fullmesh_v2", "fullmesh, hierarchy");
@@ -323,7 +337,8 @@ Test(group_profile, a3_takes_no_elastic_info)
 Test(group_profile, a3_algorithms)
 {
     ep_group_call call = a3();
-    EDGE(call, comm_given, EP_GROUP_NAMED_FULLMESH_V1, EP_GROUP_NAMED_FULLMESH, "comm_alg", "fullmesh", "fullmesh_v1, fullmesh_v2");
+    EDGE(call, comm_given, EP_GROUP_NAMED_FULLMESH_V1, EP_GROUP_NAMED_FULLMESH, "comm_alg",
+         "fullmesh", "fullmesh_v1, fullmesh_v2");
     WITH(call, comm, EP_GROUP_HIERARCHY);
     WITH(call, comm_given, EP_GROUP_NAMED_HIERARCHY);
     refused(&call, "comm_alg", "hierarchy", "fullmesh_v1, fullmesh_v2");
@@ -386,7 +401,8 @@ Test(group_profile, both_experts_divide)
     ep_group_call calls[] = {a2(), a3()};
     for (size_t i = 0; i < 2; i++) {
         WITH(calls[i], moe_experts, 65);
-        refused(&calls[i], "moe_expert_num", "is 65", "multiples of ep_world_size - shared_expert_rank_num = 16");
+        refused(&calls[i], "moe_expert_num", "is 65",
+                "multiples of ep_world_size - shared_expert_rank_num = 16");
     }
 }
 
@@ -412,7 +428,8 @@ Test(group_profile, both_global_bs)
     for (size_t i = 0; i < 2; i++) {
         WITH(calls[i], global_bs, 32 * 16);
         passes(&calls[i]);
-        EDGE(calls[i], global_bs, 64 * 16, 31 * 16, "global_bs", "is 496", "at least BS * ep_world_size");
+        EDGE(calls[i], global_bs, 64 * 16, 31 * 16, "global_bs", "is 496",
+             "at least BS * ep_world_size");
         WITH(calls[i], global_bs, 32 * 16 + 1);
         refused(&calls[i], "global_bs", "is 513", "multiple of ep_world_size 16");
     }
@@ -421,7 +438,8 @@ Test(group_profile, both_global_bs)
 Test(group_profile, both_experts_in_all)
 {
     ep_group_call call = a3();
-    EDGE(call, zero_experts, INT32_MAX - 65, INT32_MAX - 64, "moe_expert_num + zero_expert_num", "2147483647", "below 2147483647");
+    EDGE(call, zero_experts, INT32_MAX - 65, INT32_MAX - 64, "moe_expert_num + zero_expert_num",
+         "2147483647", "below 2147483647");
 }
 
 Test(group_profile, both_types)
@@ -440,8 +458,14 @@ Test(group_profile, native_divides_nothing)
 {
     for (int64_t world = 1; world <= 9; world++) {
         for (int64_t shared = 0; shared < world; shared++) {
-            ep_group_call call = {.operator= EP_GROUP_DISPATCH, .moe_experts = 7, .tp_world_size = 1, .comm = EP_GROUP_FULLMESH,
-                                  .hidden = 3, .top_k = 2, .dtype = EP_DTYPE_F32, .ids_dtype = EP_DTYPE_I64};
+            ep_group_call call = {.operator= EP_GROUP_DISPATCH,
+                                  .moe_experts = 7,
+                                  .tp_world_size = 1,
+                                  .comm = EP_GROUP_FULLMESH,
+                                  .hidden = 3,
+                                  .top_k = 2,
+                                  .dtype = EP_DTYPE_F32,
+                                  .ids_dtype = EP_DTYPE_I64};
             set_world(&call, world);
             WITH(call, shared_ranks, shared);
             WITH(call, shared_rows, shared > 0 ? (shared + 1) / 2 : 0);

@@ -94,7 +94,8 @@ static unsigned float_control(void)
 
 enum { LINES = 9, ROWS = 7 };
 
-static void expect_panel(const ep_ffn_kernel *kernel, uint64_t seed, uint32_t lines, uint32_t rows, uint32_t kind)
+static void expect_panel(const ep_ffn_kernel *kernel, uint64_t seed, uint32_t lines, uint32_t rows,
+                         uint32_t kind)
 {
     static _Alignas(64) uint32_t panel[LINES * EP_FFN_PANEL];
     static _Alignas(64) float c[ROWS * EP_FFN_PANEL];
@@ -119,12 +120,15 @@ static void expect_panel(const ep_ffn_kernel *kernel, uint64_t seed, uint32_t li
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
                 float want = 0.0f;
                 for (uint32_t line = 0; line < lines; line++) {
-                    want = step(kernel, want, panel[line * EP_FFN_PANEL + o], ep_f32_bits(x[line * chunk_rows + r]));
+                    want = step(kernel, want, panel[line * EP_FFN_PANEL + o],
+                                ep_f32_bits(x[line * chunk_rows + r]));
                 }
                 float got = c[row * EP_FFN_PANEL + o];
-                cr_assert(is_same(got, want), "%s: kind %u seed %llu lines %u row %u output %u: %a (%08x), want %a (%08x)",
-                          kernel->name, kind, (unsigned long long)seed, lines, row, o, (double)got, ep_f32_bits(got),
-                          (double)want, ep_f32_bits(want));
+                cr_assert(
+                    is_same(got, want),
+                    "%s: kind %u seed %llu lines %u row %u output %u: %a (%08x), want %a (%08x)",
+                    kernel->name, kind, (unsigned long long)seed, lines, row, o, (double)got,
+                    ep_f32_bits(got), (double)want, ep_f32_bits(want));
             }
         }
     }
@@ -151,7 +155,8 @@ Test(bf16dp, groups_leave_the_floating_point_control_as_it_was)
     const ep_ffn_kernel *kernel;
     memset(panel, 0, bytes);
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
-        for (uint32_t rows = 1; ep_ffn_family_has(kernel->family, EP_WEIGHTS_F8_CHANNEL) && rows <= ROWS; rows++) {
+        for (uint32_t rows = 1;
+             ep_ffn_family_has(kernel->family, EP_WEIGHTS_F8_CHANNEL) && rows <= ROWS; rows++) {
             const unsigned control = float_control();
             kernel->group_panel(EP_WEIGHTS_F8_CHANNEL, a, rows, panel, K, NULL, c);
             cr_assert_eq(float_control(), control, "%s, %u rows", kernel->name, rows);
@@ -179,8 +184,8 @@ Test(bf16dp, kernels_equal_the_scalars_around_the_smallest_normal)
             kernel->panel(EP_DTYPE_BF16, &a, 1, (const uint8_t *)panel, 1, NULL, c);
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
                 const float want = step(kernel, 0.0f, panel[o], x);
-                cr_assert(is_same(c[o], want), "%s: case %u output %u: %a, want %a", kernel->name, i, o, (double)c[o],
-                          (double)want);
+                cr_assert(is_same(c[o], want), "%s: case %u output %u: %a, want %a", kernel->name,
+                          i, o, (double)c[o], (double)want);
             }
         }
     }
@@ -192,7 +197,8 @@ Test(bf16dp, kernels_narrow_as_the_scalars_do)
     enum { COUNT = 70 };
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
-        for (uint32_t top = 0; ep_ffn_family_has_pairs(kernel->family) && top < 0x10000; top += COUNT / 2) {
+        for (uint32_t top = 0; ep_ffn_family_has_pairs(kernel->family) && top < 0x10000;
+             top += COUNT / 2) {
             float x[COUNT];
             uint32_t a[COUNT / 2];
             const uint32_t low[] = {0x0000u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, 0x0001u};
@@ -201,12 +207,14 @@ Test(bf16dp, kernels_narrow_as_the_scalars_do)
                 memcpy(&x[i], &bits, sizeof(bits));
             }
             ep_ffn_row row = {.x = x};
-            ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
+            ep_ffn_batch batch = {
+                .rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
             kernel->pack_rows(&batch, 0, 1, COUNT, (float *)a);
             for (uint32_t i = 0; i < COUNT; i++) {
                 const uint16_t got = (uint16_t)(a[i / 2] >> (16 * (i % 2)));
-                cr_assert(is_same(ep_bf16_to_f32(got), ep_bf16_to_f32(ep_bf16dp_narrow(x[i]))), "%s: %a (%08x) became %04x",
-                          kernel->name, (double)x[i], ep_f32_bits(x[i]), got);
+                cr_assert(is_same(ep_bf16_to_f32(got), ep_bf16_to_f32(ep_bf16dp_narrow(x[i]))),
+                          "%s: %a (%08x) became %04x", kernel->name, (double)x[i],
+                          ep_f32_bits(x[i]), got);
             }
         }
     }
@@ -240,9 +248,11 @@ static void expect_near_double(ep_ffn_family family, double sum_error)
     fill(&state, up, I * H, 0.5f);
     fill(&state, down, H * I, 0.5f);
     fill(&state, x, H, 2.0f);
-    ep_ffn_source source = {.hidden = H, .inner = I, .format = EP_WEIGHTS_BF16, .gate = gate, .up = up, .down = down};
+    ep_ffn_source source = {
+        .hidden = H, .inner = I, .format = EP_WEIGHTS_BF16, .gate = gate, .up = up, .down = down};
     ep_ffn_row row = {.x = x, .out = out};
-    ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_BF16, .out_dtype = EP_DTYPE_F32};
+    ep_ffn_batch batch = {
+        .rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_BF16, .out_dtype = EP_DTYPE_F32};
     ep_ffn_reference_of(family, &source, &batch, scratch);
 
     const double half_eps = FLT_EPSILON / 2.0;
@@ -259,7 +269,8 @@ static void expect_near_double(ep_ffn_family family, double sum_error)
         }
         double silu = g / (1.0 + exp(-g));
         h[i] = silu * u;
-        h_error[i] = H * sum_error * (1.1 * g_abs * fabs(u) + u_abs * fabs(silu)) + (8 * half_eps + 0x1p-8) * fabs(h[i]);
+        h_error[i] = H * sum_error * (1.1 * g_abs * fabs(u) + u_abs * fabs(silu)) +
+                     (8 * half_eps + 0x1p-8) * fabs(h[i]);
     }
     for (size_t i = 0; i < H; i++) {
         double y = 0, y_abs = 0, error = 0;
@@ -270,8 +281,8 @@ static void expect_near_double(ep_ffn_family family, double sum_error)
             error += fabs(weight) * h_error[k];
         }
         error += (I + 1) * sum_error * y_abs;
-        cr_assert(fabs((double)out[i] - y) <= error * 1.01, "output %zu is %a, in double %a, bound %g", i,
-                  (double)out[i], y, error);
+        cr_assert(fabs((double)out[i] - y) <= error * 1.01,
+                  "output %zu is %a, in double %a, bound %g", i, (double)out[i], y, error);
     }
 }
 

@@ -73,15 +73,17 @@ Test(bf16odd, sums_are_those_of_the_adder_cut_off_with_a_mark)
         uint64_t z = ep_splitmix64(&state);
         float a = ep_bf16dp_flush(ep_f32_from_bits((uint32_t)z));
         uint32_t near = (uint32_t)(z >> 32) & 0x807fffffu;
-        uint32_t exponent = ((uint32_t)z >> 23 & 0xffu) + (uint32_t)(ep_splitmix64(&state) % 61) - 30;
-        float b = i % 4 == 0 ? ep_f32_from_bits((uint32_t)(z >> 32)) : ep_f32_from_bits(near | (exponent & 0xffu) << 23);
+        uint32_t exponent =
+            ((uint32_t)z >> 23 & 0xffu) + (uint32_t)(ep_splitmix64(&state) % 61) - 30;
+        float b = i % 4 == 0 ? ep_f32_from_bits((uint32_t)(z >> 32))
+                             : ep_f32_from_bits(near | (exponent & 0xffu) << 23);
         b = ep_bf16dp_flush(b);
         if (isnan(a) || isnan(b) || isnan(a + b)) {
             cr_assert(isnan(ep_bf16odd_sum(a, b)) == isnan(a + b));
             continue;
         }
         const float want = sum_of_adder(a, b);
-        cr_assert_eq(ep_f32_bits(ep_bf16odd_sum(a, b)), ep_f32_bits(want), "%a + %a: %a, want %a", (double)a, (double)b,
-                     (double)ep_bf16odd_sum(a, b), (double)want);
+        cr_assert_eq(ep_f32_bits(ep_bf16odd_sum(a, b)), ep_f32_bits(want), "%a + %a: %a, want %a",
+                     (double)a, (double)b, (double)ep_bf16odd_sum(a, b), (double)want);
     }
 }

@@ -37,8 +37,8 @@ static void expect_equal_exp(const float x[16])
         (*kernel)->exp16(x, y);
         for (int i = 0; i < 16 && memcmp(y, want, sizeof(y)) != 0; i++) {
             if (ep_f32_bits(y[i]) != ep_f32_bits(want[i])) {
-                cr_assert_fail("%s: exp(%08x) is %08x, not %08x", (*kernel)->name, ep_f32_bits(x[i]), ep_f32_bits(y[i]),
-                               ep_f32_bits(want[i]));
+                cr_assert_fail("%s: exp(%08x) is %08x, not %08x", (*kernel)->name,
+                               ep_f32_bits(x[i]), ep_f32_bits(y[i]), ep_f32_bits(want[i]));
             }
         }
     }
@@ -63,8 +63,8 @@ Test(exp, equals_scalar_for_random_bits)
         for (int i = 0; i < 16; i += 2) {
             uint64_t z = ep_splitmix64(&state);
             x[i] = ep_f32_from_bits((uint32_t)z);
-            x[i + 1] =
-                (float)(int32_t)(z >> 32) * (110.0f / 2147483648.0f); /* the range where exp is finite */
+            x[i + 1] = (float)(int32_t)(z >> 32) *
+                       (110.0f / 2147483648.0f); /* the range where exp is finite */
         }
         expect_equal_exp(x);
     }
@@ -120,7 +120,8 @@ Test(silu_mul, equals_scalar_and_nan_stays_nan)
     for (int n = 0; n < 20000; n++) {
         for (int i = 0; i < EP_FFN_PANEL; i++) {
             uint64_t z = ep_splitmix64(&state);
-            c[i] = n % 2 != 0 ? ep_f32_from_bits((uint32_t)z) : (float)(int32_t)z * (100.0f / 2147483648.0f);
+            c[i] = n % 2 != 0 ? ep_f32_from_bits((uint32_t)z)
+                              : (float)(int32_t)z * (100.0f / 2147483648.0f);
         }
         float want[EP_FFN_HALF_PANEL];
         for (int i = 0; i < EP_FFN_HALF_PANEL; i++) {
@@ -129,7 +130,8 @@ Test(silu_mul, equals_scalar_and_nan_stays_nan)
         for (const ep_ffn_kernel *const *kernel = kernels; *kernel != NULL; kernel++) {
             (*kernel)->activate(EP_ACT_SILU, &(ep_activation_numbers){0}, c, 1, h, EP_FFN_PANEL);
             for (int i = 0; i < EP_FFN_HALF_PANEL; i++) {
-                bool equal = want[i] != want[i] ? h[i] != h[i] : ep_f32_bits(want[i]) == ep_f32_bits(h[i]);
+                bool equal =
+                    want[i] != want[i] ? h[i] != h[i] : ep_f32_bits(want[i]) == ep_f32_bits(h[i]);
                 if (!equal) {
                     cr_assert_fail("%s: silu(%a) * %a is %a, not %a", (*kernel)->name, (double)c[i],
                                    (double)c[EP_FFN_HALF_PANEL + i], (double)h[i], (double)want[i]);

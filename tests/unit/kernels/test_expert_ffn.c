@@ -29,7 +29,8 @@ Test(expert_ffn, one_by_one)
     ep_ffn_source source = {
         .hidden = 1, .inner = 1, .format = EP_WEIGHTS_F32, .gate = &gate, .up = &up, .down = &down};
     ep_ffn_row row = {.x = &x, .out = &out};
-    ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
+    ep_ffn_batch batch = {
+        .rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
     run(&source, &batch);
     cr_assert_eq(out, 96.0f * 3.0f * 3.0f);
 
@@ -82,7 +83,8 @@ Test(expert_ffn, any_nan_is_written_as_the_one_quiet_nan)
     ep_ffn_source source = {
         .hidden = 1, .inner = 1, .format = EP_WEIGHTS_F32, .gate = &one, .up = &one, .down = &one};
     ep_ffn_row row = {.x = &x, .out = &out_f32};
-    ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
+    ep_ffn_batch batch = {
+        .rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
     run(&source, &batch);
     row.out = &out_bf16;
     batch.out_dtype = EP_DTYPE_BF16;
@@ -122,7 +124,8 @@ Test(expert_ffn, is_near_double_precision)
     ep_ffn_source source = {
         .hidden = H, .inner = I, .format = EP_WEIGHTS_F32, .gate = gate, .up = up, .down = down};
     ep_ffn_row row = {.x = x, .out = out};
-    ep_ffn_batch batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
+    ep_ffn_batch batch = {
+        .rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32};
     run(&source, &batch);
 
     const double half_eps = FLT_EPSILON / 2.0;
@@ -138,7 +141,8 @@ Test(expert_ffn, is_near_double_precision)
         }
         double silu = g / (1.0 + exp(-g));
         h[i] = silu * u;
-        h_error[i] = H * half_eps * (1.1 * g_abs * fabs(u) + u_abs * fabs(silu)) + 8 * half_eps * fabs(h[i]);
+        h_error[i] =
+            H * half_eps * (1.1 * g_abs * fabs(u) + u_abs * fabs(silu)) + 8 * half_eps * fabs(h[i]);
     }
     for (size_t i = 0; i < H; i++) {
         double y = 0, y_abs = 0, error = 0;
@@ -148,7 +152,7 @@ Test(expert_ffn, is_near_double_precision)
             error += fabs((double)down[i * I + k]) * h_error[k];
         }
         error += (I + 1) * half_eps * y_abs;
-        cr_assert(fabs((double)out[i] - y) <= error * 1.01, "output %zu is %a, in double %a, bound %g", i,
-                  (double)out[i], y, error);
+        cr_assert(fabs((double)out[i] - y) <= error * 1.01,
+                  "output %zu is %a, in double %a, bound %g", i, (double)out[i], y, error);
     }
 }

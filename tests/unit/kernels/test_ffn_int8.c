@@ -36,7 +36,8 @@ static float greatest_of(const float *x, uint32_t k_count)
  * integers, and the floats next to that. */
 static void fill_row(uint64_t *state, float *x, uint32_t k_count)
 {
-    const float greatest = ldexpf(1.0f + (float)(ep_splitmix64(state) >> 40) * 0x1p-24f, (int)(ep_splitmix64(state) % 277) - 149);
+    const float greatest = ldexpf(1.0f + (float)(ep_splitmix64(state) >> 40) * 0x1p-24f,
+                                  (int)(ep_splitmix64(state) % 277) - 149);
     const float scale = ep_ffn_int8_scale(ep_f32_bits(greatest));
     for (uint32_t k = 0; k < k_count; k++) {
         const uint64_t z = ep_splitmix64(state);
@@ -59,7 +60,8 @@ static void fill_case(int8_case *c, uint64_t *state, uint32_t k_count, ep_dtype 
             x[k] = k % 2 == 0 ? 0.0f : -0.0f;
         }
         for (uint32_t k = 0; r == 8 && k < k_count; k++) {
-            x[k] = ep_f32_from_bits((uint32_t)(ep_splitmix64(state) % 192) | (k % 2 == 0 ? 0 : 0x80000000u));
+            x[k] = ep_f32_from_bits((uint32_t)(ep_splitmix64(state) % 192) |
+                                    (k % 2 == 0 ? 0 : 0x80000000u));
         }
         x[k_count / 2] = r == 5 ? NAN : r == 6 ? -INFINITY : x[k_count / 2];
         for (uint32_t k = 0; k < k_count; k++) {
@@ -72,7 +74,8 @@ static void fill_case(int8_case *c, uint64_t *state, uint32_t k_count, ep_dtype 
 }
 
 /* Codes of rows first.. of the case; *out_zero: how this kernel stores 0. */
-static void expect_codes(const ep_ffn_kernel *kernel, const int8_case *c, uint32_t first, uint32_t rows, uint32_t k_count)
+static void expect_codes(const ep_ffn_kernel *kernel, const int8_case *c, uint32_t first,
+                         uint32_t rows, uint32_t k_count)
 {
     const size_t bytes = 4 * (size_t)ep_ffn_quads(k_count) * rows;
     uint8_t *memory = malloc(bytes + 2 * GUARD_BYTES);
@@ -88,17 +91,19 @@ static void expect_codes(const ep_ffn_kernel *kernel, const int8_case *c, uint32
     for (uint32_t r = 0; r < rows; r++) {
         const float *x = c->values[first + r];
         const float scale = ep_ffn_int8_scale(ep_f32_bits(greatest_of(x, k_count)));
-        cr_assert(ep_f32_bits(scale) == ep_f32_bits(scales[r]) || (scale != scale && scales[r] != scales[r]), "%s scale of row %u", kernel->name,
-                  first + r);
+        cr_assert(ep_f32_bits(scale) == ep_f32_bits(scales[r]) ||
+                      (scale != scale && scales[r] != scales[r]),
+                  "%s scale of row %u", kernel->name, first + r);
         for (uint32_t k = 0; k < 4 * ep_ffn_quads(k_count); k++) {
             const int8_t want = k < k_count ? ep_ffn_int8_round(x[k], scale) : 0;
             const int8_t got = (int8_t)(a[((size_t)(k / 4) * rows + r) * 4 + k % 4] - plus);
-            cr_assert_eq(got, want, "%s row %u k %u of %u: %a / %a is %d, not %d", kernel->name, first + r, k, k_count, (double)x[k], (double)scale,
-                         want, got);
+            cr_assert_eq(got, want, "%s row %u k %u of %u: %a / %a is %d, not %d", kernel->name,
+                         first + r, k, k_count, (double)x[k], (double)scale, want, got);
         }
     }
     for (size_t i = 0; i < GUARD_BYTES; i++) {
-        cr_assert(memory[i] == GUARD && a[bytes + i] == GUARD, "%s wrote beside its rows", kernel->name);
+        cr_assert(memory[i] == GUARD && a[bytes + i] == GUARD, "%s wrote beside its rows",
+                  kernel->name);
     }
     free(memory);
 }
@@ -113,7 +118,8 @@ Test(ffn_int8, rows_are_rounded_as_the_rule_says)
         const uint32_t k_count = k_counts[round % (sizeof(k_counts) / sizeof(k_counts[0]))];
         fill_case(&c, &state, k_count, round % 3 == 0 ? EP_DTYPE_BF16 : EP_DTYPE_F32);
         for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
-            for (uint32_t rows = 1; kernel->int8_rows != NULL && rows <= EP_FFN_CHUNK_ROWS; rows++) {
+            for (uint32_t rows = 1; kernel->int8_rows != NULL && rows <= EP_FFN_CHUNK_ROWS;
+                 rows++) {
                 expect_codes(kernel, &c, (round + rows) % (ROWS + 1 - rows), rows, k_count);
             }
         }
@@ -128,7 +134,8 @@ static void fill_with(float *to, size_t count, float value)
 }
 
 /* Rows of nothing but 127 or -127 times the panel's columns of nothing but -128. */
-static void expect_extreme_sums(const ep_ffn_kernel *kernel, const ep_ffn_batch *batch, uint32_t k_count, const uint8_t *panel, float want)
+static void expect_extreme_sums(const ep_ffn_kernel *kernel, const ep_ffn_batch *batch,
+                                uint32_t k_count, const uint8_t *panel, float want)
 {
     const uint32_t rows = batch->rows_count;
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
@@ -139,13 +146,14 @@ static void expect_extreme_sums(const ep_ffn_kernel *kernel, const ep_ffn_batch 
     fill_with(ones, rows, 1.0f);
     for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
         const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-        kernel->int8_rows(batch, first_row, ep_ffn_chunk_rows(&chunks, chunk), k_count, a + 4 * (size_t)ep_ffn_quads(k_count) * first_row,
-                          scales + first_row);
+        kernel->int8_rows(batch, first_row, ep_ffn_chunk_rows(&chunks, chunk), k_count,
+                          a + 4 * (size_t)ep_ffn_quads(k_count) * first_row, scales + first_row);
     }
     kernel->int8_panel(a, rows, panel, k_count, ones, NULL, c);
     for (uint32_t i = 0; i < rows * EP_FFN_PANEL; i++) {
         if (c[i] != want) {
-            cr_assert_fail("%s row %u of %u output %u: %a", kernel->name, i / EP_FFN_PANEL, rows, i % EP_FFN_PANEL, (double)c[i]);
+            cr_assert_fail("%s row %u of %u output %u: %a", kernel->name, i / EP_FFN_PANEL, rows,
+                           i % EP_FFN_PANEL, (double)c[i]);
         }
     }
     free(a);
@@ -164,10 +172,19 @@ Test(ffn_int8, sums_reach_the_ends_of_32_bits)
     uint8_t *codes = malloc((size_t)k_count * EP_FFN_HALF_PANEL);
     fill_with(scales, k_count, 1.0f);
     memset(codes, 0x80, (size_t)k_count * EP_FFN_HALF_PANEL);
-    const ep_ffn_source source = {.hidden = k_count, .inner = EP_FFN_HALF_PANEL, .activation = EP_ACT_SILU, .format = EP_WEIGHTS_W8A8,
-                                  .gate = codes, .up = codes, .down = codes,
-                                  .gate_scales = scales, .up_scales = scales, .down_scales = scales};
-    void *memory = aligned_alloc(EP_FFN_ALIGN, ep_align_up(ep_ffn_packed_bytes(&source, EP_FFN_FAMILY_PORTABLE), EP_FFN_ALIGN));
+    const ep_ffn_source source = {.hidden = k_count,
+                                  .inner = EP_FFN_HALF_PANEL,
+                                  .activation = EP_ACT_SILU,
+                                  .format = EP_WEIGHTS_W8A8,
+                                  .gate = codes,
+                                  .up = codes,
+                                  .down = codes,
+                                  .gate_scales = scales,
+                                  .up_scales = scales,
+                                  .down_scales = scales};
+    void *memory = aligned_alloc(
+        EP_FFN_ALIGN,
+        ep_align_up(ep_ffn_packed_bytes(&source, EP_FFN_FAMILY_PORTABLE), EP_FFN_ALIGN));
     ep_ffn_packed packed;
     ep_ffn_pack(&source, EP_FFN_FAMILY_PORTABLE, memory, &packed);
     ep_ffn_row rows[EXTREME_ROWS_MAX];
@@ -179,7 +196,8 @@ Test(ffn_int8, sums_reach_the_ends_of_32_bits)
         fill_with(x, k_count, (float)sign);
         for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
             for (uint32_t i = 0; kernel->int8_rows != NULL && i < sizes; i++) {
-                const ep_ffn_batch batch = {.rows = rows, .rows_count = rows_counts[i], .x_dtype = EP_DTYPE_F32};
+                const ep_ffn_batch batch = {
+                    .rows = rows, .rows_count = rows_counts[i], .x_dtype = EP_DTYPE_F32};
                 expect_extreme_sums(kernel, &batch, k_count, ep_ffn_gate_up_panel(&packed, 0),
                                     (float)(-sign * 127 * 128) * (float)k_count);
             }

@@ -92,14 +92,16 @@ static uint8_t *make_codes(uint64_t *state, ep_weight_format format, size_t byte
     return p;
 }
 
-static uint8_t *make_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, bool wild)
+static uint8_t *make_scales(uint64_t *state, ep_weight_format format, uint32_t rows,
+                            uint32_t columns, bool wild)
 {
     uint8_t *p = malloc(ep_weight_scales_bytes(format, rows, columns) + 1);
     ep_test_random_scales(state, format, rows, columns, wild, p + 1);
     return p;
 }
 
-static uint8_t *make_matrix(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns, bool wild)
+static uint8_t *make_matrix(uint64_t *state, ep_weight_format format, uint32_t rows,
+                            uint32_t columns, bool wild)
 {
     if (ep_weight_format_is_float(format)) {
         return make_values(state, ep_weight_format_dtype(format), (size_t)rows * columns, wild);
@@ -108,15 +110,16 @@ static uint8_t *make_matrix(uint64_t *state, ep_weight_format format, uint32_t r
 }
 
 /* Half of the optional parts, and in three of four cases another activation than silu. */
-static void make_source(ffn_case *c, uint64_t *state, uint32_t hidden, uint32_t inner, ep_weight_format format,
-                        bool wild)
+static void make_source(ffn_case *c, uint64_t *state, uint32_t hidden, uint32_t inner,
+                        ep_weight_format format, bool wild)
 {
     const ep_dtype floats[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
     ep_expert_source *s = &c->source;
     uint64_t z = ep_splitmix64(state);
     *s = (ep_expert_source){.hidden = hidden, .inner = inner, .format = format};
     s->activation = z % 4 == 0 ? EP_ACT_SILU : (ep_activation)((z >> 8) % EP_ACT_COUNT);
-    s->numbers = (ep_activation_numbers){1.702f, 1.0f + (float)((z >> 16) % 3), (float)((z >> 20) % 3) * 0.75f};
+    s->numbers = (ep_activation_numbers){1.702f, 1.0f + (float)((z >> 16) % 3),
+                                         (float)((z >> 20) % 3) * 0.75f};
     s->bias_dtype = floats[(z >> 24) % 3];
     s->shared_gate_dtype = floats[(z >> 28) % 3];
     c->matrices[0] = make_matrix(state, format, inner, hidden, wild);
@@ -142,8 +145,8 @@ static void make_source(ffn_case *c, uint64_t *state, uint32_t hidden, uint32_t 
     s->shared_gate = (z >> 35) % 2 != 0 ? c->matrices[3] + 1 : NULL;
 }
 
-static ffn_case make_case(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows, ep_weight_format format,
-                          bool wild)
+static ffn_case make_case(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows,
+                          ep_weight_format format, bool wild)
 {
     const ep_dtype x_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8};
     uint64_t state = seed;
@@ -179,7 +182,8 @@ static void set_outputs(ffn_case *c, uint8_t *to)
 
 static void fill_want(ffn_case *c, ep_ffn_family family)
 {
-    float *scratch = malloc(ep_ffn_reference_scratch_floats(c->source.hidden, c->source.inner) * sizeof(*scratch));
+    float *scratch = malloc(ep_ffn_reference_scratch_floats(c->source.hidden, c->source.inner) *
+                            sizeof(*scratch));
     set_outputs(c, c->want);
     ep_ffn_reference_of(family, &c->source, &c->batch, scratch);
     set_outputs(c, c->out);
@@ -233,7 +237,8 @@ static void run_pass(const ep_ffn_kernel *kernel, const ffn_case *c)
 }
 
 /* c->want holds the family's answers. */
-static void expect_family_equal(const ffn_case *c, ep_ffn_family family, uint64_t seed, ep_weight_format format)
+static void expect_family_equal(const ffn_case *c, ep_ffn_family family, uint64_t seed,
+                                ep_weight_format format)
 {
     const size_t bytes = GUARD_BYTES + c->batch.rows_count * c->out_stride;
     const ep_ffn_kernel *kernel;
@@ -243,10 +248,12 @@ static void expect_family_equal(const ffn_case *c, ep_ffn_family family, uint64_
         }
         memset(c->out, GUARD, bytes);
         run_pass(kernel, c);
-        cr_assert_arr_eq(c->out, c->want, bytes, "%s of family %s: H %u I %u rows %u weights %s %s x %s out %s seed %llu",
-                         kernel->name, ep_ffn_family_name(family), c->source.hidden, c->source.inner, c->batch.rows_count,
-                         ep_weight_format_name(format), ep_activation_name(c->source.activation),
-                         ep_dtype_name(c->batch.x_dtype), ep_dtype_name(c->batch.out_dtype), (unsigned long long)seed);
+        cr_assert_arr_eq(c->out, c->want, bytes,
+                         "%s of family %s: H %u I %u rows %u weights %s %s x %s out %s seed %llu",
+                         kernel->name, ep_ffn_family_name(family), c->source.hidden,
+                         c->source.inner, c->batch.rows_count, ep_weight_format_name(format),
+                         ep_activation_name(c->source.activation), ep_dtype_name(c->batch.x_dtype),
+                         ep_dtype_name(c->batch.out_dtype), (unsigned long long)seed);
     }
 }
 
@@ -269,7 +276,8 @@ static void expect_all_kernels_equal(uint64_t seed, uint32_t hidden, uint32_t in
 }
 
 /* Nothing is added behind the down product: kernels that can write rows as they are complete do. */
-static void expect_all_kernels_equal_at_once(uint64_t seed, uint32_t hidden, uint32_t inner, uint32_t rows, ep_weight_format format)
+static void expect_all_kernels_equal_at_once(uint64_t seed, uint32_t hidden, uint32_t inner,
+                                             uint32_t rows, ep_weight_format format)
 {
     ffn_case c = make_case(seed, hidden, inner, rows, format, false);
     c.source.down_bias = NULL;
@@ -298,7 +306,8 @@ static void sweep(bool wild)
                     if (is_short() && (h + i + r + f) % 3 != 0) {
                         continue;
                     }
-                    expect_all_kernels_equal(seed, hiddens[h], inners[i], rows[r], (ep_weight_format)f, wild);
+                    expect_all_kernels_equal(seed, hiddens[h], inners[i], rows[r],
+                                             (ep_weight_format)f, wild);
                 }
             }
         }
@@ -317,7 +326,8 @@ Test(ffn_pass, equals_reference_with_nan_infinity_and_denormals)
 
 /* A down matrix of another format, and inputs that belong to other columns, in every family that
  * has both formats. */
-static void expect_mixed_equal(uint64_t seed, uint32_t rows, ep_weight_format format, ep_weight_format down, bool has_places)
+static void expect_mixed_equal(uint64_t seed, uint32_t rows, ep_weight_format format,
+                               ep_weight_format down, bool has_places)
 {
     enum { H = 150, I = 101 };
     uint32_t places[H];
@@ -337,7 +347,8 @@ static void expect_mixed_equal(uint64_t seed, uint32_t rows, ep_weight_format fo
     c.source.down = c.matrices[2] + 1;
     c.source.down_scales = ep_weight_format_is_float(down) ? NULL : c.scales[2] + 1;
     for (unsigned family = 0; family < EP_FFN_FAMILIES; family++) {
-        if (ep_ffn_family_has((ep_ffn_family)family, format) && ep_ffn_family_has((ep_ffn_family)family, down)) {
+        if (ep_ffn_family_has((ep_ffn_family)family, format) &&
+            ep_ffn_family_has((ep_ffn_family)family, down)) {
             fill_want(&c, (ep_ffn_family)family);
             expect_family_equal(&c, (ep_ffn_family)family, seed, down);
         }
@@ -347,10 +358,11 @@ static void expect_mixed_equal(uint64_t seed, uint32_t rows, ep_weight_format fo
 
 Test(ffn_pass, down_may_be_of_another_format_and_inputs_have_their_places)
 {
-    static const ep_weight_format pairs[][2] = {{EP_WEIGHTS_Q4_K, EP_WEIGHTS_Q6_K},  {EP_WEIGHTS_INT4, EP_WEIGHTS_MXFP4},
-                                                {EP_WEIGHTS_BF16, EP_WEIGHTS_Q4_K},  {EP_WEIGHTS_F16, EP_WEIGHTS_INT8_F16},
-                                                {EP_WEIGHTS_F8_32, EP_WEIGHTS_F32},  {EP_WEIGHTS_MXFP8, EP_WEIGHTS_NVFP4},
-                                                {EP_WEIGHTS_W8A8, EP_WEIGHTS_W8A8}};
+    static const ep_weight_format pairs[][2] = {
+        {EP_WEIGHTS_Q4_K, EP_WEIGHTS_Q6_K}, {EP_WEIGHTS_INT4, EP_WEIGHTS_MXFP4},
+        {EP_WEIGHTS_BF16, EP_WEIGHTS_Q4_K}, {EP_WEIGHTS_F16, EP_WEIGHTS_INT8_F16},
+        {EP_WEIGHTS_F8_32, EP_WEIGHTS_F32}, {EP_WEIGHTS_MXFP8, EP_WEIGHTS_NVFP4},
+        {EP_WEIGHTS_W8A8, EP_WEIGHTS_W8A8}};
     const uint32_t rows[] = {1, 4, 13};
     for (size_t p = 0; p < sizeof(pairs) / sizeof(pairs[0]); p++) {
         for (size_t r = 0; r < 3; r++) {
@@ -375,7 +387,8 @@ Test(ffn_pass, equals_reference_over_k_blocks)
     for (unsigned f = EP_WEIGHTS_F8_BLOCK; f < EP_WEIGHTS_COUNT; f++) {
         expect_all_kernels_equal(4 + f, 321, 270, 7, (ep_weight_format)f, false);
         expect_all_kernels_equal(24 + f, 2103, 70, 13, (ep_weight_format)f, false);
-        expect_all_kernels_equal(14 + f, 130, 70, is_short() ? 13 : EP_FFN_PASS_ROWS, (ep_weight_format)f, false);
+        expect_all_kernels_equal(14 + f, 130, 70, is_short() ? 13 : EP_FFN_PASS_ROWS,
+                                 (ep_weight_format)f, false);
     }
 }
 
@@ -390,8 +403,10 @@ static void widen_source(ffn_case *c, uint16_t *to[3])
         to[m] = malloc((size_t)rows * columns * sizeof(*to[m]));
         for (uint32_t n = 0; n < rows; n++) {
             for (uint32_t k = 0; k < columns; k++) {
-                const float code = ep_ffn_weight_code(s->format, c->matrices[m] + 1 + n * row_bytes, k);
-                const float scale = ep_ffn_weight_scale(s->format, c->scales[m] + 1, rows, columns, n, k / EP_MX_GROUP);
+                const float code =
+                    ep_ffn_weight_code(s->format, c->matrices[m] + 1 + n * row_bytes, k);
+                const float scale = ep_ffn_weight_scale(s->format, c->scales[m] + 1, rows, columns,
+                                                        n, k / EP_MX_GROUP);
                 to[m][(size_t)n * columns + k] = ep_f32_to_bf16(code * scale);
             }
         }
@@ -441,7 +456,8 @@ typedef struct mx_range {
     bool returns; /* of one group and chunk: the second half takes away what the first one adds */
 } mx_range;
 
-static void fill_mx_panel(uint64_t *state, ep_weight_format format, const mx_range *range, uint8_t *panel, size_t bytes)
+static void fill_mx_panel(uint64_t *state, ep_weight_format format, const mx_range *range,
+                          uint8_t *panel, size_t bytes)
 {
     const size_t code_bytes = ep_ffn_group_code_bytes(format);
     for (size_t i = 0; i < bytes; i++) {
@@ -458,12 +474,14 @@ static void fill_pairs(uint64_t *state, const mx_range *range, uint32_t *a, size
 {
     for (size_t i = 0; i < 2 * count; i++) {
         const uint64_t z = ep_splitmix64(state);
-        const uint32_t bits = (uint32_t)(z & 0x807fu) | (range->inputs + (uint32_t)(z >> 32) % range->inputs_span) << 7;
+        const uint32_t bits = (uint32_t)(z & 0x807fu) |
+                              (range->inputs + (uint32_t)(z >> 32) % range->inputs_span) << 7;
         a[i / 2] = a[i / 2] << 16 | ((z >> 16) % 8 == 0 ? bits & 0x8000u : bits);
     }
 }
 
-static void expect_panel_equal(ep_weight_format format, const mx_range *range, uint32_t rows, uint32_t k_count)
+static void expect_panel_equal(ep_weight_format format, const mx_range *range, uint32_t rows,
+                               uint32_t k_count)
 {
     uint64_t state = rows + k_count + range->inputs;
     const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
@@ -481,7 +499,8 @@ static void expect_panel_equal(ep_weight_format format, const mx_range *range, u
         a[i + rows * EP_MX_GROUP / 4] = a[i] ^ 0x80008000u;
     }
     if (range->returns) {
-        memcpy(panel + ep_ffn_group_code_bytes(format) / 2, panel, ep_ffn_group_code_bytes(format) / 2);
+        memcpy(panel + ep_ffn_group_code_bytes(format) / 2, panel,
+               ep_ffn_group_code_bytes(format) / 2);
     }
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
         plain = kernel->family == EP_FFN_FAMILY_BF16DP ? kernel : plain; /* the last: plain loops */
@@ -494,9 +513,9 @@ static void expect_panel_equal(ep_weight_format format, const mx_range *range, u
         kernel->group_panel(format, (const float *)(const void *)a, rows, panel, k_count, NULL, c);
         for (size_t i = 0; i < count; i++) {
             cr_assert(ep_f32_bits(c[i]) == ep_f32_bits(want[i]) || (isnan(c[i]) && isnan(want[i])),
-                      "%s: %s rows %u columns %u inputs from %u scales from %u: %a, not %a at %zu", kernel->name,
-                      ep_weight_format_name(format), rows, k_count, range->inputs, range->scales, (double)c[i],
-                      (double)want[i], i);
+                      "%s: %s rows %u columns %u inputs from %u scales from %u: %a, not %a at %zu",
+                      kernel->name, ep_weight_format_name(format), rows, k_count, range->inputs,
+                      range->scales, (double)c[i], (double)want[i], i);
         }
     }
     free(panel);
@@ -575,7 +594,8 @@ Test(ffn_pass, rows_written_at_once_equal_reference_over_k_blocks)
 static void expect_wild_rows_alone(const ep_ffn_kernel *kernel, ep_weight_format format)
 {
     enum { HIDDEN = 67, ROWS = 13 };
-    const uint32_t wild[] = {0x7fc00000u, 0x7f800000u, 0xff800000u, 0x00000001u, 0x807fffffu, 0x7f7fffffu};
+    const uint32_t wild[] = {0x7fc00000u, 0x7f800000u, 0xff800000u,
+                             0x00000001u, 0x807fffffu, 0x7f7fffffu};
     ffn_case c = make_case(77, HIDDEN, 45, ROWS, format, false);
     uint8_t *x = malloc((size_t)ROWS * HIDDEN * 4);
     c.batch.x_dtype = EP_DTYPE_F32;
@@ -597,8 +617,9 @@ static void expect_wild_rows_alone(const ep_ffn_kernel *kernel, ep_weight_format
     run_pass(kernel, &c);
     for (uint32_t r = 0; r < ROWS; r += 2) {
         size_t at = GUARD_BYTES + r * c.out_stride;
-        cr_assert_arr_eq(c.out + at, c.want + at, c.out_row_bytes, "%s of family %s, %s, row %u", kernel->name,
-                         ep_ffn_family_name(kernel->family), ep_weight_format_name(format), r);
+        cr_assert_arr_eq(c.out + at, c.want + at, c.out_row_bytes, "%s of family %s, %s, row %u",
+                         kernel->name, ep_ffn_family_name(kernel->family),
+                         ep_weight_format_name(format), r);
     }
     free(x);
     free_case(&c);
@@ -637,8 +658,8 @@ static uint64_t packed_hash(uint64_t seed, ep_ffn_family family, ep_weight_forma
     const uint64_t hash = hash_of(memory, bytes);
     memset(memory, 0, bytes);
     ep_ffn_pack(&c.source, family, memory, &packed);
-    cr_assert_eq(hash, hash_of(memory, bytes), "family %s leaves bytes of %s unwritten", ep_ffn_family_name(family),
-                 ep_weight_format_name(format));
+    cr_assert_eq(hash, hash_of(memory, bytes), "family %s leaves bytes of %s unwritten",
+                 ep_ffn_family_name(family), ep_weight_format_name(format));
     free(memory);
     free_case(&c);
     return hash;
@@ -657,19 +678,31 @@ Test(ffn_pass, a_bias_that_is_not_there_adds_nothing_even_to_minus_zero)
     float got[2];
     ep_ffn_row row = {.x = x, .out = got};
     ffn_case c = {
-        .source = {.hidden = 2, .inner = 2, .format = EP_WEIGHTS_F32, .activation = EP_ACT_SILU, .gate = gate, .up = up, .down = down,
-                   .bias_dtype = EP_DTYPE_F32, .gate_bias = gate_bias},
-        .batch = {.rows = &row, .rows_count = 1, .x_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32},
+        .source = {.hidden = 2,
+                   .inner = 2,
+                   .format = EP_WEIGHTS_F32,
+                   .activation = EP_ACT_SILU,
+                   .gate = gate,
+                   .up = up,
+                   .down = down,
+                   .bias_dtype = EP_DTYPE_F32,
+                   .gate_bias = gate_bias},
+        .batch = {.rows = &row,
+                  .rows_count = 1,
+                  .x_dtype = EP_DTYPE_F32,
+                  .out_dtype = EP_DTYPE_F32},
     };
     float scratch[64];
     cr_assert_leq(ep_ffn_reference_scratch_floats(2, 2), sizeof(scratch) / sizeof(scratch[0]));
     ep_ffn_reference_of(EP_FFN_FAMILY_PORTABLE, &c.source, &c.batch, scratch);
-    cr_assert_arr_eq(got, want, sizeof(want), "the reference: %g %g", (double)got[0], (double)got[1]);
+    cr_assert_arr_eq(got, want, sizeof(want), "the reference: %g %g", (double)got[0],
+                     (double)got[1]);
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
         if (kernel->family == EP_FFN_FAMILY_PORTABLE && kernel->panel != NULL) {
             run_pass(kernel, &c);
-            cr_assert_arr_eq(got, want, sizeof(want), "%s: %g %g", kernel->name, (double)got[0], (double)got[1]);
+            cr_assert_arr_eq(got, want, sizeof(want), "%s: %g %g", kernel->name, (double)got[0],
+                             (double)got[1]);
         }
     }
 }
@@ -682,8 +715,11 @@ Test(ffn_pass, packed_bytes_are_those_of_the_layouts_name)
     uint64_t all = 0;
     for (unsigned family = 0; family < EP_FFN_FAMILIES; family++) {
         for (unsigned f = EP_WEIGHTS_NONE + 1; f < EP_WEIGHTS_COUNT; f++) {
-            for (uint64_t seed = 1; seed <= 8 && ep_ffn_family_has((ep_ffn_family)family, (ep_weight_format)f); seed++) {
-                all = all * 0x100000001b3u + packed_hash(seed, (ep_ffn_family)family, (ep_weight_format)f);
+            for (uint64_t seed = 1;
+                 seed <= 8 && ep_ffn_family_has((ep_ffn_family)family, (ep_weight_format)f);
+                 seed++) {
+                all = all * 0x100000001b3u +
+                      packed_hash(seed, (ep_ffn_family)family, (ep_weight_format)f);
             }
         }
     }

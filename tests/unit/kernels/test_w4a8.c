@@ -19,7 +19,8 @@ static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4};
 static const ep_ffn_kernel *next_kernel(size_t *index)
 {
     const ep_ffn_kernel *kernel;
-    while ((kernel = ep_ffn_kernel_at((*index)++)) != NULL && kernel->family != EP_FFN_FAMILY_W4A8) {
+    while ((kernel = ep_ffn_kernel_at((*index)++)) != NULL &&
+           kernel->family != EP_FFN_FAMILY_W4A8) {
     }
     return kernel;
 }
@@ -27,7 +28,8 @@ static const ep_ffn_kernel *next_kernel(size_t *index)
 Test(w4a8, codes_are_integers_and_scales_of_mxfp4_half)
 {
     for (uint32_t code = 0; code < 16; code++) {
-        cr_assert_eq((float)ep_ffn_w4a8_integer(EP_WEIGHTS_MXFP4, code), 2.0f * ep_ffn_weight_e2m1(code));
+        cr_assert_eq((float)ep_ffn_w4a8_integer(EP_WEIGHTS_MXFP4, code),
+                     2.0f * ep_ffn_weight_e2m1(code));
         cr_assert_eq(ep_ffn_w4a8_integer(EP_WEIGHTS_INT4, code), (int)code - 8);
     }
     for (int code = 0; code < 255; code++) {
@@ -50,7 +52,8 @@ Test(w4a8, groups_round_ties_to_even_and_clamp)
     cr_assert_eq(scale_of(words), 1.0f);
     cr_assert_arr_eq(words, want, sizeof(want));
     cr_assert_eq((int32_t)words[EP_FFN_W4A8_START_LINE], -8 * 126);
-    cr_assert_eq(words[2] | words[3] | words[4] | words[5] | words[6] | words[7], 0, "nothing behind the last column");
+    cr_assert_eq(words[2] | words[3] | words[4] | words[5] | words[6] | words[7], 0,
+                 "nothing behind the last column");
 
     /* s rounds to the smallest number: the quotient is 190 */
     const float tiny[2] = {190.0f * 0x1p-149f, -1.0f * 0x1p-149f};
@@ -72,12 +75,14 @@ Test(w4a8, groups_round_ties_to_even_and_clamp)
 /* Any float: ordinary, huge, denormal, zero, infinite or NaN. */
 static float any_float(uint64_t *state, bool wild)
 {
-    static const float rare[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, FLT_MAX, FLT_TRUE_MIN, 63.0f * 0x1p-149f, 0x1p-126f};
+    static const float rare[] = {0.0f,    -0.0f,        INFINITY,          -INFINITY, NAN,
+                                 FLT_MAX, FLT_TRUE_MIN, 63.0f * 0x1p-149f, 0x1p-126f};
     const uint64_t z = ep_splitmix64(state);
     if (!wild || z % 8 != 0) {
         return (float)(int32_t)z * 0x1p-30f;
     }
-    return (z >> 8) % 2 == 0 ? rare[(z >> 16) % EP_ARRAY_COUNT(rare)] : ep_f32_from_bits((uint32_t)(z >> 32));
+    return (z >> 8) % 2 == 0 ? rare[(z >> 16) % EP_ARRAY_COUNT(rare)]
+                             : ep_f32_from_bits((uint32_t)(z >> 32));
 }
 
 /* Where the scale is the smallest number and quotients go up to 190. */
@@ -86,13 +91,14 @@ static float tiny_float(uint64_t *state)
     return (float)((int)(ep_splitmix64(state) % 381) - 190) * 0x1p-149f;
 }
 
-static void expect_equal_words(const float *got, const float *want, size_t count, const char *what, const ep_ffn_kernel *kernel,
-                               uint32_t rows, uint32_t k_count)
+static void expect_equal_words(const float *got, const float *want, size_t count, const char *what,
+                               const ep_ffn_kernel *kernel, uint32_t rows, uint32_t k_count)
 {
     for (size_t i = 0; i < count; i++) {
         const bool both_nan = isnan(got[i]) && isnan(want[i]);
-        cr_assert(both_nan || ep_f32_bits(got[i]) == ep_f32_bits(want[i]), "%s of %s: rows %u, columns %u, word %zu is %08x, want %08x",
-                  what, kernel->name, rows, k_count, i, ep_f32_bits(got[i]), ep_f32_bits(want[i]));
+        cr_assert(both_nan || ep_f32_bits(got[i]) == ep_f32_bits(want[i]),
+                  "%s of %s: rows %u, columns %u, word %zu is %08x, want %08x", what, kernel->name,
+                  rows, k_count, i, ep_f32_bits(got[i]), ep_f32_bits(want[i]));
     }
 }
 
@@ -107,7 +113,8 @@ static void fill_lines(uint64_t *state, uint32_t rows, uint32_t groups, float *a
                 float x[EP_MX_GROUP];
                 uint32_t words[EP_FFN_W4A8_LINES];
                 for (uint32_t i = 0; i < EP_MX_GROUP; i++) {
-                    x[i] = ep_splitmix64(state) % 4 == 0 ? ((i & 1u) != 0 ? -1.0f : 1.0f) : any_float(state, false);
+                    x[i] = ep_splitmix64(state) % 4 == 0 ? ((i & 1u) != 0 ? -1.0f : 1.0f)
+                                                         : any_float(state, false);
                 }
                 ep_ffn_w4a8_round(x, EP_MX_GROUP, words);
                 if (ep_splitmix64(state) % 4 == 0) {
@@ -134,7 +141,8 @@ static void fill_panel(uint64_t *state, ep_weight_format format, uint32_t groups
             const uint64_t z = ep_splitmix64(state);
             const uint8_t edges[] = {0, 1, 2, 253, 254, 255};
             if (format == EP_WEIGHTS_MXFP4) {
-                scales[o] = wild && z % 8 == 0 ? edges[(z >> 8) % 6] : (uint8_t)(2 + (z >> 8) % 253);
+                scales[o] =
+                    wild && z % 8 == 0 ? edges[(z >> 8) % 6] : (uint8_t)(2 + (z >> 8) % 253);
             } else {
                 memcpy(scales + 2 * o, (uint16_t[]){ep_f32_to_bf16(any_float(state, wild))}, 2);
             }
@@ -159,7 +167,8 @@ static void expect_panels(uint64_t seed, ep_weight_format format, uint32_t rows,
         for (int has_next = 0; has_next < 2; has_next++) {
             memset(got, 0xff, (size_t)rows * EP_FFN_PANEL * sizeof(*got));
             kernel->group_panel(format, a, rows, panel, k_count, has_next ? panel : NULL, got);
-            expect_equal_words(got, want, (size_t)rows * EP_FFN_PANEL, ep_weight_format_name(format), kernel, rows, k_count);
+            expect_equal_words(got, want, (size_t)rows * EP_FFN_PANEL,
+                               ep_weight_format_name(format), kernel, rows, k_count);
         }
     }
     free(a);
@@ -190,7 +199,8 @@ Test(w4a8, panels_equal_the_plain_loops_for_all_codes_and_scales)
 enum { ROWS_MAX = EP_FFN_CHUNK_ROWS, HIDDEN_MAX = 161 };
 
 /* One chunk of inputs of a type; behind each row lies what is none of it. */
-static void expect_rows(uint64_t seed, ep_dtype dtype, bool weighted, uint32_t rows, uint32_t hidden)
+static void expect_rows(uint64_t seed, ep_dtype dtype, bool weighted, uint32_t rows,
+                        uint32_t hidden)
 {
     static _Alignas(64) uint8_t x[ROWS_MAX][HIDDEN_MAX * 4 + 64];
     static float got[ROWS_MAX * (HIDDEN_MAX / 32 + 1) * EP_FFN_W4A8_LINES + 16];
@@ -199,14 +209,20 @@ static void expect_rows(uint64_t seed, ep_dtype dtype, bool weighted, uint32_t r
     const size_t words = (size_t)rows * ep_ffn_lines(EP_FFN_FAMILY_W4A8, hidden);
     const ep_ffn_kernel *kernel;
     ep_ffn_row list[ROWS_MAX];
-    const ep_ffn_batch batch = {.rows = list, .rows_count = rows, .x_dtype = dtype, .weight_on_input = weighted};
+    const ep_ffn_batch batch = {
+        .rows = list, .rows_count = rows, .x_dtype = dtype, .weight_on_input = weighted};
     for (uint32_t r = 0; r < rows; r++) {
-        list[r] = (ep_ffn_row){.x = x[r], .x_scale = 0.01f * (float)(r + 1), .x_scales = block_scales, .input_weight = 0.3f};
+        list[r] = (ep_ffn_row){.x = x[r],
+                               .x_scale = 0.01f * (float)(r + 1),
+                               .x_scales = block_scales,
+                               .input_weight = 0.3f};
         for (uint32_t i = 0; i < HIDDEN_MAX; i++) {
             const float v = any_float(&seed, i / 32 % 2 == 0);
             const uint16_t half = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(v) : ep_f32_to_f16(v);
             const uint8_t code = (uint8_t)ep_splitmix64(&seed);
-            const void *from = dtype == EP_DTYPE_F32 ? (const void *)&v : ep_dtype_bytes(dtype) == 2 ? (const void *)&half : &code;
+            const void *from = dtype == EP_DTYPE_F32        ? (const void *)&v
+                               : ep_dtype_bytes(dtype) == 2 ? (const void *)&half
+                                                            : &code;
             memcpy(x[r] + i * ep_dtype_bytes(dtype), from, ep_dtype_bytes(dtype));
         }
     }
@@ -215,13 +231,15 @@ static void expect_rows(uint64_t seed, ep_dtype dtype, bool weighted, uint32_t r
         memset(got, 0x55, sizeof(got));
         kernel->pack_rows(&batch, 0, rows, hidden, got);
         expect_equal_words(got, want, words, ep_dtype_name(dtype), kernel, rows, hidden);
-        cr_assert_eq(ep_f32_bits(got[words]), 0x55555555u, "%s wrote behind the last line", kernel->name);
+        cr_assert_eq(ep_f32_bits(got[words]), 0x55555555u, "%s wrote behind the last line",
+                     kernel->name);
     }
 }
 
 Test(w4a8, rows_of_every_type_are_rounded_as_by_the_plain_loops)
 {
-    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8, EP_DTYPE_F8E4M3};
+    const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8,
+                               EP_DTYPE_F8E4M3};
     const uint32_t hiddens[] = {1, 15, 16, 17, 31, 32, 33, 48, 96, HIDDEN_MAX};
     uint64_t seed = 77;
     for (size_t d = 0; d < EP_ARRAY_COUNT(dtypes); d++) {
@@ -244,7 +262,8 @@ Test(w4a8, inner_rows_are_rounded_as_by_the_plain_loops)
         for (uint32_t count = 1; count <= EP_FFN_PANEL; count++) {
             const size_t words = (size_t)rows * ep_ffn_lines(EP_FFN_FAMILY_W4A8, count);
             for (size_t i = 0; i < (size_t)rows * EP_FFN_PANEL; i++) {
-                const float x = rows == 3 ? tiny_float(&seed) : any_float(&seed, i % 3 == 0 && rows % 2 == 0);
+                const float x =
+                    rows == 3 ? tiny_float(&seed) : any_float(&seed, i % 3 == 0 && rows % 2 == 0);
                 h[i / EP_FFN_PANEL][i % EP_FFN_PANEL] = i % EP_FFN_PANEL < count ? x : NAN;
             }
             ep_ffn_kernel_w4a8_generic.lay(h[0], rows, count, want);
@@ -252,7 +271,8 @@ Test(w4a8, inner_rows_are_rounded_as_by_the_plain_loops)
                 memset(got, 0x55, sizeof(got));
                 kernel->lay(h[0], rows, count, got);
                 expect_equal_words(got, want, words, "inner rows", kernel, rows, count);
-                cr_assert_eq(ep_f32_bits(got[words]), 0x55555555u, "%s wrote behind the last line", kernel->name);
+                cr_assert_eq(ep_f32_bits(got[words]), 0x55555555u, "%s wrote behind the last line",
+                             kernel->name);
             }
         }
     }

@@ -76,7 +76,8 @@ static inline void edit_file(const char *name, const char *from, const char *to)
 }
 
 #define ASSERT_OK(call, error) cr_assert_eq((call), EP_OK, "%s", (error).text)
-#define ASSERT_TEXT(error, part)                                                                             \
-    cr_assert_not_null(strstr((error).text, (part)), "expected \"%s\" in \"%s\"", (part), (error).text)
+#define ASSERT_TEXT(error, part)                                                                   \
+    cr_assert_not_null(strstr((error).text, (part)), "expected \"%s\" in \"%s\"", (part),          \
+                       (error).text)
 
 #endif

@@ -23,8 +23,8 @@ static ep_checkpoint *write_and_open(const ep_fixture_config *config)
     return checkpoint;
 }
 
-static void expect_tensor(const ep_fixture_config *config, const char *name, const void *bytes, size_t count,
-                          EVP_MD_CTX *hash)
+static void expect_tensor(const ep_fixture_config *config, const char *name, const void *bytes,
+                          size_t count, EVP_MD_CTX *hash)
 {
     size_t size = count * ep_dtype_bytes(config->dtype);
     uint8_t *want = malloc(size);
@@ -35,10 +35,11 @@ static void expect_tensor(const ep_fixture_config *config, const char *name, con
     free(want);
 }
 
-static void expect_expert(const ep_fixture_config *config, const ep_checkpoint *checkpoint, uint32_t layer,
-                          uint32_t index)
+static void expect_expert(const ep_fixture_config *config, const ep_checkpoint *checkpoint,
+                          uint32_t layer, uint32_t index)
 {
-    ep_tensor_names names = {.family = config->names, .prefix = config->prefix == NULL ? "model." : config->prefix};
+    ep_tensor_names names = {.family = config->names,
+                             .prefix = config->prefix == NULL ? "model." : config->prefix};
     bool shared = index >= config->experts;
     uint32_t inner = shared ? config->shared_inner : config->inner;
     uint32_t spelling = config->shared_gate && config->names == EP_NAMES_N1 ? 1 : 0;
@@ -75,9 +76,11 @@ static void expect_expert(const ep_fixture_config *config, const ep_checkpoint *
     ep_expert_data_free(&data); /* again: harmless */
 }
 
-static void expect_router(const ep_fixture_config *config, const ep_checkpoint *checkpoint, uint32_t layer)
+static void expect_router(const ep_fixture_config *config, const ep_checkpoint *checkpoint,
+                          uint32_t layer)
 {
-    ep_tensor_names names = {.family = config->names, .prefix = config->prefix == NULL ? "model." : config->prefix};
+    ep_tensor_names names = {.family = config->names,
+                             .prefix = config->prefix == NULL ? "model." : config->prefix};
     char name[EP_TENSOR_NAME_BYTES];
     float *weight = NULL;
     float *bias = NULL;
@@ -307,16 +310,20 @@ Test(checkpoint, layers_and_experts_out_of_range_are_named)
     ep_error error;
     float *weight = NULL;
     float *bias = NULL;
-    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 0, &data, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 0, &data, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     ASSERT_TEXT(error, "layer 0 is not an MoE layer of this model, allowed 1..2 (2 of 3 layers)");
-    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 3, 0, &data, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 3, 0, &data, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, UINT32_MAX, 0, &data, &error),
                  EP_ERR_INVALID_ARGUMENT);
-    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 1, 9, &data, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 1, 9, &data, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     ASSERT_TEXT(error, "expert 9 of layer 1, allowed 0..8");
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 1, UINT32_MAX, &data, &error),
                  EP_ERR_INVALID_ARGUMENT);
-    cr_assert_eq(ep_checkpoint_read_router(checkpoint, 0, &weight, &bias, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_checkpoint_read_router(checkpoint, 0, &weight, &bias, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_null(data.allocation);
     ep_checkpoint_close(checkpoint);
     ep_checkpoint_close(NULL);
@@ -368,7 +375,8 @@ Test(checkpoint, opens_a_snapshot_of_links_into_blobs)
     unlink(test_path("snapshots/abc/config.json"));
     cr_assert_eq(symlink("../../x", test_path("snapshots/abc/config.json")), 0);
     write_text("x", "{}");
-    cr_assert_eq(ep_checkpoint_open(test_path("snapshots/abc"), &checkpoint, &error), EP_ERR_BAD_FILE);
+    cr_assert_eq(ep_checkpoint_open(test_path("snapshots/abc"), &checkpoint, &error),
+                 EP_ERR_BAD_FILE);
     ASSERT_TEXT(error, "config.json: is a symbolic link to ");
     ASSERT_TEXT(error, "allowed: a target below ");
 }

@@ -46,12 +46,15 @@ static const index_case index_cases[] = {
     {"", EP_ERR_BAD_FILE, INDEX ": line 1"},
     {"[]", EP_ERR_BAD_FILE, INDEX ": is a JSON array, allowed: an object"},
     {"{}", EP_ERR_BAD_FILE, INDEX ": weight_map is missing, allowed an object: tensor -> file"},
-    {"{\"weight_map\":[]}", EP_ERR_BAD_FILE, INDEX ": weight_map is an array of 0, allowed an object"},
-    {"{\"weight_map\":{}}", EP_ERR_BAD_FILE, INDEX ": weight_map has 0 tensors, allowed 1..2000000"},
+    {"{\"weight_map\":[]}", EP_ERR_BAD_FILE,
+     INDEX ": weight_map is an array of 0, allowed an object"},
+    {"{\"weight_map\":{}}", EP_ERR_BAD_FILE,
+     INDEX ": weight_map has 0 tensors, allowed 1..2000000"},
     {"{\"weight_map\":{\"a\":\"" SHARD_1 "\",\"a\":\"" SHARD_2 "\"}}", EP_ERR_BAD_FILE,
      "duplicate object key near '\"a\"'"},
     {MAP("1"), EP_ERR_BAD_FILE,
-     INDEX ": tensor a: its file is 1, allowed a plain file name of 1..255 bytes ending in .safetensors"},
+     INDEX
+     ": tensor a: its file is 1, allowed a plain file name of 1..255 bytes ending in .safetensors"},
     {MAP("\"\""), EP_ERR_BAD_FILE, "tensor a: its file is \"\", allowed a plain file name"},
     {MAP("\"../x.safetensors\""), EP_ERR_BAD_FILE,
      "tensor a: its file is \"../x.safetensors\", allowed a plain file name"},
@@ -96,8 +99,10 @@ Test(checkpoint_damage, a_directory_without_its_files_says_which)
     expect_open_fails(EP_ERR_NOT_FOUND, "neither " INDEX " nor model.safetensors is in ");
     cr_assert_eq(ep_checkpoint_open(test_path("none"), &checkpoint, &error), EP_ERR_NOT_FOUND);
     ASSERT_TEXT(error, "none: cannot open the model directory: No such file or directory");
-    cr_assert_eq(ep_checkpoint_open(test_path("config.json"), &checkpoint, &error), EP_ERR_BAD_FILE);
-    ASSERT_TEXT(error, "config.json: is not a directory; give the directory that holds config.json");
+    cr_assert_eq(ep_checkpoint_open(test_path("config.json"), &checkpoint, &error),
+                 EP_ERR_BAD_FILE);
+    ASSERT_TEXT(error,
+                "config.json: is not a directory; give the directory that holds config.json");
 }
 
 Test(checkpoint_damage, a_missing_shard_is_named)
@@ -157,9 +162,10 @@ Test(checkpoint_damage, the_config_must_fit_the_tensors)
 {
     write_fixture(1);
     edit_file("config.json", "\"num_local_experts\": 8", "\"num_local_experts\": 7");
-    expect_open_fails(EP_ERR_BAD_FILE,
-                      "config.json: layer 0 has 7 experts by its config, but tensor "
-                      "model.layers.0.block_sparse_moe.experts.7.w2.weight exists; allowed experts 0..6");
+    expect_open_fails(
+        EP_ERR_BAD_FILE,
+        "config.json: layer 0 has 7 experts by its config, but tensor "
+        "model.layers.0.block_sparse_moe.experts.7.w2.weight exists; allowed experts 0..6");
     ep_fixture_config config = ep_fixture_default();
     ep_error error;
     config.shared_inner = config.inner;
@@ -174,7 +180,8 @@ static void write_one(const char *name, int64_t rows, int64_t columns)
     static uint16_t zeros[4096];
     ep_named_tensor tensor = {name, ep_tensor_2d(zeros, EP_DTYPE_BF16, rows, columns)};
     ep_error error;
-    ASSERT_OK(ep_safetensors_write(test_path("model.safetensors"), &tensor, 1, NULL, 0, &error), error);
+    ASSERT_OK(ep_safetensors_write(test_path("model.safetensors"), &tensor, 1, NULL, 0, &error),
+              error);
 }
 
 Test(checkpoint_damage, a_family_without_names_for_shared_experts_may_have_none)
@@ -187,8 +194,10 @@ Test(checkpoint_damage, a_family_without_names_for_shared_experts_may_have_none)
     edit_file("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
     write_one("model.layers.0.mlp.experts.gate_up_proj", 2, 2);
     expect_open_fails(EP_ERR_UNIMPLEMENTED,
-                      "config.json: layer 0 has 1 shared experts by its config (n_shared_experts, shared_expert_intermediate_size), "
-                      "but checkpoints whose experts are tensors model.layers.0.mlp.experts.down_proj have no known names for those; "
+                      "config.json: layer 0 has 1 shared experts by its config (n_shared_experts, "
+                      "shared_expert_intermediate_size), "
+                      "but checkpoints whose experts are tensors "
+                      "model.layers.0.mlp.experts.down_proj have no known names for those; "
                       "allowed 0");
 }
 
@@ -196,8 +205,10 @@ Test(checkpoint_damage, unknown_names_are_said)
 {
     write_fixture(1);
     write_one("some.weight", 2, 2);
-    expect_open_fails(EP_ERR_UNIMPLEMENTED, "no expert tensors found: neither layers.0.mlp.experts.0.gate_proj.weight nor "
-                                            "layers.0.block_sparse_moe.experts.0.w1.weight");
+    expect_open_fails(
+        EP_ERR_UNIMPLEMENTED,
+        "no expert tensors found: neither layers.0.mlp.experts.0.gate_proj.weight nor "
+        "layers.0.block_sparse_moe.experts.0.w1.weight");
 }
 
 /* Words of GPTQ or AWQ mean something only with a config that says which. */
@@ -221,11 +232,15 @@ Test(checkpoint_damage, keys_and_files_must_agree_on_the_moe_layers)
 {
     write_fixture(1);
     edit_file("config.json", "\"first_k_dense_replace\": 0", "\"first_k_dense_replace\": 1");
-    expect_open_fails(EP_ERR_BAD_FILE, "config.json: layer 0 is no MoE layer by first_k_dense_replace, but tensor model.layers.0.block_sparse_moe.experts.");
+    expect_open_fails(EP_ERR_BAD_FILE,
+                      "config.json: layer 0 is no MoE layer by first_k_dense_replace, but tensor "
+                      "model.layers.0.block_sparse_moe.experts.");
     write_fixture(1);
     edit_file("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
-    expect_open_fails(EP_ERR_BAD_FILE, "config.json: layer 2 is an MoE layer by first_k_dense_replace, but no expert of it is there, not even tensor "
-                                       "model.layers.2.block_sparse_moe.experts.0.w2.weight");
+    expect_open_fails(EP_ERR_BAD_FILE,
+                      "config.json: layer 2 is an MoE layer by first_k_dense_replace, but no "
+                      "expert of it is there, not even tensor "
+                      "model.layers.2.block_sparse_moe.experts.0.w2.weight");
 }
 
 Test(checkpoint_damage, without_a_key_the_files_say_which_layers_have_experts)
@@ -246,7 +261,8 @@ Test(checkpoint_damage, a_key_about_experts_that_nothing_reads_is_refused)
 {
     write_fixture(1);
     edit_file("config.json", "\"rms_norm_eps\"", "\"moe_new_trick\"");
-    expect_open_fails(EP_ERR_UNIMPLEMENTED, "config.json: moe_new_trick is 1e-05, a key about experts or router that this build does not use");
+    expect_open_fails(EP_ERR_UNIMPLEMENTED, "config.json: moe_new_trick is 1e-05, a key about "
+                                            "experts or router that this build does not use");
 }
 
 Test(checkpoint_damage, an_unknown_type_serves_its_experts_and_not_its_router)
@@ -261,7 +277,8 @@ Test(checkpoint_damage, an_unknown_type_serves_its_experts_and_not_its_router)
     ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 0, &expert, &error), error);
     ep_expert_data_free(&expert);
     cr_assert_eq(ep_checkpoint_read_gate(checkpoint, 0, &gate, &error), EP_ERR_UNIMPLEMENTED);
-    cr_assert_str_eq(error.text, "this build does not compute the router of model type 'newtral': its model type has no row in this build's table");
+    cr_assert_str_eq(error.text, "this build does not compute the router of model type 'newtral': "
+                                 "its model type has no row in this build's table");
     ep_checkpoint_close(checkpoint);
 }
 
@@ -300,8 +317,9 @@ static void replace_tensor(const char *name, const ep_named_tensor *replacement)
             ep_tensor_info info;
             snprintf(full, sizeof(full), "model.layers.%u.block_sparse_moe.gate.weight", layer);
             if (i < 24) {
-                snprintf(full, sizeof(full), "model.layers.%u.block_sparse_moe.experts.%d.%s.weight", layer,
-                         i / 3, words[i % 3]);
+                snprintf(full, sizeof(full),
+                         "model.layers.%u.block_sparse_moe.experts.%d.%s.weight", layer, i / 3,
+                         words[i % 3]);
             }
             ASSERT_OK(ep_checkpoint_find(checkpoint, full, &info, &error), error);
             if (strcmp(full, name) == 0) {
@@ -309,8 +327,8 @@ static void replace_tensor(const char *name, const ep_named_tensor *replacement)
             }
             void *data = malloc(info.bytes);
             ASSERT_OK(ep_checkpoint_read(checkpoint, full, data, info.bytes, &error), error);
-            tensors[count++] =
-                (ep_named_tensor){strdup(full), ep_tensor_2d(data, info.dtype, info.shape[0], info.shape[1])};
+            tensors[count++] = (ep_named_tensor){
+                strdup(full), ep_tensor_2d(data, info.dtype, info.shape[0], info.shape[1])};
         }
     }
     ep_checkpoint_close(checkpoint);
@@ -319,7 +337,8 @@ static void replace_tensor(const char *name, const ep_named_tensor *replacement)
     if (replacement != NULL) {
         tensors[count++] = *replacement;
     }
-    ASSERT_OK(ep_safetensors_write(test_path("model.safetensors"), tensors, count, NULL, 0, &error), error);
+    ASSERT_OK(ep_safetensors_write(test_path("model.safetensors"), tensors, count, NULL, 0, &error),
+              error);
     for (size_t i = 0; i < own; i++) {
         free((void *)(uintptr_t)tensors[i].name);
         free(tensors[i].tensor.data);
@@ -327,7 +346,8 @@ static void replace_tensor(const char *name, const ep_named_tensor *replacement)
 }
 
 /* Expert bad_layer/bad_expert fails with text; all the others are served. */
-static void expect_one_bad(uint32_t bad_layer, uint32_t bad_expert, ep_err bad_err, const char *text)
+static void expect_one_bad(uint32_t bad_layer, uint32_t bad_expert, ep_err bad_err,
+                           const char *text)
 {
     ep_checkpoint *checkpoint = NULL;
     ep_error error;
@@ -359,9 +379,10 @@ Test(checkpoint_damage, a_bad_tensor_takes_down_its_expert_only)
 
     ep_named_tensor other = {first, ep_tensor_2d(zeros, EP_DTYPE_BF16, 16, 31)};
     replace_tensor(first, &other);
-    expect_one_bad(0, 0, EP_ERR_BAD_FILE,
-                   "model.safetensors: tensor model.layers.0.block_sparse_moe.experts.0.w1.weight: shape is "
-                   "[16,31], allowed [16,32] by config.json");
+    expect_one_bad(
+        0, 0, EP_ERR_BAD_FILE,
+        "model.safetensors: tensor model.layers.0.block_sparse_moe.experts.0.w1.weight: shape is "
+        "[16,31], allowed [16,32] by config.json");
     other.tensor = ep_tensor_2d(zeros, EP_DTYPE_F32, 16, 32);
     replace_tensor(first, &other);
     expect_one_bad(0, 0, EP_ERR_BAD_FILE, "experts.0.w1.weight: dtype is F32, allowed BF16");
@@ -400,15 +421,16 @@ Test(checkpoint_damage, a_bad_router_is_named_and_the_experts_are_served)
     replace_tensor(gate, &other);
     ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
     cr_assert_eq(ep_checkpoint_read_router(checkpoint, 1, &weight, &bias, &error), EP_ERR_BAD_FILE);
-    ASSERT_TEXT(
-        error, "model.layers.1.block_sparse_moe.gate.weight: shape is [7,32], allowed [8,32] by config.json");
+    ASSERT_TEXT(error, "model.layers.1.block_sparse_moe.gate.weight: shape is [7,32], allowed "
+                       "[8,32] by config.json");
     cr_assert_null(weight);
     ASSERT_OK(ep_checkpoint_read_router(checkpoint, 0, &weight, &bias, &error), error);
     free(weight);
     ep_checkpoint_close(checkpoint);
     replace_tensor(gate, NULL);
     ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
-    cr_assert_eq(ep_checkpoint_read_router(checkpoint, 1, &weight, &bias, &error), EP_ERR_NOT_FOUND);
+    cr_assert_eq(ep_checkpoint_read_router(checkpoint, 1, &weight, &bias, &error),
+                 EP_ERR_NOT_FOUND);
     ASSERT_TEXT(error, "tensor model.layers.1.block_sparse_moe.gate.weight: is in none");
     ep_checkpoint_close(checkpoint);
 }
@@ -426,8 +448,10 @@ Test(checkpoint_damage, a_gate_the_model_type_needs_may_not_be_missing)
     edit_file("config.json", "qwen3_moe", "qwen2_moe");
     ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 8, &data, &error), EP_ERR_NOT_FOUND);
-    ASSERT_TEXT(error, "tensor model.layers.0.mlp.shared_expert_gate.weight: is missing; a qwen2_moe model's "
-                       "shared expert has a gate");
+    ASSERT_TEXT(
+        error,
+        "tensor model.layers.0.mlp.shared_expert_gate.weight: is missing; a qwen2_moe model's "
+        "shared expert has a gate");
     ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 7, &data, &error), error);
     ep_expert_data_free(&data);
     ep_checkpoint_close(checkpoint);
@@ -465,7 +489,8 @@ Test(checkpoint_damage, files_that_change_after_open_fail_their_experts_only)
 }
 
 /* Of every expert: 1 its bytes are as they were, 0 it is refused by file, tensor and reason. */
-static uint32_t count_readable(ep_checkpoint *checkpoint, uint8_t digests[16][EP_SHA256_BYTES], const char *reason)
+static uint32_t count_readable(ep_checkpoint *checkpoint, uint8_t digests[16][EP_SHA256_BYTES],
+                               const char *reason)
 {
     uint32_t readable = 0;
     for (uint32_t i = 0; i < 16; i++) {
@@ -511,7 +536,8 @@ Test(checkpoint_damage, a_file_that_loses_its_end_loses_the_experts_there)
         cr_assert_eq(truncate(test_path("model.safetensors"), (off_t)keep), 0);
         const uint32_t readable = count_readable(checkpoint, digests, " bytes, had ");
         cr_expect(readable <= last, "%zu of %zu bytes: %u, before %u", keep, count, readable, last);
-        cr_expect(keep < count - 1 || readable >= 15, "one byte is of one tensor, and %u are left", readable);
+        cr_expect(keep < count - 1 || readable >= 15, "one byte is of one tensor, and %u are left",
+                  readable);
         last = readable;
     }
     cr_expect(last > 0 && last < 12, "%u, and less than half of the file is left", last);
@@ -534,6 +560,8 @@ Test(checkpoint_damage, a_tensor_beside_the_experts_that_nothing_reads_is_refuse
     ep_named_tensor tensor = {.name = "model.layers.1.block_sparse_moe.post_norm.weight",
                               .tensor = ep_tensor_1d((void *)(uintptr_t)values, EP_DTYPE_F32, 32)};
     replace_tensor("model.layers.1.block_sparse_moe.gate.weight", &tensor);
-    expect_open_fails(EP_ERR_UNIMPLEMENTED, "tensor model.layers.1.block_sparse_moe.post_norm.weight is beside the experts of layer 1, and this build "
-                                            "does not know what it does in model type 'mixtral'");
+    expect_open_fails(EP_ERR_UNIMPLEMENTED,
+                      "tensor model.layers.1.block_sparse_moe.post_norm.weight is beside the "
+                      "experts of layer 1, and this build "
+                      "does not know what it does in model type 'mixtral'");
 }

@@ -35,8 +35,8 @@ static void put_text_key(head *h, const char *name, const char *value)
     put_text(h, value);
 }
 
-static void put_tensor(head *h, const char *name, uint32_t rank, uint64_t columns, uint64_t rows, uint32_t type,
-                       uint64_t at)
+static void put_tensor(head *h, const char *name, uint32_t rank, uint64_t columns, uint64_t rows,
+                       uint32_t type, uint64_t at)
 {
     gguf_put_tensor(h, name, rank, (const uint64_t[]){columns, rows, 1, 1, 1, 1, 1, 1}, type, at);
 }
@@ -67,16 +67,18 @@ static void make_good(head *h)
     put(h, 8, 3);
     put(h, 3, 0x030201);
     put_key(h, "general.alignment", U32, 4, 64);
-    put_tensor(h, "z", 2, 64, 3, 2, 0);   /* Q4_0: 108 bytes */
+    put_tensor(h, "z", 2, 64, 3, 2, 0);     /* Q4_0: 108 bytes */
     put_tensor(h, "b", 3, 256, 2, 12, 128); /* Q4_K: 288 */
 }
 
 enum { DATA = 128 + 288 };
 
-static ep_err parse_of(const head *h, uint64_t file_bytes, ep_gguf_head *out, bool *out_is_short, ep_error *error)
+static ep_err parse_of(const head *h, uint64_t file_bytes, ep_gguf_head *out, bool *out_is_short,
+                       ep_error *error)
 {
     const ep_safetensors_limits limits = {.header_bytes_max = 4096, .tensors_max = 5};
-    return ep_gguf_head_parse("m.gguf", h->bytes, h->count, file_bytes, &limits, out, out_is_short, error);
+    return ep_gguf_head_parse("m.gguf", h->bytes, h->count, file_bytes, &limits, out, out_is_short,
+                              error);
 }
 
 static size_t padded(size_t bytes)
@@ -91,21 +93,22 @@ Test(gguf, a_good_head_gives_its_keys_and_tensors)
     ep_error error;
     bool is_short = true;
     make_good(&h);
-    cr_assert_eq(parse_of(&h, padded(h.count) + DATA, &got, &is_short, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(parse_of(&h, padded(h.count) + DATA, &got, &is_short, &error), EP_OK, "%s",
+                 error.text);
     cr_expect(!is_short);
     cr_expect_eq(got.data_begin, padded(h.count));
     cr_assert_eq(got.header.tensors_count, 2u);
     const ep_safetensors_tensor *b = ep_safetensors_header_find(&got.header, "b");
     const ep_safetensors_tensor *z = ep_safetensors_header_find(&got.header, "z");
     cr_expect_str_eq(b->dtype_text, "Q4_K");
-    cr_expect(b->rank == 3 && b->shape[0] == 1 && b->shape[1] == 2 && b->shape[2] == 256 && b->begin == 128 &&
-              b->end == 416);
-    cr_expect(z->rank == 2 && z->shape[0] == 3 && z->shape[1] == 64 && z->begin == 0 && z->end == 108);
+    cr_expect(b->rank == 3 && b->shape[0] == 1 && b->shape[1] == 2 && b->shape[2] == 256 &&
+              b->begin == 128 && b->end == 416);
+    cr_expect(z->rank == 2 && z->shape[0] == 3 && z->shape[1] == 64 && z->begin == 0 &&
+              z->end == 108);
     char *text = json_dumps(got.keys, JSON_SORT_KEYS | JSON_COMPACT);
-    cr_expect_str_eq(
-        text,
-        "{\"a.bool\":true,\"a.f32\":1.5,\"a.numbers\":[1,2,3],\"a.texts\":\"(an array of 2)\",\"a.u32\":7,\"general.alignment\":64,"
-        "\"general.architecture\":\"qwen3moe\"}");
+    cr_expect_str_eq(text, "{\"a.bool\":true,\"a.f32\":1.5,\"a.numbers\":[1,2,3],\"a.texts\":\"(an "
+                           "array of 2)\",\"a.u32\":7,\"general.alignment\":64,"
+                           "\"general.architecture\":\"qwen3moe\"}");
     free(text);
     ep_gguf_head_fini(&got);
 }
@@ -129,13 +132,13 @@ static void expect_bad(const head *h, uint64_t more, const char *text)
     bool is_short = false;
     const ep_err err = parse_of(h, padded(h->count) + more, &got, &is_short, &error);
     cr_expect_eq(err, EP_ERR_BAD_FILE, "%s", text);
-    cr_expect(strstr(error.text, text) != NULL && strncmp(error.text, "m.gguf: ", 8) == 0, "wanted %s: %s", text,
-              error.text);
+    cr_expect(strstr(error.text, text) != NULL && strncmp(error.text, "m.gguf: ", 8) == 0,
+              "wanted %s: %s", text, error.text);
     cr_expect(got.keys == NULL && got.header.tensors == NULL);
 }
 
-static void expect_bad_tensor(uint32_t rank, uint64_t columns, uint64_t rows, uint32_t type, uint64_t at, uint64_t more,
-                              const char *text)
+static void expect_bad_tensor(uint32_t rank, uint64_t columns, uint64_t rows, uint32_t type,
+                              uint64_t at, uint64_t more, const char *text)
 {
     head h;
     begin(&h, 3, 1, 0);
@@ -148,15 +151,19 @@ Test(gguf, tensors_that_cannot_be_are_refused_by_name)
     expect_bad_tensor(0, 1, 1, 0, 0, 64, "a tensor's number of dimensions is 0, allowed 1..4");
     expect_bad_tensor(5, 1, 1, 0, 0, 64, "a tensor's number of dimensions is 5, allowed 1..4");
     expect_bad_tensor(1, 4, 1, 4, 0, 64,
-                      "tensor t: type is 4, which this build does not know"); /* taken out of the format */
+                      "tensor t: type is 4, which this build does not know"); /* taken out of the
+                                                                                 format */
     expect_bad_tensor(1, 4, 1, 200, 0, 64, "tensor t: type is 200, which");
     expect_bad_tensor(1, 48, 1, 2, 0, 64, "tensor t: 48 columns of Q4_0, allowed multiples of 32");
-    expect_bad_tensor(2, 128, 2, 12, 0, 640, "tensor t: 128 columns of Q4_K, allowed multiples of 256");
+    expect_bad_tensor(2, 128, 2, 12, 0, 640,
+                      "tensor t: 128 columns of Q4_K, allowed multiples of 256");
     expect_bad_tensor(2, UINT64_MAX, UINT64_MAX, 0, 0, 64, "tensor t: is larger than any file");
     expect_bad_tensor(1, 4, 1, 0, UINT64_MAX, 64, "tensor t: is larger than any file");
     expect_bad_tensor(2, 0, UINT64_MAX, 0, 0, 64, "tensor t: is larger than any file");
-    expect_bad_tensor(1, 4, 1, 0, 8, 64, "tensor t: data at 8..24, allowed from 0 on in steps of 32 up to 64");
-    expect_bad_tensor(1, 4, 1, 0, 64, 64, "tensor t: data at 64..80, allowed from 0 on in steps of 32 up to 64");
+    expect_bad_tensor(1, 4, 1, 0, 8, 64,
+                      "tensor t: data at 8..24, allowed from 0 on in steps of 32 up to 64");
+    expect_bad_tensor(1, 4, 1, 0, 64, 64,
+                      "tensor t: data at 64..80, allowed from 0 on in steps of 32 up to 64");
     expect_bad_tensor(1, 17, 1, 0, 0, 64, "tensor t: data at 0..68, allowed");
 }
 
@@ -235,10 +242,10 @@ Test(gguf, values_that_are_not_kept_stand_there_in_words)
     put(&h, 2, 'x');
     cr_assert_eq(parse_of(&h, padded(h.count), &got, &is_short, &error), EP_OK, "%s", error.text);
     char *text = json_dumps(got.keys, JSON_SORT_KEYS | JSON_COMPACT);
-    cr_expect_str_eq(
-        text,
-        "{\"a\":\"(a number that is not finite)\",\"b\":\"(a number that is not finite)\",\"c\":\"(18446744073709551615)\","
-        "\"d\":\"(1 bytes that are no text)\",\"e\":\"(an array of 1025)\",\"f\":\"(2 bytes that are no text)\"}");
+    cr_expect_str_eq(text, "{\"a\":\"(a number that is not finite)\",\"b\":\"(a number that is not "
+                           "finite)\",\"c\":\"(18446744073709551615)\","
+                           "\"d\":\"(1 bytes that are no text)\",\"e\":\"(an array of "
+                           "1025)\",\"f\":\"(2 bytes that are no text)\"}");
     free(text);
     ep_gguf_head_fini(&got);
 }
@@ -252,9 +259,11 @@ Test(gguf, a_head_that_is_cut_is_short_when_the_file_has_more)
         ep_gguf_head got = {0};
         ep_error error;
         bool is_short = false;
-        cr_assert_eq(parse_of(&h, padded(whole) + DATA, &got, &is_short, &error), EP_ERR_BAD_FILE, "%zu", h.count);
+        cr_assert_eq(parse_of(&h, padded(whole) + DATA, &got, &is_short, &error), EP_ERR_BAD_FILE,
+                     "%zu", h.count);
         cr_expect(is_short, "%zu", h.count);
-        cr_assert_eq(parse_of(&h, h.count, &got, &is_short, &error), EP_ERR_BAD_FILE, "%zu", h.count);
+        cr_assert_eq(parse_of(&h, h.count, &got, &is_short, &error), EP_ERR_BAD_FILE, "%zu",
+                     h.count);
         cr_expect(!is_short, "%zu", h.count);
     }
 }
@@ -297,44 +306,51 @@ static ep_err config_of(const char *keys, ep_model_config *out_config, ep_error 
     json_t *object = json_loads(keys, 0, NULL);
     cr_assert_not_null(object, "%s", keys);
     ep_err err = ep_gguf_config("m.gguf", object, &text, error);
-    err = err == EP_OK ? ep_model_config_parse("m.gguf", text, strlen(text), out_config, error) : err;
+    err =
+        err == EP_OK ? ep_model_config_parse("m.gguf", text, strlen(text), out_config, error) : err;
     free(text);
     json_decref(object);
     return err;
 }
 
-#define KEYS(architecture, more)                                                                                       \
-    "{\"general.architecture\":\"" architecture "\",\"" architecture ".embedding_length\":64,\"" architecture          \
-    ".block_count\":4,\"" architecture ".expert_count\":8,\"" architecture ".expert_used_count\":2,\"" architecture    \
-    ".expert_feed_forward_length\":32,\"" architecture ".attention.head_count_kv\":[2,2,2,2]" more "}"
+#define KEYS(architecture, more)                                                                   \
+    "{\"general.architecture\":\"" architecture "\",\"" architecture                               \
+    ".embedding_length\":64,\"" architecture ".block_count\":4,\"" architecture                    \
+    ".expert_count\":8,\"" architecture ".expert_used_count\":2,\"" architecture                   \
+    ".expert_feed_forward_length\":32,\"" architecture ".attention.head_count_kv\":[2,2,2,2]" more \
+    "}"
 
 Test(gguf, keys_become_those_of_a_config)
 {
     ep_model_config config;
     ep_error error;
     cr_assert_eq(config_of(KEYS("qwen3moe", ""), &config, &error), EP_OK, "%s", error.text);
-    cr_expect(config.info.hidden == 64 && config.info.moe_layers_count == 4 && config.info.moe_layers[0].experts == 8 &&
-              config.info.moe_layers[0].inner == 32 && config.info.moe_layers[0].top_k == 2 &&
-              config.info.kv_heads == 2);
+    cr_expect(config.info.hidden == 64 && config.info.moe_layers_count == 4 &&
+              config.info.moe_layers[0].experts == 8 && config.info.moe_layers[0].inner == 32 &&
+              config.info.moe_layers[0].top_k == 2 && config.info.kv_heads == 2);
     cr_expect(config.info.router.renormalise, "llama.cpp norms it always");
     ep_model_config_fini(&config);
     cr_assert_eq(
-        config_of(KEYS("deepseek2", ",\"deepseek2.expert_gating_func\":2,\"deepseek2.expert_weights_norm\":true,"
-                                    "\"deepseek2.expert_weights_scale\":2.5,\"deepseek2.expert_shared_count\":1,"
-                                    "\"deepseek2.leading_dense_block_count\":1,\"deepseek2.nextn_predict_layers\":1"),
-                  &config, &error),
+        config_of(
+            KEYS("deepseek2",
+                 ",\"deepseek2.expert_gating_func\":2,\"deepseek2.expert_weights_norm\":true,"
+                 "\"deepseek2.expert_weights_scale\":2.5,\"deepseek2.expert_shared_count\":1,"
+                 "\"deepseek2.leading_dense_block_count\":1,\"deepseek2.nextn_predict_layers\":1"),
+            &config, &error),
         EP_OK, "%s", error.text);
     cr_expect(config.info.moe_layers_count == 2 && config.info.moe_layers[0].layer == 1 &&
               config.info.moe_layers[0].shared_experts == 1);
     cr_expect(config.info.router.select == EP_GATE_SIGMOID && config.info.router.renormalise &&
               config.info.router.scaling_factor == 2.5f);
     ep_model_config_fini(&config);
-    cr_assert_eq(config_of(KEYS("deepseek2", ",\"deepseek2.expert_gating_func\":1"), &config, &error), EP_OK, "%s",
-                 error.text);
+    cr_assert_eq(
+        config_of(KEYS("deepseek2", ",\"deepseek2.expert_gating_func\":1"), &config, &error), EP_OK,
+        "%s", error.text);
     cr_expect(config.info.router.select == EP_GATE_SOFTMAX && !config.info.router.renormalise);
     ep_model_config_fini(&config);
     cr_assert_eq(config_of(KEYS("gpt-oss", ""), &config, &error), EP_OK, "%s", error.text);
-    cr_expect(config.info.moe_layers[0].activation == EP_ACT_SWIGLU_OAI && config.info.numbers[0].routed.limit == 7.0f);
+    cr_expect(config.info.moe_layers[0].activation == EP_ACT_SWIGLU_OAI &&
+              config.info.numbers[0].routed.limit == 7.0f);
     ep_model_config_fini(&config);
 }
 
@@ -343,13 +359,14 @@ Test(gguf, a_softmax_of_the_selected_is_that_of_types_which_have_it)
 {
     ep_model_config config;
     ep_error error;
-    cr_assert_eq(config_of(KEYS("gpt-oss", ",\"gpt-oss.expert_gating_func\":3"), &config, &error), EP_OK, "%s",
-                 error.text);
-    cr_expect(config.info.router.weight == EP_GATE_SOFTMAX_SELECTED && config.info.router.why_not[0] == 0, "%s",
-              config.info.router.why_not);
+    cr_assert_eq(config_of(KEYS("gpt-oss", ",\"gpt-oss.expert_gating_func\":3"), &config, &error),
+                 EP_OK, "%s", error.text);
+    cr_expect(config.info.router.weight == EP_GATE_SOFTMAX_SELECTED &&
+                  config.info.router.why_not[0] == 0,
+              "%s", config.info.router.why_not);
     ep_model_config_fini(&config);
-    cr_assert_eq(config_of(KEYS("qwen2moe", ",\"qwen2moe.expert_gating_func\":3"), &config, &error), EP_OK, "%s",
-                 error.text);
+    cr_assert_eq(config_of(KEYS("qwen2moe", ",\"qwen2moe.expert_gating_func\":3"), &config, &error),
+                 EP_OK, "%s", error.text);
     cr_expect_str_eq(config.info.router.why_not,
                      "scoring_func is softmax of the selected, which is not the rule of its type");
     ep_model_config_fini(&config);
@@ -362,16 +379,21 @@ Test(gguf, keys_that_nobody_reads_are_refused_by_name)
         ep_err code;
         const char *text;
     } cases[] = {
-        {KEYS("mamba", ""), EP_ERR_UNIMPLEMENTED, "m.gguf: general.architecture is mamba, allowed llama, qwen2moe"},
+        {KEYS("mamba", ""), EP_ERR_UNIMPLEMENTED,
+         "m.gguf: general.architecture is mamba, allowed llama, qwen2moe"},
         {"{}", EP_ERR_UNIMPLEMENTED, "m.gguf: general.architecture is missing"},
-        {KEYS("qwen3moe", ",\"qwen3moe.experts_per_group\":2"), EP_ERR_UNIMPLEMENTED, "experts_per_group is 2"},
-        {KEYS("qwen3moe", ",\"qwen3moe.swiglu_clamp_exp\":[1.0,2.0]"), EP_ERR_UNIMPLEMENTED, "swiglu_clamp_exp"},
-        {KEYS("qwen3moe", ",\"qwen3moe.moe_latent_length\":16"), EP_ERR_UNIMPLEMENTED, "moe_latent_length is 16"},
+        {KEYS("qwen3moe", ",\"qwen3moe.experts_per_group\":2"), EP_ERR_UNIMPLEMENTED,
+         "experts_per_group is 2"},
+        {KEYS("qwen3moe", ",\"qwen3moe.swiglu_clamp_exp\":[1.0,2.0]"), EP_ERR_UNIMPLEMENTED,
+         "swiglu_clamp_exp"},
+        {KEYS("qwen3moe", ",\"qwen3moe.moe_latent_length\":16"), EP_ERR_UNIMPLEMENTED,
+         "moe_latent_length is 16"},
         {KEYS("qwen3moe", ",\"qwen3moe.num_experts_per_tok\":1"), EP_ERR_UNIMPLEMENTED,
          "qwen3moe.num_experts_per_tok is 1, a key about"},
         {KEYS("qwen3moe", ",\"qwen3moe.expert_tables\":\"(an array of 9)\""), EP_ERR_UNIMPLEMENTED,
          "expert_tables is \"(an array of 9)\""},
-        {KEYS("deepseek2", ",\"deepseek2.expert_weights_scale\":\"(a number that is not finite)\""), EP_ERR_BAD_FILE,
+        {KEYS("deepseek2", ",\"deepseek2.expert_weights_scale\":\"(a number that is not finite)\""),
+         EP_ERR_BAD_FILE,
          "routed_scaling_factor is \"(a number that is not finite)\", allowed a number"},
         {KEYS("deepseek2", ",\"deepseek2.expert_gating_func\":\"sigmoid\""), EP_ERR_BAD_FILE,
          "deepseek2.expert_gating_func is \"sigmoid\", allowed an integer 0..2147483647"},
@@ -383,14 +405,16 @@ Test(gguf, keys_that_nobody_reads_are_refused_by_name)
          "nextn_predict_layers is 1.0, allowed an integer"},
         {KEYS("qwen3moe", ",\"qwen3moe.expert_gating_func\":9"), EP_ERR_UNIMPLEMENTED,
          "qwen3moe.expert_gating_func is 9, allowed 1..4"},
-        {"{\"general.architecture\":\"qwen3moe\",\"qwen3moe.embedding_length\":64,\"qwen3moe.block_count\":4}",
+        {"{\"general.architecture\":\"qwen3moe\",\"qwen3moe.embedding_length\":64,\"qwen3moe.block_"
+         "count\":4}",
          EP_ERR_BAD_FILE, "m.gguf"},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         ep_model_config config;
         ep_error error = {0};
         cr_expect_eq(config_of(cases[i].keys, &config, &error), cases[i].code, "%s", cases[i].keys);
-        cr_expect(strstr(error.text, cases[i].text) != NULL, "wanted %s: %s", cases[i].text, error.text);
+        cr_expect(strstr(error.text, cases[i].text) != NULL, "wanted %s: %s", cases[i].text,
+                  error.text);
     }
 }
 
@@ -424,11 +448,13 @@ Test(gguf, a_file_or_a_directory_with_one_model_is_found)
     cr_assert_eq(find("/a-00001-of-00012.gguf", &files, &error), EP_OK, "%s", error.text);
     cr_expect(files.count == 12);
     cr_expect_eq(find("/a-00002-of-00012.gguf", &files, &error), EP_ERR_BAD_FILE);
-    cr_expect(strstr(error.text, "is part 2 of 12, allowed: the first part or its directory") != NULL, "%s",
-              error.text);
+    cr_expect(strstr(error.text, "is part 2 of 12, allowed: the first part or its directory") !=
+                  NULL,
+              "%s", error.text);
     write_text("b.gguf", "");
     cr_expect_eq(find("", &files, &error), EP_ERR_BAD_FILE);
-    cr_expect(strstr(error.text, "allowed one GGUF model: name the file") != NULL, "%s", error.text);
+    cr_expect(strstr(error.text, "allowed one GGUF model: name the file") != NULL, "%s",
+              error.text);
     cr_assert_eq(find("/b.gguf", &files, &error), EP_OK, "%s", error.text);
     ep_gguf_files_name(&files, 0, name);
     cr_expect_str_eq(name, "b.gguf");
@@ -454,19 +480,22 @@ Test(gguf, parts_say_which_they_are)
         {3, 2, "{\"split.count\":3,\"split.no\":2}", NULL},
         {1, 0, "{\"split.count\":3,\"split.no\":0}",
          "m.gguf: split.count is 3, allowed 1: parts are named NAME-00001-of-0000N.gguf"},
-        {3, 2, "{\"split.count\":3,\"split.no\":1}", "m-00003-of-00003.gguf: split.no is 1, allowed 2"},
+        {3, 2, "{\"split.count\":3,\"split.no\":1}",
+         "m-00003-of-00003.gguf: split.no is 1, allowed 2"},
         {3, 2, "{\"split.count\":3}", "split.no is missing, allowed 2"},
         {3, 2, "{\"split.count\":\"3\"}", "split.count is \"3\", allowed 3"},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         ep_gguf_files files = {.count = cases[i].count};
         ep_error error = {0};
-        snprintf(files.first, sizeof(files.first), "%s", cases[i].count > 1 ? "m-00001-of-00003.gguf" : "m.gguf");
+        snprintf(files.first, sizeof(files.first), "%s",
+                 cases[i].count > 1 ? "m-00001-of-00003.gguf" : "m.gguf");
         json_t *keys = json_loads(cases[i].keys, 0, NULL);
         const ep_err err = ep_gguf_files_check(&files, cases[i].index, keys, &error);
-        cr_expect_eq(err, cases[i].text == NULL ? EP_OK : EP_ERR_BAD_FILE, "%s: %s", cases[i].keys, error.text);
-        cr_expect(cases[i].text == NULL || strstr(error.text, cases[i].text) != NULL, "wanted %s: %s", cases[i].text,
-                  error.text);
+        cr_expect_eq(err, cases[i].text == NULL ? EP_OK : EP_ERR_BAD_FILE, "%s: %s", cases[i].keys,
+                     error.text);
+        cr_expect(cases[i].text == NULL || strstr(error.text, cases[i].text) != NULL,
+                  "wanted %s: %s", cases[i].text, error.text);
         json_decref(keys);
     }
 }

@@ -20,14 +20,24 @@ Test(load_progress, formats_exactly)
         size_t columns;
         const char *text;
     } cases[] = {
-        {{"demo", 0, 64, 0, 3 * GIB, 0}, 120, "loading demo [..........]   0 % 0/64 experts 0 B of 3.0 GiB"},
-        {{"demo", 32, 64, 3 * GIB / 8, 3 * GIB, 3 * SECOND}, 120, "loading demo [#.........]  12 % 32/64 experts 384 MiB of 3.0 GiB 128 MiB/s 21 s left"},
-        {{"demo", 63, 64, 3 * GIB, 3 * GIB, 6 * SECOND}, 120, "loading demo [#########.]  99 % 63/64 experts 3.0 of 3.0 GiB 512 MiB/s"},
-        {{NULL, 1, 4, 2048, 0, SECOND}, 120, "loading experts [##........]  25 % 1/4 experts 2.0 KiB 2.0 KiB/s"},
+        {{"demo", 0, 64, 0, 3 * GIB, 0},
+         120,
+         "loading demo [..........]   0 % 0/64 experts 0 B of 3.0 GiB"},
+        {{"demo", 32, 64, 3 * GIB / 8, 3 * GIB, 3 * SECOND},
+         120,
+         "loading demo [#.........]  12 % 32/64 experts 384 MiB of 3.0 GiB 128 MiB/s 21 s left"},
+        {{"demo", 63, 64, 3 * GIB, 3 * GIB, 6 * SECOND},
+         120,
+         "loading demo [#########.]  99 % 63/64 experts 3.0 of 3.0 GiB 512 MiB/s"},
+        {{NULL, 1, 4, 2048, 0, SECOND},
+         120,
+         "loading experts [##........]  25 % 1/4 experts 2.0 KiB 2.0 KiB/s"},
         {{"demo", 32, 64, 3 * GIB / 2, 3 * GIB, 3 * SECOND},
          120,
          "loading demo [#####.....]  50 % 32/64 experts 1.5 of 3.0 GiB 512 MiB/s 3 s left"},
-        {{"demo", 64, 64, 3 * GIB, 3 * GIB, 6 * SECOND}, 79, "loading demo [##########] 100 % 3.0 of 3.0 GiB 512 MiB/s in 6.0 s"},
+        {{"demo", 64, 64, 3 * GIB, 3 * GIB, 6 * SECOND},
+         79,
+         "loading demo [##########] 100 % 3.0 of 3.0 GiB 512 MiB/s in 6.0 s"},
         {{"qwen3-235b-a22b-instruct", 32, 64, 3 * GIB / 2, 3 * GIB, 3 * SECOND},
          79,
          "loading qwen3-235b..-instruct [#####.....]  50 % 1.5 of 3.0 GiB 3 s left"},
@@ -38,7 +48,8 @@ Test(load_progress, formats_exactly)
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         char line[EP_LOAD_PROGRESS_LINE_BYTES];
         ep_load_format(&cases[i].state, cases[i].columns, line);
-        cr_expect_str_eq(line, cases[i].text, "case %zu: '%s' instead of '%s'", i, line, cases[i].text);
+        cr_expect_str_eq(line, cases[i].text, "case %zu: '%s' instead of '%s'", i, line,
+                         cases[i].text);
     }
 }
 
@@ -107,9 +118,11 @@ static void expect_last_line(int experts, const char *wanted)
 
 Test(load_progress, without_a_terminal_the_log_tells)
 {
-    expect_last_line(1000, "<6>event=expert-loading model=demo percent=100 experts=1000 experts_total=1000 bytes=4096000 bytes_total=4096000 bytes_per_s=");
+    expect_last_line(1000, "<6>event=expert-loading model=demo percent=100 experts=1000 "
+                           "experts_total=1000 bytes=4096000 bytes_total=4096000 bytes_per_s=");
     /* the others were not wanted any more */
-    expect_last_line(499, "<6>event=expert-loading model=demo percent=49 experts=499 experts_total=1000 bytes=2043904 bytes_total=4096000 bytes_per_s=");
+    expect_last_line(499, "<6>event=expert-loading model=demo percent=49 experts=499 "
+                          "experts_total=1000 bytes=2043904 bytes_total=4096000 bytes_per_s=");
 }
 
 /* On a terminal of 40 columns: what one line shows at the end, and nothing that scrolls. */

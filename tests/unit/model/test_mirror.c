@@ -40,7 +40,8 @@ static struct {
 } wire;
 
 /* What the source's node would send. */
-static ep_err fetch(void *arg, const char *name, uint64_t offset, void *out, size_t bytes, ep_error *out_error)
+static ep_err fetch(void *arg, const char *name, uint64_t offset, void *out, size_t bytes,
+                    ep_error *out_error)
 {
     (void)arg;
     wire.calls++;
@@ -108,7 +109,8 @@ TestSuite(mirror, .init = setup, .fini = teardown, .timeout = 120);
 static void create(void)
 {
     ep_error error;
-    cr_assert_eq(ep_mirror_create(mirror_path, ep_checkpoint_info(source)->version, entries, files_count, &error),
+    cr_assert_eq(ep_mirror_create(mirror_path, ep_checkpoint_info(source)->version, entries,
+                                  files_count, &error),
                  EP_OK, "%s", error.text);
 }
 
@@ -151,8 +153,8 @@ static void close_mirrored(mirrored *m)
     ep_mirror_close(m->mirror);
 }
 
-static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t expert, uint8_t *out_sha256,
-                          ep_error *error)
+static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t expert,
+                          uint8_t *out_sha256, ep_error *error)
 {
     ep_expert_data data = {0};
     const ep_err err = ep_checkpoint_read_expert(checkpoint, layer, expert, &data, error);
@@ -169,7 +171,8 @@ static void expect_expert(const mirrored *m, uint32_t layer, uint32_t expert)
     ep_error error;
     cr_assert_eq(read_expert(source, layer, expert, want, &error), EP_OK, "%s", error.text);
     cr_assert_eq(read_expert(m->checkpoint, layer, expert, got, &error), EP_OK, "%s", error.text);
-    cr_assert_arr_eq(got, want, EP_SHA256_BYTES, "layer %u expert %u has other bytes", layer, expert);
+    cr_assert_arr_eq(got, want, EP_SHA256_BYTES, "layer %u expert %u has other bytes", layer,
+                     expert);
 }
 
 static void expect_layer(const mirrored *m, uint32_t layer)
@@ -185,7 +188,8 @@ static void expect_all(void)
     mirrored m;
     ep_error error;
     cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
-    cr_assert_str_eq(ep_checkpoint_info(m.checkpoint)->version, ep_checkpoint_info(source)->version);
+    cr_assert_str_eq(ep_checkpoint_info(m.checkpoint)->version,
+                     ep_checkpoint_info(source)->version);
     expect_layer(&m, 0);
     expect_layer(&m, 1);
     close_mirrored(&m);
@@ -197,7 +201,8 @@ Test(mirror, reads_fetch_what_they_need_and_no_more_and_a_restart_goes_on)
     ep_error error;
     create();
     cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
-    cr_expect_str_eq(ep_checkpoint_info(m.checkpoint)->version, ep_checkpoint_info(source)->version);
+    cr_expect_str_eq(ep_checkpoint_info(m.checkpoint)->version,
+                     ep_checkpoint_info(source)->version);
     expect_layer(&m, 0);
     const uint64_t first = wire.bytes;
     cr_expect_lt(first, all_bytes);
@@ -235,7 +240,8 @@ Test(mirror, a_whole_one_is_a_checkpoint_like_any)
     create();
     cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
     for (size_t i = 0; i < FILES; i++) {
-        cr_assert_eq(ep_mirror_open_file(m.mirror, entries[i].name, &file, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(ep_mirror_open_file(m.mirror, entries[i].name, &file, &error), EP_OK, "%s",
+                     error.text);
         for (uint64_t at = 0; at < entries[i].bytes; at += PIECE_BYTES) {
             cr_assert_eq(ep_model_file_read(&file, at, &byte, 1, &error), EP_OK, "%s", error.text);
         }
@@ -318,7 +324,8 @@ static void fill(void)
 static const char *torn_name(void)
 {
     for (size_t i = 0; i < FILES; i++) {
-        if (is_there(entries[i].name, ".pieces") && size_of(path_of(entries[i].name, ".pieces")) > 24) {
+        if (is_there(entries[i].name, ".pieces") &&
+            size_of(path_of(entries[i].name, ".pieces")) > 24) {
             return entries[i].name;
         }
     }
@@ -412,7 +419,8 @@ Test(mirror, what_cannot_be_fetched_is_an_error_and_comes_later)
     for (uint32_t e = 0; e < EXPERTS; e++) {
         ep_error_clear(&error);
         const ep_err err = read_expert(m.checkpoint, 1, e, sha256, &error);
-        failed += err == EP_ERR_UNAVAILABLE && strstr(error.text, "no node gives it") != NULL && error.layer == 1;
+        failed += err == EP_ERR_UNAVAILABLE && strstr(error.text, "no node gives it") != NULL &&
+                  error.layer == 1;
         cr_expect(err == EP_OK || err == EP_ERR_UNAVAILABLE, "%s", error.text);
     }
     cr_expect_gt(failed, 0);
@@ -424,13 +432,16 @@ Test(mirror, what_cannot_be_fetched_is_an_error_and_comes_later)
             const char *name;
             uint64_t size;
             size_t place = 0;
-            while (ep_checkpoint_file(m.checkpoint, place, &name, &size), strcmp(name, entries[i].name) != 0) {
+            while (ep_checkpoint_file(m.checkpoint, place, &name, &size),
+                   strcmp(name, entries[i].name) != 0) {
                 place++;
             }
-            const ep_err err = ep_checkpoint_read_file(m.checkpoint, place, at, bytes, sizeof(bytes), &error);
+            const ep_err err =
+                ep_checkpoint_read_file(m.checkpoint, place, at, bytes, sizeof(bytes), &error);
             cr_assert_eq(ep_checkpoint_read_file(source, i, at, want, sizeof(want), NULL), EP_OK);
-            cr_expect(err == EP_ERR_UNAVAILABLE || (err == EP_OK && memcmp(bytes, want, sizeof(bytes)) == 0), "%s",
-                      error.text);
+            cr_expect(err == EP_ERR_UNAVAILABLE ||
+                          (err == EP_OK && memcmp(bytes, want, sizeof(bytes)) == 0),
+                      "%s", error.text);
             absent += err == EP_ERR_UNAVAILABLE;
         }
     }
@@ -466,7 +477,8 @@ Test(mirror, somebody_else_who_writes_to_it_is_noticed)
     }
     uint32_t refused = 0;
     for (uint32_t e = 0; e < LAYERS * EXPERTS; e++) {
-        refused += read_expert(m.checkpoint, e / EXPERTS, e % EXPERTS, sha256, &error) == EP_ERR_BAD_FILE &&
+        refused += read_expert(m.checkpoint, e / EXPERTS, e % EXPERTS, sha256, &error) ==
+                       EP_ERR_BAD_FILE &&
                    strstr(error.text, "somebody else") != NULL;
     }
     cr_expect_gt(refused, 0);
@@ -474,19 +486,24 @@ Test(mirror, somebody_else_who_writes_to_it_is_noticed)
     expect_all();
 }
 
-static void expect_list(ep_mirror_entry *list, size_t count, const char *version, const char *reason)
+static void expect_list(ep_mirror_entry *list, size_t count, const char *version,
+                        const char *reason)
 {
     ep_error error;
     ep_mirror *mirror = NULL;
-    cr_expect_eq(ep_mirror_create(mirror_path, version, list, count, &error), EP_ERR_BAD_FILE, "%s", reason);
+    cr_expect_eq(ep_mirror_create(mirror_path, version, list, count, &error), EP_ERR_BAD_FILE, "%s",
+                 reason);
     cr_expect(strstr(error.text, reason) != NULL, "'%s' is not in: %s", reason, error.text);
-    cr_expect_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &mirror, &error), EP_ERR_NOT_FOUND);
+    cr_expect_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &mirror, &error),
+                 EP_ERR_NOT_FOUND);
 }
 
 Test(mirror, a_hostile_list_writes_nothing)
 {
-    static const char *const names[] = {
-        "", ".", "..", "../x", "/etc/passwd", "a/b", "a\nb", "a\x01", EP_MIRROR_LIST_NAME, "x.part", "x.pieces"};
+    static const char *const names[] = {"",       ".",           "..",
+                                        "../x",   "/etc/passwd", "a/b",
+                                        "a\nb",   "a\x01",       EP_MIRROR_LIST_NAME,
+                                        "x.part", "x.pieces"};
     static ep_mirror_entry many[EP_MIRROR_FILES_MAX + 1];
     const char *version = "0123456789abcdef";
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -516,13 +533,16 @@ Test(mirror, it_is_made_in_an_empty_directory_and_opened_by_one)
     cr_assert_eq(mkdir(path_of("lost+found", ""), 0700), 0);
     const int dir = open(mirror_path, O_RDONLY | O_DIRECTORY);
     cr_assert_eq(flock(dir, LOCK_EX | LOCK_NB), 0); /* as one that makes it a mirror just now */
-    cr_expect_eq(ep_mirror_create(mirror_path, version, entries, FILES, &error), EP_ERR_FAILED_PRECONDITION);
+    cr_expect_eq(ep_mirror_create(mirror_path, version, entries, FILES, &error),
+                 EP_ERR_FAILED_PRECONDITION);
     cr_expect_not(is_there(EP_MIRROR_LIST_NAME, ""));
     close(dir);
     create();
     cr_expect_eq(ep_mirror_create(mirror_path, version, entries, FILES, &error), EP_ERR_BAD_FILE);
-    cr_assert_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &first, &error), EP_OK, "%s", error.text);
-    cr_expect_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error), EP_ERR_FAILED_PRECONDITION);
+    cr_assert_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &first, &error), EP_OK, "%s",
+                 error.text);
+    cr_expect_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error),
+                 EP_ERR_FAILED_PRECONDITION);
     cr_expect(strstr(error.text, "another process") != NULL, "%s", error.text);
     ep_mirror_close(first);
     char path[PATH_BYTES];
@@ -533,12 +553,13 @@ Test(mirror, it_is_made_in_an_empty_directory_and_opened_by_one)
         cr_assert_eq(pread(fd, &byte, 1, at), 1);
         const char changed = (char)(byte ^ 0x10);
         cr_assert_eq(pwrite(fd, &changed, 1, at), 1);
-        cr_expect_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error), EP_ERR_BAD_FILE,
-                     "byte %ld", at);
+        cr_expect_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error),
+                     EP_ERR_BAD_FILE, "byte %ld", at);
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
         close(fd);
     }
-    cr_assert_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error), EP_OK,
+                 "%s", error.text);
     ep_mirror_close(second);
 }
 
@@ -556,8 +577,10 @@ Test(formats_mirror, every_format_has_the_version_and_the_experts_of_its_source,
         cr_assert_eq(ep_checkpoint_open(source_path, &source, &error), EP_OK, "%s", error.text);
         list_files();
         create();
-        cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s: %s", ep_format_cases[i].name, error.text);
-        cr_expect_str_eq(ep_checkpoint_info(m.checkpoint)->version, ep_checkpoint_info(source)->version);
+        cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s: %s", ep_format_cases[i].name,
+                     error.text);
+        cr_expect_str_eq(ep_checkpoint_info(m.checkpoint)->version,
+                         ep_checkpoint_info(source)->version);
         for (uint32_t e = 0; e < EP_FORMAT_EXPERTS; e++) {
             expect_expert(&m, EP_FORMAT_LAYER, e);
         }

@@ -18,16 +18,16 @@ static ep_err parse(const char *text, ep_model_config *config, ep_error *error)
  * replaces the key it is about. */
 #define MIXTRAL(more)                                                                              \
     "{" more "\"model_type\":\"mixtral\",\"hidden_size\":64,\"intermediate_size\":32,"             \
-             "\"num_hidden_layers\":4,\"num_local_experts\":8,\"num_experts_per_tok\":2}"
+    "\"num_hidden_layers\":4,\"num_local_experts\":8,\"num_experts_per_tok\":2}"
 #define DEEPSEEK(more)                                                                             \
     "{" more "\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"intermediate_size\":128,"        \
-             "\"moe_intermediate_size\":32,\"num_hidden_layers\":4,\"n_routed_experts\":8,"        \
-             "\"num_experts_per_tok\":2}"
+    "\"moe_intermediate_size\":32,\"num_hidden_layers\":4,\"n_routed_experts\":8,"                 \
+    "\"num_experts_per_tok\":2}"
 
 /* Its function is not silu where no key says so. */
 #define GEMMA(more)                                                                                \
     "{" more "\"model_type\":\"gemma4_text\",\"hidden_size\":64,\"moe_intermediate_size\":32,"     \
-             "\"num_hidden_layers\":4,\"num_experts\":8,\"top_k_experts\":2}"
+    "\"num_hidden_layers\":4,\"num_experts\":8,\"top_k_experts\":2}"
 
 typedef struct good_case {
     const char *text;
@@ -47,86 +47,116 @@ typedef struct good_case {
 
 static const good_case good_cases[] = {
     {MIXTRAL(""), EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
-    {MIXTRAL("\"num_experts\":8,\"experts_per_token\":2.0,\"moe_topk\":null,"), EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
-    {MIXTRAL("\"hidden_act\":\"silu\",\"sliding_window\":null,\"rope_theta\":1e6,\"norm_topk_prob\":false,"),
+    {MIXTRAL("\"num_experts\":8,\"experts_per_token\":2.0,\"moe_topk\":null,"), EP_GATE_LOGIT,
+     false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
+    {MIXTRAL("\"hidden_act\":\"silu\",\"sliding_window\":null,\"rope_theta\":1e6,\"norm_topk_"
+             "prob\":false,"),
      EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
-    {"{\"model_type\":\"qwen2_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
+    {"{\"model_type\":\"qwen2_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
+     "intermediate_size\":"
      "32,"
-     "\"shared_expert_intermediate_size\":96,\"num_hidden_layers\":4,\"num_experts\":60,\"num_experts_per_"
+     "\"shared_expert_intermediate_size\":96,\"num_hidden_layers\":4,\"num_experts\":60,\"num_"
+     "experts_per_"
      "tok\":4,"
      "\"decoder_sparse_step\":2,\"mlp_only_layers\":[3],\"norm_topk_prob\":false}",
      EP_GATE_SOFTMAX, false, 1, 1, 1, 60, 4, 32, 96, "dmdd", true, true},
-    {"{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
+    {"{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
+     "intermediate_size\":"
      "32,"
-     "\"num_hidden_layers\":2,\"num_experts\":128,\"num_experts_per_tok\":8,\"norm_topk_prob\":true,\"mlp_"
+     "\"num_hidden_layers\":2,\"num_experts\":128,\"num_experts_per_tok\":8,\"norm_topk_prob\":"
+     "true,\"mlp_"
      "only_layers\":[]}",
      EP_GATE_SOFTMAX, true, 1, 1, 1, 128, 8, 32, 0, "mm", true, false},
-    {"{\"model_type\":\"olmoe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":2,\"num_"
+    {"{\"model_type\":\"olmoe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":"
+     "2,\"num_"
      "experts\":64,"
      "\"num_experts_per_tok\":8}",
      EP_GATE_SOFTMAX, false, 1, 1, 1, 64, 8, 32, 0, "mm", true, false},
-    {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
+    {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
+     "intermediate_size\":"
      "32,"
-     "\"num_hidden_layers\":3,\"n_routed_experts\":64,\"n_shared_experts\":2,\"num_experts_per_tok\":6,\"n_"
+     "\"num_hidden_layers\":3,\"n_routed_experts\":64,\"n_shared_experts\":2,\"num_experts_per_"
+     "tok\":6,\"n_"
      "group\":8,"
-     "\"topk_group\":3,\"topk_method\":\"group_limited_greedy\",\"scoring_func\":\"softmax\",\"norm_topk_"
+     "\"topk_group\":3,\"topk_method\":\"group_limited_greedy\",\"scoring_func\":\"softmax\","
+     "\"norm_topk_"
      "prob\":false,"
      "\"routed_scaling_factor\":16.0,\"first_k_dense_replace\":1,\"moe_layer_freq\":1}",
      EP_GATE_SOFTMAX, false, 16, 8, 3, 64, 6, 32, 64, "dmm", true, false},
-    {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":"
+    {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
+     "intermediate_size\":"
      "32,"
-     "\"num_hidden_layers\":2,\"n_routed_experts\":64,\"num_experts_per_tok\":6,\"n_group\":8,\"topk_group\":"
+     "\"num_hidden_layers\":2,\"n_routed_experts\":64,\"num_experts_per_tok\":6,\"n_group\":8,"
+     "\"topk_group\":"
      "1,"
      "\"topk_method\":\"greedy\"}",
      EP_GATE_SOFTMAX, false, 1, 1, 1, 64, 6, 32, 0, "mm", true, false},
-    {DEEPSEEK("\"n_group\":4,\"topk_group\":2,\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\",\"n_"
+    {DEEPSEEK("\"n_group\":4,\"topk_group\":2,\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_"
+              "tc\",\"n_"
               "shared_experts\":1,"
-              "\"routed_scaling_factor\":2.5,\"norm_topk_prob\":true,\"first_k_dense_replace\":3,\"num_nextn_"
+              "\"routed_scaling_factor\":2.5,\"norm_topk_prob\":true,\"first_k_dense_replace\":3,"
+              "\"num_nextn_"
               "predict_layers\":1,"),
      EP_GATE_SIGMOID, true, 2.5f, 4, 2, 8, 2, 32, 32, "dddm", true, false},
-    {"{\"model_type\":\"glm4_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":32,"
-     "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
+    {"{\"model_type\":\"glm4_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_"
+     "size\":32,"
+     "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":1,\"num_experts_per_"
+     "tok\":8,"
      "\"first_k_dense_replace\":1,\"routed_scaling_factor\":1}",
      EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 32, "dm", true, false},
-    {"{\"model_type\":\"minimax_m2\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,"
-     "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"scoring_func\":\"sigmoid\",\"shared_intermediate_"
+    {"{\"model_type\":\"minimax_m2\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_"
+     "layers\":1,"
+     "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"scoring_func\":\"sigmoid\",\"shared_"
+     "intermediate_"
      "size\":0}",
      EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 0, "m", true, false},
-    {"{\"model_type\":\"granitemoehybrid\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,"
+    {"{\"model_type\":\"granitemoehybrid\",\"hidden_size\":64,\"intermediate_size\":32,\"num_"
+     "hidden_layers\":1,"
      "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"shared_intermediate_size\":48}",
      EP_GATE_LOGIT, false, 1, 1, 1, 16, 8, 32, 48, "m", true, false},
-    {"{\"model_type\":\"dots1\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_size\":32,"
-     "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":2,\"num_experts_per_tok\":6,"
+    {"{\"model_type\":\"dots1\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_"
+     "size\":32,"
+     "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":2,\"num_experts_per_"
+     "tok\":6,"
      "\"first_k_dense_replace\":1,\"scoring_func\":\"noaux_tc\",\"routed_scaling_factor\":2.5}",
      EP_GATE_SIGMOID, false, 2.5f, 1, 1, 16, 6, 32, 64, "dm", true, false},
-    {"{\"model_type\":\"phimoe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,"
+    {"{\"model_type\":\"phimoe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":"
+     "1,"
      "\"num_local_experts\":16,\"num_experts_per_tok\":2}",
      EP_GATE_SPARSEMIXER, false, 1, 1, 1, 16, 2, 32, 0, "m", true, false},
-    {"{\"model_type\":\"ernie4_5_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_"
+    {"{\"model_type\":\"ernie4_5_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
+     "intermediate_"
      "size\":32,"
-     "\"num_hidden_layers\":4,\"moe_num_experts\":64,\"moe_k\":6,\"moe_num_shared_experts\":2,\"moe_layer_"
+     "\"num_hidden_layers\":4,\"moe_num_experts\":64,\"moe_k\":6,\"moe_num_shared_experts\":2,"
+     "\"moe_layer_"
      "start_index\":1,"
      "\"moe_layer_end_index\":-1,\"moe_layer_interval\":1}",
      EP_GATE_SOFTMAX, true, 1, 1, 1, 64, 6, 32, 64, "dmmm", true, false},
-    {"{\"model_type\":\"hunyuan_v1_moe\",\"hidden_size\":64,\"intermediate_size\":32,\"moe_intermediate_"
+    {"{\"model_type\":\"hunyuan_v1_moe\",\"hidden_size\":64,\"intermediate_size\":32,\"moe_"
+     "intermediate_"
      "size\":[32,32],"
      "\"num_hidden_layers\":2,\"num_experts\":64,\"moe_topk\":[8,8],\"num_shared_expert\":[1,1]}",
      EP_GATE_SOFTMAX, true, 1, 1, 1, 64, 8, 32, 32, "mm", true, false},
-    {"{\"model_type\":\"mimo_v2_flash\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_"
+    {"{\"model_type\":\"mimo_v2_flash\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
+     "intermediate_"
      "size\":32,"
-     "\"num_hidden_layers\":3,\"n_routed_experts\":16,\"num_experts_per_tok\":8,\"moe_layer_freq\":[0,1,1],"
+     "\"num_hidden_layers\":3,\"n_routed_experts\":16,\"num_experts_per_tok\":8,\"moe_layer_freq\":"
+     "[0,1,1],"
      "\"routed_scaling_factor\":null,\"n_group\":1,\"topk_group\":1}",
      EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 0, "dmm", true, false},
-    {"{\"model_type\":\"kimi_vl\",\"text_config\":" DEEPSEEK("") "}", EP_GATE_SIGMOID, true, 1, 1, 1, 8, 2, 32,
-     0, "mmmm", true, false},
-    {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":1,\"num_"
+    {"{\"model_type\":\"kimi_vl\",\"text_config\":" DEEPSEEK("") "}", EP_GATE_SIGMOID, true, 1, 1,
+     1, 8, 2, 32, 0, "mmmm", true, false},
+    {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,\"intermediate_size\":"
+     "32,\"num_hidden_layers\":1,\"num_"
      "experts\":4,"
      "\"num_experts_per_tok\":1}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
-    {"{\"hidden_act\":\"silu\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,\"n_routed_experts\":4,"
+    {"{\"hidden_act\":\"silu\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_"
+     "layers\":1,\"n_routed_experts\":4,"
      "\"num_experts_per_tok\":1,\"scoring_func\":\"sigmoid\"}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
-    {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,"
+    {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,\"moe_intermediate_"
+     "size\":32,\"num_hidden_layers\":1,"
      "\"num_experts\":4,"
      "\"num_experts_per_tok\":1,\"scoring_func\":\"sqrtsoftplus\"}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
@@ -140,8 +170,10 @@ Test(model_config, reads_the_model_types)
         ep_error error;
         cr_assert_eq(parse(c->text, &config, &error), EP_OK, "%s: %s", c->text, error.text);
         const ep_model_info *info = &config.info;
-        cr_expect_eq(info->router.why_not[0] == '\0', c->select != 0, "%s: %s", c->text, info->router.why_not);
-        cr_expect(c->select == 0 || info->router.select == c->select, "%s: %d", c->text, (int)info->router.select);
+        cr_expect_eq(info->router.why_not[0] == '\0', c->select != 0, "%s: %s", c->text,
+                     info->router.why_not);
+        cr_expect(c->select == 0 || info->router.select == c->select, "%s: %d", c->text,
+                  (int)info->router.select);
         cr_expect_eq(info->router.renormalise, c->renormalise, "%s", c->text);
         cr_expect_eq(info->router.scaling_factor, c->scaling, "%s", c->text);
         cr_expect_eq(info->router.groups, c->groups, "%s", c->text);
@@ -177,10 +209,13 @@ Test(model_config, reads_the_dense_part)
     ep_model_config config = {0};
     ep_error error;
     cr_assert_eq(
-        parse(MIXTRAL("\"vocab_size\":256,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"rms_norm_"
-                      "eps\":1e-05,"
-                      "\"rope_theta\":1000000.0,\"tie_word_embeddings\":true,\"torch_dtype\":\"float16\","),
-              &config, &error),
+        parse(
+            MIXTRAL(
+                "\"vocab_size\":256,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"rms_norm_"
+                "eps\":1e-05,"
+                "\"rope_theta\":1000000.0,\"tie_word_embeddings\":true,\"torch_dtype\":"
+                "\"float16\","),
+            &config, &error),
         EP_OK, "%s", error.text);
     cr_expect_eq(config.info.vocab, 256);
     cr_expect_eq(config.info.heads, 8);
@@ -193,10 +228,10 @@ Test(model_config, reads_the_dense_part)
     cr_expect_str_eq(config.info.model_type, "mixtral");
     ep_model_config_fini(&config);
 
-    cr_assert_eq(
-        parse(MIXTRAL("\"dtype\":\"bfloat16\",\"rope_parameters\":{\"rope_theta\":5e5},\"head_dim\":128,"),
-              &config, &error),
-        EP_OK, "%s", error.text);
+    cr_assert_eq(parse(MIXTRAL("\"dtype\":\"bfloat16\",\"rope_parameters\":{\"rope_theta\":5e5},"
+                               "\"head_dim\":128,"),
+                       &config, &error),
+                 EP_OK, "%s", error.text);
     cr_expect_eq(config.info.dtype, EP_DTYPE_BF16);
     cr_expect_eq(config.info.rope_theta, 5e5f);
     cr_expect_eq(config.info.head_dim, 128);
@@ -209,8 +244,8 @@ typedef struct bad_case {
     const char *message; /* the whole message, or its beginning */
 } bad_case;
 
-#define PLAIN(hidden, layers, experts, top_k, inner)                                                         \
-    "{\"hidden_size\":" hidden ",\"num_hidden_layers\":" layers ",\"num_local_experts\":" experts            \
+#define PLAIN(hidden, layers, experts, top_k, inner)                                               \
+    "{\"hidden_size\":" hidden ",\"num_hidden_layers\":" layers ",\"num_local_experts\":" experts  \
     ",\"num_experts_per_tok\":" top_k ",\"intermediate_size\":" inner "}"
 
 static const bad_case bad_cases[] = {
@@ -236,9 +271,11 @@ static const bad_case bad_cases[] = {
     {PLAIN("64", "2", "[8]", "1", "32"), EP_ERR_BAD_FILE,
      "config.json: num_local_experts has 1 values, allowed 2: one for each layer"},
     {PLAIN("64", "2", "null", "1", "32"), EP_ERR_BAD_FILE,
-     "config.json: num_local_experts (or num_experts, n_routed_experts, moe_num_experts) is missing, allowed "
+     "config.json: num_local_experts (or num_experts, n_routed_experts, moe_num_experts) is "
+     "missing, allowed "
      "1..65535"},
-    {PLAIN("0", "2", "8", "1", "32"), EP_ERR_BAD_FILE, "config.json: hidden_size is 0, allowed 1..65536"},
+    {PLAIN("0", "2", "8", "1", "32"), EP_ERR_BAD_FILE,
+     "config.json: hidden_size is 0, allowed 1..65536"},
     {PLAIN("65537", "2", "8", "1", "32"), EP_ERR_BAD_FILE,
      "config.json: hidden_size is 65537, allowed 1..65536"},
     {PLAIN("true", "2", "8", "1", "32"), EP_ERR_BAD_FILE,
@@ -261,11 +298,13 @@ static const bad_case bad_cases[] = {
      "config.json: intermediate_size is an object, allowed an integer 1..1048576"},
     {"{\"text_config\":" PLAIN("64", "2", "0", "1", "32") "}", EP_ERR_BAD_FILE,
      "config.json: text_config.num_local_experts is 0, allowed 1..65535"},
-    {"{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"num_hidden_layers\":1,\"num_experts\":8,\"num_"
+    {"{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"num_hidden_layers\":1,\"num_experts\":8,"
+     "\"num_"
      "experts_per_tok\":2,"
      "\"intermediate_size\":8}",
      EP_ERR_BAD_FILE,
-     "config.json: moe_intermediate_size (or expert_ffn_hidden_size, expert_hidden_dim, ffn_hidden_size, encoder_ffn_dim, d_ff) is missing, allowed 1..1048576"},
+     "config.json: moe_intermediate_size (or expert_ffn_hidden_size, expert_hidden_dim, "
+     "ffn_hidden_size, encoder_ffn_dim, d_ff) is missing, allowed 1..1048576"},
     {MIXTRAL("\"norm_topk_prob\":1,"), EP_ERR_BAD_FILE,
      "config.json: norm_topk_prob is 1, allowed true or false"},
     {MIXTRAL("\"routed_scaling_factor\":0,"), EP_ERR_BAD_FILE,
@@ -280,7 +319,8 @@ static const bad_case bad_cases[] = {
      "config.json: rope_theta is -1, allowed a number above 0 and up to 1e+12"},
     {MIXTRAL("\"rope_parameters\":{\"rope_theta\":0},"), EP_ERR_BAD_FILE,
      "config.json: rope_parameters.rope_theta is 0, allowed"},
-    {MIXTRAL("\"vocab_size\":0,"), EP_ERR_BAD_FILE, "config.json: vocab_size is 0, allowed 1..16777216"},
+    {MIXTRAL("\"vocab_size\":0,"), EP_ERR_BAD_FILE,
+     "config.json: vocab_size is 0, allowed 1..16777216"},
     {MIXTRAL("\"num_attention_heads\":5000,"), EP_ERR_BAD_FILE,
      "config.json: num_attention_heads is 5000, allowed 1..4096"},
     {MIXTRAL("\"tie_word_embeddings\":\"yes\","), EP_ERR_BAD_FILE,
@@ -289,11 +329,16 @@ static const bad_case bad_cases[] = {
      "config.json: torch_dtype is \"float8\", allowed bfloat16, float16, float32"},
     {MIXTRAL("\"hidden_act\":\"mish\","), EP_ERR_UNIMPLEMENTED,
      "config.json: hidden_act is \"mish\", allowed silu, swish, situ, gelu"},
-    {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_layers\":1,\"num_experts\":4,"
+    {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_"
+     "layers\":1,\"num_experts\":4,"
      "\"num_experts_per_tok\":1}",
-     EP_ERR_UNIMPLEMENTED, "config.json: hidden_act is missing, and this build does not know the function of its model type"},
-    {MIXTRAL("\"num_experts\":4,"), EP_ERR_BAD_FILE, "config.json: num_local_experts is 8 and num_experts is 4, allowed the same"},
-    {MIXTRAL("\"experts_per_token\":1,"), EP_ERR_BAD_FILE, "config.json: num_experts_per_tok is 2 and experts_per_token is 1, allowed the same"},
+     EP_ERR_UNIMPLEMENTED,
+     "config.json: hidden_act is missing, and this build does not know the function of its model "
+     "type"},
+    {MIXTRAL("\"num_experts\":4,"), EP_ERR_BAD_FILE,
+     "config.json: num_local_experts is 8 and num_experts is 4, allowed the same"},
+    {MIXTRAL("\"experts_per_token\":1,"), EP_ERR_BAD_FILE,
+     "config.json: num_experts_per_tok is 2 and experts_per_token is 1, allowed the same"},
     {DEEPSEEK("\"norm_topk_prob\":true,\"route_norm\":false,"), EP_ERR_BAD_FILE,
      "config.json: norm_topk_prob is true and route_norm is false, allowed the same"},
     {DEEPSEEK("\"routed_scaling_factor\":2.5,\"route_scale\":1,"), EP_ERR_BAD_FILE,
@@ -306,11 +351,15 @@ static const bad_case bad_cases[] = {
      "config.json: swiglu_alpha is a number of another formula than situ"},
     {MIXTRAL("\"swiglu_alpha\":1.7,\"swiglu_limits\":[0,1,2,3],"), EP_ERR_UNIMPLEMENTED,
      "config.json: swiglu_limits is a number of another formula than swiglu_oai"},
-    {MIXTRAL("\"hidden_act\":3,"), EP_ERR_UNIMPLEMENTED, "config.json: hidden_act is 3, allowed silu"},
-    {MIXTRAL("\"swiglu_limit\":-1.0,"), EP_ERR_BAD_FILE, "config.json: swiglu_limit is -1.0, allowed"},
+    {MIXTRAL("\"hidden_act\":3,"), EP_ERR_UNIMPLEMENTED,
+     "config.json: hidden_act is 3, allowed silu"},
+    {MIXTRAL("\"swiglu_limit\":-1.0,"), EP_ERR_BAD_FILE,
+     "config.json: swiglu_limit is -1.0, allowed"},
     {MIXTRAL("\"swiglu_limits\":[1,2],"), EP_ERR_BAD_FILE, "config.json: swiglu_limits is"},
-    {MIXTRAL("\"swiglu_limits\":[1,2,-3,4],"), EP_ERR_BAD_FILE, "config.json: swiglu_limits[2] is -3, allowed 0..1e30"},
-    {MIXTRAL("\"activation_situ_beta\":0,"), EP_ERR_BAD_FILE, "config.json: activation_situ_beta is 0, allowed"},
+    {MIXTRAL("\"swiglu_limits\":[1,2,-3,4],"), EP_ERR_BAD_FILE,
+     "config.json: swiglu_limits[2] is -3, allowed 0..1e30"},
+    {MIXTRAL("\"activation_situ_beta\":0,"), EP_ERR_BAD_FILE,
+     "config.json: activation_situ_beta is 0, allowed"},
     {MIXTRAL("\"quantization_config\":{\"quant_method\":\"hqq\"},"), EP_ERR_UNIMPLEMENTED,
      "config.json: quantization_config: quant_method is hqq, allowed: none, fp8, mxfp4"},
     {MIXTRAL("\"quantization_config\":{},"), EP_ERR_UNIMPLEMENTED,
@@ -319,7 +368,8 @@ static const bad_case bad_cases[] = {
      "config.json: first_k_dense_replace is 5, allowed 0..4"},
     {MIXTRAL("\"first_k_dense_replace\":4,"), EP_ERR_BAD_FILE,
      "config.json: num_hidden_layers is 4 and none is an MoE layer"},
-    {MIXTRAL("\"moe_layer_freq\":0,"), EP_ERR_BAD_FILE, "config.json: moe_layer_freq is 0, allowed 1..1024"},
+    {MIXTRAL("\"moe_layer_freq\":0,"), EP_ERR_BAD_FILE,
+     "config.json: moe_layer_freq is 0, allowed 1..1024"},
     {MIXTRAL("\"moe_layer_freq\":[1,1],"), EP_ERR_BAD_FILE,
      "config.json: moe_layer_freq has 2 values, allowed 4: one for each layer"},
     {MIXTRAL("\"moe_layer_freq\":[1,2,1,1],"), EP_ERR_BAD_FILE,
@@ -340,8 +390,10 @@ static const bad_case bad_cases[] = {
     {DEEPSEEK("\"n_group\":4,\"topk_group\":5,"), EP_ERR_BAD_FILE,
      "config.json: topk_group is 5, allowed 1..4"},
     {DEEPSEEK("\"n_group\":8,\"topk_group\":1,"), EP_ERR_BAD_FILE,
-     "config.json: topk_group is 1: 1 groups of 1 hold 1 experts, allowed at least the 2 chosen per token"},
-    {DEEPSEEK("\"topk_method\":7,"), EP_ERR_BAD_FILE, "config.json: topk_method is 7, allowed a string"},
+     "config.json: topk_group is 1: 1 groups of 1 hold 1 experts, allowed at least the 2 chosen "
+     "per token"},
+    {DEEPSEEK("\"topk_method\":7,"), EP_ERR_BAD_FILE,
+     "config.json: topk_method is 7, allowed a string"},
     {"{\"model_type\":[],\"hidden_size\":1}", EP_ERR_BAD_FILE,
      "config.json: model_type is an array of 0, allowed a string"},
 };
@@ -355,7 +407,8 @@ Test(model_config, every_wrong_value_is_named_with_its_range)
         cr_expect_eq(err, bad_cases[i].err, "%s: code %d", bad_cases[i].text, (int)err);
         cr_expect(err == EP_OK ||
                       strncmp(error.text, bad_cases[i].message, strlen(bad_cases[i].message)) == 0,
-                  "%s\n expected %s\n got      %s", bad_cases[i].text, bad_cases[i].message, error.text);
+                  "%s\n expected %s\n got      %s", bad_cases[i].text, bad_cases[i].message,
+                  error.text);
         cr_expect_null(config.info.moe_layers, "output written on failure");
         ep_model_config_fini(&config);
     }
@@ -400,18 +453,25 @@ Test(model_config, the_activation_and_its_numbers_by_layer)
         {MIXTRAL("\"hidden_act\":\"relu2\","), EP_ACT_RELU2_NO_GATE, {0, 0, 0}, 0},
         {GEMMA(""), EP_ACT_GELU_TANH, {0, 0, 0}, 0},
         {GEMMA("\"hidden_activation\":\"silu\","), EP_ACT_SILU, {0, 0, 0}, 0},
-        {MIXTRAL("\"hidden_act\":\"gelu\",\"swiglu_limit\":0,\"swiglu_alpha\":null,"), EP_ACT_GELU, {0, 0, 0}, 0},
+        {MIXTRAL("\"hidden_act\":\"gelu\",\"swiglu_limit\":0,\"swiglu_alpha\":null,"),
+         EP_ACT_GELU,
+         {0, 0, 0},
+         0},
         {MIXTRAL("\"swiglu_limit\":10.0,"), EP_ACT_SWIGLU_LIMIT, {0, 0, 10}, 10},
         {MIXTRAL("\"swiglu_limit\":0,"), EP_ACT_SILU, {0, 0, 0}, 0},
         {MIXTRAL("\"swiglu_limit\":7.0,\"swiglu_alpha\":1.5,"), EP_ACT_SWIGLU_OAI, {1.5f, 1, 7}, 7},
-        {MIXTRAL("\"swiglu_limits\":[0,1,2,3],\"swiglu_limits_shared\":[0,0,0,5],"), EP_ACT_SWIGLU_STEP, {0, 0, 3}, 5},
+        {MIXTRAL("\"swiglu_limits\":[0,1,2,3],\"swiglu_limits_shared\":[0,0,0,5],"),
+         EP_ACT_SWIGLU_STEP,
+         {0, 0, 3},
+         5},
         {MIXTRAL("\"activation_situ_beta\":4.0,"), EP_ACT_SITU, {4, 25, 0}, 0},
         {MIXTRAL("\"quantization_config\":{\"quant_method\":\"fp8\"},"), EP_ACT_SILU, {0, 0, 0}, 0},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         ep_model_config config = {0};
         ep_error error;
-        ep_err err = ep_model_config_parse("config.json", cases[i].text, strlen(cases[i].text), &config, &error);
+        ep_err err = ep_model_config_parse("config.json", cases[i].text, strlen(cases[i].text),
+                                           &config, &error);
         cr_assert_eq(err, EP_OK, "case %zu: %s", i, error.text);
         const uint32_t last = config.info.moe_layers_count - 1;
         const ep_layer_numbers *numbers = &config.info.numbers[last];

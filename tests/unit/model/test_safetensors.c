@@ -13,7 +13,7 @@
 
 TestSuite(safetensors, .init = make_test_dir, .fini = remove_test_dir);
 
-#define E(name, dtype, shape, offsets)                                                                       \
+#define E(name, dtype, shape, offsets)                                                             \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
 typedef struct header_case {
@@ -33,7 +33,8 @@ static const header_case header_cases[] = {
     {"{" E("e", "F32", "[0,7]", "[4,4]") "," E("a", "F32", "[1]", "[0,4]") "," E("z", "U8", "[2]",
                                                                                  "[4,6]") "}",
      6, NULL},
-    {"{ \"__metadata__\" : {\"format\":\"pt\"},\n" E("a", "U8", "[1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, NULL},
+    {"{ \"__metadata__\" : {\"format\":\"pt\"},\n" E("a", "U8", "[1,1,1,1,1,1,1,1]", "[0,1]") "}",
+     1, NULL},
     {"{" E("a", "U8", "[0,9223372036854775807]", "[0,0]") "}", 0, NULL},
     /* frame and JSON */
     {"", 0, "t.safetensors: header: starts with byte 0x00, allowed '{'"},
@@ -59,7 +60,8 @@ static const header_case header_cases[] = {
     {"{\"a\":{\"b\":{\"c\":{\"d\":{}}}}}", 0, "header: byte 20: nesting depth 5, allowed 1..4"},
     /* names */
     {"{" E("", "U8", "[1]", "[0,1]") "}", 1, "its name has 0 bytes, allowed 1..512"},
-    {"{" E("a\\nb", "U8", "[1]", "[0,1]") "}", 1, "tensor a?b: its name has control byte 0x0a at 1"},
+    {"{" E("a\\nb", "U8", "[1]", "[0,1]") "}", 1,
+     "tensor a?b: its name has control byte 0x0a at 1"},
     {"{" E("a\\u007f", "U8", "[1]", "[0,1]") "}", 1, "its name has control byte 0x7f at 1"},
     /* metadata */
     {"{\"__metadata__\":[]}", 0, "__metadata__ is an array of 0, allowed an object of strings"},
@@ -67,7 +69,8 @@ static const header_case header_cases[] = {
     {"{\"__metadata__\":{\"k\":{}}}", 0, "__metadata__ key k is an object, allowed a string"},
     {"{\"__metadata__\":null}", 0, "__metadata__ is null, allowed an object of strings"},
     /* entry */
-    {"{\"a\":1}", 0, "t.safetensors: tensor a: is 1, allowed an object with dtype, shape, data_offsets"},
+    {"{\"a\":1}", 0,
+     "t.safetensors: tensor a: is 1, allowed an object with dtype, shape, data_offsets"},
     {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "tensor a: dtype is missing"},
     {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "tensor a: shape is missing"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "tensor a: data_offsets is missing"},
@@ -76,14 +79,17 @@ static const header_case header_cases[] = {
     /* dtype */
     {"{" E("a", "F128", "[1]", "[0,16]") "}", 16, "tensor a: dtype is \"F128\", allowed BOOL F4"},
     {"{" E("a", "bf16", "[1]", "[0,2]") "}", 2, "tensor a: dtype is \"bf16\", allowed BOOL"},
-    {"{\"a\":{\"dtype\":3,\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "tensor a: dtype is 3, allowed BOOL"},
+    {"{\"a\":{\"dtype\":3,\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+     "tensor a: dtype is 3, allowed BOOL"},
     /* shape */
     {"{" E("a", "U8", "1", "[0,1]") "}", 1, "tensor a: shape is 1, allowed an array of integers"},
     {"{" E("a", "U8", "[-1]", "[0,1]") "}", 1,
      "tensor a: shape[0] is -1, allowed an integer 0..9223372036854775807"},
-    {"{" E("a", "U8", "[1.0]", "[0,1]") "}", 1, "tensor a: shape[0] is 1.0, allowed an integer 0.."},
+    {"{" E("a", "U8", "[1.0]", "[0,1]") "}", 1,
+     "tensor a: shape[0] is 1.0, allowed an integer 0.."},
     {"{" E("a", "U8", "[1,1e3]", "[0,1]") "}", 1, "tensor a: shape[1] is 1000.0"},
-    {"{" E("a", "U8", "[\"1\"]", "[0,1]") "}", 1, "tensor a: shape[0] is \"1\", allowed an integer"},
+    {"{" E("a", "U8", "[\"1\"]", "[0,1]") "}", 1,
+     "tensor a: shape[0] is \"1\", allowed an integer"},
     {"{" E("a", "U8", "[true]", "[0,1]") "}", 1, "tensor a: shape[0] is true"},
     {"{" E("a", "U8", "[null]", "[0,1]") "}", 1, "tensor a: shape[0] is null"},
     {"{" E("a", "U8", "[[1]]", "[0,1]") "}", 1, "tensor a: shape[0] is an array of 1"},
@@ -92,9 +98,11 @@ static const header_case header_cases[] = {
     {"{" E("a", "U8", "[+1]", "[0,1]") "}", 1, "header: line 1"},
     {"{" E("a", "U8", "[0x1]", "[0,1]") "}", 1, "header: line 1"},
     {"{" E("a", "U8", "[9223372036854775808]", "[0,1]") "}", 1, "too big integer"},
-    {"{" E("a", "U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, "tensor a: shape has rank 9, allowed 0..8"},
+    {"{" E("a", "U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1,
+     "tensor a: shape has rank 9, allowed 0..8"},
     {"{" E("a", "U8", "[4194305,4194305,211106198978564]", "[0,4]") "}", 4,
-     "tensor a: its shape's product overflows at dimension 2 (211106198978564), allowed up to 2^64-1 bits"},
+     "tensor a: its shape's product overflows at dimension 2 (211106198978564), allowed up to "
+     "2^64-1 bits"},
     {"{" E("a", "U8", "[9223372036854775807]", "[0,1]") "}", 1,
      "tensor a: its shape's product overflows at dimension 0"},
     {"{" E("a", "F64", "[4294967296,4294967296]", "[0,0]") "}", 0,
@@ -105,8 +113,10 @@ static const header_case header_cases[] = {
      "tensor a: data_offsets is an array of 1, allowed an array of 2 integers"},
     {"{" E("a", "U8", "[1]", "[0,1,2]") "}", 1, "tensor a: data_offsets is an array of 3"},
     {"{" E("a", "U8", "[1]", "{}") "}", 1, "tensor a: data_offsets is an object"},
-    {"{" E("a", "U8", "[1]", "[0,1.5]") "}", 1, "tensor a: data_offsets[1] is 1.5, allowed an integer"},
-    {"{" E("a", "U8", "[1]", "[-1,0]") "}", 1, "tensor a: data_offsets[0] is -1, allowed an integer 0.."},
+    {"{" E("a", "U8", "[1]", "[0,1.5]") "}", 1,
+     "tensor a: data_offsets[1] is 1.5, allowed an integer"},
+    {"{" E("a", "U8", "[1]", "[-1,0]") "}", 1,
+     "tensor a: data_offsets[0] is -1, allowed an integer 0.."},
     {"{" E("a", "U8", "[1]", "[5,4]") "}", 8, "tensor a: data_offsets end 4 is before begin 5"},
     {"{" E("a", "U8", "[4096]", "[0,4096]") "}", 1024,
      "t.safetensors: tensor a: data_offsets end 4096 is beyond the data (1024 bytes)"},
@@ -123,7 +133,8 @@ static const header_case header_cases[] = {
      "tensor b: data_offsets begin 0 overlaps tensor a"},
     {"{" E("a", "U8", "[4]", "[0,4]") "," E("b", "U8", "[4]", "[5,9]") "}", 9,
      "tensor b: data_offsets begin 5 leaves a hole, allowed 4"},
-    {"{" E("a", "U8", "[4]", "[1,5]") "}", 5, "tensor a: data_offsets begin 1 leaves a hole, allowed 0"},
+    {"{" E("a", "U8", "[4]", "[1,5]") "}", 5,
+     "tensor a: data_offsets begin 1 leaves a hole, allowed 0"},
     {"{" E("a", "U8", "[4]", "[0,4]") "," E("e", "U8", "[0]", "[2,2]") "}", 4,
      "tensor e: data_offsets begin 2 overlaps tensor a"},
     {"{" E("a", "U8", "[4]", "[0,4]") "}", 5,
@@ -138,8 +149,8 @@ Test(safetensors, header_rules_and_their_messages)
         ep_safetensors_header header = {0};
         ep_error error;
         size_t count = strlen(c->header);
-        char *exact =
-            malloc(count > 0 ? count : 1); /* no byte beyond, so that a read past the end is caught */
+        char *exact = malloc(count > 0 ? count : 1); /* no byte beyond, so that a read past the end
+                                                        is caught */
         memcpy(exact, c->header, count);
         ep_err err = ep_safetensors_header_parse("t.safetensors", exact, count, c->data_bytes,
                                                  &ep_safetensors_default_limits, &header, &error);
@@ -148,10 +159,10 @@ Test(safetensors, header_rules_and_their_messages)
             cr_expect_eq(err, EP_OK, "%s: %s", c->header, error.text);
         } else {
             cr_expect_eq(err, EP_ERR_BAD_FILE, "%s: code %d", c->header, (int)err);
-            cr_expect(err == EP_OK || strstr(error.text, c->text) != NULL, "%s\n expected %s\n got      %s",
-                      c->header, c->text, error.text);
-            cr_expect(err == EP_OK || strncmp(error.text, "t.safetensors: ", 15) == 0, "no file name in: %s",
-                      error.text);
+            cr_expect(err == EP_OK || strstr(error.text, c->text) != NULL,
+                      "%s\n expected %s\n got      %s", c->header, c->text, error.text);
+            cr_expect(err == EP_OK || strncmp(error.text, "t.safetensors: ", 15) == 0,
+                      "no file name in: %s", error.text);
             cr_expect_null(header.tensors, "output written on failure");
         }
         ep_safetensors_header_fini(&header);
@@ -163,13 +174,14 @@ Test(safetensors, header_limits_are_exact)
     ep_safetensors_limits two = {.header_bytes_max = 4096, .tensors_max = 2};
     ep_safetensors_header header = {0};
     ep_error error;
-    const char *three = "{" E("a", "U8", "[0]", "[0,0]") "," E("b", "U8", "[0]",
-                                                               "[0,0]") "," E("c", "U8", "[0]", "[0,0]") "}";
+    const char *three = "{" E("a", "U8", "[0]", "[0,0]") "," E("b", "U8", "[0]", "[0,0]") "," E(
+        "c", "U8", "[0]", "[0,0]") "}";
     cr_assert_eq(ep_safetensors_header_parse("t", three, strlen(three), 0, &two, &header, &error),
                  EP_ERR_BAD_FILE);
     ASSERT_TEXT(error, "t: has 3 tensors, allowed 0..2");
     two.tensors_max = 3;
-    ASSERT_OK(ep_safetensors_header_parse("t", three, strlen(three), 0, &two, &header, &error), error);
+    ASSERT_OK(ep_safetensors_header_parse("t", three, strlen(three), 0, &two, &header, &error),
+              error);
     cr_assert_eq(header.tensors_count, 3);
     ep_safetensors_header_fini(&header);
 
@@ -180,7 +192,8 @@ Test(safetensors, header_limits_are_exact)
         name[length] = '\0';
         snprintf(long_name, sizeof(long_name),
                  "{\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", name);
-        ep_err err = ep_safetensors_header_parse("t", long_name, strlen(long_name), 0, &two, &header, &error);
+        ep_err err = ep_safetensors_header_parse("t", long_name, strlen(long_name), 0, &two,
+                                                 &header, &error);
         cr_assert_eq(err, length == 512 ? EP_OK : EP_ERR_BAD_FILE);
         ep_safetensors_header_fini(&header);
     }
@@ -235,10 +248,11 @@ Test(safetensors, every_dtype_of_the_format_is_known_by_its_size)
         ep_safetensors_header header = {0};
         ep_error error;
         unsigned bytes = dtypes[i].bits; /* of 8 elements */
-        snprintf(text, sizeof(text), "{\"a\":{\"dtype\":\"%s\",\"shape\":[2,4],\"data_offsets\":[0,%u]}}",
+        snprintf(text, sizeof(text),
+                 "{\"a\":{\"dtype\":\"%s\",\"shape\":[2,4],\"data_offsets\":[0,%u]}}",
                  dtypes[i].text, bytes);
-        ASSERT_OK(ep_safetensors_header_parse("t", text, strlen(text), bytes, &ep_safetensors_default_limits,
-                                              &header, &error),
+        ASSERT_OK(ep_safetensors_header_parse("t", text, strlen(text), bytes,
+                                              &ep_safetensors_default_limits, &header, &error),
                   error);
         cr_expect_eq(header.tensors[0].dtype, dtypes[i].dtype);
         cr_expect_str_eq(header.tensors[0].dtype_text, dtypes[i].text);
@@ -262,7 +276,8 @@ Test(safetensors, what_is_written_is_read_back)
     ep_metadata_pair metadata = {"format", "pt"};
     ep_safetensors *file = NULL;
     ep_error error;
-    ASSERT_OK(ep_safetensors_write(test_path("t.safetensors"), tensors, 5, &metadata, 1, &error), error);
+    ASSERT_OK(ep_safetensors_write(test_path("t.safetensors"), tensors, 5, &metadata, 1, &error),
+              error);
     ASSERT_OK(ep_safetensors_open_path(test_path("t.safetensors"), NULL, &file, &error), error);
     cr_assert_eq(ep_safetensors_count(file), 5);
     for (size_t i = 0; i < 5; i++) {
@@ -271,7 +286,8 @@ Test(safetensors, what_is_written_is_read_back)
         cr_assert_not_null(t, "%s", tensors[i].name);
         cr_assert_eq(t->dtype, tensors[i].tensor.dtype);
         cr_assert_eq(t->rank, tensors[i].tensor.rank);
-        ASSERT_OK(ep_safetensors_read(file, t, 0, read, ep_safetensors_tensor_bytes(t), &error), error);
+        ASSERT_OK(ep_safetensors_read(file, t, 0, read, ep_safetensors_tensor_bytes(t), &error),
+                  error);
         cr_assert(ep_safetensors_tensor_bytes(t) == 0 ||
                   memcmp(read, tensors[i].tensor.data, ep_safetensors_tensor_bytes(t)) == 0);
         cr_assert_eq(t->begin % ep_dtype_bytes(t->dtype), 0, "%s is not aligned", tensors[i].name);
@@ -296,7 +312,8 @@ Test(safetensors, writer_follows_strides)
     named.tensor.stride_bytes[0] = -16;
     ASSERT_OK(ep_safetensors_write(test_path("s.safetensors"), &named, 1, NULL, 0, &error), error);
     ASSERT_OK(ep_safetensors_open_path(test_path("s.safetensors"), NULL, &file, &error), error);
-    ASSERT_OK(ep_safetensors_read(file, ep_safetensors_at(file, 0), 0, read, sizeof(read), &error), error);
+    ASSERT_OK(ep_safetensors_read(file, ep_safetensors_at(file, 0), 0, read, sizeof(read), &error),
+              error);
     cr_assert_arr_eq(read, want, sizeof(want));
     ASSERT_OK(ep_safetensors_read(file, ep_safetensors_at(file, 0), 8, read, 4, &error), error);
     cr_assert_eq(read[0], 5);
@@ -343,8 +360,9 @@ Test(safetensors, writer_refuses_and_leaves_the_old_file)
     bad.tensor.memory = EP_MEMORY_ASCEND;
     cr_expect_eq(ep_safetensors_write(test_path("w.safetensors"), &bad, 1, NULL, 0, &error),
                  EP_ERR_UNIMPLEMENTED);
-    cr_expect_eq(ep_safetensors_write(test_path("no/such/dir.safetensors"), &good, 1, NULL, 0, &error),
-                 EP_ERR_NOT_FOUND);
+    cr_expect_eq(
+        ep_safetensors_write(test_path("no/such/dir.safetensors"), &good, 1, NULL, 0, &error),
+        EP_ERR_NOT_FOUND);
 
     char *now = read_raw("w.safetensors", &after);
     cr_assert_eq(before, after);

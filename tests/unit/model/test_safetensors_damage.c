@@ -39,7 +39,8 @@ static ep_err open_small(ep_safetensors **out_file, ep_error *out_error)
 
 /* A tensor of the same name, type and shape as before must have the same bytes. */
 static void expect_same(const ep_safetensors *file, const char *name, ep_dtype dtype, uint32_t rank,
-                        uint64_t rows, const uint8_t *bytes, size_t count, const char *what, size_t at)
+                        uint64_t rows, const uint8_t *bytes, size_t count, const char *what,
+                        size_t at)
 {
     const ep_safetensors_tensor *t = ep_safetensors_find(file, name);
     uint8_t read[64];
@@ -78,7 +79,8 @@ Test(safetensors_damage, a_flipped_bit_in_the_header_is_an_error_or_harmless)
         ep_safetensors_close(file);
     }
     free(bytes);
-    cr_assert_gt(refused, header * 8 / 2, "only %zu of %zu flips were refused", refused, header * 8);
+    cr_assert_gt(refused, header * 8 / 2, "only %zu of %zu flips were refused", refused,
+                 header * 8);
 }
 
 Test(safetensors_damage, every_header_byte_replaced_by_every_kind_of_byte)
@@ -140,9 +142,15 @@ static const struct {
     {{2, 0, 0, 0, 0, 0, 0}, 7, "has 7 bytes, allowed at least 8"},
     {{0}, 8, "header length 0, allowed 2..0 (the file has 8 bytes)"},
     {{1, 0, 0, 0, 0, 0, 0, 0, '{'}, 9, "header length 1, allowed 2..1"},
-    {{3, 0, 0, 0, 0, 0, 0, 0, '{', '}'}, 10, "header length 3, allowed 2..2 (the file has 10 bytes)"},
-    {{1, 0, 0, 1, 0, 0, 0, 0, '{', '}'}, 10, "header length 16777217, allowed 2..16777216 (the limit)"},
-    {{0, 0, 0, 0, 0, 0, 0, 0x80, '{', '}'}, 10, "header length 9223372036854775808, allowed 2..16777216"},
+    {{3, 0, 0, 0, 0, 0, 0, 0, '{', '}'},
+     10,
+     "header length 3, allowed 2..2 (the file has 10 bytes)"},
+    {{1, 0, 0, 1, 0, 0, 0, 0, '{', '}'},
+     10,
+     "header length 16777217, allowed 2..16777216 (the limit)"},
+    {{0, 0, 0, 0, 0, 0, 0, 0x80, '{', '}'},
+     10,
+     "header length 9223372036854775808, allowed 2..16777216"},
     {{255, 255, 255, 255, 255, 255, 255, 255, '{', '}'},
      10,
      "header length 18446744073709551615, allowed 2..16777216"},
@@ -168,13 +176,15 @@ Test(safetensors_damage, the_header_limit_is_the_callers_up_to_the_formats)
     ep_safetensors *file = NULL;
     ep_error error;
     write_small();
-    cr_assert_eq(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error), EP_ERR_BAD_FILE);
+    cr_assert_eq(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error),
+                 EP_ERR_BAD_FILE);
     ASSERT_TEXT(error, "allowed 2..64 (the limit)");
     limits.header_bytes_max = 100000000;
     ASSERT_OK(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error), error);
     ep_safetensors_close(file);
     limits.header_bytes_max = 100000001;
-    cr_assert_eq(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     ASSERT_TEXT(error, "header_bytes_max is 100000001, allowed 2..100000000");
 }
 
@@ -201,7 +211,8 @@ Test(safetensors_damage, a_file_rewritten_after_open_is_noticed)
     write_small();
     ASSERT_OK(open_small(&file, &error), error);
     cr_assert_eq(utimensat(AT_FDCWD, test_path(NAME), times, 0), 0);
-    cr_assert_eq(ep_safetensors_read(file, ep_safetensors_at(file, 0), 0, read, 4, &error), EP_ERR_BAD_FILE);
+    cr_assert_eq(ep_safetensors_read(file, ep_safetensors_at(file, 0), 0, read, 4, &error),
+                 EP_ERR_BAD_FILE);
     ASSERT_TEXT(error, NAME ": was modified after it was opened");
     ep_safetensors_close(file);
 }
@@ -236,12 +247,14 @@ static void append_other_bytes(size_t bytes)
     close(fd);
 }
 
-static ep_err read_large(const ep_safetensors *file, const ep_safetensors_tensor *tensor, size_t offset, size_t bytes)
+static ep_err read_large(const ep_safetensors *file, const ep_safetensors_tensor *tensor,
+                         size_t offset, size_t bytes)
 {
     static uint8_t read[LARGE_BYTES];
     ep_error error;
     const ep_err err = ep_safetensors_read(file, tensor, offset, read, bytes, &error);
-    cr_expect(err != EP_OK || memcmp(read, large + offset, bytes) == 0, "other bytes at %zu", offset);
+    cr_expect(err != EP_OK || memcmp(read, large + offset, bytes) == 0, "other bytes at %zu",
+              offset);
     return err;
 }
 
@@ -254,7 +267,8 @@ Test(safetensors_damage, of_a_cut_file_only_what_lies_before_a_sample_is_read)
     cr_expect_eq(read_large(file, t, 0, KNOWN_BYTES), EP_OK);
     cr_expect_eq(read_large(file, t, KNOWN_BYTES - 100, 100), EP_OK);
     cr_expect_eq(read_large(file, t, KNOWN_BYTES - 100, 101), EP_ERR_BAD_FILE);
-    cr_expect_eq(read_large(file, t, KNOWN_BYTES + 1000, 1000), EP_ERR_BAD_FILE, "nothing vouches for it");
+    cr_expect_eq(read_large(file, t, KNOWN_BYTES + 1000, 1000), EP_ERR_BAD_FILE,
+                 "nothing vouches for it");
     ep_safetensors_close(file);
 }
 
@@ -321,10 +335,13 @@ static uint32_t reads;
  * again. */
 static void (*meanwhile)(void);
 
-ep_err __real_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error);
-ep_err __wrap_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error);
+ep_err __real_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out,
+                                 size_t bytes, ep_error *out_error);
+ep_err __wrap_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out,
+                                 size_t bytes, ep_error *out_error);
 
-ep_err __wrap_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes, ep_error *out_error)
+ep_err __wrap_ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out,
+                                 size_t bytes, ep_error *out_error)
 {
     reads++;
     if (fails_next) {
@@ -382,7 +399,8 @@ Test(safetensors_damage, a_file_overwritten_while_it_is_read_is_refused)
     const ep_safetensors_tensor *t;
     cut_to = open_large(&file, &t) + 2000;
     meanwhile = overwrite;
-    cr_expect_eq(read_large(file, t, 0, 1000), EP_ERR_BAD_FILE, "whether these bytes are the old ones, nobody can tell");
+    cr_expect_eq(read_large(file, t, 0, 1000), EP_ERR_BAD_FILE,
+                 "whether these bytes are the old ones, nobody can tell");
     cr_expect_null(meanwhile);
     ep_safetensors_close(file);
 }
@@ -393,7 +411,8 @@ Test(safetensors_damage, of_a_file_cut_while_it_is_read_only_what_is_vouched_for
     const ep_safetensors_tensor *t;
     cut_to = open_large(&file, &t) + (off_t)KNOWN_BYTES + 9000;
     meanwhile = cut;
-    cr_expect_eq(read_large(file, t, KNOWN_BYTES, 1000), EP_ERR_BAD_FILE, "it was whole when it was read");
+    cr_expect_eq(read_large(file, t, KNOWN_BYTES, 1000), EP_ERR_BAD_FILE,
+                 "it was whole when it was read");
     cr_expect_eq(read_large(file, t, KNOWN_BYTES - 1000, 1000), EP_OK);
     ep_safetensors_close(file);
 }
@@ -414,8 +433,10 @@ Test(safetensors_damage, only_regular_files_are_opened)
         ep_err err;
         const char *text;
     } cases[] = {
-        {"dir.safetensors", EP_ERR_BAD_FILE, "dir.safetensors: is a directory, allowed: a regular file"},
-        {"pipe.safetensors", EP_ERR_BAD_FILE, "pipe.safetensors: is a pipe, allowed: a regular file"},
+        {"dir.safetensors", EP_ERR_BAD_FILE,
+         "dir.safetensors: is a directory, allowed: a regular file"},
+        {"pipe.safetensors", EP_ERR_BAD_FILE,
+         "pipe.safetensors: is a pipe, allowed: a regular file"},
         {"zero.safetensors", EP_ERR_BAD_FILE,
          "zero.safetensors: is a symbolic link to /dev/zero, allowed: a target below "},
         {"linked-pipe.safetensors", EP_ERR_BAD_FILE,
@@ -424,8 +445,8 @@ Test(safetensors_damage, only_regular_files_are_opened)
         {"none.safetensors", EP_ERR_NOT_FOUND, "none.safetensors: there is no such file in "},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
-        cr_expect_eq(ep_safetensors_open(&dir, cases[i].name, NULL, &file, &error), cases[i].err, "%s",
-                     error.text);
+        cr_expect_eq(ep_safetensors_open(&dir, cases[i].name, NULL, &file, &error), cases[i].err,
+                     "%s", error.text);
         ASSERT_TEXT(error, cases[i].text);
     }
     cr_expect_eq(ep_safetensors_open_path(test_path("pipe.safetensors"), NULL, &file, &error),

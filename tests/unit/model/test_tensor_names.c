@@ -74,15 +74,16 @@ Test(tensor_names, shared_experts_and_routers_in_every_spelling)
         char name[EP_TENSOR_NAME_BYTES] = "";
         bool there = false;
         if (cases[i].kind == 's') {
-            there =
-                ep_tensor_name_shared(cases[i].names, cases[i].spelling, 1, EP_MATRIX_DOWN, "weight", name);
+            there = ep_tensor_name_shared(cases[i].names, cases[i].spelling, 1, EP_MATRIX_DOWN,
+                                          "weight", name);
         } else if (cases[i].kind == 'r') {
             there = ep_tensor_name_router(cases[i].names, cases[i].spelling, 1, name);
         } else {
             there = ep_tensor_name_router_bias(cases[i].names, cases[i].spelling, 1, name);
         }
         cr_expect_eq(there, cases[i].text != NULL, "case %zu", i);
-        cr_expect(!there || strcmp(name, cases[i].text) == 0, "%s, expected %s", name, cases[i].text);
+        cr_expect(!there || strcmp(name, cases[i].text) == 0, "%s, expected %s", name,
+                  cases[i].text);
     }
     char name[EP_TENSOR_NAME_BYTES];
     ep_tensor_name_shared_gate(&n1, 1, name);
@@ -103,17 +104,20 @@ Test(tensor_names, probe_finds_family_and_prefix_from_any_one_expert)
     } cases[] = {
         {"layers.1.mlp.experts.0.gate_proj.weight", EP_NAMES_N1, ""},
         {"model.layers.1.block_sparse_moe.experts.3.w2.weight", EP_NAMES_N2, "model."},
-        {"language_model.model.layers.2.mlp.experts.0.up_proj.weight", EP_NAMES_N1, "language_model.model."},
+        {"language_model.model.layers.2.mlp.experts.0.up_proj.weight", EP_NAMES_N1,
+         "language_model.model."},
         {"model.language_model.layers.1.mlp.experts.3.down_proj.weight", EP_NAMES_N1,
          "model.language_model."},
-        {"language_model.layers.1.block_sparse_moe.experts.0.w3.weight", EP_NAMES_N2, "language_model."},
+        {"language_model.layers.1.block_sparse_moe.experts.0.w3.weight", EP_NAMES_N2,
+         "language_model."},
     };
     ep_layer_shape shapes[2] = {{.layer = 1, .experts = 4}, {.layer = 2, .experts = 4}};
     ep_model_info info = {.moe_layers_count = 2, .moe_layers = shapes};
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         ep_tensor_names names = {0};
         ep_error error;
-        ep_err err = ep_tensor_names_probe(&info, exists, (void *)(uintptr_t)cases[i].only, false, &names, &error);
+        ep_err err = ep_tensor_names_probe(&info, exists, (void *)(uintptr_t)cases[i].only, false,
+                                           &names, &error);
         cr_assert_eq(err, EP_OK, "%s: %s", cases[i].only, error.text);
         cr_expect_eq(names.family, cases[i].family);
         cr_expect_str_eq(names.prefix, cases[i].prefix);
@@ -123,13 +127,18 @@ Test(tensor_names, probe_finds_family_and_prefix_from_any_one_expert)
 Test(tensor_names, a_decoders_layers_follow_the_encoders)
 {
     ep_layer_shape shapes[2] = {{.layer = 1, .experts = 4}, {.layer = 5, .experts = 4}};
-    ep_model_info info = {.moe_layers_count = 2, .moe_layers = shapes, .first_stack_layers = 4, .model_type_known = true};
+    ep_model_info info = {.moe_layers_count = 2,
+                          .moe_layers = shapes,
+                          .first_stack_layers = 4,
+                          .model_type_known = true};
     ep_tensor_names names = {0};
     char name[EP_TENSOR_NAME_BYTES];
     uint32_t layer = 0;
     ep_error error;
     const char *only = "decoder.block.1.layer.2.mlp.experts.expert_0.wi.weight";
-    cr_assert_eq(ep_tensor_names_probe(&info, exists, (void *)(uintptr_t)only, false, &names, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(
+        ep_tensor_names_probe(&info, exists, (void *)(uintptr_t)only, false, &names, &error), EP_OK,
+        "%s", error.text);
     ep_tensor_name_expert(&names, 5, 2, EP_MATRIX_DOWN, "weight", name);
     cr_expect_str_eq(name, "decoder.block.1.layer.2.mlp.experts.expert_2.wo.weight");
     ep_tensor_name_expert(&names, 3, 0, EP_MATRIX_UP, "weight", name);
@@ -162,9 +171,12 @@ Test(tensor_names, the_role_of_what_is_in_the_experts_block)
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         uint32_t layer = 99;
-        cr_expect_eq(ep_tensor_name_role(&n1, cases[i].name, &layer), cases[i].role, "%s", cases[i].name);
-        cr_expect(cases[i].role == EP_TENSOR_ELSEWHERE || layer == 3, "%s: layer %u", cases[i].name, layer);
+        cr_expect_eq(ep_tensor_name_role(&n1, cases[i].name, &layer), cases[i].role, "%s",
+                     cases[i].name);
+        cr_expect(cases[i].role == EP_TENSOR_ELSEWHERE || layer == 3, "%s: layer %u", cases[i].name,
+                  layer);
     }
     cr_expect(ep_tensor_name_has_tail(&n1, "model.layers.3.mlp.post_norm.weight", "mlp.post_norm"));
-    cr_expect(!ep_tensor_name_has_tail(&n1, "model.layers.3.mlp.post_norm_2.weight", "mlp.post_norm"));
+    cr_expect(
+        !ep_tensor_name_has_tail(&n1, "model.layers.3.mlp.post_norm_2.weight", "mlp.post_norm"));
 }

@@ -71,15 +71,15 @@ static void fill_ids(random_batch *rb)
     ep_batch *b = &rb->batch;
     bool wide = random_below(&rb->state, 2);
     size_t element = wide ? 8 : 4;
-    int64_t total =
-        (int64_t)rb->shape.experts + b->special.zero_count + b->special.copy_count + b->special.const_count;
+    int64_t total = (int64_t)rb->shape.experts + b->special.zero_count + b->special.copy_count +
+                    b->special.const_count;
     uint8_t *data = random_batch_alloc(rb, (size_t)b->tokens * b->top_k * element);
     for (uint32_t t = 0; t < b->tokens; t++) {
         for (uint32_t k = 0; k < b->top_k; k++) {
             int64_t id = (int64_t)random_below(&rb->state, (uint32_t)total + 2) - 1;
             int32_t narrow = (int32_t)id;
-            memcpy(data + ((size_t)t * b->top_k + k) * element, wide ? (void *)&id : (void *)&narrow,
-                   element);
+            memcpy(data + ((size_t)t * b->top_k + k) * element,
+                   wide ? (void *)&id : (void *)&narrow, element);
         }
     }
     b->ids = (ep_rows){data, (int64_t)(b->top_k * element), wide ? EP_DTYPE_I64 : EP_DTYPE_I32};
@@ -161,8 +161,8 @@ void random_batch_init(random_batch *rb, uint64_t seed)
     fill_x(rb);
     fill_special(rb);
     fill_ids(rb);
-    b->scales =
-        random_rows(rb, b->tokens, b->top_k, random_below(&rb->state, 2) ? EP_DTYPE_F32 : EP_DTYPE_BF16);
+    b->scales = random_rows(rb, b->tokens, b->top_k,
+                            random_below(&rb->state, 2) ? EP_DTYPE_F32 : EP_DTYPE_BF16);
     fill_masks(rb);
     if (b->shared_source == EP_SHARED_CALLER) {
         b->shared = random_rows(rb, b->tokens, b->hidden, float_types[random_below(&rb->state, 3)]);

@@ -24,8 +24,8 @@ typedef struct {
 static void setup(fixture *f)
 {
     memset(f, 0, sizeof(*f));
-    f->shape =
-        (ep_layer_shape){.layer = 1, .hidden = H, .inner = 4, .experts = 8, .shared_experts = 1, .top_k = 2};
+    f->shape = (ep_layer_shape){
+        .layer = 1, .hidden = H, .inner = 4, .experts = 8, .shared_experts = 1, .top_k = 2};
     f->batch = (ep_batch){.tokens = T,
                           .top_k = K,
                           .hidden = H,
@@ -75,12 +75,15 @@ Test(batch, refuses_expert_ids_outside_the_range_and_names_the_place)
     fixture f;
     setup(&f);
     f.ids[3 * K + 1] = 9;
-    expect_refused(&f, "expert id 9 at token 3, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
+    expect_refused(&f,
+                   "expert id 9 at token 3, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
     f.ids[3 * K + 1] = -2;
-    expect_refused(&f, "expert id -2 at token 3, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
+    expect_refused(
+        &f, "expert id -2 at token 3, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
     f.batch.special.copy_count = 2;
     f.ids[3 * K + 1] = 11;
-    expect_refused(&f, "expert id 11 at token 3, slot 1: allowed 0..9, or -1 or 10 for an inactive slot");
+    expect_refused(
+        &f, "expert id 11 at token 3, slot 1: allowed 0..9, or -1 or 10 for an inactive slot");
     f.ids[3 * K + 1] = 10;
     expect_accepted(&f);
     f.ids[3 * K + 1] = -1;
@@ -95,8 +98,9 @@ Test(batch, reads_64_bit_ids_whole)
     f.batch.allow_duplicates = true;
     expect_accepted(&f);
     f.wide_ids[1] = (int64_t)1 << 32;
-    expect_refused(&f,
-                   "expert id 4294967296 at token 0, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
+    expect_refused(
+        &f,
+        "expert id 4294967296 at token 0, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
 }
 
 Test(batch, refuses_duplicates_unless_allowed_masked_or_inactive)
@@ -104,8 +108,9 @@ Test(batch, refuses_duplicates_unless_allowed_masked_or_inactive)
     fixture f;
     setup(&f);
     f.ids[2 * K] = 5;
-    expect_refused(&f, "expert id 5 at token 2, slot 1 is already in slot 0: a token's experts must differ, "
-                       "unless allow_duplicates (--allow-duplicates) is set");
+    expect_refused(
+        &f, "expert id 5 at token 2, slot 1 is already in slot 0: a token's experts must differ, "
+            "unless allow_duplicates (--allow-duplicates) is set");
     f.batch.allow_duplicates = true;
     expect_accepted(&f);
     f.batch.allow_duplicates = false;
@@ -135,10 +140,12 @@ Test(batch, refuses_wrong_counts)
     setup(&f);
     f.batch.tokens = 65536;
     f.shape.shared_experts = 65534;
-    expect_refused(&f, "batch has 65536 tokens of 65536 slots: allowed up to 4294967295 slots in all");
+    expect_refused(&f,
+                   "batch has 65536 tokens of 65536 slots: allowed up to 4294967295 slots in all");
     setup(&f);
     f.batch.special.zero_count = UINT32_MAX;
-    expect_refused(&f, "layer 1 has 4294967303 experts with the special ones: allowed up to 2147483647");
+    expect_refused(
+        &f, "layer 1 has 4294967303 experts with the special ones: allowed up to 2147483647");
 }
 
 Test(batch, refuses_wrong_types_and_missing_tensors)
@@ -277,7 +284,8 @@ Test(batch, says_what_each_slot_is)
     uint32_t expert;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         f.ids[0] = cases[i].id;
-        cr_assert_eq(ep_batch_slot(&f.batch, &f.shape, 0, 0, &expert), cases[i].kind, "id %d", cases[i].id);
+        cr_assert_eq(ep_batch_slot(&f.batch, &f.shape, 0, 0, &expert), cases[i].kind, "id %d",
+                     cases[i].id);
         cr_assert_eq(expert, cases[i].expert, "id %d", cases[i].id);
     }
     cr_assert_eq(ep_batch_slot(&f.batch, &f.shape, 0, K, &expert), EP_SLOT_SHARED);

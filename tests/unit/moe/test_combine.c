@@ -109,8 +109,8 @@ static bool counts(const ep_batch *b, uint32_t t, uint32_t k)
 
 /* r of slot k at element i, rounded as a slot of an uncombined result; *out_kind 0 nothing, 1
  * routed, 2 special. */
-static float slot_value(const ep_batch *b, const ep_layer_shape *s, const void *const *rows, uint32_t spt,
-                        uint32_t t, uint32_t k, uint32_t i, int *out_kind)
+static float slot_value(const ep_batch *b, const ep_layer_shape *s, const void *const *rows,
+                        uint32_t spt, uint32_t t, uint32_t k, uint32_t i, int *out_kind)
 {
     int64_t id = id_at(b, t, k);
     int64_t copies = s->experts + b->special.zero_count;
@@ -134,8 +134,8 @@ static float slot_value(const ep_batch *b, const ep_layer_shape *s, const void *
     return 0.0f;
 }
 
-static float combined(const ep_batch *b, const ep_layer_shape *s, const void *const *rows, uint32_t t,
-                      uint32_t i)
+static float combined(const ep_batch *b, const ep_layer_shape *s, const void *const *rows,
+                      uint32_t t, uint32_t i)
 {
     uint32_t shared = b->shared_source == EP_SHARED_SERVICE ? s->shared_experts : 0;
     uint32_t spt = b->top_k + shared;
@@ -217,10 +217,12 @@ static unsigned run_one(uint64_t seed, unsigned *out_compared)
             for (uint32_t i = 0; i < b->hidden; i++) {
                 int kind;
                 float want = uncombined
-                                 ? rounded(slot_value(b, &rb.shape, rows, spt, t, k, i, &kind), b->wire_dtype)
+                                 ? rounded(slot_value(b, &rb.shape, rows, spt, t, k, i, &kind),
+                                           b->wire_dtype)
                                  : combined(b, &rb.shape, rows, t, i);
-                wrong += !same_bits(rounded(want, b->out_dtype),
-                                    element(data + (t * per_token + k) * row_bytes, b->out_dtype, i));
+                wrong +=
+                    !same_bits(rounded(want, b->out_dtype),
+                               element(data + (t * per_token + k) * row_bytes, b->out_dtype, i));
                 (*out_compared)++;
             }
         }
@@ -305,7 +307,8 @@ Test(combine, multiply_and_add_are_rounded_separately)
     h.scales[1] = a;
     h.row_data[1][0] = a;
     cr_assert(same_bits(hand_run(&h), 0.0f));
-    cr_assert(!same_bits(fmaf(a, a, h.row_data[0][0]), 0.0f), "a fused multiply-add would give 2^-24");
+    cr_assert(!same_bits(fmaf(a, a, h.row_data[0][0]), 0.0f),
+              "a fused multiply-add would give 2^-24");
 }
 
 Test(combine, special_experts_join_without_rounding_to_the_wire_type)

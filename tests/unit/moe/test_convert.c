@@ -53,7 +53,8 @@ Test(convert, every_bf16_and_f16_survives_widening_and_narrowing)
 
 Test(convert, narrows_with_ties_to_even)
 {
-    const float in[] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-8f + 0x1p-20f, -INFINITY, 3.4e38f};
+    const float in[] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-8f + 0x1p-20f, -INFINITY,
+                        3.4e38f};
     const uint16_t want[] = {0x3f80, 0x3f82, 0x3f81, 0xff80, 0x7f80};
     uint16_t out[5];
     ep_row_narrow(in, 5, EP_DTYPE_BF16, out);

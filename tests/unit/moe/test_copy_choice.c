@@ -38,7 +38,8 @@ static void make_scene(scene *s, uint32_t experts, uint32_t nodes)
         s->usable[n] = 1;
         s->slowness[n] = 1;
     }
-    s->layer = (ep_routing_layer){.shape = {.experts = experts}, .offsets = s->offsets, .copies = s->copies};
+    s->layer = (ep_routing_layer){
+        .shape = {.experts = experts}, .offsets = s->offsets, .copies = s->copies};
     s->choice = (ep_copy_choice){.nodes_count = nodes,
                                  .usable = s->usable,
                                  .slowness = s->slowness,
@@ -74,7 +75,8 @@ Test(copy_choice, spreads_calls_over_all_usable_copies_and_experts_over_nodes)
             choose(&s, spread);
             cr_assert_eq(given_to(&s, 1), 0);
             for (uint32_t n = 0; n < 4; n++) {
-                cr_assert(n == 1 || given_to(&s, n) == 10 || given_to(&s, n) == 11, "%u", given_to(&s, n));
+                cr_assert(n == 1 || given_to(&s, n) == 10 || given_to(&s, n) == 11, "%u",
+                          given_to(&s, n));
             }
             for (uint32_t e = 0; e < 32; e++) {
                 by_expert[e][s.chosen[e]]++;
@@ -148,12 +150,14 @@ Test(copy_choice, never_takes_a_copy_that_is_left_out)
                 is_found |= s.copies[c] == s.chosen[e] && !is_left_out(&s, tried, c);
             }
             cr_assert_eq(s.chosen[e] != EP_NO_EXPERT, left > 0 && s.slots[e] > 0);
-            cr_assert(s.chosen[e] == EP_NO_EXPERT || (is_found && (!has_good || s.usable[s.chosen[e]] == 1)));
+            cr_assert(s.chosen[e] == EP_NO_EXPERT ||
+                      (is_found && (!has_good || s.usable[s.chosen[e]] == 1)));
         }
         again = s;
         memset(again.chosen, 0, sizeof(again.chosen));
         ep_choose_copies(&s.layer, &s.choice, again.chosen);
-        cr_assert_eq(memcmp(again.chosen, s.chosen, s.layer.shape.experts * sizeof(s.chosen[0])), 0);
+        cr_assert_eq(memcmp(again.chosen, s.chosen, s.layer.shape.experts * sizeof(s.chosen[0])),
+                     0);
     }
 }
 
@@ -193,8 +197,10 @@ Test(copy_choice, a_node_half_as_quick_gets_half)
             given[n] += given_to(&s, n);
         }
     }
-    cr_assert(given[1] * 10 > given[0] * 4 && given[1] * 10 < given[0] * 6, "%u of %u", given[1], given[0]);
-    cr_assert(given[0] * 10 > given[2] * 9 && given[0] * 9 < given[2] * 10, "%u and %u", given[0], given[2]);
+    cr_assert(given[1] * 10 > given[0] * 4 && given[1] * 10 < given[0] * 6, "%u of %u", given[1],
+              given[0]);
+    cr_assert(given[0] * 10 > given[2] * 9 && given[0] * 9 < given[2] * 10, "%u and %u", given[0],
+              given[2]);
 }
 
 static uint32_t calls_to(scene *s, uint32_t node, uint64_t calls)
@@ -217,7 +223,8 @@ Test(copy_choice, a_slow_node_is_tried_by_few_calls)
     cr_assert(alone > 25 && alone < 75, "%u", alone);
     for (uint64_t spread = 0; spread < CALLS; spread++) {
         choose(&s, spread);
-        cr_assert(given_to(&s, 2) == 0 || given_to(&s, 2) == 3, "a probe is a share like the others'");
+        cr_assert(given_to(&s, 2) == 0 || given_to(&s, 2) == 3,
+                  "a probe is a share like the others'");
     }
     s.slowness[3] = 30;
     uint32_t first = calls_to(&s, 2, CALLS), second = calls_to(&s, 3, CALLS);

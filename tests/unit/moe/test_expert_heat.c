@@ -84,7 +84,8 @@ Test(expert_heat, those_that_may_not_go_are_passed_over)
     cr_assert(ep_expert_heat_victim(heat, false, not_expert_2, NULL, &victim));
     cr_expect_neq(victim.expert, 2);
     cr_expect_not(ep_expert_heat_victim(heat, false, nobody, NULL, &victim));
-    cr_assert(ep_expert_heat_victim(heat, false, NULL, NULL, &victim), "a refusal is not remembered");
+    cr_assert(ep_expert_heat_victim(heat, false, NULL, NULL, &victim),
+              "a refusal is not remembered");
     cr_expect_eq(victim.expert, 2);
 }
 
@@ -115,16 +116,19 @@ Test(expert_heat, the_next_layers_hot_experts_come_ahead_of_time)
         }
     }
     visit(0, 0, 1);
-    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "all that is hot is there");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice),
+                  "all that is hot is there");
     ep_expert_heat_set_place(heat, 1, 1, EP_HEAT_ABSENT);
     cr_assert(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice));
     cr_expect_eq(choice.layer, 1);
     cr_expect_eq(choice.expert, 1);
-    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, nobody, NULL, &choice), "nobody can go for it");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, nobody, NULL, &choice),
+                  "nobody can go for it");
     cr_expect(ep_expert_heat_prefetch(heat, 1, true, nobody, NULL, &choice), "there is room");
     ep_expert_heat_set_place(heat, 1, 1, EP_HEAT_BARRED);
     ep_expert_heat_set_place(heat, 1, 3, EP_HEAT_ABSENT);
-    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "nobody ever used it");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice),
+                  "nobody ever used it");
 }
 
 /* Layers in order, each with two experts that are always used and one used now and then. */
@@ -157,12 +161,15 @@ Test(expert_heat, what_comes_ahead_takes_the_place_of_what_can_come_back_in_time
     cr_expect(victim.layer == 0 || victim.layer > 4, "layer %u has its turn soon", victim.layer);
     ep_expert_heat_set_place(heat, 1, 2, EP_HEAT_RESIDENT);
     ep_expert_heat_set_place(heat, 6, 2, EP_HEAT_ABSENT);
-    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "its turn is far off");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice),
+                  "its turn is far off");
     ep_expert_heat_set_place(heat, 3, 2, EP_HEAT_ABSENT);
     cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "so is this one's");
-    cr_assert(ep_expert_heat_prefetch(heat, 3, false, NULL, NULL, &choice), "a load that takes three visits must begin");
+    cr_assert(ep_expert_heat_prefetch(heat, 3, false, NULL, NULL, &choice),
+              "a load that takes three visits must begin");
     cr_expect_eq(choice.layer, 3);
-    cr_expect_not(ep_expert_heat_prefetch(heat, 5, false, NULL, NULL, &choice), "what it takes would be missed before");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 5, false, NULL, NULL, &choice),
+                  "what it takes would be missed before");
 }
 
 /* Callers at layers of their own, in turn with each other: no layer says which one comes next. */
@@ -179,11 +186,14 @@ Test(expert_heat, without_an_order_of_visits_only_heat_counts)
     for (uint32_t l = 0; l < 8; l++) {
         ep_expert_heat_set_place(heat, l, 3, EP_HEAT_BARRED);
     }
-    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice) && choice.heat < 0.3f, "it is no hotter than the others");
+    cr_expect_not(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice) &&
+                      choice.heat < 0.3f,
+                  "it is no hotter than the others");
     for (uint32_t l = 0; l < 8; l++) {
         ep_expert_heat_set_place(heat, l, 3, EP_HEAT_RESIDENT);
     }
-    cr_assert(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice), "one that is never used can go");
+    cr_assert(ep_expert_heat_prefetch(heat, 1, false, NULL, NULL, &choice),
+              "one that is never used can go");
     cr_expect_eq(choice.layer, 5);
 }
 
@@ -206,5 +216,6 @@ Test(expert_heat, a_load_that_comes_back_is_known_again)
         }
     }
     cr_expect_gt(ep_expert_heat_of(heat, 7, 9), 0.1f);
-    cr_expect_lt(ep_expert_heat_of(heat, 7, 1), 0.1f, "not used in the last visit it would be cold, %f", ep_expert_heat_of(heat, 7, 1));
+    cr_expect_lt(ep_expert_heat_of(heat, 7, 1), 0.1f,
+                 "not used in the last visit it would be cold, %f", ep_expert_heat_of(heat, 7, 1));
 }

@@ -69,7 +69,8 @@ static void draw_all(given *g)
 
 static void send_rows(const ep_batch *plain, results *out)
 {
-    static const ep_dispatch_quant quants[] = {EP_DISPATCH_INT8, EP_DISPATCH_FP8, EP_DISPATCH_PLAIN};
+    static const ep_dispatch_quant quants[] = {EP_DISPATCH_INT8, EP_DISPATCH_FP8,
+                                               EP_DISPATCH_PLAIN};
     for (size_t q = 0; q < EP_ARRAY_COUNT(quants); q++) {
         ep_batch batch = *plain;
         batch.dispatch_quant = quants[q];
@@ -84,11 +85,19 @@ static void compute(const given *g, results *out)
     static float scratch[4 * (H + 64)] __attribute__((aligned(64)));
     static float workspace[3 * (H + 64)] __attribute__((aligned(64)));
     const ep_layer_shape shape = {.hidden = H, .inner = 1, .experts = EXPERTS, .top_k = TOP_K};
-    const ep_batch batch = {.tokens = TOKENS, .top_k = TOP_K, .hidden = H, .x = {g->x, sizeof(g->x[0]), EP_DTYPE_F32},
-                            .ids = {g->ids, sizeof(g->ids[0]), EP_DTYPE_I32}, .scales = {g->scales, sizeof(g->scales[0]), EP_DTYPE_F32},
-                            .wire_dtype = EP_DTYPE_F32, .out_dtype = EP_DTYPE_F32, .shared_source = EP_SHARED_NONE, .nan_policy = EP_NAN_MEAN};
+    const ep_batch batch = {.tokens = TOKENS,
+                            .top_k = TOP_K,
+                            .hidden = H,
+                            .x = {g->x, sizeof(g->x[0]), EP_DTYPE_F32},
+                            .ids = {g->ids, sizeof(g->ids[0]), EP_DTYPE_I32},
+                            .scales = {g->scales, sizeof(g->scales[0]), EP_DTYPE_F32},
+                            .wire_dtype = EP_DTYPE_F32,
+                            .out_dtype = EP_DTYPE_F32,
+                            .shared_source = EP_SHARED_NONE,
+                            .nan_policy = EP_NAN_MEAN};
     const void *rows[SLOTS], *codes[SLOTS], *code_scales[SLOTS];
-    ep_combine_out sums = {out->sums, sizeof(out->sums[0]), 0}, code_sums = {out->code_sums, sizeof(out->code_sums[0]), 0};
+    ep_combine_out sums = {out->sums, sizeof(out->sums[0]), 0},
+                   code_sums = {out->code_sums, sizeof(out->code_sums[0]), 0};
     memset(out, 0, sizeof(*out));
     cr_assert_leq(ep_combine_scratch_floats(H), EP_ARRAY_COUNT(scratch));
     for (int i = 0; i < SLOTS; i++) {
@@ -100,10 +109,18 @@ static void compute(const given *g, results *out)
     ep_combine_quantized(&batch, &shape, codes, code_scales, 0, TOKENS, scratch, &code_sums);
     send_rows(&batch, out);
 
-    const ep_gate_config gate = {.struct_bytes = sizeof(gate), .select = EP_GATE_SOFTMAX, .weight = EP_GATE_SOFTMAX, .experts = EXPERTS, .top_k = TOP_K, .renormalise = true,
-                                 .scaling_factor = 1, .groups = 1, .groups_kept = 1};
+    const ep_gate_config gate = {.struct_bytes = sizeof(gate),
+                                 .select = EP_GATE_SOFTMAX,
+                                 .weight = EP_GATE_SOFTMAX,
+                                 .experts = EXPERTS,
+                                 .top_k = TOP_K,
+                                 .renormalise = true,
+                                 .scaling_factor = 1,
+                                 .groups = 1,
+                                 .groups_kept = 1};
     ep_error error;
-    cr_assert_eq(ep_gate(&gate, TOKENS, g->logits[0], out->chosen[0], out->weights[0], &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_gate(&gate, TOKENS, g->logits[0], out->chosen[0], out->weights[0], &error),
+                 EP_OK, "%s", error.text);
 
     ep_unpermute_args args;
     ep_unpermute_args_init(&args);
@@ -117,7 +134,8 @@ static void compute(const given *g, results *out)
     args.weights = g->scales[0];
     args.x1 = g->x;
     args.out = out->unpermuted;
-    cr_assert_eq(ep_moe_unpermute(&args, workspace, sizeof(workspace), &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_moe_unpermute(&args, workspace, sizeof(workspace), &error), EP_OK, "%s",
+                 error.text);
 }
 
 /* What control registers say; the exceptions that happened are none of it. */
@@ -172,12 +190,19 @@ Test(float_env, that_of_the_caller_changes_no_bit_and_is_left_as_it_was)
         const unsigned long after = environment();
         (void)fesetenv(FE_DFL_ENV);
         cr_expect_eq(after, before, "environment %zu: %lx became %lx", i, before, after);
-        cr_expect(memcmp(got.sums, want.sums, sizeof(want.sums)) == 0, "environment %zu: combine", i);
-        cr_expect(memcmp(got.code_sums, want.code_sums, sizeof(want.code_sums)) == 0, "environment %zu: combine of int8 rows", i);
-        cr_expect(memcmp(got.sent, want.sent, sizeof(want.sent)) == 0, "environment %zu: rows that are sent", i);
-        cr_expect(memcmp(got.sent_scales, want.sent_scales, sizeof(want.sent_scales)) == 0, "environment %zu: their scales", i);
-        cr_expect(memcmp(got.chosen, want.chosen, sizeof(want.chosen)) == 0, "environment %zu: gate", i);
-        cr_expect(memcmp(got.weights, want.weights, sizeof(want.weights)) == 0, "environment %zu: weights of the gate", i);
-        cr_expect(memcmp(got.unpermuted, want.unpermuted, sizeof(want.unpermuted)) == 0, "environment %zu: unpermute", i);
+        cr_expect(memcmp(got.sums, want.sums, sizeof(want.sums)) == 0, "environment %zu: combine",
+                  i);
+        cr_expect(memcmp(got.code_sums, want.code_sums, sizeof(want.code_sums)) == 0,
+                  "environment %zu: combine of int8 rows", i);
+        cr_expect(memcmp(got.sent, want.sent, sizeof(want.sent)) == 0,
+                  "environment %zu: rows that are sent", i);
+        cr_expect(memcmp(got.sent_scales, want.sent_scales, sizeof(want.sent_scales)) == 0,
+                  "environment %zu: their scales", i);
+        cr_expect(memcmp(got.chosen, want.chosen, sizeof(want.chosen)) == 0,
+                  "environment %zu: gate", i);
+        cr_expect(memcmp(got.weights, want.weights, sizeof(want.weights)) == 0,
+                  "environment %zu: weights of the gate", i);
+        cr_expect(memcmp(got.unpermuted, want.unpermuted, sizeof(want.unpermuted)) == 0,
+                  "environment %zu: unpermute", i);
     }
 }

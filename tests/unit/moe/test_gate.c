@@ -26,7 +26,10 @@ typedef enum rule { R1 = 1, R2, R3, R4 } rule; /* Mixtral, Qwen, DeepSeek-V2, De
 
 static ep_gate_config make_config(rule r, uint32_t experts, uint32_t top_k)
 {
-    static const ep_gate_score select[] = {[R1] = EP_GATE_LOGIT, [R2] = EP_GATE_SOFTMAX, [R3] = EP_GATE_SOFTMAX, [R4] = EP_GATE_SIGMOID};
+    static const ep_gate_score select[] = {[R1] = EP_GATE_LOGIT,
+                                           [R2] = EP_GATE_SOFTMAX,
+                                           [R3] = EP_GATE_SOFTMAX,
+                                           [R4] = EP_GATE_SIGMOID};
     return (ep_gate_config){.struct_bytes = sizeof(ep_gate_config),
                             .select = select[r],
                             .weight = r == R1 ? EP_GATE_SOFTMAX_SELECTED : select[r],
@@ -42,7 +45,8 @@ static ep_gate_config make_config(rule r, uint32_t experts, uint32_t top_k)
 
 /* Picks the count largest of values, marks them; returns the gap between the last taken and the
  * best left. */
-static double take_largest(const double *values, uint32_t n, uint32_t count, uint32_t *out, bool *taken)
+static double take_largest(const double *values, uint32_t n, uint32_t count, uint32_t *out,
+                           bool *taken)
 {
     memset(taken, 0, n * sizeof(*taken));
     double last = INFINITY;
@@ -80,7 +84,8 @@ static double limit_groups64(const ep_gate_config *c, double *scores)
         bool marks[E_MAX];
         uint32_t want = size > 1 ? c->group_best : 1;
         take_largest(scores + g * size, size, want, best, marks);
-        group_scores[g] = scores[g * size + best[0]] + (want == 2 ? scores[g * size + best[1]] : 0.0);
+        group_scores[g] =
+            scores[g * size + best[0]] + (want == 2 ? scores[g * size + best[1]] : 0.0);
     }
     double gap = take_largest(group_scores, c->groups, c->groups_kept, kept, taken);
     for (uint32_t e = 0; e < c->experts; e++) {
@@ -98,10 +103,10 @@ static void score64(const ep_gate_config *c, ep_gate_score kind, const double *l
         sum += exp(logits[e]);
     }
     for (uint32_t e = 0; e < c->experts; e++) {
-        out[e] = kind == EP_GATE_LOGIT          ? logits[e]
+        out[e] = kind == EP_GATE_LOGIT           ? logits[e]
                  : kind == EP_GATE_SIGMOID       ? 1.0 / (1.0 + exp(-logits[e]))
                  : kind == EP_GATE_SQRT_SOFTPLUS ? sqrt(log1p(exp(logits[e])))
-                                                  : exp(logits[e]) / sum;
+                                                 : exp(logits[e]) / sum;
     }
 }
 
@@ -159,10 +164,12 @@ static void check_against_f64(const ep_gate_config *c, uint64_t seed, unsigned w
         checked++;
         cr_assert_eq(ep_gate(c, 1, logits, ids, weights, NULL), EP_OK);
         for (uint32_t k = 0; k < c->top_k; k++) {
-            cr_assert_eq((uint32_t)ids[k], want_ids[k], "scores %d %d, slot %u: expert %d, expected %u",
-                         (int)c->select, (int)c->weight, k, ids[k], want_ids[k]);
+            cr_assert_eq((uint32_t)ids[k], want_ids[k],
+                         "scores %d %d, slot %u: expert %d, expected %u", (int)c->select,
+                         (int)c->weight, k, ids[k], want_ids[k]);
             cr_assert(fabs((double)weights[k] - want[k]) <= 2e-6 * fabs(want[k]),
-                      "scores %d %d, slot %u: %.9g, expected %.9g", (int)c->select, (int)c->weight, k, (double)weights[k], want[k]);
+                      "scores %d %d, slot %u: %.9g, expected %.9g", (int)c->select, (int)c->weight,
+                      k, (double)weights[k], want[k]);
         }
     }
 }
@@ -262,7 +269,8 @@ Test(gate, chosen_experts_are_taken_in_their_order_and_weighed_by_their_logits)
     c.chosen = chosen;
     cr_assert_eq(ep_gate(&c, 2, logits, ids, weights, NULL), EP_OK);
     cr_assert_eq(memcmp(ids, chosen, sizeof(ids)), 0);
-    cr_assert(fabs((double)weights[0] - 1 / (1 + exp(-1.0))) < 1e-6 && weights[1] == 0.5f && weights[2] == weights[3]);
+    cr_assert(fabs((double)weights[0] - 1 / (1 + exp(-1.0))) < 1e-6 && weights[1] == 0.5f &&
+              weights[2] == weights[3]);
 }
 
 Test(gate, sparsemixer_weighs_each_slot_among_those_near_its_best)
@@ -415,7 +423,8 @@ Test(gate, noise_is_repeatable_by_seed_and_follows_gumbel_top_k)
         counts[ids[t]]++;
     }
     for (int e = 0; e < 4; e++) {
-        cr_assert(fabs((double)counts[e] / TOKENS - 0.1 * (e + 1)) < 0.018, "expert %d: %u", e, counts[e]);
+        cr_assert(fabs((double)counts[e] / TOKENS - 0.1 * (e + 1)) < 0.018, "expert %d: %u", e,
+                  counts[e]);
     }
 }
 
@@ -446,7 +455,8 @@ static void check_draws(size_t family, float temperature)
     }
     for (int t = 0; t < TOKENS; t++) {
         for (int e = 0; e < E; e++) { /* expert 5 has 0.9, the others unequal parts of 0.1 */
-            logits[t * E + e] = temperature * logf(e == 5 ? 0.9f : 0.1f * (float)(e % 7 + 1) / (float)parts);
+            logits[t * E + e] =
+                temperature * logf(e == 5 ? 0.9f : 0.1f * (float)(e % 7 + 1) / (float)parts);
         }
     }
     ep_gate_config c = make_config(R1, E, 1);
@@ -463,8 +473,9 @@ static void check_draws(size_t family, float temperature)
         double expected = TOKENS * exp((double)logits[e] / (double)temperature);
         chi_square += ((double)counts[e] - expected) * ((double)counts[e] - expected) / expected;
     }
-    cr_assert(chi_square < 63 + 5 * sqrt(2 * 63), "family %zu, temperature %g: chi-square %g, best %u of %d", family, (double)temperature,
-              chi_square, counts[5], TOKENS);
+    cr_assert(chi_square < 63 + 5 * sqrt(2 * 63),
+              "family %zu, temperature %g: chi-square %g, best %u of %d", family,
+              (double)temperature, chi_square, counts[5], TOKENS);
 }
 
 Test(gate, noise_draws_experts_by_their_probability_in_every_family)
@@ -538,18 +549,22 @@ Test(gate, dropout_leaves_experts_out_but_always_fills_every_slot)
 Test(gate, load_is_that_of_the_formulas)
 {
     enum { E = 4, K = 2, TOKENS = 3 };
-    const float logits[TOKENS * E] = {0, logf(2), logf(4), logf(1), 9, 9, 9, 9, logf(8), 0, -INFINITY, logf(7)};
+    const float logits[TOKENS * E] = {0, logf(2), logf(4), logf(1), 9,         9,
+                                      9, 9,       logf(8), 0,       -INFINITY, logf(7)};
     const uint8_t active[] = {1, 0, 1};
     int32_t ids[TOKENS * K] = {0};
     float weights[TOKENS * K];
     double fractions[E], probabilities[E];
     ep_error error;
-    ep_gate_load load = {.struct_bytes = sizeof(load), .fractions = fractions, .mean_probabilities = probabilities};
+    ep_gate_load load = {
+        .struct_bytes = sizeof(load), .fractions = fractions, .mean_probabilities = probabilities};
     ep_gate_config c = make_config(R2, E, K);
     cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_gate_load_compute(&c, TOKENS, logits, ids, active, &load, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_gate_load_compute(&c, TOKENS, logits, ids, active, &load, &error), EP_OK, "%s",
+                 error.text);
     /* slots: 2, 1 and 0, 3 */
-    const double p[] = {(1.0 / 8 + 8.0 / 16) / 2, (2.0 / 8 + 1.0 / 16) / 2, (4.0 / 8) / 2, (1.0 / 8 + 7.0 / 16) / 2};
+    const double p[] = {(1.0 / 8 + 8.0 / 16) / 2, (2.0 / 8 + 1.0 / 16) / 2, (4.0 / 8) / 2,
+                        (1.0 / 8 + 7.0 / 16) / 2};
     for (int e = 0; e < E; e++) {
         cr_assert_float_eq(fractions[e], 0.25, 1e-12);
         cr_assert_float_eq(probabilities[e], p[e], 1e-7);
@@ -560,11 +575,17 @@ Test(gate, load_is_that_of_the_formulas)
 
     c.load = &load; /* of all tokens: the second takes experts 0 and 1 */
     cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, &error), EP_OK, "%s", error.text);
-    cr_assert(load.slots == 6 && fractions[0] == 2.0 / 6 && fractions[3] == 1.0 / 6 && load.max_over_mean == 2.0 / 6 * E);
-    cr_assert_float_eq(load.auxiliary_loss, E * (2 * (2 * p[0] + 0.25) / 3 + 2 * (2 * p[1] + 0.25) / 3 + (2 * p[2] + 0.25) / 3 + (2 * p[3] + 0.25) / 3) / 6,
+    cr_assert(load.slots == 6 && fractions[0] == 2.0 / 6 && fractions[3] == 1.0 / 6 &&
+              load.max_over_mean == 2.0 / 6 * E);
+    cr_assert_float_eq(load.auxiliary_loss,
+                       E *
+                           (2 * (2 * p[0] + 0.25) / 3 + 2 * (2 * p[1] + 0.25) / 3 +
+                            (2 * p[2] + 0.25) / 3 + (2 * p[3] + 0.25) / 3) /
+                           6,
                        1e-7);
     cr_assert_eq(ep_gate(&c, 0, logits, ids, weights, &error), EP_OK, "%s", error.text);
-    cr_assert(load.slots == 0 && load.auxiliary_loss == 0 && load.z_loss == 0 && fractions[0] == 0 && probabilities[0] == 0);
+    cr_assert(load.slots == 0 && load.auxiliary_loss == 0 && load.z_loss == 0 &&
+              fractions[0] == 0 && probabilities[0] == 0);
 
     c.select = c.weight = EP_GATE_SIGMOID;
     cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, &error), EP_OK, "%s", error.text);
@@ -573,8 +594,11 @@ Test(gate, load_is_that_of_the_formulas)
 
     ids[1] = 4;
     load.slots = 77;
-    cr_assert_eq(ep_gate_load_compute(&c, 1, logits, ids, NULL, &load, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strcmp(error.text, "expert of token 0, slot 1 is 4: allowed 0..3") == 0 && load.slots == 77, "%s", error.text);
+    cr_assert_eq(ep_gate_load_compute(&c, 1, logits, ids, NULL, &load, &error),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert(strcmp(error.text, "expert of token 0, slot 1 is 4: allowed 0..3") == 0 &&
+                  load.slots == 77,
+              "%s", error.text);
     load.struct_bytes = 8;
     cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(ids[1], 4, "outputs must stay untouched");
@@ -595,7 +619,8 @@ Test(gate, works_above_the_stack_limit_and_for_no_tokens)
     free(logits);
 }
 
-static void expect_refused(const ep_gate_config *c, const float *logits, uint32_t tokens, const char *text)
+static void expect_refused(const ep_gate_config *c, const float *logits, uint32_t tokens,
+                           const char *text)
 {
     int32_t ids[64];
     float weights[64];
@@ -636,18 +661,20 @@ Test(gate, refuses_a_wrong_configuration_by_name)
     const float bias[] = {0, 0, NAN, 0, 0, 0, 0, 0};
     const int32_t chosen[] = {7, 8};
     ep_gate_config c;
-#define REFUSED(change, text)                                                                                \
-    c = make_config(R4, 8, 2);                                                                       \
-    change;                                                                                                  \
+#define REFUSED(change, text)                                                                      \
+    c = make_config(R4, 8, 2);                                                                     \
+    change;                                                                                        \
     expect_refused(&c, logits, 1, text)
     REFUSED(c.select = (ep_gate_score)0, "router selects by score 0: allowed 1..4, 6");
     REFUSED(c.select = EP_GATE_SOFTMAX_SELECTED, "router selects by score 5: allowed 1..4, 6");
     REFUSED(c.weight = (ep_gate_score)7, "router weighs by score 7: allowed 1..6");
-    REFUSED(c.weight = EP_GATE_SPARSEMIXER, "router selects by score 3 and weighs by 6: allowed with 6 (sparsemixer): both 6");
+    REFUSED(c.weight = EP_GATE_SPARSEMIXER,
+            "router selects by score 3 and weighs by 6: allowed with 6 (sparsemixer): both 6");
     REFUSED((c.select = c.weight = EP_GATE_SPARSEMIXER, c.expert_dropout = 0.5f),
             "a sparsemixer router has a bias, groups, chosen experts or dropout: allowed none");
     REFUSED((c.chosen = chosen, c.noise_temperature = 1),
-            "a router with chosen experts has noise or dropout: allowed neither, for nothing is left to choose");
+            "a router with chosen experts has noise or dropout: allowed neither, for nothing is "
+            "left to choose");
     REFUSED(c.experts = 0, "router has 0 experts: allowed 1..65535");
     REFUSED(c.top_k = 9, "router's top_k 9: allowed 1..8");
     REFUSED(c.top_k = 0, "router's top_k 0: allowed 1..8");
@@ -661,10 +688,12 @@ Test(gate, refuses_a_wrong_configuration_by_name)
     REFUSED(c.sum_min = INFINITY, "router's smallest sum inf: allowed 0 or more");
     REFUSED(c.softcap = -2, "router's softcap -2: allowed 0 or more");
     REFUSED(c.jitter = NAN, "router's jitter nan: allowed 0 or more");
-    REFUSED(c.expert_factors = bias, "router's factor of expert 2 is nan: only finite values are allowed");
+    REFUSED(c.expert_factors = bias,
+            "router's factor of expert 2 is nan: only finite values are allowed");
     REFUSED(c.chosen = chosen, "expert chosen for token 0, slot 1 is 8: allowed 0..7");
     REFUSED(c.epsilon = -1, "router's epsilon -1: allowed 0 or more");
-    REFUSED(c.noise_temperature = 0.05f, "router's noise temperature 0.05: allowed 0 (off) or 0.1..10");
+    REFUSED(c.noise_temperature = 0.05f,
+            "router's noise temperature 0.05: allowed 0 (off) or 0.1..10");
     REFUSED(c.noise_temperature = 11, "router's noise temperature 11: allowed 0 (off) or 0.1..10");
     REFUSED(c.expert_dropout = 0.6f, "router's expert dropout 0.6: allowed 0..0.5");
     REFUSED(c.bias = bias, "router's bias of expert 2 is nan: only finite values are allowed");

@@ -57,14 +57,17 @@ static void case_init(host_case *c, uint64_t seed, const uint32_t *groups)
     c->per_token = ep_batch_slots_per_token(&c->rb.batch, &c->rb.shape);
     const uint64_t small = 1 + random_below(&c->rb.state, 40);
     const uint64_t rooms[NODES] = {small, small, small, small, small, small, small};
-    const ep_plan_cut cut = {.row_bytes = 1, .slot_bytes = 1, .reply_slot_bytes = 1, .room_bytes = rooms};
+    const ep_plan_cut cut = {
+        .row_bytes = 1, .slot_bytes = 1, .reply_slot_bytes = 1, .room_bytes = rooms};
     ep_routing_plan_init(&c->plan);
-    cr_assert_eq(ep_routing_plan_build(&c->plan, &c->rb.batch, &c->layer, NODES, c->grouped, seed % 2 ? &cut : NULL, 0,
-                                       c->rb.batch.tokens, NULL, 0, NULL),
+    cr_assert_eq(ep_routing_plan_build(&c->plan, &c->rb.batch, &c->layer, NODES, c->grouped,
+                                       seed % 2 ? &cut : NULL, 0, c->rb.batch.tokens, NULL, 0,
+                                       NULL),
                  EP_OK);
 }
 
-static void check_chunk(host_case *c, uint32_t index, uint64_t spread, const uint32_t *groups, uint8_t *seen)
+static void check_chunk(host_case *c, uint32_t index, uint64_t spread, const uint32_t *groups,
+                        uint8_t *seen)
 {
     static ep_plan_slot scratch[256];
     static ep_plan_slot before[256];
@@ -72,7 +75,8 @@ static void check_chunk(host_case *c, uint32_t index, uint64_t spread, const uin
     const ep_plan_chunk chunk = c->plan.chunks[index];
     const ep_plan_slot *slots = c->plan.slots + chunk.slots_begin;
     memcpy(before, slots, chunk.slots_count * sizeof(before[0]));
-    uint32_t count = ep_host_plan_split(&c->plan, index, c->chosen, spread, scratch, parts, MEMBERS);
+    uint32_t count =
+        ep_host_plan_split(&c->plan, index, c->chosen, spread, scratch, parts, MEMBERS);
     uint32_t place = 0;
     cr_assert_eq(c->plan.chunks[index].node, parts[0].node);
     for (uint32_t p = 0; p < count; p++) {

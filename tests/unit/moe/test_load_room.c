@@ -28,7 +28,8 @@ Test(load_room, loads_begin_as_long_as_they_end_before_the_next_visit)
     cr_expect(ep_load_room_fits(&room, idle + 6 * MS));
     cr_expect_not(ep_load_room_fits(&room, idle + 8 * MS));
     cr_expect_not(ep_load_room_fits(&room, idle + 12 * MS));
-    cr_expect(ep_load_room_fits(&room, idle + 60 * MS), "the next visit is late by far: who knows when it comes");
+    cr_expect(ep_load_room_fits(&room, idle + 60 * MS),
+              "the next visit is late by far: who knows when it comes");
 }
 
 Test(load_room, nothing_was_ever_needed)

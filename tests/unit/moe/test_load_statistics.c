@@ -11,7 +11,8 @@ enum { EXPERTS_MAX = 300 };
 
 static void near(double got, double wanted, const char *what)
 {
-    cr_assert(fabs(got - wanted) <= 1e-9 * (1 + fabs(wanted)), "%s is %.17g, not %.17g", what, got, wanted);
+    cr_assert(fabs(got - wanted) <= 1e-9 * (1 + fabs(wanted)), "%s is %.17g, not %.17g", what, got,
+              wanted);
 }
 
 Test(load_statistics, known_values)
@@ -50,7 +51,8 @@ Test(load_statistics, nothing_yet)
     const uint64_t some[3] = {1, 2, 3};
     ep_load_statistics s;
     cr_assert_eq(ep_load_statistics_compute(none, 3, NULL, 0, &s), EP_OK);
-    cr_assert(s.slots == 0 && s.max_over_mean == 0 && s.gini == 0 && s.auxiliary_loss == 0 && s.max_expert == 0);
+    cr_assert(s.slots == 0 && s.max_over_mean == 0 && s.gini == 0 && s.auxiliary_loss == 0 &&
+              s.max_expert == 0);
     cr_assert_eq(ep_load_statistics_compute(some, 3, NULL, 0, &s), EP_OK);
     cr_assert(s.slots == 6 && s.max_expert == 2 && s.auxiliary_loss == 0);
     near(s.max_over_mean, 1.5, "max over mean of 1 2 3");
@@ -95,7 +97,8 @@ Test(load_statistics, probabilities)
     const float large[2] = {1000.0f, 1000.0f};
     double sums[4] = {1, 1, 1, 1};
     ep_load_add_probabilities(false, logits, 4, sums);
-    cr_assert(fabs(sums[0] - 1.125) < 1e-6 && fabs(sums[1] - 1.25) < 1e-6 && sums[2] == 1 && fabs(sums[3] - 1.625) < 1e-6);
+    cr_assert(fabs(sums[0] - 1.125) < 1e-6 && fabs(sums[1] - 1.25) < 1e-6 && sums[2] == 1 &&
+              fabs(sums[3] - 1.625) < 1e-6);
     const float scores[2] = {logf(1.0f), logf(3.0f)}; /* sigmoid 1/2, 3/4 */
     double shares[2] = {0, 0};
     ep_load_add_probabilities(true, scores, 2, shares);

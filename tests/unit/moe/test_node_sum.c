@@ -23,7 +23,9 @@ static float element(const void *data, ep_dtype dtype, size_t i)
     float whole;
     memcpy(&whole, (const char *)data + 4 * (dtype == EP_DTYPE_F32 ? i : 0), 4);
     memcpy(&half, (const char *)data + 2 * i, 2);
-    return dtype == EP_DTYPE_F32 ? whole : dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(half) : ep_f16_to_f32(half);
+    return dtype == EP_DTYPE_F32    ? whole
+           : dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(half)
+                                    : ep_f16_to_f32(half);
 }
 
 static float rounded(float x, ep_dtype dtype)
@@ -42,9 +44,9 @@ typedef struct sum_case {
     random_batch rb;
     uint32_t per_token;
     uint32_t slots_total;
-    uint32_t *frame_of;    /* [slots_total] FRAMES: none */
-    uint8_t *expert_rows;  /* [slots_total,H] wire type */
-    const void **rows;     /* [slots_total] */
+    uint32_t *frame_of;   /* [slots_total] FRAMES: none */
+    uint8_t *expert_rows; /* [slots_total,H] wire type */
+    const void **rows;    /* [slots_total] */
     uint8_t partials[FRAMES][16 * 40 * 4];
 } sum_case;
 
@@ -61,7 +63,8 @@ static float partial_at(const sum_case *c, uint32_t frame, uint32_t t, uint32_t 
     for (uint32_t k = 0; k < c->per_token; k++) {
         uint32_t s = t * c->per_token + k;
         if (c->frame_of[s] == frame) {
-            volatile float product = scale_of(c, t, k) * element(c->expert_rows, b->wire_dtype, (size_t)s * b->hidden + i);
+            volatile float product = scale_of(c, t, k) * element(c->expert_rows, b->wire_dtype,
+                                                                 (size_t)s * b->hidden + i);
             acc = acc + product;
         }
     }
@@ -82,7 +85,8 @@ static float result_at(const sum_case *c, uint32_t t, uint32_t i)
         }
     }
     if (b->shared_source == EP_SHARED_CALLER && ep_batch_token_active(b, t)) {
-        acc = acc + element((const char *)b->shared.data + (int64_t)t * b->shared.stride_bytes, b->shared.dtype, i);
+        acc = acc + element((const char *)b->shared.data + (int64_t)t * b->shared.stride_bytes,
+                            b->shared.dtype, i);
     }
     return rounded(acc, b->out_dtype);
 }
@@ -97,7 +101,8 @@ static void case_init(sum_case *c, uint64_t seed)
     uint32_t expert;
     b->weight_on = EP_WEIGHT_ON_OUTPUT;
     b->form = b->form == EP_RESULT_UNCOMBINED ? EP_RESULT_COMBINED : b->form;
-    b->special = (ep_special_experts){.zero_count = b->special.zero_count + b->special.copy_count + b->special.const_count};
+    b->special = (ep_special_experts){.zero_count = b->special.zero_count + b->special.copy_count +
+                                                    b->special.const_count};
     b->node_sum = true;
     c->per_token = ep_batch_slots_per_token(b, &c->rb.shape);
     c->slots_total = b->tokens * c->per_token;
@@ -105,13 +110,15 @@ static void case_init(sum_case *c, uint64_t seed)
     c->rows = random_batch_alloc(&c->rb, c->slots_total * sizeof(void *) + 1);
     c->expert_rows = random_batch_alloc(&c->rb, (size_t)c->slots_total * b->hidden * 4 + 4);
     for (uint32_t s = 0; s < c->slots_total; s++) {
-        ep_slot_kind kind = ep_batch_slot(b, &c->rb.shape, s / c->per_token, s % c->per_token, &expert);
+        ep_slot_kind kind =
+            ep_batch_slot(b, &c->rb.shape, s / c->per_token, s % c->per_token, &expert);
         bool is_needed = kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED;
         c->frame_of[s] = is_needed ? random_below(&c->rb.state, FRAMES) : FRAMES;
         for (uint32_t i = 0; i < b->hidden; i++) {
             float value = random_float(&c->rb.state);
             ep_row_narrow(&value, 1, b->wire_dtype,
-                          c->expert_rows + ((size_t)s * b->hidden + i) * ep_dtype_bytes(b->wire_dtype));
+                          c->expert_rows +
+                              ((size_t)s * b->hidden + i) * ep_dtype_bytes(b->wire_dtype));
         }
     }
 }
@@ -189,15 +196,16 @@ Test(node_sum, sums_and_their_combine_equal_plain_loops)
             covered += c.rows[s] == ep_row_covered;
         }
         static uint8_t out[16 * 40 * 4];
-        float *scratch = aligned_alloc(64, (ep_combine_scratch_floats(b->hidden) * sizeof(float) + 63) & ~(size_t)63);
+        float *scratch = aligned_alloc(
+            64, (ep_combine_scratch_floats(b->hidden) * sizeof(float) + 63) & ~(size_t)63);
         ep_combine_out place = {.data = out, .token_stride_bytes = (int64_t)out_row};
         ep_combine(b, &c.rb.shape, c.rows, 0, b->tokens, scratch, &place);
         for (uint32_t t = 0; t < b->tokens; t++) {
             for (uint32_t i = 0; i < b->hidden; i++) {
                 float got = element(out, b->out_dtype, (size_t)t * b->hidden + i);
                 float wanted = result_at(&c, t, i);
-                cr_assert(same(got, wanted), "seed %u token %u element %u: %g, %g wanted", (unsigned)seed, t,
-                             i, (double)got, (double)wanted);
+                cr_assert(same(got, wanted), "seed %u token %u element %u: %g, %g wanted",
+                          (unsigned)seed, t, i, (double)got, (double)wanted);
             }
         }
         free(scratch);
@@ -236,8 +244,11 @@ Test(node_sum, all_slots_of_a_frame_for_one_row, .timeout = 100)
     for (uint32_t i = 0; i < count; i++) {
         places[i] = (uint16_t)((count - i) / 64);
     }
-    const ep_node_sum_slots slots = {
-        .rows_count = 2, .slots_count = count, .slot_rows = slot_rows, .slot_stride = 1, .places = places};
+    const ep_node_sum_slots slots = {.rows_count = 2,
+                                     .slots_count = count,
+                                     .slot_rows = slot_rows,
+                                     .slot_stride = 1,
+                                     .places = places};
     ep_node_sum_order(&slots, begins, order);
     cr_assert(begins[0] == 0 && begins[1] == count && begins[2] == count);
     for (uint32_t i = 1; i < count; i++) {

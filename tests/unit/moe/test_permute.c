@@ -42,7 +42,8 @@ static void random_case(permute_case *c, uint64_t *state)
     c->end = p->experts;
     if (random_below(state, 2)) {
         p->expert_begin = random_below(state, p->experts);
-        c->end = p->expert_end = p->expert_begin + 1 + random_below(state, p->experts - p->expert_begin);
+        c->end = p->expert_end =
+            p->expert_begin + 1 + random_below(state, p->experts - p->expert_begin);
     }
     if (random_below(state, 2)) {
         p->drop = EP_PERMUTE_DROP_PAD;
@@ -65,13 +66,18 @@ static void random_case(permute_case *c, uint64_t *state)
     for (uint32_t t = 0; t < p->tokens; t++) {
         c->scales[t] = random_float(state);
     }
-    c->in = (ep_permute_in){.struct_bytes = sizeof(c->in), .x = c->x, .x_scales = c->scales, .ids = c->ids, .probs = c->probs,
+    c->in = (ep_permute_in){.struct_bytes = sizeof(c->in),
+                            .x = c->x,
+                            .x_scales = c->scales,
+                            .ids = c->ids,
+                            .probs = c->probs,
                             .mask = random_below(state, 2) ? c->mask : NULL};
 }
 
 /* For each row the slot it must come from, -1 padding; by looking through all slots for each
  * expert. */
-static uint32_t oracle(const permute_case *c, int32_t *row_slots, int32_t *slot_rows, int64_t *counts, int64_t *before)
+static uint32_t oracle(const permute_case *c, int32_t *row_slots, int32_t *slot_rows,
+                       int64_t *counts, int64_t *before)
 {
     const ep_permute_config *p = &c->config;
     uint32_t slots = p->tokens * p->top_k;
@@ -87,7 +93,9 @@ static uint32_t oracle(const permute_case *c, int32_t *row_slots, int32_t *slot_
             if (c->ids[s] != (int32_t)e || (c->in.mask != NULL && !c->mask[s])) {
                 continue;
             }
-            bool keep = p->drop == EP_PERMUTE_DROP_PAD ? here < p->capacity : position >= p->row_begin && position < last;
+            bool keep = p->drop == EP_PERMUTE_DROP_PAD
+                            ? here < p->capacity
+                            : position >= p->row_begin && position < last;
             if (keep) {
                 slot_rows[s] = (int32_t)rows;
                 row_slots[rows++] = (int32_t)s;
@@ -124,7 +132,8 @@ Test(permute, equals_the_plain_loops)
     unsigned dropped = 0, padded = 0;
     for (int round = 0; round < 20000; round++) {
         permute_case c;
-        int32_t want_rows[SLOTS_MAX], want_slots[SLOTS_MAX], row_slots[SLOTS_MAX + 1], slot_rows[SLOTS_MAX];
+        int32_t want_rows[SLOTS_MAX], want_slots[SLOTS_MAX], row_slots[SLOTS_MAX + 1],
+            slot_rows[SLOTS_MAX];
         int64_t want_counts[16], want_before[16], counts[16], before[16];
         float probs[SLOTS_MAX], scales[SLOTS_MAX];
         uint64_t workspace[16];
@@ -136,17 +145,26 @@ Test(permute, equals_the_plain_loops)
         memset(rows, FILL, rows_max * row + 64);
         memset(row_slots, FILL, sizeof(row_slots));
         uint32_t rows_wanted = oracle(&c, want_rows, want_slots, want_counts, want_before);
-        ep_permute_out out = {.struct_bytes = sizeof(out), .rows = rows, .row_scales = scales, .row_probs = probs,
-                              .slot_rows = slot_rows, .row_slots = row_slots, .counts = counts, .counts_before = before};
+        ep_permute_out out = {.struct_bytes = sizeof(out),
+                              .rows = rows,
+                              .row_scales = scales,
+                              .row_probs = probs,
+                              .slot_rows = slot_rows,
+                              .row_slots = row_slots,
+                              .counts = counts,
+                              .counts_before = before};
         size_t bytes = ep_permute_workspace_bytes(&c.config);
         cr_assert_leq(bytes, sizeof(workspace));
-        cr_assert_eq(ep_moe_permute(&c.config, &c.in, workspace, bytes, &out, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(ep_moe_permute(&c.config, &c.in, workspace, bytes, &out, &error), EP_OK, "%s",
+                     error.text);
         cr_assert_eq(out.rows_count, rows_wanted);
         cr_assert_leq(rows_wanted, rows_max);
         size_t experts = c.end - c.config.expert_begin;
         cr_assert_eq(memcmp(counts, want_counts, experts * sizeof(*counts)), 0);
         cr_assert_eq(memcmp(before, want_before, experts * sizeof(*before)), 0);
-        cr_assert_eq(memcmp(slot_rows, want_slots, c.config.tokens * c.config.top_k * sizeof(*slot_rows)), 0);
+        cr_assert_eq(
+            memcmp(slot_rows, want_slots, c.config.tokens * c.config.top_k * sizeof(*slot_rows)),
+            0);
         cr_assert_eq(memcmp(row_slots, want_rows, rows_wanted * sizeof(*row_slots)), 0);
         for (uint32_t r = 0; r < rows_wanted; r++) {
             int32_t s = want_rows[r];
@@ -157,7 +175,8 @@ Test(permute, equals_the_plain_loops)
             cr_assert_eq(scales[r], s < 0 ? 0.0f : c.scales[(uint32_t)s / c.config.top_k]);
             padded += s < 0;
         }
-        cr_assert(all_fill(rows + rows_wanted * row, rows_max * row + 64 - rows_wanted * row), "written behind the rows");
+        cr_assert(all_fill(rows + rows_wanted * row, rows_max * row + 64 - rows_wanted * row),
+                  "written behind the rows");
         cr_assert(all_fill(&row_slots[rows_wanted], sizeof(row_slots[0])));
         for (uint32_t s = 0; s < c.config.tokens * c.config.top_k; s++) {
             dropped += slot_rows[s] < 0;
@@ -190,7 +209,8 @@ Test(permute, large_outputs_take_the_streaming_way_with_the_same_bytes)
     ep_permute_in in = {.struct_bytes = sizeof(in), .x = x, .ids = ids};
     ep_permute_out out = {.struct_bytes = sizeof(out), .rows = rows, .row_slots = row_slots};
     cr_assert_eq(ep_moe_permute(&config, &in, workspace, sizeof(workspace), &out, NULL), EP_OK);
-    cr_assert(EP_ROW_STREAM_BYTES_MIN == UINT64_MAX || out.rows_count * H * 2 >= EP_ROW_STREAM_BYTES_MIN,
+    cr_assert(EP_ROW_STREAM_BYTES_MIN == UINT64_MAX ||
+                  out.rows_count * H * 2 >= EP_ROW_STREAM_BYTES_MIN,
               "not large where there is a streaming way");
     for (size_t r = 0; r < T * K; r++) {
         cr_assert_eq(memcmp(rows + r * H, x + (size_t)row_slots[r] / K * H, H * 2), 0);
@@ -237,13 +257,16 @@ static float oracle_element(const ep_unpermute_args *a, uint32_t t, uint32_t h)
         float value = 0.0f;
         bool adds = row >= 0;
         if (row >= 0 && a->dtype == EP_DTYPE_I8) {
-            value = (float)((const int8_t *)a->rows)[(size_t)row * a->hidden + h] * a->row_scales[row];
+            value =
+                (float)((const int8_t *)a->rows)[(size_t)row * a->hidden + h] * a->row_scales[row];
         } else if (row >= 0) {
             value = value_at(a->rows, a->dtype, (size_t)row * a->hidden + h);
         }
         if (a->bias != NULL) {
             adds = a->ids[by_token] >= 0 && a->ids[by_token] < (int32_t)a->experts;
-            value = adds ? value + value_at(a->bias, other, (size_t)a->ids[by_token] * a->hidden + h) : 0.0f;
+            value = adds
+                        ? value + value_at(a->bias, other, (size_t)a->ids[by_token] * a->hidden + h)
+                        : 0.0f;
         }
         if (adds) {
             float product = (a->weights != NULL ? a->weights[by_token] : 1.0f) * value;
@@ -273,8 +296,10 @@ Test(unpermute, equals_the_formula_bit_for_bit)
         a.dtype = types[random_below(&state, 4)];
         a.out_dtype = types[random_below(&state, 3)];
         ep_dtype other = a.dtype == EP_DTYPE_I8 ? EP_DTYPE_F32 : a.dtype;
-        void *data[] = {random_values(&state, a.dtype, a.rows_count * a.hidden), random_values(&state, other, a.tokens * a.hidden),
-                        random_values(&state, other, a.tokens * a.hidden), random_values(&state, other, a.experts * a.hidden)};
+        void *data[] = {random_values(&state, a.dtype, a.rows_count * a.hidden),
+                        random_values(&state, other, a.tokens * a.hidden),
+                        random_values(&state, other, a.tokens * a.hidden),
+                        random_values(&state, other, a.experts * a.hidden)};
         for (uint32_t i = 0; i < 128; i++) {
             slot_rows[i] = (int32_t)random_below(&state, (uint32_t)a.rows_count + 1) - 1;
             ids[i] = (int32_t)random_below(&state, a.experts + 2) - 1;
@@ -301,7 +326,8 @@ Test(unpermute, equals_the_formula_bit_for_bit)
                 float value = oracle_element(&a, t, h);
                 size_t element = ep_dtype_bytes(a.out_dtype);
                 ep_row_narrow(&value, 1, a.out_dtype, wanted);
-                cr_assert_eq(memcmp(wanted, out + ((size_t)t * a.hidden + h) * element, element), 0);
+                cr_assert_eq(memcmp(wanted, out + ((size_t)t * a.hidden + h) * element, element),
+                             0);
             }
         }
         for (size_t i = 0; i < 4; i++) {
@@ -325,8 +351,12 @@ Test(unpermute, undoes_permute)
         uint8_t *rows = malloc(ep_permute_rows_max(&c.config) * row + 1);
         float *row_scales = malloc((ep_permute_rows_max(&c.config) + 1) * sizeof(float));
         float *y = malloc((c.config.tokens * row + 1) * sizeof(float));
-        ep_permute_out out = {.struct_bytes = sizeof(out), .rows = rows, .row_scales = row_scales, .slot_rows = slot_rows};
-        cr_assert_eq(ep_moe_permute(&c.config, &c.in, workspace, sizeof(workspace), &out, NULL), EP_OK);
+        ep_permute_out out = {.struct_bytes = sizeof(out),
+                              .rows = rows,
+                              .row_scales = row_scales,
+                              .slot_rows = slot_rows};
+        cr_assert_eq(ep_moe_permute(&c.config, &c.in, workspace, sizeof(workspace), &out, NULL),
+                     EP_OK);
         for (uint32_t t = 0; t < c.config.tokens; t++) { /* all weight on one slot that has a row */
             bool given = false;
             for (uint32_t k = 0; k < c.config.top_k; k++) {
@@ -383,10 +413,11 @@ Test(permute, names_what_is_wrong_and_writes_nothing)
     good.experts = 3;
     ep_permute_in in = {.struct_bytes = sizeof(in), .x = x, .ids = ids};
     ep_permute_out out = {.struct_bytes = sizeof(out), .slot_rows = slot_rows, .counts = counts};
-#define REFUSED(change, wanted)                                                                              \
-    c = good;                                                                                                \
-    change;                                                                                                  \
-    cr_assert_eq(ep_moe_permute(&c, &in, workspace, sizeof(workspace), &out, &error), EP_ERR_INVALID_ARGUMENT, wanted); \
+#define REFUSED(change, wanted)                                                                    \
+    c = good;                                                                                      \
+    change;                                                                                        \
+    cr_assert_eq(ep_moe_permute(&c, &in, workspace, sizeof(workspace), &out, &error),              \
+                 EP_ERR_INVALID_ARGUMENT, wanted);                                                 \
     cr_assert_str_eq(error.text, wanted)
     REFUSED((void)0, "ids: token 1, choice 0 is 7: allowed -1..3");
     ids[2] = -2;
@@ -407,7 +438,8 @@ Test(permute, names_what_is_wrong_and_writes_nothing)
     out.row_probs = NULL;
 #undef REFUSED
     cr_assert_eq(ep_moe_permute(&good, &in, workspace, 23, &out, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_str_eq(error.text, "workspace has 23 bytes: 24 are needed (8 per expert of the range)");
+    cr_assert_str_eq(error.text,
+                     "workspace has 23 bytes: 24 are needed (8 per expert of the range)");
     cr_assert(slot_rows[0] == 9 && counts[0] == 9, "written on failure");
     cr_assert_eq(ep_moe_permute(&good, &in, workspace, 24, &out, &error), EP_OK);
     cr_assert(slot_rows[2] == -1 && counts[2] == 1, "E is a sentinel");
@@ -429,6 +461,7 @@ Test(permute, names_what_is_wrong_and_writes_nothing)
     cr_assert_str_eq(error.text, "slot_rows[1] is 2: there are 2 rows");
     slot_rows[1] = 1;
     cr_assert_eq(ep_moe_unpermute(&a, scratch, 191, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_str_eq(error.text, "workspace has 191 bytes: 192 are needed (12 per element of hidden, rounded up to 16 elements)");
+    cr_assert_str_eq(error.text, "workspace has 191 bytes: 192 are needed (12 per element of "
+                                 "hidden, rounded up to 16 elements)");
     cr_assert_eq(ep_moe_unpermute(&a, scratch, sizeof(scratch), &error), EP_OK);
 }

@@ -34,7 +34,8 @@ Test(quantize, scale_is_the_reciprocal_of_d_not_amax_over_127)
         float amax = fmaxf(fabsf(row[0]), fmaxf(fabsf(row[1]), fabsf(row[2])));
         volatile float d = 127.0f / amax;
         volatile float scale = 1.0f / d;
-        cr_assert_eq(ep_f32_bits(ep_row_quantize_i8(row, EP_DTYPE_F32, NULL, 3, q)), ep_f32_bits(scale));
+        cr_assert_eq(ep_f32_bits(ep_row_quantize_i8(row, EP_DTYPE_F32, NULL, 3, q)),
+                     ep_f32_bits(scale));
         for (int j = 0; j < 3; j++) {
             volatile float scaled = row[j] * d;
             cr_assert_eq(q[j], (int8_t)nearbyintf(scaled));
@@ -171,7 +172,8 @@ static double f8_value(unsigned code)
         for (unsigned c = 0; c < 256; c++) {
             unsigned exponent = (c >> 3) & 15;
             unsigned mantissa = c & 7;
-            double magnitude = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, (int)exponent - 10);
+            double magnitude =
+                exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, (int)exponent - 10);
             values[c] = (c & 0x80) != 0 ? -magnitude : magnitude;
         }
     }
@@ -211,7 +213,8 @@ Test(quantize, every_bf16_number_and_its_neighbours_find_the_nearest_code_of_e4m
         for (int beside = -1; beside <= 1; beside++) { /* just off a tie, and on it */
             float x = ep_f32_from_bits((half << 16) + (uint32_t)beside);
             unsigned want = isnan(x) ? 0x7f | (signbit(x) ? 0x80u : 0) : f8_code((double)x);
-            cr_assert_eq(ep_f32_to_f8e4m3(x), want, "%a: got %x, nearest is %x", (double)x, ep_f32_to_f8e4m3(x), want);
+            cr_assert_eq(ep_f32_to_f8e4m3(x), want, "%a: got %x, nearest is %x", (double)x,
+                         ep_f32_to_f8e4m3(x), want);
         }
     }
     cr_assert_eq(ep_f32_to_f8e4m3(-INFINITY), 0xfe);
@@ -325,21 +328,23 @@ static void check_blocks(const ep_quant_kernel *kernel, const void *row, ep_dtyp
     memset(&got, 0, sizeof(got));
     want_blocks(row, dtype, n, &want);
     kernel->to_i8_blocks(row, dtype, n, got.q, got.scales);
-    cr_assert_eq(memcmp(got.q, want.q, sizeof(want.q)), 0, "%s codes, %zu elements", kernel->name, n);
+    cr_assert_eq(memcmp(got.q, want.q, sizeof(want.q)), 0, "%s codes, %zu elements", kernel->name,
+                 n);
     for (size_t b = 0; b * 8 < n; b++) {
-        cr_assert(same_value(get(got.scales, dtype, b), get(want.scales, dtype, b)), "%s scale %zu", kernel->name, b);
+        cr_assert(same_value(get(got.scales, dtype, b), get(want.scales, dtype, b)), "%s scale %zu",
+                  kernel->name, b);
     }
     kernel->from_i8_blocks(got.q, got.scales, dtype, n, back);
     for (size_t i = 0; i < n; i++) {
         volatile float product = (float)want.q[i] * get(want.scales, dtype, i / 8);
-        cr_assert(same_value(back[i], rounded_to(product, dtype)), "%s element %zu: %a, not %a", kernel->name, i,
-                  (double)back[i], (double)rounded_to(product, dtype));
+        cr_assert(same_value(back[i], rounded_to(product, dtype)), "%s element %zu: %a, not %a",
+                  kernel->name, i, (double)back[i], (double)rounded_to(product, dtype));
         cr_assert(!isnan(back[i]) || ep_f32_bits(back[i]) == 0x7fc00000u);
     }
 }
 
-static void check_rows(const ep_quant_kernel *kernel, const void *row, ep_dtype dtype, const float *smooth,
-                       size_t n)
+static void check_rows(const ep_quant_kernel *kernel, const void *row, ep_dtype dtype,
+                       const float *smooth, size_t n)
 {
     coded want;
     int8_t q[ROW_MAX];
@@ -358,8 +363,8 @@ static void check_rows(const ep_quant_kernel *kernel, const void *row, ep_dtype 
     }
 }
 
-static void check_f8(const ep_quant_kernel *kernel, const coded *want, const void *row, ep_dtype dtype,
-                     size_t n)
+static void check_f8(const ep_quant_kernel *kernel, const coded *want, const void *row,
+                     ep_dtype dtype, size_t n)
 {
     uint8_t q[ROW_MAX];
     float back[ROW_MAX];
@@ -412,7 +417,8 @@ Test(quantize, every_form_of_the_loops_gives_the_bits_of_the_formulas)
     for (int round = 0; round < 1500; round++) {
         ep_dtype dtype = dtypes[round % 3];
         int kind = round / 3 % 7;
-        size_t n = round < 900 ? 1 + ep_splitmix64(&state) % 70 : 1 + ep_splitmix64(&state) % ROW_MAX;
+        size_t n =
+            round < 900 ? 1 + ep_splitmix64(&state) % 70 : 1 + ep_splitmix64(&state) % ROW_MAX;
         void *row = memory + ep_splitmix64(&state) % 8; /* any alignment */
         for (size_t i = 0; i < n; i++) {
             put(row, dtype, i, draw(&state, kind));

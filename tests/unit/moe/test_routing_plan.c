@@ -19,7 +19,8 @@ typedef struct {
     uint32_t nodes;
 } cluster;
 
-static void choose(const ep_routing_layer *layer, const uint8_t *usable, uint64_t spread, uint32_t *out_chosen)
+static void choose(const ep_routing_layer *layer, const uint8_t *usable, uint64_t spread,
+                   uint32_t *out_chosen)
 {
     static uint32_t order[64];
     static float busy[NODES_MAX];
@@ -61,8 +62,9 @@ static const ep_plan_cut *random_cut(ep_plan_cut *cut, uint64_t *room, uint64_t 
 
 static bool fits(const ep_plan_cut *cut, uint32_t node, uint64_t rows, uint64_t slots)
 {
-    return cut == NULL || (rows * cut->row_bytes + slots * cut->slot_bytes <= cut->room_bytes[node] &&
-                           slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
+    return cut == NULL ||
+           (rows * cut->row_bytes + slots * cut->slot_bytes <= cut->room_bytes[node] &&
+            slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
 }
 
 /* One chunk: its limits, rows ascending and all used, slots by expert, then token. */
@@ -72,7 +74,8 @@ static void check_chunk(const ep_routing_plan *plan, const ep_plan_chunk *chunk,
     const uint32_t *tokens = plan->row_tokens + chunk->rows_begin;
     uint8_t *row_used = calloc(chunk->rows_count, 1);
     cr_assert(chunk->rows_count > 0 && chunk->slots_count > 0);
-    cr_assert(chunk->slots_count == 1 || fits(cut, chunk->node, chunk->rows_count, chunk->slots_count),
+    cr_assert(chunk->slots_count == 1 ||
+                  fits(cut, chunk->node, chunk->rows_count, chunk->slots_count),
               "%u rows and %u slots are above the limit", chunk->rows_count, chunk->slots_count);
     for (uint32_t r = 1; r < chunk->rows_count; r++) {
         cr_assert_lt(tokens[r - 1], tokens[r], "a token is one row of a chunk");
@@ -85,8 +88,8 @@ static void check_chunk(const ep_routing_plan *plan, const ep_plan_chunk *chunk,
         row_used[slot->row] = 1;
         if (i > 0) {
             const ep_plan_slot *before = slot - 1;
-            cr_assert(before->expert < slot->expert ||
-                          (before->expert == slot->expert && before->slot_number < slot->slot_number),
+            cr_assert(before->expert < slot->expert || (before->expert == slot->expert &&
+                                                        before->slot_number < slot->slot_number),
                       "slots must be by expert, then token");
         }
     }
@@ -96,8 +99,9 @@ static void check_chunk(const ep_routing_plan *plan, const ep_plan_chunk *chunk,
 
 /* A node's chunks have ascending tokens, and a token is in two of them only when its slots do not
  * fit an empty one. No chunk could have taken the next one's first token. */
-static void check_node(const ep_routing_plan *plan, uint32_t node, const ep_plan_cut *cut, uint32_t spt,
-                       uint32_t tokens_count, const uint32_t *expected, const cluster *c)
+static void check_node(const ep_routing_plan *plan, uint32_t node, const ep_plan_cut *cut,
+                       uint32_t spt, uint32_t tokens_count, const uint32_t *expected,
+                       const cluster *c)
 {
     const ep_plan_chunk *before = NULL;
     uint32_t *slots_of = calloc(tokens_count + 1, sizeof(*slots_of));
@@ -137,7 +141,8 @@ static void check_plan(const ep_routing_plan *plan, const random_batch *rb, cons
         cr_assert_lt(chunk->node, c->nodes);
         cr_assert_eq(chunk->rows_begin, rows);
         cr_assert_eq(chunk->slots_begin, slots);
-        cr_assert(n == 0 || plan->row_tokens[plan->chunks[n - 1].rows_begin] <= plan->row_tokens[rows],
+        cr_assert(n == 0 ||
+                      plan->row_tokens[plan->chunks[n - 1].rows_begin] <= plan->row_tokens[rows],
                   "chunks are by first token");
         check_chunk(plan, chunk, c, cut, spt);
         for (uint32_t i = 0; i < chunk->slots_count; i++) {
@@ -162,15 +167,16 @@ static void check_plan(const ep_routing_plan *plan, const random_batch *rb, cons
 }
 
 /* What each slot needs, restricted to [begin, end) and, with pick, to a random part. */
-static uint32_t *expected_slots(const random_batch *rb, uint32_t slots_all, uint32_t begin, uint32_t end,
-                                uint64_t *pick)
+static uint32_t *expected_slots(const random_batch *rb, uint32_t slots_all, uint32_t begin,
+                                uint32_t end, uint64_t *pick)
 {
     uint32_t spt = ep_batch_slots_per_token(&rb->batch, &rb->shape);
     uint32_t *expected = calloc(slots_all + 1, sizeof(*expected));
     for (uint32_t s = 0; s < slots_all; s++) {
         uint32_t expert;
         ep_slot_kind kind = ep_batch_slot(&rb->batch, &rb->shape, s / spt, s % spt, &expert);
-        bool needed = (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && s / spt >= begin && s / spt < end;
+        bool needed =
+            (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && s / spt >= begin && s / spt < end;
         if (pick != NULL && random_below(pick, 2) == 0) {
             needed = false;
         }
@@ -211,8 +217,8 @@ Test(routing_plan, holds_every_slot_once_and_every_row_once_per_node)
 
         const ep_plan_cut *cut = random_cut(&cut_storage, room, &rb.state);
         uint32_t *expected = expected_slots(&rb, slots_all, begin, end, NULL);
-        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut, begin, end,
-                                           NULL, 0, NULL),
+        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut,
+                                           begin, end, NULL, 0, NULL),
                      EP_OK);
         check_plan(&plan, &rb, &c, cut, expected, slots_all);
         check_chunks_max(&plan, &c, cut);
@@ -228,8 +234,8 @@ Test(routing_plan, holds_every_slot_once_and_every_row_once_per_node)
                 numbers[count++] = s;
             }
         }
-        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut, 0, 0, numbers,
-                                           count, NULL),
+        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut, 0, 0,
+                                           numbers, count, NULL),
                      EP_OK);
         check_plan(&plan, &rb, &c, cut, expected, slots_all);
         check_chunks_max(&plan, &c, cut);
@@ -255,8 +261,8 @@ Test(routing_plan, allocates_nothing_after_reserve)
         random_batch_init(&rb, seed);
         make_cluster(&c, &rb.shape, &rb.state);
         cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen,
-                                           random_cut(&cut, room, &rb.state), 0, rb.batch.tokens, NULL, 0,
-                                           NULL),
+                                           random_cut(&cut, room, &rb.state), 0, rb.batch.tokens,
+                                           NULL, 0, NULL),
                      EP_OK);
         random_batch_fini(&rb);
     }
@@ -291,8 +297,9 @@ Test(routing_plan, names_layer_and_expert_without_a_copy)
     ep_error error;
     ep_routing_plan plan;
     ep_routing_plan_init(&plan);
-    cr_assert_eq(ep_routing_plan_build(&plan, &batch, &layer, 2, chosen, NULL, 0, 1, NULL, 0, &error),
-                 EP_ERR_UNAVAILABLE);
+    cr_assert_eq(
+        ep_routing_plan_build(&plan, &batch, &layer, 2, chosen, NULL, 0, 1, NULL, 0, &error),
+        EP_ERR_UNAVAILABLE);
     cr_assert_eq(error.layer, 5);
     cr_assert_eq(error.expert, 2);
     cr_assert_str_eq(error.text, "no usable node holds expert 2 of layer 5");

@@ -30,8 +30,12 @@ static ep_routing_table *make_table(void)
     }
     const uint32_t layers[] = {0, 4, 0};
     for (uint32_t l = 0; l < 3; l++) {
-        ep_layer_shape shape = {
-            .layer = layers[l], .hidden = 8, .inner = 16, .experts = 2, .shared_experts = 1, .top_k = 2};
+        ep_layer_shape shape = {.layer = layers[l],
+                                .hidden = 8,
+                                .inner = 16,
+                                .experts = 2,
+                                .shared_experts = 1,
+                                .top_k = 2};
         cr_assert_eq(ep_routing_table_layer_init(table, l, l == 2, &shape, 6), EP_OK);
         for (uint32_t e = 0; e < 3; e++) {
             table->layers[l].offsets[e + 1] = 2 * (e + 1);
@@ -45,8 +49,8 @@ static ep_routing_table *make_table(void)
 static void expect_refused(ep_routing_table *table, const char *text)
 {
     ep_error error;
-    cr_assert_eq(ep_routing_table_check(table, &error), EP_ERR_INVALID_ARGUMENT, "accepted, expected: %s",
-                 text);
+    cr_assert_eq(ep_routing_table_check(table, &error), EP_ERR_INVALID_ARGUMENT,
+                 "accepted, expected: %s", text);
     cr_assert_str_eq(error.text, text);
     ep_routing_table_unref(table);
 }
@@ -78,7 +82,8 @@ Test(routing_table, create_refuses_more_than_its_limits)
     ep_layer_shape wide = {.experts = EP_EXPERTS_MAX, .shared_experts = 1};
     cr_assert_eq(ep_routing_table_create(EP_NODES_MAX + 1, 1, 1, &table), EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(ep_routing_table_create(1, EP_MODELS_MAX + 1, 1, &table), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_eq(ep_routing_table_create(1, 1, EP_TABLE_LAYERS_MAX + 1, &table), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_routing_table_create(1, 1, EP_TABLE_LAYERS_MAX + 1, &table),
+                 EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(ep_routing_table_create(1, 1, 1, &table), EP_OK);
     cr_assert_eq(ep_routing_table_layer_init(table, 0, 0, &wide, 0), EP_ERR_INVALID_ARGUMENT);
     ep_routing_table_unref(table);
@@ -122,12 +127,13 @@ Test(routing_table, the_checksum_sees_every_field)
     cr_assert_eq(sum, ep_routing_table_checksum(b));
     ep_routing_table_unref(a);
 
-#define CHANGES(field, value)                                                                                \
-    do {                                                                                                     \
-        __typeof__(field) before = (field);                                                                  \
-        (field) = (value);                                                                                   \
-        cr_assert_neq(ep_routing_table_checksum(b), sum, "%s is not part of the checksum", #field);          \
-        (field) = before;                                                                                    \
+#define CHANGES(field, value)                                                                      \
+    do {                                                                                           \
+        __typeof__(field) before = (field);                                                        \
+        (field) = (value);                                                                         \
+        cr_assert_neq(ep_routing_table_checksum(b), sum, "%s is not part of the checksum",         \
+                      #field);                                                                     \
+        (field) = before;                                                                          \
     } while (0)
     CHANGES(b->epoch.term, 3);
     CHANGES(b->epoch.number, 18);
@@ -152,7 +158,8 @@ Test(routing_table, the_checksum_sees_every_field)
     cr_assert_eq(ep_routing_table_checksum(b), sum);
     const uint64_t policy_sum = ep_routing_table_policy_checksum(b);
     b->caller_policy.revision = 4;
-    cr_assert_eq(ep_routing_table_checksum(b), sum, "builds without a policy find another checksum");
+    cr_assert_eq(ep_routing_table_checksum(b), sum,
+                 "builds without a policy find another checksum");
     cr_assert_neq(ep_routing_table_policy_checksum(b), policy_sum);
     ep_routing_table_unref(b);
 }
@@ -211,8 +218,9 @@ Test(routing_table, names_every_mistake_of_nodes_and_models)
     expect_refused(t, "model beta, node node-1: numerics index 1: the model has 1");
     t = make_table();
     t->models[1].numerics_of_node[1] = UINT32_MAX;
-    expect_refused(t,
-                   "model beta, layer 0: expert 0 has a copy on node node-1, which does not serve the model");
+    expect_refused(
+        t,
+        "model beta, layer 0: expert 0 has a copy on node node-1, which does not serve the model");
 }
 
 Test(routing_table, checks_every_number_of_a_shape)

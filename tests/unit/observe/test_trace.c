@@ -18,15 +18,21 @@ Test(trace, reads_and_writes_traceparent)
     cr_assert_eq(span, 0xb7ad6b7169203331ull);
     ep_traceparent_format(id, span, text);
     cr_assert_str_eq(text, GOOD);
-    cr_assert(ep_traceparent_parse("cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00-later", &id, &span));
+    cr_assert(ep_traceparent_parse("cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00-later",
+                                   &id, &span));
 }
 
 Test(trace, refuses_what_is_no_traceparent)
 {
     static const char *const bad[] = {
-        NULL, "", "00", "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+        NULL,
+        "",
+        "00",
+        "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
         "00-00000000000000000000000000000000-b7ad6b7169203331-01",
-        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01", GOOD "-more", GOOD "0",
+        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+        GOOD "-more",
+        GOOD "0",
         "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331_01",
         "00-0af7651916cd43dd8448eb211c80319cxb7ad6b7169203331-01",

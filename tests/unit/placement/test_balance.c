@@ -35,7 +35,11 @@ static void draw(problem *p, uint64_t seed, uint32_t experts, uint32_t nodes, bo
     for (uint32_t n = 0; n < nodes; n++) {
         p->speeds[n] = is_even ? 2 : 1 + below(p, 4);
     }
-    p->in = (ep_balance_input){.experts = experts, .nodes = nodes, .heat = p->heat, .speeds = p->speeds, .slots = p->slots};
+    p->in = (ep_balance_input){.experts = experts,
+                               .nodes = nodes,
+                               .heat = p->heat,
+                               .speeds = p->speeds,
+                               .slots = p->slots};
     p->in.copies_min = 1 + below(p, nodes < 2 ? 1 : 2);
     const uint32_t least = experts * p->in.copies_min;
     p->in.copies_total = least + below(p, experts * (nodes - p->in.copies_min) + 1);
@@ -96,7 +100,8 @@ static double check(const problem *p, const ep_balance *b)
 }
 
 /* The best of all placements, by trying every set of nodes for one expert after the other. */
-static void try_all(const problem *p, uint32_t expert, uint32_t used, const double *busy, const uint32_t *counts, double *io_best)
+static void try_all(const problem *p, uint32_t expert, uint32_t used, const double *busy,
+                    const uint32_t *counts, double *io_best)
 {
     if (expert == p->in.experts) {
         double most = 0;
@@ -139,7 +144,8 @@ Test(balance, bound_and_search_stand_on_both_sides_of_the_best_of_all_placements
     for (uint64_t seed = 0; seed < 300; seed++) {
         problem p;
         const uint32_t nodes = 1 + (uint32_t)(seed % 4);
-        draw(&p, seed, seed % 50 == 49 ? 12 : 1 + (uint32_t)(seed / 4 % 7), nodes > 3 && seed % 50 == 49 ? 3 : nodes, seed % 3 != 0);
+        draw(&p, seed, seed % 50 == 49 ? 12 : 1 + (uint32_t)(seed / 4 % 7),
+             nodes > 3 && seed % 50 == 49 ? 3 : nodes, seed % 3 != 0);
         /* the sooner the best is near, the more is cut */
         qsort(p.heat, p.in.experts, sizeof(p.heat[0]), hotter);
         ep_balance *b = solved(&p, 1);
@@ -151,13 +157,16 @@ Test(balance, bound_and_search_stand_on_both_sides_of_the_best_of_all_placements
         best = fmin(best, found);
         for (int with_slots = 0; with_slots < 2; with_slots++) {
             const double bound = ep_balance_bound(&p.in, with_slots);
-            cr_assert_leq(bound, best * (1 + 1e-6), "seed %lu: bound %.9g, a placement has %.9g", (unsigned long)seed, bound, best);
+            cr_assert_leq(bound, best * (1 + 1e-6), "seed %lu: bound %.9g, a placement has %.9g",
+                          (unsigned long)seed, bound, best);
             loosest = with_slots ? fmax(loosest, best / bound) : loosest;
         }
         worst = fmax(worst, found / best);
         ep_balance_destroy(b);
     }
-    cr_log_info("of 300 small cases the search is at most %.3f of the best, which is at most %.3f of the bound", worst, loosest);
+    cr_log_info("of 300 small cases the search is at most %.3f of the best, which is at most %.3f "
+                "of the bound",
+                worst, loosest);
     cr_assert_leq(worst, 1.3);
 }
 
@@ -165,11 +174,13 @@ Test(balance, promises_hold_on_drawn_cases)
 {
     for (uint64_t seed = 1000; seed < 1400; seed++) {
         problem p;
-        draw(&p, seed, 1 + (uint32_t)(seed % EXPERTS_MAX), 1 + (uint32_t)(seed % NODES_MAX), seed % 2 == 0);
+        draw(&p, seed, 1 + (uint32_t)(seed % EXPERTS_MAX), 1 + (uint32_t)(seed % NODES_MAX),
+             seed % 2 == 0);
         ep_balance *b = solved(&p, 1.001);
         cr_assert_geq(check(&p, b) * (1 + 1e-6), ep_balance_bound(&p.in, true));
         ep_balance *again = solved(&p, 1.001);
-        cr_assert_eq(ep_balance_busiest(b), ep_balance_busiest(again), "the same input, another result");
+        cr_assert_eq(ep_balance_busiest(b), ep_balance_busiest(again),
+                     "the same input, another result");
         ep_balance_destroy(again);
         ep_balance_destroy(b);
     }
@@ -178,7 +189,13 @@ Test(balance, promises_hold_on_drawn_cases)
 Test(balance, even_heat_is_spread_evenly_and_a_hot_expert_gets_the_spare_copies)
 {
     problem p = {.slots = {9, 9, 9, 9}, .speeds = {1, 1, 1, 1}};
-    p.in = (ep_balance_input){.experts = 32, .nodes = 4, .heat = p.heat, .speeds = p.speeds, .slots = p.slots, .copies_min = 1, .copies_total = 35};
+    p.in = (ep_balance_input){.experts = 32,
+                              .nodes = 4,
+                              .heat = p.heat,
+                              .speeds = p.speeds,
+                              .slots = p.slots,
+                              .copies_min = 1,
+                              .copies_total = 35};
     for (uint32_t e = 0; e < 32; e++) {
         p.heat[e] = 1;
     }
@@ -219,7 +236,8 @@ Test(balance, repair_never_makes_it_worse_and_counts_what_it_loads)
     uint32_t helped = 0;
     for (uint64_t seed = 2000; seed < 2300; seed++) {
         problem p;
-        draw(&p, seed, 2 + (uint32_t)(seed % (EXPERTS_MAX - 1)), 2 + (uint32_t)(seed % (NODES_MAX - 1)), seed % 2 == 0);
+        draw(&p, seed, 2 + (uint32_t)(seed % (EXPERTS_MAX - 1)),
+             2 + (uint32_t)(seed % (NODES_MAX - 1)), seed % 2 == 0);
         ep_balance *old = solved(&p, 1.001);
         for (uint32_t e = 0; e < p.in.experts; e++) {
             p.heat[e] *= 0.5 + below(&p, 1000) / 500.0; /* the placement is of yesterday */
@@ -260,17 +278,31 @@ Test(balance, what_cannot_be_placed_is_refused)
     problem p = {.slots = {2, 2}, .speeds = {1, 1}};
     ep_balance *b = NULL;
     ep_error error = {0};
-    p.in = (ep_balance_input){.experts = 5, .nodes = 2, .heat = p.heat, .speeds = p.speeds, .slots = p.slots, .copies_min = 1, .copies_total = 5};
+    p.in = (ep_balance_input){.experts = 5,
+                              .nodes = 2,
+                              .heat = p.heat,
+                              .speeds = p.speeds,
+                              .slots = p.slots,
+                              .copies_min = 1,
+                              .copies_total = 5};
     cr_assert_eq(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "5 experts"), "%s", error.text);
     p.in.experts = 4;
     p.in.copies_min = 3;
-    cr_assert_eq(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT, "three copies over two nodes");
+    cr_assert_eq(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT,
+                 "three copies over two nodes");
     /* Enough slots in all, but two copies of each would need two on the large node. */
-    p.in = (ep_balance_input){.experts = 2, .nodes = 2, .heat = p.heat, .speeds = p.speeds, .slots = p.slots, .copies_min = 2, .copies_total = 4};
+    p.in = (ep_balance_input){.experts = 2,
+                              .nodes = 2,
+                              .heat = p.heat,
+                              .speeds = p.speeds,
+                              .slots = p.slots,
+                              .copies_min = 2,
+                              .copies_total = 4};
     p.slots[0] = 1;
     p.slots[1] = 3;
-    cr_assert_eq(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT, "a slot beyond one for each expert is none");
+    cr_assert_eq(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT,
+                 "a slot beyond one for each expert is none");
 }
 
 Test(balance, a_slot_beyond_one_for_each_expert_is_none)

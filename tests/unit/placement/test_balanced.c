@@ -18,7 +18,8 @@ typedef struct {
     ep_placement_input input;
 } problem;
 
-static void setup(problem *p, uint32_t nodes, uint32_t layers, uint32_t experts, uint32_t copies, uint64_t seed)
+static void setup(problem *p, uint32_t nodes, uint32_t layers, uint32_t experts, uint32_t copies,
+                  uint64_t seed)
 {
     static const char *const names[NODES_MAX] = {"n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"};
     memset(p, 0, sizeof(*p));
@@ -26,14 +27,19 @@ static void setup(problem *p, uint32_t nodes, uint32_t layers, uint32_t experts,
         p->nodes[n] = (ep_placement_node){.node_id = n, .name = names[n]};
     }
     for (uint32_t l = 0; l < layers; l++) {
-        p->layers[l].shape = (ep_layer_shape){.layer = l, .hidden = 4, .inner = 4, .experts = experts, .top_k = 2};
+        p->layers[l].shape =
+            (ep_layer_shape){.layer = l, .hidden = 4, .inner = 4, .experts = experts, .top_k = 2};
         p->layers[l].expert_bytes = 100;
         p->layers[l].heat = p->heat[l];
         for (uint32_t e = 0; e < experts; e++) {
             p->heat[l][e] = pow(1.0 + (double)(ep_splitmix64(&seed) % 100), 2);
         }
     }
-    p->input = (ep_placement_input){.nodes_count = nodes, .nodes = p->nodes, .layers_count = layers, .layers = p->layers, .copies = copies};
+    p->input = (ep_placement_input){.nodes_count = nodes,
+                                    .nodes = p->nodes,
+                                    .layers_count = layers,
+                                    .layers = p->layers,
+                                    .copies = copies};
 }
 
 static ep_placement *solve(const problem *p)
@@ -99,7 +105,8 @@ static void check_certificate(const problem *p, const ep_placement *placement)
         for (uint32_t e = 0; e < placed->experts; e++) {
             for (uint32_t i = placed->offsets[e]; i < placed->offsets[e + 1]; i++) {
                 for (uint32_t j = placed->offsets[e]; j < i; j++) {
-                    cr_assert_neq(placed->copies[i], placed->copies[j], "two copies of an expert on one node");
+                    cr_assert_neq(placed->copies[i], placed->copies[j],
+                                  "two copies of an expert on one node");
                 }
             }
         }
@@ -132,8 +139,8 @@ Test(balanced, a_fast_node_is_given_more_to_do)
     p.nodes[1].speed = 3;
     ep_placement *placement = solve(&p);
     check_certificate(&p, placement);
-    cr_assert_leq(placement->layers[0].busiest, 1.1 * placement->layers[0].bound, "busiest %g, bound %g", placement->layers[0].busiest,
-                  placement->layers[0].bound);
+    cr_assert_leq(placement->layers[0].busiest, 1.1 * placement->layers[0].bound,
+                  "busiest %g, bound %g", placement->layers[0].busiest, placement->layers[0].bound);
     ep_placement_destroy(placement);
 }
 
@@ -188,7 +195,8 @@ Test(balanced, what_is_held_moves_only_as_far_as_the_budget_goes)
         ep_placement *next = solve(&drifted);
         check_certificate(&drifted, next);
         cr_assert_leq(next->copies_added, moves);
-        const double worst = fmax(next->layers[0].busiest / next->layers[0].bound, next->layers[1].busiest / next->layers[1].bound);
+        const double worst = fmax(next->layers[0].busiest / next->layers[0].bound,
+                                  next->layers[1].busiest / next->layers[1].bound);
         cr_assert_leq(worst, before);
         before = worst;
         ep_placement_destroy(next);
@@ -199,7 +207,8 @@ Test(balanced, what_is_held_moves_only_as_far_as_the_budget_goes)
 
 /* Looks at the same popularity again and again, each time at a new sample of `slots` a layer (0:
  * the very same heat). Returns the loads. */
-static uint32_t look(problem *p, ep_placement **io_placement, uint32_t looks, double slots, uint64_t *random)
+static uint32_t look(problem *p, ep_placement **io_placement, uint32_t looks, double slots,
+                     uint64_t *random)
 {
     static double popularity[LAYERS_MAX][EXPERTS_MAX];
     uint32_t loads = 0;
@@ -245,17 +254,20 @@ Test(balanced, the_same_load_again_moves_nothing_after_a_while)
         p.input.moves_max = 64;
         ep_placement *placement = solve(&yesterday);
         first += look(&p, &placement, 20, 0, &random);
-        cr_assert_eq(look(&p, &placement, 10, 0, &random), 0u, "seed %lu: copies go to and fro", (unsigned long)seed);
+        cr_assert_eq(look(&p, &placement, 10, 0, &random), 0u, "seed %lu: copies go to and fro",
+                     (unsigned long)seed);
         noisy += look(&p, &placement, 20, 8 * 2500, &random);
         ep_placement_destroy(placement);
     }
     cr_assert_gt(first, 40 * 10, "%u loads for a change of the load", first);
-    cr_assert_leq(noisy, first / 10, "%u loads in 20 looks at noise, %u for a change of the load", noisy, first);
+    cr_assert_leq(noisy, first / 10, "%u loads in 20 looks at noise, %u for a change of the load",
+                  noisy, first);
 }
 
 Test(balanced, a_full_node_changes_places_to_take_a_copy)
 {
-    static const uint32_t offsets[] = {0, 1, 3, 4, 6, 7, 8, 9, 10}, owned[] = {0, 3, 1, 0, 3, 1, 0, 2, 3, 1};
+    static const uint32_t offsets[] = {0, 1, 3, 4, 6, 7, 8, 9, 10},
+                          owned[] = {0, 3, 1, 0, 3, 1, 0, 2, 3, 1};
     problem p;
     setup(&p, 4, 1, 8, 1, 1);
     p.input.spare_copies = 4;
@@ -263,8 +275,8 @@ Test(balanced, a_full_node_changes_places_to_take_a_copy)
     p.layers[0].owned_offsets = offsets;
     p.layers[0].owned = owned;
     for (uint32_t e = 0; e < 8; e++) {
-        p.heat[0][e] =
-            e == 3 || e == 5 ? 420 : 27; /* node 2 has room, all it holds is one copy of 5, and node 0 is full */
+        p.heat[0][e] = e == 3 || e == 5 ? 420 : 27; /* node 2 has room, all it holds is one copy of
+                                                       5, and node 0 is full */
     }
     ep_placement *placement = solve(&p);
     cr_assert_geq(copies_of(placement, 0, 5), 2u);
@@ -297,9 +309,13 @@ Test(balanced, a_layer_too_large_to_be_searched_is_spread_evenly)
     for (uint32_t n = 0; n < NODES; n++) {
         nodes[n] = (ep_placement_node){.node_id = n, .name = "n"};
     }
-    const ep_placement_layer layer = {.shape = {.hidden = 4, .inner = 4, .experts = EP_EXPERTS_MAX, .top_k = 2}};
-    const problem p = {
-        .input = {.nodes_count = NODES, .nodes = nodes, .layers_count = 1, .layers = &layer, .copies = 1}};
+    const ep_placement_layer layer = {
+        .shape = {.hidden = 4, .inner = 4, .experts = EP_EXPERTS_MAX, .top_k = 2}};
+    const problem p = {.input = {.nodes_count = NODES,
+                                 .nodes = nodes,
+                                 .layers_count = 1,
+                                 .layers = &layer,
+                                 .copies = 1}};
     ep_placement *placement = solve(&p);
     cr_assert_eq(placement->copies_total, EP_EXPERTS_MAX);
     cr_assert_eq(placement->layers[0].bound, 0, "nobody has searched");
@@ -373,10 +389,13 @@ Test(balanced, a_node_that_joins_gets_its_part_and_one_that_leaves_is_replaced)
     ep_placement *joined = solve(&more);
     check_certificate(&more, joined);
     for (uint32_t l = 0; l < 2; l++) {
-        cr_assert_leq(joined->layers[l].busiest, 1.06 * joined->layers[l].bound, "%g of %g, %u copies on it, %u loads", joined->layers[l].busiest, joined->layers[l].bound, copies_on(joined, l, 3), joined->copies_added);
+        cr_assert_leq(joined->layers[l].busiest, 1.06 * joined->layers[l].bound,
+                      "%g of %g, %u copies on it, %u loads", joined->layers[l].busiest,
+                      joined->layers[l].bound, copies_on(joined, l, 3), joined->copies_added);
         cr_assert_geq(copies_on(joined, l, 3), 1);
     }
-    cr_assert_leq(joined->copies_added, 2 * 60, "%u loads for 60 of 240 copies", joined->copies_added);
+    cr_assert_leq(joined->copies_added, 2 * 60, "%u loads for 60 of 240 copies",
+                  joined->copies_added);
     /* Node 0 is gone: its copies, and none else, are loaded anew. */
     uint32_t gone = 0, kept[LAYERS_MAX][4 * EXPERTS_MAX];
     problem fewer;
@@ -384,7 +403,8 @@ Test(balanced, a_node_that_joins_gets_its_part_and_one_that_leaves_is_replaced)
     keep(&fewer, joined);
     for (uint32_t l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < joined->layers[l].offsets[60]; i++) {
-            kept[l][i] = joined->layers[l].copies[i] == 0 ? EP_PLACEMENT_NODE_GONE : joined->layers[l].copies[i] - 1;
+            kept[l][i] = joined->layers[l].copies[i] == 0 ? EP_PLACEMENT_NODE_GONE
+                                                          : joined->layers[l].copies[i] - 1;
             gone += joined->layers[l].copies[i] == 0;
         }
         fewer.layers[l].owned = kept[l];

@@ -11,18 +11,20 @@
 
 #include "base/random.h"
 
-static const char good[] =
-    "{\"moe_layer_count\": 2, \"layer_list\": [\n"
-    " {\"layer_id\": 1, \"device_count\": 2, \"device_list\": [\n"
-    "  {\"device_id\": 1, \"device_expert\": [3, 2]}, {\"device_id\": 0, \"device_expert\": [1, 0, 3]}]},\n"
-    " {\"layer_id\": 0, \"device_count\": 1, \"device_list\": [{\"device_id\": 0, \"device_expert\": "
-    "[]}]}]}\n";
+static const char good[] = "{\"moe_layer_count\": 2, \"layer_list\": [\n"
+                           " {\"layer_id\": 1, \"device_count\": 2, \"device_list\": [\n"
+                           "  {\"device_id\": 1, \"device_expert\": [3, 2]}, {\"device_id\": 0, "
+                           "\"device_expert\": [1, 0, 3]}]},\n"
+                           " {\"layer_id\": 0, \"device_count\": 1, \"device_list\": "
+                           "[{\"device_id\": 0, \"device_expert\": "
+                           "[]}]}]}\n";
 
 Test(expert_map, reads_layers_and_devices_in_any_order)
 {
     ep_expert_map *map;
     ep_error error = {0};
-    cr_assert_eq(ep_expert_map_parse(good, strlen(good), "map.json", &map, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_expert_map_parse(good, strlen(good), "map.json", &map, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_str_eq(map->file, "map.json");
     cr_assert_eq(map->layers_count, 2);
     cr_assert_eq(map->layers[0].devices_count, 1);
@@ -42,7 +44,8 @@ static void expect_refused(const char *text, const char *expected)
     ep_error error = {0};
     cr_assert_eq(ep_expert_map_parse(text, strlen(text), "map.json", &map, &error), EP_ERR_BAD_FILE,
                  "accepted, expected: %s", expected);
-    cr_assert(strstr(error.text, expected) != NULL, "expected: %s; found: %s", expected, error.text);
+    cr_assert(strstr(error.text, expected) != NULL, "expected: %s; found: %s", expected,
+              error.text);
     cr_assert_null(map);
 }
 
@@ -60,14 +63,16 @@ Test(expert_map, names_every_mistake)
         {"", "map.json:1:"},
         {"[]", "map.json: the top level: expected an object, found an array"},
         {"{}", "map.json: the top level: key \"moe_layer_count\" is missing"},
-        {"{\"moe_layer_count\": 1, \"moe_layer_count\": 1, \"layer_list\": []}", "duplicate object key"},
+        {"{\"moe_layer_count\": 1, \"moe_layer_count\": 1, \"layer_list\": []}",
+         "duplicate object key"},
         {"{\"moe_layer_count\": 1, \"layer_list\": [], \"x\": 1}",
          "map.json: the top level: unknown key \"x\""},
         {"{\"moe_layer_count\": \"1\", \"layer_list\": []}",
          "map.json: moe_layer_count: expected an integer, found a string"},
         {"{\"moe_layer_count\": 1.0, \"layer_list\": []}",
          "map.json: moe_layer_count: expected an integer, found a real number"},
-        {"{\"moe_layer_count\": 0, \"layer_list\": []}", "map.json: moe_layer_count is 0: allowed 1..65536"},
+        {"{\"moe_layer_count\": 0, \"layer_list\": []}",
+         "map.json: moe_layer_count is 0: allowed 1..65536"},
         {"{\"moe_layer_count\": -1, \"layer_list\": []}",
          "map.json: moe_layer_count is -1: allowed 1..65536"},
         {"{\"moe_layer_count\": 2, \"layer_list\": []}",
@@ -96,9 +101,11 @@ Test(expert_map, names_every_mistake)
         {DEVICES(OTHER ", {\"device_id\": 0, \"device_expert\": [5, 6, 5]}"),
          "map.json: layer_id 0, device_id 0: expert 5 is listed twice"},
         {"{\"moe_layer_count\": 2, \"layer_list\": ["
-         "{\"layer_id\": 0, \"device_count\": 1, \"device_list\": [{\"device_id\": 0, \"device_expert\": "
+         "{\"layer_id\": 0, \"device_count\": 1, \"device_list\": [{\"device_id\": 0, "
+         "\"device_expert\": "
          "[]}]},"
-         "{\"layer_id\": 0, \"device_count\": 1, \"device_list\": [{\"device_id\": 0, \"device_expert\": "
+         "{\"layer_id\": 0, \"device_count\": 1, \"device_list\": [{\"device_id\": 0, "
+         "\"device_expert\": "
          "[]}]}]}",
          "map.json: layer_id 0 is listed twice"},
     };
@@ -118,7 +125,8 @@ Test(expert_map, random_damage_never_crashes)
             text[ep_splitmix64(&state) % (sizeof(good) - 1)] =
                 "0123456789,[]{}\" "[ep_splitmix64(&state) % 17];
         }
-        size_t bytes = ep_splitmix64(&state) % 4 ? sizeof(good) - 1 : ep_splitmix64(&state) % sizeof(good);
+        size_t bytes =
+            ep_splitmix64(&state) % 4 ? sizeof(good) - 1 : ep_splitmix64(&state) % sizeof(good);
         char *exact = malloc(bytes + 1); /* no terminator within the allowed length */
         memcpy(exact, text, bytes);
         ep_expert_map *map = NULL;
@@ -160,19 +168,21 @@ Test(expert_map, reads_a_file_longer_than_one_read_and_names_a_missing_one)
 
 Test(expert_map, what_is_written_reads_back)
 {
-    static const uint32_t offsets[2][4] = {{0, 1, 3, 4}, {0, 2, 3, 4}}, devices[2][4] = {{2, 0, 2, 0}, {0, 1, 0, 0}};
+    static const uint32_t offsets[2][4] = {{0, 1, 3, 4}, {0, 2, 3, 4}},
+                          devices[2][4] = {{2, 0, 2, 0}, {0, 1, 0, 0}};
     char path[] = "/tmp/expert-map-XXXXXX";
     ep_expert_map *map = NULL, *back = NULL;
     ep_error error = {0};
     cr_assert_geq(mkstemp(path), 0);
     cr_assert_eq(ep_expert_map_create(2, &map, &error), EP_OK);
     for (uint32_t l = 0; l < 2; l++) {
-        cr_assert_eq(ep_expert_map_set_layer(map, l, 3, offsets[l], devices[l], 3 - l, &error), EP_OK, "%s",
-                     error.text);
+        cr_assert_eq(ep_expert_map_set_layer(map, l, 3, offsets[l], devices[l], 3 - l, &error),
+                     EP_OK, "%s", error.text);
     }
     cr_assert_eq(ep_expert_map_write_file(map, path, &error), EP_OK, "%s", error.text);
     cr_assert_eq(ep_expert_map_read_file(path, &back, &error), EP_OK, "%s", error.text);
-    static const uint32_t begin[2][4] = {{0, 2, 2, 4}, {0, 3, 4, 0}}, experts[2][4] = {{1, 2, 0, 1}, {0, 1, 2, 0}};
+    static const uint32_t begin[2][4] = {{0, 2, 2, 4}, {0, 3, 4, 0}},
+                          experts[2][4] = {{1, 2, 0, 1}, {0, 1, 2, 0}};
     cr_assert_eq(back->layers_count, 2);
     for (uint32_t l = 0; l < 2; l++) {
         cr_assert_eq(back->layers[l].devices_count, 3 - l);
@@ -191,8 +201,11 @@ Test(expert_map, what_no_map_can_say_is_not_written)
     ep_error error = {0};
     cr_assert_eq(ep_expert_map_create(0, &map, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(ep_expert_map_create(1, &map, &error), EP_OK);
-    cr_assert_eq(ep_expert_map_set_layer(map, 0, 2, offsets, devices, 1, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_str_eq(error.text, "layer_id 0: expert 1 has no copy, and an expert map needs one of each");
-    cr_assert_eq(ep_expert_map_set_layer(map, 0, 2, offsets, devices, 0, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_expert_map_set_layer(map, 0, 2, offsets, devices, 1, &error),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_str_eq(error.text,
+                     "layer_id 0: expert 1 has no copy, and an expert map needs one of each");
+    cr_assert_eq(ep_expert_map_set_layer(map, 0, 2, offsets, devices, 0, &error),
+                 EP_ERR_INVALID_ARGUMENT);
     ep_expert_map_destroy(map);
 }

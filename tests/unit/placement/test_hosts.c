@@ -23,15 +23,18 @@ typedef struct {
 } problem;
 
 /* Node n is on host n % hosts; "" (every node its own) when hosts is 0. */
-static void setup(problem *p, uint32_t nodes, uint32_t hosts, uint32_t experts, uint32_t copies, uint64_t seed)
+static void setup(problem *p, uint32_t nodes, uint32_t hosts, uint32_t experts, uint32_t copies,
+                  uint64_t seed)
 {
     memset(p, 0, sizeof(*p));
     for (uint32_t n = 0; n < nodes; n++) {
-        snprintf(p->hosts[n], sizeof(p->hosts[n]), hosts == 0 ? "" : "h%u", hosts == 0 ? 0 : n % hosts);
+        snprintf(p->hosts[n], sizeof(p->hosts[n]), hosts == 0 ? "" : "h%u",
+                 hosts == 0 ? 0 : n % hosts);
         p->nodes[n] = (ep_placement_node){.node_id = n, .name = "n", .host = p->hosts[n]};
     }
     for (uint32_t l = 0; l < LAYERS; l++) {
-        p->layers[l].shape = (ep_layer_shape){.layer = l, .hidden = 4, .inner = 4, .experts = experts, .top_k = 2};
+        p->layers[l].shape =
+            (ep_layer_shape){.layer = l, .hidden = 4, .inner = 4, .experts = experts, .top_k = 2};
         p->layers[l].expert_bytes = 100;
         p->layers[l].heat = p->heat[l];
         for (uint32_t e = 0; e < experts; e++) {
@@ -69,8 +72,9 @@ static uint32_t hosts_of(const problem *p, const ep_placed_layer *layer, uint32_
         bool is_new = true;
         for (uint32_t j = layer->offsets[expert]; j < i; j++) {
             cr_assert_neq(layer->copies[i], layer->copies[j], "two copies on one node");
-            is_new = is_new && (p->hosts[layer->copies[i]][0] == 0 ||
-                                strcmp(p->hosts[layer->copies[i]], p->hosts[layer->copies[j]]) != 0);
+            is_new =
+                is_new && (p->hosts[layer->copies[i]][0] == 0 ||
+                           strcmp(p->hosts[layer->copies[i]], p->hosts[layer->copies[j]]) != 0);
         }
         count += is_new;
     }
@@ -81,8 +85,9 @@ static void check_hosts(const problem *p, const ep_placement *placement, uint32_
 {
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (uint32_t e = 0; e < placement->layers[l].experts; e++) {
-            cr_assert_geq(hosts_of(p, &placement->layers[l], e), wanted, "layer %u, expert %u is on %u hosts of %u", l,
-                          e, hosts_of(p, &placement->layers[l], e), wanted);
+            cr_assert_geq(hosts_of(p, &placement->layers[l], e), wanted,
+                          "layer %u, expert %u is on %u hosts of %u", l, e,
+                          hosts_of(p, &placement->layers[l], e), wanted);
         }
     }
 }
@@ -143,8 +148,9 @@ Test(hosts, nodes_stay_even_where_hosts_are)
                 ep_placement *placement = solve(&p, solvers[s]);
                 check_hosts(&p, placement, 2);
                 /* By heat it is time that is even, not counts. */
-                cr_assert_leq(placement->node_copies_max - placement->node_copies_min, s == 0 ? 2u : 8u,
-                              "%u..%u copies on a node", placement->node_copies_min, placement->node_copies_max);
+                cr_assert_leq(placement->node_copies_max - placement->node_copies_min,
+                              s == 0 ? 2u : 8u, "%u..%u copies on a node",
+                              placement->node_copies_min, placement->node_copies_max);
                 ep_placement_destroy(placement);
             }
             ep_placement_destroy(alone);
@@ -162,7 +168,8 @@ Test(hosts, a_lost_host_leaves_a_copy_of_each)
         for (uint32_t l = 0; l < LAYERS; l++) {
             for (uint32_t e = 0; e < EXPERTS_MAX; e++) {
                 uint32_t left = 0;
-                for (uint32_t i = placement->layers[l].offsets[e]; i < placement->layers[l].offsets[e + 1]; i++) {
+                for (uint32_t i = placement->layers[l].offsets[e];
+                     i < placement->layers[l].offsets[e + 1]; i++) {
                     left += placement->layers[l].copies[i] % 2 == 0;
                 }
                 cr_assert_geq(left, 1u);

@@ -9,10 +9,11 @@
 static const ep_placement_node nodes[] = {{.name = "a"}, {.name = "b"}};
 static const double heat[] = {6, 3, 2, 1};
 
-static ep_layer_balance judge(uint32_t copies_min, uint32_t spare, uint32_t shared, const double *of,
-                              const uint32_t *offsets, const uint32_t *copies)
+static ep_layer_balance judge(uint32_t copies_min, uint32_t spare, uint32_t shared,
+                              const double *of, const uint32_t *offsets, const uint32_t *copies)
 {
-    const ep_placement_layer layer = {.shape = {.experts = 4, .shared_experts = shared, .top_k = 2}, .heat = of};
+    const ep_placement_layer layer = {.shape = {.experts = 4, .shared_experts = shared, .top_k = 2},
+                                      .heat = of};
     const ep_placement_input input = {.nodes_count = 2,
                                       .nodes = nodes,
                                       .layers_count = 1,

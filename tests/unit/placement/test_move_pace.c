@@ -44,8 +44,8 @@ Test(move_pace, what_was_loaded_is_paid_by_time)
         loaded += copies * 300 * MIB;
         now_ns += EP_NS_PER_S / 10;
     }
-    cr_assert(loaded >= 59 * 100 * MIB && loaded <= 61 * 100 * MIB + 600 * MIB, "%llu MiB in a minute",
-              (unsigned long long)(loaded / MIB));
+    cr_assert(loaded >= 59 * 100 * MIB && loaded <= 61 * 100 * MIB + 600 * MIB,
+              "%llu MiB in a minute", (unsigned long long)(loaded / MIB));
 }
 
 Test(move_pace, a_quiet_time_saves_up_one_second)

@@ -33,32 +33,37 @@ static ep_expert_map *make_map(const char *first, const char *second)
     char text[512];
     ep_expert_map *map;
     ep_error error = {0};
-    snprintf(
-        text, sizeof(text),
-        "{\"moe_layer_count\": 1, \"layer_list\": [{\"layer_id\": 0, \"device_count\": 2, \"device_list\": ["
-        "{\"device_id\": 0, \"device_expert\": [%s]}, {\"device_id\": 1, \"device_expert\": [%s]}]}]}",
-        first, second);
-    cr_assert_eq(ep_expert_map_parse(text, strlen(text), "map.json", &map, &error), EP_OK, "%s", error.text);
+    snprintf(text, sizeof(text),
+             "{\"moe_layer_count\": 1, \"layer_list\": [{\"layer_id\": 0, \"device_count\": 2, "
+             "\"device_list\": ["
+             "{\"device_id\": 0, \"device_expert\": [%s]}, {\"device_id\": 1, \"device_expert\": "
+             "[%s]}]}]}",
+             first, second);
+    cr_assert_eq(ep_expert_map_parse(text, strlen(text), "map.json", &map, &error), EP_OK, "%s",
+                 error.text);
     return map;
 }
 
-static ep_placement *solve(const problem *p, const char *first, const char *second, const uint32_t *order)
+static ep_placement *solve(const problem *p, const char *first, const char *second,
+                           const uint32_t *order)
 {
     ep_placement *placement = NULL;
     ep_error error = {0};
     ep_expert_map *map = make_map(first, second);
-    cr_assert_eq(ep_placement_static(&p->input, map, order, &placement, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_placement_static(&p->input, map, order, &placement, &error), EP_OK, "%s",
+                 error.text);
     ep_expert_map_destroy(map);
     return placement;
 }
 
-static void expect_refused(const problem *p, const char *first, const char *second, const uint32_t *order,
-                           ep_err code, const char *text)
+static void expect_refused(const problem *p, const char *first, const char *second,
+                           const uint32_t *order, ep_err code, const char *text)
 {
     ep_placement *placement = NULL;
     ep_error error = {0};
     ep_expert_map *map = make_map(first, second);
-    cr_assert_eq(ep_placement_static(&p->input, map, order, &placement, &error), code, "expected: %s", text);
+    cr_assert_eq(ep_placement_static(&p->input, map, order, &placement, &error), code,
+                 "expected: %s", text);
     cr_assert_str_eq(error.text, text);
     cr_assert_null(placement);
     ep_expert_map_destroy(map);
@@ -112,8 +117,9 @@ Test(static_map, names_every_mistake)
                    "map.json: layer_id 0: routing table has 7 experts, model has 8");
     expect_refused(&p, "0,1,2,3,8", "4,5,6,7", NULL, EP_ERR_INVALID_ARGUMENT,
                    "map.json: layer_id 0: routing table has 9 experts, model has 8");
-    expect_refused(&p, "0,1,2,3", "4,5,7", NULL, EP_ERR_INVALID_ARGUMENT,
-                   "map.json: layer_id 0: expert 6 is on no device: every expert of 0..7 needs one");
+    expect_refused(
+        &p, "0,1,2,3", "4,5,7", NULL, EP_ERR_INVALID_ARGUMENT,
+        "map.json: layer_id 0: expert 6 is on no device: every expert of 0..7 needs one");
     expect_refused(&p, "0,1,2,3", "4,5,7,9", NULL, EP_ERR_INVALID_ARGUMENT,
                    "map.json: layer_id 0, device_id 1: expert 9: allowed 0..7");
     p.input.nodes_count = 1;
@@ -131,9 +137,10 @@ Test(static_map, names_every_mistake)
     expect_refused(&p, "0,1,2,3", "4,5,6,7", twice, EP_ERR_INVALID_ARGUMENT,
                    "device_id 0 and 1 are both node alpha");
     p.nodes[0].capacity_bytes = 35;
-    expect_refused(&p, "0,1,2,3", "4,5,6,7", NULL, EP_ERR_RESOURCE_EXHAUSTED,
-                   "map.json: layer_id 0, device_id 1: node zeta has no room for expert 7: it holds 3 "
-                   "experts of 30 bytes");
+    expect_refused(
+        &p, "0,1,2,3", "4,5,6,7", NULL, EP_ERR_RESOURCE_EXHAUSTED,
+        "map.json: layer_id 0, device_id 1: node zeta has no room for expert 7: it holds 3 "
+        "experts of 30 bytes");
 }
 
 Test(static_map, the_certificate_counts_what_must_be_loaded)

@@ -20,7 +20,8 @@ typedef struct {
 
 static void setup(problem *p, uint32_t nodes, uint32_t layers, uint32_t experts, uint32_t copies)
 {
-    static const char *const names[NODES_MAX] = {"n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8"};
+    static const char *const names[NODES_MAX] = {"n0", "n1", "n2", "n3", "n4",
+                                                 "n5", "n6", "n7", "n8"};
     memset(p, 0, sizeof(*p));
     for (uint32_t n = 0; n < nodes; n++) {
         p->nodes[n] = (ep_placement_node){.node_id = n, .name = names[n]};
@@ -72,8 +73,8 @@ static void check_distinct(const ep_placement *placement, uint32_t nodes)
             for (uint32_t i = layer->offsets[e]; i < layer->offsets[e + 1]; i++) {
                 cr_assert_lt(layer->copies[i], nodes);
                 for (uint32_t j = layer->offsets[e]; j < i; j++) {
-                    cr_assert_neq(layer->copies[i], layer->copies[j], "two copies of expert %u on one node",
-                                  e);
+                    cr_assert_neq(layer->copies[i], layer->copies[j],
+                                  "two copies of expert %u on one node", e);
                 }
             }
         }
@@ -153,7 +154,8 @@ Test(uniform, a_lost_node_costs_only_its_own_copies)
     cr_assert_eq(after->copies_dropped, 0);
     for (uint32_t l = 0; l < 2; l++) {
         for (uint32_t e = 0; e < 8; e++) {
-            for (uint32_t i = before->layers[l].offsets[e]; i < before->layers[l].offsets[e + 1]; i++) {
+            for (uint32_t i = before->layers[l].offsets[e]; i < before->layers[l].offsets[e + 1];
+                 i++) {
                 uint32_t node = before->layers[l].copies[i];
                 cr_assert(node == EP_PLACEMENT_NODE_GONE || holds(&after->layers[l], e, node));
             }
@@ -176,10 +178,12 @@ static uint32_t inherited(const ep_placed_layer *layer, uint32_t lost, uint32_t 
 static void check_heirs(const ep_placement *placement, uint32_t nodes, uint32_t more)
 {
     for (uint32_t lost = 0; lost < nodes; lost++) {
-        const uint32_t load = load_of(&placement->layers[0], lost), fair = (load + nodes - 2) / (nodes - 1);
+        const uint32_t load = load_of(&placement->layers[0], lost),
+                       fair = (load + nodes - 2) / (nodes - 1);
         for (uint32_t heir = 0; heir < nodes; heir++) {
             const uint32_t count = heir != lost ? inherited(&placement->layers[0], lost, heir) : 0;
-            cr_assert_leq(count, fair + more, "node %u of %u leaves %u of its %u experts to node %u", lost, nodes,
+            cr_assert_leq(count, fair + more,
+                          "node %u of %u leaves %u of its %u experts to node %u", lost, nodes,
                           count, load, heir);
         }
     }
@@ -348,7 +352,8 @@ Test(uniform, keeps_its_promises_over_random_histories)
             cr_assert_eq(next->copies_total, 3 * experts * made);
             for (uint32_t l = 0; l < 3 && p.input.moves_max != 0; l++) {
                 for (uint32_t n = 0; n < nodes; n++) {
-                    cr_assert_leq(load_of(&next->layers[l], n), (experts * made + nodes - 1) / nodes);
+                    cr_assert_leq(load_of(&next->layers[l], n),
+                                  (experts * made + nodes - 1) / nodes);
                 }
             }
             ep_placement_destroy(current);

@@ -9,8 +9,9 @@
 
 #define MIB ((size_t)1 << 20)
 
-static ep_err unpack(ep_buffer_pool *pool, size_t budget_bytes, const ProtobufCMessageDescriptor *type,
-                     const uint8_t *data, size_t bytes, ep_error *error)
+static ep_err unpack(ep_buffer_pool *pool, size_t budget_bytes,
+                     const ProtobufCMessageDescriptor *type, const uint8_t *data, size_t bytes,
+                     ep_error *error)
 {
     ep_rpc_budget budget;
     ProtobufCMessage *message = NULL;
@@ -43,9 +44,9 @@ Test(rpc_budget, a_message_of_every_size_comes_back_equal)
         ep_rpc_budget budget;
         ProtobufCMessage *message;
         ep_rpc_budget_init(&budget, pool, MIB);
-        cr_assert_eq(
-            ep_rpc_unpack(&budget, &expertd__v1__node_assignment__descriptor, data, bytes, &message, NULL),
-            EP_OK);
+        cr_assert_eq(ep_rpc_unpack(&budget, &expertd__v1__node_assignment__descriptor, data, bytes,
+                                   &message, NULL),
+                     EP_OK);
         const Expertd__V1__NodeAssignment *out = (const Expertd__V1__NodeAssignment *)message;
         cr_assert_str_eq(out->model, "a model");
         cr_assert(out->layer == 7 && out->n_experts == n);
@@ -65,8 +66,8 @@ Test(rpc_budget, a_crafted_mebibyte_is_refused_within_its_budget)
     uint8_t *bomb = calloc(1, MIB);
     cr_assert_eq(ep_buffer_pool_create(0, 0, &pool), EP_OK);
     for (size_t i = 0; i < MIB; i += 2) {
-        bomb[i] =
-            0x1a; /* field 3 of PlacementSnapshot: an empty NodeEntry, 80 bytes unpacked for 2 on the wire */
+        bomb[i] = 0x1a; /* field 3 of PlacementSnapshot: an empty NodeEntry, 80 bytes unpacked for 2
+                           on the wire */
     }
     cr_assert_eq(unpack(pool, MIB, &expertd__v1__placement_snapshot__descriptor, bomb, MIB, &error),
                  EP_ERR_INVALID_ARGUMENT);

@@ -26,8 +26,8 @@ Test(credentials, tokens_are_equal_only_when_equal)
         {"aaaa", "aaaaaaaa", false},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        cr_assert_eq(ep_rpc_token_equal(rows[i].expected, rows[i].given), rows[i].equal, "%s against %s",
-                     rows[i].expected, rows[i].given);
+        cr_assert_eq(ep_rpc_token_equal(rows[i].expected, rows[i].given), rows[i].equal,
+                     "%s against %s", rows[i].expected, rows[i].given);
     }
 }
 
@@ -61,7 +61,8 @@ static const char *judged(unsigned roles, ep_rpc_role claimed, const char *token
     }
     bool unknown = refusal == EP_REFUSED_TOKEN_MISSING || refusal == EP_REFUSED_TOKEN_WRONG;
     cr_expect_eq(err, unknown ? EP_ERR_UNAUTHENTICATED : EP_ERR_PERMISSION_DENIED);
-    cr_expect(token[0] == 0 || strstr(error.text, token) == NULL, "shows the token: %s", error.text);
+    cr_expect(token[0] == 0 || strstr(error.text, token) == NULL, "shows the token: %s",
+              error.text);
     return ep_rpc_refusal_name(refusal);
 }
 
@@ -80,8 +81,8 @@ Test(credentials, a_token_is_good_for_its_role_and_lower_ones, .fini = take)
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         for (int role = 0; role < EP_ROLES_COUNT; role++) {
-            cr_expect_str_eq(judged(EP_ROLES_ALL, (ep_rpc_role)role, rows[i].token), rows[i].as[role],
-                             "%s as %d", rows[i].token, role);
+            cr_expect_str_eq(judged(EP_ROLES_ALL, (ep_rpc_role)role, rows[i].token),
+                             rows[i].as[role], "%s as %d", rows[i].token, role);
         }
     }
 }
@@ -146,7 +147,8 @@ Test(credentials, two_tokens_are_let_in_and_the_first_is_shown, .fini = take)
     long_token[EP_TOKEN_BYTES_MAX + 1] = 0;
     tokens.of[EP_ROLE_NODE][0] = long_token;
     cr_expect_eq(ep_rpc_credentials_replace(credentials, &tokens, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_expect_str_eq(judged(EP_ROLES_MAIN, EP_ROLE_CLIENT, "the-next-token-0"), "", "kept as they were");
+    cr_expect_str_eq(judged(EP_ROLES_MAIN, EP_ROLE_CLIENT, "the-next-token-0"), "",
+                     "kept as they were");
     free(long_token);
 }
 
@@ -166,7 +168,8 @@ Test(credentials, nodes_are_proven_by_tokens_that_no_client_has)
         cr_expect_eq(ep_rpc_credentials_prove_nodes(credentials), rows[i].proves, "row %zu", i);
         take();
     }
-    ep_rpc_tokens second = {.of = {{CLIENT_TOKEN, "shared-token-000"}, {NODE_TOKEN, "shared-token-000"}}};
+    ep_rpc_tokens second = {
+        .of = {{CLIENT_TOKEN, "shared-token-000"}, {NODE_TOKEN, "shared-token-000"}}};
     cr_assert_eq(ep_rpc_credentials_create(&second, &credentials, &error), EP_OK);
     cr_expect_not(ep_rpc_credentials_prove_nodes(credentials), "the second tokens are the same");
     take();

@@ -29,8 +29,8 @@ static uint8_t *gather(const ep_rpc_out *out)
     return bytes;
 }
 
-static ep_rpc_out *request(ep_buffer_pool *pool, size_t tensor_bytes, const ep_rpc_metadata *metadata,
-                           size_t count)
+static ep_rpc_out *request(ep_buffer_pool *pool, size_t tensor_bytes,
+                           const ep_rpc_metadata *metadata, size_t count)
 {
     Expertd__V1__ForwardRequest message = EXPERTD__V1__FORWARD_REQUEST__INIT;
     ep_buffer *tensors = NULL;
@@ -42,7 +42,8 @@ static ep_rpc_out *request(ep_buffer_pool *pool, size_t tensor_bytes, const ep_r
         memset(tensors->data, 0xab, tensor_bytes);
     }
     size_t want = ep_rpc_request_header_bytes(metadata, count, &message.base);
-    cr_assert_eq(ep_rpc_out_create_request(pool, metadata, count, &message.base, tensors, &out), EP_OK);
+    cr_assert_eq(ep_rpc_out_create_request(pool, metadata, count, &message.base, tensors, &out),
+                 EP_OK);
     cr_assert_eq(out->frame.header_bytes, want);
     out->frame.kind = EP_FRAME_REQUEST;
     out->frame.method_id = 0x0101;
@@ -65,13 +66,14 @@ Test(rpc_frame_io, a_request_is_read_back_with_its_metadata)
         Expertd__V1__CallHeader *header;
         ProtobufCMessage *message;
         ep_rpc_budget budget;
-        cr_assert_eq(ep_frame_decode(bytes, 1 << 20, 1 << 16, &frame, &frame_bytes, &error), EP_OK, "%s",
-                     error.text);
+        cr_assert_eq(ep_frame_decode(bytes, 1 << 20, 1 << 16, &frame, &frame_bytes, &error), EP_OK,
+                     "%s", error.text);
         cr_assert_eq(frame_bytes, out->frame_bytes);
         cr_assert_eq(ep_rpc_payload_check(&frame, bytes, true, &error), EP_OK, "%s", error.text);
         ep_rpc_budget_init(&budget, pool, 1 << 16);
-        cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__forward_request__descriptor, bytes + 64,
-                                           frame.header_bytes, &header, &message, &error),
+        cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__forward_request__descriptor,
+                                           bytes + 64, frame.header_bytes, &header, &message,
+                                           &error),
                      EP_OK, "%s", error.text);
         cr_assert_eq(header->n_metadata, count);
         for (size_t i = 0; i < count; i++) {
@@ -105,8 +107,8 @@ Test(rpc_frame_io, every_damaged_payload_byte_is_found)
         bytes[i] ^= 0x10;
     }
     cr_assert_eq(ep_rpc_payload_check(&frame, bytes, true, NULL), EP_OK);
-    cr_assert_eq(ep_rpc_payload_check(&frame, bytes, false, NULL),
-                 EP_ERR_PROTOCOL); /* a CRC though it is off */
+    cr_assert_eq(ep_rpc_payload_check(&frame, bytes, false, NULL), EP_ERR_PROTOCOL); /* a CRC though
+                                                                                        it is off */
     ep_rpc_out_seal(out, false);
     cr_assert_eq(out->frame.payload_crc, 0);
     frame.payload_crc = 0;
@@ -128,20 +130,20 @@ Test(rpc_frame_io, header_sections_that_lie_about_their_length_are_refused)
     ProtobufCMessage *message;
     ep_rpc_budget_init(&budget, pool, 1 << 16);
     for (size_t bytes = 0; bytes < 4; bytes++) {
-        cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__empty__descriptor, section, bytes, &header,
-                                           &message, &error),
+        cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__empty__descriptor, section, bytes,
+                                           &header, &message, &error),
                      EP_ERR_INVALID_ARGUMENT);
     }
-    cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__empty__descriptor, section, 4, &header,
-                                       &message, &error),
+    cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__empty__descriptor, section, 4,
+                                       &header, &message, &error),
                  EP_OK);
     section[0] = 1;
-    cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__empty__descriptor, section, 4, &header,
-                                       &message, &error),
+    cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__empty__descriptor, section, 4,
+                                       &header, &message, &error),
                  EP_ERR_INVALID_ARGUMENT);
     memset(section, 0xff, 4);
-    cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__empty__descriptor, section, 8, &header,
-                                       &message, &error),
+    cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__empty__descriptor, section, 8,
+                                       &header, &message, &error),
                  EP_ERR_INVALID_ARGUMENT);
     ep_rpc_budget_fini(&budget);
     ep_buffer_pool_destroy(pool);

@@ -21,7 +21,8 @@ Test(rpc_hello, our_own_hello_is_accepted)
     ep_rpc_refusal refusal;
     ep_error error;
     ep_rpc_hello_fill(&c, true, &hello);
-    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, true, &hello, &role, &refusal, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, true, &hello, &role, &refusal, &error),
+                 EP_OK, "%s", error.text);
     cr_assert_eq(role, EP_ROLE_NODE);
     cr_assert_eq(ep_rpc_hello_check_server(true, &hello, &error), EP_OK);
     cr_assert_eq(ep_rpc_hello_check_server(false, &hello, &error), EP_ERR_FAILED_PRECONDITION);
@@ -44,12 +45,9 @@ Test(rpc_hello, roles_have_their_rank)
         ep_rpc_role role;
         ep_err err;
     } rows[] = {
-        {"", EP_ROLE_CLIENT, EP_OK},
-        {"client", EP_ROLE_CLIENT, EP_OK},
-        {"node", EP_ROLE_NODE, EP_OK},
-        {"operator", EP_ROLE_OPERATOR, EP_OK},
-        {"coordinator", EP_ROLE_NODE, EP_OK},
-        {"Node", EP_ROLE_CLIENT, EP_ERR_INVALID_ARGUMENT},
+        {"", EP_ROLE_CLIENT, EP_OK},          {"client", EP_ROLE_CLIENT, EP_OK},
+        {"node", EP_ROLE_NODE, EP_OK},        {"operator", EP_ROLE_OPERATOR, EP_OK},
+        {"coordinator", EP_ROLE_NODE, EP_OK}, {"Node", EP_ROLE_CLIENT, EP_ERR_INVALID_ARGUMENT},
     };
     ep_rpc_common c = common();
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -58,8 +56,9 @@ Test(rpc_hello, roles_have_their_rank)
         ep_rpc_refusal refusal;
         ep_rpc_hello_fill(&c, false, &hello);
         hello.role = (char *)(uintptr_t)rows[i].name;
-        cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL), rows[i].err, "%s",
-                     rows[i].name);
+        cr_assert_eq(
+            ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL),
+            rows[i].err, "%s", rows[i].name);
         cr_assert_eq(role, rows[i].role);
     }
 }
@@ -75,9 +74,11 @@ Test(rpc_hello, a_long_node_name_is_refused)
     name[EP_NODE_NAME_BYTES] = 0;
     ep_rpc_hello_fill(&c, false, &hello);
     hello.node = name;
-    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL),
+                 EP_ERR_INVALID_ARGUMENT);
     name[EP_NODE_NAME_BYTES - 1] = 0;
-    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL), EP_OK);
+    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL),
+                 EP_OK);
 }
 
 Test(rpc_hello, a_long_host_is_refused_by_both_sides)
@@ -92,10 +93,13 @@ Test(rpc_hello, a_long_host_is_refused_by_both_sides)
     host[EP_HOST_BYTES] = 0;
     ep_rpc_hello_fill(&c, false, &hello);
     hello.host = host;
-    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, &error),
+        EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "host has 64 bytes, allowed up to 63"));
     cr_assert_eq(ep_rpc_hello_check_server(false, &hello, NULL), EP_ERR_INVALID_ARGUMENT);
     host[EP_HOST_BYTES - 1] = 0;
-    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL), EP_OK);
+    cr_assert_eq(ep_rpc_hello_check_client(&c, EP_ROLES_ALL, false, &hello, &role, &refusal, NULL),
+                 EP_OK);
     cr_assert_eq(ep_rpc_hello_check_server(false, &hello, NULL), EP_OK);
 }

@@ -55,7 +55,8 @@ static void expect_limit(size_t all_bytes, size_t address_bytes)
     ep_buffer_pool *pool;
     setup(all_bytes);
     ep_rpc_host *host = enter("this host", &pool);
-    cr_assert_eq(ep_buffer_pool_limit(pool), address_bytes, "%zu of %zu", ep_buffer_pool_limit(pool), all_bytes);
+    cr_assert_eq(ep_buffer_pool_limit(pool), address_bytes, "%zu of %zu",
+                 ep_buffer_pool_limit(pool), all_bytes);
     ep_rpc_hosts_leave(&hosts, host);
     ep_buffer_pool_destroy(share);
 }

@@ -13,18 +13,20 @@ Test(rpc_limits, defaults_are_the_documented_ones_and_valid)
     cr_assert(l.frame_bytes_max == (size_t)16 << 20 && l.header_bytes_max == 65536 &&
               l.credit_bytes == (size_t)64 << 20);
     cr_assert(l.ping_ms == 500 && l.ping_dead_count == 3 && l.hello_timeout_ms == 5000);
-    cr_assert(l.redial_min_ms == 10 && l.redial_max_ms == 200 && l.calls_per_connection_max == 1024);
+    cr_assert(l.redial_min_ms == 10 && l.redial_max_ms == 200 &&
+              l.calls_per_connection_max == 1024);
 }
 
-#define REFUSED(field, value)                                                                                \
-    do {                                                                                                     \
-        ep_rpc_limits l;                                                                                     \
-        ep_error error;                                                                                      \
-        ep_rpc_limits_default(&l);                                                                           \
-        l.field = (value);                                                                                   \
-        cr_assert_eq(ep_rpc_limits_check(&l, &error), EP_ERR_INVALID_ARGUMENT, #field);                      \
-        cr_assert_eq(strncmp(error.text, #field " is ", strlen(#field " is ")), 0, "%s", error.text);        \
-        cr_assert(strstr(error.text, "allowed") != NULL);                                                    \
+#define REFUSED(field, value)                                                                      \
+    do {                                                                                           \
+        ep_rpc_limits l;                                                                           \
+        ep_error error;                                                                            \
+        ep_rpc_limits_default(&l);                                                                 \
+        l.field = (value);                                                                         \
+        cr_assert_eq(ep_rpc_limits_check(&l, &error), EP_ERR_INVALID_ARGUMENT, #field);            \
+        cr_assert_eq(strncmp(error.text, #field " is ", strlen(#field " is ")), 0, "%s",           \
+                     error.text);                                                                  \
+        cr_assert(strstr(error.text, "allowed") != NULL);                                          \
     } while (0)
 
 Test(rpc_limits, each_value_out_of_range_is_named)

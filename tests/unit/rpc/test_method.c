@@ -42,9 +42,10 @@ Test(rpc_method, every_rpc_of_the_proto_files_has_one_row_that_agrees)
                 cr_assert_str_eq(have->method->input->name,
                                  want->input_type + 1); /* protoc writes a leading dot */
                 cr_assert_str_eq(have->method->output->name, want->output_type + 1);
-                cr_assert_eq(have->stream == EP_RPC_SERVER_STREAM, want->server_streaming != 0, "%s.%s", name,
-                             want->name);
-                cr_assert_not(want->client_streaming, "%s.%s: callers do not stream here", name, want->name);
+                cr_assert_eq(have->stream == EP_RPC_SERVER_STREAM, want->server_streaming != 0,
+                             "%s.%s", name, want->name);
+                cr_assert_not(want->client_streaming, "%s.%s: callers do not stream here", name,
+                              want->name);
                 cr_assert_eq(&have->service->methods[have->method_index], have->method);
             }
         }
@@ -84,7 +85,8 @@ Test(rpc_method, numbers_are_the_published_ones)
     cr_assert_eq(ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement")->id, 0x0303);
     cr_assert_eq(ep_rpc_method_by_name("expertd.v1.Health", "Check")->id, 0x0401);
     cr_assert_eq(ep_rpc_method_by_name("expertd.v1.Reflection", "ListServices")->id, 0x0501);
-    cr_assert_eq(ep_rpc_method_by_name("expertd.v1.Coordinator", "RegisterNode")->role, EP_ROLE_NODE);
+    cr_assert_eq(ep_rpc_method_by_name("expertd.v1.Coordinator", "RegisterNode")->role,
+                 EP_ROLE_NODE);
 }
 
 static const Subset__Message *find_message(const Subset__FileSet *set, const char *type_name)
@@ -108,9 +110,10 @@ static void walk(const Subset__FileSet *set, const Subset__Message *message, int
     for (size_t i = 0; i < message->n_field; i++) {
         const Subset__Field *field = message->field[i];
         cr_assert_neq(field->type, TYPE_BYTES,
-                      "%s.%s is bytes; tensors follow the header, they do not stand in it", message->name,
-                      field->name);
-        const Subset__Message *inner = field->type_name[0] != 0 ? find_message(set, field->type_name) : NULL;
+                      "%s.%s is bytes; tensors follow the header, they do not stand in it",
+                      message->name, field->name);
+        const Subset__Message *inner =
+            field->type_name[0] != 0 ? find_message(set, field->type_name) : NULL;
         if (inner != NULL) {
             walk(set, inner, depth + 1);
         }

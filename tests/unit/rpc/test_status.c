@@ -29,10 +29,11 @@ Test(rpc_status, every_code_keeps_its_reason)
     };
     for (size_t i = 1; i < sizeof(codes) / sizeof(codes[0]); i++) {
         ep_error out = through(ep_err_grpc_code(codes[i]), codes[i], NULL);
-        cr_assert_eq(out.code, codes[i], "%s became %s", ep_err_name(codes[i]), ep_err_name(out.code));
+        cr_assert_eq(out.code, codes[i], "%s became %s", ep_err_name(codes[i]),
+                     ep_err_name(out.code));
         cr_assert_str_eq(out.text, ep_err_text(codes[i]));
-        cr_assert(out.layer == -1 && out.expert == -1 && out.waited_us == -1 && out.retry_after_us == 0 &&
-                  out.current_epoch == 0);
+        cr_assert(out.layer == -1 && out.expert == -1 && out.waited_us == -1 &&
+                  out.retry_after_us == 0 && out.current_epoch == 0);
     }
 }
 
@@ -47,7 +48,8 @@ Test(rpc_status, details_come_back)
     error.current_epoch = 9;
     snprintf(error.node, sizeof(error.node), "node-7");
     ep_error out = through(9, error.code, &error);
-    cr_assert(out.code == error.code && out.layer == 0 && out.expert == 511 && out.waited_us == 1234567);
+    cr_assert(out.code == error.code && out.layer == 0 && out.expert == 511 &&
+              out.waited_us == 1234567);
     cr_assert(out.retry_after_us == 1 && out.current_epoch == 9);
     cr_assert_str_eq(out.node, "node-7");
     cr_assert_str_eq(out.text, "epoch 3 is old");

@@ -23,7 +23,8 @@ static ep_err hand_submit(ep_backend *backend, ep_job *job)
     return err;
 }
 
-static ep_err hand_numerics(ep_backend *backend, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err hand_numerics(ep_backend *backend, ep_weight_format format, uint32_t others,
+                            char out_id[EP_NUMERICS_ID_BYTES])
 {
     (void)backend;
     (void)others;
@@ -37,15 +38,16 @@ static size_t hand_bytes(ep_backend *backend, const ep_expert_source *source)
     return 3 * (size_t)source->hidden * source->inner * 2;
 }
 
-static ep_err hand_load(ep_backend *backend, const ep_expert_source *source, ep_backend_weights **out_weights,
-                        ep_error *out_error)
+static ep_err hand_load(ep_backend *backend, const ep_expert_source *source,
+                        ep_backend_weights **out_weights, ep_error *out_error)
 {
     (void)backend;
     ep_backend_weights *weights = malloc(sizeof(*weights));
     if (weights == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
     }
-    *weights = (ep_backend_weights){.hidden = source->hidden, .inner = source->inner, .format = source->format};
+    *weights = (ep_backend_weights){
+        .hidden = source->hidden, .inner = source->inner, .format = source->format};
     *out_weights = weights;
     return EP_OK;
 }

@@ -44,12 +44,15 @@ static const uint16_t slot_places[] = {1, 0, 3, 2, 0};
 static ep_test_forward request(size_t caller)
 {
     return (ep_test_forward){.layer = 1,
-                             .tenant = caller == 0 ? "one" : caller == 1 ? "two" : NULL,
+                             .tenant = caller == 0   ? "one"
+                                       : caller == 1 ? "two"
+                                                     : NULL,
                              .prefill = caller == 3,
                              .node_sum = caller >= 2,
                              .slot_scales = slot_scales,
                              .slot_places = slot_places,
-                             .reply_quant = caller == 1 || caller == 3 ? EP_COMBINE_INT8 : EP_COMBINE_PLAIN,
+                             .reply_quant =
+                                 caller == 1 || caller == 3 ? EP_COMBINE_INT8 : EP_COMBINE_PLAIN,
                              .rows = 4,
                              .slots = 5,
                              .hidden = H,
@@ -170,7 +173,8 @@ static int run(const ep_options *options, int argc, char **argv)
     pthread_join(driver, NULL);
     ep_node_destroy(node);
     ep_node_config_fini(&config);
-    printf("served %d refused %d bad %d\n", atomic_load(&served), atomic_load(&refused), atomic_load(&bad));
+    printf("served %d refused %d bad %d\n", atomic_load(&served), atomic_load(&refused),
+           atomic_load(&bad));
     return atomic_load(&bad) == 0 && atomic_load(&served) == CALLERS * CALLS ? 0 : 1;
 }
 
@@ -185,12 +189,19 @@ int main(int own_argc, char **own_argv)
     ep_process_setup();
     ep_fixture_temp_dir(model_path);
     snprintf(model_flag, sizeof(model_flag), "--model=demo=%s", model_path);
-    snprintf(budget_flag, sizeof(budget_flag), "--weight-bytes-max=%s", own_argc > 1 ? own_argv[1] : "0");
-    char *argv[] = {(char *)(uintptr_t) "race", model_flag, (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
-                    (char *)(uintptr_t) "--probe-address=127.0.0.1:0", (char *)(uintptr_t) "--admin-listen=",
-                    (char *)(uintptr_t) "--door-listen=tcp://127.0.0.1:0", (char *)(uintptr_t) "--threads=2",
-                    (char *)(uintptr_t) "--tenant=one=3", (char *)(uintptr_t) "--tenant=two=1",
-                    (char *)(uintptr_t) "--step-group-us=300", budget_flag};
+    snprintf(budget_flag, sizeof(budget_flag), "--weight-bytes-max=%s",
+             own_argc > 1 ? own_argv[1] : "0");
+    char *argv[] = {(char *)(uintptr_t) "race",
+                    model_flag,
+                    (char *)(uintptr_t) "--listen=tcp://127.0.0.1:0",
+                    (char *)(uintptr_t) "--probe-address=127.0.0.1:0",
+                    (char *)(uintptr_t) "--admin-listen=",
+                    (char *)(uintptr_t) "--door-listen=tcp://127.0.0.1:0",
+                    (char *)(uintptr_t) "--threads=2",
+                    (char *)(uintptr_t) "--tenant=one=3",
+                    (char *)(uintptr_t) "--tenant=two=1",
+                    (char *)(uintptr_t) "--step-group-us=300",
+                    budget_flag};
     ep_test_forward f = request(0);
     ep_test_fill_rows(1, EP_DTYPE_BF16, 4 * H, x);
     int argc = (int)(sizeof(argv) / sizeof(argv[0]));

@@ -26,12 +26,13 @@ static void begin(ep_batch_policy_config config)
 }
 
 /* One work more; its number. */
-static uint32_t add_for(uint32_t tenant, ep_work_class work_class, uint32_t queue, uint32_t rows_count,
-                        const ep_batch_step *step, uint64_t now_ns)
+static uint32_t add_for(uint32_t tenant, ep_work_class work_class, uint32_t queue,
+                        uint32_t rows_count, const ep_batch_step *step, uint64_t now_ns)
 {
     ep_work *work = &works[works_count];
-    *work = (ep_work){.job = {.rows = rows, .rows_count = rows_count},
-                      .place = {.queue = &queues[queue], .work_class = work_class, .tenant = tenant}};
+    *work =
+        (ep_work){.job = {.rows = rows, .rows_count = rows_count},
+                  .place = {.queue = &queues[queue], .work_class = work_class, .tenant = tenant}};
     ep_batch_policy_add(&policy, work, step, now_ns);
     return works_count++;
 }
@@ -100,7 +101,8 @@ Test(batch_policy, only_what_fits_together_is_merged)
     static char other_weights;
     begin((ep_batch_policy_config){0});
     for (int i = 0; i < 5; i++) {
-        works[i] = (ep_work){.job = {.rows = rows, .rows_count = 1}, .place = {.queue = &queues[0]}};
+        works[i] =
+            (ep_work){.job = {.rows = rows, .rows_count = 1}, .place = {.queue = &queues[0]}};
     }
     works[1].job.x_dtype = EP_DTYPE_F32;
     works[2].job.out_dtype = EP_DTYPE_F32;
@@ -182,7 +184,8 @@ Test(batch_policy, decode_goes_first_and_prefill_gets_its_share)
         cost[pick.work_class] += pick.cost;
         ep_batch_policy_done(&policy, &pick);
     }
-    double share = (double)cost[EP_WORK_PREFILL] / (double)(cost[EP_WORK_DECODE] + cost[EP_WORK_PREFILL]);
+    double share =
+        (double)cost[EP_WORK_PREFILL] / (double)(cost[EP_WORK_DECODE] + cost[EP_WORK_PREFILL]);
     cr_expect(share > 0.22 && share < 0.28, "%g", share);
 }
 
@@ -270,7 +273,8 @@ Test(batch_policy, tenants_get_the_backend_by_weight)
 
 Test(batch_policy, a_tenant_that_comes_late_waits_for_one_job_of_the_others_at_most)
 {
-    begin((ep_batch_policy_config){.jobs_max = 2, .tenants_count = 3, .weights = {1, 1, 1}, .age_ns = 1 * MS});
+    begin((ep_batch_policy_config){
+        .jobs_max = 2, .tenants_count = 3, .weights = {1, 1, 1}, .age_ns = 1 * MS});
     ep_batch_pick ended, running, next, late;
     for (int i = 0; i < 500; i++) {
         add_for(1, EP_WORK_DECODE, 1 + (uint32_t)i % 20, 64, NULL, 0);
@@ -282,8 +286,10 @@ Test(batch_policy, a_tenant_that_comes_late_waits_for_one_job_of_the_others_at_m
     uint32_t number = add_for(2, EP_WORK_DECODE, 40, 1, NULL, 500 * MS);
     char wanted[16];
     snprintf(wanted, sizeof(wanted), "%u ", number);
-    cr_expect_str_eq(take(500 * MS, &late), wanted, "it has nothing on the backend: beyond jobs_max");
-    cr_expect(late.priority < running.priority && late.priority < next.priority, "and may overtake there");
+    cr_expect_str_eq(take(500 * MS, &late), wanted,
+                     "it has nothing on the backend: beyond jobs_max");
+    cr_expect(late.priority < running.priority && late.priority < next.priority,
+              "and may overtake there");
     for (int i = 0; i < 5; i++) { /* its next jobs too, one after the other */
         ep_batch_policy_done(&policy, &late);
         number = add_for(2, EP_WORK_DECODE, 40, 1, NULL, 500 * MS);

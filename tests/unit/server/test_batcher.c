@@ -73,8 +73,8 @@ static void on_submit(const ep_job *job)
 {
     size_t n = strlen(submitted_text);
     for (uint32_t r = 0; r < job->rows_count; r++) {
-        n += (size_t)snprintf(submitted_text + n, sizeof(submitted_text) - n, "%s%td", r == 0 ? "" : "+",
-                              (const ep_work *)job->rows[r].x - works);
+        n += (size_t)snprintf(submitted_text + n, sizeof(submitted_text) - n, "%s%td",
+                              r == 0 ? "" : "+", (const ep_work *)job->rows[r].x - works);
     }
     snprintf(submitted_text + n, sizeof(submitted_text) - n, " ");
 }
@@ -321,7 +321,8 @@ Test(batcher_groups, another_window_holds_for_groups_that_begin_later)
     const ep_batch_step waits = {.layer = &queues, .group = 1, .size = 2, .member = 1},
                         goes = {.layer = &queues, .group = 2, .size = 2, .member = 1};
     cr_assert_eq(ep_timer_service_create("test", &timers), EP_OK);
-    const ep_batch_policy_config policy = {.jobs_max = 2, .tenants_count = 1, .group_window_ns = 3600 * EP_NS_PER_S};
+    const ep_batch_policy_config policy = {
+        .jobs_max = 2, .tenants_count = 1, .group_window_ns = 3600 * EP_NS_PER_S};
     start_batcher(&policy, timers);
     works[0].done = works[1].done = on_group_done;
     ep_batcher_submit(batcher, works, 1, &waits);
@@ -350,7 +351,10 @@ Test(batcher_groups, without_a_timer_nobody_waits_for_a_group, .fini = teardown)
     ep_timer_service *timers;
     const ep_batch_step step = {.layer = &queues, .group = 1, .size = 3};
     cr_assert_eq(ep_timer_service_create("test", &timers), EP_OK);
-    start_batcher(&(ep_batch_policy_config){.jobs_max = 2, .tenants_count = 1, .group_window_ns = UINT64_MAX / 4}, timers);
+    start_batcher(&(ep_batch_policy_config){.jobs_max = 2,
+                                            .tenants_count = 1,
+                                            .group_window_ns = UINT64_MAX / 4},
+                  timers);
     is_arm_failing = true;
     ep_batcher_submit(batcher, works, 2, &step);
     cr_expect_str_eq(submitted(), "0 1 ");

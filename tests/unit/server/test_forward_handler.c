@@ -42,7 +42,7 @@ static struct rig {
     ep_batcher *batcher;
     ep_metrics *metrics;
     ep_tls_config tls; /* of the relay */
-    ep_relay *relay; /* without neighbours */
+    ep_relay *relay;   /* without neighbours */
     ep_forward_handler *handler;
     ep_timer_service *timers;
     ep_buffer_pool *pool;
@@ -54,7 +54,8 @@ static struct rig {
     uint64_t changes;
 } rig;
 
-static void serve_forward(Expertd__V1__ExpertService_Service *s, const Expertd__V1__ForwardRequest *in,
+static void serve_forward(Expertd__V1__ExpertService_Service *s,
+                          const Expertd__V1__ForwardRequest *in,
                           Expertd__V1__ForwardReply_Closure closure, void *data)
 {
     ep_forward_handler_call(((service *)(void *)s)->handler, in, closure, data);
@@ -122,7 +123,8 @@ static void open_backend(const char *name)
         return;
     }
     ep_backend_config config = {.threads = 2};
-    const ep_backend_ops *ops = strcmp(name, "slow") == 0 ? &ep_slow_backend_ops : ep_backend_by_name(name);
+    const ep_backend_ops *ops =
+        strcmp(name, "slow") == 0 ? &ep_slow_backend_ops : ep_backend_by_name(name);
     cr_assert_eq(ops->open(&config, &rig.backend, &e), EP_OK, "%s", e.text);
 }
 
@@ -141,10 +143,13 @@ static void open_server(void)
                                               .payload_crc = true}};
     ep_rpc_limits_default(&config.common.limits);
     cr_assert_eq(ep_rpc_server_create(&config, &rig.server, &e), EP_OK, "%s", e.text);
-    rig.service = (service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(serve_), .handler = rig.handler};
-    cr_assert_eq(ep_rpc_server_add_service(rig.server, &rig.service.base.base, &e), EP_OK, "%s", e.text);
+    rig.service =
+        (service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(serve_), .handler = rig.handler};
+    cr_assert_eq(ep_rpc_server_add_service(rig.server, &rig.service.base.base, &e), EP_OK, "%s",
+                 e.text);
     ep_rpc_server_set_state(rig.server, "serving");
-    cr_assert_eq(ep_rpc_server_listen(rig.server, &address, EP_ROLES_MAIN, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_rpc_server_listen(rig.server, &address, EP_ROLES_MAIN, &e), EP_OK, "%s",
+                 e.text);
     cr_assert_eq(ep_test_peer_open(&rig.peer, rig.url, &e), EP_OK, "%s", e.text);
 }
 
@@ -161,7 +166,8 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     cr_assert_eq(ep_fixture_write(&fixture, rig.dir, &e), EP_OK, "%s", e.text);
     snprintf(rig.url, sizeof(rig.url), "loopback://rig-%d", (int)getpid());
     open_backend(backend);
-    rig.model_config = (ep_node_model_config){.name = "demo", .path = rig.dir, .choice = EP_EXPERTS_ALL};
+    rig.model_config =
+        (ep_node_model_config){.name = "demo", .path = rig.dir, .choice = EP_EXPERTS_ALL};
     if (experts != NULL) {
         rig.model_config.choice = EP_EXPERTS_LISTED;
         rig.model_config.ranges = ranges;
@@ -169,10 +175,12 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     }
     rig.config = (ep_node_config){.models_count = 1, .models = &rig.model_config};
     ep_node_epoch_init(&rig.epoch);
-    ep_weight_store_config store = {.backends = &rig.backend, .backends_count = 1, .on_change = signal_change};
+    ep_weight_store_config store = {
+        .backends = &rig.backend, .backends_count = 1, .on_change = signal_change};
     cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
-    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e), EP_OK, "%s",
-                 e.text);
+    cr_assert_eq(
+        ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e), EP_OK,
+        "%s", e.text);
     cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
     for (uint32_t l = 0; l < rig.models.models[0].layers_count; l++) {
         uint8_t wanted[EXPERTS];
@@ -181,12 +189,15 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     }
     wait_loaded();
     ep_tenants_init(&rig.config.tenants);
-    cr_assert_eq(ep_admission_create(inflight_tokens, spill_bytes, &rig.config.tenants, &rig.admission), EP_OK);
+    cr_assert_eq(
+        ep_admission_create(inflight_tokens, spill_bytes, &rig.config.tenants, &rig.admission),
+        EP_OK);
     const ep_batch_policy_config policy = {.jobs_max = jobs, .tenants_count = 1};
     cr_assert_eq(ep_batcher_create(&policy, NULL, &rig.batcher), EP_OK);
     cr_assert_eq(ep_metrics_create(&rig.metrics), EP_OK);
     const ep_rpc_common common = {.node = "rig", .host = "here"};
-    cr_assert_eq(ep_relay_create(&(ep_relay_config){.common = &common, .tls = &rig.tls}, &rig.relay), EP_OK);
+    cr_assert_eq(
+        ep_relay_create(&(ep_relay_config){.common = &common, .tls = &rig.tls}, &rig.relay), EP_OK);
     ep_forward_handler_config handler = {.node_name = "rig",
                                          .models = &rig.models,
                                          .store = rig.store,
@@ -211,7 +222,8 @@ static void stop(void)
     if (rig.batcher != NULL) {
         ep_batcher_close(rig.batcher, EP_ERR_DRAINING);
     }
-    while (rig.backend == &rig.hand.base && rig.backend != NULL && hand_backend_complete(&rig.hand, EP_OK)) {
+    while (rig.backend == &rig.hand.base && rig.backend != NULL &&
+           hand_backend_complete(&rig.hand, EP_OK)) {
     }
     ep_rpc_server_destroy(rig.server);
     ep_batcher_destroy(rig.batcher);
@@ -463,8 +475,11 @@ Test(forward_handler, nothing_goes_to_a_neighbour_that_the_table_does_not_name)
     ep_test_forward f = relayed_sample();
     start_with("cpu", NULL, 1024, 1 << 20, 4);
     cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE);
-    cr_expect(strstr(e.text, "node stranger at 'tcp://127.0.0.1:1' is not of this host in the newest table") != NULL, "%s",
-              e.text);
+    cr_expect(
+        strstr(e.text,
+               "node stranger at 'tcp://127.0.0.1:1' is not of this host in the newest table") !=
+            NULL,
+        "%s", e.text);
     cr_expect_str_eq(e.node, "stranger");
 }
 
@@ -487,7 +502,9 @@ Test(forward_handler, nothing_goes_to_a_neighbour_in_plain_text)
     start_with("cpu", NULL, 1024, 1 << 20, 4);
     ep_relay_set_neighbours(rig.relay, neighbour, 1);
     cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE);
-    cr_expect(strstr(e.text, neighbour->url) != NULL && strstr(e.text, "is not dialed: TLS is configured here") != NULL, "%s", e.text);
+    cr_expect(strstr(e.text, neighbour->url) != NULL &&
+                  strstr(e.text, "is not dialed: TLS is configured here") != NULL,
+              "%s", e.text);
     cr_expect_str_eq(e.node, "stranger");
     cr_expect_lt(accept(recorder, NULL, NULL), 0);
     close(recorder);
@@ -513,7 +530,8 @@ Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
 
 /* A call of four jobs, one at a time, is cancelled while its first runs; then a refused one, and
  * the first job ends. */
-static ep_forward_stats cancel_at_the_first_job(void (*cancel)(ep_rpc_channel *channel, ep_rpc_call_id id))
+static ep_forward_stats cancel_at_the_first_job(void (*cancel)(ep_rpc_channel *channel,
+                                                               ep_rpc_call_id id))
 {
     ep_test_pending pending;
     ep_test_forward f = sample(EP_DTYPE_BF16);
@@ -558,7 +576,7 @@ Test(forward_handler, what_would_be_late_is_dropped_and_one_that_is_alone_is_end
     ep_test_forward marker = f;
     ep_error e;
     marker.model = "other";
-    f.timeout_ms = 4000; /* less than the estimate */
+    f.timeout_ms = 4000;                        /* less than the estimate */
     start_with("hand", NULL, 1024, 1 << 20, 1); /* one job at a time */
     cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &begun, &e), EP_OK);
     hand_backend_wait(&rig.hand, 1);
@@ -649,8 +667,8 @@ static void *call_many(void *arg)
     f.prefill = ((uintptr_t)arg & 8) != 0;
     *bad += expected_rows(&f, wanted, &e) != EP_OK;
     for (int i = 0; i < 200; i++) {
-        *bad +=
-            ep_test_forward_run(&rig.peer, &f, rows, &e) != EP_OK || memcmp(rows, wanted, sizeof(rows)) != 0;
+        *bad += ep_test_forward_run(&rig.peer, &f, rows, &e) != EP_OK ||
+                memcmp(rows, wanted, sizeof(rows)) != 0;
     }
     return NULL;
 }
@@ -685,7 +703,10 @@ Test(forward_metrics, nonfinite_values_are_counted)
     memset(many, 0x7f, sizeof(many));
     cr_expect_eq(ep_count_nonfinite(many, EP_DTYPE_BF16, EP_ARRAY_COUNT(many)), 0);
     memset(many, 0xff, sizeof(many));
-    cr_expect_eq(ep_count_nonfinite((const char *)many + 1, EP_DTYPE_BF16, EP_ARRAY_COUNT(many) - 1), EP_ARRAY_COUNT(many) - 1);
+    cr_expect_eq(
+        ep_count_nonfinite((const char *)many + 1, EP_DTYPE_BF16, EP_ARRAY_COUNT(many) - 1),
+        EP_ARRAY_COUNT(many) - 1);
     many[EP_ARRAY_COUNT(many) / 2] = 0;
-    cr_expect_eq(ep_count_nonfinite(many, EP_DTYPE_F16, EP_ARRAY_COUNT(many)), EP_ARRAY_COUNT(many) - 1);
+    cr_expect_eq(ep_count_nonfinite(many, EP_DTYPE_F16, EP_ARRAY_COUNT(many)),
+                 EP_ARRAY_COUNT(many) - 1);
 }

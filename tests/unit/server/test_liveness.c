@@ -58,7 +58,8 @@ Test(liveness, a_node_without_work_is_alive_however_long, .init = setup, .fini =
     }
 }
 
-Test(liveness, jobs_that_do_not_end_are_a_hang_and_an_ended_one_is_not, .init = setup, .fini = teardown)
+Test(liveness, jobs_that_do_not_end_are_a_hang_and_an_ended_one_is_not, .init = setup,
+     .fini = teardown)
 {
     uint64_t stuck_ms;
     cr_expect_eq(check(1, 5, 3), EP_LIVENESS_OK);
@@ -104,5 +105,6 @@ Test(liveness, timers_that_do_not_fire_are_a_hang, .init = setup, .fini = teardo
     pthread_mutex_unlock(&gate);
     ep_timer_cancel_wait(timers, &blocker);
     wait_for_timers();
-    cr_expect_eq(ep_liveness_check(&liveness, 13 * S, 0, 0, STALL_MS), EP_LIVENESS_OK, "the thread goes on");
+    cr_expect_eq(ep_liveness_check(&liveness, 13 * S, 0, 0, STALL_MS), EP_LIVENESS_OK,
+                 "the thread goes on");
 }

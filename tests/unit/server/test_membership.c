@@ -26,8 +26,8 @@ typedef struct coordinator {
     uint32_t experts[EXPERTS]; /* of layer 0 */
     size_t experts_count;
     const char *neighbour; /* of the node, at tcp://there:1; NULL none */
-    uint32_t window_us;  /* of the policy; 0: there is none */
-    bool asks_again; /* the next heartbeat is told to register */
+    uint32_t window_us;    /* of the policy; 0: there is none */
+    bool asks_again;       /* the next heartbeat is told to register */
     size_t loses_owned; /* the next heartbeat that says so many experts are owned fails; 0 none */
     /* what was seen */
     int registered;
@@ -59,7 +59,7 @@ static struct rig {
     coordinator coordinator;
     const char *state;
     int step;
-    char neighbours[64]; /* as the node was told last */
+    char neighbours[64];       /* as the node was told last */
     uint32_t policy_window_us; /* the same; UINT32_MAX: not set */
 } rig;
 
@@ -91,7 +91,8 @@ static Expertd__V1__Neighbour wire_neighbour(const coordinator *c)
     return neighbour;
 }
 
-static void serve_register_node(Expertd__V1__Coordinator_Service *s, const Expertd__V1__RegisterRequest *in,
+static void serve_register_node(Expertd__V1__Coordinator_Service *s,
+                                const Expertd__V1__RegisterRequest *in,
                                 Expertd__V1__RegisterReply_Closure closure, void *data)
 {
     coordinator *c = (coordinator *)(void *)s;
@@ -135,13 +136,15 @@ static void note_heartbeat(coordinator *c, const Expertd__V1__HeartbeatRequest *
     }
 }
 
-static void serve_heartbeat(Expertd__V1__Coordinator_Service *s, const Expertd__V1__HeartbeatRequest *in,
+static void serve_heartbeat(Expertd__V1__Coordinator_Service *s,
+                            const Expertd__V1__HeartbeatRequest *in,
                             Expertd__V1__HeartbeatReply_Closure closure, void *data)
 {
     coordinator *c = (coordinator *)(void *)s;
     Expertd__V1__HeartbeatReply reply = EXPERTD__V1__HEARTBEAT_REPLY__INIT;
     pthread_mutex_lock(&rig.lock);
-    if (c->loses_owned != 0 && in->n_models > 0 && in->models[0]->layers[0]->n_owned == c->loses_owned) {
+    if (c->loses_owned != 0 && in->n_models > 0 &&
+        in->models[0]->layers[0]->n_owned == c->loses_owned) {
         c->loses_owned = 0;
         pthread_mutex_unlock(&rig.lock);
         ep_error error;
@@ -212,10 +215,11 @@ static void start_coordinator(void)
     config.common.role = "coordinator";
     rig.coordinator.base = (Expertd__V1__Coordinator_Service)EXPERTD__V1__COORDINATOR__INIT(serve_);
     cr_assert_eq(ep_rpc_server_create(&config, &rig.coordinator.server, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_rpc_server_add_service(rig.coordinator.server, &rig.coordinator.base.base, &e), EP_OK,
-                 "%s", e.text);
+    cr_assert_eq(ep_rpc_server_add_service(rig.coordinator.server, &rig.coordinator.base.base, &e),
+                 EP_OK, "%s", e.text);
     ep_rpc_server_set_state(rig.coordinator.server, "serving");
-    cr_assert_eq(ep_rpc_server_listen(rig.coordinator.server, &address, EP_ROLES_MAIN, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(ep_rpc_server_listen(rig.coordinator.server, &address, EP_ROLES_MAIN, &e), EP_OK,
+                 "%s", e.text);
 }
 
 static void assign(ep_epoch epoch, ep_epoch committed, uint32_t first, size_t count)
@@ -273,14 +277,16 @@ static void note_neighbours(void *arg, Expertd__V1__Neighbour *const *neighbours
     rig.neighbours[0] = 0;
     for (size_t i = 0; i < count; i++) {
         size_t n = strlen(rig.neighbours);
-        snprintf(rig.neighbours + n, sizeof(rig.neighbours) - n, "%s=%s ", neighbours[i]->node, neighbours[i]->url);
+        snprintf(rig.neighbours + n, sizeof(rig.neighbours) - n, "%s=%s ", neighbours[i]->node,
+                 neighbours[i]->url);
     }
 }
 
 static void note_policy(void *arg, const Expertd__V1__NodePolicy *policy)
 {
     (void)arg;
-    rig.policy_window_us = policy != NULL && policy->has_step_group_us ? policy->step_group_us : UINT32_MAX;
+    rig.policy_window_us =
+        policy != NULL && policy->has_step_group_us ? policy->step_group_us : UINT32_MAX;
 }
 
 static void on_stop(void *arg, const char *name)
@@ -300,17 +306,21 @@ static void setup(void)
     cr_assert_eq(ep_fixture_write(&fixture, rig.dir, &e), EP_OK, "%s", e.text);
     snprintf(rig.url, sizeof(rig.url), "loopback://coordinator-%d", (int)getpid());
     ep_backend_config backend = {.threads = 1};
-    cr_assert_eq(ep_backend_by_name("reference")->open(&backend, &rig.backend, &e), EP_OK, "%s", e.text);
-    rig.model_config = (ep_node_model_config){.name = "demo", .path = rig.dir, .choice = EP_EXPERTS_ASSIGNED};
+    cr_assert_eq(ep_backend_by_name("reference")->open(&backend, &rig.backend, &e), EP_OK, "%s",
+                 e.text);
+    rig.model_config =
+        (ep_node_model_config){.name = "demo", .path = rig.dir, .choice = EP_EXPERTS_ASSIGNED};
     rig.config = (ep_node_config){.models_count = 1, .models = &rig.model_config};
     ep_node_epoch_init(&rig.epoch);
     ep_service_loop_handler handler = {.on_stop = on_stop};
     cr_assert_eq(ep_service_loop_create(&handler, &rig.loop, &e), EP_OK, "%s", e.text);
     rig.weights_task = (ep_loop_task){.func = weights_on_loop};
-    ep_weight_store_config store = {.backends = &rig.backend, .backends_count = 1, .on_change = on_weights};
+    ep_weight_store_config store = {
+        .backends = &rig.backend, .backends_count = 1, .on_change = on_weights};
     cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
-    cr_assert_eq(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e), EP_OK, "%s",
-                 e.text);
+    cr_assert_eq(
+        ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e), EP_OK,
+        "%s", e.text);
     cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
     cr_assert_eq(ep_timer_service_create("rig", &rig.timers), EP_OK);
     cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &rig.pool), EP_OK);
@@ -415,8 +425,8 @@ Test(membership, assignments_are_loaded_reported_and_old_experts_go_after_the_co
     cr_expect(view.was_assigned);
     cr_expect_eq(view.node_id, 9);
 
-    assign((ep_epoch){1, 2}, (ep_epoch){1, 1}, 2,
-           2); /* prepare: experts 2 3; 0 and 1 are still needed by 1.1 */
+    assign((ep_epoch){1, 2}, (ep_epoch){1, 1}, 2, 2); /* prepare: experts 2 3; 0 and 1 are still
+                                                         needed by 1.1 */
     rig.step = seen().heartbeats + 5;
     run_until(reported_1_2);
     cr_expect_eq(seen().owned_count, 4, "nothing goes before the new table is in force");
@@ -540,7 +550,8 @@ Test(membership, a_lost_coordinator_changes_nothing_and_a_new_one_is_joined)
     ep_rpc_server_destroy(rig.coordinator.server);
     rig.coordinator.server = NULL;
     run_until(lost);
-    cr_expect_eq(ep_weight_store_owned_count(rig.store, 0), 3, "experts stay without a coordinator");
+    cr_expect_eq(ep_weight_store_owned_count(rig.store, 0), 3,
+                 "experts stay without a coordinator");
     start_coordinator();
     rig.step = seen().heartbeats;
     run_until(registered_twice);

@@ -23,7 +23,8 @@ Test(metrics, counters_gauges_and_histograms_as_text)
     cr_assert_eq(ep_metrics_create(&m), EP_OK);
     ep_metric_series *c = ep_metrics_counter(m, "expertd_x_total", "Counts x", &label, 1);
     ep_metric_series *g = ep_metrics_gauge(m, "expertd_y_bytes", "Bytes of y", NULL, 0);
-    ep_metric_series *h = ep_metrics_histogram(m, "expertd_z_seconds", "Time of z", NULL, 0, bounds, 2);
+    ep_metric_series *h =
+        ep_metrics_histogram(m, "expertd_z_seconds", "Time of z", NULL, 0, bounds, 2);
     ep_counter_add(c, 2);
     ep_counter_add(c, 3);
     ep_gauge_set(g, 1.5);
@@ -59,7 +60,8 @@ Test(metrics, same_name_and_labels_is_the_same_series)
     cr_expect_neq(ep_metrics_counter(m, "expertd_a_total", "A", &a, 1),
                   ep_metrics_counter(m, "expertd_a_total", "A", &b, 1));
     char *text = text_of(m);
-    cr_expect(strstr(strstr(text, "# TYPE") + 1, "# TYPE") == NULL, "one TYPE line per name: %s", text);
+    cr_expect(strstr(strstr(text, "# TYPE") + 1, "# TYPE") == NULL, "one TYPE line per name: %s",
+              text);
     free(text);
     ep_metrics_destroy(m);
 }

@@ -25,12 +25,15 @@ static ep_error error;
 static ep_err fake_probe(uint32_t *out_devices, ep_error *out_error)
 {
     *out_devices = fake.count;
-    return fake.count > 0 ? EP_OK : ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device");
+    return fake.count > 0
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the driver shows no device");
 }
 
 static const ep_backend_ops fake_ops;
 
-static ep_err fake_open(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error)
+static ep_err fake_open(const ep_backend_config *config, ep_backend **out_backend,
+                        ep_error *out_error)
 {
     if (fake.count == 0 || (fake.broken >> config->device & 1) != 0) {
         return ep_error_set(out_error, fake.why, "device %u does not answer", config->device);
@@ -55,10 +58,12 @@ static void fake_read(ep_backend *backend, ep_backend_device *out_device)
 }
 
 /* As each device's bits are named by its place. */
-static ep_err fake_numerics(ep_backend *backend, ep_weight_format format, uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err fake_numerics(ep_backend *backend, ep_weight_format format, uint32_t others,
+                            char out_id[EP_NUMERICS_ID_BYTES])
 {
     (void)others;
-    snprintf(out_id, EP_NUMERICS_ID_BYTES, "fake/%s/%td", ep_weight_format_name(format), backend - fakes);
+    snprintf(out_id, EP_NUMERICS_ID_BYTES, "fake/%s/%td", ep_weight_format_name(format),
+             backend - fakes);
     return EP_OK;
 }
 
@@ -133,7 +138,9 @@ Test(node_devices, without_any_device_or_with_a_bad_configuration_the_node_does_
     cr_expect_eq(open_fake(2, 1u << 1), EP_ERR_INVALID_ARGUMENT);
     cr_expect_eq(fake.open_count, 0, "what was open is closed");
     cr_expect_eq(open_fake(65, 0), EP_ERR_UNAVAILABLE);
-    cr_expect_not_null(strstr(error.text, "shows 65 devices, allowed: up to 64; ASCEND_RT_VISIBLE_DEVICES"), "%s", error.text);
+    cr_expect_not_null(
+        strstr(error.text, "shows 65 devices, allowed: up to 64; ASCEND_RT_VISIBLE_DEVICES"), "%s",
+        error.text);
 }
 
 Test(node_devices, devices_that_compute_different_bits_do_not_share_a_model)
@@ -148,7 +155,8 @@ Test(node_devices, devices_that_compute_different_bits_do_not_share_a_model)
     cr_assert_eq(open_fake(2, 0), EP_OK);
     cr_expect_eq(ep_node_models_open(&models, &config, devices.backends, 2, NULL, NULL, &error),
                  EP_ERR_FAILED_PRECONDITION);
-    cr_expect_not_null(strstr(error.text, "model demo: the devices of this node compute different bits (fake/bf16/0 and fake/bf16/1)"),
+    cr_expect_not_null(strstr(error.text, "model demo: the devices of this node compute different "
+                                          "bits (fake/bf16/0 and fake/bf16/1)"),
                        "%s", error.text);
     ep_node_models_close(&models);
     ep_node_devices_close(&devices);

@@ -11,7 +11,11 @@
 static const ep_option item_fields[] = {
     {.name = "name", .type = EP_OPTION_STRING, .min = 1, .max = 8, .help = "a name"},
     {.name = "path", .type = EP_OPTION_PATH, .min = 1, .help = "a path"},
-    {.name = "kind", .type = EP_OPTION_ENUM, .allowed = "all|some", .default_text = "all", .help = "a kind"},
+    {.name = "kind",
+     .type = EP_OPTION_ENUM,
+     .allowed = "all|some",
+     .default_text = "all",
+     .help = "a kind"},
 };
 static const ep_option url_fields[] = {
     {.name = "url", .type = EP_OPTION_STRING, .min = 1, .max = 40, .help = "a URL"}};
@@ -28,8 +32,17 @@ static const ep_option table[] = {
      .max = 1 << 30,
      .default_text = "1MiB",
      .help = "How much"},
-    {.name = "age_us", .type = EP_OPTION_US, .max = 60000000, .default_text = "20ms", .help = "How old"},
-    {.name = "threads", .type = EP_OPTION_INT, .unit = "threads", .max = 10, .default_text = "2", .help = "How many"},
+    {.name = "age_us",
+     .type = EP_OPTION_US,
+     .max = 60000000,
+     .default_text = "20ms",
+     .help = "How old"},
+    {.name = "threads",
+     .type = EP_OPTION_INT,
+     .unit = "threads",
+     .max = 10,
+     .default_text = "2",
+     .help = "How many"},
     {.name = "insecure", .type = EP_OPTION_BOOL, .default_text = "false", .help = "Whether"},
     {.name = "log_format",
      .type = EP_OPTION_ENUM,
@@ -76,8 +89,8 @@ static void teardown(void)
 }
 
 /* file NULL: none. flags and env NULL-terminated. */
-static ep_err load(const char *file, const char *const *flags, const char *const *env, ep_options **out,
-                   ep_error *error)
+static ep_err load(const char *file, const char *const *flags, const char *const *env,
+                   ep_options **out, ep_error *error)
 {
     char *argv[16] = {(char *)(uintptr_t) "prog"};
     char config[EP_TEST_PATH_BYTES + 32];
@@ -107,8 +120,8 @@ Test(options, flag_beats_environment_beats_file_beats_default)
     ep_error e;
     const char *env[] = {"PROG_DRAIN_MS=30", "PROG_LOG_FORMAT=json", NULL};
     const char *flags[] = {"--drain-ms=40", NULL};
-    cr_assert_eq(load("drain_ms: 20\nlog_format: text\nlimit_bytes: 2KiB\n", flags, env, &o, &e), EP_OK, "%s",
-                 e.text);
+    cr_assert_eq(load("drain_ms: 20\nlog_format: text\nlimit_bytes: 2KiB\n", flags, env, &o, &e),
+                 EP_OK, "%s", e.text);
     char line2[400];
     snprintf(line2, sizeof(line2), "file %s:3", file_path);
     cr_expect_eq(ep_options_number(o, "drain_ms"), 40);
@@ -128,10 +141,11 @@ Test(options, lists_from_every_source)
 {
     ep_options *o = NULL;
     ep_error e;
-    cr_assert_eq(load("models:\n  - name: a\n    path: /x\n  - {name: b, path: /y, kind: some}\nlisten: "
-                      "[tcp://1:1, tcp://2:2]\n",
-                      NULL, NULL, &o, &e),
-                 EP_OK, "%s", e.text);
+    cr_assert_eq(
+        load("models:\n  - name: a\n    path: /x\n  - {name: b, path: /y, kind: some}\nlisten: "
+             "[tcp://1:1, tcp://2:2]\n",
+             NULL, NULL, &o, &e),
+        EP_OK, "%s", e.text);
     cr_assert_eq(ep_options_list_count(o, "models"), 2);
     cr_expect_str_eq(ep_options_list_text(o, "models", 0, "kind"), "all");
     cr_expect_str_eq(ep_options_list_text(o, "models", 1, "path"), "/y");
@@ -142,7 +156,8 @@ Test(options, lists_from_every_source)
     /* flags replace the file's list */
     const char *flags[] = {"--model=c=/z=z", "--model", "d=/w", NULL};
     const char *env[] = {"PROG_LISTEN=tcp://3:3,tcp://4:4", NULL};
-    cr_assert_eq(load("models:\n  - {name: a, path: /x}\n", flags, env, &o, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(load("models:\n  - {name: a, path: /x}\n", flags, env, &o, &e), EP_OK, "%s",
+                 e.text);
     cr_assert_eq(ep_options_list_count(o, "models"), 2);
     cr_expect_str_eq(ep_options_list_text(o, "models", 0, "path"), "/z=z");
     cr_expect_str_eq(ep_options_list_text(o, "models", 1, "name"), "d");
@@ -156,7 +171,9 @@ Test(options, wrong_files_are_refused_with_line_key_value_and_allowed)
         const char *file;
         const char *parts[4]; /* each must be in the message, after the file's name */
     } cases[] = {
-        {"\ndrain_ms: 3x\n", {":2: drain_ms", "'3x'", "not a time", "allowed: 10ms..1s, with us, ms, s, m or h; a number alone is ms"}},
+        {"\ndrain_ms: 3x\n",
+         {":2: drain_ms", "'3x'", "not a time",
+          "allowed: 10ms..1s, with us, ms, s, m or h; a number alone is ms"}},
         {"drain_ms: 5\n", {":1: drain_ms", "'5'", "out of range", "10ms..1s"}},
         {"drain_ms: 2s\n", {":1: drain_ms", "'2s'", "out of range", "10ms..1s"}},
         {"drain_ms: 1M\n", {":1: drain_ms", "'1M'", "is a size, not a time", "10ms..1s"}},
@@ -174,7 +191,9 @@ Test(options, wrong_files_are_refused_with_line_key_value_and_allowed)
         {"drain_ms: [1]\n", {":1: drain_ms", "single value"}},
         {"insecure: flase\n", {":1: insecure", "'flase'", "true, false"}},
         {"insecure: yes\n", {"'yes'", "true, false"}},
-        {"limit_bytes: 3MB\n", {":1: limit_bytes", "'3MB'", "not a size", "with K, M, G or T (powers of 1024); a number alone is bytes"}},
+        {"limit_bytes: 3MB\n",
+         {":1: limit_bytes", "'3MB'", "not a size",
+          "with K, M, G or T (powers of 1024); a number alone is bytes"}},
         {"limit_bytes: 2GiB\n", {"'2GiB'", "out of range"}},
         {"limit_bytes: 99999999TiB\n", {"out of range"}},
         {"log_format: xml\n", {":1: log_format", "'xml'", "text, json"}},
@@ -251,12 +270,15 @@ Test(options, wrong_flags_and_variables_name_themselves)
     const char *env[] = {"PROG_INSECURE=1", NULL};
     const char *unknown[] = {"--drain=5x", "--nonsense", NULL};
     cr_assert_eq(load(NULL, flag, NULL, &o, &e), EP_ERR_BAD_CONFIG);
-    cr_expect_str_eq(e.text, "flag --drain-ms: drain_ms: 'soon' is not a time; allowed: 10ms..1s, with us, ms, s, m or h; a number alone is ms");
+    cr_expect_str_eq(e.text, "flag --drain-ms: drain_ms: 'soon' is not a time; allowed: 10ms..1s, "
+                             "with us, ms, s, m or h; a number alone is ms");
     cr_assert_eq(load(NULL, pair, NULL, &o, &e), EP_ERR_BAD_CONFIG);
-    cr_expect(strstr(e.text, "flag --model") != NULL && strstr(e.text, "name=path") != NULL, "%s", e.text);
+    cr_expect(strstr(e.text, "flag --model") != NULL && strstr(e.text, "name=path") != NULL, "%s",
+              e.text);
     cr_assert_eq(load(NULL, NULL, env, &o, &e), EP_ERR_BAD_CONFIG);
-    cr_expect_str_eq(e.text,
-                     "environment PROG_INSECURE: insecure: '1' is not a truth value; allowed: true, false");
+    cr_expect_str_eq(
+        e.text,
+        "environment PROG_INSECURE: insecure: '1' is not a truth value; allowed: true, false");
     cr_assert_eq(load(NULL, unknown, NULL, &o, &e), EP_ERR_BAD_CONFIG);
 }
 
@@ -264,13 +286,20 @@ Test(options, unknown_variables_are_warnings_and_foreign_ones_nothing)
 {
     ep_options *o = NULL;
     ep_error e;
-    const char *env[] = {"PROG_SERVICE_HOST=10.0.0.1", "PROG_OTHER_X=1", "PROG_LEVEL=low", "PROG_LEVELS=2", "PATH=/bin", NULL};
+    const char *env[] = {"PROG_SERVICE_HOST=10.0.0.1",
+                         "PROG_OTHER_X=1",
+                         "PROG_LEVEL=low",
+                         "PROG_LEVELS=2",
+                         "PATH=/bin",
+                         NULL};
     cr_assert_eq(load(NULL, NULL, env, &o, &e), EP_OK, "%s", e.text);
     cr_assert_not_null(ep_options_warning(o, 0));
     cr_expect_str_eq(ep_options_warning(o, 0),
                      "environment PROG_SERVICE_HOST names no option and is ignored");
     cr_assert_not_null(ep_options_warning(o, 1));
-    cr_expect_str_eq(ep_options_warning(o, 1), "environment PROG_LEVELS names no option and is ignored; did you mean PROG_MODELS?");
+    cr_expect_str_eq(
+        ep_options_warning(o, 1),
+        "environment PROG_LEVELS names no option and is ignored; did you mean PROG_MODELS?");
     cr_expect_null(ep_options_warning(o, 2));
     ep_options_free(o);
 }
@@ -321,10 +350,14 @@ Test(options, sizes_and_times_are_shown_in_their_shortest_form)
         const char *file;
         const char *shown;
     } rows[] = {
-        {"limit_bytes: 536870912\n", "limit_bytes: 512M  # "}, {"limit_bytes: 0.5GiB\n", "limit_bytes: 512M  # "},
-        {"limit_bytes: 1000\n", "limit_bytes: 1000  # "},      {"limit_bytes: 1.5K\n", "limit_bytes: 1536  # "},
-        {"drain_ms: 1000\n", "drain_ms: 1s  # "},              {"drain_ms: 0.25s\n", "drain_ms: 250ms  # "},
-        {"age_us: 1500\n", "age_us: 1500us  # "},              {"age_us: 60000000\n", "age_us: 1m  # "},
+        {"limit_bytes: 536870912\n", "limit_bytes: 512M  # "},
+        {"limit_bytes: 0.5GiB\n", "limit_bytes: 512M  # "},
+        {"limit_bytes: 1000\n", "limit_bytes: 1000  # "},
+        {"limit_bytes: 1.5K\n", "limit_bytes: 1536  # "},
+        {"drain_ms: 1000\n", "drain_ms: 1s  # "},
+        {"drain_ms: 0.25s\n", "drain_ms: 250ms  # "},
+        {"age_us: 1500\n", "age_us: 1500us  # "},
+        {"age_us: 60000000\n", "age_us: 1m  # "},
         {"age_us: 0\n", "age_us: 0  # "},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -354,9 +387,15 @@ Test(options, text_that_no_file_could_hold_is_refused)
         const char *value;
         const char *what;
     } rows[] = {
-        {"tc\x90", "is not UTF-8"},         {"\xc0\xaf", "is not UTF-8"},     {"\xe0\x80\xaf", "is not UTF-8"},
-        {"\xed\xa0\x80", "is not UTF-8"},   {"\xf4\x90\x80\x80", "is not UTF-8"}, {"\xff", "is not UTF-8"},
-        {"a\xe2\x82", "is not UTF-8"},      {"\xc2\x80", "control character"}, {"\xef\xbb\xbf", "control character"},
+        {"tc\x90", "is not UTF-8"},
+        {"\xc0\xaf", "is not UTF-8"},
+        {"\xe0\x80\xaf", "is not UTF-8"},
+        {"\xed\xa0\x80", "is not UTF-8"},
+        {"\xf4\x90\x80\x80", "is not UTF-8"},
+        {"\xff", "is not UTF-8"},
+        {"a\xe2\x82", "is not UTF-8"},
+        {"\xc2\x80", "control character"},
+        {"\xef\xbb\xbf", "control character"},
         {"\x7f", "control character"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -365,7 +404,8 @@ Test(options, text_that_no_file_could_hold_is_refused)
         ep_error e;
         snprintf(variable, sizeof(variable), "PROG_NODE_NAME=%s", rows[i].value);
         char *const environment[] = {variable, NULL};
-        cr_expect_eq(ep_options_load(&spec, 0, NULL, environment, &options, &e), EP_ERR_BAD_CONFIG, "row %zu", i);
+        cr_expect_eq(ep_options_load(&spec, 0, NULL, environment, &options, &e), EP_ERR_BAD_CONFIG,
+                     "row %zu", i);
         cr_expect(strstr(e.text, rows[i].what) != NULL, "row %zu: %s", i, e.text);
     }
     char good[] = "PROG_NODE_NAME=n\xc3\xb6\xf0\x9f\x98\x80";
@@ -382,8 +422,9 @@ Test(options, differences_are_reported_by_key)
     ep_error e;
     char seen[200] = "";
     cr_assert_eq(load("node_name: x\nmodels: [{name: a, path: /x}]\n", NULL, NULL, &a, &e), EP_OK);
-    cr_assert_eq(load("node_name: y\nmodels: [{name: a, path: /z}]\ndrain_ms: 100\n", NULL, NULL, &b, &e),
-                 EP_OK);
+    cr_assert_eq(
+        load("node_name: y\nmodels: [{name: a, path: /z}]\ndrain_ms: 100\n", NULL, NULL, &b, &e),
+        EP_OK);
     ep_options_diff(a, b, count_change, seen);
     cr_expect_str_eq(seen, "node_name+ models- ");
     ep_options_free(a);
@@ -397,9 +438,10 @@ Test(options, help_lists_every_flag)
     FILE *out = open_memstream(&text, &bytes);
     ep_options_print_help(&spec, out);
     fclose(out);
-    static const char *const wanted[] = {"--drain-ms",     "--limit-bytes", "--insecure", "--log-format",
-                                         "--model",        "--listen",      "--config",   "--check-config",
-                                         "--print-config", "--version",     "10ms..1s",   "PROG_DRAIN_MS"};
+    static const char *const wanted[] = {"--drain-ms",   "--limit-bytes",  "--insecure",
+                                         "--log-format", "--model",        "--listen",
+                                         "--config",     "--check-config", "--print-config",
+                                         "--version",    "10ms..1s",       "PROG_DRAIN_MS"};
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
         cr_expect(strstr(text, wanted[i]) != NULL, "no %s in\n%s", wanted[i], text);
     }

@@ -20,7 +20,8 @@ static size_t checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
 {
     (void)arg;
     out[0] = (ep_probe_check){.name = "loop", .ok = true, .text = "turns"};
-    out[1] = (ep_probe_check){.name = "state", .ok = kind == EP_PROBE_LIVE || is_ready, .text = "loading"};
+    out[1] = (ep_probe_check){
+        .name = "state", .ok = kind == EP_PROBE_LIVE || is_ready, .text = "loading"};
     return 2;
 }
 
@@ -38,7 +39,8 @@ static bool page(void *arg, const char *path, const ep_probe_query *query, ep_pr
     const char *a = ep_probe_query_value(query, "a");
     char *text = NULL;
     (void)arg;
-    if (strcmp(path, "/mirror") != 0 || asprintf(&text, "a is %s", a != NULL ? a : "not there") < 0) {
+    if (strcmp(path, "/mirror") != 0 ||
+        asprintf(&text, "a is %s", a != NULL ? a : "not there") < 0) {
         return false;
     }
     *out_page = (ep_probe_page){.status = 200,
@@ -86,8 +88,11 @@ static void send_text(const char *text, char *out_answer, size_t bytes)
 static void setup(void)
 {
     ep_error e;
-    ep_probes_config config = {
-        .address = "127.0.0.1:0", .checks = checks, .node = "a", .rpc_url = "tcp://127.0.0.1:7420", .admin_url = ""};
+    ep_probes_config config = {.address = "127.0.0.1:0",
+                               .checks = checks,
+                               .node = "a",
+                               .rpc_url = "tcp://127.0.0.1:7420",
+                               .admin_url = ""};
     cr_assert_eq(ep_metrics_create(&metrics), EP_OK);
     cr_assert_eq(ep_timer_service_create("timers", &timers), EP_OK);
     config.metrics = metrics;
@@ -139,8 +144,9 @@ Test(probes, unknown_paths_are_404_and_metrics_are_text)
 
 Test(probes, other_methods_and_garbage_are_refused_and_the_server_goes_on)
 {
-    static const char *const rubbish[] = {"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc",
-                                          "\x01\x02\x03\r\n\r\n", "GET\r\n\r\n", "EPD1\x01\x01"};
+    static const char *const rubbish[] = {
+        "POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "\x01\x02\x03\r\n\r\n",
+        "GET\r\n\r\n", "EPD1\x01\x01"};
     for (size_t i = 0; i < sizeof(rubbish) / sizeof(rubbish[0]); i++) {
         char answer[64] = "";
         int fd = ep_test_tcp_connect(url);
@@ -174,15 +180,16 @@ Test(probes, the_root_leads_to_the_page_and_says_what_the_port_is)
     cr_expect_eq(ep_test_http_get(url, "/", NULL), 404, "without a page");
     start_with_page();
     send_text("GET / HTTP/1.0\r\n\r\n", answer, sizeof(answer));
-    cr_expect(strstr(answer, " 302 ") != NULL && strstr(answer, "\r\nLocation: mirror\r\n") != NULL, "%s",
-              answer);
-    cr_expect(strstr(answer, "\r\n\r\nexpertd: the coordinator: calls go to tcp://c:1\n") != NULL, "%s",
-              answer);
+    cr_expect(strstr(answer, " 302 ") != NULL && strstr(answer, "\r\nLocation: mirror\r\n") != NULL,
+              "%s", answer);
+    cr_expect(strstr(answer, "\r\n\r\nexpertd: the coordinator: calls go to tcp://c:1\n") != NULL,
+              "%s", answer);
     send_text("HEAD /mirror?a=1 HTTP/1.1\r\nHost: x\r\n\r\n", answer, sizeof(answer));
     cr_expect(strstr(answer, " 200 ") != NULL && strstr(answer, "Content-Length: 6\r\n") != NULL &&
                   strstr(answer, "a is") == NULL,
               "%s", answer);
-    cr_expect(strstr(answer, "Content-Security-Policy: default-src 'none'\r\n") != NULL, "%s", answer);
+    cr_expect(strstr(answer, "Content-Security-Policy: default-src 'none'\r\n") != NULL, "%s",
+              answer);
 }
 
 Test(probes, pages_take_no_other_methods_and_no_huge_query)
@@ -190,7 +197,8 @@ Test(probes, pages_take_no_other_methods_and_no_huge_query)
     static char request[40000];
     char answer[2048];
     start_with_page();
-    send_text("POST /mirror HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", answer, sizeof(answer));
+    send_text("POST /mirror HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", answer,
+              sizeof(answer));
     cr_expect(strstr(answer, " 405 ") != NULL, "%s", answer);
     memset(request, 'a', sizeof(request) - 1);
     memcpy(request, "GET /mirror?a=", strlen("GET /mirror?a="));
@@ -202,8 +210,9 @@ Test(probes, pages_take_no_other_methods_and_no_huge_query)
 
 Test(probes, addresses_are_checked)
 {
-    static const char *const bad[] = {"",       "127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", "localhost:1",
-                                      "::1:80", "[::1]",     "1.2.3.4:5x"};
+    static const char *const bad[] = {
+        "",       "127.0.0.1", "127.0.0.1:", "127.0.0.1:70000", "localhost:1",
+        "::1:80", "[::1]",     "1.2.3.4:5x"};
     ep_error e;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         cr_expect_eq(ep_probes_check_address(bad[i], &e), EP_ERR_INVALID_ARGUMENT, "'%s'", bad[i]);
@@ -216,7 +225,8 @@ Test(probes, a_taken_port_is_reported)
 {
     ep_probes *second = NULL;
     ep_error e;
-    ep_probes_config config = {.address = url + strlen("http://"), .checks = checks, .metrics = metrics, .timers = timers};
+    ep_probes_config config = {
+        .address = url + strlen("http://"), .checks = checks, .metrics = metrics, .timers = timers};
     cr_expect_eq(ep_probes_start(&config, &second, &e), EP_ERR_UNAVAILABLE);
     cr_expect(strstr(e.text, config.address) != NULL, "%s", e.text);
 }

@@ -62,7 +62,8 @@ Test(sd_notify, each_message_is_one_datagram)
     cr_assert(ep_sd_notify_ready("58 experts"));
     cr_expect_str_eq(received(), "READY=1\nSTATUS=58 experts");
     cr_assert(ep_sd_notify_status("%d of %d\nREADY=1", 3, 4));
-    cr_expect_str_eq(received(), "STATUS=3 of 4 READY=1", "a newline must not begin another assignment");
+    cr_expect_str_eq(received(), "STATUS=3 of 4 READY=1",
+                     "a newline must not begin another assignment");
     cr_assert(ep_sd_notify_stopping("draining"));
     cr_expect_str_eq(received(), "STOPPING=1\nSTATUS=draining");
     cr_assert(ep_sd_notify_watchdog());

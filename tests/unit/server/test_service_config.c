@@ -60,10 +60,12 @@ static ep_err load(const char *file, const char *a, const char *b, const char *c
 Test(service_config, variables_that_others_read_bring_no_warning)
 {
     char *argv[] = {(char *)(uintptr_t) "expertd"};
-    char *others[] = {(char *)(uintptr_t) "EXPERTD_COORDINATOR_COPIES=2", (char *)(uintptr_t) "EXPERTD_CPU_FEATURES=portable", NULL};
+    char *others[] = {(char *)(uintptr_t) "EXPERTD_COORDINATOR_COPIES=2",
+                      (char *)(uintptr_t) "EXPERTD_CPU_FEATURES=portable", NULL};
     ep_options *options = NULL;
     ep_error error;
-    cr_assert_eq(ep_options_load(&ep_node_options, 1, argv, others, &options, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_options_load(&ep_node_options, 1, argv, others, &options, &error), EP_OK, "%s",
+                 error.text);
     cr_expect_null(ep_options_warning(options, 0), "%s", ep_options_warning(options, 0));
     ep_options_free(options);
 }
@@ -78,11 +80,13 @@ TestSuite(service_config, .init = setup, .fini = teardown);
 
 Test(service_config, loopback_is_recognised)
 {
-    static const char *const near[] = {"tcp://127.0.0.1:1", "tcp://127.8.9.1:0", "tcp://localhost:5",
-                                       "tcp://[::1]:9", "127.0.0.1:7"};
-    static const char *const far[] = {
-        "tcp://0.0.0.0:1", "tcp://10.0.0.1:1",   "tcp://[::]:1",      "tcp://127.0.0.1.example.com:1",
-        "tcp://host:1",    "tcp://1270.0.0.1:1", "tcp://127.0.0.1x:1", "tcp://127.0.0.1:80@host", "tcp://localhost:"};
+    static const char *const near[] = {"tcp://127.0.0.1:1", "tcp://127.8.9.1:0",
+                                       "tcp://localhost:5", "tcp://[::1]:9", "127.0.0.1:7"};
+    static const char *const far[] = {"tcp://0.0.0.0:1",    "tcp://10.0.0.1:1",
+                                      "tcp://[::]:1",       "tcp://127.0.0.1.example.com:1",
+                                      "tcp://host:1",       "tcp://1270.0.0.1:1",
+                                      "tcp://127.0.0.1x:1", "tcp://127.0.0.1:80@host",
+                                      "tcp://localhost:"};
     for (size_t i = 0; i < sizeof(near) / sizeof(near[0]); i++) {
         cr_expect(ep_address_is_loopback(near[i]), "%s", near[i]);
     }
@@ -93,9 +97,25 @@ Test(service_config, loopback_is_recognised)
 
 Test(service_config, hosts_fit_rules)
 {
-    static const char *const good[] = {"10.0.0.0/8", "0.0.0.0/0", "10.1.2.3", "10.1.2.3/32", "fd00::/8", "::/0", "::1", "node1", "n-1.example", ".svc"};
-    static const char *const bad[] = {"", ".", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/8x", "10.0.0.0/-1", "10.0.0.0/0008", "fd00::/129", "10.300.0.0",
-                                      "10.1", "node1/8", "no de", "tcp://10.0.0.1:1", "[::1]", "node1:1", "a@b"};
+    static const char *const good[] = {"10.0.0.0/8",  "0.0.0.0/0", "10.1.2.3", "10.1.2.3/32",
+                                       "fd00::/8",    "::/0",      "::1",      "node1",
+                                       "n-1.example", ".svc"};
+    static const char *const bad[] = {"",
+                                      ".",
+                                      "10.0.0.0/33",
+                                      "10.0.0.0/",
+                                      "10.0.0.0/8x",
+                                      "10.0.0.0/-1",
+                                      "10.0.0.0/0008",
+                                      "fd00::/129",
+                                      "10.300.0.0",
+                                      "10.1",
+                                      "node1/8",
+                                      "no de",
+                                      "tcp://10.0.0.1:1",
+                                      "[::1]",
+                                      "node1:1",
+                                      "a@b"};
     static const struct {
         const char *url;
         const char *rule;
@@ -139,7 +159,8 @@ Test(service_config, hosts_fit_rules)
         cr_expect_not(ep_address_rule_is_good(bad[i]), "%s", bad[i]);
     }
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        cr_expect_eq(ep_address_fits_rule(rows[i].url, rows[i].rule), rows[i].fits, "%s, %s", rows[i].url, rows[i].rule);
+        cr_expect_eq(ep_address_fits_rule(rows[i].url, rows[i].rule), rows[i].fits, "%s, %s",
+                     rows[i].url, rows[i].rule);
     }
 }
 
@@ -165,32 +186,45 @@ Test(service_config, what_must_not_be_dialed_is_refused)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         ep_lane_address address;
         ep_error error;
-        ep_err err = ep_address_for_dial(rows[i].url, rows[i].tls, rows[i].guards_token, &address, &error);
+        ep_err err =
+            ep_address_for_dial(rows[i].url, rows[i].tls, rows[i].guards_token, &address, &error);
         cr_expect_eq(err, rows[i].err, "row %zu", i);
         cr_expect(err == EP_OK || strstr(error.text, rows[i].url) != NULL, "%s", error.text);
-        cr_expect_eq(address.tls != NULL, rows[i].tls != NULL && strncmp(rows[i].url, "loopback", 8) != 0, "row %zu", i);
+        cr_expect_eq(address.tls != NULL,
+                     rows[i].tls != NULL && strncmp(rows[i].url, "loopback", 8) != 0, "row %zu", i);
     }
 }
 
 Test(service_config, beyond_loopback_needs_tls_and_token_or_insecure)
 {
     ep_error e;
-    expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e, "neither TLS nor token");
+    expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e,
+               "neither TLS nor token");
     cr_expect(strstr(e.text, "flag --listen: listen[0].url") != NULL &&
                   strstr(e.text, "insecure: true") != NULL,
               "%s", e.text);
-    cr_expect_eq(load(NULL, "--listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(load(NULL, "--listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK, "%s",
+                 e.text);
     cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0600));
-    expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "there is no TLS");
-    expect_bad(load(NULL, "--listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "tls_ca_file");
-    expect_bad(load(NULL, "--door-listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e, "neither TLS nor token");
-    cr_expect(strstr(e.text, "flag --door-listen: door_listen") != NULL && strstr(e.text, "insecure: true") != NULL, "%s", e.text);
-    cr_expect_eq(load(NULL, "--door-listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK, "%s", e.text);
-    expect_bad(load(NULL, "--door-listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "there is no TLS");
-    expect_bad(load(NULL, "--door-listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e, "tls_ca_file");
+    expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e,
+               "there is no TLS");
+    expect_bad(load(NULL, "--listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e,
+               "tls_ca_file");
+    expect_bad(load(NULL, "--door-listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e,
+               "neither TLS nor token");
+    cr_expect(strstr(e.text, "flag --door-listen: door_listen") != NULL &&
+                  strstr(e.text, "insecure: true") != NULL,
+              "%s", e.text);
+    cr_expect_eq(load(NULL, "--door-listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK,
+                 "%s", e.text);
+    expect_bad(load(NULL, "--door-listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e,
+               "there is no TLS");
+    expect_bad(load(NULL, "--door-listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e,
+               "tls_ca_file");
     cr_expect_eq(load(NULL, "--door-listen=", NULL, NULL, true, &e), EP_OK, "%s", e.text);
-    expect_bad(load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true, &e), &e,
-               "c.yaml:3: listen[1].url");
+    expect_bad(
+        load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true, &e),
+        &e, "c.yaml:3: listen[1].url");
 }
 
 Test(service_config, token_files_are_private_and_long_enough)
@@ -198,9 +232,11 @@ Test(service_config, token_files_are_private_and_long_enough)
     ep_error e;
     expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "token_file: cannot open");
     cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0660));
-    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "mode 0660; allowed: 0600 or 0400");
+    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e,
+               "mode 0660; allowed: 0600 or 0400");
     cr_assert(ep_test_write_file(token_path, "short\n", 0600));
-    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "has 5 characters; allowed: 16..1024");
+    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e,
+               "has 5 characters; allowed: 16..1024");
     cr_expect(strstr(e.text, "short") == NULL, "the token must not be shown: %s", e.text);
     cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0600));
     cr_expect_eq(load(NULL, token_flag, NULL, NULL, true, &e), EP_OK, "%s", e.text);
@@ -211,22 +247,27 @@ Test(service_config, nodes_need_models_backends_and_urls_that_exist)
     ep_error e;
     expect_bad(load(NULL, NULL, NULL, NULL, false, &e), &e, "no model to serve");
     expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false, &e), &e,
-               "'/does/not/exist': No such file or directory; allowed: the directory with the model's config.json");
+               "'/does/not/exist': No such file or directory; allowed: the directory with the "
+               "model's config.json");
     expect_bad(load(NULL, "--backend=gpu", NULL, NULL, true, &e), &e,
                "'gpu' is no backend of this build; allowed: cpu, ascend, reference");
-    expect_bad(load(NULL, "--backend=ascend,", NULL, NULL, true, &e), &e, "'' is no backend of this build; allowed: cpu");
-    expect_bad(load(NULL, "--backend=ascend cpu", NULL, NULL, true, &e), &e, "'ascend cpu' is no backend of this build; allowed: cpu");
-    expect_bad(load(NULL, "--backend=cpu, ascend, cpu", NULL, NULL, true, &e), &e, "'cpu, ascend, cpu' names cpu twice");
+    expect_bad(load(NULL, "--backend=ascend,", NULL, NULL, true, &e), &e,
+               "'' is no backend of this build; allowed: cpu");
+    expect_bad(load(NULL, "--backend=ascend cpu", NULL, NULL, true, &e), &e,
+               "'ascend cpu' is no backend of this build; allowed: cpu");
+    expect_bad(load(NULL, "--backend=cpu, ascend, cpu", NULL, NULL, true, &e), &e,
+               "'cpu, ascend, cpu' names cpu twice");
     expect_bad(load(NULL, "--listen=udp://127.0.0.1:1", NULL, NULL, true, &e), &e,
                "'udp://127.0.0.1:1' is no URL");
     expect_bad(load(NULL, "--coordinator-url=nonsense", NULL, NULL, true, &e), &e,
                "coordinator_url: 'nonsense' is no URL");
-    expect_bad(load(NULL, "--coordinator-url=tls+tcp://h:1", NULL, NULL, true, &e), &e, "tls_server_name");
+    expect_bad(load(NULL, "--coordinator-url=tls+tcp://h:1", NULL, NULL, true, &e), &e,
+               "tls_server_name");
     expect_bad(load(NULL, "--probe-address=here", NULL, NULL, true, &e), &e,
                "probe_address: 'here' is not an address");
-    expect_bad(
-        load(NULL, "--coordinator-url=tcp://127.0.0.1:1", "--listen=tcp://0.0.0.0:0", "--insecure", true, &e),
-        &e, "advertise_url");
+    expect_bad(load(NULL, "--coordinator-url=tcp://127.0.0.1:1", "--listen=tcp://0.0.0.0:0",
+                    "--insecure", true, &e),
+               &e, "advertise_url");
     expect_bad(load(NULL, "--frame-bytes-max=1GiB", NULL, NULL, true, &e), &e, "buffer_bytes_max");
     char file[EP_TEST_PATH_BYTES + 128];
     snprintf(file, sizeof(file), "models:\n  - name: m\n    path: %s\n    experts: 3-1\n", dir);
@@ -234,8 +275,8 @@ Test(service_config, nodes_need_models_backends_and_urls_that_exist)
                "c.yaml:4: models[0].experts: '3-1' is not a set of experts");
     snprintf(file, sizeof(file), "models:\n  - {name: m, path: %s, experts: assigned}\n", dir);
     expect_bad(load(file, NULL, NULL, NULL, false, &e), &e, "needs coordinator_url");
-    cr_expect_eq(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), EP_OK, "%s",
-                 e.text);
+    cr_expect_eq(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), EP_OK,
+                 "%s", e.text);
 }
 
 /* By flag, by file and by the environment the same rules hold, and the origin is named. */
@@ -245,7 +286,8 @@ Test(service_config, lanes_are_chosen_from_what_there_is)
     ep_error e;
     expect_bad(load(NULL, "--stream-lane=tcp", NULL, NULL, true, &e), &e, "stream_lane");
     expect_bad(load(NULL, "--stream-lane=tcp", NULL, NULL, true, &e), &e, "uv, nng");
-    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "c.yaml:1: busy_poll_us");
+    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e,
+               "c.yaml:1: busy_poll_us");
     expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "0..100ms");
     expect_bad(load(NULL, "--busy-poll-us=-1", NULL, NULL, true, &e), &e, "busy-poll-us");
     snprintf(text, sizeof(text), "EXPERTD_BUSY_POLL_US=101ms");
@@ -261,11 +303,14 @@ Test(service_config, lanes_are_chosen_from_what_there_is)
 Test(service_config, shared_memory_has_room_for_one_connection)
 {
     ep_error e;
-    expect_bad(load(NULL, "--shm-total-bytes=1MiB", NULL, NULL, true, &e), &e, "shm_ring_bytes 2097152");
+    expect_bad(load(NULL, "--shm-total-bytes=1MiB", NULL, NULL, true, &e), &e,
+               "shm_ring_bytes 2097152");
     expect_bad(load(NULL, "--shm-total-bytes=1MiB", "--shm-ring-bytes=512KiB", NULL, true, &e), &e,
                "1048576 is less than the 1052672");
-    cr_expect_eq(load(NULL, "--shm-total-bytes=1MiB", "--shm-ring-bytes=256KiB", NULL, true, &e), EP_OK, "%s", e.text);
-    cr_expect_eq(load(NULL, "--shm-total-bytes=1MiB", "--shm=off", NULL, true, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(load(NULL, "--shm-total-bytes=1MiB", "--shm-ring-bytes=256KiB", NULL, true, &e),
+                 EP_OK, "%s", e.text);
+    cr_expect_eq(load(NULL, "--shm-total-bytes=1MiB", "--shm=off", NULL, true, &e), EP_OK, "%s",
+                 e.text);
 }
 
 Test(service_config, expert_ranges)

@@ -169,10 +169,12 @@ Test(service_loop, the_watchdog_hears_only_of_a_live_program)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char message[64];
     int told = 0;
-    ep_service_loop_handler handler = {.on_stop = on_stop, .is_alive = is_sometimes_alive, .arg = &p};
+    ep_service_loop_handler handler = {
+        .on_stop = on_stop, .is_alive = is_sometimes_alive, .arg = &p};
     int manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "ep-test-loop-%d", (int)getpid());
-    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(address.sun_path + 1));
+    socklen_t bytes =
+        (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(address.sun_path + 1));
     cr_assert_eq(bind(manager, (struct sockaddr *)&address, bytes), 0);
     address.sun_path[0] = '@';
     setenv("NOTIFY_SOCKET", address.sun_path, 1);

@@ -41,8 +41,8 @@ Test(slot_groups, unsorted_slots_are_bounded_by_experts_and_sorted_stably)
 
 #define SECOND 1000000000ull
 
-static ep_err enter_bytes(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t bytes, uint64_t now_ns,
-                          ep_ticket *out_ticket, ep_error *out_error)
+static ep_err enter_bytes(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t bytes,
+                          uint64_t now_ns, ep_ticket *out_ticket, ep_error *out_error)
 {
     const ep_admission_request request = {
         .tenant = tenant, .tokens = tokens, .bytes = bytes, .deadline_ns = EP_TIME_NEVER};
@@ -68,7 +68,8 @@ Test(admission, tokens_then_spill_then_refusal)
     cr_expect(second.is_spilled);
     cr_assert_eq(enter_bytes(a, 0, 2, 500, 0, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect_str_eq(
-        e.text, "2 tokens, 500 bytes: 100 of inflight_tokens 100 and 600 of spill_bytes 1000 are in use");
+        e.text,
+        "2 tokens, 500 bytes: 100 of inflight_tokens 100 and 600 of spill_bytes 1000 are in use");
     cr_expect_gt(e.retry_after_us, 0);
     cr_assert_eq(enter_bytes(a, 0, 101, 1001, 0, &third, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect(strstr(e.text, "never fits") != NULL, "%s", e.text);
@@ -86,8 +87,8 @@ Test(admission, tokens_then_spill_then_refusal)
     ep_admission_destroy(a);
 }
 
-static ep_err enter(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t now_ns, ep_ticket *out_ticket,
-                    ep_error *out_error)
+static ep_err enter(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t now_ns,
+                    ep_ticket *out_ticket, ep_error *out_error)
 {
     return enter_bytes(a, tenant, tokens, tokens * 100, now_ns, out_ticket, out_error);
 }
@@ -104,7 +105,8 @@ Test(admission, a_tenant_is_held_to_its_tokens_in_work)
     cr_assert_eq(ep_admission_create(1000, 100000, &tenants, &a), EP_OK);
     cr_expect_eq(enter(a, batchy, 50, 1, &first, &e), EP_OK, "alone it may be larger");
     cr_expect_eq(enter(a, batchy, 1, 1, &second, &e), EP_ERR_RESOURCE_EXHAUSTED);
-    cr_expect_str_eq(e.text, "1 tokens: tenant 'batchy' has 50 of its inflight_tokens 10 in use (key tenants)");
+    cr_expect_str_eq(
+        e.text, "1 tokens: tenant 'batchy' has 50 of its inflight_tokens 10 in use (key tenants)");
     cr_expect_gt(e.retry_after_us, 0);
     cr_expect_eq(enter(a, 0, 50, 1, &other, &e), EP_OK);
     leave(a, &first, 1000);
@@ -129,9 +131,11 @@ Test(admission, a_tenant_is_held_to_its_tokens_per_second)
     uint32_t fast = ep_tenants_find(&tenants, "fast");
     cr_assert_eq(ep_admission_create(100000, 100000, &tenants, &a), EP_OK);
     cr_expect_eq(enter(a, fast, 60, SECOND, &ticket, &e), EP_OK);
-    cr_expect_eq(enter(a, fast, 60, SECOND, &ticket, &e), EP_OK, "a second's worth at once, and the request that passes it");
+    cr_expect_eq(enter(a, fast, 60, SECOND, &ticket, &e), EP_OK,
+                 "a second's worth at once, and the request that passes it");
     cr_expect_eq(enter(a, fast, 1, SECOND, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
-    cr_expect(e.retry_after_us > 199000 && e.retry_after_us < 201000, "%llu", (unsigned long long)e.retry_after_us);
+    cr_expect(e.retry_after_us > 199000 && e.retry_after_us < 201000, "%llu",
+              (unsigned long long)e.retry_after_us);
     cr_expect_eq(enter(a, fast, 1, SECOND + SECOND / 10, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect_eq(enter(a, fast, 1, SECOND + SECOND / 4, &ticket, &e), EP_OK);
     uint32_t tokens = 0;
@@ -140,7 +144,8 @@ Test(admission, a_tenant_is_held_to_its_tokens_per_second)
     }
     cr_expect(tokens > 990 && tokens < 1010, "%u", tokens);
     cr_expect_eq(enter(a, fast, 100, 9000 * SECOND, &ticket, &e), EP_OK);
-    cr_expect_eq(enter(a, fast, 1, 9000 * SECOND, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED, "idle time is not saved up");
+    cr_expect_eq(enter(a, fast, 1, 9000 * SECOND, &ticket, &e), EP_ERR_RESOURCE_EXHAUSTED,
+                 "idle time is not saved up");
     ep_admission_destroy(a);
 }
 
@@ -199,16 +204,16 @@ typedef struct late_rig {
     ep_admission *admission;
 } late_rig;
 
-static ep_err enter_tokens(late_rig *rig, uint32_t tokens, bool is_prefill, uint64_t now_ns, uint64_t left_ns,
-                           ep_ticket *out_ticket, ep_error *out_error)
+static ep_err enter_tokens(late_rig *rig, uint32_t tokens, bool is_prefill, uint64_t now_ns,
+                           uint64_t left_ns, ep_ticket *out_ticket, ep_error *out_error)
 {
     const ep_admission_request request = {
         .tokens = tokens, .bytes = 1, .is_prefill = is_prefill, .deadline_ns = now_ns + left_ns};
     return ep_admission_enter(rig->admission, &request, now_ns, out_ticket, out_error);
 }
 
-static ep_err enter_late(late_rig *rig, bool is_prefill, uint64_t now_ns, uint64_t left_ns, ep_ticket *out_ticket,
-                         ep_error *out_error)
+static ep_err enter_late(late_rig *rig, bool is_prefill, uint64_t now_ns, uint64_t left_ns,
+                         ep_ticket *out_ticket, ep_error *out_error)
 {
     return enter_tokens(rig, 10, is_prefill, now_ns, left_ns, out_ticket, out_error);
 }
@@ -242,7 +247,8 @@ Test(admission, nobody_is_judged_where_nobody_was_late)
     work_steadily(&rig, SECOND, &last);
     cr_expect_eq(enter_late(&rig, false, SECOND, MS, &hasty, &e), EP_OK);
     cr_expect_not(ep_admission_is_lost(rig.admission, &last, 1, SECOND + MS, SECOND));
-    cr_expect(ep_admission_is_lost(rig.admission, &last, 1, SECOND, SECOND), "its deadline is over");
+    cr_expect(ep_admission_is_lost(rig.admission, &last, 1, SECOND, SECOND),
+              "its deadline is over");
     ep_admission_destroy(rig.admission);
 }
 
@@ -261,8 +267,10 @@ Test(admission, once_one_was_late_those_that_would_be_are_refused)
     cr_expect_eq(enter_late(&rig, false, now_ns, 110 * MS, &hasty, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect(strstr(e.text, "have 110000 us left") != NULL, "%s", e.text);
     cr_expect_gt(e.retry_after_us, 110000, "coming back before the deadline is of no use");
-    cr_expect_eq(enter_late(&rig, true, now_ns, 110 * MS, &hasty, &e), EP_OK, "prefill waits elsewhere");
-    cr_expect(ep_admission_is_lost(rig.admission, &tickets[0], 1, now_ns + 5 * MS, now_ns), "it takes 10 ms");
+    cr_expect_eq(enter_late(&rig, true, now_ns, 110 * MS, &hasty, &e), EP_OK,
+                 "prefill waits elsewhere");
+    cr_expect(ep_admission_is_lost(rig.admission, &tickets[0], 1, now_ns + 5 * MS, now_ns),
+              "it takes 10 ms");
     cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], 0.25, now_ns + 5 * MS, now_ns),
                   "the rest takes 2.5 ms");
     cr_expect_not(ep_admission_is_lost(rig.admission, &tickets[0], 1, now_ns + 50 * MS, now_ns));
@@ -305,7 +313,8 @@ Test(admission, a_request_is_judged_by_its_passes_over_weights_too)
     work_with(&rig, 1, SECOND, &last);
     cr_assert_eq(enter_tokens(&rig, 1, false, SECOND, SECOND, &next, &e), EP_OK);
     ep_admission_leave(rig.admission, &last, SECOND + 10 * MS, 10 * MS, EP_ERR_DEADLINE_EXCEEDED);
-    cr_expect_eq(enter_tokens(&rig, 64, false, SECOND + 10 * MS, 200 * MS, &large, &e), EP_OK, "%s", e.text);
+    cr_expect_eq(enter_tokens(&rig, 64, false, SECOND + 10 * MS, 200 * MS, &large, &e), EP_OK, "%s",
+                 e.text);
     ep_admission_destroy(rig.admission);
 }
 
@@ -318,7 +327,8 @@ Test(admission, one_without_hope_does_not_prolong_the_judgement_of_others)
     cr_assert_eq(enter_late(&rig, false, SECOND, SECOND, &next, &e), EP_OK);
     const uint64_t now_ns = SECOND + 10 * MS;
     ep_admission_leave(rig.admission, &last, now_ns, 10 * MS, EP_ERR_DEADLINE_EXCEEDED);
-    cr_expect_eq(enter_late(&rig, false, now_ns + SECOND / 2, MS, &hasty, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_eq(enter_late(&rig, false, now_ns + SECOND / 2, MS, &hasty, &e),
+                 EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect_eq(enter_late(&rig, false, now_ns + SECOND, MS, &hasty, &e), EP_OK, "%s", e.text);
     ep_admission_destroy(rig.admission);
 }

@@ -66,11 +66,19 @@ static void open_store(uint64_t weight_bytes_max)
     ep_error e;
     uint32_t slot;
     uint8_t all[EXPERTS];
-    const ep_weight_store_config config = {.backends = &backend, .backends_count = 1, .weight_bytes_max = weight_bytes_max, .prefetches = true, .cache = cache,
-                                           .load_bytes_per_s = load_bytes_per_s, .on_change = on_change};
+    const ep_weight_store_config config = {.backends = &backend,
+                                           .backends_count = 1,
+                                           .weight_bytes_max = weight_bytes_max,
+                                           .prefetches = true,
+                                           .cache = cache,
+                                           .load_bytes_per_s = load_bytes_per_s,
+                                           .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[0]};
+    ep_weight_layer layer = {.model = "demo",
+                             .checkpoint = checkpoint,
+                             .format = info->format,
+                             .shape = info->moe_layers[0]};
     cr_assert_eq(plain_ops->numerics_id(backend, info->format, 0, layer.numerics), EP_OK);
     cr_assert_eq(ep_checkpoint_identity(checkpoint, layer.identity, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK, "%s", e.text);
@@ -97,7 +105,8 @@ static void setup(void)
     open_store(0);
     ep_weight_cache_read_stats(cache, &stats);
     for (uint32_t waits = 0; stats.written_total < EXPERTS; waits++) {
-        cr_assert_lt(waits, WAITS_MAX, "%llu of %d experts have their file", (unsigned long long)stats.written_total, EXPERTS);
+        cr_assert_lt(waits, WAITS_MAX, "%llu of %d experts have their file",
+                     (unsigned long long)stats.written_total, EXPERTS);
         usleep(2000);
         ep_weight_cache_read_stats(cache, &stats);
     }
@@ -134,17 +143,20 @@ static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error
 
 /* Of a load ahead of time, on the loader's thread: a request comes before its first piece is
  * read. */
-static ep_err import_and_ask(ep_backend *base, const void *head, size_t head_bytes, size_t body_bytes,
-                             ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error), void *arg,
-                             ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err
+import_and_ask(ep_backend *base, const void *head, size_t head_bytes, size_t body_bytes,
+               ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error),
+               void *arg, ep_backend_weights **out_weights, ep_error *out_error)
 {
     if (!is_armed) {
-        return plain_ops->weights_import(base, head, head_bytes, body_bytes, fill, arg, out_weights, out_error);
+        return plain_ops->weights_import(base, head, head_bytes, body_bytes, fill, arg, out_weights,
+                                         out_error);
     }
     is_armed = false;
     wait_for_5 = (ep_weight_wait){.expert = 5, .deadline_ns = UINT64_MAX, .ready = on_ready};
     ep_weight_store_wait(store, 0, &wait_for_5, 1);
-    const ep_err err = plain_ops->weights_import(base, head, head_bytes, body_bytes, fill, arg, out_weights, out_error);
+    const ep_err err = plain_ops->weights_import(base, head, head_bytes, body_bytes, fill, arg,
+                                                 out_weights, out_error);
     pthread_mutex_lock(&lock);
     was_ready_before = is_ready;
     has_returned = true;

@@ -44,7 +44,9 @@ static void setup(void)
     cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
     cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, 0, numerics), EP_OK);
+    cr_assert_eq(
+        backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, 0, numerics),
+        EP_OK);
 }
 
 static void teardown(void)
@@ -72,7 +74,8 @@ static ep_backend_weights *pack(uint32_t expert, uint8_t sha256[EP_SHA256_BYTES]
     ep_backend_weights *weights = NULL;
     ep_error e;
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, expert, &data, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(backend->ops->weights_load(backend, &data.source, &weights, &e), EP_OK, "%s", e.text);
+    cr_assert_eq(backend->ops->weights_load(backend, &data.source, &weights, &e), EP_OK, "%s",
+                 e.text);
     memcpy(sha256, data.sha256, EP_SHA256_BYTES);
     ep_expert_data_free(&data);
     return weights;
@@ -97,7 +100,8 @@ static bool has_expert(uint32_t expert)
     ep_packed_view got, wanted;
     ep_error e;
     const ep_weight_cache_key key = key_of(expert);
-    if (!ep_weight_cache_find(cache, &key, &file) || ep_weight_cache_read(cache, &file, &weights, &e) != EP_OK) {
+    if (!ep_weight_cache_find(cache, &key, &file) ||
+        ep_weight_cache_read(cache, &file, &weights, &e) != EP_OK) {
         return false;
     }
     ep_backend_weights *plain = pack(expert, sha256);
@@ -433,13 +437,15 @@ Test(weight_cache, what_others_may_write_is_not_believed)
     }
     ep_weight_cache_close(cache);
     cr_assert_eq(chmod(cache_dir, 0770), 0);
-    cr_expect_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e), EP_ERR_FAILED_PRECONDITION);
+    cr_expect_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e),
+                 EP_ERR_FAILED_PRECONDITION);
     cr_expect_not_null(strstr(e.text, "mode 0770"), "%s", e.text);
     cr_expect_null(cache);
     cr_assert_eq(chmod(cache_dir, 0755), 0);
     if (geteuid() == 0) {
         cr_assert_eq(chown(cache_dir, 12345, 0), 0);
-        cr_expect_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e), EP_ERR_FAILED_PRECONDITION);
+        cr_expect_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e),
+                     EP_ERR_FAILED_PRECONDITION);
         cr_expect_not_null(strstr(e.text, "user 12345"), "%s", e.text);
         cr_assert_eq(chown(cache_dir, 0, 0), 0);
     }
@@ -451,7 +457,8 @@ Test(weight_cache, what_others_may_write_is_not_believed)
 static bool mount_small(const char *options)
 {
     return (geteuid() == 0 ? unshare(CLONE_NEWNS) : unshare(CLONE_NEWUSER | CLONE_NEWNS)) == 0 &&
-           mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && mount("none", cache_dir, "tmpfs", 0, options) == 0;
+           mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("none", cache_dir, "tmpfs", 0, options) == 0;
 }
 
 static uint32_t count_temporary(void)
@@ -517,7 +524,9 @@ Test(weight_cache, a_directory_that_cannot_be_written_is_still_read)
     cr_assert(file_of(1, path));
     cr_assert_eq(truncate(path, 4500), 0);
     ep_weight_cache_close(cache);
-    cr_assert_eq(is_mounted ? mount("none", cache_dir, NULL, MS_REMOUNT | MS_RDONLY, NULL) : chmod(cache_dir, 0500), 0);
+    cr_assert_eq(is_mounted ? mount("none", cache_dir, NULL, MS_REMOUNT | MS_RDONLY, NULL)
+                            : chmod(cache_dir, 0500),
+                 0);
     open_cache(0);
     cr_expect(has_expert(0));
     removals = 0;

@@ -67,15 +67,23 @@ static void open_store(uint64_t weight_bytes_max)
     uint32_t slot;
     ep_backend_config config = {.threads = 1};
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &backend, &e), EP_OK, "%s", e.text);
-    ep_weight_store_config sc = {
-        .backends = &backend, .backends_count = 1, .weight_bytes_max = weight_bytes_max, .prefetches = prefetches,
-        .warms_up = warms_up, .load_bytes_per_s = load_bytes_per_s, .timers = timers, .on_change = on_change};
+    cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &backend, &e), EP_OK, "%s",
+                 e.text);
+    ep_weight_store_config sc = {.backends = &backend,
+                                 .backends_count = 1,
+                                 .weight_bytes_max = weight_bytes_max,
+                                 .prefetches = prefetches,
+                                 .warms_up = warms_up,
+                                 .load_bytes_per_s = load_bytes_per_s,
+                                 .timers = timers,
+                                 .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
-        ep_weight_layer layer = {
-            .model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[l]};
+        ep_weight_layer layer = {.model = "demo",
+                                 .checkpoint = checkpoint,
+                                 .format = info->format,
+                                 .shape = info->moe_layers[l]};
         cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
         cr_assert_eq(slot, l);
     }
@@ -203,7 +211,8 @@ static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error
 
 static void ask(asked *a, uint32_t layer, uint32_t expert, uint64_t deadline_ns)
 {
-    *a = (asked){.wait = {.expert = expert, .deadline_ns = deadline_ns, .ready = on_ready, .arg = a}};
+    *a = (asked){
+        .wait = {.expert = expert, .deadline_ns = deadline_ns, .ready = on_ready, .arg = a}};
     ep_weight_store_wait(store, layer, &a->wait, 1);
 }
 
@@ -313,7 +322,8 @@ Test(weight_store, waits_end_at_their_deadline_and_when_the_store_closes)
     cr_expect_eq(late.error.code, EP_ERR_UNAVAILABLE);
     cr_expect_eq(late.error.layer, 0);
     cr_expect_eq(late.error.expert, 4);
-    cr_expect_not_null(strstr(late.error.text, "model demo layer 0 expert 4 is "), "%s", late.error.text);
+    cr_expect_not_null(strstr(late.error.text, "model demo layer 0 expert 4 is "), "%s",
+                       late.error.text);
     cr_expect_not_null(strstr(late.error.text, "waited "), "%s", late.error.text);
     cr_expect_eq(closed.ready_count, 0);
     ep_weight_store_close(store, EP_ERR_DRAINING);
@@ -330,17 +340,18 @@ Test(weight_store, a_budget_below_one_expert_is_refused_by_name)
     ep_error e;
     uint32_t slot;
     open_store(0);
-    ep_weight_store_config sc = {.backends = &backend,
-                                 .backends_count = 1,
-                                 .weight_bytes_max = 100,
-                                 .on_change = on_change};
+    ep_weight_store_config sc = {
+        .backends = &backend, .backends_count = 1, .weight_bytes_max = 100, .on_change = on_change};
     ep_weight_store *small;
     cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    ep_weight_layer layer = {
-        .model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[1]};
+    ep_weight_layer layer = {.model = "demo",
+                             .checkpoint = checkpoint,
+                             .format = info->format,
+                             .shape = info->moe_layers[1]};
     cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), EP_ERR_BAD_CONFIG);
-    cr_expect_str_eq(e.text, "weight_bytes_max is 100, one expert of layer 1 of model demo needs 3072 bytes; allowed: at least that, or 0");
+    cr_expect_str_eq(e.text, "weight_bytes_max is 100, one expert of layer 1 of model demo needs "
+                             "3072 bytes; allowed: at least that, or 0");
     ep_weight_store_destroy(small);
 }
 
@@ -384,7 +395,11 @@ Test(weight_store, nobody_is_loaded_for_a_request_that_was_dropped)
     open_store(each);
     ep_weight_store_want(store, 0, all);
     const uint64_t loads = settle().loads_total;
-    a = (asked){.wait = {.expert = 3, .deadline_ns = UINT64_MAX, .is_dropped = always, .ready = on_ready, .arg = &a}};
+    a = (asked){.wait = {.expert = 3,
+                         .deadline_ns = UINT64_MAX,
+                         .is_dropped = always,
+                         .ready = on_ready,
+                         .arg = &a}};
     ep_weight_store_wait(store, 0, &a.wait, 1);
     await(&a);
     cr_expect_eq(a.error.code, EP_ERR_CANCELLED);
@@ -413,7 +428,11 @@ Test(weight_store, an_expert_placed_again_while_its_waiters_gave_up_is_owned)
     settle();
     cr_assert(ep_weight_store_acquire(store, 0, &zero, NULL, 1, &held, &missing, &state));
     ask(&a, 0, 5, UINT64_MAX); /* keeps the loader waiting for the memory that is held */
-    b = (asked){.wait = {.expert = 6, .deadline_ns = UINT64_MAX, .is_dropped = when_given_up, .ready = on_ready, .arg = &b}};
+    b = (asked){.wait = {.expert = 6,
+                         .deadline_ns = UINT64_MAX,
+                         .is_dropped = when_given_up,
+                         .ready = on_ready,
+                         .arg = &b}};
     ep_weight_store_wait(store, 0, &b.wait, 1);
     ep_weight_store_want(store, 0, none);
     ep_weight_store_drop_unwanted(store);
@@ -467,7 +486,8 @@ static ep_backend_ops *change_ops(void)
 
 static _Atomic uint32_t fails_left;
 
-static ep_err load_or_fail(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err load_or_fail(ep_backend *base, const ep_expert_source *source,
+                           ep_backend_weights **out_weights, ep_error *out_error)
 {
     if (atomic_load(&fails_left) > 0) {
         atomic_fetch_sub(&fails_left, 1);
@@ -489,7 +509,8 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
     ask(&a, 0, 7, UINT64_MAX);
     await(&a);
     cr_expect_eq(a.error.code, EP_ERR_UNAVAILABLE);
-    cr_expect_not_null(strstr(a.error.text, "expert 7 could not be loaded: made up"), "%s", a.error.text);
+    cr_expect_not_null(strstr(a.error.text, "expert 7 could not be loaded: made up"), "%s",
+                       a.error.text);
     cr_expect_eq(a.error.expert, 7);
     cr_expect_eq(settle().owned_count, 8);
     cr_expect_eq(settle().failed_count, 0);
@@ -506,8 +527,8 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
 static _Atomic uint64_t unavailable_count;
 static _Atomic bool is_unavailable;
 
-static ep_err load_if_available(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
-                                ep_error *out_error)
+static ep_err load_if_available(ep_backend *base, const ep_expert_source *source,
+                                ep_backend_weights **out_weights, ep_error *out_error)
 {
     if (atomic_load(&is_unavailable)) {
         atomic_fetch_add(&unavailable_count, 1);
@@ -529,7 +550,8 @@ Test(weight_store, what_no_node_gives_is_tried_by_the_first_pass_now_and_then)
         usleep(5000);
     }
     usleep(50000); /* many tries, where it does not wait */
-    const uint64_t tries = atomic_load(&unavailable_count), passed_ns = ep_clock_now_ns() - begin_ns;
+    const uint64_t tries = atomic_load(&unavailable_count),
+                   passed_ns = ep_clock_now_ns() - begin_ns;
     cr_expect_leq(tries, 8 * (1 + passed_ns / (2 * EP_NS_PER_S)));
     ep_weight_stats stats;
     ep_weight_store_read_stats(store, &stats);
@@ -543,7 +565,8 @@ Test(weight_store, what_no_node_gives_is_tried_by_the_first_pass_now_and_then)
 
 static _Atomic int load_nice;
 
-static ep_err load_and_look(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err load_and_look(ep_backend *base, const ep_expert_source *source,
+                            ep_backend_weights **out_weights, ep_error *out_error)
 {
     /* of this thread */
     atomic_store(&load_nice, getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid)));
@@ -572,7 +595,8 @@ Test(weight_store, an_expert_that_is_waited_for_loads_at_the_priority_of_the_pro
 
 static _Atomic uint32_t places; /* that the system has memory for */
 
-static ep_err load_into_place(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err load_into_place(ep_backend *base, const ep_expert_source *source,
+                              ep_backend_weights **out_weights, ep_error *out_error)
 {
     if (atomic_load(&places) == 0) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no place");
@@ -588,7 +612,8 @@ static void unload_from_place(ep_backend *base, ep_backend_weights *weights)
 }
 
 /* As under a limit on addresses, or with less memory than the budget says. */
-Test(weight_store, a_cold_expert_comes_in_the_place_of_another_where_memory_is_refused_below_the_budget)
+Test(weight_store,
+     a_cold_expert_comes_in_the_place_of_another_where_memory_is_refused_below_the_budget)
 {
     const uint64_t each = bytes_of_one();
     const uint8_t less[8] = {0, 0, 1, 1, 1, 1, 1, 1};
@@ -742,9 +767,11 @@ static uint64_t count_failures(int fd, int saved, const char *reason, uint64_t *
     while (fgets(line, sizeof(line), log) != NULL) {
         uint64_t others = 0;
         const char *more = strstr(line, " lines_left_out=");
-        cr_expect(strstr(line, "event=expert-load model=demo layer=") != NULL && strstr(line, reason) != NULL, "%s",
+        cr_expect(strstr(line, "event=expert-load model=demo layer=") != NULL &&
+                      strstr(line, reason) != NULL,
+                  "%s", line);
+        cr_assert(more != NULL && sscanf(more, " lines_left_out=%" SCNu64, &others) == 1, "%s",
                   line);
-        cr_assert(more != NULL && sscanf(more, " lines_left_out=%" SCNu64, &others) == 1, "%s", line);
         *out_said += 1 + others;
         lines++;
     }
@@ -785,7 +812,8 @@ Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
 static uint8_t bytes_of_6[32]; /* its first ones */
 static _Atomic uint32_t failed_loads;
 
-static ep_err load_or_fail_6(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err load_or_fail_6(ep_backend *base, const ep_expert_source *source,
+                             ep_backend_weights **out_weights, ep_error *out_error)
 {
     if (memcmp(source->up, bytes_of_6, sizeof(bytes_of_6)) == 0) {
         atomic_fetch_add(&failed_loads, 1);
@@ -795,7 +823,8 @@ static ep_err load_or_fail_6(ep_backend *base, const ep_expert_source *source, e
 }
 
 /* 6 and 7 are equally hot, and 6 is chosen first. */
-Test(weight_store, an_expert_that_cannot_be_read_ahead_of_time_does_not_keep_others_from_it, .timeout = 60)
+Test(weight_store, an_expert_that_cannot_be_read_ahead_of_time_does_not_keep_others_from_it,
+     .timeout = 60)
 {
     const uint64_t each = bytes_of_one();
     const uint32_t pair[2] = {6, 7};
@@ -855,9 +884,13 @@ Test(weight_store, a_prefetch_that_waits_for_the_rate_gives_way_to_a_request)
         ep_resident_release(residents[1]);
     }
     ep_weight_store_wait(store, 0, NULL, 0); /* they have given up: the loader wakes for nothing */
-    usleep(20000); /* so that it has most likely turned to a prefetch */
+    usleep(20000);                           /* so that it has most likely turned to a prefetch */
     /* The loader ends it as soon as it has turned to it. */
-    a = (asked){.wait = {.expert = 4, .deadline_ns = UINT64_MAX, .is_dropped = drops_at_once, .ready = on_ready, .arg = &a}};
+    a = (asked){.wait = {.expert = 4,
+                         .deadline_ns = UINT64_MAX,
+                         .is_dropped = drops_at_once,
+                         .ready = on_ready,
+                         .arg = &a}};
     ep_weight_store_wait(store, 0, &a.wait, 1);
     await(&a);
     cr_expect_eq(a.error.code, EP_ERR_CANCELLED, "%s", a.error.text);
@@ -890,10 +923,11 @@ Test(weight_store, nothing_runs_for_a_request_once_the_store_has_stopped)
         if (by_timer) {
             cr_assert(ep_weight_store_acquire(store, 0, &zero, NULL, 1, &held, &missing, &state));
         }
-        a = (asked){.wait = {.expert = 3,
-                             .deadline_ns = by_timer ? ep_clock_now_ns() + EP_NS_PER_MS : UINT64_MAX,
-                             .ready = on_ready_slowly,
-                             .arg = &a}};
+        a = (asked){
+            .wait = {.expert = 3,
+                     .deadline_ns = by_timer ? ep_clock_now_ns() + EP_NS_PER_MS : UINT64_MAX,
+                     .ready = on_ready_slowly,
+                     .arg = &a}};
         ep_weight_store_wait(store, 0, &a.wait, 1);
         await(&a);
         ep_weight_store_stop(store);
@@ -946,14 +980,18 @@ Test(weight_store, a_budget_below_the_shared_expert_is_refused_by_name)
     cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
     open_store(0);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[1]};
+    ep_weight_layer layer = {.model = "demo",
+                             .checkpoint = checkpoint,
+                             .format = info->format,
+                             .shape = info->moe_layers[1]};
     cr_assert_eq(layer.shape.shared_experts, 1);
     const uint8_t shared[9] = {[8] = 1};
     ep_weight_store_want(store, 1, shared);
     const uint64_t in_memory = settle().resident_bytes;
     for (int is_enough = 0; is_enough < 2; is_enough++) {
         ep_expert_source outline;
-        cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, layer.shape.layer, 8, &outline, &e), EP_OK, "%s", e.text);
+        cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, layer.shape.layer, 8, &outline, &e),
+                     EP_OK, "%s", e.text);
         const uint64_t bytes = backend->ops->weights_bytes(backend, &outline);
         cr_expect_eq(bytes, in_memory);
         ep_weight_store_config sc = {.backends = &backend,
@@ -961,8 +999,11 @@ Test(weight_store, a_budget_below_the_shared_expert_is_refused_by_name)
                                      .weight_bytes_max = is_enough ? bytes : bytes - 1,
                                      .on_change = on_change};
         cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
-        cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
-        cr_expect(is_enough || strstr(e.text, "one shared expert of layer 1 of model demo needs ") != NULL, "%s", e.text);
+        cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e),
+                     is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
+        cr_expect(is_enough ||
+                      strstr(e.text, "one shared expert of layer 1 of model demo needs ") != NULL,
+                  "%s", e.text);
         ep_weight_store_destroy(small);
     }
 }
@@ -1056,14 +1097,18 @@ Test(weight_store, the_size_of_experts_is_that_of_the_first_whole_one)
     ops->weights_bytes = larger_bytes;
     const uint64_t each = backend->ops->weights_bytes(backend, &outline);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    const ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[0]};
+    const ep_weight_layer layer = {.model = "demo",
+                                   .checkpoint = checkpoint,
+                                   .format = info->format,
+                                   .shape = info->moe_layers[0]};
     for (int is_enough = 0; is_enough < 2; is_enough++) {
         const ep_weight_store_config sc = {.backends = &backend,
                                            .backends_count = 1,
                                            .weight_bytes_max = is_enough ? each : each - 1,
                                            .on_change = on_change};
         cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
-        cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
+        cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e),
+                     is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
         ep_weight_store_destroy(small);
     }
     backend->ops = plain_ops;
@@ -1079,8 +1124,10 @@ Test(weight_store, the_size_of_an_expert_is_known_before_it_is_read)
     ep_weight_store_want(store, 0, one);
     cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK, "%s", e.text);
     cr_expect_eq(settle().resident_bytes, backend->ops->weights_bytes(backend, &outline));
-    cr_expect_eq(ep_checkpoint_outline_expert(checkpoint, 0, 8, &outline, &e), EP_ERR_INVALID_ARGUMENT);
-    cr_expect_eq(ep_checkpoint_outline_expert(checkpoint, 9, 0, &outline, &e), EP_ERR_INVALID_ARGUMENT);
+    cr_expect_eq(ep_checkpoint_outline_expert(checkpoint, 0, 8, &outline, &e),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_expect_eq(ep_checkpoint_outline_expert(checkpoint, 9, 0, &outline, &e),
+                 EP_ERR_INVALID_ARGUMENT);
 }
 
 Test(weight_store, a_truncated_file_takes_down_its_experts_only)
@@ -1096,14 +1143,16 @@ Test(weight_store, a_truncated_file_takes_down_its_experts_only)
     ep_weight_store_want(store, 1, all);
     ep_weight_stats stats = settle();
     cr_expect_gt(stats.failed_count, 0);
-    cr_expect(strstr(stats.last_error, "model demo layer 1 expert") != NULL, "%s", stats.last_error);
+    cr_expect(strstr(stats.last_error, "model demo layer 1 expert") != NULL, "%s",
+              stats.last_error);
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 1, "what was resident stays");
 }
 
 static void read_crowded(ep_backend *instance, ep_backend_device *out_device)
 {
     (void)instance;
-    *out_device = (ep_backend_device){.memory_bytes = 1000, .free_bytes = 111, .weight_bytes_max = 100};
+    *out_device =
+        (ep_backend_device){.memory_bytes = 1000, .free_bytes = 111, .weight_bytes_max = 100};
 }
 
 /* Nobody has set a budget: that is not what is wrong. */
@@ -1115,14 +1164,18 @@ Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
     open_store(0);
     ep_backend_ops *ops = change_ops();
     ops->device_read = read_crowded;
-    const ep_weight_store_config sc = {.backends = &backend, .backends_count = 1, .on_change = on_change};
-    const ep_weight_layer layer = {.model = "demo", .checkpoint = checkpoint, .format = EP_WEIGHTS_BF16,
+    const ep_weight_store_config sc = {
+        .backends = &backend, .backends_count = 1, .on_change = on_change};
+    const ep_weight_layer layer = {.model = "demo",
+                                   .checkpoint = checkpoint,
+                                   .format = EP_WEIGHTS_BF16,
                                    .shape = ep_checkpoint_info(checkpoint)->moe_layers[1]};
     cr_assert_eq(ep_weight_store_create(&sc, &crowded, &e), EP_OK);
     cr_expect_eq(ep_weight_store_add_layer(crowded, &layer, &slot, &e), EP_ERR_BAD_CONFIG);
     cr_expect_str_eq(
         e.text,
-        "a device has room for 100 bytes of weights, one expert of layer 1 of model demo needs 3072 bytes; allowed: at "
+        "a device has room for 100 bytes of weights, one expert of layer 1 of model demo needs "
+        "3072 bytes; allowed: at "
         "least that; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
     ep_weight_store_destroy(crowded);
     backend->ops = plain_ops;
@@ -1142,7 +1195,8 @@ static void setup_devices(void)
     ep_error e;
     setup();
     for (int d = 0; d < DEVICES; d++) {
-        cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &instances[d], &e), EP_OK, "%s", e.text);
+        cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &instances[d], &e), EP_OK,
+                     "%s", e.text);
     }
 }
 
@@ -1174,8 +1228,10 @@ static uint64_t open_devices(uint32_t experts_each)
                                            .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
-        ep_weight_layer layer = {
-            .model = "demo", .checkpoint = checkpoint, .format = info->format, .shape = info->moe_layers[l]};
+        ep_weight_layer layer = {.model = "demo",
+                                 .checkpoint = checkpoint,
+                                 .format = info->format,
+                                 .shape = info->moe_layers[l]};
         cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
     }
     cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);
@@ -1237,7 +1293,8 @@ Test(weight_devices, a_layer_is_spread_over_the_devices_and_each_keeps_its_budge
     for (uint32_t l = 0; l < 2; l++) {
         count_places(l, counts);
         for (uint32_t d = 0; d < DEVICES; d++) {
-            cr_expect(counts[d] == 2 || counts[d] == 3, "layer %u: %u on device %u", l, counts[d], d);
+            cr_expect(counts[d] == 2 || counts[d] == 3, "layer %u: %u on device %u", l, counts[d],
+                      d);
         }
     }
     for (uint32_t round = 0; round < 60; round++) {
@@ -1336,7 +1393,8 @@ Test(weight_devices, loads_without_a_device_do_not_flood_the_log)
     cr_expect_leq(said, 16);
 }
 
-static ep_err load_lossy(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights, ep_error *out_error)
+static ep_err load_lossy(ep_backend *base, const ep_expert_source *source,
+                         ep_backend_weights **out_weights, ep_error *out_error)
 {
     if (base == instances[1] && atomic_fetch_sub(&loads_until_loss, 1) == 1) {
         return ep_error_set(out_error, EP_ERR_DEVICE_LOST, "the heartbeat is lost");
@@ -1366,8 +1424,8 @@ Test(weight_devices, a_load_whose_device_is_lost_goes_on_elsewhere)
     ep_weight_store_stop(store);
 }
 
-static ep_err load_refused(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
-                           ep_error *out_error)
+static ep_err load_refused(ep_backend *base, const ep_expert_source *source,
+                           ep_backend_weights **out_weights, ep_error *out_error)
 {
     if (base != instances[2]) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "made up");
@@ -1407,8 +1465,8 @@ Test(weight_devices, where_a_device_refuses_memory_another_one_is_asked)
 
 static sem_t load_begun, load_may_end;
 
-static ep_err load_held(ep_backend *base, const ep_expert_source *source, ep_backend_weights **out_weights,
-                        ep_error *out_error)
+static ep_err load_held(ep_backend *base, const ep_expert_source *source,
+                        ep_backend_weights **out_weights, ep_error *out_error)
 {
     sem_post(&load_begun);
     while (sem_wait(&load_may_end) != 0) {
@@ -1448,9 +1506,11 @@ Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
     ask(&loading, 0, cold[0], UINT64_MAX);
     while (sem_wait(&load_begun) != 0) {
     }
-    queued = (asked){
-        .wait = {
-            .expert = cold[1], .deadline_ns = UINT64_MAX, .is_dropped = always, .ready = on_ready, .arg = &queued}};
+    queued = (asked){.wait = {.expert = cold[1],
+                              .deadline_ns = UINT64_MAX,
+                              .is_dropped = always,
+                              .ready = on_ready,
+                              .arg = &queued}};
     ep_weight_store_wait(store, 0, &queued.wait, 1);
     for (uint32_t d = 0; d < DEVICES; d++) {
         ep_weight_store_lose(store, d, "device is lost: test");

@@ -57,13 +57,15 @@ static void expect_line(void (*mistake)(void), const char *line)
     }
     close(ends[1]);
     size_t used = 0;
-    for (ssize_t n; used < sizeof(text) - 1 && (n = read(ends[0], text + used, sizeof(text) - 1 - used)) > 0;) {
+    for (ssize_t n; used < sizeof(text) - 1 &&
+                    (n = read(ends[0], text + used, sizeof(text) - 1 - used)) > 0;) {
         used += (size_t)n;
     }
     int status = 0;
     cr_assert_eq(waitpid(child, &status, 0), child);
     close(ends[0]);
-    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "no abort for '%s', text '%s'", line, text);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "no abort for '%s', text '%s'",
+              line, text);
     cr_assert_not_null(strstr(text, line), "want '%s', got '%s'", line, text);
 }
 
@@ -99,7 +101,8 @@ static void download(void *to, const void *from, size_t bytes)
     MUST(acl.aclrtFreeHost(stage));
 }
 
-static ep_acl_tensor *tensor(int64_t rank, const int64_t *shape, ep_acl_data_type type, void *memory)
+static ep_acl_tensor *tensor(int64_t rank, const int64_t *shape, ep_acl_data_type type,
+                             void *memory)
 {
     int64_t strides[3];
     int64_t stride = 1;
@@ -107,7 +110,8 @@ static ep_acl_tensor *tensor(int64_t rank, const int64_t *shape, ep_acl_data_typ
         strides[i] = stride;
         stride *= shape[i];
     }
-    return acl.aclCreateTensor(shape, (uint64_t)rank, type, strides, 0, EP_ACL_ND, shape, (uint64_t)rank, memory);
+    return acl.aclCreateTensor(shape, (uint64_t)rank, type, strides, 0, EP_ACL_ND, shape,
+                               (uint64_t)rank, memory);
 }
 
 static ep_acl_tensor_list *list_of(ep_acl_tensor *one)
@@ -157,8 +161,8 @@ static product make_product(int64_t rows_counted, ep_acl_data_type list_type)
 static ep_acl_code plan(product *p)
 {
     const ep_acl_code code = acl.aclnnGroupedMatmulV5GetWorkspaceSize(
-        p->x, p->weight, NULL, NULL, NULL, NULL, NULL, NULL, p->counts, NULL, NULL, NULL, 2, 0, 1, 0, NULL, p->out,
-        NULL, NULL, &p->workspace_bytes, &p->executor);
+        p->x, p->weight, NULL, NULL, NULL, NULL, NULL, NULL, p->counts, NULL, NULL, NULL, 2, 0, 1,
+        0, NULL, p->out, NULL, NULL, &p->workspace_bytes, &p->executor);
     if (code == 0) {
         p->workspace = device(p->workspace_bytes);
     }
@@ -200,8 +204,8 @@ Test(cann, multiplies_a_group_and_leaves_the_rows_behind_it_as_garbage)
                 sum += (float)(r * INNER + k) * (float)((k * COLUMNS + n) % 3);
             }
             const float got = ep_bf16_to_f32(out[r * COLUMNS + n]);
-            cr_expect(r == ROWS - 1 ? isnan(got) : got == sum, "row %d column %d is %g, want %g", r, n, (double)got,
-                      (double)sum);
+            cr_expect(r == ROWS - 1 ? isnan(got) : got == sum, "row %d column %d is %g, want %g", r,
+                      n, (double)got, (double)sum);
         }
     }
     free_product(&p);
@@ -305,7 +309,8 @@ static void strides_in_bytes(void)
 {
     const int64_t shape[2] = {ROWS, INNER};
     const int64_t strides[2] = {INNER * 2, 2};
-    (void)acl.aclCreateTensor(shape, 2, EP_ACL_BF16, strides, 0, EP_ACL_ND, shape, 2, device(ROWS * INNER * 2));
+    (void)acl.aclCreateTensor(shape, 2, EP_ACL_BF16, strides, 0, EP_ACL_ND, shape, 2,
+                              device(ROWS * INNER * 2));
 }
 
 static void groups_past_the_rows(void)
@@ -361,7 +366,8 @@ static void call_from_callback(void *arg)
 static void callback_that_calls(void)
 {
     MUST(acl.aclrtSubscribeReport((uint64_t)pthread_self(), main_stream));
-    MUST(acl.aclrtLaunchCallback(call_from_callback, device(64), EP_ACL_CALLBACK_NO_BLOCK, main_stream));
+    MUST(acl.aclrtLaunchCallback(call_from_callback, device(64), EP_ACL_CALLBACK_NO_BLOCK,
+                                 main_stream));
     (void)acl.aclrtProcessReport(1000);
 }
 
@@ -516,7 +522,8 @@ Test(cann, one_lost_device_leaves_the_others)
     cr_assert_eq(acl.aclrtMalloc(&memory, 64, EP_ACL_MALLOC_HUGE_FIRST), 0);
     cr_assert_eq(acl.aclrtCreateStream(&second), 0);
     cr_assert_eq(acl.aclrtSynchronizeStreamWithTimeout(second, 1000), 0);
-    cr_assert_eq(acl.aclrtSynchronizeStreamWithTimeout(main_stream, 1000), 107003, "a stream of device 0");
+    cr_assert_eq(acl.aclrtSynchronizeStreamWithTimeout(main_stream, 1000), 107003,
+                 "a stream of device 0");
     cr_assert_eq(acl.aclrtSetDevice(0), 507010);
 }
 
@@ -532,7 +539,8 @@ Test(cann, no_device)
     ep_error error;
     setenv("EP_CANN_DEVICES", "0", 1);
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
-    cr_assert_eq(ep_acl_symbols_load(ep_acl_opener_system(), &acl, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_acl_symbols_load(ep_acl_opener_system(), &acl, &error), EP_OK, "%s",
+                 error.text);
     cr_assert_eq(acl.aclInit(NULL), 0);
     cr_assert_eq(acl.aclrtGetDeviceCount(&count), 207004);
 }

@@ -125,7 +125,8 @@ static uint64_t take_frame(int fd, uint8_t *out, ep_frame *out_frame)
 {
     size_t bytes;
     cr_assert(take(fd, out, EP_FRAME_FIXED_BYTES));
-    cr_assert_eq(ep_frame_decode(out, FRAME_BYTES_MAX, FRAME_BYTES_MAX, out_frame, &bytes, NULL), EP_OK);
+    cr_assert_eq(ep_frame_decode(out, FRAME_BYTES_MAX, FRAME_BYTES_MAX, out_frame, &bytes, NULL),
+                 EP_OK);
     cr_assert(take(fd, out + EP_FRAME_FIXED_BYTES, bytes - EP_FRAME_FIXED_BYTES));
     cr_assert_eq(ep_crc32c(0, out + EP_FRAME_FIXED_BYTES, bytes - EP_FRAME_FIXED_BYTES),
                  out_frame->payload_crc);
@@ -173,7 +174,8 @@ Test(chaos_proxy, flips_one_bit_of_the_section_it_is_told)
     uint8_t got[FRAME_BYTES_MAX];
     size_t bytes = make(sent, EP_FRAME_REQUEST, 1, 5);
     ep_frame frame;
-    cr_assert_eq(ep_frame_decode(sent, FRAME_BYTES_MAX, FRAME_BYTES_MAX, &frame, NULL, NULL), EP_OK);
+    cr_assert_eq(ep_frame_decode(sent, FRAME_BYTES_MAX, FRAME_BYTES_MAX, &frame, NULL, NULL),
+                 EP_OK);
     const size_t ends[] = {EP_FRAME_FIXED_BYTES, EP_FRAME_FIXED_BYTES + frame.header_bytes, bytes};
     const size_t begins[] = {0, EP_FRAME_FIXED_BYTES, frame.tensor_offset};
     for (int section = 0; section < 3; section++) {
@@ -187,8 +189,7 @@ Test(chaos_proxy, flips_one_bit_of_the_section_it_is_told)
         cr_assert(take(w.server, got, bytes));
         for (size_t i = 0; i < bytes; i++) {
             cr_assert(sent[i] == got[i] || (i >= begins[section] && i < ends[section]),
-                      "section %d: byte %zu",
-                      section, i);
+                      "section %d: byte %zu", section, i);
             bits += __builtin_popcount(sent[i] ^ got[i]);
         }
         cr_assert_eq(bits, 1, "section %d: %d bits", section, bits);
@@ -235,12 +236,14 @@ Test(chaos_proxy, lies_with_right_crcs)
     take_lie(EP_CHAOS_LIE_SEQUENCE, data, &frame);
     cr_assert_neq(frame.stream_sequence, 0);
     take_lie(EP_CHAOS_LIE_SLOTS, data, &frame);
-    cr_assert(frame.call_id == 1 && slots_of(&frame, data) == 4 && frame.tensor_bytes == 3 * HIDDEN * 2);
+    cr_assert(frame.call_id == 1 && slots_of(&frame, data) == 4 &&
+              frame.tensor_bytes == 3 * HIDDEN * 2);
 }
 
 Test(chaos_proxy, ends_connections)
 {
-    ep_chaos_rule rule = {.fault = EP_CHAOS_TRUNCATE, .directions = EP_CHAOS_TO_SERVER, .number = 1};
+    ep_chaos_rule rule = {
+        .fault = EP_CHAOS_TRUNCATE, .directions = EP_CHAOS_TO_SERVER, .number = 1};
     uint8_t data[FRAME_BYTES_MAX];
     size_t bytes = make(data, EP_FRAME_REQUEST, 1, 5);
     wire w;
@@ -260,7 +263,8 @@ Test(chaos_proxy, ends_connections)
 
 Test(chaos_proxy, cuts_one_direction_and_passes_what_is_no_frame)
 {
-    const ep_chaos_rule rule = {.fault = EP_CHAOS_CUT, .directions = EP_CHAOS_TO_SERVER, .number = 2};
+    const ep_chaos_rule rule = {
+        .fault = EP_CHAOS_CUT, .directions = EP_CHAOS_TO_SERVER, .number = 2};
     uint8_t data[FRAME_BYTES_MAX];
     ep_chaos_counts counts;
     ep_frame frame;

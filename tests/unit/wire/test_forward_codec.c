@@ -96,8 +96,9 @@ static void check_chunk(const planned *p, uint32_t n, ep_buffer_pool *pool)
     ep_forward_view view;
     ep_error error = {0};
     cr_assert_eq(ep_forward_pack(b, &p->plan, n, p->spt, pool, &header, &buffer), EP_OK);
-    cr_assert_eq(ep_forward_view_make(&header, buffer->data, buffer->bytes, &p->rb.shape, &view, &error),
-                 EP_OK, "%s", error.text);
+    cr_assert_eq(
+        ep_forward_view_make(&header, buffer->data, buffer->bytes, &p->rb.shape, &view, &error),
+        EP_OK, "%s", error.text);
     cr_assert_eq(view.slots, p->plan.chunks[n].slots_count);
     cr_assert_eq(view.hidden, b->hidden);
     cr_assert_eq(view.x_dtype, b->x.dtype);
@@ -204,7 +205,8 @@ Test(forward_codec, large_chunks_are_streamed_with_the_same_bytes)
         for (uint32_t t = 0; t < TOKENS; t++) {
             static uint16_t row[HIDDEN];
             ep_batch_copy_row(&p.rb.batch, t, row);
-            cr_assert_eq(memcmp(buffer->data + t * sizeof(row), row, sizeof(row)), 0, "policy %d, row %u", policy, t);
+            cr_assert_eq(memcmp(buffer->data + t * sizeof(row), row, sizeof(row)), 0,
+                         "policy %d, row %u", policy, t);
         }
         ep_buffer_unref(buffer);
         ep_buffer_pool_destroy(pool);
@@ -220,7 +222,8 @@ Test(forward_codec, layout_follows_the_documented_offsets_and_refuses_overflow)
     cr_assert(ep_forward_layout_make(3, 5, 10, EP_DTYPE_I8, true, &l));
     cr_assert(l.row_scales_offset == 64 && l.slots_offset == 128 && l.slot_scales_offset == 192 &&
               l.total_bytes == 192 + 20);
-    cr_assert(ep_forward_layout_make(UINT32_MAX, UINT32_MAX, 65536, EP_DTYPE_F32, true, &l), "fits 64 bits");
+    cr_assert(ep_forward_layout_make(UINT32_MAX, UINT32_MAX, 65536, EP_DTYPE_F32, true, &l),
+              "fits 64 bits");
     cr_assert(!ep_forward_layout_make(UINT32_MAX, 1, UINT32_MAX, EP_DTYPE_F32, false, &l));
 }
 
@@ -240,8 +243,8 @@ Test(forward_codec, the_gaps_between_parts_are_zero)
                 cr_assert_eq(ep_buffer_acquire(pool, 4096, &buffer), EP_OK);
                 memset(buffer->data, i == 0 ? 0xff : 0x11, buffer->capacity_bytes);
                 ep_buffer_unref(buffer);
-                cr_assert_eq(ep_forward_pack(&p.rb.batch, &p.plan, n, p.spt, pool, &header, &buffer),
-                             EP_OK);
+                cr_assert_eq(
+                    ep_forward_pack(&p.rb.batch, &p.plan, n, p.spt, pool, &header, &buffer), EP_OK);
                 memset(buffer->data + buffer->bytes, 0, buffer->capacity_bytes - buffer->bytes);
                 cr_assert_leq(buffer->bytes, 4096, "the buffer must be the one filled before");
                 copies[i] = malloc(buffer->bytes);
@@ -306,8 +309,8 @@ static void expect_refused(const Expertd__V1__ForwardRequest *h, size_t bytes, c
 {
     ep_error error;
     ep_forward_view view;
-    cr_assert_eq(ep_forward_view_make(h, good_tensors, bytes, &shape, &view, &error), EP_ERR_INVALID_ARGUMENT,
-                 "accepted: %s", text);
+    cr_assert_eq(ep_forward_view_make(h, good_tensors, bytes, &shape, &view, &error),
+                 EP_ERR_INVALID_ARGUMENT, "accepted: %s", text);
     cr_assert_str_eq(error.text, text);
 }
 
@@ -316,9 +319,9 @@ Test(forward_codec, names_every_wrong_field)
     ep_forward_view view;
     Expertd__V1__ForwardRequest h = good_header();
     cr_assert_eq(ep_forward_view_make(&h, good_tensors, 88, &shape, &view, NULL), EP_OK);
-#define REFUSED(change, text)                                                                                \
-    h = good_header();                                                                                       \
-    change;                                                                                                  \
+#define REFUSED(change, text)                                                                      \
+    h = good_header();                                                                             \
+    change;                                                                                        \
     expect_refused(&h, 88, text)
     REFUSED(h.rows = 0, "rows 0: allowed 1..65536");
     REFUSED(h.rows = 65537, "rows 65537: allowed 1..65536");
@@ -330,7 +333,8 @@ Test(forward_codec, names_every_wrong_field)
     REFUSED(h.reply_dtype = 4, "reply_dtype 4: allowed 1 (bf16), 2 (f16), 3 (f32)");
     REFUSED(h.weight_on_input = 1, "tensor section has 88 bytes: 2 rows and 3 slots need 140");
     REFUSED(h.node_sum = 1, "tensor section has 88 bytes: 2 rows and 3 slots need 198");
-    REFUSED(h.node_sum = h.weight_on_input = 1, "node_sum and weight_on_input are both set: allowed is one of them");
+    REFUSED(h.node_sum = h.weight_on_input = 1,
+            "node_sum and weight_on_input are both set: allowed is one of them");
     REFUSED(good_tensors[72] = 2, "row 2 in slot 1: allowed 0..1");
     REFUSED(good_tensors[87] = 0xff, "expert 4278190084 in slot 2: layer 3 allows 0..4");
     REFUSED(good_tensors[84] = 5, "expert 5 in slot 2: layer 3 allows 0..4");
@@ -339,7 +343,8 @@ Test(forward_codec, names_every_wrong_field)
     for (size_t bytes = 0; bytes < 200; bytes++) {
         if (bytes != 88) {
             char text[128];
-            snprintf(text, sizeof(text), "tensor section has %zu bytes: 2 rows and 3 slots need 88", bytes);
+            snprintf(text, sizeof(text), "tensor section has %zu bytes: 2 rows and 3 slots need 88",
+                     bytes);
             expect_refused(&h, bytes, text);
         }
     }

@@ -66,7 +66,8 @@ static bool upper_halves_in_use(void)
 static bool can_ask(void)
 {
     unsigned a = 0, b = 0, c = 0, d = 0;
-    return __builtin_cpu_supports("avx") && __get_cpuid_count(0xd, 1, &a, &b, &c, &d) != 0 && (a & (1u << 2)) != 0;
+    return __builtin_cpu_supports("avx") && __get_cpuid_count(0xd, 1, &a, &b, &c, &d) != 0 &&
+           (a & (1u << 2)) != 0;
 }
 
 Test(frame, crc32c_leaves_the_vector_registers_clean)
@@ -120,13 +121,32 @@ Test(frame, reads_back_every_kind)
 {
     ep_frame frames[] = {
         request(),
-        {.kind = EP_FRAME_REPLY, .flags = 3, .call_id = 1, .attempt = 2, .method_id = 3, .status = 16, .stream_sequence = 9,
-         .header_bytes = 1, .tensor_offset = 128, .tensor_bytes = 1, .payload_crc = 5},
-        {.kind = EP_FRAME_REPLY_MORE, .call_id = 1, .stream_sequence = 7, .tensor_offset = 64, .tensor_bytes = 64},
+        {.kind = EP_FRAME_REPLY,
+         .flags = 3,
+         .call_id = 1,
+         .attempt = 2,
+         .method_id = 3,
+         .status = 16,
+         .stream_sequence = 9,
+         .header_bytes = 1,
+         .tensor_offset = 128,
+         .tensor_bytes = 1,
+         .payload_crc = 5},
+        {.kind = EP_FRAME_REPLY_MORE,
+         .call_id = 1,
+         .stream_sequence = 7,
+         .tensor_offset = 64,
+         .tensor_bytes = 64},
         {.kind = EP_FRAME_CANCEL, .call_id = 1, .attempt = 4, .tensor_offset = 64},
-        {.kind = EP_FRAME_CANCEL, .flags = EP_FRAME_FLAG_ANSWERED, .call_id = 1, .tensor_offset = 64},
+        {.kind = EP_FRAME_CANCEL,
+         .flags = EP_FRAME_FLAG_ANSWERED,
+         .call_id = 1,
+         .tensor_offset = 64},
         {.kind = EP_FRAME_PING, .call_id = 11, .tensor_offset = 64},
-        {.kind = EP_FRAME_PONG, .flags = EP_FRAME_FLAG_DRAINING, .call_id = 11, .tensor_offset = 64},
+        {.kind = EP_FRAME_PONG,
+         .flags = EP_FRAME_FLAG_DRAINING,
+         .call_id = 11,
+         .tensor_offset = 64},
         {.kind = EP_FRAME_CREDIT, .header_bytes = 16, .tensor_offset = 128, .payload_crc = 8},
         {.kind = EP_FRAME_GOODBYE, .status = 14, .header_bytes = 20, .tensor_offset = 128},
     };
@@ -137,7 +157,8 @@ Test(frame, reads_back_every_kind)
         ep_error error;
         memset(&back, 0, sizeof(back));
         ep_frame_encode(&frames[i], fixed);
-        cr_assert_eq(ep_frame_decode(fixed, 16u << 20, 64u << 10, &back, &bytes, &error), EP_OK, "%s", error.text);
+        cr_assert_eq(ep_frame_decode(fixed, 16u << 20, 64u << 10, &back, &bytes, &error), EP_OK,
+                     "%s", error.text);
         cr_assert_eq(bytes, frames[i].tensor_offset + frames[i].tensor_bytes);
         cr_assert_eq(back.kind, frames[i].kind);
         cr_assert_eq(back.flags, frames[i].flags);
@@ -178,19 +199,32 @@ typedef struct broken_rule {
 Test(frame, refuses_each_broken_rule_under_a_good_crc)
 {
     const broken_rule rules[] = {
-        {EP_FRAME_REQUEST, 5, 0, EP_ERR_PROTOCOL},          {EP_FRAME_REQUEST, 5, 9, EP_ERR_PROTOCOL},
-        {EP_FRAME_REQUEST, 6, 1, EP_ERR_PROTOCOL},          {EP_FRAME_REQUEST, 7, 0x80, EP_ERR_PROTOCOL},
-        {EP_FRAME_REQUEST, 20, 1, EP_ERR_PROTOCOL},         {EP_FRAME_REQUEST, 36, 1, EP_ERR_PROTOCOL},
-        {EP_FRAME_REQUEST, 32, 65, EP_ERR_PROTOCOL},        {EP_FRAME_REQUEST, 32, 128, EP_ERR_PROTOCOL},
-        {EP_FRAME_REQUEST, 33, 1, EP_ERR_PROTOCOL},         {EP_FRAME_REQUEST, 52, 1, EP_ERR_PROTOCOL},
-        {EP_FRAME_REQUEST, 59, 1, EP_ERR_PROTOCOL},         {EP_FRAME_REQUEST, 31, 1, EP_ERR_RESOURCE_EXHAUSTED},
-        {EP_FRAME_REQUEST, 30, 1, EP_ERR_RESOURCE_EXHAUSTED}, {EP_FRAME_REQUEST, 43, 1, EP_ERR_RESOURCE_EXHAUSTED},
-        {EP_FRAME_REQUEST, 47, 0xff, EP_ERR_RESOURCE_EXHAUSTED}, {EP_FRAME_REPLY, 20, 17, EP_ERR_PROTOCOL},
-        {EP_FRAME_REPLY, 24, 1, EP_ERR_PROTOCOL},           {EP_FRAME_REPLY_MORE, 20, 1, EP_ERR_PROTOCOL},
-        {EP_FRAME_CANCEL, 18, 1, EP_ERR_PROTOCOL},          {EP_FRAME_CANCEL, 40, 1, EP_ERR_PROTOCOL},
-        {EP_FRAME_PING, 16, 1, EP_ERR_PROTOCOL},            {EP_FRAME_PING, 28, 1, EP_ERR_PROTOCOL},
-        {EP_FRAME_PING, 48, 1, EP_ERR_PROTOCOL},            {EP_FRAME_CREDIT, 28, 17, EP_ERR_PROTOCOL},
-        {EP_FRAME_CREDIT, 8, 1, EP_ERR_PROTOCOL},           {EP_FRAME_GOODBYE, 40, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 5, 0, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 5, 9, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 6, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 7, 0x80, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 20, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 36, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 32, 65, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 32, 128, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 33, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 52, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 59, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_REQUEST, 31, 1, EP_ERR_RESOURCE_EXHAUSTED},
+        {EP_FRAME_REQUEST, 30, 1, EP_ERR_RESOURCE_EXHAUSTED},
+        {EP_FRAME_REQUEST, 43, 1, EP_ERR_RESOURCE_EXHAUSTED},
+        {EP_FRAME_REQUEST, 47, 0xff, EP_ERR_RESOURCE_EXHAUSTED},
+        {EP_FRAME_REPLY, 20, 17, EP_ERR_PROTOCOL},
+        {EP_FRAME_REPLY, 24, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_REPLY_MORE, 20, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_CANCEL, 18, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_CANCEL, 40, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_PING, 16, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_PING, 28, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_PING, 48, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_CREDIT, 28, 17, EP_ERR_PROTOCOL},
+        {EP_FRAME_CREDIT, 8, 1, EP_ERR_PROTOCOL},
+        {EP_FRAME_GOODBYE, 40, 1, EP_ERR_PROTOCOL},
     };
     for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
         ep_frame frame = {.kind = rules[i].kind, .tensor_offset = 64};

@@ -19,7 +19,8 @@ static void random_model(ep_routing_table *table, uint32_t index, uint64_t *stat
     char name[32];
     uint32_t numerics = 1 + below(state, table->nodes_count);
     snprintf(name, sizeof(name), "model-%u", index / 2);
-    cr_assert_eq(ep_routing_table_model_init(table, index, name, index % 2 ? "b" : "a", numerics), EP_OK);
+    cr_assert_eq(ep_routing_table_model_init(table, index, name, index % 2 ? "b" : "a", numerics),
+                 EP_OK);
     /* the first, the second, or none of a name */
     table->models[index].is_default = index % 2 == index / 2 % 3;
     for (uint32_t i = 0; i < numerics; i++) {
@@ -66,9 +67,10 @@ static ep_routing_table *random_table(uint64_t seed)
     table->epoch = (ep_epoch){below(&state, 3), below(&state, 1000)};
     table->decode_tokens_max = below(&state, 500);
     if (below(&state, 2) == 0) {
-        table->caller_policy =
-            (ep_caller_policy){.revision = 1 + below(&state, 9), .has_hedge_permille = below(&state, 2) == 0};
-        table->caller_policy.hedge_permille = table->caller_policy.has_hedge_permille ? below(&state, 1001) : 0;
+        table->caller_policy = (ep_caller_policy){.revision = 1 + below(&state, 9),
+                                                  .has_hedge_permille = below(&state, 2) == 0};
+        table->caller_policy.hedge_permille =
+            table->caller_policy.has_hedge_permille ? below(&state, 1001) : 0;
     }
     strcpy(table->policy, below(&state, 2) ? "uniform" : "");
     for (uint32_t n = 0; n < table->nodes_count; n++) {
@@ -129,7 +131,8 @@ Test(placement_codec, random_tables_survive_the_round_trip)
         size_t size;
         cr_assert_eq(ep_routing_table_check(table, &error), EP_OK, "%s", error.text);
         uint8_t *bytes = to_bytes(table, &size);
-        Expertd__V1__PlacementSnapshot *snapshot = expertd__v1__placement_snapshot__unpack(NULL, size, bytes);
+        Expertd__V1__PlacementSnapshot *snapshot =
+            expertd__v1__placement_snapshot__unpack(NULL, size, bytes);
         cr_assert_not_null(snapshot);
         cr_assert_eq(ep_placement_decode(snapshot, &back, &error), EP_OK, "%s", error.text);
         check_equal(table, back);
@@ -151,9 +154,11 @@ Test(placement_codec, two_defaults_of_a_name_are_refused)
         if (table->models_count >= 2) {
             table->models[0].is_default = table->models[1].is_default = true;
             uint8_t *bytes = to_bytes(table, &size);
-            Expertd__V1__PlacementSnapshot *snapshot = expertd__v1__placement_snapshot__unpack(NULL, size, bytes);
+            Expertd__V1__PlacementSnapshot *snapshot =
+                expertd__v1__placement_snapshot__unpack(NULL, size, bytes);
             cr_assert_eq(ep_placement_decode(snapshot, &back, &error), EP_ERR_INVALID_ARGUMENT);
-            cr_assert_str_eq(error.text, "model model-0 of the snapshot has two default versions: a and b");
+            cr_assert_str_eq(error.text,
+                             "model model-0 of the snapshot has two default versions: a and b");
             ep_placement_snapshot_free(snapshot);
             free(bytes);
             refused++;
@@ -228,8 +233,8 @@ static void expect_refused(Expertd__V1__PlacementSnapshot *snapshot, ep_err code
 {
     ep_routing_table *table = NULL;
     ep_error error = {0};
-    cr_assert_eq(ep_placement_decode(snapshot, &table, &error), code, "expected: %s; found: %s", text,
-                 error.text);
+    cr_assert_eq(ep_placement_decode(snapshot, &table, &error), code, "expected: %s; found: %s",
+                 text, error.text);
     cr_assert(strstr(error.text, text) != NULL, "expected: %s; found: %s", text, error.text);
     cr_assert_null(table);
     ep_placement_snapshot_free(snapshot);
@@ -247,9 +252,9 @@ Test(placement_codec, names_every_mistake)
     memset(longest, 'x', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
     Expertd__V1__PlacementSnapshot *s;
-#define REFUSED(change, text)                                                                                \
-    s = good_snapshot();                                                                                     \
-    change;                                                                                                  \
+#define REFUSED(change, text)                                                                      \
+    s = good_snapshot();                                                                           \
+    change;                                                                                        \
     expect_refused(s, EP_ERR_INVALID_ARGUMENT, text)
     REFUSED((free(s->epoch), s->epoch = NULL), "the snapshot has no epoch");
     REFUSED(set_text(&s->nodes[0]->name, longest),
@@ -258,7 +263,8 @@ Test(placement_codec, names_every_mistake)
             "a node's url of the snapshot has 399 characters: allowed up to 255");
     REFUSED(set_text(&s->nodes[0]->host, longest),
             "a node's host of the snapshot has 399 characters: allowed up to 63");
-    REFUSED(set_text(&s->models[0]->name, longest), "name or version of model 0 of the snapshot is too long");
+    REFUSED(set_text(&s->models[0]->name, longest),
+            "name or version of model 0 of the snapshot is too long");
     REFUSED(set_text(&s->models[0]->version, longest),
             "name or version of model 0 of the snapshot is too long");
     REFUSED(set_text(&s->models[0]->numerics[0], longest),
@@ -268,14 +274,18 @@ Test(placement_codec, names_every_mistake)
     REFUSED(s->models[0]->node_ids[1] = 99,
             "model tiny of the snapshot is served by node id 99, which is not listed");
     REFUSED(s->models[0]->node_ids[1] = 5, "model tiny of the snapshot lists node id 5 twice");
-    REFUSED(s->models[0]->n_node_ids = 1, "model tiny of the snapshot has 1 nodes and 2 numerics of nodes");
-    REFUSED(s->models[0]->numerics_of_node[1] = 4, "model tiny, node n1: numerics index 4: the model has 1");
+    REFUSED(s->models[0]->n_node_ids = 1,
+            "model tiny of the snapshot has 1 nodes and 2 numerics of nodes");
+    REFUSED(s->models[0]->numerics_of_node[1] = 4,
+            "model tiny, node n1: numerics index 4: the model has 1");
     REFUSED(s->layers[0]->node_ids[1] = 7,
             "model tiny, layer 1: a copy is on node id 7, which is not listed");
     REFUSED(s->layers[0]->n_offsets = 2, "model tiny, layer 1: 2 offsets: 2 experts need 3");
-    REFUSED(s->layers[0]->experts = 65535, "model tiny, layer 1: 3 offsets: 65535 experts need 65536");
+    REFUSED(s->layers[0]->experts = 65535,
+            "model tiny, layer 1: 3 offsets: 65535 experts need 65536");
     REFUSED(s->layers[0]->experts = 0, "model tiny: layer 1: 0 experts: allowed 1..65535");
-    REFUSED(s->layers[0]->offsets[2] = 3, "model tiny, layer 1: last offset 3: the layer lists 2 copies");
+    REFUSED(s->layers[0]->offsets[2] = 3,
+            "model tiny, layer 1: last offset 3: the layer lists 2 copies");
     REFUSED(s->layers[0]->offsets[1] = 4000000000u,
             "model tiny, layer 1, expert 1: offset 4000000000 is above the next one, 2");
     REFUSED(s->nodes[1]->node_id = 5, "which is not listed");
@@ -297,7 +307,8 @@ static Expertd__V1__PlacementSnapshot *with_policy(void)
     ep_error error;
     cr_assert_eq(ep_placement_decode(snapshot, &table, &error), EP_OK, "%s", error.text);
     ep_placement_snapshot_free(snapshot);
-    table->caller_policy = (ep_caller_policy){.revision = 3, .has_hedge_permille = true, .hedge_permille = 7};
+    table->caller_policy =
+        (ep_caller_policy){.revision = 3, .has_hedge_permille = true, .hedge_permille = 7};
     cr_assert_eq(ep_placement_encode(table, &snapshot), EP_OK);
     ep_routing_table_unref(table);
     return snapshot;
@@ -322,11 +333,11 @@ static Expertd__V1__PlacementSnapshot *with_signed_policy(ep_caller_policy polic
 Test(placement_codec, a_damaged_policy_is_refused_with_its_table)
 {
     Expertd__V1__PlacementSnapshot *s;
-#define DAMAGED(change)                                                                                      \
-    do {                                                                                                     \
-        s = with_policy();                                                                                   \
-        change;                                                                                              \
-        expect_refused(s, EP_ERR_DATA_LOSS, "checksum of the snapshot's policy is");                         \
+#define DAMAGED(change)                                                                            \
+    do {                                                                                           \
+        s = with_policy();                                                                         \
+        change;                                                                                    \
+        expect_refused(s, EP_ERR_DATA_LOSS, "checksum of the snapshot's policy is");               \
     } while (0)
     DAMAGED(s->caller_policy->revision = 4);
     DAMAGED(s->caller_policy->hedge_permille = 1000);
@@ -335,11 +346,11 @@ Test(placement_codec, a_damaged_policy_is_refused_with_its_table)
 #undef DAMAGED
     expect_refused(with_signed_policy((ep_caller_policy){.revision = 0}), EP_ERR_INVALID_ARGUMENT,
                    "policy has revision 0: allowed 1 or more");
-    expect_refused(
-        with_signed_policy((ep_caller_policy){.revision = 1, .has_hedge_permille = true, .hedge_permille = 1001}),
-        EP_ERR_INVALID_ARGUMENT, "hedge_permille 1001: allowed 0..1000");
-    expect_refused(with_signed_policy((ep_caller_policy){.revision = 1, .hedge_permille = 5}), EP_ERR_INVALID_ARGUMENT,
-                   "hedge_permille 5: allowed 0..0");
+    expect_refused(with_signed_policy((ep_caller_policy){
+                       .revision = 1, .has_hedge_permille = true, .hedge_permille = 1001}),
+                   EP_ERR_INVALID_ARGUMENT, "hedge_permille 1001: allowed 0..1000");
+    expect_refused(with_signed_policy((ep_caller_policy){.revision = 1, .hedge_permille = 5}),
+                   EP_ERR_INVALID_ARGUMENT, "hedge_permille 5: allowed 0..0");
 }
 
 Test(placement_codec, the_policy_of_another_table_does_not_fit)

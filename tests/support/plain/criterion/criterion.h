@@ -35,40 +35,41 @@ typedef struct ep_plain_suite {
 void ep_plain_add(ep_plain_test *test);
 void ep_plain_add_suite(ep_plain_suite *suite);
 /* Prints place, what was expected and the text; ends the test when fatal. */
-void ep_plain_failed(bool fatal, const char *file, int line, const char *expected, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
+void ep_plain_failed(bool fatal, const char *file, int line, const char *expected,
+                     const char *format, ...) __attribute__((format(printf, 5, 6)));
 
-#define Test(test_suite, test_name, ...)                                                                     \
-    static void ep_plain_##test_suite##_##test_name(void);                                                   \
-    __attribute__((constructor)) static void ep_plain_add_##test_suite##_##test_name(void)                   \
-    {                                                                                                        \
-        static ep_plain_test test = {.suite = #test_suite,                                                   \
-                                     .name = #test_name,                                                     \
-                                     .run = ep_plain_##test_suite##_##test_name,                             \
-                                     .options = {__VA_ARGS__}};                                              \
-        ep_plain_add(&test);                                                                                 \
-    }                                                                                                        \
+#define Test(test_suite, test_name, ...)                                                           \
+    static void ep_plain_##test_suite##_##test_name(void);                                         \
+    __attribute__((constructor)) static void ep_plain_add_##test_suite##_##test_name(void)         \
+    {                                                                                              \
+        static ep_plain_test test = {.suite = #test_suite,                                         \
+                                     .name = #test_name,                                           \
+                                     .run = ep_plain_##test_suite##_##test_name,                   \
+                                     .options = {__VA_ARGS__}};                                    \
+        ep_plain_add(&test);                                                                       \
+    }                                                                                              \
     static void ep_plain_##test_suite##_##test_name(void)
 
-#define TestSuite(test_suite, ...)                                                                           \
-    __attribute__((constructor)) static void ep_plain_suite_##test_suite(void)                               \
-    {                                                                                                        \
-        static ep_plain_suite suite = {.name = #test_suite, .options = {__VA_ARGS__}};                       \
-        ep_plain_add_suite(&suite);                                                                          \
-    }                                                                                                        \
+#define TestSuite(test_suite, ...)                                                                 \
+    __attribute__((constructor)) static void ep_plain_suite_##test_suite(void)                     \
+    {                                                                                              \
+        static ep_plain_suite suite = {.name = #test_suite, .options = {__VA_ARGS__}};             \
+        ep_plain_add_suite(&suite);                                                                \
+    }                                                                                              \
     _Static_assert(true, "takes the semicolon")
 
 /* The text is a literal or absent: " " before it makes both one literal. */
-#define EP_PLAIN_CHECK(fatal, condition, expected, ...)                                                      \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            ep_plain_failed(fatal, __FILE__, __LINE__, expected, " " __VA_ARGS__);                           \
-        }                                                                                                    \
+#define EP_PLAIN_CHECK(fatal, condition, expected, ...)                                            \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            ep_plain_failed(fatal, __FILE__, __LINE__, expected, " " __VA_ARGS__);                 \
+        }                                                                                          \
     } while (0)
 
 #define cr_assert_fail(...) EP_PLAIN_CHECK(true, false, "never reached", __VA_ARGS__)
 #define cr_assert(condition, ...) EP_PLAIN_CHECK(true, condition, #condition, __VA_ARGS__)
-#define cr_assert_not(condition, ...) EP_PLAIN_CHECK(true, !(condition), "not " #condition, __VA_ARGS__)
+#define cr_assert_not(condition, ...)                                                              \
+    EP_PLAIN_CHECK(true, !(condition), "not " #condition, __VA_ARGS__)
 #define cr_assert_eq(a, b, ...) EP_PLAIN_CHECK(true, (a) == (b), #a " == " #b, __VA_ARGS__)
 #define cr_assert_neq(a, b, ...) EP_PLAIN_CHECK(true, (a) != (b), #a " != " #b, __VA_ARGS__)
 #define cr_assert_lt(a, b, ...) EP_PLAIN_CHECK(true, (a) < (b), #a " < " #b, __VA_ARGS__)
@@ -77,17 +78,18 @@ void ep_plain_failed(bool fatal, const char *file, int line, const char *expecte
 #define cr_assert_geq(a, b, ...) EP_PLAIN_CHECK(true, (a) >= (b), #a " >= " #b, __VA_ARGS__)
 #define cr_assert_null(a, ...) EP_PLAIN_CHECK(true, (a) == NULL, #a " is NULL", __VA_ARGS__)
 #define cr_assert_not_null(a, ...) EP_PLAIN_CHECK(true, (a) != NULL, #a " is not NULL", __VA_ARGS__)
-#define cr_assert_str_eq(a, b, ...)                                                                          \
+#define cr_assert_str_eq(a, b, ...)                                                                \
     EP_PLAIN_CHECK(true, strcmp(a, b) == 0, #a " and " #b " are equal texts", __VA_ARGS__)
-#define cr_assert_str_neq(a, b, ...)                                                                         \
+#define cr_assert_str_neq(a, b, ...)                                                               \
     EP_PLAIN_CHECK(true, strcmp(a, b) != 0, #a " and " #b " are different texts", __VA_ARGS__)
-#define cr_assert_arr_eq(a, b, bytes, ...)                                                                   \
+#define cr_assert_arr_eq(a, b, bytes, ...)                                                         \
     EP_PLAIN_CHECK(true, memcmp(a, b, bytes) == 0, #a " and " #b " are equal", __VA_ARGS__)
-#define cr_assert_arr_neq(a, b, bytes, ...)                                                                  \
+#define cr_assert_arr_neq(a, b, bytes, ...)                                                        \
     EP_PLAIN_CHECK(true, memcmp(a, b, bytes) != 0, #a " and " #b " are different", __VA_ARGS__)
 
 #define cr_expect(condition, ...) EP_PLAIN_CHECK(false, condition, #condition, __VA_ARGS__)
-#define cr_expect_not(condition, ...) EP_PLAIN_CHECK(false, !(condition), "not " #condition, __VA_ARGS__)
+#define cr_expect_not(condition, ...)                                                              \
+    EP_PLAIN_CHECK(false, !(condition), "not " #condition, __VA_ARGS__)
 #define cr_expect_eq(a, b, ...) EP_PLAIN_CHECK(false, (a) == (b), #a " == " #b, __VA_ARGS__)
 #define cr_expect_neq(a, b, ...) EP_PLAIN_CHECK(false, (a) != (b), #a " != " #b, __VA_ARGS__)
 #define cr_expect_lt(a, b, ...) EP_PLAIN_CHECK(false, (a) < (b), #a " < " #b, __VA_ARGS__)
@@ -95,14 +97,15 @@ void ep_plain_failed(bool fatal, const char *file, int line, const char *expecte
 #define cr_expect_gt(a, b, ...) EP_PLAIN_CHECK(false, (a) > (b), #a " > " #b, __VA_ARGS__)
 #define cr_expect_geq(a, b, ...) EP_PLAIN_CHECK(false, (a) >= (b), #a " >= " #b, __VA_ARGS__)
 #define cr_expect_null(a, ...) EP_PLAIN_CHECK(false, (a) == NULL, #a " is NULL", __VA_ARGS__)
-#define cr_expect_not_null(a, ...) EP_PLAIN_CHECK(false, (a) != NULL, #a " is not NULL", __VA_ARGS__)
-#define cr_expect_str_eq(a, b, ...)                                                                          \
+#define cr_expect_not_null(a, ...)                                                                 \
+    EP_PLAIN_CHECK(false, (a) != NULL, #a " is not NULL", __VA_ARGS__)
+#define cr_expect_str_eq(a, b, ...)                                                                \
     EP_PLAIN_CHECK(false, strcmp(a, b) == 0, #a " and " #b " are equal texts", __VA_ARGS__)
-#define cr_expect_str_neq(a, b, ...)                                                                         \
+#define cr_expect_str_neq(a, b, ...)                                                               \
     EP_PLAIN_CHECK(false, strcmp(a, b) != 0, #a " and " #b " are different texts", __VA_ARGS__)
-#define cr_expect_arr_eq(a, b, bytes, ...)                                                                   \
+#define cr_expect_arr_eq(a, b, bytes, ...)                                                         \
     EP_PLAIN_CHECK(false, memcmp(a, b, bytes) == 0, #a " and " #b " are equal", __VA_ARGS__)
-#define cr_expect_arr_neq(a, b, bytes, ...)                                                                  \
+#define cr_expect_arr_neq(a, b, bytes, ...)                                                        \
     EP_PLAIN_CHECK(false, memcmp(a, b, bytes) != 0, #a " and " #b " are different", __VA_ARGS__)
 
 #endif
