@@ -19,19 +19,22 @@ enum {
     KEY_SPARE_COPIES,
     KEY_TOKENS,
     KEY_WEIGHT_BITS,
+    KEY_MEASURED,
     KEY_MEMORY_BANDWIDTH,
+    KEY_COMPUTE_RATE,
     KEY_LINK_BANDWIDTH,
-    KEY_ROUND_TRIP
+    KEY_ROUND_TRIP,
+    KEY_NODES_PER_HOST,
+    KEY_NODES_AT_ONCE
 };
 
 #define PATH_BYTES_MAX 4000
 #define ZIPF_MAX 8
 #define BANDWIDTH_MIN (UINT64_C(1) << 10)
 #define BANDWIDTH_MAX (UINT64_C(1) << 50)
+#define COMPUTE_RATE_MIN 1e6f
+#define COMPUTE_RATE_MAX 1e18f
 #define ROUND_TRIP_US_MAX 60000000
-#define MEMORY_BANDWIDTH (UINT64_C(200) << 30)
-#define LINK_BANDWIDTH (UINT64_C(12) << 30)
-#define ROUND_TRIP_US 50
 #define TOKENS 256
 
 typedef struct plan_options {
@@ -78,17 +81,32 @@ static error_t parse_offline(int key, char *arg, struct argp_state *state,
         offline->tokens = ep_cli_arg_whole(state, "--tokens", arg, 1, UINT32_MAX);
         return 0;
     case KEY_WEIGHT_BITS:
-        offline->weight_bits = (uint32_t)ep_cli_arg_whole(state, "--weight-bits", arg, 1, 64);
+        offline->weight_bits = (double)ep_cli_arg_float(state, "--weight-bits", arg, 1, 64);
         return 0;
     case KEY_MEMORY_BANDWIDTH:
         offline->machine.memory_bytes_per_s = bandwidth(state, "--memory-bandwidth", arg);
+        return 0;
+    case KEY_COMPUTE_RATE:
+        offline->machine.compute_per_s = (double)ep_cli_arg_float(
+            state, "--compute-rate", arg, COMPUTE_RATE_MIN, COMPUTE_RATE_MAX);
         return 0;
     case KEY_LINK_BANDWIDTH:
         offline->machine.link_bytes_per_s = bandwidth(state, "--link-bandwidth", arg);
         return 0;
     case KEY_ROUND_TRIP:
         offline->machine.round_trip_s =
-            (double)ep_cli_arg_time_us(state, "--round-trip", arg, 0, ROUND_TRIP_US_MAX) / 1e6;
+            (double)ep_cli_arg_time_us(state, "--round-trip", arg, 1, ROUND_TRIP_US_MAX) / 1e6;
+        return 0;
+    case KEY_MEASURED:
+        offline->measured_file = ep_cli_arg_text(state, "--measured", arg, PATH_BYTES_MAX);
+        return 0;
+    case KEY_NODES_PER_HOST:
+        offline->machine.nodes_per_host =
+            (uint32_t)ep_cli_arg_whole(state, "--nodes-per-host", arg, 1, EP_NODES_MAX);
+        return 0;
+    case KEY_NODES_AT_ONCE:
+        offline->machine.nodes_at_once =
+            (uint32_t)ep_cli_arg_whole(state, "--nodes-at-once", arg, 1, EP_NODES_MAX);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -108,7 +126,8 @@ static const struct argp_option option_list[] = {
      "Load as expertctl stats --experts -o json wrote it, of this model", 2},
     {"zipf", KEY_ZIPF, "S", 0,
      "Load drawn instead: the r-th expert of a layer gets r^-S, up to one slot of each token; "
-     "which one is the r-th "
+     "which one is "
+     "the r-th "
      "is drawn "
      "for each layer",
      2},
@@ -119,15 +138,29 @@ static const struct argp_option option_list[] = {
     {"tokens", KEY_TOKENS, "T", 0,
      "Tokens that all callers together bring to a layer at a time (default: 256)", 2},
     {"weight-bits", KEY_WEIGHT_BITS, "N", 0,
-     "Bits of an expert's weight (default: of the config's dtype, bf16 where it names none; "
-     "quantised weights need "
-     "it)",
+     "Bits of an expert's weight, with its part of the scales: mxfp4 has 4.25 (default: of the "
+     "config's "
+     "dtype, bf16 "
+     "where it names none; quantised weights need it)",
      2},
+    {NULL, 0, NULL, 0, "Of each host:", 3},
+    {"measured", KEY_MEASURED, "FILE", 0,
+     "What expertctl tune -o json wrote; the next four go before it", 3},
     {"memory-bandwidth", KEY_MEMORY_BANDWIDTH, "SIZE", 0,
-     "Bytes a second that a node reads weights with (default: 200G)", 2},
+     "Bytes a second that it reads weights with (default: 200G)", 3},
+    {"compute-rate", KEY_COMPUTE_RATE, "N", 0,
+     "Operations a second, two for each weight and row (default: 4e12)", 3},
     {"link-bandwidth", KEY_LINK_BANDWIDTH, "SIZE", 0,
-     "Bytes a second of a node's network, each way (default: 12G)", 2},
-    {"round-trip", KEY_ROUND_TRIP, "TIME", 0, "Of a call without its bytes (default: 50us)", 2},
+     "Bytes a second of its network, each way (default: 12G)", 3},
+    {"round-trip", KEY_ROUND_TRIP, "TIME", 0, "Of a call without its bytes (default: 50us)", 3},
+    {"nodes-per-host", KEY_NODES_PER_HOST, "N", 0,
+     "Nodes on it, which share all of this (default: 1)", 3},
+    {"nodes-at-once", KEY_NODES_AT_ONCE, "N", 0,
+     "So many of them keep it busy, and one alone has such a part of its memory and computing: on "
+     "2 cores "
+     "two nodes of "
+     "one thread (default: all of them)",
+     3},
     {0},
 };
 
@@ -160,6 +193,12 @@ static void complete(struct argp_state *state, const plan_options *options)
     if (offline->copies > offline->nodes) {
         argp_error(state, "--copies is '%u', allowed: 1..%u, one on each of --nodes",
                    offline->copies, offline->nodes);
+    }
+    const uint32_t per_host =
+        offline->machine.nodes_per_host > 0 ? offline->machine.nodes_per_host : 1;
+    if (offline->machine.nodes_at_once > per_host) {
+        argp_error(state, "--nodes-at-once is '%u', allowed: 1..%u, those of --nodes-per-host",
+                   offline->machine.nodes_at_once, per_host);
     }
     if (options->has_zipf == (offline->trace_file != NULL)) {
         argp_error(state, options->has_zipf
@@ -216,43 +255,49 @@ static const struct argp argp = {
     parse,
     NULL,
     "Prints what the coordinator's placement would do now if all copies that help moved at once, "
-    "and changes nothing "
+    "and changes "
+    "nothing "
     "without --apply. With --model: what placement would come to on machines that do not exist yet."
     "\vOf each layer: the load of the busiest node over the mean of all nodes, and over the least "
-    "that any placement "
+    "that any "
+    "placement "
     "of as many copies can have (the bound; without what nodes' memory holds), before and after; "
-    "copies and bytes to "
+    "copies and "
+    "bytes to "
     "load. With placement: balanced the coordinator does the same by itself, 64 copies at a "
     "time.\n\n"
-    "With --model, formulas, for uniform and balanced: a token chooses its K experts one after "
-    "another and each for "
-    "itself, copies share an expert's tokens equally. A node with the part q of the slots then "
-    "gets a token with "
-    "1 - (1 - q)^K; a token's bytes go to as many nodes, and come back. A node reads the weights "
-    "of those experts "
-    "that at least one of T tokens chose. A layer takes what its slowest node takes: weights read "
-    "/ memory bandwidth "
-    "+ rows in and out / link bandwidth + round trip. Computing is not counted, nor attention.\n\n"
+    "With --model, of uniform and balanced: steps are drawn, each token with K experts by their "
+    "shares of "
+    "the load, "
+    "and copies are chosen as clients do. A layer takes, on the average of the draws, the round "
+    "trip and "
+    "what its "
+    "slowest host takes: its nodes' computing, and rows in and out / link bandwidth. An expert "
+    "takes the "
+    "longer of "
+    "reading its weights and computing its rows, where both are alike up to 1.4 of it; experts of "
+    "a node go "
+    "one after "
+    "another. A token's row goes once to each of its nodes, and each expert's row comes back. With "
+    "the part "
+    "q of the "
+    "slots a node gets a token with 1 - (1 - q)^K. Attention is not counted.\n\n"
     "Examples:\n"
     "  expertctl plan --admin tcp://127.0.0.1:7412\n"
     "  expertctl plan --apply --admin tcp://127.0.0.1:7412\n"
     "  expertctl plan --write-map map.json --admin tcp://127.0.0.1:7412\n"
     "  expertctl plan --model config.json --nodes 32 --zipf 1 --spare-copies 32\n"
-    "  expertctl plan --model config.json --nodes 32 --trace stats.json -o "
-    "json\n\n" EP_CLI_EXIT_HELP,
+    "  expertctl plan --model config.json --nodes 32 --trace stats.json -o json\n"
+    "  expertctl tune --model demo --layer 0 -o json > host.json\n"
+    "  expertctl plan --model config.json --nodes 32 --zipf 1 --measured "
+    "host.json\n\n" EP_CLI_EXIT_HELP,
     children,
     NULL,
     NULL};
 
 static int run(int argc, char **argv)
 {
-    static plan_options options = {
-        .offline = {.seed = 1,
-                    .copies = 1,
-                    .tokens = TOKENS,
-                    .machine = {.memory_bytes_per_s = (double)MEMORY_BANDWIDTH,
-                                .link_bytes_per_s = (double)LINK_BANDWIDTH,
-                                .round_trip_s = ROUND_TRIP_US / 1e6}}};
+    static plan_options options = {.offline = {.seed = 1, .copies = 1, .tokens = TOKENS}};
     ep_cli_connect_init(&options.connect);
     argp_parse(&argp, argc, argv, 0, NULL, &options);
     if (options.offline.config_file != NULL) {

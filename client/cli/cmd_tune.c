@@ -13,6 +13,8 @@
 #include "moe/flow.h"
 #include "moe/routing_table.h"
 #include "output.h"
+#include "placement.h"
+#include "plan_machine.h"
 #include "tune.h"
 
 #define ROUNDS_DEFAULT 9
@@ -32,7 +34,7 @@ enum {
     KEY_SEED
 };
 
-static const uint32_t tokens_default[] = {16, 32, 64, 128, 256, 512, 1024};
+static const uint32_t tokens_default[] = {1, 16, 32, 64, 128, 256, 512, 1024};
 /* as ep_cli_tune_winner */
 static const char *const winner_words[] = {"within noise", "decode", "prefill"};
 
@@ -45,6 +47,8 @@ typedef struct tune_options {
     size_t count;
     ep_cli_tune_size sizes[EP_CLI_TUNE_SIZES_MAX];
     ep_cli_tune_verdict verdicts[EP_CLI_TUNE_SIZES_MAX];
+    ep_plan_machine machine;
+    ep_error machine_why; /* why there is none; code EP_OK: there is one */
 } tune_options;
 
 /* "16,64,256" */
@@ -136,7 +140,7 @@ static const struct argp_option option_list[] = {
      1},
     {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
     {"tokens", KEY_TOKENS, "T,T...", 0,
-     "Sizes of a batch, ascending (default: 16,32,64,128,256,512,1024)", 2},
+     "Sizes of a batch, ascending (default: 1,16,32,64,128,256,512,1024)", 2},
     {"rounds", KEY_ROUNDS, "N", 0, "How often each size is measured in both modes (default: 9)", 2},
     {"seconds", KEY_SECONDS, "TIME", 0, "How long each time (default: 100ms)", 2},
     {"threads", KEY_THREADS, "N", 0, "Callers at once (default: 1)", 2},
@@ -152,17 +156,27 @@ static const struct argp argp = {
     parse,
     "--model NAME --layer L",
     "Measures at which size of a batch prefill becomes the faster mode, and suggests "
-    "decode_tokens_max for the "
+    "decode_tokens_max for "
+    "the "
     "service's policy."
     "\vBoth modes are measured in turn, round by round. WINS are the rounds that decode and "
-    "prefill won; one of "
+    "prefill won; one "
+    "of "
     "them is called the faster only where equal modes would not look so in 19 of 20 times, and by "
-    "more than 2 %. "
+    "more than "
+    "2 %. "
     "The suggestion is the largest size measured at which prefill does not win. Where the figures "
-    "do not tell, "
+    "do not "
+    "tell, "
     "there is none, and the exit code is 1. Nothing is changed.\n\n"
+    "From the smallest and the largest size it also works out the figures of the machine for "
+    "expertctl plan "
+    "--measured. The layer must be on one node then, and the sizes go from 1 to 32 tokens for each "
+    "expert "
+    "and slot.\n\n"
     "It puts load on the service, and other load is noise to it. It says nothing of "
-    "hedge_permille: what hedges "
+    "hedge_permille: what "
+    "hedges "
     "gain depends on nodes that are slow now and then, which a short quiet run does not show.\n\n"
     "Examples:\n"
     "  expertctl tune --model demo --layer 0\n"
@@ -172,9 +186,10 @@ static const struct argp argp = {
     NULL,
     NULL};
 
-/* One mode at one size for a while: the median of its calls. */
+/* One mode at one size for a while: the median of its calls, and its node's part of it. */
 static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer,
-                      uint32_t tokens, ep_moe_mode mode, double *out_us, ep_error *out_error)
+                      uint32_t tokens, ep_moe_mode mode, double *out_us, double *out_compute_us,
+                      ep_error *out_error)
 {
     ep_cli_bench_request request = options->request;
     ep_cli_bench_result result = {0};
@@ -184,6 +199,8 @@ static ep_err measure(ep_client *client, const tune_options *options, const ep_l
     if (err == EP_OK) { /* a call of less than a microsecond there is none */
         const uint64_t us = ep_latency_percentile(&result.latency, 50);
         *out_us = us > 0 ? (double)us : 1;
+        *out_compute_us = *out_us * (double)result.compute_us /
+                          (double)(result.total_us > 0 ? result.total_us : 1);
     }
     ep_latency_fini(&result.latency);
     return err;
@@ -199,9 +216,12 @@ static ep_err measure_all(ep_client *client, tune_options *options, const ep_lay
             ep_cli_tune_size *size = &options->sizes[s];
             for (uint32_t turn = 0; turn < 2; turn++) {
                 const bool is_decode = (round + turn) % 2 == 0;
-                double *to = is_decode ? &size->decode_us[round] : &size->prefill_us[round];
-                ep_err err = measure(client, options, layer, size->tokens,
-                                     is_decode ? EP_MOE_DECODE : EP_MOE_PREFILL, to, out_error);
+                ep_err err = is_decode ? measure(client, options, layer, size->tokens,
+                                                 EP_MOE_DECODE, &size->decode_us[round],
+                                                 &size->decode_compute_us[round], out_error)
+                                       : measure(client, options, layer, size->tokens,
+                                                 EP_MOE_PREFILL, &size->prefill_us[round],
+                                                 &size->prefill_compute_us[round], out_error);
                 if (err != EP_OK) {
                     return err;
                 }
@@ -212,6 +232,55 @@ static ep_err measure_all(ep_client *client, tune_options *options, const ep_lay
     return EP_OK;
 }
 
+/* The figures for expertctl plan --measured, of the smallest and the largest size. */
+static ep_err find_machine(tune_options *options, ep_error *out_error)
+{
+    const ep_cli_bench_request *request = &options->request;
+    const size_t last = options->count - 1;
+    const ep_cli_tune_verdict *a = &options->verdicts[0], *b = &options->verdicts[last];
+    const ep_plan_measured few = {options->sizes[0].tokens, a->decode_us / 1e6,
+                                  a->decode_compute_us / 1e6};
+    const bool in_decode = b->decode_us < b->prefill_us; /* the quicker one */
+    const ep_plan_measured many = {
+        options->sizes[last].tokens, (in_decode ? b->decode_us : b->prefill_us) / 1e6,
+        (in_decode ? b->decode_compute_us : b->prefill_compute_us) / 1e6};
+    ep_cli_control *control = NULL;
+    ep_routing_table *table = NULL;
+    uint32_t model;
+    ep_err err = ep_cli_control_open(&options->connect, &control, out_error);
+    err = err != EP_OK ? err : ep_cli_placement_read(control, &options->connect, &table, out_error);
+    ep_cli_control_close(control);
+    if (err != EP_OK) {
+        return err;
+    }
+    const ep_routing_layer *layer =
+        ep_routing_table_find_model(table, request->model, request->version, &model) != NULL
+            ? ep_routing_table_find_layer(table, model, request->layer)
+            : NULL;
+    err = layer != NULL
+              ? ep_plan_machine_fit(table, layer, &few, &many, &options->machine, out_error)
+              : ep_cli_placement_missing(table, request->model, request->version, request->layer,
+                                         out_error);
+    ep_routing_table_unref(table);
+    return err;
+}
+
+static void print_machine(const tune_options *options)
+{
+    const ep_plan_machine *m = &options->machine;
+    char memory[EP_CLI_BRIEF_BYTES], link[EP_CLI_BRIEF_BYTES];
+    if (options->machine_why.code != EP_OK) {
+        ep_cli_line(stdout, "no figures of this machine for expertctl plan: %s",
+                    options->machine_why.text);
+        return;
+    }
+    ep_cli_line(stdout,
+                "this machine, for expertctl plan: memory %s/s, computing %.1f G/s, link %s/s, "
+                "round trip %.0f us",
+                ep_cli_bytes_text((uint64_t)m->memory_bytes_per_s, memory), m->compute_per_s / 1e9,
+                ep_cli_bytes_text((uint64_t)m->link_bytes_per_s, link), m->round_trip_s * 1e6);
+}
+
 static bool print_json(const tune_options *options, uint32_t chosen, const char *why)
 {
     json_t *sizes = json_array();
@@ -219,17 +288,22 @@ static bool print_json(const tune_options *options, uint32_t chosen, const char 
         const ep_cli_tune_verdict *verdict = &options->verdicts[s];
         json_array_append_new(
             sizes,
-            json_pack("{s:I, s:f, s:f, s:f, s:I, s:I, s:s}", "tokens",
+            json_pack("{s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:s}", "tokens",
                       (json_int_t)options->sizes[s].tokens, "decode_us", verdict->decode_us,
-                      "prefill_us", verdict->prefill_us, "prefill_over_decode", verdict->ratio,
-                      "decode_wins", (json_int_t)verdict->decode_wins, "prefill_wins",
+                      "prefill_us", verdict->prefill_us, "decode_compute_us",
+                      verdict->decode_compute_us, "prefill_compute_us", verdict->prefill_compute_us,
+                      "prefill_over_decode", verdict->ratio, "decode_wins",
+                      (json_int_t)verdict->decode_wins, "prefill_wins",
                       (json_int_t)verdict->prefill_wins, "faster", winner_words[verdict->winner]));
     }
+    const bool has_machine = options->machine_why.code == EP_OK;
     return ep_cli_json_print(
-        json_pack("{s:I, s:I, s:o, s:o, s:s*}", "rounds", (json_int_t)options->rounds,
+        json_pack("{s:I, s:I, s:o, s:o, s:s*, s:o, s:s*}", "rounds", (json_int_t)options->rounds,
                   "wins_needed", (json_int_t)ep_cli_tune_wins_needed(options->rounds), "sizes",
                   sizes, "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(),
-                  "why", why),
+                  "why", why, "machine",
+                  has_machine ? ep_plan_machine_json(&options->machine) : json_null(),
+                  "machine_why", has_machine ? NULL : options->machine_why.text),
         stdout);
 }
 
@@ -251,6 +325,7 @@ static bool print_table(const char *program, const tune_options *options, uint32
     bool good = ep_cli_table_print(table, stdout);
     ep_cli_table_destroy(table);
     putchar('\n');
+    print_machine(options);
     if (chosen != 0) {
         ep_cli_line(stdout, "expertctl policy set decode_tokens_max=%" PRIu32, chosen);
     } else {
@@ -285,6 +360,8 @@ static int run(int argc, char **argv)
     for (size_t s = 0; s < options.count; s++) {
         ep_cli_tune_judge(&options.sizes[s], &options.verdicts[s]);
     }
+    ep_error_clear(&options.machine_why);
+    (void)find_machine(&options, &options.machine_why);
     const uint32_t chosen =
         ep_cli_tune_choose(options.sizes, options.verdicts, options.count, &why);
     bool good = options.format == EP_CLI_JSON ? print_json(&options, chosen, why)

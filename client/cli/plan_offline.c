@@ -11,8 +11,15 @@
 #include "model/model_files.h"
 #include "placement/placement.h"
 #include "plan_load.h"
+#include "plan_machine.h"
 
 #define DTYPE_ASSUMED EP_DTYPE_BF16
+
+/* Of a server without a device. */
+static const ep_plan_machine machine_assumed = {.memory_bytes_per_s = (double)(UINT64_C(200) << 30),
+                                                .compute_per_s = 4e12,
+                                                .link_bytes_per_s = (double)(UINT64_C(12) << 30),
+                                                .round_trip_s = 50e-6};
 
 /* What a policy comes to: of each layer, and of all. */
 typedef struct policy_result {
@@ -32,8 +39,10 @@ typedef struct plan {
     ep_model_config config;
     ep_dtype dtype; /* of x and y */
     double weight_bits;
+    ep_plan_machine machine;
     ep_plan_load load;
     ep_placement_node *nodes;   /* [options->nodes] */
+    char (*hosts)[16];          /* [options->nodes] names */
     ep_placement_layer *layers; /* [moe layers] */
     policy_result uniform, balanced;
 } plan;
@@ -115,11 +124,34 @@ static ep_err read_model(plan *p, ep_error *out_error)
     return check_layers(p->options, &p->config.info, out_error);
 }
 
-static double expert_bytes(const plan *p, uint32_t layer, uint32_t inner)
+static ep_err read_machine(plan *p, ep_error *out_error)
+{
+    const ep_plan_machine *given = &p->options->machine;
+    ep_plan_machine m = machine_assumed;
+    ep_err err = p->options->measured_file != NULL
+                     ? ep_plan_machine_read(p->options->measured_file, &m, out_error)
+                     : EP_OK;
+    m.memory_bytes_per_s =
+        given->memory_bytes_per_s > 0 ? given->memory_bytes_per_s : m.memory_bytes_per_s;
+    m.compute_per_s = given->compute_per_s > 0 ? given->compute_per_s : m.compute_per_s;
+    m.link_bytes_per_s = given->link_bytes_per_s > 0 ? given->link_bytes_per_s : m.link_bytes_per_s;
+    m.round_trip_s = given->round_trip_s > 0 ? given->round_trip_s : m.round_trip_s;
+    m.nodes_per_host = given->nodes_per_host > 0 ? given->nodes_per_host : 1;
+    m.nodes_at_once = given->nodes_at_once > 0 ? given->nodes_at_once : m.nodes_per_host;
+    p->machine = m;
+    return err;
+}
+
+static double expert_weights(const plan *p, uint32_t layer, uint32_t inner)
 {
     const ep_layer_shape *shape = &p->config.info.moe_layers[layer];
     const double matrices = ep_activation_has_gate(shape->activation) ? 3 : 2;
-    return matrices * shape->hidden * inner * p->weight_bits / 8;
+    return matrices * shape->hidden * inner;
+}
+
+static double expert_bytes(const plan *p, uint32_t layer, uint32_t inner)
+{
+    return expert_weights(p, layer, inner) * p->weight_bits / 8;
 }
 
 /* ---- placing ---- */
@@ -128,12 +160,15 @@ static ep_err init_problem(plan *p, ep_error *out_error)
 {
     const ep_model_info *info = &p->config.info;
     p->nodes = calloc(p->options->nodes, sizeof(*p->nodes));
+    p->hosts = calloc(p->options->nodes, sizeof(*p->hosts));
     p->layers = calloc(info->moe_layers_count, sizeof(*p->layers));
-    if (p->nodes == NULL || p->layers == NULL) {
+    if (p->nodes == NULL || p->hosts == NULL || p->layers == NULL) {
         return no_memory(out_error);
     }
     for (uint32_t n = 0; n < p->options->nodes; n++) {
-        p->nodes[n] = (ep_placement_node){.node_id = n, .name = "a planned node"};
+        snprintf(p->hosts[n], sizeof(p->hosts[n]), "%" PRIu32, n / p->machine.nodes_per_host);
+        p->nodes[n] =
+            (ep_placement_node){.node_id = n, .name = "a planned node", .host = p->hosts[n]};
     }
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
         p->layers[l] =
@@ -202,19 +237,21 @@ static ep_err cost_layer(const plan *p, uint32_t layer, uint32_t spare_copies, p
         .shares = p->load.shares[layer],
         .offsets = placed->offsets,
         .copies = placed->copies,
-        .expert_bytes = expert_bytes(p, layer, shape->inner),
-        .shared_bytes = expert_bytes(p, layer, p->config.info.shared_inner[layer]),
+        .expert_weights = expert_weights(p, layer, shape->inner),
+        .shared_weights = expert_weights(p, layer, p->config.info.shared_inner[layer]),
+        .weight_bytes = p->weight_bits / 8,
         .row_bytes = (double)shape->hidden * (double)ep_dtype_bytes(p->dtype)};
     for (uint32_t e = 0; e < placed->experts; e++) {
         for (uint32_t c = placed->offsets[e]; c < placed->offsets[e + 1]; c++) {
-            of->node_bytes[placed->copies[c]] += e < in.experts ? in.expert_bytes : in.shared_bytes;
+            of->node_bytes[placed->copies[c]] +=
+                (e < in.experts ? in.expert_weights : in.shared_weights) * in.weight_bytes;
         }
     }
     ep_err err =
         ep_placement_judge(&input, 0, placed->offsets, placed->copies, &of->balances[layer]);
-    return err != EP_OK ? err
-                        : ep_plan_cost_of(&in, &p->options->machine, (double)p->options->tokens,
-                                          &of->costs[layer]);
+    return err != EP_OK
+               ? err
+               : ep_plan_cost_of(&in, &p->machine, (double)p->options->tokens, &of->costs[layer]);
 }
 
 static ep_err judge(const plan *p, bool by_load, policy_result *of, ep_error *out_error)
@@ -234,7 +271,8 @@ static ep_err judge(const plan *p, bool by_load, policy_result *of, ep_error *ou
         of->over_bound = fmax(of->over_bound, of->balances[l].busiest / of->balances[l].bound);
         of->sum.nodes_per_token += of->costs[l].nodes_per_token / layers;
         of->sum.read_bytes += of->costs[l].read_bytes / layers;
-        of->sum.network_bytes += of->costs[l].network_bytes;
+        of->sum.dispatch_bytes += of->costs[l].dispatch_bytes;
+        of->sum.combine_bytes += of->costs[l].combine_bytes;
         of->sum.time_s += of->costs[l].time_s;
     }
     of->bytes_min = of->node_bytes[0];
@@ -263,8 +301,8 @@ static json_t *result_json(const policy_result *of)
     return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "worst_busiest_over_mean",
                      of->over_mean, "worst_busiest_over_bound", of->over_bound, "node_bytes_max",
                      of->bytes_max, "node_bytes_min", of->bytes_min, "nodes_per_token",
-                     of->sum.nodes_per_token, "dispatch_bytes_per_token", of->sum.network_bytes,
-                     "combine_bytes_per_token", of->sum.network_bytes, "read_bytes_per_layer",
+                     of->sum.nodes_per_token, "dispatch_bytes_per_token", of->sum.dispatch_bytes,
+                     "combine_bytes_per_token", of->sum.combine_bytes, "read_bytes_per_layer",
                      of->sum.read_bytes, "step_seconds", of->sum.time_s);
 }
 
@@ -275,18 +313,19 @@ static json_t *layer_result_json(const policy_result *of, uint32_t layer)
     return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "busiest_over_mean",
                      balance->busiest / balance->mean, "busiest_over_bound",
                      balance->busiest / balance->bound, "nodes_per_token", cost->nodes_per_token,
-                     "dispatch_bytes_per_token", cost->network_bytes, "combine_bytes_per_token",
-                     cost->network_bytes, "read_bytes", cost->read_bytes, "seconds", cost->time_s);
+                     "dispatch_bytes_per_token", cost->dispatch_bytes, "combine_bytes_per_token",
+                     cost->combine_bytes, "read_bytes", cost->read_bytes, "seconds", cost->time_s);
 }
 
 static json_t *assumptions_json(const plan *p)
 {
     const ep_cli_plan_offline *options = p->options;
-    json_t *json = json_pack(
-        "{s:I, s:f, s:f, s:f, s:f, s:s}", "tokens_per_step", (json_int_t)options->tokens,
-        "memory_bytes_per_s", options->machine.memory_bytes_per_s, "link_bytes_per_s",
-        options->machine.link_bytes_per_s, "round_trip_seconds", options->machine.round_trip_s,
-        "weight_bits", p->weight_bits, "dtype", ep_dtype_name(p->dtype));
+    json_t *json = ep_plan_machine_json(&p->machine);
+    json_object_set_new(json, "tokens_per_step", json_integer((json_int_t)options->tokens));
+    json_object_set_new(json, "nodes_per_host", json_integer(p->machine.nodes_per_host));
+    json_object_set_new(json, "nodes_at_once", json_integer(p->machine.nodes_at_once));
+    json_object_set_new(json, "weight_bits", json_real(p->weight_bits));
+    json_object_set_new(json, "dtype", json_string(ep_dtype_name(p->dtype)));
     if (options->trace_file == NULL) {
         json_object_set_new(json, "zipf", json_real(options->zipf));
         json_object_set_new(json, "seed", json_integer((json_int_t)options->seed));
@@ -352,14 +391,17 @@ static void print_head(const plan *p)
         ep_cli_line(stdout, "load: assumed, drawn by zipf %g with seed %" PRIu64, options->zipf,
                     options->seed);
     }
-    ep_cli_line(stdout,
-                "assumed: %" PRIu64
-                " tokens a step, rows of %s, memory %s/s, link %s/s, round trip %gus%s",
-                options->tokens, ep_dtype_name(p->dtype),
-                ep_cli_bytes_text((uint64_t)options->machine.memory_bytes_per_s, memory),
-                ep_cli_bytes_text((uint64_t)options->machine.link_bytes_per_s, link),
-                options->machine.round_trip_s * 1e6,
-                options->weight_bits == 0 ? "" : ", weights without their scales");
+    ep_cli_line(
+        stdout,
+        "%s: %" PRIu64
+        " tokens a step, rows of %s; a host of %u nodes, %u at once: memory %s/s, computing %.3g "
+        "T/s, link %s/s, round trip %.3gus",
+        options->measured_file != NULL ? options->measured_file : "assumed", options->tokens,
+        ep_dtype_name(p->dtype), p->machine.nodes_per_host, p->machine.nodes_at_once,
+        ep_cli_bytes_text((uint64_t)p->machine.memory_bytes_per_s, memory),
+        p->machine.compute_per_s / 1e12,
+        ep_cli_bytes_text((uint64_t)p->machine.link_bytes_per_s, link),
+        p->machine.round_trip_s * 1e6);
 }
 
 static void ratio_row(ep_cli_table *table, const char *what, double uniform, double balanced)
@@ -387,8 +429,8 @@ static bool print_sums(const policy_result *a, const policy_result *b)
     bytes_row(table, "weights on the fullest node", a->bytes_max, b->bytes_max);
     bytes_row(table, "weights on the emptiest node", a->bytes_min, b->bytes_min);
     ratio_row(table, "nodes a token goes to, mean", a->sum.nodes_per_token, b->sum.nodes_per_token);
-    bytes_row(table, "dispatch of a token", a->sum.network_bytes, b->sum.network_bytes);
-    bytes_row(table, "combine of a token", a->sum.network_bytes, b->sum.network_bytes);
+    bytes_row(table, "dispatch of a token", a->sum.dispatch_bytes, b->sum.dispatch_bytes);
+    bytes_row(table, "combine of a token", a->sum.combine_bytes, b->sum.combine_bytes);
     bytes_row(table, "weights read in a layer, by the node that reads most", a->sum.read_bytes,
               b->sum.read_bytes);
     ratio_row(table, "milliseconds of a step", a->sum.time_s * 1e3, b->sum.time_s * 1e3);
@@ -451,6 +493,7 @@ static ep_err make(plan *p, ep_error *out_error)
 {
     const ep_cli_plan_offline *options = p->options;
     ep_err err = read_model(p, out_error);
+    err = err != EP_OK ? err : read_machine(p, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -482,6 +525,7 @@ int ep_cli_plan_offline_run(const char *program, ep_cli_format format,
     ep_plan_load_fini(&p.load);
     ep_model_config_fini(&p.config);
     free(p.nodes);
+    free(p.hosts);
     free(p.layers);
     return err != EP_OK ? ep_cli_fail(program, &error) : good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
 }

@@ -13,12 +13,13 @@ typedef struct ep_cli_plan_offline {
     double zipf;
     uint64_t seed;
     uint32_t nodes;
-    uint32_t copies;       /* of each expert */
-    uint32_t spare_copies; /* of each layer, by load */
-    uint32_t weight_bits;  /* 0: of the config's dtype */
-    uint64_t tokens;       /* of a step */
-    ep_plan_machine machine;
-    const char *map_file; /* NULL: none */
+    uint32_t copies;           /* of each expert */
+    uint32_t spare_copies;     /* of each layer, by load */
+    double weight_bits;        /* 0: of the config's dtype */
+    uint64_t tokens;           /* of a step */
+    const char *measured_file; /* NULL: none */
+    ep_plan_machine machine;   /* 0: of the file, else the default */
+    const char *map_file;      /* NULL: none */
 } ep_cli_plan_offline;
 
 /* An ep_cli_exit. */

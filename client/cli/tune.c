@@ -37,8 +37,11 @@ static double median(const double *values, uint32_t count)
 void ep_cli_tune_judge(const ep_cli_tune_size *size, ep_cli_tune_verdict *out_verdict)
 {
     double ratios[EP_CLI_TUNE_ROUNDS_MAX];
-    ep_cli_tune_verdict verdict = {.decode_us = median(size->decode_us, size->rounds),
-                                   .prefill_us = median(size->prefill_us, size->rounds)};
+    ep_cli_tune_verdict verdict = {
+        .decode_us = median(size->decode_us, size->rounds),
+        .prefill_us = median(size->prefill_us, size->rounds),
+        .decode_compute_us = median(size->decode_compute_us, size->rounds),
+        .prefill_compute_us = median(size->prefill_compute_us, size->rounds)};
     for (uint32_t r = 0; r < size->rounds; r++) {
         ratios[r] = size->prefill_us[r] / size->decode_us[r];
         verdict.decode_wins += ratios[r] > 1;

@@ -32,12 +32,16 @@ typedef struct ep_cli_tune_size {
     uint32_t rounds;
     double decode_us[EP_CLI_TUNE_ROUNDS_MAX]; /* median of a round */
     double prefill_us[EP_CLI_TUNE_ROUNDS_MAX];
+    double decode_compute_us[EP_CLI_TUNE_ROUNDS_MAX]; /* of these, what the slowest node computed */
+    double prefill_compute_us[EP_CLI_TUNE_ROUNDS_MAX];
 } ep_cli_tune_size;
 
 typedef struct ep_cli_tune_verdict {
     ep_cli_tune_winner winner;
     double decode_us; /* median of the rounds */
     double prefill_us;
+    double decode_compute_us;
+    double prefill_compute_us;
     double ratio;         /* median over the rounds of prefill / decode */
     uint32_t decode_wins; /* rounds */
     uint32_t prefill_wins;

@@ -204,7 +204,8 @@ static void tune(void)
     const bool is_refused = strstr(output, "\"decode_tokens_max\": null") != NULL &&
                             strstr(output, "\"why\": \"") != NULL;
     EP_TEST_CHECK(is_chosen != is_refused && code == (is_chosen ? 0 : 1) &&
-                      strstr(output, "\"wins_needed\": 6") != NULL,
+                      strstr(output, "\"wins_needed\": 6") != NULL &&
+                      strstr(output, "\"machine_why\": \"layer 0 is not whole") != NULL,
                   "%d: %s", code, output);
     free(output);
 }

@@ -64,6 +64,8 @@ ctl("a plan of two loads", PLAN + "--zipf 1 --trace $folder/text", 2, "--trace a
 ctl("a plan of no load", PLAN, 2, "--trace and --zipf are both missing", "one of them")
 ctl("a plan of more copies than nodes", PLAN + "--zipf 1 --copies 5", 2, "--copies is '5'", "allowed: 1..4", "--nodes")
 ctl("a seed where nothing is drawn", PLAN + "--trace $folder/text --seed 1", 2, "--seed is given with --trace")
+ctl("more nodes at once than there are on a host", PLAN + "--zipf 1 --nodes-per-host 2 --nodes-at-once 3", 2, "--nodes-at-once is '3'", "allowed: 1..2", "--nodes-per-host")
+ctl("figures of a machine without a model", "plan --measured $folder/text", 2, "--measured is given without --model")
 ctl("an order to nodes that are not there", PLAN + "--zipf 1 --apply", 2, "--apply and --model are both given", "one of them")
 ctl("no model", "forward --layer 2 --in $folder/batch --out $folder/y", 2, "--model is missing", "expertctl status")
 ctl("no input", "forward --model demo --layer 2 --out $folder/y", 2, "--in and --random are both missing", "one of them")
@@ -287,6 +289,9 @@ ctl("a plan by a load that is not there", PLAN + "--trace $folder/none.json", 1,
 ctl("a plan by no load", PLAN + "--trace $folder/text", 1, "$folder/text", "line 1 column 4")
 ctl("a plan by the load of another model", PLAN + "--trace $file", 1, "$file", "layer 0 has experts 8, the model 16", "another model",
     file='{"layers": [{"model": "m", "version": "v", "layer": 0, "experts": 8, "load": []}]}')
+ctl("a plan by figures that are not there", PLAN + "--zipf 1 --measured $folder/none.json", 1, "$folder/none.json", "No such file")
+ctl("a plan by a file without figures", PLAN + "--zipf 1 --measured $file", 1, "$file", 'has no "machine": layer 0 is not whole', "expertctl tune -o json",
+    file='{"machine": null, "machine_why": "layer 0 is not whole on one node"}')
 ctl("a plan of quantised weights", "plan --model $file --nodes 4 --zipf 1", 1, "$file", "quantised", "--weight-bits",
     file='{"model_type": "mixtral", "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2, '
          '"num_attention_heads": 4, "vocab_size": 256, "hidden_act": "silu", "quantization_config": {"quant_method": "fp8"}}')
