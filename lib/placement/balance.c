@@ -18,6 +18,10 @@ enum { IDLE_MAX = 128, TRIES = 64 };
 #define WORTH_IT 1e-4 /* of the busiest node's time: what a search goes on for */
 #define NO_EXPERT UINT32_MAX
 #define NO_NODE UINT32_MAX
+#define START_GOOD 1.008 /* of the bound: a start that search brings to its end */
+/* of what the first start is above the bound: more is nothing that search would not find */
+#define START_WORTH 0.4
+#define ROUNDING 1e-6   /* the bound is sharp to less */
 #define LEAST_GAIN 1e-9 /* of the busiest node's time: less is rounding */
 
 struct ep_balance {
@@ -255,12 +259,12 @@ static void sift(ranked *heap, uint32_t count, uint32_t at)
     }
 }
 
-/* How many copies each gets: on an empty board the hottest copy is split again and again while the
- * budget lasts. Sorted by share. */
-static void rank(const ep_balance *b, ranked *experts)
+/* How many copies each gets: the hottest copy is split again and again while there are fewer than
+ * `total`. Sorted by share. */
+static void rank(const ep_balance *b, uint64_t total, ranked *experts)
 {
     const ep_balance_input *in = b->in;
-    uint64_t left = b->total == 0 ? b->budget : 0;
+    uint64_t left = total;
     for (uint32_t e = 0; e < in->experts; e++) {
         const uint32_t copies = b->copies[e] > in->copies_min ? b->copies[e] : in->copies_min;
         experts[e] = (ranked){.share = in->heat[e] / copies, .expert = e, .copies = copies};
@@ -291,7 +295,12 @@ static bool gains_host(const ep_balance *b, uint32_t expert, uint32_t from, uint
                          b->copies[expert], from, to);
 }
 
-static void spend(uint64_t *left, uint32_t work)
+static bool has_work_left(const ep_balance *b)
+{
+    return b->in->work_left == NULL || *b->in->work_left > 0;
+}
+
+static void spend(uint64_t *left, uint64_t work)
 {
     if (left != NULL) {
         *left -= work < *left ? work : *left;
@@ -432,6 +441,78 @@ static ep_err fill(ep_balance *b, const ranked *experts, ep_error *out_error)
         }
     }
     return EP_OK;
+}
+
+static void clear(ep_balance *b)
+{
+    const ep_balance_input *in = b->in;
+    b->total = 0;
+    memset(b->held, 0, (size_t)in->nodes * in->experts);
+    memset(b->counts, 0, in->nodes * sizeof(*b->counts));
+    memset(b->busy, 0, in->nodes * sizeof(*b->busy));
+    memset(b->copies, 0, in->experts * sizeof(*b->copies));
+    memset(b->speed_sums, 0, in->experts * sizeof(*b->speed_sums));
+    memset(b->shares, 0, in->experts * sizeof(*b->shares));
+}
+
+/* The fewest copies none of which is above the bound; all speeds are equal. */
+static uint64_t copies_needed(const ep_balance *b)
+{
+    const ep_balance_input *in = b->in;
+    uint64_t needed = 0;
+    for (uint32_t e = 0; e < in->experts; e++) {
+        const double copies =
+            fmin(ceil(in->heat[e] / (b->bound * in->speeds[0]) * (1 - ROUNDING)), in->nodes);
+        needed += copies > in->copies_min ? (uint32_t)copies : in->copies_min;
+    }
+    return needed;
+}
+
+/* Returns the busiest node's time, INFINITY when an expert finds no place (out_error says
+ * which). */
+static double start_with(ep_balance *b, uint64_t total, ranked *experts, ep_error *out_error)
+{
+    clear(b);
+    rank(b, total, experts);
+    return fill(b, experts, out_error) == EP_OK ? ep_balance_busiest(b) : INFINITY;
+}
+
+/*
+ * On an empty board. All spare copies make small pieces, which mostly divide well. But where a few
+ * experts take nearly all, two of their pieces on a node are too much and one is too little: few
+ * more copies than are needed do better then, and just as many the next best.
+ */
+static ep_err start(ep_balance *b, ranked *experts, ep_error *out_error)
+{
+    static const uint8_t more[] = {1, 2, 4, 0};
+    const double busiest = start_with(b, b->budget, experts, out_error);
+    if (busiest == INFINITY || busiest <= START_GOOD * b->bound || !b->is_even) {
+        return busiest == INFINITY ? EP_ERR_RESOURCE_EXHAUSTED : EP_OK;
+    }
+    const uint64_t needed = copies_needed(b);
+    uint64_t best = b->budget;
+    double least = b->bound + (busiest - b->bound) * START_WORTH;
+    const ep_balance_input *in = b->in;
+    const uint64_t common_left = in->common_left != NULL ? *in->common_left : 0;
+    if (in->common_left != NULL) {
+        *in->common_left = 0; /* what nodes have in common does not change how busy they are */
+    }
+    for (uint32_t i = 0; i < sizeof(more) && has_work_left(b) && (more[i] > 0 || best == b->budget);
+         i++) {
+        const uint64_t total = needed + more[i];
+        const double then = total < b->budget ? start_with(b, total, experts, NULL) : INFINITY;
+        spend(in->work_left, (uint64_t)b->budget * in->nodes);
+        if (then < least) {
+            least = then;
+            best = total;
+        } else if (i == 0 && then > busiest) {
+            break; /* what is too large here are other pieces */
+        }
+    }
+    if (in->common_left != NULL) {
+        *in->common_left = common_left;
+    }
+    return start_with(b, best, experts, out_error) == INFINITY ? EP_ERR_RESOURCE_EXHAUSTED : EP_OK;
 }
 
 /* ---- exchanges ---- */
@@ -600,11 +681,6 @@ static double relief_of_copy(const search *s, const exchange *x)
 {
     const double then = s->b->busy[x->to] + share_after(s->b, x->given, NO_NODE, x->to);
     return relief_per_load(s->b, x, s->allowed) + above(then, s->allowed);
-}
-
-static bool has_work_left(const ep_balance *b)
-{
-    return b->in->work_left == NULL || *b->in->work_left > 0;
 }
 
 /* All that x.from can do with x.given and x.to. */
@@ -844,8 +920,13 @@ ep_err ep_balance_fill(ep_balance *b, ep_error *out_error)
                             b->in->experts);
     }
     trim(b);
-    rank(b, experts);
-    const ep_err err = fill(b, experts, out_error);
+    ep_err err;
+    if (b->total == 0) {
+        err = start(b, experts, out_error);
+    } else {
+        rank(b, 0, experts);
+        err = fill(b, experts, out_error);
+    }
     if (err == EP_OK && b->in->hosts != NULL && b->in->hosts->spread > 1) {
         spread(b, experts);
     }

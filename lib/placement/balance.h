@@ -29,7 +29,7 @@ typedef struct ep_balance_input {
     uint32_t copies_min;   /* of each expert, in 1..nodes */
     uint32_t copies_total; /* of all, at least experts * copies_min */
     const ep_hosts *hosts; /* where an expert's copies shall be; NULL: anywhere */
-    /* pairs of copies that search and repair may still look at, and what they did is taken off;
+    /* pairs of copies that search, repair and further starts may still look at, less what they did;
      * NULL: no limit */
     uint64_t *work_left;
     /* the same of experts that nodes may have in common, which fill looks at; without it the first
@@ -49,8 +49,9 @@ void ep_balance_destroy(ep_balance *balance); /* NULL allowed */
 bool ep_balance_put(ep_balance *balance, uint32_t expert, uint32_t node);
 /*
  * Places what lacks a place, the hottest copy first, each on the least busy node: copies_min of
- * each expert, and on an empty board all of copies_total (else a spare copy is an exchange like any
- * other). What was put stays, but where only another order makes room.
+ * each expert, and on an empty board all of copies_total, or fewer where these divide better (else
+ * a spare copy is an exchange like any other). What was put stays, but where only another order
+ * makes room. Starts beyond the first are taken off work_left.
  * Errors: RESOURCE_EXHAUSTED when no slots can be found for copies_min of each; NO_MEMORY.
  */
 ep_err ep_balance_fill(ep_balance *balance, ep_error *out_error);

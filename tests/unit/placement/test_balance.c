@@ -208,6 +208,36 @@ Test(balance, even_heat_is_spread_evenly_and_a_hot_expert_gets_the_spare_copies)
     ep_balance_destroy(b);
 }
 
+/* A node's time is less than two small pieces of the hot experts: with all 72 copies it is 1.03 of
+ * the bound. */
+Test(balance, few_hot_experts_get_fewer_copies_than_there_are_where_these_divide_better)
+{
+    problem p = {0};
+    p.in = (ep_balance_input){.experts = 64,
+                              .nodes = 12,
+                              .heat = p.heat,
+                              .speeds = p.speeds,
+                              .slots = p.slots,
+                              .copies_min = 1,
+                              .copies_total = 72};
+    for (uint32_t e = 0; e < 64; e++) {
+        p.heat[e] = fmin(1000, floor(6275 / ((e + 1.0) * (e + 1.0))) + 1);
+    }
+    for (uint32_t n = 0; n < 12; n++) {
+        p.speeds[n] = 1;
+        p.slots[n] = 6;
+    }
+    ep_balance *b = solved(&p, 1.001);
+    cr_assert_leq(check(&p, b), 1.005 * ep_balance_bound(&p.in, true));
+    ep_balance_destroy(b);
+    uint64_t none = 0;
+    p.in.work_left = &none;
+    b = solved(&p, 1.001);
+    cr_assert_gt(check(&p, b), 1.02 * ep_balance_bound(&p.in, true),
+                 "without work left no other start is tried");
+    ep_balance_destroy(b);
+}
+
 /* Copies on nodes of this placement that the other has not. */
 static uint32_t loads_between(const problem *p, const ep_balance *before, const ep_balance *after)
 {
