@@ -11,10 +11,14 @@
 
 /* The newest report of one layer from one node's incarnation: experts ascending; count 0: none
  * yet. */
+typedef struct told_expert {
+    uint32_t expert;
+    uint64_t slots, passes;
+} told_expert;
+
 typedef struct told_layer {
     size_t count;
-    uint32_t *experts;
-    uint64_t *slots;
+    told_expert *experts;
 } told_layer;
 
 typedef struct told_node {
@@ -52,7 +56,6 @@ static void forget_layers(told_node *node)
 {
     for (size_t i = 0; i < node->layers_count; i++) {
         free(node->layers[i].experts);
-        free(node->layers[i].slots);
     }
     free(node->layers);
     node->layers = NULL;
@@ -125,9 +128,11 @@ static size_t find_layer(ep_load_sums *sums, const char *model, const char *vers
     sums->layers = grown;
     ep_load_layer made = {.layer = layer, .experts = experts};
     made.counts = calloc(experts, sizeof(*made.counts));
+    made.passes = calloc(experts, sizeof(*made.passes));
     made.probability_sums = calloc(experts, sizeof(*made.probability_sums));
-    if (made.counts == NULL || made.probability_sums == NULL) {
+    if (made.counts == NULL || made.passes == NULL || made.probability_sums == NULL) {
         free(made.counts);
+        free(made.passes);
         free(made.probability_sums);
         return SIZE_MAX;
     }
@@ -163,62 +168,69 @@ static ep_err check_load(const char *node, const Expertd__V1__LayerLoad *load, u
                    " have %zu experts and %zu slots: allowed the same number, up to %" PRIu32,
                    node, load->model, load->layer, load->n_experts, load->n_slots, experts);
     }
+    if (load->n_passes != 0 && load->n_passes != load->n_experts) {
+        return BAD("node %s: loads of model %.60s layer %" PRIu32
+                   " have %zu experts and %zu passes: allowed the same number, or none",
+                   node, load->model, load->layer, load->n_experts, load->n_passes);
+    }
     for (size_t i = 0; i < load->n_experts; i++) {
+        const uint64_t passes = load->n_passes != 0 ? load->passes[i] : 0;
         if (load->experts[i] >= experts || (i > 0 && load->experts[i] <= load->experts[i - 1])) {
             return BAD("node %s: loads of model %.60s layer %" PRIu32 " name expert %" PRIu32
                        ": allowed 0..%" PRIu32 ", ascending",
                        node, load->model, load->layer, load->experts[i], experts - 1);
         }
-        if (load->slots[i] > EP_LOAD_SLOTS_MAX) {
+        if (load->slots[i] > EP_LOAD_SLOTS_MAX || passes > EP_LOAD_SLOTS_MAX) {
             return BAD("node %s: loads of model %.60s layer %" PRIu32 " expert %" PRIu32
-                       " are %" PRIu64 ": allowed 0..%llu",
-                       node, load->model, load->layer, load->experts[i], load->slots[i],
+                       " are %" PRIu64 " slots, %" PRIu64 " passes: allowed 0..%llu",
+                       node, load->model, load->layer, load->experts[i], load->slots[i], passes,
                        EP_LOAD_SLOTS_MAX);
         }
     }
     return EP_OK;
 }
 
-static uint64_t told_before(const told_layer *told, uint32_t expert, size_t *at)
+static told_expert told_before(const told_layer *told, uint32_t expert, size_t *at)
 {
-    while (*at < told->count && told->experts[*at] < expert) {
+    while (*at < told->count && told->experts[*at].expert < expert) {
         (*at)++;
     }
-    return *at < told->count && told->experts[*at] == expert ? told->slots[*at] : 0;
+    return *at < told->count && told->experts[*at].expert == expert
+               ? told->experts[*at]
+               : (told_expert){.expert = expert};
 }
 
 /* Adds what is new and keeps the report in the place of the one before; an older one, which came
  * late, changes nothing. */
-static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, uint64_t *counts)
+static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, ep_load_layer *sums)
 {
-    uint32_t *experts = malloc((load->n_experts + 1) * sizeof(*experts));
-    uint64_t *slots = malloc((load->n_experts + 1) * sizeof(*slots));
     size_t at = 0;
     uint64_t sum_before = 0, sum = 0;
     for (size_t i = 0; i < told->count; i++) {
-        sum_before += told->slots[i];
+        sum_before += told->experts[i].slots;
     }
     for (size_t i = 0; i < load->n_experts; i++) {
         sum += load->slots[i];
     }
-    bool is_newer = sum > sum_before;
-    if (experts == NULL || slots == NULL || !is_newer) {
-        bool no_memory = experts == NULL || slots == NULL;
-        free(experts);
-        free(slots);
-        return no_memory ? EP_ERR_NO_MEMORY : EP_OK;
+    if (sum <= sum_before) {
+        return EP_OK;
+    }
+    told_expert *experts = malloc((load->n_experts + 1) * sizeof(*experts));
+    if (experts == NULL) {
+        return EP_ERR_NO_MEMORY;
     }
     for (size_t i = 0; i < load->n_experts; i++) {
-        uint64_t before = told_before(told, load->experts[i], &at);
-        uint64_t now = load->slots[i] > before ? load->slots[i] : before;
-        counts[load->experts[i]] += now - before;
-        experts[i] = load->experts[i];
-        slots[i] = now;
+        const told_expert before = told_before(told, load->experts[i], &at);
+        const uint64_t passes = load->n_passes != 0 ? load->passes[i] : 0;
+        told_expert *now = &experts[i];
+        *now = before;
+        now->slots = load->slots[i] > before.slots ? load->slots[i] : before.slots;
+        now->passes = passes > before.passes ? passes : before.passes;
+        sums->counts[now->expert] += now->slots - before.slots;
+        sums->passes[now->expert] += now->passes - before.passes;
     }
     free(told->experts);
-    free(told->slots);
     told->experts = experts;
-    told->slots = slots;
     told->count = load->n_experts;
     return EP_OK;
 }
@@ -228,7 +240,7 @@ static ep_err take_layer(ep_load_sums *sums, told_node *node, const Expertd__V1_
 {
     size_t index = find_layer(sums, load->model, load->version, load->layer, experts);
     told_layer *told = index != SIZE_MAX ? find_told(sums, node, index) : NULL;
-    return told != NULL ? take_load(told, load, sums->layers[index].counts) : EP_ERR_NO_MEMORY;
+    return told != NULL ? take_load(told, load, &sums->layers[index]) : EP_ERR_NO_MEMORY;
 }
 
 ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, void *arg,
@@ -285,11 +297,13 @@ static bool copy_layer(const ep_load_layer *from, ep_load_layer *to)
 {
     *to = *from;
     to->counts = malloc(from->experts * sizeof(*to->counts));
+    to->passes = malloc(from->experts * sizeof(*to->passes));
     to->probability_sums = malloc(from->experts * sizeof(*to->probability_sums));
-    if (to->counts == NULL || to->probability_sums == NULL) {
+    if (to->counts == NULL || to->passes == NULL || to->probability_sums == NULL) {
         return false;
     }
     memcpy(to->counts, from->counts, from->experts * sizeof(*to->counts));
+    memcpy(to->passes, from->passes, from->experts * sizeof(*to->passes));
     memcpy(to->probability_sums, from->probability_sums,
            from->experts * sizeof(*to->probability_sums));
     return true;
@@ -319,6 +333,7 @@ void ep_load_layers_free(ep_load_layer *layers, size_t count)
 {
     for (size_t i = 0; layers != NULL && i < count; i++) {
         free(layers[i].counts);
+        free(layers[i].passes);
         free(layers[i].probability_sums);
     }
     free(layers);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Load per (model, version, layer): slots per routed expert, summed over nodes and their
+ * Load per (model, version, layer): slots and passes per routed expert, summed over nodes and their
  * incarnations, and gate probabilities where logits were seen.
  *
  * A node reports cumulative counts since its incarnation began. What is more than in its report
@@ -17,7 +17,7 @@
 
 typedef struct ep_load_sums ep_load_sums;
 
-#define EP_LOAD_SLOTS_MAX (1ull << 48) /* of one expert in one report */
+#define EP_LOAD_SLOTS_MAX (1ull << 48) /* of one expert in one report, passes too */
 
 /* nodes_max: nodes whose reports are remembered; beyond it the one that reported longest ago is
  * forgotten. Errors: NO_MEMORY. */
@@ -45,7 +45,8 @@ typedef struct ep_load_layer {
     char version[EP_VERSION_BYTES];
     uint32_t layer;
     uint32_t experts;         /* E */
-    uint64_t *counts;         /* [E] */
+    uint64_t *counts;         /* [E] slots */
+    uint64_t *passes;         /* [E] jobs, each of which read the expert's weights */
     double *probability_sums; /* [E] */
     uint64_t tokens;          /* whose logits were seen */
 } ep_load_layer;

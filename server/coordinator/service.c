@@ -908,7 +908,8 @@ static void balance_by_heat(ep_coordinator_service *self)
     }
     for (size_t l = 0; l < count; l++) {
         ep_coordinator_state_take_heat(self->cluster, layers[l].model, layers[l].version,
-                                       layers[l].layer, layers[l].counts, layers[l].experts);
+                                       layers[l].layer, layers[l].counts, layers[l].passes,
+                                       layers[l].experts);
     }
     ep_load_layers_free(layers, count);
     ep_coordinator_state_rebalance(self->cluster);

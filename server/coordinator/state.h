@@ -110,13 +110,13 @@ void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns,
 void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns);
 
 /*
- * Slots per routed expert of a layer, summed since somewhere. What is more than before is its heat,
- * once it is enough to judge by; the heat of before then counts half. So a layer that nobody calls
- * keeps its heat.
+ * Slots and passes per routed expert of a layer, summed since somewhere. What is more than before
+ * is its heat, a pass as much as EP_COPY_PASS_SLOTS slots, once it is enough to judge by; the heat
+ * of before then counts half. So a layer that nobody calls keeps its heat.
  */
 void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model,
                                     const char *version, uint32_t layer, const uint64_t *counts,
-                                    uint32_t experts);
+                                    const uint64_t *passes, uint32_t experts);
 /* Moves copies by heat, a few at a time, once all nodes have loaded what they were given, until new
  * heat moves none. Placement `balanced` only. */
 void ep_coordinator_state_rebalance(ep_coordinator_state *cluster);

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "coordinator/state_problem.h"
+#include "moe/routing_plan.h"
 
 #define MOVES_AT_ONCE 64 /* copies that are loaded elsewhere before the load is looked at again */
 #define PAUSE_MIN_NS (5 * EP_NS_PER_S)
@@ -527,7 +528,7 @@ const char *ep_coordinator_state_policy(const ep_coordinator_state_config *confi
 
 void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model,
                                     const char *version, uint32_t layer, const uint64_t *counts,
-                                    uint32_t experts)
+                                    const uint64_t *passes, uint32_t experts)
 {
     const uint32_t m = cluster_find_model(cluster, model, version);
     const uint32_t index = m == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, m, layer);
@@ -546,18 +547,21 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
         to->heat = heat;
         to->counted = counted;
     }
-    uint64_t news = 0;
+    uint64_t slots = 0;
     for (uint32_t e = 0; e < experts; e++) {
-        news += counts[e] - to->counted[e];
+        slots += counts[e];
     }
+    const uint64_t news = slots - to->slots_counted;
     if (news < (uint64_t)HEAT_SLOTS_OF_EXPERT * experts ||
         news < (uint64_t)HEAT_SLOTS_OF_NODE * cluster->nodes_count) {
         return; /* they count with those to come */
     }
     for (uint32_t e = 0; e < experts; e++) {
-        to->heat[e] = to->heat[e] / 2 + (double)(counts[e] - to->counted[e]);
-        to->counted[e] = counts[e];
+        const uint64_t work = counts[e] + EP_COPY_PASS_SLOTS * passes[e];
+        to->heat[e] = to->heat[e] / 2 + (double)(work - to->counted[e]);
+        to->counted[e] = work;
     }
+    to->slots_counted = slots;
     to->heat_number++;
     cluster->has_news = true;
 }

@@ -85,12 +85,13 @@ typedef struct cluster_model {
 typedef struct cluster_layer {
     uint32_t model_index;
     ep_layer_shape shape;
-    uint32_t *digests;     /* [experts] in force; 0: nobody knows one */
-    uint64_t expert_bytes; /* in memory, of the largest expert; 0: nobody said */
-    double *heat;          /* [E] slots of late; NULL: none was taken yet */
-    uint64_t *counted;     /* [E] of which these sums are taken */
-    uint64_t heat_number;  /* how often */
-    uint64_t judged_heat;  /* balance is of this heat, 0: to be judged anew, and of this table */
+    uint32_t *digests;      /* [experts] in force; 0: nobody knows one */
+    uint64_t expert_bytes;  /* in memory, of the largest expert; 0: nobody said */
+    double *heat;           /* [E] work of late, in slots; NULL: none was taken yet */
+    uint64_t *counted;      /* [E] of which these sums are taken */
+    uint64_t slots_counted; /* of all experts */
+    uint64_t heat_number;   /* how often */
+    uint64_t judged_heat;   /* balance is of this heat, 0: to be judged anew, and of this table */
     uint64_t judged_table;
     ep_coordinator_balance balance; /* both 0: an expert has no copy */
 } cluster_layer;

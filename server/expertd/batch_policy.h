@@ -30,6 +30,8 @@
 #ifndef EP_EXPERTD_BATCH_POLICY_H
 #define EP_EXPERTD_BATCH_POLICY_H
 
+#include <stdatomic.h>
+
 #include "backends/backend.h"
 
 /* A panel of the job on the backend is what an urgent job waits for, so jobs are as small as they
@@ -48,6 +50,7 @@ typedef enum ep_work_class { EP_WORK_DECODE, EP_WORK_PREFILL, EP_WORK_CLASSES } 
 
 /* Waiting work of one expert. Zero it first. */
 typedef struct ep_work_queue {
+    _Atomic uint64_t passes; /* jobs of it that the batcher began */
     /* private */
     struct {
         ep_work *flows; /* first work of each tenant that waits here */

@@ -218,6 +218,7 @@ static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
     if (batcher->stats.in_flight++ == 0) {
         batcher->busy_since_ns = pick->works->started_ns;
     }
+    atomic_fetch_add_explicit(&pick->works->place.queue->passes, 1, memory_order_relaxed);
     batcher->stats.jobs_total[pick->work_class]++;
     batcher->stats.works_total[pick->work_class] += pick->works_count;
     batcher->stats.rows_total[pick->work_class] += pick->rows;

@@ -66,6 +66,7 @@ static void free_load(Expertd__V1__LayerLoad *load)
     if (load != NULL) {
         free(load->experts);
         free(load->slots);
+        free(load->passes);
         free(load);
     }
 }
@@ -81,7 +82,8 @@ static Expertd__V1__LayerLoad *make_load(const layer_entry *entry, uint64_t *out
     expertd__v1__layer_load__init(load);
     load->experts = malloc(layer->shape.experts * sizeof(*load->experts));
     load->slots = malloc(layer->shape.experts * sizeof(*load->slots));
-    if (load->experts == NULL || load->slots == NULL) {
+    load->passes = malloc(layer->shape.experts * sizeof(*load->passes));
+    if (load->experts == NULL || load->slots == NULL || load->passes == NULL) {
         free_load(load);
         return NULL;
     }
@@ -94,6 +96,8 @@ static Expertd__V1__LayerLoad *make_load(const layer_entry *entry, uint64_t *out
         if (slots > 0) {
             load->experts[load->n_experts++] = e;
             load->slots[load->n_slots++] = slots;
+            load->passes[load->n_passes++] =
+                atomic_load_explicit(&layer->queues[e].passes, memory_order_relaxed);
             *out_sum += slots;
         }
     }

@@ -16,6 +16,8 @@ static uint32_t experts_of(void *arg, const char *model, const char *version, ui
     return strcmp(model, "m") == 0 && strcmp(version, "v") == 0 && layer == 3 ? EXPERTS : 0;
 }
 
+static size_t passes_left_out; /* of a report, the last ones */
+
 static ep_err report(ep_load_sums *sums, const char *node, uint64_t incarnation, size_t count,
                      const uint32_t *experts, const uint64_t *slots, ep_error *out_error)
 {
@@ -23,7 +25,7 @@ static ep_err report(ep_load_sums *sums, const char *node, uint64_t incarnation,
     Expertd__V1__LayerLoad *list[] = {&load};
     Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
     uint32_t named[8];
-    uint64_t values[8];
+    uint64_t values[8], passes[8];
     memcpy(named, experts, count * sizeof(*experts));
     memcpy(values, slots, count * sizeof(*slots));
     load.model = (char *)(uintptr_t) "m";
@@ -33,6 +35,11 @@ static ep_err report(ep_load_sums *sums, const char *node, uint64_t incarnation,
     load.n_experts = count;
     load.slots = values;
     load.n_slots = count;
+    for (size_t i = 0; i < count; i++) {
+        passes[i] = 2 * slots[i];
+    }
+    load.passes = passes;
+    load.n_passes = count - passes_left_out;
     request.node = (char *)(uintptr_t)node;
     request.incarnation = incarnation;
     request.loads = list;
@@ -52,6 +59,7 @@ static void expect(ep_load_sums *sums, uint64_t a, uint64_t b, uint64_t c, uint6
     for (int e = 0; e < EXPERTS; e++) {
         cr_assert_eq(layers[0].counts[e], wanted[e], "expert %d: %llu, not %llu", e,
                      (unsigned long long)layers[0].counts[e], (unsigned long long)wanted[e]);
+        cr_assert_eq(layers[0].passes[e], 2 * wanted[e]);
     }
     ep_load_layers_free(layers, count);
 }
@@ -148,6 +156,21 @@ Test(load_sums, layers_in_any_order)
     ep_load_sums_destroy(sums);
 }
 
+Test(load_sums, an_older_node_tells_slots_alone)
+{
+    ep_load_sums *sums;
+    ep_error error;
+    ep_load_layer *layers;
+    size_t count;
+    cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
+    passes_left_out = 1;
+    REPORT("a", 1, LIST(2), LIST(7));
+    cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
+    cr_assert(layers[0].counts[2] == 7 && layers[0].passes[2] == 0);
+    ep_load_layers_free(layers, count);
+    ep_load_sums_destroy(sums);
+}
+
 Test(load_sums, nodes_are_bounded)
 {
     ep_load_sums *sums;
@@ -181,6 +204,12 @@ Test(load_sums, wrong_reports)
         EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(report(sums, "a", 1, 1, (uint32_t[]){0}, (uint64_t[]){UINT64_MAX}, &error),
                  EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(report(sums, "a", 1, 1, (uint32_t[]){0}, (uint64_t[]){EP_LOAD_SLOTS_MAX}, &error),
+                 EP_ERR_INVALID_ARGUMENT, "passes too");
+    passes_left_out = 1;
+    cr_assert_eq(report(sums, "a", 1, 2, (uint32_t[]){0, 1}, (uint64_t[]){5, 5}, &error),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert(strstr(error.text, "2 experts and 1 passes") != NULL, "%s", error.text);
     expect(sums, 1, 0, 0, 0);
     const double sums_of[EXPERTS] = {1, 2, 3, 4};
     ep_load_layer *layers;

@@ -577,10 +577,11 @@ Test(coordinator_state, moves_are_counted_until_they_are_done)
     load_all(2);
     expect_moves(0, 0, 0);
     expect_moves(1, 0, 0);
-    uint64_t sums[EXPERTS] = {[3] = 100000};
-    ep_coordinator_state_take_heat(cluster, "demo", "v1", 4, sums, EXPERTS);
+    uint64_t sums[EXPERTS] = {[3] = 100000}, passes[EXPERTS] = {[3] = 1000, [5] = 7};
+    ep_coordinator_state_take_heat(cluster, "demo", "v1", 4, sums, passes, EXPERTS);
     cr_assert(ep_coordinator_state_layer(cluster, "demo", "v1", 4, view));
-    cr_assert(view->heat_count == EXPERTS && view->heat[3] == 100000.0 && view->to_load.count == 0);
+    cr_assert(view->heat_count == EXPERTS && view->heat[3] == 116000.0 && view->heat[5] == 112.0 &&
+              view->to_load.count == 0);
     free(view->heat);
     cr_assert(ep_coordinator_state_layer(cluster, "demo", "v1", 99, view));
     cr_assert(view->heat_count == 0 && view->to_drop.count == 0);
@@ -627,8 +628,9 @@ static void start_balanced(uint32_t spare_copies)
 
 static void note_heat(const uint64_t *sums)
 {
+    static const uint64_t passes[EXPERTS];
     for (uint32_t l = 0; l < LAYERS; l++) {
-        ep_coordinator_state_take_heat(cluster, "demo", "v1", l + 3, sums, EXPERTS);
+        ep_coordinator_state_take_heat(cluster, "demo", "v1", l + 3, sums, passes, EXPERTS);
     }
 }
 

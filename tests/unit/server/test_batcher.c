@@ -122,6 +122,8 @@ Test(batcher, one_experts_works_ride_one_job_and_each_is_told_its_end)
     ep_batcher_stats stats;
     ep_batcher_read_stats(batcher, &stats);
     cr_expect_eq(stats.jobs_total[EP_WORK_DECODE], 4);
+    cr_expect_eq(atomic_load(&queues[0].passes), 2);
+    cr_expect_eq(atomic_load(&queues[1].passes), 2, "works that ride one job are one pass");
     cr_expect_eq(stats.works_total[EP_WORK_DECODE], 6);
     cr_expect_eq(stats.rows_total[EP_WORK_DECODE], 6);
 }
