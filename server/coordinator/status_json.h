@@ -20,7 +20,7 @@
  *                  "copies": [[id of a node, ..] for each expert, the shared ones last],
  *                  "heat": [work of late for each routed expert, in slots: a pass is as much as 16]
  *                  (null: none was taken yet),
- *                  "slots": [the same since the coordinator began] (null: nobody computed),
+ *                  "slots": [slots since the coordinator began] (null: nobody computed),
  *                  "to_load": [[expert, id], ..], "to_load_more", "to_drop", "to_drop_more"}
  */
 #ifndef EP_COORDINATOR_STATUS_JSON_H
