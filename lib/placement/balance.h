@@ -29,8 +29,8 @@ typedef struct ep_balance_input {
     uint32_t copies_min;   /* of each expert, in 1..nodes */
     uint32_t copies_total; /* of all, at least experts * copies_min */
     const ep_hosts *hosts; /* where an expert's copies shall be; NULL: anywhere */
-    /* pairs of copies that search, repair and further starts may still look at, less what they did;
-     * NULL: no limit */
+    /* Pairs of copies that search, repair and further starts may still look at; what they did is
+     * taken off. NULL: no limit */
     uint64_t *work_left;
     /* the same of experts that nodes may have in common, which fill looks at; without it the first
      * node wins */

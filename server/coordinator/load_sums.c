@@ -170,7 +170,8 @@ static ep_err check_load(const char *node, const Expertd__V1__LayerLoad *load, u
     }
     if (load->n_passes != 0 && load->n_passes != load->n_experts) {
         return BAD("node %s: loads of model %.60s layer %" PRIu32
-                   " have %zu experts and %zu passes: allowed the same number, or none",
+                   " have %zu experts and %zu passes: allowed the same "
+                   "number, or none",
                    node, load->model, load->layer, load->n_experts, load->n_passes);
     }
     for (size_t i = 0; i < load->n_experts; i++) {
@@ -182,7 +183,8 @@ static ep_err check_load(const char *node, const Expertd__V1__LayerLoad *load, u
         }
         if (load->slots[i] > EP_LOAD_SLOTS_MAX || passes > EP_LOAD_SLOTS_MAX) {
             return BAD("node %s: loads of model %.60s layer %" PRIu32 " expert %" PRIu32
-                       " are %" PRIu64 " slots, %" PRIu64 " passes: allowed 0..%llu",
+                       " are %" PRIu64 " slots, "
+                       "%" PRIu64 " passes: allowed 0..%llu",
                        node, load->model, load->layer, load->experts[i], load->slots[i], passes,
                        EP_LOAD_SLOTS_MAX);
         }
@@ -195,9 +197,8 @@ static told_expert told_before(const told_layer *told, uint32_t expert, size_t *
     while (*at < told->count && told->experts[*at].expert < expert) {
         (*at)++;
     }
-    return *at < told->count && told->experts[*at].expert == expert
-               ? told->experts[*at]
-               : (told_expert){.expert = expert};
+    const bool is_told = *at < told->count && told->experts[*at].expert == expert;
+    return is_told ? told->experts[*at] : (told_expert){.expert = expert};
 }
 
 /* Adds what is new and keeps the report in the place of the one before; an older one, which came

@@ -18,8 +18,8 @@
  * /placement.json  of one layer: {"model", "version", "layer", "epoch", "experts",
  *                  "shared_experts", "top_k",
  *                  "copies": [[id of a node, ..] for each expert, the shared ones last],
- *                  "heat": [work of late for each routed expert, in slots: a pass is as much as 16]
- *                  (null: none was taken yet),
+ *                  "heat": [work of late for each routed expert, in slots; a pass is 16] (null: not
+ *                  yet),
  *                  "slots": [slots since the coordinator began] (null: nobody computed),
  *                  "to_load": [[expert, id], ..], "to_load_more", "to_drop", "to_drop_more"}
  */
