@@ -509,6 +509,66 @@ Test(client_failure, a_hedge_that_its_original_overtakes_does_not_make_its_node_
     harness_close(&h);
 }
 
+/* ---- paces ---- */
+
+/* A newer table with another model beside FAKE_MODEL, of the same nodes and owners. */
+static void publish_another_model(const char *name)
+{
+    const char *names[] = {h.names[0]};
+    ep_routing_table *both;
+    h.epoch.number++;
+    ep_routing_table *one = fake_table(h.epoch, &h.shape, names, h.urls, NULL, 1, h.owners);
+    const uint32_t experts = h.shape.experts, copies = one->layers[0].offsets[experts];
+    cr_assert_eq(ep_routing_table_create(1, 2, 2, &both), EP_OK);
+    both->epoch = h.epoch;
+    both->nodes[0] = one->nodes[0];
+    memcpy(both->policy, one->policy, sizeof(both->policy));
+    for (uint32_t m = 0; m < 2; m++) {
+        const char *model = m == 0 ? FAKE_MODEL : name;
+        cr_assert_eq(ep_routing_table_model_init(both, m, model, FAKE_VERSION, 1), EP_OK);
+        strcpy(both->models[m].numerics[0], FAKE_NUMERICS);
+        both->models[m].numerics_count = 1;
+        both->models[m].numerics_of_node[0] = 0;
+        cr_assert_eq(ep_routing_table_layer_init(both, m, m, &h.shape, copies), EP_OK);
+        memcpy(both->layers[m].offsets, one->layers[0].offsets, (experts + 1) * sizeof(uint32_t));
+        memcpy(both->layers[m].copies, one->layers[0].copies, copies * sizeof(uint32_t));
+    }
+    fake_coordinator_publish(h.coordinator, both);
+    ep_routing_table_unref(one);
+    ep_routing_table_unref(both);
+}
+
+Test(client_failure, an_answer_is_compared_with_those_of_the_same_model_alone)
+{
+    batch large, small;
+    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 1, .coordinator = true});
+    const ep_answer_norm *norms = h.client->norms[EP_PEER_DECODE];
+    publish_another_model("small");
+    batch_make(&large, &h, 1, 1, 1);
+    batch_make(&small, &h, 1, 1, 1);
+    small.args.model = "small";
+    while (run(&small) == EP_ERR_NOT_FOUND) { /* until the table is here */
+    }
+    expect_ok(&large, "the first answers");
+    const int32_t of_large = norms[0].sizes[0], of_small = norms[1].sizes[0];
+    cr_assert(of_large != 0 && of_small != 0, "each has a norm of its own");
+    expect_ok(&small, "of the small one");
+    cr_expect_eq(norms[0].sizes[0], of_large, "the large one's is not touched");
+    cr_expect_neq(norms[1].sizes[0], of_small);
+    /* Whatever they took: it is less than the large model's norm, and more than the small one's. */
+    __atomic_store_n(&h.client->norms[EP_PEER_DECODE][0].sizes[0], INT32_MAX / 2, __ATOMIC_RELAXED);
+    __atomic_store_n(&h.client->norms[EP_PEER_DECODE][1].sizes[0], 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&times_of(0)->pace, 0, __ATOMIC_RELAXED);
+    expect_ok(&large, "a quick answer of a large model");
+    const int32_t quick = __atomic_load_n(&times_of(0)->pace, __ATOMIC_RELAXED);
+    cr_expect_lt(quick, 0);
+    expect_ok(&small, "a slow answer of a small model");
+    cr_expect_gt(__atomic_load_n(&times_of(0)->pace, __ATOMIC_RELAXED), quick);
+    batch_free(&large);
+    batch_free(&small);
+    harness_close(&h);
+}
+
 /* ---- tables ---- */
 
 Test(client_failure, a_call_waits_for_a_table_that_lists_its_expert)
