@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "paced": the cpu backend whose jobs take EP_PACED_ROW_US microseconds a row, one after
- * the other, and no processor time beyond what the rows need. A machine with two cores so holds
- * eight nodes whose rates are known. A program that links this file has it.
+ * Backend "paced": the cpu backend whose jobs take EP_PACED_ROW_US microseconds a row, and as long
+ * as EP_PACED_PASS_ROWS (0) rows more for reading the weights, one after the other, and no
+ * processor time beyond what the rows need. A machine with two cores so holds eight nodes whose
+ * rates are known. A program that links this file has it.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -35,6 +36,8 @@ static pthread_t pacer;
 static paced_job *first, **last = &first;
 static uint64_t free_ns; /* when the job submitted last will have ended */
 static uint64_t row_ns;
+static uint64_t pass_rows;
+static bool is_idle = true; /* nothing waited when the last job ended */
 static bool stopping;
 
 /* Lock held on entry and exit, not in between. */
@@ -53,6 +56,7 @@ static void end_first(void)
     p->job->done(p->job, p->result);
     free(p);
     pthread_mutex_lock(&lock);
+    is_idle = first == NULL;
 }
 
 static void *pacer_main(void *unused)
@@ -92,8 +96,10 @@ static ep_err paced_submit(ep_backend *backend, ep_job *job)
     pthread_mutex_lock(&lock);
     const ep_err err = ep_backend_cpu_ops.submit(backend, job);
     if (err == EP_OK) {
-        const uint64_t earliest_ns = ep_clock_now_ns() - CATCH_UP_NS;
-        free_ns = (free_ns > earliest_ns ? free_ns : earliest_ns) + job->rows_count * row_ns;
+        const uint64_t earliest_ns = ep_clock_now_ns() - (is_idle ? 0 : CATCH_UP_NS);
+        is_idle = false;
+        free_ns = (free_ns > earliest_ns ? free_ns : earliest_ns) +
+                  (job->rows_count + pass_rows) * row_ns;
         p->due_ns = free_ns;
         *last = p;
         last = &p->next;
@@ -118,6 +124,8 @@ static ep_err paced_open(const ep_backend_config *config, ep_backend **out_backe
                             "EP_PACED_ROW_US is '%s', allowed 1 and more",
                             text != NULL ? text : "");
     }
+    text = getenv("EP_PACED_PASS_ROWS");
+    pass_rows = text != NULL ? strtoull(text, NULL, 10) : 0;
     EP_ASSERT(pacer == 0);
     const ep_err err = ep_backend_cpu_ops.open(config, out_backend, out_error);
     if (err == EP_OK) {
