@@ -9,6 +9,7 @@
 #define LATE_OF 20u      /* one in so many is late */
 #define PACE_STEP (EP_PACE_OCTAVE / 16)
 #define NORM_STEP (EP_PACE_OCTAVE / 32)
+#define PASS_ROWS_MAX 65536u
 #define PACE_STEPS 128 /* of which the median is found, from -EP_PACE_MAX to EP_PACE_MAX */
 
 static uint32_t size_of(uint32_t slots)
@@ -119,6 +120,17 @@ void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t s
     if (is_in_step) {
         int32_t step = octaves > before ? NORM_STEP : -NORM_STEP;
         __atomic_store_n(normal, before == 0 ? octaves : before + step, __ATOMIC_RELAXED);
+    }
+}
+
+void ep_answer_pass_add(ep_answer_norm *norm, uint32_t pass_rows)
+{
+    const int64_t before = __atomic_load_n(&norm->pass, __ATOMIC_RELAXED);
+    const int64_t told = (int64_t)(pass_rows < PASS_ROWS_MAX ? pass_rows : PASS_ROWS_MAX) * 16;
+    if (told > 0) {
+        __atomic_store_n(&norm->pass,
+                         (uint32_t)(before == 0 ? told : before + (told - before) / 16),
+                         __ATOMIC_RELAXED);
     }
 }
 

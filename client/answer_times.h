@@ -47,6 +47,8 @@ typedef struct ep_answer_times {
 /* The median of what nodes that are in step with the others take for each size. */
 typedef struct ep_answer_norm { /* atomic: logarithms of ns in EP_PACE_OCTAVE; 0 not known */
     int32_t sizes[EP_ANSWER_SIZES];
+    /* what reading an expert's weights takes a node, in sixteenths of a slot; 0 not known */
+    uint32_t pass;
 } ep_answer_norm;
 
 /* Zeroed memory is a new one. */
@@ -59,6 +61,8 @@ void ep_answer_times_add_lost(ep_answer_times *times, uint32_t slots, uint64_t w
  * sent. */
 void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t slots,
                         uint64_t took_ns, bool is_in_step);
+/* The mean of what nodes tell in their answers (ForwardReply.pass_rows). */
+void ep_answer_pass_add(ep_answer_norm *norm, uint32_t pass_rows);
 /* A copy's answer was quicker, however late this one would have been. */
 void ep_answer_pace_add_lost(ep_answer_times *times);
 /*

@@ -74,6 +74,9 @@ void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *erro
         uint64_t took_ns = ep_clock_now_ns() - frame->sent_ns;
         ep_answer_times *times = &frame->peer->links[frame->class_index].times;
         ep_answer_times_add(times, frame->slots_count, took_ns);
+        ep_answer_pass_add(
+            frame->norm,
+            ((const Expertd__V1__ForwardReply *)(const void *)reply->header)->pass_rows);
         if (!frame->is_relayed) { /* else a neighbour may have been the slow one */
             ep_answer_pace_add(times, frame->norm, frame->slots_count, took_ns,
                                frame->slowness == 1);

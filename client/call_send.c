@@ -177,13 +177,20 @@ static uint8_t grade(const ep_call *call, uint32_t node)
     return ep_peer_is_draining(peer) || ep_peer_is_suspected(peer, class_of(call)) ? 2 : 1;
 }
 
+static ep_answer_norm *norm_of(const ep_call *call)
+{
+    return &call->client->norms[class_of(call)][call->model_index % EP_CLIENT_NORMS];
+}
+
 static void choose(ep_call *call, const uint32_t *slots, const uint8_t *tried)
 {
+    const uint32_t pass = __atomic_load_n(&norm_of(call)->pass, __ATOMIC_RELAXED);
     const ep_copy_choice choice = {.nodes_count = call->view->table->nodes_count,
                                    .usable = call->usable,
                                    .tried = tried,
                                    .slowness = call->has_slow ? call->slowness : NULL,
                                    .slots = slots,
+                                   .pass_slots = pass != 0 ? (float)pass / 16 : EP_COPY_PASS_SLOTS,
                                    .spread = call->spread + call->state.attempt,
                                    .order = call->expert_slots + call->chosen_capacity,
                                    .busy = call->slowness + call->nodes_capacity};
@@ -327,7 +334,7 @@ static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chun
     frame->peer = ep_peer_ref(call->view->peers[chunk->node]);
     frame->class_index = class_of(call);
     frame->slowness = call->has_slow ? call->slowness[chunk->node] : 1;
-    frame->norm = &call->client->norms[frame->class_index][call->model_index % EP_CLIENT_NORMS];
+    frame->norm = norm_of(call);
     memcpy(frame->numerics, call->view->pins[call->model_index], sizeof(frame->numerics));
     return EP_OK;
 }

@@ -53,8 +53,7 @@ static uint32_t pick_probed(const ep_copy_choice *choice)
 
 static float work_of(const chooser *c, uint32_t expert)
 {
-    return (float)EP_COPY_PASS_SLOTS +
-           (c->choice->slots != NULL ? (float)c->choice->slots[expert] : 1);
+    return c->choice->pass_slots + (c->choice->slots != NULL ? (float)c->choice->slots[expert] : 1);
 }
 
 static uint32_t choose_one(const chooser *c, uint32_t expert)

@@ -63,8 +63,7 @@ void ep_routing_plan_fini(ep_routing_plan *plan);
 ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint32_t slots_per_token,
                                uint32_t experts, uint32_t nodes, uint32_t chunks_max);
 
-/* reading an expert's weights takes about as long as so many slots more */
-#define EP_COPY_PASS_SLOTS 16
+#define EP_COPY_PASS_SLOTS 16 /* ep_copy_choice.pass_slots where nobody tells */
 /* a node this many times as slow as others is left alone where there is another copy */
 #define EP_COPY_SLOW 4.0f
 /* one call in so many tries a slow node as if it were quick: it may be by now */
@@ -79,6 +78,7 @@ typedef struct ep_copy_choice {
     const float *slowness;
     /* [experts] of this build, 0: the expert is not needed; NULL: all are, and none is a probe */
     const uint32_t *slots;
+    float pass_slots; /* reading an expert's weights takes as long as so many slots more */
     /* differs from call to call (call sequence): spreads calls over copies that are as good */
     uint64_t spread;
     uint32_t *order; /* [experts] scratch, as the next */

@@ -6,12 +6,14 @@
  */
 #include "expertd/batcher.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "expertd/pass_cost.h"
 
 /* A job on the backend. */
 typedef struct backend_job {
@@ -36,6 +38,9 @@ struct ep_batcher {
     uint32_t callbacks; /* done() calls of the backend that have not left our code yet */
     ep_batcher_stats stats;
     uint64_t busy_since_ns; /* while jobs are in flight */
+    uint64_t ended_ns;      /* the last of them, or busy_since_ns */
+    ep_pass_cost pass_cost;
+    double busy_work;
 };
 
 /* Work that ended without the backend; its done() is called once the lock is gone. */
@@ -61,6 +66,8 @@ ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service 
     if (timers == NULL) {
         batcher->policy.config.group_window_ns = 0;
     }
+    ep_pass_cost_init(&batcher->pass_cost);
+    batcher->stats.pass_rows = batcher->pass_cost.pass_rows;
     batcher->timers = timers;
     batcher->jobs = jobs;
     for (uint32_t i = 0; i < jobs_max; i++) {
@@ -216,7 +223,7 @@ static void unbegin_works(const ep_batch_pick *pick, ep_err err)
 static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
 {
     if (batcher->stats.in_flight++ == 0) {
-        batcher->busy_since_ns = pick->works->started_ns;
+        batcher->busy_since_ns = batcher->ended_ns = pick->works->started_ns;
     }
     atomic_fetch_add_explicit(&pick->works->place.queue->passes, 1, memory_order_relaxed);
     batcher->stats.jobs_total[pick->work_class]++;
@@ -224,13 +231,22 @@ static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
     batcher->stats.rows_total[pick->work_class] += pick->rows;
 }
 
-/* Lock held. */
+/* Lock held. A job took the time since the one before ended: those that were at the backend with it
+ * took the rest. */
 static void count_ended(ep_batcher *batcher, const ep_job *job)
 {
-    const uint64_t weights = (uint64_t)job->weights->hidden * job->weights->inner;
-    batcher->stats.busy_work += (job->rows_count + EP_BATCH_WEIGHT_ROWS) * weights / 65536 + 1;
+    const uint64_t weights = (uint64_t)job->weights->hidden * job->weights->inner,
+                   now_ns = ep_clock_now_ns();
+    const uint64_t pass_rows = batcher->stats.pass_rows;
+    ep_pass_cost_add(&batcher->pass_cost, job->rows_count,
+                     (double)(now_ns - batcher->ended_ns) / (double)weights);
+    batcher->ended_ns = now_ns;
+    __atomic_store_n(&batcher->stats.pass_rows, batcher->pass_cost.pass_rows, __ATOMIC_RELAXED);
+    batcher->busy_work +=
+        (double)((job->rows_count + pass_rows) * 2 * EP_BATCH_WEIGHT_ROWS * weights) /
+        (EP_BATCH_WEIGHT_ROWS + pass_rows) / 65536;
     if (--batcher->stats.in_flight == 0) {
-        batcher->stats.busy_ns += ep_clock_now_ns() - batcher->busy_since_ns;
+        batcher->stats.busy_ns += now_ns - batcher->busy_since_ns;
     }
 }
 
@@ -405,10 +421,16 @@ void ep_batcher_destroy(ep_batcher *batcher)
     free(batcher);
 }
 
+uint32_t ep_batcher_pass_rows(const ep_batcher *batcher)
+{
+    return __atomic_load_n(&batcher->stats.pass_rows, __ATOMIC_RELAXED);
+}
+
 void ep_batcher_read_stats(ep_batcher *batcher, ep_batcher_stats *out_stats)
 {
     pthread_mutex_lock(&batcher->lock);
     *out_stats = batcher->stats;
+    out_stats->busy_work = (uint64_t)ceil(batcher->busy_work);
     if (out_stats->in_flight > 0) {
         out_stats->busy_ns += ep_clock_now_ns() - batcher->busy_since_ns;
     }

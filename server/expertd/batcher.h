@@ -51,6 +51,7 @@ typedef struct ep_batcher_stats {
     uint64_t busy_ns;         /* with a job on the backend */
     uint64_t busy_work;       /* of jobs that ended, as HeartbeatRequest.busy_work */
     uint64_t group_window_ns; /* in force */
+    uint32_t pass_rows;       /* what reading an expert's weights takes, in rows (pass_cost.h) */
 } ep_batcher_stats;
 
 /* timers end the windows of step groups; NULL: nobody waits for a group. Errors: NO_MEMORY. */
@@ -66,6 +67,8 @@ void ep_batcher_set_group_window(ep_batcher *batcher, uint64_t window_ns);
 void ep_batcher_close(ep_batcher *batcher, ep_err reason);
 /* Closes with CANCELLED and waits for the backend. NULL allowed. */
 void ep_batcher_destroy(ep_batcher *batcher);
+/* As in the stats, without a lock. */
+uint32_t ep_batcher_pass_rows(const ep_batcher *batcher);
 void ep_batcher_read_stats(ep_batcher *batcher, ep_batcher_stats *out_stats);
 
 #endif

@@ -227,6 +227,7 @@ static void send_reply(forward_request *request, uint64_t now_ns)
     reply.numerics = request->model->numerics;
     reply.node_sum = request->view.node_sum;
     uint64_t started_ns = atomic_load(&request->first_start_ns);
+    reply.pass_rows = ep_batcher_pass_rows(request->handler->config.batcher);
     if (request->wants_timing && started_ns != 0) {
         reply.queue_us = (started_ns - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
         reply.compute_us = (now_ns - started_ns) / EP_NS_PER_US;

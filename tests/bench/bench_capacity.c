@@ -6,7 +6,8 @@
  *
  *     bench_capacity [JSON] [long] [loss] [skew]
  *
- * long, or EP_TEST_LONG=1: minutes in the place of seconds.
+ * long, or EP_TEST_LONG=1: minutes in the place of seconds. EP_PACED_ROW_US and EP_PACED_PASS_ROWS:
+ * nodes of another cost than ROW_US a row and nothing for reading weights.
  */
 #include <math.h>
 #include <signal.h>
@@ -42,7 +43,7 @@ static void begin_service(service *s, uint32_t nodes, uint32_t copies, const cha
     static const char *const node_args[] = {"--backend=paced", NULL};
     static ep_test_model model;
     model = (ep_test_model){MODEL, path};
-    setenv("EP_PACED_ROW_US", ROW_US, 1);
+    setenv("EP_PACED_ROW_US", ROW_US, 0);
     ep_test_cluster_start(&s->cluster,
                           &(ep_test_cluster_options){.nodes_count = nodes,
                                                      .copies = copies,

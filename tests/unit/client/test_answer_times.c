@@ -165,6 +165,25 @@ Test(silence, one_ping_serves_all_frames)
     cr_assert_eq(next, 1300 * MS);
 }
 
+/* ---- passes ---- */
+
+Test(answer_times, what_a_pass_is_worth_is_the_mean_of_what_nodes_tell)
+{
+    ep_answer_norm told = {.pass = 0};
+    ep_answer_pass_add(&told, 0);
+    cr_expect_eq(told.pass, 0, "a node of an older version tells nothing");
+    ep_answer_pass_add(&told, 4);
+    cr_expect_eq(told.pass, 4 * 16);
+    for (uint32_t i = 0; i < 1000; i++) {
+        ep_answer_pass_add(&told, i % 2 == 0 ? 20 : 40);
+    }
+    cr_expect(told.pass > 28 * 16 && told.pass < 32 * 16, "it is %u", told.pass);
+    for (uint32_t i = 0; i < 1000; i++) {
+        ep_answer_pass_add(&told, UINT32_MAX);
+    }
+    cr_expect_leq(told.pass, 65536u * 16);
+}
+
 /* ---- pace ---- */
 
 #define PEERS 4

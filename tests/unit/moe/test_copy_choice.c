@@ -44,6 +44,7 @@ static void make_scene(scene *s, uint32_t experts, uint32_t nodes)
                                  .usable = s->usable,
                                  .slowness = s->slowness,
                                  .slots = s->slots,
+                                 .pass_slots = EP_COPY_PASS_SLOTS,
                                  .order = s->order,
                                  .busy = s->busy};
 }
@@ -122,6 +123,23 @@ static bool is_left_out(const scene *s, const uint8_t *tried, uint32_t copy)
 }
 
 /* Random scenes: the choice is one of the best that are left, and the same each time. */
+/* Node 0 has one large expert, node 1 two small ones; the last is on both. */
+Test(copy_choice, what_a_pass_is_worth_decides_between_few_experts_and_few_slots)
+{
+    static const uint32_t offsets[] = {0, 1, 2, 3, 5}, copies[] = {0, 1, 1, 0, 1},
+                          slots[] = {10, 1, 1, 2};
+    scene s;
+    make_scene(&s, 4, 2);
+    memcpy(s.offsets, offsets, sizeof(offsets));
+    memcpy(s.copies, copies, sizeof(copies));
+    memcpy(s.slots, slots, sizeof(slots));
+    choose(&s, 0);
+    cr_expect_eq(s.chosen[3], 0, "fewer experts are read there");
+    s.choice.pass_slots = 1;
+    choose(&s, 0);
+    cr_expect_eq(s.chosen[3], 1, "fewer slots are computed there");
+}
+
 Test(copy_choice, never_takes_a_copy_that_is_left_out)
 {
     uint64_t state = 3;
