@@ -170,7 +170,7 @@ def watch_service(c, ports, browser):
     process.kill()
     process.wait()
     c.processes = [(n, p) for n, p in c.processes if n != "evil"]
-    browser.wait("document.querySelector('#nodes tbody td').textContent === 'lost'")
+    see(browser, "document.querySelector('#nodes tbody td').textContent === 'lost'")
     assert row(browser, EVIL)["state"] == "lost", rows(browser, "nodes")
     assert text_of(browser, "#sentence").startswith("Calls are answered, with 1 error"), text_of(browser, "#sentence")
     assert f"error node-lostnode {EVIL} at tcp://" in text_of(browser, "#problems")
@@ -217,14 +217,17 @@ def watch_liar(ports, browser):
     check_harmless(browser)
 
 
-def watch_silence(c, browser):
+def watch_silence(c, browser, meanwhile):
+    """The page waits a while for an answer before it says that there is none."""
     coordinator = dict(c.processes)["coordinator"]
     coordinator.send_signal(signal.SIGSTOP)
+    browser.run("document.dispatchEvent(new Event('visibilitychange'))")
+    meanwhile()
     browser.wait("document.body.classList.contains('stale')")
     assert text_of(browser, "#sentence") == "The coordinator does not answer." and text_of(browser, "#silence").startswith("No answer for ")
     assert row(browser, "alpha") is not None, "what was known stays"
     coordinator.send_signal(signal.SIGCONT)
-    browser.wait("!document.body.classList.contains('stale')")
+    see(browser, "!document.body.classList.contains('stale')")
     assert browser.run("document.getElementById('silence').hidden") and "answer" in text_of(browser, "#sentence")
 
 
@@ -273,9 +276,9 @@ class MadeUp:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
 
-def watch_many(browser, page, policy):
-    there = MadeUp(page, policy)
-    browser.origin = there.url
+def watch_many(browser, there):
+    """In a tab of its own."""
+    first = browser.tab()
     start = time.monotonic()
     browser.open(there.url + "/status")
     elements = browser.run("document.querySelectorAll('*').length")
@@ -299,13 +302,14 @@ def watch_many(browser, page, policy):
     assert ", expert 511: holds " in text_of(browser, "#cell"), text_of(browser, "#cell")
     assert browser.run("document.getElementById('heat').scrollLeft") >= 0 and rows(browser, "experts")[0]["expert"] == "0"
     check_harmless(browser)
+    browser.show(first)
     there.server.shutdown()
 
 
 def main():
     with Cluster() as c:
         token = "--token-file=" + c.write("token", TOKEN.encode())
-        ports = c.coordinator(token, "--heartbeat-ms=100", "--heartbeat-dead-count=30", "--restore-ms=300", "--copies=2", "--min-nodes=3",
+        ports = c.coordinator(token, "--heartbeat-ms=100", "--heartbeat-dead-count=20", "--restore-ms=300", "--copies=2", "--min-nodes=3",
                               "--admin-listen=tcp://127.0.0.1:0", "--admin-token-file=" + c.write("admin-token", b"admin-" + TOKEN.encode()))
         nodes = {name: c.node(name, token, f"--node-name={called}", "--coordinator-url=" + ports["rpc_url"], "--drop-grace-ms=600000")
                  for name, called in (("alpha", "alpha"), ("beta", "beta"), ("evil", EVIL))}
@@ -318,14 +322,14 @@ def main():
         if CHROMIUM is None:
             print("skipped: chromium is not installed")
             return
-        browser = Browser(CHROMIUM, c.folder, origin=ports["probe_url"])
+        many = MadeUp(page, policy)
+        browser = Browser(CHROMIUM, c.folder, origins=(ports["probe_url"], many.url))
         try:
             watch_service(c, ports, browser)
             watch_move(c, ports, browser)
             watch_calls(nodes, browser)
             watch_liar(ports, browser)
-            watch_silence(c, browser)
-            watch_many(browser, page, policy)
+            watch_silence(c, browser, lambda: watch_many(browser, many))
             assert not browser.errors, browser.errors
         finally:
             browser.close()

@@ -7,10 +7,10 @@ KEYS = {"Escape": 27, "Tab": 9, "Enter": 13, "ArrowRight": 39, "ArrowLeft": 37, 
 
 
 class Browser:
-    """In a profile of its own below folder. Everything that went wrong in a page is in errors; so is a URL that does not begin as origin."""
+    """In a profile of its own below folder. Everything that went wrong in a page is in errors; so is a URL that does not begin as one of origins."""
 
-    def __init__(self, program, folder, width=1280, height=800, origin="file:"):
-        self.origin = origin
+    def __init__(self, program, folder, width=1280, height=800, origins=("file:",)):
+        self.origins = (*origins, "about:")
         ours_read, theirs_write = os.pipe()
         theirs_read, ours_write = os.pipe()
         spare = [os.dup(theirs_read), os.dup(theirs_write)]  # above 4, so that neither is overwritten below
@@ -31,14 +31,24 @@ class Browser:
             os.close(fd)
         self.read_end, self.write_end, self.buffer, self.number, self.errors, self.session = ours_read, ours_write, b"", 0, [], None
         try:
-            target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-            self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-            for domain in ("Page", "Runtime", "Log", "Network"):
-                self.ask(f"{domain}.enable")
-            self.size(width, height)
+            self.tab(width, height)
         except BaseException:
             self.close()
             raise
+
+    def tab(self, width=1280, height=800):
+        """A new one, which all that follows is about; returns the one before, for show. Both go on."""
+        before, self.session = self.session, None
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+        self.size(width, height)
+        return before
+
+    def show(self, session):
+        self.session = session
+        self.ask("Page.bringToFront")
 
     def message(self):
         end = time.monotonic() + PATIENCE_S
@@ -67,7 +77,7 @@ class Browser:
             if said.get("method") == "Runtime.exceptionThrown" or (said.get("method") == "Log.entryAdded" and
                                                                    said["params"]["entry"]["level"] == "error"):
                 self.errors.append(json.dumps(said["params"])[:2000])
-            elif said.get("method") == "Network.requestWillBeSent" and not said["params"]["request"]["url"].startswith((self.origin, "about:")):
+            elif said.get("method") == "Network.requestWillBeSent" and not said["params"]["request"]["url"].startswith(self.origins):
                 self.errors.append("asks the network for " + said["params"]["request"]["url"])
 
     def run(self, script):
