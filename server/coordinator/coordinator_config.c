@@ -110,6 +110,12 @@ static const ep_option coordinator_options[] = {
      .help = "Bytes of weights per second that nodes are told to load for balance, or as further "
              "copies of experts "
              "that have one; 0: no limit"},
+    {.name = "loading_nodes_max",
+     .type = EP_OPTION_INT,
+     .max = EP_NODES_MAX,
+     .default_text = "0",
+     .help = "Nodes that load what they were given at once, for storage that all read from; 0: no "
+             "limit"},
     {.name = "gateway",
      .type = EP_OPTION_BOOL,
      .default_text = "true",
@@ -289,6 +295,7 @@ static ep_err load(const ep_options *options, ep_coordinator_config *config, ep_
         .nodes_max = number(options, "nodes_max"),
         .decode_tokens_max = number(options, "decode_tokens_max"),
         .move_rate = ep_options_number(options, "move_rate"),
+        .loading_nodes_max = number(options, "loading_nodes_max"),
         .term = new_term(),
     };
     if (config->cluster.min_nodes > config->cluster.nodes_max) {

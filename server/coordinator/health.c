@@ -168,7 +168,8 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
     } else if (is_emptied) {
         add(health, EP_HEALTH_NODE_DRAINED, "node %s is drained and holds no experts", node->name);
     } else if (strcmp(node->state, "starting") == 0) {
-        add(health, EP_HEALTH_NODE_STARTING, "node %s is starting", node->name);
+        add(health, EP_HEALTH_NODE_STARTING, "node %s is starting%s", node->name,
+            node->waits_to_load ? ", and waits for its turn to load (loading_nodes_max)" : "");
     } else if (node->devices_lost != 0) {
         judge_devices(node, health);
     } else if (strcmp(node->state, "degraded") == 0) {

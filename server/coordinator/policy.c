@@ -31,6 +31,7 @@ static const struct {
     [EP_POLICY_COPIES] = {"copies", NULL},
     [EP_POLICY_SPARE_COPIES] = {"spare_copies", NULL},
     [EP_POLICY_MOVE_RATE] = {"move_rate", NULL},
+    [EP_POLICY_LOADING_NODES_MAX] = {"loading_nodes_max", NULL},
     [EP_POLICY_HEDGE_PERMILLE] = {"hedge_permille", "each caller's configuration"},
     [EP_POLICY_STEP_GROUP_US] = {"step_group_us", "each node's configuration"},
 };
@@ -169,10 +170,11 @@ void ep_policy_in_force(const ep_policy *policy, const ep_coordinator_state_conf
     if (rate->revision != 0 && ep_policy_unused(EP_POLICY_MOVE_RATE, configured) == NULL) {
         out_config->move_rate = rate->number;
     }
-    uint32_t *const fields[EP_POLICY_KEYS] = {[EP_POLICY_DECODE_TOKENS_MAX] =
-                                                  &out_config->decode_tokens_max,
-                                              [EP_POLICY_COPIES] = &out_config->copies,
-                                              [EP_POLICY_SPARE_COPIES] = &out_config->spare_copies};
+    uint32_t *const fields[EP_POLICY_KEYS] = {
+        [EP_POLICY_DECODE_TOKENS_MAX] = &out_config->decode_tokens_max,
+        [EP_POLICY_COPIES] = &out_config->copies,
+        [EP_POLICY_SPARE_COPIES] = &out_config->spare_copies,
+        [EP_POLICY_LOADING_NODES_MAX] = &out_config->loading_nodes_max};
     for (int key = 0; key < EP_POLICY_KEYS; key++) {
         const ep_policy_value *value = &policy->values[key];
         if (fields[key] != NULL && value->revision != 0 &&

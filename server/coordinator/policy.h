@@ -4,9 +4,9 @@
  * that grows with every change. A key that is set stands in for what configuration files say, over
  * restarts too, until it is unset.
  *
- *   copies, spare_copies, move_rate     are read by the coordinator
- *   decode_tokens_max, hedge_permille   by callers, with the routing table
- *   step_group_us                       by nodes, with the answer to a heartbeat
+ *   copies, spare_copies, move_rate, loading_nodes_max   are read by the coordinator
+ *   decode_tokens_max, hedge_permille                    by callers, with the routing table
+ *   step_group_us                                        by nodes, with the answer to a heartbeat
  *
  * Pure: no I/O, no clock, no threads.
  */

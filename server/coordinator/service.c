@@ -407,7 +407,9 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc,
         err = ep_coordinator_state_register(self->cluster, ep_clock_now_ns(), request,
                                             &reply.node_id, &error);
     }
-    if (err == EP_OK) {
+    const bool has_turn = err == EP_OK && ep_coordinator_state_take_turn(
+                                              self->cluster, ep_clock_now_ns(), request->node);
+    if (has_turn) {
         err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments,
                                                &reply.n_assignments);
         if (err != EP_OK) {
@@ -429,14 +431,14 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc,
     Expertd__V1__Epoch epoch = epoch_message(ep_coordinator_state_assignment_epoch(self->cluster));
     (void)EP_FAILPOINT(register_applied);
     reply.heartbeat_ms = self->config.heartbeat_ms;
-    reply.epoch = &epoch;
+    reply.epoch = has_turn ? &epoch : NULL;
     self->stats.registrations++;
     ep_log(EP_LOG_INFO, "node-registered", EP_KV(node, request->node), EP_KV(url, request->url),
            EP_KV(node_id, reply.node_id));
     announce(self);
     Expertd__V1__Epoch committed = epoch_message(self->committed);
     Expertd__V1__NodePolicy policy;
-    reply.committed = &committed;
+    reply.committed = has_turn ? &committed : NULL;
     reply.policy = node_policy(self, &policy);
     /* Without memory: none, until the first heartbeat. */
     (void)ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours,
@@ -489,7 +491,10 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc,
     ep_epoch current = ep_coordinator_state_assignment_epoch(self->cluster);
     bool outdated = request->epoch == NULL || request->epoch->term != current.term ||
                     request->epoch->number != current.number;
-    if (err == EP_OK && !reregister && outdated) {
+    const bool has_turn =
+        err != EP_OK || reregister || !outdated ||
+        ep_coordinator_state_take_turn(self->cluster, ep_clock_now_ns(), request->node);
+    if (err == EP_OK && !reregister && outdated && has_turn) {
         err = ep_coordinator_state_assignments(self->cluster, request->node, &reply.assignments,
                                                &reply.n_assignments);
         reply.has_assignments = err == EP_OK;
@@ -508,8 +513,10 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc,
     if (err == EP_OK) {
         Expertd__V1__Epoch epoch = epoch_message(current);
         Expertd__V1__Epoch committed = epoch_message(self->committed);
-        reply.epoch = &epoch;
-        reply.committed = &committed;
+        if (has_turn || (request->epoch != NULL && request->epoch->term == current.term)) {
+            reply.epoch = &epoch; /* a node must not drop by an old coordinator's assignment */
+            reply.committed = &committed;
+        }
         reply.reregister = reregister;
         reply.policy = node_policy(self, &policy);
         fill_leaving(self, request, &drain, &reply);
@@ -607,6 +614,7 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->tls_expiry = view->tls_expiry;
     entry->tls_error = (char *)(uintptr_t)view->tls_error;
     entry->behind_ms = view->behind_ns / EP_NS_PER_MS;
+    entry->waits_to_load = view->waits_to_load;
     entry->devices = view->devices;
     entry->devices_lost = view->devices_lost;
     entry->speed = view->speed;

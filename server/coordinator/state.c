@@ -641,6 +641,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     }
     cluster->revision++;
     node->loaded_number = 0;
+    node->turn_ns = 0;
     node->rows_served = 0;
     node->requests_failed = 0;
     node->requests_hedged = 0;
@@ -733,6 +734,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node->devices_lost = request->devices_lost;
     snprintf(node->tls_error, sizeof(node->tls_error), "%s", request->tls_error);
     cluster_take_speed(node, request);
+    cluster_take_progress(node, now_ns, request->experts_to_load);
     node->state = state_from_name(request->state);
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
@@ -888,6 +890,7 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .requests_refused = node->requests_refused,
         .last_seen_ns = node->last_seen_ns,
         .behind_ns = node->last_seen_ns - node->current_ns,
+        .waits_to_load = node->waits_turn,
         .tls_expiry = node->tls_expiry,
         .devices = node->devices,
         .devices_lost = node->devices_lost,

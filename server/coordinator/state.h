@@ -39,6 +39,7 @@ typedef enum ep_policy_key {
     EP_POLICY_COPIES,
     EP_POLICY_SPARE_COPIES,
     EP_POLICY_MOVE_RATE,
+    EP_POLICY_LOADING_NODES_MAX,
     EP_POLICY_HEDGE_PERMILLE,
     EP_POLICY_STEP_GROUP_US,
     EP_POLICY_KEYS
@@ -77,6 +78,7 @@ typedef struct ep_coordinator_state_config {
     uint32_t nodes_max;
     uint32_t decode_tokens_max; /* goes into the table */
     uint64_t move_rate;         /* bytes per second (move_pace.h); 0: no limit */
+    uint32_t loading_nodes_max; /* nodes that load what they were given at once; 0: no limit */
     uint64_t term;
     const ep_expert_map *expert_map; /* static placement; NULL: none. Borrowed */
     bool is_balanced;                /* placement by heat, without a map: ep_placement_balanced */
@@ -166,6 +168,14 @@ ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *clust
 /* The newest assignment that every live node has loaded: what it no longer names may be dropped,
  * once the table of that moment is out. */
 ep_epoch ep_coordinator_state_committed_epoch(const ep_coordinator_state *cluster);
+/*
+ * Whether the node is told its assignment now. Where loading_nodes_max of others load, a node that
+ * has something to load waits for its turn, by what it was told before. A turn ends when the node
+ * has loaded the newest assignment, when it falls silent or is started anew, or a minute after it
+ * loaded its last expert: one that hangs stops nobody.
+ */
+bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_ns,
+                                    const char *node);
 /* What the node shall own. *out_list[*out_count] is freed with
  * ep_coordinator_state_assignments_free. */
 ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *node,
@@ -246,6 +256,7 @@ typedef struct ep_coordinator_state_node_view {
     uint64_t requests_refused;
     uint64_t last_seen_ns;
     uint64_t behind_ns; /* for so long it has not loaded the newest assignment */
+    bool waits_to_load; /* for its turn */
     uint64_t tls_expiry;
     uint32_t devices; /* as in HeartbeatRequest, as the next */
     uint64_t devices_lost;

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is under way: copies that nodes were given and have not loaded, and copies that they are to
- * give up.
+/* What is under way: copies that nodes were given and have not loaded, copies that they are to give
+ * up, and whose turn it is to load.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "coordinator/state_private.h"
+
+#define TURN_IDLE_NS (60 * EP_NS_PER_S)
 
 void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index,
                                 uint32_t *out_to_load, uint32_t *out_to_drop)
@@ -63,5 +66,61 @@ bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model
                        &out_view->to_drop);
         }
     }
+    return true;
+}
+
+/* ---- turns ---- */
+
+static bool has_to_load(const ep_coordinator_state *cluster, const cluster_node *node)
+{
+    uint64_t missing = 0;
+    for (uint32_t l = 0; missing == 0 && l < cluster->layers_count; l++) {
+        const node_layer *layer = &node->layers[l];
+        for (size_t w = 0; w < layer_words(&cluster->layers[l]); w++) {
+            missing |= layer->assigned[w] & ~layer->held[w];
+        }
+    }
+    return missing != 0 && node->loaded_number < cluster->assignment_number;
+}
+
+static bool has_turn(const cluster_node *node, uint64_t now_ns)
+{
+    return node->turn_ns != 0 && node_is_listed(node) && now_ns - node->turn_ns <= TURN_IDLE_NS;
+}
+
+void cluster_take_progress(cluster_node *node, uint64_t now_ns, uint32_t left_to_load)
+{
+    if (node->turn_ns != 0 && left_to_load != node->left_to_load) {
+        node->turn_ns = now_ns;
+    }
+    node->left_to_load = left_to_load;
+}
+
+bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_ns,
+                                    const char *name)
+{
+    cluster_node *node = cluster_find_node(cluster, name);
+    const uint32_t max = cluster->config.loading_nodes_max;
+    uint32_t others = 0;
+    if (node == NULL) {
+        return true;
+    }
+    node->waits_turn = false;
+    if (!has_to_load(cluster, node)) {
+        node->turn_ns = 0;
+        return true;
+    }
+    if (has_turn(node, now_ns)) {
+        return true;
+    }
+    for (size_t i = 0; i < cluster->nodes_count; i++) {
+        others += has_turn(cluster->nodes[i], now_ns) && has_to_load(cluster, cluster->nodes[i]);
+    }
+    if (max != 0 && others >= max) {
+        node->waits_turn = true;
+        node->current_ns = now_ns; /* it is not late by itself */
+        return false;
+    }
+    node->turn_ns = now_ns;
     return true;
 }

@@ -59,7 +59,10 @@ typedef struct cluster_node {
     /* of this incarnation: never told, logged or kept; "" an older version has none */
     char secret[EP_NODE_SECRET_BYTES];
     uint64_t last_seen_ns;
-    uint64_t current_ns;    /* when it last had loaded the newest assignment, or registered */
+    uint64_t current_ns; /* when it last had loaded the newest assignment, or registered */
+    uint64_t turn_ns;    /* it loads, and loaded its last expert, or began, then; 0: it does not */
+    bool waits_turn;
+    uint32_t left_to_load;  /* by its word */
     uint64_t loaded_number; /* assignment it has worked through; owned says what loaded */
     uint64_t rows_served;
     uint64_t requests_failed;
@@ -283,6 +286,8 @@ uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
 /* The operator's list of drained names. */
 bool cluster_is_drained(const ep_coordinator_state *cluster, const char *name);
 bool cluster_drained_add(ep_coordinator_state *cluster, const char *name);
+/* Takes what a heartbeat tells of the node's loading. */
+void cluster_take_progress(cluster_node *node, uint64_t now_ns, uint32_t left_to_load);
 /* Takes what a heartbeat tells of the node's work. */
 void cluster_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request);
 /* Compares the nodes. Placement is due for another look where it goes by another speed then. */

@@ -480,6 +480,7 @@ static void send_heartbeat(ep_membership *m)
     request.devices_lost = report.devices_lost;
     request.busy_us = report.busy_us;
     request.busy_work = report.busy_work;
+    request.experts_to_load = report.experts_to_load;
     request.last_error = report.last_error;
     request.tls_error = report.tls_error;
     request.secret = m->secret;

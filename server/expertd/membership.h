@@ -35,6 +35,7 @@ typedef struct ep_membership_report {
     uint64_t devices_lost; /* bit d: device d */
     uint64_t busy_us;      /* as in HeartbeatRequest, as the next */
     uint64_t busy_work;
+    uint32_t experts_to_load;
     char last_error[EP_ERROR_TEXT_BYTES];
     char tls_error[EP_ERROR_TEXT_BYTES]; /* as ep_tls_watch_refusal */
 } ep_membership_report;

@@ -290,6 +290,7 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     out_report->tls_expiry = ep_tls_watch_expiry(&node->tls_watch);
     out_report->busy_us = jobs.busy_ns / EP_NS_PER_US;
     out_report->busy_work = jobs.busy_work;
+    out_report->experts_to_load = (uint32_t)weights.pending_count;
     out_report->devices = node->devices.count;
     out_report->devices_lost = ep_node_devices_lost(&node->devices);
     ep_tls_watch_refusal(&node->tls_watch, out_report->tls_error);

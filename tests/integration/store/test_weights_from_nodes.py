@@ -92,7 +92,13 @@ def ports(c, name):
 
 
 def on_disk(folder):
-    return sum(os.stat(f"{folder}/{f}").st_blocks * 512 for f in os.listdir(folder) if f.endswith(".part"))
+    """Bytes of files that are not whole."""
+    def blocks(path):
+        try:
+            return os.stat(path).st_blocks
+        except FileNotFoundError: # it is whole now
+            return 0
+    return 512 * sum(blocks(f"{folder}/{f}") for f in os.listdir(folder) if f.endswith(".part"))
 
 
 def noted(folder):
@@ -119,10 +125,12 @@ def empty(c, name):
 
 
 def joins_and_serves_its_part(c, model, whole):
-    url = coordinator(c, "--heartbeat-ms=100", "--min-nodes=3")
+    url = coordinator(c, "--heartbeat-ms=100", "--heartbeat-dead-count=100", "--min-nodes=3", "--loading-nodes-max=1")
     for name in "abc":
         start(c, name, url, model)
     c.wait_serving("--coordinator", url, "--token-file", c.path("client.token"))
+    turns = sorted((line["time"], line["state"]) for name in "abc" for line in c.log(name) if line["event"] == "assignment" and line["epoch"] == "1")
+    assert [state for _, state in turns] == ["taken", "loaded"] * 3, turns
     d = start(c, "d", url, empty(c, "d.mirror"), weights_from="nodes")
     wait_for("its part", lambda: metric(d, "expertd_experts_owned") > 0 and metric(d, "expertd_experts_loading") == 0)
     assert metric(d, "expertd_experts_owned") < LAYERS * EXPERTS

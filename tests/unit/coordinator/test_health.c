@@ -196,6 +196,11 @@ Test(health, states_of_nodes_are_told)
         cr_assert_eq(health.nodes_seen, states[i].seen, "%s", states[i].state);
         cr_assert_eq(health.nodes_expected, states[i].expected, "%s", states[i].state);
     }
+    f.entries[1].state = text_of("starting");
+    f.entries[1].waits_to_load = true;
+    expect(EP_HEALTH_NODE_STARTING,
+           "node b is starting, and waits for its turn to load (loading_nodes_max)");
+    f.entries[1].state = text_of("degraded");
     f.entries[1].devices = 3;
     f.entries[1].devices_lost = 1u << 2 | 1u << 0;
     expect(EP_HEALTH_DEVICE_LOST,

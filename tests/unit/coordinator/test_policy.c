@@ -105,8 +105,9 @@ Test(coordinator_policy, what_is_set_stands_in_for_the_configuration)
     cr_assert_eq(apply(&balanced, "spare_copies", "0"), EP_OK);
     cr_assert_eq(apply(&balanced, "decode_tokens_max", "9"), EP_OK);
     cr_assert_eq(apply(&balanced, "move_rate", "5G"), EP_OK);
+    cr_assert_eq(apply(&balanced, "loading_nodes_max", "4"), EP_OK);
     ep_policy_in_force(&policy, &balanced, &config);
-    cr_assert_eq(config.move_rate, 5ull << 30);
+    cr_assert(config.move_rate == 5ull << 30 && config.loading_nodes_max == 4);
     cr_assert(config.copies == 1 && config.spare_copies == 0 && config.decode_tokens_max == 9 &&
               config.is_balanced);
     cr_assert_eq(apply(&balanced, "spare_copies", "8"), EP_OK);

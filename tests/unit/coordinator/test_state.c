@@ -28,6 +28,7 @@ typedef struct fake_node {
     uint64_t devices_lost;
     uint64_t busy_us;
     uint64_t busy_work;
+    uint32_t left_to_load;
     uint32_t weights; /* expert e has the digest weights + e; 0: the node tells none */
     uint32_t digests[LAYERS][EXPERTS];
     Expertd__V1__LayerInfo layers[LAYERS];
@@ -124,6 +125,7 @@ static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error 
     request.devices_lost = nodes[i].devices_lost;
     request.busy_us = nodes[i].busy_us;
     request.busy_work = nodes[i].busy_work;
+    request.experts_to_load = nodes[i].left_to_load;
     request.models = nodes[i].model_list;
     request.n_models = 1;
     describe(&nodes[i]);
@@ -2292,6 +2294,89 @@ Test(coordinator_state, another_pace_holds_at_once)
     set_policy("move_rate", "0");
     copies_after(250, 3);
     assert_copies(2);
+    ep_coordinator_state_destroy(cluster);
+}
+
+static bool has_turn(int i)
+{
+    return ep_coordinator_state_take_turn(cluster, now_ns, nodes[i].name);
+}
+
+Test(coordinator_state, only_so_many_nodes_load_at_once)
+{
+    start(1, 3, NULL);
+    set_policy("loading_nodes_max", "1");
+    cr_assert_eq(join(0, NULL), EP_OK);
+    cr_assert_eq(join(1, NULL), EP_OK);
+    cr_assert(has_turn(0) && has_turn(1), "nothing is placed yet");
+    cr_assert_eq(join(2, NULL), EP_OK);
+    cr_assert(has_turn(0) && !has_turn(1) && !has_turn(2) && has_turn(0));
+    now_ns += EP_NS_PER_S;
+    for (int i = 0; i < 3; i++) {
+        cr_assert_not(beat(i, "starting"));
+    }
+    cr_assert(has_turn(0) && !has_turn(1) && !has_turn(2));
+    cr_assert(view_of(1).waits_to_load && view_of(1).behind_ns == 0 && !view_of(0).waits_to_load);
+    cr_assert_eq(view_of(0).behind_ns, EP_NS_PER_S);
+    load_until(0, EXPERTS, 1);
+    cr_assert(has_turn(2) && !has_turn(1));
+    set_policy("loading_nodes_max", "2");
+    cr_assert(has_turn(1) && !view_of(1).waits_to_load);
+    load_until(1, EXPERTS, 1);
+    load_until(2, EXPERTS, 1);
+    assert_copies(1);
+
+    set_policy("loading_nodes_max", "1");
+    /* it gets its part of what the others hold: they have nothing to load */
+    cr_assert_eq(join(3, NULL), EP_OK);
+    cr_assert(has_turn(3) && has_turn(0) && has_turn(1) && has_turn(2));
+    set_policy("copies", "2");
+    cr_assert(!has_turn(0) && has_turn(3));
+    set_policy("loading_nodes_max", NULL);
+    cr_assert(has_turn(0) && has_turn(1) && has_turn(2) && has_turn(3));
+    ep_coordinator_state_destroy(cluster);
+}
+
+static void beat_all(int count, uint64_t by_ns)
+{
+    now_ns += by_ns;
+    for (int i = 0; i < count; i++) {
+        cr_assert_not(beat(i, "starting"));
+    }
+    ep_coordinator_state_tick(cluster, now_ns);
+}
+
+Test(coordinator_state, a_node_that_dies_or_hangs_holds_up_no_other)
+{
+    start(1, 3, NULL);
+    set_policy("loading_nodes_max", "1");
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(join(i, NULL), EP_OK);
+    }
+    cr_assert(has_turn(0) && !has_turn(1));
+    /* slow, and alive */
+    for (nodes[0].left_to_load = 5; nodes[0].left_to_load > 0; nodes[0].left_to_load--) {
+        beat_all(3, 50 * EP_NS_PER_S);
+        cr_assert(has_turn(0) && !has_turn(1));
+    }
+    nodes[0].left_to_load = 1;
+    beat_all(3, 59 * EP_NS_PER_S);
+    cr_assert(!has_turn(1), "it may be about to load the last one");
+    beat_all(3, 2 * EP_NS_PER_S);
+    cr_assert(has_turn(1) && !has_turn(0) && !has_turn(2));
+
+    now_ns += 2 * EP_NS_PER_S; /* node 1 falls silent */
+    beat(0, "starting");
+    beat(2, "starting");
+    ep_coordinator_state_tick(cluster, now_ns);
+    cr_assert(has_turn(2) && !has_turn(0));
+
+    nodes[2].incarnation++; /* started anew */
+    nodes[2].loaded_number = 0;
+    now_ns += 2 * EP_NS_PER_S;
+    beat(0, "starting");
+    cr_assert_eq(join(2, NULL), EP_OK);
+    cr_assert(has_turn(0) && !has_turn(2));
     ep_coordinator_state_destroy(cluster);
 }
 
