@@ -180,7 +180,7 @@ def watch_service(c, ports, browser):
 def watch_move(c, ports, browser):
     """Drained, a node gives up what the other one has; it drops nothing yet, so the page must come to see it."""
     c.run(EXPERTCTL, "drain", "alpha", "--admin", ports["admin_url"], "--admin-token-file", c.path("admin-token"))
-    see(browser, "document.getElementById('moves').textContent.endsWith(' to give up')")
+    see(browser, r"/, 0 copies to load, [1-9]\d* to give up$/.test(document.getElementById('moves').textContent)")
     shown = row(browser, "alpha")
     assert re.fullmatch(r"\d+ to give up", shown["moves"]) and shown["state"] in ("draining", "drained"), shown
     assert row(browser, "beta")["moves"] == "-"

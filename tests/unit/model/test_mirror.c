@@ -2,6 +2,7 @@
 /* A mirror gives the source's bytes or an error, whatever was cut off, lost or damaged before:
  * never the zeros of a hole. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,6 +32,7 @@ static ep_checkpoint *source;
 static ep_mirror_entry entries[FILES];
 static size_t files_count;
 static uint64_t all_bytes;
+static size_t piece_bytes = PIECE_BYTES;
 
 static struct {
     uint64_t bytes;
@@ -38,6 +41,73 @@ static struct {
     bool fails;
     bool is_other; /* gives other bytes than those of the version, behind the heads */
 } wire;
+
+/* The disk of the mirror: from a call on it fails, half of what is to be written arrives
+ * nevertheless. */
+static _Thread_local struct {
+    uint32_t fails_at; /* 0: never */
+    uint32_t calls;
+    int error;
+    bool fails_reads;
+} disk;
+
+static bool disk_fails(void)
+{
+    if (disk.fails_at == 0 || ++disk.calls < disk.fails_at) {
+        return false;
+    }
+    errno = disk.error;
+    return true;
+}
+
+ssize_t pwrite(int fd, const void *from, size_t bytes, off_t offset)
+{
+    if (disk_fails()) {
+        (void)syscall(SYS_pwrite64, fd, from, bytes / 2, offset);
+        errno = disk.error;
+        return -1;
+    }
+    return syscall(SYS_pwrite64, fd, from, bytes, offset);
+}
+
+ssize_t write(int fd, const void *from, size_t bytes)
+{
+    return disk_fails() ? -1 : syscall(SYS_write, fd, from, bytes);
+}
+
+ssize_t pread(int fd, void *out, size_t bytes, off_t offset)
+{
+    return disk.fails_reads && disk_fails() ? -1 : syscall(SYS_pread64, fd, out, bytes, offset);
+}
+
+/* What a build with _FORTIFY_SOURCE calls. */
+ssize_t __pread_chk(int fd, void *out, size_t bytes, off_t offset, size_t room);
+ssize_t __pread_chk(int fd, void *out, size_t bytes, off_t offset, size_t room)
+{
+    return bytes > room ? -1 : pread(fd, out, bytes, offset);
+}
+
+int fdatasync(int fd)
+{
+    (void)fd;
+    return disk_fails() ? -1 : 0;
+}
+
+int fsync(int fd)
+{
+    (void)fd;
+    return disk_fails() ? -1 : 0;
+}
+
+int ftruncate(int fd, off_t bytes)
+{
+    return disk_fails() ? -1 : (int)syscall(SYS_ftruncate, fd, bytes);
+}
+
+int renameat(int from_dir, const char *from, int to_dir, const char *to)
+{
+    return disk_fails() ? -1 : (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
+}
 
 /* What the source's node would send. */
 static ep_err fetch(void *arg, const char *name, uint64_t offset, void *out, size_t bytes,
@@ -79,14 +149,14 @@ static void list_files(void)
     memset(&wire, 0, sizeof(wire));
 }
 
-static void setup(void)
+static void make_source(uint32_t hidden, uint32_t inner)
 {
     ep_fixture_config config = ep_fixture_default();
     ep_error error;
     config.layers = LAYERS;
     config.experts = EXPERTS;
-    config.hidden = 256;
-    config.inner = 512;
+    config.hidden = hidden;
+    config.inner = inner;
     config.shards = 3;
     ep_log_start(EP_LOG_OFF, EP_LOG_TEXT);
     ep_fixture_temp_dir(source_path);
@@ -97,6 +167,17 @@ static void setup(void)
     cr_assert_eq(files_count, FILES);
 }
 
+static void setup(void)
+{
+    make_source(256, 512);
+}
+
+static void setup_small(void)
+{
+    piece_bytes = 4096;
+    make_source(64, 128);
+}
+
 static void teardown(void)
 {
     ep_checkpoint_close(source);
@@ -105,6 +186,7 @@ static void teardown(void)
 }
 
 TestSuite(mirror, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(mirror_disk, .init = setup_small, .fini = teardown, .timeout = 120);
 
 static void create(void)
 {
@@ -143,7 +225,7 @@ typedef struct mirrored {
 static ep_err open_mirrored(mirrored *out, ep_error *error)
 {
     *out = (mirrored){NULL, NULL};
-    ep_err err = ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &out->mirror, error);
+    ep_err err = ep_mirror_open(mirror_path, piece_bytes, fetch, NULL, &out->mirror, error);
     return err == EP_OK ? ep_checkpoint_open_mirror(out->mirror, &out->checkpoint, error) : err;
 }
 
@@ -450,6 +532,94 @@ Test(mirror, what_cannot_be_fetched_is_an_error_and_comes_later)
     wire.fails = false;
     expect_layer(&m, 1);
     close_mirrored(&m);
+}
+
+typedef enum disk_step { DISK_CREATE, DISK_OPEN, DISK_READ } disk_step;
+
+/* From here on the disk may fail. */
+static void arm(disk_step step, disk_step of, uint32_t at)
+{
+    disk.calls = 0;
+    disk.fails_at = step == of ? at : 0;
+}
+
+/* The step is over: the disk works. True: it failed, and then the step said so by what the system
+ * calls it. */
+static bool disarm(ep_err err, const ep_error *error, const char *step)
+{
+    char text[EP_ERRNO_TEXT_BYTES];
+    const bool has_failed = disk.fails_at != 0 && disk.calls >= disk.fails_at;
+    disk.fails_at = 0;
+    cr_assert(err == EP_OK || (has_failed && err == EP_ERR_IO &&
+                               strstr(error->text, ep_errno_text(disk.error, text)) != NULL),
+              "%s, call %u: %s: %s", step, disk.calls, ep_err_name(err), error->text);
+    return has_failed;
+}
+
+/* Where the disk fails in a step from a call on, the step ends with the disk's error or is right;
+ * once the disk works again all is right, in this process and in the next. False: the step has no
+ * such call. */
+static bool survives_disk(disk_step step, uint32_t at)
+{
+    mirrored m;
+    ep_error error;
+    uint8_t want[EP_SHA256_BYTES], got[EP_SHA256_BYTES];
+    const char *version = ep_checkpoint_info(source)->version;
+    ep_fixture_remove(mirror_path);
+    ep_fixture_temp_dir(mirror_path);
+    arm(step, DISK_CREATE, at);
+    ep_err err = ep_mirror_create(mirror_path, version, entries, files_count, &error);
+    bool has_failed = disarm(err, &error, "create");
+    if (!is_there(EP_MIRROR_LIST_NAME, "")) {
+        create();
+    }
+    arm(step, DISK_OPEN, at);
+    err = open_mirrored(&m, &error);
+    has_failed |= disarm(err, &error, "open");
+    if (err != EP_OK) {
+        close_mirrored(&m);
+        cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    }
+    arm(step, DISK_READ, at);
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        err = read_expert(m.checkpoint, 0, e, got, &error);
+        const uint32_t fails_at = disk.fails_at;
+        has_failed |= disarm(err, &error, "read");
+        cr_assert_eq(read_expert(source, 0, e, want, NULL), EP_OK);
+        cr_assert(err != EP_OK || memcmp(got, want, EP_SHA256_BYTES) == 0,
+                  "expert %u has other bytes", e);
+        disk.fails_at = fails_at;
+    }
+    disk.fails_at = 0;
+    expect_layer(&m, 0);
+    close_mirrored(&m);
+    wire.fails = true;
+    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    expect_layer(&m, 0);
+    wire.fails = false;
+    close_mirrored(&m);
+    return has_failed;
+}
+
+static void expect_survival(int number, bool fails_reads, disk_step step, uint32_t stride,
+                            uint32_t calls_min)
+{
+    uint32_t at = 1;
+    disk.error = number;
+    disk.fails_reads = fails_reads;
+    while (survives_disk(step, at)) {
+        at += stride;
+    }
+    cr_assert_gt(at, calls_min);
+}
+
+Test(mirror_disk, one_that_is_full_or_fails_costs_reads_and_no_byte)
+{
+    expect_survival(ENOSPC, false, DISK_CREATE, 1, 2);
+    expect_survival(ENOSPC, false, DISK_OPEN, 23, 100);
+    expect_survival(ENOSPC, false, DISK_READ, 1, 20);
+    expect_survival(EIO, true, DISK_OPEN, 31, 100);
+    expect_survival(EIO, true, DISK_READ, 31, 100);
 }
 
 Test(mirror, bytes_of_another_version_are_refused)
