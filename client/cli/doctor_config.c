@@ -86,7 +86,7 @@ static void unquote(const char *from, const char *end, char *out, size_t bytes)
     out[used] = '\0';
 }
 
-/* Whether the rest of a list's entry, from the line at on, says weights_from: nodes. */
+/* Whether the rest of a list's entry, from the line at on, says weights_from, and not files. */
 static bool is_mirrored(const char *at)
 {
     static const char key[] = "weights_from: ";
@@ -97,7 +97,7 @@ static bool is_mirrored(const char *at)
         }
         if (strncmp(word, key, sizeof(key) - 1) == 0) {
             word += sizeof(key) - 1;
-            return strncmp(word + (word[0] == '"'), "nodes", strlen("nodes")) == 0;
+            return strncmp(word + (word[0] == '"'), "files", strlen("files")) != 0;
         }
     }
     return false;
@@ -261,7 +261,7 @@ bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
         while (ep_doctor_next_model_path(&at, path, sizeof(path), &is_filled)) {
             if (is_filled) { /* what of it is there only the node that has it open can tell */
                 ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "",
-                              "%s is filled from other nodes (weights_from: nodes)", path);
+                              "%s is filled from elsewhere (weights_from)", path);
             } else {
                 open_checkpoint(path, io_findings);
             }

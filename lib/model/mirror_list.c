@@ -136,7 +136,7 @@ static ep_err check_empty(int dir, const char *path, ep_error *out_error)
             strcmp(name, "lost+found") != 0) { /* of a file system made for it */
             err = ep_error_set(out_error, EP_ERR_BAD_FILE,
                                "%s: has %.200s in it; allowed: an empty directory, or one that "
-                               "weights_from: nodes has filled",
+                               "weights_from has filled",
                                path, name);
         }
     }

@@ -743,6 +743,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
         (request->n_models > 0 || before != node->state) && cluster_judge_copies(cluster);
     bool is_loaded = cluster->placed_once && node->loaded_number >= cluster->assignment_number;
     node->current_ns = is_loaded || !cluster->placed_once ? now_ns : node->current_ns;
+    node->turn_ns = is_loaded ? 0 : node->turn_ns;
     bool has_failed = is_loaded && request->n_models > 0 && note_failures(cluster, node);
     bool was_leaving = node->is_leaving;
     node->is_leaving = strcmp(request->state, STATE_LEAVING) == 0;

@@ -80,9 +80,10 @@ static bool has_to_load(const ep_coordinator_state *cluster, const cluster_node 
             missing |= layer->assigned[w] & ~layer->held[w];
         }
     }
-    return missing != 0 && node->loaded_number < cluster->assignment_number;
+    return missing != 0;
 }
 
+/* Until it says that it has loaded all, not only that the last expert is there. */
 static bool has_turn(const cluster_node *node, uint64_t now_ns)
 {
     return node->turn_ns != 0 && node_is_listed(node) && now_ns - node->turn_ns <= TURN_IDLE_NS;
@@ -106,15 +107,11 @@ bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_
         return true;
     }
     node->waits_turn = false;
-    if (!has_to_load(cluster, node)) {
-        node->turn_ns = 0;
-        return true;
-    }
-    if (has_turn(node, now_ns)) {
+    if (has_turn(node, now_ns) || !has_to_load(cluster, node)) {
         return true;
     }
     for (size_t i = 0; i < cluster->nodes_count; i++) {
-        others += has_turn(cluster->nodes[i], now_ns) && has_to_load(cluster, cluster->nodes[i]);
+        others += has_turn(cluster->nodes[i], now_ns);
     }
     if (max != 0 && others >= max) {
         node->waits_turn = true;

@@ -38,11 +38,16 @@ static const ep_option model_fields[] = {
      .help = "auto, all, assigned, or indexes like 0-3,5"},
     {.name = "weights_from",
      .type = EP_OPTION_ENUM,
-     .allowed = "files|nodes",
+     .allowed = "files|nodes|storage|nodes,storage|storage,nodes",
      .default_text = "files",
-     .help = "nodes: path is a directory, empty at first, that is filled from nodes that serve the "
-             "model, as it is "
-             "needed"},
+     .help = "else than files: path is a directory, empty at first, that is filled as it is "
+             "needed: from nodes that "
+             "serve the model, from storage_path, or from one where the other fails"},
+    {.name = "storage_path",
+     .type = EP_OPTION_PATH,
+     .default_text = "",
+     .help = "weights_from: storage: the checkpoint that path is filled from, on storage that "
+             "nodes share"},
     {.name = "version",
      .type = EP_OPTION_STRING,
      .max = 16,
@@ -338,38 +343,52 @@ static ep_err load_experts(const ep_options *options, size_t index, bool has_coo
     return EP_OK;
 }
 
-/* What other nodes give needs a coordinator that names them, and a token that tells them from
- * clients. */
+/* What the sources of a mirror need; NULL: they have it. */
+static const char *judge_sources(const ep_node_config *config, const ep_node_model_config *model,
+                                 bool is_from_storage)
+{
+    struct stat st;
+    if (is_from_storage != (model->storage_path[0] != 0)) {
+        return is_from_storage ? "needs storage_path"
+                               : "is without storage, and storage_path is set";
+    }
+    if (!model->is_mirrored) {
+        return NULL;
+    }
+    if (model->is_from_nodes && config->coordinator_url[0] == 0) {
+        return "needs coordinator_url, which tells what nodes there are";
+    }
+    if (model->is_from_nodes && !ep_rpc_credentials_prove_nodes(config->service.credentials)) {
+        return "needs node_token_file, with a token that no client has: other nodes give nothing "
+               "without";
+    }
+    if (model->choice == EP_EXPERTS_LISTED) {
+        return "cannot be with listed experts; allowed: experts auto, all, assigned";
+    }
+    const bool is_writable =
+        stat(model->path, &st) == 0 && S_ISDIR(st.st_mode) && access(model->path, W_OK | X_OK) == 0;
+    return is_writable ? NULL : "needs a path that is a directory this user may write";
+}
+
 static ep_err load_source(const ep_options *options, size_t index, const ep_node_config *config,
                           ep_node_model_config *model, ep_error *out_error)
 {
-    struct stat st;
-    const char *why = NULL;
+    const char *word = ep_options_list_text(options, "models", index, "weights_from");
     model->version = ep_options_list_text(options, "models", index, "version");
-    model->is_mirrored =
-        strcmp(ep_options_list_text(options, "models", index, "weights_from"), "nodes") == 0;
-    if (!model->is_mirrored) {
-        return EP_OK;
-    }
-    if (config->coordinator_url[0] == 0) {
-        why = "needs coordinator_url, which tells what nodes there are";
-    } else if (!ep_rpc_credentials_prove_nodes(config->service.credentials)) {
-        why = "needs node_token_file, with a token that no client has: other nodes give nothing "
-              "without";
-    } else if (model->choice == EP_EXPERTS_LISTED) {
-        why = "cannot be with listed experts; allowed: experts auto, all, assigned";
-    } else if (stat(model->path, &st) != 0 || !S_ISDIR(st.st_mode) ||
-               access(model->path, W_OK | X_OK) != 0) {
-        why = "needs a path that is a directory this user may write";
-    } else if (model->version[0] != 0 &&
-               strspn(model->version, "0123456789abcdef") != EP_MIRROR_VERSION_BYTES - 1) {
+    model->storage_path = ep_options_list_text(options, "models", index, "storage_path");
+    model->is_mirrored = strcmp(word, "files") != 0;
+    model->is_from_nodes = strstr(word, "nodes") != NULL;
+    model->is_storage_first = strncmp(word, "storage", strlen("storage")) == 0;
+    const char *why = judge_sources(config, model, strstr(word, "storage") != NULL);
+    if (why == NULL && model->is_mirrored && model->version[0] != 0 &&
+        strspn(model->version, "0123456789abcdef") != EP_MIRROR_VERSION_BYTES - 1) {
         return ep_options_fail_item(options, "models", index, "version", out_error,
                                     "'%s', allowed: 16 hexadecimal digits (0-9, a-f)",
                                     model->version);
     }
     return why == NULL ? EP_OK
                        : ep_options_fail_item(options, "models", index, "weights_from", out_error,
-                                              "'nodes' %s", why);
+                                              "'%s' %s", word, why);
 }
 
 static ep_err load_models(const ep_options *options, ep_node_config *config, ep_error *out_error)

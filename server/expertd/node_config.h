@@ -30,7 +30,10 @@ typedef struct ep_node_model_config {
     const char *name;
     const char *path;
     const char *version; /* NULL, "" any */
-    bool is_mirrored;    /* path is filled from other nodes */
+    bool is_mirrored;    /* path is filled from elsewhere, in this order: */
+    bool is_storage_first;
+    bool is_from_nodes;
+    const char *storage_path; /* "" not from there */
     ep_experts_choice choice;
     uint32_t ranges_count;
     ep_expert_range *ranges; /* owned */

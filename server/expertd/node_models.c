@@ -122,8 +122,7 @@ static ep_err open_files(ep_node_model *model, ep_weight_fetch *fetch, ep_error 
     const char *version = config->version != NULL ? config->version : "";
     ep_err err;
     if (config->is_mirrored) {
-        err = ep_weight_fetch_open(fetch, config->name, version, config->path, &model->mirror,
-                                   out_error);
+        err = ep_weight_fetch_open(fetch, config, &model->mirror, out_error);
         err = err == EP_OK ? ep_checkpoint_open_mirror(model->mirror, &model->checkpoint, out_error)
                            : err;
     } else {

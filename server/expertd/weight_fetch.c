@@ -45,8 +45,11 @@ typedef struct source {
 
 typedef struct mirrored_model {
     ep_weight_fetch *fetch;
-    char *name;
+    const ep_node_model_config *config;
+    const char *name;
     char version[EP_MIRROR_VERSION_BYTES];
+    ep_checkpoint *storage; /* NULL: not from there */
+    bool storage_was_said;  /* as of a source */
     struct mirrored_model *next;
 } mirrored_model;
 
@@ -169,10 +172,11 @@ static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
     return err;
 }
 
-static ep_err dial(ep_weight_fetch *fetch, source *s, ep_error *out_error)
+/* waits: there is nothing else to ask. */
+static ep_err dial(ep_weight_fetch *fetch, source *s, bool waits, ep_error *out_error)
 {
     ep_lane_address address;
-    if (fetch->is_opened && ep_clock_now_ns() < s->ask_ns) {
+    if (!waits && ep_clock_now_ns() < s->ask_ns) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "it gave no answer a moment ago");
     }
     if (s->channel != NULL) {
@@ -211,6 +215,12 @@ static void pass_over(source *s, const mirrored_model *model, const char *file,
                EP_KV(url, s->url), EP_KV(reason, error->text),
                EP_KV(effect, "another node is asked"));
     }
+}
+
+/* A start waits for a node, where nothing else has the files. */
+static bool waits_for_nodes(const mirrored_model *model)
+{
+    return !model->fetch->is_opened && model->storage == NULL;
 }
 
 /* ---- one read ---- */
@@ -270,11 +280,11 @@ static ep_err read_from(ep_weight_fetch *fetch, source *s, const mirrored_model 
 {
     Expertd__V1__WeightReadRequest request = EXPERTD__V1__WEIGHT_READ_REQUEST__INIT;
     piece_call call = {.out = out, .bytes = bytes};
-    ep_err err = dial(fetch, s, out_error);
+    ep_err err = dial(fetch, s, waits_for_nodes(model), out_error);
     if (err != EP_OK) {
         return err;
     }
-    request.model = model->name;
+    request.model = (char *)(uintptr_t)model->name;
     request.version = (char *)(uintptr_t)model->version;
     request.file = (char *)(uintptr_t)file;
     request.offset = offset;
@@ -356,11 +366,11 @@ static source *next_source(ep_weight_fetch *fetch)
  * busy is waited for. Else a load fails after those that the coordinator names now, for other loads
  * wait behind it. False: out_error is set.
  */
-static bool goes_round(ep_weight_fetch *fetch, bool is_busy, uint64_t deadline_ns,
-                       bool *io_has_asked, ep_error *out_why)
+static bool goes_round(ep_weight_fetch *fetch, const mirrored_model *model, bool is_busy,
+                       uint64_t deadline_ns, bool *io_has_asked, ep_error *out_why)
 {
     const uint64_t now_ns = ep_clock_now_ns();
-    if (!fetch->is_opened || is_busy) {
+    if (waits_for_nodes(model) || (is_busy && model->storage == NULL)) {
         if (now_ns > deadline_ns || !pause_round(fetch)) {
             return false;
         }
@@ -401,7 +411,7 @@ static ep_err fetch_locked(ep_weight_fetch *fetch, const mirrored_model *model, 
             if (!is_stopped(fetch)) {
                 pass_over(s, model, file, &why);
             }
-        } else if (!goes_round(fetch, is_busy, deadline_ns, &has_asked, &why)) {
+        } else if (!goes_round(fetch, model, is_busy, deadline_ns, &has_asked, &why)) {
             return is_stopped(fetch)
                        ? ends(out_error)
                        : ep_error_set(out_error, EP_ERR_UNAVAILABLE,
@@ -414,13 +424,64 @@ static ep_err fetch_locked(ep_weight_fetch *fetch, const mirrored_model *model, 
     }
 }
 
+/* ---- storage ---- */
+
+static void storage_fails(mirrored_model *model, const char *file, const ep_error *error)
+{
+    if (!model->storage_was_said) {
+        model->storage_was_said = true;
+        ep_log(
+            EP_LOG_WARN, "weights-source", EP_KV(model, model->name),
+            EP_KV(version, model->version), EP_KV(file, file),
+            EP_KV(storage_path, model->config->storage_path), EP_KV(reason, error->text),
+            EP_KV(effect, model->config->is_from_nodes ? "nodes are asked" : "it is tried again"));
+    }
+}
+
+static ep_err read_storage(mirrored_model *model, const char *file, uint64_t offset, void *out,
+                           size_t bytes, ep_error *out_error)
+{
+    const size_t count = ep_checkpoint_files_count(model->storage);
+    const char *name = "";
+    uint64_t size = 0;
+    size_t i = 0;
+    if (is_stopped(model->fetch)) {
+        return ends(out_error);
+    }
+    while (i < count &&
+           (ep_checkpoint_file(model->storage, i, &name, &size), strcmp(name, file) != 0)) {
+        i++;
+    }
+    ep_err err = i == count || offset > size || bytes > size - offset
+                     ? ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                                    "%s: has no %zu bytes from %" PRIu64, file, bytes, offset)
+                     : ep_checkpoint_read_file(model->storage, i, offset, out, bytes, out_error);
+    if (err != EP_OK) {
+        ep_error_prefix(out_error, err, "storage_path %.200s", model->config->storage_path);
+        storage_fails(model, file, out_error);
+        return err;
+    }
+    model->storage_was_said = false;
+    return EP_OK;
+}
+
+/* From nodes and storage, where there are both, the second after the first has failed. */
 static ep_err on_fetch(void *arg, const char *file, uint64_t offset, void *out, size_t bytes,
                        ep_error *out_error)
 {
-    const mirrored_model *model = arg;
+    mirrored_model *model = arg;
     ep_weight_fetch *fetch = model->fetch;
+    ep_err err = EP_ERR_UNAVAILABLE;
     pthread_mutex_lock(&fetch->one);
-    const ep_err err = fetch_locked(fetch, model, file, offset, out, bytes, out_error);
+    if (model->storage != NULL && model->config->is_storage_first) {
+        err = read_storage(model, file, offset, out, bytes, out_error);
+    }
+    if (err != EP_OK && model->config->is_from_nodes) {
+        err = fetch_locked(fetch, model, file, offset, out, bytes, out_error);
+    }
+    if (err != EP_OK && model->storage != NULL && !model->config->is_storage_first) {
+        err = read_storage(model, file, offset, out, bytes, out_error);
+    }
     pthread_mutex_unlock(&fetch->one);
     return err;
 }
@@ -480,7 +541,7 @@ static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, co
     request.version = (char *)(uintptr_t)version;
     const uint64_t own_ns = ep_clock_now_ns() + LIST_NS;
     const uint64_t until_ns = own_ns < deadline_ns ? own_ns : deadline_ns;
-    ep_err err = dial(fetch, s, out_error);
+    ep_err err = dial(fetch, s, !fetch->is_opened, out_error);
     do {
         ProtobufCMessage *reply = NULL;
         if (err == EP_OK && is_stopped(fetch)) {
@@ -576,61 +637,132 @@ static ep_err find_model(ep_weight_fetch *fetch, const mirrored_model *model,
     }
 }
 
+static ep_err list_storage(const mirrored_model *model, found_model *out_found, ep_error *out_error)
+{
+    found_model found = {.node = "", .count = ep_checkpoint_files_count(model->storage)};
+    found.entries = calloc(found.count + 1, sizeof(*found.entries));
+    if (found.entries == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu files", found.count);
+    }
+    snprintf(found.version, sizeof(found.version), "%s",
+             ep_checkpoint_info(model->storage)->version);
+    for (size_t i = 0; i < found.count; i++) {
+        const char *name;
+        ep_checkpoint_file(model->storage, i, &name, &found.entries[i].bytes);
+        snprintf(found.entries[i].name, sizeof(found.entries[i].name), "%s", name);
+    }
+    *out_found = found;
+    return EP_OK;
+}
+
 static ep_err make_mirror(ep_weight_fetch *fetch, const mirrored_model *model, const char *path,
                           ep_error *out_error)
 {
     found_model found = {.count = 0};
     pthread_mutex_lock(&fetch->one);
-    ep_err err = find_model(fetch, model, &found, out_error);
+    ep_err err = model->storage != NULL ? list_storage(model, &found, out_error)
+                                        : find_model(fetch, model, &found, out_error);
     pthread_mutex_unlock(&fetch->one);
     if (err != EP_OK) {
         return err;
     }
+    const char *node = model->storage != NULL ? NULL : found.node;
     err = ep_mirror_create(path, found.version, found.entries, found.count, out_error);
     if (err == EP_OK) {
         ep_log(EP_LOG_INFO, "weights-fetch", EP_KV(model, model->name),
-               EP_KV(version, found.version), EP_KV(state, "listed"), EP_KV(node, found.node),
+               EP_KV(version, found.version), EP_KV(state, "listed"), EP_KV(node, node),
+               EP_KV(storage_path, node == NULL ? model->config->storage_path : NULL),
                EP_KV(files, found.count), EP_KV(path, path));
     }
     free(found.entries);
-    return err == EP_OK ? EP_OK
-                        : ep_error_prefix(out_error, err, "as node %s lists it", found.node);
+    return err == EP_OK || node == NULL
+               ? err
+               : ep_error_prefix(out_error, err, "as node %s lists it", node);
 }
 
 /* ---- life ---- */
 
-ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const char *name, const char *version,
-                            const char *path, ep_mirror **out_mirror, ep_error *out_error)
+/* Storage that cannot be opened, or has another version, is passed over where there are nodes
+ * too. */
+static ep_err open_storage(mirrored_model *model, ep_error *out_error)
+{
+    const ep_node_model_config *config = model->config;
+    if (config->storage_path[0] == 0) {
+        return EP_OK;
+    }
+    ep_err err = ep_checkpoint_open(config->storage_path, &model->storage, out_error);
+    const char *is = err == EP_OK ? ep_checkpoint_info(model->storage)->version : "";
+    if (err == EP_OK && model->version[0] != 0 && strcmp(model->version, is) != 0) {
+        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                           "it has version %s, configured is %s", is, model->version);
+        ep_checkpoint_close(model->storage);
+        model->storage = NULL;
+    }
+    if (err == EP_OK) {
+        return EP_OK;
+    }
+    ep_error_prefix(out_error, err, "storage_path %.200s", config->storage_path);
+    if (config->is_from_nodes) {
+        storage_fails(model, "", out_error);
+        return EP_OK;
+    }
+    return err;
+}
+
+/* All that is known of the model has one version. */
+static ep_err check_version(const mirrored_model *model, const ep_mirror *mirror,
+                            ep_error *out_error)
+{
+    const char *is = ep_mirror_version(mirror);
+    if (model->version[0] != 0 && strcmp(model->version, is) != 0) {
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "it mirrors version %s, configured is %s; give that one an empty directory", is,
+            model->version);
+    }
+    if (model->storage != NULL && strcmp(ep_checkpoint_info(model->storage)->version, is) != 0) {
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "it mirrors version %s, storage_path %.200s has %s; give that one an empty directory",
+            is, model->config->storage_path, ep_checkpoint_info(model->storage)->version);
+    }
+    return EP_OK;
+}
+
+ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const ep_node_model_config *config,
+                            ep_mirror **out_mirror, ep_error *out_error)
 {
     mirrored_model *model = calloc(1, sizeof(*model));
     ep_mirror *mirror = NULL;
-    if (model == NULL || (model->name = strdup(name)) == NULL) {
-        free(model);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "model %s: no memory", name);
+    if (model == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "model %s: no memory", config->name);
     }
     model->fetch = fetch;
+    model->config = config;
+    model->name = config->name;
     model->next = fetch->models;
     fetch->models = model;
-    snprintf(model->version, sizeof(model->version), "%s", version);
-    ep_err err = ep_mirror_open(path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error);
+    snprintf(model->version, sizeof(model->version), "%s",
+             config->version != NULL ? config->version : "");
+    ep_err err = open_storage(model, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_mirror_open(config->path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error);
     if (err == EP_ERR_NOT_FOUND) {
-        err = make_mirror(fetch, model, path, out_error);
-        err = err == EP_OK
-                  ? ep_mirror_open(path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error)
-                  : err;
+        err = make_mirror(fetch, model, config->path, out_error);
+        err = err == EP_OK ? ep_mirror_open(config->path, EP_WEIGHT_PIECE_BYTES, on_fetch, model,
+                                            &mirror, out_error)
+                           : err;
     }
-    if (err == EP_OK && version[0] != 0 && strcmp(version, ep_mirror_version(mirror)) != 0) {
-        err = ep_error_set(
-            out_error, EP_ERR_FAILED_PRECONDITION,
-            "it mirrors version %s, configured is %s; give that one an empty directory",
-            ep_mirror_version(mirror), version);
+    err = err == EP_OK ? check_version(model, mirror, out_error) : err;
+    if (err != EP_OK) {
         ep_mirror_close(mirror);
+        return err;
     }
-    if (err == EP_OK) {
-        strcpy(model->version, ep_mirror_version(mirror));
-        *out_mirror = mirror;
-    }
-    return err;
+    strcpy(model->version, ep_mirror_version(mirror));
+    *out_mirror = mirror;
+    return EP_OK;
 }
 
 ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fetch **out_fetch,
@@ -655,7 +787,9 @@ ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fe
         .connection_class = "control",
         .reconnect = true};
     ep_rpc_limits_raise_for_control(&channel.common.limits);
-    const ep_err err = ep_rpc_channel_create(&channel, &fetch->coordinator, out_error);
+    const ep_err err = config->coordinator_url[0] == 0
+                           ? EP_OK
+                           : ep_rpc_channel_create(&channel, &fetch->coordinator, out_error);
     if (err != EP_OK) {
         ep_weight_fetch_destroy(fetch);
         return err;
@@ -701,7 +835,7 @@ void ep_weight_fetch_destroy(ep_weight_fetch *fetch)
     }
     for (mirrored_model *m = fetch->models, *next; m != NULL; m = next) {
         next = m->next;
-        free(m->name);
+        ep_checkpoint_close(m->storage);
         free(m);
     }
     pthread_cond_destroy(&fetch->stopped);

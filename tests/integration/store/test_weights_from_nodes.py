@@ -254,22 +254,31 @@ def config_refuses(c, model):
     check("cannot be with listed experts", with_url, *secure(c), experts="0-3")
     check("'f00d', allowed: 16 hexadecimal digits", with_url, *secure(c), version="f00d")
     check("allowed: 0 (no limit), 1M..64T", with_url, *secure(c), "--weight-serve-rate=1000K")
-    check("allowed: files, nodes", with_url, *secure(c), weights_from="elsewhere")
+    check("allowed: files, nodes, storage, nodes,storage, storage,nodes", with_url, *secure(c), weights_from="nodes,files")
+    check("'storage' needs storage_path", weights_from="storage")
+    check("'nodes' is without storage, and storage_path is set", with_url, *secure(c), storage_path=model)
+    check("'files' is without storage, and storage_path is set", weights_from="files", storage_path=model)
+    check("'storage,nodes' needs coordinator_url", *secure(c), weights_from="storage,nodes", storage_path=model)
 
 
-with Cluster() as c:
-    model, whole = write_model(c, "model", 1)
-    other, _ = write_model(c, "other", 2, inner=64)
-    config_refuses(c, model)
-    with Cluster() as inner:
-        joins_and_serves_its_part(inner, model, whole)
-    with Cluster() as inner:
-        goes_on_after_kills(inner, model, whole)
-    for how in signal.SIGTERM, signal.SIGINT:
+def main():
+    with Cluster() as c:
+        model, whole = write_model(c, "model", 1)
+        other, _ = write_model(c, "other", 2, inner=64)
+        config_refuses(c, model)
         with Cluster() as inner:
-            ends_while_it_waits(inner, how)
-    with Cluster() as inner:
-        refuses_a_list_with_paths(inner)
-    with Cluster() as inner:
-        os.symlink(model, inner.path("model"))
-        refuses_others(inner, model, other)
+            joins_and_serves_its_part(inner, model, whole)
+        with Cluster() as inner:
+            goes_on_after_kills(inner, model, whole)
+        for how in signal.SIGTERM, signal.SIGINT:
+            with Cluster() as inner:
+                ends_while_it_waits(inner, how)
+        with Cluster() as inner:
+            refuses_a_list_with_paths(inner)
+        with Cluster() as inner:
+            os.symlink(model, inner.path("model"))
+            refuses_others(inner, model, other)
+
+
+if __name__ == "__main__":
+    main()

@@ -261,12 +261,12 @@ Test(doctor, more_findings_than_kept_are_counted)
 
 Test(doctor, paths_of_models_are_read_from_printed_options)
 {
-    const char *at =
-        "node_name: \"a\"  # default\nmodels:  # file x:3\n  - name: \"m\"\n    path: \"/a "
-        "\\\"b\\\"\"\n"
-        "  - name: \"n\"\n    path: \"/c\"\n    experts: \"\"\n    weights_from: nodes\n"
-        "  - name: \"o\"\n    path: \"/d\"\n    weights_from: files\nlisten:  # default\n  - path: "
-        "\"/no\"\n";
+    const char *at = "node_name: \"a\"  # default\nmodels:  # file x:3\n  - name: \"m\"\n    path: "
+                     "\"/a \\\"b\\\"\"\n"
+                     "  - name: \"n\"\n    path: \"/c\"\n    experts: \"\"\n    weights_from: "
+                     "\"nodes,storage\"\n"
+                     "  - name: \"o\"\n    path: \"/d\"\n    weights_from: files\nlisten:  # "
+                     "default\n  - path: \"/no\"\n";
     char path[64];
     bool is_mirrored = true;
     cr_assert(ep_doctor_next_model_path(&at, path, sizeof(path), &is_mirrored));
