@@ -10,7 +10,7 @@ function(ep_add_ascend_mutant NAME)
         set(home ${EP_CANN_OLDER_HOME})
     endif()
     ep_add_plain_test(NAME contract.backend.ascend_mutant.${NAME} SOURCES ascend_traps.c expert_fixture.c expert_bound.c ${mutant} LIBS ${libs}
-        ARGS find ${home} 20 "${A_TEXT}" TIMEOUT 300)
+        ARGS find ${home} 20 "${A_TEXT}" LABELS turns TIMEOUT 300)
     set(target contract_backend_ascend_mutant_${NAME})
     target_compile_definitions(${target} PRIVATE EP_CONTRACT_CANN="${EP_CANN_HOME}")
     target_compile_options(${target} PRIVATE -Wno-error -Wno-unused)

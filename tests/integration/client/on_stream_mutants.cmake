@@ -4,7 +4,7 @@ function(ep_add_on_stream_mutant NAME)
     cmake_parse_arguments(A "" "FILE;TEXT" "REPLACE" ${ARGN})
     ep_plant_mutant(on_stream_${NAME} ${PROJECT_SOURCE_DIR}/client/${A_FILE} mutant "${A_REPLACE}")
     ep_add_plain_test(NAME integration.client.on_stream_mutant.${NAME} SOURCES on_stream.c ${mutant} LIBS ep_test_client ep_test_caller_device
-        ARGS find ${EP_CANN_HOME} 24 "${A_TEXT}" TIMEOUT 300)
+        ARGS find ${EP_CANN_HOME} 24 "${A_TEXT}" LABELS turns TIMEOUT 300)
     set(target integration_client_on_stream_mutant_${NAME})
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/client)
     target_compile_options(${target} PRIVATE -Wno-error -Wno-unused)

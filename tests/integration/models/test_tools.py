@@ -5,7 +5,7 @@ through gguf-py with AutoRound's blocks, transformers' own methods. Each expert'
 double precision from what the tool wrote and near to what the tool was given; or the checkpoint is refused by name. Then an unknown key
 goes into each object of each config, and an unknown tensor beside each matrix: both are refused by name.
 
-test_tools.py PROBE WORK_FOLDER [CASE..]"""
+test_tools.py PROBE WORK_FOLDER [PART/PARTS | CASE..]"""
 import copy, json, os, shutil, sys, traceback, warnings
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", AR_LOG_LEVEL="ERROR", TQDM_DISABLE="1", CUDA_VISIBLE_DEVICES="", AR_ALLOW_W8_ASYM="1")
@@ -28,7 +28,7 @@ from tokenizers.models import WordLevel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.utils.quantization_config import QuantizationMethod
 
-from test_matrix import Probe
+from test_matrix import Probe, chosen
 
 E, H, I, TOKENS, VOCABULARY = 4, 256, 128, 5, 64
 EXACT = 1e-5    # of the largest value, where inputs stay as they are
@@ -490,9 +490,9 @@ def main():
     torch.set_num_threads(1)
     original = make_plain(f"{work}/plain")
     failed, served, refused = 0, 0, 0
-    for name, case in cases():
-        if wanted and name not in wanted:
-            continue
+    every = dict(cases())
+    for name in chosen(list(every), wanted):
+        case = every[name]
         problems = []
         probe = Probe(program)
         try:
