@@ -80,7 +80,7 @@ def main():
         good = tree("good")
         expect("all of it", good.start(".ci/run", []), 0, (3 * 2 + 9 + 1, 0, 3))
         expect("one build", good.start("tests/run", ["--no-install", "--only", "asan", "--jobs", "3", "--filter", "x"]), 0, (2, 0, 1))
-        for args, part in ((["--turn", "3"], "-U -I 3,,4 -LE ^turns$"), (["--filter", "x"], " -R x\n"), (["--quick"], " -L ^(unit|"),
+        for args, part in ((["--turn", "3"], "-U -I 3,,4 -LE ^(turns)$"), (["--filter", "x"], " -R x\n"), (["--quick"], " -L ^(unit|"),
                            (["--bare", "--turn", "2", "--jobs", "5"], "--only release --jobs 5 --turn 2\n"), (["--bare", "--quick"], " --quick\n"),
                            (["--bare", "--long", "--filter", "x"], " --filter x --long\n")):
             expect(" ".join(args), good.start("tests/run", ["--only", "release", *args]), 0, (2, 0, 1), part)
