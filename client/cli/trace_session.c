@@ -34,8 +34,6 @@
 #define REGISTER_TIMEOUT_MS "10000"
 #define TRACE_LIBRARY "libexpertd-trace.so"
 
-extern char **environ;
-
 /* ---- children ---- */
 
 /* Children start with the signals a shell would give them; own_group keeps ^C of a terminal

@@ -285,7 +285,6 @@ static void judge_copies(const ep_health_facts *facts, uint32_t model_index, boo
     expert_lack none = {0};
     expert_lack few = {0};
     uint32_t first_none = 0;
-    uint64_t listed = 0;
     for (uint32_t l = 0; l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
         if (layer->model_index != model_index) {
@@ -297,7 +296,6 @@ static void judge_copies(const ep_health_facts *facts, uint32_t model_index, boo
             /* An expert map names the copies of routed experts itself; `copies` is then about the
              * shared ones only. */
             uint32_t wanted = is_mapped && e < experts ? 1 : facts->cluster->copies;
-            listed += count;
             if (count == 0) {
                 first_none = none.experts == 0 ? layer->shape.layer : first_none;
                 lack_add(&none, layer->shape.layer, e);

@@ -91,6 +91,7 @@ bool ep_ascend_weights_alike(const ep_backend_weights *a, const ep_backend_weigh
     const ep_ascend_weights *other = (const ep_ascend_weights *)b;
     return a->hidden == b->hidden && a->inner == b->inner && a->format == b->format &&
            one->activation == other->activation && one->has_biases == other->has_biases &&
+           /* NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): floats, by their bits */
            memcmp(&one->numbers, &other->numbers, sizeof(one->numbers)) == 0;
 }
 
