@@ -382,8 +382,8 @@ static ep_err check_count_outputs(const ep_moe_dispatch_args *args, const group_
     return EP_OK;
 }
 
-ep_err group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args, group_view *out_view,
-                           ep_error *out_error)
+ep_err ep_group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args,
+                              group_view *out_view, ep_error *out_error)
 {
     group_view *view = out_view;
     memset(view, 0, sizeof(*view));
@@ -507,9 +507,9 @@ static ep_err read_combine_tensors(const ep_moe_combine_args *args, const ep_moe
     return check_rows("x_out", &args->x_out, &view->call, &unused, out_error);
 }
 
-ep_err group_combine_view(ep_group *group, const ep_moe_combine_args *args,
-                          const ep_moe_add_rms_norm *norm, group_view *out_view,
-                          ep_error *out_error)
+ep_err ep_group_combine_view(ep_group *group, const ep_moe_combine_args *args,
+                             const ep_moe_add_rms_norm *norm, group_view *out_view,
+                             ep_error *out_error)
 {
     group_view *view = out_view;
     memset(view, 0, sizeof(*view));

@@ -31,12 +31,12 @@ typedef struct group_view {
 
 /* Errors: INVALID_ARGUMENT naming parameter, value, allowed range; UNIMPLEMENTED (memory, newer
  * struct). */
-ep_err group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args, group_view *out_view,
-                           ep_error *out_error);
+ep_err ep_group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args,
+                              group_view *out_view, ep_error *out_error);
 /* norm NULL: plain combine. */
-ep_err group_combine_view(ep_group *group, const ep_moe_combine_args *args,
-                          const ep_moe_add_rms_norm *norm, group_view *out_view,
-                          ep_error *out_error);
+ep_err ep_group_combine_view(ep_group *group, const ep_moe_combine_args *args,
+                             const ep_moe_add_rms_norm *norm, group_view *out_view,
+                             ep_error *out_error);
 
 /* A plan: what a call must still be like when it runs. */
 struct ep_group_plan {
@@ -50,12 +50,12 @@ struct ep_group_plan {
 };
 
 /* Takes the stage's memory on success. */
-ep_err group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
-                         const char *workspace_formula, const ep_stage *taken_stage,
-                         ep_group_plan **out_plan, ep_error *out_error);
+ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
+                            const char *workspace_formula, const ep_stage *taken_stage,
+                            ep_group_plan **out_plan, ep_error *out_error);
 /* Errors: FAILED_PRECONDITION (none, stale: what differs), RESOURCE_EXHAUSTED (workspace),
  * INVALID_ARGUMENT (its alignment). */
-ep_err group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view,
-                        const void *workspace, size_t workspace_bytes, ep_error *out_error);
+ep_err ep_group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view,
+                           const void *workspace, size_t workspace_bytes, ep_error *out_error);
 
 #endif

@@ -107,10 +107,10 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
     ep_err err = EP_OK;
     if (are_whole(args, norm)) { /* others are refused next */
         to_host(&args, &norm, &host, &host_norm);
-        err = group_stage_combine(&stage, &host, norm != NULL ? &host_norm : NULL, out_error);
+        err = ep_group_stage_combine(&stage, &host, norm != NULL ? &host_norm : NULL, out_error);
     }
     if (err == EP_OK) {
-        err = group_combine_view(group, args, norm, &view, out_error);
+        err = ep_group_combine_view(group, args, norm, &view, out_error);
     }
     if (err == EP_OK) {
         snprintf(formula, sizeof(formula),
@@ -119,7 +119,7 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
                  "rows more; with norm: 3 f32 more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
                  view.batch.tokens, view.batch.hidden);
         size_t bytes = parts_of(&view).bytes;
-        err = group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
+        err = ep_group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
         if (err == EP_OK) {
             *out_workspace_bytes = bytes;
             return EP_OK;
@@ -176,7 +176,7 @@ static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error
                             view->expand_rows * (int64_t)(w->view->batch.hidden * w->element),
                             needs, needs * (int64_t)(w->view->batch.hidden * w->element));
     }
-    return group_stage_in_later(w->stage, (size_t)needs, w->op->deadline_us, out_error);
+    return ep_group_stage_in_later(w->stage, (size_t)needs, w->op->deadline_us, out_error);
 }
 
 static void run_of(const combine_work *w, uint32_t expert, uint32_t member, uint32_t *out_begin,
@@ -214,10 +214,10 @@ static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
     uint64_t theirs = (uint64_t)counts[1 - tp->own];
     size_t row_bytes = w->view->batch.hidden * w->element;
     uint8_t *body;
-    ep_err err =
-        group_op_body(tp, 1 - tp->own, 64 + theirs * row_bytes, (uint32_t)theirs, &body, out_error);
+    ep_err err = ep_group_op_body(tp, 1 - tp->own, 64 + theirs * row_bytes, (uint32_t)theirs, &body,
+                                  out_error);
     if (err != EP_OK) {
-        group_op_fail(tp, out_error);
+        ep_group_op_fail(tp, out_error);
         return err;
     }
     memset(body, 0, 64);
@@ -225,8 +225,8 @@ static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
     for (uint32_t i = 0; i < theirs; i++) {
         memcpy(body + 64 + i * row_bytes, row_back(w, w->assist.rows + i), row_bytes);
     }
-    err = group_op_send(tp, out_error);
-    return err == EP_OK ? group_op_wait(tp, out_error) : err;
+    err = ep_group_op_send(tp, out_error);
+    return err == EP_OK ? ep_group_op_wait(tp, out_error) : err;
 }
 
 /* summed = own row + partner's row, rounded once. */
@@ -249,7 +249,7 @@ static ep_err tp_add(combine_work *w, group_op *tp, ep_error *out_error)
 {
     size_t row_bytes = w->view->batch.hidden * w->element;
     size_t bytes;
-    const uint8_t *body = group_op_received(tp, 1 - tp->own, &bytes);
+    const uint8_t *body = ep_group_op_received(tp, 1 - tp->own, &bytes);
     if (bytes != 64 + w->assist.rows * row_bytes) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "the TP partner sent %zu bytes of rows, %zu were dispatched here: "
@@ -273,10 +273,10 @@ static ep_err tp_add(combine_work *w, group_op *tp, ep_error *out_error)
 static ep_err tp_reduce(combine_work *w, ep_error *out_error)
 {
     static const uint32_t members[2] = {0, 1};
-    ep_group_call call = group_tp_call(w->view);
+    ep_group_call call = ep_group_tp_call(w->view);
     group_op tp;
     ep_err err =
-        group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
+        ep_group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -284,7 +284,7 @@ static ep_err tp_reduce(combine_work *w, ep_error *out_error)
     if (err == EP_OK) {
         err = tp_add(w, &tp, out_error);
     }
-    group_op_end(&tp);
+    ep_group_op_end(&tp);
     return err;
 }
 
@@ -311,7 +311,7 @@ static ep_err fill_frame(const combine_work *w, uint32_t member, ep_error *out_e
     const int32_t *triples = w->args->assist_info_for_combine.data;
     ep_group_combine_parts parts = ep_group_combine_parts_of(rows, w->wire_row_bytes);
     uint8_t *body;
-    ep_err err = group_op_body(w->op, member, parts.bytes, rows, &body, out_error);
+    ep_err err = ep_group_op_body(w->op, member, parts.bytes, rows, &body, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -344,7 +344,7 @@ static ep_err send_rows(const combine_work *w, ep_error *out_error)
             }
         }
     }
-    return group_op_send(w->op, out_error);
+    return ep_group_op_send(w->op, out_error);
 }
 
 /* ---- receiving ---- */
@@ -401,7 +401,7 @@ static ep_err place_own(combine_work *w, ep_error *out_error)
 static ep_err place_received(const combine_work *w, uint32_t member, ep_error *out_error)
 {
     size_t bytes;
-    const uint8_t *body = group_op_received(w->op, member, &bytes);
+    const uint8_t *body = ep_group_op_received(w->op, member, &bytes);
     uint64_t rows = UINT64_MAX;
     if (bytes >= sizeof(rows)) {
         memcpy(&rows, body, sizeof(rows));
@@ -533,7 +533,7 @@ static ep_err exchange(combine_work *w, group_view *view, ep_error *out_error)
         err = open_assist(w, view, &error);
     }
     if (err != EP_OK) {
-        return group_call_failed(w->op, view, &error, out_error);
+        return ep_group_call_failed(w->op, view, &error, out_error);
     }
     if (view->group_tp != NULL) {
         err = tp_reduce(w, &error);
@@ -542,12 +542,12 @@ static ep_err exchange(combine_work *w, group_view *view, ep_error *out_error)
         err = send_rows(w, &error);
     }
     if (err != EP_OK) {
-        group_op_fail(w->op, &error);
+        ep_group_op_fail(w->op, &error);
     } else {
-        err = group_op_wait(w->op, &error);
+        err = ep_group_op_wait(w->op, &error);
     }
     if (err == EP_OK) {
-        group_add_performance(w->op, view, &w->args->performance_info);
+        ep_group_add_performance(w->op, view, &w->args->performance_info);
         err = receive_rows(w, &error);
     }
     if (err == EP_OK) {
@@ -557,7 +557,7 @@ static ep_err exchange(combine_work *w, group_view *view, ep_error *out_error)
     } else if (out_error != NULL) {
         *out_error = error;
     }
-    group_op_end(w->op);
+    ep_group_op_end(w->op);
     return err;
 }
 
@@ -567,12 +567,12 @@ static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_arg
 {
     group_view view;
     group_op op;
-    ep_err err = group_combine_view(group, args, norm, &view, out_error);
+    ep_err err = ep_group_combine_view(group, args, norm, &view, out_error);
     if (err == EP_OK) {
-        err = group_plan_check(plan, group, &view, workspace, workspace_bytes, out_error);
+        err = ep_group_plan_check(plan, group, &view, workspace, workspace_bytes, out_error);
     }
     if (err == EP_OK) {
-        err = group_op_begin(group, &view.call, view.members, args->deadline_us, &op, out_error);
+        err = ep_group_op_begin(group, &view.call, view.members, args->deadline_us, &op, out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -619,15 +619,15 @@ static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_comb
     to_host(&args, &norm, &host, &host_norm);
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
     ep_err err =
-        group_stage_combine(&plan->stage, &host, norm != NULL ? &host_norm : NULL, out_error);
+        ep_group_stage_combine(&plan->stage, &host, norm != NULL ? &host_norm : NULL, out_error);
     if (err == EP_OK) {
-        err = group_stage_in(&plan->stage, deadline_us, out_error);
+        err = ep_group_stage_in(&plan->stage, deadline_us, out_error);
     }
     if (err == EP_OK) {
         err = run(group, plan, args, norm, workspace, workspace_bytes, out_error);
     }
     if (err == EP_OK) {
-        err = group_stage_out(&plan->stage, EP_STAGE_ALL_ROWS, deadline_us, out_error);
+        err = ep_group_stage_out(&plan->stage, EP_STAGE_ALL_ROWS, deadline_us, out_error);
     }
     return err;
 }

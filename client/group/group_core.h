@@ -151,77 +151,78 @@ struct ep_group {
 
 /* A frame to fill: *out_frame is its first byte, fixed part included. Errors: NO_MEMORY,
  * RESOURCE_EXHAUSTED (frame_bytes_max). */
-ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer,
-                           uint8_t **out_frame, ep_error *out_error);
+ep_err ep_group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer,
+                              uint8_t **out_frame, ep_error *out_error);
 /* The error of frame_bytes_max. */
-ep_err group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error);
+ep_err ep_group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error);
 /* First byte of a frame acquired so. */
-uint8_t *group_frame_data(ep_buffer *buffer);
+uint8_t *ep_group_frame_data(ep_buffer *buffer);
 /* Encodes the fixed part (payload_bytes is that of the acquire) and sends; takes the buffer in any
  * case. Of frame's flags only PASSED_ON is the caller's. Lock not held. */
-ep_err group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer);
+ep_err ep_group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer);
 /* A frame with text as payload (NULL none; code in front of it when not OK). Failures are the
  * connection's. Lock not held. */
-void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation,
-                     uint64_t number, ep_err code, const char *text);
+void ep_group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation,
+                        uint64_t number, ep_err code, const char *text);
 /* The same for a frame given but for its payload: one that is passed on. */
-ep_err group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, const char *text);
+ep_err ep_group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code,
+                             const char *text);
 /* What such a frame holds: code and text, up to EP_ERROR_TEXT_BYTES; returns the payload's
  * bytes. */
 #define GROUP_TEXT_PAYLOAD_MAX (4 + EP_ERROR_TEXT_BYTES)
-size_t group_put_text(uint8_t *payload, ep_err code, const char *text);
-/* Takes apart what group_send_text made. */
-void group_read_text(const ep_buffer *buffer, ep_error *out_error);
+size_t ep_group_put_text(uint8_t *payload, ep_err code, const char *text);
+/* Takes apart what ep_group_send_text made. */
+void ep_group_read_text(const ep_buffer *buffer, ep_error *out_error);
 
 /* ---- group_link.c: what connections bring ---- */
 
 /* A link for a connection; rank GROUP_NO_RANK: accepted. Takes conn. NULL: no memory, conn is
  * released. */
-group_link *group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank);
+group_link *ep_group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank);
 /* on_accept of the group's listener. */
-void group_accepted(void *group, ep_conn *taken_conn);
+void ep_group_accepted(void *group, ep_conn *taken_conn);
 /* Lock held: drops what waits from a peer and is older than the call in progress. */
-void group_drop_old_frames(ep_group *group, group_peer *peer);
+void ep_group_drop_old_frames(ep_group *group, group_peer *peer);
 /* Puts a frame of origin where the call looks for it, and takes it then; false: it cannot be in
  * this place. Lock not held. */
-bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame,
-                     ep_buffer **inout_buffer);
-/* Lock held: whether group_inbox_add would take it. */
-bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame);
+bool ep_group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame,
+                        ep_buffer **inout_buffer);
+/* Lock held: whether ep_group_inbox_add would take it. */
+bool ep_group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame);
 /* Frames of origin may come from itself and from neighbours, so that a later one may come first.
  * Lock held. */
-bool group_has_two_ways(const ep_group *group, uint32_t origin);
+bool ep_group_has_two_ways(const ep_group *group, uint32_t origin);
 /* Marks the link's peer as gone, for why, and closes the link. Lock not held. */
-void group_link_close_badly(group_link *link, const char *why);
+void ep_group_link_close_badly(group_link *link, const char *why);
 /* Lock held: the link of a rank that is there; NULL: none, or it is gone. Stays valid as long as
  * the group. */
-group_link *group_peer_link(ep_group *group, uint32_t rank);
+group_link *ep_group_peer_link(ep_group *group, uint32_t rank);
 
 /* ---- group_relay.c: the gateway's part; runs on the lanes' threads. Lock not held ---- */
 
 /* A frame for all ranks of this host: passes the parts on and keeps its own. Takes the buffer. */
-void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame,
-                       ep_buffer *taken_buffer);
+void ep_group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame,
+                          ep_buffer *taken_buffer);
 /* Tells the other ranks of this host that rank is gone. */
-void group_relay_loss(ep_group *group, uint32_t rank);
+void ep_group_relay_loss(ep_group *group, uint32_t rank);
 /* All are connected: passes on what was held until now. */
-void group_relay_open(ep_group *group);
+void ep_group_relay_open(ep_group *group);
 /* Lock held: drops what is held. */
-void group_relay_drop(ep_group *group);
+void ep_group_relay_drop(ep_group *group);
 
 /* ---- group_mesh.c ---- */
 
 /* Lock not held: rank 0 tells everybody the table once all have said hello. False: it cannot;
  * create_error says why, and all are refused. */
-bool group_send_table(ep_group *group);
+bool ep_group_send_table(ep_group *group);
 /* Lock not held: answers the hellos that came before the table did. */
-void group_answer_hellos(ep_group *group);
-void group_send_welcome(group_link *link);
+void ep_group_answer_hellos(ep_group *group);
+void ep_group_send_welcome(group_link *link);
 /* Lock held: all peers' hosts are known. */
-void group_find_hosts(ep_group *group);
+void ep_group_find_hosts(ep_group *group);
 
 /* Waits on changed until deadline_ns; false: the deadline has passed. Lock held. */
-bool group_wait_until(ep_group *group, uint64_t deadline_ns);
+bool ep_group_wait_until(ep_group *group, uint64_t deadline_ns);
 
 /* ---- group_exchange.c: one call ---- */
 
@@ -237,28 +238,28 @@ typedef struct group_op {
 /*
  * Takes the group for a call. members: the group's ranks of this call in local order. Errors:
  * FAILED_PRECONDITION (another call runs, a forked child), UNAVAILABLE (a member is gone), what
- * broke this generation, DEADLINE_EXCEEDED. After EP_OK group_op_end must follow.
+ * broke this generation, DEADLINE_EXCEEDED. After EP_OK ep_group_op_end must follow.
  */
-ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members,
-                      uint64_t deadline_us, group_op *out_op, ep_error *out_error);
-/* The body of the frame to a member, to be filled before group_op_send. rows: how many it has, for
- * the statistics. */
-ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows,
-                     uint8_t **out_body, ep_error *out_error);
+ep_err ep_group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members,
+                         uint64_t deadline_us, group_op *out_op, ep_error *out_error);
+/* The body of the frame to a member, to be filled before ep_group_op_send. rows: how many it has,
+ * for the statistics. */
+ep_err ep_group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows,
+                        uint8_t **out_body, ep_error *out_error);
 /* Sends every body. In a call by host only gateways of other hosts have one, for the whole host. */
-ep_err group_op_send(group_op *op, ep_error *out_error);
-/* Instead of group_op_send: tells all others that this rank failed. */
-void group_op_fail(group_op *op, const ep_error *error);
+ep_err ep_group_op_send(group_op *op, ep_error *out_error);
+/* Instead of ep_group_op_send: tells all others that this rank failed. */
+void ep_group_op_fail(group_op *op, const ep_error *error);
 /* Waits for all frames, checks them and that all ranks agree. */
-ep_err group_op_wait(group_op *op, ep_error *out_error);
-/* After group_op_wait: what a member sent; told is its record. */
-const uint8_t *group_op_received(const group_op *op, uint32_t member, size_t *out_bytes);
+ep_err ep_group_op_wait(group_op *op, ep_error *out_error);
+/* After ep_group_op_wait: what a member sent; told is its record. */
+const uint8_t *ep_group_op_received(const group_op *op, uint32_t member, size_t *out_bytes);
 static inline const ep_group_call *group_op_told(const group_op *op, uint32_t member)
 {
     return &op->group->told[member];
 }
 /* Microseconds this call waited for a member. */
-int64_t group_op_waited_us(const group_op *op, uint32_t member);
-void group_op_end(group_op *op);
+int64_t ep_group_op_waited_us(const group_op *op, uint32_t member);
+void ep_group_op_end(group_op *op);
 
 #endif

@@ -55,14 +55,14 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
     if (args != NULL && args->struct_bytes == sizeof(*args)) { /* others are refused next */
         host = *args;
         args = &host;
-        err = group_stage_dispatch(&stage, &host, out_error);
+        err = ep_group_stage_dispatch(&stage, &host, out_error);
     }
     if (err == EP_OK) {
-        err = group_dispatch_view(group, args, &view, out_error);
+        err = ep_group_dispatch_view(group, args, &view, out_error);
     }
     if (err == EP_OK) {
         size_t bytes = workspace_bytes(&view, formula, sizeof(formula));
-        err = group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
+        err = ep_group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
         if (err == EP_OK) {
             *out_workspace_bytes = bytes;
             return EP_OK;
@@ -84,7 +84,7 @@ static ep_err fill_frame(dispatch_work *w, uint32_t member, ep_error *out_error)
     ep_group_dispatch_parts parts =
         ep_group_dispatch_parts_of(local, rows, w->row_bytes, w->packer.quantise, weights);
     uint8_t *body;
-    ep_err err = group_op_body(w->op, member, parts.bytes, rows, &body, out_error);
+    ep_err err = ep_group_op_body(w->op, member, parts.bytes, rows, &body, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -124,11 +124,12 @@ static ep_err fill_host_frame(dispatch_work *w, uint32_t host, ep_error *out_err
     ep_group_host_shape shape = ep_group_host_plan(&sender);
     size_t largest = EP_GROUP_BODY_OFFSET + ep_group_host_largest(&sender, &shape);
     if (largest > group->frame_bytes_max) { /* there the gateway could not pass it on */
-        return group_frame_too_large(group, largest, out_error);
+        return ep_group_frame_too_large(group, largest, out_error);
     }
     uint8_t *body;
-    ep_err err = group_op_body(w->op, ep_group_gateway(hosts, w->op->own, host),
-                               ep_group_host_parts_of(&shape).bytes, shape.rows, &body, out_error);
+    ep_err err =
+        ep_group_op_body(w->op, ep_group_gateway(hosts, w->op->own, host),
+                         ep_group_host_parts_of(&shape).bytes, shape.rows, &body, out_error);
     if (err == EP_OK) {
         ep_group_host_fill(&sender, &shape, body);
     }
@@ -150,7 +151,7 @@ static ep_err send_rows(dispatch_work *w, ep_error *out_error)
             err = fill_host_frame(w, h, out_error);
         }
     }
-    return err == EP_OK ? group_op_send(w->op, out_error) : err;
+    return err == EP_OK ? ep_group_op_send(w->op, out_error) : err;
 }
 
 /* ---- receiving ---- */
@@ -177,7 +178,7 @@ static ep_err check_received(const dispatch_work *w, uint32_t member, uint32_t *
                              ep_error *out_error)
 {
     size_t bytes;
-    const uint8_t *body = group_op_received(w->op, member, &bytes);
+    const uint8_t *body = ep_group_op_received(w->op, member, &bytes);
     const ep_group_call *told = group_op_told(w->op, member);
     uint32_t slots = w->packer.slots_per_token;
     uint64_t most =
@@ -219,7 +220,8 @@ static ep_err write_counts(dispatch_work *w, ep_error *out_error)
             size_t bytes;
             uint32_t count = own_count(w, e);
             if (m != w->op->own) {
-                memcpy(&count, group_op_received(w->op, m, &bytes) + 4 * (size_t)e, sizeof(count));
+                memcpy(&count, ep_group_op_received(w->op, m, &bytes) + 4 * (size_t)e,
+                       sizeof(count));
             }
             sum += count;
             if (sum > INT32_MAX) {
@@ -326,7 +328,7 @@ static void copy_rows(const dispatch_work *w, size_t row, const uint8_t *from, u
 static void place_received(const dispatch_work *w, uint32_t member, uint32_t rows)
 {
     size_t bytes;
-    const uint8_t *body = group_op_received(w->op, member, &bytes);
+    const uint8_t *body = ep_group_op_received(w->op, member, &bytes);
     bool weights = w->view->call.has_expert_scales != 0;
     ep_group_dispatch_parts parts = ep_group_dispatch_parts_of(
         w->view->local_experts, rows, w->row_bytes, w->packer.quantise, weights);
@@ -373,7 +375,7 @@ static ep_err receive_rows(dispatch_work *w, ep_error *out_error)
     for (uint32_t m = 0; m < w->view->layout.ranks; m++) {
         if (m != w->op->own) {
             size_t bytes;
-            const uint8_t *body = group_op_received(w->op, m, &bytes);
+            const uint8_t *body = ep_group_op_received(w->op, m, &bytes);
             sum_counts(body, bytes, w->view->local_experts, UINT64_MAX, &rows);
             place_received(w, m, rows);
         }
@@ -401,8 +403,8 @@ static ep_err tp_fill(const dispatch_work *w, group_op *tp, ep_error *out_error)
     uint32_t head[2] = {(uint32_t)w->rows, w->view->local_experts};
     size_t rows_at = tp_rows_at(counts, head[0], w->packer.quantise);
     uint8_t *body;
-    ep_err err =
-        group_op_body(tp, 1 - tp->own, rows_at + head[0] * w->row_bytes, head[0], &body, out_error);
+    ep_err err = ep_group_op_body(tp, 1 - tp->own, rows_at + head[0] * w->row_bytes, head[0], &body,
+                                  out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -438,7 +440,7 @@ static ep_err tp_place(const dispatch_work *w, group_op *tp, ep_error *out_error
 {
     size_t counts = (size_t)w->view->layout.ranks * w->view->local_experts;
     size_t bytes;
-    const uint8_t *body = group_op_received(tp, 1 - tp->own, &bytes);
+    const uint8_t *body = ep_group_op_received(tp, 1 - tp->own, &bytes);
     uint32_t head[2] = {0, UINT32_MAX};
     if (bytes >= 64) {
         memcpy(head, body, sizeof(head));
@@ -471,26 +473,26 @@ static ep_err tp_place(const dispatch_work *w, group_op *tp, ep_error *out_error
 static ep_err tp_gather(const dispatch_work *w, ep_error *out_error)
 {
     static const uint32_t members[2] = {0, 1};
-    ep_group_call call = group_tp_call(w->view);
+    ep_group_call call = ep_group_tp_call(w->view);
     group_op tp;
     ep_err err =
-        group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
+        ep_group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
     if (err != EP_OK) {
         return err;
     }
     err = tp_fill(w, &tp, out_error);
     if (err != EP_OK) {
-        group_op_fail(&tp, out_error);
+        ep_group_op_fail(&tp, out_error);
     } else {
-        err = group_op_send(&tp, out_error);
+        err = ep_group_op_send(&tp, out_error);
     }
     if (err == EP_OK) {
-        err = group_op_wait(&tp, out_error);
+        err = ep_group_op_wait(&tp, out_error);
     }
     if (err == EP_OK) {
         err = tp_place(w, &tp, out_error);
     }
-    group_op_end(&tp);
+    ep_group_op_end(&tp);
     return err;
 }
 
@@ -539,15 +541,15 @@ static ep_err run(dispatch_work *w, group_view *view, ep_error *out_error)
         err = send_rows(w, &error);
     }
     if (err != EP_OK) {
-        return group_call_failed(w->op, view, &error, out_error);
+        return ep_group_call_failed(w->op, view, &error, out_error);
     }
-    err = group_op_wait(w->op, &error);
+    err = ep_group_op_wait(w->op, &error);
     if (err == EP_OK) {
-        group_add_performance(w->op, view, &w->args->performance_info);
+        ep_group_add_performance(w->op, view, &w->args->performance_info);
         err = receive_rows(w, &error);
     }
     if (err != EP_OK) {
-        return group_call_lost(w->op, view, &error, out_error);
+        return ep_group_call_lost(w->op, view, &error, out_error);
     }
     if (view->group_tp != NULL) {
         err = tp_gather(w, &error);
@@ -558,7 +560,7 @@ static ep_err run(dispatch_work *w, group_view *view, ep_error *out_error)
     } else if (out_error != NULL) {
         *out_error = error;
     }
-    group_op_end(w->op);
+    ep_group_op_end(w->op);
     return err;
 }
 
@@ -569,12 +571,12 @@ static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
 {
     group_view view;
     group_op op;
-    ep_err err = group_dispatch_view(group, args, &view, out_error);
+    ep_err err = ep_group_dispatch_view(group, args, &view, out_error);
     if (err == EP_OK) {
-        err = group_plan_check(plan, group, &view, workspace, workspace_size, out_error);
+        err = ep_group_plan_check(plan, group, &view, workspace, workspace_size, out_error);
     }
     if (err == EP_OK) {
-        err = group_op_begin(group, &view.call, view.members, args->deadline_us, &op, out_error);
+        err = ep_group_op_begin(group, &view.call, view.members, args->deadline_us, &op, out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -623,15 +625,15 @@ ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
     }
     host = *args;
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
-    ep_err err = group_stage_dispatch(&plan->stage, &host, out_error);
+    ep_err err = ep_group_stage_dispatch(&plan->stage, &host, out_error);
     if (err == EP_OK) {
-        err = group_stage_in(&plan->stage, deadline_us, out_error);
+        err = ep_group_stage_in(&plan->stage, deadline_us, out_error);
     }
     if (err == EP_OK) {
         err = dispatch(group, plan, &host, workspace, workspace_size, &rows, out_error);
     }
     if (err == EP_OK) {
-        err = group_stage_out(&plan->stage, rows, deadline_us, out_error);
+        err = ep_group_stage_out(&plan->stage, rows, deadline_us, out_error);
     }
     return err;
 }

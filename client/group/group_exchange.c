@@ -68,13 +68,13 @@ static bool is_elsewhere(const ep_group *group, uint32_t member)
 /* This call's frame may come yet. */
 static bool is_overtaken(const ep_group *group, uint32_t member)
 {
-    return is_elsewhere(group, member) && group_has_two_ways(group, group->members[member]);
+    return is_elsewhere(group, member) && ep_group_has_two_ways(group, group->members[member]);
 }
 
 /* It will not. */
 static bool is_elsewhere_for_good(const ep_group *group, uint32_t member)
 {
-    return is_elsewhere(group, member) && !group_has_two_ways(group, group->members[member]);
+    return is_elsewhere(group, member) && !ep_group_has_two_ways(group, group->members[member]);
 }
 
 static bool is_gone(const ep_group *group, uint32_t member)
@@ -200,11 +200,11 @@ static void tell_broken(ep_group *group, const ep_error *error, uint32_t generat
 {
     for (uint32_t m = 0; m < group->members_count; m++) {
         pthread_mutex_lock(&group->lock);
-        group_link *link = group_peer_link(group, group->members[m]);
+        group_link *link = ep_group_peer_link(group, group->members[m]);
         pthread_mutex_unlock(&group->lock);
         if (link != NULL) {
-            group_send_text(link, EP_GROUP_FRAME_BROKEN, generation, number, error->code,
-                            error->text);
+            ep_group_send_text(link, EP_GROUP_FRAME_BROKEN, generation, number, error->code,
+                               error->text);
         }
     }
 }
@@ -267,7 +267,7 @@ static ep_err wait_for(group_op *op, rank_test test, ep_error *out_error)
         if (!any(group, test)) {
             return EP_OK;
         }
-        bool in_time = group_wait_until(group, op->deadline_ns);
+        bool in_time = ep_group_wait_until(group, op->deadline_ns);
         if (!in_time && any(group, test)) {
             late_error(op, test, out_error);
             return break_generation(group, out_error);
@@ -275,8 +275,8 @@ static ep_err wait_for(group_op *op, rank_test test, ep_error *out_error)
     }
 }
 
-ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members,
-                      uint64_t deadline_us, group_op *out_op, ep_error *out_error)
+ep_err ep_group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members,
+                         uint64_t deadline_us, group_op *out_op, ep_error *out_error)
 {
     if (ep_fork_guard_in_child(&group->fork)) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
@@ -300,7 +300,7 @@ ep_err group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t
     group->own_member = out_op->own;
     group->by_host = call->by_host != 0;
     for (uint32_t r = 0; r < group->world; r++) {
-        group_drop_old_frames(group, &group->peers[r]);
+        ep_group_drop_old_frames(group, &group->peers[r]);
     }
     /* A rank that is gone may have left its frame of this call behind: then it can still be
      * made. */
@@ -328,13 +328,13 @@ static group_link *link_of(ep_group *group, uint32_t member)
     return link; /* links of peers live as long as the group */
 }
 
-ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows,
-                     uint8_t **out_body, ep_error *out_error)
+ep_err ep_group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows,
+                        uint8_t **out_body, ep_error *out_error)
 {
     ep_group *group = op->group;
     uint8_t *frame;
-    ep_err err = group_frame_acquire(group, EP_GROUP_BODY_OFFSET + body_bytes,
-                                     &group->outgoing[member], &frame, out_error);
+    ep_err err = ep_group_frame_acquire(group, EP_GROUP_BODY_OFFSET + body_bytes,
+                                        &group->outgoing[member], &frame, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -346,7 +346,7 @@ ep_err group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t 
     return EP_OK;
 }
 
-ep_err group_op_send(group_op *op, ep_error *out_error)
+ep_err ep_group_op_send(group_op *op, ep_error *out_error)
 {
     ep_group *group = op->group;
     ep_err err = EP_OK;
@@ -362,7 +362,7 @@ ep_err group_op_send(group_op *op, ep_error *out_error)
             continue;
         }
         group->outgoing[member] = NULL;
-        ep_err sent = group_frame_send(link_of(group, member), &frame, buffer);
+        ep_err sent = ep_group_frame_send(link_of(group, member), &frame, buffer);
         if (sent == EP_OK) {
             pthread_mutex_lock(&group->lock);
             group->peers[group->members[member]].traffic.rows_sent += group->outgoing_rows[member];
@@ -377,7 +377,7 @@ ep_err group_op_send(group_op *op, ep_error *out_error)
     return err;
 }
 
-void group_op_fail(group_op *op, const ep_error *error)
+void ep_group_op_fail(group_op *op, const ep_error *error)
 {
     ep_group *group = op->group;
     char text[EP_ERROR_TEXT_BYTES];
@@ -386,8 +386,8 @@ void group_op_fail(group_op *op, const ep_error *error)
         ep_buffer_unref(group->outgoing[m]);
         group->outgoing[m] = NULL;
         if (m != op->own) {
-            group_send_text(link_of(group, m), EP_GROUP_FRAME_FAILED, group->generation,
-                            group->number, error->code, text);
+            ep_group_send_text(link_of(group, m), EP_GROUP_FRAME_FAILED, group->generation,
+                               group->number, error->code, text);
         }
     }
 }
@@ -459,7 +459,7 @@ static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
     }
     if (frame.kind == EP_GROUP_FRAME_FAILED) {
         ep_error theirs;
-        group_read_text(buffer, &theirs);
+        ep_group_read_text(buffer, &theirs);
         return ep_error_set(out_error, theirs.code, "rank %" PRIu32 ": %.*s",
                             group->members[member], EP_ERROR_TEXT_BYTES - 24, theirs.text);
     }
@@ -517,7 +517,7 @@ static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error
         }
         uint64_t until_ns =
             notice_ns != 0 && notice_ns < op->deadline_ns ? notice_ns : op->deadline_ns;
-        if ((for_good && explained) || !group_wait_until(group, until_ns)) {
+        if ((for_good && explained) || !ep_group_wait_until(group, until_ns)) {
             *out_differs = !explained;
             return explained ? gone_error(group, is_gone, out_error) : EP_OK;
         }
@@ -525,7 +525,7 @@ static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error
     return EP_OK;
 }
 
-ep_err group_op_wait(group_op *op, ep_error *out_error)
+ep_err ep_group_op_wait(group_op *op, ep_error *out_error)
 {
     ep_group *group = op->group;
     ep_error error;
@@ -570,14 +570,14 @@ ep_err group_op_wait(group_op *op, ep_error *out_error)
     return err;
 }
 
-const uint8_t *group_op_received(const group_op *op, uint32_t member, size_t *out_bytes)
+const uint8_t *ep_group_op_received(const group_op *op, uint32_t member, size_t *out_bytes)
 {
     const ep_buffer *buffer = op->group->incoming[member];
     *out_bytes = buffer->bytes - EP_GROUP_BODY_OFFSET;
     return buffer->data + EP_GROUP_BODY_OFFSET;
 }
 
-int64_t group_op_waited_us(const group_op *op, uint32_t member)
+int64_t ep_group_op_waited_us(const group_op *op, uint32_t member)
 {
     uint64_t arrived = op->group->incoming_ns[member];
     return member == op->own || arrived <= op->wait_began_ns
@@ -587,7 +587,7 @@ int64_t group_op_waited_us(const group_op *op, uint32_t member)
 
 /* ---- ending ---- */
 
-void group_op_end(group_op *op)
+void ep_group_op_end(group_op *op)
 {
     ep_group *group = op->group;
     for (uint32_t m = 0; m < group->members_count; m++) {
@@ -599,7 +599,7 @@ void group_op_end(group_op *op)
     pthread_mutex_lock(&group->lock);
     group->number++;
     for (uint32_t r = 0; r < group->world; r++) {
-        group_drop_old_frames(group, &group->peers[r]);
+        ep_group_drop_old_frames(group, &group->peers[r]);
     }
     pthread_mutex_unlock(&group->lock);
     __atomic_store_n(&group->busy, false, __ATOMIC_RELEASE);

@@ -24,7 +24,7 @@ static bool peer_is_gone(ep_group *group, group_peer *peer, const char *why)
     return news;
 }
 
-void group_link_close_badly(group_link *link, const char *why)
+void ep_group_link_close_badly(group_link *link, const char *why)
 {
     ep_group *group = link->group;
     bool news = false;
@@ -34,12 +34,12 @@ void group_link_close_badly(group_link *link, const char *why)
     }
     pthread_mutex_unlock(&group->lock);
     if (news) {
-        group_relay_loss(group, link->rank);
+        ep_group_relay_loss(group, link->rank);
     }
     ep_conn_close(link->conn);
 }
 
-group_link *group_peer_link(ep_group *group, uint32_t rank)
+group_link *ep_group_peer_link(ep_group *group, uint32_t rank)
 {
     const group_peer *peer = &group->peers[rank];
     return rank != group->rank && peer->link != NULL && !peer->gone ? peer->link : NULL;
@@ -108,7 +108,7 @@ static void refuse(group_link *link, ep_err code, const char *why)
     pthread_mutex_lock(&group->lock);
     snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", why);
     pthread_mutex_unlock(&group->lock);
-    group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, code, why);
+    ep_group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, code, why);
     /* The refused side closes: closing here could overtake the text. */
 }
 
@@ -142,7 +142,7 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
             all_here = all_here && !group->table_sent;
             group->table_sent = group->table_sent || all_here;
             if (all_here) {
-                group_find_hosts(group);
+                ep_group_find_hosts(group);
             }
         } else if (group->membership == 0) {
             peer->hello_waits = true;
@@ -159,9 +159,9 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
     }
     ep_conn_allow_large(link->conn, NULL);
     if (welcome) {
-        group_send_welcome(link);
+        ep_group_send_welcome(link);
     }
-    bool table_out = all_here && group_send_table(group);
+    bool table_out = all_here && ep_group_send_table(group);
     pthread_mutex_lock(&group->lock);
     group->table_out = group->table_out || table_out;
     pthread_cond_broadcast(&group->changed);
@@ -171,7 +171,7 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
 /* What a rank gives as its reason becomes the caller's error: it is never without words. */
 static void read_reason(const group_link *link, const ep_buffer *buffer, ep_error *out_error)
 {
-    group_read_text(buffer, out_error);
+    ep_group_read_text(buffer, out_error);
     if (out_error->text[0] == 0) {
         ep_error_set(out_error, out_error->code, "rank %" PRIu32 " gives no reason", link->rank);
     }
@@ -194,7 +194,7 @@ static void take_welcome(group_link *link)
 {
     ep_group *group = link->group;
     if (!link->dialed) {
-        group_link_close_badly(link, "it broke the protocol");
+        ep_group_link_close_badly(link, "it broke the protocol");
         return;
     }
     pthread_mutex_lock(&group->lock);
@@ -238,7 +238,7 @@ static bool read_table(ep_group *group, const char *table, size_t bytes)
         snprintf(peer->host, sizeof(peer->host), "%s", host);
     }
     if (at == bytes) {
-        group_find_hosts(group);
+        ep_group_find_hosts(group);
     }
     return at == bytes;
 }
@@ -258,10 +258,10 @@ static void take_table(group_link *link, const ep_group_frame *frame, const ep_b
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
     if (!good) {
-        group_link_close_badly(link, "it broke the protocol");
+        ep_group_link_close_badly(link, "it broke the protocol");
         return;
     }
-    group_answer_hellos(group);
+    ep_group_answer_hellos(group);
 }
 
 /* ---- calls ---- */
@@ -279,7 +279,7 @@ static bool is_old(const ep_group *group, const ep_group_frame *frame)
            (frame->generation == group->generation && frame->number < group->number);
 }
 
-void group_drop_old_frames(ep_group *group, group_peer *peer)
+void ep_group_drop_old_frames(ep_group *group, group_peer *peer)
 {
     while (peer->ring_count > 0 && is_old(group, &peer->ring[0].head)) {
         ring_pop(peer);
@@ -344,18 +344,18 @@ static bool ring_insert(group_peer *peer, const group_inbox_frame *added)
     return true;
 }
 
-bool group_has_two_ways(const ep_group *group, uint32_t origin)
+bool ep_group_has_two_ways(const ep_group *group, uint32_t origin)
 {
     return group->has_neighbours && group->same_host[origin] != group->same_host[group->rank];
 }
 
-bool group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame)
+bool ep_group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame)
 {
     group_peer *peer = &group->peers[origin];
     group_arrivals seen = peer->seen;
     uint32_t place;
-    group_drop_old_frames(group, peer);
-    return note_arrival(&seen, frame, group_has_two_ways(group, origin)) &&
+    ep_group_drop_old_frames(group, peer);
+    return note_arrival(&seen, frame, ep_group_has_two_ways(group, origin)) &&
            (is_old(group, frame) || ring_place(peer, frame, &place));
 }
 
@@ -368,13 +368,13 @@ static bool may_bring(const ep_group *group, uint32_t origin, uint32_t via)
                              same[via] == same[group->rank]);
 }
 
-bool group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame,
-                     ep_buffer **inout_buffer)
+bool ep_group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame,
+                        ep_buffer **inout_buffer)
 {
     pthread_mutex_lock(&group->lock);
     group_peer *peer = &group->peers[origin];
-    bool good = note_arrival(&peer->seen, frame, group_has_two_ways(group, origin));
-    group_drop_old_frames(group, peer);
+    bool good = note_arrival(&peer->seen, frame, ep_group_has_two_ways(group, origin));
+    ep_group_drop_old_frames(group, peer);
     if (good && !is_old(group, frame)) {
         group_inbox_frame added = {*inout_buffer, *frame, ep_clock_now_ns(), via};
         good = ring_insert(peer, &added);
@@ -393,12 +393,12 @@ static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_bu
     pthread_mutex_lock(&group->lock);
     bool good = may_bring(group, origin, link->rank);
     /* gateways pass on in the order they are given */
-    group_link *sender = good && passed_on ? group_peer_link(group, origin) : link;
+    group_link *sender = good && passed_on ? ep_group_peer_link(group, origin) : link;
     pthread_mutex_unlock(&group->lock);
     if (!good) {
-        group_link_close_badly(link, "it passed on rows that do not come through it");
-    } else if (!group_inbox_add(group, origin, link->rank, frame, buffer) && sender != NULL) {
-        group_link_close_badly(sender, "it sent frames out of order");
+        ep_group_link_close_badly(link, "it passed on rows that do not come through it");
+    } else if (!ep_group_inbox_add(group, origin, link->rank, frame, buffer) && sender != NULL) {
+        ep_group_link_close_badly(sender, "it sent frames out of order");
     }
 }
 
@@ -407,7 +407,7 @@ static void take_loss(group_link *link, const ep_group_frame *frame, const ep_bu
 {
     ep_group *group = link->group;
     ep_error why;
-    group_read_text(buffer, &why);
+    ep_group_read_text(buffer, &why);
     pthread_mutex_lock(&group->lock);
     bool good = frame->origin != link->rank && may_bring(group, frame->origin, link->rank);
     if (good) {
@@ -421,7 +421,7 @@ static void take_loss(group_link *link, const ep_group_frame *frame, const ep_bu
     }
     pthread_mutex_unlock(&group->lock);
     if (!good) {
-        group_link_close_badly(link, "it broke the protocol");
+        ep_group_link_close_badly(link, "it broke the protocol");
     }
 }
 
@@ -447,14 +447,14 @@ static void take_bye(group_link *link, const ep_buffer *buffer)
     ep_group *group = link->group;
     ep_error why;
     char text[EP_ERROR_TEXT_BYTES];
-    group_read_text(buffer, &why);
+    ep_group_read_text(buffer, &why);
     snprintf(text, sizeof(text), "it left the group%s%.200s", why.text[0] != 0 ? " as " : "",
              why.text);
     pthread_mutex_lock(&group->lock);
     bool news = peer_is_gone(group, &group->peers[link->rank], text);
     pthread_mutex_unlock(&group->lock);
     if (news) {
-        group_relay_loss(group, link->rank);
+        ep_group_relay_loss(group, link->rank);
     }
 }
 
@@ -487,7 +487,7 @@ static void take_frame(group_link *link, const ep_group_frame *frame, ep_buffer 
         take_broken(link, frame, *buffer);
         break;
     case EP_GROUP_FRAME_HOST_ROWS:
-        group_relay_frame(link->group, link->rank, frame, *buffer);
+        ep_group_relay_frame(link->group, link->rank, frame, *buffer);
         *buffer = NULL;
         break;
     case EP_GROUP_FRAME_LOST:
@@ -521,7 +521,7 @@ static void on_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
     if (good) {
         take_frame(link, &frame, &taken_frame);
     } else {
-        group_link_close_badly(link, "it broke the protocol");
+        ep_group_link_close_badly(link, "it broke the protocol");
     }
     ep_buffer_unref(taken_frame);
 }
@@ -547,7 +547,7 @@ static void on_closed(void *arg, ep_conn *conn, const ep_error *error)
     }
     if (news) {
         pthread_mutex_unlock(&group->lock);
-        group_relay_loss(group, link->rank);
+        ep_group_relay_loss(group, link->rank);
         pthread_mutex_lock(&group->lock);
     }
     bool stranger = link->rank == GROUP_NO_RANK;
@@ -568,7 +568,7 @@ static void on_closed(void *arg, ep_conn *conn, const ep_error *error)
     }
 }
 
-group_link *group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank)
+group_link *ep_group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank)
 {
     group_link *link = calloc(1, sizeof(*link));
     if (link == NULL) {
@@ -598,7 +598,7 @@ group_link *group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank
     return link;
 }
 
-void group_accepted(void *arg, ep_conn *taken_conn)
+void ep_group_accepted(void *arg, ep_conn *taken_conn)
 {
-    group_link_start(arg, taken_conn, GROUP_NO_RANK);
+    ep_group_link_start(arg, taken_conn, GROUP_NO_RANK);
 }

@@ -24,7 +24,7 @@
 #define DIAL_BACKOFF_MAX_NS (200 * EP_NS_PER_MS)
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-bool group_wait_until(ep_group *group, uint64_t deadline_ns)
+bool ep_group_wait_until(ep_group *group, uint64_t deadline_ns)
 {
     struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S),
                              .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
@@ -215,7 +215,7 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     }
     group->members_count = group->world;
     snprintf(group->peers[group->rank].host, EP_HOST_BYTES, "%s", group->own_host);
-    group_find_hosts(group);
+    ep_group_find_hosts(group);
     group->limits = (ep_lane_limits){.frame_bytes = ep_group_frame_read_bytes,
                                      .prefix_bytes = EP_GROUP_FRAME_FIXED_BYTES,
                                      .pool = group->pool,
@@ -237,7 +237,7 @@ static const char *host_of(const void *arg, uint32_t rank)
     return group->peers[rank].host;
 }
 
-void group_find_hosts(ep_group *group)
+void ep_group_find_hosts(ep_group *group)
 {
     ep_group_hosts_match(host_of, group, group->world, group->same_host);
     for (uint32_t r = 0; r < group->world; r++) {
@@ -248,9 +248,9 @@ void group_find_hosts(ep_group *group)
     ep_group_hosts_build(group->same_host, group->members, group->members_count, &group->hosts);
 }
 
-void group_send_welcome(group_link *link)
+void ep_group_send_welcome(group_link *link)
 {
-    group_send_text(link, EP_GROUP_FRAME_WELCOME, 0, 0, EP_OK, NULL);
+    ep_group_send_text(link, EP_GROUP_FRAME_WELCOME, 0, 0, EP_OK, NULL);
 }
 
 /* The table cannot be told: no rank shall wait for it, nor be told that all is well. Lock not held.
@@ -272,7 +272,7 @@ static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
         group_link *link = group->peers[r].link;
         pthread_mutex_unlock(&group->lock);
         if (link != NULL) {
-            group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, why.code, why.text);
+            ep_group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, why.code, why.text);
         }
     }
     pthread_mutex_lock(&group->lock);
@@ -281,7 +281,7 @@ static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
     return false;
 }
 
-bool group_send_table(ep_group *group)
+bool ep_group_send_table(ep_group *group)
 {
     size_t bytes = 0;
     for (uint32_t r = 0; r < group->world; r++) {
@@ -291,8 +291,8 @@ bool group_send_table(ep_group *group)
         ep_buffer *buffer;
         uint8_t *data;
         ep_error error;
-        if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data,
-                                &error) != EP_OK) {
+        if (ep_group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data,
+                                   &error) != EP_OK) {
             return refuse_all(group, bytes, &error);
         }
         char *at = (char *)data + EP_GROUP_FRAME_FIXED_BYTES;
@@ -307,13 +307,13 @@ bool group_send_table(ep_group *group)
         if (link == NULL) {
             ep_buffer_unref(buffer);
         } else {
-            group_frame_send(link, &frame, buffer);
+            ep_group_frame_send(link, &frame, buffer);
         }
     }
     return true;
 }
 
-void group_answer_hellos(ep_group *group)
+void ep_group_answer_hellos(ep_group *group)
 {
     for (uint32_t r = 0; r < group->world; r++) {
         pthread_mutex_lock(&group->lock);
@@ -326,7 +326,7 @@ void group_answer_hellos(ep_group *group)
         }
         pthread_mutex_unlock(&group->lock);
         if (welcome) {
-            group_send_welcome(link);
+            ep_group_send_welcome(link);
         } else if (link != NULL) {
             ep_conn_close(link->conn);
         }
@@ -347,8 +347,8 @@ static void send_hello(ep_group *group, group_link *link)
 {
     ep_buffer *buffer;
     uint8_t *data;
-    if (group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_HELLO_BYTES, &buffer,
-                            &data, NULL) != EP_OK) {
+    if (ep_group_frame_acquire(group, EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_HELLO_BYTES, &buffer,
+                               &data, NULL) != EP_OK) {
         return;
     }
     ep_group_hello hello = {.world_size = group->world, .rank = group->rank};
@@ -359,7 +359,7 @@ static void send_hello(ep_group *group, group_link *link)
     ep_group_hello_encode(&hello, data + EP_GROUP_FRAME_FIXED_BYTES);
     explicit_bzero(&hello, sizeof(hello));
     ep_group_frame frame = {.kind = EP_GROUP_FRAME_HELLO};
-    group_frame_send(link, &frame, buffer);
+    ep_group_frame_send(link, &frame, buffer);
 }
 
 static void on_dial(void *arg, ep_conn *taken_conn, const ep_error *error)
@@ -368,7 +368,7 @@ static void on_dial(void *arg, ep_conn *taken_conn, const ep_error *error)
     ep_group *group = dial->group;
     group_peer *peer = &group->peers[dial->rank];
     if (taken_conn != NULL) {
-        group_link *link = group_link_start(group, taken_conn, dial->rank);
+        group_link *link = ep_group_link_start(group, taken_conn, dial->rank);
         if (link != NULL) {
             send_hello(group, link);
         }
@@ -497,7 +497,7 @@ static ep_err meet(ep_group *group, uint64_t deadline_ns, ep_error *out_error)
         }
         err = drive_dials(group, &next_ns, out_error);
         if (err == EP_OK && next_ns != 0 && !all_ready(group) &&
-            group->create_error.code == EP_OK && !group_wait_until(group, next_ns) &&
+            group->create_error.code == EP_OK && !ep_group_wait_until(group, next_ns) &&
             next_ns == deadline_ns) {
             char missing[160];
             const char *why = group->last_refusal[0] != 0 ? group->last_refusal
@@ -551,7 +551,7 @@ static ep_err open_listener(ep_group *group, const ep_group_config *config, ep_e
     ep_lane_address address = {.url = url,
                                .tls = strncmp(url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
     group->lane = ep_lane_for_url(url);
-    ep_err err = group->lane->listen(&address, &group->limits, group_accepted, group,
+    ep_err err = group->lane->listen(&address, &group->limits, ep_group_accepted, group,
                                      &group->listener, out_error);
     return err != EP_OK ? err : choose_own_url(group, config, out_error);
 }
@@ -619,7 +619,7 @@ ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_e
         close_listener(group);
         release_dials(group);
         close_strangers(group);
-        group_relay_open(group);
+        ep_group_relay_open(group);
     }
     *out_group = group;
     return EP_OK;
@@ -656,7 +656,7 @@ static void say_goodbye(ep_group *group)
             peer->ready && peer->link != NULL && !peer->link->closed ? peer->link : NULL;
         pthread_mutex_unlock(&group->lock);
         if (link != NULL) { /* stays valid: links of peers are freed by ep_group_destroy alone */
-            group_send_text(link, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, why);
+            ep_group_send_text(link, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, why);
         }
     }
 }
@@ -672,7 +672,7 @@ void ep_group_destroy(ep_group *group)
     uint64_t flushed_ns = ep_clock_now_ns() + FLUSH_NS;
     pthread_mutex_lock(&group->lock);
     group->closing = true;
-    while (group->sends_in_flight > 0 && group_wait_until(group, flushed_ns)) {
+    while (group->sends_in_flight > 0 && ep_group_wait_until(group, flushed_ns)) {
     }
     for (group_link *link = group->links; link != NULL; link = link->next) {
         if (!link->closed) {
@@ -694,7 +694,7 @@ void ep_group_destroy(ep_group *group)
         ep_conn_release(link->conn);
         free(link);
     }
-    group_relay_drop(group);
+    ep_group_relay_drop(group);
     pthread_mutex_unlock(&group->lock);
     group_free(group);
 }

@@ -7,9 +7,9 @@
 
 #include "group/group_args.h"
 
-ep_err group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
-                         const char *workspace_formula, const ep_stage *taken_stage,
-                         ep_group_plan **out_plan, ep_error *out_error)
+ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
+                            const char *workspace_formula, const ep_stage *taken_stage,
+                            ep_group_plan **out_plan, ep_error *out_error)
 {
     ep_group_plan *plan = calloc(1, sizeof(*plan));
     if (plan == NULL) {
@@ -34,8 +34,8 @@ void ep_group_plan_destroy(ep_group_plan *plan)
     }
 }
 
-ep_err group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view,
-                        const void *workspace, size_t workspace_bytes, ep_error *out_error)
+ep_err ep_group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view,
+                           const void *workspace, size_t workspace_bytes, ep_error *out_error)
 {
     const char *operator= ep_group_operator_name(view->call.operator);
     if (plan->call.operator!= view->call.operator) {

@@ -31,7 +31,7 @@ static bool is_neighbour(const ep_group *group, uint32_t rank)
 static group_link *link_of(ep_group *group, uint32_t rank)
 {
     pthread_mutex_lock(&group->lock);
-    group_link *link = group_peer_link(group, rank);
+    group_link *link = ep_group_peer_link(group, rank);
     pthread_mutex_unlock(&group->lock);
     return link;
 }
@@ -50,10 +50,10 @@ static ep_group_frame passed_on(const relay *r, ep_group_frame_kind kind)
 static void send_failed(const relay *r, group_link *link, const ep_error *error)
 {
     ep_group_frame frame = passed_on(r, EP_GROUP_FRAME_FAILED);
-    ep_err err = group_send_text_as(link, &frame, error->code, error->text);
+    ep_err err = ep_group_send_text_as(link, &frame, error->code, error->text);
     /* it waits for something that will not come: let it know by this */
     if (err != EP_OK && err != EP_ERR_CLOSED) {
-        group_link_close_badly(link, "frames cannot be passed on to it");
+        ep_group_link_close_badly(link, "frames cannot be passed on to it");
     }
 }
 
@@ -68,7 +68,7 @@ static ep_err keep(const relay *r, ep_group_frame_kind kind, size_t payload_byte
     frame.membership = group->membership;
     frame.payload_bytes = payload_bytes;
     ep_group_frame_encode(&frame, taken_buffer->data);
-    bool good = group_inbox_add(group, r->origin, group->rank, &frame, &taken_buffer);
+    bool good = ep_group_inbox_add(group, r->origin, group->rank, &frame, &taken_buffer);
     ep_buffer_unref(taken_buffer);
     return good ? EP_OK : EP_ERR_PROTOCOL;
 }
@@ -77,7 +77,7 @@ static void close_origin(const relay *r, const char *why)
 {
     group_link *link = link_of(r->group, r->origin);
     if (link != NULL) {
-        group_link_close_badly(link, why);
+        ep_group_link_close_badly(link, why);
     }
 }
 
@@ -85,7 +85,7 @@ static void keep_failed(const relay *r, const ep_error *error)
 {
     uint8_t payload[GROUP_TEXT_PAYLOAD_MAX];
     ep_buffer *buffer;
-    size_t bytes = group_put_text(payload, error->code, error->text);
+    size_t bytes = ep_group_put_text(payload, error->code, error->text);
     if (ep_buffer_acquire(r->group->pool, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer) != EP_OK) {
         close_origin(r, "no memory for what it sent");
         return;
@@ -165,7 +165,7 @@ static const char *fault_of(const relay *r)
     pthread_mutex_lock(&group->lock);
     const char *fault = group->same_host[r->origin] == group->same_host[group->rank]
                             ? "it sent rows for its own host to be passed on"
-                        : !group_inbox_has_place(group, r->origin, r->frame)
+                        : !ep_group_inbox_has_place(group, r->origin, r->frame)
                             ? "it sent frames out of order"
                             : NULL;
     pthread_mutex_unlock(&group->lock);
@@ -253,13 +253,13 @@ static void pass_on(const relay *r, const ep_group_host_part *part)
     if (link == NULL) {
         return;
     }
-    ep_err err =
-        group_frame_acquire(group, EP_GROUP_BODY_OFFSET + ep_group_host_part_bytes(&r->body, part),
-                            &buffer, &data, &error);
+    ep_err err = ep_group_frame_acquire(
+        group, EP_GROUP_BODY_OFFSET + ep_group_host_part_bytes(&r->body, part), &buffer, &data,
+        &error);
     if (err == EP_OK) {
         fill(r, part, data);
         ep_group_frame frame = passed_on(r, EP_GROUP_FRAME_ROWS);
-        err = group_frame_send(link, &frame, buffer);
+        err = ep_group_frame_send(link, &frame, buffer);
         if (err != EP_OK) {
             ep_error_set(&error, err, "rank %" PRIu32 " cannot pass its rows on: %s", group->rank,
                          ep_err_text(err));
@@ -321,8 +321,8 @@ static void take_apart(ep_group *group, uint32_t origin, const ep_group_frame *f
     }
 }
 
-void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame,
-                       ep_buffer *taken_buffer)
+void ep_group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *frame,
+                          ep_buffer *taken_buffer)
 {
     group_held_frame *held = NULL;
     pthread_mutex_lock(&group->lock);
@@ -357,7 +357,7 @@ void group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame *f
     ep_buffer_unref(taken_buffer);
 }
 
-void group_relay_loss(ep_group *group, uint32_t rank)
+void ep_group_relay_loss(ep_group *group, uint32_t rank)
 {
     char why[GROUP_WHY_BYTES];
     pthread_mutex_lock(&group->lock);
@@ -371,12 +371,12 @@ void group_relay_loss(ep_group *group, uint32_t rank)
             ep_group_frame frame = {.kind = EP_GROUP_FRAME_LOST,
                                     .flags = EP_GROUP_FRAME_FLAG_PASSED_ON,
                                     .origin = rank};
-            group_send_text_as(link, &frame, EP_ERR_UNAVAILABLE, why);
+            ep_group_send_text_as(link, &frame, EP_ERR_UNAVAILABLE, why);
         }
     }
 }
 
-void group_relay_open(ep_group *group)
+void ep_group_relay_open(ep_group *group)
 {
     for (;;) {
         pthread_mutex_lock(&group->lock);
@@ -396,12 +396,12 @@ void group_relay_open(ep_group *group)
         bool gone = group->peers[r].gone;
         pthread_mutex_unlock(&group->lock);
         if (gone) {
-            group_relay_loss(group, r);
+            ep_group_relay_loss(group, r);
         }
     }
 }
 
-void group_relay_drop(ep_group *group)
+void ep_group_relay_drop(ep_group *group)
 {
     while (group->held != NULL) {
         group_held_frame *held = group->held;

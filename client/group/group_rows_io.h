@@ -8,17 +8,17 @@
 
 /* This rank's own failure inside a call: tells the others, also the TP partner, and ends the call.
  * Returns error->code. */
-ep_err group_call_failed(group_op *op, const group_view *view, const ep_error *error,
-                         ep_error *out_error);
+ep_err ep_group_call_failed(group_op *op, const group_view *view, const ep_error *error,
+                            ep_error *out_error);
 /* The exchange itself failed, so the others know; only the TP partner is told. Ends the call. */
-ep_err group_call_lost(group_op *op, const group_view *view, const ep_error *error,
-                       ep_error *out_error);
+ep_err ep_group_call_lost(group_op *op, const group_view *view, const ep_error *error,
+                          ep_error *out_error);
 
 /* The record both ranks of a TP pair compare: the call's without what belongs to one EP group. */
-ep_group_call group_tp_call(const group_view *view);
+ep_group_call ep_group_tp_call(const group_view *view);
 
 /* Adds the microseconds waited for each rank. */
-void group_add_performance(const group_op *op, const group_view *view,
-                           const ep_tensor *performance);
+void ep_group_add_performance(const group_op *op, const group_view *view,
+                              const ep_tensor *performance);
 
 #endif

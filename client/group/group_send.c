@@ -16,12 +16,12 @@ typedef struct group_send {
 
 #define SEND_BYTES ((sizeof(group_send) + EP_BUFFER_ALIGN - 1) / EP_BUFFER_ALIGN * EP_BUFFER_ALIGN)
 
-uint8_t *group_frame_data(ep_buffer *buffer)
+uint8_t *ep_group_frame_data(ep_buffer *buffer)
 {
     return buffer->data + SEND_BYTES;
 }
 
-ep_err group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error)
+ep_err ep_group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error)
 {
     return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                         "the rows for one rank or host take %zu bytes: allowed %zu "
@@ -29,17 +29,17 @@ ep_err group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error
                         frame_bytes, group->frame_bytes_max);
 }
 
-ep_err group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer,
-                           uint8_t **out_frame, ep_error *out_error)
+ep_err ep_group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **out_buffer,
+                              uint8_t **out_frame, ep_error *out_error)
 {
     if (frame_bytes > group->frame_bytes_max) {
-        return group_frame_too_large(group, frame_bytes, out_error);
+        return ep_group_frame_too_large(group, frame_bytes, out_error);
     }
     ep_err err = ep_buffer_acquire(group->pool, SEND_BYTES + frame_bytes, out_buffer);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for a frame of %zu bytes", frame_bytes);
     }
-    *out_frame = group_frame_data(*out_buffer);
+    *out_frame = ep_group_frame_data(*out_buffer);
     return EP_OK;
 }
 
@@ -75,10 +75,10 @@ static void send_done(ep_send *send, ep_err result)
     pthread_mutex_unlock(&group->lock);
 }
 
-ep_err group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer)
+ep_err ep_group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer)
 {
     ep_group *group = link->group;
-    uint8_t *data = group_frame_data(taken_buffer);
+    uint8_t *data = ep_group_frame_data(taken_buffer);
     frame->rank = group->rank;
     frame->membership = group->membership;
     frame->payload_bytes = taken_buffer->bytes - SEND_BYTES - EP_GROUP_FRAME_FIXED_BYTES;
@@ -112,7 +112,7 @@ ep_err group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *take
     return err;
 }
 
-size_t group_put_text(uint8_t *payload, ep_err code, const char *text)
+size_t ep_group_put_text(uint8_t *payload, ep_err code, const char *text)
 {
     uint32_t wire_code = (uint32_t)code;
     size_t bytes = text == NULL ? 0 : strnlen(text, EP_ERROR_TEXT_BYTES - 1);
@@ -123,30 +123,30 @@ size_t group_put_text(uint8_t *payload, ep_err code, const char *text)
     return sizeof(wire_code) + bytes;
 }
 
-ep_err group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, const char *text)
+ep_err ep_group_send_text_as(group_link *link, ep_group_frame *frame, ep_err code, const char *text)
 {
     ep_buffer *buffer;
     uint8_t *data;
     uint8_t payload[GROUP_TEXT_PAYLOAD_MAX];
-    size_t bytes = group_put_text(payload, code, text);
-    ep_err err =
-        group_frame_acquire(link->group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer, &data, NULL);
+    size_t bytes = ep_group_put_text(payload, code, text);
+    ep_err err = ep_group_frame_acquire(link->group, EP_GROUP_FRAME_FIXED_BYTES + bytes, &buffer,
+                                        &data, NULL);
     if (err != EP_OK) {
         return err;
     }
     memcpy(data + EP_GROUP_FRAME_FIXED_BYTES, payload, bytes);
-    return group_frame_send(link, frame, buffer);
+    return ep_group_frame_send(link, frame, buffer);
 }
 
-void group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation,
-                     uint64_t number, ep_err code, const char *text)
+void ep_group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t generation,
+                        uint64_t number, ep_err code, const char *text)
 {
     ep_group_frame frame = {.kind = kind, .generation = generation, .number = number};
     /* when it fails, the deadline of the others tells them */
-    group_send_text_as(link, &frame, code, text);
+    ep_group_send_text_as(link, &frame, code, text);
 }
 
-void group_read_text(const ep_buffer *buffer, ep_error *out_error)
+void ep_group_read_text(const ep_buffer *buffer, ep_error *out_error)
 {
     uint32_t code = EP_ERR_UNKNOWN;
     size_t offset = EP_GROUP_FRAME_FIXED_BYTES + sizeof(code);

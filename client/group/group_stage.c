@@ -32,7 +32,7 @@ static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t co
     return ep_stage_place(stage, out_error);
 }
 
-ep_err group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_error *out_error)
+ep_err ep_group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_error *out_error)
 {
     const staged_tensor tensors[] = {
         {"x", &args->x, EP_STAGE_IN},
@@ -51,8 +51,8 @@ ep_err group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_erro
     return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_error);
 }
 
-ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_add_rms_norm *norm,
-                           ep_error *out_error)
+ep_err ep_group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_add_rms_norm *norm,
+                              ep_error *out_error)
 {
     ep_moe_add_rms_norm none = {.struct_bytes = sizeof(none)};
     norm = norm != NULL ? norm : &none;
@@ -114,20 +114,21 @@ static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline
     return enqueued != EP_OK ? enqueued : waited;
 }
 
-ep_err group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error)
+ep_err ep_group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error)
 {
     return stage->parts_count == 0
                ? EP_OK
                : copy(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
 }
 
-ep_err group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)
+ep_err ep_group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us,
+                               ep_error *out_error)
 {
     return stage->parts_count == 0 ? EP_OK
                                    : copy(stage, EP_STAGE_LATER, rows, deadline_us, out_error);
 }
 
-ep_err group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)
+ep_err ep_group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)
 {
     return stage->parts_count == 0 ? EP_OK
                                    : copy(stage, EP_STAGE_OUT, rows, deadline_us, out_error);

@@ -11,18 +11,18 @@
  * Makes host tensors of those in args (and norm, NULL allowed) that are on a device.
  * Errors: as ep_stage_add and ep_stage_place; INVALID_ARGUMENT (no stream).
  */
-ep_err group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_error *out_error);
-ep_err group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_add_rms_norm *norm,
-                           ep_error *out_error);
+ep_err ep_group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_error *out_error);
+ep_err ep_group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_add_rms_norm *norm,
+                              ep_error *out_error);
 /*
  * Copies what the operator reads, behind the stream's work, or what it wrote, of expand_x and its
  * like the first rows, and waits. Nothing where all is in host memory. Errors: DEADLINE_EXCEEDED,
  * DEVICE_LOST and other failures of the runtime.
  */
-ep_err group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error);
+ep_err ep_group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error);
 /* Of combine's expand_x the first rows: what it has room for may be many times what came. */
-ep_err group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us,
-                            ep_error *out_error);
-ep_err group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error);
+ep_err ep_group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us,
+                               ep_error *out_error);
+ep_err ep_group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error);
 
 #endif

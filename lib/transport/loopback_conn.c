@@ -36,7 +36,7 @@ static void work_unref(loopback_work *work)
 
 static void wake(loopback_conn *conn)
 {
-    if (!conn->finished && loopback_work_push(&conn->work)) {
+    if (!conn->finished && ep_loopback_work_push(&conn->work)) {
         conn->refs++;
     }
 }
@@ -48,7 +48,7 @@ static void begin_end(loopback_conn *conn, const ep_error *error)
         conn->ending = true;
         conn->end = *error;
     }
-    loopback_work_hurry(&conn->work);
+    ep_loopback_work_hurry(&conn->work);
     wake(conn);
 }
 
@@ -69,22 +69,22 @@ static void finish(loopback_conn *conn)
     ep_send *send;
     while ((send = ep_send_queue_pop(&conn->queue)) != NULL) {
         ep_err code = conn->end.code == EP_ERR_CLOSED ? EP_ERR_CLOSED : EP_ERR_CONNECTION_LOST;
-        loopback_unlock();
+        ep_loopback_unlock();
         send->done(send, code);
-        loopback_lock();
+        ep_loopback_lock();
     }
     if (conn->finished || (!conn->started && !conn->released)) {
         return; /* without a handler on_closed waits for start or release */
     }
     conn->finished = true;
     if (conn->started) {
-        loopback_unlock();
+        ep_loopback_unlock();
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
-        loopback_lock();
+        ep_loopback_lock();
     }
     if (conn->listener != NULL) {
         conn->listener->connections--;
-        loopback_listener_unref(conn->listener);
+        ep_loopback_listener_unref(conn->listener);
         conn->listener = NULL;
     }
     conn_unref(conn->peer);
@@ -125,7 +125,7 @@ static void wait_for_memory(loopback_conn *conn)
     if (conn->backoff_ns > MEMORY_BACKOFF_MAX_NS) {
         conn->backoff_ns = MEMORY_BACKOFF_MAX_NS;
     }
-    if (loopback_work_push_later(&conn->work, ep_clock_now_ns() + conn->backoff_ns)) {
+    if (ep_loopback_work_push_later(&conn->work, ep_clock_now_ns() + conn->backoff_ns)) {
         conn->refs++;
     }
 }
@@ -141,9 +141,9 @@ static void deliver(loopback_conn *conn)
     ep_error_clear(&error);
     ep_buffer *frame = NULL;
     bool large_allowed = peer->large_allowed;
-    loopback_unlock();
+    ep_loopback_unlock();
     ep_err err = gather(send, &peer->limits, large_allowed, &frame, &error);
-    loopback_lock();
+    ep_loopback_lock();
     if (conn->ending) { /* meanwhile; its work is queued */
         ep_buffer_unref(frame);
         return;
@@ -160,13 +160,13 @@ static void deliver(loopback_conn *conn)
     conn->backoff_ns = 0;
     peer->heard_ns = ep_clock_now_ns();
     ep_send_queue_pop(&conn->queue);
-    loopback_unlock();
+    ep_loopback_unlock();
     if (peer->handler.on_begin != NULL) {
         peer->handler.on_begin(peer->handler.arg, &peer->base, frame->data);
     }
     peer->handler.on_frame(peer->handler.arg, &peer->base, frame);
     send->done(send, EP_OK);
-    loopback_lock();
+    ep_loopback_lock();
     if (conn->queue.head != NULL) {
         wake(conn);
     }
@@ -199,8 +199,8 @@ static loopback_conn *conn_create(const ep_lane_limits *limits, const char *peer
     return conn;
 }
 
-ep_err loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits,
-                                 loopback_conn **out_dialed, loopback_conn **out_accepted)
+ep_err ep_loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits,
+                                    loopback_conn **out_dialed, loopback_conn **out_accepted)
 {
     loopback_conn *dialed = conn_create(dial_limits, listener->url);
     loopback_conn *accepted = conn_create(&listener->limits, "loopback peer");
@@ -219,10 +219,10 @@ ep_err loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limi
     return EP_OK;
 }
 
-void loopback_conn_start(ep_conn *base, const ep_conn_handler *handler)
+void ep_loopback_conn_start(ep_conn *base, const ep_conn_handler *handler)
 {
     loopback_conn *conn = (loopback_conn *)base;
-    loopback_lock();
+    ep_loopback_lock();
     EP_ASSERT(!conn->started && !conn->released);
     conn->handler = *handler;
     conn->started = true;
@@ -231,17 +231,17 @@ void loopback_conn_start(ep_conn *base, const ep_conn_handler *handler)
     } else {
         wake(conn->peer); /* frames may be waiting for us */
     }
-    loopback_unlock();
+    ep_loopback_unlock();
 }
 
-ep_err loopback_conn_send(ep_conn *base, ep_send *send)
+ep_err ep_loopback_conn_send(ep_conn *base, ep_send *send)
 {
     loopback_conn *conn = (loopback_conn *)base;
     ep_err err = ep_send_prepare(send, &conn->limits);
     if (err != EP_OK) {
         return err;
     }
-    loopback_lock();
+    ep_loopback_lock();
     if (conn->ending || conn->finished) {
         err = EP_ERR_CLOSED;
     } else {
@@ -250,7 +250,7 @@ ep_err loopback_conn_send(ep_conn *base, ep_send *send)
     if (err == EP_OK) {
         wake(conn);
     }
-    loopback_unlock();
+    ep_loopback_unlock();
     return err;
 }
 
@@ -263,48 +263,48 @@ static void close_locked(loopback_conn *conn)
     }
 }
 
-void loopback_conn_close(ep_conn *base)
+void ep_loopback_conn_close(ep_conn *base)
 {
-    loopback_lock();
+    ep_loopback_lock();
     close_locked((loopback_conn *)base);
-    loopback_unlock();
+    ep_loopback_unlock();
 }
 
-void loopback_conn_release(ep_conn *base)
+void ep_loopback_conn_release(ep_conn *base)
 {
     loopback_conn *conn = (loopback_conn *)base;
-    loopback_lock();
+    ep_loopback_lock();
     EP_ASSERT(!conn->released);
     close_locked(conn);
     conn->released = true;
     wake(conn);
     conn_unref(conn);
-    loopback_unlock();
+    ep_loopback_unlock();
 }
 
-void loopback_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
+void ep_loopback_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
     loopback_conn *conn = (loopback_conn *)base;
-    loopback_lock();
+    ep_loopback_lock();
     ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
-    loopback_unlock();
+    ep_loopback_unlock();
 }
 
-void loopback_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
+void ep_loopback_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
 {
     const loopback_conn *conn = (const loopback_conn *)base;
-    loopback_lock();
+    ep_loopback_lock();
     *out_receiving =
         (ep_conn_receiving){.heard_ns = conn->heard_ns, .waits_for_memory = conn->memory_wait};
-    loopback_unlock();
+    ep_loopback_unlock();
 }
 
-void loopback_conn_peer(ep_conn *base, char *out_address, size_t bytes)
+void ep_loopback_conn_peer(ep_conn *base, char *out_address, size_t bytes)
 {
     snprintf(out_address, bytes, "%s", ((loopback_conn *)base)->peer_url);
 }
 
-bool loopback_conn_is_trusted(ep_conn *base)
+bool ep_loopback_conn_is_trusted(ep_conn *base)
 {
     (void)base;
     return true;

@@ -38,32 +38,32 @@ static struct {
           .work = PTHREAD_COND_INITIALIZER,
           .changed = PTHREAD_COND_INITIALIZER};
 
-void loopback_lock(void)
+void ep_loopback_lock(void)
 {
     pthread_mutex_lock(&lane.lock);
 }
 
-void loopback_unlock(void)
+void ep_loopback_unlock(void)
 {
     pthread_mutex_unlock(&lane.lock);
 }
 
-void loopback_wait(void)
+void ep_loopback_wait(void)
 {
     pthread_cond_wait(&lane.changed, &lane.lock);
 }
 
-void loopback_broadcast(void)
+void ep_loopback_broadcast(void)
 {
     pthread_cond_broadcast(&lane.changed);
 }
 
-bool loopback_on_thread(void)
+bool ep_loopback_on_thread(void)
 {
     return lane.running && pthread_equal(lane.thread, pthread_self()) != 0;
 }
 
-bool loopback_work_push(loopback_work *work)
+bool ep_loopback_work_push(loopback_work *work)
 {
     if (work->queued || work->waiting) {
         return false;
@@ -80,7 +80,7 @@ bool loopback_work_push(loopback_work *work)
     return true;
 }
 
-bool loopback_work_push_later(loopback_work *work, uint64_t due_ns)
+bool ep_loopback_work_push_later(loopback_work *work, uint64_t due_ns)
 {
     if (work->queued || work->waiting) {
         return false;
@@ -92,7 +92,7 @@ bool loopback_work_push_later(loopback_work *work, uint64_t due_ns)
     return true;
 }
 
-void loopback_work_hurry(loopback_work *work)
+void ep_loopback_work_hurry(loopback_work *work)
 {
     if (work->waiting) {
         work->due_ns = 0;
@@ -111,7 +111,7 @@ static uint64_t queue_due(void)
         if (work->due_ns <= now) {
             *at = work->next;
             work->waiting = false;
-            loopback_work_push(work);
+            ep_loopback_work_push(work);
             continue;
         }
         if (work->due_ns < next_ns) {
@@ -136,7 +136,7 @@ static void wait_for_work(uint64_t until_ns)
 static void *lane_main(void *arg)
 {
     (void)arg;
-    loopback_lock();
+    ep_loopback_lock();
     for (;;) {
         uint64_t next_ns = lane.later != NULL ? queue_due() : EP_TIME_NEVER;
         loopback_work *work = lane.head;
@@ -155,11 +155,11 @@ static void *lane_main(void *arg)
         work->run(work);
         work->unref(work);
     }
-    loopback_unlock();
+    ep_loopback_unlock();
     return NULL;
 }
 
-ep_err loopback_thread_start(ep_error *out_error)
+ep_err ep_loopback_thread_start(ep_error *out_error)
 {
     if (lane.running) {
         return EP_OK;
@@ -174,18 +174,18 @@ ep_err loopback_thread_start(ep_error *out_error)
 
 void ep_loopback_fini(void)
 {
-    loopback_lock();
+    ep_loopback_lock();
     bool running = lane.running;
     lane.stopping = true;
     pthread_cond_signal(&lane.work);
-    loopback_unlock();
+    ep_loopback_unlock();
     if (running) {
         pthread_join(lane.thread, NULL);
     }
-    loopback_lock();
+    ep_loopback_lock();
     lane.running = false;
     lane.stopping = false;
-    loopback_unlock();
+    ep_loopback_unlock();
 }
 
 /* ---- listener ---- */
@@ -201,7 +201,7 @@ static loopback_listener *find_listener(const char *url)
     return NULL;
 }
 
-void loopback_listener_unref(loopback_listener *listener)
+void ep_loopback_listener_unref(loopback_listener *listener)
 {
     EP_ASSERT(listener->refs > 0);
     if (--listener->refs == 0) {
@@ -223,18 +223,18 @@ static ep_err check_url(const char *url, ep_error *out_error)
 
 static ep_err listener_add(loopback_listener *listener, ep_error *out_error)
 {
-    loopback_lock();
+    ep_loopback_lock();
     ep_err err = EP_OK;
     if (find_listener(listener->url) != NULL) {
         err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", listener->url);
     } else {
-        err = loopback_thread_start(out_error);
+        err = ep_loopback_thread_start(out_error);
     }
     if (err == EP_OK) {
         listener->next = lane.listeners;
         lane.listeners = listener;
     }
-    loopback_unlock();
+    ep_loopback_unlock();
     return err;
 }
 
@@ -271,19 +271,19 @@ static ep_err loopback_listen(const ep_lane_address *address, const ep_lane_limi
 static void loopback_listener_close(ep_listener *base)
 {
     loopback_listener *listener = (loopback_listener *)base;
-    loopback_lock();
+    ep_loopback_lock();
     for (loopback_listener **at = &lane.listeners; *at != NULL; at = &(*at)->next) {
         if (*at == listener) {
             *at = listener->next;
             break;
         }
     }
-    EP_ASSERT(!listener->accepting || !loopback_on_thread());
+    EP_ASSERT(!listener->accepting || !ep_loopback_on_thread());
     while (listener->accepting) {
-        loopback_wait();
+        ep_loopback_wait();
     }
-    loopback_listener_unref(listener);
-    loopback_unlock();
+    ep_loopback_listener_unref(listener);
+    ep_loopback_unlock();
 }
 
 static void loopback_listener_url(ep_listener *base, char *out_url, size_t bytes)
@@ -321,15 +321,15 @@ static ep_err connect_to_listener(loopback_dial *dial, loopback_conn **out_diale
                             listener->limits.connections_max);
     }
     loopback_conn *accepted;
-    if (loopback_conn_pair_create(listener, &dial->limits, out_dialed, &accepted) != EP_OK) {
+    if (ep_loopback_conn_pair_create(listener, &dial->limits, out_dialed, &accepted) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
     }
     listener->accepting = true; /* keeps it alive: its close waits */
-    loopback_unlock();
+    ep_loopback_unlock();
     listener->on_accept(listener->arg, &accepted->base);
-    loopback_lock();
+    ep_loopback_lock();
     listener->accepting = false;
-    loopback_broadcast();
+    ep_loopback_broadcast();
     return EP_OK;
 }
 
@@ -343,15 +343,15 @@ static void dial_run(loopback_work *work)
     loopback_conn *conn = NULL;
     ep_error error;
     ep_err err = connect_to_listener(dial, &conn, &error);
-    loopback_unlock();
+    ep_loopback_unlock();
     if (err == EP_OK) {
         dial->on_dial(dial->arg, &conn->base, NULL);
     } else {
         dial->on_dial(dial->arg, NULL, &error);
     }
-    loopback_lock();
+    ep_loopback_lock();
     dial->state = DIAL_DONE;
-    loopback_broadcast();
+    ep_loopback_broadcast();
 }
 
 static ep_err loopback_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits,
@@ -377,12 +377,12 @@ static ep_err loopback_dial_begin(const ep_lane_address *address, const ep_lane_
     dial->arg = arg;
     dial->refs = 2;
     *out_dial = &dial->base; /* on_dial may need it, so before it can run; undone below */
-    loopback_lock();
-    err = loopback_thread_start(out_error);
+    ep_loopback_lock();
+    err = ep_loopback_thread_start(out_error);
     if (err == EP_OK) {
-        loopback_work_push(&dial->work);
+        ep_loopback_work_push(&dial->work);
     }
-    loopback_unlock();
+    ep_loopback_unlock();
     if (err != EP_OK) {
         *out_dial = NULL;
         free(dial);
@@ -393,22 +393,22 @@ static ep_err loopback_dial_begin(const ep_lane_address *address, const ep_lane_
 static void loopback_dial_release(ep_dial *base)
 {
     loopback_dial *dial = (loopback_dial *)base;
-    loopback_lock();
+    ep_loopback_lock();
     bool cancelled = dial->state == DIAL_PENDING;
     if (cancelled) {
         dial->state = DIAL_DONE;
-        loopback_unlock();
+        ep_loopback_unlock();
         ep_error error;
         ep_error_set(&error, EP_ERR_CANCELLED, "the dial to %s was cancelled", dial->url);
         dial->on_dial(dial->arg, NULL, &error);
-        loopback_lock();
+        ep_loopback_lock();
     }
-    EP_ASSERT(dial->state != DIAL_RUNNING || !loopback_on_thread());
+    EP_ASSERT(dial->state != DIAL_RUNNING || !ep_loopback_on_thread());
     while (dial->state == DIAL_RUNNING) {
-        loopback_wait();
+        ep_loopback_wait();
     }
     dial_unref(&dial->work);
-    loopback_unlock();
+    ep_loopback_unlock();
 }
 
 static const char *const schemes[] = {"loopback", NULL};
@@ -421,12 +421,12 @@ const ep_lane_ops ep_loopback_lane = {
     .listener_url = loopback_listener_url,
     .dial = loopback_dial_begin,
     .dial_release = loopback_dial_release,
-    .conn_start = loopback_conn_start,
-    .conn_send = loopback_conn_send,
-    .conn_close = loopback_conn_close,
-    .conn_release = loopback_conn_release,
-    .conn_allow_large = loopback_conn_allow_large,
-    .conn_receiving = loopback_conn_receiving,
-    .conn_peer = loopback_conn_peer,
-    .conn_is_trusted = loopback_conn_is_trusted,
+    .conn_start = ep_loopback_conn_start,
+    .conn_send = ep_loopback_conn_send,
+    .conn_close = ep_loopback_conn_close,
+    .conn_release = ep_loopback_conn_release,
+    .conn_allow_large = ep_loopback_conn_allow_large,
+    .conn_receiving = ep_loopback_conn_receiving,
+    .conn_peer = ep_loopback_conn_peer,
+    .conn_is_trusted = ep_loopback_conn_is_trusted,
 };

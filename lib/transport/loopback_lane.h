@@ -52,34 +52,34 @@ typedef struct loopback_conn {
     bool finished; /* on_closed is being or has been called */
 } loopback_conn;
 
-void loopback_lock(void);
-void loopback_unlock(void);
+void ep_loopback_lock(void);
+void ep_loopback_unlock(void);
 /* Waits for a broadcast; lock held. */
-void loopback_wait(void);
-void loopback_broadcast(void);
-bool loopback_on_thread(void);
+void ep_loopback_wait(void);
+void ep_loopback_broadcast(void);
+bool ep_loopback_on_thread(void);
 /* Starts the lane thread if it does not run yet; lock held. Errors: IO. */
-ep_err loopback_thread_start(ep_error *out_error);
+ep_err ep_loopback_thread_start(ep_error *out_error);
 /* Queues work unless it is queued; a reference to its owner must have been taken when this returns
  * true. Lock held. */
-bool loopback_work_push(loopback_work *work);
+bool ep_loopback_work_push(loopback_work *work);
 /* Queues work at a later time instead; as above. */
-bool loopback_work_push_later(loopback_work *work, uint64_t due_ns);
+bool ep_loopback_work_push_later(loopback_work *work, uint64_t due_ns);
 /* Makes waiting work due now. */
-void loopback_work_hurry(loopback_work *work);
+void ep_loopback_work_hurry(loopback_work *work);
 
 /* Makes both ends; the accepted end counts in listener. Lock held. Errors: NO_MEMORY. */
-ep_err loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits,
-                                 loopback_conn **out_dialed, loopback_conn **out_accepted);
-void loopback_listener_unref(loopback_listener *listener);
+ep_err ep_loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits,
+                                    loopback_conn **out_dialed, loopback_conn **out_accepted);
+void ep_loopback_listener_unref(loopback_listener *listener);
 
-void loopback_conn_start(ep_conn *conn, const ep_conn_handler *handler);
-ep_err loopback_conn_send(ep_conn *conn, ep_send *send);
-void loopback_conn_close(ep_conn *conn);
-void loopback_conn_release(ep_conn *conn);
-void loopback_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
-void loopback_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
-void loopback_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
-bool loopback_conn_is_trusted(ep_conn *conn);
+void ep_loopback_conn_start(ep_conn *conn, const ep_conn_handler *handler);
+ep_err ep_loopback_conn_send(ep_conn *conn, ep_send *send);
+void ep_loopback_conn_close(ep_conn *conn);
+void ep_loopback_conn_release(ep_conn *conn);
+void ep_loopback_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
+void ep_loopback_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
+void ep_loopback_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
+bool ep_loopback_conn_is_trusted(ep_conn *conn);
 
 #endif

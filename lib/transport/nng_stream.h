@@ -76,59 +76,60 @@ typedef struct stream_conn {
 /* nng_stream_conn.c */
 /* Takes stream on success. count (may be NULL) is counted up already and is taken too. Errors:
  * NO_MEMORY. */
-ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls,
-                          ep_accept_count *taken_count, stream_conn **out_conn);
+ep_err ep_nng_stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls,
+                                 ep_accept_count *taken_count, stream_conn **out_conn);
 /* Lock held: the first reason stays; the stream is closed when nobody is inside it. */
-void stream_conn_begin_end(stream_conn *conn, const ep_error *error);
+void ep_nng_stream_conn_begin_end(stream_conn *conn, const ep_error *error);
 /* Lock held, released on return: closes and hands to the reaper when the time has come. Last touch
  * of conn. */
-void stream_conn_leave(stream_conn *conn);
+void ep_nng_stream_conn_leave(stream_conn *conn);
 
-void stream_conn_start(ep_conn *conn, const ep_conn_handler *handler);
-ep_err stream_conn_send(ep_conn *conn, ep_send *send);
-void stream_conn_close(ep_conn *conn);
-void stream_conn_release(ep_conn *conn);
-void stream_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
-void stream_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
-void stream_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
-bool stream_conn_is_trusted(ep_conn *conn);
+void ep_nng_stream_conn_start(ep_conn *conn, const ep_conn_handler *handler);
+ep_err ep_nng_stream_conn_send(ep_conn *conn, ep_send *send);
+void ep_nng_stream_conn_close(ep_conn *conn);
+void ep_nng_stream_conn_release(ep_conn *conn);
+void ep_nng_stream_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
+void ep_nng_stream_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
+void ep_nng_stream_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
+bool ep_nng_stream_conn_is_trusted(ep_conn *conn);
 
 /* nng_stream_send.c */
 /* Lock held, send_busy set, not closing, queue not empty: posts the next slice. Drops the lock
  * meanwhile. */
-void stream_send_post(stream_conn *conn);
-void stream_send_done(void *conn);
+void ep_nng_stream_send_post(stream_conn *conn);
+void ep_nng_stream_send_done(void *conn);
 
 /* nng_stream_receive.c */
 /* Lock held, receive_busy set, not closing. Drops the lock meanwhile. */
-void stream_receive_post(stream_conn *conn);
-void stream_receive_done(void *conn);
-void stream_receive_retry(void *conn);
+void ep_nng_stream_receive_post(stream_conn *conn);
+void ep_nng_stream_receive_done(void *conn);
+void ep_nng_stream_receive_retry(void *conn);
 
 /* nng_stream_watch.c */
 /* Lock held, not closing. Drops the lock meanwhile. No-op but for tls. */
-void stream_watch_start(stream_conn *conn);
-void stream_watch_tick(void *conn);
+void ep_nng_stream_watch_start(stream_conn *conn);
+void ep_nng_stream_watch_tick(void *conn);
 
 /* nng_stream_listener.c, nng_stream_dial.c */
-ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                     ep_error *out_error);
-void stream_listener_close(ep_listener *listener);
-void stream_listener_url(ep_listener *listener, char *out_url, size_t bytes);
-ep_err stream_listener_renew_tls(ep_listener *listener, ep_error *out_error);
-ep_err stream_dial(const ep_lane_address *address, const ep_lane_limits *limits,
-                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
-void stream_dial_release(ep_dial *dial);
+ep_err ep_nng_stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                            ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                            ep_error *out_error);
+void ep_nng_stream_listener_close(ep_listener *listener);
+void ep_nng_stream_listener_url(ep_listener *listener, char *out_url, size_t bytes);
+ep_err ep_nng_stream_listener_renew_tls(ep_listener *listener, ep_error *out_error);
+ep_err ep_nng_stream_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                          ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
+void ep_nng_stream_dial_release(ep_dial *dial);
 
 /* nng_stream_lane.c */
 /* Checks URL and TLS settings against each other. Errors: INVALID_ARGUMENT. */
-ep_err stream_address_check(const ep_lane_address *address, bool *out_tls, ep_error *out_error);
+ep_err ep_nng_stream_address_check(const ep_lane_address *address, bool *out_tls,
+                                   ep_error *out_error);
 /* Errors: INVALID_ARGUMENT (a key is missing), BAD_FILE, NO_MEMORY. */
-ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
-                                nng_tls_config **out_config, ep_error *out_error);
-ep_err stream_err_from_nng(int nng_error);
+ep_err ep_nng_stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
+                                       nng_tls_config **out_config, ep_error *out_error);
+ep_err ep_nng_stream_err_from_nng(int nng_error);
 /* ep_address_advice of this. */
-const char *stream_advice(int nng_error, bool listens);
+const char *ep_nng_stream_advice(int nng_error, bool listens);
 
 #endif

@@ -24,7 +24,7 @@ static void unref(stream_conn *conn)
     }
 }
 
-void stream_conn_begin_end(stream_conn *conn, const ep_error *error)
+void ep_nng_stream_conn_begin_end(stream_conn *conn, const ep_error *error)
 {
     if (!conn->closing) {
         conn->closing = true;
@@ -32,7 +32,7 @@ void stream_conn_begin_end(stream_conn *conn, const ep_error *error)
     }
 }
 
-void stream_conn_leave(stream_conn *conn)
+void ep_nng_stream_conn_leave(stream_conn *conn)
 {
     if (conn->closing && !conn->stream_closed && conn->posting == 0) {
         conn->stream_closed = true;
@@ -125,8 +125,8 @@ static void read_peer(stream_conn *conn)
     }
 }
 
-ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls,
-                          ep_accept_count *taken_count, stream_conn **out_conn)
+ep_err ep_nng_stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls,
+                                 ep_accept_count *taken_count, stream_conn **out_conn)
 {
     stream_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
@@ -136,10 +136,10 @@ ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits
     /* a posted receive holds its memory while nothing comes */
     ep_err err = ep_assembler_init(&conn->assembler, false);
     if (conn->scratch == NULL || err != EP_OK ||
-        nng_aio_alloc(&conn->send_aio, stream_send_done, conn) != 0 ||
-        nng_aio_alloc(&conn->receive_aio, stream_receive_done, conn) != 0 ||
-        nng_aio_alloc(&conn->wait_aio, stream_receive_retry, conn) != 0 ||
-        nng_aio_alloc(&conn->watch_aio, stream_watch_tick, conn) != 0) {
+        nng_aio_alloc(&conn->send_aio, ep_nng_stream_send_done, conn) != 0 ||
+        nng_aio_alloc(&conn->receive_aio, ep_nng_stream_receive_done, conn) != 0 ||
+        nng_aio_alloc(&conn->wait_aio, ep_nng_stream_receive_retry, conn) != 0 ||
+        nng_aio_alloc(&conn->watch_aio, ep_nng_stream_watch_tick, conn) != 0) {
         nng_aio_free(conn->send_aio);
         nng_aio_free(conn->receive_aio);
         nng_aio_free(conn->wait_aio);
@@ -162,7 +162,7 @@ ep_err stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits
     return EP_OK;
 }
 
-void stream_conn_start(ep_conn *base, const ep_conn_handler *handler)
+void ep_nng_stream_conn_start(ep_conn *base, const ep_conn_handler *handler)
 {
     stream_conn *conn = (stream_conn *)base;
     pthread_mutex_lock(&conn->lock);
@@ -174,13 +174,13 @@ void stream_conn_start(ep_conn *base, const ep_conn_handler *handler)
         ep_reaper_push(&conn->reap);
     } else if (!conn->closing) {
         conn->receive_busy = true;
-        stream_receive_post(conn);
-        stream_watch_start(conn);
+        ep_nng_stream_receive_post(conn);
+        ep_nng_stream_watch_start(conn);
     }
-    stream_conn_leave(conn);
+    ep_nng_stream_conn_leave(conn);
 }
 
-ep_err stream_conn_send(ep_conn *base, ep_send *send)
+ep_err ep_nng_stream_conn_send(ep_conn *base, ep_send *send)
 {
     stream_conn *conn = (stream_conn *)base;
     ep_err err = ep_send_prepare(send, &conn->limits);
@@ -195,9 +195,9 @@ ep_err stream_conn_send(ep_conn *base, ep_send *send)
     }
     if (err == EP_OK && !conn->send_busy) {
         conn->send_busy = true;
-        stream_send_post(conn);
+        ep_nng_stream_send_post(conn);
     }
-    stream_conn_leave(conn);
+    ep_nng_stream_conn_leave(conn);
     return err;
 }
 
@@ -207,19 +207,19 @@ static void close_locked(stream_conn *conn)
         ep_error closed;
         ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
                      conn->peer);
-        stream_conn_begin_end(conn, &closed);
+        ep_nng_stream_conn_begin_end(conn, &closed);
     }
 }
 
-void stream_conn_close(ep_conn *base)
+void ep_nng_stream_conn_close(ep_conn *base)
 {
     stream_conn *conn = (stream_conn *)base;
     pthread_mutex_lock(&conn->lock);
     close_locked(conn);
-    stream_conn_leave(conn);
+    ep_nng_stream_conn_leave(conn);
 }
 
-void stream_conn_release(ep_conn *base)
+void ep_nng_stream_conn_release(ep_conn *base)
 {
     stream_conn *conn = (stream_conn *)base;
     pthread_mutex_lock(&conn->lock);
@@ -230,17 +230,17 @@ void stream_conn_release(ep_conn *base)
         conn->parked = false;
         ep_reaper_push(&conn->reap);
     }
-    stream_conn_leave(conn);
+    ep_nng_stream_conn_leave(conn);
     unref(conn); /* the owner's, so conn was alive until here */
 }
 
-void stream_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
+void ep_nng_stream_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
     stream_conn *conn = (stream_conn *)base;
     ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
 }
 
-void stream_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
+void ep_nng_stream_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
 {
     const stream_conn *conn = (const stream_conn *)base;
     out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
@@ -248,12 +248,12 @@ void stream_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
     ep_assembler_read_noted(&conn->assembler, out_receiving);
 }
 
-void stream_conn_peer(ep_conn *base, char *out_address, size_t bytes)
+void ep_nng_stream_conn_peer(ep_conn *base, char *out_address, size_t bytes)
 {
     snprintf(out_address, bytes, "%s", ((stream_conn *)base)->peer);
 }
 
-bool stream_conn_is_trusted(ep_conn *base)
+bool ep_nng_stream_conn_is_trusted(ep_conn *base)
 {
     return ((stream_conn *)base)->tls;
 }

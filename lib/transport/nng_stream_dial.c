@@ -52,11 +52,11 @@ static void report(stream_dialer *d, nng_stream *stream, int failed)
     stream_conn *conn = NULL;
     ep_error error;
     if (failed != 0) {
-        ep_error_set(&error, stream_err_from_nng(failed), "cannot connect to %s: %s%s", d->url,
-                     nng_strerror(failed),
+        ep_error_set(&error, ep_nng_stream_err_from_nng(failed), "cannot connect to %s: %s%s",
+                     d->url, nng_strerror(failed),
                      failed == NNG_EADDRINVAL ? ": the host's name cannot be resolved"
-                                              : stream_advice(failed, false));
-    } else if (stream_conn_create(stream, &d->limits, d->tls, NULL, &conn) != EP_OK) {
+                                              : ep_nng_stream_advice(failed, false));
+    } else if (ep_nng_stream_conn_create(stream, &d->limits, d->tls, NULL, &conn) != EP_OK) {
         ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for a connection to %s", d->url);
         nng_stream_free(stream);
     }
@@ -70,7 +70,7 @@ static void report(stream_dialer *d, nng_stream *stream, int failed)
 static void dialed(void *arg)
 {
     stream_dialer *d = arg;
-    /* waits until stream_dial or stream_dial_release is out of the dialer */
+    /* waits until ep_nng_stream_dial or ep_nng_stream_dial_release is out of the dialer */
     pthread_mutex_lock(&d->lock);
     bool cancelled = d->state != DIAL_PENDING;
     if (!cancelled) {
@@ -93,7 +93,8 @@ static void dialed(void *arg)
 
 static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
 {
-    ep_err err = failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : stream_err_from_nng(failed);
+    ep_err err =
+        failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : ep_nng_stream_err_from_nng(failed);
     return ep_error_set(out_error, err, "cannot dial %s: %s", url, nng_strerror(failed));
 }
 
@@ -101,7 +102,8 @@ static ep_err dialer_open(stream_dialer *d, const ep_lane_address *address, ep_e
 {
     nng_tls_config *config = NULL;
     if (d->tls) {
-        ep_err err = stream_tls_config_create(address, NNG_TLS_MODE_CLIENT, &config, out_error);
+        ep_err err =
+            ep_nng_stream_tls_config_create(address, NNG_TLS_MODE_CLIENT, &config, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -145,11 +147,11 @@ static stream_dialer *dial_create(const ep_lane_address *address, const ep_lane_
     return d;
 }
 
-ep_err stream_dial(const ep_lane_address *address, const ep_lane_limits *limits,
-                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
+ep_err ep_nng_stream_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                          ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
 {
     bool tls;
-    ep_err err = stream_address_check(address, &tls, out_error);
+    ep_err err = ep_nng_stream_address_check(address, &tls, out_error);
     if (err == EP_OK) {
         err = ep_lane_limits_check(limits, false, out_error);
     }
@@ -181,7 +183,7 @@ ep_err stream_dial(const ep_lane_address *address, const ep_lane_limits *limits,
     return EP_OK;
 }
 
-void stream_dial_release(ep_dial *base)
+void ep_nng_stream_dial_release(ep_dial *base)
 {
     stream_dialer *d = (stream_dialer *)base;
     pthread_mutex_lock(&d->lock);

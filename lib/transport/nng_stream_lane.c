@@ -11,7 +11,7 @@
 
 static bool tls_used; /* atomic */
 
-ep_err stream_err_from_nng(int nng_error)
+ep_err ep_nng_stream_err_from_nng(int nng_error)
 {
     switch (nng_error) {
     case 0:
@@ -32,7 +32,7 @@ ep_err stream_err_from_nng(int nng_error)
     }
 }
 
-const char *stream_advice(int nng_error, bool listens)
+const char *ep_nng_stream_advice(int nng_error, bool listens)
 {
     return ep_address_advice(nng_error == NNG_EADDRINUSE     ? EADDRINUSE
                              : nng_error == NNG_EADDRINVAL   ? EADDRNOTAVAIL
@@ -42,7 +42,8 @@ const char *stream_advice(int nng_error, bool listens)
                              listens);
 }
 
-ep_err stream_address_check(const ep_lane_address *address, bool *out_tls, ep_error *out_error)
+ep_err ep_nng_stream_address_check(const ep_lane_address *address, bool *out_tls,
+                                   ep_error *out_error)
 {
     bool tls = ep_url_has_scheme(address->url, "tls+tcp");
     if (!tls && !ep_url_has_scheme(address->url, "tcp")) {
@@ -118,8 +119,8 @@ static ep_err load_files(const ep_tls_config *tls, nng_tls_config *config, ep_er
     return EP_OK;
 }
 
-ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
-                                nng_tls_config **out_config, ep_error *out_error)
+ep_err ep_nng_stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
+                                       nng_tls_config **out_config, ep_error *out_error)
 {
     const ep_tls_config *tls = address->tls;
     ep_err err = check_keys(address, mode, out_error);
@@ -130,7 +131,7 @@ ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mod
     nng_tls_config *config;
     int failed = nng_tls_config_alloc(&config, mode);
     if (failed != 0) {
-        return ep_error_set(out_error, stream_err_from_nng(failed), "cannot set up TLS: %s",
+        return ep_error_set(out_error, ep_nng_stream_err_from_nng(failed), "cannot set up TLS: %s",
                             nng_strerror(failed));
     }
     err = load_files(tls, config, out_error);
@@ -142,8 +143,8 @@ ep_err stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mod
             failed = nng_tls_config_server_name(config, tls->server_name);
         }
         if (failed != 0) {
-            err = ep_error_set(out_error, stream_err_from_nng(failed), "cannot set up TLS: %s",
-                               nng_strerror(failed));
+            err = ep_error_set(out_error, ep_nng_stream_err_from_nng(failed),
+                               "cannot set up TLS: %s", nng_strerror(failed));
         }
     }
     if (err != EP_OK) {
@@ -172,18 +173,18 @@ static const char *const schemes[] = {"tcp", "tls+tcp", NULL};
 const ep_lane_ops ep_nng_stream_lane = {
     .name = "nng-stream",
     .schemes = schemes,
-    .listen = stream_listen,
-    .listener_close = stream_listener_close,
-    .listener_url = stream_listener_url,
-    .listener_renew_tls = stream_listener_renew_tls,
-    .dial = stream_dial,
-    .dial_release = stream_dial_release,
-    .conn_start = stream_conn_start,
-    .conn_send = stream_conn_send,
-    .conn_close = stream_conn_close,
-    .conn_release = stream_conn_release,
-    .conn_allow_large = stream_conn_allow_large,
-    .conn_receiving = stream_conn_receiving,
-    .conn_peer = stream_conn_peer,
-    .conn_is_trusted = stream_conn_is_trusted,
+    .listen = ep_nng_stream_listen,
+    .listener_close = ep_nng_stream_listener_close,
+    .listener_url = ep_nng_stream_listener_url,
+    .listener_renew_tls = ep_nng_stream_listener_renew_tls,
+    .dial = ep_nng_stream_dial,
+    .dial_release = ep_nng_stream_dial_release,
+    .conn_start = ep_nng_stream_conn_start,
+    .conn_send = ep_nng_stream_conn_send,
+    .conn_close = ep_nng_stream_conn_close,
+    .conn_release = ep_nng_stream_conn_release,
+    .conn_allow_large = ep_nng_stream_conn_allow_large,
+    .conn_receiving = ep_nng_stream_conn_receiving,
+    .conn_peer = ep_nng_stream_conn_peer,
+    .conn_is_trusted = ep_nng_stream_conn_is_trusted,
 };

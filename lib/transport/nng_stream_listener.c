@@ -54,7 +54,7 @@ static void take_stream(stream_listener *l, nng_stream *stream)
     }
     l->refusing = false;
     stream_conn *conn;
-    if (stream_conn_create(stream, &l->limits, l->tls, l->count, &conn) != EP_OK) {
+    if (ep_nng_stream_conn_create(stream, &l->limits, l->tls, l->count, &conn) != EP_OK) {
         ep_accept_count_remove(l->count);
         nng_stream_free(stream);
         return;
@@ -142,15 +142,16 @@ static void listener_free(stream_listener *l)
 
 static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
 {
-    ep_err err = failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : stream_err_from_nng(failed);
+    ep_err err =
+        failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : ep_nng_stream_err_from_nng(failed);
     return ep_error_set(out_error, err, "cannot listen on %s: %s%s", url, nng_strerror(failed),
-                        stream_advice(failed, true));
+                        ep_nng_stream_advice(failed, true));
 }
 
 static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
 {
     nng_tls_config *config;
-    ep_err err = stream_tls_config_create(address, NNG_TLS_MODE_SERVER, &config, out_error);
+    ep_err err = ep_nng_stream_tls_config_create(address, NNG_TLS_MODE_SERVER, &config, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -198,7 +199,7 @@ static void connect_to_self(stream_listener *l)
         struct sockaddr_in6 v6;
     } own = {.v6 = {0}};
     socklen_t own_bytes = sizeof(own);
-    if (uv_lane_read_url(&plain, &at, NULL) != EP_OK ||
+    if (ep_uv_lane_read_url(&plain, &at, NULL) != EP_OK ||
         getaddrinfo(at.host[0] != 0 ? at.host : "127.0.0.1", at.port, &hints, &to) != 0) {
         return;
     }
@@ -217,7 +218,7 @@ static void connect_to_self(stream_listener *l)
     freeaddrinfo(to);
 }
 
-ep_err stream_listener_renew_tls(ep_listener *base, ep_error *out_error)
+ep_err ep_nng_stream_listener_renew_tls(ep_listener *base, ep_error *out_error)
 {
     stream_listener *l = (stream_listener *)base;
     if (!l->tls) {
@@ -256,12 +257,12 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
     return EP_OK;
 }
 
-ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                     ep_error *out_error)
+ep_err ep_nng_stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                            ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                            ep_error *out_error)
 {
     bool tls;
-    ep_err err = stream_address_check(address, &tls, out_error);
+    ep_err err = ep_nng_stream_address_check(address, &tls, out_error);
     if (err == EP_OK) {
         err = ep_lane_limits_check(limits, true, out_error);
     }
@@ -294,14 +295,14 @@ ep_err stream_listen(const ep_lane_address *address, const ep_lane_limits *limit
     return EP_OK;
 }
 
-void stream_listener_close(ep_listener *base)
+void ep_nng_stream_listener_close(ep_listener *base)
 {
     stream_listener *l = (stream_listener *)base;
     __atomic_store_n(&l->closing, true, __ATOMIC_RELEASE);
     listener_free(l);
 }
 
-void stream_listener_url(ep_listener *base, char *out_url, size_t bytes)
+void ep_nng_stream_listener_url(ep_listener *base, char *out_url, size_t bytes)
 {
     snprintf(out_url, bytes, "%s", ((stream_listener *)base)->url);
 }

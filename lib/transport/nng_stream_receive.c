@@ -7,7 +7,7 @@
 #define MEMORY_BACKOFF_MIN_MS 1
 #define MEMORY_BACKOFF_MAX_MS 50
 
-void stream_receive_post(stream_conn *conn)
+void ep_nng_stream_receive_post(stream_conn *conn)
 {
     struct iovec room[EP_ASSEMBLER_IOVS_MAX];
     nng_iov iovs[EP_ASSEMBLER_IOVS_MAX];
@@ -70,16 +70,16 @@ static void pump(stream_conn *conn)
     ep_assembler_note(&conn->assembler, ep_clock_now_ns());
     pthread_mutex_lock(&conn->lock);
     if (step == EP_ASSEMBLER_ERROR) {
-        stream_conn_begin_end(conn, &error);
+        ep_nng_stream_conn_begin_end(conn, &error);
     }
     if (conn->closing) {
         conn->receive_busy = false;
     } else if (step == EP_ASSEMBLER_NO_MEMORY) {
         wait_for_memory(conn);
     } else {
-        stream_receive_post(conn);
+        ep_nng_stream_receive_post(conn);
     }
-    stream_conn_leave(conn);
+    ep_nng_stream_conn_leave(conn);
 }
 
 static void end_of_stream(stream_conn *conn, int failed)
@@ -88,12 +88,12 @@ static void end_of_stream(stream_conn *conn, int failed)
     ep_error lost;
     ep_assembler_describe_end(&conn->assembler, conn->peer, reason, &lost);
     pthread_mutex_lock(&conn->lock);
-    stream_conn_begin_end(conn, &lost);
+    ep_nng_stream_conn_begin_end(conn, &lost);
     conn->receive_busy = false;
-    stream_conn_leave(conn);
+    ep_nng_stream_conn_leave(conn);
 }
 
-void stream_receive_done(void *arg)
+void ep_nng_stream_receive_done(void *arg)
 {
     stream_conn *conn = arg;
     int failed = nng_aio_result(conn->receive_aio);
@@ -110,7 +110,7 @@ void stream_receive_done(void *arg)
     pump(conn);
 }
 
-void stream_receive_retry(void *arg)
+void ep_nng_stream_receive_retry(void *arg)
 {
     pump(arg);
 }

@@ -74,7 +74,7 @@ static bool slice_add_send(slice *s, const ep_send *send)
     return true;
 }
 
-void stream_send_post(stream_conn *conn)
+void ep_nng_stream_send_post(stream_conn *conn)
 {
     slice s = {.scratch = conn->scratch, .tls = conn->tls};
     const ep_send *send = conn->queue.head;
@@ -108,7 +108,7 @@ static ep_send *advance(stream_conn *conn, size_t sent)
     return first;
 }
 
-void stream_send_done(void *arg)
+void ep_nng_stream_send_done(void *arg)
 {
     stream_conn *conn = arg;
     int failed = nng_aio_result(conn->send_aio);
@@ -127,12 +127,12 @@ void stream_send_done(void *arg)
         ep_error lost;
         ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", conn->peer,
                      nng_strerror(failed));
-        stream_conn_begin_end(conn, &lost);
+        ep_nng_stream_conn_begin_end(conn, &lost);
     }
     if (conn->closing || conn->queue.head == NULL) {
         conn->send_busy = false;
     } else {
-        stream_send_post(conn);
+        ep_nng_stream_send_post(conn);
     }
-    stream_conn_leave(conn);
+    ep_nng_stream_conn_leave(conn);
 }

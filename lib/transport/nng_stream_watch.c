@@ -19,7 +19,7 @@ static void sleep_on(stream_conn *conn)
     conn->posting--;
 }
 
-void stream_watch_start(stream_conn *conn)
+void ep_nng_stream_watch_start(stream_conn *conn)
 {
     if (conn->tls && !conn->closing) {
         conn->watch_busy = true;
@@ -34,7 +34,7 @@ static bool socket_is_dead(stream_conn *conn)
     return nng_stream_get_addr(conn->stream, NNG_OPT_REMADDR, &address) != 0;
 }
 
-void stream_watch_tick(void *arg)
+void ep_nng_stream_watch_tick(void *arg)
 {
     stream_conn *conn = arg;
     bool dead = socket_is_dead(conn);
@@ -44,7 +44,7 @@ void stream_watch_tick(void *arg)
             ep_error lost;
             ep_error_set(&lost, EP_ERR_CONNECTION_LOST,
                          "connection to %s lost: its socket was shut", conn->peer);
-            stream_conn_begin_end(conn, &lost);
+            ep_nng_stream_conn_begin_end(conn, &lost);
         }
         conn->suspect_number = conn->receive_number;
     }
@@ -53,5 +53,5 @@ void stream_watch_tick(void *arg)
     } else {
         sleep_on(conn);
     }
-    stream_conn_leave(conn);
+    ep_nng_stream_conn_leave(conn);
 }

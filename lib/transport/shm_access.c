@@ -19,7 +19,7 @@
 #define LOCK_SUFFIX ".lock"
 #define LOCK_TRIES 100
 
-ep_err shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_error *out_error)
+ep_err ep_shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_error *out_error)
 {
     shm_access access = {.ring_bytes = EP_SHM_RING_BYTES_DEFAULT};
     if (config != NULL) {
@@ -56,7 +56,7 @@ ep_err shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_e
     return EP_OK;
 }
 
-ep_err shm_url_path(const char *url, const char **out_path, ep_error *out_error)
+ep_err ep_shm_url_path(const char *url, const char **out_path, ep_error *out_error)
 {
     const char *path = ep_url_has_scheme(url, "shm") ? strstr(url, "://") + 3 : "";
     if (path[0] != '/' || strlen(path) + sizeof(LOCK_SUFFIX) > PATH_BYTES) {
@@ -113,8 +113,8 @@ static bool is_allowed(const shm_access *access, int socket, const struct ucred 
            has(access->gids, access->gids_count, peer->gid) || in_other_group(access, socket);
 }
 
-ep_err shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
-                        ep_error *out_error)
+ep_err ep_shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
+                           ep_error *out_error)
 {
     struct ucred peer = {0};
     ep_err err = read_peer(socket, &peer, out_error);
@@ -141,8 +141,8 @@ static bool stat_directory(const char *path, struct stat *out_stat)
     return stat(directory, out_stat) == 0 && S_ISDIR(out_stat->st_mode);
 }
 
-ep_err shm_access_check_listener(const shm_access *access, int socket, const char *path,
-                                 ep_error *out_error)
+ep_err ep_shm_access_check_listener(const shm_access *access, int socket, const char *path,
+                                    ep_error *out_error)
 {
     struct stat directory;
     struct ucred peer = {0};
@@ -214,8 +214,8 @@ static ep_err bind_and_listen(const char *path, bool others, int *out_socket, ep
     return EP_OK;
 }
 
-ep_err shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
-                       ep_error *out_error)
+ep_err ep_shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
+                          ep_error *out_error)
 {
     struct stat directory;
     if (!stat_directory(path, &directory)) {
@@ -240,11 +240,11 @@ ep_err shm_path_listen(const char *path, bool others, int *out_socket, int *out_
     return EP_OK;
 }
 
-void shm_path_close(const char *path, shm_held *lock)
+void ep_shm_path_close(const char *path, shm_held *lock)
 {
     char name[PATH_BYTES];
     snprintf(name, sizeof(name), "%s" LOCK_SUFFIX, path);
     unlink(path);
     unlink(name);
-    shm_held_close(lock);
+    ep_shm_held_close(lock);
 }

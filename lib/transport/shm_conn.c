@@ -93,7 +93,7 @@ typedef struct shm_conn {
     bool paused_shortly; /* the newest time something came after a pause */
 } shm_conn;
 
-void shm_count_unref(shm_count *count)
+void ep_shm_count_unref(shm_count *count)
 {
     if (count != NULL && __atomic_sub_fetch(&count->refs, 1, __ATOMIC_ACQ_REL) == 0) {
         free(count);
@@ -119,12 +119,12 @@ static void post(shm_conn *conn)
         return;
     }
     if (conn->posted) {
-        shm_loop_hurry(conn->loop); /* it may have been lazy */
+        ep_shm_loop_hurry(conn->loop); /* it may have been lazy */
         return;
     }
     conn->posted = true;
     conn->refs++;
-    shm_loop_post(conn->loop, &conn->work);
+    ep_shm_loop_post(conn->loop, &conn->work);
 }
 
 /* Lock held. */
@@ -133,7 +133,7 @@ static void post_lazy(shm_conn *conn)
     if (!conn->posted) {
         conn->posted = true;
         conn->refs++;
-        shm_loop_post_lazy(conn->loop, &conn->work);
+        ep_shm_loop_post_lazy(conn->loop, &conn->work);
     }
 }
 
@@ -185,7 +185,7 @@ static size_t gather(shm_conn *conn, size_t room)
         size_t left = send->total_bytes - send->sent_bytes;
         size_t want = left < room - put ? left : room - put;
         size_t piece;
-        uint8_t *at = shm_producer_at(&conn->out, put, want, &piece);
+        uint8_t *at = ep_shm_producer_at(&conn->out, put, want, &piece);
         ep_send_copy(send, send->sent_bytes, at, piece);
         ep_path_count(EP_PATH_LANE, piece);
         send->sent_bytes += piece;
@@ -225,7 +225,7 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
             return true;
         }
         size_t room;
-        if (!shm_producer_wait_room(&conn->out, &room)) {
+        if (!ep_shm_producer_wait_room(&conn->out, &room)) {
             ep_error why;
             ep_error_set(&why, EP_ERR_PROTOCOL,
                          "%s broke the ring: it claims to have read what was not sent", conn->peer);
@@ -239,8 +239,8 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
             ring_bell(conn); /* the peer copies out while we copy in */
         }
         size_t put = gather(conn, piece_bytes(room < unsent_bytes(conn) ? room : unsent_bytes(conn),
-                                              shm_producer_is_apart(&conn->out)));
-        *out_bell = shm_producer_publish(&conn->out, put);
+                                              ep_shm_producer_is_apart(&conn->out)));
+        *out_bell = ep_shm_producer_publish(&conn->out, put);
     }
     return false;
 }
@@ -273,14 +273,14 @@ static void end_send(shm_conn *conn, bool bell, ep_send *own)
     pthread_mutex_unlock(&conn->lock);
 }
 
-ep_err shm_conn_send(ep_conn *base, ep_send *send)
+ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
 {
     shm_conn *conn = (shm_conn *)base;
     ep_err err = ep_send_prepare(send, &conn->limits);
     if (err != EP_OK) {
         return err;
     }
-    if (shm_in_child()) {
+    if (ep_shm_in_child()) {
         return EP_ERR_CLOSED;
     }
     bool bell = false;
@@ -346,7 +346,7 @@ static void take(shm_conn *conn, uint8_t *out, size_t bytes)
 {
     ep_path_count(EP_PATH_LANE, bytes);
     shm_spin_earn(&conn->spin, bytes, 0);
-    if (shm_consumer_take(&conn->in, out, bytes)) {
+    if (ep_shm_consumer_take(&conn->in, out, bytes)) {
         ring_bell(conn);
     }
 }
@@ -385,7 +385,7 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
 {
     size_t available;
     size_t least = ep_lane_prefix_bytes(&conn->limits);
-    if (!shm_consumer_available(&conn->in, &available)) {
+    if (!ep_shm_consumer_available(&conn->in, &available)) {
         ep_error_set(out_error, EP_ERR_PROTOCOL, "%s broke the ring: its position is impossible",
                      conn->peer);
         return RECEIVE_ERROR;
@@ -412,7 +412,7 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
     size_t want = conn->frame->bytes - conn->frame_have_bytes;
     size_t bytes = available < want ? available : want;
     /* the peer fills what is free meanwhile */
-    bytes = piece_bytes(bytes, shm_consumer_is_apart(&conn->in));
+    bytes = piece_bytes(bytes, ep_shm_consumer_is_apart(&conn->in));
     if (bytes > 0) {
         take(conn, conn->frame->data + conn->frame_have_bytes, bytes);
         conn->frame_have_bytes += bytes;
@@ -434,14 +434,14 @@ static void wait_for_memory(shm_conn *conn)
         conn->backoff_ns = MEMORY_BACKOFF_MAX_NS;
     }
     __atomic_store_n(&conn->memory_wait, true, __ATOMIC_RELAXED);
-    shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + conn->backoff_ns);
+    ep_shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + conn->backoff_ns);
 }
 
 /* Nothing is there: true when more comes within a moment, or something is wrong. Not after
  * until_ns, nor beyond what is earned. */
 static bool spin_for_more(shm_conn *conn, uint64_t until_ns)
 {
-    if ((conn->frame == NULL && !conn->paused_shortly) || !shm_consumer_is_apart(&conn->in)) {
+    if ((conn->frame == NULL && !conn->paused_shortly) || !ep_shm_consumer_is_apart(&conn->in)) {
         return false;
     }
     uint64_t begin_ns = ep_clock_now_ns();
@@ -454,7 +454,7 @@ static bool spin_for_more(shm_conn *conn, uint64_t until_ns)
         for (int i = 0; i < SPINS_PER_LOOK; i++) {
             ep_cpu_relax();
         }
-        broken = !shm_consumer_available(&conn->in, &available);
+        broken = !ep_shm_consumer_available(&conn->in, &available);
         now_ns = ep_clock_now_ns();
     }
     shm_spin_pay(&conn->spin, now_ns - begin_ns);
@@ -484,18 +484,18 @@ static bool receive(shm_conn *conn)
     uint64_t begin = conn->in.tail;
     uint64_t begin_ns = ep_clock_now_ns();
     receive_step step = RECEIVE_MORE;
-    shm_consumer_disarm(&conn->in);
+    ep_shm_consumer_disarm(&conn->in);
     for (unsigned steps = 0;
          steps < SERVE_STEPS && !is_closing(conn) && conn->in.tail - begin < SERVE_BYTES; steps++) {
         step = receive_some(conn, &error);
         if (step == RECEIVE_IDLE && spin_for_more(conn, begin_ns + SHM_SPINS_NS)) {
             continue;
         }
-        if (step == RECEIVE_IDLE && shm_consumer_arm(&conn->in)) {
+        if (step == RECEIVE_IDLE && ep_shm_consumer_arm(&conn->in)) {
             break;
         }
         if (step == RECEIVE_IDLE) {
-            shm_consumer_disarm(&conn->in);
+            ep_shm_consumer_disarm(&conn->in);
         } else if (step != RECEIVE_MORE) {
             break;
         }
@@ -519,19 +519,19 @@ static bool receive(shm_conn *conn)
 static void let_go(shm_conn *conn)
 {
     conn->ended = true;
-    shm_loop_unwatch(conn->loop, conn->socket.fd);
-    shm_loop_forget(conn->loop, &conn->retry);
+    ep_shm_loop_unwatch(conn->loop, conn->socket.fd);
+    ep_shm_loop_forget(conn->loop, &conn->retry);
     /* whoever copies has seen closing not set and holds it; nobody is inside */
     pthread_mutex_lock(&conn->lock);
     shutdown(conn->socket.fd, SHUT_RDWR);
-    shm_held_close(&conn->socket);
-    shm_memory_close(&conn->memory);
+    ep_shm_held_close(&conn->socket);
+    ep_shm_memory_close(&conn->memory);
     pthread_mutex_unlock(&conn->lock);
     ep_buffer_unref(conn->frame);
     conn->frame = NULL;
     if (conn->count != NULL) {
         __atomic_sub_fetch(&conn->count->connections, 1, __ATOMIC_ACQ_REL);
-        shm_count_unref(conn->count);
+        ep_shm_count_unref(conn->count);
     }
     run_dones(conn);
     fail_sends(conn);
@@ -561,7 +561,7 @@ static void finish(shm_conn *conn)
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
     }
     unref(conn);
-    shm_lane_drop();
+    ep_shm_lane_drop();
 }
 
 static void serve(shm_conn *conn)
@@ -636,19 +636,19 @@ static void on_retry(shm_work *work)
     serve((shm_conn *)(void *)((char *)work - offsetof(shm_conn, retry)));
 }
 
-ep_err shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
-                       const char *peer, shm_count *taken_count, ep_conn **out_conn,
-                       ep_error *out_error)
+ep_err ep_shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
+                          const char *peer, shm_count *taken_count, ep_conn **out_conn,
+                          ep_error *out_error)
 {
     shm_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
         close(taken_socket);
-        shm_memory_close(taken_memory);
+        ep_shm_memory_close(taken_memory);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
     }
     pthread_mutex_init(&conn->lock, NULL);
     conn->base.ops = &ep_shm_lane;
-    conn->loop = shm_loop_next();
+    conn->loop = ep_shm_loop_next();
     conn->source.on_event = on_event;
     conn->work.run = on_posted;
     conn->retry.run = on_retry;
@@ -657,24 +657,24 @@ ep_err shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane
     conn->refs = 2;
     shm_spin_init(&conn->spin);
     snprintf(conn->peer, sizeof(conn->peer), "%s", peer);
-    shm_memory_rings(&conn->memory, taken_count != NULL, &conn->out, &conn->in);
-    shm_held_add(&conn->socket, taken_socket);
+    ep_shm_memory_rings(&conn->memory, taken_count != NULL, &conn->out, &conn->in);
+    ep_shm_held_add(&conn->socket, taken_socket);
     conn->count = taken_count;
     *out_conn = &conn->base;
-    if (shm_loop_watch(conn->loop, taken_socket, &conn->source, EPOLLIN | EPOLLRDHUP | EPOLLET) !=
-        EP_OK) {
+    if (ep_shm_loop_watch(conn->loop, taken_socket, &conn->source,
+                          EPOLLIN | EPOLLRDHUP | EPOLLET) != EP_OK) {
         ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
-        shm_held_close(&conn->socket);
-        shm_memory_close(&conn->memory);
+        ep_shm_held_close(&conn->socket);
+        ep_shm_memory_close(&conn->memory);
         conn->refs = 1;
         unref(conn);
         return EP_ERR_IO;
     }
-    shm_lane_hold();
+    ep_shm_lane_hold();
     return EP_OK;
 }
 
-void shm_conn_start(ep_conn *base, const ep_conn_handler *handler)
+void ep_shm_conn_start(ep_conn *base, const ep_conn_handler *handler)
 {
     shm_conn *conn = (shm_conn *)base;
     pthread_mutex_lock(&conn->lock);
@@ -697,7 +697,7 @@ static void close_locked(shm_conn *conn)
     }
 }
 
-void shm_conn_close(ep_conn *base)
+void ep_shm_conn_close(ep_conn *base)
 {
     shm_conn *conn = (shm_conn *)base;
     pthread_mutex_lock(&conn->lock);
@@ -705,7 +705,7 @@ void shm_conn_close(ep_conn *base)
     pthread_mutex_unlock(&conn->lock);
 }
 
-void shm_conn_release(ep_conn *base)
+void ep_shm_conn_release(ep_conn *base)
 {
     shm_conn *conn = (shm_conn *)base;
     pthread_mutex_lock(&conn->lock);
@@ -717,25 +717,25 @@ void shm_conn_release(ep_conn *base)
     unref(conn); /* the owner's, so conn was alive until here */
 }
 
-void shm_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
+void ep_shm_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
     shm_conn *conn = (shm_conn *)base;
     ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
 }
 
-void shm_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
+void ep_shm_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
 {
     const shm_conn *conn = (const shm_conn *)base;
     out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
     out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
 }
 
-void shm_conn_peer(ep_conn *base, char *out_address, size_t bytes)
+void ep_shm_conn_peer(ep_conn *base, char *out_address, size_t bytes)
 {
     snprintf(out_address, bytes, "%s", ((shm_conn *)base)->peer);
 }
 
-bool shm_conn_is_trusted(ep_conn *base)
+bool ep_shm_conn_is_trusted(ep_conn *base)
 {
     (void)base;
     return true;

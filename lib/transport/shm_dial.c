@@ -79,14 +79,14 @@ static ep_err open_socket(shm_dialer *d, ep_error *out_error)
     if (fd < 0) {
         return ep_error_set(out_error, EP_ERR_IO, "cannot create a socket: %s", strerror(errno));
     }
-    shm_held_add(&d->socket, fd);
+    ep_shm_held_add(&d->socket, fd);
     if (connect(fd, (struct sockaddr *)&name, sizeof(name)) != 0) {
         ep_err err =
             errno == EACCES || errno == EPERM ? EP_ERR_PERMISSION_DENIED : EP_ERR_UNAVAILABLE;
         return ep_error_set(out_error, err, "cannot connect to %s: %s", d->url, strerror(errno));
     }
-    ep_err err = shm_access_check_listener(&d->access, fd, d->path, out_error);
-    if (err == EP_OK && shm_loop_watch(d->loop, fd, &d->source, EPOLLIN | EPOLLRDHUP) != EP_OK) {
+    ep_err err = ep_shm_access_check_listener(&d->access, fd, d->path, out_error);
+    if (err == EP_OK && ep_shm_loop_watch(d->loop, fd, &d->source, EPOLLIN | EPOLLRDHUP) != EP_OK) {
         err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
     }
     return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "%s", d->url);
@@ -98,24 +98,24 @@ static ep_err take_welcome(shm_dialer *d, ep_conn **out_conn, ep_error *out_erro
     uint64_t ring_bytes;
     int memory_fd;
     shm_memory memory = {0};
-    ep_err err = shm_welcome_receive(d->socket.fd, &ring_bytes, &memory_fd, out_error);
+    ep_err err = ep_shm_welcome_receive(d->socket.fd, &ring_bytes, &memory_fd, out_error);
     if (err == EP_ERR_CANCELLED) {
         return err;
     }
     if (err == EP_OK) {
-        err = shm_memory_adopt(memory_fd, ring_bytes, &memory, out_error);
+        err = ep_shm_memory_adopt(memory_fd, ring_bytes, &memory, out_error);
         close(memory_fd);
     }
     int socket = err == EP_OK ? fcntl(d->socket.fd, F_DUPFD_CLOEXEC, 0) : -1;
-    shm_loop_unwatch(d->loop, d->socket.fd);
-    shm_held_close(&d->socket);
+    ep_shm_loop_unwatch(d->loop, d->socket.fd);
+    ep_shm_held_close(&d->socket);
     if (err == EP_OK && socket < 0) {
-        shm_memory_close(&memory);
+        ep_shm_memory_close(&memory);
         err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                            "no descriptor is free in this process");
     }
     if (err == EP_OK) {
-        err = shm_conn_create(socket, &memory, &d->limits, d->url, NULL, out_conn, out_error);
+        err = ep_shm_conn_create(socket, &memory, &d->limits, d->url, NULL, out_conn, out_error);
     }
     return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "cannot connect to %s", d->url);
 }
@@ -124,7 +124,7 @@ static ep_err take_welcome(shm_dialer *d, ep_conn **out_conn, ep_error *out_erro
 static void dial_over(shm_dialer *d)
 {
     dial_unref(d);
-    shm_lane_drop();
+    ep_shm_lane_drop();
 }
 
 static void on_event(shm_source *source, uint32_t events)
@@ -167,8 +167,8 @@ static void on_posted(shm_work *work)
         }
     }
     if (d->socket.fd >= 0) {
-        shm_loop_unwatch(d->loop, d->socket.fd);
-        shm_held_close(&d->socket);
+        ep_shm_loop_unwatch(d->loop, d->socket.fd);
+        ep_shm_held_close(&d->socket);
     }
     dial_over(d);
 }
@@ -183,7 +183,7 @@ static shm_dialer *dial_create(const char *url, size_t path_at, const ep_lane_li
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->changed, NULL);
     d->base.ops = &ep_shm_lane;
-    d->loop = shm_loop_first();
+    d->loop = ep_shm_loop_first();
     d->source.on_event = on_event;
     d->work.run = on_posted;
     d->socket.fd = -1;
@@ -195,20 +195,20 @@ static shm_dialer *dial_create(const char *url, size_t path_at, const ep_lane_li
     return d;
 }
 
-ep_err shm_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial,
-                void *arg, ep_dial **out_dial, ep_error *out_error)
+ep_err ep_shm_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
 {
     const char *path;
     shm_access access;
-    ep_err err = shm_url_path(address->url, &path, out_error);
+    ep_err err = ep_shm_url_path(address->url, &path, out_error);
     if (err == EP_OK) {
-        err = shm_access_read(address->shm, &access, out_error);
+        err = ep_shm_access_read(address->shm, &access, out_error);
     }
     if (err == EP_OK) {
         err = ep_lane_limits_check(limits, false, out_error);
     }
     if (err == EP_OK) {
-        err = shm_loops_start(out_error);
+        err = ep_shm_loops_start(out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -220,12 +220,12 @@ ep_err shm_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep
     d->on_dial = on_dial;
     d->arg = arg;
     *out_dial = &d->base; /* on_dial may need it */
-    shm_lane_hold();
-    shm_loop_post(d->loop, &d->work);
+    ep_shm_lane_hold();
+    ep_shm_loop_post(d->loop, &d->work);
     return EP_OK;
 }
 
-void shm_dial_release(ep_dial *base)
+void ep_shm_dial_release(ep_dial *base)
 {
     shm_dialer *d = (shm_dialer *)base;
     pthread_mutex_lock(&d->lock);
@@ -234,7 +234,7 @@ void shm_dial_release(ep_dial *base)
         d->state = DIAL_DONE;
         if (d->begun) {
             /* under the lock: the loop's reference is still there */
-            shm_loop_post(d->loop, &d->work);
+            ep_shm_loop_post(d->loop, &d->work);
         } /* otherwise the work that comes ends it, and a second one would end it again */
     }
     while (d->state == DIAL_RUNNING) {
@@ -254,17 +254,17 @@ static const char *const schemes[] = {"shm", NULL};
 const ep_lane_ops ep_shm_lane = {
     .name = "shm",
     .schemes = schemes,
-    .listen = shm_listen,
-    .listener_close = shm_listener_close,
-    .listener_url = shm_listener_url,
-    .dial = shm_dial,
-    .dial_release = shm_dial_release,
-    .conn_start = shm_conn_start,
-    .conn_send = shm_conn_send,
-    .conn_close = shm_conn_close,
-    .conn_release = shm_conn_release,
-    .conn_allow_large = shm_conn_allow_large,
-    .conn_receiving = shm_conn_receiving,
-    .conn_peer = shm_conn_peer,
-    .conn_is_trusted = shm_conn_is_trusted,
+    .listen = ep_shm_listen,
+    .listener_close = ep_shm_listener_close,
+    .listener_url = ep_shm_listener_url,
+    .dial = ep_shm_dial,
+    .dial_release = ep_shm_dial_release,
+    .conn_start = ep_shm_conn_start,
+    .conn_send = ep_shm_conn_send,
+    .conn_close = ep_shm_conn_close,
+    .conn_release = ep_shm_conn_release,
+    .conn_allow_large = ep_shm_conn_allow_large,
+    .conn_receiving = ep_shm_conn_receiving,
+    .conn_peer = ep_shm_conn_peer,
+    .conn_is_trusted = ep_shm_conn_is_trusted,
 };

@@ -8,7 +8,7 @@
  *   shm_loop      the lane's threads: epoll, work items, later work
  *   shm_conn      a connection: sending, receiving, ending
  *   shm_listener  accepting
- *   shm_dial      dialing
+ *   ep_shm_dial      dialing
  *
  * A connection's socket carries the memory's descriptor once, and then single bytes that wake the
  * other side. send() with MSG_DONTWAIT is the one wake-up that a hostile peer can neither block nor
@@ -65,34 +65,34 @@ typedef struct shm_loop {
 
 /* ---- shm_loop.c ---- */
 /* Starts the lane's threads unless they run. Errors: IO. */
-ep_err shm_loops_start(ep_error *out_error);
+ep_err ep_shm_loops_start(ep_error *out_error);
 /* The one for listeners and dials. */
-shm_loop *shm_loop_first(void);
+shm_loop *ep_shm_loop_first(void);
 /* The one for the next connection. */
-shm_loop *shm_loop_next(void);
+shm_loop *ep_shm_loop_next(void);
 /* Has work->run called soon, once however often it was asked. Its owner lives until then. */
-void shm_loop_post(shm_loop *loop, shm_work *work);
+void ep_shm_loop_post(shm_loop *loop, shm_work *work);
 /* The same within a millisecond, without waking the thread for it: it is likely to be awake
  * before. */
-void shm_loop_post_lazy(shm_loop *loop, shm_work *work);
+void ep_shm_loop_post_lazy(shm_loop *loop, shm_work *work);
 /* What was posted lazily runs soon. */
-void shm_loop_hurry(shm_loop *loop);
+void ep_shm_loop_hurry(shm_loop *loop);
 /* On the loop's thread: has work->run called at due_ns. No-op when it waits already. */
-void shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns);
+void ep_shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns);
 /* On the loop's thread: it does not wait any more. */
-void shm_loop_forget(shm_loop *loop, shm_work *work);
+void ep_shm_loop_forget(shm_loop *loop, shm_work *work);
 /* events: of epoll. Errors: IO. */
-ep_err shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events);
-void shm_loop_unwatch(shm_loop *loop, int fd);
+ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events);
+void ep_shm_loop_unwatch(shm_loop *loop, int fd);
 /* Counts what must end before the threads may: connections, listeners, dials. */
-void shm_lane_hold(void);
-void shm_lane_drop(void);
+void ep_shm_lane_hold(void);
+void ep_shm_lane_drop(void);
 /* Closed in forked children from now on. fd < 0: it holds none. */
-void shm_held_add(shm_held *held, int fd);
+void ep_shm_held_add(shm_held *held, int fd);
 /* Closes it here. No-op when it holds none. */
-void shm_held_close(shm_held *held);
+void ep_shm_held_close(shm_held *held);
 /* This is a forked child: nothing of the lane works here. */
-bool shm_in_child(void);
+bool ep_shm_in_child(void);
 
 /* ---- shm_memory.c ---- */
 typedef struct shm_memory {
@@ -103,24 +103,26 @@ typedef struct shm_memory {
 } shm_memory;
 
 /* Sealed, mapped, and its descriptor, which the caller closes. Errors: NO_MEMORY, IO. */
-ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
-                         ep_error *out_error);
+ep_err ep_shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
+                            ep_error *out_error);
 /* Maps a descriptor from a peer, which may be anything. Errors: PROTOCOL, NO_MEMORY. */
-ep_err shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory, ep_error *out_error);
-void shm_memory_close(shm_memory *memory);
+ep_err ep_shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory,
+                           ep_error *out_error);
+void ep_shm_memory_close(shm_memory *memory);
 /* One more in ep_shm_stats. */
-void shm_memory_count_refusal(void);
+void ep_shm_memory_count_refusal(void);
 /* The two ends; listener: the end that created it. */
-void shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out_producer,
-                      shm_consumer *out_consumer);
+void ep_shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out_producer,
+                         shm_consumer *out_consumer);
 /* Hands over the memory, or with fd -1 the reason why not. False: the peer is gone. */
-bool shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal);
+bool ep_shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal);
 /*
  * Reads it; the caller closes *out_fd. Errors: what the listener refused with, PROTOCOL,
  * UNAVAILABLE (gone), RESOURCE_EXHAUSTED (the descriptor did not fit into this process).
  * EP_ERR_CANCELLED: nothing there yet.
  */
-ep_err shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd, ep_error *out_error);
+ep_err ep_shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd,
+                              ep_error *out_error);
 
 /* ---- shm_access.c ---- */
 typedef struct shm_access {
@@ -133,24 +135,24 @@ typedef struct shm_access {
 } shm_access;
 
 /* Checks and copies; config may be NULL. Errors: INVALID_ARGUMENT. */
-ep_err shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_error *out_error);
+ep_err ep_shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_error *out_error);
 /* The path of a shm URL. Errors: INVALID_ARGUMENT. */
-ep_err shm_url_path(const char *url, const char **out_path, ep_error *out_error);
+ep_err ep_shm_url_path(const char *url, const char **out_path, ep_error *out_error);
 /* Who is at the other end, for people, and whether it may be. Errors: PERMISSION_DENIED. */
-ep_err shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
-                        ep_error *out_error);
+ep_err ep_shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
+                           ep_error *out_error);
 /* A dialer's: the same; whoever owns the socket's directory may also be there. */
-ep_err shm_access_check_listener(const shm_access *access, int socket, const char *path,
-                                 ep_error *out_error);
+ep_err ep_shm_access_check_listener(const shm_access *access, int socket, const char *path,
+                                    ep_error *out_error);
 /*
  * Binds and listens; a socket that a dead process left is replaced. *out_lock holds the name until
- * shm_path_close.
+ * ep_shm_path_close.
  * Errors: UNAVAILABLE (in use), INVALID_ARGUMENT (directory missing, or writable by everybody), IO.
  */
-ep_err shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
-                       ep_error *out_error);
+ep_err ep_shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
+                          ep_error *out_error);
 /* Removes the names and gives them free. */
-void shm_path_close(const char *path, shm_held *lock);
+void ep_shm_path_close(const char *path, shm_held *lock);
 
 /* ---- shm_conn.c ---- */
 /* Connections of a listener that have not ended; outlives the listener. */
@@ -158,33 +160,33 @@ typedef struct shm_count {
     uint32_t refs;
     uint32_t connections;
 } shm_count;
-void shm_count_unref(shm_count *count);
+void ep_shm_count_unref(shm_count *count);
 
 /*
  * Takes socket and memory in every case, count (NULL at the dialing end), which is counted up
  * already, on success.
  * Errors: NO_MEMORY, IO.
  */
-ep_err shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
-                       const char *peer, shm_count *taken_count, ep_conn **out_conn,
-                       ep_error *out_error);
-void shm_conn_start(ep_conn *conn, const ep_conn_handler *handler);
-ep_err shm_conn_send(ep_conn *conn, ep_send *send);
-void shm_conn_close(ep_conn *conn);
-void shm_conn_release(ep_conn *conn);
-void shm_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
-void shm_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
-void shm_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
-bool shm_conn_is_trusted(ep_conn *conn);
+ep_err ep_shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
+                          const char *peer, shm_count *taken_count, ep_conn **out_conn,
+                          ep_error *out_error);
+void ep_shm_conn_start(ep_conn *conn, const ep_conn_handler *handler);
+ep_err ep_shm_conn_send(ep_conn *conn, ep_send *send);
+void ep_shm_conn_close(ep_conn *conn);
+void ep_shm_conn_release(ep_conn *conn);
+void ep_shm_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
+void ep_shm_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
+void ep_shm_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
+bool ep_shm_conn_is_trusted(ep_conn *conn);
 
 /* ---- shm_listener.c, shm_dial.c ---- */
-ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                  ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                  ep_error *out_error);
-void shm_listener_close(ep_listener *listener);
-void shm_listener_url(ep_listener *listener, char *out_url, size_t bytes);
-ep_err shm_dial(const ep_lane_address *address, const ep_lane_limits *limits, ep_dial_func on_dial,
-                void *arg, ep_dial **out_dial, ep_error *out_error);
-void shm_dial_release(ep_dial *dial);
+ep_err ep_shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                     ep_error *out_error);
+void ep_shm_listener_close(ep_listener *listener);
+void ep_shm_listener_url(ep_listener *listener, char *out_url, size_t bytes);
+ep_err ep_shm_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
+void ep_shm_dial_release(ep_dial *dial);
 
 #endif

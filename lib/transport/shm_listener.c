@@ -70,21 +70,22 @@ static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_co
 {
     shm_memory memory = {0};
     int fd = -1;
-    ep_err err = shm_memory_create(l->access.ring_bytes, &memory, &fd, out_error);
+    ep_err err = ep_shm_memory_create(l->access.ring_bytes, &memory, &fd, out_error);
     if (err != EP_OK) {
-        shm_welcome_send(taken_socket, 0, -1, out_error);
+        ep_shm_welcome_send(taken_socket, 0, -1, out_error);
         close(taken_socket);
         return err;
     }
-    bool sent = shm_welcome_send(taken_socket, l->access.ring_bytes, fd, NULL);
+    bool sent = ep_shm_welcome_send(taken_socket, l->access.ring_bytes, fd, NULL);
     close(fd);
     if (!sent) {
         close(taken_socket);
-        shm_memory_close(&memory);
+        ep_shm_memory_close(&memory);
         return ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "%s left before it was welcomed",
                             peer);
     }
-    return shm_conn_create(taken_socket, &memory, &l->limits, peer, l->count, out_conn, out_error);
+    return ep_shm_conn_create(taken_socket, &memory, &l->limits, peer, l->count, out_conn,
+                              out_error);
 }
 
 static void refuse(shm_listener *l, int taken_socket, const ep_error *why)
@@ -93,7 +94,7 @@ static void refuse(shm_listener *l, int taken_socket, const ep_error *why)
         ep_log(EP_LOG_WARN, "lane-refused", EP_KV(url, l->url), EP_KV(reason, why->text));
     }
     l->refusing = why->code == EP_ERR_RESOURCE_EXHAUSTED;
-    shm_welcome_send(taken_socket, 0, -1, why);
+    ep_shm_welcome_send(taken_socket, 0, -1, why);
     close(taken_socket);
 }
 
@@ -101,14 +102,14 @@ static ep_conn *take_socket(shm_listener *l, int taken_socket)
 {
     char peer[EP_ADDRESS_BYTES];
     ep_error error;
-    if (shm_access_check(&l->access, taken_socket, peer, sizeof(peer), &error) != EP_OK) {
+    if (ep_shm_access_check(&l->access, taken_socket, peer, sizeof(peer), &error) != EP_OK) {
         refuse(l, taken_socket, &error);
         return NULL;
     }
     uint32_t room = memory_room(&l->access);
     if (!count_add(l->count, room < l->limits.connections_max ? room : l->limits.connections_max)) {
         if (room < l->limits.connections_max) {
-            shm_memory_count_refusal();
+            ep_shm_memory_count_refusal();
             ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED,
                          "%s has %u connections of %zu bytes of shared memory, all that "
                          "total_bytes %zu allows",
@@ -129,7 +130,7 @@ static ep_conn *take_socket(shm_listener *l, int taken_socket)
                    EP_KV(effect, "the caller uses the network"));
         }
         __atomic_sub_fetch(&l->count->connections, 1, __ATOMIC_ACQ_REL);
-        shm_count_unref(l->count);
+        ep_shm_count_unref(l->count);
         return NULL;
     }
     return conn;
@@ -163,7 +164,7 @@ static void pause_accepting(shm_listener *l)
         l->backoff_ns =
             l->backoff_ns * 2 > ACCEPT_BACKOFF_MAX_NS ? ACCEPT_BACKOFF_MAX_NS : l->backoff_ns * 2;
     }
-    shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns() + l->backoff_ns);
+    ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns() + l->backoff_ns);
 }
 
 static void accept_all(shm_listener *l)
@@ -181,7 +182,7 @@ static void accept_all(shm_listener *l)
             pause_accepting(l);
         }
         if (!none && accepts >= ACCEPTS_MAX) {
-            shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns());
+            ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns());
         }
         end_accept(l);
         if (none) {
@@ -203,11 +204,11 @@ static void on_retry(shm_work *work)
 
 static void listener_free(shm_listener *l)
 {
-    shm_held_close(&l->socket);
-    shm_held_close(&l->name_lock);
+    ep_shm_held_close(&l->socket);
+    ep_shm_held_close(&l->name_lock);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
-    shm_count_unref(l->count);
+    ep_shm_count_unref(l->count);
     free(l);
 }
 
@@ -215,10 +216,10 @@ static void listener_free(shm_listener *l)
 static void on_end(shm_work *work)
 {
     shm_listener *l = (shm_listener *)(void *)((char *)work - offsetof(shm_listener, work));
-    shm_loop_unwatch(l->loop, l->socket.fd);
-    shm_loop_forget(l->loop, &l->retry);
+    ep_shm_loop_unwatch(l->loop, l->socket.fd);
+    ep_shm_loop_forget(l->loop, &l->retry);
     listener_free(l);
-    shm_lane_drop();
+    ep_shm_lane_drop();
 }
 
 static ep_err listener_open(shm_listener *l, ep_error *out_error)
@@ -231,30 +232,30 @@ static ep_err listener_open(shm_listener *l, ep_error *out_error)
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
     }
     l->count->refs = 1;
-    ep_err err = shm_path_listen(l->path, others, &socket, &name_lock, out_error);
+    ep_err err = ep_shm_path_listen(l->path, others, &socket, &name_lock, out_error);
     if (err != EP_OK) {
         return err;
     }
-    shm_held_add(&l->socket, socket);
-    shm_held_add(&l->name_lock, name_lock);
+    ep_shm_held_add(&l->socket, socket);
+    ep_shm_held_add(&l->name_lock, name_lock);
     return EP_OK;
 }
 
-ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                  ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                  ep_error *out_error)
+ep_err ep_shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                     ep_error *out_error)
 {
     const char *path;
     shm_access access;
-    ep_err err = shm_url_path(address->url, &path, out_error);
+    ep_err err = ep_shm_url_path(address->url, &path, out_error);
     if (err == EP_OK) {
-        err = shm_access_read(address->shm, &access, out_error);
+        err = ep_shm_access_read(address->shm, &access, out_error);
     }
     if (err == EP_OK) {
         err = ep_lane_limits_check(limits, true, out_error);
     }
     if (err == EP_OK) {
-        err = shm_loops_start(out_error);
+        err = ep_shm_loops_start(out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -266,7 +267,7 @@ ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
     l->base.ops = &ep_shm_lane;
-    l->loop = shm_loop_first();
+    l->loop = ep_shm_loop_first();
     l->source.on_event = on_event;
     l->work.run = on_end;
     l->retry.run = on_retry;
@@ -284,21 +285,21 @@ ep_err shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
         return err;
     }
     *out_listener = &l->base; /* on_accept may need it */
-    shm_lane_hold();
-    if (shm_loop_watch(l->loop, l->socket.fd, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
+    ep_shm_lane_hold();
+    if (ep_shm_loop_watch(l->loop, l->socket.fd, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
         *out_listener = NULL;
         err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
-        shm_path_close(l->path, &l->name_lock);
+        ep_shm_path_close(l->path, &l->name_lock);
         listener_free(l);
-        shm_lane_drop();
+        ep_shm_lane_drop();
     }
     return err;
 }
 
-void shm_listener_close(ep_listener *base)
+void ep_shm_listener_close(ep_listener *base)
 {
     shm_listener *l = (shm_listener *)base;
-    if (shm_in_child()) {
+    if (ep_shm_in_child()) {
         return; /* the name and the thread are the parent's */
     }
     pthread_mutex_lock(&l->lock);
@@ -308,11 +309,11 @@ void shm_listener_close(ep_listener *base)
     }
     pthread_mutex_unlock(&l->lock);
     shutdown(l->socket.fd, SHUT_RDWR);
-    shm_path_close(l->path, &l->name_lock);
-    shm_loop_post(l->loop, &l->work);
+    ep_shm_path_close(l->path, &l->name_lock);
+    ep_shm_loop_post(l->loop, &l->work);
 }
 
-void shm_listener_url(ep_listener *base, char *out_url, size_t bytes)
+void ep_shm_listener_url(ep_listener *base, char *out_url, size_t bytes)
 {
     snprintf(out_url, bytes, "%s", ((shm_listener *)base)->url);
 }

@@ -65,14 +65,14 @@ static void hook_fork(void)
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-bool shm_in_child(void)
+bool ep_shm_in_child(void)
 {
     return __atomic_load_n(&helds.in_child, __ATOMIC_RELAXED);
 }
 
-void shm_held_add(shm_held *held, int fd)
+void ep_shm_held_add(shm_held *held, int fd)
 {
-    if (fd < 0) { /* shm_held_close would leave it in the list */
+    if (fd < 0) { /* ep_shm_held_close would leave it in the list */
         *held = (shm_held){.fd = -1};
         return;
     }
@@ -85,7 +85,7 @@ void shm_held_add(shm_held *held, int fd)
     pthread_mutex_unlock(&helds.lock);
 }
 
-void shm_held_close(shm_held *held)
+void ep_shm_held_close(shm_held *held)
 {
     pthread_mutex_lock(&helds.lock);
     if (held->fd >= 0) {
@@ -134,7 +134,7 @@ static void wake(shm_loop *loop)
     }
 }
 
-void shm_loop_post(shm_loop *loop, shm_work *work)
+void ep_shm_loop_post(shm_loop *loop, shm_work *work)
 {
     pthread_mutex_lock(&loop->lock);
     append(loop, work);
@@ -142,14 +142,14 @@ void shm_loop_post(shm_loop *loop, shm_work *work)
     pthread_mutex_unlock(&loop->lock);
 }
 
-void shm_loop_hurry(shm_loop *loop)
+void ep_shm_loop_hurry(shm_loop *loop)
 {
     pthread_mutex_lock(&loop->lock);
     wake(loop);
     pthread_mutex_unlock(&loop->lock);
 }
 
-void shm_loop_post_lazy(shm_loop *loop, shm_work *work)
+void ep_shm_loop_post_lazy(shm_loop *loop, shm_work *work)
 {
     struct itimerspec soon = {.it_value = {.tv_nsec = LAZY_NS}};
     pthread_mutex_lock(&loop->lock);
@@ -161,7 +161,7 @@ void shm_loop_post_lazy(shm_loop *loop, shm_work *work)
     pthread_mutex_unlock(&loop->lock);
 }
 
-void shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns)
+void ep_shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns)
 {
     if (work->waiting) {
         return;
@@ -172,7 +172,7 @@ void shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns)
     loop->later = work;
 }
 
-void shm_loop_forget(shm_loop *loop, shm_work *work)
+void ep_shm_loop_forget(shm_loop *loop, shm_work *work)
 {
     for (shm_work **at = &loop->later; work->waiting && *at != NULL; at = &(*at)->next) {
         if (*at == work) {
@@ -218,7 +218,7 @@ static uint64_t run_due(shm_loop *loop)
     while (at != NULL) {
         if (at->due_ns <= now_ns) {
             shm_work *due = at;
-            shm_loop_forget(loop, due);
+            ep_shm_loop_forget(loop, due);
             due->run(due); /* may change the list */
             at = loop->later;
             next_ns = EP_TIME_NEVER;
@@ -281,13 +281,13 @@ static void *loop_main(void *arg)
     }
 }
 
-ep_err shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events)
+ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = source};
     return epoll_ctl(loop->epoll.fd, EPOLL_CTL_ADD, fd, &event) == 0 ? EP_OK : EP_ERR_IO;
 }
 
-void shm_loop_unwatch(shm_loop *loop, int fd)
+void ep_shm_loop_unwatch(shm_loop *loop, int fd)
 {
     epoll_ctl(loop->epoll.fd, EPOLL_CTL_DEL, fd, NULL);
 }
@@ -296,9 +296,9 @@ void shm_loop_unwatch(shm_loop *loop, int fd)
 
 static void loop_close(shm_loop *loop)
 {
-    shm_held_close(&loop->epoll);
-    shm_held_close(&loop->wake);
-    shm_held_close(&loop->timer);
+    ep_shm_held_close(&loop->epoll);
+    ep_shm_held_close(&loop->wake);
+    ep_shm_held_close(&loop->timer);
     pthread_mutex_destroy(&loop->lock);
 }
 
@@ -306,13 +306,13 @@ static ep_err loop_open(shm_loop *loop, const char *name)
 {
     *loop = (shm_loop){.wake_source.on_event = on_wake, .timer_source.on_event = on_timer};
     pthread_mutex_init(&loop->lock, NULL);
-    shm_held_add(&loop->epoll, epoll_create1(EPOLL_CLOEXEC));
-    shm_held_add(&loop->wake, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    shm_held_add(&loop->timer, timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    ep_shm_held_add(&loop->epoll, epoll_create1(EPOLL_CLOEXEC));
+    ep_shm_held_add(&loop->wake, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    ep_shm_held_add(&loop->timer, timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
     bool ok =
         loop->epoll.fd >= 0 && loop->wake.fd >= 0 && loop->timer.fd >= 0 &&
-        shm_loop_watch(loop, loop->wake.fd, &loop->wake_source, EPOLLIN | EPOLLET) == EP_OK &&
-        shm_loop_watch(loop, loop->timer.fd, &loop->timer_source, EPOLLIN | EPOLLET) == EP_OK &&
+        ep_shm_loop_watch(loop, loop->wake.fd, &loop->wake_source, EPOLLIN | EPOLLET) == EP_OK &&
+        ep_shm_loop_watch(loop, loop->timer.fd, &loop->timer_source, EPOLLIN | EPOLLET) == EP_OK &&
         ep_lane_thread_create(name, loop_main, loop, &loop->thread) == EP_OK;
     if (!ok) {
         loop_close(loop);
@@ -347,13 +347,13 @@ static void stop_loops(void)
     lane.loops_count = 0;
 }
 
-ep_err shm_loops_start(ep_error *out_error)
+ep_err ep_shm_loops_start(ep_error *out_error)
 {
     static const char *const names[SHM_LOOPS_MAX] = {"ep-shm-0", "ep-shm-1", "ep-shm-2",
                                                      "ep-shm-3"};
     pthread_once(&helds.once, hook_fork);
     pthread_mutex_lock(&lane.lock);
-    ep_err err = shm_in_child() ? EP_ERR_FAILED_PRECONDITION : EP_OK;
+    ep_err err = ep_shm_in_child() ? EP_ERR_FAILED_PRECONDITION : EP_OK;
     if (err == EP_OK && lane.loops_count == 0) {
         uint32_t wanted = loops_wanted();
         while (err == EP_OK && lane.loops_count < wanted) {
@@ -372,24 +372,24 @@ ep_err shm_loops_start(ep_error *out_error)
                               err == EP_ERR_FAILED_PRECONDITION ? " in a forked child" : "");
 }
 
-shm_loop *shm_loop_first(void)
+shm_loop *ep_shm_loop_first(void)
 {
     return &lane.loops[0];
 }
 
-shm_loop *shm_loop_next(void)
+shm_loop *ep_shm_loop_next(void)
 {
     return &lane.loops[__atomic_fetch_add(&lane.next, 1, __ATOMIC_RELAXED) % lane.loops_count];
 }
 
-void shm_lane_hold(void)
+void ep_shm_lane_hold(void)
 {
     pthread_mutex_lock(&lane.lock);
     lane.held++;
     pthread_mutex_unlock(&lane.lock);
 }
 
-void shm_lane_drop(void)
+void ep_shm_lane_drop(void)
 {
     pthread_mutex_lock(&lane.lock);
     EP_ASSERT(lane.held > 0);
@@ -404,7 +404,7 @@ void ep_shm_fini(void)
     uint64_t until_ns = ep_clock_now_ns() + FINI_WAIT_MS * EP_NS_PER_MS;
     struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
                          .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    if (shm_in_child()) {
+    if (ep_shm_in_child()) {
         return;
     }
     pthread_mutex_lock(&lane.lock);

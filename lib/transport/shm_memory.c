@@ -34,7 +34,7 @@ void ep_shm_read_stats(ep_shm_stats *out_stats)
     out_stats->refused_total = __atomic_load_n(&stats.refused_total, __ATOMIC_RELAXED);
 }
 
-void shm_memory_count_refusal(void)
+void ep_shm_memory_count_refusal(void)
 {
     __atomic_fetch_add(&stats.refused_total, 1, __ATOMIC_RELAXED);
 }
@@ -60,8 +60,8 @@ static ep_err map(int fd, size_t ring_bytes, shm_memory *out_memory, ep_error *o
     return EP_OK;
 }
 
-ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
-                         ep_error *out_error)
+ep_err ep_shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
+                            ep_error *out_error)
 {
     int fd = memfd_create("expertd-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {
@@ -86,7 +86,7 @@ ep_err shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
     return EP_OK;
 }
 
-ep_err shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory, ep_error *out_error)
+ep_err ep_shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory, ep_error *out_error)
 {
     struct stat st;
     if (ring_bytes < EP_SHM_RING_BYTES_MIN || ring_bytes > EP_SHM_RING_BYTES_MAX ||
@@ -109,7 +109,7 @@ ep_err shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory, ep_
     return map(fd, (size_t)ring_bytes, out_memory, out_error);
 }
 
-void shm_memory_close(shm_memory *memory)
+void ep_shm_memory_close(shm_memory *memory)
 {
     if (memory->base != NULL) {
         munmap(memory->base, memory->bytes);
@@ -120,8 +120,8 @@ void shm_memory_close(shm_memory *memory)
     }
 }
 
-void shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out_producer,
-                      shm_consumer *out_consumer)
+void ep_shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out_producer,
+                         shm_consumer *out_consumer)
 {
     shm_ring_shared *controls = (shm_ring_shared *)(void *)memory->base;
     uint8_t *data = memory->base + CONTROL_BYTES;
@@ -136,7 +136,7 @@ void shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out
                                    .cpu = UINT32_MAX};
 }
 
-bool shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal)
+bool ep_shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal)
 {
     welcome hello = {.magic = WELCOME_MAGIC, .version = WELCOME_VERSION, .ring_bytes = ring_bytes};
     if (refusal != NULL) {
@@ -183,7 +183,8 @@ static int take_descriptor(struct msghdr *message)
     return taken;
 }
 
-ep_err shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd, ep_error *out_error)
+ep_err ep_shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd,
+                              ep_error *out_error)
 {
     welcome hello;
     struct iovec iov = {.iov_base = &hello, .iov_len = sizeof(hello)};

@@ -19,14 +19,14 @@ static bool take_tail(shm_producer *p, uint64_t tail, size_t *out_bytes)
     return true;
 }
 
-bool shm_producer_room(shm_producer *p, size_t *out_bytes)
+bool ep_shm_producer_room(shm_producer *p, size_t *out_bytes)
 {
     return take_tail(p, __atomic_load_n(&p->shared->tail, __ATOMIC_ACQUIRE), out_bytes);
 }
 
-bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
+bool ep_shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
 {
-    if (!shm_producer_room(p, out_bytes)) {
+    if (!ep_shm_producer_room(p, out_bytes)) {
         return false;
     }
     if (*out_bytes > 0) {
@@ -39,20 +39,20 @@ bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
     /* the flag stays: a needless wake-up at most */
 }
 
-bool shm_producer_is_apart(const shm_producer *p)
+bool ep_shm_producer_is_apart(const shm_producer *p)
 {
     int cpu = sched_getcpu();
     return cpu >= 0 && __atomic_load_n(&p->shared->armed_cpu, __ATOMIC_RELAXED) != (uint32_t)cpu;
 }
 
-uint8_t *shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece)
+uint8_t *ep_shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece)
 {
     size_t at = (size_t)(p->head - p->origin + offset) & (p->bytes - 1);
     *out_piece = bytes < p->bytes - at ? bytes : p->bytes - at;
     return p->data + at;
 }
 
-bool shm_producer_publish(shm_producer *p, size_t bytes)
+bool ep_shm_producer_publish(shm_producer *p, size_t bytes)
 {
     uint32_t cpu = (uint32_t)sched_getcpu();
     if (cpu != p->cpu) {
@@ -65,7 +65,7 @@ bool shm_producer_publish(shm_producer *p, size_t bytes)
            __atomic_exchange_n(&p->shared->armed, 0, __ATOMIC_SEQ_CST) != 0;
 }
 
-bool shm_consumer_available(shm_consumer *c, size_t *out_bytes)
+bool ep_shm_consumer_available(shm_consumer *c, size_t *out_bytes)
 {
     uint64_t head = __atomic_load_n(&c->shared->head, __ATOMIC_ACQUIRE);
     if (head - c->tail > c->bytes || head - c->tail < c->head_seen - c->tail) {
@@ -78,13 +78,13 @@ bool shm_consumer_available(shm_consumer *c, size_t *out_bytes)
     return true;
 }
 
-bool shm_consumer_is_apart(const shm_consumer *c)
+bool ep_shm_consumer_is_apart(const shm_consumer *c)
 {
     int cpu = sched_getcpu();
     return cpu >= 0 && __atomic_load_n(&c->shared->cpu, __ATOMIC_RELAXED) != (uint32_t)cpu;
 }
 
-bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes)
+bool ep_shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes)
 {
     size_t at = (size_t)(c->tail - c->origin) & (c->bytes - 1);
     size_t first = bytes < c->bytes - at ? bytes : c->bytes - at;
@@ -98,7 +98,7 @@ bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes)
            __atomic_exchange_n(&c->shared->wants_space, 0, __ATOMIC_SEQ_CST) != 0;
 }
 
-bool shm_consumer_arm(shm_consumer *c)
+bool ep_shm_consumer_arm(shm_consumer *c)
 {
     if (!c->armed) {
         uint32_t cpu = (uint32_t)sched_getcpu();
@@ -112,7 +112,7 @@ bool shm_consumer_arm(shm_consumer *c)
     return __atomic_load_n(&c->shared->head, __ATOMIC_SEQ_CST) == c->tail;
 }
 
-void shm_consumer_disarm(shm_consumer *c)
+void ep_shm_consumer_disarm(shm_consumer *c)
 {
     if (c->armed) {
         c->armed = false;

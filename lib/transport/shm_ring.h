@@ -56,29 +56,29 @@ typedef struct shm_consumer {
 
 /* Bytes that may be put in now, with nothing put in that is not published; false when the peer's
  * position is impossible. */
-bool shm_producer_room(shm_producer *p, size_t *out_bytes);
+bool ep_shm_producer_room(shm_producer *p, size_t *out_bytes);
 /* The same, and when there is no room, asks the consumer for a wake-up. */
-bool shm_producer_wait_room(shm_producer *p, size_t *out_bytes);
+bool ep_shm_producer_wait_room(shm_producer *p, size_t *out_bytes);
 /* Whether the consumer last slept on another CPU than this one. */
-bool shm_producer_is_apart(const shm_producer *p);
+bool ep_shm_producer_is_apart(const shm_producer *p);
 /* Two pieces at most, at the ring's end and beginning; bytes <= room. Returns the first. */
-uint8_t *shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece);
+uint8_t *ep_shm_producer_at(const shm_producer *p, size_t offset, size_t bytes, size_t *out_piece);
 /* Makes bytes visible. True: the consumer sleeps and must be woken, by whoever called. */
-bool shm_producer_publish(shm_producer *p, size_t bytes);
+bool ep_shm_producer_publish(shm_producer *p, size_t bytes);
 
 /* Bytes that can be taken; false when the peer's position is impossible. */
-bool shm_consumer_available(shm_consumer *c, size_t *out_bytes);
+bool ep_shm_consumer_available(shm_consumer *c, size_t *out_bytes);
 /* Whether the producer ran on another CPU than this one when it put in the newest bytes. */
-bool shm_consumer_is_apart(const shm_consumer *c);
+bool ep_shm_consumer_is_apart(const shm_consumer *c);
 /* Copies and frees; bytes <= available. True: the producer waits for the space and must be
  * woken. */
-bool shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes);
+bool ep_shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes);
 /*
  * Before sleeping: asks for a wake-up. False: bytes came meanwhile, or the position is impossible;
  * look again.
  */
-bool shm_consumer_arm(shm_consumer *c);
+bool ep_shm_consumer_arm(shm_consumer *c);
 /* Awake: no wake-ups wanted. */
-void shm_consumer_disarm(shm_consumer *c);
+void ep_shm_consumer_disarm(shm_consumer *c);
 
 #endif

@@ -174,10 +174,10 @@ static void arm(sim_conn *conn)
     if (conn->in_run) {
         return; /* at the end of the run */
     }
-    bool was_posted = sim_cancel(conn->sim, &conn->event);
+    bool was_posted = ep_sim_cancel_event(conn->sim, &conn->event);
     uint64_t due_ns = next_due_ns(conn);
     if (due_ns != EP_TIME_NEVER) {
-        EP_ASSERT(sim_post(conn->sim, &conn->event, conn->host, due_ns) == EP_OK);
+        EP_ASSERT(ep_sim_post_event(conn->sim, &conn->event, conn->host, due_ns) == EP_OK);
         conn->refs += !was_posted;
     } else if (was_posted) {
         conn_unref(conn);
@@ -220,7 +220,7 @@ static uint64_t last_due_ns(const sim_conn *to)
 
 static uint64_t travel_ns(ep_sim *sim, const ep_sim_link *link)
 {
-    return link->delay_ns + sim_random_below(sim, link->jitter_ns + 1);
+    return link->delay_ns + ep_sim_random_below(sim, link->jitter_ns + 1);
 }
 
 /* NULL without memory: the frame is then lost like any other. */
@@ -270,7 +270,7 @@ static void end_both(sim_conn *conn, ep_err code, const char *text)
 
 static void flip_bit(sim_conn *from, packet *p)
 {
-    uint64_t bit = sim_random_below(from->sim, p->bytes * 8);
+    uint64_t bit = ep_sim_random_below(from->sim, p->bytes * 8);
     p->data[bit / 8] ^= (uint8_t)(1u << (bit % 8));
     from->sim->stats.corrupted++;
 }
@@ -280,11 +280,11 @@ static void deliver_in_order(sim_conn *from, packet *p)
 {
     ep_sim *sim = from->sim;
     const ep_sim_link *link = link_of(from);
-    for (uint64_t again_ns = RETRANSMIT_MIN_NS; sim_chance(sim, link->loss_ppm); again_ns *= 2) {
+    for (uint64_t again_ns = RETRANSMIT_MIN_NS; ep_sim_chance(sim, link->loss_ppm); again_ns *= 2) {
         sim->stats.lost++;
         p->due_ns += again_ns > RETRANSMIT_MAX_NS ? RETRANSMIT_MAX_NS : again_ns;
     }
-    if (sim_chance(sim, link->truncate_ppm)) {
+    if (ep_sim_chance(sim, link->truncate_ppm)) {
         p->kind = PACKET_CUT_SHORT;
         sim->stats.truncated++;
     }
@@ -297,21 +297,21 @@ static void deliver_hostile(sim_conn *from, packet *p)
 {
     ep_sim *sim = from->sim;
     const ep_sim_link *link = link_of(from);
-    if (sim_chance(sim, link->duplicate_ppm)) {
+    if (ep_sim_chance(sim, link->duplicate_ppm)) {
         packet *twin = packet_make(from, PACKET_FRAME, p->bytes);
         if (twin != NULL) {
             memcpy(twin->data, p->data, p->bytes);
             twin->repeated = true;
-            twin->due_ns += sim_random_below(sim, 20 * link->delay_ns + 1);
+            twin->due_ns += ep_sim_random_below(sim, 20 * link->delay_ns + 1);
             sim->stats.duplicated++;
             insert(from->peer, twin);
         }
     }
-    if (sim_chance(sim, link->reorder_ppm)) {
+    if (ep_sim_chance(sim, link->reorder_ppm)) {
         sim->stats.reordered++;
-        p->due_ns += sim_random_below(sim, 10 * link->delay_ns + 1);
+        p->due_ns += ep_sim_random_below(sim, 10 * link->delay_ns + 1);
     }
-    if (link->cut || sim_chance(sim, link->loss_ppm)) {
+    if (link->cut || ep_sim_chance(sim, link->loss_ppm)) {
         sim->stats.lost++;
         from->on_the_way_bytes -= p->bytes;
         free(p);
@@ -334,10 +334,10 @@ static void transmit(sim_conn *conn)
                     : packet_make(conn, PACKET_FRAME, send->total_bytes);
     if (p != NULL) {
         ep_send_copy(send, 0, p->data, p->bytes);
-        sim_trace_words(sim, 's', conn->host, conn->peer->host, p->bytes);
-        sim_trace_bytes(sim, p->data, p->bytes);
+        ep_sim_trace_words(sim, 's', conn->host, conn->peer->host, p->bytes);
+        ep_sim_trace_bytes(sim, p->data, p->bytes);
         conn->on_the_way_bytes += p->bytes;
-        if (sim_chance(sim, link->corrupt_ppm)) {
+        if (ep_sim_chance(sim, link->corrupt_ppm)) {
             flip_bit(conn, p);
         }
         if (link->hostile) {
@@ -440,7 +440,7 @@ static void receive(sim_conn *conn)
     if (err == EP_ERR_NO_MEMORY) {
         return;
     }
-    sim_trace_words(sim, 'r', conn->peer->host, conn->host, p->bytes);
+    ep_sim_trace_words(sim, 'r', conn->peer->host, conn->host, p->bytes);
     drop_packet(conn, p);
     if (err != EP_OK) {
         end_both(conn, err, error.text);
@@ -470,7 +470,7 @@ static void finish(sim_conn *conn)
     while (conn->arriving != NULL) {
         drop_packet(conn, conn->arriving);
     }
-    sim_trace_words(sim, 'e', conn->host, conn->peer->host, conn->end.code);
+    ep_sim_trace_words(sim, 'e', conn->host, conn->peer->host, conn->end.code);
     if (conn->started) {
         unlock(sim);
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
@@ -512,7 +512,7 @@ static void conn_run(ep_sim_event *event, void *arg)
     unlock(sim);
 }
 
-void sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
+void ep_sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
 {
     for (sim_conn *conn = sim->conns; conn != NULL; conn = conn->next) {
         if (conn->peer == NULL || conn->finished) {
@@ -664,7 +664,7 @@ static sim_listener *find_listener(const ep_sim *sim, const char *url)
 static ep_err check_url(const char *url, ep_error *out_error)
 {
     size_t n = strlen(url);
-    if (sim_current == NULL || !ep_url_has_scheme(url, "sim") || n == strlen("sim://") ||
+    if (ep_sim_current == NULL || !ep_url_has_scheme(url, "sim") || n == strlen("sim://") ||
         n >= EP_ADDRESS_BYTES) {
         return ep_error_set(
             out_error, EP_ERR_INVALID_ARGUMENT,
@@ -689,7 +689,7 @@ static ep_err sim_listen(const ep_lane_address *address, const ep_lane_limits *l
     if (listener == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
     }
-    ep_sim *sim = sim_current;
+    ep_sim *sim = ep_sim_current;
     listener->base.ops = &ep_sim_lane;
     snprintf(listener->url, sizeof(listener->url), "%s", address->url);
     listener->limits = *limits;
@@ -701,7 +701,7 @@ static ep_err sim_listen(const ep_lane_address *address, const ep_lane_limits *l
         err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", listener->url);
         free(listener);
     } else {
-        listener->host = sim_find_host(sim, listener->url);
+        listener->host = ep_sim_find_host(sim, listener->url);
         listener->next = sim->listeners;
         sim->listeners = listener;
         *out_listener = &listener->base;
@@ -713,7 +713,7 @@ static ep_err sim_listen(const ep_lane_address *address, const ep_lane_limits *l
 static void sim_listener_close(ep_listener *base)
 {
     sim_listener *listener = (sim_listener *)base;
-    ep_sim *sim = sim_current;
+    ep_sim *sim = ep_sim_current;
     lock(sim);
     for (sim_listener **at = &sim->listeners; *at != NULL; at = &(*at)->next) {
         if (*at == listener) {
@@ -721,7 +721,7 @@ static void sim_listener_close(ep_listener *base)
             break;
         }
     }
-    EP_ASSERT(!listener->accepting || !sim_on_runner(sim));
+    EP_ASSERT(!listener->accepting || !ep_sim_on_runner(sim));
     while (listener->accepting) {
         pthread_cond_wait(&sim->changed, &sim->lock);
     }
@@ -777,13 +777,13 @@ static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_erro
 static bool dial_waits(sim_dial *dial)
 {
     ep_sim *sim = dial->sim;
-    ep_sim_host_id to = sim_find_host(sim, dial->url);
+    ep_sim_host_id to = ep_sim_find_host(sim, dial->url);
     bool blocked = is_blocked(sim, dial->host, to) || is_blocked(sim, to, dial->host);
     if (!blocked || sim->now_ns - dial->begin_ns >= DIAL_GIVE_UP_NS) {
         return false;
     }
     sim->stats.cut_waits++;
-    return sim_post(sim, &dial->event, dial->host, sim->now_ns + DIAL_RETRY_NS) == EP_OK;
+    return ep_sim_post_event(sim, &dial->event, dial->host, sim->now_ns + DIAL_RETRY_NS) == EP_OK;
 }
 
 static void dial_run(ep_sim_event *event, void *arg)
@@ -808,7 +808,7 @@ static void dial_run(ep_sim_event *event, void *arg)
     } else {
         err = connect_to_listener(dial, &conn, &error);
     }
-    sim_trace_words(sim, 'd', dial->host, err, 0);
+    ep_sim_trace_words(sim, 'd', dial->host, err, 0);
     unlock(sim);
     dial->on_dial(dial->arg, err == EP_OK ? &conn->base : NULL, err == EP_OK ? NULL : &error);
     lock(sim);
@@ -833,7 +833,7 @@ static ep_err sim_dial_begin(const ep_lane_address *address, const ep_lane_limit
     if (dial == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a dial");
     }
-    ep_sim *sim = sim_current;
+    ep_sim *sim = ep_sim_current;
     dial->base.ops = &ep_sim_lane;
     dial->sim = sim;
     dial->event = (ep_sim_event){.run = dial_run, .arg = dial};
@@ -846,8 +846,8 @@ static ep_err sim_dial_begin(const ep_lane_address *address, const ep_lane_limit
     lock(sim);
     dial->host = sim->host;
     dial->begin_ns = sim->now_ns;
-    const ep_sim_link *link = &sim->links[dial->host][sim_find_host(sim, dial->url)];
-    err = sim_post(sim, &dial->event, dial->host, sim->now_ns + 2 * travel_ns(sim, link));
+    const ep_sim_link *link = &sim->links[dial->host][ep_sim_find_host(sim, dial->url)];
+    err = ep_sim_post_event(sim, &dial->event, dial->host, sim->now_ns + 2 * travel_ns(sim, link));
     unlock(sim);
     if (err != EP_OK) {
         *out_dial = NULL;
@@ -864,7 +864,7 @@ static void sim_dial_release(ep_dial *base)
     lock(sim);
     if (dial->state == DIAL_PENDING) {
         dial->state = DIAL_DONE;
-        if (sim_cancel(sim, &dial->event)) {
+        if (ep_sim_cancel_event(sim, &dial->event)) {
             dial_unref(dial);
         }
         unlock(sim);
@@ -873,7 +873,7 @@ static void sim_dial_release(ep_dial *base)
         dial->on_dial(dial->arg, NULL, &error);
         lock(sim);
     }
-    EP_ASSERT(dial->state != DIAL_RUNNING || !sim_on_runner(sim));
+    EP_ASSERT(dial->state != DIAL_RUNNING || !ep_sim_on_runner(sim));
     while (dial->state == DIAL_RUNNING) {
         pthread_cond_wait(&sim->changed, &sim->lock);
     }

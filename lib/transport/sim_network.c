@@ -13,11 +13,11 @@
 
 #define DELAY_DEFAULT_NS (50 * EP_NS_PER_US)
 
-ep_sim *sim_current;
+ep_sim *ep_sim_current;
 
 ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
 {
-    EP_ASSERT(sim_current == NULL);
+    EP_ASSERT(ep_sim_current == NULL);
     ep_sim *sim = calloc(1, sizeof(*sim));
     if (sim == NULL) {
         return EP_ERR_NO_MEMORY;
@@ -33,8 +33,8 @@ ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
             sim->links[a][b].delay_ns = DELAY_DEFAULT_NS;
         }
     }
-    sim_find_host(sim, "test");
-    sim_current = sim;
+    ep_sim_find_host(sim, "test");
+    ep_sim_current = sim;
     ep_lane_register(&ep_sim_lane);
     *out_sim = sim;
     return EP_OK;
@@ -43,7 +43,7 @@ ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
 void ep_sim_destroy(ep_sim *sim)
 {
     EP_ASSERT(sim->conns == NULL && sim->listeners == NULL);
-    sim_current = NULL;
+    ep_sim_current = NULL;
     ep_lane_register(NULL);
     free(sim->heap);
     free(sim->parked);
@@ -55,19 +55,19 @@ void ep_sim_destroy(ep_sim *sim)
 
 /* ---- random and digest ---- */
 
-uint64_t sim_random_below(ep_sim *sim, uint64_t bound)
+uint64_t ep_sim_random_below(ep_sim *sim, uint64_t bound)
 {
     return bound == 0 ? 0 : ep_splitmix64(&sim->random) % bound;
 }
 
 /* A fault that is switched off draws nothing, so that switching one on leaves the others as they
  * were. */
-bool sim_chance(ep_sim *sim, uint32_t ppm)
+bool ep_sim_chance(ep_sim *sim, uint32_t ppm)
 {
-    return ppm != 0 && sim_random_below(sim, 1000000) < ppm;
+    return ppm != 0 && ep_sim_random_below(sim, 1000000) < ppm;
 }
 
-void sim_trace_bytes(ep_sim *sim, const void *bytes, size_t count)
+void ep_sim_trace_bytes(ep_sim *sim, const void *bytes, size_t count)
 {
     const uint8_t *at = bytes;
     for (size_t i = 0; i < count; i++) {
@@ -75,7 +75,7 @@ void sim_trace_bytes(ep_sim *sim, const void *bytes, size_t count)
     }
 }
 
-void sim_trace_words(ep_sim *sim, uint64_t kind, uint64_t a, uint64_t b, uint64_t c)
+void ep_sim_trace_words(ep_sim *sim, uint64_t kind, uint64_t a, uint64_t b, uint64_t c)
 {
     uint64_t words[] = {sim->now_ns, kind, a, b, c};
     for (size_t i = 0; i < EP_ARRAY_COUNT(words); i++) {
@@ -159,7 +159,7 @@ static void unpark(ep_sim *sim, size_t i)
     sim->parked_count--;
 }
 
-bool sim_cancel(ep_sim *sim, ep_sim_event *event)
+bool ep_sim_cancel_event(ep_sim *sim, ep_sim_event *event)
 {
     if (event->heap_index == 0) {
         return false;
@@ -177,9 +177,9 @@ bool sim_cancel(ep_sim *sim, ep_sim_event *event)
     return false;
 }
 
-ep_err sim_post(ep_sim *sim, ep_sim_event *event, ep_sim_host_id host, uint64_t due_ns)
+ep_err ep_sim_post_event(ep_sim *sim, ep_sim_event *event, ep_sim_host_id host, uint64_t due_ns)
 {
-    sim_cancel(sim, event);
+    ep_sim_cancel_event(sim, event);
     if (reserve(&sim->heap, &sim->heap_capacity, sim->heap_count + 2) != EP_OK) {
         return EP_ERR_NO_MEMORY;
     }
@@ -196,7 +196,7 @@ ep_err sim_post(ep_sim *sim, ep_sim_event *event, ep_sim_host_id host, uint64_t 
 ep_err ep_sim_post(ep_sim *sim, ep_sim_event *event, uint64_t due_ns)
 {
     pthread_mutex_lock(&sim->lock);
-    ep_err err = sim_post(sim, event, sim->host, due_ns);
+    ep_err err = ep_sim_post_event(sim, event, sim->host, due_ns);
     pthread_mutex_unlock(&sim->lock);
     return err;
 }
@@ -204,7 +204,7 @@ ep_err ep_sim_post(ep_sim *sim, ep_sim_event *event, uint64_t due_ns)
 bool ep_sim_cancel(ep_sim *sim, ep_sim_event *event)
 {
     pthread_mutex_lock(&sim->lock);
-    bool cancelled = sim_cancel(sim, event);
+    bool cancelled = ep_sim_cancel_event(sim, event);
     pthread_mutex_unlock(&sim->lock);
     return cancelled;
 }
@@ -227,7 +227,7 @@ uint64_t ep_sim_next_ns(ep_sim *sim)
     return due_ns;
 }
 
-bool sim_on_runner(const ep_sim *sim)
+bool ep_sim_on_runner(const ep_sim *sim)
 {
     return sim->running && pthread_equal(sim->runner, pthread_self()) != 0;
 }
@@ -304,7 +304,7 @@ void ep_sim_wait_posted(ep_sim *sim, uint64_t timeout_ns)
 
 /* ---- hosts and links ---- */
 
-ep_sim_host_id sim_find_host(ep_sim *sim, const char *name)
+ep_sim_host_id ep_sim_find_host(ep_sim *sim, const char *name)
 {
     for (uint32_t i = 0; i < sim->hosts_count; i++) {
         if (strcmp(sim->hosts[i].name, name) == 0) {
@@ -319,7 +319,7 @@ ep_sim_host_id sim_find_host(ep_sim *sim, const char *name)
 ep_sim_host_id ep_sim_host(ep_sim *sim, const char *name)
 {
     pthread_mutex_lock(&sim->lock);
-    ep_sim_host_id host = sim_find_host(sim, name);
+    ep_sim_host_id host = ep_sim_find_host(sim, name);
     pthread_mutex_unlock(&sim->lock);
     return host;
 }
@@ -344,10 +344,10 @@ ep_sim_host_id ep_sim_current_host(ep_sim *sim)
 void ep_sim_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state)
 {
     pthread_mutex_lock(&sim->lock);
-    sim_trace_words(sim, 'h', host, state, 0);
+    ep_sim_trace_words(sim, 'h', host, state, 0);
     sim->hosts[host].state = state;
     if (state == EP_SIM_DEAD) {
-        sim_lane_break(sim, host, EP_SIM_HOSTS_MAX);
+        ep_sim_lane_break(sim, host, EP_SIM_HOSTS_MAX);
     }
     for (size_t i = 0; state != EP_SIM_STOPPED && i < sim->parked_count;) {
         ep_sim_event *event = sim->parked[i];
@@ -356,7 +356,7 @@ void ep_sim_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state s
             continue;
         }
         unpark(sim, i);
-        EP_ASSERT(sim_post(sim, event, host, sim->now_ns) == EP_OK);
+        EP_ASSERT(ep_sim_post_event(sim, event, host, sim->now_ns) == EP_OK);
     }
     pthread_mutex_unlock(&sim->lock);
 }
@@ -378,8 +378,8 @@ void ep_sim_get_link(ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to, ep_sim
 void ep_sim_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
 {
     pthread_mutex_lock(&sim->lock);
-    sim_trace_words(sim, 'b', a, b, 0);
-    sim_lane_break(sim, a, b);
+    ep_sim_trace_words(sim, 'b', a, b, 0);
+    ep_sim_lane_break(sim, a, b);
     pthread_mutex_unlock(&sim->lock);
 }
 
@@ -394,7 +394,7 @@ uint64_t ep_sim_trace_hash(ep_sim *sim)
 void ep_sim_trace(ep_sim *sim, const void *bytes, size_t count)
 {
     pthread_mutex_lock(&sim->lock);
-    sim_trace_bytes(sim, bytes, count);
+    ep_sim_trace_bytes(sim, bytes, count);
     pthread_mutex_unlock(&sim->lock);
 }
 

@@ -43,19 +43,19 @@ struct ep_sim {
     ep_sim_stats stats;
 };
 
-extern ep_sim *sim_current;
+extern ep_sim *ep_sim_current;
 
 /* Lock held by the caller in all of these. */
-ep_err sim_post(ep_sim *sim, ep_sim_event *event, ep_sim_host_id host, uint64_t due_ns);
-bool sim_cancel(ep_sim *sim, ep_sim_event *event);
-uint64_t sim_random_below(ep_sim *sim, uint64_t bound);
-bool sim_chance(ep_sim *sim, uint32_t ppm);
-void sim_trace_words(ep_sim *sim, uint64_t kind, uint64_t a, uint64_t b, uint64_t c);
-void sim_trace_bytes(ep_sim *sim, const void *bytes, size_t count);
-ep_sim_host_id sim_find_host(ep_sim *sim, const char *name);
-bool sim_on_runner(const ep_sim *sim);
+ep_err ep_sim_post_event(ep_sim *sim, ep_sim_event *event, ep_sim_host_id host, uint64_t due_ns);
+bool ep_sim_cancel_event(ep_sim *sim, ep_sim_event *event);
+uint64_t ep_sim_random_below(ep_sim *sim, uint64_t bound);
+bool ep_sim_chance(ep_sim *sim, uint32_t ppm);
+void ep_sim_trace_words(ep_sim *sim, uint64_t kind, uint64_t a, uint64_t b, uint64_t c);
+void ep_sim_trace_bytes(ep_sim *sim, const void *bytes, size_t count);
+ep_sim_host_id ep_sim_find_host(ep_sim *sim, const char *name);
+bool ep_sim_on_runner(const ep_sim *sim);
 
 /* sim_lane.c: ends the connections of a host that died (b EP_SIM_HOSTS_MAX: with anybody). */
-void sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b);
+void ep_sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b);
 
 #endif

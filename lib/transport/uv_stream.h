@@ -27,38 +27,38 @@
 #include "transport/lane_assembler.h"
 #include "transport/lane_common.h"
 
-typedef struct loop_worker loop_worker;
+typedef struct ep_uv_loop_worker ep_uv_loop_worker;
 
 /* Something to do on a worker's thread. Embedded in its owner. */
-typedef struct loop_job {
-    void (*run)(struct loop_job *job);
-    struct loop_job *next;
+typedef struct ep_uv_loop_job {
+    void (*run)(struct ep_uv_loop_job *job);
+    struct ep_uv_loop_job *next;
     bool queued; /* guarded by the worker's lock */
-} loop_job;
+} ep_uv_loop_job;
 
 /* uv_stream_loop.c */
 /* Starts the workers unless they run. Errors: IO, NO_MEMORY. */
-ep_err loop_workers_start(ep_error *out_error);
+ep_err ep_uv_loop_workers_start(ep_error *out_error);
 /* The workers in turn. */
-loop_worker *loop_worker_choose(void);
-uv_loop_t *loop_worker_loop(loop_worker *worker);
+ep_uv_loop_worker *ep_uv_loop_worker_choose(void);
+uv_loop_t *ep_uv_loop_worker_loop(ep_uv_loop_worker *worker);
 /*
  * From any thread: runs job soon on the worker's thread, never inside this call. False when it was
  * queued already: it then runs once for both.
  */
-bool loop_worker_push(loop_worker *worker, loop_job *job);
+bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_uv_loop_job *job);
 /* On the worker's thread: something came for its connections, so busy polling goes on. */
-void loop_worker_heard(loop_worker *worker, uint64_t now_ns);
+void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns);
 /* Counts objects that use the workers, so that ep_uv_stream_fini knows what to wait for. */
-void loop_objects_hold(void);
-void loop_objects_drop(void);
+void ep_uv_loop_objects_hold(void);
+void ep_uv_loop_objects_drop(void);
 
-typedef enum uv_conn_state { CONN_NEW, CONN_OPEN, CONN_ENDING, CONN_ENDED } uv_conn_state;
+typedef enum ep_uv_conn_state { CONN_NEW, CONN_OPEN, CONN_ENDING, CONN_ENDED } ep_uv_conn_state;
 
-typedef struct uv_conn {
+typedef struct ep_uv_conn {
     ep_conn base;
-    loop_worker *worker;
-    loop_job job;
+    ep_uv_loop_worker *worker;
+    ep_uv_loop_job job;
     uint32_t refs; /* atomic: its owner, the lane, a queued job */
     int fd;        /* closed by the worker when nobody is inside it */
     ep_lane_limits limits;
@@ -86,57 +86,57 @@ typedef struct uv_conn {
     bool over;
 
     /* touched by the worker only */
-    uv_conn_state state;
+    ep_uv_conn_state state;
     uv_poll_t poll;
     uv_timer_t retry; /* until memory may be there */
     unsigned handles; /* of the two, not yet closed */
     int events;       /* watched now */
     uint64_t backoff_ms;
     ep_assembler assembler;
-} uv_conn;
+} ep_uv_conn;
 
 /* uv_stream_conn.c */
 /*
  * Takes the connected socket, count's reference and place (NULL: none) on success; address is the
  * peer's. Errors: NO_MEMORY.
  */
-ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
-                      const ep_lane_limits *limits, loop_worker *worker,
-                      ep_accept_count *taken_count, uv_conn **out_conn);
+ep_err ep_uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
+                         const ep_lane_limits *limits, ep_uv_loop_worker *worker,
+                         ep_accept_count *taken_count, ep_uv_conn **out_conn);
 /* From any thread: the first reason stays; the worker ends the connection soon. */
-void uv_conn_end(uv_conn *conn, const ep_error *error);
-void uv_conn_ref(uv_conn *conn);
-void uv_conn_unref(uv_conn *conn);
+void ep_uv_conn_end(ep_uv_conn *conn, const ep_error *error);
+void ep_uv_conn_ref(ep_uv_conn *conn);
+void ep_uv_conn_unref(ep_uv_conn *conn);
 /* From any thread, with a reference held: runs the connection's job. */
-void uv_conn_kick(uv_conn *conn);
-bool uv_conn_is_closing(const uv_conn *conn);
+void ep_uv_conn_kick(ep_uv_conn *conn);
+bool ep_uv_conn_is_closing(const ep_uv_conn *conn);
 /* On the worker: watches what is to be watched now. */
-void uv_conn_update_events(uv_conn *conn);
+void ep_uv_conn_update_events(ep_uv_conn *conn);
 
-void uv_conn_start(ep_conn *conn, const ep_conn_handler *handler);
-void uv_conn_close(ep_conn *conn);
-void uv_conn_release(ep_conn *conn);
+void ep_uv_conn_start(ep_conn *conn, const ep_conn_handler *handler);
+void ep_uv_conn_close(ep_conn *conn);
+void ep_uv_conn_release(ep_conn *conn);
 
 /* uv_stream_send.c */
-ep_err uv_conn_send(ep_conn *conn, ep_send *send);
+ep_err ep_uv_conn_send(ep_conn *conn, ep_send *send);
 /* On the worker: the socket takes bytes again. */
-void uv_conn_writable(uv_conn *conn);
+void ep_uv_conn_writable(ep_uv_conn *conn);
 /* On the worker: done() of what was written elsewhere. */
-void uv_conn_report_sent(uv_conn *conn);
+void ep_uv_conn_report_sent(ep_uv_conn *conn);
 
 /* uv_stream_receive.c: on the worker */
 /* failed: the socket has an error; nothing watches it any more. */
-void uv_conn_readable(uv_conn *conn, bool failed);
+void ep_uv_conn_readable(ep_uv_conn *conn, bool failed);
 
 /* uv_stream_listener.c, uv_stream_dial.c */
-ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                      ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                      ep_error *out_error);
-void uv_lane_listener_close(ep_listener *listener);
-void uv_lane_listener_url(ep_listener *listener, char *out_url, size_t bytes);
-ep_err uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits,
-                    ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
-void uv_lane_dial_release(ep_dial *dial);
+ep_err ep_uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                         ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                         ep_error *out_error);
+void ep_uv_lane_listener_close(ep_listener *listener);
+void ep_uv_lane_listener_url(ep_listener *listener, char *out_url, size_t bytes);
+ep_err ep_uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                       ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
+void ep_uv_lane_dial_release(ep_dial *dial);
 
 /* uv_stream_lane.c */
 typedef struct uv_host_port {
@@ -145,14 +145,14 @@ typedef struct uv_host_port {
 } uv_host_port;
 
 /* Splits and checks the URL. Errors: INVALID_ARGUMENT. */
-ep_err uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_error *out_error);
-ep_err uv_lane_err_from_errno(int number);
-void uv_lane_set_options(int fd);
+ep_err ep_uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_error *out_error);
+ep_err ep_uv_lane_err_from_errno(int number);
+void ep_uv_lane_set_options(int fd);
 /*
  * Of a connected socket: no pacing towards a peer on this machine. There is no network to be kind
  * to, and the pacing of BBR, the default of many systems, leaves two thirds of what memory can move
  * unused.
  */
-void uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer);
+void ep_uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer);
 
 #endif

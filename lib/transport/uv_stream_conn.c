@@ -14,12 +14,12 @@
 #include "base/check.h"
 #include "transport/uv_stream.h"
 
-void uv_conn_ref(uv_conn *conn)
+void ep_uv_conn_ref(ep_uv_conn *conn)
 {
     __atomic_fetch_add(&conn->refs, 1, __ATOMIC_RELAXED);
 }
 
-void uv_conn_unref(uv_conn *conn)
+void ep_uv_conn_unref(ep_uv_conn *conn)
 {
     uint32_t before = __atomic_fetch_sub(&conn->refs, 1, __ATOMIC_ACQ_REL);
     EP_ASSERT(before > 0);
@@ -29,20 +29,20 @@ void uv_conn_unref(uv_conn *conn)
     }
 }
 
-void uv_conn_kick(uv_conn *conn)
+void ep_uv_conn_kick(ep_uv_conn *conn)
 {
-    uv_conn_ref(conn); /* the queued job's */
-    if (!loop_worker_push(conn->worker, &conn->job)) {
-        uv_conn_unref(conn);
+    ep_uv_conn_ref(conn); /* the queued job's */
+    if (!ep_uv_loop_worker_push(conn->worker, &conn->job)) {
+        ep_uv_conn_unref(conn);
     }
 }
 
-bool uv_conn_is_closing(const uv_conn *conn)
+bool ep_uv_conn_is_closing(const ep_uv_conn *conn)
 {
     return __atomic_load_n(&conn->closing, __ATOMIC_ACQUIRE);
 }
 
-static bool begin_end_locked(uv_conn *conn, const ep_error *error)
+static bool begin_end_locked(ep_uv_conn *conn, const ep_error *error)
 {
     bool first = !conn->closing;
     if (first) {
@@ -52,13 +52,13 @@ static bool begin_end_locked(uv_conn *conn, const ep_error *error)
     return first;
 }
 
-void uv_conn_end(uv_conn *conn, const ep_error *error)
+void ep_uv_conn_end(ep_uv_conn *conn, const ep_error *error)
 {
     pthread_mutex_lock(&conn->lock);
     bool first = begin_end_locked(conn, error);
     pthread_mutex_unlock(&conn->lock);
     if (first) {
-        uv_conn_kick(conn);
+        ep_uv_conn_kick(conn);
     }
 }
 
@@ -66,22 +66,22 @@ void uv_conn_end(uv_conn *conn, const ep_error *error)
 
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
-    uv_conn *conn = poll->data;
+    ep_uv_conn *conn = poll->data;
     if (status < 0) {
         conn->events = 0; /* libuv watches no more; reading tells why */
     }
     if ((events & UV_WRITABLE) != 0) {
-        uv_conn_writable(conn);
+        ep_uv_conn_writable(conn);
     }
     if (status < 0 || (events & UV_READABLE) != 0) {
-        uv_conn_readable(conn, status < 0);
+        ep_uv_conn_readable(conn, status < 0);
     }
-    if (!uv_conn_is_closing(conn)) {
-        uv_conn_update_events(conn);
+    if (!ep_uv_conn_is_closing(conn)) {
+        ep_uv_conn_update_events(conn);
     }
 }
 
-void uv_conn_update_events(uv_conn *conn)
+void ep_uv_conn_update_events(ep_uv_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
     bool writable = conn->wait_writable;
@@ -99,7 +99,7 @@ void uv_conn_update_events(uv_conn *conn)
     }
 }
 
-static void fail_sends(uv_conn *conn)
+static void fail_sends(ep_uv_conn *conn)
 {
     ep_err code = conn->end.code == EP_ERR_CLOSED ? EP_ERR_CLOSED : EP_ERR_CONNECTION_LOST;
     for (;;) {
@@ -114,7 +114,7 @@ static void fail_sends(uv_conn *conn)
 }
 
 /* Calls on_closed, unless its handler is yet to come. */
-static void finish(uv_conn *conn)
+static void finish(ep_uv_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
     bool started = conn->started;
@@ -127,13 +127,13 @@ static void finish(uv_conn *conn)
     if (started) {
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
     }
-    uv_conn_unref(conn); /* the lane's; its job has one too */
-    loop_objects_drop();
+    ep_uv_conn_unref(conn); /* the lane's; its job has one too */
+    ep_uv_loop_objects_drop();
 }
 
 static void on_handle_closed(uv_handle_t *handle)
 {
-    uv_conn *conn = handle->data;
+    ep_uv_conn *conn = handle->data;
     if (--conn->handles > 0) {
         return;
     }
@@ -146,15 +146,15 @@ static void on_handle_closed(uv_handle_t *handle)
     if (conn->count != NULL) {
         ep_accept_count_remove(conn->count);
     }
-    uv_conn_report_sent(conn);
+    ep_uv_conn_report_sent(conn);
     fail_sends(conn);
     conn->state = CONN_ENDED;
-    uv_conn_kick(conn); /* finishes in its job */
+    ep_uv_conn_kick(conn); /* finishes in its job */
 }
 
-static void open_handles(uv_conn *conn)
+static void open_handles(ep_uv_conn *conn)
 {
-    uv_loop_t *loop = loop_worker_loop(conn->worker);
+    uv_loop_t *loop = ep_uv_loop_worker_loop(conn->worker);
     int failed = uv_poll_init(loop, &conn->poll, conn->fd);
     uv_timer_init(loop, &conn->retry);
     conn->retry.data = conn;
@@ -173,7 +173,7 @@ static void open_handles(uv_conn *conn)
     pthread_mutex_unlock(&conn->lock);
 }
 
-static void close_handles(uv_conn *conn)
+static void close_handles(ep_uv_conn *conn)
 {
     conn->state = CONN_ENDING;
     if (conn->handles == 2) {
@@ -183,32 +183,32 @@ static void close_handles(uv_conn *conn)
 }
 
 /* Whatever is due. */
-static void run(loop_job *job)
+static void run(ep_uv_loop_job *job)
 {
-    uv_conn *conn = (uv_conn *)(void *)((char *)job - offsetof(uv_conn, job));
+    ep_uv_conn *conn = (ep_uv_conn *)(void *)((char *)job - offsetof(ep_uv_conn, job));
     if (conn->state == CONN_NEW) {
         open_handles(conn);
     }
     if (conn->state == CONN_OPEN) {
-        uv_conn_report_sent(conn);
+        ep_uv_conn_report_sent(conn);
         pthread_mutex_lock(&conn->lock);
         bool closing = conn->closing;
         bool writing = conn->writing; /* who writes kicks again when closing */
         pthread_mutex_unlock(&conn->lock);
         if (!closing) {
-            uv_conn_update_events(conn);
+            ep_uv_conn_update_events(conn);
         } else if (!writing) {
             close_handles(conn);
         }
     } else if (conn->state == CONN_ENDED && !conn->over) {
         finish(conn);
     }
-    uv_conn_unref(conn);
+    ep_uv_conn_unref(conn);
 }
 
 /* ---- from any thread ---- */
 
-static void read_peer(uv_conn *conn, const struct sockaddr_storage *address)
+static void read_peer(ep_uv_conn *conn, const struct sockaddr_storage *address)
 {
     char host[INET6_ADDRSTRLEN] = "";
     if (address->ss_family == AF_INET) {
@@ -222,11 +222,11 @@ static void read_peer(uv_conn *conn, const struct sockaddr_storage *address)
     }
 }
 
-ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
-                      const ep_lane_limits *limits, loop_worker *worker,
-                      ep_accept_count *taken_count, uv_conn **out_conn)
+ep_err ep_uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
+                         const ep_lane_limits *limits, ep_uv_loop_worker *worker,
+                         ep_accept_count *taken_count, ep_uv_conn **out_conn)
 {
-    uv_conn *conn = calloc(1, sizeof(*conn));
+    ep_uv_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
         return EP_ERR_NO_MEMORY;
     }
@@ -240,28 +240,28 @@ ep_err uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
     conn->job.run = run;
     conn->refs = 2; /* its owner and the lane */
     conn->fd = taken_fd;
-    uv_lane_set_congestion(taken_fd, address);
+    ep_uv_lane_set_congestion(taken_fd, address);
     conn->limits = *limits;
     conn->count = taken_count;
     read_peer(conn, address);
-    loop_objects_hold();
+    ep_uv_loop_objects_hold();
     *out_conn = conn;
     return EP_OK;
 }
 
-void uv_conn_start(ep_conn *base, const ep_conn_handler *handler)
+void ep_uv_conn_start(ep_conn *base, const ep_conn_handler *handler)
 {
-    uv_conn *conn = (uv_conn *)base;
+    ep_uv_conn *conn = (ep_uv_conn *)base;
     pthread_mutex_lock(&conn->lock);
     EP_ASSERT(!conn->started && !conn->released);
     conn->handler = *handler;
     conn->started = true;
     pthread_mutex_unlock(&conn->lock);
-    uv_conn_kick(conn);
+    ep_uv_conn_kick(conn);
 }
 
 /* Lock held. True: the job is to run. */
-static bool close_locked(uv_conn *conn)
+static bool close_locked(ep_uv_conn *conn)
 {
     ep_error closed;
     ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
@@ -269,20 +269,20 @@ static bool close_locked(uv_conn *conn)
     return begin_end_locked(conn, &closed);
 }
 
-void uv_conn_close(ep_conn *base)
+void ep_uv_conn_close(ep_conn *base)
 {
-    uv_conn *conn = (uv_conn *)base;
+    ep_uv_conn *conn = (ep_uv_conn *)base;
     pthread_mutex_lock(&conn->lock);
     bool kick = close_locked(conn);
     pthread_mutex_unlock(&conn->lock);
     if (kick) {
-        uv_conn_kick(conn);
+        ep_uv_conn_kick(conn);
     }
 }
 
-void uv_conn_release(ep_conn *base)
+void ep_uv_conn_release(ep_conn *base)
 {
-    uv_conn *conn = (uv_conn *)base;
+    ep_uv_conn *conn = (ep_uv_conn *)base;
     pthread_mutex_lock(&conn->lock);
     EP_ASSERT(!conn->released);
     conn->released = true;
@@ -290,7 +290,7 @@ void uv_conn_release(ep_conn *base)
     bool kick = !conn->over; /* a parked one goes on to its end */
     pthread_mutex_unlock(&conn->lock);
     if (kick) {
-        uv_conn_kick(conn);
+        ep_uv_conn_kick(conn);
     }
-    uv_conn_unref(conn); /* the owner's, so conn was alive until here */
+    ep_uv_conn_unref(conn); /* the owner's, so conn was alive until here */
 }

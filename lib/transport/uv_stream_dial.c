@@ -16,8 +16,8 @@ typedef enum dial_state { DIAL_PENDING, DIAL_RUNNING, DIAL_DONE } dial_state;
 
 typedef struct uv_dialer {
     ep_dial base;
-    loop_worker *worker;
-    loop_job job;
+    ep_uv_loop_worker *worker;
+    ep_uv_loop_job job;
     ep_lane_limits limits;
     ep_dial_func on_dial;
     void *arg;
@@ -59,7 +59,7 @@ static void kick(uv_dialer *d)
     pthread_mutex_lock(&d->lock);
     d->refs++;
     pthread_mutex_unlock(&d->lock);
-    if (!loop_worker_push(d->worker, &d->job)) {
+    if (!ep_uv_loop_worker_push(d->worker, &d->job)) {
         dial_unref(d);
     }
 }
@@ -81,7 +81,7 @@ static void report(uv_dialer *d, const ep_error *why)
         d->state = DIAL_RUNNING;
     }
     pthread_mutex_unlock(&d->lock);
-    uv_conn *conn = NULL;
+    ep_uv_conn *conn = NULL;
     ep_error error;
     if (why != NULL) {
         error = *why;
@@ -89,7 +89,7 @@ static void report(uv_dialer *d, const ep_error *why)
         struct sockaddr_storage address;
         memset(&address, 0, sizeof(address));
         memcpy(&address, d->at->ai_addr, d->at->ai_addrlen);
-        if (uv_conn_create(d->fd, &address, &d->limits, d->worker, NULL, &conn) == EP_OK) {
+        if (ep_uv_conn_create(d->fd, &address, &d->limits, d->worker, NULL, &conn) == EP_OK) {
             d->fd = -1;
         } else {
             ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for a connection to %s", d->url);
@@ -109,7 +109,7 @@ static void report(uv_dialer *d, const ep_error *why)
     d->state = DIAL_DONE;
     pthread_cond_broadcast(&d->changed);
     pthread_mutex_unlock(&d->lock);
-    loop_objects_drop();
+    ep_uv_loop_objects_drop();
     dial_unref(d); /* the lane's */
 }
 
@@ -132,7 +132,7 @@ static void attempt_over(uv_dialer *d)
         try_address(d);
         return;
     }
-    ep_error_set(&error, uv_lane_err_from_errno(d->failed), "cannot connect to %s: %s%s", d->url,
+    ep_error_set(&error, ep_uv_lane_err_from_errno(d->failed), "cannot connect to %s: %s%s", d->url,
                  strerror(d->failed), ep_address_advice(d->failed, false));
     report(d, &error);
 }
@@ -166,13 +166,13 @@ static void try_address(uv_dialer *d)
         attempt_over(d);
         return;
     }
-    uv_lane_set_options(d->fd);
+    ep_uv_lane_set_options(d->fd);
     d->failed = connect(d->fd, d->at->ai_addr, d->at->ai_addrlen) == 0 ? 0 : errno;
     if (d->failed != EINPROGRESS) {
         attempt_over(d);
         return;
     }
-    int failed = uv_poll_init(loop_worker_loop(d->worker), &d->poll, d->fd);
+    int failed = uv_poll_init(ep_uv_loop_worker_loop(d->worker), &d->poll, d->fd);
     if (failed != 0) {
         d->failed = -failed;
         attempt_over(d);
@@ -222,8 +222,8 @@ static void begin(uv_dialer *d)
     d->list = NULL;
     hints.ai_flags = AI_NUMERICSERV;
     d->resolve.data = d;
-    int failed = uv_getaddrinfo(loop_worker_loop(d->worker), &d->resolve, on_resolved, d->to.host,
-                                d->to.port, &hints);
+    int failed = uv_getaddrinfo(ep_uv_loop_worker_loop(d->worker), &d->resolve, on_resolved,
+                                d->to.host, d->to.port, &hints);
     if (failed != 0) {
         resolve_failed(d, uv_strerror(failed));
         return;
@@ -232,7 +232,7 @@ static void begin(uv_dialer *d)
 }
 
 /* Begins; and ends what is under way when cancelled. */
-static void run(loop_job *job)
+static void run(ep_uv_loop_job *job)
 {
     uv_dialer *d = (uv_dialer *)(void *)((char *)job - offsetof(uv_dialer, job));
     bool cancelled = is_cancelled(d);
@@ -249,16 +249,16 @@ static void run(loop_job *job)
     dial_unref(d);
 }
 
-ep_err uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits,
-                    ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
+ep_err ep_uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                       ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error)
 {
     uv_host_port to;
-    ep_err err = uv_lane_read_url(address, &to, out_error);
+    ep_err err = ep_uv_lane_read_url(address, &to, out_error);
     if (err == EP_OK) {
         err = ep_lane_limits_check(limits, false, out_error);
     }
     if (err == EP_OK) {
-        err = loop_workers_start(out_error);
+        err = ep_uv_loop_workers_start(out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -270,7 +270,7 @@ ep_err uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->changed, NULL);
     d->base.ops = &ep_uv_stream_lane;
-    d->worker = loop_worker_choose();
+    d->worker = ep_uv_loop_worker_choose();
     d->job.run = run;
     d->limits = *limits;
     d->on_dial = on_dial;
@@ -279,13 +279,13 @@ ep_err uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits
     d->fd = -1;
     d->refs = 2;
     snprintf(d->url, sizeof(d->url), "%s", address->url);
-    loop_objects_hold();
+    ep_uv_loop_objects_hold();
     *out_dial = &d->base; /* on_dial may need it */
     kick(d);
     return EP_OK;
 }
 
-void uv_lane_dial_release(ep_dial *base)
+void ep_uv_lane_dial_release(ep_dial *base)
 {
     uv_dialer *d = (uv_dialer *)base;
     pthread_mutex_lock(&d->lock);

@@ -11,7 +11,7 @@
 
 #include "transport/uv_stream.h"
 
-ep_err uv_lane_err_from_errno(int number)
+ep_err ep_uv_lane_err_from_errno(int number)
 {
     switch (number) {
     case 0:
@@ -40,7 +40,7 @@ static bool read_port(const char *text, uv_host_port *out)
     return true;
 }
 
-ep_err uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_error *out_error)
+ep_err ep_uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_error *out_error)
 {
     const char *host = address->url + strlen("tcp://");
     const char *colon = strrchr(address->url, ':');
@@ -73,7 +73,7 @@ ep_err uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_er
 
 /* Small frames must not wait for acknowledgements, and a peer whose machine vanished must be
  * noticed some day. */
-void uv_lane_set_options(int fd)
+void ep_uv_lane_set_options(int fd)
 {
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -95,7 +95,7 @@ static bool same_machine(const struct sockaddr_storage *peer, const struct socka
     return peer->ss_family == AF_INET6 && memcmp(a, b, sizeof(*a)) == 0;
 }
 
-void uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer)
+void ep_uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer)
 {
     static const char name[] = "reno";
     struct sockaddr_storage own;
@@ -109,13 +109,13 @@ void uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer)
 
 static void conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
 {
-    uv_conn *conn = (uv_conn *)base;
+    ep_uv_conn *conn = (ep_uv_conn *)base;
     ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
 }
 
 static void conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
 {
-    const uv_conn *conn = (const uv_conn *)base;
+    const ep_uv_conn *conn = (const ep_uv_conn *)base;
     out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
     out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
     ep_assembler_read_noted(&conn->assembler, out_receiving);
@@ -123,7 +123,7 @@ static void conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
 
 static uint64_t conn_unacked(ep_conn *base)
 {
-    uv_conn *conn = (uv_conn *)base;
+    ep_uv_conn *conn = (ep_uv_conn *)base;
     int bytes = 0;
     pthread_mutex_lock(&conn->lock);
     if (conn->fd < 0 || ioctl(conn->fd, SIOCOUTQ, &bytes) != 0) {
@@ -135,7 +135,7 @@ static uint64_t conn_unacked(ep_conn *base)
 
 static void conn_peer(ep_conn *base, char *out_address, size_t bytes)
 {
-    snprintf(out_address, bytes, "%s", ((uv_conn *)base)->peer);
+    snprintf(out_address, bytes, "%s", ((ep_uv_conn *)base)->peer);
 }
 
 static bool conn_is_trusted(ep_conn *base)
@@ -149,15 +149,15 @@ static const char *const schemes[] = {"tcp", NULL};
 const ep_lane_ops ep_uv_stream_lane = {
     .name = "uv-stream",
     .schemes = schemes,
-    .listen = uv_lane_listen,
-    .listener_close = uv_lane_listener_close,
-    .listener_url = uv_lane_listener_url,
-    .dial = uv_lane_dial,
-    .dial_release = uv_lane_dial_release,
-    .conn_start = uv_conn_start,
-    .conn_send = uv_conn_send,
-    .conn_close = uv_conn_close,
-    .conn_release = uv_conn_release,
+    .listen = ep_uv_lane_listen,
+    .listener_close = ep_uv_lane_listener_close,
+    .listener_url = ep_uv_lane_listener_url,
+    .dial = ep_uv_lane_dial,
+    .dial_release = ep_uv_lane_dial_release,
+    .conn_start = ep_uv_conn_start,
+    .conn_send = ep_uv_conn_send,
+    .conn_close = ep_uv_conn_close,
+    .conn_release = ep_uv_conn_release,
     .conn_allow_large = conn_allow_large,
     .conn_receiving = conn_receiving,
     .conn_unacked = conn_unacked,

@@ -20,8 +20,8 @@
 
 typedef struct uv_lane_listener {
     ep_listener base;
-    loop_worker *worker;
-    loop_job job;
+    ep_uv_loop_worker *worker;
+    ep_uv_loop_job job;
     int fd;
     ep_lane_limits limits;
     ep_accept_func on_accept;
@@ -56,9 +56,10 @@ static void take_socket(uv_lane_listener *l, int fd, const struct sockaddr_stora
         return;
     }
     l->refusing = false;
-    uv_lane_set_options(fd);
-    uv_conn *conn;
-    if (uv_conn_create(fd, address, &l->limits, loop_worker_choose(), l->count, &conn) != EP_OK) {
+    ep_uv_lane_set_options(fd);
+    ep_uv_conn *conn;
+    if (ep_uv_conn_create(fd, address, &l->limits, ep_uv_loop_worker_choose(), l->count, &conn) !=
+        EP_OK) {
         ep_accept_count_remove(l->count);
         close(fd);
         return;
@@ -129,11 +130,11 @@ static void on_handle_closed(uv_handle_t *handle)
 }
 
 /* Opens on the first run, closes on the last. */
-static void run(loop_job *job)
+static void run(ep_uv_loop_job *job)
 {
     uv_lane_listener *l =
         (uv_lane_listener *)(void *)((char *)job - offsetof(uv_lane_listener, job));
-    uv_loop_t *loop = loop_worker_loop(l->worker);
+    uv_loop_t *loop = ep_uv_loop_worker_loop(l->worker);
     if (!l->opened) {
         l->opened = true;
         uv_timer_init(loop, &l->pause);
@@ -203,7 +204,7 @@ static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, e
     struct addrinfo hints = {.ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-    ep_err err = uv_lane_read_url(address, &at, out_error);
+    ep_err err = ep_uv_lane_read_url(address, &at, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -220,20 +221,21 @@ static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, e
     failed = errno;
     freeaddrinfo(list);
     if (l->fd < 0) {
-        return ep_error_set(out_error, uv_lane_err_from_errno(failed), "cannot listen on %s: %s%s",
-                            address->url, strerror(failed), ep_address_advice(failed, true));
+        return ep_error_set(out_error, ep_uv_lane_err_from_errno(failed),
+                            "cannot listen on %s: %s%s", address->url, strerror(failed),
+                            ep_address_advice(failed, true));
     }
     ep_accept_url(address->url, bound_port(l->fd), l->url, sizeof(l->url));
     return EP_OK;
 }
 
-ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                      ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                      ep_error *out_error)
+ep_err ep_uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                         ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                         ep_error *out_error)
 {
     ep_err err = ep_lane_limits_check(limits, true, out_error);
     if (err == EP_OK) {
-        err = loop_workers_start(out_error);
+        err = ep_uv_loop_workers_start(out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -248,7 +250,7 @@ ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limi
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
     l->base.ops = &ep_uv_stream_lane;
-    l->worker = loop_worker_choose();
+    l->worker = ep_uv_loop_worker_choose();
     l->job.run = run;
     l->limits = *limits;
     l->on_accept = on_accept;
@@ -260,29 +262,29 @@ ep_err uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limi
         return err;
     }
     ep_accept_leave_descriptors(&l->limits, l->url);
-    loop_objects_hold();
+    ep_uv_loop_objects_hold();
     *out_listener = &l->base; /* on_accept may need it */
-    loop_worker_push(l->worker, &l->job);
+    ep_uv_loop_worker_push(l->worker, &l->job);
     return EP_OK;
 }
 
-void uv_lane_listener_close(ep_listener *base)
+void ep_uv_lane_listener_close(ep_listener *base)
 {
     uv_lane_listener *l = (uv_lane_listener *)base;
     pthread_mutex_lock(&l->lock);
     l->closing = true;
     /* Under the lock: a run under way that sees the end must have this one behind it, not after the
      * listener is gone. */
-    loop_worker_push(l->worker, &l->job);
+    ep_uv_loop_worker_push(l->worker, &l->job);
     while (!l->closed) {
         pthread_cond_wait(&l->changed, &l->lock);
     }
     pthread_mutex_unlock(&l->lock);
     listener_free(l);
-    loop_objects_drop();
+    ep_uv_loop_objects_drop();
 }
 
-void uv_lane_listener_url(ep_listener *base, char *out_url, size_t bytes)
+void ep_uv_lane_listener_url(ep_listener *base, char *out_url, size_t bytes)
 {
     snprintf(out_url, bytes, "%s", ((uv_lane_listener *)base)->url);
 }

@@ -16,7 +16,7 @@
 #define FINI_WAIT_MS 5000
 #define SPINS_PER_YIELD 8
 
-struct loop_worker {
+struct ep_uv_loop_worker {
     uv_loop_t loop;
     uv_async_t wake;
     uv_prepare_t before;
@@ -27,8 +27,8 @@ struct loop_worker {
     uint32_t spins;
     pthread_mutex_t lock;
     /* guarded by lock */
-    loop_job *head;
-    loop_job *tail;
+    ep_uv_loop_job *head;
+    ep_uv_loop_job *tail;
     bool sleeping; /* a push must wake the loop */
     bool stopping;
 };
@@ -38,14 +38,14 @@ static struct {
     pthread_cond_t dropped; /* the last object went */
     bool running;
     uint32_t count;
-    loop_worker workers[WORKERS_MAX];
+    ep_uv_loop_worker workers[WORKERS_MAX];
     uint64_t objects;
 } lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
 
-static uint32_t next_worker;          /* atomic */
-static uint64_t busy_poll_ns;         /* atomic */
-static uint64_t polls;                /* atomic */
-static __thread loop_worker *current; /* the worker whose thread this is */
+static uint32_t next_worker;                /* atomic */
+static uint64_t busy_poll_ns;               /* atomic */
+static uint64_t polls;                      /* atomic */
+static __thread ep_uv_loop_worker *current; /* the worker whose thread this is */
 
 void ep_stream_lane_set_busy_poll(uint32_t microseconds)
 {
@@ -60,11 +60,11 @@ uint32_t ep_uv_stream_busy_poll(uint64_t *out_polls)
 
 /* ---- on a worker's thread ---- */
 
-static void run_jobs(loop_worker *worker)
+static void run_jobs(ep_uv_loop_worker *worker)
 {
     pthread_mutex_lock(&worker->lock);
     while (worker->head != NULL) {
-        loop_job *job = worker->head;
+        ep_uv_loop_job *job = worker->head;
         worker->head = job->next;
         if (worker->head == NULL) {
             worker->tail = NULL;
@@ -81,7 +81,7 @@ static void run_jobs(loop_worker *worker)
  * then. */
 static void on_spin(uv_idle_t *spin)
 {
-    loop_worker *worker = spin->data;
+    ep_uv_loop_worker *worker = spin->data;
     __atomic_fetch_add(&polls, 1, __ATOMIC_RELAXED);
     if (++worker->spins % SPINS_PER_YIELD == 0) {
         sched_yield();
@@ -89,7 +89,7 @@ static void on_spin(uv_idle_t *spin)
 }
 
 /* Whether to look again at once rather than to sleep. */
-static bool is_spinning(loop_worker *worker)
+static bool is_spinning(ep_uv_loop_worker *worker)
 {
     uint64_t poll_ns = __atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED);
     bool spin =
@@ -104,7 +104,7 @@ static bool is_spinning(loop_worker *worker)
 
 static void before_wait(uv_prepare_t *handle)
 {
-    loop_worker *worker = handle->data;
+    ep_uv_loop_worker *worker = handle->data;
     bool sleeping = false;
     while (!sleeping) {
         run_jobs(worker);
@@ -118,7 +118,7 @@ static void before_wait(uv_prepare_t *handle)
     }
 }
 
-static void close_own_handles(loop_worker *worker)
+static void close_own_handles(ep_uv_loop_worker *worker)
 {
     uv_handle_t *handles[] = {(uv_handle_t *)&worker->wake, (uv_handle_t *)&worker->before,
                               (uv_handle_t *)&worker->after, (uv_handle_t *)&worker->spin};
@@ -129,7 +129,7 @@ static void close_own_handles(loop_worker *worker)
 
 static void after_wait(uv_check_t *handle)
 {
-    loop_worker *worker = handle->data;
+    ep_uv_loop_worker *worker = handle->data;
     pthread_mutex_lock(&worker->lock);
     worker->sleeping = false;
     bool stopping = worker->stopping;
@@ -147,7 +147,7 @@ static void on_wake(uv_async_t *handle)
 
 static void *worker_main(void *arg)
 {
-    loop_worker *worker = arg;
+    ep_uv_loop_worker *worker = arg;
     current = worker;
     uv_run(&worker->loop, UV_RUN_DEFAULT);
     return NULL;
@@ -155,9 +155,9 @@ static void *worker_main(void *arg)
 
 /* ---- from any thread ---- */
 
-static ep_err worker_open(loop_worker *worker)
+static ep_err worker_open(ep_uv_loop_worker *worker)
 {
-    *worker = (loop_worker){.lock = PTHREAD_MUTEX_INITIALIZER};
+    *worker = (ep_uv_loop_worker){.lock = PTHREAD_MUTEX_INITIALIZER};
     if (uv_loop_init(&worker->loop) != 0) {
         return EP_ERR_IO;
     }
@@ -182,7 +182,7 @@ static ep_err worker_open(loop_worker *worker)
     return EP_OK;
 }
 
-static void worker_stop(loop_worker *worker)
+static void worker_stop(ep_uv_loop_worker *worker)
 {
     pthread_mutex_lock(&worker->lock);
     worker->stopping = true;
@@ -201,7 +201,7 @@ static uint32_t wanted_workers(void)
     return cores >= 4 * WORKERS_MAX ? WORKERS_MAX : 2;
 }
 
-ep_err loop_workers_start(ep_error *out_error)
+ep_err ep_uv_loop_workers_start(ep_error *out_error)
 {
     ep_err err = EP_OK;
     pthread_mutex_lock(&lane.lock);
@@ -219,17 +219,17 @@ ep_err loop_workers_start(ep_error *out_error)
                : ep_error_set(out_error, err, "cannot start the threads of the network lane");
 }
 
-loop_worker *loop_worker_choose(void)
+ep_uv_loop_worker *ep_uv_loop_worker_choose(void)
 {
     return &lane.workers[__atomic_fetch_add(&next_worker, 1, __ATOMIC_RELAXED) % lane.count];
 }
 
-uv_loop_t *loop_worker_loop(loop_worker *worker)
+uv_loop_t *ep_uv_loop_worker_loop(ep_uv_loop_worker *worker)
 {
     return &worker->loop;
 }
 
-bool loop_worker_push(loop_worker *worker, loop_job *job)
+bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_uv_loop_job *job)
 {
     bool wake = false;
     pthread_mutex_lock(&worker->lock);
@@ -253,19 +253,19 @@ bool loop_worker_push(loop_worker *worker, loop_job *job)
     return added;
 }
 
-void loop_worker_heard(loop_worker *worker, uint64_t now_ns)
+void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns)
 {
     worker->heard_ns = now_ns;
 }
 
-void loop_objects_hold(void)
+void ep_uv_loop_objects_hold(void)
 {
     pthread_mutex_lock(&lane.lock);
     lane.objects++;
     pthread_mutex_unlock(&lane.lock);
 }
 
-void loop_objects_drop(void)
+void ep_uv_loop_objects_drop(void)
 {
     pthread_mutex_lock(&lane.lock);
     if (--lane.objects == 0) {

@@ -13,7 +13,7 @@
 
 static void on_retry_memory(uv_timer_t *timer);
 
-static void wait_for_memory(uv_conn *conn)
+static void wait_for_memory(ep_uv_conn *conn)
 {
     conn->backoff_ms = conn->backoff_ms == 0 ? MEMORY_BACKOFF_MIN_MS : conn->backoff_ms * 2;
     if (conn->backoff_ms > MEMORY_BACKOFF_MAX_MS) {
@@ -24,13 +24,13 @@ static void wait_for_memory(uv_conn *conn)
 }
 
 /* Delivers whole frames. False when nothing may be read now. */
-static bool pump(uv_conn *conn)
+static bool pump(ep_uv_conn *conn)
 {
     ep_error error;
     ep_buffer *frame = NULL;
     ep_assembler_step step = EP_ASSEMBLER_FRAME;
     while ((step == EP_ASSEMBLER_FRAME || step == EP_ASSEMBLER_BEGUN) &&
-           !uv_conn_is_closing(conn)) {
+           !ep_uv_conn_is_closing(conn)) {
         bool large_allowed = __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE);
         step = ep_assembler_next(&conn->assembler, &conn->limits, large_allowed, conn->peer, &frame,
                                  &error);
@@ -45,23 +45,23 @@ static bool pump(uv_conn *conn)
         }
     }
     if (step == EP_ASSEMBLER_ERROR) {
-        uv_conn_end(conn, &error);
+        ep_uv_conn_end(conn, &error);
     } else if (step == EP_ASSEMBLER_NO_MEMORY) {
         wait_for_memory(conn);
     }
     return step == EP_ASSEMBLER_MORE;
 }
 
-static void end_of_stream(uv_conn *conn, const char *reason)
+static void end_of_stream(ep_uv_conn *conn, const char *reason)
 {
     ep_error lost;
     ep_assembler_describe_end(&conn->assembler, conn->peer, reason, &lost);
-    uv_conn_end(conn, &lost);
+    ep_uv_conn_end(conn, &lost);
 }
 
 /* Only a failed socket brings a connection here that is not started: it waits for room to write,
  * and there is no handler yet. */
-static bool is_started(uv_conn *conn)
+static bool is_started(ep_uv_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
     bool started = conn->started;
@@ -69,7 +69,7 @@ static bool is_started(uv_conn *conn)
     return started;
 }
 
-void uv_conn_readable(uv_conn *conn, bool failed)
+void ep_uv_conn_readable(ep_uv_conn *conn, bool failed)
 {
     size_t had_bytes = 0;
     bool waits = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
@@ -78,7 +78,7 @@ void uv_conn_readable(uv_conn *conn, bool failed)
         end_of_stream(conn, "its socket failed");
         return;
     }
-    bool more = !uv_conn_is_closing(conn) && !waits;
+    bool more = !ep_uv_conn_is_closing(conn) && !waits;
     while (more && had_bytes < BUDGET_BYTES) {
         struct iovec room[EP_ASSEMBLER_IOVS_MAX];
         unsigned count = ep_assembler_room(&conn->assembler, &conn->limits, room);
@@ -88,7 +88,7 @@ void uv_conn_readable(uv_conn *conn, bool failed)
         if (got > 0) {
             uint64_t now_ns = ep_clock_now_ns();
             __atomic_store_n(&conn->heard_ns, now_ns, __ATOMIC_RELAXED);
-            loop_worker_heard(conn->worker, now_ns);
+            ep_uv_loop_worker_heard(conn->worker, now_ns);
             ep_assembler_received(&conn->assembler, (size_t)got);
             had_bytes += (size_t)got;
             more = pump(conn) && (size_t)got == asked; /* less: the socket is empty */
@@ -108,12 +108,12 @@ void uv_conn_readable(uv_conn *conn, bool failed)
 
 static void on_retry_memory(uv_timer_t *timer)
 {
-    uv_conn *conn = timer->data;
-    if (uv_conn_is_closing(conn)) {
+    ep_uv_conn *conn = timer->data;
+    if (ep_uv_conn_is_closing(conn)) {
         return;
     }
     pump(conn); /* memory_wait stays until there is memory */
     ep_assembler_rest(&conn->assembler);
     ep_assembler_note(&conn->assembler, ep_clock_now_ns());
-    uv_conn_update_events(conn);
+    ep_uv_conn_update_events(conn);
 }

@@ -13,7 +13,7 @@
 #define ROUNDS_MAX 16 /* a caller does not write others' frames for ever */
 
 /* Lock held. On the worker all of the queue, elsewhere up to the first patient frame. */
-static unsigned gather(const uv_conn *conn, bool on_worker, struct iovec iovs[IOVS_MAX],
+static unsigned gather(const ep_uv_conn *conn, bool on_worker, struct iovec iovs[IOVS_MAX],
                        size_t *out_bytes)
 {
     unsigned count = 0;
@@ -42,7 +42,7 @@ static unsigned gather(const uv_conn *conn, bool on_worker, struct iovec iovs[IO
 
 /* Takes the frames that are whole off the queue; their done() is the worker's but mine's, which is
  * returned. Lock held. */
-static ep_send *advance(uv_conn *conn, size_t sent, const ep_send *mine)
+static ep_send *advance(ep_uv_conn *conn, size_t sent, const ep_send *mine)
 {
     ep_send *returned = NULL;
     while (sent > 0 && conn->queue.head != NULL) {
@@ -72,7 +72,7 @@ static ep_send *advance(uv_conn *conn, size_t sent, const ep_send *mine)
  * A write failed for good. When the peer has ended, what it had sent before may still be unread:
  * then reading goes on, to the end that it finds. True: it does.
  */
-static bool end_after_failure(uv_conn *conn, int failed)
+static bool end_after_failure(ep_uv_conn *conn, int failed)
 {
     pthread_mutex_lock(&conn->lock);
     bool reads = conn->started && (failed == EPIPE || failed == ECONNRESET);
@@ -81,13 +81,13 @@ static bool end_after_failure(uv_conn *conn, int failed)
         ep_error lost;
         ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", conn->peer,
                      strerror(failed));
-        uv_conn_end(conn, &lost);
+        ep_uv_conn_end(conn, &lost);
     }
     return reads;
 }
 
 /* One write. Lock held, dropped meanwhile. mine, on_worker: see write_queue. */
-static void write_once(uv_conn *conn, const ep_send **mine, bool on_worker)
+static void write_once(ep_uv_conn *conn, const ep_send **mine, bool on_worker)
 {
     bool reads = false;
     struct iovec iovs[IOVS_MAX];
@@ -116,7 +116,7 @@ static void write_once(uv_conn *conn, const ep_send **mine, bool on_worker)
  * this is its thread, patient frames too; a caller may find one that another thread queued while it
  * was inside the socket. Lock held on entry and return, nobody is writing. True: the job is to run.
  */
-static bool write_queue(uv_conn *conn, const ep_send *mine, bool on_worker)
+static bool write_queue(ep_uv_conn *conn, const ep_send *mine, bool on_worker)
 {
     conn->writing = true;
     conn->wait_writable = false;
@@ -132,9 +132,9 @@ static bool write_queue(uv_conn *conn, const ep_send *mine, bool on_worker)
     return conn->wait_writable || conn->closing || conn->sent_first != NULL;
 }
 
-ep_err uv_conn_send(ep_conn *base, ep_send *send)
+ep_err ep_uv_conn_send(ep_conn *base, ep_send *send)
 {
-    uv_conn *conn = (uv_conn *)base;
+    ep_uv_conn *conn = (ep_uv_conn *)base;
     bool kick = false;
     ep_err err = ep_send_prepare(send, &conn->limits);
     if (err != EP_OK) {
@@ -153,27 +153,27 @@ ep_err uv_conn_send(ep_conn *base, ep_send *send)
         kick = is_patient || write_queue(conn, mine, false);
     }
     if (kick) {
-        uv_conn_ref(conn); /* a done() may have released it */
+        ep_uv_conn_ref(conn); /* a done() may have released it */
     }
     pthread_mutex_unlock(&conn->lock);
     if (kick) {
-        uv_conn_kick(conn);
-        uv_conn_unref(conn);
+        ep_uv_conn_kick(conn);
+        ep_uv_conn_unref(conn);
     }
     return err;
 }
 
-void uv_conn_writable(uv_conn *conn)
+void ep_uv_conn_writable(ep_uv_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
     bool kick = !conn->writing && !conn->closing && write_queue(conn, NULL, true);
     pthread_mutex_unlock(&conn->lock);
     if (kick) {
-        uv_conn_kick(conn); /* reports, after this callback */
+        ep_uv_conn_kick(conn); /* reports, after this callback */
     }
 }
 
-void uv_conn_report_sent(uv_conn *conn)
+void ep_uv_conn_report_sent(ep_uv_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
     ep_send *sent = conn->sent_first;

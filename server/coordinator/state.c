@@ -78,7 +78,7 @@ void ep_coordinator_state_destroy(ep_coordinator_state *cluster)
     free(cluster);
 }
 
-cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char *name)
+cluster_node *ep_state_find_node(const ep_coordinator_state *cluster, const char *name)
 {
     for (size_t i = 0; i < cluster->nodes_count; i++) {
         if (strcmp(cluster->nodes[i]->name, name) == 0) {
@@ -88,8 +88,8 @@ cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char 
     return NULL;
 }
 
-uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name,
-                            const char *version)
+uint32_t ep_state_find_model(const ep_coordinator_state *cluster, const char *name,
+                             const char *version)
 {
     for (uint32_t i = 0; i < cluster->models_count; i++) {
         if (strcmp(cluster->models[i].name, name) == 0 &&
@@ -100,7 +100,7 @@ uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *nam
     return UINT32_MAX;
 }
 
-uint32_t cluster_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer)
+uint32_t ep_state_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer)
 {
     for (uint32_t n = 0; n < cluster->layers_count; n++) {
         uint32_t i = (cluster->likely_layer + n) % cluster->layers_count;
@@ -224,8 +224,8 @@ static uint64_t layer_table_bytes(const ep_coordinator_state_config *config, uin
     return 128 + experts * (3 + 2 * (config->copies + 1u)) + 2 * spare;
 }
 
-uint64_t cluster_table_bytes(const ep_coordinator_state *cluster,
-                             const ep_coordinator_state_config *config)
+uint64_t ep_state_table_bytes(const ep_coordinator_state *cluster,
+                              const ep_coordinator_state_config *config)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
@@ -241,18 +241,18 @@ static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo *
 {
     size_t models_after = cluster->models_count;
     size_t layers_after = cluster->layers_count;
-    uint64_t bytes_after = cluster_table_bytes(cluster, &cluster->config);
+    uint64_t bytes_after = ep_state_table_bytes(cluster, &cluster->config);
     if (count > EP_MODELS_MAX) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED, "%zu models, allowed up to %d",
                             count, EP_MODELS_MAX);
     }
     for (size_t m = 0; m < count; m++) {
-        uint32_t index = cluster_find_model(cluster, models[m]->name, models[m]->version);
+        uint32_t index = ep_state_find_model(cluster, models[m]->name, models[m]->version);
         models_after += index == UINT32_MAX;
         for (size_t l = 0; l < models[m]->n_layers; l++) {
             const Expertd__V1__LayerInfo *info = models[m]->layers[l];
             if (index == UINT32_MAX ||
-                cluster_find_layer(cluster, index, info->layer) == UINT32_MAX) {
+                ep_state_find_layer(cluster, index, info->layer) == UINT32_MAX) {
                 layers_after++;
                 bytes_after += layer_table_bytes(&cluster->config,
                                                  (uint64_t)info->experts + info->shared_experts);
@@ -306,7 +306,7 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
         if (err != EP_OK) {
             return err;
         }
-        uint32_t model_index = cluster_find_model(cluster, model->name, model->version);
+        uint32_t model_index = ep_state_find_model(cluster, model->name, model->version);
         for (size_t l = 0; l < model->n_layers; l++) {
             const Expertd__V1__LayerInfo *info = model->layers[l];
             err = check_layer(model->name, info, out_error);
@@ -315,7 +315,7 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
             }
             uint32_t index = model_index == UINT32_MAX
                                  ? UINT32_MAX
-                                 : cluster_find_layer(cluster, model_index, info->layer);
+                                 : ep_state_find_layer(cluster, model_index, info->layer);
             if (index == UINT32_MAX) {
                 continue;
             }
@@ -365,8 +365,8 @@ static void undo_layer(ep_coordinator_state *cluster, size_t nodes_done)
     }
 }
 
-uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
-                           const ep_layer_shape *shape)
+uint32_t ep_state_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
+                            const ep_layer_shape *shape)
 {
     cluster_layer *layers = realloc(cluster->layers, (cluster->layers_count + 1) * sizeof(*layers));
     if (layers == NULL) {
@@ -389,7 +389,7 @@ uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
     return cluster->layers_count++;
 }
 
-uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, const char *version)
+uint32_t ep_state_add_model(ep_coordinator_state *cluster, const char *name, const char *version)
 {
     uint32_t count = cluster->models_count + 1;
     for (size_t i = 0; i < cluster->nodes_count; i++) {
@@ -447,9 +447,9 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node,
         node->numerics[i][0] = 0;
     }
     for (size_t m = 0; m < count; m++) {
-        uint32_t model_index = cluster_find_model(cluster, models[m]->name, models[m]->version);
+        uint32_t model_index = ep_state_find_model(cluster, models[m]->name, models[m]->version);
         if (model_index == UINT32_MAX) {
-            model_index = cluster_add_model(cluster, models[m]->name, models[m]->version);
+            model_index = ep_state_add_model(cluster, models[m]->name, models[m]->version);
         }
         if (model_index == UINT32_MAX) {
             return EP_ERR_NO_MEMORY;
@@ -457,9 +457,9 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node,
         snprintf(node->numerics[model_index], EP_NUMERICS_BYTES, "%s", models[m]->numerics);
         for (size_t l = 0; l < models[m]->n_layers; l++) {
             const Expertd__V1__LayerInfo *info = models[m]->layers[l];
-            uint32_t index = cluster_find_layer(cluster, model_index, info->layer);
+            uint32_t index = ep_state_find_layer(cluster, model_index, info->layer);
             ep_layer_shape shape = shape_of(info);
-            index = index != UINT32_MAX ? index : cluster_add_layer(cluster, model_index, &shape);
+            index = index != UINT32_MAX ? index : ep_state_add_layer(cluster, model_index, &shape);
             if (index == UINT32_MAX || !take_held(cluster, node, index, info)) {
                 return EP_ERR_NO_MEMORY;
             }
@@ -472,7 +472,7 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node,
     return EP_OK;
 }
 
-cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name)
+cluster_node *ep_state_add_node(ep_coordinator_state *cluster, const char *name)
 {
     cluster_node **nodes =
         realloc(cluster->nodes, (cluster->nodes_count + 1) * sizeof(cluster_node *));
@@ -498,7 +498,7 @@ cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name)
     }
     node->node_id = cluster->next_node_id++;
     snprintf(node->name, sizeof(node->name), "%s", name);
-    node->is_drained = cluster_is_drained(cluster, name);
+    node->is_drained = ep_state_is_drained(cluster, name);
     nodes[cluster->nodes_count++] = node;
     return node;
 }
@@ -592,7 +592,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     if (err != EP_OK) {
         return err;
     }
-    cluster_node *node = cluster_find_node(cluster, request->node);
+    cluster_node *node = ep_state_find_node(cluster, request->node);
     bool is_live = node != NULL && node_is_listed(node) && !node->is_restored;
     if (is_live && !knows_secret(node, request->secret) &&
         now_ns - node->last_seen_ns <= free_after_ns(cluster)) {
@@ -619,13 +619,13 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
         forget_digests(cluster, node);
     }
     cluster->rebalance |= node == NULL; /* it gets its part of what others hold */
-    node = node != NULL ? node : cluster_add_node(cluster, request->node);
+    node = node != NULL ? node : ep_state_add_node(cluster, request->node);
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s",
                             request->node);
     }
-    cluster_votes_drop(cluster, node->name);
-    cluster_lost_remove(cluster, node->name);
+    ep_state_votes_drop(cluster, node->name);
+    ep_state_lost_remove(cluster, node->name);
     forget_unoffered(cluster);
     snprintf(node->url, sizeof(node->url), "%s", request->url);
     snprintf(node->host, sizeof(node->host), "%s", request->host);
@@ -654,10 +654,10 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->devices_lost = 0;
     node->tls_error[0] = '\0';
     *out_node_id = node->node_id;
-    (void)cluster_judge_copies(cluster);
+    (void)ep_state_judge_copies(cluster);
     ep_move_pace_tick(&cluster->pace, cluster->config.move_rate, now_ns);
-    cluster_place(cluster);
-    cluster_publish(cluster);
+    ep_state_place(cluster);
+    ep_state_publish(cluster);
     return EP_OK;
 }
 
@@ -700,7 +700,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
                                       const Expertd__V1__HeartbeatRequest *request,
                                       bool *out_reregister, ep_error *out_error)
 {
-    cluster_node *node = cluster_find_node(cluster, request->node);
+    cluster_node *node = ep_state_find_node(cluster, request->node);
     *out_reregister =
         node == NULL || node->incarnation != request->incarnation || node->is_restored;
     if (*out_reregister) {
@@ -733,14 +733,14 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node->devices = request->devices;
     node->devices_lost = request->devices_lost;
     snprintf(node->tls_error, sizeof(node->tls_error), "%s", request->tls_error);
-    cluster_take_speed(node, request);
-    cluster_take_progress(node, now_ns, request->experts_to_load);
+    ep_state_take_speed(node, request);
+    ep_state_take_progress(node, now_ns, request->experts_to_load);
     node->state = state_from_name(request->state);
     if (request->epoch != NULL && request->epoch->term == cluster->config.term) {
         node->loaded_number = request->epoch->number;
     }
     bool is_judged_anew =
-        (request->n_models > 0 || before != node->state) && cluster_judge_copies(cluster);
+        (request->n_models > 0 || before != node->state) && ep_state_judge_copies(cluster);
     bool is_loaded = cluster->placed_once && node->loaded_number >= cluster->assignment_number;
     node->current_ns = is_loaded || !cluster->placed_once ? now_ns : node->current_ns;
     node->turn_ns = is_loaded ? 0 : node->turn_ns;
@@ -751,12 +751,12 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     cluster->rebalance |= came_back;
     if (is_judged_anew || has_failed || was_leaving != node->is_leaving ||
         (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
-        cluster_place(cluster);
+        ep_state_place(cluster);
     }
     /* A table takes nodes x experts x layers steps, and most heartbeats bring nothing for it. */
     if (before != node->state || loaded_before != node->loaded_number ||
         was_leaving != node->is_leaving || request->n_models > 0 || cluster->is_stale) {
-        cluster_publish(cluster);
+        ep_state_publish(cluster);
     }
     return EP_OK;
 }
@@ -764,7 +764,8 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
 static void forget_node(ep_coordinator_state *cluster, size_t index, uint64_t now_ns)
 {
     cluster_node *node = cluster->nodes[index];
-    cluster_votes_keep(cluster, node, now_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS);
+    ep_state_votes_keep(cluster, node,
+                        now_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS);
     memmove(&cluster->nodes[index], &cluster->nodes[index + 1],
             (--cluster->nodes_count - index) * sizeof(cluster->nodes[0]));
     node_free_layers(node, cluster->layers_count);
@@ -793,7 +794,7 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
     uint64_t dead_ns = (uint64_t)cluster->config.heartbeat_ms *
                        cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
     uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
-    bool removed = cluster_votes_expire(cluster, now_ns);
+    bool removed = ep_state_votes_expire(cluster, now_ns);
     /* what failed for that alone is tried again */
     bool changed = cluster->placement_error.code == EP_ERR_NO_MEMORY;
     for (size_t i = cluster->nodes_count; i-- > 0;) {
@@ -802,7 +803,7 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
         /* a drained one does not come back */
         if (silent_ns > restore_ns || (silent_ns > dead_ns && node->state == NODE_DRAINING)) {
             if (node->state != NODE_DRAINING && !node_is_emptied(node)) {
-                cluster_lost_add(cluster, node);
+                ep_state_lost_add(cluster, node);
             }
             forget_node(cluster, i, now_ns);
             removed = true;
@@ -815,16 +816,16 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
     if (removed) {
         forget_unoffered(cluster);
     }
-    bool is_judged_anew = (removed || changed) && cluster_judge_copies(cluster);
+    bool is_judged_anew = (removed || changed) && ep_state_judge_copies(cluster);
     ep_move_pace_tick(&cluster->pace, cluster->config.move_rate, now_ns);
     if (removed || is_judged_anew || cluster->placement_error.code == EP_ERR_NO_MEMORY) {
-        cluster_place(cluster);
+        ep_state_place(cluster);
     }
     if (removed || changed) {
-        cluster_publish(cluster);
+        ep_state_publish(cluster);
     }
-    cluster_place_waiting(cluster);
-    cluster_compare_speeds(cluster, now_ns);
+    ep_state_place_waiting(cluster);
+    ep_state_compare_speeds(cluster, now_ns);
 }
 
 ep_epoch ep_coordinator_state_assignment_epoch(const ep_coordinator_state *cluster)
@@ -868,7 +869,7 @@ static const char *drained_name(const ep_coordinator_state *cluster, const clust
     if (!node_is_listed(node) || node->is_restored) {
         return state_names[node->state];
     }
-    return cluster_copies_of(cluster, node) > 0 ? state_names[NODE_DRAINING] : "drained";
+    return ep_state_copies_of(cluster, node) > 0 ? state_names[NODE_DRAINING] : "drained";
 }
 
 bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index,
@@ -942,7 +943,7 @@ static Expertd__V1__NodeAssignment *make_assignment(const ep_coordinator_state *
 ep_err ep_coordinator_state_assignments(const ep_coordinator_state *cluster, const char *name,
                                         Expertd__V1__NodeAssignment ***out_list, size_t *out_count)
 {
-    const cluster_node *node = cluster_find_node(cluster, name);
+    const cluster_node *node = ep_state_find_node(cluster, name);
     if (node == NULL) {
         return EP_ERR_NOT_FOUND;
     }
@@ -971,8 +972,8 @@ uint32_t ep_coordinator_state_layer_experts(void *cluster_arg, const char *model
                                             const char *version, uint32_t layer)
 {
     ep_coordinator_state *cluster = cluster_arg;
-    uint32_t model_index = cluster_find_model(cluster, model, version);
+    uint32_t model_index = ep_state_find_model(cluster, model, version);
     uint32_t index =
-        model_index != UINT32_MAX ? cluster_find_layer(cluster, model_index, layer) : UINT32_MAX;
+        model_index != UINT32_MAX ? ep_state_find_layer(cluster, model_index, layer) : UINT32_MAX;
     return index != UINT32_MAX ? cluster->layers[index].shape.experts : 0;
 }

@@ -13,7 +13,7 @@ static const cluster_node *node_of(const ep_coordinator_state *cluster, uint32_t
     if (position < cluster->nodes_count && strcmp(cluster->nodes[position]->name, name) == 0) {
         return cluster->nodes[position]; /* as a table is made */
     }
-    return cluster_find_node(cluster, name);
+    return ep_state_find_node(cluster, name);
 }
 
 /* Nodes of the balance: who could have copies of the layer, and who has some still. index_of [nodes
@@ -30,7 +30,7 @@ static uint32_t pick_nodes(const ep_coordinator_state *cluster, uint32_t model_i
     for (uint32_t n = 0; n < cluster->table->nodes_count; n++) {
         const cluster_node *node = node_of(cluster, n);
         const bool takes_part =
-            index_of[n] != 0 || (node != NULL && cluster_node_offers(node, model_index));
+            index_of[n] != 0 || (node != NULL && ep_state_node_offers(node, model_index));
         index_of[n] = takes_part ? count : UINT32_MAX;
         if (takes_part) {
             nodes[count++].speed = node != NULL ? node->speed.placed : 0;
@@ -82,7 +82,7 @@ static const ep_routing_layer *find_listed(const ep_coordinator_state *cluster, 
     return fits ? listed : NULL;
 }
 
-void cluster_forget_balance(ep_coordinator_state *cluster)
+void ep_state_forget_balance(ep_coordinator_state *cluster)
 {
     for (uint32_t l = 0; l < cluster->layers_count; l++) {
         cluster->layers[l].judged_heat = 0;
@@ -93,8 +93,8 @@ bool ep_coordinator_state_balance(ep_coordinator_state *cluster, const char *mod
                                   const char *version, uint32_t layer,
                                   ep_coordinator_balance *out_balance)
 {
-    const uint32_t m = cluster_find_model(cluster, model, version);
-    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, m, layer);
+    const uint32_t m = ep_state_find_model(cluster, model, version);
+    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : ep_state_find_layer(cluster, m, layer);
     if (index == UINT32_MAX || cluster->layers[index].heat_number == 0) {
         return false;
     }

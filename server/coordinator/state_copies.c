@@ -190,7 +190,7 @@ static void note_differences(ep_coordinator_state *cluster, const uint32_t *coun
                                         : ", no majority: a third node would decide");
 }
 
-bool cluster_judge_copies(ep_coordinator_state *cluster)
+bool ep_state_judge_copies(ep_coordinator_state *cluster)
 {
     bool is_news = false;
     for (uint32_t l = 0; l < cluster->layers_count; l++) {

@@ -15,14 +15,14 @@ static size_t find_drained(const ep_coordinator_state *cluster, const char *name
     return i;
 }
 
-bool cluster_is_drained(const ep_coordinator_state *cluster, const char *name)
+bool ep_state_is_drained(const ep_coordinator_state *cluster, const char *name)
 {
     return find_drained(cluster, name) < cluster->drained_count;
 }
 
-bool cluster_drained_add(ep_coordinator_state *cluster, const char *name)
+bool ep_state_drained_add(ep_coordinator_state *cluster, const char *name)
 {
-    if (cluster_is_drained(cluster, name)) {
+    if (ep_state_is_drained(cluster, name)) {
         return true;
     }
     void *grown =
@@ -63,18 +63,18 @@ static ep_err unknown_node(const ep_coordinator_state *cluster, const char *name
 ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *name, bool undo,
                                   ep_coordinator_drain *out_drain, ep_error *out_error)
 {
-    cluster_node *node = cluster_find_node(cluster, name);
-    bool was_drained = cluster_is_drained(cluster, name);
-    if (node == NULL && !was_drained && !cluster_is_lost(cluster, name)) {
+    cluster_node *node = ep_state_find_node(cluster, name);
+    bool was_drained = ep_state_is_drained(cluster, name);
+    if (node == NULL && !was_drained && !ep_state_is_lost(cluster, name)) {
         return unknown_node(cluster, name, out_error);
     }
     if (undo) {
         drained_remove(cluster, name);
-    } else if (!cluster_drained_add(cluster, name)) {
+    } else if (!ep_state_drained_add(cluster, name)) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to drain node %s", name);
     }
     if (!undo) {
-        cluster_lost_remove(cluster, name); /* it is gone for good, says the operator */
+        ep_state_lost_remove(cluster, name); /* it is gone for good, says the operator */
     }
     if (was_drained == undo) {
         cluster->revision++;
@@ -82,9 +82,9 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nam
     if (node != NULL && node->is_drained == undo) {
         node->is_drained = !undo;
         cluster->rebalance = undo && node_can_own(node);
-        (void)cluster_judge_copies(cluster);
-        cluster_place(cluster);
-        cluster_publish(cluster);
+        (void)ep_state_judge_copies(cluster);
+        ep_state_place(cluster);
+        ep_state_publish(cluster);
     }
     ep_coordinator_state_leaving(cluster, name, out_drain);
     out_drain->is_news = was_drained == undo;
@@ -94,7 +94,7 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nam
 void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const char *name,
                                   ep_coordinator_drain *out_drain)
 {
-    const cluster_node *node = cluster_find_node(cluster, name);
+    const cluster_node *node = ep_state_find_node(cluster, name);
     *out_drain = (ep_coordinator_drain){.state = "gone"};
     snprintf(out_drain->node, sizeof(out_drain->node), "%s", name);
     if (node == NULL) {
@@ -106,6 +106,6 @@ void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const cha
             out_drain->state = view.state;
         }
     }
-    out_drain->copies_to_move = node_is_emptied(node) ? cluster_copies_of(cluster, node) : 0;
+    out_drain->copies_to_move = node_is_emptied(node) ? ep_state_copies_of(cluster, node) : 0;
     out_drain->is_leaving = node->is_leaving;
 }

@@ -59,7 +59,7 @@ ep_err ep_coordinator_state_save(const ep_coordinator_state *cluster, ep_coordin
                                 .policy = cluster->policy};
     ep_err err = save_nodes(cluster, &kept);
     if (err == EP_OK && cluster->placed_once) {
-        err = cluster_build_table(cluster, is_assigned, &kept.assigned);
+        err = ep_state_build_table(cluster, is_assigned, &kept.assigned);
     }
     if (err != EP_OK) {
         ep_coordinator_kept_fini(&kept);
@@ -89,13 +89,13 @@ static bool restore_nodes(ep_coordinator_state *cluster, uint64_t now_ns,
                           const ep_coordinator_kept *kept)
 {
     for (size_t i = 0; i < kept->drained_count; i++) {
-        if (!cluster_drained_add(cluster, kept->drained[i])) {
+        if (!ep_state_drained_add(cluster, kept->drained[i])) {
             return false;
         }
     }
     for (size_t i = 0; i < kept->nodes_count; i++) {
         const ep_coordinator_kept_node *in = &kept->nodes[i];
-        cluster_node *node = cluster_add_node(cluster, in->name);
+        cluster_node *node = ep_state_add_node(cluster, in->name);
         if (node == NULL) {
             return false;
         }
@@ -113,8 +113,8 @@ static bool restore_nodes(ep_coordinator_state *cluster, uint64_t now_ns,
 static bool restore_model(ep_coordinator_state *cluster, const ep_routing_table *table, uint32_t m)
 {
     const ep_routing_model *model = &table->models[m];
-    uint32_t index = cluster_find_model(cluster, model->name, model->version);
-    index = index != UINT32_MAX ? index : cluster_add_model(cluster, model->name, model->version);
+    uint32_t index = ep_state_find_model(cluster, model->name, model->version);
+    index = index != UINT32_MAX ? index : ep_state_add_model(cluster, model->name, model->version);
     if (index != UINT32_MAX && model->is_default) {
         cluster->models[index].is_default = true;
     }
@@ -133,9 +133,9 @@ static bool restore_layer(ep_coordinator_state *cluster, const ep_routing_table 
 {
     const ep_routing_layer *in = &table->layers[l];
     const ep_routing_model *model = &table->models[in->model_index];
-    uint32_t m = cluster_find_model(cluster, model->name, model->version);
-    uint32_t index = cluster_find_layer(cluster, m, in->shape.layer);
-    index = index != UINT32_MAX ? index : cluster_add_layer(cluster, m, &in->shape);
+    uint32_t m = ep_state_find_model(cluster, model->name, model->version);
+    uint32_t index = ep_state_find_layer(cluster, m, in->shape.layer);
+    index = index != UINT32_MAX ? index : ep_state_add_layer(cluster, m, &in->shape);
     if (index == UINT32_MAX) {
         return false;
     }
@@ -188,9 +188,9 @@ ep_err ep_coordinator_state_restore(ep_coordinator_state *cluster, uint64_t now_
         cluster->placed_once = true;
         cluster->assignment_number = ++cluster->counter;
     }
-    (void)cluster_judge_copies(cluster);
+    (void)ep_state_judge_copies(cluster);
     if (kept->published != NULL && kept->assigned != NULL) {
-        (void)cluster_republish(cluster);
+        (void)ep_state_republish(cluster);
     }
     return EP_OK;
 }

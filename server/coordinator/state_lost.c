@@ -16,12 +16,12 @@ static size_t find_lost(const ep_coordinator_state *cluster, const char *name)
     return i;
 }
 
-bool cluster_is_lost(const ep_coordinator_state *cluster, const char *name)
+bool ep_state_is_lost(const ep_coordinator_state *cluster, const char *name)
 {
     return find_lost(cluster, name) < cluster->lost_count;
 }
 
-void cluster_lost_remove(ep_coordinator_state *cluster, const char *name)
+void ep_state_lost_remove(ep_coordinator_state *cluster, const char *name)
 {
     size_t i = find_lost(cluster, name);
     if (i < cluster->lost_count) {
@@ -30,7 +30,7 @@ void cluster_lost_remove(ep_coordinator_state *cluster, const char *name)
     }
 }
 
-void cluster_lost_add(ep_coordinator_state *cluster, const cluster_node *node)
+void ep_state_lost_add(ep_coordinator_state *cluster, const cluster_node *node)
 {
     if (cluster->lost == NULL) {
         cluster->lost = calloc(cluster->config.nodes_max, sizeof(cluster->lost[0]));
@@ -38,9 +38,9 @@ void cluster_lost_add(ep_coordinator_state *cluster, const cluster_node *node)
     if (cluster->lost == NULL) {
         return; /* the log has named it */
     }
-    cluster_lost_remove(cluster, node->name);
+    ep_state_lost_remove(cluster, node->name);
     if (cluster->lost_count == cluster->config.nodes_max) {
-        cluster_lost_remove(cluster, cluster->lost[0].name); /* the one that is away longest */
+        ep_state_lost_remove(cluster, cluster->lost[0].name); /* the one that is away longest */
     }
     lost_node *lost = &cluster->lost[cluster->lost_count++];
     *lost = (lost_node){.node_id = node->node_id,

@@ -41,8 +41,8 @@ bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model
                                 const char *version, uint32_t layer,
                                 ep_coordinator_layer_view *out_view)
 {
-    const uint32_t m = cluster_find_model(cluster, model, version);
-    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, m, layer);
+    const uint32_t m = ep_state_find_model(cluster, model, version);
+    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : ep_state_find_layer(cluster, m, layer);
     *out_view = (ep_coordinator_layer_view){0};
     if (index == UINT32_MAX) {
         return true;
@@ -89,7 +89,7 @@ static bool has_turn(const cluster_node *node, uint64_t now_ns)
     return node->turn_ns != 0 && node_is_listed(node) && now_ns - node->turn_ns <= TURN_IDLE_NS;
 }
 
-void cluster_take_progress(cluster_node *node, uint64_t now_ns, uint32_t left_to_load)
+void ep_state_take_progress(cluster_node *node, uint64_t now_ns, uint32_t left_to_load)
 {
     if (node->turn_ns != 0 && left_to_load != node->left_to_load) {
         node->turn_ns = now_ns;
@@ -100,7 +100,7 @@ void cluster_take_progress(cluster_node *node, uint64_t now_ns, uint32_t left_to
 bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_ns,
                                     const char *name)
 {
-    cluster_node *node = cluster_find_node(cluster, name);
+    cluster_node *node = ep_state_find_node(cluster, name);
     const uint32_t max = cluster->config.loading_nodes_max;
     uint32_t others = 0;
     if (node == NULL) {

@@ -38,8 +38,8 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_pro
         }
         if (n == p->nodes_count) {
             free(devices);
-            const cluster_node *node = cluster_find_node(cluster, config->node_order[d]);
-            bool is_drained = cluster_is_drained(cluster, config->node_order[d]) ||
+            const cluster_node *node = ep_state_find_node(cluster, config->node_order[d]);
+            bool is_drained = ep_state_is_drained(cluster, config->node_order[d]) ||
                               (node != NULL && node->is_leaving);
             const char *why = is_drained ? "drained" : "not registered";
             return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
@@ -100,7 +100,7 @@ static ep_err solve(ep_coordinator_state *cluster, const cluster_problem *p, boo
     const uint32_t moves_wanted = !cluster->rebalance  ? 0
                                   : cluster->is_pacing ? MOVES_AT_ONCE
                                                        : UINT32_MAX;
-    ep_placement_input input = cluster_problem_input(cluster, p);
+    ep_placement_input input = ep_state_problem_input(cluster, p);
     input.moves_max = is_order ? moves_wanted : moves_allowed(cluster, p, moves_wanted);
     ep_err err;
     if (cluster->config.expert_map == NULL) {
@@ -382,7 +382,7 @@ static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index,
     cluster_problem p;
     ep_placement *placement = NULL;
     ep_err err = EP_OK;
-    if (!cluster_problem_init(cluster, model_index, &p)) {
+    if (!ep_state_problem_init(cluster, model_index, &p)) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to place model %s",
                            cluster->models[model_index].name);
     } else if (p.nodes_count == 0) {
@@ -399,7 +399,7 @@ static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index,
                            cluster->models[model_index].name);
     }
     ep_placement_destroy(placement);
-    cluster_problem_fini(&p);
+    ep_state_problem_fini(&p);
     return err;
 }
 
@@ -412,7 +412,7 @@ static bool place_models(ep_coordinator_state *cluster, cluster_place_watch *wat
     ep_error_clear(&cluster->left_out);
     for (uint32_t m = 0; m < cluster->models_count; m++) {
         ep_error error;
-        cluster_note_left_out(cluster, m, &cluster->left_out);
+        ep_state_note_left_out(cluster, m, &cluster->left_out);
         if (place_model(cluster, m, watch, io_changed, &error) != EP_OK) {
             cluster->placement_error = error;
             is_placed = false;
@@ -424,7 +424,7 @@ static bool place_models(ep_coordinator_state *cluster, cluster_place_watch *wat
 static void place(ep_coordinator_state *cluster, cluster_place_watch *watch)
 {
     uint32_t able = 0;
-    cluster_forget_balance(cluster);
+    ep_state_forget_balance(cluster);
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         able += node_can_own(cluster->nodes[n]);
     }
@@ -447,13 +447,13 @@ static void place(ep_coordinator_state *cluster, cluster_place_watch *watch)
     }
 }
 
-void cluster_place(ep_coordinator_state *cluster)
+void ep_state_place(ep_coordinator_state *cluster)
 {
     place(cluster, NULL);
 }
 
-void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch,
-                        ep_error *out_note)
+void ep_state_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch,
+                         ep_error *out_note)
 {
     const ep_error placement_error = cluster->placement_error, left_out = cluster->left_out;
     const bool rebalance = cluster->rebalance, is_pacing = cluster->is_pacing;
@@ -473,12 +473,12 @@ void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watc
     cluster->is_pacing = is_pacing;
 }
 
-const cluster_node *cluster_find_suspect(const ep_coordinator_state *cluster)
+const cluster_node *ep_state_find_suspect(const ep_coordinator_state *cluster)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         for (uint32_t m = 0; cluster->nodes[n]->state == NODE_SUSPECT && m < cluster->models_count;
              m++) {
-            if (cluster_node_offers(cluster->nodes[n], m)) {
+            if (ep_state_node_offers(cluster->nodes[n], m)) {
                 return cluster->nodes[n];
             }
         }
@@ -504,10 +504,10 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
  * have loaded. A node that never does holds them up only for a pause, which doubles: else a slow
  * one would never be done.
  */
-void cluster_place_waiting(ep_coordinator_state *cluster)
+void ep_state_place_waiting(ep_coordinator_state *cluster)
 {
     const bool is_loaded = cluster->committed_number == cluster->assignment_number;
-    const bool moves = cluster->waits_moves && is_loaded && cluster_find_suspect(cluster) == NULL;
+    const bool moves = cluster->waits_moves && is_loaded && ep_state_find_suspect(cluster) == NULL;
     cluster->pause_ns = is_loaded || cluster->pause_ns == 0 ? PAUSE_MIN_NS : cluster->pause_ns;
     const bool copies =
         ep_coordinator_state_copies_waiting(cluster, NULL, NULL) > 0 &&
@@ -516,8 +516,8 @@ void cluster_place_waiting(ep_coordinator_state *cluster)
         cluster->pause_ns = is_loaded || cluster->pause_ns >= PAUSE_MAX_NS ? cluster->pause_ns
                                                                            : 2 * cluster->pause_ns;
         cluster->rebalance |= moves;
-        cluster_place(cluster);
-        cluster_publish(cluster);
+        ep_state_place(cluster);
+        ep_state_publish(cluster);
     }
 }
 
@@ -530,8 +530,8 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
                                     const char *version, uint32_t layer, const uint64_t *counts,
                                     const uint64_t *passes, uint32_t experts)
 {
-    const uint32_t m = cluster_find_model(cluster, model, version);
-    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : cluster_find_layer(cluster, m, layer);
+    const uint32_t m = ep_state_find_model(cluster, model, version);
+    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : ep_state_find_layer(cluster, m, layer);
     if (index == UINT32_MAX || cluster->layers[index].shape.experts != experts) {
         return;
     }
@@ -573,12 +573,12 @@ void ep_coordinator_state_rebalance(ep_coordinator_state *cluster)
         cluster->committed_number < before) {
         return;
     }
-    if (ep_move_pace_copies(&cluster->pace, 1, 1) == 0 || cluster_find_suspect(cluster) != NULL) {
+    if (ep_move_pace_copies(&cluster->pace, 1, 1) == 0 || ep_state_find_suspect(cluster) != NULL) {
         return; /* the next time: what is known of the heat stays news */
     }
     cluster->rebalance = true;
     cluster->is_pacing = true;
-    cluster_place(cluster);
-    cluster_publish(cluster);
+    ep_state_place(cluster);
+    ep_state_publish(cluster);
     cluster->has_news = cluster->assignment_number != before;
 }

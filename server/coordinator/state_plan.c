@@ -63,7 +63,7 @@ static bool list_nodes(planner *to)
         const cluster_node *node = cluster->nodes[order[i]];
         bool offers = false;
         for (uint32_t m = 0; m < cluster->models_count && !offers; m++) {
-            offers = cluster_node_offers(node, m);
+            offers = ep_state_node_offers(node, m);
         }
         if (offers) {
             to->index_of[order[i]] = (uint32_t)to->reply->n_nodes;
@@ -181,7 +181,7 @@ static bool fill_layer(planner *to, const cluster_problem *p, uint32_t layer,
 {
     const cluster_layer *of = &to->cluster->layers[p->layer_of[layer]];
     const ep_placement_layer *in = &p->layers[layer];
-    const ep_placement_input input = cluster_problem_input(to->cluster, p);
+    const ep_placement_input input = ep_state_problem_input(to->cluster, p);
     const uint32_t experts = layer_experts(of);
     uint32_t *offsets = calloc(experts + 1u, sizeof(*offsets));
     uint32_t *copies = calloc((size_t)experts * p->nodes_count + 1, sizeof(*copies));
@@ -236,7 +236,7 @@ static ep_err check_ready(const ep_coordinator_state *cluster, bool apply,
                             reply->n_loading, reply->loading[0],
                             reply->n_loading > 1 ? ", ..." : "");
     }
-    const cluster_node *suspect = apply ? cluster_find_suspect(cluster) : NULL;
+    const cluster_node *suspect = apply ? ep_state_find_suspect(cluster) : NULL;
     if (suspect != NULL) {
         return ep_error_set(
             out_error, EP_ERR_UNAVAILABLE,
@@ -262,11 +262,11 @@ static ep_err make_plan(ep_coordinator_state *cluster, bool apply, planner *to, 
     const uint64_t before = cluster->assignment_number;
     cluster_place_watch watch = {.is_dry = !apply, .see = see_layer, .arg = to};
     ep_error note;
-    cluster_place_seen(cluster, &watch, &note);
+    ep_state_place_seen(cluster, &watch, &note);
     reply->applied = cluster->assignment_number != before;
     reply->is_cut = watch.is_cut;
     if (reply->applied) {
-        cluster_publish(cluster);
+        ep_state_publish(cluster);
     }
     reply->note = strdup(note.code != EP_OK ? note.text : "");
     return reply->note != NULL && !watch.has_failed ? EP_OK : no_memory(out_error);

@@ -27,7 +27,7 @@ ep_err ep_coordinator_state_set_policy(ep_coordinator_state *cluster, const ep_p
     ep_policy_in_force(policy, &cluster->configured, &next);
     const bool is_placed_anew =
         next.copies != cluster->config.copies || next.spare_copies != cluster->config.spare_copies;
-    const uint64_t bytes = is_placed_anew ? cluster_table_bytes(cluster, &next) : 0;
+    const uint64_t bytes = is_placed_anew ? ep_state_table_bytes(cluster, &next) : 0;
     if (bytes > EP_COORDINATOR_TABLE_BYTES_MAX) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                             "with copies %u and spare_copies %u all layers together would make a "
@@ -41,10 +41,10 @@ ep_err ep_coordinator_state_set_policy(ep_coordinator_state *cluster, const ep_p
     cluster->config = next;
     cluster->revision++;
     if (is_placed_anew) {
-        cluster_place(cluster);
-        cluster_publish(cluster);
+        ep_state_place(cluster);
+        ep_state_publish(cluster);
     } else if (cluster->table != NULL) {
-        cluster->is_stale |= !cluster_republish(cluster);
+        cluster->is_stale |= !ep_state_republish(cluster);
     }
     return EP_OK;
 }

@@ -21,7 +21,7 @@ typedef enum node_state {
 typedef struct node_layer {
     uint64_t *assigned;
     uint64_t *held;  /* loaded, by the node's word */
-    uint64_t *owned; /* of these, the copies that are used (cluster_judge_copies) */
+    uint64_t *owned; /* of these, the copies that are used (ep_state_judge_copies) */
     /* given to this incarnation, which could not load it, or loaded other weights than are in
      * force */
     uint64_t *failed;
@@ -215,88 +215,90 @@ static inline bool node_serves(const cluster_node *node, uint32_t model_index)
 }
 
 /* Takes part in placing this model. */
-bool cluster_node_offers(const cluster_node *node, uint32_t model_index);
+bool ep_state_node_offers(const cluster_node *node, uint32_t model_index);
 /*
  * The numerics id whose nodes get the model's experts: copies of other ids are no copies of each
  * other. Of the ids that some node offers, that of most nodes which an operator has not drained, up
  * or not; among equals the one whose nodes hold most. A static map is the operator's word, whatever
  * its nodes compute with: NULL, as when no node offers the model.
  */
-const char *cluster_placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index);
+const char *ep_state_placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index);
 /* Writes *out_note when nodes that offer the model get none of it. */
-void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index,
-                           ep_error *out_note);
+void ep_state_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index,
+                            ep_error *out_note);
 /* The node is being forgotten: its ids count until then, or until it registers. Without memory they
  * do not. */
-void cluster_votes_keep(ep_coordinator_state *cluster, const cluster_node *node, uint64_t until_ns);
-void cluster_votes_drop(ep_coordinator_state *cluster, const char *node);
+void ep_state_votes_keep(ep_coordinator_state *cluster, const cluster_node *node,
+                         uint64_t until_ns);
+void ep_state_votes_drop(ep_coordinator_state *cluster, const char *node);
 /* True when votes ended. */
-bool cluster_votes_expire(ep_coordinator_state *cluster, uint64_t now_ns);
+bool ep_state_votes_expire(ep_coordinator_state *cluster, uint64_t now_ns);
 
 /*
  * Writes owned of all nodes, and copy_error, after nodes came, went, changed their state or said
- * what they hold. True when nodes can now be given other experts than before: cluster_place is due.
+ * what they hold. True when nodes can now be given other experts than before: ep_state_place is
+ * due.
  */
-bool cluster_judge_copies(ep_coordinator_state *cluster);
+bool ep_state_judge_copies(ep_coordinator_state *cluster);
 
 /* Recomputes assignments after a change of membership; raises assignment_number when they
  * differ. */
-void cluster_place(ep_coordinator_state *cluster);
+void ep_state_place(ep_coordinator_state *cluster);
 /* Places what the pace did not allow before, when it does now. */
-void cluster_place_waiting(ep_coordinator_state *cluster);
+void ep_state_place_waiting(ep_coordinator_state *cluster);
 /* A node that is silent and may be given copies of a model; NULL: none. Nothing is moved for
  * balance then. */
-const cluster_node *cluster_find_suspect(const ep_coordinator_state *cluster);
+const cluster_node *ep_state_find_suspect(const ep_coordinator_state *cluster);
 /* Commits the assignment when all have loaded it; then, from the first commit on, as
- * cluster_republish. */
-void cluster_publish(ep_coordinator_state *cluster);
+ * ep_state_republish. */
+void ep_state_publish(ep_coordinator_state *cluster);
 /*
  * Rebuilds the table from what nodes own; replaces it, with a new number, when its content differs.
  * False when there is none, or none that a client can take: the one before stays, and its error is
  * noted.
  */
-bool cluster_republish(ep_coordinator_state *cluster);
-/* The copy stands in the table that cluster_publish makes. */
-bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
-                      uint32_t layer_index, uint32_t expert);
+bool ep_state_republish(ep_coordinator_state *cluster);
+/* The copy stands in the table that ep_state_publish makes. */
+bool ep_state_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
+                       uint32_t layer_index, uint32_t expert);
 
 /* How many of the node's copies stand in that table. */
-uint32_t cluster_copies_of(const ep_coordinator_state *cluster, const cluster_node *node);
+uint32_t ep_state_copies_of(const ep_coordinator_state *cluster, const cluster_node *node);
 
 /* A table of any choice of copies; the epoch is left 0. */
 typedef bool (*cluster_copy_func)(const ep_coordinator_state *cluster, const cluster_node *node,
                                   uint32_t layer_index, uint32_t expert);
-ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
-                           ep_routing_table **out_table);
+ep_err ep_state_build_table(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
+                            ep_routing_table **out_table);
 
 /* The most that a table of all known layers takes with this configuration. */
-uint64_t cluster_table_bytes(const ep_coordinator_state *cluster,
-                             const ep_coordinator_state_config *config);
+uint64_t ep_state_table_bytes(const ep_coordinator_state *cluster,
+                              const ep_coordinator_state_config *config);
 
 /* Members by name; NULL or UINT32_MAX when there is none. Adding: NULL or UINT32_MAX without
  * memory. */
-cluster_node *cluster_find_node(const ep_coordinator_state *cluster, const char *name);
-uint32_t cluster_find_model(const ep_coordinator_state *cluster, const char *name,
-                            const char *version);
-uint32_t cluster_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer);
-cluster_node *cluster_add_node(ep_coordinator_state *cluster, const char *name);
-uint32_t cluster_add_model(ep_coordinator_state *cluster, const char *name, const char *version);
-uint32_t cluster_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
-                           const ep_layer_shape *shape);
+cluster_node *ep_state_find_node(const ep_coordinator_state *cluster, const char *name);
+uint32_t ep_state_find_model(const ep_coordinator_state *cluster, const char *name,
+                             const char *version);
+uint32_t ep_state_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer);
+cluster_node *ep_state_add_node(ep_coordinator_state *cluster, const char *name);
+uint32_t ep_state_add_model(ep_coordinator_state *cluster, const char *name, const char *version);
+uint32_t ep_state_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
+                            const ep_layer_shape *shape);
 /* The operator's list of drained names. */
-bool cluster_is_drained(const ep_coordinator_state *cluster, const char *name);
-bool cluster_drained_add(ep_coordinator_state *cluster, const char *name);
+bool ep_state_is_drained(const ep_coordinator_state *cluster, const char *name);
+bool ep_state_drained_add(ep_coordinator_state *cluster, const char *name);
 /* Takes what a heartbeat tells of the node's loading. */
-void cluster_take_progress(cluster_node *node, uint64_t now_ns, uint32_t left_to_load);
+void ep_state_take_progress(cluster_node *node, uint64_t now_ns, uint32_t left_to_load);
 /* Takes what a heartbeat tells of the node's work. */
-void cluster_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request);
+void ep_state_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request);
 /* Compares the nodes. Placement is due for another look where it goes by another speed then. */
-void cluster_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns);
+void ep_state_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns);
 /* What is known of balance is judged anew: speeds, or what is wanted, changed. */
-void cluster_forget_balance(ep_coordinator_state *cluster);
+void ep_state_forget_balance(ep_coordinator_state *cluster);
 /* Nodes that fell silent (state_lost.c). */
-bool cluster_is_lost(const ep_coordinator_state *cluster, const char *name);
-void cluster_lost_add(ep_coordinator_state *cluster, const cluster_node *node);
-void cluster_lost_remove(ep_coordinator_state *cluster, const char *name);
+bool ep_state_is_lost(const ep_coordinator_state *cluster, const char *name);
+void ep_state_lost_add(ep_coordinator_state *cluster, const cluster_node *node);
+void ep_state_lost_remove(ep_coordinator_state *cluster, const char *name);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void cluster_problem_fini(cluster_problem *p)
+void ep_state_problem_fini(cluster_problem *p)
 {
     for (uint32_t l = 0; l < p->layers_count; l++) {
         free((void *)(uintptr_t)p->layers[l].owned_offsets);
@@ -38,12 +38,12 @@ static uint64_t capacity_left(const ep_coordinator_state *cluster, const cluster
 static void collect_nodes(const ep_coordinator_state *cluster, uint32_t model_index,
                           cluster_problem *p)
 {
-    const char *id = cluster_placed_numerics(cluster, model_index);
+    const char *id = ep_state_placed_numerics(cluster, model_index);
     p->numerics = id;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
         p->solver_node_of[n] = EP_PLACEMENT_NODE_GONE;
-        if (cluster_node_offers(node, model_index) &&
+        if (ep_state_node_offers(node, model_index) &&
             (id == NULL || strcmp(node->numerics[model_index], id) == 0)) {
             p->nodes[p->nodes_count] =
                 (ep_placement_node){.node_id = node->node_id,
@@ -118,8 +118,8 @@ static bool collect_owned(const ep_coordinator_state *cluster, const cluster_pro
     return true;
 }
 
-bool cluster_problem_init(const ep_coordinator_state *cluster, uint32_t model_index,
-                          cluster_problem *p)
+bool ep_state_problem_init(const ep_coordinator_state *cluster, uint32_t model_index,
+                           cluster_problem *p)
 {
     memset(p, 0, sizeof(*p));
     p->nodes = calloc(cluster->nodes_count + 1, sizeof(*p->nodes));
@@ -147,8 +147,8 @@ bool cluster_problem_init(const ep_coordinator_state *cluster, uint32_t model_in
     return true;
 }
 
-ep_placement_input cluster_problem_input(const ep_coordinator_state *cluster,
-                                         const cluster_problem *p)
+ep_placement_input ep_state_problem_input(const ep_coordinator_state *cluster,
+                                          const cluster_problem *p)
 {
     return (ep_placement_input){.nodes_count = p->nodes_count,
                                 .nodes = p->nodes,

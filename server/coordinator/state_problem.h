@@ -21,12 +21,12 @@ typedef struct cluster_problem {
 } cluster_problem;
 
 /* False without memory; fini is due then too. */
-bool cluster_problem_init(const ep_coordinator_state *cluster, uint32_t model_index,
-                          cluster_problem *out_problem);
-void cluster_problem_fini(cluster_problem *problem);
+bool ep_state_problem_init(const ep_coordinator_state *cluster, uint32_t model_index,
+                           cluster_problem *out_problem);
+void ep_state_problem_fini(cluster_problem *problem);
 /* Borrows the problem. Nothing moves for balance. */
-ep_placement_input cluster_problem_input(const ep_coordinator_state *cluster,
-                                         const cluster_problem *problem);
+ep_placement_input ep_state_problem_input(const ep_coordinator_state *cluster,
+                                          const cluster_problem *problem);
 
 /* What shall be owned of a layer: [cluster->nodes_count] rows of words, a bit for each expert. */
 typedef struct cluster_rows {
@@ -46,7 +46,7 @@ typedef struct cluster_place_watch {
 
 /* Once something is placed: places anew, with as many moves for balance as help. *out_note: why a
  * model or an expert could not be placed as wanted; code EP_OK: all could. */
-void cluster_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch,
-                        ep_error *out_note);
+void ep_state_place_seen(ep_coordinator_state *cluster, cluster_place_watch *watch,
+                         ep_error *out_note);
 
 #endif

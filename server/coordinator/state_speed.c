@@ -17,7 +17,7 @@
 #define NEWS_FACTOR 1.25 /* placement goes by another speed once it differs so */
 #define PLACED_MAX 8.0
 
-void cluster_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request)
+void ep_state_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request)
 {
     node_speed *speed = &node->speed;
     if (request->busy_us < speed->busy_us || request->busy_work < speed->busy_work) {
@@ -77,7 +77,7 @@ static bool is_news(double before, double placed)
     return a > b * NEWS_FACTOR || b > a * NEWS_FACTOR;
 }
 
-void cluster_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns)
+void ep_state_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns)
 {
     const double median = median_rate(cluster);
     cluster->compared_ns = now_ns;
@@ -95,7 +95,7 @@ void cluster_compare_speeds(ep_coordinator_state *cluster, uint64_t now_ns)
         if (is_news(speed->placed, placed)) {
             speed->placed = placed;
             cluster->has_news = true;
-            cluster_forget_balance(cluster);
+            ep_state_forget_balance(cluster);
         }
     }
 }

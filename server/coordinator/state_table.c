@@ -36,8 +36,8 @@ static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, u
 }
 
 /* A copy that is to move stays in the table until its new owners have loaded it. */
-bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
-                      uint32_t layer_index, uint32_t expert)
+bool ep_state_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
+                       uint32_t layer_index, uint32_t expert)
 {
     const node_layer *layer = &node->layers[layer_index];
     bool is_moving = cluster->committed_number < cluster->assignment_number;
@@ -48,12 +48,12 @@ bool cluster_has_copy(const ep_coordinator_state *cluster, const cluster_node *n
            (is_moving && (!node->is_out || !is_kept(cluster, layer_index, expert)));
 }
 
-uint32_t cluster_copies_of(const ep_coordinator_state *cluster, const cluster_node *node)
+uint32_t ep_state_copies_of(const ep_coordinator_state *cluster, const cluster_node *node)
 {
     uint32_t count = 0;
     for (uint32_t l = 0; l < cluster->layers_count; l++) {
         for (uint32_t e = 0; e < layer_experts(&cluster->layers[l]); e++) {
-            count += cluster_has_copy(cluster, node, l, e);
+            count += ep_state_has_copy(cluster, node, l, e);
         }
     }
     return count;
@@ -119,8 +119,8 @@ static ep_err fill_model(const ep_coordinator_state *cluster, ep_routing_table *
     return EP_OK;
 }
 
-ep_err cluster_build_table(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
-                           ep_routing_table **out_table)
+ep_err ep_state_build_table(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
+                            ep_routing_table **out_table)
 {
     ep_routing_table *table;
     uint32_t *order = calloc(cluster->layers_count + 1, sizeof(uint32_t));
@@ -270,10 +270,10 @@ static bool same_choices(const ep_routing_table *a, const ep_routing_table *b)
     return true;
 }
 
-bool cluster_republish(ep_coordinator_state *cluster)
+bool ep_state_republish(ep_coordinator_state *cluster)
 {
     ep_routing_table *table;
-    ep_err err = cluster_build_table(cluster, cluster_has_copy, &table);
+    ep_err err = ep_state_build_table(cluster, ep_state_has_copy, &table);
     cluster->is_stale = err != EP_OK;
     if (err != EP_OK) { /* the old table stays; the next heartbeat tries again */
         ep_error_set(&cluster->placement_error, err,
@@ -305,7 +305,7 @@ bool cluster_republish(ep_coordinator_state *cluster)
     return true;
 }
 
-void cluster_publish(ep_coordinator_state *cluster)
+void ep_state_publish(ep_coordinator_state *cluster)
 {
     bool is_settled =
         cluster->placed_once && settled(cluster) &&
@@ -318,7 +318,7 @@ void cluster_publish(ep_coordinator_state *cluster)
     for (size_t n = 0; is_settled && n < cluster->nodes_count; n++) {
         cluster->nodes[n]->is_out = node_is_emptied(cluster->nodes[n]);
     }
-    if (!cluster_republish(cluster)) {
+    if (!ep_state_republish(cluster)) {
         /* nodes keep what the table that is served on needs */
         cluster->committed_number = committed_before;
     } else if (cluster->committed_number != committed_before) {
@@ -332,7 +332,7 @@ ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const cha
 {
     char have[EP_ERROR_TEXT_BYTES / 2] = "none";
     size_t used = 0;
-    const uint32_t index = cluster_find_model(cluster, name, version);
+    const uint32_t index = ep_state_find_model(cluster, name, version);
     out_before[0] = '\0';
     for (uint32_t m = 0; m < cluster->models_count; m++) {
         const cluster_model *model = &cluster->models[m];
@@ -364,7 +364,7 @@ ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const cha
             cluster->models[m].is_default = m == index;
         }
     }
-    cluster->is_stale |= !cluster_republish(cluster);
+    cluster->is_stale |= !ep_state_republish(cluster);
     return EP_OK;
 }
 
@@ -378,7 +378,7 @@ ep_err ep_coordinator_state_neighbours(const ep_coordinator_state *cluster, cons
                                        Expertd__V1__Neighbour ***out_list, size_t *out_count)
 {
     const ep_routing_table *table = cluster->table;
-    const cluster_node *self = cluster_find_node(cluster, node);
+    const cluster_node *self = ep_state_find_node(cluster, node);
     uint32_t count = 0;
     for (uint32_t n = 0; self != NULL && table != NULL && n < table->nodes_count; n++) {
         count += is_neighbour(self, &table->nodes[n]);

@@ -11,7 +11,7 @@
 
 /* ---- votes of nodes that went ---- */
 
-void cluster_votes_keep(ep_coordinator_state *cluster, const cluster_node *node, uint64_t until_ns)
+void ep_state_votes_keep(ep_coordinator_state *cluster, const cluster_node *node, uint64_t until_ns)
 {
     for (uint32_t m = 0; m < cluster->models_count; m++) {
         if (!node_serves(node, m)) {
@@ -31,7 +31,7 @@ void cluster_votes_keep(ep_coordinator_state *cluster, const cluster_node *node,
     }
 }
 
-void cluster_votes_drop(ep_coordinator_state *cluster, const char *node)
+void ep_state_votes_drop(ep_coordinator_state *cluster, const char *node)
 {
     size_t used = 0;
     for (size_t i = 0; i < cluster->former_votes_count; i++) {
@@ -42,7 +42,7 @@ void cluster_votes_drop(ep_coordinator_state *cluster, const char *node)
     cluster->former_votes_count = used;
 }
 
-bool cluster_votes_expire(ep_coordinator_state *cluster, uint64_t now_ns)
+bool ep_state_votes_expire(ep_coordinator_state *cluster, uint64_t now_ns)
 {
     const size_t before = cluster->former_votes_count;
     size_t used = 0;
@@ -57,7 +57,7 @@ bool cluster_votes_expire(ep_coordinator_state *cluster, uint64_t now_ns)
 
 /* ---- the choice ---- */
 
-bool cluster_node_offers(const cluster_node *node, uint32_t model_index)
+bool ep_state_node_offers(const cluster_node *node, uint32_t model_index)
 {
     return node_can_own(node) && node_serves(node, model_index);
 }
@@ -81,12 +81,12 @@ static bool is_first_of_id(const ep_coordinator_state *cluster, uint32_t model_i
 {
     for (uint32_t i = 0; i < n; i++) {
         const cluster_node *other = cluster->nodes[i];
-        if (cluster_node_offers(other, model_index) &&
+        if (ep_state_node_offers(other, model_index) &&
             strcmp(other->numerics[model_index], cluster->nodes[n]->numerics[model_index]) == 0) {
             return false;
         }
     }
-    return cluster_node_offers(cluster->nodes[n], model_index);
+    return ep_state_node_offers(cluster->nodes[n], model_index);
 }
 
 static uint64_t former_votes(const ep_coordinator_state *cluster, uint32_t model_index,
@@ -98,12 +98,12 @@ static uint64_t former_votes(const ep_coordinator_state *cluster, uint32_t model
         const former_vote *vote = &cluster->former_votes[i];
         count += strcmp(vote->numerics, id) == 0 && strcmp(vote->model.name, model->name) == 0 &&
                  strcmp(vote->model.version, model->version) == 0 &&
-                 !cluster_is_drained(cluster, vote->node);
+                 !ep_state_is_drained(cluster, vote->node);
     }
     return count;
 }
 
-const char *cluster_placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index)
+const char *ep_state_placed_numerics(const ep_coordinator_state *cluster, uint32_t model_index)
 {
     const char *best = NULL;
     uint64_t best_nodes = 0;
@@ -131,16 +131,16 @@ const char *cluster_placed_numerics(const ep_coordinator_state *cluster, uint32_
     return best;
 }
 
-void cluster_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index,
-                           ep_error *out_note)
+void ep_state_note_left_out(const ep_coordinator_state *cluster, uint32_t model_index,
+                            ep_error *out_note)
 {
-    const char *id = cluster_placed_numerics(cluster, model_index);
+    const char *id = ep_state_placed_numerics(cluster, model_index);
     const char *other = NULL;
     uint32_t nodes = 0;
     uint32_t left_out = 0;
     for (uint32_t n = 0; id != NULL && n < cluster->nodes_count; n++) {
         const cluster_node *node = cluster->nodes[n];
-        if (cluster_node_offers(node, model_index)) {
+        if (ep_state_node_offers(node, model_index)) {
             nodes++;
             if (strcmp(node->numerics[model_index], id) != 0) {
                 left_out++;

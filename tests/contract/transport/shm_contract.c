@@ -83,7 +83,7 @@ static int raw_connect(const char *path)
     return fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof(to)) == 0 ? fd : -1;
 }
 
-/* The same: dials and takes the memory. Errors: as shm_welcome_receive. */
+/* The same: dials and takes the memory. Errors: as ep_shm_welcome_receive. */
 static ep_err raw_dial(const char *path, raw *out)
 {
     uint64_t ring_bytes;
@@ -97,14 +97,14 @@ static ep_err raw_dial(const char *path, raw *out)
     /* waits for the welcome */
     ep_err err = recv(out->fd, &byte, 1, MSG_PEEK) >= 0 ? EP_OK : EP_ERR_IO;
     if (err == EP_OK) {
-        err = shm_welcome_receive(out->fd, &ring_bytes, &memory_fd, &error);
+        err = ep_shm_welcome_receive(out->fd, &ring_bytes, &memory_fd, &error);
     }
     if (err == EP_OK) {
-        err = shm_memory_adopt(memory_fd, ring_bytes, &out->memory, &error);
+        err = ep_shm_memory_adopt(memory_fd, ring_bytes, &out->memory, &error);
         close(memory_fd);
     }
     if (err == EP_OK) {
-        shm_memory_rings(&out->memory, false, &out->out, &out->in);
+        ep_shm_memory_rings(&out->memory, false, &out->out, &out->in);
     }
     return err;
 }
@@ -121,9 +121,9 @@ static void raw_put(raw *r, const uint8_t *data, size_t bytes)
 {
     while (bytes > 0) {
         size_t piece;
-        uint8_t *at = shm_producer_at(&r->out, 0, bytes, &piece);
+        uint8_t *at = ep_shm_producer_at(&r->out, 0, bytes, &piece);
         memcpy(at, data, piece);
-        if (shm_producer_publish(&r->out, piece)) {
+        if (ep_shm_producer_publish(&r->out, piece)) {
             raw_ring(r);
         }
         data += piece;
@@ -133,7 +133,7 @@ static void raw_put(raw *r, const uint8_t *data, size_t bytes)
 
 static void raw_close(raw *r)
 {
-    shm_memory_close(&r->memory);
+    ep_shm_memory_close(&r->memory);
     close(r->fd);
 }
 
@@ -711,9 +711,9 @@ Test(shm, one_frame_at_a_time_takes_one_frame_of_memory)
         cr_assert_eq(send_and_forget(&server, i, FRAME_BYTES), EP_OK);
         while (have < FRAME_BYTES) {
             size_t available;
-            cr_assert(shm_consumer_available(&r.in, &available));
+            cr_assert(ep_shm_consumer_available(&r.in, &available));
             if (available > 0) {
-                shm_consumer_take(&r.in, frame + have, available);
+                ep_shm_consumer_take(&r.in, frame + have, available);
                 have += available;
             }
         }
@@ -760,7 +760,7 @@ Test(shm, replaces_the_socket_of_a_process_that_died)
         int socket;
         int lock;
         ep_error error;
-        _exit(shm_path_listen(socket_path(), false, &socket, &lock, &error) == EP_OK ? 0 : 1);
+        _exit(ep_shm_path_listen(socket_path(), false, &socket, &lock, &error) == EP_OK ? 0 : 1);
     }
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -879,8 +879,8 @@ static void answer(int fd, junk kind)
     if (kind == JUNK_BYTES) {
         cr_assert_gt(send(fd, "junk", 4, MSG_NOSIGNAL), 0);
     } else if (kind != JUNK_CLOSED) {
-        cr_assert(shm_welcome_send(fd, kind == JUNK_RING ? 4097 : ring_bytes,
-                                   kind == JUNK_NO_MEMORY ? -1 : memory, NULL));
+        cr_assert(ep_shm_welcome_send(fd, kind == JUNK_RING ? 4097 : ring_bytes,
+                                      kind == JUNK_NO_MEMORY ? -1 : memory, NULL));
     }
     close(memory);
 }
