@@ -76,6 +76,8 @@ void ep_plain_failed(bool fatal, const char *file, int line, const char *expecte
 #define cr_assert_leq(a, b, ...) EP_PLAIN_CHECK(true, (a) <= (b), #a " <= " #b, __VA_ARGS__)
 #define cr_assert_gt(a, b, ...) EP_PLAIN_CHECK(true, (a) > (b), #a " > " #b, __VA_ARGS__)
 #define cr_assert_geq(a, b, ...) EP_PLAIN_CHECK(true, (a) >= (b), #a " >= " #b, __VA_ARGS__)
+#define cr_assert_float_eq(a, b, epsilon, ...)                                                     \
+    EP_PLAIN_CHECK(true, (a) - (b) <= (epsilon) && (b) - (a) <= (epsilon), #a " ~ " #b, __VA_ARGS__)
 #define cr_assert_null(a, ...) EP_PLAIN_CHECK(true, (a) == NULL, #a " is NULL", __VA_ARGS__)
 #define cr_assert_not_null(a, ...) EP_PLAIN_CHECK(true, (a) != NULL, #a " is not NULL", __VA_ARGS__)
 #define cr_assert_str_eq(a, b, ...)                                                                \
