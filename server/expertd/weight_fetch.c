@@ -24,7 +24,7 @@
 #define DIAL_NS (3 * EP_NS_PER_S)
 /* one piece, while models are opened, or while a source is busy */
 #define FETCH_NS (20 * EP_NS_PER_S)
-/* from a node, or a coordinator, that could not be reached to the next try */
+/* from a node, a coordinator or storage that could not be reached to the next try */
 #define AGAIN_NS (5 * EP_NS_PER_S)
 #define LIST_NS (10 * EP_NS_PER_S) /* of one node: all of its list */
 #define FIND_NS (60 * EP_NS_PER_S) /* a model, at the first start */
@@ -48,8 +48,10 @@ typedef struct mirrored_model {
     const ep_node_model_config *config;
     const char *name;
     char version[EP_MIRROR_VERSION_BYTES];
-    ep_checkpoint *storage; /* NULL: not from there */
-    bool storage_was_said;  /* as of a source */
+    ep_checkpoint *storage;  /* NULL: there is none, or it could not be opened */
+    ep_error storage_why;    /* why not */
+    uint64_t storage_ask_ns; /* not opened again before */
+    bool storage_was_said;   /* as of a source */
     struct mirrored_model *next;
 } mirrored_model;
 
@@ -438,24 +440,54 @@ static void storage_fails(mirrored_model *model, const char *file, const ep_erro
     }
 }
 
+/* Other reads wait behind this, so that what failed is not tried at once again. */
+static ep_err open_storage(mirrored_model *model, ep_error *out_error)
+{
+    const char *path = model->config->storage_path;
+    if (ep_clock_now_ns() < model->storage_ask_ns) {
+        *out_error = model->storage_why;
+        return out_error->code;
+    }
+    ep_err err = ep_checkpoint_open(path, &model->storage, out_error);
+    const char *is = err == EP_OK ? ep_checkpoint_info(model->storage)->version : "";
+    if (err == EP_OK && model->version[0] != 0 && strcmp(model->version, is) != 0) {
+        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "it has version %s, needed is %s",
+                           is, model->version);
+        ep_checkpoint_close(model->storage);
+        model->storage = NULL;
+    }
+    if (err != EP_OK) {
+        ep_error_prefix(out_error, err, "storage_path %.200s", path);
+        model->storage_why = *out_error;
+        model->storage_ask_ns = ep_clock_now_ns() + AGAIN_NS;
+    }
+    return err;
+}
+
 static ep_err read_storage(mirrored_model *model, const char *file, uint64_t offset, void *out,
                            size_t bytes, ep_error *out_error)
 {
-    const size_t count = ep_checkpoint_files_count(model->storage);
     const char *name = "";
     uint64_t size = 0;
     size_t i = 0;
     if (is_stopped(model->fetch)) {
         return ends(out_error);
     }
+    ep_err err = model->storage == NULL ? open_storage(model, out_error) : EP_OK;
+    if (err != EP_OK) {
+        storage_fails(model, file, out_error);
+        /* no other code: NOT_FOUND would be the file's */
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s", model->storage_why.text);
+    }
+    const size_t count = ep_checkpoint_files_count(model->storage);
     while (i < count &&
            (ep_checkpoint_file(model->storage, i, &name, &size), strcmp(name, file) != 0)) {
         i++;
     }
-    ep_err err = i == count || offset > size || bytes > size - offset
-                     ? ep_error_set(out_error, EP_ERR_DATA_LOSS,
-                                    "%s: has no %zu bytes from %" PRIu64, file, bytes, offset)
-                     : ep_checkpoint_read_file(model->storage, i, offset, out, bytes, out_error);
+    err = i == count || offset > size || bytes > size - offset
+              ? ep_error_set(out_error, EP_ERR_DATA_LOSS, "%s: has no %zu bytes from %" PRIu64,
+                             file, bytes, offset)
+              : ep_checkpoint_read_file(model->storage, i, offset, out, bytes, out_error);
     if (err != EP_OK) {
         ep_error_prefix(out_error, err, "storage_path %.200s", model->config->storage_path);
         storage_fails(model, file, out_error);
@@ -471,15 +503,16 @@ static ep_err on_fetch(void *arg, const char *file, uint64_t offset, void *out, 
 {
     mirrored_model *model = arg;
     ep_weight_fetch *fetch = model->fetch;
+    const bool has_storage = model->config->storage_path[0] != 0;
     ep_err err = EP_ERR_UNAVAILABLE;
     pthread_mutex_lock(&fetch->one);
-    if (model->storage != NULL && model->config->is_storage_first) {
+    if (has_storage && model->config->is_storage_first) {
         err = read_storage(model, file, offset, out, bytes, out_error);
     }
     if (err != EP_OK && model->config->is_from_nodes) {
         err = fetch_locked(fetch, model, file, offset, out, bytes, out_error);
     }
-    if (err != EP_OK && model->storage != NULL && !model->config->is_storage_first) {
+    if (err != EP_OK && has_storage && !model->config->is_storage_first) {
         err = read_storage(model, file, offset, out, bytes, out_error);
     }
     pthread_mutex_unlock(&fetch->one);
@@ -682,31 +715,23 @@ static ep_err make_mirror(ep_weight_fetch *fetch, const mirrored_model *model, c
 
 /* ---- life ---- */
 
-/* Storage that cannot be opened, or has another version, is passed over where there are nodes
- * too. */
-static ep_err open_storage(mirrored_model *model, ep_error *out_error)
+/*
+ * A directory that is a mirror may hold all that is needed: then storage that is away is left out.
+ * It is needed to make one, and may not have another version than configured, where there are no
+ * nodes.
+ */
+static ep_err try_storage(mirrored_model *model, bool is_new, ep_error *out_error)
 {
-    const ep_node_model_config *config = model->config;
-    if (config->storage_path[0] == 0) {
+    if (model->config->storage_path[0] == 0) {
         return EP_OK;
     }
-    ep_err err = ep_checkpoint_open(config->storage_path, &model->storage, out_error);
-    const char *is = err == EP_OK ? ep_checkpoint_info(model->storage)->version : "";
-    if (err == EP_OK && model->version[0] != 0 && strcmp(model->version, is) != 0) {
-        err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                           "it has version %s, configured is %s", is, model->version);
-        ep_checkpoint_close(model->storage);
-        model->storage = NULL;
+    const ep_err err = open_storage(model, out_error);
+    const bool is_needed = is_new || err == EP_ERR_FAILED_PRECONDITION;
+    if (err == EP_OK || (is_needed && !model->config->is_from_nodes)) {
+        return err;
     }
-    if (err == EP_OK) {
-        return EP_OK;
-    }
-    ep_error_prefix(out_error, err, "storage_path %.200s", config->storage_path);
-    if (config->is_from_nodes) {
-        storage_fails(model, "", out_error);
-        return EP_OK;
-    }
-    return err;
+    storage_fails(model, "", out_error);
+    return EP_OK;
 }
 
 /* All that is known of the model has one version. */
@@ -744,12 +769,11 @@ ep_err ep_weight_fetch_open(ep_weight_fetch *fetch, const ep_node_model_config *
     fetch->models = model;
     snprintf(model->version, sizeof(model->version), "%s",
              config->version != NULL ? config->version : "");
-    ep_err err = open_storage(model, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_mirror_open(config->path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error);
-    if (err == EP_ERR_NOT_FOUND) {
+    ep_err err =
+        ep_mirror_open(config->path, EP_WEIGHT_PIECE_BYTES, on_fetch, model, &mirror, out_error);
+    const bool is_new = err == EP_ERR_NOT_FOUND;
+    err = err == EP_OK || is_new ? try_storage(model, is_new, out_error) : err;
+    if (err == EP_OK && is_new) {
         err = make_mirror(fetch, model, config->path, out_error);
         err = err == EP_OK ? ep_mirror_open(config->path, EP_WEIGHT_PIECE_BYTES, on_fetch, model,
                                             &mirror, out_error)

@@ -37,7 +37,8 @@ void ep_weight_fetch_destroy(ep_weight_fetch *fetch);
 /*
  * Opens a model's mirror; in an empty directory makes it first, of what the storage has, else of
  * what the nodes serve, for which it waits up to a minute: the version that all of them have,
- * unless one is configured. config: borrowed.
+ * unless one is configured. Storage that fails is fatal only where no mirror and no node stands in.
+ * config: borrowed.
  * Errors: UNAVAILABLE (no node has it), FAILED_PRECONDITION (they have several versions, or mirror
  * or storage have another), and those of ep_checkpoint_open, ep_mirror_create and _open.
  */
