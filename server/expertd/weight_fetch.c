@@ -66,8 +66,9 @@ struct ep_weight_fetch {
     uint64_t ask_ns; /* the coordinator, not before */
     uint64_t progress_ns;
     uint64_t progress_bytes;
-    _Atomic uint64_t bytes;
-    pthread_mutex_t lock; /* everything below */
+    uint64_t got_bytes;     /* from nodes and storage */
+    _Atomic uint64_t bytes; /* from nodes */
+    pthread_mutex_t lock;   /* everything below */
     pthread_cond_t stopped;
     bool stop;
     ep_rpc_channel *reading; /* the channel and id of the call that runs; 0 none */
@@ -317,25 +318,34 @@ static ep_err read_from(ep_weight_fetch *fetch, source *s, const mirrored_model 
 
 /* ---- a piece ---- */
 
-static void count(ep_weight_fetch *fetch, source *s, const mirrored_model *model, size_t bytes)
+/* s: NULL: from storage. */
+static void tell_progress(ep_weight_fetch *fetch, const source *s, const mirrored_model *model,
+                          size_t bytes)
 {
-    const uint64_t all =
-        atomic_fetch_add_explicit(&fetch->bytes, bytes, memory_order_relaxed) + bytes;
     const uint64_t now_ns = ep_clock_now_ns(), passed_ns = now_ns - fetch->progress_ns;
-    s->was_said = false;
-    fetch->last = s;
+    fetch->got_bytes += bytes;
     if (fetch->progress_ns != 0 && passed_ns < PROGRESS_NS) {
         return;
     }
     ep_sd_notify_extend_timeout(EXTEND_US); /* the start may take that long */
     const uint64_t rate = fetch->progress_ns == 0
                               ? 0
-                              : (uint64_t)((double)(all - fetch->progress_bytes) /
+                              : (uint64_t)((double)(fetch->got_bytes - fetch->progress_bytes) /
                                            (double)passed_ns * (double)EP_NS_PER_S);
     ep_log(EP_LOG_INFO, "weights-fetch", EP_KV(model, model->name), EP_KV(version, model->version),
-           EP_KV(node, s->name), EP_KV(url, s->url), EP_KV(bytes, all), EP_KV(bytes_per_s, rate));
+           EP_KV(node, s != NULL ? s->name : NULL), EP_KV(url, s != NULL ? s->url : NULL),
+           EP_KV(storage_path, s == NULL ? model->config->storage_path : NULL),
+           EP_KV(bytes, fetch->got_bytes), EP_KV(bytes_per_s, rate));
     fetch->progress_ns = now_ns;
-    fetch->progress_bytes = all;
+    fetch->progress_bytes = fetch->got_bytes;
+}
+
+static void count(ep_weight_fetch *fetch, source *s, const mirrored_model *model, size_t bytes)
+{
+    atomic_fetch_add_explicit(&fetch->bytes, bytes, memory_order_relaxed);
+    s->was_said = false;
+    fetch->last = s;
+    tell_progress(fetch, s, model, bytes);
 }
 
 /*
@@ -494,6 +504,7 @@ static ep_err read_storage(mirrored_model *model, const char *file, uint64_t off
         return err;
     }
     model->storage_was_said = false;
+    tell_progress(model->fetch, NULL, model, bytes);
     return EP_OK;
 }
 

@@ -31,7 +31,8 @@ def needs_no_other_node(c, model):
         assert metric(node, RECEIVED) == 0
         answers_as_the_oracle(c, model, "--node", node["rpc_url"])
         end(c, "s", signal.SIGTERM)
-        assert bool(of_storage(c, "s")) != is_there, c.log("s")
+        progress = [line for line in c.log("s") if line["event"] == "weights-fetch" and line.get("storage_path") == storage and "bytes_per_s" in line]
+        assert bool(progress) == (not of_storage(c, "s")) == is_there, c.log("s")
     shutil.copy(c.path("s.mirror") + "/expertd-mirror", empty(c, "u.mirror"))
     ends_saying(c, spawn(c, "u", "tcp://127.0.0.1:1", c.path("u.mirror"), weights_from="storage", storage_path=storage), "u", "code=UNAVAILABLE", f"storage_path {storage}")
 
