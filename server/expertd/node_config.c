@@ -3,6 +3,7 @@
 #include "expertd/node_config.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -662,6 +663,38 @@ static ep_err check_readable(const ep_options *options, size_t index,
     return EP_OK;
 }
 
+/* Judges storage as a start does (weight_fetch.c): where nodes give the files too, or path holds
+ * some, a start goes on without. */
+static ep_err check_storage(const ep_options *options, size_t index,
+                            const ep_node_model_config *model, ep_error *out_error)
+{
+    char list[PATH_MAX];
+    ep_checkpoint *storage = NULL;
+    ep_error why;
+    ep_err err = ep_checkpoint_open(model->storage_path, &storage, &why);
+    const char *is = err == EP_OK ? ep_checkpoint_info(storage)->version : "";
+    const bool is_other = err == EP_OK && model->version[0] != 0 && strcmp(model->version, is) != 0;
+    if (is_other) {
+        err = ep_error_set(&why, EP_ERR_BAD_CONFIG, "it has version %s, version asks for %s", is,
+                           model->version);
+    }
+    ep_checkpoint_close(storage);
+    if (err == EP_OK) {
+        return EP_OK;
+    }
+    snprintf(list, sizeof(list), "%s/" EP_MIRROR_LIST_NAME, model->path);
+    if (!model->is_from_nodes && (is_other || access(list, F_OK) != 0)) {
+        return ep_options_fail_item(options, "models", index, "storage_path", out_error,
+                                    "model %s in %s: %s", model->name, model->storage_path,
+                                    why.text);
+    }
+    ep_log(EP_LOG_WARN, "weights-source", EP_KV(model, model->name),
+           EP_KV(storage_path, model->storage_path), EP_KV(reason, why.text),
+           EP_KV(effect, model->is_from_nodes ? "nodes are asked"
+                                              : "what path does not hold is not served"));
+    return EP_OK;
+}
+
 /* What the checkpoint itself has to say, with file and line. A start and a reload read it anyhow:
  * there only listed experts are looked at. */
 static ep_err check_model(const ep_options *options, size_t index,
@@ -672,6 +705,9 @@ static ep_err check_model(const ep_options *options, size_t index,
     ep_checkpoint *checkpoint = NULL;
     ep_error error;
     /* What of a mirror is there only the node that has it open can tell. */
+    if (is_preflight && model->storage_path[0] != 0) {
+        return check_storage(options, index, model, out_error);
+    }
     if ((!is_listed && !is_preflight) || model->is_mirrored) {
         return EP_OK;
     }

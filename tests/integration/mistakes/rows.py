@@ -229,6 +229,16 @@ node_model("an index that names another tensor", "$folder/strange", "model demo 
 node_file("experts that the model has not", MODELS + "    experts: 0-16\n", "$file:4", "expert 16", "allowed: 0..15", code=1)
 node_file("experts the wrong way round", MODELS + "    experts: 9-3\n", "$file:4", "'9-3'", "0-3,5")
 node_file("assigned by nobody", MODELS + "    experts: assigned\n", "$file:4", "'assigned'", "coordinator_url")
+STORED = "models:\n  - name: demo\n    path: $folder/directory\n    weights_from: storage\n    storage_path: $folder/nothing\n"
+NODES_TOO = dict(file=STORED.replace("from: storage", "from: 'storage,nodes'") + "coordinator_url: tcp://127.0.0.1:1\ntoken_file: $folder/client.token\nnode_token_file: $folder/node.token\n")
+node("storage that is not there", "--config=$file --check-config", "$file:5", "models[0].storage_path", "model demo in $folder/nothing", "No such file", file=STORED)
+node("storage without a shard", "--config=$file --check-config", "$file:5", "model-00002-of-00003.safetensors", "$folder/no-shard", file=STORED.replace("nothing", "no-shard"))
+node("storage of another version", "--config=$file --check-config", "$file:5", "it has version ", "asks for 0123456789abcdef", file=STORED.replace("$folder/nothing", "$model") + "    version: 0123456789abcdef\n")
+node("storage that is not there, beside a mirror", "--config=$file --check-config", "level=warn", "storage_path=$folder/nothing", "No such file", "path does not hold", code=0,
+     file=STORED.replace("directory", "mirror"))
+node("storage that is not there, beside nodes", "--config=$file --check-config", "level=warn", "storage_path=$folder/nothing", "No such file", "nodes are asked", code=0, **NODES_TOO)
+ctl("doctor with storage that is not there", "doctor --config $file --program $expertd --node $lone_rpc", 1, "$file:5", "storage_path", "$folder/nothing", "Do: ", file=STORED)
+ctl("doctor with storage that is not there, beside nodes", "doctor --config $file --program $expertd --node $lone_rpc", 1, "storage_path $folder/nothing", "No such file", "nodes are asked", "Do: ", **NODES_TOO)
 node("less memory than an expert", OPEN + " --weight-bytes-max=1KiB", "weight_bytes_max", "1024", "at least")
 
 group = "state"

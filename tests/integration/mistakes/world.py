@@ -81,6 +81,8 @@ class World(Cluster):
         self.make_alien("secret.token")
         self.write("text", b"this is no tensor file, no certificate and no JSON\n", 0o644)
         os.mkdir(self.path("directory"))
+        os.mkdir(self.path("mirror"))
+        self.write("mirror/expertd-mirror", b"")
         os.mkdir(self.path("full"))
 
     def make_alien(self, name):
