@@ -281,7 +281,7 @@ class Peer:
 
 
 class Service:
-    """A daemon's place on a port of its own, which answers any Hello, and each method of `answers` with that body; or with (status, text). For what a wrong
+    """A daemon's place on a port of its own, which answers any Hello, and each method of `answers` with that body, or what it returns; or with (status, text). For what a wrong
     service can do to those who call it."""
 
     def __init__(self, answers, node="n0"):
@@ -316,6 +316,7 @@ class Service:
                         sock.sendall(frame(PONG, call=call, crc=False))
                     elif kind == REQUEST:
                         answer = self.answers.get(method, (12, "no such method"))
+                        answer = answer() if callable(answer) else answer
                         status, body = (answer[0], message((1, answer[0]), (2, answer[1]))) if isinstance(answer, tuple) else (0, answer)
                         sock.sendall(frame(REPLY, method, call, body, status=status, flags=2 if method == WATCH else 0))
             except OSError:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes without a model's files get what they need of them from nodes that have them: bits as of the oracle; killed in the middle they go on; a source that dies,
 lies or has another version is left for another one."""
-import json, os, random, signal, struct, subprocess, sys, urllib.request
+import json, os, random, signal, struct, subprocess, sys, time, urllib.request
 
 from door_cluster import BUILD, EXPERTCTL, EXPERTS, HIDDEN, LAYER, TOP_K, Cluster, read_safetensors, safetensors, wait_for
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)) + "/../security")
@@ -213,6 +213,23 @@ def refuses_a_list_with_paths(c):
     c.stop()
 
 
+def leaves_one_that_lists_slowly(c, model):
+    """A file at a time, of many: it may not use up the time that there is for all nodes."""
+    def one_file():
+        time.sleep(0.2)
+        return peer.message((1, "0123456789abcdef"), (2, 10000), (3, ((1, "x"), (2, 5))))
+
+    url = coordinator(c, "--heartbeat-ms=1000", "--heartbeat-dead-count=100")
+    with peer.Service({LIST: one_file}, node="a2") as slow:
+        register(url, "a2", slow.url)
+        start(c, "b", url, model)
+        spawn(c, "k", url, empty(c, "k.mirror"))
+        ports(c, "k")
+        said = [line["reason"] for line in c.log("k") if line["event"] == "weights-source" and line["node"] == "a2"]
+        assert len(said) == 1 and "no answer from a2" in said[0], said
+    c.stop()
+
+
 def refuses_others(c, model, other):
     url = coordinator(c, "--heartbeat-ms=1000", "--heartbeat-dead-count=100")
     with peer.Service({READ: peer.message((1, 1))}, node="a1") as liar: # the right list, and no bytes; it is asked first
@@ -275,6 +292,8 @@ def main():
                 ends_while_it_waits(inner, how)
         with Cluster() as inner:
             refuses_a_list_with_paths(inner)
+        with Cluster() as inner:
+            leaves_one_that_lists_slowly(inner, model)
         with Cluster() as inner:
             os.symlink(model, inner.path("model"))
             refuses_others(inner, model, other)
