@@ -781,8 +781,10 @@ static uint64_t later(uint64_t time_ns, uint64_t by_ns, uint64_t now_ns)
 void ep_coordinator_state_excuse(ep_coordinator_state *cluster, uint64_t now_ns, uint64_t blind_ns)
 {
     for (size_t i = 0; i < cluster->nodes_count; i++) {
-        cluster->nodes[i]->last_seen_ns = later(cluster->nodes[i]->last_seen_ns, blind_ns, now_ns);
-        cluster->nodes[i]->current_ns = later(cluster->nodes[i]->current_ns, blind_ns, now_ns);
+        cluster_node *node = cluster->nodes[i];
+        node->last_seen_ns = later(node->last_seen_ns, blind_ns, now_ns);
+        node->current_ns = later(node->current_ns, blind_ns, now_ns);
+        node->turn_ns = node->turn_ns != 0 ? later(node->turn_ns, blind_ns, now_ns) : 0;
     }
     for (size_t i = 0; i < cluster->former_votes_count; i++) {
         cluster->former_votes[i].until_ns += blind_ns;

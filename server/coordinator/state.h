@@ -172,7 +172,8 @@ ep_epoch ep_coordinator_state_committed_epoch(const ep_coordinator_state *cluste
  * Whether the node is told its assignment now. Where loading_nodes_max of others load, a node that
  * has something to load waits for its turn, by what it was told before. A turn ends when the node
  * has loaded the newest assignment, when it falls silent or is started anew, or a minute after it
- * loaded its last expert: one that hangs stops nobody.
+ * loaded its last expert, and those that had none for longer come first: one that hangs, or starts
+ * again and again, stops nobody.
  */
 bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_ns,
                                     const char *node);

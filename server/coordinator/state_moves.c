@@ -102,7 +102,7 @@ bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_
 {
     cluster_node *node = ep_state_find_node(cluster, name);
     const uint32_t max = cluster->config.loading_nodes_max;
-    uint32_t others = 0;
+    uint32_t before = 0; /* nodes that load, and that wait for longer */
     if (node == NULL) {
         return true;
     }
@@ -111,13 +111,16 @@ bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_
         return true;
     }
     for (size_t i = 0; i < cluster->nodes_count; i++) {
-        others += has_turn(cluster->nodes[i], now_ns);
+        const cluster_node *other = cluster->nodes[i];
+        before += has_turn(other, now_ns) || (other->waits_turn && node_is_listed(other) &&
+                                              other->turn_given < node->turn_given);
     }
-    if (max != 0 && others >= max) {
+    if (max != 0 && before >= max) {
         node->waits_turn = true;
-        node->current_ns = now_ns; /* it is not late by itself */
+        node->current_ns = node->last_seen_ns; /* it is not late by itself */
         return false;
     }
     node->turn_ns = now_ns;
+    node->turn_given = ++cluster->turns;
     return true;
 }

@@ -61,6 +61,7 @@ typedef struct cluster_node {
     uint64_t last_seen_ns;
     uint64_t current_ns; /* when it last had loaded the newest assignment, or registered */
     uint64_t turn_ns;    /* it loads, and loaded its last expert, or began, then; 0: it does not */
+    uint64_t turn_given; /* which turn its last one was; a new process changes nothing about it */
     bool waits_turn;
     uint32_t left_to_load;  /* by its word */
     uint64_t loaded_number; /* assignment it has worked through; owned says what loaded */
@@ -134,6 +135,7 @@ struct ep_coordinator_state {
     uint64_t assigned_ns;      /* when it was made */
     uint64_t pause_ns;         /* copies that wait do so for that long while nodes load */
     uint64_t committed_number; /* newest assignment that every listed node had loaded */
+    uint64_t turns;            /* given to nodes so far */
     bool placed_once;
     bool rebalance; /* the next placement may move copies for balance */
     bool is_pacing; /* and only a few of them */
