@@ -485,23 +485,30 @@ static double start_with(ep_balance *b, uint64_t total, ranked *experts, ep_erro
 static ep_err start(ep_balance *b, ranked *experts, ep_error *out_error)
 {
     static const uint8_t more[] = {1, 2, 4, 0};
+    uint64_t *common_left = b->in->common_left;
+    const uint64_t common_before = common_left != NULL ? *common_left : 0;
     const double busiest = start_with(b, b->budget, experts, out_error);
     if (busiest == INFINITY || busiest <= START_GOOD * b->bound || !b->is_even) {
         return busiest == INFINITY ? EP_ERR_RESOURCE_EXHAUSTED : EP_OK;
     }
     const uint64_t needed = copies_needed(b);
+    if (needed + more[0] >= b->budget || !has_work_left(b)) {
+        return EP_OK; /* there is no other to try */
+    }
     uint64_t best = b->budget;
     double least = b->bound + (busiest - b->bound) * START_WORTH;
-    const ep_balance_input *in = b->in;
-    const uint64_t common_left = in->common_left != NULL ? *in->common_left : 0;
-    if (in->common_left != NULL) {
-        *in->common_left = 0; /* what nodes have in common does not change how busy they are */
+    const uint64_t common_after = common_left != NULL ? *common_left : 0;
+    if (common_left != NULL) {
+        *common_left = 0; /* what nodes have in common does not change how busy they are */
     }
     for (uint32_t i = 0; i < sizeof(more) && has_work_left(b) && (more[i] > 0 || best == b->budget);
          i++) {
         const uint64_t total = needed + more[i];
-        const double then = total < b->budget ? start_with(b, total, experts, NULL) : INFINITY;
-        spend(in->work_left, (uint64_t)b->budget * in->nodes);
+        if (total >= b->budget) {
+            continue;
+        }
+        const double then = start_with(b, total, experts, NULL);
+        spend(b->in->work_left, (uint64_t)b->budget * b->in->nodes);
         if (then < least) {
             least = then;
             best = total;
@@ -509,8 +516,8 @@ static ep_err start(ep_balance *b, ranked *experts, ep_error *out_error)
             break; /* what is too large here are other pieces */
         }
     }
-    if (in->common_left != NULL) {
-        *in->common_left = common_left;
+    if (common_left != NULL) { /* the first start once more is the same one, and counts once */
+        *common_left = best == b->budget ? common_before : common_after;
     }
     return start_with(b, best, experts, out_error) == INFINITY ? EP_ERR_RESOURCE_EXHAUSTED : EP_OK;
 }

@@ -385,6 +385,66 @@ Test(balance, fill_looks_at_what_nodes_have_in_common_while_it_is_allowed)
     ep_balance_destroy(all);
 }
 
+static void fill(ep_balance *b)
+{
+    ep_error error = {0};
+    cr_assert_eq(ep_balance_fill(b, &error), EP_OK, "%s", error.text);
+}
+
+Test(balance, a_start_that_is_not_tried_takes_no_work)
+{
+    uint64_t work = UINT64_MAX;
+    problem p = {.heat = {5, 4, 3, 3, 3}, .speeds = {1, 1}, .slots = {5, 5}};
+    p.in = (ep_balance_input){.experts = 5,
+                              .nodes = 2,
+                              .heat = p.heat,
+                              .speeds = p.speeds,
+                              .slots = p.slots,
+                              .copies_min = 1,
+                              .copies_total = 6,
+                              .work_left = &work};
+    ep_balance *b = balance_of(&p);
+    fill(b);
+    cr_assert_gt(check(&p, b), 1.01 * ep_balance_bound(&p.in, true), "it is worth another start");
+    cr_assert_eq(work, UINT64_MAX);
+    ep_balance_destroy(b);
+}
+
+/* Where no further start is better, the first is made again. */
+Test(balance, further_starts_take_nothing_of_what_nodes_may_have_in_common)
+{
+    uint32_t cases = 0;
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        uint64_t work = 0, common = UINT64_MAX;
+        problem p;
+        draw(&p, seed, 32, 12, true);
+        for (uint32_t e = 0; e < 32; e++) {
+            p.heat[e] = ceil(p.heat[e]);
+        }
+        p.in.copies_min = 1;
+        p.in.work_left = &work;
+        p.in.common_left = &common;
+        ep_balance *first = balance_of(&p), *again = balance_of(&p);
+        fill(first);
+        const uint64_t needed = UINT64_MAX - common;
+        work = UINT64_MAX;
+        common = needed;
+        fill(again);
+        bool is_same = true;
+        for (uint32_t i = 0; i < 32 * 12; i++) {
+            is_same = is_same && ep_balance_holds(first, i / 12, i % 12) ==
+                                     ep_balance_holds(again, i / 12, i % 12);
+        }
+        if (work < UINT64_MAX && ep_balance_busiest(first) == ep_balance_busiest(again)) {
+            cases += needed > 0;
+            cr_assert(is_same && common == 0, "seed %llu", (unsigned long long)seed);
+        }
+        ep_balance_destroy(again);
+        ep_balance_destroy(first);
+    }
+    cr_assert_gt(cases, 0u);
+}
+
 Test(balance, search_and_repair_end_with_the_work_they_are_allowed)
 {
     uint64_t work = UINT64_MAX;
