@@ -125,6 +125,7 @@ static void draw_step(const ep_plan_layer *layer, double tokens, uint64_t turn, 
     const ep_copy_choice choice = {.nodes_count = layer->nodes,
                                    .usable = w->usable,
                                    .slots = w->slots,
+                                   .pass_slots = EP_COPY_PASS_SLOTS,
                                    .spread = turn,
                                    .order = w->scratch,
                                    .busy = w->busy};

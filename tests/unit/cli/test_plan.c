@@ -135,6 +135,41 @@ Test(plan, a_step_ends_with_its_busiest_node)
     cr_assert(many > 1.0002 && many < 1.002, "%g", many);
 }
 
+/* Experts 0 and 1 on the first node, 3 to 66 on the second. Each token takes the first three and
+ * one of the others; expert 2 has copies from first_node to last_node. */
+static double read_with_copies(uint32_t first_node, uint32_t last_node, double tokens)
+{
+    enum { FEW = 64 };
+    double shares[3 + FEW];
+    uint32_t ends[3 + FEW + 1] = {0, 1, 2}, nodes[3 + FEW + 1] = {0, 0, first_node, last_node};
+    uint32_t count = 3 + last_node - first_node;
+    for (uint32_t e = 0; e < 3 + FEW; e++) {
+        shares[e] = e < 3 ? 0.25 : 0.25 / FEW;
+        if (e >= 3) {
+            ends[e] = count;
+            nodes[count++] = 1;
+        }
+    }
+    ends[3 + FEW] = count;
+    const ep_plan_layer layer = {.nodes = 2,
+                                 .experts = 3 + FEW,
+                                 .top_k = 4,
+                                 .shares = shares,
+                                 .offsets = ends,
+                                 .copies = nodes,
+                                 .expert_weights = 500,
+                                 .weight_bytes = 2};
+    return cost(&layer, machine_of(1000, 1, 1), tokens).read_bytes;
+}
+
+/* The first node always has twice the slots, and fewer experts to read. */
+Test(plan, copies_are_chosen_by_passes_over_weights_too)
+{
+    NEAR(read_with_copies(1, 1, 8), read_with_copies(0, 0, 8) + 1000);
+    NEAR(read_with_copies(0, 1, 8), read_with_copies(0, 0, 8));
+    NEAR(read_with_copies(0, 1, 5000), read_with_copies(1, 1, 5000));
+}
+
 Test(plan, a_token_takes_an_expert_once_and_by_its_share)
 {
     enum { TOKENS = 20000 };

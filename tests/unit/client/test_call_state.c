@@ -558,6 +558,7 @@ static void choose(const uint8_t *usable, uint64_t spread, uint32_t *out_chosen)
     const ep_copy_choice choice = {.nodes_count = 2,
                                    .usable = usable,
                                    .tried = ep_call_state_tried(&state),
+                                   .pass_slots = EP_COPY_PASS_SLOTS,
                                    .spread = spread,
                                    .order = order,
                                    .busy = busy};

@@ -24,8 +24,12 @@ static void choose(const ep_routing_layer *layer, const uint8_t *usable, uint64_
 {
     static uint32_t order[64];
     static float busy[NODES_MAX];
-    const ep_copy_choice choice = {
-        .nodes_count = NODES_MAX, .usable = usable, .spread = spread, .order = order, .busy = busy};
+    const ep_copy_choice choice = {.nodes_count = NODES_MAX,
+                                   .usable = usable,
+                                   .pass_slots = EP_COPY_PASS_SLOTS,
+                                   .spread = spread,
+                                   .order = order,
+                                   .busy = busy};
     ep_choose_copies(layer, &choice, out_chosen);
 }
 
