@@ -30,11 +30,6 @@ enum {
 
 #define PATH_BYTES_MAX 4000
 #define ZIPF_MAX 8
-#define BANDWIDTH_MIN (UINT64_C(1) << 10)
-#define BANDWIDTH_MAX (UINT64_C(1) << 50)
-#define COMPUTE_RATE_MIN 1e6f
-#define COMPUTE_RATE_MAX 1e18f
-#define ROUND_TRIP_US_MAX 60000000
 #define TOKENS 256
 
 typedef struct plan_options {
@@ -50,7 +45,7 @@ typedef struct plan_options {
 static double bandwidth(struct argp_state *state, const char *option, const char *arg)
 {
     return (double)ep_cli_arg_quantity(state, option, arg, EP_UNIT_BYTES, EP_UNIT_BYTES,
-                                       BANDWIDTH_MIN, BANDWIDTH_MAX);
+                                       EP_PLAN_BANDWIDTH_MIN, EP_PLAN_BANDWIDTH_MAX);
 }
 
 /* Options of plans for machines that do not exist yet. */
@@ -88,14 +83,15 @@ static error_t parse_offline(int key, char *arg, struct argp_state *state,
         return 0;
     case KEY_COMPUTE_RATE:
         offline->machine.compute_per_s = (double)ep_cli_arg_float(
-            state, "--compute-rate", arg, COMPUTE_RATE_MIN, COMPUTE_RATE_MAX);
+            state, "--compute-rate", arg, EP_PLAN_COMPUTE_RATE_MIN, EP_PLAN_COMPUTE_RATE_MAX);
         return 0;
     case KEY_LINK_BANDWIDTH:
         offline->machine.link_bytes_per_s = bandwidth(state, "--link-bandwidth", arg);
         return 0;
     case KEY_ROUND_TRIP:
         offline->machine.round_trip_s =
-            (double)ep_cli_arg_time_us(state, "--round-trip", arg, 1, ROUND_TRIP_US_MAX) / 1e6;
+            (double)ep_cli_arg_time_us(state, "--round-trip", arg, 1, EP_PLAN_ROUND_TRIP_US_MAX) /
+            1e6;
         return 0;
     case KEY_MEASURED:
         offline->measured_file = ep_cli_arg_text(state, "--measured", arg, PATH_BYTES_MAX);

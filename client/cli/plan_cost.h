@@ -33,6 +33,13 @@
 
 #include "base/error.h"
 
+/* What the figures of a machine may be, from wherever they come. */
+#define EP_PLAN_BANDWIDTH_MIN (UINT64_C(1) << 10)
+#define EP_PLAN_BANDWIDTH_MAX (UINT64_C(1) << 50)
+#define EP_PLAN_COMPUTE_RATE_MIN 1e6f
+#define EP_PLAN_COMPUTE_RATE_MAX 1e18f
+#define EP_PLAN_ROUND_TRIP_US_MAX 60000000 /* and 1 at least */
+
 /* Each host alike. */
 typedef struct ep_plan_machine {
     double memory_bytes_per_s; /* that a host reads weights with */

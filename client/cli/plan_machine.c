@@ -13,7 +13,6 @@
 #define FILE_BYTES_MAX ((size_t)1 << 20)
 #define FEW_ROWS_MAX 1.25 /* of an expert that is read at all */
 #define MANY_ROWS_MIN 32
-#define FIGURE_MAX 1e18
 #define ROUNDS 16 /* the second changes little already */
 
 /* ---- worked out ---- */
@@ -116,13 +115,18 @@ ep_err ep_plan_machine_fit(const ep_routing_table *table, const ep_routing_layer
 typedef struct figure {
     const char *key;
     size_t offset;
+    double min, max;
 } figure;
 
-static const figure figures[] = {
-    {"memory_bytes_per_s", offsetof(ep_plan_machine, memory_bytes_per_s)},
-    {"compute_per_s", offsetof(ep_plan_machine, compute_per_s)},
-    {"link_bytes_per_s", offsetof(ep_plan_machine, link_bytes_per_s)},
-    {"round_trip_seconds", offsetof(ep_plan_machine, round_trip_s)}};
+static const figure figures[] = {{"memory_bytes_per_s",
+                                  offsetof(ep_plan_machine, memory_bytes_per_s),
+                                  EP_PLAN_BANDWIDTH_MIN, EP_PLAN_BANDWIDTH_MAX},
+                                 {"compute_per_s", offsetof(ep_plan_machine, compute_per_s),
+                                  EP_PLAN_COMPUTE_RATE_MIN, EP_PLAN_COMPUTE_RATE_MAX},
+                                 {"link_bytes_per_s", offsetof(ep_plan_machine, link_bytes_per_s),
+                                  EP_PLAN_BANDWIDTH_MIN, EP_PLAN_BANDWIDTH_MAX},
+                                 {"round_trip_seconds", offsetof(ep_plan_machine, round_trip_s),
+                                  1e-6, EP_PLAN_ROUND_TRIP_US_MAX / 1e6}};
 
 json_t *ep_plan_machine_json(const ep_plan_machine *machine)
 {
@@ -147,16 +151,17 @@ static ep_err read_figures(const char *path, const json_t *root, ep_plan_machine
                             json_is_string(why) ? json_string_value(why) : "");
     }
     for (size_t i = 0; i < sizeof(figures) / sizeof(figures[0]); i++) {
-        const json_t *value = json_object_get(object, figures[i].key);
+        const figure *f = &figures[i];
+        const json_t *value = json_object_get(object, f->key);
         char text[EP_JSON_TEXT_BYTES];
-        if (!json_is_number(value) || !(json_number_value(value) > 0) ||
-            json_number_value(value) > FIGURE_MAX) {
-            return ep_error_set(
-                out_error, EP_ERR_BAD_FILE,
-                "%s: machine: %s is %s, allowed: a number above 0, to %g", path, figures[i].key,
-                value != NULL ? ep_json_describe(value, text) : "not given", FIGURE_MAX);
+        if (!json_is_number(value) || !(json_number_value(value) >= f->min) ||
+            json_number_value(value) > f->max) {
+            return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                "%s: machine: %s is %s, allowed: %g to %g", path, f->key,
+                                value != NULL ? ep_json_describe(value, text) : "not given", f->min,
+                                f->max);
         }
-        *(double *)(void *)((char *)machine + figures[i].offset) = json_number_value(value);
+        *(double *)(void *)((char *)machine + f->offset) = json_number_value(value);
     }
     return EP_OK;
 }
