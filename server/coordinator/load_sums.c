@@ -9,6 +9,8 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
+#define REPORTS_BETWEEN 4 /* of each node, between two of one whose layer is called: at most */
+
 /* The newest report of one layer from one node's incarnation: experts ascending; count 0: none
  * yet. */
 typedef struct told_expert {
@@ -203,7 +205,8 @@ static told_expert told_before(const told_layer *told, uint32_t expert, size_t *
 
 /* Adds what is new and keeps the report in the place of the one before; an older one, which came
  * late, changes nothing. */
-static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, ep_load_layer *sums)
+static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, bool counts_passes,
+                        ep_load_layer *sums)
 {
     size_t at = 0;
     uint64_t sum_before = 0, sum = 0;
@@ -228,7 +231,7 @@ static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, ep
         now->slots = load->slots[i] > before.slots ? load->slots[i] : before.slots;
         now->passes = passes > before.passes ? passes : before.passes;
         sums->counts[now->expert] += now->slots - before.slots;
-        sums->passes[now->expert] += now->passes - before.passes;
+        sums->passes[now->expert] += counts_passes ? now->passes - before.passes : 0;
     }
     free(told->experts);
     told->experts = experts;
@@ -241,7 +244,14 @@ static ep_err take_layer(ep_load_sums *sums, told_node *node, const Expertd__V1_
 {
     size_t index = find_layer(sums, load->model, load->version, load->layer, experts);
     told_layer *told = index != SIZE_MAX ? find_told(sums, node, index) : NULL;
-    return told != NULL ? take_load(told, load, &sums->layers[index]) : EP_ERR_NO_MEMORY;
+    if (told == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    ep_load_layer *to = &sums->layers[index];
+    to->slots_only = load->n_slots > 0 && load->n_passes == 0 ? sums->clock : to->slots_only;
+    const bool counts_passes =
+        to->slots_only == 0 || sums->clock - to->slots_only > REPORTS_BETWEEN * sums->nodes_count;
+    return take_load(told, load, counts_passes, to);
 }
 
 ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, void *arg,

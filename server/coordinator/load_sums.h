@@ -5,7 +5,9 @@
  *
  * A node reports cumulative counts since its incarnation began. What is more than in its report
  * before is added, so that sums never go back: not when a node restarts at 0, not when it leaves,
- * not when an old report comes late. Sums begin anew with the coordinator.
+ * not when an old report comes late. Sums begin anew with the coordinator. Older nodes tell no
+ * passes: while one reports a layer, nobody's passes of it are added, else experts would seem
+ * hotter on the others.
  *
  * Threads    all calls from any thread.
  */
@@ -47,6 +49,7 @@ typedef struct ep_load_layer {
     uint32_t experts;         /* E */
     uint64_t *counts;         /* [E] slots */
     uint64_t *passes;         /* [E] jobs, each of which read the expert's weights */
+    uint64_t slots_only;      /* report that had no passes last, of all reports; 0: none */
     double *probability_sums; /* [E] */
     uint64_t tokens;          /* whose logits were seen */
 } ep_load_layer;

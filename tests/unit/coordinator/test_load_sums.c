@@ -156,18 +156,45 @@ Test(load_sums, layers_in_any_order)
     ep_load_sums_destroy(sums);
 }
 
-Test(load_sums, an_older_node_tells_slots_alone)
+static void expect_one(ep_load_sums *sums, uint32_t expert, uint64_t slots, uint64_t passes)
+{
+    ep_load_layer *layers;
+    size_t count;
+    cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
+    cr_assert_eq(layers[0].counts[expert], slots);
+    cr_assert_eq(layers[0].passes[expert], passes, "%llu passes",
+                 (unsigned long long)layers[0].passes[expert]);
+    ep_load_layers_free(layers, count);
+}
+
+Test(load_sums, while_an_older_node_tells_slots_alone_nobodys_passes_count)
 {
     ep_load_sums *sums;
     ep_error error;
+    cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
+    uint64_t slots = 1;
+    REPORT("b", 1, LIST(1), LIST(slots));
+    expect_one(sums, 1, slots, 2);
+    for (; slots <= 20; slots++) {
+        passes_left_out = 1;
+        REPORT("a", 1, LIST(2), LIST(slots));
+        passes_left_out = 0;
+        REPORT("b", 1, LIST(1), LIST(slots));
+        expect_one(sums, 2, slots, 0);
+        expect_one(sums, 1, slots, 2);
+    }
+    for (; slots <= 40; slots++) { /* a new process, of a newer version */
+        REPORT("a", 2, LIST(2), LIST(slots - 20));
+        REPORT("b", 1, LIST(1), LIST(slots));
+    }
     ep_load_layer *layers;
     size_t count;
-    cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
-    passes_left_out = 1;
-    REPORT("a", 1, LIST(2), LIST(7));
     cr_assert_eq(ep_load_sums_read(sums, &layers, &count), EP_OK);
-    cr_assert(layers[0].counts[2] == 7 && layers[0].passes[2] == 0);
+    const uint64_t passes = layers[0].passes[1];
+    cr_assert(passes > 2 && passes < 2 + 2 * 20, "what they took meanwhile does not come later");
     ep_load_layers_free(layers, count);
+    REPORT("b", 1, LIST(1), LIST(slots));
+    expect_one(sums, 1, slots, passes + 2);
     ep_load_sums_destroy(sums);
 }
 
