@@ -513,8 +513,11 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc,
     if (err == EP_OK) {
         Expertd__V1__Epoch epoch = epoch_message(current);
         Expertd__V1__Epoch committed = epoch_message(self->committed);
-        if (has_turn || (request->epoch != NULL && request->epoch->term == current.term)) {
-            reply.epoch = &epoch; /* a node must not drop by an old coordinator's assignment */
+        /* a node must not drop by an old coordinator's assignment, nor by an older one than
+         * committed: tables may list again what that one took from it */
+        if (has_turn || (request->epoch != NULL && request->epoch->term == current.term &&
+                         request->epoch->number >= committed.number)) {
+            reply.epoch = &epoch;
             reply.committed = &committed;
         }
         reply.reregister = reregister;

@@ -38,10 +38,15 @@ static void teardown(void)
     ep_test_dir_remove(dir);
 }
 
-static void start(void)
+static void start(const char *flag, const char *other_flag)
 {
-    const char *args[] = {"--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0",
-                          "--probe-address=127.0.0.1:0", "--copies=1", NULL};
+    const char *args[] = {"--listen=tcp://127.0.0.1:0",
+                          "--admin-listen=tcp://127.0.0.1:0",
+                          "--probe-address=127.0.0.1:0",
+                          "--copies=1",
+                          flag,
+                          other_flag,
+                          NULL};
     cr_assert(ep_test_process_start(&coordinator, dir, "coordinator", EP_COORDINATOR_PROGRAM, args,
                                     NULL, true));
     cr_assert(ep_test_process_wait_ports(&coordinator, WAIT_MS));
@@ -129,7 +134,7 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
 {
     ep_error error;
     ProtobufCMessage *reply = NULL;
-    start();
+    start(NULL, NULL);
     ep_rpc_channel *node = connect_as("big", "node");
     Expertd__V1__ModelInfo *models[] = {large_model()};
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
@@ -185,6 +190,93 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
     ep_rpc_channel_destroy(client);
     ep_rpc_channel_destroy(node);
     ep_routing_table_unref(watched);
+    cr_assert_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
+    ep_timer_service_destroy(timers);
+    ep_buffer_pool_destroy(pool);
+    ep_transport_fini();
+}
+
+static ProtobufCMessage *ask(ep_rpc_channel *node, const char *method,
+                             const ProtobufCMessage *request)
+{
+    ep_error error;
+    ProtobufCMessage *reply = NULL;
+    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", method, request,
+                                  ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &reply, &error),
+                 EP_OK, "%s", error.text);
+    return reply;
+}
+
+/* A node that has loaded nothing of a small model. */
+static Expertd__V1__RegisterReply *register_small(ep_rpc_channel *channel, const char *name)
+{
+    Expertd__V1__ModelInfo *models[] = {large_model()};
+    Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
+    models[0]->n_layers = 1;
+    models[0]->layers[0]->experts = 8;
+    models[0]->layers[0]->n_owned = 0;
+    request.node = (char *)(uintptr_t)name;
+    request.url = "tcp://127.0.0.1:1";
+    request.incarnation = 1;
+    request.models = models;
+    request.n_models = 1;
+    return (Expertd__V1__RegisterReply *)ask(channel, "RegisterNode", &request.base);
+}
+
+static Expertd__V1__HeartbeatReply *beat_of(ep_rpc_channel *channel, const char *name,
+                                            uint64_t term, uint64_t number, size_t owned)
+{
+    Expertd__V1__ModelInfo *models[] = {large_model()};
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    Expertd__V1__HeartbeatRequest beat = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
+    models[0]->n_layers = 1;
+    models[0]->layers[0]->experts = 8;
+    models[0]->layers[0]->n_owned = owned;
+    epoch.term = term;
+    epoch.number = number;
+    beat.node = (char *)(uintptr_t)name;
+    beat.incarnation = 1;
+    beat.state = "serving";
+    beat.epoch = &epoch;
+    beat.models = models;
+    beat.n_models = 1;
+    return (Expertd__V1__HeartbeatReply *)ask(channel, "Heartbeat", &beat.base);
+}
+
+Test(coordinator, a_node_that_waits_gives_up_nothing_by_what_others_loaded, .init = setup,
+     .fini = teardown)
+{
+    start("--loading-nodes-max=1", "--heartbeat-ms=10000");
+    ep_rpc_channel *a = connect_as("a", "node"), *b = connect_as("b", "node"),
+                   *c = connect_as("c", "node");
+    Expertd__V1__RegisterReply *given = register_small(a, "a");
+    Expertd__V1__HeartbeatReply *reply = NULL;
+    cr_assert_not_null(given->epoch);
+    const uint64_t term = given->epoch->term, number = given->epoch->number;
+    do {
+        protobuf_c_message_free_unpacked((ProtobufCMessage *)reply, NULL);
+        reply = beat_of(a, "a", term, number, 8);
+    } while (reply->committed->number < number);
+    const uint64_t committed = reply->committed->number;
+    protobuf_c_message_free_unpacked((ProtobufCMessage *)reply, NULL);
+    protobuf_c_message_free_unpacked((ProtobufCMessage *)given, NULL);
+    given = register_small(b, "b");
+    cr_assert_gt(given->n_assignments, 0u, "it has the turn");
+    protobuf_c_message_free_unpacked((ProtobufCMessage *)given, NULL);
+    given = register_small(c, "c");
+    cr_assert_null(given->epoch, "it waits");
+    protobuf_c_message_free_unpacked((ProtobufCMessage *)given, NULL);
+
+    reply = beat_of(c, "c", term, committed - 1, 0);
+    cr_assert(!reply->has_assignments && reply->epoch == NULL && reply->committed == NULL);
+    protobuf_c_message_free_unpacked((ProtobufCMessage *)reply, NULL);
+    reply = beat_of(c, "c", term, committed, 0);
+    cr_assert(!reply->has_assignments && reply->epoch != NULL);
+    cr_assert_eq(reply->committed->number, committed);
+    protobuf_c_message_free_unpacked((ProtobufCMessage *)reply, NULL);
+    ep_rpc_channel_destroy(a);
+    ep_rpc_channel_destroy(b);
+    ep_rpc_channel_destroy(c);
     cr_assert_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
     ep_timer_service_destroy(timers);
     ep_buffer_pool_destroy(pool);
