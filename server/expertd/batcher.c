@@ -38,7 +38,7 @@ struct ep_batcher {
     uint32_t callbacks; /* done() calls of the backend that have not left our code yet */
     ep_batcher_stats stats;
     uint64_t busy_since_ns; /* while jobs are in flight */
-    uint64_t ended_ns;      /* the last of them, or busy_since_ns */
+    bool is_alone;          /* the one in flight, from its begin on */
     ep_pass_cost pass_cost;
     double busy_work;
 };
@@ -222,8 +222,9 @@ static void unbegin_works(const ep_batch_pick *pick, ep_err err)
 
 static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
 {
-    if (batcher->stats.in_flight++ == 0) {
-        batcher->busy_since_ns = batcher->ended_ns = pick->works->started_ns;
+    batcher->is_alone = batcher->stats.in_flight++ == 0;
+    if (batcher->is_alone) {
+        batcher->busy_since_ns = pick->works->started_ns;
     }
     atomic_fetch_add_explicit(&pick->works->place.queue->passes, 1, memory_order_relaxed);
     batcher->stats.jobs_total[pick->work_class]++;
@@ -231,16 +232,17 @@ static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
     batcher->stats.rows_total[pick->work_class] += pick->rows;
 }
 
-/* Lock held. A job took the time since the one before ended: those that were at the backend with it
- * took the rest. */
-static void count_ended(ep_batcher *batcher, const ep_job *job)
+/* Lock held. What jobs side by side took says nothing about one of them: the backend may run them
+ * in turn or at once. */
+static void count_ended(ep_batcher *batcher, const ep_job *job, ep_err result)
 {
     const uint64_t weights = (uint64_t)job->weights->hidden * job->weights->inner,
                    now_ns = ep_clock_now_ns();
     const uint64_t pass_rows = batcher->stats.pass_rows;
-    ep_pass_cost_add(&batcher->pass_cost, job->rows_count,
-                     (double)(now_ns - batcher->ended_ns) / (double)weights);
-    batcher->ended_ns = now_ns;
+    if (batcher->is_alone && result == EP_OK) {
+        ep_pass_cost_add(&batcher->pass_cost, job->rows_count,
+                         (double)(now_ns - batcher->busy_since_ns) / (double)weights);
+    }
     __atomic_store_n(&batcher->stats.pass_rows, batcher->pass_cost.pass_rows, __ATOMIC_RELAXED);
     batcher->busy_work +=
         (double)((job->rows_count + pass_rows) * 2 * EP_BATCH_WEIGHT_ROWS * weights) /
@@ -338,7 +340,7 @@ static void on_job_done(ep_job *job, ep_err result)
     ep_batch_policy_done(&batcher->policy, &run->pick);
     run->next_free = batcher->free;
     batcher->free = run;
-    count_ended(batcher, job);
+    count_ended(batcher, job, result);
     batcher->callbacks++;
     pump(batcher, &ended);
     pthread_mutex_unlock(&batcher->lock);

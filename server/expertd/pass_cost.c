@@ -1,26 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "expertd/pass_cost.h"
 
+#include <math.h>
+
 #include "expertd/batch_policy.h"
 
 #define JOBS_MIN 64
 #define JOBS_KEPT 4096
 /* Jobs of nearly one size say nothing about another: what is known stays. */
 #define SPREAD_MIN 0.25 /* standard deviation of their rows, against the mean */
+/* Standard errors of a slope that is believed. Each job is another chance to be wrong: 3 would be
+ * reached by noise within some thousand. */
+#define ERRORS_MIN 5
+#define USUAL_MAX 8
 
 void ep_pass_cost_init(ep_pass_cost *cost)
 {
     *cost = (ep_pass_cost){.pass_rows = EP_BATCH_WEIGHT_ROWS};
 }
 
-/* time = pass + row * rows: how many rows the pass is worth. */
+/* time = pass + row * rows: how many rows the pass is worth, where the slope is no chance. */
 static void solve(ep_pass_cost *cost)
 {
-    const double mean = cost->rows / cost->count;
+    const double mean = cost->rows / cost->count, mean_time = cost->time / cost->count;
     const double variance = cost->rows_rows / cost->count - mean * mean;
-    const double row = (cost->rows_time / cost->count - mean * cost->time / cost->count) / variance;
-    const double pass = cost->time / cost->count - row * mean;
-    if (variance < SPREAD_MIN * SPREAD_MIN * mean * mean || row <= 0) {
+    const double product = cost->rows_time / cost->count - mean * mean_time;
+    if (variance < SPREAD_MIN * SPREAD_MIN * mean * mean) {
+        return;
+    }
+    const double row = product / variance;
+    const double pass = mean_time - row * mean;
+    const double rest = cost->time_time / cost->count - mean_time * mean_time - row * product;
+    const double error = sqrt(fmax(rest, 0) / ((cost->count - 2) * variance));
+    if (row <= ERRORS_MIN * error) {
         return;
     }
     const double rows = pass / row;
@@ -29,13 +41,23 @@ static void solve(ep_pass_cost *cost)
                                                 : (uint32_t)(rows + 0.5);
 }
 
-void ep_pass_cost_add(ep_pass_cost *cost, uint32_t rows, double time)
+/* At most so many times what is usual for its rows: a job that was held up would outweigh all. */
+static double bounded(const ep_pass_cost *cost, uint32_t rows, double time)
 {
+    const double pass = cost->pass_rows;
+    const double usual = cost->time * (rows + pass) / (cost->rows + cost->count * pass);
+    return cost->time > 0 ? fmin(time, USUAL_MAX * usual) : time;
+}
+
+void ep_pass_cost_add(ep_pass_cost *cost, uint32_t rows, double took)
+{
+    const double time = bounded(cost, rows, took);
     cost->count++;
     cost->rows += rows;
     cost->time += time;
     cost->rows_rows += (double)rows * rows;
     cost->rows_time += rows * time;
+    cost->time_time += time * time;
     if (cost->count >= JOBS_MIN) {
         solve(cost);
     }
@@ -45,5 +67,6 @@ void ep_pass_cost_add(ep_pass_cost *cost, uint32_t rows, double time)
         cost->time /= 2;
         cost->rows_rows /= 2;
         cost->rows_time /= 2;
+        cost->time_time /= 2;
     }
 }

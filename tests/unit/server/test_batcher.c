@@ -8,10 +8,21 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/random.h"
 #include "expertd/batcher.h"
 #include "hand_backend.h"
 
 #define WORKS 64
+
+/* The clock stands where a test sets it. */
+uint64_t __real_ep_clock_now_ns(void);
+uint64_t __wrap_ep_clock_now_ns(void);
+static uint64_t set_ns;
+
+uint64_t __wrap_ep_clock_now_ns(void)
+{
+    return set_ns != 0 ? set_ns : __real_ep_clock_now_ns();
+}
 
 static hand_backend hand;
 static ep_batcher *batcher;
@@ -149,6 +160,43 @@ Test(batcher, busy_time_runs_while_jobs_are_on_the_backend)
     }
     ep_batcher_read_stats(batcher, &later);
     cr_expect_eq(later.busy_ns, stats.busy_ns, "none is");
+}
+
+static uint64_t drawn;
+
+/* Jobs of 1 or 32 rows at once; they end with the last of them, after its rows and 60 for a pass.
+ */
+static void run_jobs(uint32_t jobs, ep_err last)
+{
+    static ep_job_row job_rows[32];
+    uint32_t took = 0;
+    for (uint32_t i = 0; i < jobs; i++) {
+        const uint32_t count = ep_splitmix64(&drawn) % 2 == 0 ? 1 : 32;
+        works[i].job.rows = job_rows;
+        works[i].job.rows_count = count;
+        took = 60 + count;
+    }
+    ep_batcher_submit(batcher, works, jobs, NULL);
+    set_ns += (uint64_t)took * weights.hidden * weights.inner;
+    for (uint32_t i = 0; i < jobs; i++) {
+        hand_backend_complete(&hand, i + 1 < jobs ? EP_OK : last);
+    }
+}
+
+Test(batcher, what_a_pass_is_worth_is_learnt_from_jobs_that_are_alone_and_end_well)
+{
+    hand.on_submit = NULL;
+    set_ns = 1;
+    for (uint32_t i = 0; i < 500; i++) {
+        run_jobs(2, EP_OK);
+        run_jobs(1, EP_ERR_DATA_LOSS);
+    }
+    cr_expect_eq(ep_batcher_pass_rows(batcher), EP_BATCH_WEIGHT_ROWS, "it is %u",
+                 ep_batcher_pass_rows(batcher));
+    for (uint32_t i = 0; i < 500; i++) {
+        run_jobs(1, EP_OK);
+    }
+    cr_expect_eq(ep_batcher_pass_rows(batcher), 60u, "it is %u", ep_batcher_pass_rows(batcher));
 }
 
 Test(batcher, decode_goes_first)
