@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/float_env.h"
 #include "expertd/gate.h"
 #include "moe/gate_check.h"
 #include "moe/load_statistics.h"
@@ -37,22 +38,16 @@ static ep_err check(const ep_gate_config *config, uint32_t tokens, const float *
     return err;
 }
 
-ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const float *logits,
-                            const int32_t *ids, const uint8_t *active, ep_gate_load *out_load,
-                            ep_error *out_error)
+/* counts and sums [E] are 0. */
+static EP_FLOAT_WORK ep_err compute(const ep_gate_config *config, uint32_t tokens,
+                                    const float *logits, const int32_t *ids, const uint8_t *active,
+                                    uint64_t *counts, double *sums, ep_gate_load *out_load)
 {
+    const uint32_t experts = config->experts;
     ep_load_statistics statistics = {0};
     uint64_t counted = 0;
     double z_sum = 0;
-    ep_err err = check(config, tokens, logits, ids, out_load, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    const uint32_t experts = config->experts;
-    uint64_t *counts = calloc(experts, sizeof(*counts));
-    double *sums = calloc(experts, sizeof(*sums));
-    err = counts != NULL && sums != NULL ? EP_OK : EP_ERR_NO_MEMORY;
-    for (uint32_t t = 0; err == EP_OK && t < tokens; t++) {
+    for (uint32_t t = 0; t < tokens; t++) {
         const float *row = logits + (size_t)t * experts;
         if (active != NULL && active[t] == 0) {
             continue;
@@ -65,9 +60,11 @@ ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const
         z_sum += z * z;
         counted++;
     }
-    err = err == EP_OK ? ep_load_statistics_compute(counts, experts, sums, counted, &statistics)
-                       : err;
-    for (uint32_t e = 0; err == EP_OK && e < experts; e++) {
+    ep_err err = ep_load_statistics_compute(counts, experts, sums, counted, &statistics);
+    if (err != EP_OK) {
+        return err;
+    }
+    for (uint32_t e = 0; e < experts; e++) {
         if (out_load->fractions != NULL) {
             out_load->fractions[e] =
                 statistics.slots > 0 ? (double)counts[e] / (double)statistics.slots : 0;
@@ -76,15 +73,33 @@ ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const
             out_load->mean_probabilities[e] = counted > 0 ? sums[e] / (double)counted : 0;
         }
     }
-    free(counts);
-    free(sums);
-    if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for the load of %" PRIu32 " experts",
-                            experts);
-    }
     out_load->slots = statistics.slots;
     out_load->max_over_mean = statistics.max_over_mean;
     out_load->auxiliary_loss = statistics.auxiliary_loss;
     out_load->z_loss = counted > 0 ? z_sum / (double)counted : 0;
     return EP_OK;
+}
+
+ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const float *logits,
+                            const int32_t *ids, const uint8_t *active, ep_gate_load *out_load,
+                            ep_error *out_error)
+{
+    ep_err err = check(config, tokens, logits, ids, out_load, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    uint64_t *counts = calloc(config->experts, sizeof(*counts));
+    double *sums = calloc(config->experts, sizeof(*sums));
+    err = EP_ERR_NO_MEMORY;
+    if (counts != NULL && sums != NULL) {
+        const ep_float_env env = ep_float_env_begin();
+        err = compute(config, tokens, logits, ids, active, counts, sums, out_load);
+        ep_float_env_end(env);
+    }
+    free(counts);
+    free(sums);
+    return err == EP_OK
+               ? EP_OK
+               : ep_error_set(out_error, err, "no memory for the load of %" PRIu32 " experts",
+                              config->experts);
 }

@@ -35,6 +35,9 @@ typedef struct results {
     float sent_scales[3][TOKENS][H / 8];
     int32_t chosen[TOKENS][TOP_K];
     float weights[TOKENS][TOP_K];
+    double fractions[EXPERTS];
+    double mean_probabilities[EXPERTS];
+    double losses[3];
 } results;
 
 /* Of all sizes; one of eight is subnormal, so that sums and products of it are, too. */
@@ -109,6 +112,9 @@ static void compute(const given *g, results *out)
     ep_combine_quantized(&batch, &shape, codes, code_scales, 0, TOKENS, scratch, &code_sums);
     send_rows(&batch, out);
 
+    ep_gate_load load = {.struct_bytes = sizeof(load),
+                         .fractions = out->fractions,
+                         .mean_probabilities = out->mean_probabilities};
     const ep_gate_config gate = {.struct_bytes = sizeof(gate),
                                  .select = EP_GATE_SOFTMAX,
                                  .weight = EP_GATE_SOFTMAX,
@@ -117,10 +123,14 @@ static void compute(const given *g, results *out)
                                  .renormalise = true,
                                  .scaling_factor = 1,
                                  .groups = 1,
-                                 .groups_kept = 1};
+                                 .groups_kept = 1,
+                                 .load = &load};
     ep_error error;
     cr_assert_eq(ep_gate(&gate, TOKENS, g->logits[0], out->chosen[0], out->weights[0], &error),
                  EP_OK, "%s", error.text);
+    out->losses[0] = load.max_over_mean;
+    out->losses[1] = load.auxiliary_loss;
+    out->losses[2] = load.z_loss;
 
     ep_unpermute_args args;
     ep_unpermute_args_init(&args);
@@ -202,6 +212,13 @@ Test(float_env, that_of_the_caller_changes_no_bit_and_is_left_as_it_was)
                   "environment %zu: gate", i);
         cr_expect(memcmp(got.weights, want.weights, sizeof(want.weights)) == 0,
                   "environment %zu: weights of the gate", i);
+        cr_expect(memcmp(got.fractions, want.fractions, sizeof(want.fractions)) == 0,
+                  "environment %zu: load of the experts", i);
+        cr_expect(memcmp(got.mean_probabilities, want.mean_probabilities,
+                         sizeof(want.mean_probabilities)) == 0,
+                  "environment %zu: their probabilities", i);
+        cr_expect(memcmp(got.losses, want.losses, sizeof(want.losses)) == 0,
+                  "environment %zu: losses of the load", i);
         cr_expect(memcmp(got.unpermuted, want.unpermuted, sizeof(want.unpermuted)) == 0,
                   "environment %zu: unpermute", i);
     }
