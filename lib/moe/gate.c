@@ -127,7 +127,7 @@ static void mask_groups(gate_token *g)
     const ep_gate_config *config = g->config;
     float group_scores[EP_GATE_GROUPS_MAX];
     uint32_t size = config->experts / config->groups;
-    float masked = config->group_mask == EP_GROUP_MASK_ZERO ? 0.0f : -INFINITY;
+    float masked = config->group_mask == EP_GROUP_MASK_ZERO ? 0.0f : NAN; /* -inf: never taken */
 
     for (uint32_t i = 0; i < config->groups; i++) {
         group_scores[i] = group_score(g, i, size);
@@ -146,13 +146,16 @@ static void mask_groups(gate_token *g)
 
 /* Keeps the best K in descending order while experts come in ascending id, so that of equals the
  * lower id stays ahead. Dropped experts come after all others: they are taken only when fewer than
- * K are left. */
+ * K are left. NAN: of a group that is not kept; the others are at least K. */
 static void select_top_k(const gate_token *g, int32_t *out_ids)
 {
     const ep_gate_config *config = g->config;
     bool dropped[EP_TOP_K_MAX];
     uint32_t count = 0;
     for (uint32_t e = 0; e < config->experts; e++) {
+        if (isnan(g->scores[e])) {
+            continue;
+        }
         bool drop = is_dropped(g, e);
         uint32_t place = count;
         while (

@@ -545,6 +545,36 @@ Test(gate, dropout_leaves_experts_out_but_always_fills_every_slot)
     }
 }
 
+/* Neither dropout nor a logit of -inf makes an expert worse than those of groups that were not
+ * kept. */
+Test(gate, experts_outside_the_groups_kept_are_never_taken_under_minus_inf)
+{
+    enum { TOKENS = 2000, E = 12, GROUPS = 3, SIZE = E / GROUPS };
+    static float logits[TOKENS * E];
+    static int32_t ids[TOKENS * SIZE];
+    static float weights[TOKENS * SIZE];
+    for (int t = 0; t < TOKENS; t++) {
+        for (int e = 0; e < E; e++) {
+            logits[t * E + e] = e / SIZE == t % GROUPS ? 2.0f + (float)e : (float)(e % SIZE);
+        }
+        logits[t * E + t % GROUPS * SIZE + t % SIZE] = -INFINITY;
+    }
+    ep_gate_config c = make_config(R1, E, SIZE);
+    c.groups = GROUPS;
+    c.groups_kept = 1;
+    c.group_best = 1;
+    c.group_mask = EP_GROUP_MASK_MINUS_INF;
+    for (int dropout = 0; dropout < 2; dropout++) {
+        c.expert_dropout = 0.5f * (float)dropout;
+        cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, NULL), EP_OK);
+        for (int i = 0; i < TOKENS * SIZE; i++) {
+            const int t = i / SIZE;
+            cr_assert_eq(ids[i] / SIZE, t % GROUPS, "dropout %d, token %d: expert %d", dropout, t,
+                         ids[i]);
+        }
+    }
+}
+
 /* Two tokens of known logits, by hand. */
 Test(gate, load_is_that_of_the_formulas)
 {
