@@ -9,8 +9,8 @@
 #define LATE_OF 20u      /* one in so many is late */
 #define PACE_STEP (EP_PACE_OCTAVE / 16)
 #define NORM_STEP (EP_PACE_OCTAVE / 32)
-#define PASS_ROWS_MAX 65536u
-#define PACE_STEPS 128 /* of which the median is found, from -EP_PACE_MAX to EP_PACE_MAX */
+#define PASS_ROWS_MAX 256u /* a node tells no more */
+#define PACE_STEPS 128     /* of which the median is found, from -EP_PACE_MAX to EP_PACE_MAX */
 
 static uint32_t size_of(uint32_t slots)
 {
