@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "client_core.h"
 #include "expertd/gate.h"
+#include "moe/gate_check.h"
 
 typedef struct gate_buffers {
     float *logits;   /* [T,E] contiguous; rows of tokens that are masked out are 0 */
@@ -39,7 +40,8 @@ static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate,
             out_error, EP_ERR_INVALID_ARGUMENT,
             "expert_ids and expert_scales must be absent (rank 0): the gate makes them");
     }
-    ep_err err = ep_tensor_check("logits", logits, 2, f32, out_error);
+    ep_err err = ep_gate_check_config(gate, out_error);
+    err = err == EP_OK ? ep_tensor_check("logits", logits, 2, f32, out_error) : err;
     if (err != EP_OK) {
         return err;
     }
@@ -47,11 +49,6 @@ static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate,
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "logits have %" PRId64 " experts, the gate has %" PRIu32,
                             logits->shape[1], gate->experts);
-    }
-    if (gate->top_k < 1 || gate->top_k > EP_TOP_K_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "the gate's top_k is %" PRIu32 ": allowed 1..%d", gate->top_k,
-                            EP_TOP_K_MAX);
     }
     if (args->x.rank != 2 || logits->shape[0] != args->x.shape[0] ||
         logits->shape[0] > EP_TOKENS_MAX) {

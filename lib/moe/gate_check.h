@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ep_gate refuses before it writes anything; private to lib/moe. */
+/* What ep_gate refuses before it writes anything; for lib/moe and the client. */
 #ifndef EP_MOE_GATE_CHECK_H
 #define EP_MOE_GATE_CHECK_H
 

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -603,6 +604,37 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
               "%s", result.error.text);
     batch_free(&b);
     harness_close(&h);
+}
+
+/* Behind the smaller struct of a caller built with an older library there may be nothing. */
+Test(client_forward, a_gate_of_another_size_is_refused_unread)
+{
+    batch b;
+    float logits[20 * 8] = {0};
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), smaller = sizeof(ep_gate_config) - 8;
+    uint8_t *pages =
+        mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert(pages != MAP_FAILED && mprotect(pages + page, page, PROT_NONE) == 0);
+    void *older = pages + page - smaller;
+    const ep_gate_config gate = {.struct_bytes = (uint32_t)smaller,
+                                 .select = EP_GATE_LOGIT,
+                                 .weight = EP_GATE_SOFTMAX_SELECTED,
+                                 .experts = 8,
+                                 .top_k = 2};
+    memcpy(older, &gate, smaller);
+    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2});
+    batch_make(&b, &h, 20, 2, 1);
+    ep_moe_args args = b.args;
+    args.expert_ids = ep_tensor_none();
+    args.expert_scales = ep_tensor_none();
+    ep_tensor l = ep_tensor_2d(logits, EP_DTYPE_F32, 20, 8);
+    cr_assert_eq(ep_moe_forward_logits(h.client, &args, older, &l, &b.out_tensor, &result),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert(strstr(result.error.text, "struct_bytes of the gate is") != NULL, "%s",
+              result.error.text);
+    batch_free(&b);
+    harness_close(&h);
+    munmap(pages, 2 * page);
 }
 
 /* ---- the process ---- */
