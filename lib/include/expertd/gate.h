@@ -77,7 +77,8 @@ typedef struct ep_gate_config {
     uint32_t groups_kept; /* 1..groups */
     /* with groups: 1, a group's score is its best; 2, the sum of its best two */
     uint32_t group_best;
-    /* score of experts outside the kept groups: 0 (axk2, Mistral) or -inf (DeepSeek) */
+    /* score of experts outside the kept groups: 0 (axk2, Mistral) or -inf (DeepSeek): never
+     * selected */
     ep_group_mask group_mask;
     bool renormalise;
     float epsilon;
@@ -107,7 +108,9 @@ typedef struct ep_gate_config {
 
 /* Errors: INVALID_ARGUMENT naming the field or token, the value and the allowed range; outputs are
  * then untouched. A softmax also needs a finite largest logit in every row.
- * Allocates at most 2 E floats on the heap per call, none up to 1024 experts; NO_MEMORY. */
+ * Allocates at most 2 E floats on the heap per call, none up to 1024 experts; NO_MEMORY. With load,
+ * 24 E bytes more whatever E is, and a NO_MEMORY of these leaves load untouched while ids and
+ * weights are written. */
 EP_API ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logits,
                       int32_t *out_ids, float *out_weights, ep_error *out_error);
 
