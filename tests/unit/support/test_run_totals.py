@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tests/run ends with its totals, however it ends: wrong options, builds that fail, tests that fail, signals.
+"""tests/run ends with its totals, however it ends: wrong options, builds that fail, tests that fail, signals; and it says what it
+chose. tests/format says why it fails.
 
-Runs a copy of it in an empty directory, where cmake, ctest and the other steps are stand-ins of a few lines.
+Runs copies of them in an empty directory, where cmake, ctest and the other steps are stand-ins of a few lines.
 
 usage: test_run_totals.py SOURCE_DIR
 """
@@ -47,13 +48,14 @@ class Tree:
         shutil.copy(source + "/tests/run", where + "/tests/run")
         shutil.copy(source + "/.ci/run", where + "/.ci/run")
         for name, text in (("bin/cmake", cmake), ("bin/ctest", ctest), ("tests/fuzz/run", fuzz), ("deploy/quickstart", quickstart),
-                           ("deploy/install-deps", "exit 0"), ("tests/bare", ctest)):
+                           ("deploy/install-deps", "exit 0"), ("tests/bare", ctest), ("bin/date", "echo 009")):
             script(f"{where}/{name}", text)
         with open(where + "/build/ctest-release.log", "w", encoding="utf-8") as old:  # of a run before: not counted
             old.write("1/1 Test  #1: old ..........   Passed    0.01 sec\n")
 
     def start(self, program, args):
-        env = {**os.environ, "PATH": f"{self.where}/bin:{os.environ['PATH']}", "READY": self.ready}
+        env = {**os.environ, "PATH": f"{self.where}/bin:{os.environ['PATH']}", "READY": self.ready,
+               "GIT_CEILING_DIRECTORIES": os.path.dirname(self.where)}
         return subprocess.Popen([f"{self.where}/{program}", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                 env=env, text=True, start_new_session=True)
 
@@ -69,6 +71,45 @@ def expect(what, process, code, totals, part=""):
     counts = tuple(int(n) for n in found.groups()) if found else None
     if process.returncode != code or counts != totals or part not in output:
         failures.append(f"{what}: exit code {process.returncode}, totals {counts}; expected {code}, {totals} and '{part}' in:\n{output}")
+
+
+def git(where, *args):
+    subprocess.run(["git", "-C", where, "-c", "user.name=a", "-c", "user.email=a@example.org", *args], check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
+
+
+def check_turns(plain, shallow):
+    """By the number of commits where all are there, else by the day, which is the 9th; a turn that is asked for by neither."""
+    def expect_turn(what, tree, turn, said, *args):
+        expect(what, tree.start("tests/run", ["--only", "release", *args]), 0, (2, 0, 1), f"test, turn {turn} of 4{said}\n")
+        expect(what, tree.start("tests/run", ["--only", "release", *args]), 0, (2, 0, 1), f" -U -I {turn},,4 ")
+
+    day = " by the day, for the commits are not all here"
+    expect_turn("a turn without git", plain, 2, day)
+    expect_turn("a turn that is asked for", plain, 4, "", "--turn", "4")
+    git(plain.where, "init")
+    expect_turn("a turn without a commit", plain, 2, day)
+    for count in range(3):
+        git(plain.where, "commit", "--allow-empty", "-m", str(count))
+    expect_turn("a turn by commits", plain, 4, "")
+    git(shallow.where, "clone", "--bare", "--depth", "1", f"file://{plain.where}", shallow.where + "/.git")
+    expect_turn("a turn of a shallow clone", shallow, 2, day)
+
+
+def check_format(source, tree):
+    """tests/format tells why it fails, also where clang-format names no place."""
+    shutil.copy(source + "/tests/format", tree.where + "/tests/format")
+    for folder in ("client", "lib", "server"):
+        os.makedirs(f"{tree.where}/{folder}")
+    with open(tree.where + "/lib/a.c", "w", encoding="utf-8") as file:
+        file.write("int a;\n")
+    for says, part in (("echo 'a library is missing' >&2; exit 9", "names no place:\na library is missing\n"),
+                       ("echo 'lib/a.c:1:1: error: code should be clang-formatted' >&2; exit 1", "lib/a.c:1:1: error: code")):
+        script(tree.where + "/bin/clang-format-14", says)
+        process = tree.start("tests/format", ["--check"])
+        output, _ = process.communicate(timeout=PATIENCE_S)
+        if process.returncode != 1 or part not in output:
+            failures.append(f"tests/format: exit code {process.returncode}; expected 1 and '{part}' in:\n{output}")
 
 
 def main():
@@ -89,6 +130,12 @@ def main():
                            (["--jobs", "many"], "'many' is no number"), (["--jobs", "0"], "'0' is no number"), (["--turn", "5"], "'5' is no turn"),
                            (["--no-install", "--nonsense"], "unknown option '--nonsense'")):
             expect(" ".join(args), good.start("tests/run", args), 2, (0, 1, 0), part)
+
+        expect("--quick of another build", good.start("tests/run", ["--only", "asan", "--quick"]), 2, (0, 1, 0),
+               "--quick is of the release build, --only 'asan'")
+        expect("--quick of release", good.start("tests/run", ["--quick", "--only", "release"]), 0, (2, 0, 1), " -L ^(unit|")
+        check_turns(good, tree("shallow"))
+        check_format(source, tree("format"))
 
         expect("a build fails", tree("no-build", cmake="exit 1").start(".ci/run", []), 1, (2 + 9 + 1, 2, 1))
         expect("a test fails", tree("bad", ctest=BAD).start(".ci/run", []), 1, (3 + 9 + 1, 3, 3), "failed: c")
