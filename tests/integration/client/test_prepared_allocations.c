@@ -21,8 +21,8 @@
 #include "support/alloc_count.h"
 
 #define IN_FLIGHT 128
-/* the second half only to warm up: each frame may be sent twice */
-#define PREPARED (2 * IN_FLIGHT)
+/* those beyond IN_FLIGHT only to warm up: each frame may be sent twice, and losers answer late */
+#define PREPARED (6 * IN_FLIGHT)
 #define CALLS 10000
 #define NODES 3
 
