@@ -208,7 +208,8 @@ static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *
                                .node = node,
                                .thread = thread,
                                .frames = frames,
-                               .calls = event->kind == EP_CLI_SPAN_forward};
+                               .calls = event->kind == EP_CLI_SPAN_forward,
+                               .first_ns = event->time_ns};
     return (uint32_t)model->processes_count++;
 }
 
@@ -388,9 +389,6 @@ ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_even
     }
     ep_cli_recording *recording = &model->recordings[event->recording];
     model->events_count++;
-    recording->first_ns = recording->events_count == 0 || event->time_ns < recording->first_ns
-                              ? event->time_ns
-                              : recording->first_ns;
     recording->last_ns = recording->events_count == 0 || event->time_ns > recording->last_ns
                              ? event->time_ns
                              : recording->last_ns;
@@ -416,15 +414,15 @@ static int compare_u64(const void *a, const void *b)
 /* Cut or unmatched: the rule is in the header. */
 static void judge(ep_cli_trace_model *model, const ep_cli_unmatched *one, ep_trace_id only)
 {
-    const ep_cli_recording *recording =
-        &model->recordings[model->processes[one->process].recording];
+    const ep_cli_trace_process *process = &model->processes[one->process];
+    int64_t last_ns = model->recordings[process->recording].last_ns;
     int64_t longest = model->tables->longest_ns[one->kind];
     int64_t edge = longest > EP_CLI_TRACE_EDGE_NS ? longest : EP_CLI_TRACE_EDGE_NS;
     if (!same_trace(only, (ep_trace_id){0}) && !same_trace(only, one->trace)) {
         return;
     }
-    if (one->is_end ? one->time_ns - recording->first_ns <= edge
-                    : !one->again && recording->last_ns - one->time_ns <= edge) {
+    if (one->is_end ? one->time_ns - process->first_ns <= edge
+                    : !one->again && last_ns - one->time_ns <= edge) {
         *(one->is_end ? &model->cut_ends : &model->cut_begins) += 1;
         return;
     }

@@ -92,6 +92,7 @@ typedef struct ep_cli_trace_process {
     uint32_t frames; /* index of names: what its send and receive spans call it */
     bool calls;      /* it has forward spans: a client, whatever its connections are called */
     uint64_t spans_count;
+    int64_t first_ns; /* its first event: a recording reaches each process at another moment */
 } ep_cli_trace_process;
 
 /* A begin without an end, or an end without a begin. */
@@ -122,8 +123,7 @@ typedef struct ep_cli_recording {
     /* half the round trip of the pair it was fitted to; -1: no pair joins it with the first */
     int64_t offset_error_ns;
     uint64_t events_count;
-    int64_t first_ns; /* of its events, on its own clock */
-    int64_t last_ns;
+    int64_t last_ns; /* of its events, on its own clock */
     uint64_t discarded_events;
     uint64_t discarded_packets;
     ep_cli_skipped *skipped; /* malloc'ed: the first EP_CLI_TRACE_SKIPPED_MAX */
@@ -158,8 +158,8 @@ typedef struct ep_cli_trace_model {
  * one half of their spans is then outside of it. Such an event is counted as cut, and not as
  * unmatched, when a span of its kind as long as the longest matched one of all recordings, or as
  * EP_CLI_TRACE_EDGE_NS, would reach past the edge: a begin that close to the recording's last
- * event, an end that close to its first. Everything else without a partner is unmatched, also a
- * span that was begun again under the same name, however late.
+ * event, an end that close to its process's first. Everything else without a partner is unmatched,
+ * also a span that was begun again under the same name, however late.
  */
 
 /* events_max 1..1e9. NULL: no memory. */

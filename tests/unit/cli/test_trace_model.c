@@ -191,6 +191,23 @@ Test(trace_model, spans_at_the_edges_of_a_recording_are_cut_and_not_unmatched, .
     cr_expect_eq(model->spans_count, 3);
 }
 
+/* A recording reaches the processes of a host one after another. */
+Test(trace_model, an_end_soon_after_the_first_event_of_its_process_is_cut, .fini = end)
+{
+    add_edges();
+    ep_cli_trace_event e = {.kind = EP_CLI_SPAN_receive,
+                            .is_end = true,
+                            .pid = 2,
+                            .call = 12,
+                            .time_ns = 10 * 1000000000LL,
+                            .layer = -1,
+                            .expert = -1};
+    add(&e);
+    finish((ep_trace_id){0});
+    cr_expect_eq(model->cut_ends, 3);
+    cr_expect_eq(model->unmatched_ends, 2);
+}
+
 Test(trace_model, one_trace_counts_its_own_halves_only, .fini = end)
 {
     add_edges();
