@@ -107,10 +107,34 @@ static void step_pace(ep_answer_times *times, int32_t step)
     }
 }
 
+/*
+ * Larger frames take no less time than smaller ones. So what is told of one size bounds the others:
+ * else the norm of a size that a slow node alone is sent would be that node's time, and the node
+ * would count as quick. Where larger sizes are below, they had no answer since all nodes slowed
+ * down: they follow by steps.
+ */
+static void keep_order(ep_answer_norm *norm, uint32_t size)
+{
+    int32_t here = __atomic_load_n(&norm->sizes[size], __ATOMIC_RELAXED);
+    for (uint32_t s = size + 1; s < EP_ANSWER_SIZES; s++) {
+        int32_t larger = __atomic_load_n(&norm->sizes[s], __ATOMIC_RELAXED);
+        if (larger != 0 && larger < here) {
+            here = larger + NORM_STEP < here ? larger + NORM_STEP : here;
+            __atomic_store_n(&norm->sizes[s], here, __ATOMIC_RELAXED);
+        }
+    }
+    for (uint32_t s = 0; s <= size; s++) {
+        if (__atomic_load_n(&norm->sizes[s], __ATOMIC_RELAXED) > here) {
+            __atomic_store_n(&norm->sizes[s], here, __ATOMIC_RELAXED);
+        }
+    }
+}
+
 void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t slots,
                         uint64_t took_ns, bool is_in_step)
 {
-    int32_t *normal = &norm->sizes[size_of(slots)];
+    const uint32_t size = size_of(slots);
+    int32_t *normal = &norm->sizes[size];
     int32_t before = __atomic_load_n(normal, __ATOMIC_RELAXED);
     int32_t octaves = octaves_of(took_ns);
     if (before != 0) {
@@ -120,6 +144,7 @@ void ep_answer_pace_add(ep_answer_times *times, ep_answer_norm *norm, uint32_t s
     if (is_in_step) {
         int32_t step = octaves > before ? NORM_STEP : -NORM_STEP;
         __atomic_store_n(normal, before == 0 ? octaves : before + step, __ATOMIC_RELAXED);
+        keep_order(norm, size);
     }
 }
 

@@ -255,6 +255,20 @@ Test(answer_pace, a_slow_node_is_found_within_a_few_answers_and_so_is_its_recove
     cr_assert(!compare());
 }
 
+/* Slower nodes are sent smaller frames, of a size that no other node has answered yet. */
+Test(answer_pace, a_slow_node_is_found_by_frames_that_it_alone_is_sent)
+{
+    all_answer(100, 300);
+    for (uint32_t r = 0; r < 60; r++) {
+        for (uint32_t p = 0; p < PEERS; p++) {
+            answers(p, p + 1 < PEERS ? 20 : 5, p + 1 < PEERS ? 300 : 6000, 1);
+        }
+        compare();
+    }
+    cr_assert(compare() && slowness[3] >= EP_COPY_SLOW && slowness[0] == 1, "%.1f",
+              (double)slowness[3]);
+}
+
 Test(answer_pace, answers_that_took_for_ever_make_no_slow_node_while_most_are_quick)
 {
     for (uint32_t r = 0; r < 300; r++) {
