@@ -12,8 +12,8 @@
 #include "arguments.h"
 #include "cmd_trace.h"
 #include "exit_code.h"
-#include "trace_read.h"
-#include "trace_session.h"
+#include "trace/trace_read.h"
+#include "trace/trace_session.h"
 
 #define PATH_TEXT_BYTES 256
 #define DURATION_US_MIN 1000u

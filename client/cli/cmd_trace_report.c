@@ -12,9 +12,9 @@
 #include "exit_code.h"
 #include "output.h"
 #include "settings.h"
-#include "trace_export.h"
-#include "trace_read.h"
-#include "trace_report.h"
+#include "trace/trace_export.h"
+#include "trace/trace_read.h"
+#include "trace/trace_report.h"
 
 #define EVENTS_MAX_MAX 100000000ULL
 #define TOP_DEFAULT 10

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "sampler.h"
+#include "dense/sampler.h"
 
 typedef struct expert_caller {
     ep_client *client; /* NULL: the gateway routes */

@@ -10,7 +10,7 @@
 
 #include <stdio.h>
 
-#include "dense_model.h"
+#include "dense/dense_model.h"
 #include "expertd/client.h"
 #include "gateway_call.h"
 #include "latency.h"

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "expert.pb-c.h"
-#include "hello_table.h"
+#include "cluster/hello_table.h"
 #include "wire/placement_codec.h"
 
 /* Says what a coordinator without a table waits for; else the error stays. */

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "args.h"
+#include "common/args.h"
 #include "base/numeric.h"
 #include "group/group_assist.h"
 #include "group/group_profile.h"

@@ -23,7 +23,7 @@
 
 #include "base/buffer.h"
 #include "expertd/group.h"
-#include "fork_guard.h"
+#include "common/fork_guard.h"
 #include "group/group_frame.h"
 #include "group/group_hosts.h"
 #include "transport/transport.h"

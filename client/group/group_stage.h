@@ -4,7 +4,7 @@
 #ifndef EP_CLIENT_GROUP_STAGE_H
 #define EP_CLIENT_GROUP_STAGE_H
 
-#include "device_stage.h"
+#include "common/device_stage.h"
 #include "expertd/group.h"
 
 /*

@@ -22,7 +22,7 @@
 #include "base/random.h"
 #include "bench/bench_report.h"
 #include "expertd/permute.h"
-#include "flow.h"
+#include "call/flow.h"
 #include "moe/row_stream.h"
 #include "wire/forward_codec.h"
 

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "bench/live_log.h"
-#include "client_core.h"
+#include "call/client_core.h"
 #include "placement/balance.h"
 #include "ref_checkpoint.h"
 #include "support/cluster.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "retry_budget.h"
+#include "call/retry_budget.h"
 #include "world.h"
 
 #define TICK_NS (1 * EP_NS_PER_MS)

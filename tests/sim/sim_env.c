@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "call.h"
+#include "call/call.h"
 
 ep_sim *sim_env;
 

@@ -8,7 +8,7 @@
 #ifndef EP_TESTS_SUPPORT_TRACE_SCENE_H
 #define EP_TESTS_SUPPORT_TRACE_SCENE_H
 
-#include "cli/trace_model.h"
+#include "trace/trace_model.h"
 
 #define EP_TEST_SCENE_START 1700000000000000000LL
 #define EP_TEST_SCENE_SPANS 19 /* of a request */

@@ -12,7 +12,7 @@
 
 #include "admin_ctl.h"
 #include "base/clock.h"
-#include "client_core.h"
+#include "call/client_core.h"
 
 /* Of config -o json. */
 #define ENTRY(key, value, origin)                                                                  \

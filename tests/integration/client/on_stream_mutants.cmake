@@ -12,30 +12,30 @@ function(ep_add_on_stream_mutant NAME)
 endfunction()
 
 # Inputs are there when what is in front of the call in its stream has passed.
-ep_add_on_stream_mutant(inputs_too_early FILE stream_call.c TEXT "scene: "
+ep_add_on_stream_mutant(inputs_too_early FILE api/stream_call.c TEXT "scene: "
     REPLACE "aclrtStreamWaitEvent, s->stream, s->begun" "aclrtStreamWaitEvent, s->stream, s->taken")
 # The result is there when the run has ended.
-ep_add_on_stream_mutant(result_too_early FILE stream_call.c TEXT "scene: "
+ep_add_on_stream_mutant(result_too_early FILE api/stream_call.c TEXT "scene: "
     REPLACE "EP_STAGE_CALL(stage, out_error, aclrtWaitAndResetNotify, s->ended, stream, 0)"
             "EP_STAGE_CALL(stage, out_error, aclrtWaitAndResetNotify, s->ended, s->stream, 0)")
 # A result that was not taken yet is not written over.
-ep_add_on_stream_mutant(result_written_over FILE stream_call.c TEXT "before the one in front of it was waited for"
+ep_add_on_stream_mutant(result_written_over FILE api/stream_call.c TEXT "before the one in front of it was waited for"
     REPLACE "EP_STAGE_CALL(stage, out_error, aclrtStreamWaitEvent, s->stream, s->taken)" "EP_OK")
 # Each wait gets its own run's notify: else a stream waits for ever, or for less than its run.
-ep_add_on_stream_mutant(notify_of_another_run FILE stream_call.c
+ep_add_on_stream_mutant(notify_of_another_run FILE api/stream_call.c
     REPLACE "EP_STAGE_CALL(stage, out_error, aclrtStreamWaitEvent, stream, s->taken)" "EP_OK")
-ep_add_on_stream_mutant(notify_left FILE stream_call.c TEXT "before the one in front of it was waited for"
+ep_add_on_stream_mutant(notify_left FILE api/stream_call.c TEXT "before the one in front of it was waited for"
     REPLACE "(void)enqueue_wait(s, s->stream, NULL)" "(void)s")
 # A copy that failed brought nothing.
-ep_add_on_stream_mutant(failed_copy FILE stream_call.c TEXT "scene: "
+ep_add_on_stream_mutant(failed_copy FILE api/stream_call.c TEXT "scene: "
     REPLACE "EP_STAGE_CALL(&s->stage, out_error, aclrtSynchronizeEventWithTimeout, s->copied, REPORT_MS)" "EP_OK")
 # Nor did a run that failed.
-ep_add_on_stream_mutant(old_rows FILE stream_call.c TEXT "are not NaN"
+ep_add_on_stream_mutant(old_rows FILE api/stream_call.c TEXT "are not NaN"
     REPLACE "0xff, s->tokens" "0xff, 0 * s->tokens")
 # T9: each thread enters the context.
-ep_add_on_stream_mutant(thread_without_context FILE device_stage.c
+ep_add_on_stream_mutant(thread_without_context FILE common/device_stage.c
     REPLACE "*out_before == stage->context" "stage->context != NULL")
 # T14: copies that do not wait want pinned memory.
-ep_add_on_stream_mutant(pageable_stage FILE device_stage.c TEXT "pageable host memory"
+ep_add_on_stream_mutant(pageable_stage FILE common/device_stage.c TEXT "pageable host memory"
     REPLACE "EP_STAGE_CALL(stage, out_error, aclrtMallocHost, &memory, bytes)" "((memory = malloc(bytes)) != NULL ? EP_OK : EP_ERR_NO_MEMORY)"
             "#include <string.h>" "#include <stdlib.h>\n#include <string.h>")

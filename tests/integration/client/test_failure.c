@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "call.h"
+#include "call/call.h"
 #include "harness.h"
 
 static harness h;

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "harness.h"
-#include "peers.h"
+#include "cluster/peers.h"
 
 enum { EXPERTS = 8, NODES = 3, ALONE = 1u << 0, OTHERS = 1u << 1 | 1u << 2, WAITS_MAX = 20000 };
 

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
-#include "call.h"
+#include "call/call.h"
 #include "observe/trace.h"
 #include "remote_nodes.h"
 #include "support/alloc_count.h"

@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "client_core.h"
-#include "cluster.h"
+#include "call/client_core.h"
+#include "cluster/cluster.h"
 #include "harness.h"
 
 static harness h;

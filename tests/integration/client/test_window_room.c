@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 #include <semaphore.h>
 
-#include "call.h"
+#include "call/call.h"
 #include "harness.h"
 
 #define WINDOWS 8

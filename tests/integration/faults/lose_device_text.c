@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 #include "base/check.h"
-#include "dense_model.h"
+#include "dense/dense_model.h"
 #include "fault_device.h"
 
 enum { DEVICE = 0, CPU = 1, BYTES = 160 };

@@ -17,7 +17,7 @@
 #include "base/check.h"
 #include "base/path_count.h"
 #include "base/random.h"
-#include "client_core.h"
+#include "call/client_core.h"
 #include "common/process_setup.h"
 #include "expertd/client.h"
 #include "expertd/node.h"

@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "base/random.h"
-#include "cli/dense_math.h"
+#include "dense/dense_math.h"
 
 #define N 37
 

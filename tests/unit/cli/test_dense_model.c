@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/numeric.h"
-#include "cli/dense_model.h"
+#include "dense/dense_model.h"
 #include "cli/generate.h"
 #include "model/model.h"
 #include "support/checkpoint_fixture.h"

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "cli/sampler.h"
+#include "dense/sampler.h"
 
 Test(sampler, temperature_zero_takes_the_largest_and_of_equals_the_lowest)
 {

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli/trace_read.h"
+#include "trace/trace_read.h"
 #include "perfetto.pb-c.h"
 #include "support/process.h"
 #include "support/trace_scene.h"

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/trace_export.h"
-#include "cli/trace_report.h"
+#include "trace/trace_export.h"
+#include "trace/trace_report.h"
 #include "support/trace_scene.h"
 
 #define EVENTS_MAX 1000000

@@ -3,11 +3,11 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "answer_times.h"
+#include "cluster/answer_times.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "moe/routing_plan.h"
-#include "silence.h"
+#include "call/silence.h"
 
 #define US EP_NS_PER_US
 #define MS EP_NS_PER_MS

@@ -4,7 +4,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "args.h"
+#include "common/args.h"
 
 #define T 4
 #define K 2

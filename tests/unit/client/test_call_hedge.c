@@ -3,8 +3,8 @@
 #include <criterion/criterion.h>
 
 #include "base/clock.h"
-#include "call_state.h"
-#include "client_core.h"
+#include "call/call_state.h"
+#include "call/client_core.h"
 
 #define MS EP_NS_PER_MS
 #define DEADLINE (1000 * MS)

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "call_state.h"
+#include "call/call_state.h"
 
 #define MS EP_NS_PER_MS
 #define DEADLINE (1000 * MS)

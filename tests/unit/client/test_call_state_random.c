@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/random.h"
-#include "call_state.h"
+#include "call/call_state.h"
 
 #define PARCELS_MAX 4096
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
 
-#include "call_timing.h"
+#include "cluster/call_timing.h"
 
 Test(call_timing, wire_is_what_the_node_does_not_claim)
 {

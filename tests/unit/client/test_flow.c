@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 
 #include "base/random.h"
-#include "flow.h"
+#include "call/flow.h"
 #include "wire/forward_codec.h"
 
 static const ep_flow_limits limits = {.frame_bytes_max = 16u << 20,

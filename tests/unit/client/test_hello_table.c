@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "hello_table.h"
+#include "cluster/hello_table.h"
 
 typedef struct node {
     Expertd__V1__Hello hello;

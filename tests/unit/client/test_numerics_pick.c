@@ -3,8 +3,8 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "numerics_pick.h"
-#include "view.h"
+#include "cluster/numerics_pick.h"
+#include "cluster/view.h"
 
 enum { NODES = 5, EXPERTS = 4 };
 

@@ -2,7 +2,7 @@
 /* A program built against an older, smaller header must not get bytes behind its struct. */
 #include <criterion/criterion.h>
 
-#include "struct_out.h"
+#include "common/struct_out.h"
 
 typedef struct ours {
     uint32_t struct_bytes;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "view.h"
+#include "cluster/view.h"
 
 static ep_error error;
 static uint32_t model_index;

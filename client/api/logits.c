@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gate, dispatch, experts and combine in one call: the gate's choice becomes the ids and scales of
+ * an ordinary call. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/struct_out.h"
+#include "common/args.h"
+#include "base/clock.h"
+#include "call/client_core.h"
+#include "expertd/gate.h"
+#include "moe/gate_check.h"
+
+typedef struct gate_buffers {
+    float *logits;   /* [T,E] contiguous; rows of tokens that are masked out are 0 */
+    int32_t *ids;    /* [T,K] */
+    float *weights;  /* [T,K] */
+    uint8_t *active; /* [T] */
+} gate_buffers;
+
+static void free_buffers(gate_buffers *buffers)
+{
+    free(buffers->logits);
+    free(buffers->ids);
+    free(buffers->weights);
+    free(buffers->active);
+}
+
+static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate,
+                         const ep_tensor *logits, ep_error *out_error)
+{
+    static const ep_dtype f32[] = {EP_DTYPE_F32, EP_DTYPE_NONE};
+    if (gate == NULL || logits == NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is NULL",
+                            gate == NULL ? "gate" : "logits");
+    }
+    if (args->expert_ids.rank != 0 || args->expert_scales.rank != 0) {
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "expert_ids and expert_scales must be absent (rank 0): the gate makes them");
+    }
+    ep_err err = ep_gate_check_config(gate, out_error);
+    err = err == EP_OK ? ep_tensor_check("logits", logits, 2, f32, out_error) : err;
+    if (err != EP_OK) {
+        return err;
+    }
+    if (logits->shape[1] != gate->experts) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "logits have %" PRId64 " experts, the gate has %" PRIu32,
+                            logits->shape[1], gate->experts);
+    }
+    if (args->x.rank != 2 || logits->shape[0] != args->x.shape[0] ||
+        logits->shape[0] > EP_TOKENS_MAX) {
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "logits have %" PRId64 " tokens, x has %" PRId64 ": allowed the same, up to %d",
+            logits->shape[0], args->x.rank > 0 ? args->x.shape[0] : 0, EP_TOKENS_MAX);
+    }
+    return EP_OK;
+}
+
+/* The gate may not choose among other experts than the layer has. */
+static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep_gate_config *gate,
+                          ep_error *out_error)
+{
+    ep_view *view = taken_view;
+    uint32_t model_index = 0;
+    const ep_routing_layer *layer = NULL;
+    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer,
+                              out_error);
+    const uint64_t others = (uint64_t)args->zero_experts + args->copy_experts + args->const_experts;
+    if (err == EP_OK && layer->shape.experts + others != gate->experts) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "the gate has %" PRIu32 " experts, layer %" PRIu32
+                           " of model %s has %" PRIu32 " and the call %" PRIu64
+                           " zero, copy and constant ones",
+                           gate->experts, args->layer, args->model, layer->shape.experts, others);
+    }
+    ep_view_unref(view);
+    return err;
+}
+
+/* Padding rows may hold anything, NaN too: the gate sees zeros instead. */
+static bool is_masked(const ep_moe_args *args, int64_t token)
+{
+    const ep_tensor *mask = &args->active_mask;
+    return mask->rank == 1 && mask->data != NULL && token < mask->shape[0] &&
+           ((const uint8_t *)mask->data)[token * mask->stride_bytes[0]] == 0;
+}
+
+static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
+                     gate_buffers *buffers, ep_error *out_error)
+{
+    size_t tokens = (size_t)logits->shape[0];
+    size_t row = gate->experts;
+    buffers->logits = calloc(tokens * row + 1, sizeof(*buffers->logits));
+    buffers->ids = calloc(tokens * gate->top_k + 1, sizeof(*buffers->ids));
+    buffers->weights = calloc(tokens * gate->top_k + 1, sizeof(*buffers->weights));
+    buffers->active = calloc(tokens + 1, sizeof(*buffers->active));
+    if (buffers->logits == NULL || buffers->ids == NULL || buffers->weights == NULL ||
+        buffers->active == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a gate of %zu tokens",
+                            tokens);
+    }
+    for (size_t t = 0; t < tokens; t++) {
+        if (!is_masked(args, (int64_t)t)) {
+            buffers->active[t] = 1;
+            memcpy(buffers->logits + t * row,
+                   (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0],
+                   row * sizeof(float));
+        }
+    }
+    ep_gate_config plain = *gate;
+    plain.load = NULL; /* tokens that are masked out do not count */
+    ep_err err = ep_gate(&plain, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights,
+                         out_error);
+    return err != EP_OK || gate->load == NULL
+               ? err
+               : ep_gate_load_compute(&plain, (uint32_t)tokens, buffers->logits, buffers->ids,
+                                      buffers->active, gate->load, out_error);
+}
+
+/* The same call with the gate's choice, and the time the gate has left of it. */
+static ep_moe_args chosen_args(const ep_client *client, const ep_moe_args *args,
+                               const gate_buffers *buffers, int64_t tokens, int64_t top_k,
+                               uint64_t begin_ns)
+{
+    ep_moe_args chosen = *args;
+    uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
+    uint64_t spent_us = (ep_clock_now_ns() - begin_ns) / EP_NS_PER_US;
+    chosen.deadline_us = spent_us < deadline_us ? deadline_us - spent_us : 1;
+    chosen.expert_ids = ep_tensor_2d(buffers->ids, EP_DTYPE_I32, tokens, top_k);
+    chosen.expert_scales = ep_tensor_2d(buffers->weights, EP_DTYPE_F32, tokens, top_k);
+    return chosen;
+}
+
+/* ---- blocking ---- */
+
+static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                             const ep_tensor *logits, const ep_tensor *out, ep_moe_result *result)
+{
+    gate_buffers buffers = {0};
+    uint64_t begin_ns = ep_clock_now_ns();
+    uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
+    ep_view *view = NULL;
+    ep_err err = check_gate(args, gate, logits, &result->error);
+    if (err == EP_OK) {
+        err = ep_cluster_wait_view(client->cluster, begin_ns + deadline_us * EP_NS_PER_US, &view,
+                                   &result->error);
+    }
+    if (err == EP_OK) {
+        err = check_layer(view, args, gate, &result->error);
+    }
+    if (err == EP_OK) {
+        err = choose(args, gate, logits, &buffers, &result->error);
+    }
+    if (err == EP_OK) {
+        ep_moe_args chosen =
+            chosen_args(client, args, &buffers, logits->shape[0], gate->top_k, begin_ns);
+        err = ep_moe_forward(client, &chosen, out, result);
+    }
+    free_buffers(&buffers);
+    return err;
+}
+
+ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                             const ep_tensor *logits, const ep_tensor *out,
+                             ep_moe_result *out_result)
+{
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
+    ep_error_clear(&result.error);
+    ep_err err = ep_client_enter(client, &result.error);
+    if (err == EP_OK) {
+        err = ep_args_check(args, out, &result.error);
+        if (err == EP_OK) {
+            err = forward_logits(client, args, gate, logits, out, &result);
+        }
+        ep_client_leave(client);
+    }
+    if (out_result != NULL) {
+        ep_struct_out(out_result, &result, sizeof(result));
+    }
+    return err;
+}
+
+/* ---- callback ---- */
+
+/* Keeps the gate's choice until the call is done. */
+typedef struct gated_call {
+    ep_moe_done_func done;
+    void *arg;
+    gate_buffers buffers;
+} gated_call;
+
+static void free_gated(gated_call *gated)
+{
+    free_buffers(&gated->buffers);
+    free(gated);
+}
+
+static void on_gated_done(void *arg, const ep_moe_result *result)
+{
+    gated_call *gated = arg;
+    gated->done(gated->arg, result);
+    free_gated(gated);
+}
+
+static ep_err begin_gated(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
+                          const ep_tensor *logits, const ep_tensor *out, gated_call *gated,
+                          ep_call **out_call, ep_error *out_error)
+{
+    uint64_t begin_ns = ep_clock_now_ns();
+    ep_view *view = ep_cluster_acquire_view(client->cluster);
+    if (view == NULL) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "no routing table yet: ep_client_wait_ready waits for it");
+    }
+    ep_err err = check_layer(view, args, gate, out_error);
+    err = err != EP_OK ? err : choose(args, gate, logits, &gated->buffers, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_moe_args chosen =
+        chosen_args(client, args, &gated->buffers, logits->shape[0], gate->top_k, begin_ns);
+    return ep_moe_forward_async(client, &chosen, out, on_gated_done, gated, out_call, out_error);
+}
+
+static ep_err forward_logits_async(ep_client *client, const ep_moe_args *args,
+                                   const ep_gate_config *gate, const ep_tensor *logits,
+                                   const ep_tensor *out, ep_moe_done_func done, void *arg,
+                                   ep_call **out_call, ep_error *out_error)
+{
+    ep_err err = ep_args_check(args, out, out_error);
+    if (err == EP_OK && done == NULL) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "done is NULL");
+    }
+    err = err != EP_OK ? err : check_gate(args, gate, logits, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    gated_call *gated = calloc(1, sizeof(*gated));
+    if (gated == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
+    }
+    gated->done = done;
+    gated->arg = arg;
+    err = begin_gated(client, args, gate, logits, out, gated, out_call, out_error);
+    if (err != EP_OK) {
+        free_gated(gated);
+    }
+    return err;
+}
+
+ep_err ep_moe_forward_logits_async(ep_client *client, const ep_moe_args *args,
+                                   const ep_gate_config *gate, const ep_tensor *logits,
+                                   const ep_tensor *out, ep_moe_done_func done, void *arg,
+                                   ep_call **out_call, ep_error *out_error)
+{
+    ep_err err = ep_client_enter(client, out_error);
+    if (err == EP_OK) {
+        err = forward_logits_async(client, args, gate, logits, out, done, arg, out_call, out_error);
+        ep_client_leave(client);
+    }
+    return err;
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One call's life: begin, events, end. All three public forms share it.
+ *
+ * Events (answers, timer, wake, cancel) come from any thread and are put into the call's inbox. One
+ * thread at a time is `busy` with a call: it steps call_state with the events and performs the
+ * actions, without holding a lock; whoever posts to a call that nobody is busy with becomes that
+ * thread, or, on the timers' thread, makes a worker that (call_workers.h). A blocking caller stays
+ * busy and waits for events ("driven"), so that packing and combining run on its own thread.
+ *
+ * Ownership  a call is counted: its owner, and one use each for the run under way, every frame
+ *            whose answer is not processed, an armed timer. With the last one it becomes spare or
+ *            is freed.
+ */
+#ifndef EP_CLIENT_CALL_H
+#define EP_CLIENT_CALL_H
+
+#include "common/args.h"
+#include "call/call_registry.h"
+#include "call/call_state.h"
+#include "cluster/call_timing.h"
+#include "call/call_trace.h"
+#include "call/client_core.h"
+#include "api/stream_call.h"
+
+#define EP_CALL_COMBINED UINT32_MAX
+
+#define EP_CALL_FLAG_WAKE 1u
+#define EP_CALL_FLAG_TIMER 2u
+#define EP_CALL_FLAG_CANCEL 4u
+
+/* A window under way. */
+typedef struct ep_call_window {
+    uint32_t begin; /* tokens */
+    uint32_t end;
+    uint64_t bytes;    /* reserved at the client */
+    size_t slots_used; /* of its part of call->window_slots */
+} ep_call_window;
+
+typedef enum ep_call_form { EP_FORM_BLOCKING, EP_FORM_CALLBACK, EP_FORM_PREPARED } ep_call_form;
+
+/* The I/O side of a parcel; same index. */
+typedef struct ep_call_frame {
+    ep_call *call;
+    uint32_t index;
+    /* set when it is sent, or when its slots are stuck (then peer is NULL) */
+    ep_peer *peer; /* reference */
+    ep_peer_class class_index;
+    ep_rpc_call_id rpc_id;   /* 0: not sent */
+    ep_rpc_channel *channel; /* of peer: where rpc_id is */
+    uint32_t *slots;         /* slot numbers, by expert, then token */
+    uint32_t slots_count;
+    bool is_relayed;     /* slots of other nodes of the peer's host are in it */
+    uint32_t rows_count; /* of x: with node_sum also of the reply */
+    bool slots_owned;    /* from malloc, not the call's array */
+    bool given_up;       /* cancelled by us, because its node is silent */
+    uint64_t sent_bytes;
+    uint64_t sent_ns;
+    float slowness;                   /* of its node when it was sent */
+    ep_answer_norm *norm;             /* of the client: what its answer is compared with */
+    char numerics[EP_NUMERICS_BYTES]; /* what the answer must say; "" anything */
+    /* set by its answer */
+    bool ok;
+    const uint8_t *rows; /* the tensor section, in reply: wire/reply_layout.h */
+    ep_buffer *reply;    /* reference, until the window is combined */
+    uint64_t received_bytes;
+    ep_error error;
+    ep_frame_trace trace;
+    ep_frame_timing timing;
+    struct ep_call_frame *next; /* inbox */
+} ep_call_frame;
+
+struct ep_call {
+    ep_client *client; /* reference; NULL while spare */
+    uint32_t refs;
+    ep_call_links links;
+    struct ep_call *work_next; /* workers' queue */
+
+    pthread_mutex_t lock; /* guards up to `released` */
+    pthread_cond_t changed;
+    ep_call_frame *inbox_head;
+    ep_call_frame *inbox_tail;
+    uint32_t flags;
+    uint32_t waiters; /* threads waiting for `changed` */
+    bool busy;
+    bool driven; /* the busy thread waits for events */
+    bool done;
+    bool began; /* prepared: between begin and finish */
+
+    /* The rest belongs to the busy thread, or to the owner before a run. */
+    ep_call_form form;
+    ep_moe_done_func on_done;
+    void *on_done_arg;
+    bool deliver;      /* callback form: the end is to be told */
+    ep_call_spec spec; /* spec.batch.tokens: this run's T */
+    uint32_t tokens_max;
+    ep_stream_call *stream_call; /* prepared: its tensors are on a device; NULL: in host memory */
+    ep_call_state state;
+    ep_flow flow;
+    ep_view *view; /* of the newest round of sending; reference; NULL between runs */
+    uint32_t model_index;
+    const ep_routing_layer *layer; /* in view */
+    uint64_t spread;
+    uint64_t step_member; /* names this run in all its frames; 0 without a step group */
+    ep_call_window windows[EP_CALL_WINDOWS];
+    uint32_t tokens_sent; /* tokens of all windows that were begun */
+    /* of client->window_bytes: claimed by windows that ended, for those that are not begun */
+    uint64_t kept_bytes;
+    bool is_piecewise; /* tokens are combined as their rows land, into out_scratch */
+    ep_timer timer;
+    bool timer_used;   /* armed since the call was acquired */
+    uint64_t timer_ns; /* what it is armed for; 0 not known */
+
+    /* Arrays that grow to the largest run and stay. */
+    ep_routing_plan plan;
+    ep_call_frame **frames; /* [frames_count], each at a fixed address */
+    uint32_t frames_count;
+    uint32_t frames_capacity;
+    uint32_t first_frames_max; /* prepared: frames of a run's first sending; else 0 */
+    const void **rows; /* [T * slots per token]; quantised rows: as many scales behind them */
+    size_t rows_bytes;
+    /* slot numbers of the frames of each window's first round, one part per window */
+    uint32_t *window_slots;
+    size_t window_slots_bytes;
+    uint32_t *rows_left; /* [T] piecewise: rows a token waits for; EP_CALL_COMBINED */
+    size_t rows_left_bytes;
+    uint32_t *chosen;       /* [experts] node of each expert in this round */
+    uint32_t *grouped;      /* [experts] what stands for its host; behind chosen */
+    uint32_t *expert_slots; /* [experts] of the window; behind grouped, with a scratch of as many */
+    uint32_t chosen_capacity;
+    uint8_t *usable;      /* [nodes] */
+    uint64_t *room_bytes; /* [nodes] what a frame to it may carry */
+    float *slowness;      /* [nodes] as in ep_copy_choice; behind it a scratch of as many */
+    bool has_slow;        /* some are above 1; else slowness holds nothing */
+    uint32_t nodes_capacity;
+    const ep_peer **served; /* peers that got rows in this run; compared only */
+    uint32_t served_count;
+    uint32_t served_capacity;
+    ep_plan_slot *host_slots; /* scratch for the largest chunk, with comm_alg hierarchy */
+    size_t host_slots_bytes;
+    bool is_by_host; /* the plan's chunks are for hosts */
+    float *combine_scratch;
+    size_t combine_scratch_bytes;
+    uint8_t *out_scratch; /* the result, until it is whole */
+    size_t out_scratch_bytes;
+
+    ep_call_trace trace;
+    uint64_t pack_ns; /* of this run, timed ones; as the next two */
+    uint64_t combine_ns;
+    uint64_t slowest_wait_us;
+    ep_moe_result result;
+};
+
+/* A spare or new call with one reference, the owner's. Errors: NO_MEMORY. */
+ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
+                       ep_error *out_error);
+/* Frees memory; for the registry. */
+void ep_call_free(ep_call *call);
+void ep_call_unref(ep_call *call);
+/* A reference that ep_client_destroy waits for. */
+void ep_call_use(ep_call *call);
+void ep_call_unuse(ep_call *call);
+
+/* Room for everything a run of spec's tokens, or fewer, needs, so that it allocates nothing.
+ * Errors: NO_MEMORY. */
+ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_layer *layer,
+                       ep_error *out_error);
+
+/*
+ * Checks the values of call->spec and starts a run with its first tokens; its deadline counts from
+ * begin_ns. On an error nothing was begun. On success the caller is busy with the call:
+ * ep_call_leave or ep_call_drive comes next.
+ */
+ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns,
+                     ep_error *out_error);
+/* The same with the newest table, from now on. */
+ep_err ep_call_start_newest(ep_call *call, uint32_t tokens, ep_error *out_error);
+/* Whether a prepared call may begin so. Errors: FAILED_PRECONDITION, INVALID_ARGUMENT. */
+ep_err ep_call_check_begin(const ep_call *call, uint32_t n_active, ep_error *out_error);
+/* Gives the call to the library's threads. */
+void ep_call_leave(ep_call *call);
+/* Works on the call until its run is done. */
+void ep_call_drive(ep_call *call);
+/* The same after ep_call_leave, as soon as no library thread is busy with
+ * it; returns when the run is done. */
+void ep_call_wait(ep_call *call);
+
+/* On a worker: a call that was handed to it. */
+void ep_call_run_handed(ep_call *call);
+
+/* frame may be NULL. The caller holds a use, or is the owner. */
+void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags);
+
+#endif

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The end of a window and of a run: combine, the result, and an error that says what was waited
+ * for.
+ *
+ * out is written only on success. A decode run is combined straight into it, once every row is
+ * here. Prefill is combined token by token as rows land, while others are still computed and
+ * travel, into a scratch result that is copied at the end: memory is bounded by four windows' rows
+ * and one result, whatever T is.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/path_count.h"
+#include "call/call_steps.h"
+
+static size_t out_row_bytes(const ep_batch *batch)
+{
+    return (size_t)batch->hidden * ep_dtype_bytes(batch->out_dtype);
+}
+
+static uint32_t out_rows_per_token(const ep_batch *batch)
+{
+    return batch->form == EP_RESULT_UNCOMBINED ? batch->top_k : 1;
+}
+
+/* Where tokens of the run are combined to. */
+static ep_combine_out result_place(const ep_call *call)
+{
+    if (!call->is_piecewise) {
+        return call->spec.out;
+    }
+    size_t row = out_row_bytes(&call->spec.batch);
+    return (ep_combine_out){.data = call->out_scratch,
+                            .token_stride_bytes =
+                                (int64_t)(row * out_rows_per_token(&call->spec.batch)),
+                            .slot_stride_bytes = (int64_t)row};
+}
+
+static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
+{
+    const ep_batch *batch = &call->spec.batch;
+    const ep_layer_shape *shape = &call->layer->shape;
+    ep_combine_out out = result_place(call);
+    uint64_t begin_ns = ep_call_timing_now(call);
+    if (batch->combine_quant == EP_COMBINE_PLAIN) {
+        ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
+    } else {
+        ep_combine_quantized(batch, shape, call->rows, ep_call_row_scales(call), token_begin,
+                             token_end, call->combine_scratch, &out);
+    }
+    ep_call_timing_add(&call->combine_ns, begin_ns);
+}
+
+void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    uint32_t ready = 0;
+    if (!call->is_piecewise) {
+        return;
+    }
+    for (uint32_t i = 0; i < frame->slots_count; i++) {
+        uint32_t *left = &call->rows_left[frame->slots[i] / per_token];
+        if (!ep_call_frame_has_row(call, frame, i)) {
+            continue; /* sent twice, and here already */
+        }
+        EP_ASSERT(*left > 0 && *left != EP_CALL_COMBINED);
+        ready += --*left == 0;
+    }
+    bool is_traced = ready > 0 && ep_call_trace_combine_begin(call, ready);
+    for (uint32_t i = 0; i < frame->slots_count && ready > 0; i++) {
+        uint32_t token = frame->slots[i] / per_token;
+        if (call->rows_left[token] == 0) {
+            combine(call, token, token + 1);
+            call->rows_left[token] = EP_CALL_COMBINED;
+        }
+    }
+    if (is_traced) {
+        ep_call_trace_combine_end(call, ready);
+    }
+}
+
+/* Tokens that wait for no row: those without one and, at the end of a run, those whose rows are
+ * missing. */
+static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end)
+{
+    uint32_t rest = call->is_piecewise ? 0 : token_end - token_begin;
+    for (uint32_t t = token_begin; call->is_piecewise && t < token_end; t++) {
+        rest += call->rows_left[t] != EP_CALL_COMBINED;
+    }
+    if (rest == 0) {
+        return;
+    }
+    bool is_traced = ep_call_trace_combine_begin(call, rest);
+    for (uint32_t t = token_begin; call->is_piecewise && t < token_end; t++) {
+        if (call->rows_left[t] != EP_CALL_COMBINED) {
+            combine(call, t, t + 1);
+            call->rows_left[t] = EP_CALL_COMBINED;
+        }
+    }
+    if (!call->is_piecewise) {
+        combine(call, token_begin, token_end);
+    }
+    if (is_traced) {
+        ep_call_trace_combine_end(call, rest);
+    }
+}
+
+static void copy_scratch_to_out(ep_call *call)
+{
+    const ep_batch *batch = &call->spec.batch;
+    const ep_combine_out *out = &call->spec.out;
+    size_t row = out_row_bytes(batch);
+    uint32_t per_token = out_rows_per_token(batch);
+    const uint8_t *from = call->out_scratch;
+    ep_path_count(EP_PATH_SCRATCH, (uint64_t)batch->tokens * per_token * row);
+    for (uint32_t t = 0; t < batch->tokens; t++) {
+        for (uint32_t k = 0; k < per_token; k++, from += row) {
+            memcpy((uint8_t *)out->data + (int64_t)t * out->token_stride_bytes +
+                       (int64_t)k * out->slot_stride_bytes,
+                   from, row);
+        }
+    }
+}
+
+static void release_window(ep_call *call, uint32_t window)
+{
+    for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
+        const ep_parcel *parcel = &call->state.parcels[i];
+        if ((parcel->phase == EP_PARCEL_ARRIVED || parcel->phase == EP_PARCEL_SPENT) &&
+            parcel->window == window) {
+            ep_call_clear_frame(call->frames[i]);
+        }
+    }
+    ep_call_state_release_window(&call->state, window);
+    __atomic_fetch_sub(&call->client->window_bytes, call->windows[window].bytes, __ATOMIC_RELAXED);
+    call->windows[window].bytes = 0;
+}
+
+void ep_call_end_window(ep_call *call, uint32_t window)
+{
+    ep_call_window *ended = &call->windows[window];
+    combine_rest(call, ended->begin, ended->end);
+    /* else other calls could leave this one without room halfway */
+    if (call->tokens_sent < call->spec.batch.tokens) {
+        call->kept_bytes += ended->bytes;
+        ended->bytes = 0;
+    }
+    release_window(call, window);
+}
+
+/* With allow_missing, at the deadline: slots whose row did not come, in windows under way and in
+ * those never sent. */
+static void count_missing(ep_call *call)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    size_t sent_end = (size_t)call->tokens_sent * per_token;
+    size_t end = (size_t)call->spec.batch.tokens * per_token;
+    memset(call->rows + sent_end, 0, (end - sent_end) * sizeof(*call->rows));
+    /* rows of windows that were combined are gone, but not NULL */
+    for (size_t s = 0; s < end; s++) {
+        uint32_t expert;
+        ep_slot_kind kind =
+            ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token),
+                          (uint32_t)(s % per_token), &expert);
+        if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && call->rows[s] == NULL) {
+            if (call->result.missing_count == 0) {
+                call->result.missing_first_slot = (uint32_t)s;
+            }
+            if (call->result.missing_count < call->spec.missing_slots_max) {
+                call->spec.missing_slots[call->result.missing_count] = (uint32_t)s;
+            }
+            call->result.missing_count++;
+        }
+    }
+}
+
+static void write_out(ep_call *call)
+{
+    if (call->spec.allow_missing) {
+        count_missing(call);
+    }
+    if (call->is_piecewise) {
+        memset(call->rows_left + call->tokens_sent, 0,
+               (call->spec.batch.tokens - call->tokens_sent) * sizeof(*call->rows_left));
+    }
+    combine_rest(call, 0, call->spec.batch.tokens);
+    if (call->is_piecewise) {
+        copy_scratch_to_out(call);
+    }
+}
+
+/* ---- errors ---- */
+
+static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
+{
+    uint32_t expert = EP_NO_EXPERT;
+    uint32_t per_token = ep_call_slots_per_token(call);
+    if (frame != NULL && frame->slots_count > 0) {
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, frame->slots[0] / per_token,
+                      frame->slots[0] % per_token, &expert);
+    }
+    return expert;
+}
+
+/* The node that held an expert before the table lost it; NULL: it has a copy, or nobody is
+ * known. */
+static ep_peer *former_owner(const ep_call *call, uint32_t expert)
+{
+    const ep_routing_layer *layer = call->layer;
+    if (layer->offsets[expert] < layer->offsets[expert + 1]) {
+        return NULL;
+    }
+    uint32_t node =
+        ep_view_former_owner(call->view, (uint32_t)(layer - call->view->table->layers), expert);
+    return node == UINT32_MAX ? NULL : call->view->peers[node];
+}
+
+/* "n1: not connected ...; n2: ..." for the copies of an expert. */
+static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_ns, char *out_text,
+                            size_t bytes)
+{
+    size_t used = 0;
+    const ep_routing_layer *layer = call->layer;
+    ep_peer *former = former_owner(call, expert);
+    snprintf(out_text, bytes, "the table lists no copy of it");
+    if (former != NULL) {
+        char state[180];
+        ep_peer_describe(former, EP_PEER_DECODE, now_ns, state, sizeof(state));
+        snprintf(out_text, bytes,
+                 "the table lists no copy of it any more; last report of node %.60s: %s",
+                 ep_peer_label(former), state);
+    }
+    for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1] && used + 1 < bytes;
+         i++) {
+        char state[256];
+        uint32_t node = layer->copies[i];
+        ep_peer *peer = call->view->peers[node];
+        ep_peer_describe(peer, call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE, now_ns, state,
+                         sizeof(state));
+        int n =
+            snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ",
+                     ep_peer_label(peer), state,
+                     ep_view_allows(call->view, call->model_index, node) ? ""
+                     : call->view->pins[call->model_index][0] == 0 ? " (no numerics id chosen yet)"
+                                                                   : " (other numerics)");
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static const ep_peer *blamed_peer(const ep_call *call, uint32_t expert)
+{
+    const ep_routing_layer *layer = call->layer;
+    if (layer->offsets[expert] < layer->offsets[expert + 1]) {
+        return call->view->peers[layer->copies[layer->offsets[expert]]];
+    }
+    return former_owner(call, expert);
+}
+
+static void write_last_report(const ep_call *call, uint64_t now_ns, char *out_text, size_t bytes)
+{
+    const ep_error *last = &call->state.last_error;
+    out_text[0] = 0;
+    if (last->code != EP_OK) {
+        snprintf(out_text, bytes, "; last report: %s from %s %.1f s ago: %.140s",
+                 ep_err_name(last->code), last->node[0] != 0 ? last->node : "this process",
+                 (double)(now_ns - call->state.last_error_ns) / 1e9, last->text);
+    }
+}
+
+/* A node that is connected and did not answer, or slots that found no live copy. */
+static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now_ns,
+                         ep_error *error)
+{
+    const ep_routing_model *model = &call->view->table->models[call->model_index];
+    uint32_t expert = blamed_expert(call, frame);
+    uint64_t waited_us = (now_ns - call->state.begin_ns) / EP_NS_PER_US;
+    ep_err code = call->state.code;
+    char node[EP_NODE_NAME_BYTES] = "";
+    char copies[320] = "";
+    char last[256];
+    write_last_report(call, now_ns, last, sizeof(last));
+    if (frame != NULL && frame->peer != NULL) {
+        char state[256];
+        snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(frame->peer));
+        ep_peer_describe(frame->peer, frame->class_index, now_ns, state, sizeof(state));
+        ep_error_set(error, code,
+                     "layer %" PRIu32 ", expert %" PRIu32
+                     " of model %.60s:%s: no reply from node %s within %" PRIu64
+                     " us; last report: %.200s%s",
+                     call->spec.layer, expert, model->name, model->version, node, waited_us, state,
+                     code == EP_ERR_DEADLINE_EXCEEDED ? "" : last);
+    } else {
+        snprintf(node, sizeof(node), "%s",
+                 call->state.last_error.code != EP_OK ? call->state.last_error.node : "");
+        if (expert != EP_NO_EXPERT) {
+            describe_copies(call, expert, now_ns, copies, sizeof(copies));
+            const ep_peer *blamed = blamed_peer(call, expert);
+            if (node[0] == 0 && blamed != NULL) {
+                snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(blamed));
+            }
+        }
+        ep_error_set(error, code,
+                     "layer %" PRIu32 ", expert %" PRIu32
+                     " of model %.60s:%s: no live copy within %" PRIu64 " us (%s)%s",
+                     call->spec.layer, expert, model->name, model->version, waited_us, copies,
+                     last);
+    }
+    error->expert = expert == EP_NO_EXPERT ? -1 : (int32_t)expert;
+    snprintf(error->node, sizeof(error->node), "%s", node);
+}
+
+static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
+{
+    const ep_call_frame *frame =
+        call->state.blame < call->frames_count ? call->frames[call->state.blame] : NULL;
+    bool at_deadline = now_ns >= call->state.deadline_ns && call->state.code != EP_ERR_CANCELLED;
+    if (at_deadline &&
+        (call->state.code == EP_ERR_UNAVAILABLE || call->state.code == EP_ERR_DEADLINE_EXCEEDED ||
+         call->state.code == EP_ERR_RESOURCE_EXHAUSTED)) {
+        explain_wait(call, frame, now_ns, error);
+    } else {
+        *error = call->state.last_error;
+        if (frame != NULL && error->node[0] != 0) {
+            ep_error_prefix(error, error->code, "node %s", error->node);
+        }
+    }
+    error->layer = (int32_t)call->spec.layer;
+    error->waited_us = (int64_t)((now_ns - call->state.begin_ns) / EP_NS_PER_US);
+}
+
+/* ---- end of a run ---- */
+
+void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
+{
+    bool is_short = call->state.code == EP_OK && call->result.missing_count > 0;
+    /* OK: other copies had answered */
+    ep_err why = is_short ? EP_ERR_DEADLINE_EXCEEDED : call->state.code;
+    for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
+        ep_call_frame *frame = call->frames[i];
+        if (call->state.parcels[i].phase == EP_PARCEL_ZOMBIE && frame->rpc_id != 0) {
+            ep_answer_times *times = &frame->peer->links[frame->class_index].times;
+            uint64_t waited_ns = now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0;
+            ep_answer_times_add_lost(times, frame->slots_count, waited_ns);
+            /* a hedge was sent later */
+            if (why == EP_OK && call->state.parcels[i].hedge_of == UINT32_MAX) {
+                ep_answer_pace_add_lost(times);
+            }
+            ep_call_trace_exchange_drop(frame, why);
+            (why == EP_OK ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(frame->channel,
+                                                                              frame->rpc_id);
+            frame->rpc_id = 0;
+        }
+    }
+}
+
+static void clear_unsent(ep_call *call)
+{
+    for (uint32_t i = 0; i < call->frames_count; i++) {
+        if (i >= call->state.parcels_count || call->state.parcels[i].phase == EP_PARCEL_FREE) {
+            ep_call_clear_frame(call->frames[i]);
+        }
+    }
+}
+
+void ep_call_drop_view(ep_call *call)
+{
+    ep_view_unref(call->view);
+    call->view = NULL;
+    call->layer = NULL;
+}
+
+void ep_call_end_run(ep_call *call, uint64_t now_ns)
+{
+    ep_moe_result *result = &call->result;
+    if (call->state.code == EP_OK) {
+        write_out(call);
+    } else {
+        explain(call, now_ns, &result->error);
+        ep_count(&call->client->counters.calls_failed, 1);
+    }
+    for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
+        release_window(call, w);
+    }
+    __atomic_fetch_sub(&call->client->window_bytes, call->kept_bytes, __ATOMIC_RELAXED);
+    call->kept_bytes = 0;
+    ep_call_cancel_zombies(call, now_ns);
+    clear_unsent(call);
+    result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;
+    result->pack_us = call->pack_ns / EP_NS_PER_US;
+    result->combine_us = call->combine_ns / EP_NS_PER_US;
+    result->epoch_term = call->view->table->epoch.term;
+    result->epoch_number = call->view->table->epoch.number;
+    memcpy(result->numerics, call->view->pins[call->model_index], sizeof(result->numerics));
+    ep_call_trace_end(call, call->state.code);
+    ep_call_drop_view(call);
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Second sends: slots whose answer is late, or whose node is silent, go to other copies while the
+ * first frame stays in flight. call_state decides what counts; here is only who gets what. In a
+ * steady state nothing is allocated.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "call/call_steps.h"
+
+/* When a silent node's slots have no other copy now, or only such as have failed, look for one
+ * again after so long. */
+#define AGAIN_NS (50 * EP_NS_PER_MS)
+
+static void sift_down(uint32_t *numbers, uint32_t root, uint32_t count)
+{
+    for (uint32_t child; (child = 2 * root + 1) < count; root = child) {
+        child += child + 1 < count && numbers[child + 1] > numbers[child];
+        if (numbers[root] >= numbers[child]) {
+            return;
+        }
+        uint32_t number = numbers[root];
+        numbers[root] = numbers[child];
+        numbers[child] = number;
+    }
+}
+
+/* Heap sort: qsort may allocate. */
+static void sort(uint32_t *numbers, uint32_t count)
+{
+    for (uint32_t i = count / 2; i-- > 0;) {
+        sift_down(numbers, i, count);
+    }
+    for (uint32_t end = count; end-- > 1;) {
+        uint32_t number = numbers[0];
+        numbers[0] = numbers[end];
+        numbers[end] = number;
+        sift_down(numbers, 0, end);
+    }
+}
+
+static bool all_have_copy(const ep_call *call, const uint32_t *numbers, uint32_t count)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t expert;
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, numbers[i] / per_token,
+                      numbers[i] % per_token, &expert);
+        if (call->chosen[expert] == EP_NO_EXPERT) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Of the frame's slots those without a row, ascending. */
+static uint32_t slots_wanted(const ep_call *call, const ep_call_frame *frame, uint32_t *out_numbers)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < frame->slots_count; i++) {
+        if (call->rows[frame->slots[i]] == NULL) {
+            out_numbers[count++] = frame->slots[i];
+        }
+    }
+    sort(out_numbers, count);
+    return count;
+}
+
+/* A late frame's second send is a wish: in a prepared call it takes no frame that is not there yet,
+ * nor one that the next run's first sending may need while losers of this one still wait for their
+ * end. */
+static bool has_room(const ep_call *call, uint32_t chunks)
+{
+    uint32_t used = ep_call_state_parcels_used(&call->state);
+    return call->first_frames_max == 0 ||
+           used + chunks + call->first_frames_max <= call->frames_count;
+}
+
+/* Its end sends its slots to other copies. */
+static void give_up(ep_call_frame *frame)
+{
+    frame->given_up = true;
+    ep_rpc_call_cancel(frame->channel, frame->rpc_id);
+}
+
+/* All of a frame's slots, or none: the window waits for the slowest of them anyhow. A frame of node
+ * sums only as one frame again: sums over other groups of slots are other sums, and cannot be mixed
+ * with the first frame's. Where one frame does not do, that of a silent node is given up: its end
+ * sends the slots to their other copies. */
+static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *numbers,
+                       ep_call_actions *actions)
+{
+    ep_error error;
+    uint32_t count = slots_wanted(call, call->frames[parcel], numbers);
+    if (count == 0) {
+        return;
+    }
+    ep_call_refresh_view(call);
+    ep_call_choose(call, NULL, call->frames[parcel]->peer);
+    if (silent && !all_have_copy(call, numbers, count) &&
+        ep_call_state_ask_anew(&call->state, parcel, ep_clock_now_ns(), AGAIN_NS)) {
+        ep_call_choose_anew(call);
+    }
+    if (!all_have_copy(call, numbers, count) ||
+        ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK) {
+        return;
+    }
+    if (call->spec.batch.node_sum && call->plan.chunks_count > 1) {
+        if (silent) {
+            give_up(call->frames[parcel]);
+        }
+        return;
+    }
+    if ((!silent && !has_room(call, call->plan.chunks_count)) ||
+        !ep_call_state_begin_hedge(&call->state, parcel, call->plan.chunks_count, silent)) {
+        return;
+    }
+    ep_call_send_plan(call, call->state.parcels[parcel].window,
+                      silent ? EP_SEND_SILENT : EP_SEND_LATE, parcel, actions);
+}
+
+/* The list lies where the slots of the new frames will: the plan has copied it by then. */
+static void hedge(ep_call *call, uint32_t parcel, bool silent, ep_call_actions *actions)
+{
+    uint32_t count = call->frames[parcel]->slots_count;
+    uint32_t window_index = call->state.parcels[parcel].window;
+    const ep_call_window *window = &call->windows[window_index];
+    size_t part = ep_call_window_slots(call);
+    bool fits = window->slots_used + count <= part;
+    uint32_t *numbers = fits ? call->window_slots + window_index * part + window->slots_used
+                             : malloc(count * sizeof(*numbers));
+    if (numbers == NULL) {
+        return; /* the first frame is still in flight */
+    }
+    ep_call_trace_plan_begin(call, window->begin, window->end);
+    send_again(call, parcel, silent, numbers, actions);
+    ep_call_trace_plan_end(call);
+    if (!fits) {
+        free(numbers);
+    }
+}
+
+static void look_at(ep_call *call, uint32_t parcel, uint64_t now_ns, ep_call_actions *actions)
+{
+    const ep_parcel *p = &call->state.parcels[parcel];
+    ep_call_frame *frame = call->frames[parcel];
+    bool late = p->hedge_ns <= now_ns;
+    bool silent = false;
+    uint64_t look_ns = p->look_ns;
+    if (look_ns <= now_ns) {
+        silent =
+            ep_peer_is_silent(frame->peer, frame->class_index, now_ns, frame->sent_ns, &look_ns);
+        look_ns = silent ? now_ns + AGAIN_NS : look_ns;
+    }
+    ep_call_state_watch(&call->state, parcel, late ? EP_TIME_NEVER : p->hedge_ns, look_ns);
+    if (p->phase == EP_PARCEL_HEDGE) {
+        if (silent) { /* its end makes the parcel wait alone again, or go to yet another copy */
+            give_up(frame);
+        }
+        return;
+    }
+    if (late || silent) {
+        hedge(call, parcel, silent, actions);
+    }
+}
+
+void ep_call_look(ep_call *call, uint64_t now_ns, ep_call_actions *actions)
+{
+    uint32_t parcel = ep_call_state_next_due(&call->state, now_ns, 0);
+    while (parcel != UINT32_MAX && !actions->complete) {
+        look_at(call, parcel, now_ns, actions);
+        parcel = ep_call_state_next_due(&call->state, now_ns, parcel + 1);
+    }
+    ep_call_state_looked(&call->state);
+}

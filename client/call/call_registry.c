@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists of calls under one short lock. */
+#include "call/call_registry.h"
+
+#include <inttypes.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "call/call.h"
+
+void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max)
+{
+    pthread_condattr_t attr;
+    *out_registry = (ep_call_registry){.running_max = running_max};
+    pthread_mutex_init(&out_registry->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&out_registry->idle, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+void ep_call_registry_fini(ep_call_registry *registry)
+{
+    while (registry->spare != NULL) {
+        ep_call *call = registry->spare;
+        registry->spare = call->links.running_next;
+        ep_call_free(call);
+    }
+    pthread_mutex_destroy(&registry->lock);
+    pthread_cond_destroy(&registry->idle);
+}
+
+void ep_call_registry_use(ep_call_registry *registry)
+{
+    __atomic_fetch_add(&registry->uses, 1, __ATOMIC_ACQ_REL);
+}
+
+/* The lock is taken for the last use only while closing; the caller keeps the client's memory alive
+ * by a reference. */
+void ep_call_registry_unuse(ep_call_registry *registry)
+{
+    if (__atomic_fetch_sub(&registry->uses, 1, __ATOMIC_ACQ_REL) == 1 &&
+        ep_call_registry_is_closing(registry)) {
+        pthread_mutex_lock(&registry->lock);
+        pthread_cond_broadcast(&registry->idle);
+        pthread_mutex_unlock(&registry->lock);
+    }
+}
+
+ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&registry->lock);
+    if (registry->closing) {
+        err = EP_ERR_CLOSED;
+    } else if (registry->running_count >= registry->running_max) {
+        err = EP_ERR_RESOURCE_EXHAUSTED;
+    } else {
+        call->links.running_prev = NULL;
+        call->links.running_next = registry->running;
+        if (registry->running != NULL) {
+            registry->running->links.running_prev = call;
+        }
+        registry->running = call;
+        registry->running_count++;
+        call->links.running = true;
+        call->links.cancelled = false;
+    }
+    pthread_mutex_unlock(&registry->lock);
+    if (err == EP_ERR_CLOSED) {
+        return ep_error_set(out_error, err, "the client is being destroyed");
+    }
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err,
+                            "%" PRIu32 " calls are in flight: allowed calls_max, %" PRIu32,
+                            registry->running_max, registry->running_max);
+    }
+    return EP_OK;
+}
+
+static void stop_waiting(ep_call_registry *registry, ep_call *call)
+{
+    if (!call->links.waiting) {
+        return;
+    }
+    ep_call **from_prev = call->links.waiting_prev != NULL
+                              ? &call->links.waiting_prev->links.waiting_next
+                              : &registry->waiting_head;
+    ep_call **from_next = call->links.waiting_next != NULL
+                              ? &call->links.waiting_next->links.waiting_prev
+                              : &registry->waiting_tail;
+    *from_prev = call->links.waiting_next;
+    *from_next = call->links.waiting_prev;
+    call->links.waiting = false;
+}
+
+void ep_call_registry_remove(ep_call_registry *registry, ep_call *call)
+{
+    pthread_mutex_lock(&registry->lock);
+    stop_waiting(registry, call);
+    if (call->links.running) {
+        if (call->links.running_prev != NULL) {
+            call->links.running_prev->links.running_next = call->links.running_next;
+        } else {
+            registry->running = call->links.running_next;
+        }
+        if (call->links.running_next != NULL) {
+            call->links.running_next->links.running_prev = call->links.running_prev;
+        }
+        registry->running_count--;
+        call->links.running = false;
+    }
+    pthread_mutex_unlock(&registry->lock);
+}
+
+uint64_t ep_call_registry_generation(ep_call_registry *registry)
+{
+    return __atomic_load_n(&registry->wake_generation, __ATOMIC_ACQUIRE);
+}
+
+bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t seen)
+{
+    pthread_mutex_lock(&registry->lock);
+    bool current = registry->wake_generation == seen;
+    if (current && !call->links.waiting) {
+        call->links.waiting = true;
+        call->links.waiting_since = seen;
+        call->links.waiting_next = NULL;
+        call->links.waiting_prev = registry->waiting_tail;
+        if (registry->waiting_tail != NULL) {
+            registry->waiting_tail->links.waiting_next = call;
+        } else {
+            registry->waiting_head = call;
+        }
+        registry->waiting_tail = call;
+    }
+    pthread_mutex_unlock(&registry->lock);
+    return current;
+}
+
+void ep_call_registry_wake(ep_call_registry *registry)
+{
+    pthread_mutex_lock(&registry->lock);
+    uint64_t generation = __atomic_add_fetch(&registry->wake_generation, 1, __ATOMIC_ACQ_REL);
+    /* Calls that begin to wait from now on stand behind, with this generation. */
+    while (registry->waiting_head != NULL &&
+           registry->waiting_head->links.waiting_since < generation) {
+        ep_call *call = registry->waiting_head;
+        stop_waiting(registry, call);
+        ep_call_use(call); /* a waiting call is running, so it is alive */
+        pthread_mutex_unlock(&registry->lock);
+        ep_call_post(call, NULL, EP_CALL_FLAG_WAKE);
+        ep_call_unuse(call);
+        pthread_mutex_lock(&registry->lock);
+    }
+    pthread_mutex_unlock(&registry->lock);
+}
+
+ep_call *ep_call_registry_take_spare(ep_call_registry *registry)
+{
+    pthread_mutex_lock(&registry->lock);
+    ep_call *call = registry->spare;
+    if (call != NULL) {
+        registry->spare = call->links.running_next;
+        registry->spare_count--;
+        registry->spare_bytes -= call->links.spare_bytes;
+        call->links.running_next = NULL;
+    }
+    pthread_mutex_unlock(&registry->lock);
+    return call;
+}
+
+bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size_t bytes)
+{
+    pthread_mutex_lock(&registry->lock);
+    bool keep = !registry->closing && registry->spare_count < EP_CALLS_SPARE_MAX &&
+                bytes <= EP_CALLS_SPARE_BYTES_MAX - registry->spare_bytes;
+    if (keep) {
+        call->links.running_next = registry->spare;
+        registry->spare = call;
+        registry->spare_count++;
+        registry->spare_bytes += bytes;
+        call->links.spare_bytes = bytes;
+    }
+    pthread_mutex_unlock(&registry->lock);
+    return keep;
+}
+
+bool ep_call_registry_is_closing(ep_call_registry *registry)
+{
+    return __atomic_load_n(&registry->closing, __ATOMIC_ACQUIRE);
+}
+
+static ep_call *next_to_cancel(ep_call_registry *registry)
+{
+    ep_call *call = registry->running;
+    while (call != NULL && call->links.cancelled) {
+        call = call->links.running_next;
+    }
+    return call;
+}
+
+bool ep_call_registry_close(ep_call_registry *registry, uint64_t timeout_us)
+{
+    ep_call *call;
+    pthread_mutex_lock(&registry->lock);
+    __atomic_store_n(&registry->closing, true, __ATOMIC_RELEASE);
+    while ((call = next_to_cancel(registry)) != NULL) {
+        call->links.cancelled = true;
+        ep_call_use(call);
+        pthread_mutex_unlock(&registry->lock);
+        ep_call_cancel(call);
+        ep_call_unuse(call);
+        pthread_mutex_lock(&registry->lock);
+    }
+    pthread_mutex_unlock(&registry->lock);
+    return ep_call_registry_wait_idle(registry, timeout_us);
+}
+
+bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us)
+{
+    uint64_t until_ns = ep_clock_now_ns() + timeout_us * EP_NS_PER_US;
+    struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                             .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    int timeout = 0;
+    pthread_mutex_lock(&registry->lock);
+    while (__atomic_load_n(&registry->uses, __ATOMIC_ACQUIRE) > 0 && timeout == 0) {
+        timeout = pthread_cond_timedwait(&registry->idle, &registry->lock, &until);
+    }
+    bool idle = __atomic_load_n(&registry->uses, __ATOMIC_ACQUIRE) == 0;
+    pthread_mutex_unlock(&registry->lock);
+    return idle;
+}

@@ -1,0 +1,750 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From slots to frames: the newest table, a copy for each expert, a plan, and one request per
+ * frame. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "call/call_hosts.h"
+#include "call/call_steps.h"
+#include "expert.pb-c.h"
+#include "wire/forward_codec.h"
+#include "call/silence.h"
+#include "wire/frame.h"
+
+#define FRAMES_GROWTH 16u
+/* No answer is late before: a second frame costs about as much as it could save. */
+#define EP_HEDGE_DELAY_MIN_NS (500 * EP_NS_PER_US)
+
+/* Slot numbers that are routed together: a list, or every needed slot of the window. */
+typedef struct slot_list {
+    uint32_t *numbers;
+    uint32_t count;
+    /* RESOURCE_EXHAUSTED: of the node that has no room for them before the deadline */
+    ep_error late;
+} slot_list;
+
+static void fail(ep_call *call, const ep_error *error, ep_call_actions *actions)
+{
+    ep_call_state_step(&call->state, ep_clock_now_ns(),
+                       &(ep_call_event){.kind = EP_EVENT_FATAL, .error = error}, actions);
+}
+
+static void fail_memory(ep_call *call, ep_call_actions *actions)
+{
+    ep_error error;
+    ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory to route a call");
+    fail(call, &error, actions);
+}
+
+/* ---- memory ---- */
+
+ep_err ep_call_reserve_frames(ep_call *call, uint32_t count)
+{
+    if (count > call->frames_capacity) {
+        uint32_t capacity = call->frames_capacity + FRAMES_GROWTH > count
+                                ? call->frames_capacity + FRAMES_GROWTH
+                                : count;
+        ep_call_frame **frames = realloc(call->frames, capacity * sizeof(*frames));
+        if (frames == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->frames = frames;
+        call->frames_capacity = capacity;
+    }
+    while (call->frames_count < count) {
+        ep_call_frame *frame = calloc(1, sizeof(*frame));
+        if (frame == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        frame->call = call;
+        frame->index = call->frames_count;
+        call->frames[call->frames_count++] = frame;
+    }
+    return EP_OK;
+}
+
+static ep_err reserve_served(ep_call *call, uint32_t count)
+{
+    if (count > call->served_capacity) {
+        const ep_peer **served = realloc(call->served, count * sizeof(*served));
+        if (served == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->served = served;
+        call->served_capacity = count;
+    }
+    return EP_OK;
+}
+
+ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routing_layer *layer)
+{
+    uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
+    uint32_t nodes = view->table->nodes_count;
+    if (experts > call->chosen_capacity) {
+        uint32_t *chosen = realloc(call->chosen, 4 * (size_t)experts * sizeof(*chosen));
+        if (chosen == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->chosen = chosen;
+        call->grouped = chosen + experts;
+        call->expert_slots = call->grouped + experts;
+        call->chosen_capacity = experts;
+    }
+    if (nodes > call->nodes_capacity) {
+        uint8_t *usable = realloc(call->usable, nodes);
+        call->usable = usable != NULL ? usable : call->usable;
+        uint64_t *room_bytes = realloc(call->room_bytes, nodes * sizeof(*room_bytes));
+        call->room_bytes = room_bytes != NULL ? room_bytes : call->room_bytes;
+        float *slowness = realloc(call->slowness, 2 * (size_t)nodes * sizeof(*slowness));
+        call->slowness = slowness != NULL ? slowness : call->slowness;
+        if (usable == NULL || room_bytes == NULL || slowness == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->nodes_capacity = nodes;
+    }
+    return reserve_served(call, nodes);
+}
+
+/* Room for the slot numbers of a frame: in the window's array while it lasts
+ * (a first round), else its own. */
+static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
+{
+    uint32_t window_index = call->state.parcels[frame->index].window;
+    ep_call_window *window = &call->windows[window_index];
+    size_t part = ep_call_window_slots(call);
+    frame->slots_count = count;
+    if (window->slots_used + count <= part) {
+        frame->slots = call->window_slots + window_index * part + window->slots_used;
+        frame->slots_owned = false;
+        window->slots_used += count;
+        return EP_OK;
+    }
+    frame->slots = malloc(count * sizeof(*frame->slots));
+    frame->slots_owned = true;
+    return frame->slots != NULL ? EP_OK : EP_ERR_NO_MEMORY;
+}
+
+/* ---- the table ---- */
+
+static ep_peer_class class_of(const ep_call *call)
+{
+    return call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE;
+}
+
+/*
+ * Takes the newest table for this round. A table that does not list the layer, or lists another
+ * shape, is not used: the nodes of the old one serve until its last user is gone, and if they do
+ * not, the call ends with their reports.
+ */
+void ep_call_refresh_view(ep_call *call)
+{
+    ep_view *view = ep_cluster_acquire_view(call->client->cluster);
+    const ep_routing_layer *layer = NULL;
+    uint32_t model_index = 0;
+    if (view == call->view || view == NULL) {
+        ep_view_unref(view);
+        return;
+    }
+    const ep_layer_shape *old = &call->layer->shape;
+    /* The version that it began with, also when it named none and the default has moved: rows of
+     * two never mix. */
+    const char *version = call->view->table->models[call->model_index].version;
+    if (ep_view_find(view, call->spec.model, version, call->spec.layer, &model_index, &layer,
+                     NULL) != EP_OK ||
+        layer->shape.hidden != old->hidden || layer->shape.experts != old->experts ||
+        layer->shape.shared_experts != old->shared_experts ||
+        ep_call_reserve_layer(call, view, layer) != EP_OK ||
+        ep_call_state_use_layer(&call->state, layer) != EP_OK) {
+        ep_view_unref(view);
+        return;
+    }
+    ep_view_unref(call->view);
+    call->view = view;
+    call->model_index = model_index;
+    call->layer = layer;
+}
+
+/* 0 no, 1 yes, 2 only when the expert has no better copy. */
+static uint8_t grade(const ep_call *call, uint32_t node)
+{
+    ep_peer *peer = call->view->peers[node];
+    if (!ep_view_allows(call->view, call->model_index, node) ||
+        !ep_peer_is_ready(peer, class_of(call))) {
+        return 0;
+    }
+    return ep_peer_is_draining(peer) || ep_peer_is_suspected(peer, class_of(call)) ? 2 : 1;
+}
+
+static ep_answer_norm *norm_of(const ep_call *call)
+{
+    return &call->client->norms[class_of(call)][call->model_index % EP_CLIENT_NORMS];
+}
+
+static void choose(ep_call *call, const uint32_t *slots, const uint8_t *tried)
+{
+    const uint32_t pass = __atomic_load_n(&norm_of(call)->pass, __ATOMIC_RELAXED);
+    const ep_copy_choice choice = {.nodes_count = call->view->table->nodes_count,
+                                   .usable = call->usable,
+                                   .tried = tried,
+                                   .slowness = call->has_slow ? call->slowness : NULL,
+                                   .slots = slots,
+                                   .pass_slots = pass != 0 ? (float)pass / 16 : EP_COPY_PASS_SLOTS,
+                                   .spread = call->spread + call->state.attempt,
+                                   .order = call->expert_slots + call->chosen_capacity,
+                                   .busy = call->slowness + call->nodes_capacity};
+    ep_choose_copies(call->layer, &choice, call->chosen);
+}
+
+void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid)
+{
+    const uint32_t nodes = call->view->table->nodes_count;
+    for (uint32_t n = 0; n < nodes; n++) {
+        const ep_peer *peer = call->view->peers[n];
+        uint64_t frame_bytes_max = __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED);
+        call->usable[n] = grade(call, n);
+        call->room_bytes[n] = ep_flow_room_bytes(&call->flow, frame_bytes_max);
+        call->slowness[n] =
+            (float)__atomic_load_n(&peer->links[class_of(call)].times.pace, __ATOMIC_RELAXED);
+        if (avoid != NULL && (peer == avoid || call->usable[n] == 2)) {
+            call->usable[n] = 0;
+        }
+    }
+    call->has_slow = ep_answer_slowness(call->slowness, call->usable, nodes);
+    if (window != NULL) {
+        ep_batch_count_slots(&call->spec.batch, &call->layer->shape, window->begin, window->end,
+                             call->expert_slots);
+    }
+    choose(call, window != NULL ? call->expert_slots : NULL, ep_call_state_tried(&call->state));
+}
+
+void ep_call_choose_anew(ep_call *call)
+{
+    choose(call, NULL, NULL);
+}
+
+/* ---- one frame ---- */
+
+static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header,
+                        Expertd__V1__Epoch *epoch)
+{
+    const ep_routing_table *table = call->view->table;
+    const ep_routing_model *model = &table->models[call->model_index];
+    header->model = (char *)(uintptr_t)model->name;
+    header->version = (char *)(uintptr_t)model->version;
+    header->numerics = call->view->pins[call->model_index];
+    header->layer = call->spec.layer;
+    header->prefill = call->flow.prefill;
+    header->step_group = call->spec.step_group;
+    header->step_group_size = call->spec.step_group_size;
+    header->step_member = call->step_member;
+    header->want_timing = call->spec.want_timing;
+    if (table->epoch.term != 0) { /* a table made here is nobody else's epoch */
+        epoch->term = table->epoch.term;
+        epoch->number = table->epoch.number;
+        header->epoch = epoch;
+    }
+}
+
+static ep_err start_request(ep_call *call, ep_call_frame *frame,
+                            const Expertd__V1__ForwardRequest *header, ep_buffer *tensors,
+                            ep_error *out_error)
+{
+    ep_rpc_metadata metadata[2];
+    size_t metadata_count = 0;
+    if (call->trace.traceparent[0] != 0) {
+        metadata[metadata_count++] = (ep_rpc_metadata){"traceparent", call->trace.traceparent};
+    }
+    if (call->spec.tenant[0] != 0) {
+        metadata[metadata_count++] = (ep_rpc_metadata){"tenant", call->spec.tenant};
+    }
+    ep_rpc_request request = {
+        .id = ep_rpc_call_id_next(),
+        .trace = call->trace.fields.trace,
+        .method = call->client->forward_method,
+        .header = &header->base,
+        .tensors = tensors,
+        .deadline_ns = call->state.deadline_ns,
+        .attempt = (uint16_t)(call->state.attempt > UINT16_MAX ? UINT16_MAX : call->state.attempt),
+        .metadata = metadata,
+        .metadata_count = metadata_count};
+    ep_call_use(call);
+    frame->sent_ns = ep_clock_now_ns();
+    ep_call_trace_exchange_begin(frame, request.id);
+    ep_call_timing_sent(frame);
+    ep_err err = ep_peer_call_start(frame->peer, frame->class_index, &request, ep_call_on_reply,
+                                    frame, &frame->channel, &frame->rpc_id, out_error);
+    if (err != EP_OK) {
+        ep_call_trace_exchange_end(frame, err);
+        frame->rpc_id = 0;
+        ep_call_unuse(call);
+    }
+    return err;
+}
+
+static void count_sent(ep_call *call, const ep_call_frame *frame, ep_send_reason reason)
+{
+    ep_client *client = call->client;
+    call->result.frames++;
+    call->result.bytes_sent += frame->sent_bytes;
+    ep_count(&client->counters.frames_sent, 1);
+    ep_count(&client->counters.bytes_sent, frame->sent_bytes);
+    switch (reason) {
+    case EP_SEND_FIRST:
+        ep_retry_budget_earn(&client->budget, 1);
+        break;
+    case EP_SEND_AGAIN:
+    case EP_SEND_SILENT:
+        call->result.rerouted_frames++;
+        ep_count(&client->counters.frames_rerouted, 1);
+        break;
+    case EP_SEND_LATE:
+        call->result.hedged_frames++;
+        ep_count(&client->counters.frames_hedged, 1);
+        break;
+    }
+}
+
+/* A node counts once, however many frames and rounds it gets. */
+static void count_node(ep_call *call, const ep_peer *peer)
+{
+    for (uint32_t i = 0; i < call->served_count; i++) {
+        if (call->served[i] == peer) {
+            return;
+        }
+    }
+    if (reserve_served(call, call->served_count + 1) == EP_OK) { /* else the number stays too low */
+        call->served[call->served_count++] = peer;
+    }
+    call->result.nodes = call->served_count;
+}
+
+static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chunk *chunk,
+                         ep_error *out_error)
+{
+    if (give_slots(call, frame, chunk->slots_count) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a frame of %u slots",
+                            chunk->slots_count);
+    }
+    for (uint32_t i = 0; i < chunk->slots_count; i++) {
+        frame->slots[i] = call->plan.slots[chunk->slots_begin + i].slot_number;
+    }
+    frame->rows_count = chunk->rows_count;
+    frame->peer = ep_peer_ref(call->view->peers[chunk->node]);
+    frame->class_index = class_of(call);
+    frame->slowness = call->has_slow ? call->slowness[chunk->node] : 1;
+    frame->norm = norm_of(call);
+    memcpy(frame->numerics, call->view->pins[call->model_index], sizeof(frame->numerics));
+    return EP_OK;
+}
+
+static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk,
+                             ep_call_relay *relay, ep_error *out_error)
+{
+    Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    ep_buffer *tensors = NULL;
+    ep_call_trace_pack_begin(call, frame);
+    uint64_t pack_begin_ns = ep_call_timing_now(call);
+    ep_err err =
+        ep_forward_pack(&call->spec.batch, &call->plan, chunk, ep_call_slots_per_token(call),
+                        call->client->pool, &header, &tensors);
+    ep_call_timing_add(&call->pack_ns, pack_begin_ns);
+    ep_call_trace_pack_end(frame);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err,
+                            "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)",
+                            frame->slots_count, ep_err_text(err),
+                            (unsigned long long)call->client->config.buffer_bytes_max);
+    }
+    fill_header(call, &header, &epoch);
+    ep_call_fill_relay(call, relay, &header);
+    frame->sent_bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
+    err = start_request(call, frame, &header, tensors, out_error);
+    ep_buffer_unref(tensors);
+    return err;
+}
+
+static bool is_hedge(ep_send_reason reason)
+{
+    return reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
+}
+
+/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a
+ * node that falls silent is given up. A slow node's answer is late when a quick one's would be: to
+ * try it again shall cost no call much. */
+static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
+{
+    uint64_t late_ns =
+        ep_answer_times_late_ns(&frame->peer->links[frame->class_index].times, frame->slots_count);
+    if (frame->slowness >= EP_COPY_SLOW && late_ns != EP_ANSWER_TIMES_UNKNOWN) {
+        late_ns = (uint64_t)((float)late_ns / frame->slowness);
+    }
+    late_ns = late_ns < EP_HEDGE_DELAY_MIN_NS ? EP_HEDGE_DELAY_MIN_NS : late_ns;
+    ep_call_state_watch(&call->state, frame->index,
+                        as_hedge || late_ns == EP_ANSWER_TIMES_UNKNOWN ? EP_TIME_NEVER
+                                                                       : frame->sent_ns + late_ns,
+                        frame->sent_ns + EP_SILENCE_PING_NS);
+}
+
+/* A failure to send is an event like any other. */
+static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_reason reason,
+                       uint32_t hedge_of, ep_call_actions *actions)
+{
+    ep_error error;
+    uint32_t parcel = 0;
+    ep_err err = ep_call_reserve_frames(call, ep_call_state_room(&call->state));
+    if (err == EP_OK) {
+        err = is_hedge(reason) ? ep_call_state_add_hedge(&call->state, hedge_of, &parcel)
+                               : ep_call_state_add(&call->state, window, &parcel);
+    }
+    if (err != EP_OK) {
+        fail_memory(call, actions);
+        return;
+    }
+    ep_call_frame *frame = call->frames[parcel];
+    ep_call_relay relay = {.count = 0};
+    if (call->is_by_host) {
+        ep_call_split_chunk(call, chunk, &relay);
+    }
+    err = fill_frame(call, frame, &call->plan.chunks[chunk], &error);
+    if (err == EP_OK) {
+        frame->is_relayed = relay.count > 0;
+        err = pack_and_start(call, frame, chunk, &relay, &error);
+    }
+    if (err == EP_OK) {
+        count_sent(call, frame, reason);
+        count_node(call, frame->peer);
+        watch(call, frame, is_hedge(reason));
+        return;
+    }
+    ep_call_mark_frame(call, frame, &error);
+    ep_call_state_step(
+        &call->state, ep_clock_now_ns(),
+        &(ep_call_event){.kind = EP_EVENT_REFUSED, .parcel = parcel, .error = &error}, actions);
+}
+
+void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
+                       ep_call_actions *actions)
+{
+    ep_call_trace_plan_end(call);
+    for (uint32_t c = 0; c < call->plan.chunks_count && !actions->complete; c++) {
+        send_chunk(call, window, c, reason, hedge_of, actions);
+    }
+}
+
+/* ---- a round ---- */
+
+ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end,
+                          const uint32_t *numbers, uint32_t numbers_count, ep_error *out_error)
+{
+    ep_plan_cut cut = ep_flow_cut(&call->spec.batch);
+    cut.room_bytes = call->room_bytes;
+    call->is_by_host = call->result.comm_alg == EP_MOE_COMM_HIERARCHY && numbers == NULL;
+    if (call->is_by_host) {
+        ep_call_group_hosts(call);
+    }
+    return ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer,
+                                 call->view->table->nodes_count,
+                                 call->is_by_host ? call->grouped : call->chosen, &cut, token_begin,
+                                 token_end, numbers, numbers_count, out_error);
+}
+
+/* Keeps the slots without a copy as a parcel: stuck, or is_late. */
+static ep_err keep(ep_call *call, uint32_t window, const uint32_t *numbers, uint32_t count,
+                   bool is_late)
+{
+    uint32_t parcel = 0;
+    ep_err err = ep_call_reserve_frames(call, ep_call_state_room(&call->state));
+    if (err == EP_OK) {
+        err = is_late ? ep_call_state_add_late(&call->state, window, &parcel)
+                      : ep_call_state_add_stuck(&call->state, window, ep_clock_now_ns(), &parcel);
+    }
+    if (err == EP_OK) {
+        err = give_slots(call, call->frames[parcel], count);
+    }
+    if (err == EP_OK) {
+        memcpy(call->frames[parcel]->slots, numbers, count * sizeof(*numbers));
+    }
+    return err;
+}
+
+/* Moves slots without a copy behind the others; both parts stay ascending. */
+static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_with_copy)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    uint32_t *without = malloc((size_t)list->count * sizeof(*without));
+    uint32_t with_count = 0;
+    uint32_t without_count = 0;
+    if (without == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < list->count; i++) {
+        uint32_t expert;
+        uint32_t number = list->numbers[i];
+        ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token,
+                      number % per_token, &expert);
+        if (call->chosen[expert] == EP_NO_EXPERT) {
+            without[without_count++] = number;
+        } else {
+            list->numbers[with_count++] = number;
+        }
+    }
+    memcpy(list->numbers + with_count, without, without_count * sizeof(*without));
+    free(without);
+    *out_with_copy = with_count;
+    return EP_OK;
+}
+
+/* After the copies are chosen: sends what has one, keeps what has none. */
+static void route_list(ep_call *call, uint32_t window, slot_list *list, bool again,
+                       ep_call_actions *actions)
+{
+    uint32_t with_copy = 0;
+    ep_error error = list->late;
+    const bool is_late = error.code != EP_OK;
+    ep_err err = split_list(call, list, &with_copy);
+    if (err == EP_OK && with_copy < list->count && is_late && !call->state.allow_missing) {
+        ep_error_prefix(&error, error.code, "node %s", error.node);
+        fail(call, &error, actions); /* what other nodes would still compute is of no use */
+        return;
+    }
+    if (err == EP_OK && with_copy < list->count) {
+        err = keep(call, window, list->numbers + with_copy, list->count - with_copy, is_late);
+    }
+    if (err != EP_OK) {
+        fail_memory(call, actions);
+        return;
+    }
+    if (with_copy == 0) {
+        return;
+    }
+    err = ep_call_build_plan(call, 0, 0, list->numbers, with_copy, &error);
+    if (err != EP_OK) {
+        fail(call, &error, actions);
+        return;
+    }
+    ep_call_send_plan(call, window, again ? EP_SEND_AGAIN : EP_SEND_FIRST, UINT32_MAX, actions);
+}
+
+/* Slots that wait are woken by what changes from now on; what changed since `seen` is looked at
+ * again. */
+static void wait_for_wake(ep_call *call, uint64_t seen)
+{
+    if (ep_call_state_wants_wake(&call->state) &&
+        !ep_call_registry_wait(&call->client->registry, call, seen)) {
+        pthread_mutex_lock(&call->lock);
+        call->flags |= EP_CALL_FLAG_WAKE; /* this thread is busy with the call and will see it */
+        pthread_mutex_unlock(&call->lock);
+    }
+}
+
+static bool needs_row(const ep_call *call, uint32_t number, uint32_t per_token)
+{
+    uint32_t expert;
+    ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token,
+                                      number % per_token, &expert);
+    return kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED;
+}
+
+/* Some expert of the window has no copy now: slot by slot, which is slower and allocates. */
+static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions *actions)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    uint32_t begin = call->windows[window].begin * per_token;
+    uint32_t end = call->windows[window].end * per_token;
+    slot_list list = {.numbers = malloc((size_t)(end - begin) * sizeof(uint32_t) + 1)};
+    if (list.numbers == NULL) {
+        fail_memory(call, actions);
+        return;
+    }
+    for (uint32_t number = begin; number < end; number++) {
+        if (needs_row(call, number, per_token)) {
+            list.numbers[list.count++] = number;
+        }
+    }
+    route_list(call, window, &list, false, actions);
+    free(list.numbers);
+}
+
+static void route_window(ep_call *call, uint32_t window, ep_call_actions *actions)
+{
+    ep_error error;
+    ep_err err = ep_call_build_plan(call, call->windows[window].begin, call->windows[window].end,
+                                    NULL, 0, &error);
+    if (err == EP_OK) {
+        ep_call_send_plan(call, window, EP_SEND_FIRST, UINT32_MAX, actions);
+    } else if (err == EP_ERR_UNAVAILABLE) {
+        route_window_by_slot(call, window, actions);
+    } else {
+        fail(call, &error, actions);
+    }
+}
+
+/* Claims room for the window's rows; without this, calls that each hold half their rows could wait
+ * for each other for ever. */
+static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_error)
+{
+    ep_client *client = call->client;
+    const ep_batch *batch = &call->spec.batch;
+    uint64_t slots = (uint64_t)(window->end - window->begin) * ep_call_slots_per_token(call);
+    uint64_t bytes = ep_flow_claim_bytes(&call->flow, batch, slots, call->view->table->nodes_count);
+    uint64_t kept = bytes < call->kept_bytes ? bytes : call->kept_bytes;
+    uint64_t more = bytes - kept;
+    uint64_t total = __atomic_add_fetch(&client->window_bytes, more, __ATOMIC_RELAXED);
+    if (more > 0 && total > client->window_bytes_max && total != bytes) {
+        __atomic_fetch_sub(&client->window_bytes, more, __ATOMIC_RELAXED);
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "reply rows of calls in flight need %llu bytes: %llu are allowed by "
+                            "buffer_bytes_max %llu",
+                            (unsigned long long)total, (unsigned long long)client->window_bytes_max,
+                            (unsigned long long)client->config.buffer_bytes_max);
+    }
+    call->kept_bytes -= kept;
+    window->bytes = bytes;
+    return EP_OK;
+}
+
+/* The rows that each token of a new window waits for. */
+static void count_rows_left(ep_call *call, const ep_call_window *window)
+{
+    uint32_t per_token = ep_call_slots_per_token(call);
+    memset(call->rows_left + window->begin, 0,
+           (window->end - window->begin) * sizeof(*call->rows_left));
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
+        const ep_parcel *parcel = &call->state.parcels[i];
+        const ep_call_frame *frame = call->frames[i];
+        if (!ep_parcel_is_open(parcel) || &call->windows[parcel->window] != window) {
+            continue; /* of another window, or of a run before */
+        }
+        for (uint32_t s = 0; s < frame->slots_count; s++) {
+            call->rows_left[frame->slots[s] / per_token]++;
+        }
+    }
+}
+
+/* False: there is no room for another window beside the ones under way. Nothing has changed
+ * then. */
+static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
+{
+    ep_error error;
+    ep_call_window *window = &call->windows[index];
+    uint32_t left = call->spec.batch.tokens - call->tokens_sent;
+    *window = (ep_call_window){.begin = call->tokens_sent};
+    window->end =
+        window->begin + (left > call->flow.window_tokens ? call->flow.window_tokens : left);
+    ep_call_trace_plan_begin(call, window->begin, window->end);
+    ep_call_refresh_view(call);
+    ep_err err = claim_window(call, window, &error);
+    if (err != EP_OK) {
+        ep_call_trace_plan_end(call);
+        ep_call_state_withdraw_window(&call->state, index);
+        if (ep_call_state_has_window(&call->state)) {
+            return false;
+        }
+        fail(call, &error, actions);
+        return true;
+    }
+    call->tokens_sent = window->end;
+    size_t per_token = ep_call_slots_per_token(call);
+    memset(call->rows + window->begin * per_token, 0,
+           (window->end - window->begin) * per_token * sizeof(*call->rows));
+    ep_call_choose(call, window, NULL);
+    route_window(call, index, actions);
+    ep_call_trace_plan_end(call);
+    if (call->is_piecewise && !actions->complete) {
+        count_rows_left(call, window);
+    }
+    call->state.attempt++;
+    return true;
+}
+
+void ep_call_send_windows(ep_call *call, ep_call_actions *actions)
+{
+    uint32_t window;
+    uint64_t seen = ep_call_registry_generation(&call->client->registry);
+    while (!actions->complete && ep_call_state_open_window(&call->state, &window)) {
+        if (!send_window(call, window, actions)) {
+            break;
+        }
+        if (!actions->complete) {
+            ep_call_state_step(&call->state, ep_clock_now_ns(),
+                               &(ep_call_event){.kind = EP_EVENT_WINDOW, .window = window},
+                               actions);
+        }
+    }
+    if (!actions->complete) {
+        wait_for_wake(call, seen);
+    }
+}
+
+static int ascending(const void *left, const void *right)
+{
+    uint32_t a = *(const uint32_t *)left;
+    uint32_t b = *(const uint32_t *)right;
+    return (a > b) - (a < b);
+}
+
+static bool is_routable(const ep_call *call, uint32_t parcel, uint32_t window, bool is_late)
+{
+    const ep_parcel *p = &call->state.parcels[parcel];
+    return p->phase == EP_PARCEL_ROUTABLE && p->window == window && (p->reason != EP_OK) == is_late;
+}
+
+/* Slots of a window's ROUTABLE parcels that hedges have not brought, ascending; the parcels are
+ * free then. is_late: of those whose nodes have no room before the deadline, else of the others. */
+static ep_err absorb_routable(ep_call *call, uint32_t window, bool is_late, slot_list *out_list)
+{
+    size_t total = 0;
+    *out_list = (slot_list){.count = 0};
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
+        total += is_routable(call, i, window, is_late) ? call->frames[i]->slots_count : 0;
+    }
+    if (total == 0) {
+        return EP_OK;
+    }
+    out_list->numbers = malloc(total * sizeof(uint32_t));
+    if (out_list->numbers == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
+        ep_call_frame *frame = call->frames[i];
+        if (is_routable(call, i, window, is_late)) {
+            if (is_late) {
+                out_list->late = frame->error;
+            }
+            for (uint32_t k = 0; k < frame->slots_count; k++) {
+                if (call->rows[frame->slots[k]] == NULL) {
+                    out_list->numbers[out_list->count++] = frame->slots[k];
+                }
+            }
+            ep_call_clear_frame(frame);
+            ep_call_state_absorb(&call->state, i);
+        }
+    }
+    qsort(out_list->numbers, out_list->count, sizeof(uint32_t), ascending);
+    return EP_OK;
+}
+
+void ep_call_resend(ep_call *call, ep_call_actions *actions)
+{
+    uint64_t seen = ep_call_registry_generation(&call->client->registry);
+    ep_call_trace_plan_begin(call, 0, call->tokens_sent);
+    ep_call_refresh_view(call);
+    ep_call_choose(call, NULL, NULL);
+    for (uint32_t i = 0; i < 2 * EP_CALL_WINDOWS && !actions->complete; i++) {
+        slot_list list;
+        if (absorb_routable(call, i / 2, i % 2 == 1, &list) != EP_OK) {
+            fail_memory(call, actions);
+        } else if (list.count > 0) {
+            route_list(call, i / 2, &list, true, actions);
+        }
+        free(list.numbers);
+    }
+    ep_call_trace_plan_end(call);
+    call->state.attempt++;
+    if (!actions->complete) {
+        wait_for_wake(call, seen);
+    }
+}

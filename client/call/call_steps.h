@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of a call's work, for its busy thread: call_send.c, call_reply.c, call_finish.c. */
+#ifndef EP_CLIENT_CALL_STEPS_H
+#define EP_CLIENT_CALL_STEPS_H
+
+#include "call/call.h"
+
+/* Sends windows while one is left and there is room for it: the first one always, or the call
+ * ends. */
+void ep_call_send_windows(ep_call *call, ep_call_actions *actions);
+/* Sends the slots of ROUTABLE parcels again. */
+void ep_call_resend(ep_call *call, ep_call_actions *actions);
+/* Looks at frames that are late or whose node may be silent, and sends their slots to copies
+ * too. */
+void ep_call_look(ep_call *call, uint64_t now_ns, ep_call_actions *actions);
+/* Ends frames nobody waits for any more; their nodes are told. */
+void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns);
+
+typedef enum ep_send_reason {
+    EP_SEND_FIRST,
+    EP_SEND_AGAIN, /* after a failure */
+    EP_SEND_LATE,  /* hedges of a frame whose answer is late */
+    EP_SEND_SILENT /* the same, its node is silent */
+} ep_send_reason;
+/* For call_hedge.c. Takes the newest table, if it has the same layer. */
+void ep_call_refresh_view(ep_call *call);
+/* A copy for each expert of a window, or, with NULL, for all experts. avoid: NULL, or a peer that
+ * is to be left out, and with it those that are draining or suspected. */
+void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid);
+/* The same nodes again, also copies that were tried. */
+void ep_call_choose_anew(ep_call *call);
+/* For the tokens, or for the slots numbers[numbers_count] where it is not NULL. Errors: as
+ * ep_routing_plan_build. */
+ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end,
+                          const uint32_t *numbers, uint32_t numbers_count, ep_error *out_error);
+/* Sends the plan of slots of a window; hedge_of: the parcel that has its slots, with LATE and
+ * SILENT. */
+void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
+                       ep_call_actions *actions);
+
+/* Grows the array of frames. Errors: NO_MEMORY. */
+ep_err ep_call_reserve_frames(ep_call *call, uint32_t count);
+/* Errors: NO_MEMORY. */
+ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routing_layer *layer);
+
+/* On a transport thread: checks an answer and posts it. */
+void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error);
+/* Steps the state with a posted answer. Gives back the frame's use: the call is then held by
+ * someone else only. */
+void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
+                         ep_call_actions *actions);
+/* Notes which copies a failed frame tried; fills in the node of an error that names none. */
+void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error);
+/* Drops what a frame holds: peer, reply, slots. */
+void ep_call_clear_frame(ep_call_frame *frame);
+
+/* Combines the tokens of an answer whose rows are all here. */
+void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame);
+/* Combines what is left of the window and gives back its buffers. */
+void ep_call_end_window(ep_call *call, uint32_t window);
+/* The run is over with state.code: writes out or the error, fills call->result, cancels what is
+ * still in flight. */
+void ep_call_end_run(ep_call *call, uint64_t now_ns);
+/* Between runs a call holds no table and no peer: a prepared one may outlive the client's
+ * connections. */
+void ep_call_drop_view(ep_call *call);
+
+/* A window's part of call->window_slots, in slots. */
+static inline size_t ep_call_window_slots(const ep_call *call)
+{
+    return call->window_slots_bytes / sizeof(*call->window_slots) / EP_CALL_WINDOWS;
+}
+
+/* The slot's row came with this frame, and not with another that has the slot too. Frames of node
+ * sums are sent again as a whole or not at all: of two, one counts. */
+static inline bool ep_call_frame_has_row(const ep_call *call, const ep_call_frame *frame,
+                                         uint32_t index)
+{
+    size_t row_bytes =
+        (size_t)call->spec.batch.hidden * ep_dtype_bytes(call->spec.batch.wire_dtype);
+    return call->spec.batch.node_sum ||
+           call->rows[frame->slots[index]] == frame->rows + index * row_bytes;
+}
+
+static inline uint32_t ep_call_slots_per_token(const ep_call *call)
+{
+    return ep_batch_slots_per_token(&call->spec.batch, &call->layer->shape);
+}
+
+/* [T * slots per token] where each quantised row's scales are. */
+static inline const void **ep_call_row_scales(const ep_call *call)
+{
+    return call->rows + (size_t)call->spec.batch.tokens * ep_call_slots_per_token(call);
+}
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A queue of calls, linked through themselves, and the threads that empty it. */
+#include "call/call_workers.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "call/call.h"
+
+#define WORKERS 2
+
+struct ep_call_workers {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    ep_call *head;
+    ep_call *tail;
+    bool stopping;
+    uint32_t threads_count;
+    pthread_t threads[WORKERS];
+};
+
+static void *worker_main(void *arg)
+{
+    ep_call_workers *w = arg;
+    pthread_setname_np(pthread_self(), "ep-client-work");
+    pthread_mutex_lock(&w->lock);
+    while (w->head != NULL || !w->stopping) {
+        ep_call *call = w->head;
+        if (call == NULL) {
+            pthread_cond_wait(&w->wake, &w->lock);
+            continue;
+        }
+        w->head = call->work_next;
+        if (w->head == NULL) {
+            w->tail = NULL;
+        }
+        pthread_mutex_unlock(&w->lock);
+        ep_call_run_handed(call);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+ep_err ep_call_workers_create(ep_call_workers **out_workers)
+{
+    ep_call_workers *w = calloc(1, sizeof(*w));
+    if (w == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        if (pthread_create(&w->threads[i], NULL, worker_main, w) != 0) {
+            ep_call_workers_destroy(w);
+            return EP_ERR_IO;
+        }
+        w->threads_count++;
+    }
+    *out_workers = w;
+    return EP_OK;
+}
+
+void ep_call_workers_destroy(ep_call_workers *w)
+{
+    if (w == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&w->lock);
+    w->stopping = true;
+    pthread_cond_broadcast(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+    for (uint32_t i = 0; i < w->threads_count; i++) {
+        pthread_join(w->threads[i], NULL);
+    }
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+void ep_call_workers_post(ep_call_workers *w, ep_call *call)
+{
+    pthread_mutex_lock(&w->lock);
+    call->work_next = NULL;
+    if (w->tail != NULL) {
+        w->tail->work_next = call;
+    } else {
+        w->head = call;
+    }
+    w->tail = call;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+}

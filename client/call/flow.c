@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The arithmetic of flow.h. */
+#include "call/flow.h"
+
+#include <inttypes.h>
+
+#include "base/buffer.h"
+#include "wire/forward_codec.h"
+#include "wire/reply_layout.h"
+
+static uint64_t reply_row_bytes(const ep_batch *batch)
+{
+    ep_reply_layout layout;
+    ep_reply_layout_make(1, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
+    return layout.row_bytes + layout.scale_row_bytes;
+}
+
+static uint32_t default_window(const ep_batch *batch, const ep_layer_shape *shape)
+{
+    uint64_t tokens = (uint64_t)32 * shape->experts / (batch->top_k > 0 ? batch->top_k : 1);
+    tokens = tokens < EP_FLOW_WINDOW_TOKENS_MIN ? EP_FLOW_WINDOW_TOKENS_MIN : tokens;
+    return tokens > EP_TOKENS_MAX ? EP_TOKENS_MAX : (uint32_t)tokens;
+}
+
+void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
+                  const ep_layer_shape *shape, ep_flow *out_flow)
+{
+    uint32_t decode_max =
+        limits->decode_tokens_max != 0 ? limits->decode_tokens_max : EP_FLOW_DECODE_TOKENS_DEFAULT;
+    ep_flow flow = {.prefill = mode == EP_MODE_PREFILL ||
+                               (mode == EP_MODE_AUTO && batch->tokens > decode_max),
+                    .window_tokens = batch->tokens > 0 ? batch->tokens : 1,
+                    .frame_bytes = limits->frame_bytes_max};
+    if (flow.prefill) {
+        uint32_t window =
+            limits->window_tokens != 0 ? limits->window_tokens : default_window(batch, shape);
+        flow.window_tokens = window < flow.window_tokens ? window : flow.window_tokens;
+        flow.frame_bytes =
+            limits->chunk_bytes_max < flow.frame_bytes ? limits->chunk_bytes_max : flow.frame_bytes;
+    }
+    uint64_t token_bytes = reply_row_bytes(batch) * ep_batch_slots_per_token(batch, shape);
+    bool is_one = flow.window_tokens >= batch->tokens &&
+                  batch->tokens * token_bytes <= limits->window_bytes_max;
+    uint64_t bytes_max =
+        is_one ? limits->window_bytes_max : limits->window_bytes_max / EP_FLOW_WINDOWS;
+    uint64_t fitting = token_bytes > 0 ? bytes_max / token_bytes : flow.window_tokens;
+    if (fitting < flow.window_tokens) {
+        flow.window_tokens = fitting > 0 ? (uint32_t)fitting : 1;
+    }
+    flow.windows_count =
+        batch->tokens > 0 ? (batch->tokens + flow.window_tokens - 1) / flow.window_tokens : 1;
+    *out_flow = flow;
+}
+
+ep_plan_cut ep_flow_cut(const ep_batch *batch)
+{
+    ep_dtype sent = ep_batch_sent_dtype(batch);
+    bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
+    uint64_t slot_scale_bytes = weight_on_input || batch->node_sum ? sizeof(float) : 0;
+    ep_plan_cut cut = {.row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(sent) +
+                                    ep_sent_row_scales(sent, batch->hidden) * sizeof(float),
+                       .slot_bytes = sizeof(ep_wire_slot) + slot_scale_bytes +
+                                     (batch->node_sum ? sizeof(uint16_t) : 0),
+                       .reply_slot_bytes = reply_row_bytes(batch)};
+    if (batch->node_sum) { /* the reply has a row for each row: the larger one counts */
+        cut.row_bytes = cut.row_bytes > cut.reply_slot_bytes ? cut.row_bytes : cut.reply_slot_bytes;
+        cut.reply_slot_bytes = 0;
+    }
+    return cut;
+}
+
+uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max)
+{
+    uint64_t frame = flow->frame_bytes;
+    if (peer_frame_bytes_max != 0 && peer_frame_bytes_max < frame) {
+        frame = peer_frame_bytes_max;
+    }
+    return frame > EP_FLOW_FRAME_OVERHEAD_BYTES ? frame - EP_FLOW_FRAME_OVERHEAD_BYTES : 0;
+}
+
+/* Of a frame or its reply, with a single slot: whichever is larger. */
+static uint64_t one_slot_bytes(const ep_batch *batch)
+{
+    ep_plan_cut cut = ep_flow_cut(batch);
+    uint64_t request = cut.row_bytes + cut.slot_bytes;
+    return request > cut.reply_slot_bytes ? request : cut.reply_slot_bytes;
+}
+
+ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_error)
+{
+    uint64_t needed = one_slot_bytes(batch);
+    if (needed > ep_flow_room_bytes(flow, 0)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%s is %zu: a frame of one row needs %" PRIu64
+                            " bytes (the row of %" PRIu64 " and %u for what goes with it)",
+                            flow->prefill ? "chunk_bytes_max" : "frame_bytes_max",
+                            flow->frame_bytes, needed + EP_FLOW_FRAME_OVERHEAD_BYTES, needed,
+                            EP_FLOW_FRAME_OVERHEAD_BYTES);
+    }
+    return EP_OK;
+}
+
+uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
+                            uint32_t nodes)
+{
+    uint64_t room = ep_flow_room_bytes(flow, 0) / one_slot_bytes(batch);
+    /* rows of one frame, should each slot bring its own */
+    room = room > EP_TOKENS_MAX ? EP_TOKENS_MAX : room;
+    uint64_t frames = ep_plan_chunks_max(slots, room, nodes);
+    return frames > UINT32_MAX ? UINT32_MAX : (uint32_t)frames;
+}
+
+uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
+                             uint32_t nodes)
+{
+    uint64_t frames = ep_flow_frames_max(flow, batch, slots, nodes);
+    return frames * ep_buffer_class_bytes(1) + 2 * slots * reply_row_bytes(batch);
+}

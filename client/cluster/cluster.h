@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the client knows of the service: the newest routing table as a view, and the peers behind
+ * it. Tables come from a coordinator (watch.c) or are made of the nodes' own Hellos
+ * (hello_table.c). An older epoch never replaces a newer one.
+ *
+ * Threads  any. on_change runs on library threads with no lock held.
+ */
+#ifndef EP_CLIENT_CLUSTER_H
+#define EP_CLIENT_CLUSTER_H
+
+#include "expertd/client.h"
+#include "cluster/reaper.h"
+#include "cluster/view.h"
+
+typedef struct ep_cluster ep_cluster;
+
+typedef struct ep_cluster_config {
+    ep_rpc_common common;           /* timers and pool borrowed; strings copied by the channels */
+    const ep_client_config *client; /* borrowed for the cluster's life */
+    void (*on_change)(void *arg);   /* a newer table, or a node has become usable */
+    void *arg;
+    uint64_t *late_replies; /* atomic: replies to frames nobody waits for any more are added */
+} ep_cluster_config;
+
+ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster,
+                         ep_error *out_error);
+/* Closes every connection; what is in flight on them ends first. Not from a callback. */
+void ep_cluster_close(ep_cluster *cluster);
+/* The same, and frees it: nothing may refer to its peers any more. NULL allowed. */
+void ep_cluster_destroy(ep_cluster *cluster);
+
+/* The newest view with a reference; NULL before the first table. */
+ep_view *ep_cluster_acquire_view(ep_cluster *cluster);
+/* Waits for the first table. Errors: UNAVAILABLE with the last report. */
+ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view **out_view,
+                            ep_error *out_error);
+/* Waits until calls can be expected to succeed; see ep_client_wait_ready. */
+ep_err ep_cluster_wait_ready(ep_cluster *cluster, uint64_t deadline_ns, ep_error *out_error);
+/* Ends every wait with CLOSED. */
+void ep_cluster_stop_waits(ep_cluster *cluster);
+
+/* For watch.c. Takes table in every case. An epoch that is not newer is ignored. */
+ep_err ep_cluster_install(ep_cluster *cluster, ep_routing_table *taken_table, ep_error *out_error);
+ep_epoch ep_cluster_epoch(ep_cluster *cluster);
+/* Remembered as the last report when there is no table yet. */
+void ep_cluster_report(ep_cluster *cluster, const ep_error *error);
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The short-lived thread that closes retired peers. */
+#include "cluster/reaper.h"
+
+#include <signal.h>
+#include <stddef.h>
+
+void ep_peer_reaper_init(ep_peer_reaper *out_reaper)
+{
+    *out_reaper = (ep_peer_reaper){.waiting = NULL};
+    pthread_mutex_init(&out_reaper->lock, NULL);
+}
+
+static ep_peer *pop(ep_peer_reaper *reaper)
+{
+    ep_peer *peer = reaper->waiting;
+    if (peer != NULL) {
+        reaper->waiting = peer->next;
+        peer->next = NULL;
+    }
+    return peer;
+}
+
+static void *reaper_main(void *arg)
+{
+    ep_peer_reaper *reaper = arg;
+    ep_peer *peer;
+    pthread_mutex_lock(&reaper->lock);
+    while ((peer = pop(reaper)) != NULL) {
+        pthread_mutex_unlock(&reaper->lock);
+        ep_peer_destroy(peer);
+        pthread_mutex_lock(&reaper->lock);
+    }
+    reaper->running = false;
+    pthread_mutex_unlock(&reaper->lock);
+    return NULL;
+}
+
+/* The program's signals stay with the program's threads. A failure leaves the peer to the next add,
+ * or to drain. */
+static void start_thread(ep_peer_reaper *reaper)
+{
+    sigset_t all;
+    sigset_t old;
+    if (reaper->has_thread) {
+        pthread_join(reaper->thread, NULL); /* its loop is over */
+        reaper->has_thread = false;
+    }
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    if (pthread_create(&reaper->thread, NULL, reaper_main, reaper) == 0) {
+        reaper->has_thread = true;
+        reaper->running = true;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+void ep_peer_reaper_add(ep_peer_reaper *reaper, ep_peer *taken_peer)
+{
+    pthread_mutex_lock(&reaper->lock);
+    taken_peer->next = reaper->waiting;
+    reaper->waiting = taken_peer;
+    if (!reaper->running && !reaper->closing) {
+        start_thread(reaper);
+    }
+    pthread_mutex_unlock(&reaper->lock);
+}
+
+void ep_peer_reaper_drain(ep_peer_reaper *reaper)
+{
+    pthread_mutex_lock(&reaper->lock);
+    reaper->closing = true;
+    bool join = reaper->has_thread;
+    reaper->has_thread = false;
+    pthread_mutex_unlock(&reaper->lock);
+    if (join) {
+        pthread_join(reaper->thread, NULL);
+    }
+    pthread_mutex_lock(&reaper->lock);
+    ep_peer *peer;
+    while ((peer = pop(reaper)) != NULL) {
+        pthread_mutex_unlock(&reaper->lock);
+        ep_peer_destroy(peer);
+        pthread_mutex_lock(&reaper->lock);
+    }
+    pthread_mutex_unlock(&reaper->lock);
+}
+
+void ep_peer_reaper_fini(ep_peer_reaper *reaper)
+{
+    ep_peer_reaper_drain(reaper);
+    pthread_mutex_destroy(&reaper->lock);
+}

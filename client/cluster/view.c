@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Table snapshot with peers: lifetime and look-ups with errors a person can act on. */
+#include "cluster/view.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "moe/host_plan.h"
+#include "wire/relay_codec.h"
+
+ep_err ep_view_create(ep_routing_table *taken_table, ep_view **out_view)
+{
+    ep_view *view = calloc(1, sizeof(*view));
+    if (view == NULL) {
+        ep_routing_table_unref(taken_table);
+        return EP_ERR_NO_MEMORY;
+    }
+    view->refs = 1;
+    view->table = taken_table;
+    view->peers = calloc((size_t)taken_table->nodes_count + 1, sizeof(*view->peers));
+    view->allowed = calloc((size_t)taken_table->nodes_count * taken_table->models_count + 1, 1);
+    view->pins = calloc((size_t)taken_table->models_count + 1, sizeof(*view->pins));
+    view->groups = calloc((size_t)taken_table->nodes_count + 1, sizeof(*view->groups));
+    if (view->peers == NULL || view->allowed == NULL || view->pins == NULL ||
+        view->groups == NULL ||
+        ep_host_groups(taken_table, EP_RELAY_PARTS_MAX, view->groups) != EP_OK) {
+        ep_view_unref(view);
+        return EP_ERR_NO_MEMORY;
+    }
+    *out_view = view;
+    return EP_OK;
+}
+
+ep_view *ep_view_ref(ep_view *view)
+{
+    __atomic_fetch_add(&view->refs, 1, __ATOMIC_RELAXED);
+    return view;
+}
+
+void ep_view_unref(ep_view *view)
+{
+    if (view == NULL || __atomic_fetch_sub(&view->refs, 1, __ATOMIC_ACQ_REL) != 1) {
+        return;
+    }
+    for (uint32_t n = 0; view->peers != NULL && n < view->table->nodes_count; n++) {
+        ep_peer_unref(view->peers[n]);
+    }
+    ep_routing_table_unref(view->table);
+    free(view->peers);
+    free(view->groups);
+    free(view->allowed);
+    free(view->pins);
+    free(view->former);
+    free(view);
+}
+
+static void list_models(const ep_routing_table *table, char *out_text, size_t bytes)
+{
+    size_t used = 0;
+    out_text[0] = 0;
+    for (uint32_t m = 0; m < table->models_count && used + 1 < bytes; m++) {
+        int n = snprintf(out_text + used, bytes - used, "%s%s:%s", m == 0 ? "" : ", ",
+                         table->models[m].name, table->models[m].version);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+/* Without a default: which version is listed last is an accident of registration, so it is never
+ * chosen. */
+static ep_err check_one_version(const ep_routing_table *table, const char *model,
+                                ep_error *out_error)
+{
+    char have[256] = "";
+    size_t used = 0;
+    uint32_t count = 0;
+    for (uint32_t m = 0; m < table->models_count; m++) {
+        if (strcmp(table->models[m].name, model) != 0) {
+            continue;
+        }
+        if (used + 1 < sizeof(have)) {
+            int n = snprintf(have + used, sizeof(have) - used, "%s%s", count == 0 ? "" : ", ",
+                             table->models[m].version);
+            used += n > 0 ? (size_t)n : 0;
+        }
+        count++;
+    }
+    if (count > 1) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "model %s has several versions, none of them whole yet: %s%s; name "
+                            "one, or set the default: expertctl "
+                            "model default %s VERSION",
+                            model, have, used < sizeof(have) ? "" : "...", model);
+    }
+    return EP_OK;
+}
+
+static ep_err no_layer(const ep_routing_table *table, uint32_t model_index, uint32_t layer,
+                       ep_error *out_error)
+{
+    const ep_routing_model *model = &table->models[model_index];
+    const ep_routing_layer *first = NULL;
+    const ep_routing_layer *last = NULL;
+    for (uint32_t l = 0; l < table->layers_count; l++) { /* ascending */
+        last = table->layers[l].model_index == model_index ? &table->layers[l] : last;
+        first = first == NULL ? last : first;
+    }
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "model %s:%s has no MoE layer %" PRIu32 "; those it has are within %" PRIu32
+                        "..%" PRIu32,
+                        model->name, model->version, layer, first != NULL ? first->shape.layer : 0,
+                        last != NULL ? last->shape.layer : 0);
+}
+
+ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
+                    uint32_t *out_model_index, const ep_routing_layer **out_layer,
+                    ep_error *out_error)
+{
+    uint32_t model_index = 0;
+    bool has_version = version != NULL && version[0] != 0;
+    const ep_routing_model *found =
+        ep_routing_table_find_model(view->table, model, version, &model_index);
+    if (found == NULL) {
+        char have[256];
+        list_models(view->table, have, sizeof(have));
+        return ep_error_set(
+            out_error, EP_ERR_NOT_FOUND, "no model %s%s%s in the routing table; it has: %s", model,
+            has_version ? ":" : "", has_version ? version : "", have[0] != 0 ? have : "none");
+    }
+    if (!has_version && !found->is_default) {
+        ep_err err = check_one_version(view->table, model, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    const ep_routing_layer *l = ep_routing_table_find_layer(view->table, model_index, layer);
+    if (l == NULL) {
+        return no_layer(view->table, model_index, layer, out_error);
+    }
+    *out_model_index = model_index;
+    *out_layer = l;
+    return EP_OK;
+}
+
+bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error)
+{
+    const ep_routing_model *model = &view->table->models[model_index];
+    for (uint32_t n = 0; n < view->table->nodes_count; n++) {
+        if (ep_view_allows(view, model_index, n)) {
+            return true;
+        }
+    }
+    if (model->numerics_count == 0 || view->pins[model_index][0] == 0) {
+        /* no node, or no copy to choose an id by: a matter of waiting, not of numerics */
+        return true;
+    }
+    char have[256] = "";
+    size_t used = 0;
+    for (uint32_t i = 0; i < model->numerics_count && used + 1 < sizeof(have); i++) {
+        int n = snprintf(have + used, sizeof(have) - used, "%s%s", i == 0 ? "" : ", ",
+                         model->numerics[i]);
+        used += n > 0 ? (size_t)n : 0;
+    }
+    ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                 "model %s:%s is pinned to numerics '%s', but its nodes offer only: %s",
+                 model->name, model->version, view->pins[model_index], have);
+    return false;
+}

@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks of a call's tensors, one function per tensor, and the conversion to ep_batch. */
+#include "common/args.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+/* The public enumerations and those of lib/moe are the same numbers. */
+_Static_assert((int)EP_MOE_UNCOMBINED == (int)EP_RESULT_UNCOMBINED &&
+                   (int)EP_MOE_PARTIAL == (int)EP_RESULT_PARTIAL,
+               "result form");
+_Static_assert((int)EP_MOE_WEIGHT_ON_INPUT == (int)EP_WEIGHT_ON_INPUT, "weight_on");
+_Static_assert((int)EP_MOE_SHARED_NONE == (int)EP_SHARED_NONE &&
+                   (int)EP_MOE_SHARED_CALLER == (int)EP_SHARED_CALLER,
+               "shared");
+_Static_assert((int)EP_MOE_NAN_MEAN == (int)EP_NAN_MEAN &&
+                   (int)EP_MOE_NAN_REJECT == (int)EP_NAN_REJECT,
+               "nan policy");
+_Static_assert((int)EP_MOE_PREFILL == (int)EP_MODE_PREFILL && (int)EP_MOE_AUTO == (int)EP_MODE_AUTO,
+               "mode");
+_Static_assert((int)EP_MOE_CONST_LINEAR == (int)EP_CONST_LINEAR, "const rule");
+
+static const ep_dtype row_types[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_NONE};
+static const ep_dtype x_types[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8,
+                                   EP_DTYPE_NONE};
+static const ep_dtype id_types[] = {EP_DTYPE_I32, EP_DTYPE_I64, EP_DTYPE_NONE};
+static const ep_dtype scale_types[] = {EP_DTYPE_F32, EP_DTYPE_BF16, EP_DTYPE_NONE};
+static const ep_dtype f32_types[] = {EP_DTYPE_F32, EP_DTYPE_NONE};
+static const ep_dtype flag_types[] = {EP_DTYPE_BOOL, EP_DTYPE_U8, EP_DTYPE_NONE};
+
+/* ---- one tensor ---- */
+
+static ep_err check_type(const char *name, const ep_tensor *tensor, const ep_dtype *types,
+                         ep_error *out_error)
+{
+    char allowed[64] = "";
+    size_t used = 0;
+    for (const ep_dtype *t = types; *t != EP_DTYPE_NONE; t++) {
+        if (*t == tensor->dtype) {
+            return EP_OK;
+        }
+        int n = snprintf(allowed + used, sizeof(allowed) - used, "%s%s", used == 0 ? "" : ", ",
+                         ep_dtype_name(*t));
+        used += n > 0 ? (size_t)n : 0;
+    }
+    return BAD("%s has type %s (%u): allowed %s", name, ep_dtype_name(tensor->dtype),
+               (unsigned)tensor->dtype, allowed);
+}
+
+static bool is_empty(const ep_tensor *tensor)
+{
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        if (tensor->shape[i] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
+                       const ep_dtype *types, ep_error *out_error)
+{
+    if (tensor->struct_bytes != sizeof(*tensor)) {
+        return BAD("%s has struct_bytes %" PRIu32 ": ep_tensor_1d and its like set %zu", name,
+                   tensor->struct_bytes, sizeof(*tensor));
+    }
+    if (tensor->rank == 0) {
+        return BAD("%s is missing", name);
+    }
+    if (tensor->rank != rank) {
+        return BAD("%s has rank %" PRIu32 ": allowed %" PRIu32, name, tensor->rank, rank);
+    }
+    if (tensor->memory != EP_MEMORY_HOST) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "%s is in memory of kind %u: allowed here is 0, the host's "
+                            "(ep_moe_begin_on_stream and the "
+                            "group API take tokens on a device)",
+                            name, (unsigned)tensor->memory);
+    }
+    ep_err err = check_type(name, tensor, types, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    for (uint32_t i = 0; i < rank; i++) {
+        if (tensor->shape[i] < 0 || tensor->shape[i] > UINT32_MAX) {
+            return BAD("%s has %" PRId64 " in dimension %" PRIu32 ": allowed 0..%" PRIu32, name,
+                       tensor->shape[i], i, UINT32_MAX);
+        }
+        if (i + 1 < rank && tensor->shape[i] > 1 && tensor->stride_bytes[i] < 0) {
+            return BAD("%s has stride %" PRId64 " in dimension %" PRIu32 ": allowed 0 or more",
+                       name, tensor->stride_bytes[i], i);
+        }
+    }
+    if (tensor->data == NULL && !is_empty(tensor)) {
+        return BAD("%s has no data", name);
+    }
+    int64_t element = (int64_t)ep_dtype_bytes(tensor->dtype);
+    if (tensor->shape[rank - 1] > 1 && tensor->stride_bytes[rank - 1] != element) {
+        return BAD("%s has innermost stride %" PRId64 ": allowed %" PRId64 ", the element size",
+                   name, tensor->stride_bytes[rank - 1], element);
+    }
+    return EP_OK;
+}
+
+static ep_err check_dimension(const char *name, const ep_tensor *tensor, uint32_t dimension,
+                              uint64_t wanted, const char *because, ep_error *out_error)
+{
+    if ((uint64_t)tensor->shape[dimension] != wanted) {
+        return BAD("%s has %" PRId64 " in dimension %" PRIu32 ": %s, so %" PRIu64 " is needed",
+                   name, tensor->shape[dimension], dimension, because, wanted);
+    }
+    return EP_OK;
+}
+
+static ep_rows rows_of(const ep_tensor *tensor)
+{
+    return (ep_rows){
+        .data = tensor->data, .stride_bytes = tensor->stride_bytes[0], .dtype = tensor->dtype};
+}
+
+/* ---- args ---- */
+
+static ep_err check_string(const char *name, const char *text, size_t bytes, ep_error *out_error)
+{
+    if (text != NULL && strlen(text) >= bytes) {
+        return BAD("%s has %zu bytes: allowed 0..%zu", name, strlen(text), bytes - 1);
+    }
+    return EP_OK;
+}
+
+/* An int8 row with smooth scales belongs to one expert: there is no row that a host could share. */
+static ep_err check_comm_alg(const ep_moe_args *args, ep_error *out_error)
+{
+    if ((unsigned)args->comm_alg > EP_MOE_COMM_HIERARCHY) {
+        return BAD("comm_alg %u: allowed 0 (auto), 1 (fullmesh), 2 (hierarchy)",
+                   (unsigned)args->comm_alg);
+    }
+    if (args->comm_alg == EP_MOE_COMM_HIERARCHY && args->smooth_scales.rank != 0) {
+        return BAD("comm_alg hierarchy with smooth_scales: allowed fullmesh");
+    }
+    return EP_OK;
+}
+
+/* A node can only sum what is summed here: weighted rows of one token. */
+static ep_err check_combine_at(const ep_moe_args *args, ep_error *out_error)
+{
+    if ((unsigned)args->combine_at > EP_MOE_COMBINE_NODE_SUM) {
+        return BAD("combine_at %u: allowed 0 (rows), 1 (node_sum)", (unsigned)args->combine_at);
+    }
+    if (args->combine_at == EP_MOE_COMBINE_NODE_SUM && args->result == EP_MOE_UNCOMBINED) {
+        return BAD("combine_at node_sum with result uncombined: allowed combined, partial");
+    }
+    if (args->combine_at == EP_MOE_COMBINE_NODE_SUM && args->weight_on == EP_MOE_WEIGHT_ON_INPUT) {
+        return BAD("combine_at node_sum with weight_on input: allowed output");
+    }
+    return EP_OK;
+}
+
+ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
+{
+    ep_err err;
+    if (args == NULL || out == NULL) {
+        return BAD("%s is NULL", args == NULL ? "args" : "out");
+    }
+    if (args->struct_bytes > sizeof(*args)) {
+        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
+                            "args have struct_bytes %" PRIu32 ": this library (%s) knows %zu",
+                            args->struct_bytes, ep_version(), sizeof(*args));
+    }
+    if (args->struct_bytes < sizeof(*args)) {
+        return BAD("args have struct_bytes %" PRIu32 ": ep_moe_args_init sets %zu",
+                   args->struct_bytes, sizeof(*args));
+    }
+    if (args->model == NULL || args->model[0] == 0) {
+        return BAD("model is not set");
+    }
+    if ((err = check_string("model", args->model, EP_MODEL_NAME_BYTES, out_error)) != EP_OK ||
+        (err = check_string("version", args->version, EP_VERSION_BYTES, out_error)) != EP_OK ||
+        (err = check_string("traceparent", args->traceparent, EP_TRACEPARENT_BYTES, out_error)) !=
+            EP_OK ||
+        (err = check_string("tenant", args->tenant, EP_TENANT_BYTES, out_error)) != EP_OK) {
+        return err;
+    }
+    if (args->deadline_us >= UINT32_MAX) {
+        return BAD("deadline_us is %" PRIu64 ": allowed 0 (the client's default) to %" PRIu32,
+                   args->deadline_us, UINT32_MAX - 1);
+    }
+    if ((unsigned)args->mode > EP_MOE_PREFILL) {
+        return BAD("mode %u: allowed 0 (auto), 1 (decode), 2 (prefill)", (unsigned)args->mode);
+    }
+    if ((unsigned)args->result > EP_MOE_UNCOMBINED) {
+        return BAD("result %u: allowed 0 (combined), 1 (partial), 2 (uncombined)",
+                   (unsigned)args->result);
+    }
+    if ((unsigned)args->shared_source > EP_MOE_SHARED_NONE) {
+        return BAD("shared_source %u: allowed 0 (service), 1 (caller), 2 (none)",
+                   (unsigned)args->shared_source);
+    }
+    if ((args->step_group == 0) != (args->step_group_size == 0)) {
+        return BAD("step_group is %" PRIu64 ", step_group_size %" PRIu32
+                   ": allowed both 0, or neither",
+                   args->step_group, args->step_group_size);
+    }
+    if ((err = check_comm_alg(args, out_error)) != EP_OK) {
+        return err;
+    }
+    return check_combine_at(args, out_error);
+}
+
+static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_shape *shape,
+                     ep_batch *batch, ep_error *out_error)
+{
+    ep_err err = ep_tensor_check("x", &args->x, 2, x_types, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (args->x.shape[0] > EP_TOKENS_MAX) {
+        return BAD("x has %" PRId64 " tokens: allowed 0..%d", args->x.shape[0], EP_TOKENS_MAX);
+    }
+    if (args->x.shape[1] != shape->hidden) {
+        return BAD("x has hidden %" PRId64 ", layer %" PRIu32 " of model %s has %" PRIu32,
+                   args->x.shape[1], shape->layer, model, shape->hidden);
+    }
+    batch->tokens = (uint32_t)args->x.shape[0];
+    batch->hidden = shape->hidden;
+    batch->x = rows_of(&args->x);
+    if (args->x.dtype != EP_DTYPE_I8) {
+        return args->x_scales.rank == 0
+                   ? EP_OK
+                   : BAD("x_scales are given, but x is %s: allowed with i8 only",
+                         ep_dtype_name(args->x.dtype));
+    }
+    if ((err = ep_tensor_check("x_scales", &args->x_scales, 1, f32_types, out_error)) != EP_OK ||
+        (err = check_dimension("x_scales", &args->x_scales, 0, batch->tokens,
+                               "x has that many tokens", out_error)) != EP_OK) {
+        return err;
+    }
+    if ((uintptr_t)args->x_scales.data % sizeof(float) != 0) {
+        return BAD("x_scales begin at %p: allowed multiples of %zu", args->x_scales.data,
+                   sizeof(float));
+    }
+    batch->x_scales = args->x_scales.data;
+    return EP_OK;
+}
+
+static ep_err fill_slots(const ep_moe_args *args, const ep_layer_shape *shape, ep_batch *batch,
+                         ep_error *out_error)
+{
+    ep_err err;
+    bool shared_only = args->expert_ids.rank == 0 && batch->shared_source == EP_SHARED_SERVICE &&
+                       shape->shared_experts > 0;
+    if (shared_only && args->expert_scales.rank == 0) {
+        batch->top_k = 0;
+        return EP_OK;
+    }
+    if ((err = ep_tensor_check("expert_ids", &args->expert_ids, 2, id_types, out_error)) != EP_OK ||
+        (err = check_dimension("expert_ids", &args->expert_ids, 0, batch->tokens,
+                               "x has that many tokens", out_error)) != EP_OK ||
+        (err = ep_tensor_check("expert_scales", &args->expert_scales, 2, scale_types, out_error)) !=
+            EP_OK ||
+        (err = check_dimension("expert_scales", &args->expert_scales, 0, batch->tokens,
+                               "x has that many tokens", out_error)) != EP_OK ||
+        (err = check_dimension("expert_scales", &args->expert_scales, 1,
+                               (uint64_t)args->expert_ids.shape[1],
+                               "expert_ids have that many slots", out_error)) != EP_OK) {
+        return err;
+    }
+    if (args->expert_ids.shape[1] > EP_TOP_K_MAX) {
+        return BAD("expert_ids have %" PRId64 " slots per token: allowed 1..%d",
+                   args->expert_ids.shape[1], EP_TOP_K_MAX);
+    }
+    batch->top_k = (uint32_t)args->expert_ids.shape[1];
+    batch->ids = rows_of(&args->expert_ids);
+    batch->scales = rows_of(&args->expert_scales);
+    return EP_OK;
+}
+
+static ep_err check_flags(const char *name, const ep_tensor *tensor, const ep_batch *batch,
+                          ep_error *out_error)
+{
+    ep_err err = ep_tensor_check(name, tensor, 2, flag_types, out_error);
+    if (err == EP_OK) {
+        err = check_dimension(name, tensor, 0, batch->tokens, "x has that many tokens", out_error);
+    }
+    if (err == EP_OK) {
+        err = check_dimension(name, tensor, 1, batch->top_k, "expert_ids have that many slots",
+                              out_error);
+    }
+    return err;
+}
+
+static ep_err fill_masks(const ep_moe_args *args, ep_batch *batch, ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    if (args->active_mask.rank == 1) {
+        err = ep_tensor_check("active_mask", &args->active_mask, 1, flag_types, out_error);
+        if (err == EP_OK) {
+            err = check_dimension("active_mask", &args->active_mask, 0, batch->tokens,
+                                  "x has that many tokens", out_error);
+        }
+        batch->mask_tokens = args->active_mask.data;
+    } else if (args->active_mask.rank != 0) {
+        err = check_flags("active_mask", &args->active_mask, batch, out_error);
+        batch->mask_slots = rows_of(&args->active_mask);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    if (args->result == EP_MOE_PARTIAL) {
+        batch->partial_slots = rows_of(&args->partial_slots);
+        return check_flags("partial_slots", &args->partial_slots, batch, out_error);
+    }
+    return args->partial_slots.rank == 0
+               ? EP_OK
+               : BAD("partial_slots are given, but result is not partial");
+}
+
+static ep_err fill_shared(const ep_moe_args *args, ep_batch *batch, ep_error *out_error)
+{
+    if (args->shared_source != EP_MOE_SHARED_CALLER) {
+        return args->shared.rank == 0 ? EP_OK
+                                      : BAD("shared is given, but shared_source is not caller (1)");
+    }
+    ep_err err = ep_tensor_check("shared", &args->shared, 2, row_types, out_error);
+    if (err == EP_OK) {
+        err = check_dimension("shared", &args->shared, 0, batch->tokens, "x has that many tokens",
+                              out_error);
+    }
+    if (err == EP_OK) {
+        err = check_dimension("shared", &args->shared, 1, batch->hidden,
+                              "rows have that many elements", out_error);
+    }
+    batch->shared = rows_of(&args->shared);
+    return err;
+}
+
+static ep_err fill_special(const ep_moe_args *args, ep_batch *batch, ep_error *out_error)
+{
+    const char *names[] = {"const_alpha1", "const_alpha2", "const_v"};
+    const ep_tensor *tensors[] = {&args->const_alpha1, &args->const_alpha2, &args->const_v};
+    ep_rows *rows[] = {&batch->special.const_alpha1, &batch->special.const_alpha2,
+                       &batch->special.const_v};
+    batch->special.zero_count = args->zero_experts;
+    batch->special.copy_count = args->copy_experts;
+    batch->special.const_count = args->const_experts;
+    batch->special.const_rule = (ep_const_rule)args->const_rule;
+    for (size_t i = 0; i < 3 && args->const_experts > 0; i++) {
+        ep_err err = ep_tensor_check(names[i], tensors[i], 2, row_types, out_error);
+        if (err == EP_OK) {
+            err = check_dimension(names[i], tensors[i], 0, args->const_experts,
+                                  "const_experts says so", out_error);
+        }
+        if (err == EP_OK) {
+            err = check_dimension(names[i], tensors[i], 1, batch->hidden,
+                                  "rows have that many elements", out_error);
+        }
+        if (err != EP_OK) {
+            return err;
+        }
+        *rows[i] = rows_of(tensors[i]);
+    }
+    return EP_OK;
+}
+
+/* ---- out ---- */
+
+static ep_err fill_out(const ep_tensor *out, ep_batch *batch, ep_combine_out *out_out,
+                       ep_error *out_error)
+{
+    bool uncombined = batch->form == EP_RESULT_UNCOMBINED;
+    uint32_t rank = uncombined ? 3 : 2;
+    int64_t row_bytes = (int64_t)batch->hidden * (int64_t)ep_dtype_bytes(out->dtype);
+    ep_err err = ep_tensor_check("out", out, rank, row_types, out_error);
+    if (err == EP_OK) {
+        err = check_dimension("out", out, 0, batch->tokens, "x has that many tokens", out_error);
+    }
+    if (err == EP_OK && uncombined) {
+        err = check_dimension("out", out, 1, batch->top_k, "expert_ids have that many slots",
+                              out_error);
+    }
+    if (err == EP_OK) {
+        err = check_dimension("out", out, rank - 1, batch->hidden, "rows have that many elements",
+                              out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    int64_t token_bytes = uncombined && batch->top_k == 0 ? 0 : row_bytes;
+    if (uncombined && batch->top_k > 1) {
+        if (out->stride_bytes[1] < row_bytes) {
+            return BAD("out has stride %" PRId64 " between slots: allowed %" PRId64
+                       " or more, the bytes of a row",
+                       out->stride_bytes[1], row_bytes);
+        }
+        token_bytes = (int64_t)(batch->top_k - 1) * out->stride_bytes[1] + row_bytes;
+    }
+    if (batch->tokens > 1 && out->stride_bytes[0] < token_bytes) {
+        return BAD("out has stride %" PRId64 " between tokens: allowed %" PRId64
+                   " or more, the bytes of a token",
+                   out->stride_bytes[0], token_bytes);
+    }
+    batch->out_dtype = out->dtype;
+    *out_out = (ep_combine_out){.data = out->data,
+                                .token_stride_bytes = out->stride_bytes[0],
+                                .slot_stride_bytes = uncombined ? out->stride_bytes[1] : 0};
+    return EP_OK;
+}
+
+static uintptr_t end_of(const ep_tensor *tensor)
+{
+    uintptr_t end = (uintptr_t)tensor->data + ep_dtype_bytes(tensor->dtype);
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        end += (uintptr_t)((tensor->shape[i] - 1) * tensor->stride_bytes[i]);
+    }
+    return end;
+}
+
+/* The result is written while inputs are still read. */
+static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
+{
+    const char *names[] = {"x",           "x_scales",      "expert_ids", "expert_scales",
+                           "active_mask", "partial_slots", "shared",     "smooth_scales"};
+    const ep_tensor *inputs[] = {
+        &args->x,           &args->x_scales,      &args->expert_ids, &args->expert_scales,
+        &args->active_mask, &args->partial_slots, &args->shared,     &args->smooth_scales};
+    if (is_empty(out)) {
+        return EP_OK;
+    }
+    for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++) {
+        const ep_tensor *in = inputs[i];
+        if (in->rank == 0 || is_empty(in)) {
+            continue;
+        }
+        if ((uintptr_t)out->data < end_of(in) && (uintptr_t)in->data < end_of(out)) {
+            return BAD("out overlaps %s: they must be apart", names[i]);
+        }
+    }
+    return EP_OK;
+}
+
+static void copy_text(char *to, size_t bytes, const char *text)
+{
+    snprintf(to, bytes, "%s", text != NULL ? text : "");
+}
+
+ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model,
+                         const ep_layer_shape *shape, ep_call_spec *out_spec, ep_error *out_error)
+{
+    ep_err err;
+    ep_call_spec spec = {.layer = args->layer,
+                         .mode = (ep_mode)args->mode,
+                         .comm_alg = args->comm_alg,
+                         .allow_missing = args->allow_missing,
+                         .step_group = args->step_group,
+                         .step_group_size = args->step_group_size,
+                         .want_timing = args->want_timing,
+                         .missing_slots = args->missing_slots,
+                         .missing_slots_max =
+                             args->missing_slots != NULL ? args->missing_slots_max : 0,
+                         .deadline_us = args->deadline_us};
+    ep_batch *batch = &spec.batch;
+    batch->weight_on = (ep_weight_on)args->weight_on;
+    batch->form = (ep_result_form)args->result;
+    batch->node_sum = args->combine_at == EP_MOE_COMBINE_NODE_SUM;
+    batch->shared_source = (ep_shared_source)args->shared_source;
+    batch->nan_policy = (ep_nan_policy)args->nan_policy;
+    batch->x_abs_max = args->x_abs_max;
+    batch->allow_duplicates = args->allow_duplicates;
+    batch->wire_dtype = args->wire_dtype == EP_DTYPE_NONE ? EP_DTYPE_BF16 : args->wire_dtype;
+    if ((err = fill_x(args, model, shape, batch, out_error)) != EP_OK ||
+        (err = fill_slots(args, shape, batch, out_error)) != EP_OK ||
+        (err = fill_masks(args, batch, out_error)) != EP_OK ||
+        (err = fill_shared(args, batch, out_error)) != EP_OK ||
+        (err = fill_special(args, batch, out_error)) != EP_OK ||
+        (err = ep_args_fill_quant(args, shape, batch, out_error)) != EP_OK ||
+        (err = fill_out(out, batch, &spec.out, out_error)) != EP_OK ||
+        (err = check_apart(args, out, out_error)) != EP_OK) {
+        return err;
+    }
+    copy_text(spec.model, sizeof(spec.model), args->model);
+    copy_text(spec.version, sizeof(spec.version), args->version);
+    copy_text(spec.traceparent, sizeof(spec.traceparent), args->traceparent);
+    copy_text(spec.tenant, sizeof(spec.tenant), args->tenant);
+    *out_spec = spec;
+    return EP_OK;
+}

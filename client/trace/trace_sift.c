@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libbabeltrace2 takes folders, not files, and a bad stream spoils its folder: so folders of links
+ * are made. */
+#include "trace/trace_sift.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/printable.h"
+
+#define METADATA "metadata"
+#define FOLDERS_OPEN 16
+#define PATH_BYTES 4096 /* PATH_MAX: realpath writes so much */
+
+typedef struct sift {
+    ep_cli_trace_sieve *sieve;
+    uint64_t events_max;
+    size_t kept_count;
+} sift;
+
+/* from/name as to/name. */
+static bool link_file(const char *from, const char *name, const char *to)
+{
+    char target[2 * PATH_BYTES];
+    char path[2 * PATH_BYTES];
+    int a = snprintf(target, sizeof(target), "%s/%s", from, name);
+    int b = snprintf(path, sizeof(path), "%s/%s", to, name);
+    return a < (int)sizeof(target) && b < (int)sizeof(path) && symlink(target, path) == 0;
+}
+
+/* A stream alone in a folder. */
+static ep_err try_stream(const sift *s, const char *trace, const char *name, ep_error *out_error)
+{
+    char alone[PATH_BYTES];
+    char path[2 * PATH_BYTES];
+    snprintf(alone, sizeof(alone), "%s/alone", s->sieve->dir);
+    if (mkdir(alone, 0700) != 0 || !link_file(trace, METADATA, alone) ||
+        !link_file(trace, name, alone)) {
+        return ep_error_set(out_error, EP_ERR_IO, "%s: %s", alone, strerror(errno));
+    }
+    ep_cli_trace_model *model = ep_cli_trace_model_create(s->events_max);
+    ep_err err = model != NULL ? ep_cli_trace_read_dir(model, alone, alone, out_error)
+                               : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read it");
+    ep_cli_trace_model_destroy(model);
+    snprintf(path, sizeof(path), "%s/%s", alone, name);
+    unlink(path);
+    snprintf(path, sizeof(path), "%s/%s", alone, METADATA);
+    unlink(path);
+    rmdir(alone);
+    return err;
+}
+
+/* The temporary folder's name says nothing to anybody. */
+static void cut_out(char *text, const char *dir, const char *rest)
+{
+    char part[PATH_BYTES];
+    size_t bytes = (size_t)snprintf(part, sizeof(part), "%s%s", dir, rest);
+    for (char *at = strstr(text, part); at != NULL; at = strstr(at, part)) {
+        memmove(at, at + bytes, strlen(at + bytes) + 1);
+    }
+}
+
+static void skip(sift *s, const char *trace, const char *name, const struct stat *st,
+                 const ep_error *why)
+{
+    ep_cli_trace_sieve *sieve = s->sieve;
+    if (sieve->skipped == NULL) {
+        sieve->skipped = calloc(EP_CLI_TRACE_SKIPPED_MAX, sizeof(*sieve->skipped));
+    }
+    if (sieve->skipped != NULL && sieve->skipped_count < EP_CLI_TRACE_SKIPPED_MAX) {
+        ep_cli_skipped *one = &sieve->skipped[sieve->skipped_count];
+        char file[2 * PATH_BYTES];
+        ep_error words = *why;
+        cut_out(words.text, sieve->dir, "/alone: ");
+        cut_out(words.text, sieve->dir, "/alone/");
+        snprintf(file, sizeof(file), "%s/%s", trace, name);
+        ep_text_escape(file, one->file, sizeof(one->file));
+        ep_text_escape(words.text, one->why, sizeof(one->why));
+        one->bytes = (uint64_t)st->st_size;
+    }
+    sieve->skipped_count += sieve->skipped != NULL;
+}
+
+/* Streams are the files beside the metadata; their index is left behind: the library makes its
+ * own. */
+static void sift_trace(sift *s, const char *trace, size_t number)
+{
+    char whole[PATH_BYTES];
+    char kept[PATH_BYTES];
+    struct dirent *entry;
+    snprintf(kept, sizeof(kept), "%s/%zu", s->sieve->dir, number);
+    DIR *folder = realpath(trace, whole) != NULL ? opendir(trace) : NULL;
+    if (folder == NULL) {
+        return;
+    }
+    while ((entry = readdir(folder)) != NULL) {
+        struct stat st;
+        ep_error why;
+        if (entry->d_name[0] == '.' || strcmp(entry->d_name, METADATA) == 0 ||
+            fstatat(dirfd(folder), entry->d_name, &st, 0) != 0 || !S_ISREG(st.st_mode)) {
+            continue;
+        }
+        if (try_stream(s, whole, entry->d_name, &why) != EP_OK) {
+            skip(s, trace, entry->d_name, &st, &why);
+        } else if ((mkdir(kept, 0700) == 0 && link_file(whole, METADATA, kept)) ||
+                   errno == EEXIST) {
+            s->kept_count += link_file(whole, entry->d_name, kept);
+        }
+    }
+    closedir(folder);
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *where)
+{
+    (void)st;
+    (void)kind;
+    (void)where;
+    return remove(path);
+}
+
+bool ep_cli_trace_sieve_make(ep_cli_trace_sieve *out_sieve, const char *dir, uint64_t events_max)
+{
+    const char *place = getenv("TMPDIR");
+    ep_cli_traces traces;
+    sift s = {.sieve = out_sieve, .events_max = events_max};
+    int bytes = snprintf(out_sieve->dir, sizeof(out_sieve->dir), "%s/expertctl-trace-XXXXXX",
+                         place != NULL ? place : "/tmp");
+    if (bytes >= (int)sizeof(out_sieve->dir) || mkdtemp(out_sieve->dir) == NULL) {
+        out_sieve->dir[0] = '\0';
+        return false;
+    }
+    if (ep_cli_traces_find(dir, &traces, NULL) == EP_OK) {
+        for (size_t i = 0; i < traces.count; i++) {
+            sift_trace(&s, traces.dirs[i], i);
+        }
+        ep_cli_traces_free(&traces);
+    }
+    if (s.kept_count == 0) {
+        ep_cli_trace_sieve_remove(out_sieve);
+    }
+    return s.kept_count > 0;
+}
+
+void ep_cli_trace_sieve_remove(ep_cli_trace_sieve *sieve)
+{
+    if (sieve->dir[0] != '\0') {
+        nftw(sieve->dir, remove_one, FOLDERS_OPEN, FTW_DEPTH | FTW_PHYS);
+    }
+    free(sieve->skipped);
+    *sieve = (ep_cli_trace_sieve){0};
+}
