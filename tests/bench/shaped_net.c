@@ -109,6 +109,16 @@ bool shaped_net_set_rate(double bytes_per_s)
     return ok;
 }
 
+bool shaped_net_set_loopback(double bytes_per_s)
+{
+    bool ok = true;
+    for (uint32_t i = 0; i < net.hosts; i++) { /* a packet must fit into the burst */
+        ok = run(false, "ip -n %s link set lo mtu %d", net.names[i], BURST_BYTES / 4) &&
+             shape(net.names[i], "lo", bytes_per_s) && ok;
+    }
+    return ok;
+}
+
 const char *shaped_net_name(uint32_t host)
 {
     return net.names[host];

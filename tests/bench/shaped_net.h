@@ -19,6 +19,8 @@ bool shaped_net_create(uint32_t hosts);
 void shaped_net_destroy(void);
 /* Both directions of every link, in bytes per second; 0: as fast as it goes. */
 bool shaped_net_set_rate(double bytes_per_s);
+/* The same for what processes of one host send to each other. */
+bool shaped_net_set_loopback(double bytes_per_s);
 /* "epb1234n0": for `ip netns exec`. */
 const char *shaped_net_name(uint32_t host);
 /* "10.77.0.1" */

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is it worth to send each row to a host once? Two hosts of four nodes: network namespaces
+ * whose links to each other carry an eighth of what the loopback of each does. The caller and the
+ * coordinator are on the left one. Experts are small, so that links are what a call waits for.
+ *
+ * Each row: hierarchy against fullmesh, in turn, with results of nodes as rows of each slot and as
+ * sums. Bytes are those that the link between the hosts carried, both ways, counted by the kernel.
+ * Needs root and the programs `ip` and `tc`.
+ */
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/numeric.h"
+#include "base/random.h"
+#include "bench/bench_report.h"
+#include "bench/shaped_net.h"
+#include "expertd/client.h"
+#include "support/checkpoint_fixture.h"
+#include "support/process.h"
+
+enum {
+    HIDDEN = 1024,
+    INNER = 64,
+    EXPERTS = 64,
+    TOP_K = 8,
+    NODES = 8,
+    HOSTS = 2,
+    TOKENS_MAX = 2048,
+    ROUNDS = 15,
+    WARM_CALLS = 50,
+    WARM_CALLS_MAX = 5000,
+    STARTS_MS = 60000
+};
+#define BETWEEN_BYTES_PER_S 50e6
+#define WITHIN_BYTES_PER_S (8 * BETWEEN_BYTES_PER_S)
+
+static uint16_t x[TOKENS_MAX * HIDDEN], y[TOKENS_MAX * HIDDEN];
+static int32_t ids[TOKENS_MAX * TOP_K];
+static float scales[TOKENS_MAX * TOP_K];
+static ep_client *client;
+static bench_report *report;
+
+static void fail(const char *what, const char *why)
+{
+    fprintf(stderr, "bench_hierarchy: %s: %s\n", what, why);
+    exit(1);
+}
+
+static void fill_inputs(void)
+{
+    uint64_t seed = 5;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(x); i++) {
+        x[i] = ep_f32_to_bf16((float)(ep_splitmix64(&seed) >> 40) * 0x1p-24f - 0.5f);
+    }
+    for (uint32_t t = 0; t < TOKENS_MAX; t++) {
+        int32_t pool[EXPERTS];
+        for (int32_t e = 0; e < EXPERTS; e++) {
+            pool[e] = e;
+        }
+        for (uint32_t k = 0; k < TOP_K; k++) {
+            uint32_t pick = k + (uint32_t)(ep_splitmix64(&seed) % (EXPERTS - k));
+            ids[t * TOP_K + k] = pool[pick];
+            pool[pick] = pool[k];
+            scales[t * TOP_K + k] = 1.0f / TOP_K;
+        }
+    }
+}
+
+/* ---- the service ---- */
+
+static void start(ep_test_process *process, const char *dir, const char *name, uint32_t host,
+                  const char *program, const char *config)
+{
+    char path[EP_TEST_PATH_BYTES + 40], flag[EP_TEST_PATH_BYTES + 64];
+    snprintf(path, sizeof(path), "%s/%s.yaml", dir, name);
+    snprintf(flag, sizeof(flag), "--config=%s", path);
+    const char *args[] = {"netns", "exec", shaped_net_name(host), program, flag, NULL};
+    if (!ep_test_write_file(path, config, 0600) ||
+        !ep_test_process_start(process, dir, name, "/usr/sbin/ip", args, NULL, true) ||
+        !ep_test_process_wait_ports(process, STARTS_MS)) {
+        fail(name, "did not start");
+    }
+}
+
+static void start_service(const char *dir, const char *checkpoint, ep_test_process *coordinator,
+                          ep_test_process nodes[NODES])
+{
+    char config[1024], name[16];
+    snprintf(config, sizeof(config),
+             "listen:\n  - tcp://%s:0\ninsecure: true\nmin_nodes: %d\nprobe_address: ''\n"
+             "admin_listen: ''\n",
+             shaped_net_address(0), NODES);
+    start(coordinator, dir, "coordinator", 0, EP_COORDINATOR_PROGRAM, config);
+    for (uint32_t n = 0; n < NODES; n++) {
+        uint32_t host = n / (NODES / HOSTS);
+        snprintf(name, sizeof(name), "node%u", n);
+        snprintf(config, sizeof(config),
+                 "node_name: %s\nhost: %s\ncoordinator_url: %s\nlisten:\n  - tcp://%s:0\n"
+                 "insecure: true\nthreads: 1\nprobe_address: ''\nadmin_listen: ''\n"
+                 "door_listen: ''\ntracing: off\nshm: off\ninflight_tokens: 65536\nmodels:\n"
+                 "  - name: bench\n    path: %s\n",
+                 name, host == 0 ? "left" : "right", coordinator->rpc_url, shaped_net_address(host),
+                 checkpoint);
+        start(&nodes[n], dir, name, host, EP_EXPERTD_PROGRAM, config);
+    }
+}
+
+/* ---- one call ---- */
+
+/* What the left host's link has carried so far. */
+static uint64_t link_bytes(void)
+{
+    char line[512];
+    unsigned long long in = 0, out = 0;
+    FILE *file = fopen("/proc/self/net/dev", "r");
+    if (file == NULL) {
+        fail("/proc/self/net/dev", "cannot be read");
+    }
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (sscanf(line, " eth0: %llu %*u %*u %*u %*u %*u %*u %*u %llu", &in, &out) == 2) {
+            break;
+        }
+    }
+    fclose(file);
+    return in + out;
+}
+
+typedef struct cost {
+    double us;
+    double bytes;
+    bool straight; /* no frame was sent again */
+} cost;
+
+static cost call(uint32_t tokens, ep_moe_comm comm_alg, ep_moe_combine_at combine_at)
+{
+    ep_moe_args args;
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
+    ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, tokens, HIDDEN);
+    ep_moe_args_init(&args);
+    args.model = "bench";
+    args.x = ep_tensor_2d(x, EP_DTYPE_BF16, tokens, HIDDEN);
+    args.expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, tokens, TOP_K);
+    args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K);
+    args.comm_alg = comm_alg;
+    args.combine_at = combine_at;
+    args.deadline_us = 60000000;
+    uint64_t bytes = link_bytes();
+    double begin = bench_now_us();
+    if (ep_moe_forward(client, &args, &out, &result) != EP_OK) {
+        fail("call", result.error.text);
+    }
+    return (cost){bench_now_us() - begin, (double)(link_bytes() - bytes),
+                  result.rerouted_frames == 0};
+}
+
+/* Nodes hear of their neighbours with heartbeats, and connect when first asked to pass rows on. */
+static void warm_up(void)
+{
+    uint32_t straight = 0;
+    for (uint32_t i = 0; straight < WARM_CALLS; i++) {
+        if (i == WARM_CALLS_MAX) {
+            fail("warm-up", "nodes do not pass rows on");
+        }
+        cost one = call(16, EP_MOE_COMM_HIERARCHY, EP_MOE_COMBINE_ROWS);
+        straight = one.straight ? straight + 1 : 0;
+    }
+}
+
+static void compare(uint32_t tokens, ep_moe_combine_at combine_at, const char *what, double us_bar,
+                    double bytes_bar)
+{
+    double mesh_us[ROUNDS], by_host_us[ROUNDS], us[ROUNDS];
+    double mesh_bytes[ROUNDS], by_host_bytes[ROUNDS], bytes[ROUNDS];
+    for (int r = -1; r < ROUNDS; r++) {
+        cost mesh = call(tokens, EP_MOE_COMM_FULLMESH, combine_at);
+        cost by_host = call(tokens, EP_MOE_COMM_HIERARCHY, combine_at);
+        if (r >= 0) {
+            mesh_us[r] = mesh.us;
+            by_host_us[r] = by_host.us;
+            us[r] = by_host.us / mesh.us;
+            mesh_bytes[r] = mesh.bytes;
+            by_host_bytes[r] = by_host.bytes;
+            bytes[r] = by_host.bytes / mesh.bytes;
+        }
+    }
+    bench_row row = {.value = bench_quantile(by_host_bytes, ROUNDS, 0.5),
+                     .unit = "bytes",
+                     .limit = NAN,
+                     .rival = bench_quantile(mesh_bytes, ROUNDS, 0.5),
+                     .ratio = bench_quantile(bytes, ROUNDS, 0.5),
+                     .better = BENCH_LOWER,
+                     .bar = bytes_bar};
+    snprintf(row.name, sizeof(row.name), "%u tokens, %s: bytes between hosts", tokens, what);
+    bench_report_add(report, &row);
+    row.value = bench_quantile(by_host_us, ROUNDS, 0.5);
+    row.unit = "us";
+    row.rival = bench_quantile(mesh_us, ROUNDS, 0.5);
+    row.ratio = bench_quantile(us, ROUNDS, 0.5);
+    row.bar = us_bar;
+    snprintf(row.name, sizeof(row.name), "%u tokens, %s: time", tokens, what);
+    bench_report_add(report, &row);
+}
+
+int main(int argc, char **argv)
+{
+    static ep_test_process coordinator, nodes[NODES];
+    static const uint32_t tokens[] = {1, 16, 128, 512, TOKENS_MAX};
+    char dir[EP_TEST_PATH_BYTES], checkpoint[EP_FIXTURE_PATH_BYTES];
+    ep_error error;
+    ep_client_config config;
+    ep_fixture_config fixture = ep_fixture_default();
+    fixture.layers = 1;
+    fixture.hidden = HIDDEN;
+    fixture.inner = INNER;
+    fixture.experts = EXPERTS;
+    fixture.top_k = TOP_K;
+    ep_fixture_temp_dir(checkpoint);
+    if (!shaped_net_create(HOSTS) || !shaped_net_set_rate(BETWEEN_BYTES_PER_S) ||
+        !shaped_net_set_loopback(WITHIN_BYTES_PER_S)) {
+        fail("needs root, network namespaces and tc", "not allowed here");
+    }
+    if (!ep_test_dir_create(dir) || ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
+        fail("checkpoint", "cannot be written");
+    }
+    fill_inputs();
+    start_service(dir, checkpoint, &coordinator, nodes);
+    const char *url = coordinator.rpc_url;
+    ep_client_config_init(&config);
+    config.coordinator_url = url;
+    if (!shaped_net_enter(0) || ep_client_create(&config, &client, &error) != EP_OK ||
+        ep_client_wait_ready(client, STARTS_MS * 1000ll, &error) != EP_OK) {
+        fail("client", error.text);
+    }
+    warm_up();
+    report =
+        bench_report_create("Hierarchy against fullmesh: two hosts of four nodes, top-8 of 64, "
+                            "H = 1024, 50 MB/s between hosts, 400 MB/s within");
+    for (size_t i = 0; i < EP_ARRAY_COUNT(tokens); i++) {
+        bool is_large = tokens[i] >= 128;
+        compare(tokens[i], EP_MOE_COMBINE_NODE_SUM, "sums", is_large ? 0.7 : NAN,
+                is_large ? 0.4 : NAN);
+        compare(tokens[i], EP_MOE_COMBINE_ROWS, "rows", NAN, NAN);
+    }
+    ep_client_destroy(client);
+    for (uint32_t n = 0; n < NODES; n++) {
+        ep_test_process_destroy(&nodes[n]);
+    }
+    ep_test_process_destroy(&coordinator);
+    ep_fixture_remove(checkpoint);
+    ep_test_dir_remove(dir);
+    return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
+}
