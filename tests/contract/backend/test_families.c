@@ -15,6 +15,7 @@
 #include "contract/backend/expert_fixture.h"
 #include "kernels/bf16dp.h"
 #include "kernels/ffn_element.h"
+#include "support/expect.h"
 
 enum { BACKENDS_MAX = 8 };
 
@@ -38,19 +39,16 @@ static opened open_all(ep_numerics numerics, ep_weight_format format)
     ep_error error;
     ep_backend *backend;
     ep_backend_config config = {.numerics = numerics, .threads = 1};
-    cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_backend_by_name("reference")->open(&config, &backend, &error), error);
     add(&o, backend, "reference");
     config.threads = 2;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
     add(&o, backend, "cpu");
     const ep_ffn_kernel *kernel;
     for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL && o.count < BACKENDS_MAX; n++) {
         if (kernel->family == ep_numerics_family(numerics, format)) {
             config.threads = 1 + (uint32_t)o.count;
-            cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s",
-                         error.text);
+            ASSERT_OK(ep_cpu_backend_open_with(kernel, &config, &backend, &error), error);
             add(&o, backend, kernel->name);
         }
     }
@@ -70,8 +68,7 @@ static void expect_rows(const opened *o, const expert_fixture *f, const uint32_t
     for (size_t b = 0; b < o->count; b++) {
         ep_backend_weights *weights = NULL;
         ep_error error;
-        cr_assert_eq(o->all[b]->ops->weights_load(o->all[b], &f->source, &weights, &error), EP_OK,
-                     "%s", error.text);
+        ASSERT_OK(o->all[b]->ops->weights_load(o->all[b], &f->source, &weights, &error), error);
         for (size_t i = 0; i < sizes_count; i++) {
             const uint32_t first = f->rows_count - sizes[i];
             const char *wrong = fixture_run(f, o->all[b], weights, first, sizes[i]);
@@ -220,8 +217,7 @@ Test(families, the_references_answers_are_those_recorded)
         char id[EP_NUMERICS_ID_BYTES];
         ep_error error;
         ep_backend *backend;
-        cr_assert_eq(ep_backend_by_name("reference")->open(&config, &backend, &error), EP_OK, "%s",
-                     error.text);
+        ASSERT_OK(ep_backend_by_name("reference")->open(&config, &backend, &error), error);
         cr_assert_eq(backend->ops->numerics_id(backend, recorded[n].format, recorded[n].others, id),
                      EP_OK);
         cr_expect_str_eq(id, recorded[n].id);
@@ -389,8 +385,7 @@ static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, ep_weight_f
     const ep_backend_config config = {.numerics = numerics, .threads = 1};
     ep_error error;
     ep_backend *backend;
-    cr_assert_eq(ep_cpu_backend_open_with(kernel, &config, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_cpu_backend_open_with(kernel, &config, &backend, &error), error);
     cr_assert_eq(backend->ops->numerics_id(backend, format, 0, out_id), EP_OK);
     backend->ops->close(backend);
 }
@@ -473,11 +468,9 @@ Test(families, the_variable_forces_a_lower_path)
         backend->ops->close(backend);
     }
     setenv("EXPERTD_CPU_FEATURES", "avx1024", 1);
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error),
-                 EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strstr(error.text,
-                     "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable") != NULL,
-              "%s", error.text);
+    ASSERT_FAILS(ep_backend_by_name("cpu")->open(&config, &backend, &error),
+                 EP_ERR_INVALID_ARGUMENT, error,
+                 "EXPERTD_CPU_FEATURES is 'avx1024', allowed on this CPU: portable");
     unsetenv("EXPERTD_CPU_FEATURES");
 }
 
@@ -516,8 +509,7 @@ static void groups_id(ep_numerics numerics, ep_weight_format format,
     const ep_backend_config config = {.numerics = numerics, .threads = 1};
     ep_backend *backend;
     ep_error error;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
     cr_assert_eq(backend->ops->numerics_id(backend, format, 1u << format, out_id), EP_OK);
     backend->ops->close(backend);
 }

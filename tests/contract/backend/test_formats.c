@@ -11,14 +11,14 @@
 #include "backends/host_common.h"
 #include "base/check.h"
 #include "contract/backend/expert_fixture.h"
+#include "support/expect.h"
 
 static ep_backend *open_with(ep_numerics numerics, uint32_t threads)
 {
     const ep_backend_config config = {.numerics = numerics, .threads = threads};
     ep_backend *backend;
     ep_error error;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
     return backend;
 }
 
@@ -27,8 +27,7 @@ static void expect_rows(ep_backend *backend, uint32_t threads, const expert_fixt
 {
     ep_backend_weights *weights = NULL;
     ep_error error;
-    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(backend->ops->weights_load(backend, &f->source, &weights, &error), error);
     for (size_t i = 0; i < counts_count; i++) {
         const char *wrong = fixture_run(f, backend, weights, f->rows_count - counts[i], counts[i]);
         cr_assert_null(wrong, "%s, %u threads, %u rows: %s",

@@ -9,6 +9,7 @@
 
 #include "contract/backend/backend_variants.h"
 #include "contract/backend/expert_fixture.h"
+#include "support/expect.h"
 #include "support/slow_backend.h"
 
 typedef struct {
@@ -23,9 +24,8 @@ static bench open_bench(void)
     bench b = {.f = expert_fixture_make(8, 33, 21, 10, EP_DTYPE_BF16)};
     ep_error error;
     ep_slow_backend_reset(1);
-    cr_assert_eq(ep_slow_backend_ops.open(&config, &b.backend, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(b.backend->ops->weights_load(b.backend, &b.f.source, &b.weights, &error), EP_OK,
-                 "%s", error.text);
+    ASSERT_OK(ep_slow_backend_ops.open(&config, &b.backend, &error), error);
+    ASSERT_OK(b.backend->ops->weights_load(b.backend, &b.f.source, &b.weights, &error), error);
     ep_slow_backend_reset(1);
     return b;
 }

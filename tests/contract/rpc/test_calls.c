@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "rpc_fixture.h"
+#include "support/expect.h"
 
 /* One body, a test per lane. */
 #define LANE_TEST(name)                                                                            \
@@ -28,8 +29,7 @@ LANE_TEST(unary_call_brings_message_and_tensors_back)
     fixture_init(&f, &(fixture_options){.url = url});
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         uint8_t fill = (uint8_t)(17 + i);
-        cr_assert_eq(forward(&f, "echo", sizes[i], fill, in_ms(SECONDS * 1000), &a), EP_OK, "%s",
-                     a.error.text);
+        ASSERT_OK(forward(&f, "echo", sizes[i], fill, in_ms(SECONDS * 1000), &a), a.error);
         cr_assert_eq(a.tensor_bytes, sizes[i]);
         cr_assert_eq(a.slots, fill);
         cr_assert_eq(a.ends, 1);
@@ -48,14 +48,12 @@ LANE_TEST(calls_above_the_frame_limit_are_refused_with_the_limit)
     answer a;
     ep_error error;
     fixture_init(&f, &(fixture_options){.url = url});
-    cr_assert_eq(forward_start(&f, "echo", (size_t)16 << 20, 1, EP_TIME_NEVER, &a, NULL, &error),
-                 EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strstr(error.text, "frame_bytes_max is 16777216") != NULL, "%s", error.text);
+    ASSERT_FAILS(forward_start(&f, "echo", (size_t)16 << 20, 1, EP_TIME_NEVER, &a, NULL, &error),
+                 EP_ERR_INVALID_ARGUMENT, error, "frame_bytes_max is 16777216");
     char *long_name = calloc(1, 70000);
     memset(long_name, 'x', 69999);
-    cr_assert_eq(forward_start(&f, long_name, 0, 1, EP_TIME_NEVER, &a, NULL, &error),
-                 EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strstr(error.text, "header_bytes_max is 65536") != NULL, "%s", error.text);
+    ASSERT_FAILS(forward_start(&f, long_name, 0, 1, EP_TIME_NEVER, &a, NULL, &error),
+                 EP_ERR_INVALID_ARGUMENT, error, "header_bytes_max is 65536");
     free(long_name);
     fixture_fini(&f);
 }
@@ -71,7 +69,7 @@ LANE_TEST(an_error_travels_with_every_detail)
     cr_assert(a.error.layer == 4 && a.error.expert == 9 && a.error.waited_us == 11);
     cr_assert(a.error.retry_after_us == 22 && a.error.current_epoch == 33);
     cr_assert_eq(forward(&f, "none", 0, 1, EP_TIME_NEVER, &a), EP_ERR_INTERNAL);
-    cr_assert(strstr(a.error.text, "gave no reply") != NULL);
+    ASSERT_TEXT(a.error, "gave no reply");
     cr_assert_eq(forward(&f, "big", 0, 1, EP_TIME_NEVER, &a), EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(forward(&f, "echo", 100, 1, EP_TIME_NEVER, &a), EP_OK);
     fixture_fini(&f);
@@ -90,7 +88,7 @@ LANE_TEST(a_stream_arrives_in_order_and_ends_once)
         }
         cr_assert_eq(watch_start(&f, counts[i], false, EP_TIME_NEVER, &a, NULL), EP_OK);
         answer_wait_end(&a);
-        cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+        ASSERT_OK(a.error.code, a.error);
         cr_assert(a.messages == counts[i] && a.ends == 1 && a.numbers == want);
     }
     fixture_fini(&f);
@@ -111,7 +109,7 @@ LANE_TEST(a_thousand_calls_in_flight_are_answered_in_any_order)
         answer_wait_end(&a[i]);
     }
     for (uint32_t i = 0; i < N; i++) {
-        cr_assert_eq(a[i].error.code, EP_OK, "%s", a[i].error.text);
+        ASSERT_OK(a[i].error.code, a[i].error);
         cr_assert(a[i].ends == 1 && a[i].tensor_bytes == 64 + i);
         cr_assert(a[i].first_byte == (uint8_t)i && a[i].last_byte == (uint8_t)i);
     }
@@ -254,15 +252,14 @@ LANE_TEST(a_node_may_register_and_a_sync_call_gives_its_reply)
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     fixture_init(&f, &(fixture_options){.url = url, .channel = as_node});
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode",
-                                  &request.base, EP_TIME_NEVER, &reply, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+                               EP_TIME_NEVER, &reply, &error),
+              error);
     cr_assert_eq(((Expertd__V1__RegisterReply *)reply)->node_id, 5);
     protobuf_c_message_free_unpacked(reply, NULL);
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base,
+    ASSERT_FAILS(ep_rpc_call_sync(f.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base,
                                   EP_TIME_NEVER, &reply, &error),
-                 EP_ERR_UNIMPLEMENTED);
-    cr_assert(strstr(error.text, "expertd.v1.NodeInfo") != NULL, "%s", error.text);
+                 EP_ERR_UNIMPLEMENTED, error, "expertd.v1.NodeInfo");
     cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Coordinator", "Nothing", &empty.base,
                                   EP_TIME_NEVER, &reply, &error),
                  EP_ERR_NOT_FOUND);
@@ -303,7 +300,7 @@ LANE_TEST(health_says_what_was_set_and_watches_follow)
     ep_rpc_call_cancel(f.channel, id);
     answer_wait_end(&a);
     cr_assert_eq(forward(&f, "echo", 0, 1, EP_TIME_NEVER, &a), EP_ERR_DRAINING);
-    cr_assert(strstr(a.error.text, "node-a") != NULL);
+    ASSERT_TEXT(a.error, "node-a");
     fixture_fini(&f);
 }
 
@@ -329,9 +326,9 @@ LANE_TEST(reflection_lists_what_is_served)
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     size_t methods = 0;
     fixture_init(&f, &(fixture_options){.url = url});
-    cr_assert_eq(ep_rpc_call_sync(f.channel, "expertd.v1.Reflection", "ListServices", &empty.base,
-                                  EP_TIME_NEVER, &message, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_rpc_call_sync(f.channel, "expertd.v1.Reflection", "ListServices", &empty.base,
+                               EP_TIME_NEVER, &message, &error),
+              error);
     Expertd__V1__ListServicesReply *reply = (Expertd__V1__ListServicesReply *)message;
     cr_assert_eq(reply->n_services, 5);
     for (size_t i = 0; i < reply->n_services; i++) {
@@ -361,7 +358,7 @@ LANE_TEST(calls_wait_for_credit_and_go_on_when_it_returns)
     }
     fixture_wait(&f, &f.held_count, 7); /* 7 frames of 1128 bytes fit into 8192 */
     cr_assert_eq(forward(&f, "echo", 0, 1, in_ms(50), &late), EP_ERR_DEADLINE_EXCEEDED);
-    cr_assert(strstr(late.error.text, "credit") != NULL, "%s", late.error.text);
+    ASSERT_TEXT(late.error, "credit");
     ep_rpc_server_read_stats(f.server, &stats);
     cr_assert_eq(stats.calls_total, 7);
     for (uint32_t released = 0; released < N;) {
@@ -373,7 +370,7 @@ LANE_TEST(calls_wait_for_credit_and_go_on_when_it_returns)
         cr_assert_eq(a[i].error.code, EP_ERR_ABORTED, "%s", a[i].error.text);
     }
     cr_assert_eq(forward(&f, "echo", 9000, 1, EP_TIME_NEVER, &late), EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strstr(late.error.text, "credit_bytes is 8192") != NULL, "%s", late.error.text);
+    ASSERT_TEXT(late.error, "credit_bytes is 8192");
     for (uint32_t i = 0; i < 200; i++) { /* credit never leaks */
         cr_assert_eq(forward(&f, "echo", 3000 + i, 1, EP_TIME_NEVER, &late), EP_OK);
     }
@@ -395,8 +392,7 @@ LANE_TEST(one_call_too_many_is_refused_with_the_limit)
     }
     fixture_wait(&f, &f.held_count, 3);
     cr_assert_eq(forward(&f, "echo", 0, 1, EP_TIME_NEVER, &a[3]), EP_ERR_RESOURCE_EXHAUSTED);
-    cr_assert(strstr(a[3].error.text, "calls_per_connection_max is 3") != NULL, "%s",
-              a[3].error.text);
+    ASSERT_TEXT(a[3].error, "calls_per_connection_max is 3");
     fixture_release(&f, EP_ERR_ABORTED);
     for (uint32_t i = 0; i < 3; i++) {
         answer_wait_end(&a[i]);
@@ -445,11 +441,11 @@ LANE_TEST(a_stream_that_lost_a_message_ends)
     answer_wait_end(&a);
     cr_assert(a.ends == 1 && a.messages == 3);
     cr_assert_eq(a.error.code, EP_ERR_INTERNAL, "%s", a.error.text);
-    cr_assert_not_null(strstr(a.error.text, "header_bytes_max is 65536"), "%s", a.error.text);
+    ASSERT_TEXT(a.error, "header_bytes_max is 65536");
     /* the handler is told too, or it would keep the call for ever */
     fixture_wait(&f, &f.cancels, 1);
     /* the connection stays */
-    cr_assert_eq(forward(&f, "echo", 100, 5, EP_TIME_NEVER, &a), EP_OK, "%s", a.error.text);
+    ASSERT_OK(forward(&f, "echo", 100, 5, EP_TIME_NEVER, &a), a.error);
     fixture_fini(&f);
 }
 
@@ -480,7 +476,7 @@ LANE_TEST(a_full_queue_refuses_new_calls_and_loses_none)
     }
     for (uint32_t i = 0; i < N; i++) {
         answer_wait_end(&a[i]);
-        cr_assert_eq(a[i].error.code, EP_OK, "%s", a[i].error.text);
+        ASSERT_OK(a[i].error.code, a[i].error);
         cr_assert(a[i].ends == 1 && a[i].first_byte == (uint8_t)i);
     }
     cr_assert_gt(refused, 0);

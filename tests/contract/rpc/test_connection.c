@@ -9,6 +9,7 @@
 
 #include "raw_peer.h"
 #include "rpc_fixture.h"
+#include "support/expect.h"
 
 #define LANE_TEST(name)                                                                            \
     static void name(const char *url);                                                             \
@@ -205,10 +206,10 @@ LANE_TEST(a_refused_client_reports_the_reason)
     cr_assert(strstr(error.text, "the token is missing") != NULL &&
                   strstr(error.text, f.url) != NULL,
               "%s", error.text);
-    cr_assert_eq(ep_rpc_channel_wait_ready(f.channel, in_ms(10), &error), EP_ERR_DEADLINE_EXCEEDED);
-    cr_assert(strstr(error.text, "the token is missing") != NULL, "%s", error.text);
+    ASSERT_FAILS(ep_rpc_channel_wait_ready(f.channel, in_ms(10), &error), EP_ERR_DEADLINE_EXCEEDED,
+                 error, "the token is missing");
     cr_assert_eq(forward(&f, "echo", 0, 1, in_ms(30), &a), EP_ERR_UNAVAILABLE);
-    cr_assert(strstr(a.error.text, "the token is missing") != NULL, "%s", a.error.text);
+    ASSERT_TEXT(a.error, "the token is missing");
     fixture_fini(&f);
 }
 
@@ -230,7 +231,7 @@ LANE_TEST(a_stopping_server_says_goodbye_and_ends_every_call_once)
     for (uint32_t i = 0; i < N; i++) {
         answer_wait_end(&a[i]);
         cr_assert_eq(a[i].error.code, EP_ERR_UNAVAILABLE, "%s", a[i].error.text);
-        cr_assert(strstr(a[i].error.text, "peer said goodbye") != NULL, "%s", a[i].error.text);
+        ASSERT_TEXT(a[i].error, "peer said goodbye");
         cr_assert_eq(a[i].ends, 1);
     }
     answer_wait_end(&stream);
@@ -284,11 +285,10 @@ Test(rpc_connection_tcp, a_restarted_server_is_found_again_and_waiting_calls_go_
     config.common.node = "node-b";
     cr_assert_eq(ep_rpc_server_create(&config, &f.server, &error), EP_OK);
     cr_assert_eq(ep_rpc_server_add_service(f.server, &f.expert.service.base, &error), EP_OK);
-    cr_assert_eq(
-        ep_rpc_server_listen(f.server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error),
-        EP_OK, "%s", error.text);
+    ASSERT_OK(ep_rpc_server_listen(f.server, &(ep_lane_address){.url = url}, EP_ROLES_MAIN, &error),
+              error);
     answer_wait_end(&a);
-    cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+    ASSERT_OK(a.error.code, a.error);
     cr_assert_eq(a.first_byte, 9);
     cr_assert_eq(forward(&f, "echo", 0, 1, EP_TIME_NEVER, &b), EP_OK);
     fixture_fini(&f);
@@ -307,9 +307,8 @@ LANE_TEST(a_call_that_does_not_wait_fails_at_once_when_not_ready)
     fixture_server_stop(&f);
     fixture_wait(&f, &f.states[EP_CHANNEL_BROKEN], 1);
     answer_init(&a, &f);
-    cr_assert_eq(ep_rpc_call_start(f.channel, &request, answer_reply, &a, NULL, &error),
-                 EP_ERR_UNAVAILABLE);
-    cr_assert(strstr(error.text, f.url) != NULL, "%s", error.text);
+    ASSERT_FAILS(ep_rpc_call_start(f.channel, &request, answer_reply, &a, NULL, &error),
+                 EP_ERR_UNAVAILABLE, error, f.url);
     fixture_fini(&f);
     cr_assert_eq(a.ends, 0);
 }
@@ -335,7 +334,7 @@ Test(rpc_connection_tcp, nobody_listening_is_unavailable)
     fixture_common(&f, &config.common);
     cr_assert_eq(ep_rpc_channel_create(&config, &f.channel, &error), EP_OK);
     cr_assert_neq(ep_rpc_channel_wait_ready(f.channel, EP_TIME_NEVER, &error), EP_OK);
-    cr_assert(strstr(error.text, f.url) != NULL, "%s", error.text);
+    ASSERT_TEXT(error, f.url);
     cr_assert_eq(forward(&f, "echo", 0, 1, EP_TIME_NEVER, &a), EP_ERR_UNAVAILABLE);
     fixture_fini(&f);
 }
@@ -387,8 +386,7 @@ static void bad_server_init(bad_server *s, const char *url,
         reply.node = (char *)(uintptr_t) "bad";
         raw_peer_send_message(&s->p, (ep_frame){.kind = EP_FRAME_REPLY, .call_id = frame.call_id},
                               &reply.base, false, false);
-        cr_assert_eq(ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error), EP_OK,
-                     "%s", error.text);
+        ASSERT_OK(ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error), error);
     }
 }
 
@@ -419,7 +417,7 @@ LANE_TEST(a_server_that_answers_no_ping_is_lost)
     cr_assert_eq(forward_start(&s.f, "echo", 0, 1, EP_TIME_NEVER, &a, NULL, NULL), EP_OK);
     answer_wait_end(&a);
     cr_assert_eq(a.error.code, EP_ERR_CONNECTION_LOST, "%s", a.error.text);
-    cr_assert(strstr(a.error.text, "answered none of 3 pings") != NULL, "%s", a.error.text);
+    ASSERT_TEXT(a.error, "answered none of 3 pings");
     bad_server_fini(&s);
 }
 
@@ -435,8 +433,8 @@ LANE_TEST(a_server_that_never_answers_hello_is_given_up)
     ep_error error;
     bad_server_init(&s, url, impatient_channel, LISTENS);
     /* on a busy machine the dial alone may take that long */
-    cr_assert_eq(ep_rpc_channel_wait_ready(s.f.channel, EP_TIME_NEVER, &error), EP_ERR_UNAVAILABLE);
-    cr_assert(strstr(error.text, "no Hello within 20 ms") != NULL, "%s", error.text);
+    ASSERT_FAILS(ep_rpc_channel_wait_ready(s.f.channel, EP_TIME_NEVER, &error), EP_ERR_UNAVAILABLE,
+                 error, "no Hello within 20 ms");
     bad_server_fini(&s);
 }
 
@@ -654,7 +652,7 @@ LANE_TEST(payload_crc_works_when_both_want_it)
     answer a;
     fixture_init(&f, &(fixture_options){.url = url, .server = server_crc, .channel = channel_crc});
     for (size_t bytes = 0; bytes < 1000; bytes += 37) {
-        cr_assert_eq(forward(&f, "echo", bytes, 3, EP_TIME_NEVER, &a), EP_OK, "%s", a.error.text);
+        ASSERT_OK(forward(&f, "echo", bytes, 3, EP_TIME_NEVER, &a), a.error);
         cr_assert_eq(a.tensor_bytes, bytes);
     }
     cr_assert_eq(watch_start(&f, 10, false, EP_TIME_NEVER, &a, NULL), EP_OK);
@@ -669,10 +667,8 @@ Test(rpc_connection_tcp, payload_crc_mismatch_is_refused_by_name)
     ep_error error;
     fixture_init(&f, &(fixture_options){
                          .url = "tcp://127.0.0.1:0", .channel = channel_crc, .not_ready = true});
-    cr_assert_eq(ep_rpc_channel_wait_ready(f.channel, EP_TIME_NEVER, &error),
-                 EP_ERR_FAILED_PRECONDITION);
-    cr_assert(strstr(error.text, "payload_crc is on at the peer and off here") != NULL, "%s",
-              error.text);
+    ASSERT_FAILS(ep_rpc_channel_wait_ready(f.channel, EP_TIME_NEVER, &error),
+                 EP_ERR_FAILED_PRECONDITION, error, "payload_crc is on at the peer and off here");
     fixture_fini(&f);
 }
 

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "coordinator.pb-c.h"
 #include "rpc/rpc.h"
+#include "support/expect.h"
 #include "support/process.h"
 #include "wire/placement_codec.h"
 
@@ -71,10 +72,10 @@ static ep_rpc_channel *connect_as(const char *node, const char *role)
                                     .payload_crc = true};
     ep_rpc_limits_default(&config.common.limits);
     ep_rpc_limits_raise_for_control(&config.common.limits);
-    cr_assert_eq(ep_rpc_channel_create(&config, &channel, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(
+    ASSERT_OK(ep_rpc_channel_create(&config, &channel, &error), error);
+    ASSERT_OK(
         ep_rpc_channel_wait_ready(channel, ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &error),
-        EP_OK, "%s", error.text);
+        error);
     return channel;
 }
 
@@ -144,9 +145,9 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
     request.models = models;
     request.n_models = 1;
     uint64_t deadline_ns = ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS;
-    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base,
-                                  deadline_ns, &reply, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+                               deadline_ns, &reply, &error),
+              error);
     Expertd__V1__HeartbeatRequest beat = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
     beat.node = "big";
     beat.incarnation = 1;
@@ -159,13 +160,12 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
                  EP_ERR_PERMISSION_DENIED, "%s", error.text);
     request.node = "big";
     request.url = "foo";
-    cr_expect_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base,
+    EXPECT_FAILS(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "RegisterNode", &request.base,
                                   deadline_ns, &answer, &error),
-                 EP_ERR_INVALID_ARGUMENT, "%s", error.text);
-    cr_expect(strstr(error.text, "no lane serves the url 'foo'") != NULL, "%s", error.text);
-    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "Heartbeat", &beat.base,
-                                  deadline_ns, &answer, &error),
-                 EP_OK, "%s", error.text);
+                 EP_ERR_INVALID_ARGUMENT, error, "no lane serves the url 'foo'");
+    ASSERT_OK(ep_rpc_call_sync(node, "expertd.v1.Coordinator", "Heartbeat", &beat.base, deadline_ns,
+                               &answer, &error),
+              error);
     protobuf_c_message_free_unpacked(answer, NULL);
     protobuf_c_message_free_unpacked(reply, NULL);
 
@@ -176,8 +176,7 @@ Test(coordinator, a_table_of_a_large_model_travels_whole, .init = setup, .fini =
                            .header = &watch.base,
                            .deadline_ns = deadline_ns};
     ep_rpc_call_id id;
-    cr_assert_eq(ep_rpc_call_start(client, &call, on_snapshot, NULL, &id, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_rpc_call_start(client, &call, on_snapshot, NULL, &id, &error), error);
     pthread_mutex_lock(&lock);
     while (watched == NULL && !watch_ended) {
         pthread_cond_wait(&changed, &lock);
@@ -201,9 +200,9 @@ static ProtobufCMessage *ask(ep_rpc_channel *node, const char *method,
 {
     ep_error error;
     ProtobufCMessage *reply = NULL;
-    cr_assert_eq(ep_rpc_call_sync(node, "expertd.v1.Coordinator", method, request,
-                                  ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &reply, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_rpc_call_sync(node, "expertd.v1.Coordinator", method, request,
+                               ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &reply, &error),
+              error);
     return reply;
 }
 

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 #include "support/forward_call.h"
 #include "support/process.h"
 
@@ -38,7 +39,7 @@ static void make_model(const char *name, const ep_fixture_config *config, char o
     char command[PATH_BYTES + 16];
     snprintf(command, sizeof(command), "mkdir %s", out_path);
     cr_assert_eq(system(command), 0);
-    cr_assert_eq(ep_fixture_write(config, out_path, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_fixture_write(config, out_path, &e), e);
 }
 
 static void setup(void)
@@ -129,8 +130,8 @@ static void expect_exact(ep_test_peer *peer, const char *model, const char *path
     ep_error e;
     ep_test_forward f = sample(x, 32, four_slots, 4, 3);
     f.model = model;
-    cr_assert_eq(ep_test_forward_run(peer, &f, got, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_test_expected_rows(path, &f, wanted, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_forward_run(peer, &f, got, &e), e);
+    ASSERT_OK(ep_test_expected_rows(path, &f, wanted, &e), e);
     cr_expect_arr_eq(got, wanted, sizeof(got));
 }
 
@@ -153,12 +154,12 @@ Test(expertd, serves_exact_rows_shows_itself_and_drains)
     cr_expect_eq(ep_test_http_get(node.probe_url, "/livez", NULL), 200);
     cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 200);
     cr_expect_eq(ep_test_http_get(node.probe_url, "/startupz", NULL), 200);
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     expect_exact(&peer, "demo", model_path);
 
-    cr_assert_eq(ep_rpc_call_sync(peer.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base,
-                                  EP_TIME_NEVER, (ProtobufCMessage **)(void *)&status, &e),
-                 EP_OK, "%s", e.text);
+    ASSERT_OK(ep_rpc_call_sync(peer.channel, "expertd.v1.NodeInfo", "NodeStatus", &empty.base,
+                               EP_TIME_NEVER, (ProtobufCMessage **)(void *)&status, &e),
+              e);
     cr_expect_str_eq(status->node, "n1");
     cr_expect_str_eq(status->state, "serving");
     cr_expect_eq(status->rows_served, 4);
@@ -170,9 +171,9 @@ Test(expertd, serves_exact_rows_shows_itself_and_drains)
     protobuf_c_message_free_unpacked(&status->base, NULL);
 
     Expertd__V1__DescribeReply *described = NULL;
-    cr_assert_eq(ep_rpc_call_sync(peer.channel, "expertd.v1.ExpertService", "Describe", &empty.base,
-                                  EP_TIME_NEVER, (ProtobufCMessage **)(void *)&described, &e),
-                 EP_OK, "%s", e.text);
+    ASSERT_OK(ep_rpc_call_sync(peer.channel, "expertd.v1.ExpertService", "Describe", &empty.base,
+                               EP_TIME_NEVER, (ProtobufCMessage **)(void *)&described, &e),
+              e);
     cr_assert_eq(described->n_models, 1);
     cr_expect_str_eq(described->models[0]->name, "demo");
     cr_expect_eq(described->models[0]->layers[0]->n_owned, 8);
@@ -205,13 +206,13 @@ static void begin_in_work(ep_test_peer *peer, ep_test_forward *f, ep_test_pendin
     ep_error e;
     char *metrics = NULL;
     f->step_group = 1;
-    cr_assert_eq(ep_test_forward_begin(peer, f, NULL, pending, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_forward_begin(peer, f, NULL, pending, &e), e);
     do {
         free(metrics);
         if (ep_test_forward_is_done(pending)) {
-            cr_assert_eq(ep_test_forward_wait(pending, &e), EP_OK, "%s", e.text);
+            ASSERT_OK(ep_test_forward_wait(pending, &e), e);
             f->step_group++; /* a group that has had its window holds nothing any more */
-            cr_assert_eq(ep_test_forward_begin(peer, f, NULL, pending, &e), EP_OK, "%s", e.text);
+            ASSERT_OK(ep_test_forward_begin(peer, f, NULL, pending, &e), e);
         }
         cr_assert_eq(ep_test_http_get(node.probe_url, "/metrics", &metrics), 200);
     } while (strstr(metrics, "expertd_requests_in_flight 1\n") == NULL);
@@ -228,7 +229,7 @@ Test(expertd, a_stopping_node_finishes_its_calls_and_is_no_longer_ready)
     ep_error e;
     start(model_flag, "--step-group-us=1000000", "--drain-ms=100000", NULL, NULL);
     await_notice("READY=1");
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     ep_test_forward f = sample(x, 32, four_slots, 4, 3);
     f.timeout_ms = WAIT_MS;
     f.step_group_size = 2;
@@ -244,7 +245,7 @@ Test(expertd, a_stopping_node_finishes_its_calls_and_is_no_longer_ready)
     if (ep_test_forward_begin(&peer, &f, NULL, &late, &refused) == EP_OK) {
         cr_expect_eq(ep_test_forward_wait(&late, &refused), EP_ERR_DRAINING, "%s", refused.text);
     }
-    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_OK, "%s", e.text);
+    EXPECT_OK(ep_test_forward_wait(&pending, &e), e);
     cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);
     ep_test_peer_close(&peer);
 }
@@ -260,7 +261,7 @@ Test(expertd, waits_for_its_coordinator_without_being_ready)
     ep_error e;
     uint16_t x[3 * 32];
     ep_test_forward f = sample(x, 32, four_slots, 4, 3);
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     cr_expect_eq(ep_test_forward_run(&peer, &f, NULL, &e), EP_ERR_NOT_OWNER);
     cr_expect_str_eq(e.node, "n1");
     ep_test_peer_close(&peer);
@@ -278,7 +279,7 @@ Test(expertd, two_models_with_the_same_layers_do_not_mix)
     snprintf(other_flag, sizeof(other_flag), "--model=other=%s", other_path);
     start(model_flag, other_flag, NULL, NULL, NULL);
     await_notice("READY=1");
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     for (int i = 0; i < 10; i++) {
         expect_exact(&peer, "demo", model_path);
         expect_exact(&peer, "other", other_path);
@@ -566,7 +567,7 @@ Test(expertd, rubbish_on_both_ports_is_refused_and_others_are_served)
     ep_error e;
     start(model_flag, NULL, NULL, NULL, NULL);
     await_notice("READY=1");
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     throw_everything(node.rpc_url, 1);
     throw_everything(node.probe_url, 2);
     expect_exact(&peer, "demo", model_path);
@@ -607,7 +608,7 @@ Test(expertd, a_long_drain_is_ended_by_a_second_signal)
     start(flag, "--backend=reference", "--threads=1", "--inflight-tokens=4096",
           "--drain-ms=100000");
     await_notice("READY=1");
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     ep_test_forward f = sample(x, WIDTH, slots, ROWS, ROWS);
     f.timeout_ms = WAIT_MS;
     begin_in_work(&peer, &f, &pending);
@@ -706,16 +707,16 @@ static void relay_end(relay *r)
 static void open_patient_peer(ep_test_peer *peer, const char *url)
 {
     ep_error e;
-    cr_assert_eq(ep_test_peer_open(peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(peer, node.rpc_url, &e), e);
     ep_rpc_channel_destroy(peer->channel);
     peer->channel = NULL;
     peer->common.limits.ping_dead_count = 100;
     ep_rpc_channel_config config = {
         .common = peer->common, .address = {.url = url}, .connection_class = "decode"};
-    cr_assert_eq(ep_rpc_channel_create(&config, &peer->channel, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(
+    ASSERT_OK(ep_rpc_channel_create(&config, &peer->channel, &e), e);
+    ASSERT_OK(
         ep_rpc_channel_wait_ready(peer->channel, ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS, &e),
-        EP_OK, "%s", e.text);
+        e);
 }
 
 Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)
@@ -746,7 +747,7 @@ Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)
     ep_test_forward f = sample(x, WIDTH, slots, ROWS, ROWS);
     f.reply_dtype = EP_DTYPE_F32;
     f.timeout_ms = WAIT_MS;
-    cr_assert_eq(ep_test_forward_begin(&peer, &f, rows, &pending, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_forward_begin(&peer, &f, rows, &pending, &e), e);
     char *metrics = NULL;
     do { /* until the reply is queued */
         free(metrics);
@@ -760,8 +761,8 @@ Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)
      * chance to. */
     cr_expect_eq(ep_test_process_wait(&node, STILL_MS), -1, "it left with a reply in its queue");
     relay_order(&between, 'g');
-    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_test_expected_rows(path, &f, wanted, &e), EP_OK, "%s", e.text);
+    EXPECT_OK(ep_test_forward_wait(&pending, &e), e);
+    ASSERT_OK(ep_test_expected_rows(path, &f, wanted, &e), e);
     cr_expect(memcmp(rows, wanted, sizeof(rows)) == 0, "the rows are not exact");
     cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);
     expect_output("event=node-end outcome=drained");

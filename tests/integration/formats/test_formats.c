@@ -14,6 +14,7 @@
 #include "contract/backend/expert_fixture.h"
 #include "model/model.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 #include "support/format_fixture.h"
 #include "support/format_judge.h"
 
@@ -76,7 +77,7 @@ static ep_checkpoint *open_written(const ep_format_model *model)
 {
     ep_error error;
     ep_checkpoint *checkpoint = NULL;
-    cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_format_model_write(model, dir, &error), error);
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%s: %s", model->form->name,
                  error.text);
     return checkpoint;
@@ -120,8 +121,7 @@ static void run_rows(ep_backend *backend, const ep_expert_source *source, const 
     ep_error error;
     ep_job_row rows[ROWS];
     fixture_job job;
-    cr_assert_eq(backend->ops->weights_load(backend, source, &weights, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(backend->ops->weights_load(backend, source, &weights, &error), error);
     expert_fixture f = {.rows_count = ROWS,
                         .x_dtype = EP_DTYPE_F32,
                         .out_dtype = EP_DTYPE_F32,
@@ -210,8 +210,7 @@ static void expect_equal_and_near(ep_numerics numerics)
     for (size_t b = 0; b < 2; b++) {
         const ep_backend_config config = {.numerics = numerics, .threads = 1};
         ep_error error;
-        cr_assert_eq(ep_backend_by_name(names[b])->open(&config, &backends[b], &error), EP_OK, "%s",
-                     error.text);
+        ASSERT_OK(ep_backend_by_name(names[b])->open(&config, &backends[b], &error), error);
     }
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         const ep_format_case *form = &ep_format_cases[i];
@@ -226,8 +225,7 @@ static void expect_equal_and_near(ep_numerics numerics)
         for (size_t k = 0; k < count; k++) {
             x[k] = (float)((int)(ep_splitmix64(&state) % 257) - 128) / 64.0f;
         }
-        cr_assert_eq(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error),
-                     EP_OK, "%s", error.text);
+        ASSERT_OK(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error), error);
         for (size_t b = 0; b < 2; b++) {
             run_rows(backends[b], &data.source, x, out[b]);
         }
@@ -274,8 +272,7 @@ Test(formats, small_weights_stay_small_in_memory)
     const ep_backend_config config = {.numerics = EP_NUMERICS_AUTO, .threads = 1};
     ep_backend *backend;
     ep_error error;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         const ep_expert_source source = {.hidden = 2048, .inner = 768, .format = cases[i].format};
         double bytes = (double)backend->ops->weights_bytes(backend, &source) / (3.0 * 2048 * 768);
@@ -539,8 +536,8 @@ Test(formats, what_is_wrong_is_refused_with_file_tensor_and_reason)
         }
         ep_expert_data_free(&data);
         if (strstr(cases[i].tensor, "experts.2.") != NULL) { /* the others are whole */
-            cr_expect_eq(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 1, &data, &error),
-                         EP_OK, "%s", error.text);
+            EXPECT_OK(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 1, &data, &error),
+                      error);
             ep_expert_data_free(&data);
         }
         ep_checkpoint_close(checkpoint);
@@ -638,7 +635,7 @@ Test(formats, what_is_wrong_in_gguf_is_refused_with_file_tensor_and_reason)
         ep_format_tensor *tensor = ep_format_model_find(model, cases[i].tensor);
         cr_assert_not_null(tensor, "%s %s", cases[i].form, cases[i].tensor);
         cases[i].damage(tensor);
-        cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_format_model_write(model, dir, &error), error);
         ep_err err = ep_checkpoint_open(dir, &checkpoint, &error);
         if (err == EP_OK) {
             err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, cases[i].expert, &data,
@@ -660,13 +657,12 @@ Test(formats, a_part_of_gguf_is_not_taken_for_the_whole)
     ep_error error = {0};
     ep_checkpoint *checkpoint = NULL;
     ep_format_model *model = ep_format_model_make(case_of("gguf-f16"), 3);
-    cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_format_model_write(model, dir, &error), error);
     snprintf(from, sizeof(from), "%s/model-00001-of-00002.gguf", dir);
     snprintf(to, sizeof(to), "%s/model.gguf", dir);
     cr_assert_eq(rename(from, to), 0);
-    cr_expect_eq(ep_checkpoint_open(to, &checkpoint, &error), EP_ERR_BAD_FILE, "%s", error.text);
-    cr_expect(strstr(error.text, "model.gguf: split.count is 2, allowed 1") != NULL, "%s",
-              error.text);
+    EXPECT_FAILS(ep_checkpoint_open(to, &checkpoint, &error), EP_ERR_BAD_FILE, error,
+                 "model.gguf: split.count is 2, allowed 1");
     ep_checkpoint_close(checkpoint);
     ep_format_model_free(model);
 }
@@ -682,7 +678,7 @@ static void expect_unread(const ep_format_case *form, const char *name)
     *tensor = (ep_format_tensor){
         .dtype = "BF16", .dims = {1}, .rank = 1, .bytes = 2, .data = calloc(1, 2)};
     snprintf(tensor->name, sizeof(tensor->name), "%s", name);
-    cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_format_model_write(model, dir, &error), error);
     ep_err err = ep_checkpoint_open(dir, &checkpoint, &error);
     if (err == EP_OK) {
         err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error);
@@ -748,8 +744,8 @@ Test(formats, an_index_that_leads_out_of_the_directory_is_refused)
     fprintf(file, "{\"weight_map\":{\"%s\":\"../model-00001-of-00002.safetensors\"}}",
             model->tensors[0].name);
     fclose(file);
-    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_ERR_BAD_FILE);
-    cr_assert_not_null(strstr(error.text, "../model-00001"), "%s", error.text);
+    ASSERT_FAILS(ep_checkpoint_open(dir, &checkpoint, &error), EP_ERR_BAD_FILE, error,
+                 "../model-00001");
     ep_format_model_free(model);
 }
 
@@ -791,8 +787,7 @@ static void expect_all_activations_near(ep_numerics numerics)
     bool has_gated[EP_WEIGHTS_COUNT] = {false};
     ep_error error;
     ep_backend *backend;
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         ep_format_model *model = ep_format_model_make(&ep_format_cases[i], 7 + i);
         has_gated[ep_format_cases[i].format] |= model->experts[2].gate != NULL;

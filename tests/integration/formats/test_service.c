@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "ref_checkpoint.h"
+#include "support/expect.h"
 #include "support/format_fixture.h"
 #include "support/forward_call.h"
 #include "support/process.h"
@@ -52,7 +53,7 @@ static void write_model(const ep_format_case *form, char path[PATH_BYTES])
     ep_format_model *model = ep_format_model_make(form, 11);
     snprintf(path, PATH_BYTES, "%s/%s", dir, form->name);
     cr_assert_eq(mkdir(path, 0700), 0);
-    cr_assert_eq(ep_format_model_write(model, path, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_format_model_write(model, path, &error), error);
     ep_format_model_free(model);
 }
 
@@ -160,7 +161,7 @@ static void expect_service(enum ref_family family)
     cr_assert(ep_test_process_wait_ports(&node, WAIT_MS));
     await_ready(manager);
     close(manager);
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &error), error);
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         expect_exact(&peer, family, &ep_format_cases[i], paths[i]);
     }

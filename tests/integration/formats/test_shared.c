@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "model/model.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 #include "support/format_fixture.h"
 
 static char dir[EP_FIXTURE_PATH_BYTES];
@@ -241,7 +242,7 @@ static void check(const shared_case *c, uint64_t seed)
     ep_format_model *from = ep_format_model_make(&c->shared, seed + 1);
     add_shared(model, from, c);
     add_gate(model, c, gate);
-    cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_format_model_write(model, dir, &error), error);
     cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%s: %s", c->routed.name,
                  error.text);
     cr_assert_eq(ep_checkpoint_info(checkpoint)->moe_layers[0].shared_experts, 1, "%s",
@@ -335,7 +336,7 @@ Test(shared, a_gate_and_up_in_one_tensor_has_the_rows_of_both)
             set_tensor(model, name,
                        &(fused_case){.dtype = "BF16", .rows = fused[i].rows, .columns = 1});
         }
-        cr_assert_eq(ep_format_model_write(model, dir, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_format_model_write(model, dir, &error), error);
         cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &error), EP_OK, "%zu: %s", i, error.text);
         const ep_err err = ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, EP_FORMAT_EXPERTS,
                                                      &data, &error);

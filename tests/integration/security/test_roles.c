@@ -17,6 +17,7 @@
 #include "model/safetensors_writer.h"
 #include "secure_peer.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 #include "support/process.h"
 
 #define TOKENS 5
@@ -68,7 +69,7 @@ static void start(const char *program, const char *a, const char *b, const char 
     ep_fixture_config fixture = ep_fixture_default();
     ep_error error;
     if (strcmp(program, EP_EXPERTD_PROGRAM) == 0) {
-        cr_assert_eq(ep_fixture_write(&fixture, dir, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_fixture_write(&fixture, dir, &error), error);
         snprintf(model, sizeof(model), "--model=m=%s", dir);
         args[count++] = model;
     }
@@ -121,9 +122,9 @@ static Expertd__V1__ListServicesReply *ask_services(ep_rpc_channel *channel)
     Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     ProtobufCMessage *reply = NULL;
     ep_error error;
-    cr_assert_eq(ep_rpc_call_sync(channel, "expertd.v1.Reflection", "ListServices", &empty.base,
-                                  EP_TIME_NEVER, &reply, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_rpc_call_sync(channel, "expertd.v1.Reflection", "ListServices", &empty.base,
+                               EP_TIME_NEVER, &reply, &error),
+              error);
     return (Expertd__V1__ListServicesReply *)reply;
 }
 
@@ -465,7 +466,7 @@ static void write_batch(const char *path)
     const ep_named_tensor batch[] = {{"x", ep_tensor_2d(x, EP_DTYPE_F32, 1, 32)},
                                      {"expert_ids", ep_tensor_2d(ids, EP_DTYPE_I32, 1, 2)},
                                      {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, 1, 2)}};
-    cr_assert_eq(ep_safetensors_write(path, batch, 3, NULL, 0, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_safetensors_write(path, batch, 3, NULL, 0, &error), error);
 }
 
 /* False while the table still names a node that is gone. */
@@ -496,7 +497,7 @@ Test(security_roles, the_gateway_shows_the_token_that_took_the_place_of_the_old_
     write_token("client.token", tokens[2]);
     snprintf(flag, sizeof(flag), "--token-file=%s/client.token", dir);
     start(EP_COORDINATOR_PROGRAM, flag, "--heartbeat-ms=50", NULL);
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_fixture_write(&fixture, dir, &error), error);
     write_batch(path_of("batch.safetensors"));
     start_node(&nodes[0], "before");
     while (!gateway_answers()) {

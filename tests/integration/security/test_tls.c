@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "secure_peer.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 #include "support/process.h"
 #include "support/tls_certs.h"
 
@@ -171,7 +172,7 @@ Test(security_tls, only_the_right_certificates_are_let_in)
                                   rows[i].admin, &error);
         cr_expect_eq(admitted, rows[i].admitted, "%s: %s", rows[i].what, error.text);
         if (rows[i].server_name == NULL) {
-            cr_expect(strstr(error.text, "server_name") != NULL, "%s", error.text);
+            EXPECT_TEXT(error, "server_name");
         }
     }
     ep_tls_config good = files("ca.pem", "client.pem", "localhost");
@@ -214,7 +215,7 @@ static void start_cluster(void)
     ep_error error;
     char model[FLAG_BYTES];
     flags list = {.count = 0};
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_fixture_write(&fixture, dir, &error), error);
     start_coordinator();
     snprintf(model, sizeof(model), "m=%s", dir);
     add(&list, "--listen", "tls+tcp://127.0.0.1:0");
@@ -354,7 +355,7 @@ Test(security_tls, shared_memory_is_no_way_around_certificates)
 {
     ep_fixture_config fixture = ep_fixture_default();
     ep_error error;
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_fixture_write(&fixture, dir, &error), error);
     cr_expect_not(offers_shm("auto", true, false), "certificates are all that callers show");
     cr_expect(offers_shm("auto", true, true), "a token is asked for there too");
     cr_expect(offers_shm("auto", false, false), "nothing is asked for anywhere");

@@ -13,6 +13,7 @@
 
 #include "base/random.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 #include "support/forward_call.h"
 #include "support/process.h"
 
@@ -45,7 +46,7 @@ static void setup(void)
     cr_assert(ep_test_dir_create(dir));
     snprintf(model_path, sizeof(model_path), "%s/model", dir);
     cr_assert_eq(mkdir(model_path, 0700), 0);
-    cr_assert_eq(ep_fixture_write(&config, model_path, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_fixture_write(&config, model_path, &e), e);
 }
 
 static void teardown(void)
@@ -242,7 +243,7 @@ Test(store, a_truncated_file_takes_down_its_own_experts_only)
     snprintf(path, sizeof(path), "%s/model-%05d-of-%05d.safetensors", model_path, SHARDS, SHARDS);
     cr_assert_eq(stat(path, &st), 0);
     cr_assert_eq(truncate(path, st.st_size / 2), 0);
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     for (int round = 0; round < 2; round++) {
         for (uint32_t expert = 0; expert < EXPERTS; expert++) {
             const ep_err err = call_one(&peer, expert, &e);
@@ -275,15 +276,15 @@ Test(store, of_a_file_that_lost_its_end_the_rest_is_served)
     config.inner = INNER;
     snprintf(whole, sizeof(whole), "%s/whole", dir); /* what the oracle reads */
     cr_assert_eq(mkdir(whole, 0700), 0);
-    cr_assert_eq(ep_fixture_write(&config, whole, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_fixture_write(&config, whole, &e), e);
     ep_test_dir_remove(model_path);
     cr_assert_eq(mkdir(model_path, 0700), 0);
-    cr_assert_eq(ep_fixture_write(&config, model_path, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_fixture_write(&config, model_path, &e), e);
     start(2, "--weight-prefetch=false");
     snprintf(path, sizeof(path), "%s/model.safetensors", model_path);
     cr_assert_eq(stat(path, &st), 0);
     cr_assert_eq(truncate(path, st.st_size * 3 / 4), 0);
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     for (uint32_t i = 0; i < LAYERS * EXPERTS; i++) {
         uint16_t x[HIDDEN], got[HIDDEN], wanted[HIDDEN];
         const ep_wire_slot slot = {0, i % EXPERTS};
@@ -301,7 +302,7 @@ Test(store, of_a_file_that_lost_its_end_the_rest_is_served)
         good += err == EP_OK;
         bad += err == EP_ERR_NOT_OWNER;
         if (err == EP_OK) {
-            cr_assert_eq(ep_test_expected_rows(whole, &f, wanted, &e), EP_OK, "%s", e.text);
+            ASSERT_OK(ep_test_expected_rows(whole, &f, wanted, &e), e);
             cr_expect_arr_eq(got, wanted, sizeof(got));
         }
     }
@@ -384,7 +385,7 @@ Test(store, a_call_that_waits_too_long_is_told_for_what)
     ep_error e;
     ep_err err = EP_OK;
     start(1, "--weight-load-rate=1000");
-    cr_assert_eq(ep_test_peer_open(&peer, node.rpc_url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     static uint16_t x[HIDDEN], got[HIDDEN];
     /* on a busy machine the node's answer may come after the deadline */
     for (uint32_t i = 0; i < 30 && err != EP_ERR_UNAVAILABLE; i++) {
@@ -403,8 +404,8 @@ Test(store, a_call_that_waits_too_long_is_told_for_what)
                   "%s", e.text);
     }
     cr_expect_eq(err, EP_ERR_UNAVAILABLE, "%s", e.text);
-    cr_expect_not_null(strstr(e.text, "model demo layer 1 expert "), "%s", e.text);
-    cr_expect_not_null(strstr(e.text, " queued for loading: waited "), "%s", e.text);
+    EXPECT_TEXT(e, "model demo layer 1 expert ");
+    EXPECT_TEXT(e, " queued for loading: waited ");
     cr_expect_eq(e.layer, 1);
     ep_test_peer_close(&peer);
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);

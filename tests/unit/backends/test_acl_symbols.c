@@ -8,6 +8,7 @@
 
 #include "backends/ascend/acl_symbols.h"
 #include "base/check.h"
+#include "support/expect.h"
 
 typedef struct fake {
     const char *libraries; /* " name name " of those that are there */
@@ -56,7 +57,7 @@ Test(acl_symbols, takes_the_per_domain_libraries_and_v5_when_all_are_there)
     fake f = {.libraries = NEW_SET "libascendcl.so libopapi.so "};
     ep_acl_symbols s;
     ep_error error;
-    cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(load(&f, &s, &error), error);
     cr_assert_str_eq(f.asked,
                      "libacl_rt.so libnnopbase.so libopapi_nn.so libopapi_transformer.so ");
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_TRANSFORMER], "libopapi_transformer.so");
@@ -69,7 +70,7 @@ Test(acl_symbols, an_older_release_is_taken_wholly)
     fake f = {.libraries = OLD_SET};
     ep_acl_symbols s;
     ep_error error;
-    cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(load(&f, &s, &error), error);
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_RUNTIME], "libascendcl.so");
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_NN], "libopapi.so");
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_TRANSFORMER], "libopapi.so");
@@ -86,7 +87,7 @@ Test(acl_symbols, operators_never_come_from_both_sets)
                      "libopapi_transformer.so cannot be opened: no file libopapi_transformer.so");
 
     fake other = {.libraries = " libacl_rt.so libnnopbase.so libopapi_transformer.so libopapi.so "};
-    cr_assert_eq(load(&other, &s, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(load(&other, &s, &error), error);
     cr_assert_null(strstr(other.asked, "libopapi_transformer.so"), "%s", other.asked);
 }
 
@@ -95,14 +96,14 @@ Test(acl_symbols, grouped_matmul_is_probed_newest_first)
     fake f = {.libraries = NEW_SET, .lacking = " aclnnGroupedMatmulV5 "};
     ep_acl_symbols s;
     ep_error error;
-    cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(load(&f, &s, &error), error);
     cr_assert_null(s.aclnnGroupedMatmulV5);
     cr_assert_null(s.aclnnGroupedMatmulV5GetWorkspaceSize); /* half of a pair is none */
     cr_assert_not_null(s.aclnnGroupedMatmulV4);
 
     f = (fake){.libraries = NEW_SET,
                .lacking = " aclnnClippedSwiglu aclnnDynamicQuantGetWorkspaceSize "};
-    cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(load(&f, &s, &error), error);
     cr_assert_null(s.aclnnClippedSwigluGetWorkspaceSize);
     cr_assert_null(s.aclnnDynamicQuant);
     cr_assert_not_null(s.aclnnGeGluV3);
@@ -130,7 +131,7 @@ Test(acl_symbols, names_what_is_missing_and_writes_nothing)
         "libascendcl.so has no aclrtMallocHost: a release of CANN this build does not know");
     cr_assert_str_eq(s.libraries[0], "before");
     f = (fake){.libraries = OLD_SET, .lacking = " aclnnDynamicQuant aclGetRecentErrMsg "};
-    cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(load(&f, &s, &error), error);
     cr_assert_null(s.aclGetRecentErrMsg);
 }
 
@@ -140,20 +141,19 @@ Test(acl_symbols, a_caller_needs_the_runtime_alone_and_more_of_it)
     const ep_acl_opener opener = {.open = fake_open, .symbol = fake_symbol, .arg = &f};
     ep_acl_symbols s;
     ep_error error;
-    cr_assert_eq(load(&f, &s, &error), EP_OK, "%s", error.text); /* the backend does without */
+    ASSERT_OK(load(&f, &s, &error), error); /* the backend does without */
     cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_ERR_UNAVAILABLE);
     cr_assert_str_eq(
         error.text,
         "libascendcl.so has no aclrtCreateNotify: a release of CANN this build does not know");
     f = (fake){.libraries = " libacl_rt.so "};
-    cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_acl_symbols_load_runtime(&opener, &s, &error), error);
     cr_assert_str_eq(f.asked, "libacl_rt.so ");
     cr_assert_not_null(s.aclrtCreateNotify);
     cr_assert_null(s.aclnnGroupedMatmulV5);
     f = (fake){.libraries = " "};
-    cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_ERR_UNAVAILABLE);
-    cr_assert_not_null(strstr(error.text, "neither libacl_rt.so nor libascendcl.so can be opened"),
-                       "%s", error.text);
+    ASSERT_FAILS(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_ERR_UNAVAILABLE, error,
+                 "neither libacl_rt.so nor libascendcl.so can be opened");
 }
 
 Test(acl_symbols, the_runtime_that_the_process_has_is_taken)
@@ -162,11 +162,9 @@ Test(acl_symbols, the_runtime_that_the_process_has_is_taken)
     ep_error error;
     cr_assert_not_null(dlopen(EP_TEST_CANN_OLDER "/lib64/libascendcl.so", RTLD_NOW | RTLD_LOCAL));
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1); /* of the newer release */
-    cr_assert_eq(ep_acl_symbols_load_runtime(ep_acl_opener_caller(), &s, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_acl_symbols_load_runtime(ep_acl_opener_caller(), &s, &error), error);
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_RUNTIME], "libascendcl.so");
-    cr_assert_eq(ep_acl_symbols_load_runtime(ep_acl_opener_system(), &s, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_acl_symbols_load_runtime(ep_acl_opener_system(), &s, &error), error);
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_RUNTIME], "libacl_rt.so");
 }
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "backends/backend.h"
+#include "support/expect.h"
 
 static uint16_t matrix[64 * 64];
 
@@ -40,14 +41,13 @@ static ep_backend *open_emulated(void)
 {
     ep_backend *backend = NULL;
     ep_error error;
-    cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), error);
     return backend;
 }
 
 static void expect_text(const ep_error *error, const char *part)
 {
-    cr_assert_not_null(strstr(error->text, part), "want '%s' in '%s'", part, error->text);
+    ASSERT_TEXT(*error, part);
 }
 
 Test(ascend, without_libraries_it_says_which_and_what_to_do)
@@ -82,8 +82,7 @@ Test(ascend, two_share_the_runtime_and_the_last_ends_it)
     ep_backend *first = open_emulated();
     ep_backend *second = open_emulated();
     first->ops->close(first);
-    cr_assert_eq(second->ops->weights_load(second, &source, &weights, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(second->ops->weights_load(second, &source, &weights, &error), error);
     second->ops->weights_unload(second, weights);
     second->ops->close(second);
 }
@@ -194,8 +193,7 @@ Test(ascend, an_older_release_adds_biases_to_floats)
     ep_expert_source source = expert(8, 8);
     source.bias_dtype = EP_DTYPE_BF16;
     source.down_bias = matrix;
-    cr_assert_eq(open_on(EP_TEST_CANN_OLDER, EP_NUMERICS_AUTO, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(open_on(EP_TEST_CANN_OLDER, EP_NUMERICS_AUTO, &backend, &error), error);
     cr_assert(can_load(backend, &source));
     source.format = EP_WEIGHTS_W8A8;
     source.gate_scales = source.up_scales = source.down_scales = matrix;
@@ -215,8 +213,7 @@ Test(ascend, a_full_device_is_refused_with_figures_and_the_key)
     ep_backend *other = open_emulated(); /* takes of what the first one's budget stands for */
     ep_backend_weights *others[3];
     for (int i = 0; i < 3; i++) {
-        cr_assert_eq(other->ops->weights_load(other, &source, &others[i], &error), EP_OK, "%s",
-                     error.text);
+        ASSERT_OK(other->ops->weights_load(other, &source, &others[i], &error), error);
     }
     while ((backend->ops->weights_load(backend, &source, &weights, &error)) == EP_OK) {
         cr_assert_lt(loaded, 16);
@@ -233,8 +230,7 @@ Test(ascend, a_full_device_is_refused_with_figures_and_the_key)
     }
     other->ops->close(other);
     backend->ops->weights_unload(backend, all[--loaded]); /* room again */
-    cr_assert_eq(backend->ops->weights_load(backend, &source, &all[loaded], &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(backend->ops->weights_load(backend, &source, &all[loaded], &error), error);
     for (int i = 0; i <= loaded; i++) {
         backend->ops->weights_unload(backend, all[i]);
     }
@@ -260,8 +256,7 @@ static ep_backend *open_device(uint32_t device, uint64_t memory_bytes)
     ep_backend *backend = NULL;
     ep_error error;
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
-    cr_assert_eq(ep_backend_by_name("ascend")->open(&config, &backend, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_backend_by_name("ascend")->open(&config, &backend, &error), error);
     return backend;
 }
 
@@ -287,7 +282,7 @@ Test(ascend, each_device_has_its_memory_and_its_fate)
     setenv("EP_CANN_DEVICES", "3", 1);
     setenv("EP_CANN_HBM_BYTES", "1000000", 1);
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
-    cr_assert_eq(ep_backend_by_name("ascend")->probe(&count, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_backend_by_name("ascend")->probe(&count, &error), error);
     cr_assert_eq(count, DEVICES);
     for (uint32_t d = 0; d < DEVICES; d++) {
         all[d] = open_device(d, 0);
@@ -296,8 +291,7 @@ Test(ascend, each_device_has_its_memory_and_its_fate)
     cr_assert_eq(before.memory_bytes, 1000000);
     cr_assert_eq(before.weight_bytes_max, before.free_bytes - before.free_bytes / 10);
     for (uint32_t d = 0; d < DEVICES; d++) {
-        cr_assert_eq(all[d]->ops->weights_load(all[d], &source, &weights[d], &error), EP_OK, "%s",
-                     error.text);
+        ASSERT_OK(all[d]->ops->weights_load(all[d], &source, &weights[d], &error), error);
     }
     cr_assert_eq(read_device(all[0]).free_bytes,
                  before.free_bytes - all[0]->ops->weights_bytes(all[0], &source));
@@ -368,8 +362,7 @@ Test(ascend, a_lost_device_is_not_asked_for_each_expert_that_goes)
     setenv("EP_CANN_LOST_FILE", lost_file, 1);
     ep_backend *backend = open_device(0, 0);
     for (int e = 0; e < EXPERTS; e++) {
-        cr_assert_eq(backend->ops->weights_load(backend, &source, &weights[e], &error), EP_OK, "%s",
-                     error.text);
+        ASSERT_OK(backend->ops->weights_load(backend, &source, &weights[e], &error), error);
     }
     fclose(fopen(lost_file, "w"));
     cr_assert_eq(backend->ops->weights_load(backend, &source, &none, &error), EP_ERR_DEVICE_LOST);
@@ -410,8 +403,7 @@ static void *load_large(void *arg)
 {
     upload *u = arg;
     ep_error error;
-    cr_assert_eq(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error), EP_OK,
-                 "%s", error.text);
+    ASSERT_OK(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error), error);
     u->is_done = true;
     return NULL;
 }
@@ -440,8 +432,7 @@ Test(ascend, passes_go_on_while_an_expert_is_uploaded)
     setenv("EP_CANN_HOLD_FIFO", fifo, 1);
     upload u = {.backend = open_emulated(), .source = expert(SIDE, SIDE)};
     u.source.gate = u.source.up = u.source.down = large;
-    cr_assert_eq(u.backend->ops->weights_load(u.backend, &small_source, &small, &error), EP_OK,
-                 "%s", error.text);
+    ASSERT_OK(u.backend->ops->weights_load(u.backend, &small_source, &small, &error), error);
     cr_assert_eq(pthread_create(&thread, NULL, load_large, &u), 0);
     const int fd = open(fifo, O_WRONLY | O_CLOEXEC); /* returns once the copy is there */
     cr_assert_geq(fd, 0);

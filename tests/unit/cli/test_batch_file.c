@@ -7,6 +7,7 @@
 #include "cli/batch_file.h"
 #include "model/safetensors_writer.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 
 static uint16_t x_data[6 * 4];
 static int32_t ids_data[6 * 2];
@@ -16,8 +17,7 @@ static uint8_t mask_data[6 * 2];
 static void write_batch(const char *path, const ep_named_tensor *tensors, size_t count)
 {
     ep_error error;
-    cr_assert_eq(ep_safetensors_write(path, tensors, count, NULL, 0, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_safetensors_write(path, tensors, count, NULL, 0, &error), error);
 }
 
 typedef struct refusal {
@@ -47,7 +47,7 @@ Test(batch_file, reads_all_tensors_and_cuts_them)
         {"x_scales", ep_tensor_1d(scales_data, EP_DTYPE_F32, 6)},
     };
     write_batch(path, tensors, 6);
-    cr_assert_eq(ep_cli_batch_read(path, &batch, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_cli_batch_read(path, &batch, &error), error);
     cr_assert(batch.tokens == 6 && batch.hidden == 4 && batch.top_k == 2);
     cr_assert_eq(batch.active_mask.rank, 1);
     cr_assert_eq(batch.x_scales.rank, 0);
@@ -81,7 +81,7 @@ Test(batch_file, no_tokens_at_all)
         {"x_scales", ep_tensor_1d(NULL, EP_DTYPE_F32, 0)},
     };
     write_batch(path, tensors, 4);
-    cr_assert_eq(ep_cli_batch_read(path, &batch, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_cli_batch_read(path, &batch, &error), error);
     cr_assert(batch.tokens == 0 && batch.hidden == 4 && batch.top_k == 2 &&
               batch.x_scales.rank == 1);
     ep_cli_batch_free(&batch);
@@ -141,6 +141,6 @@ Test(batch_file, a_missing_file)
 {
     ep_cli_batch batch;
     ep_error error;
-    cr_assert_eq(ep_cli_batch_read("/nonexistent/in", &batch, &error), EP_ERR_NOT_FOUND);
-    cr_assert_not_null(strstr(error.text, "/nonexistent/in"));
+    ASSERT_FAILS(ep_cli_batch_read("/nonexistent/in", &batch, &error), EP_ERR_NOT_FOUND, error,
+                 "/nonexistent/in");
 }

@@ -12,6 +12,7 @@
 #include "cli/generate.h"
 #include "model/model.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 
 #define DEMO EP_SOURCE_DIR "/deploy/demo-model/checkpoint"
 enum { H = 128, HEADS = 4, KV = 2, D = 32, E = 16, LAYERS = 4, TOKENS = 6 };
@@ -53,8 +54,7 @@ static double *load(const ep_checkpoint *checkpoint, const char *name, size_t co
     ep_error error;
     uint16_t *bits = malloc(count * 2);
     double *values = malloc(count * sizeof(*values));
-    cr_assert_eq(ep_checkpoint_read(checkpoint, name, bits, count * 2, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_checkpoint_read(checkpoint, name, bits, count * 2, &error), error);
     for (size_t i = 0; i < count; i++) {
         values[i] = ep_bf16_to_f32(bits[i]);
     }
@@ -184,7 +184,7 @@ Test(dense_model, agrees_with_a_plain_pass_in_double)
     ep_checkpoint *checkpoint;
     ep_dense_model *model;
     ep_error error;
-    cr_assert_eq(ep_checkpoint_open(DEMO, &checkpoint, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_checkpoint_open(DEMO, &checkpoint, &error), error);
     double *embedding = load(checkpoint, "model.embed_tokens.weight", 256 * H);
     double *last = load(checkpoint, "model.norm.weight", H);
     double *head = load(checkpoint, "lm_head.weight", 256 * H);
@@ -197,10 +197,9 @@ Test(dense_model, agrees_with_a_plain_pass_in_double)
     norm(x[TOKENS - 1], last, y);
     multiply(head, y, 256, H, expected);
 
-    cr_assert_eq(ep_dense_model_open(DEMO, &model, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_dense_model_open(DEMO, &model, &error), error);
     cr_assert_str_eq(ep_dense_model_shape(model)->version, ep_checkpoint_info(checkpoint)->version);
-    cr_assert_eq(ep_dense_model_forward(model, text, TOKENS, 0, answer, &log, logits, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_dense_model_forward(model, text, TOKENS, 0, answer, &log, logits, &error), error);
     /* rows travel as bf16: 8 bits of mantissa through four layers */
     for (size_t i = 0; i < 256; i++) {
         cr_assert_float_eq((double)logits[i], expected[i], 0.1, "logit %zu is %g, expected %g", i,
@@ -228,7 +227,7 @@ Test(dense_model, a_batch_and_single_steps_give_the_same_bits)
     float whole[256], steps[256];
     ep_dense_model *model;
     ep_error error;
-    cr_assert_eq(ep_dense_model_open(DEMO, &model, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_dense_model_open(DEMO, &model, &error), error);
     cr_assert_eq(ep_dense_model_forward(model, text, tokens, 0, answer, &log, whole, &error),
                  EP_OK);
     cr_assert_eq(log.calls, LAYERS);
@@ -247,7 +246,7 @@ Test(dense_model, positions_are_checked_and_errors_of_experts_come_back)
     float logits[256];
     ep_dense_model *model;
     ep_error error;
-    cr_assert_eq(ep_dense_model_open(DEMO, &model, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_dense_model_open(DEMO, &model, &error), error);
     cr_assert_eq(ep_dense_model_forward(model, text, 0, 0, answer, &log, logits, &error),
                  EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(ep_dense_model_forward(model, text, 257, 0, answer, &log, logits, &error),
@@ -308,7 +307,7 @@ Test(dense_model, refuses_other_models_by_name)
         config.heads = 2;
         config.kv_heads = 1;
         config.head_dim = 16;
-        cr_assert_eq(ep_fixture_write(&config, dir, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_fixture_write(&config, dir, &error), error);
         cr_assert_eq(ep_dense_model_open(dir, &model, &error), EP_ERR_UNIMPLEMENTED, "case %zu: %s",
                      i, error.text);
         cr_assert_null(model);

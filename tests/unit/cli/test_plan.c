@@ -11,6 +11,7 @@
 #include "plan_cost.h"
 #include "plan_load.h"
 #include "plan_machine.h"
+#include "support/expect.h"
 
 #define NEAR(a, b) cr_assert_float_eq(a, b, 1e-9, "%.12g is not %.12g", a, b)
 
@@ -269,8 +270,7 @@ Test(plan, load_is_read_as_stats_writes_it)
 {
     ep_plan_load load;
     ep_error error = {0};
-    cr_assert_eq(read_text(FILE_OF(GOOD "," ENTRY(1, 4, LOAD(0, 0, 5, 5))), &load, &error), EP_OK,
-                 "%s", error.text);
+    ASSERT_OK(read_text(FILE_OF(GOOD "," ENTRY(1, 4, LOAD(0, 0, 5, 5))), &load, &error), error);
     for (int e = 0; e < 4; e++) {
         NEAR(load.shares[0][e], e < 2 ? 0.0 : 0.5);
         NEAR(load.shares[1][e], (4 - e) / 10.0);
@@ -353,8 +353,7 @@ static void expect_figures(const char *numerics, double expert_bytes, bool is_pl
     ep_routing_table *table = table_of(numerics, 1, 0);
     ep_plan_machine machine = {0};
     ep_error error = {0};
-    cr_assert_eq(ep_plan_machine_fit(table, &table->layers[0], &few, &many, &machine, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_plan_machine_fit(table, &table->layers[0], &few, &many, &machine, &error), error);
     ep_routing_table_unref(table);
     cr_assert_float_eq(machine.memory_bytes_per_s / 1e8, 1, 1e-6);
     cr_assert_float_eq(machine.compute_per_s / 1e9, 1, 1e-6);
@@ -443,7 +442,7 @@ Test(plan, figures_are_read_as_tune_writes_them)
     json_t *root = json_pack("{s:o}", "machine", ep_plan_machine_json(&wrote));
     char *text = json_dumps(root, 0);
     write_text(text, path);
-    cr_assert_eq(ep_plan_machine_read(path, &machine, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_plan_machine_read(path, &machine, &error), error);
     unlink(path);
     free(text);
     json_decref(root);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "coordinator/health.h"
+#include "support/expect.h"
 
 #define NODES 2
 #define DAY UINT64_C(86400)
@@ -83,7 +84,7 @@ static void expect(ep_health_code code, const char *text)
     cr_assert_eq(health.problems_count, 1u, "%u problems, wanted %s", health.problems_count,
                  ep_health_rules[code].word);
     cr_assert_eq(health.problems[0].code, code, "%s", health.problems[0].text);
-    cr_assert_not_null(strstr(health.problems[0].text, text), "%s", health.problems[0].text);
+    ASSERT_TEXT(health.problems[0], text);
     cr_assert_eq(health.counts[code], 1u);
     cr_assert_eq(ep_health_count(&health, ep_health_rules[code].is_error), 1u);
     cr_assert_eq(ep_health_count(&health, !ep_health_rules[code].is_error), 0u);
@@ -171,8 +172,7 @@ Test(health, the_coordinators_own_troubles_are_told)
     f.facts.tls_expiry = 0;
     f.facts.tls_error = "flag --tls-ca-file: /ca.pem holds no certificate in PEM form";
     expect(EP_HEALTH_TLS_REFUSED, "the coordinator: a restart would fail");
-    cr_assert_not_null(strstr(health.problems[0].text, "/ca.pem holds no certificate in PEM form"),
-                       "%s", health.problems[0].text);
+    ASSERT_TEXT(health.problems[0], "/ca.pem holds no certificate in PEM form");
     f.facts.tls_error = NULL;
     f.facts.memory_error = "exhausted: 1 of 1 bytes lent";
     expect(EP_HEALTH_MEMORY, "exhausted: 1 of 1");

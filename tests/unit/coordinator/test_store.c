@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "coordinator/table_store_sqlite.h"
+#include "support/expect.h"
 
 #define EXPERTS 40
 #define FIRST_TERM 1000
@@ -96,7 +97,7 @@ static ep_table_store *open_store(void)
 {
     ep_table_store *store;
     ep_error error;
-    cr_assert_eq(ep_table_store_sqlite_open(dir, &store, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_table_store_sqlite_open(dir, &store, &error), error);
     return store;
 }
 
@@ -104,8 +105,7 @@ static uint64_t begin(ep_table_store *store, ep_coordinator_kept *kept)
 {
     uint64_t term;
     ep_error error;
-    cr_assert_eq(ep_table_store_begin_term(store, FIRST_TERM, kept, &term, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_table_store_begin_term(store, FIRST_TERM, kept, &term, &error), error);
     return term;
 }
 
@@ -118,7 +118,7 @@ static void fill(uint64_t number)
     begin(store, &kept);
     ep_coordinator_kept_fini(&kept);
     make_kept(number, &kept);
-    cr_assert_eq(ep_table_store_write(store, &kept, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_table_store_write(store, &kept, &error), error);
     ep_coordinator_kept_fini(&kept);
     ep_table_store_close(store);
 }
@@ -134,7 +134,7 @@ static void expect_refusal(ep_err code, const char *text)
     ep_err err = ep_table_store_sqlite_open(dir, &store, &error);
     err = err != EP_OK ? err : ep_table_store_begin_term(store, FIRST_TERM, &kept, &term, &error);
     cr_assert_eq(err, code, "%s: %s", ep_err_name(err), error.text);
-    cr_assert_not_null(strstr(error.text, text), "'%s' is not in '%s'", text, error.text);
+    ASSERT_TEXT(error, text);
     cr_assert_not_null(strstr(error.text, dir), "the place is not in '%s'", error.text);
     ep_table_store_close(store);
 }
@@ -180,8 +180,7 @@ Test(coordinator_store, a_term_is_never_below_the_clock_nor_the_stored_one)
     for (uint64_t clock = 5 * FIRST_TERM; clock > 0;
          clock = clock > FIRST_TERM ? FIRST_TERM / 2 : 0) {
         ep_table_store *store = open_store();
-        cr_assert_eq(ep_table_store_begin_term(store, clock, &kept, &term, &error), EP_OK, "%s",
-                     error.text);
+        ASSERT_OK(ep_table_store_begin_term(store, clock, &kept, &term, &error), error);
         cr_assert_eq(term, clock > FIRST_TERM ? 5u * FIRST_TERM : 5u * FIRST_TERM + 1);
         cr_assert_eq(kept.published->epoch.number, 7u);
         ep_coordinator_kept_fini(&kept);
@@ -361,8 +360,7 @@ Test(coordinator_store, a_full_disk_fails_the_write_and_keeps_what_was)
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
     make_kept(9, &kept);
     for (int i = 0; i < 3; i++) {
-        cr_assert_eq(ep_table_store_write(store, &kept, &error), EP_ERR_IO, "%s", error.text);
-        cr_assert_not_null(strstr(error.text, file), "%s", error.text);
+        ASSERT_FAILS(ep_table_store_write(store, &kept, &error), EP_ERR_IO, error, file);
     }
     limit.rlim_cur = before;
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -373,7 +371,7 @@ Test(coordinator_store, a_full_disk_fails_the_write_and_keeps_what_was)
     cr_assert_eq(old.number, 7u);
     cr_assert_eq(old.published->epoch.number, 7u);
     ep_coordinator_kept_fini(&old);
-    cr_assert_eq(ep_table_store_write(store, &kept, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_table_store_write(store, &kept, &error), error);
     ep_coordinator_kept_fini(&kept);
     ep_table_store_close(store);
 }

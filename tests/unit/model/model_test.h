@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 
 static char test_dir[EP_FIXTURE_PATH_BYTES];
 
@@ -74,10 +75,5 @@ static inline void edit_file(const char *name, const char *from, const char *to)
     fclose(file);
     free(text);
 }
-
-#define ASSERT_OK(call, error) cr_assert_eq((call), EP_OK, "%s", (error).text)
-#define ASSERT_TEXT(error, part)                                                                   \
-    cr_assert_not_null(strstr((error).text, (part)), "expected \"%s\" in \"%s\"", (part),          \
-                       (error).text)
 
 #endif

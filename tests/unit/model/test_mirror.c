@@ -18,6 +18,7 @@
 #include "model/mirror.h"
 #include "model/model.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 #include "support/format_fixture.h"
 
 #define LAYERS 2
@@ -161,8 +162,8 @@ static void make_source(uint32_t hidden, uint32_t inner)
     ep_log_start(EP_LOG_OFF, EP_LOG_TEXT);
     ep_fixture_temp_dir(source_path);
     ep_fixture_temp_dir(mirror_path);
-    cr_assert_eq(ep_fixture_write(&config, source_path, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_checkpoint_open(source_path, &source, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_fixture_write(&config, source_path, &error), error);
+    ASSERT_OK(ep_checkpoint_open(source_path, &source, &error), error);
     list_files();
     cr_assert_eq(files_count, FILES);
 }
@@ -191,9 +192,9 @@ TestSuite(mirror_disk, .init = setup_small, .fini = teardown, .timeout = 120);
 static void create(void)
 {
     ep_error error;
-    cr_assert_eq(ep_mirror_create(mirror_path, ep_checkpoint_info(source)->version, entries,
-                                  files_count, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_mirror_create(mirror_path, ep_checkpoint_info(source)->version, entries,
+                               files_count, &error),
+              error);
 }
 
 static const char *path_of(const char *name, const char *end)
@@ -251,8 +252,8 @@ static void expect_expert(const mirrored *m, uint32_t layer, uint32_t expert)
 {
     uint8_t got[EP_SHA256_BYTES], want[EP_SHA256_BYTES];
     ep_error error;
-    cr_assert_eq(read_expert(source, layer, expert, want, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(read_expert(m->checkpoint, layer, expert, got, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(read_expert(source, layer, expert, want, &error), error);
+    ASSERT_OK(read_expert(m->checkpoint, layer, expert, got, &error), error);
     cr_assert_arr_eq(got, want, EP_SHA256_BYTES, "layer %u expert %u has other bytes", layer,
                      expert);
 }
@@ -269,7 +270,7 @@ static void expect_all(void)
 {
     mirrored m;
     ep_error error;
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     cr_assert_str_eq(ep_checkpoint_info(m.checkpoint)->version,
                      ep_checkpoint_info(source)->version);
     expect_layer(&m, 0);
@@ -282,14 +283,14 @@ Test(mirror, reads_fetch_what_they_need_and_no_more_and_a_restart_goes_on)
     mirrored m;
     ep_error error;
     create();
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     cr_expect_str_eq(ep_checkpoint_info(m.checkpoint)->version,
                      ep_checkpoint_info(source)->version);
     expect_layer(&m, 0);
     const uint64_t first = wire.bytes;
     cr_expect_lt(first, all_bytes);
     close_mirrored(&m);
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     expect_layer(&m, 0);
     cr_expect_eq(wire.bytes, first, "what was here was fetched again");
     expect_layer(&m, 1);
@@ -304,7 +305,7 @@ Test(mirror, no_other_way_opens_it_before_it_is_whole)
     ep_error error;
     ep_checkpoint *plain = NULL;
     create();
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     cr_expect(is_there(largest(), ".part"));
     cr_expect_not(is_there(largest(), ""));
     cr_expect_neq(ep_checkpoint_open(mirror_path, &plain, &error), EP_OK);
@@ -320,12 +321,11 @@ Test(mirror, a_whole_one_is_a_checkpoint_like_any)
     uint8_t byte;
     ep_model_file file;
     create();
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     for (size_t i = 0; i < FILES; i++) {
-        cr_assert_eq(ep_mirror_open_file(m.mirror, entries[i].name, &file, &error), EP_OK, "%s",
-                     error.text);
+        ASSERT_OK(ep_mirror_open_file(m.mirror, entries[i].name, &file, &error), error);
         for (uint64_t at = 0; at < entries[i].bytes; at += PIECE_BYTES) {
-            cr_assert_eq(ep_model_file_read(&file, at, &byte, 1, &error), EP_OK, "%s", error.text);
+            ASSERT_OK(ep_model_file_read(&file, at, &byte, 1, &error), error);
         }
         ep_model_file_close(&file);
         cr_expect(is_there(entries[i].name, ""));
@@ -337,7 +337,7 @@ Test(mirror, a_whole_one_is_a_checkpoint_like_any)
     close_mirrored(&m);
     wire.fails = true;
     expect_all();
-    cr_assert_eq(ep_checkpoint_open(mirror_path, &plain, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_checkpoint_open(mirror_path, &plain, &error), error);
     expect_expert(&(mirrored){.checkpoint = plain}, 1, EXPERTS - 1);
     cr_expect_str_eq(ep_checkpoint_info(plain)->version, ep_checkpoint_info(source)->version);
     ep_checkpoint_close(plain);
@@ -397,7 +397,7 @@ static void fill(void)
     mirrored m;
     ep_error error;
     create();
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     expect_layer(&m, 0);
     close_mirrored(&m);
 }
@@ -429,7 +429,7 @@ Test(mirror, a_torn_journal_ends_at_its_last_whole_record)
         cr_assert_eq(truncate(path, size > cut ? size - cut : 0), 0);
         mirrored m;
         ep_error error;
-        cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(open_mirrored(&m, &error), error);
         expect_layer(&m, 0);
         close_mirrored(&m);
     }
@@ -481,7 +481,7 @@ Test(mirror, a_short_or_missing_data_file_is_fetched_again)
     cr_assert_eq(truncate(path, size_of(path) / 2), 0);
     mirrored m;
     ep_error error;
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     expect_layer(&m, 0);
     close_mirrored(&m);
     cr_assert_eq(unlink(path), 0);
@@ -494,7 +494,7 @@ Test(mirror, what_cannot_be_fetched_is_an_error_and_comes_later)
     ep_error error;
     uint8_t sha256[EP_SHA256_BYTES], bytes[16];
     fill();
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     wire.fails = true;
     uint32_t failed = 0;
     /* the first of them may share a piece with what is here */
@@ -578,7 +578,7 @@ static bool survives_disk(disk_step step, uint32_t at)
     has_failed |= disarm(err, &error, "open");
     if (err != EP_OK) {
         close_mirrored(&m);
-        cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(open_mirrored(&m, &error), error);
     }
     arm(step, DISK_READ, at);
     for (uint32_t e = 0; e < EXPERTS; e++) {
@@ -594,7 +594,7 @@ static bool survives_disk(disk_step step, uint32_t at)
     expect_layer(&m, 0);
     close_mirrored(&m);
     wire.fails = true;
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     expect_layer(&m, 0);
     wire.fails = false;
     close_mirrored(&m);
@@ -628,8 +628,7 @@ Test(mirror, bytes_of_another_version_are_refused)
     ep_error error;
     create();
     wire.is_other = true;
-    cr_expect_eq(open_mirrored(&m, &error), EP_ERR_BAD_FILE);
-    cr_expect(strstr(error.text, "were said to be") != NULL, "%s", error.text);
+    EXPECT_FAILS(open_mirrored(&m, &error), EP_ERR_BAD_FILE, error, "were said to be");
     close_mirrored(&m);
 }
 
@@ -639,7 +638,7 @@ Test(mirror, somebody_else_who_writes_to_it_is_noticed)
     ep_error error;
     uint8_t sha256[EP_SHA256_BYTES];
     fill();
-    cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(open_mirrored(&m, &error), error);
     for (size_t i = 0; i < FILES; i++) {
         if (is_there(entries[i].name, ".part")) {
             write_at(path_of(entries[i].name, ".part"), 0, "x", 1);
@@ -663,7 +662,7 @@ static void expect_list(ep_mirror_entry *list, size_t count, const char *version
     ep_mirror *mirror = NULL;
     cr_expect_eq(ep_mirror_create(mirror_path, version, list, count, &error), EP_ERR_BAD_FILE, "%s",
                  reason);
-    cr_expect(strstr(error.text, reason) != NULL, "'%s' is not in: %s", reason, error.text);
+    EXPECT_TEXT(error, reason);
     cr_expect_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &mirror, &error),
                  EP_ERR_NOT_FOUND);
 }
@@ -698,8 +697,8 @@ Test(mirror, it_is_made_in_an_empty_directory_and_opened_by_one)
     ep_error error;
     ep_mirror *first = NULL, *second = NULL;
     const char *version = ep_checkpoint_info(source)->version;
-    cr_expect_eq(ep_mirror_create(source_path, version, entries, FILES, &error), EP_ERR_BAD_FILE);
-    cr_expect(strstr(error.text, "allowed: an empty directory") != NULL, "%s", error.text);
+    EXPECT_FAILS(ep_mirror_create(source_path, version, entries, FILES, &error), EP_ERR_BAD_FILE,
+                 error, "allowed: an empty directory");
     cr_assert_eq(mkdir(path_of("lost+found", ""), 0700), 0);
     const int dir = open(mirror_path, O_RDONLY | O_DIRECTORY);
     cr_assert_eq(flock(dir, LOCK_EX | LOCK_NB), 0); /* as one that makes it a mirror just now */
@@ -709,11 +708,9 @@ Test(mirror, it_is_made_in_an_empty_directory_and_opened_by_one)
     close(dir);
     create();
     cr_expect_eq(ep_mirror_create(mirror_path, version, entries, FILES, &error), EP_ERR_BAD_FILE);
-    cr_assert_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &first, &error), EP_OK, "%s",
-                 error.text);
-    cr_expect_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error),
-                 EP_ERR_FAILED_PRECONDITION);
-    cr_expect(strstr(error.text, "another process") != NULL, "%s", error.text);
+    ASSERT_OK(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &first, &error), error);
+    EXPECT_FAILS(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error),
+                 EP_ERR_FAILED_PRECONDITION, error, "another process");
     ep_mirror_close(first);
     char path[PATH_BYTES];
     snprintf(path, sizeof(path), "%s", path_of(EP_MIRROR_LIST_NAME, ""));
@@ -728,8 +725,7 @@ Test(mirror, it_is_made_in_an_empty_directory_and_opened_by_one)
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
         close(fd);
     }
-    cr_assert_eq(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error), EP_OK,
-                 "%s", error.text);
+    ASSERT_OK(ep_mirror_open(mirror_path, PIECE_BYTES, fetch, NULL, &second, &error), error);
     ep_mirror_close(second);
 }
 
@@ -743,8 +739,8 @@ Test(formats_mirror, every_format_has_the_version_and_the_experts_of_its_source,
         ep_error error;
         ep_fixture_temp_dir(source_path);
         ep_fixture_temp_dir(mirror_path);
-        cr_assert_eq(ep_format_model_write(model, source_path, &error), EP_OK, "%s", error.text);
-        cr_assert_eq(ep_checkpoint_open(source_path, &source, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_format_model_write(model, source_path, &error), error);
+        ASSERT_OK(ep_checkpoint_open(source_path, &source, &error), error);
         list_files();
         create();
         cr_assert_eq(open_mirrored(&m, &error), EP_OK, "%s: %s", ep_format_cases[i].name,

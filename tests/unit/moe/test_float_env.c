@@ -12,6 +12,7 @@
 #include "expertd/permute.h"
 #include "moe/combine.h"
 #include "moe/quantize.h"
+#include "support/expect.h"
 
 enum { TOKENS = 3, TOP_K = 4, SLOTS = TOKENS * TOP_K, H = 200, EXPERTS = 16 };
 
@@ -126,8 +127,7 @@ static void compute(const given *g, results *out)
                                  .groups_kept = 1,
                                  .load = &load};
     ep_error error;
-    cr_assert_eq(ep_gate(&gate, TOKENS, g->logits[0], out->chosen[0], out->weights[0], &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_gate(&gate, TOKENS, g->logits[0], out->chosen[0], out->weights[0], &error), error);
     out->losses[0] = load.max_over_mean;
     out->losses[1] = load.auxiliary_loss;
     out->losses[2] = load.z_loss;
@@ -144,8 +144,7 @@ static void compute(const given *g, results *out)
     args.weights = g->scales[0];
     args.x1 = g->x;
     args.out = out->unpermuted;
-    cr_assert_eq(ep_moe_unpermute(&args, workspace, sizeof(workspace), &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_moe_unpermute(&args, workspace, sizeof(workspace), &error), error);
 }
 
 /* What control registers say; the exceptions that happened are none of it. */

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/random.h"
+#include "support/expect.h"
 
 #define E_MAX 256
 #define K_MAX 64
@@ -589,9 +590,8 @@ Test(gate, load_is_that_of_the_formulas)
     ep_gate_load load = {
         .struct_bytes = sizeof(load), .fractions = fractions, .mean_probabilities = probabilities};
     ep_gate_config c = make_config(R2, E, K);
-    cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_gate_load_compute(&c, TOKENS, logits, ids, active, &load, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_gate(&c, TOKENS, logits, ids, weights, &error), error);
+    ASSERT_OK(ep_gate_load_compute(&c, TOKENS, logits, ids, active, &load, &error), error);
     /* slots: 2, 1 and 0, 3 */
     const double p[] = {(1.0 / 8 + 8.0 / 16) / 2, (2.0 / 8 + 1.0 / 16) / 2, (4.0 / 8) / 2,
                         (1.0 / 8 + 7.0 / 16) / 2};
@@ -604,7 +604,7 @@ Test(gate, load_is_that_of_the_formulas)
     cr_assert_float_eq(load.z_loss, (log(8) * log(8) + log(16) * log(16)) / 2, 1e-6);
 
     c.load = &load; /* of all tokens: the second takes experts 0 and 1 */
-    cr_assert_eq(ep_gate(&c, TOKENS, logits, ids, weights, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_gate(&c, TOKENS, logits, ids, weights, &error), error);
     cr_assert(load.slots == 6 && fractions[0] == 2.0 / 6 && fractions[3] == 1.0 / 6 &&
               load.max_over_mean == 2.0 / 6 * E);
     cr_assert_float_eq(load.auxiliary_loss,
@@ -613,12 +613,12 @@ Test(gate, load_is_that_of_the_formulas)
                             (2 * p[2] + 0.25) / 3 + (2 * p[3] + 0.25) / 3) /
                            6,
                        1e-7);
-    cr_assert_eq(ep_gate(&c, 0, logits, ids, weights, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_gate(&c, 0, logits, ids, weights, &error), error);
     cr_assert(load.slots == 0 && load.auxiliary_loss == 0 && load.z_loss == 0 &&
               fractions[0] == 0 && probabilities[0] == 0);
 
     c.select = c.weight = EP_GATE_SIGMOID;
-    cr_assert_eq(ep_gate(&c, 1, logits, ids, weights, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_gate(&c, 1, logits, ids, weights, &error), error);
     const double sigmoids = 1.0 / 2 + 2.0 / 3 + 4.0 / 5 + 1.0 / 2;
     cr_assert_float_eq(probabilities[2], 4.0 / 5 / sigmoids, 1e-7);
 
@@ -733,6 +733,6 @@ Test(gate, refuses_a_wrong_configuration_by_name)
     ep_error error;
     int32_t id;
     float weight;
-    cr_assert_eq(ep_gate(&c, 1, logits, &id, &weight, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert(strstr(error.text, "struct_bytes of the gate is 8") != NULL);
+    ASSERT_FAILS(ep_gate(&c, 1, logits, &id, &weight, &error), EP_ERR_INVALID_ARGUMENT, error,
+                 "struct_bytes of the gate is 8");
 }

@@ -10,6 +10,7 @@
 #include "base/numeric.h"
 #include "moe/convert.h"
 #include "moe/row_stream.h"
+#include "support/expect.h"
 #include "unit/moe/random_batch.h"
 
 #define SLOTS_MAX 512
@@ -155,8 +156,7 @@ Test(permute, equals_the_plain_loops)
                               .counts_before = before};
         size_t bytes = ep_permute_workspace_bytes(&c.config);
         cr_assert_leq(bytes, sizeof(workspace));
-        cr_assert_eq(ep_moe_permute(&c.config, &c.in, workspace, bytes, &out, &error), EP_OK, "%s",
-                     error.text);
+        ASSERT_OK(ep_moe_permute(&c.config, &c.in, workspace, bytes, &out, &error), error);
         cr_assert_eq(out.rows_count, rows_wanted);
         cr_assert_leq(rows_wanted, rows_max);
         size_t experts = c.end - c.config.expert_begin;
@@ -319,7 +319,7 @@ Test(unpermute, equals_the_formula_bit_for_bit)
         a.out = out;
         size_t bytes = ep_unpermute_workspace_bytes(&a);
         cr_assert_leq(bytes, sizeof(workspace));
-        cr_assert_eq(ep_moe_unpermute(&a, workspace, bytes, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_moe_unpermute(&a, workspace, bytes, &error), error);
         for (uint32_t t = 0; t < a.tokens; t++) {
             for (uint32_t h = 0; h < a.hidden; h++) {
                 uint8_t wanted[4];

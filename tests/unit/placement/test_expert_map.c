@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/random.h"
+#include "support/expect.h"
 
 static const char good[] = "{\"moe_layer_count\": 2, \"layer_list\": [\n"
                            " {\"layer_id\": 1, \"device_count\": 2, \"device_list\": [\n"
@@ -23,8 +24,7 @@ Test(expert_map, reads_layers_and_devices_in_any_order)
 {
     ep_expert_map *map;
     ep_error error = {0};
-    cr_assert_eq(ep_expert_map_parse(good, strlen(good), "map.json", &map, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_expert_map_parse(good, strlen(good), "map.json", &map, &error), error);
     cr_assert_str_eq(map->file, "map.json");
     cr_assert_eq(map->layers_count, 2);
     cr_assert_eq(map->layers[0].devices_count, 1);
@@ -44,8 +44,7 @@ static void expect_refused(const char *text, const char *expected)
     ep_error error = {0};
     cr_assert_eq(ep_expert_map_parse(text, strlen(text), "map.json", &map, &error), EP_ERR_BAD_FILE,
                  "accepted, expected: %s", expected);
-    cr_assert(strstr(error.text, expected) != NULL, "expected: %s; found: %s", expected,
-              error.text);
+    ASSERT_TEXT(error, expected);
     cr_assert_null(map);
 }
 
@@ -157,7 +156,7 @@ Test(expert_map, reads_a_file_longer_than_one_read_and_names_a_missing_one)
     ep_error error = {0};
     ep_err err = ep_expert_map_read_file(path, &map, &error);
     unlink(path);
-    cr_assert_eq(err, EP_OK, "%s", error.text);
+    ASSERT_OK(err, error);
     cr_assert_str_eq(map->file, path);
     ep_expert_map_destroy(map);
 
@@ -176,11 +175,10 @@ Test(expert_map, what_is_written_reads_back)
     cr_assert_geq(mkstemp(path), 0);
     cr_assert_eq(ep_expert_map_create(2, &map, &error), EP_OK);
     for (uint32_t l = 0; l < 2; l++) {
-        cr_assert_eq(ep_expert_map_set_layer(map, l, 3, offsets[l], devices[l], 3 - l, &error),
-                     EP_OK, "%s", error.text);
+        ASSERT_OK(ep_expert_map_set_layer(map, l, 3, offsets[l], devices[l], 3 - l, &error), error);
     }
-    cr_assert_eq(ep_expert_map_write_file(map, path, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_expert_map_read_file(path, &back, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_expert_map_write_file(map, path, &error), error);
+    ASSERT_OK(ep_expert_map_read_file(path, &back, &error), error);
     static const uint32_t begin[2][4] = {{0, 2, 2, 4}, {0, 3, 4, 0}},
                           experts[2][4] = {{1, 2, 0, 1}, {0, 1, 2, 0}};
     cr_assert_eq(back->layers_count, 2);

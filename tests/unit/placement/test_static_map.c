@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Expert maps applied to a model and its nodes. */
 #include "placement/placement.h"
+#include "support/expect.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -39,8 +40,7 @@ static ep_expert_map *make_map(const char *first, const char *second)
              "{\"device_id\": 0, \"device_expert\": [%s]}, {\"device_id\": 1, \"device_expert\": "
              "[%s]}]}]}",
              first, second);
-    cr_assert_eq(ep_expert_map_parse(text, strlen(text), "map.json", &map, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_expert_map_parse(text, strlen(text), "map.json", &map, &error), error);
     return map;
 }
 
@@ -50,8 +50,7 @@ static ep_placement *solve(const problem *p, const char *first, const char *seco
     ep_placement *placement = NULL;
     ep_error error = {0};
     ep_expert_map *map = make_map(first, second);
-    cr_assert_eq(ep_placement_static(&p->input, map, order, &placement, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_placement_static(&p->input, map, order, &placement, &error), error);
     ep_expert_map_destroy(map);
     return placement;
 }

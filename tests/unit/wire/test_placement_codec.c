@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables go to the wire and back unchanged; damaged snapshots are refused, never trusted. */
+#include "support/expect.h"
 #include "wire/placement_codec.h"
 
 #include <criterion/criterion.h>
@@ -129,12 +130,12 @@ Test(placement_codec, random_tables_survive_the_round_trip)
         ep_routing_table *back;
         ep_error error = {0};
         size_t size;
-        cr_assert_eq(ep_routing_table_check(table, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_routing_table_check(table, &error), error);
         uint8_t *bytes = to_bytes(table, &size);
         Expertd__V1__PlacementSnapshot *snapshot =
             expertd__v1__placement_snapshot__unpack(NULL, size, bytes);
         cr_assert_not_null(snapshot);
-        cr_assert_eq(ep_placement_decode(snapshot, &back, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_placement_decode(snapshot, &back, &error), error);
         check_equal(table, back);
         ep_placement_snapshot_free(snapshot);
         free(bytes);
@@ -235,7 +236,7 @@ static void expect_refused(Expertd__V1__PlacementSnapshot *snapshot, ep_err code
     ep_error error = {0};
     cr_assert_eq(ep_placement_decode(snapshot, &table, &error), code, "expected: %s; found: %s",
                  text, error.text);
-    cr_assert(strstr(error.text, text) != NULL, "expected: %s; found: %s", text, error.text);
+    ASSERT_TEXT(error, text);
     cr_assert_null(table);
     ep_placement_snapshot_free(snapshot);
 }
@@ -305,7 +306,7 @@ static Expertd__V1__PlacementSnapshot *with_policy(void)
     Expertd__V1__PlacementSnapshot *snapshot = good_snapshot();
     ep_routing_table *table;
     ep_error error;
-    cr_assert_eq(ep_placement_decode(snapshot, &table, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_placement_decode(snapshot, &table, &error), error);
     ep_placement_snapshot_free(snapshot);
     table->caller_policy =
         (ep_caller_policy){.revision = 3, .has_hedge_permille = true, .hedge_permille = 7};
@@ -320,7 +321,7 @@ static Expertd__V1__PlacementSnapshot *with_signed_policy(ep_caller_policy polic
     Expertd__V1__PlacementSnapshot *snapshot = with_policy();
     ep_routing_table *table;
     ep_error error;
-    cr_assert_eq(ep_placement_decode(snapshot, &table, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_placement_decode(snapshot, &table, &error), error);
     table->caller_policy = policy;
     snapshot->caller_policy->revision = policy.revision;
     snapshot->caller_policy->has_hedge_permille = policy.has_hedge_permille;

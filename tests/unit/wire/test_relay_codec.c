@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What goes on to a neighbour is what it would have got straight; wrong parts are named. */
+#include "support/expect.h"
 #include "wire/relay_codec.h"
 
 #include <criterion/criterion.h>
@@ -17,8 +18,8 @@ static void check_part(const ep_forward_view *whole, uint32_t begin, uint32_t co
     ep_forward_view part;
     ep_error error;
     cr_assert_eq(ep_relay_pack(whole, begin, count, pool, &header, &tensors), EP_OK);
-    cr_assert_eq(ep_forward_view_make(&header, tensors->data, tensors->bytes, shape, &part, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_forward_view_make(&header, tensors->data, tensors->bytes, shape, &part, &error),
+              error);
     cr_assert(part.slots == count && part.reply_dtype == whole->reply_dtype && !part.node_sum);
     uint32_t used = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -126,7 +127,7 @@ Test(relay_codec, names_every_wrong_part)
 {
     ep_error error;
     Expertd__V1__ForwardRequest h = good();
-    cr_assert_eq(ep_relay_check(&h, "n0", &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_relay_check(&h, "n0", &error), error);
 #define REFUSED(change, message)                                                                   \
     h = good();                                                                                    \
     change;                                                                                        \
