@@ -134,6 +134,7 @@ void harness_close(harness *h)
         free((void *)(uintptr_t)h->urls[n]);
     }
     ep_transport_fini();
+    *h = (harness){0};
 }
 
 /* ---- batches ---- */
@@ -202,6 +203,7 @@ void batch_free(batch *b)
     free(b->scales);
     free(b->out);
     free(b->expected);
+    *b = (batch){0};
 }
 
 static void add_row(uint32_t expert, const float *x, float scale, uint32_t hidden, float *acc)

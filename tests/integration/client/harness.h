@@ -36,6 +36,8 @@ typedef struct harness_options {
 } harness_options;
 
 void harness_open(harness *h, const harness_options *options);
+#define HARNESS_OPEN(h, ...) harness_open((h), &(harness_options){__VA_ARGS__})
+/* Leaves zeros behind, which may be closed again. */
 void harness_close(harness *h);
 /* Publishes owners as a newer table. */
 void harness_publish(harness *h);
@@ -61,7 +63,7 @@ typedef struct batch {
 } batch;
 
 void batch_make(batch *b, const harness *h, uint32_t tokens, uint32_t top_k, uint64_t seed);
-void batch_free(batch *b);
+void batch_free(batch *b); /* like harness_close */
 /* Fills expected by a plain loop over args. */
 void batch_expect(batch *b, const harness *h);
 /* out == expected, bit for bit; prints the first difference. */

@@ -430,12 +430,8 @@ static void destroy(void)
 
 static void open_service(void)
 {
-    harness_open(&h, &(harness_options){.scheme = "loopback",
-                                        .nodes_count = 2,
-                                        .copies = 1,
-                                        .shared_experts = 1,
-                                        .chunk_bytes_max = 16384,
-                                        .window_tokens = 50});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 1, .shared_experts = 1,
+                 .chunk_bytes_max = 16384, .window_tokens = 50);
 }
 
 static void run_well_scene(void)

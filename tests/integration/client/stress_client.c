@@ -149,13 +149,9 @@ int main(int argc, char **argv)
     if (argc > 1) {
         rounds = strtoull(argv[1], NULL, 0);
     }
-    harness_open(&h, &(harness_options){.scheme = argc > 2 ? argv[2] : "tcp",
-                                        .nodes_count = NODES,
-                                        .copies = 2,
-                                        .shared_experts = 1,
-                                        .coordinator = true,
-                                        .chunk_bytes_max = 16384,
-                                        .window_tokens = 16});
+    HARNESS_OPEN(&h, .scheme = argc > 2 ? argv[2] : "tcp", .nodes_count = NODES, .copies = 2,
+                 .shared_experts = 1, .coordinator = true, .chunk_bytes_max = 16384,
+                 .window_tokens = 16);
     for (uintptr_t i = 0; i < THREADS; i++) {
         EP_ASSERT(pthread_create(&threads[i], NULL, caller_main, (void *)(i + 1)) == 0);
     }

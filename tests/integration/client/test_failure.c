@@ -9,21 +9,31 @@
 #include "base/clock.h"
 #include "call/call.h"
 #include "harness.h"
+#include "support/expect.h"
 
 static harness h;
+static batch b;
 static ep_moe_result result;
 static ep_error error;
 
-static ep_err run(batch *b)
+static void close_all(void)
 {
-    return ep_moe_forward(h.client, &b->args, &b->out_tensor, &result);
+    harness_close(&h);
+    batch_free(&b);
 }
 
-static void expect_ok(batch *b, const char *what)
+TestSuite(client_failure, .fini = close_all);
+
+static ep_err run(batch *of)
 {
-    ep_err err = run(b);
+    return ep_moe_forward(h.client, &of->args, &of->out_tensor, &result);
+}
+
+static void expect_ok(batch *of, const char *what)
+{
+    ep_err err = run(of);
     cr_assert_eq(err, EP_OK, "%s: %s: %s", what, ep_err_name(err), result.error.text);
-    cr_assert(batch_equal(b), "%s", what);
+    cr_assert(batch_equal(of), "%s", what);
 }
 
 static bool has(const char *part)
@@ -63,21 +73,21 @@ typedef struct load {
 static void *load_main(void *arg)
 {
     load *l = arg;
-    batch b;
-    uint64_t seed = (uint64_t)(uintptr_t)&b;
+    batch own;
+    uint64_t seed = (uint64_t)(uintptr_t)&own;
     while (!__atomic_load_n(&l->stop, __ATOMIC_ACQUIRE)) {
         ep_moe_result r;
-        batch_make(&b, &h, 1 + (uint32_t)(seed % 40), 2, seed);
-        b.args.mode = seed % 5 == 0 ? EP_MOE_PREFILL : EP_MOE_AUTO;
+        batch_make(&own, &h, 1 + (uint32_t)(seed % 40), 2, seed);
+        own.args.mode = seed % 5 == 0 ? EP_MOE_PREFILL : EP_MOE_AUTO;
         seed++;
-        if (ep_moe_forward(h.client, &b.args, &b.out_tensor, &r) != EP_OK) {
+        if (ep_moe_forward(h.client, &own.args, &own.out_tensor, &r) != EP_OK) {
             if (__atomic_add_fetch(&l->failed, 1, __ATOMIC_ACQ_REL) == 1) {
                 memcpy(l->text, r.error.text, sizeof(l->text));
             }
-        } else if (!batch_equal(&b)) {
+        } else if (!batch_equal(&own)) {
             __atomic_add_fetch(&l->wrong, 1, __ATOMIC_ACQ_REL);
         }
-        batch_free(&b);
+        batch_free(&own);
         __atomic_add_fetch(&l->calls, 1, __ATOMIC_ACQ_REL);
     }
     return NULL;
@@ -114,11 +124,8 @@ static void load_end(load *l)
 static void stop_nodes_under_load(const char *scheme)
 {
     load l;
-    harness_open(&h, &(harness_options){.scheme = scheme,
-                                        .nodes_count = 3,
-                                        .copies = 2,
-                                        .shared_experts = 1,
-                                        .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = scheme, .nodes_count = 3, .copies = 2, .shared_experts = 1,
+                 .coordinator = true);
     load_start(&l);
     load_pass(&l, 50);
     fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
@@ -127,7 +134,6 @@ static void stop_nodes_under_load(const char *scheme)
     h.nodes[1] = NULL;
     load_pass(&l, 100);
     load_end(&l);
-    harness_close(&h);
 }
 
 Test(client_failure, a_node_dies_under_load_and_no_call_fails_tcp)
@@ -143,8 +149,7 @@ Test(client_failure, a_node_dies_under_load_and_no_call_fails_loopback)
 Test(client_failure, nodes_come_and_go_under_load)
 {
     load l;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 3, .copies = 2, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 3, .copies = 2, .coordinator = true);
     load_start(&l);
     for (uint32_t round = 0; round < 6; round++) {
         uint32_t n = round % 3;
@@ -159,14 +164,12 @@ Test(client_failure, nodes_come_and_go_under_load)
         }
     }
     load_end(&l);
-    harness_close(&h);
 }
 
 Test(client_failure, tables_change_under_load)
 {
     load l;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 4, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 4, .copies = 1, .coordinator = true);
     load_start(&l);
     for (uint32_t round = 0; round < 20; round++) {
         uint32_t old[64];
@@ -185,7 +188,6 @@ Test(client_failure, tables_change_under_load)
         harness_own(&h); /* at once: calls under the old table get NOT_OWNER */
     }
     load_end(&l);
-    harness_close(&h);
 }
 
 /* ---- one fault at a time, with another copy ---- */
@@ -194,8 +196,7 @@ Test(client_failure, wrong_replies_are_not_used_and_another_copy_serves)
 {
     static const fake_fault faults[] = {FAKE_SHORT_REPLY, FAKE_WRONG_HIDDEN, FAKE_WRONG_DTYPE,
                                         FAKE_WRONG_BYTES, FAKE_WRONG_NUMERICS};
-    batch b;
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2);
     batch_make(&b, &h, 9, 2, 1);
     while (fake_node_requests(h.nodes[0]) == 0) { /* one connected node makes the service ready */
         expect_ok(&b, "before");
@@ -207,8 +208,6 @@ Test(client_failure, wrong_replies_are_not_used_and_another_copy_serves)
         cr_assert_geq(result.rerouted_frames, 1u);
     }
     cr_assert_eq(answers_of(0), answers, "they say nothing about how quick it is");
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, errors_of_a_node_are_rerouted_at_once)
@@ -216,22 +215,17 @@ Test(client_failure, errors_of_a_node_are_rerouted_at_once)
     static const ep_err codes[] = {EP_ERR_NOT_OWNER,   EP_ERR_STALE_EPOCH, EP_ERR_DRAINING,
                                    EP_ERR_DEVICE_LOST, EP_ERR_DATA_LOSS,   EP_ERR_INTERNAL,
                                    EP_ERR_UNAVAILABLE};
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
         fake_node_set_fault(h.nodes[0], FAKE_ERROR, codes[i], 0);
         expect_ok(&b, ep_err_name(codes[i]));
     }
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, an_error_no_copy_can_mend_ends_the_call_at_once)
 {
-    batch b;
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2);
     batch_make(&b, &h, 9, 2, 1);
     fake_node_set_fault(h.nodes[0], FAKE_ERROR, EP_ERR_INVALID_ARGUMENT, 0);
     fake_node_set_fault(h.nodes[1], FAKE_ERROR, EP_ERR_INVALID_ARGUMENT, 0);
@@ -240,15 +234,12 @@ Test(client_failure, an_error_no_copy_can_mend_ends_the_call_at_once)
     cr_assert_eq(result.error.layer, FAKE_LAYER);
     cr_assert_lt(result.total_us, b.args.deadline_us);
     cr_assert(batch_untouched(&b));
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure,
      where_a_node_would_be_too_late_another_copy_is_asked_and_without_one_the_call_ends)
 {
-    batch b;
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 2, .copies = 2});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2);
     batch_make(&b, &h, 9, 2, 1);
     /* both are connected */
     while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) {
@@ -265,15 +256,12 @@ Test(client_failure,
     cr_assert_leq(fake_node_requests(h.nodes[0]) + fake_node_requests(h.nodes[1]), asked + 4,
                   "each copy once");
     cr_assert(batch_untouched(&b));
-    batch_free(&b);
-    harness_close(&h);
 }
 
 /* Even experts are on nodes 0 and 2, odd ones on node 1 alone. */
 static void open_with_a_sole_owner(batch *out_batch)
 {
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 3, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 3, .copies = 1, .coordinator = true);
     for (uint32_t e = 0; e < h.shape.experts; e++) {
         h.owners[e] = e % 2 == 0 ? 1u << 0 | 1u << 2 : 1u << 1;
     }
@@ -289,7 +277,6 @@ static void open_with_a_sole_owner(batch *out_batch)
 
 Test(client_failure, a_node_that_had_no_room_ends_no_call_whose_slots_wait_for_another)
 {
-    batch b;
     open_with_a_sole_owner(&b);
     fake_node_stop(h.nodes[1]);
     h.nodes[1] = NULL;
@@ -300,13 +287,10 @@ Test(client_failure, a_node_that_had_no_room_ends_no_call_whose_slots_wait_for_a
         cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE, "%s", result.error.text);
         cr_assert(has("no live copy"), "%s", result.error.text);
     }
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, rows_of_a_node_without_room_before_the_deadline_may_be_missing)
 {
-    batch b;
     open_with_a_sole_owner(&b);
     fake_node_set_fault(h.nodes[1], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
     b.args.allow_missing = true;
@@ -316,11 +300,9 @@ Test(client_failure, rows_of_a_node_without_room_before_the_deadline_may_be_miss
         odd += b.ids[s] % 2 == 1;
     }
     const uint64_t asked = fake_node_requests(h.nodes[1]);
-    cr_assert_eq(run(&b), EP_OK, "%s", result.error.text);
+    ASSERT_OK(run(&b), result.error);
     cr_assert_eq(result.missing_count, odd);
     cr_assert_eq(fake_node_requests(h.nodes[1]), asked + 1, "it said when");
-    batch_free(&b);
-    harness_close(&h);
 }
 
 /* ---- sole owner ---- */
@@ -329,23 +311,17 @@ Test(client_failure, a_sole_owner_that_fails_once_is_asked_again)
 {
     static const ep_err codes[] = {EP_ERR_DEVICE_LOST, EP_ERR_NOT_OWNER, EP_ERR_RESOURCE_EXHAUSTED,
                                    EP_ERR_INTERNAL};
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
         fake_node_set_fault(h.nodes[0], FAKE_ERROR_ONCE, codes[i], 3000);
         expect_ok(&b, ep_err_name(codes[i]));
     }
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, a_sole_owner_that_does_not_answer_ends_the_call_at_its_deadline)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "before"); /* both are connected */
     fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
@@ -364,15 +340,11 @@ Test(client_failure, a_sole_owner_that_does_not_answer_ends_the_call_at_its_dead
     fake_node_release(h.nodes[1]);
     b.args.deadline_us = 20000000;
     expect_ok(&b, "after it answers again");
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, a_sole_owner_that_is_gone_ends_the_call_at_its_deadline)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "before");
     fake_node_stop(h.nodes[1]);
@@ -391,8 +363,6 @@ Test(client_failure, a_sole_owner_that_is_gone_ends_the_call_at_its_deadline)
     /* other forms, other modes */
     b.args.mode = EP_MOE_PREFILL;
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE, "%s", result.error.text);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 typedef struct restarter {
@@ -410,10 +380,8 @@ static void *restart_main(void *arg)
 
 Test(client_failure, calls_wait_for_a_sole_owner_that_comes_back)
 {
-    batch b;
     restarter r;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "before");
     fake_node_stop(h.nodes[1]);
@@ -422,15 +390,11 @@ Test(client_failure, calls_wait_for_a_sole_owner_that_comes_back)
     sem_post(&r.go);
     expect_ok(&b, "while it restarts");
     pthread_join(r.thread, NULL);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, missing_rows_are_allowed_only_when_asked_for_and_listed)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     fake_node_stop(h.nodes[1]);
     h.nodes[1] = NULL;
@@ -453,7 +417,7 @@ Test(client_failure, missing_rows_are_allowed_only_when_asked_for_and_listed)
     cr_assert(missing > 1);
     c.args.missing_slots = listed;
     c.args.missing_slots_max = missing - 1; /* one too few: the rest stays untouched */
-    cr_assert_eq(run(&c), EP_OK, "%s", result.error.text);
+    ASSERT_OK(run(&c), result.error);
     uint32_t found = 0;
     for (uint32_t s = 0; s < 18 && found < missing - 1; s++) {
         if (c.ids[s] % 2 == 1) {
@@ -466,24 +430,21 @@ Test(client_failure, missing_rows_are_allowed_only_when_asked_for_and_listed)
     cr_assert_arr_eq(c.out, b.expected, b.out_bytes);
     batch_free(&b);
     batch_free(&c);
-    harness_close(&h);
 }
 
 /* ---- second sends ---- */
 
 static void *run_main(void *arg)
 {
-    cr_expect_eq(run(arg), EP_OK, "%s", result.error.text);
+    EXPECT_OK(run(arg), result.error);
     return NULL;
 }
 
 Test(client_failure, a_hedge_that_its_original_overtakes_does_not_make_its_node_slow)
 {
-    batch b;
     pthread_t thread;
     const int32_t slow = 3 * EP_PACE_OCTAVE;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true);
     batch_make(&b, &h, 1, 1, 1);
     while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) {
         expect_ok(&b, "before");
@@ -505,8 +466,6 @@ Test(client_failure, a_hedge_that_its_original_overtakes_does_not_make_its_node_
     cr_assert_eq(result.hedged_frames, 1u);
     cr_assert_eq(__atomic_load_n(&times_of(1)->pace, __ATOMIC_RELAXED), slow);
     fake_node_release(h.nodes[1]);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 /* ---- paces ---- */
@@ -541,7 +500,7 @@ static void publish_another_model(const char *name)
 Test(client_failure, an_answer_is_compared_with_those_of_the_same_model_alone)
 {
     batch large, small;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 1, .coordinator = true);
     const ep_answer_norm *norms = h.client->norms[EP_PEER_DECODE];
     publish_another_model("small");
     batch_make(&large, &h, 1, 1, 1);
@@ -566,16 +525,13 @@ Test(client_failure, an_answer_is_compared_with_those_of_the_same_model_alone)
     cr_expect_gt(__atomic_load_n(&times_of(0)->pace, __ATOMIC_RELAXED), quick);
     batch_free(&large);
     batch_free(&small);
-    harness_close(&h);
 }
 
 /* ---- tables ---- */
 
 Test(client_failure, a_call_waits_for_a_table_that_lists_its_expert)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     uint32_t owners[64];
     memcpy(owners, h.owners, sizeof(owners));
@@ -592,23 +548,20 @@ Test(client_failure, a_call_waits_for_a_table_that_lists_its_expert)
     }
     ep_call *call = NULL;
     cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK);
-    cr_assert_eq(ep_call_begin(call, 9, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_call_begin(call, 9, &error), error);
     memcpy(h.owners, owners, sizeof(owners));
     harness_own(&h);
     harness_publish(&h);
-    cr_assert_eq(ep_call_finish(call, &result), EP_OK, "%s", result.error.text);
+    ASSERT_OK(ep_call_finish(call, &result), result.error);
     cr_assert(batch_equal(&b));
     cr_assert_eq(result.epoch_number, 3);
     ep_call_destroy(call);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 /* What a node holds changes after its Hello: it was still loading when the client came. */
 Test(client_failure, without_a_coordinator_a_call_waits_for_a_node_that_still_loads)
 {
-    batch b;
-    harness_open(&h, &(harness_options){.scheme = "tcp", .nodes_count = 2, .copies = 1});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 1);
     batch_make(&b, &h, 9, 2, 1);
     uint32_t owners[64];
     memcpy(owners, h.owners, sizeof(owners));
@@ -623,21 +576,17 @@ Test(client_failure, without_a_coordinator_a_call_waits_for_a_node_that_still_lo
     }
     ep_call *call = NULL;
     cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK);
-    cr_assert_eq(ep_call_begin(call, 9, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_call_begin(call, 9, &error), error);
     memcpy(h.owners, owners, sizeof(owners));
     harness_own(&h);
-    cr_assert_eq(ep_call_finish(call, &result), EP_OK, "%s", result.error.text);
+    ASSERT_OK(ep_call_finish(call, &result), result.error);
     cr_assert(batch_equal(&b));
     ep_call_destroy(call);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, an_expert_nobody_holds_is_named)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     h.owners[5] = 0;
     harness_publish(&h);
@@ -661,16 +610,12 @@ Test(client_failure, an_expert_nobody_holds_is_named)
     }
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
     cr_assert_str_eq(result.error.node, h.names[1]);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, an_older_table_never_replaces_a_newer_one)
 {
-    batch b;
     uint64_t term, number;
-    harness_open(&h, &(harness_options){
-                         .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true);
     h.epoch = (ep_epoch){5, 9};
     harness_publish(&h);
     do {
@@ -691,19 +636,15 @@ Test(client_failure, an_older_table_never_replaces_a_newer_one)
     } while (number != 11);
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "newest table");
-    batch_free(&b);
-    harness_close(&h);
 }
 
 /* Of a coordinator that has restarted and heard of no node yet. Epochs tell what was adopted: below
  * a newer one none is. */
 Test(client_failure, a_table_without_copies_is_no_trade_for_nodes_that_answer)
 {
-    batch b;
     uint64_t term, number;
     uint32_t owners[64];
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true);
     memcpy(owners, h.owners, sizeof(owners));
     memset(h.owners, 0, sizeof(h.owners));
     h.epoch.number = 99;
@@ -726,15 +667,11 @@ Test(client_failure, a_table_without_copies_is_no_trade_for_nodes_that_answer)
         harness_publish(&h);
         cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
     } while (number == 50);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, nodes_leave_and_join_by_table)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 3, .copies = 3, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 3, .copies = 3, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     for (uint32_t round = 0; round < 10; round++) {
         h.nodes_count = 2 + round % 2;
@@ -745,15 +682,11 @@ Test(client_failure, nodes_leave_and_join_by_table)
         expect_ok(&b, "round");
     }
     h.nodes_count = 3;
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, a_node_with_a_url_no_lane_serves_costs_only_itself)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true);
     const char *url = h.urls[1];
     uint64_t term, number;
     h.urls[1] = "carrier-pigeon://roof:1";
@@ -775,15 +708,11 @@ Test(client_failure, a_node_with_a_url_no_lane_serves_costs_only_itself)
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
     cr_assert(has("carrier-pigeon"), "%s", result.error.text);
     h.urls[1] = url;
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, nodes_counts_each_node_that_got_rows_over_all_rounds)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true);
     batch_make(&b, &h, 1, 1, 1); /* one frame to one node, then to the other */
     uint32_t both = 0;
     for (int i = 0; i < 4; i++) {
@@ -793,15 +722,11 @@ Test(client_failure, nodes_counts_each_node_that_got_rows_over_all_rounds)
         both += result.nodes == 2;
     }
     cr_assert(both > 0);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, the_data_path_goes_on_without_a_coordinator)
 {
-    batch b;
-    harness_open(&h, &(harness_options){
-                         .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true});
+    HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     fake_coordinator_stop(h.coordinator);
     h.coordinator = NULL;
@@ -809,23 +734,20 @@ Test(client_failure, the_data_path_goes_on_without_a_coordinator)
     fake_node_stop(h.nodes[0]);
     h.nodes[0] = NULL;
     expect_ok(&b, "and a node too");
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, waiting_for_a_service_that_is_not_there_says_why)
 {
     ep_client_config config;
     ep_client *client = NULL;
-    batch b;
     const char *urls[] = {"tcp://127.0.0.1:1"};
     h = (harness){.shape = {.hidden = 8, .experts = 4}};
     ep_client_config_init(&config);
     config.coordinator_url = "tcp://127.0.0.1:1";
     for (int form = 0; form < 2; form++) {
         cr_assert_eq(ep_client_create(&config, &client, &error), EP_OK);
-        cr_assert_eq(ep_client_wait_ready(client, 100000, &error), EP_ERR_DEADLINE_EXCEEDED);
-        cr_assert(strstr(error.text, "127.0.0.1:1") != NULL, "%s", error.text);
+        ASSERT_FAILS(ep_client_wait_ready(client, 100000, &error), EP_ERR_DEADLINE_EXCEEDED, error,
+                     "127.0.0.1:1");
         batch_make(&b, &h, 2, 1, 1);
         b.args.deadline_us = 50000;
         cr_assert_eq(ep_moe_forward(client, &b.args, &b.out_tensor, &result), EP_ERR_UNAVAILABLE);
@@ -860,12 +782,8 @@ static void publish_ids(const char *const *ids)
 
 Test(client_failure, only_nodes_of_the_pinned_numerics_are_used)
 {
-    batch b;
-    harness_open(&h, &(harness_options){.scheme = "loopback",
-                                        .nodes_count = 2,
-                                        .copies = 2,
-                                        .coordinator = true,
-                                        .node_numerics = two_ids});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true,
+                 .node_numerics = two_ids);
     publish_ids(two_ids);
     batch_make(&b, &h, 9, 2, 1);
     for (int i = 0; i < 10; i++) {
@@ -879,49 +797,35 @@ Test(client_failure, only_nodes_of_the_pinned_numerics_are_used)
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
     cr_assert(has("pinned to numerics 'fake-1', but its nodes offer only: fake-2"), "%s",
               result.error.text);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, any_numerics_uses_every_node)
 {
-    batch b;
-    harness_open(&h, &(harness_options){.scheme = "loopback",
-                                        .nodes_count = 2,
-                                        .copies = 1,
-                                        .numerics = "any",
-                                        .node_numerics = two_ids});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 1, .numerics = "any",
+                 .node_numerics = two_ids);
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "any");
     cr_assert_gt(fake_node_requests(h.nodes[0]), 0u);
     cr_assert_gt(fake_node_requests(h.nodes[1]), 0u);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, a_named_numerics_id_is_required)
 {
-    batch b;
-    harness_open(&h,
-                 &(harness_options){
-                     .scheme = "loopback", .nodes_count = 1, .numerics = "other", .no_wait = true});
-    cr_assert_eq(ep_client_wait_ready(h.client, 200000, &error), EP_ERR_DEADLINE_EXCEEDED);
-    cr_assert(strstr(error.text, "pinned to numerics 'other'") != NULL, "%s", error.text);
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 1, .numerics = "other", .no_wait = true);
+    ASSERT_FAILS(ep_client_wait_ready(h.client, 200000, &error), EP_ERR_DEADLINE_EXCEEDED, error,
+                 "pinned to numerics 'other'");
     batch_make(&b, &h, 9, 2, 1);
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 /* ---- limits ---- */
 
 Test(client_failure, calls_max_is_named)
 {
-    batch b;
     ep_client_config config;
     ep_client *client = NULL;
     ep_call *calls[3];
-    harness_open(&h, &(harness_options){.scheme = "loopback", .nodes_count = 1});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 1);
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     ep_client_config_init(&config);
     config.node_urls = h.urls;
@@ -934,46 +838,41 @@ Test(client_failure, calls_max_is_named)
         cr_assert_eq(ep_call_create(client, &b.args, &b.out_tensor, &calls[i], &error), EP_OK);
         cr_assert_eq(ep_call_begin(calls[i], 1, &error), i < 2 ? EP_OK : EP_ERR_RESOURCE_EXHAUSTED);
     }
-    cr_assert(strstr(error.text, "calls_max, 2") != NULL, "%s", error.text);
+    ASSERT_TEXT(error, "calls_max, 2");
     fake_node_release(h.nodes[0]);
     for (int i = 0; i < 3; i++) {
         ep_call_destroy(calls[i]);
     }
     ep_client_destroy(client);
-    batch_free(&b);
-    harness_close(&h);
 }
 
 Test(client_failure, reply_rows_beyond_the_buffer_budget_are_refused_not_awaited)
 {
     enum { CALLS = 16 };
-    static batch b[CALLS];
+    static batch many[CALLS];
     ep_call *calls[CALLS];
     uint32_t refused = 0;
-    harness_open(&h, &(harness_options){.scheme = "loopback",
-                                        .nodes_count = 1,
-                                        .hidden = 1024,
-                                        .buffer_bytes_max = 16u << 20});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 1, .hidden = 1024,
+                 .buffer_bytes_max = 16u << 20);
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     for (int i = 0; i < CALLS; i++) {
-        batch_make(&b[i], &h, 512, 2, 1); /* 2 MiB of rows */
-        cr_assert_eq(ep_call_create(h.client, &b[i].args, &b[i].out_tensor, &calls[i], &error),
-                     EP_OK);
-        cr_assert_eq(ep_call_begin(calls[i], 512, &error), EP_OK, "%s", error.text);
+        batch_make(&many[i], &h, 512, 2, 1); /* 2 MiB of rows */
+        cr_assert_eq(
+            ep_call_create(h.client, &many[i].args, &many[i].out_tensor, &calls[i], &error), EP_OK);
+        ASSERT_OK(ep_call_begin(calls[i], 512, &error), error);
     }
     fake_node_release(h.nodes[0]);
     for (int i = 0; i < CALLS; i++) {
         ep_err err = ep_call_finish(calls[i], &result);
         cr_assert(err == EP_OK || err == EP_ERR_RESOURCE_EXHAUSTED, "%s", result.error.text);
         if (err == EP_OK) {
-            cr_assert(batch_equal(&b[i]));
+            cr_assert(batch_equal(&many[i]));
         } else {
             cr_assert(has("buffer_bytes_max 16777216"), "%s", result.error.text);
             refused++;
         }
         ep_call_destroy(calls[i]);
-        batch_free(&b[i]);
+        batch_free(&many[i]);
     }
     cr_assert(refused > 0 && refused < CALLS, "%u", refused);
-    harness_close(&h);
 }

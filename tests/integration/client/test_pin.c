@@ -11,6 +11,7 @@
 
 #include "harness.h"
 #include "cluster/peers.h"
+#include "support/expect.h"
 
 enum { EXPERTS = 8, NODES = 3, ALONE = 1u << 0, OTHERS = 1u << 1 | 1u << 2, WAITS_MAX = 20000 };
 
@@ -41,11 +42,8 @@ static void open_with(uint32_t count)
     static const char *const ids[NODES] = {"fake-2", FAKE_NUMERICS, FAKE_NUMERICS};
     ep_error error;
     atomic_store(&holds_back, true);
-    harness_open(&h, &(harness_options){.scheme = "loopback",
-                                        .nodes_count = NODES,
-                                        .experts = EXPERTS,
-                                        .node_numerics = ids,
-                                        .no_wait = true});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = NODES, .experts = EXPERTS,
+                 .node_numerics = ids, .no_wait = true);
     ep_client_destroy(h.client); /* it has seen what the harness deals out */
     for (uint32_t e = 0; e < EXPERTS; e++) {
         h.owners[e] = e < count ? ALONE : 0;
@@ -56,7 +54,7 @@ static void open_with(uint32_t count)
     ep_client_config_init(&config);
     config.node_urls = h.urls;
     config.node_urls_count = NODES;
-    cr_assert_eq(ep_client_create(&config, &h.client, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_client_create(&config, &h.client, &error), error);
     for (uint32_t waits = 0; atomic_load(&asked) == 0 && pinned()[0] == 0; waits++) {
         cr_assert_lt(waits, WAITS_MAX, "the client asks for no pin");
         usleep(1000);
@@ -72,8 +70,7 @@ static void expect_calls_with(uint32_t experts, const char *numerics)
         b.ids[i] = (int32_t)(i % experts);
     }
     batch_expect(&b, &h);
-    cr_assert_eq(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), EP_OK, "%s",
-                 result.error.text);
+    ASSERT_OK(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result), result.error);
     cr_assert(batch_equal(&b));
     cr_assert_str_eq(result.numerics, numerics);
     cr_assert_str_eq(pinned(), numerics);

@@ -17,6 +17,7 @@
 #include "call/client_core.h"
 #include "cluster/cluster.h"
 #include "harness.h"
+#include "support/expect.h"
 
 static harness h;
 static char folder[] = "/tmp/shm-loss-XXXXXX";
@@ -50,8 +51,8 @@ static ep_peer *open_service(void)
     ep_client_config_init(&config);
     config.node_urls = h.urls;
     config.node_urls_count = 1;
-    cr_assert_eq(ep_client_create(&config, &h.client, &error), EP_OK, "%s", error.text);
-    cr_assert_eq(ep_client_wait_ready(h.client, 60 * 1000 * 1000, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_client_create(&config, &h.client, &error), error);
+    ASSERT_OK(ep_client_wait_ready(h.client, 60 * 1000 * 1000, &error), error);
     ep_view *view = ep_cluster_acquire_view(h.client->cluster);
     ep_peer *peer = ep_peer_ref(view->peers[0]);
     ep_view_unref(view);

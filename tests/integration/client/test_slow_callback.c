@@ -56,7 +56,7 @@ static ep_call *begin(batch *b, uint64_t seed, uint64_t deadline_us, ep_moe_done
 
 static void open_hanging(const char *scheme)
 {
-    harness_open(&h, &(harness_options){.scheme = scheme, .nodes_count = 1, .copies = 1});
+    HARNESS_OPEN(&h, .scheme = scheme, .nodes_count = 1, .copies = 1);
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     sem_init(&slow_entered, 0, 0);
     sem_init(&slow_may_go, 0, 0);

@@ -9,6 +9,7 @@
 
 #include "call/call.h"
 #include "harness.h"
+#include "support/expect.h"
 
 #define WINDOWS 8
 
@@ -40,9 +41,9 @@ void __wrap_ep_call_end_window(ep_call *call, uint32_t window)
     if (is_large && call->tokens_sent < large.tokens) {
         uint32_t i = small_begun++;
         ep_error error;
-        cr_assert_eq(ep_moe_forward_async(h.client, &small[i].args, &small[i].out_tensor, on_done,
-                                          &small_done[i], NULL, &error),
-                     EP_OK, "%s", error.text);
+        ASSERT_OK(ep_moe_forward_async(h.client, &small[i].args, &small[i].out_tensor, on_done,
+                                       &small_done[i], NULL, &error),
+                  error);
     }
 }
 
@@ -57,23 +58,22 @@ Test(client_window_room, stays_a_calls_own_between_its_windows)
 {
     uint64_t seed = 1;
     ep_error error;
-    harness_open(&h,
-                 &(harness_options){.scheme = "loopback", .nodes_count = 1, .window_tokens = 16});
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 1, .window_tokens = 16);
     fake_node_set_fault(h.nodes[0], FAKE_HANG, EP_OK, 0);
     make(&large, &large_done, WINDOWS * 16, EP_MOE_PREFILL);
     for (int i = 0; i < WINDOWS; i++) {
         make(&small[i], &small_done[i], 1, EP_MOE_DECODE);
     }
-    cr_assert_eq(ep_moe_forward_async(h.client, &large.args, &large.out_tensor, on_done,
-                                      &large_done, &large_call, &error),
-                 EP_OK, "%s", error.text);
+    ASSERT_OK(ep_moe_forward_async(h.client, &large.args, &large.out_tensor, on_done, &large_done,
+                                   &large_call, &error),
+              error);
     fake_node_wait_requests(h.nodes[0], EP_CALL_WINDOWS);
     h.client->window_bytes_max = h.client->window_bytes; /* no room beside the windows under way */
     for (int i = 0; i < WINDOWS; i += EP_CALL_WINDOWS) {
         fake_node_answer_held(h.nodes[0], EP_CALL_WINDOWS, &seed);
     }
     sem_wait(&large_done.done);
-    cr_assert_eq(large_done.result.error.code, EP_OK, "%s", large_done.result.error.text);
+    ASSERT_OK(large_done.result.error.code, large_done.result.error);
     cr_assert(batch_equal(&large));
     cr_assert_eq(small_begun, WINDOWS - EP_CALL_WINDOWS);
     for (uint32_t i = 0; i < small_begun; i++) {
