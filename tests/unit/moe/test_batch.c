@@ -21,251 +21,213 @@ typedef struct {
     uint8_t partial[T * K];
 } fixture;
 
-static void setup(fixture *f)
+static fixture f;
+
+static void setup(void)
 {
-    memset(f, 0, sizeof(*f));
-    f->shape = (ep_layer_shape){
+    memset(&f, 0, sizeof(f));
+    f.shape = (ep_layer_shape){
         .layer = 1, .hidden = H, .inner = 4, .experts = 8, .shared_experts = 1, .top_k = 2};
-    f->batch = (ep_batch){.tokens = T,
-                          .top_k = K,
-                          .hidden = H,
-                          .x = {f->x, H * 4, EP_DTYPE_F32},
-                          .ids = {f->ids, K * 4, EP_DTYPE_I32},
-                          .scales = {f->scales, K * 4, EP_DTYPE_F32},
-                          .wire_dtype = EP_DTYPE_BF16,
-                          .out_dtype = EP_DTYPE_BF16};
+    f.batch = (ep_batch){.tokens = T,
+                         .top_k = K,
+                         .hidden = H,
+                         .x = {f.x, H * 4, EP_DTYPE_F32},
+                         .ids = {f.ids, K * 4, EP_DTYPE_I32},
+                         .scales = {f.scales, K * 4, EP_DTYPE_F32},
+                         .wire_dtype = EP_DTYPE_BF16,
+                         .out_dtype = EP_DTYPE_BF16};
     for (int i = 0; i < T * K; i++) {
-        f->ids[i] = i;
-        f->scales[i] = 0.5f;
+        f.ids[i] = i;
+        f.scales[i] = 0.5f;
     }
-    memset(f->mask_tokens, 1, sizeof(f->mask_tokens));
-    memset(f->mask_slots, 1, sizeof(f->mask_slots));
-    memset(f->partial, 1, sizeof(f->partial));
+    memset(f.mask_tokens, 1, sizeof(f.mask_tokens));
+    memset(f.mask_slots, 1, sizeof(f.mask_slots));
+    memset(f.partial, 1, sizeof(f.partial));
 }
 
-static void expect_refused(const fixture *f, const char *text)
+TestSuite(batch, .init = setup);
+
+static void expect_refused(const char *text)
 {
     ep_error error;
-    cr_assert_eq(ep_batch_check(&f->batch, &f->shape, &error), EP_ERR_INVALID_ARGUMENT,
+    cr_assert_eq(ep_batch_check(&f.batch, &f.shape, &error), EP_ERR_INVALID_ARGUMENT,
                  "accepted, expected: %s", text);
     cr_assert_str_eq(error.text, text);
-    cr_assert_eq(ep_batch_check(&f->batch, &f->shape, NULL), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_batch_check(&f.batch, &f.shape, NULL), EP_ERR_INVALID_ARGUMENT);
 }
 
-static void expect_accepted(const fixture *f)
+static void expect_accepted(void)
 {
     ep_error error = {0};
-    cr_assert_eq(ep_batch_check(&f->batch, &f->shape, &error), EP_OK, "%s", error.text);
+    cr_assert_eq(ep_batch_check(&f.batch, &f.shape, &error), EP_OK, "%s", error.text);
 }
+
+/* Refused of a proper batch with nothing but this change. */
+#define EXPECT_REFUSED(change, text)                                                               \
+    do {                                                                                           \
+        setup();                                                                                   \
+        f.change;                                                                                  \
+        expect_refused(text);                                                                      \
+    } while (0)
 
 Test(batch, accepts_a_proper_batch_and_an_empty_one)
 {
-    fixture f;
-    setup(&f);
-    expect_accepted(&f);
+    expect_accepted();
     f.batch.tokens = 0;
     f.batch.x.data = NULL;
     f.batch.ids.data = NULL;
     f.batch.scales.data = NULL;
-    expect_accepted(&f);
+    expect_accepted();
 }
 
 Test(batch, refuses_expert_ids_outside_the_range_and_names_the_place)
 {
-    fixture f;
-    setup(&f);
     f.ids[3 * K + 1] = 9;
-    expect_refused(&f,
-                   "expert id 9 at token 3, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
+    expect_refused("expert id 9 at token 3, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
     f.ids[3 * K + 1] = -2;
     expect_refused(
-        &f, "expert id -2 at token 3, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
+        "expert id -2 at token 3, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
     f.batch.special.copy_count = 2;
     f.ids[3 * K + 1] = 11;
     expect_refused(
-        &f, "expert id 11 at token 3, slot 1: allowed 0..9, or -1 or 10 for an inactive slot");
+        "expert id 11 at token 3, slot 1: allowed 0..9, or -1 or 10 for an inactive slot");
     f.ids[3 * K + 1] = 10;
-    expect_accepted(&f);
+    expect_accepted();
     f.ids[3 * K + 1] = -1;
-    expect_accepted(&f);
+    expect_accepted();
 }
 
 Test(batch, reads_64_bit_ids_whole)
 {
-    fixture f;
-    setup(&f);
     f.batch.ids = (ep_rows){f.wide_ids, K * 8, EP_DTYPE_I64};
     f.batch.allow_duplicates = true;
-    expect_accepted(&f);
+    expect_accepted();
     f.wide_ids[1] = (int64_t)1 << 32;
     expect_refused(
-        &f,
         "expert id 4294967296 at token 0, slot 1: allowed 0..7, or -1 or 8 for an inactive slot");
 }
 
 Test(batch, refuses_duplicates_unless_allowed_masked_or_inactive)
 {
-    fixture f;
-    setup(&f);
     f.ids[2 * K] = 5;
     expect_refused(
-        &f, "expert id 5 at token 2, slot 1 is already in slot 0: a token's experts must differ, "
-            "unless allow_duplicates (--allow-duplicates) is set");
+        "expert id 5 at token 2, slot 1 is already in slot 0: a token's experts must differ, "
+        "unless allow_duplicates (--allow-duplicates) is set");
     f.batch.allow_duplicates = true;
-    expect_accepted(&f);
+    expect_accepted();
     f.batch.allow_duplicates = false;
     f.batch.mask_tokens = f.mask_tokens;
     f.mask_tokens[2] = 0;
-    expect_accepted(&f);
+    expect_accepted();
     f.ids[0] = f.ids[1] = -1;
-    expect_accepted(&f);
+    expect_accepted();
 }
 
 Test(batch, refuses_wrong_counts)
 {
-    fixture f;
-    setup(&f);
-    f.batch.hidden = 4;
-    expect_refused(&f, "batch has rows of 4 elements, layer 1 has 3");
-    setup(&f);
-    f.batch.top_k = 65;
-    expect_refused(&f, "batch has 65 slots per token: allowed 1..64, or 0 for shared experts only");
+    EXPECT_REFUSED(batch.hidden = 4, "batch has rows of 4 elements, layer 1 has 3");
+    EXPECT_REFUSED(batch.top_k = 65,
+                   "batch has 65 slots per token: allowed 1..64, or 0 for shared experts only");
     f.batch.top_k = 0;
-    expect_accepted(&f);
+    expect_accepted();
     f.batch.shared_source = EP_SHARED_NONE;
-    expect_refused(&f, "batch has 0 slots per token: allowed 1..64");
-    setup(&f);
-    f.batch.tokens = 65537;
-    expect_refused(&f, "batch has 65537 tokens: allowed 0..65536");
-    setup(&f);
+    expect_refused("batch has 0 slots per token: allowed 1..64");
+    EXPECT_REFUSED(batch.tokens = 65537, "batch has 65537 tokens: allowed 0..65536");
+    setup();
     f.batch.tokens = 65536;
     f.shape.shared_experts = 65534;
-    expect_refused(&f,
-                   "batch has 65536 tokens of 65536 slots: allowed up to 4294967295 slots in all");
-    setup(&f);
-    f.batch.special.zero_count = UINT32_MAX;
-    expect_refused(
-        &f, "layer 1 has 4294967303 experts with the special ones: allowed up to 2147483647");
+    expect_refused("batch has 65536 tokens of 65536 slots: allowed up to 4294967295 slots in all");
+    EXPECT_REFUSED(
+        batch.special.zero_count = UINT32_MAX,
+        "layer 1 has 4294967303 experts with the special ones: allowed up to 2147483647");
 }
 
 Test(batch, refuses_wrong_types_and_missing_tensors)
 {
-    fixture f;
-    setup(&f);
-    f.batch.x.dtype = EP_DTYPE_I32;
-    expect_refused(&f, "x has type i32 (6): allowed bf16, f16, f32, i8");
-    setup(&f);
-    f.batch.wire_dtype = EP_DTYPE_I8;
-    expect_refused(&f, "a row on the wire has type i8 (4): allowed bf16, f16, f32");
-    setup(&f);
-    f.batch.out_dtype = EP_DTYPE_NONE;
-    expect_refused(&f, "the result has type none (0): allowed bf16, f16, f32");
-    setup(&f);
-    f.batch.ids.dtype = EP_DTYPE_F32;
-    expect_refused(&f, "expert ids have type f32 (3): allowed i32, i64");
-    setup(&f);
-    f.batch.scales.dtype = EP_DTYPE_F16;
-    expect_refused(&f, "expert scales have type f16 (2): allowed f32, bf16");
-    setup(&f);
-    f.batch.x.data = NULL;
-    expect_refused(&f, "missing: x");
-    setup(&f);
-    f.batch.ids.data = NULL;
-    expect_refused(&f, "missing: expert ids");
-    setup(&f);
-    f.batch.x.dtype = EP_DTYPE_I8;
-    expect_refused(&f, "missing: row scales of x, which is i8");
-    setup(&f);
+    EXPECT_REFUSED(batch.x.dtype = EP_DTYPE_I32, "x has type i32 (6): allowed bf16, f16, f32, i8");
+    EXPECT_REFUSED(batch.wire_dtype = EP_DTYPE_I8,
+                   "a row on the wire has type i8 (4): allowed bf16, f16, f32");
+    EXPECT_REFUSED(batch.out_dtype = EP_DTYPE_NONE,
+                   "the result has type none (0): allowed bf16, f16, f32");
+    EXPECT_REFUSED(batch.ids.dtype = EP_DTYPE_F32,
+                   "expert ids have type f32 (3): allowed i32, i64");
+    EXPECT_REFUSED(batch.scales.dtype = EP_DTYPE_F16,
+                   "expert scales have type f16 (2): allowed f32, bf16");
+    EXPECT_REFUSED(batch.x.data = NULL, "missing: x");
+    EXPECT_REFUSED(batch.ids.data = NULL, "missing: expert ids");
+    EXPECT_REFUSED(batch.x.dtype = EP_DTYPE_I8, "missing: row scales of x, which is i8");
+    setup();
     f.batch.shared_source = EP_SHARED_CALLER;
     f.batch.shared.dtype = EP_DTYPE_BF16;
-    expect_refused(&f, "missing: the caller's shared tensor");
-    setup(&f);
-    f.batch.special.const_count = 1;
-    expect_refused(&f, "missing: alpha1 of the constant experts");
-    setup(&f);
-    f.batch.form = EP_RESULT_PARTIAL;
-    expect_refused(&f, "missing: the partial result's table of marked slots");
+    expect_refused("missing: the caller's shared tensor");
+    EXPECT_REFUSED(batch.special.const_count = 1, "missing: alpha1 of the constant experts");
+    EXPECT_REFUSED(batch.form = EP_RESULT_PARTIAL,
+                   "missing: the partial result's table of marked slots");
 }
 
 Test(batch, refuses_unknown_choices)
 {
-    fixture f;
-    setup(&f);
-    f.batch.weight_on = (ep_weight_on)2;
-    expect_refused(&f, "weight_on 2: allowed 0 (output) or 1 (input)");
-    setup(&f);
-    f.batch.form = (ep_result_form)3;
-    expect_refused(&f, "result form 3: allowed 0 (combined), 1 (partial), 2 (uncombined)");
-    setup(&f);
-    f.batch.shared_source = (ep_shared_source)9;
-    expect_refused(&f, "shared source 9: allowed 0 (service), 1 (caller), 2 (none)");
-    setup(&f);
-    f.batch.nan_policy = (ep_nan_policy)4;
-    expect_refused(&f, "NaN policy 4: allowed 0 (pass), 1 (reject), 2 (zero), 3 (mean)");
-    setup(&f);
-    f.batch.special.const_rule = (ep_const_rule)2;
-    expect_refused(&f, "rule of constant experts 2: allowed 0 (kernel), 1 (linear)");
-    setup(&f);
-    f.batch.x_abs_max = NAN;
-    expect_refused(&f, "limit of |x| is nan: allowed 0 (off) or more");
+    EXPECT_REFUSED(batch.weight_on = (ep_weight_on)2,
+                   "weight_on 2: allowed 0 (output) or 1 (input)");
+    EXPECT_REFUSED(batch.form = (ep_result_form)3,
+                   "result form 3: allowed 0 (combined), 1 (partial), 2 (uncombined)");
+    EXPECT_REFUSED(batch.shared_source = (ep_shared_source)9,
+                   "shared source 9: allowed 0 (service), 1 (caller), 2 (none)");
+    EXPECT_REFUSED(batch.nan_policy = (ep_nan_policy)4,
+                   "NaN policy 4: allowed 0 (pass), 1 (reject), 2 (zero), 3 (mean)");
+    EXPECT_REFUSED(batch.special.const_rule = (ep_const_rule)2,
+                   "rule of constant experts 2: allowed 0 (kernel), 1 (linear)");
+    EXPECT_REFUSED(batch.x_abs_max = NAN, "limit of |x| is nan: allowed 0 (off) or more");
 }
 
 Test(batch, refuses_mask_values_other_than_0_and_1)
 {
-    fixture f;
-    setup(&f);
     f.batch.mask_tokens = f.mask_tokens;
     f.mask_tokens[1] = 2;
-    expect_refused(&f, "token mask is 2 at token 1: allowed 0 or 1");
-    setup(&f);
+    expect_refused("token mask is 2 at token 1: allowed 0 or 1");
+    setup();
     f.batch.mask_slots = (ep_rows){f.mask_slots, K, EP_DTYPE_BOOL};
     f.mask_slots[3 * K] = 255;
-    expect_refused(&f, "slot mask is 255 at token 3, slot 0: allowed 0 or 1");
-    setup(&f);
+    expect_refused("slot mask is 255 at token 3, slot 0: allowed 0 or 1");
+    setup();
     f.batch.form = EP_RESULT_PARTIAL;
     f.batch.partial_slots = (ep_rows){f.partial, K, EP_DTYPE_BOOL};
     f.partial[1] = 7;
-    expect_refused(&f, "mark of a partial result is 7 at token 0, slot 1: allowed 0 or 1");
+    expect_refused("mark of a partial result is 7 at token 0, slot 1: allowed 0 or 1");
 }
 
 Test(batch, rejects_nan_and_large_values_of_active_tokens_only)
 {
-    fixture f;
-    setup(&f);
     f.x[2 * H + 1] = NAN;
-    expect_accepted(&f);
+    expect_accepted();
     f.batch.nan_policy = EP_NAN_REJECT;
-    expect_refused(&f, "x is nan at token 2, element 1: only finite values are allowed");
+    expect_refused("x is nan at token 2, element 1: only finite values are allowed");
     f.x[2 * H + 1] = 5.0f;
     f.batch.x_abs_max = 4.0f;
-    expect_refused(&f, "x is 5 at token 2, element 1: allowed -4..4");
+    expect_refused("x is 5 at token 2, element 1: allowed -4..4");
     f.batch.mask_tokens = f.mask_tokens;
     f.mask_tokens[2] = 0;
-    expect_accepted(&f);
+    expect_accepted();
     f.mask_tokens[2] = 1;
     f.batch.nan_policy = EP_NAN_ZERO;
     f.x[2 * H + 1] = INFINITY;
-    expect_accepted(&f);
+    expect_accepted();
     f.batch.nan_policy = EP_NAN_PASS;
-    expect_refused(&f, "x is inf at token 2, element 1: allowed -4..4");
+    expect_refused("x is inf at token 2, element 1: allowed -4..4");
 }
 
 Test(batch, rejects_an_i8_row_whose_scale_is_not_finite)
 {
-    fixture f;
-    setup(&f);
     f.batch.x = (ep_rows){f.x, H, EP_DTYPE_I8};
     f.batch.x_scales = f.x_scales;
     f.x_scales[3] = NAN;
-    expect_accepted(&f);
+    expect_accepted();
     f.batch.nan_policy = EP_NAN_REJECT;
-    expect_refused(&f, "row scale of x is nan at token 3: only finite values are allowed");
+    expect_refused("row scale of x is nan at token 3: only finite values are allowed");
 }
 
 Test(batch, says_what_each_slot_is)
 {
-    fixture f;
-    setup(&f);
     f.batch.special = (ep_special_experts){.zero_count = 2, .copy_count = 2, .const_count = 2};
     const struct {
         int32_t id;
@@ -296,8 +258,6 @@ Test(batch, says_what_each_slot_is)
 
 Test(batch, unmarked_slots_of_a_partial_result_are_inactive_and_do_not_make_a_token_inactive)
 {
-    fixture f;
-    setup(&f);
     f.batch.form = EP_RESULT_PARTIAL;
     f.batch.partial_slots = (ep_rows){f.partial, K, EP_DTYPE_BOOL};
     memset(f.partial, 0, sizeof(f.partial));
@@ -311,8 +271,6 @@ Test(batch, unmarked_slots_of_a_partial_result_are_inactive_and_do_not_make_a_to
 
 Test(batch, a_token_is_inactive_by_mask_only)
 {
-    fixture f;
-    setup(&f);
     f.ids[0] = f.ids[1] = -1;
     cr_assert(ep_batch_token_active(&f.batch, 0));
     f.batch.mask_slots = (ep_rows){f.mask_slots, K, EP_DTYPE_BOOL};
@@ -330,8 +288,6 @@ Test(batch, a_token_is_inactive_by_mask_only)
 
 Test(batch, widens_bf16_scales)
 {
-    fixture f;
-    setup(&f);
     uint16_t scales[] = {0x3f80, 0x4000};
     f.batch.scales = (ep_rows){scales, 4, EP_DTYPE_BF16};
     cr_assert(ep_batch_scale(&f.batch, 0, 0) == 1.0f);

@@ -20,6 +20,19 @@ typedef struct {
     uint64_t random;
 } problem;
 
+/* Of what the problem holds. */
+static void set_input(problem *p, uint32_t experts, uint32_t nodes, uint32_t copies_min,
+                      uint32_t copies_total)
+{
+    p->in = (ep_balance_input){.experts = experts,
+                               .nodes = nodes,
+                               .heat = p->heat,
+                               .speeds = p->speeds,
+                               .slots = p->slots,
+                               .copies_min = copies_min,
+                               .copies_total = copies_total};
+}
+
 static uint32_t below(problem *p, uint32_t limit)
 {
     return (uint32_t)(ep_splitmix64(&p->random) % limit);
@@ -36,14 +49,8 @@ static void draw(problem *p, uint64_t seed, uint32_t experts, uint32_t nodes, bo
     for (uint32_t n = 0; n < nodes; n++) {
         p->speeds[n] = is_even ? 2 : 1 + below(p, 4);
     }
-    p->in = (ep_balance_input){.experts = experts,
-                               .nodes = nodes,
-                               .heat = p->heat,
-                               .speeds = p->speeds,
-                               .slots = p->slots};
-    p->in.copies_min = 1 + below(p, nodes < 2 ? 1 : 2);
-    const uint32_t least = experts * p->in.copies_min;
-    p->in.copies_total = least + below(p, experts * (nodes - p->in.copies_min) + 1);
+    const uint32_t copies = 1 + below(p, nodes < 2 ? 1 : 2), least = experts * copies;
+    set_input(p, experts, nodes, copies, least + below(p, experts * (nodes - copies) + 1));
     uint32_t slots = 0;
     for (uint32_t n = 0; n < nodes; n++) {
         p->slots[n] = (least + nodes - 1) / nodes + below(p, experts);
@@ -190,13 +197,7 @@ Test(balance, promises_hold_on_drawn_cases)
 Test(balance, even_heat_is_spread_evenly_and_a_hot_expert_gets_the_spare_copies)
 {
     problem p = {.slots = {9, 9, 9, 9}, .speeds = {1, 1, 1, 1}};
-    p.in = (ep_balance_input){.experts = 32,
-                              .nodes = 4,
-                              .heat = p.heat,
-                              .speeds = p.speeds,
-                              .slots = p.slots,
-                              .copies_min = 1,
-                              .copies_total = 35};
+    set_input(&p, 32, 4, 1, 35);
     for (uint32_t e = 0; e < 32; e++) {
         p.heat[e] = 1;
     }
@@ -214,13 +215,7 @@ Test(balance, even_heat_is_spread_evenly_and_a_hot_expert_gets_the_spare_copies)
 Test(balance, few_hot_experts_get_fewer_copies_than_there_are_where_these_divide_better)
 {
     problem p = {0};
-    p.in = (ep_balance_input){.experts = 64,
-                              .nodes = 12,
-                              .heat = p.heat,
-                              .speeds = p.speeds,
-                              .slots = p.slots,
-                              .copies_min = 1,
-                              .copies_total = 72};
+    set_input(&p, 64, 12, 1, 72);
     for (uint32_t e = 0; e < 64; e++) {
         p.heat[e] = fmin(1000, floor(6275 / ((e + 1.0) * (e + 1.0))) + 1);
     }
@@ -309,26 +304,14 @@ Test(balance, what_cannot_be_placed_is_refused)
     problem p = {.slots = {2, 2}, .speeds = {1, 1}};
     ep_balance *b = NULL;
     ep_error error = {0};
-    p.in = (ep_balance_input){.experts = 5,
-                              .nodes = 2,
-                              .heat = p.heat,
-                              .speeds = p.speeds,
-                              .slots = p.slots,
-                              .copies_min = 1,
-                              .copies_total = 5};
+    set_input(&p, 5, 2, 1, 5);
     ASSERT_FAILS(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT, error, "5 experts");
     p.in.experts = 4;
     p.in.copies_min = 3;
     cr_assert_eq(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT,
                  "three copies over two nodes");
     /* Enough slots in all, but two copies of each would need two on the large node. */
-    p.in = (ep_balance_input){.experts = 2,
-                              .nodes = 2,
-                              .heat = p.heat,
-                              .speeds = p.speeds,
-                              .slots = p.slots,
-                              .copies_min = 2,
-                              .copies_total = 4};
+    set_input(&p, 2, 2, 2, 4);
     p.slots[0] = 1;
     p.slots[1] = 3;
     cr_assert_eq(ep_balance_create(&p.in, &b, &error), EP_ERR_INVALID_ARGUMENT,
@@ -395,14 +378,8 @@ Test(balance, a_start_that_is_not_tried_takes_no_work)
 {
     uint64_t work = UINT64_MAX;
     problem p = {.heat = {5, 4, 3, 3, 3}, .speeds = {1, 1}, .slots = {5, 5}};
-    p.in = (ep_balance_input){.experts = 5,
-                              .nodes = 2,
-                              .heat = p.heat,
-                              .speeds = p.speeds,
-                              .slots = p.slots,
-                              .copies_min = 1,
-                              .copies_total = 6,
-                              .work_left = &work};
+    set_input(&p, 5, 2, 1, 6);
+    p.in.work_left = &work;
     ep_balance *b = balance_of(&p);
     fill(b);
     cr_assert_gt(check(&p, b), 1.01 * ep_balance_bound(&p.in, true), "it is worth another start");

@@ -1,63 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Placement by heat: the hot expert's copies, capacities, what stays and what moves, a node that
  * joins or leaves, room that is short. */
-#include "placement/placement.h"
-
 #include <criterion/criterion.h>
-#include <math.h>
-#include <string.h>
 
-#include "base/random.h"
-#include "support/expect.h"
-
-enum { NODES_MAX = 8, LAYERS_MAX = 3, EXPERTS_MAX = 64 };
-
-typedef struct {
-    ep_placement_node nodes[NODES_MAX];
-    ep_placement_layer layers[LAYERS_MAX];
-    double heat[LAYERS_MAX][EXPERTS_MAX];
-    ep_placement_input input;
-} problem;
+#include "unit/placement/problem.h"
 
 static void setup(problem *p, uint32_t nodes, uint32_t layers, uint32_t experts, uint32_t copies,
                   uint64_t seed)
 {
-    static const char *const names[NODES_MAX] = {"n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"};
-    memset(p, 0, sizeof(*p));
-    for (uint32_t n = 0; n < nodes; n++) {
-        p->nodes[n] = (ep_placement_node){.node_id = n, .name = names[n]};
-    }
-    for (uint32_t l = 0; l < layers; l++) {
-        p->layers[l].shape =
-            (ep_layer_shape){.layer = l, .hidden = 4, .inner = 4, .experts = experts, .top_k = 2};
-        p->layers[l].expert_bytes = 100;
-        p->layers[l].heat = p->heat[l];
-        for (uint32_t e = 0; e < experts; e++) {
-            p->heat[l][e] = pow(1.0 + (double)(ep_splitmix64(&seed) % 100), 2);
-        }
-    }
-    p->input = (ep_placement_input){.nodes_count = nodes,
-                                    .nodes = p->nodes,
-                                    .layers_count = layers,
-                                    .layers = p->layers,
-                                    .copies = copies};
-}
-
-static ep_placement *solve(const problem *p)
-{
-    ep_placement *placement = NULL;
-    ep_error error = {0};
-    ASSERT_OK(ep_placement_balanced(&p->input, &placement, &error), error);
-    return placement;
-}
-
-/* What was placed is what nodes hold now. */
-static void keep(problem *p, const ep_placement *placement)
-{
-    for (uint32_t l = 0; l < p->input.layers_count; l++) {
-        p->layers[l].owned_offsets = placement->layers[l].offsets;
-        p->layers[l].owned = placement->layers[l].copies;
-    }
+    problem_init(p, nodes, layers, experts, copies);
+    problem_draw_heat(p, seed, 2);
 }
 
 static uint32_t copies_on(const ep_placement *placement, uint32_t layer, uint32_t node)
@@ -120,7 +72,7 @@ Test(balanced, spare_copies_go_to_hot_experts_and_nodes_are_even)
     setup(&p, 6, 3, 48, 1, 1);
     p.heat[1][7] = 400000; /* more than any node's part */
     p.input.spare_copies = 12;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     check_certificate(&p, placement);
     for (uint32_t l = 0; l < 3; l++) {
         cr_assert_leq(placement->layers[l].busiest, 1.01 * placement->layers[l].bound);
@@ -138,7 +90,7 @@ Test(balanced, a_fast_node_is_given_more_to_do)
     problem p;
     setup(&p, 3, 1, 60, 1, 2);
     p.nodes[1].speed = 3;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     check_certificate(&p, placement);
     cr_assert_leq(placement->layers[0].busiest, 1.1 * placement->layers[0].bound,
                   "busiest %g, bound %g", placement->layers[0].busiest, placement->layers[0].bound);
@@ -152,7 +104,7 @@ Test(balanced, capacities_hold_and_each_layer_has_its_part)
     p.input.spare_copies = 16;
     p.nodes[0].capacity_bytes = 700; /* 7 experts of 48 */
     p.nodes[1].capacity_experts = 5;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     check_certificate(&p, placement);
     uint32_t on[2] = {0};
     for (uint32_t l = 0; l < 3; l++) {
@@ -172,7 +124,7 @@ Test(balanced, where_room_is_too_short_for_parts_each_expert_still_has_a_place)
     setup(&p, 2, 3, 3, 1, 4);
     p.nodes[0].capacity_experts = 4;
     p.nodes[1].capacity_experts = 5; /* just enough */
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     cr_assert_eq(placement->copies_total, 9);
     ep_placement_destroy(placement);
     p.nodes[1].capacity_experts = 4;
@@ -186,14 +138,14 @@ Test(balanced, what_is_held_moves_only_as_far_as_the_budget_goes)
     problem p, drifted;
     setup(&p, 8, 2, 64, 1, 5);
     p.input.spare_copies = 8;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     setup(&drifted, 8, 2, 64, 1, 6);
     drifted.input.spare_copies = 8;
-    keep(&drifted, placement);
+    problem_adopt(&drifted, placement);
     double before = 2;
     for (uint32_t moves = 0; moves <= 64; moves += 16) {
         drifted.input.moves_max = moves;
-        ep_placement *next = solve(&drifted);
+        ep_placement *next = problem_solve(&drifted, ep_placement_balanced);
         check_certificate(&drifted, next);
         cr_assert_leq(next->copies_added, moves);
         const double worst = fmax(next->layers[0].busiest / next->layers[0].bound,
@@ -231,8 +183,8 @@ static uint32_t look(problem *p, ep_placement **io_placement, uint32_t looks, do
             }
             p->heat[at / EXPERTS_MAX][at % EXPERTS_MAX] = fmax(0, mean + noise * sqrt(mean));
         }
-        keep(p, *io_placement);
-        ep_placement *next = solve(p);
+        problem_adopt(p, *io_placement);
+        ep_placement *next = problem_solve(p, ep_placement_balanced);
         cr_assert_leq(next->copies_added, p->input.moves_max);
         loads += next->copies_added;
         ep_placement_destroy(*io_placement);
@@ -253,7 +205,7 @@ Test(balanced, the_same_load_again_moves_nothing_after_a_while)
         p.nodes[0].capacity_bytes = yesterday.nodes[0].capacity_bytes =
             seed % 2 == 0 ? 0 : 1500; /* 15 experts of 192 */
         p.input.moves_max = 64;
-        ep_placement *placement = solve(&yesterday);
+        ep_placement *placement = problem_solve(&yesterday, ep_placement_balanced);
         first += look(&p, &placement, 20, 0, &random);
         cr_assert_eq(look(&p, &placement, 10, 0, &random), 0u, "seed %lu: copies go to and fro",
                      (unsigned long)seed);
@@ -279,7 +231,7 @@ Test(balanced, a_full_node_changes_places_to_take_a_copy)
         p.heat[0][e] = e == 3 || e == 5 ? 420 : 27; /* node 2 has room, all it holds is one copy of
                                                        5, and node 0 is full */
     }
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     cr_assert_geq(copies_of(placement, 0, 5), 2u);
     cr_assert_leq(placement->layers[0].busiest, 1.05 * placement->layers[0].bound);
     ep_placement_destroy(placement);
@@ -289,13 +241,13 @@ Test(balanced, a_node_without_room_does_not_keep_others_from_their_experts)
 {
     problem p;
     setup(&p, 1, 1, 16, 2, 9);
-    ep_placement *alone = solve(&p);
+    ep_placement *alone = problem_solve(&p, ep_placement_balanced);
     cr_assert_eq(alone->copies_total, 16);
     setup(&p, 2, 1, 16, 2, 9);
-    keep(&p, alone);
+    problem_adopt(&p, alone);
     p.nodes[1].capacity_bytes = 1;
     p.input.moves_max = UINT32_MAX;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     cr_assert_eq(copies_on(placement, 0, 0), 16);
     cr_assert_eq(copies_on(placement, 0, 1), 0);
     cr_assert_eq(placement->copies_missing, 16);
@@ -317,7 +269,7 @@ Test(balanced, a_layer_too_large_to_be_searched_is_spread_evenly)
                                  .layers_count = 1,
                                  .layers = &layer,
                                  .copies = 1}};
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     cr_assert_eq(placement->copies_total, EP_EXPERTS_MAX);
     cr_assert_eq(placement->layers[0].bound, 0, "nobody has searched");
     cr_assert_leq(placement->node_copies_max - placement->node_copies_min, 1u);
@@ -335,7 +287,7 @@ Test(balanced, the_last_layer_has_all_that_is_left_of_moves_without_limit)
     p.layers[0].owned_offsets = offsets;
     p.layers[0].owned = owned;
     p.input.moves_max = UINT32_MAX;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     cr_assert_float_eq(placement->layers[0].busiest, 10, 1e-9);
     cr_assert_eq(placement->copies_added, 2);
     ep_placement_destroy(placement);
@@ -369,12 +321,12 @@ Test(balanced, it_says_when_its_work_ended_before_all_was_looked_at)
                            .layers = layers,
                            .copies = 1,
                            .moves_max = UINT32_MAX}};
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     cr_assert(placement->is_cut);
     cr_assert_gt(placement->layers[LAYERS - 1].busiest, 1.1 * placement->layers[LAYERS - 1].bound);
     ep_placement_destroy(placement);
     p.input.moves_max = 10;
-    placement = solve(&p);
+    placement = problem_solve(&p, ep_placement_balanced);
     cr_assert_not(placement->is_cut, "ten moves took all work");
     ep_placement_destroy(placement);
 }
@@ -383,11 +335,11 @@ Test(balanced, a_node_that_joins_gets_its_part_and_one_that_leaves_is_replaced)
 {
     problem p, more;
     setup(&p, 3, 2, 60, 2, 7);
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     setup(&more, 4, 2, 60, 2, 7);
-    keep(&more, placement);
+    problem_adopt(&more, placement);
     more.input.moves_max = UINT32_MAX;
-    ep_placement *joined = solve(&more);
+    ep_placement *joined = problem_solve(&more, ep_placement_balanced);
     check_certificate(&more, joined);
     for (uint32_t l = 0; l < 2; l++) {
         cr_assert_leq(joined->layers[l].busiest, 1.06 * joined->layers[l].bound,
@@ -401,7 +353,7 @@ Test(balanced, a_node_that_joins_gets_its_part_and_one_that_leaves_is_replaced)
     uint32_t gone = 0, kept[LAYERS_MAX][4 * EXPERTS_MAX];
     problem fewer;
     setup(&fewer, 4, 2, 60, 2, 7);
-    keep(&fewer, joined);
+    problem_adopt(&fewer, joined);
     for (uint32_t l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < joined->layers[l].offsets[60]; i++) {
             kept[l][i] = joined->layers[l].copies[i] == 0 ? EP_PLACEMENT_NODE_GONE
@@ -412,7 +364,7 @@ Test(balanced, a_node_that_joins_gets_its_part_and_one_that_leaves_is_replaced)
     }
     fewer.input.nodes = fewer.nodes + 1;
     fewer.input.nodes_count = 3;
-    ep_placement *left = solve(&fewer);
+    ep_placement *left = problem_solve(&fewer, ep_placement_balanced);
     cr_assert_eq(left->copies_total, 240);
     cr_assert_eq(left->copies_added, gone);
     ep_placement_destroy(left);
@@ -425,7 +377,7 @@ Test(balanced, without_heat_it_is_even_and_bad_numbers_are_refused)
     problem p;
     setup(&p, 4, 1, 16, 1, 8);
     p.layers[0].heat = NULL;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     for (uint32_t n = 0; n < 4; n++) {
         cr_assert_eq(copies_on(placement, 0, n), 4);
     }
@@ -459,7 +411,7 @@ Test(balanced, without_heat_a_lost_nodes_work_goes_to_all_others)
     problem p;
     setup(&p, 8, 1, 56, 2, 1);
     p.layers[0].heat = NULL;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_balanced);
     for (uint32_t lost = 0; lost < 8; lost++) {
         for (uint32_t heir = 0; heir < 8; heir++) {
             cr_assert(heir == lost || inherited(&placement->layers[0], lost, heir) <= 4,

@@ -1,67 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of an expert on different hosts, by both solvers: from nothing, as nodes and hosts come
  * and go, where room is short. */
-#include "placement/placement.h"
-
 #include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "base/random.h"
+#include "unit/placement/problem.h"
 
-enum { NODES_MAX = 12, LAYERS = 2, EXPERTS_MAX = 24 };
+enum { LAYERS = 2, EXPERTS = 24 };
 
-typedef ep_err (*solver)(const ep_placement_input *, ep_placement **, ep_error *);
 static const solver solvers[] = {ep_placement_uniform, ep_placement_balanced};
 
-typedef struct {
-    ep_placement_node nodes[NODES_MAX];
-    char hosts[NODES_MAX][8];
-    ep_placement_layer layers[LAYERS];
-    double heat[LAYERS][EXPERTS_MAX];
-    ep_placement_input input;
-} problem;
+static const char *const host_names[] = {"h0", "h1", "h2", "h3", "h4",  "h5",
+                                         "h6", "h7", "h8", "h9", "h10", "h11"};
 
 /* Node n is on host n % hosts; "" (every node its own) when hosts is 0. */
 static void setup(problem *p, uint32_t nodes, uint32_t hosts, uint32_t experts, uint32_t copies,
                   uint64_t seed)
 {
-    memset(p, 0, sizeof(*p));
+    problem_init(p, nodes, LAYERS, experts, copies);
+    problem_draw_heat(p, seed, 1);
+    p->input.moves_max = UINT32_MAX;
     for (uint32_t n = 0; n < nodes; n++) {
-        snprintf(p->hosts[n], sizeof(p->hosts[n]), hosts == 0 ? "" : "h%u",
-                 hosts == 0 ? 0 : n % hosts);
-        p->nodes[n] = (ep_placement_node){.node_id = n, .name = "n", .host = p->hosts[n]};
-    }
-    for (uint32_t l = 0; l < LAYERS; l++) {
-        p->layers[l].shape =
-            (ep_layer_shape){.layer = l, .hidden = 4, .inner = 4, .experts = experts, .top_k = 2};
-        p->layers[l].expert_bytes = 100;
-        p->layers[l].heat = p->heat[l];
-        for (uint32_t e = 0; e < experts; e++) {
-            p->heat[l][e] = 1.0 + (double)(ep_splitmix64(&seed) % 100);
-        }
-    }
-    p->input = (ep_placement_input){.nodes_count = nodes,
-                                    .nodes = p->nodes,
-                                    .layers_count = LAYERS,
-                                    .layers = p->layers,
-                                    .copies = copies,
-                                    .moves_max = UINT32_MAX};
-}
-
-static ep_placement *solve(const problem *p, solver by)
-{
-    ep_placement *placement = NULL;
-    ep_error error = {0};
-    cr_assert_eq(by(&p->input, &placement, &error), EP_OK, "%s", error.text);
-    return placement;
-}
-
-static void adopt(problem *p, const ep_placement *placement)
-{
-    for (uint32_t l = 0; l < LAYERS; l++) {
-        p->layers[l].owned_offsets = placement->layers[l].offsets;
-        p->layers[l].owned = placement->layers[l].copies;
+        p->nodes[n].host = hosts == 0 ? "" : host_names[n % hosts];
     }
 }
 
@@ -72,9 +31,9 @@ static uint32_t hosts_of(const problem *p, const ep_placed_layer *layer, uint32_
         bool is_new = true;
         for (uint32_t j = layer->offsets[expert]; j < i; j++) {
             cr_assert_neq(layer->copies[i], layer->copies[j], "two copies on one node");
-            is_new =
-                is_new && (p->hosts[layer->copies[i]][0] == 0 ||
-                           strcmp(p->hosts[layer->copies[i]], p->hosts[layer->copies[j]]) != 0);
+            is_new = is_new && (p->nodes[layer->copies[i]].host[0] == 0 ||
+                                strcmp(p->nodes[layer->copies[i]].host,
+                                       p->nodes[layer->copies[j]].host) != 0);
         }
         count += is_new;
     }
@@ -102,7 +61,7 @@ Test(hosts, copies_are_on_different_hosts_through_all_histories)
     for (uint32_t s = 0; s < 2; s++) {
         uint64_t state = 11 + s;
         for (int history = 0; history < 150; history++) {
-            const uint32_t experts = 1 + (uint32_t)(ep_splitmix64(&state) % EXPERTS_MAX);
+            const uint32_t experts = 1 + (uint32_t)(ep_splitmix64(&state) % EXPERTS);
             ep_placement *current = NULL;
             for (int step = 0; step < 6; step++) {
                 problem p;
@@ -113,13 +72,13 @@ Test(hosts, copies_are_on_different_hosts_through_all_histories)
                 p.input.spare_copies = (uint32_t)(ep_splitmix64(&state) % 3) * experts / 4;
                 p.input.moves_max = ep_splitmix64(&state) % 2 ? UINT32_MAX : 0;
                 if (current != NULL) {
-                    adopt(&p, current);
+                    problem_adopt(&p, current);
                 }
-                ep_placement *next = solve(&p, solvers[s]);
+                ep_placement *next = problem_solve(&p, solvers[s]);
                 check_hosts(&p, next, least(copies, hosts == 0 ? nodes : least(hosts, nodes)));
-                adopt(&p, next);
+                problem_adopt(&p, next);
                 p.input.moves_max = 0;
-                ep_placement *again = solve(&p, solvers[s]);
+                ep_placement *again = problem_solve(&p, solvers[s]);
                 cr_assert_eq(again->copies_added, 0u, "what is well placed stays");
                 ep_placement_destroy(again);
                 ep_placement_destroy(current);
@@ -135,17 +94,17 @@ Test(hosts, nodes_stay_even_where_hosts_are)
     for (uint32_t s = 0; s < 2; s++) {
         for (uint32_t hosts = 2; hosts <= 4; hosts++) {
             problem one, p;
-            setup(&one, 12 / hosts, 1, EXPERTS_MAX, 2, hosts);
-            ep_placement *alone = solve(&one, solvers[s]); /* all copies are on one host */
+            setup(&one, 12 / hosts, 1, EXPERTS, 2, hosts);
+            ep_placement *alone = problem_solve(&one, solvers[s]); /* all copies are on one host */
             for (int is_joining = 0; is_joining < 2; is_joining++) {
-                setup(&p, 12, hosts, EXPERTS_MAX, 2, hosts);
+                setup(&p, 12, hosts, EXPERTS, 2, hosts);
                 if (is_joining) { /* nodes 0..12/hosts-1 are the first host's */
                     for (uint32_t n = 0; n < 12; n++) {
-                        snprintf(p.hosts[n], sizeof(p.hosts[n]), "h%u", n / (12 / hosts));
+                        p.nodes[n].host = host_names[n / (12 / hosts)];
                     }
-                    adopt(&p, alone);
+                    problem_adopt(&p, alone);
                 }
-                ep_placement *placement = solve(&p, solvers[s]);
+                ep_placement *placement = problem_solve(&p, solvers[s]);
                 check_hosts(&p, placement, 2);
                 /* By heat it is time that is even, not counts. */
                 cr_assert_leq(placement->node_copies_max - placement->node_copies_min,
@@ -162,11 +121,11 @@ Test(hosts, a_lost_host_leaves_a_copy_of_each)
 {
     for (uint32_t s = 0; s < 2; s++) {
         problem p;
-        setup(&p, 8, 2, EXPERTS_MAX, 2, 5);
+        setup(&p, 8, 2, EXPERTS, 2, 5);
         p.input.spare_copies = 6;
-        ep_placement *placement = solve(&p, solvers[s]);
+        ep_placement *placement = problem_solve(&p, solvers[s]);
         for (uint32_t l = 0; l < LAYERS; l++) {
-            for (uint32_t e = 0; e < EXPERTS_MAX; e++) {
+            for (uint32_t e = 0; e < EXPERTS; e++) {
                 uint32_t left = 0;
                 for (uint32_t i = placement->layers[l].offsets[e];
                      i < placement->layers[l].offsets[e + 1]; i++) {
@@ -184,12 +143,12 @@ Test(hosts, room_that_is_short_comes_first)
     for (uint32_t s = 0; s < 2; s++) {
         problem p;
         setup(&p, 3, 0, 8, 2, 9);
-        strcpy(p.hosts[0], "a");
-        strcpy(p.hosts[1], "a");
-        strcpy(p.hosts[2], "b");
+        p.nodes[0].host = "a";
+        p.nodes[1].host = "a";
+        p.nodes[2].host = "b";
         /* of 8 experts on the other host, two of each layer */
         p.nodes[2].capacity_experts = LAYERS * 2;
-        ep_placement *placement = solve(&p, solvers[s]);
+        ep_placement *placement = problem_solve(&p, solvers[s]);
         cr_assert_eq(placement->copies_missing, 0u);
         cr_assert_eq(placement->copies_total, LAYERS * 16u);
         uint32_t apart = 0;

@@ -1,50 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Uniform placement: balance, copies on different nodes, what is owned stays, room runs out, random
  * histories. */
-#include "placement/placement.h"
-
 #include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/random.h"
-
-#define NODES_MAX 9
-#define LAYERS_MAX 4
-
-typedef struct {
-    ep_placement_node nodes[NODES_MAX];
-    ep_placement_layer layers[LAYERS_MAX];
-    ep_placement_input input;
-} problem;
-
-static void setup(problem *p, uint32_t nodes, uint32_t layers, uint32_t experts, uint32_t copies)
-{
-    static const char *const names[NODES_MAX] = {"n0", "n1", "n2", "n3", "n4",
-                                                 "n5", "n6", "n7", "n8"};
-    memset(p, 0, sizeof(*p));
-    for (uint32_t n = 0; n < nodes; n++) {
-        p->nodes[n] = (ep_placement_node){.node_id = n, .name = names[n]};
-    }
-    for (uint32_t l = 0; l < layers; l++) {
-        p->layers[l].shape =
-            (ep_layer_shape){.layer = l, .hidden = 4, .inner = 4, .experts = experts, .top_k = 1};
-        p->layers[l].expert_bytes = 100;
-    }
-    p->input = (ep_placement_input){.nodes_count = nodes,
-                                    .nodes = p->nodes,
-                                    .layers_count = layers,
-                                    .layers = p->layers,
-                                    .copies = copies};
-}
-
-static ep_placement *solve(const problem *p)
-{
-    ep_placement *placement = NULL;
-    ep_error error = {0};
-    cr_assert_eq(ep_placement_uniform(&p->input, &placement, &error), EP_OK, "%s", error.text);
-    return placement;
-}
+#include "unit/placement/problem.h"
 
 static bool holds(const ep_placed_layer *layer, uint32_t expert, uint32_t node)
 {
@@ -81,23 +40,14 @@ static void check_distinct(const ep_placement *placement, uint32_t nodes)
     }
 }
 
-/* The placement becomes what nodes own; the arrays stay valid while it lives. */
-static void adopt(problem *p, const ep_placement *placement)
-{
-    for (uint32_t l = 0; l < placement->layers_count; l++) {
-        p->layers[l].owned_offsets = placement->layers[l].offsets;
-        p->layers[l].owned = placement->layers[l].copies;
-    }
-}
-
 Test(uniform, spreads_any_number_of_experts_over_any_number_of_nodes)
 {
-    for (uint32_t nodes = 1; nodes <= NODES_MAX; nodes++) {
+    for (uint32_t nodes = 1; nodes <= 9; nodes++) {
         for (uint32_t experts = 1; experts <= 17; experts++) {
             for (uint32_t copies = 1; copies <= 3; copies++) {
                 problem p;
-                setup(&p, nodes, 2, experts, copies);
-                ep_placement *placement = solve(&p);
+                problem_init(&p, nodes, 2, experts, copies);
+                ep_placement *placement = problem_solve(&p, ep_placement_uniform);
                 uint32_t made = copies < nodes ? copies : nodes;
                 check_distinct(placement, nodes);
                 cr_assert_eq(placement->copies_total, 2 * experts * made);
@@ -123,8 +73,8 @@ Test(uniform, spreads_any_number_of_experts_over_any_number_of_nodes)
 Test(uniform, a_first_layer_is_round_robin)
 {
     problem p;
-    setup(&p, 6, 1, 8, 1);
-    ep_placement *placement = solve(&p);
+    problem_init(&p, 6, 1, 8, 1);
+    ep_placement *placement = problem_solve(&p, ep_placement_uniform);
     for (uint32_t e = 0; e < 8; e++) {
         cr_assert_eq(placement->layers[0].copies[e], e % 6);
     }
@@ -134,9 +84,9 @@ Test(uniform, a_first_layer_is_round_robin)
 Test(uniform, a_lost_node_costs_only_its_own_copies)
 {
     problem p;
-    setup(&p, 4, 2, 8, 2);
-    ep_placement *before = solve(&p);
-    adopt(&p, before);
+    problem_init(&p, 4, 2, 8, 2);
+    ep_placement *before = problem_solve(&p, ep_placement_uniform);
+    problem_adopt(&p, before);
     uint32_t lost = 0;
     for (uint32_t l = 0; l < 2; l++) { /* node 3 is gone */
         for (uint32_t i = 0; i < before->layers[l].offsets[8]; i++) {
@@ -147,7 +97,7 @@ Test(uniform, a_lost_node_costs_only_its_own_copies)
         }
     }
     p.input.nodes_count = 3;
-    ep_placement *after = solve(&p);
+    ep_placement *after = problem_solve(&p, ep_placement_uniform);
     check_distinct(after, 3);
     cr_assert_eq(after->copies_total, 32);
     cr_assert_eq(after->copies_added, lost);
@@ -191,15 +141,15 @@ static void check_heirs(const ep_placement *placement, uint32_t nodes, uint32_t 
 
 Test(uniform, a_lost_nodes_work_goes_to_all_others)
 {
-    for (uint32_t nodes = 3; nodes < NODES_MAX; nodes++) {
+    for (uint32_t nodes = 3; nodes < 9; nodes++) {
         problem p, joined;
-        setup(&p, nodes, 1, 56, 2);
-        ep_placement *placement = solve(&p);
+        problem_init(&p, nodes, 1, 56, 2);
+        ep_placement *placement = problem_solve(&p, ep_placement_uniform);
         check_heirs(placement, nodes, 1);
-        setup(&joined, nodes + 1, 1, 56, 2);
+        problem_init(&joined, nodes + 1, 1, 56, 2);
         joined.input.moves_max = UINT32_MAX;
-        adopt(&joined, placement);
-        ep_placement *more = solve(&joined);
+        problem_adopt(&joined, placement);
+        ep_placement *more = problem_solve(&joined, ep_placement_uniform);
         check_heirs(more, nodes + 1, 3);
         ep_placement_destroy(placement);
         ep_placement_destroy(more);
@@ -209,26 +159,26 @@ Test(uniform, a_lost_nodes_work_goes_to_all_others)
 Test(uniform, a_new_node_gets_missing_copies_and_moves_only_when_asked)
 {
     problem p;
-    setup(&p, 1, 1, 8, 2);
-    ep_placement *alone = solve(&p);
+    problem_init(&p, 1, 1, 8, 2);
+    ep_placement *alone = problem_solve(&p, ep_placement_uniform);
     cr_assert_eq(alone->copies_total, 8);
-    adopt(&p, alone);
+    problem_adopt(&p, alone);
     problem two;
-    setup(&two, 2, 1, 8, 2);
-    adopt(&two, alone);
-    ep_placement *both = solve(&two);
+    problem_init(&two, 2, 1, 8, 2);
+    problem_adopt(&two, alone);
+    ep_placement *both = problem_solve(&two, ep_placement_uniform);
     cr_assert_eq(both->copies_total, 16);
     cr_assert_eq(both->copies_added, 8);
 
     two.input.copies = 1;
-    ep_placement *still = solve(&two);
+    ep_placement *still = problem_solve(&two, ep_placement_uniform);
     cr_assert_eq(load_of(&still->layers[0], 1), 0, "nothing lacks a copy");
     two.input.moves_max = 3;
-    ep_placement *some = solve(&two);
+    ep_placement *some = problem_solve(&two, ep_placement_uniform);
     cr_assert_eq(load_of(&some->layers[0], 1), 3);
     cr_assert(some->copies_added == 3 && some->copies_dropped == 3);
     two.input.moves_max = UINT32_MAX;
-    ep_placement *even = solve(&two);
+    ep_placement *even = problem_solve(&two, ep_placement_uniform);
     cr_assert_eq(load_of(&even->layers[0], 1), 4);
     ep_placement_destroy(alone);
     ep_placement_destroy(both);
@@ -240,11 +190,11 @@ Test(uniform, a_new_node_gets_missing_copies_and_moves_only_when_asked)
 Test(uniform, surplus_copies_go_from_the_fullest_node)
 {
     problem p;
-    setup(&p, 2, 1, 3, 2);
-    ep_placement *two = solve(&p);
-    adopt(&p, two);
+    problem_init(&p, 2, 1, 3, 2);
+    ep_placement *two = problem_solve(&p, ep_placement_uniform);
+    problem_adopt(&p, two);
     p.input.copies = 1;
-    ep_placement *one = solve(&p);
+    ep_placement *one = problem_solve(&p, ep_placement_uniform);
     cr_assert_eq(one->copies_total, 3);
     cr_assert_eq(one->copies_dropped, 3);
     cr_assert_eq(one->copies_added, 0);
@@ -256,10 +206,10 @@ Test(uniform, surplus_copies_go_from_the_fullest_node)
 Test(uniform, first_copies_come_before_second_ones_when_room_is_short)
 {
     problem p;
-    setup(&p, 2, 2, 4, 2);
+    problem_init(&p, 2, 2, 4, 2);
     p.nodes[0].capacity_experts = 6;
     p.nodes[1].capacity_bytes = 450; /* 4 experts of 100 bytes */
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_uniform);
     check_distinct(placement, 2);
     cr_assert_eq(placement->copies_total, 10);
     cr_assert_eq(placement->copies_missing, 6);
@@ -276,11 +226,11 @@ Test(uniform, gives_up_spare_copies_for_an_expert_without_any)
     problem p;
     const uint32_t offsets[] = {0, 2, 4, 4, 4};
     const uint32_t owned[] = {0, 1, 0, 1};
-    setup(&p, 2, 1, 4, 2);
+    problem_init(&p, 2, 1, 4, 2);
     p.nodes[0].capacity_experts = p.nodes[1].capacity_experts = 2;
     p.layers[0].owned_offsets = offsets;
     p.layers[0].owned = owned;
-    ep_placement *placement = solve(&p);
+    ep_placement *placement = problem_solve(&p, ep_placement_uniform);
     for (uint32_t e = 0; e < 4; e++) {
         cr_assert_eq(placement->layers[0].offsets[e + 1] - placement->layers[0].offsets[e], 1);
     }
@@ -293,7 +243,7 @@ Test(uniform, names_the_expert_that_fits_nowhere)
     problem p;
     ep_placement *placement = NULL;
     ep_error error;
-    setup(&p, 2, 2, 4, 1);
+    problem_init(&p, 2, 2, 4, 1);
     p.nodes[0].capacity_experts = 3;
     p.nodes[1].capacity_experts = 4;
     cr_assert_eq(ep_placement_uniform(&p.input, &placement, &error), EP_ERR_RESOURCE_EXHAUSTED);
@@ -307,8 +257,8 @@ Test(uniform, names_the_expert_that_fits_nowhere)
 Test(uniform, no_nodes_give_experts_without_copies)
 {
     problem p;
-    setup(&p, 0, 1, 4, 2);
-    ep_placement *placement = solve(&p);
+    problem_init(&p, 0, 1, 4, 2);
+    ep_placement *placement = problem_solve(&p, ep_placement_uniform);
     cr_assert_eq(placement->copies_total, 0);
     cr_assert_eq(placement->layers[0].offsets[4], 0);
     ep_placement_destroy(placement);
@@ -319,14 +269,14 @@ Test(uniform, refuses_wrong_input)
     problem p;
     ep_placement *placement = NULL;
     ep_error error;
-    setup(&p, 2, 2, 4, 0);
+    problem_init(&p, 2, 2, 4, 0);
     cr_assert_eq(ep_placement_uniform(&p.input, &placement, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_str_eq(error.text, "placement with 0 copies of each expert: allowed 1 or more");
-    setup(&p, 2, 2, 4, 1);
+    problem_init(&p, 2, 2, 4, 1);
     p.layers[1].shape.layer = 0;
     cr_assert_eq(ep_placement_uniform(&p.input, &placement, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_str_eq(error.text, "layer 0 follows layer 0: layers must ascend");
-    setup(&p, 2, 1, 0, 1);
+    problem_init(&p, 2, 1, 0, 1);
     cr_assert_eq(ep_placement_uniform(&p.input, &placement, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_null(placement);
 }
@@ -339,14 +289,14 @@ Test(uniform, keeps_its_promises_over_random_histories)
         uint32_t experts = 1 + (uint32_t)(ep_splitmix64(&state) % 16);
         for (int step = 0; step < 8; step++) {
             problem p;
-            uint32_t nodes = 1 + (uint32_t)(ep_splitmix64(&state) % NODES_MAX);
+            uint32_t nodes = 1 + (uint32_t)(ep_splitmix64(&state) % 9);
             uint32_t copies = 1 + (uint32_t)(ep_splitmix64(&state) % 3);
-            setup(&p, nodes, 3, experts, copies);
+            problem_init(&p, nodes, 3, experts, copies);
             p.input.moves_max = ep_splitmix64(&state) % 2 ? UINT32_MAX : 0;
             if (current != NULL) {
-                adopt(&p, current); /* indexes above the new count are nodes that left */
+                problem_adopt(&p, current); /* indexes above the new count are nodes that left */
             }
-            ep_placement *next = solve(&p);
+            ep_placement *next = problem_solve(&p, ep_placement_uniform);
             uint32_t made = copies < nodes ? copies : nodes;
             check_distinct(next, nodes);
             cr_assert_eq(next->copies_total, 3 * experts * made);
