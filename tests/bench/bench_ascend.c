@@ -36,33 +36,13 @@ typedef struct options {
     uint32_t rows;
 } options;
 
-static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "bench_ascend: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void *room(size_t bytes)
-{
-    void *p = calloc(1, bytes);
-    if (p == NULL) {
-        fail("no memory", "");
-    }
-    return p;
-}
-
 static void add_row(bench_report *report, const char *name, double value, const char *unit,
                     double rival, double bar)
 {
-    bench_row row = {.value = value,
-                     .unit = unit,
-                     .limit = NAN,
-                     .rival = rival,
-                     .ratio = NAN,
-                     .better = strcmp(unit, "GB/s") == 0 ? BENCH_HIGHER : BENCH_LOWER,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row =
+        bench_value(value, unit, strcmp(unit, "GB/s") == 0 ? BENCH_HIGHER : BENCH_LOWER, bar);
+    row.rival = rival;
+    bench_report_add(report, &row, "%s", name);
 }
 
 /* ---- copies ---- */
@@ -74,7 +54,7 @@ static void must(const ep_acl_symbols *acl, ep_acl_code code, const char *call)
         char text[512];
         snprintf(text, sizeof(text), "%s, code %d: %.300s", ep_acl_code_name(code), code,
                  said != NULL ? said : "");
-        fail(call, text);
+        bench_fail(call, text);
     }
 }
 #define MUST(call) must(acl, acl->call, #call)
@@ -115,7 +95,7 @@ static void measure_copies(bench_report *report, size_t bytes)
     ep_error error;
     copies c;
     if (ep_acl_symbols_load(ep_acl_opener_system(), &symbols, &error) != EP_OK) {
-        fail("CANN", error.text);
+        bench_fail("CANN", error.text);
     }
     MUST(aclrtSetDevice(0));
     for (int i = 0; i < 2; i++) {
@@ -158,7 +138,7 @@ static void on_done(ep_job *job, ep_err result)
 {
     layer *l = job->arg;
     if (result != EP_OK) {
-        fail("a job", ep_err_name(result));
+        bench_fail("a job", ep_err_name(result));
     }
     pthread_mutex_lock(&l->lock);
     l->done_count++;
@@ -175,7 +155,7 @@ static void open_backend(layer *l, const char *name)
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
     if (ep_backend_by_name(name)->open(&config, &l->backend, &error) != EP_OK) {
-        fail(name, error.text);
+        bench_fail(name, error.text);
     }
 }
 
@@ -183,7 +163,7 @@ static void open_backend(layer *l, const char *name)
 static void load_layer(layer *l, const options *o, const uint16_t *x)
 {
     const size_t matrix = (size_t)o->hidden * o->inner;
-    uint16_t *weights = room(3 * matrix * sizeof(*weights));
+    uint16_t *weights = bench_room(3 * matrix * sizeof(*weights));
     uint64_t seed = 7;
     ep_error error;
     for (uint32_t e = 0; e < o->experts; e++) {
@@ -200,13 +180,13 @@ static void load_layer(layer *l, const options *o, const uint16_t *x)
                                          .up = weights + matrix,
                                          .down = weights + 2 * matrix};
         if (l->backend->ops->weights_load(l->backend, &source, &l->weights[e], &error) != EP_OK) {
-            fail("an expert", error.text);
+            bench_fail("an expert", error.text);
         }
     }
     free(weights);
     const size_t count = (size_t)o->experts * o->rows;
-    l->rows = room(count * sizeof(*l->rows));
-    l->y = room(count * o->hidden * sizeof(*l->y));
+    l->rows = bench_room(count * sizeof(*l->rows));
+    l->y = bench_room(count * o->hidden * sizeof(*l->y));
     for (size_t i = 0; i < count; i++) {
         l->rows[i] = (ep_job_row){.x = x + i * o->hidden, .out = l->y + i * o->hidden};
     }
@@ -228,7 +208,7 @@ static double run_layer(layer *l, const options *o)
                                   .arg = l};
             const ep_err err = ep_backend_run(l->backend, &l->jobs[e]);
             if (err != EP_OK) {
-                fail("submit", ep_err_name(err));
+                bench_fail("submit", ep_err_name(err));
             }
         }
         pthread_mutex_lock(&l->lock);
@@ -269,7 +249,7 @@ static double relative_error(const uint16_t *y, const uint16_t *wanted, size_t c
 static void measure_layer(bench_report *report, const options *o, layer *device)
 {
     const size_t values = (size_t)o->experts * o->rows * o->hidden;
-    uint16_t *x = room(values * sizeof(*x));
+    uint16_t *x = bench_room(values * sizeof(*x));
     uint64_t seed = 3;
     layer cpu;
     char name[96];
@@ -300,13 +280,13 @@ static options read_options(int argc, char **argv)
                            sscanf(argv[i], "experts=%u", &o.experts) == 1 ||
                            sscanf(argv[i], "rows=%u", &o.rows) == 1;
         if (!known && (i > 1 || strchr(argv[i], '=') != NULL)) {
-            fail(argv[i], "allowed: copy=BYTES shape=HxI experts=N rows=N");
+            bench_fail(argv[i], "allowed: copy=BYTES shape=HxI experts=N rows=N");
         }
         o.json = known ? o.json : argv[i];
     }
     if (o.copy_bytes < 4096 || o.hidden == 0 || o.inner == 0 || o.experts == 0 ||
         o.experts > EXPERTS_MAX || o.rows == 0 || o.rows > EP_JOB_ROWS_MAX) {
-        fail("options", "allowed: copy from 4096 on, experts 1..128, rows 1..4096");
+        bench_fail("options", "allowed: copy from 4096 on, experts 1..128, rows 1..4096");
     }
     return o;
 }

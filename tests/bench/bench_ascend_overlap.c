@@ -63,22 +63,6 @@ static const bench_case cases[] = {
      COMPUTE_FLOPS / (3 * PCIE_BYTES_PER_S), 1, PCIE_BYTES_PER_S},
 };
 
-static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "bench_ascend_overlap: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void *room(size_t bytes)
-{
-    void *p = malloc(bytes);
-    if (p == NULL) {
-        fail("no memory", "");
-    }
-    memset(p, 0, bytes);
-    return p;
-}
-
 /* ---- jobs ---- */
 
 typedef struct run {
@@ -98,7 +82,7 @@ static void on_done(ep_job *job, ep_err result)
 {
     run *r = job->arg;
     if (result != EP_OK) {
-        fail("a job", ep_err_name(result));
+        bench_fail("a job", ep_err_name(result));
     }
     pthread_mutex_lock(&r->lock);
     r->done_count++;
@@ -110,7 +94,7 @@ static void run_open(run *r, uint32_t hidden)
 {
     const ep_backend_config config = {.numerics = EP_NUMERICS_AUTO};
     ep_error error;
-    void *matrix = room((size_t)hidden * INNER * sizeof(uint16_t));
+    void *matrix = bench_room((size_t)hidden * INNER * sizeof(uint16_t));
     const ep_expert_source source = {.hidden = hidden,
                                      .inner = INNER,
                                      .format = EP_WEIGHTS_BF16,
@@ -124,12 +108,12 @@ static void run_open(run *r, uint32_t hidden)
     r->hidden = hidden;
     if (ep_backend_by_name("ascend")->open(&config, &r->backend, &error) != EP_OK ||
         r->backend->ops->weights_load(r->backend, &source, &r->weights, &error) != EP_OK) {
-        fail("backend ascend", error.text);
+        bench_fail("backend ascend", error.text);
     }
     free(matrix);
-    r->x = room((size_t)ROWS * hidden * sizeof(*r->x));
-    r->y = room((size_t)ROWS * hidden * sizeof(*r->y));
-    r->rows = room(ROWS * sizeof(*r->rows));
+    r->x = bench_room((size_t)ROWS * hidden * sizeof(*r->x));
+    r->y = bench_room((size_t)ROWS * hidden * sizeof(*r->y));
+    r->rows = bench_room(ROWS * sizeof(*r->rows));
     for (size_t i = 0; i < ROWS; i++) {
         r->rows[i] = (ep_job_row){.x = r->x + i * hidden, .out = r->y + i * hidden};
     }
@@ -152,7 +136,7 @@ static double run_passes(run *r, uint32_t passes, uint32_t experts)
 {
     const uint32_t count = passes * experts;
     const double began_us = bench_now_us();
-    r->jobs = room(count * sizeof(*r->jobs));
+    r->jobs = bench_room(count * sizeof(*r->jobs));
     r->done_count = 0;
     for (uint32_t j = 0; j < count; j++) {
         r->jobs[j] = (ep_job){.weights = r->weights,
@@ -164,7 +148,7 @@ static double run_passes(run *r, uint32_t passes, uint32_t experts)
                               .arg = r};
         const ep_err err = ep_backend_run(r->backend, &r->jobs[j]);
         if (err != EP_OK) {
-            fail("submit", ep_err_name(err));
+            bench_fail("submit", ep_err_name(err));
         }
     }
     pthread_mutex_lock(&r->lock);
@@ -201,16 +185,10 @@ static void add_case(bench_report *report, const bench_case *c)
     (void)run_passes(&r, 2, c->experts);
     const double seconds = run_passes(&r, PASSES, c->experts);
     run_close(&r);
-    bench_row row = {.value = seconds * 1e3,
-                     .unit = "ms",
-                     .limit = PASSES * STAGE_S * 1e3,
-                     /* step after step */
-                     .rival = PASSES * slower * (2 * copy_s + compute_s) * 1e3,
-                     .ratio = NAN,
-                     .better = BENCH_LOWER,
-                     .bar = 1.10};
-    snprintf(row.name, sizeof(row.name), "%s", c->name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(seconds * 1e3, "ms", BENCH_LOWER, 1.10);
+    row.limit = PASSES * STAGE_S * 1e3;
+    row.rival = PASSES * slower * (2 * copy_s + compute_s) * 1e3;
+    bench_report_add(report, &row, "%s", c->name);
 }
 
 /* ---- this host ---- */
@@ -241,7 +219,7 @@ static double thread_seconds(const char *name)
         closedir(tasks);
     }
     if (found_ns == 0) {
-        fail("no CPU time in /proc of thread", name);
+        bench_fail("no CPU time in /proc of thread", name);
     }
     return (double)found_ns * 1e-9;
 }
@@ -266,15 +244,10 @@ static void add_host(bench_report *report)
     (void)run_passes(&r, HOST_PASSES, 1);
     for (size_t i = 0; i < EP_ARRAY_COUNT(parts); i++) {
         const double seconds = thread_seconds(parts[i].thread) - began[i];
-        bench_row row = {.value = HOST_PASSES * 2.0 * ROWS * HOST_HIDDEN / seconds * 1e-9,
-                         .unit = "GB/s",
-                         .limit = NAN,
-                         .rival = PCIE_BYTES_PER_S * 1e-9,
-                         .ratio = NAN,
-                         .better = BENCH_HIGHER,
-                         .bar = NAN};
-        snprintf(row.name, sizeof(row.name), "%s", parts[i].name);
-        bench_report_add(report, &row);
+        bench_row row = bench_value(HOST_PASSES * 2.0 * ROWS * HOST_HIDDEN / seconds * 1e-9, "GB/s",
+                                    BENCH_HIGHER, NAN);
+        row.rival = PCIE_BYTES_PER_S * 1e-9;
+        bench_report_add(report, &row, "%s", parts[i].name);
     }
     run_close(&r);
 }

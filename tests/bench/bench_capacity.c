@@ -66,23 +66,13 @@ static void end_service(service *s)
 static void add_row(const char *name, double value, const char *unit, bench_better better,
                     double bar)
 {
-    bench_row row = {.value = value,
-                     .unit = unit,
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = better,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(value, unit, better, bar);
+    bench_report_add(report, &row, "%s", name);
 }
 
 static void make_checkpoint(uint32_t experts, char out_path[EP_TEST_PATH_BYTES])
 {
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = fixture.inner = HIDDEN;
-    fixture.experts = experts;
+    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, HIDDEN, experts, 2);
     ep_test_checkpoint_new(&fixture, out_path);
 }
 

@@ -83,12 +83,6 @@ static uint16_t x[TOKENS_MAX * HIDDEN_MAX], y[TOKENS_MAX * HIDDEN_MAX];
 static int32_t ids[TOKENS_MAX * EXPERTS];
 static float scales[TOKENS_MAX * EXPERTS];
 
-static void fail(const char *what, const char *text)
-{
-    fprintf(stderr, "bench_classes: %s: %s\n", what, text);
-    exit(1);
-}
-
 static void make_inputs(void)
 {
     uint64_t seed = 5;
@@ -118,7 +112,7 @@ static void start_node(ep_test_process *node, const char *name, const char *chec
     if (!ep_test_write_file(path, config, 0600) ||
         !ep_test_process_start(node, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
         !ep_test_process_wait_ports(node, 120000)) {
-        fail("expertd did not start", name);
+        bench_fail("expertd did not start", name);
     }
 }
 
@@ -146,7 +140,7 @@ static bool call_once(ep_client *client, const caller *c, double *out_node_us)
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, c->tokens, c->hidden);
     ep_err err = ep_moe_forward(client, &args, &out, &result);
     if (err != EP_OK && !(c->may_be_refused && err == EP_ERR_RESOURCE_EXHAUSTED)) {
-        fail("forward", result.error.text);
+        bench_fail("forward", result.error.text);
     }
     *out_node_us = (double)(result.queue_us + result.compute_us);
     return err == EP_OK;
@@ -172,7 +166,7 @@ static void run_caller(caller *c)
     config.node_urls_count = 1;
     if (ep_client_create(&config, &client, &error) != EP_OK ||
         ep_client_wait_ready(client, 120000000, &error) != EP_OK) {
-        fail("client", error.text);
+        bench_fail("client", error.text);
     }
     /* a large one warms up all it touches at once */
     for (int i = 0; i < (c->tokens > 1 ? 1 : 2); i++) {
@@ -214,7 +208,7 @@ static void run_callers(uint32_t count, double seconds)
             run_caller(&page->callers[i]);
         }
         if (children[i] < 0) {
-            fail("fork", "no process");
+            bench_fail("fork", "no process");
         }
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -227,7 +221,7 @@ static void run_callers(uint32_t count, double seconds)
     for (uint32_t i = 0; i < count; i++) {
         int status;
         if (waitpid(children[i], &status, 0) < 0 || status != 0) {
-            fail("a caller", "it failed");
+            bench_fail("a caller", "it failed");
         }
     }
 }
@@ -265,15 +259,10 @@ static void pool_add(pool *p, const caller *c)
 static void add_row(bench_report *report, const char *name, const char *unit, double value,
                     double rival, double ratio, bench_better better, double bar)
 {
-    bench_row row = {.unit = unit,
-                     .value = value,
-                     .limit = NAN,
-                     .rival = rival,
-                     .ratio = ratio,
-                     .better = better,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(value, unit, better, bar);
+    row.rival = rival;
+    row.ratio = ratio;
+    bench_report_add(report, &row, "%s", name);
 }
 
 /* A quantile beside what it is alone. */
@@ -330,7 +319,7 @@ static double kernels_us(layer_local *local, const shape *s, uint32_t rows, doub
          n++) {
         double begin_us = bench_now_us();
         if (layer_local_rows(local, counts, x, y) != EP_OK) {
-            fail("kernels", "no memory");
+            bench_fail("kernels", "no memory");
         }
         us[n] = bench_now_us() - begin_us;
     }
@@ -409,21 +398,17 @@ static void bench_merging(bench_report *report, const shape *s, const char *chec
     start_node(&off, "merge-off", checkpoint, "merge_callers: false\n");
     start_node(&on, "merge-on", checkpoint, "merge_callers: true\n");
     if (layer_local_open(checkpoint, 0, 0, &local, &error) != EP_OK) {
-        fail("kernels", error.text);
+        bench_fail("kernels", error.text);
     }
     for (int r = 0; r < rounds; r++) {
         run_round(&m, r, &off, &on, local, s, seconds);
     }
     snprintf(name, sizeof(name), "%u x %u: 16 callers against one, tokens/s", s->hidden, s->inner);
-    bench_row row = {.unit = "tokens/s",
-                     .value = bench_quantile(m.rate, n, 0.5),
-                     .limit = bench_quantile(m.limit_rate, n, 0.5),
-                     .rival = bench_quantile(m.alone_rate, n, 0.5),
-                     .ratio = bench_quantile(m.gain, n, 0.5),
-                     .better = BENCH_HIGHER,
-                     .bar = 8.0};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(bench_quantile(m.rate, n, 0.5), "tokens/s", BENCH_HIGHER, 8.0);
+    row.limit = bench_quantile(m.limit_rate, n, 0.5);
+    row.rival = bench_quantile(m.alone_rate, n, 0.5);
+    row.ratio = bench_quantile(m.gain, n, 0.5);
+    bench_report_add(report, &row, "%s", name);
     snprintf(name, sizeof(name), "%u x %u: kernels alone, 16 rows a job against one", s->hidden,
              s->inner);
     add_row(report, name, "x", bench_quantile(m.limit_gain, n, 0.5), NAN, NAN, BENCH_HIGHER, NAN);
@@ -542,17 +527,8 @@ static void bench_tenants(bench_report *report, const char *checkpoint, double s
 
 static void make_checkpoint(const shape *s, char out_path[EP_FIXTURE_PATH_BYTES])
 {
-    ep_error error;
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = s->hidden;
-    fixture.inner = s->inner;
-    fixture.experts = EXPERTS;
-    fixture.top_k = EXPERTS;
-    ep_fixture_temp_dir(out_path);
-    if (ep_fixture_write(&fixture, out_path, &error) != EP_OK) {
-        fail("checkpoint", error.text);
-    }
+    const ep_fixture_config fixture = ep_fixture_layer(s->hidden, s->inner, EXPERTS, EXPERTS);
+    ep_fixture_new(&fixture, out_path);
 }
 
 int main(int argc, char **argv)
@@ -563,7 +539,7 @@ int main(int argc, char **argv)
     page = mmap(NULL, sizeof(*page), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED || !ep_test_dir_create(dir) || sem_init(&page->ready, 1, 0) != 0 ||
         sem_init(&page->go, 1, 0) != 0) {
-        fail("start", "no memory or no directory");
+        bench_fail("start", "no memory or no directory");
     }
     make_inputs();
     bench_report *report = bench_report_create(

@@ -18,12 +18,6 @@
 #define HIDDEN 32
 #define BAR_US 10000
 
-static void fail(const char *what, const ep_error *error)
-{
-    fprintf(stderr, "bench_deadline: %s: %s\n", what, error != NULL ? error->text : "");
-    exit(1);
-}
-
 static double call_us(ep_client *client, ep_err *out_code)
 {
     static uint16_t x[HIDDEN], y[HIDDEN];
@@ -58,7 +52,7 @@ static void bench_signal(bench_report *report, const char *dir, const char *chec
                           "--probe-address=", "--admin-listen=", model, NULL};
     if (!ep_test_process_start(&node, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
         !ep_test_process_wait_ports(&node, 60000)) {
-        fail("expertd did not start", NULL);
+        bench_fail("expertd did not start", NULL);
     }
     const char *urls[] = {node.rpc_url};
     ep_client_config_init(&config);
@@ -66,7 +60,7 @@ static void bench_signal(bench_report *report, const char *dir, const char *chec
     config.node_urls_count = 1;
     if (ep_client_create(&config, &client, &error) != EP_OK ||
         ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        fail("client", &error);
+        bench_fail("client", error.text);
     }
     do { /* until the node has loaded */
         call_us(client, &code);
@@ -75,22 +69,19 @@ static void bench_signal(bench_report *report, const char *dir, const char *chec
     for (int i = 0; i < CALLS; i++) {
         late[i] = call_us(client, &code) - DEADLINE_US;
         if (code != EP_ERR_UNAVAILABLE && code != EP_ERR_DEADLINE_EXCEEDED) {
-            fail("a call without an owner ended with another code", NULL);
+            bench_fail("a call without an owner ended with another code", NULL);
         }
         if (late[i] < 0) {
-            fail("a call ended before its deadline", NULL);
+            bench_fail("a call ended before its deadline", NULL);
         }
     }
-    bench_row row = {
-        .unit = "us", .limit = NAN, .rival = NAN, .ratio = NAN, .better = BENCH_LOWER, .bar = NAN};
-    snprintf(row.name, sizeof(row.name), "%s of the sole owner: end after the deadline, p50", name);
+    bench_row row = bench_value(NAN, "us", BENCH_LOWER, NAN);
     row.value = bench_quantile(late, CALLS, 0.5);
-    bench_report_add(report, &row);
-    snprintf(row.name, sizeof(row.name),
-             "%s of the sole owner: end after the deadline, worst of %d", name, CALLS);
+    bench_report_add(report, &row, "%s of the sole owner: end after the deadline, p50", name);
     row.value = bench_quantile(late, CALLS, 1.0);
     row.bar = BAR_US;
-    bench_report_add(report, &row);
+    bench_report_add(report, &row, "%s of the sole owner: end after the deadline, worst of %d",
+                     name, CALLS);
     ep_client_destroy(client);
     ep_test_process_signal(&node, SIGCONT);
     ep_test_process_destroy(&node);
@@ -104,7 +95,7 @@ int main(int argc, char **argv)
     fixture.hidden = HIDDEN;
     ep_fixture_temp_dir(checkpoint);
     if (!ep_test_dir_create(dir) || ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
-        fail("checkpoint", &error);
+        bench_fail("checkpoint", error.text);
     }
     bench_report *report =
         bench_report_create("A call whose expert has no live copy ends at its deadline");

@@ -23,6 +23,7 @@
 #include "base/numeric.h"
 #include "base/random.h"
 #include "bench/bench_guard.h"
+#include "bench/bench_report.h"
 #include "bench/decode_case.h"
 #include "bench/decode_ranks.h"
 #include "bench/layer_local.h"
@@ -45,15 +46,11 @@ static uint32_t only_nodes, only_tokens; /* 0: all */
 static void write_checkpoint(void)
 {
     ep_error error;
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = DECODE_HIDDEN;
-    fixture.inner = DECODE_INNER;
-    fixture.experts = DECODE_EXPERTS;
+    ep_fixture_config fixture =
+        ep_fixture_layer(DECODE_HIDDEN, DECODE_INNER, DECODE_EXPERTS, DECODE_TOP_K);
     fixture.distinct_experts = DISTINCT_EXPERTS;
-    fixture.top_k = DECODE_TOP_K;
     if (ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
-        decode_fail("checkpoint", &error);
+        bench_fail("checkpoint", error.text);
     }
 }
 
@@ -114,7 +111,7 @@ static double count_bytes(const decode_nodes *nodes, const ep_batch *batch, int 
     }
     decode_lanes after = decode_nodes_lanes(nodes);
     if (after.shm != before.shm) {
-        decode_fail("calls took another lane than the stream", NULL);
+        bench_fail("calls took another lane than the stream", NULL);
     }
     return (after.stream - before.stream) / calls;
 }
@@ -133,38 +130,21 @@ static void bench_case(bench_report *report, const decode_nodes *nodes, decode_r
         compute[r] = time_us(COMPUTE, NULL, ranks, &batch, calls);
         ratio[r] = unfused[r] / fused[r];
         if (memcmp(y, y_other, (size_t)tokens * DECODE_ROW_BYTES) != 0) {
-            decode_fail("the two forms differ", NULL);
+            bench_fail("the two forms differ", NULL);
         }
     }
     double us = bench_quantile(fused, ROUNDS, 0.5);
-    bench_row row = {.unit = "us/token",
-                     .value = us / tokens,
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = BENCH_LOWER,
-                     .bar = NAN};
-    snprintf(row.name, sizeof(row.name), "T = %u, %u nodes", tokens, nodes->count);
-    bench_report_add(report, &row);
-    row = (bench_row){.unit = "tokens/s",
-                      .value = tokens / us * 1e6,
-                      .limit = tokens / bench_quantile(compute, ROUNDS, 0.5) * 1e6,
-                      .rival = tokens / bench_quantile(unfused, ROUNDS, 0.5) * 1e6,
-                      .ratio = bench_quantile(ratio, ROUNDS, 0.5),
-                      .better = BENCH_HIGHER,
-                      .bar = 1.20};
-    snprintf(row.name, sizeof(row.name), "T = %u, %u nodes, against unfused", tokens, nodes->count);
-    bench_report_add(report, &row);
-    row = (bench_row){.unit = "bytes/token",
-                      .value = count_bytes(nodes, &batch, tokens == 1 ? 20 : 2) / tokens,
-                      .limit = bytes_min(nodes->count, tokens) / tokens,
-                      .rival = NAN,
-                      .ratio = NAN,
-                      .better = BENCH_LOWER,
-                      .bar = 1.02};
-    snprintf(row.name, sizeof(row.name), "T = %u, %u nodes, against the least", tokens,
-             nodes->count);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(us / tokens, "us/token", BENCH_LOWER, NAN);
+    bench_report_add(report, &row, "T = %u, %u nodes", tokens, nodes->count);
+    row = bench_value(tokens / us * 1e6, "tokens/s", BENCH_HIGHER, 1.20);
+    row.limit = tokens / bench_quantile(compute, ROUNDS, 0.5) * 1e6;
+    row.rival = tokens / bench_quantile(unfused, ROUNDS, 0.5) * 1e6;
+    row.ratio = bench_quantile(ratio, ROUNDS, 0.5);
+    bench_report_add(report, &row, "T = %u, %u nodes, against unfused", tokens, nodes->count);
+    row = bench_value(count_bytes(nodes, &batch, tokens == 1 ? 20 : 2) / tokens, "bytes/token",
+                      BENCH_LOWER, 1.02);
+    row.limit = bytes_min(nodes->count, tokens) / tokens;
+    bench_report_add(report, &row, "T = %u, %u nodes, against the least", tokens, nodes->count);
 }
 
 static void bench_nodes(bench_report *report, const char *dir, uint32_t count)
@@ -191,7 +171,7 @@ static double local_time_us(layer_local *local, const ep_batch *batch)
     for (int i = 0; i < LOCAL_CALLS; i++) {
         double begin = bench_now_us();
         if (layer_local_run(local, batch, y_other) != EP_OK) {
-            decode_fail("local layer", NULL);
+            bench_fail("local layer", NULL);
         }
         us[i] = bench_now_us() - begin;
     }
@@ -212,23 +192,19 @@ static void local_case(bench_report *report, const decode_nodes *node, layer_loc
         us[r] = time_us(FUSED, node, NULL, &batch, LOCAL_CALLS);
         ratio[r] = us[r] / local_us[r];
         if (memcmp(y, y_other, (size_t)tokens * DECODE_ROW_BYTES) != 0) {
-            decode_fail("the service's result differs from the local one", NULL);
+            bench_fail("the service's result differs from the local one", NULL);
         }
     }
     decode_lanes after = decode_nodes_lanes(node);
     if (after.shm - before.shm < LOCAL_CALLS * rounds * bytes_min(1, tokens)) {
-        decode_fail("calls did not go over shared memory", NULL);
+        bench_fail("calls did not go over shared memory", NULL);
     }
     double local_median = bench_quantile(local_us, (size_t)rounds, 0.5);
-    bench_row row = {.unit = "us",
-                     .value = bench_quantile(us, (size_t)rounds, 0.5),
-                     .limit = NAN,
-                     .rival = local_median,
-                     .ratio = bench_quantile(ratio, (size_t)rounds, 0.5),
-                     .better = BENCH_LOWER,
-                     .bar = local_median >= LOCAL_COMPUTE_MIN_US ? 1.05 : NAN};
-    snprintf(row.name, sizeof(row.name), "T = %u, 1 node over shm, against in-process", tokens);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(bench_quantile(us, (size_t)rounds, 0.5), "us", BENCH_LOWER,
+                                local_median >= LOCAL_COMPUTE_MIN_US ? 1.05 : NAN);
+    row.rival = local_median;
+    row.ratio = bench_quantile(ratio, (size_t)rounds, 0.5);
+    bench_report_add(report, &row, "T = %u, 1 node over shm, against in-process", tokens);
 }
 
 static void bench_local(bench_report *report, const char *dir)
@@ -240,7 +216,7 @@ static void bench_local(bench_report *report, const char *dir)
     decode_draw_ids(ids, DECODE_TOKENS_MAX, LOCAL_EXPERTS, 7);
     decode_nodes_start(&node, 1, LOCAL_EXPERTS, dir, checkpoint, "");
     if (layer_local_open_share(checkpoint, 0, 0, LOCAL_EXPERTS, 0, &local, &error) != EP_OK) {
-        decode_fail("local layer", &error);
+        bench_fail("local layer", error.text);
     }
     for (size_t t = 0; t < EP_ARRAY_COUNT(tokens); t++) {
         if (only_tokens == 0 || only_tokens == tokens[t]) {
@@ -265,7 +241,7 @@ int main(int argc, char **argv)
     only_tokens = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
     ep_fixture_temp_dir(checkpoint);
     if (!ep_test_dir_create(dir)) {
-        decode_fail("no directory", NULL);
+        bench_fail("no directory", NULL);
     }
     bench_guard((const char *[]){checkpoint, dir}, 2);
     write_checkpoint();

@@ -62,12 +62,6 @@ static uint64_t timed_count = TIMED; /* of those that began from timed_us on; TI
 static double timed_us;
 static uint64_t failed;
 
-static void fail(const char *what, const ep_error *error)
-{
-    fprintf(stderr, "bench_failover: %s: %s\n", what, error != NULL ? error->text : "");
-    exit(1);
-}
-
 static void on_done(void *arg, const ep_moe_result *result);
 
 static void begin(caller *c)
@@ -83,7 +77,7 @@ static void begin(caller *c)
     ep_tensor out = ep_tensor_2d(c->out, EP_DTYPE_BF16, TOKENS, HIDDEN);
     c->began_us = bench_now_us();
     if (ep_moe_forward_async(client, &args, &out, on_done, c, NULL, &error) != EP_OK) {
-        fail("begin", &error);
+        bench_fail("begin", error.text);
     }
 }
 
@@ -141,7 +135,7 @@ static void start(ep_test_process *nodes, uint32_t count, const char *const *exp
         if (!ep_test_write_file(path, text, 0600) ||
             !ep_test_process_start(&nodes[n], dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
             !ep_test_process_wait_ports(&nodes[n], 60000)) {
-            fail("expertd did not start", NULL);
+            bench_fail("expertd did not start", NULL);
         }
         urls[n] = nodes[n].rpc_url;
     }
@@ -150,7 +144,7 @@ static void start(ep_test_process *nodes, uint32_t count, const char *const *exp
     config.node_urls_count = count;
     if (ep_client_create(&config, &client, &error) != EP_OK ||
         ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        fail("client", &error);
+        bench_fail("client", error.text);
     }
 }
 
@@ -194,12 +188,12 @@ static void run_round(const char *dir, const char *checkpoint, int signal_number
     fault_us = bench_now_us();
     pthread_mutex_unlock(&lock);
     if (!ep_test_process_signal(&nodes[1], signal_number)) {
-        fail("signal", NULL);
+        bench_fail("signal", NULL);
     }
     wait_ended(AFTER);
     end_all(nodes, NODES);
     if (failed > 0) {
-        fail("calls failed", NULL);
+        bench_fail("calls failed", NULL);
     }
     double median = bench_quantile(before, BEFORE, 0.5);
     for (uint32_t i = 0; i < hit_count; i++) {
@@ -215,16 +209,9 @@ static void bench_fault(bench_report *report, const char *dir, const char *check
     for (int r = 0; r < ROUNDS; r++) {
         run_round(dir, checkpoint, signal_number, extra, &count);
     }
-    bench_row row = {.unit = "ms",
-                     .value = bench_quantile(extra, count, 0.99) / 1000,
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = BENCH_LOWER,
-                     .bar = bar_ms};
-    snprintf(row.name, sizeof(row.name), "%s, extra latency p99 of %zu calls in flight", name,
-             count);
-    bench_report_add(report, &row);
+    bench_row row =
+        bench_value(bench_quantile(extra, count, 0.99) / 1000, "ms", BENCH_LOWER, bar_ms);
+    bench_report_add(report, &row, "%s, extra latency p99 of %zu calls in flight", name, count);
 }
 
 /* ---- a slow node ---- */
@@ -239,11 +226,11 @@ static void *slow_down(void *arg)
     slow_node *slow = arg;
     while (!__atomic_load_n(&slow->stopping, __ATOMIC_RELAXED)) {
         if (!ep_test_process_signal(slow->process, SIGSTOP)) {
-            fail("SIGSTOP", NULL);
+            bench_fail("SIGSTOP", NULL);
         }
         usleep(9000);
         if (!ep_test_process_signal(slow->process, SIGCONT)) {
-            fail("SIGCONT", NULL);
+            bench_fail("SIGCONT", NULL);
         }
         usleep(1000);
     }
@@ -283,7 +270,7 @@ static slow_result run_slow_round(const char *dir, const char *checkpoint)
     result.healthy_ms = time_p99();
     ep_client_read_stats(client, &before_slow);
     if (pthread_create(&thread, NULL, slow_down, &slow) != 0) {
-        fail("no thread", NULL);
+        bench_fail("no thread", NULL);
     }
     sleep(2);
     result.slow_ms = time_p99();
@@ -309,46 +296,24 @@ static void bench_slow(bench_report *report, const char *dir, const char *checkp
         hedged[r] = result.hedged_share;
         failed_calls += failed;
     }
-    bench_report_add(report, &(bench_row){.name = "10 x slow, p99 after 2 s, against healthy",
-                                          .unit = "ms",
-                                          .value = bench_quantile(slow, ROUNDS, 0.5),
-                                          .limit = NAN,
-                                          .rival = bench_quantile(healthy, ROUNDS, 0.5),
-                                          .ratio = bench_quantile(ratio, ROUNDS, 0.5),
-                                          .better = BENCH_LOWER,
-                                          .bar = 1.5});
-    bench_report_add(report, &(bench_row){.name = "10 x slow, frames hedged, share",
-                                          .unit = "",
-                                          .value = bench_quantile(hedged, ROUNDS, 1),
-                                          .limit = NAN,
-                                          .rival = NAN,
-                                          .ratio = NAN,
-                                          .better = BENCH_LOWER,
-                                          .bar = 0.1});
-    bench_report_add(report, &(bench_row){.name = "10 x slow, failed calls",
-                                          .unit = "calls",
-                                          .value = (double)failed_calls,
-                                          .limit = NAN,
-                                          .rival = NAN,
-                                          .ratio = NAN,
-                                          .better = BENCH_LOWER,
-                                          .bar = 0});
+    bench_row row = bench_value(bench_quantile(slow, ROUNDS, 0.5), "ms", BENCH_LOWER, 1.5);
+    row.rival = bench_quantile(healthy, ROUNDS, 0.5);
+    row.ratio = bench_quantile(ratio, ROUNDS, 0.5);
+    bench_report_add(report, &row, "10 x slow, p99 after 2 s, against healthy");
+    row = bench_value(bench_quantile(hedged, ROUNDS, 1), "", BENCH_LOWER, 0.1);
+    bench_report_add(report, &row, "10 x slow, frames hedged, share");
+    row = bench_value((double)failed_calls, "calls", BENCH_LOWER, 0);
+    bench_report_add(report, &row, "10 x slow, failed calls");
 }
 
 int main(int argc, char **argv)
 {
     char dir[EP_TEST_PATH_BYTES], checkpoint[EP_FIXTURE_PATH_BYTES];
-    ep_error error;
     uint64_t seed = 7;
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = HIDDEN;
-    fixture.inner = INNER;
-    fixture.experts = EXPERTS;
-    fixture.top_k = TOP_K;
-    ep_fixture_temp_dir(checkpoint);
-    if (!ep_test_dir_create(dir) || ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
-        fail("checkpoint", &error);
+    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, TOP_K);
+    ep_fixture_new(&fixture, checkpoint);
+    if (!ep_test_dir_create(dir)) {
+        bench_fail("no directory", NULL);
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(x); i++) {
         x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);

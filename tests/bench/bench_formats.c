@@ -112,13 +112,9 @@ static bench_row run_cell(formats_bench *b, const measured_family *family, const
     }
     const size_t n = cell.meter.count;
     const ffn_figures f = ffn_meter_figures(&cell.meter);
-    const bench_row row = {.value = f.us,
-                           .unit = "us/expert",
-                           .limit = NAN,
-                           .rival = bench_quantile(bases, n, 0.5),
-                           .ratio = bench_quantile(ratios, n, 0.5),
-                           .better = BENCH_LOWER,
-                           .bar = bar_of(c)};
+    bench_row row = bench_value(f.us, "us/expert", BENCH_LOWER, bar_of(c));
+    row.rival = bench_quantile(bases, n, 0.5);
+    row.ratio = bench_quantile(ratios, n, 0.5);
     ffn_rows_add(b->report, c, ", time against bf16", row);
     ffn_rows_add_cell(b->report, &cell, &f, bars_of(c->format).limit_bar);
     ffn_rivals_close(&rivals, b->report, c, &cell.meter);

@@ -45,12 +45,6 @@ static float scales[TOKENS_MAX * TOP_K];
 static ep_client *client;
 static bench_report *report;
 
-static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "bench_hierarchy: %s: %s\n", what, why);
-    exit(1);
-}
-
 static void fill_inputs(void)
 {
     uint64_t seed = 5;
@@ -83,7 +77,7 @@ static void start(ep_test_process *process, const char *dir, const char *name, u
     if (!ep_test_write_file(path, config, 0600) ||
         !ep_test_process_start(process, dir, name, "/usr/sbin/ip", args, NULL, true) ||
         !ep_test_process_wait_ports(process, STARTS_MS)) {
-        fail(name, "did not start");
+        bench_fail(name, "did not start");
     }
 }
 
@@ -119,7 +113,7 @@ static uint64_t link_bytes(void)
     unsigned long long in = 0, out = 0;
     FILE *file = fopen("/proc/self/net/dev", "r");
     if (file == NULL) {
-        fail("/proc/self/net/dev", "cannot be read");
+        bench_fail("/proc/self/net/dev", "cannot be read");
     }
     while (fgets(line, sizeof(line), file) != NULL) {
         if (sscanf(line, " eth0: %llu %*u %*u %*u %*u %*u %*u %*u %llu", &in, &out) == 2) {
@@ -152,7 +146,7 @@ static cost call(uint32_t tokens, ep_moe_comm comm_alg, ep_moe_combine_at combin
     uint64_t bytes = link_bytes();
     double begin = bench_now_us();
     if (ep_moe_forward(client, &args, &out, &result) != EP_OK) {
-        fail("call", result.error.text);
+        bench_fail("call", result.error.text);
     }
     return (cost){bench_now_us() - begin, (double)(link_bytes() - bytes),
                   result.rerouted_frames == 0};
@@ -164,7 +158,7 @@ static void warm_up(void)
     uint32_t straight = 0;
     for (uint32_t i = 0; straight < WARM_CALLS; i++) {
         if (i == WARM_CALLS_MAX) {
-            fail("warm-up", "nodes do not pass rows on");
+            bench_fail("warm-up", "nodes do not pass rows on");
         }
         cost one = call(16, EP_MOE_COMM_HIERARCHY, EP_MOE_COMBINE_ROWS);
         straight = one.straight ? straight + 1 : 0;
@@ -188,22 +182,15 @@ static void compare(uint32_t tokens, ep_moe_combine_at combine_at, const char *w
             bytes[r] = by_host.bytes / mesh.bytes;
         }
     }
-    bench_row row = {.value = bench_quantile(by_host_bytes, ROUNDS, 0.5),
-                     .unit = "bytes",
-                     .limit = NAN,
-                     .rival = bench_quantile(mesh_bytes, ROUNDS, 0.5),
-                     .ratio = bench_quantile(bytes, ROUNDS, 0.5),
-                     .better = BENCH_LOWER,
-                     .bar = bytes_bar};
-    snprintf(row.name, sizeof(row.name), "%u tokens, %s: bytes between hosts", tokens, what);
-    bench_report_add(report, &row);
-    row.value = bench_quantile(by_host_us, ROUNDS, 0.5);
-    row.unit = "us";
+    bench_row row =
+        bench_value(bench_quantile(by_host_bytes, ROUNDS, 0.5), "bytes", BENCH_LOWER, bytes_bar);
+    row.rival = bench_quantile(mesh_bytes, ROUNDS, 0.5);
+    row.ratio = bench_quantile(bytes, ROUNDS, 0.5);
+    bench_report_add(report, &row, "%u tokens, %s: bytes between hosts", tokens, what);
+    row = bench_value(bench_quantile(by_host_us, ROUNDS, 0.5), "us", BENCH_LOWER, us_bar);
     row.rival = bench_quantile(mesh_us, ROUNDS, 0.5);
     row.ratio = bench_quantile(us, ROUNDS, 0.5);
-    row.bar = us_bar;
-    snprintf(row.name, sizeof(row.name), "%u tokens, %s: time", tokens, what);
-    bench_report_add(report, &row);
+    bench_report_add(report, &row, "%u tokens, %s: time", tokens, what);
 }
 
 int main(int argc, char **argv)
@@ -213,19 +200,14 @@ int main(int argc, char **argv)
     char dir[EP_TEST_PATH_BYTES], checkpoint[EP_FIXTURE_PATH_BYTES];
     ep_error error;
     ep_client_config config;
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = HIDDEN;
-    fixture.inner = INNER;
-    fixture.experts = EXPERTS;
-    fixture.top_k = TOP_K;
-    ep_fixture_temp_dir(checkpoint);
+    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, TOP_K);
     if (!shaped_net_create(HOSTS) || !shaped_net_set_rate(BETWEEN_BYTES_PER_S) ||
         !shaped_net_set_loopback(WITHIN_BYTES_PER_S)) {
-        fail("needs root, network namespaces and tc", "not allowed here");
+        bench_fail("needs root, network namespaces and tc", "not allowed here");
     }
-    if (!ep_test_dir_create(dir) || ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
-        fail("checkpoint", "cannot be written");
+    ep_fixture_new(&fixture, checkpoint);
+    if (!ep_test_dir_create(dir)) {
+        bench_fail("no directory", NULL);
     }
     fill_inputs();
     start_service(dir, checkpoint, &coordinator, nodes);
@@ -234,7 +216,7 @@ int main(int argc, char **argv)
     config.coordinator_url = url;
     if (!shaped_net_enter(0) || ep_client_create(&config, &client, &error) != EP_OK ||
         ep_client_wait_ready(client, STARTS_MS * 1000ll, &error) != EP_OK) {
-        fail("client", error.text);
+        bench_fail("client", error.text);
     }
     warm_up();
     report =

@@ -271,44 +271,33 @@ static void add_row(bench_report *report, form_id id, metric what, size_t bytes,
     form_id other = other_of(id);
     const double *values = what == ROUND_TRIP ? m[id].rtt_us : m[id].rate;
     const double *others = what == ROUND_TRIP ? m[other].rtt_us : m[other].rate;
-    bench_row row = {.value = median(values),
-                     .unit = what == ROUND_TRIP ? "us" : "MB/s",
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = what == ROUND_TRIP ? BENCH_LOWER : BENCH_HIGHER,
-                     .bar = bar_of(id, what, bytes)};
+    bench_row row =
+        bench_value(median(values), what == ROUND_TRIP ? "us" : "MB/s",
+                    what == ROUND_TRIP ? BENCH_LOWER : BENCH_HIGHER, bar_of(id, what, bytes));
     if (other == FORM_GRPC) {
         row.rival = median(others);
     } else {
         row.limit = median(others);
     }
     row.ratio = median_ratio(values, others);
-    snprintf(row.name, sizeof(row.name), "%s %s, %zu B", forms[id].name,
-             what == ROUND_TRIP ? "round trip p50, depth 1" : "goodput each way, depth 8", bytes);
-    bench_report_add(report, &row);
+    bench_report_add(report, &row, "%s %s, %zu B", forms[id].name,
+                     what == ROUND_TRIP ? "round trip p50, depth 1" : "goodput each way, depth 8",
+                     bytes);
 }
 
 static void add_cpu_row(bench_report *report, form_id id, int depth, size_t bytes,
                         const measured m[FORMS])
 {
     form_id other = other_of(id);
-    bench_row row = {.value = median(m[id].cpu_ns_byte),
-                     .unit = "ns/B",
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = BENCH_LOWER,
-                     .bar = NAN};
+    bench_row row = bench_value(median(m[id].cpu_ns_byte), "ns/B", BENCH_LOWER, NAN);
     if (other == FORM_GRPC) {
         row.rival = median(m[other].cpu_ns_byte);
     } else {
         row.limit = median(m[other].cpu_ns_byte);
     }
     row.ratio = median_ratio(m[id].cpu_ns_byte, m[other].cpu_ns_byte);
-    snprintf(row.name, sizeof(row.name), "%s CPU per byte, depth %d, %zu B", forms[id].name, depth,
-             bytes);
-    bench_report_add(report, &row);
+    bench_report_add(report, &row, "%s CPU per byte, depth %d, %zu B", forms[id].name, depth,
+                     bytes);
 }
 
 static void bench_point(bench_report *report, size_t bytes, int depth)

@@ -38,12 +38,6 @@ typedef struct cluster {
     ep_client *client;
 } cluster;
 
-static void fail(const char *what, const ep_error *error)
-{
-    fprintf(stderr, "bench_layer: %s: %s\n", what, error != NULL ? error->text : "");
-    exit(1);
-}
-
 static void make_inputs(void)
 {
     uint64_t seed = 5;
@@ -88,7 +82,7 @@ static void start(cluster *c, uint32_t nodes, const char *dir, const char *check
         if (!ep_test_write_file(config_path, config, 0600) ||
             !ep_test_process_start(&c->nodes[n], dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
             !ep_test_process_wait_ports(&c->nodes[n], 60000)) {
-            fail("expertd did not start", NULL);
+            bench_fail("expertd did not start", NULL);
         }
         urls[n] = c->nodes[n].rpc_url;
     }
@@ -98,7 +92,7 @@ static void start(cluster *c, uint32_t nodes, const char *dir, const char *check
     config.node_urls_count = nodes;
     if (ep_client_create(&config, &c->client, &error) != EP_OK ||
         ep_client_wait_ready(c->client, 60000000, &error) != EP_OK) {
-        fail("client", &error);
+        bench_fail("client", error.text);
     }
 }
 
@@ -124,7 +118,7 @@ static void run_remote(cluster *c, uint32_t tokens, ep_moe_mode mode)
     args.deadline_us = 60000000;
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, tokens, HIDDEN);
     if (ep_moe_forward(c->client, &args, &out, &result) != EP_OK) {
-        fail("forward", &result.error);
+        bench_fail("forward", result.error.text);
     }
 }
 
@@ -140,7 +134,7 @@ static void run_local(layer_local *local, uint32_t tokens)
                       .wire_dtype = EP_DTYPE_BF16,
                       .out_dtype = EP_DTYPE_BF16};
     if (layer_local_run(local, &batch, y_local) != EP_OK) {
-        fail("local layer", NULL);
+        bench_fail("local layer", NULL);
     }
 }
 
@@ -163,24 +157,18 @@ static double median_call_us(cluster *c, layer_local *local, uint32_t tokens, ep
 static void add_rows(bench_report *report, const char *mode, uint32_t tokens, uint32_t nodes,
                      double us, double local_us, double ratio)
 {
-    bench_row row = {.unit = "us",
-                     .value = us,
-                     .limit = NAN,
-                     .rival = local_us,
-                     .ratio = ratio,
-                     .better = BENCH_LOWER,
-                     .bar = NAN};
-    snprintf(row.name, sizeof(row.name), "%s, T = %u, %u node%s, per layer", mode, tokens, nodes,
-             nodes == 1 ? "" : "s");
-    bench_report_add(report, &row);
+    bench_row row = bench_value(us, "us", BENCH_LOWER, NAN);
+    row.rival = local_us;
+    row.ratio = ratio;
+    bench_report_add(report, &row, "%s, T = %u, %u node%s, per layer", mode, tokens, nodes,
+                     nodes == 1 ? "" : "s");
     row.unit = "tokens/s";
     row.value = tokens / us * 1e6;
     row.rival = tokens / local_us * 1e6;
     row.ratio = 1.0 / ratio;
     row.better = BENCH_HIGHER;
-    snprintf(row.name, sizeof(row.name), "%s, T = %u, %u node%s, throughput", mode, tokens, nodes,
-             nodes == 1 ? "" : "s");
-    bench_report_add(report, &row);
+    bench_report_add(report, &row, "%s, T = %u, %u node%s, throughput", mode, tokens, nodes,
+                     nodes == 1 ? "" : "s");
 }
 
 static void bench_case(bench_report *report, cluster clusters[2], layer_local *local,
@@ -194,7 +182,7 @@ static void bench_case(bench_report *report, cluster clusters[2], layer_local *l
             us[c][r] = median_call_us(&clusters[c], NULL, tokens, mode, calls);
             ratio[c][r] = us[c][r] / local_us[r];
             if (memcmp(y, y_local, (size_t)tokens * HIDDEN * 2) != 0) {
-                fail("the service's result differs from the local one", NULL);
+                bench_fail("the service's result differs from the local one", NULL);
             }
         }
     }
@@ -211,19 +199,14 @@ int main(int argc, char **argv)
     ep_error error;
     cluster clusters[2] = {0};
     layer_local *local;
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = HIDDEN;
-    fixture.inner = INNER;
-    fixture.experts = EXPERTS;
-    fixture.top_k = TOP_K;
-    ep_fixture_temp_dir(checkpoint);
-    if (!ep_test_dir_create(dir) || ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
-        fail("checkpoint", &error);
+    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, TOP_K);
+    ep_fixture_new(&fixture, checkpoint);
+    if (!ep_test_dir_create(dir)) {
+        bench_fail("no directory", NULL);
     }
     make_inputs();
     if (layer_local_open(checkpoint, 0, 0, &local, &error) != EP_OK) {
-        fail("local layer", &error);
+        bench_fail("local layer", error.text);
     }
     start(&clusters[0], 1, dir, checkpoint);
     start(&clusters[1], 2, dir, checkpoint);

@@ -143,15 +143,8 @@ static bool has_copies(const ep_routing_table *table, void *arg)
 static void add_row(const char *name, double value, const char *unit, bench_better better,
                     double bar)
 {
-    bench_row row = {.value = value,
-                     .unit = unit,
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = better,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(value, unit, better, bar);
+    bench_report_add(report, &row, "%s", name);
 }
 
 static void add_damage(const char *scene, load *const *loads, size_t count)
@@ -529,10 +522,7 @@ int main(int argc, char **argv)
             return 2;
         }
     }
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = fixture.inner = HIDDEN;
-    fixture.experts = EXPERTS;
+    ep_fixture_config fixture = ep_fixture_layer(HIDDEN, HIDDEN, EXPERTS, 2);
     for (int i = 0; i < 2; i++) {
         fixture.seed += (uint64_t)i;
         ep_test_checkpoint_new(&fixture, paths[i]);

@@ -89,22 +89,6 @@ typedef struct rank_state {
 static rank_board *board;
 static shared_notes *notes;
 
-static void fail(const char *what, const ep_error *error)
-{
-    fprintf(stderr, "bench_overlap: %s: %s\n", what, error != NULL ? error->text : "");
-    exit(1);
-}
-
-static void *room(size_t bytes)
-{
-    void *p = NULL;
-    if (posix_memalign(&p, 64, bytes) != 0) {
-        fail("no memory", NULL);
-    }
-    memset(p, 0, bytes);
-    return p;
-}
-
 /* ---- a rank ---- */
 
 static ep_gate_config gate_config(void)
@@ -124,7 +108,7 @@ static void run_gate(rank_state *r)
     ep_gate_config config = gate_config();
     ep_error error;
     if (ep_gate(&config, TOKENS, r->logits, r->ids, r->scales, &error) != EP_OK) {
-        fail("gate", &error);
+        bench_fail("gate", error.text);
     }
 }
 
@@ -132,17 +116,17 @@ static void run_gate(rank_state *r)
 static void fill_inputs(rank_state *r)
 {
     uint64_t seed = 11;
-    r->x = room((size_t)TOKENS * ROW_BYTES);
-    r->logits = room((size_t)TOKENS * EXPERTS * sizeof(float));
-    r->ids = room((size_t)TOKENS * TOP_K * sizeof(int32_t));
-    r->own_ids = room((size_t)TOKENS * TOP_K * sizeof(int32_t));
-    r->scales = room((size_t)TOKENS * TOP_K * sizeof(float));
-    r->y = room((size_t)TOKENS * ROW_BYTES);
-    r->y_local = room((size_t)TOKENS * ROW_BYTES);
-    r->all = room((size_t)TOKENS * ROW_BYTES);
-    r->padded = room((size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
-    r->rows = room((size_t)TOKENS * TOP_K * sizeof(*r->rows));
-    r->scratch = room(ep_combine_scratch_floats(HIDDEN) * sizeof(float));
+    r->x = bench_room((size_t)TOKENS * ROW_BYTES);
+    r->logits = bench_room((size_t)TOKENS * EXPERTS * sizeof(float));
+    r->ids = bench_room((size_t)TOKENS * TOP_K * sizeof(int32_t));
+    r->own_ids = bench_room((size_t)TOKENS * TOP_K * sizeof(int32_t));
+    r->scales = bench_room((size_t)TOKENS * TOP_K * sizeof(float));
+    r->y = bench_room((size_t)TOKENS * ROW_BYTES);
+    r->y_local = bench_room((size_t)TOKENS * ROW_BYTES);
+    r->all = bench_room((size_t)TOKENS * ROW_BYTES);
+    r->padded = bench_room((size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
+    r->rows = bench_room((size_t)TOKENS * TOP_K * sizeof(*r->rows));
+    r->scratch = bench_room(ep_combine_scratch_floats(HIDDEN) * sizeof(float));
     for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
         r->x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
     }
@@ -177,7 +161,7 @@ static void run_local(rank_state *r, const uint16_t *x, const int32_t *ids)
 {
     ep_batch batch = batch_of(r, x, ids, TOKENS);
     if (layer_local_run(r->local, &batch, r->y_local) != EP_OK) {
-        fail("local layer", NULL);
+        bench_fail("local layer", NULL);
     }
 }
 
@@ -199,7 +183,7 @@ static ep_client *open_client(const char *const *urls, size_t count)
     config.chunk_bytes_max = CHUNK_BYTES;
     if (ep_client_create(&config, &client, &error) != EP_OK ||
         ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        fail("client", &error);
+        bench_fail("client", error.text);
     }
     return client;
 }
@@ -224,7 +208,7 @@ static void run_call(rank_state *r)
     ep_tensor logits = ep_tensor_2d(r->logits, EP_DTYPE_F32, TOKENS, EXPERTS);
     ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, TOKENS, HIDDEN);
     if (ep_moe_forward_logits(r->single, &args, &gate, &logits, &out, &result) != EP_OK) {
-        fail("forward", &result.error);
+        bench_fail("forward", result.error.text);
     }
 }
 
@@ -238,7 +222,7 @@ static void run_rank_call(rank_state *r)
     args.expert_scales = ep_tensor_2d(r->scales + first * TOP_K, EP_DTYPE_F32, RANK_TOKENS, TOP_K);
     ep_tensor out = ep_tensor_2d(r->y + first * HIDDEN, EP_DTYPE_BF16, RANK_TOKENS, HIDDEN);
     if (ep_moe_forward(r->group, &args, &out, &result) != EP_OK) {
-        fail("forward of a rank", &result.error);
+        bench_fail("forward of a rank", result.error.text);
     }
 }
 
@@ -353,7 +337,7 @@ static void rank_main(uint32_t rank, void *checkpoint)
     ep_error error;
     r.rank = rank;
     if (!shaped_net_enter(rank)) {
-        fail("cannot enter the namespace", NULL);
+        bench_fail("cannot enter the namespace", NULL);
     }
     for (uint32_t i = 0; i < RANKS; i++) {
         addresses[i] = shaped_net_address(i);
@@ -361,7 +345,7 @@ static void rank_main(uint32_t rank, void *checkpoint)
     }
     fill_inputs(&r);
     if (layer_local_open(checkpoint, 0, 1, &r.local, &error) != EP_OK) {
-        fail("local layer", &error);
+        bench_fail("local layer", error.text);
     }
     r.mesh = rank_mesh_open(rank, RANKS, addresses, MESH_PORT,
                             (size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
@@ -417,38 +401,25 @@ static void start_node(ep_test_process *process, const char *dir, uint32_t host,
     if (!ep_test_write_file(config_path, config, 0600) ||
         !ep_test_process_start(process, dir, name, "/usr/sbin/ip", args, NULL, true) ||
         !ep_test_process_wait_ports(process, 60000)) {
-        fail("expertd did not start", NULL);
+        bench_fail("expertd did not start", NULL);
     }
     snprintf(out_url, 64, "%.63s", process->rpc_url);
 }
 
 static void write_checkpoint(uint32_t inner, char out_path[EP_FIXTURE_PATH_BYTES])
 {
-    ep_error error;
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = HIDDEN;
-    fixture.inner = inner;
-    fixture.experts = EXPERTS;
-    fixture.top_k = TOP_K;
-    ep_fixture_temp_dir(out_path);
-    if (ep_fixture_write(&fixture, out_path, &error) != EP_OK) {
-        fail("checkpoint", &error);
-    }
+    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, inner, EXPERTS, TOP_K);
+    ep_fixture_new(&fixture, out_path);
 }
 
 static void add_row(bench_report *report, const char *name, double value, const char *unit,
                     double limit, double rival, double ratio, bench_better better, double bar)
 {
-    bench_row row = {.value = value,
-                     .unit = unit,
-                     .limit = limit,
-                     .rival = rival,
-                     .ratio = ratio,
-                     .better = better,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(value, unit, better, bar);
+    row.limit = limit;
+    row.rival = rival;
+    row.ratio = ratio;
+    bench_report_add(report, &row, "%s", name);
 }
 
 /* Sets the rate so that the idle wire takes as long as compute, within 10 %; returns what pack +
@@ -459,7 +430,7 @@ static double balance_wire(double compute_us, double combine_us)
     double wire_us = 0;
     for (int i = 0; i < 6; i++) {
         if (!shaped_net_set_rate(rate)) {
-            fail("no traffic shaping", NULL);
+            bench_fail("no traffic shaping", NULL);
         }
         wire_us = median_of(STEP_CALL, "wire", 3) - combine_us;
         if (fabs(wire_us / compute_us - 1) <= 0.1) {
@@ -535,10 +506,10 @@ int main(int argc, char **argv)
     ep_test_process nodes[RANKS + 1] = {0};
     const char *const checkpoints[2] = {large, small};
     if (sysconf(_SC_NPROCESSORS_ONLN) < 2 || !shaped_net_create(RANKS)) {
-        fail("needs two CPUs and network namespaces", NULL);
+        bench_fail("needs two CPUs and network namespaces", NULL);
     }
     if (!ep_test_dir_create(dir)) {
-        fail("directory", NULL);
+        bench_fail("directory", NULL);
     }
     write_checkpoint(INNER, large);
     write_checkpoint(INNER_SMALL, small);

@@ -237,15 +237,10 @@ static double permute_us(uint32_t hidden)
 static void add(bench_report *report, const char *name, double value, const char *unit,
                 double rival, double ratio, bench_better better, double bar)
 {
-    bench_row row = {.value = value,
-                     .unit = unit,
-                     .limit = NAN,
-                     .rival = rival,
-                     .ratio = ratio,
-                     .better = better,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(value, unit, better, bar);
+    row.rival = rival;
+    row.ratio = ratio;
+    bench_report_add(report, &row, "%s", name);
 }
 
 static void add_counts(bench_report *report, const char *what, const packed *p)
@@ -259,15 +254,9 @@ static void add_counts(bench_report *report, const char *what, const packed *p)
     snprintf(name, sizeof(name), "%s, metadata per slot", what);
     add(report, name, (double)p->meta_bytes / (double)p->slots, "bytes", NAN, NAN, BENCH_LOWER, 12);
     snprintf(name, sizeof(name), "%s, largest chunk against its limit", what);
-    bench_row row = {.value = (double)p->chunk_max,
-                     .unit = "bytes",
-                     .limit = (double)CHUNK_BYTES_MAX,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = BENCH_LOWER,
-                     .bar = 1.0};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value((double)p->chunk_max, "bytes", BENCH_LOWER, 1.0);
+    row.limit = (double)CHUNK_BYTES_MAX;
+    bench_report_add(report, &row, "%s", name);
 }
 
 static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep_buffer_pool *pool)
@@ -289,15 +278,11 @@ static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep
         reachable[r] = least[r] / rival[r];
     }
     snprintf(what, sizeof(what), "H = %u, %u nodes", hidden, nodes);
-    bench_row row = {.value = bench_quantile(ours, ROUNDS, 0.5),
-                     .unit = "us",
-                     .limit = bench_quantile(least, ROUNDS, 0.5),
-                     .rival = bench_quantile(rival, ROUNDS, 0.5),
-                     .ratio = 1.0 / bench_quantile(times, ROUNDS, 0.5),
-                     .better = BENCH_LOWER,
-                     .bar = 0.25};
-    snprintf(row.name, sizeof(row.name), "%s, plan and pack", what);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(bench_quantile(ours, ROUNDS, 0.5), "us", BENCH_LOWER, 0.25);
+    row.limit = bench_quantile(least, ROUNDS, 0.5);
+    row.rival = bench_quantile(rival, ROUNDS, 0.5);
+    row.ratio = 1.0 / bench_quantile(times, ROUNDS, 0.5);
+    bench_report_add(report, &row, "%s, plan and pack", what);
     snprintf(name, sizeof(name), "%s, writing the packed rows alone", what);
     add(report, name, row.limit, "us", row.rival, bench_quantile(reachable, ROUNDS, 0.5),
         BENCH_LOWER, NAN);

@@ -75,12 +75,8 @@ static void patient(ep_client_config *config)
 
 static void service_begin(service *s, const configuration *form)
 {
-    ep_fixture_config fixture = ep_fixture_default();
+    ep_fixture_config fixture = ep_fixture_layer(form->hidden, form->inner, form->experts, 2);
     const uint32_t cores = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
-    fixture.layers = 1;
-    fixture.hidden = form->hidden;
-    fixture.inner = form->inner;
-    fixture.experts = form->experts;
     fixture.distinct_experts = 1; /* each has its own memory */
     fixture.top_k = form->top_k;
     fixture.expert_format = form->format;
@@ -308,15 +304,10 @@ static double take_us(service *s, const batch *batches, uint32_t count, uint32_t
 
 static void add_row(const char *name, double value, const char *unit, double rival)
 {
-    bench_row row = {.value = value,
-                     .unit = unit,
-                     .limit = NAN,
-                     .rival = rival,
-                     .ratio = fmax(value / rival, rival / value),
-                     .better = BENCH_LOWER,
-                     .bar = BAR};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(value, unit, BENCH_LOWER, BAR);
+    row.rival = rival;
+    row.ratio = fmax(value / rival, rival / value);
+    bench_report_add(report, &row, "%s", name);
 }
 
 /* Busiest node over the mean, by the rows that nodes computed of all batches. */

@@ -91,22 +91,6 @@ typedef struct rank_state {
 static rank_board *board;
 static shared_notes *notes;
 
-static void fail(const char *what, const ep_error *error)
-{
-    fprintf(stderr, "bench_prefill: %s: %s\n", what, error != NULL ? error->text : "");
-    exit(1);
-}
-
-static void *room(size_t bytes)
-{
-    void *p = NULL;
-    if (posix_memalign(&p, 64, bytes) != 0) {
-        fail("no memory", NULL);
-    }
-    memset(p, 0, bytes);
-    return p;
-}
-
 /* Rows of a fixed buffer for one destination. */
 static uint32_t capacity(void)
 {
@@ -155,23 +139,23 @@ static ep_batch batch_of(uint32_t tokens, uint32_t top_k, const uint16_t *x, con
 static void run_local(rank_state *r, const ep_batch *batch, uint16_t *out)
 {
     if (layer_local_run(r->local, batch, out) != EP_OK) {
-        fail("local layer", NULL);
+        bench_fail("local layer", NULL);
     }
 }
 
 static void fill_inputs(rank_state *r)
 {
     uint64_t seed = 11 + r->rank;
-    r->x = room(TOKEN_BYTES);
-    r->y = room(TOKEN_BYTES);
-    r->expected = room(TOKEN_BYTES);
-    r->all_ids = room((size_t)RANKS * SLOTS * sizeof(*r->all_ids));
-    r->all_scales = room((size_t)RANKS * SLOTS * sizeof(*r->all_scales));
-    r->ids = room((size_t)SLOTS * sizeof(*r->ids));
+    r->x = bench_room(TOKEN_BYTES);
+    r->y = bench_room(TOKEN_BYTES);
+    r->expected = bench_room(TOKEN_BYTES);
+    r->all_ids = bench_room((size_t)RANKS * SLOTS * sizeof(*r->all_ids));
+    r->all_scales = bench_room((size_t)RANKS * SLOTS * sizeof(*r->all_scales));
+    r->ids = bench_room((size_t)SLOTS * sizeof(*r->ids));
     r->scales = r->all_scales + (size_t)r->rank * SLOTS;
-    r->rows = room((size_t)SLOTS * sizeof(*r->rows));
-    r->ones = room(capacity() * sizeof(float));
-    r->scratch = room(ep_combine_scratch_floats(HIDDEN) * sizeof(float));
+    r->rows = bench_room((size_t)SLOTS * sizeof(*r->rows));
+    r->ones = bench_room(capacity() * sizeof(float));
+    r->scratch = bench_room(ep_combine_scratch_floats(HIDDEN) * sizeof(float));
     for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
         r->x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
     }
@@ -193,7 +177,7 @@ static ep_buffer *acquire(rank_state *r, form f, size_t bytes)
 {
     ep_buffer *buffer = NULL;
     if (ep_buffer_acquire(r->pools[f], bytes, &buffer) != EP_OK) {
-        fail("no buffer", NULL);
+        bench_fail("no buffer", NULL);
     }
     return buffer;
 }
@@ -231,7 +215,7 @@ static void run_service(rank_state *r)
     args.deadline_us = 600000000;
     ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, TOKENS, HIDDEN);
     if (ep_moe_forward(r->client, &args, &out, &result) != EP_OK) {
-        fail("forward", &result.error);
+        bench_fail("forward", result.error.text);
     }
 }
 
@@ -298,7 +282,7 @@ static void fill_fixed(rank_state *r, const fixed_piece *pieces, uint32_t pieces
             at -= pieces[p].rows;
         }
         if (p == pieces_count) {
-            fail("more rows than the capacity", NULL);
+            bench_fail("more rows than the capacity", NULL);
         }
         at += to * pieces[p].rows;
         memcpy(pieces[p].send->data + at * ROW_BYTES, r->x + (size_t)(s / TOP_K) * HIDDEN,
@@ -409,7 +393,7 @@ static ep_client *open_client(void)
     config.lanes = "stream";
     if (ep_client_create(&config, &client, &error) != EP_OK ||
         ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        fail("client", &error);
+        bench_fail("client", error.text);
     }
     return client;
 }
@@ -426,12 +410,12 @@ static void rank_main(uint32_t rank, void *arg)
         address_list[i] = addresses[i];
     }
     if (layer_local_open(arg, 0, 1, &r.local, &error) != EP_OK) {
-        fail("local layer", &error);
+        bench_fail("local layer", error.text);
     }
     fill_inputs(&r);
     for (int f = FORM_GATHER; f < FORM_COUNT; f++) {
         if (ep_buffer_pool_create(0, KEEP_BYTES, &r.pools[f]) != EP_OK) {
-            fail("no memory", NULL);
+            bench_fail("no memory", NULL);
         }
     }
     r.mesh = rank_mesh_open(rank, RANKS, address_list, MESH_PORT, 0);
@@ -466,7 +450,7 @@ static void start_node(ep_test_process *process, const char *dir, uint32_t node,
     if (!ep_test_write_file(config_path, config, 0600) ||
         !ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
         !ep_test_process_wait_ports(process, 60000)) {
-        fail("expertd did not start", NULL);
+        bench_fail("expertd did not start", NULL);
     }
     snprintf(notes->urls[node], sizeof(notes->urls[node]), "%.63s", process->rpc_url);
 }
@@ -477,7 +461,7 @@ static uint64_t node_peak_bytes(const ep_test_process *process)
     char *body = NULL;
     if (ep_test_http_get(process->probe_url, "/metrics", &body) != 200 || body == NULL ||
         strstr(body, name) == NULL) {
-        fail("no expertd_buffer_bytes_peak at /metrics", NULL);
+        bench_fail("no expertd_buffer_bytes_peak at /metrics", NULL);
         return 0;
     }
     uint64_t bytes = (uint64_t)strtod(strstr(body, name) + strlen(name), NULL);
@@ -487,31 +471,17 @@ static uint64_t node_peak_bytes(const ep_test_process *process)
 
 static void write_checkpoint(char out_path[EP_FIXTURE_PATH_BYTES])
 {
-    ep_error error;
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = HIDDEN;
-    fixture.inner = INNER;
-    fixture.experts = EXPERTS;
-    fixture.top_k = TOP_K;
-    ep_fixture_temp_dir(out_path);
-    if (ep_fixture_write(&fixture, out_path, &error) != EP_OK) {
-        fail("checkpoint", &error);
-    }
+    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, TOP_K);
+    ep_fixture_new(&fixture, out_path);
 }
 
 static void add_row(bench_report *report, const char *name, double value, const char *unit,
                     double rival, double ratio, bench_better better, double bar)
 {
-    bench_row row = {.value = value,
-                     .unit = unit,
-                     .limit = NAN,
-                     .rival = rival,
-                     .ratio = ratio,
-                     .better = better,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s", name);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(value, unit, better, bar);
+    row.rival = rival;
+    row.ratio = ratio;
+    bench_report_add(report, &row, "%s", name);
 }
 
 static double largest_of(const double values[RANKS])
@@ -592,7 +562,7 @@ int main(int argc, char **argv)
     ep_test_process nodes[RANKS] = {0};
     double us[FORM_COUNT][ROUNDS];
     if (!ep_test_dir_create(dir)) {
-        fail("directory", NULL);
+        bench_fail("directory", NULL);
     }
     write_checkpoint(checkpoint);
     notes = rank_board_memory(sizeof(*notes));

@@ -133,15 +133,11 @@ int main(int argc, char **argv)
     }
     double copied = bench_quantile(copy_rate, ROUNDS, 0.5);
     for (int form = 0; form < FORMS; form++) {
-        bench_row row = {.unit = "GB/s of bf16",
-                         .value = bench_quantile(rate[form], ROUNDS, 0.5),
-                         .limit = copied,
-                         .rival = NAN,
-                         .ratio = bench_quantile(ratio[form], ROUNDS, 0.5),
-                         .better = BENCH_HIGHER,
-                         .bar = NAN};
-        snprintf(row.name, sizeof(row.name), "%s", form_names[form]);
-        bench_report_add(report, &row);
+        bench_row row =
+            bench_value(bench_quantile(rate[form], ROUNDS, 0.5), "GB/s of bf16", BENCH_HIGHER, NAN);
+        row.limit = copied;
+        row.ratio = bench_quantile(ratio[form], ROUNDS, 0.5);
+        bench_report_add(report, &row, "%s", form_names[form]);
     }
     return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/bench_report.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,14 +60,29 @@ static void print_row(const bench_row *row)
     fflush(stdout); /* whoever waits sees what is measured */
 }
 
-void bench_report_add(bench_report *report, const bench_row *row)
+bench_row bench_value(double value, const char *unit, bench_better better, double bar)
 {
+    return (bench_row){.value = value,
+                       .unit = unit,
+                       .limit = NAN,
+                       .rival = NAN,
+                       .ratio = NAN,
+                       .better = better,
+                       .bar = bar};
+}
+
+void bench_report_add(bench_report *report, const bench_row *row, const char *name, ...)
+{
+    va_list args;
     report->rows = realloc(report->rows, (report->count + 1) * sizeof(*row));
     if (report->rows == NULL) {
         abort();
     }
     bench_row *added = &report->rows[report->count++];
     *added = *row;
+    va_start(args, name);
+    vsnprintf(added->name, sizeof(added->name), name, args);
+    va_end(args);
     if (isnan(added->ratio)) {
         double other = !isnan(row->limit) ? row->limit : row->rival;
         added->ratio = !isnan(other) && other != 0 ? row->value / other : NAN;
@@ -111,6 +128,22 @@ int bench_report_finish(bench_report *report, const char *json_path)
     free(report->rows);
     free(report);
     return status;
+}
+
+void bench_fail(const char *what, const char *why)
+{
+    fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what, why != NULL ? why : "");
+    exit(1);
+}
+
+void *bench_room(size_t bytes)
+{
+    void *p = NULL;
+    if (posix_memalign(&p, 64, bytes) != 0) {
+        bench_fail("no memory", NULL);
+    }
+    memset(p, 0, bytes);
+    return p;
 }
 
 double bench_now_us(void)

@@ -18,7 +18,7 @@
 typedef enum bench_better { BENCH_LOWER, BENCH_HIGHER } bench_better;
 
 typedef struct bench_row {
-    char name[96];
+    char name[96]; /* as bench_report_add was told */
     double value;
     const char *unit;
     double limit;
@@ -32,11 +32,19 @@ typedef struct bench_report bench_report;
 
 /* Prints the head of the table. */
 bench_report *bench_report_create(const char *title);
-/* Prints the row. */
-void bench_report_add(bench_report *report, const bench_row *row);
+/* A row without limit, rival and ratio: who has them sets them. */
+bench_row bench_value(double value, const char *unit, bench_better better, double bar);
+/* Prints the row; the name as printf takes it. */
+__attribute__((format(printf, 3, 4))) void
+bench_report_add(bench_report *report, const bench_row *row, const char *name, ...);
 /* Writes json_path (NULL: does not), frees. Returns the exit status: 1 when a bar was missed or
  * writing failed. */
 int bench_report_finish(bench_report *report, const char *json_path);
+
+/* Ends the program with its name, `what` and `why` (NULL: no more is known). */
+__attribute__((noreturn)) void bench_fail(const char *what, const char *why);
+/* Zeroed memory of whole cache lines; free() it. */
+void *bench_room(size_t bytes);
 
 double bench_now_us(void);
 /* Sorts values; p in 0..1. */

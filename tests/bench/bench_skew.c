@@ -50,9 +50,8 @@ static void skew(uint32_t *rows, uint32_t experts, uint32_t tokens)
 
 static void add_row(bench_report *report, const ffn_case *c, const char *what, bench_row row)
 {
-    snprintf(row.name, sizeof(row.name), "%s E=%u, %u tokens each on average, %s",
-             ep_weight_format_name(c->format), c->experts, c->rows, what);
-    bench_report_add(report, &row);
+    bench_report_add(report, &row, "%s E=%u, %u tokens each on average, %s",
+                     ep_weight_format_name(c->format), c->experts, c->rows, what);
 }
 
 static double run_skewed(ffn_pass *pass, uint32_t threads, double *out_busy)
@@ -99,13 +98,7 @@ static void measure(bench_report *report, const ffn_options *o, const ffn_expert
                         .better = BENCH_LOWER,
                         .bar = 1.10});
     add_row(report, c, "threads busy",
-            (bench_row){.value = bench_quantile(busy, n, 0.5),
-                        .unit = "of time",
-                        .limit = NAN,
-                        .rival = NAN,
-                        .ratio = NAN,
-                        .better = BENCH_HIGHER,
-                        .bar = 0.90});
+            bench_value(bench_quantile(busy, n, 0.5), "of time", BENCH_HIGHER, 0.90));
 }
 
 int main(int argc, char **argv)

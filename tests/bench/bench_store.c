@@ -299,15 +299,11 @@ static void bench_calls(bench_report *report)
     pthread_mutex_unlock(&a.lock);
     pthread_join(thread, NULL);
     rig_stop(&r);
-    bench_row row = {.name = "p99 of resident experts, M = 1, while others load; limit: quiet",
-                     .value = bench_quantile(loading, WINDOWS, 0.5),
-                     .unit = "us",
-                     .limit = bench_quantile(quiet, WINDOWS, 0.5),
-                     .rival = NAN,
-                     .ratio = bench_quantile(ratios, WINDOWS, 0.5),
-                     .better = BENCH_LOWER,
-                     .bar = 1.2};
-    bench_report_add(report, &row);
+    bench_row row = bench_value(bench_quantile(loading, WINDOWS, 0.5), "us", BENCH_LOWER, 1.2);
+    row.limit = bench_quantile(quiet, WINDOWS, 0.5);
+    row.ratio = bench_quantile(ratios, WINDOWS, 0.5);
+    bench_report_add(report, &row,
+                     "p99 of resident experts, M = 1, while others load; limit: quiet");
 }
 
 /* ---- starts ---- */
@@ -478,30 +474,22 @@ static void bench_starts(bench_report *report)
                early[p]);
         fflush(stdout);
     }
-    const bench_row rows[] = {
-        {"second start: times as fast as the first", bench_quantile(gain, PAIRS, 0.5), "x", NAN,
-         NAN, NAN, BENCH_HIGHER, 3},
-        {"second start: part of reading the files alone", bench_quantile(seconds, PAIRS, 0.5) / 1e3,
-         "ms", bench_quantile(reads, PAIRS, 0.5) / 1e3, NAN, bench_quantile(share, PAIRS, 0.5),
-         BENCH_HIGHER, 0.8},
-        {"first call after ready, of the steady median", bench_quantile(early, PAIRS, 0.5), "x",
-         NAN, NAN, NAN, BENCH_LOWER, 1.5},
-    };
-    for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
-        bench_report_add(report, &rows[i]);
-    }
+    bench_row row = bench_value(bench_quantile(gain, PAIRS, 0.5), "x", BENCH_HIGHER, 3);
+    bench_report_add(report, &row, "second start: times as fast as the first");
+    row = bench_value(bench_quantile(seconds, PAIRS, 0.5) / 1e3, "ms", BENCH_HIGHER, 0.8);
+    row.limit = bench_quantile(reads, PAIRS, 0.5) / 1e3;
+    row.ratio = bench_quantile(share, PAIRS, 0.5);
+    bench_report_add(report, &row, "second start: part of reading the files alone");
+    row = bench_value(bench_quantile(early, PAIRS, 0.5), "x", BENCH_LOWER, 1.5);
+    bench_report_add(report, &row, "first call after ready, of the steady median");
 }
 
 int main(int argc, char **argv)
 {
     ep_error e;
     const char *only = argc > 2 ? argv[2] : "";
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.experts = EXPERTS;
+    ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, 2);
     fixture.distinct_experts = 2;
-    fixture.hidden = HIDDEN;
-    fixture.inner = INNER;
     ep_fixture_temp_dir(checkpoint_dir);
     ep_fixture_temp_dir(cache_dir);
     bench_guard((const char *[]){checkpoint_dir, cache_dir}, 2);
@@ -526,7 +514,7 @@ int main(int argc, char **argv)
     printf("%llu calls compared, through experts packed from the checkpoint, from packed files, "
            "and evicted and loaded again\n",
            (unsigned long long)calls);
-    bench_report_add(report, &(bench_row){"calls with wrong bits", (double)wrong_calls, "", NAN,
-                                          NAN, NAN, BENCH_LOWER, 0});
+    const bench_row row = bench_value((double)wrong_calls, "", BENCH_LOWER, 0);
+    bench_report_add(report, &row, "calls with wrong bits");
     return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
 }

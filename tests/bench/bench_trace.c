@@ -53,12 +53,6 @@
 enum { OFF, AGAIN, LOADED, SESSION, PARTIES };
 static const char *const party_names[PARTIES] = {"off", "again", "loaded", "session"};
 
-static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "bench_trace: %s: %s\n", what, why);
-    exit(1);
-}
-
 /* ---- the client process: reads "T calls", answers with the median call in microseconds ---- */
 
 static uint16_t x[TOKENS_MAX * HIDDEN], y[TOKENS_MAX * HIDDEN];
@@ -103,7 +97,7 @@ static void prepare(ep_client *client, uint32_t batch, ep_call **out_call)
     args.deadline_us = 60000000;
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, TOKENS_MAX, HIDDEN);
     if (ep_call_create(client, &args, &out, out_call, &error) != EP_OK) {
-        fail("prepare", error.text);
+        bench_fail("prepare", error.text);
     }
 }
 
@@ -112,10 +106,10 @@ static void run_once(ep_call *call, uint32_t tokens)
     ep_error error;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     if (ep_call_begin(call, tokens, &error) != EP_OK) {
-        fail("begin", error.text);
+        bench_fail("begin", error.text);
     }
     if (ep_call_finish(call, &result) != EP_OK) {
-        fail("call", result.error.text);
+        bench_fail("call", result.error.text);
     }
 }
 
@@ -132,7 +126,7 @@ static int be_client(int party, const char *const *urls)
     /* it is recorded from its first call, also on a busy machine */
     setenv("LTTNG_UST_REGISTER_TIMEOUT", "10000", 1);
     if (party >= LOADED && !ep_trace_load(&why)) {
-        fail("probes", why);
+        bench_fail("probes", why);
     }
     make_inputs();
     ep_client_config_init(&config);
@@ -140,14 +134,14 @@ static int be_client(int party, const char *const *urls)
     config.node_urls_count = NODES;
     if (ep_client_create(&config, &client, &error) != EP_OK ||
         ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        fail("client", error.text);
+        bench_fail("client", error.text);
     }
     for (uint32_t b = 0; b < BATCHES; b++) {
         prepare(client, b, &calls[b]);
     }
     while (scanf("%" SCNu32 " %" SCNu32, &tokens, &count) == 2) {
         if (EP_TRACE_SPAN_ON(forward) != (party == SESSION)) {
-            fail(party_names[party], "the client is not recorded as it should be");
+            bench_fail(party_names[party], "the client is not recorded as it should be");
         }
         run_once(calls[0], tokens); /* wakes everything up */
         for (uint32_t i = 0; i < count && i < CALLS_MAX; i++) {
@@ -193,7 +187,7 @@ static void start_node(party *p, int index, uint32_t n, const char *dir, const c
         !ep_test_process_start(&p->nodes[n], dir, name, EP_EXPERTD_PROGRAM, args, environment,
                                true) ||
         !ep_test_process_wait_ports(&p->nodes[n], 60000)) {
-        fail(name, "expertd did not start");
+        bench_fail(name, "expertd did not start");
     }
 }
 
@@ -205,7 +199,7 @@ static void start_client(party *p, int index, const char *environment)
                     p->nodes[0].rpc_url, p->nodes[1].rpc_url, NULL};
     snprintf(number, sizeof(number), "%d", index);
     if (pipe2(asks, O_CLOEXEC) != 0 || pipe2(answers, O_CLOEXEC) != 0) {
-        fail("client", "no pipe");
+        bench_fail("client", "no pipe");
     }
     fflush(NULL);
     p->client = fork();
@@ -223,7 +217,7 @@ static void start_client(party *p, int index, const char *environment)
     p->ask = fdopen(asks[1], "w");
     p->answer = fdopen(answers[0], "r");
     if (p->client < 0 || p->ask == NULL || p->answer == NULL) {
-        fail("client", "did not start");
+        bench_fail("client", "did not start");
     }
 }
 
@@ -253,7 +247,7 @@ static double turn_us(party *p, uint32_t tokens, uint32_t calls)
     fprintf(p->ask, "%" PRIu32 " %" PRIu32 "\n", tokens, calls);
     fflush(p->ask);
     if (fscanf(p->answer, "%lf", &us) != 1) {
-        fail("client", "ended");
+        bench_fail("client", "ended");
     }
     return us;
 }
@@ -264,7 +258,7 @@ static double cpu_us(pid_t pid)
     clockid_t clock;
     struct timespec time = {0};
     if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &time) != 0) {
-        fail("processor time", "cannot be read");
+        bench_fail("processor time", "cannot be read");
     }
     return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
 }
@@ -344,25 +338,13 @@ static void add_row(bench_report *report, const figures *f, int which, const cha
         ratio[r] = value[r] / off[r];
     }
     error = ratio_error(ratio);
-    bench_row row = {.unit = unit,
-                     .value = bench_quantile(value, ROUNDS, 0.5),
-                     .limit = NAN,
-                     .rival = bench_quantile(off, ROUNDS, 0.5),
-                     .ratio = bench_quantile(ratio, ROUNDS, 0.5),
-                     .better = better,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "T = %" PRIu32 ", %s, %s", f->tokens, words[which], what);
-    bench_report_add(report, &row);
-    row = (bench_row){.unit = "",
-                      .value = error,
-                      .limit = NAN,
-                      .rival = NAN,
-                      .ratio = NAN,
-                      .better = BENCH_LOWER,
-                      .bar = NAN};
-    snprintf(row.name, sizeof(row.name), "T = %" PRIu32 ", %s, %s: standard error of the ratio",
-             f->tokens, words[which], what);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(bench_quantile(value, ROUNDS, 0.5), unit, better, bar);
+    row.rival = bench_quantile(off, ROUNDS, 0.5);
+    row.ratio = bench_quantile(ratio, ROUNDS, 0.5);
+    bench_report_add(report, &row, "T = %" PRIu32 ", %s, %s", f->tokens, words[which], what);
+    row = bench_value(error, "", BENCH_LOWER, NAN);
+    bench_report_add(report, &row, "T = %" PRIu32 ", %s, %s: standard error of the ratio",
+                     f->tokens, words[which], what);
 }
 
 static void add_rows(bench_report *report, const figures *f)
@@ -392,32 +374,19 @@ static void check_recording(bench_report *report, ep_test_lttng *lttng, uint64_t
     static const char *const stop_args[] = {"stop", NULL};
     char *text = NULL;
     if (!ep_test_lttng_run(lttng, stop_args, NULL) || !ep_test_lttng_run(lttng, list, &text)) {
-        fail("lttng", "failed");
+        bench_fail("lttng", "failed");
     }
     const char *discarded = text_between(text, "Discarded events:");
-    bench_row row = {.name = "events discarded",
-                     .unit = "",
-                     .value = discarded != NULL ? strtod(discarded, NULL) : NAN,
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = BENCH_LOWER,
-                     .bar = 0.0};
-    bench_report_add(report, &row);
+    bench_row row =
+        bench_value(discarded != NULL ? strtod(discarded, NULL) : NAN, "", BENCH_LOWER, 0.0);
+    bench_report_add(report, &row, "events discarded");
     free(text);
     const char *du[] = {"-sb", recording, NULL};
     if (ep_test_process_run(lttng->dir, "du", "/usr/bin/du", du, NULL, 60000, &text) != 0) {
-        fail("du", text);
+        bench_fail("du", text);
     }
-    row = (bench_row){.name = "bytes recorded per layer call",
-                      .unit = "bytes",
-                      .value = strtod(text, NULL) / (double)calls,
-                      .limit = NAN,
-                      .rival = NAN,
-                      .ratio = NAN,
-                      .better = BENCH_LOWER,
-                      .bar = NAN};
-    bench_report_add(report, &row);
+    row = bench_value(strtod(text, NULL) / (double)calls, "bytes", BENCH_LOWER, NAN);
+    bench_report_add(report, &row, "bytes recorded per layer call");
     free(text);
 }
 
@@ -470,11 +439,11 @@ static void run_all(bench_report *report, const char *dir, const char *checkpoin
     for (int i = 0; i < 2; i++) {
         snprintf(homes[i], sizeof(homes[i]), "%s/lttng-%d", dir, i);
         if (mkdir(homes[i], 0700) != 0 || !ep_test_lttng_start(&lttng[i], homes[i])) {
-            fail("lttng-sessiond", "did not start");
+            bench_fail("lttng-sessiond", "did not start");
         }
     }
     if (!ep_test_lttng_record(&lttng[1], recording)) {
-        fail("lttng", "cannot record");
+        bench_fail("lttng", "cannot record");
     }
     double daemons = daemons_cpu_us(&lttng[1]);
     for (int i = 0; i < STARTS; i++) {
@@ -486,15 +455,8 @@ static void run_all(bench_report *report, const char *dir, const char *checkpoin
         add_rows(report, &cases[c]);
         calls += (uint64_t)ROUNDS * (cases[c].calls + 1) + (uint64_t)STARTS * (CALLS_MAX / 4 + 1);
     }
-    bench_row row = {.name = "processor time of LTTng's daemons per layer call",
-                     .unit = "us",
-                     .value = daemons / (double)calls,
-                     .limit = NAN,
-                     .rival = NAN,
-                     .ratio = NAN,
-                     .better = BENCH_LOWER,
-                     .bar = NAN};
-    bench_report_add(report, &row);
+    bench_row row = bench_value(daemons / (double)calls, "us", BENCH_LOWER, NAN);
+    bench_report_add(report, &row, "processor time of LTTng's daemons per layer call");
     check_recording(report, &lttng[1], calls, recording);
     for (int i = 0; i < 2; i++) {
         ep_test_lttng_stop(&lttng[i]);
@@ -504,22 +466,16 @@ static void run_all(bench_report *report, const char *dir, const char *checkpoin
 int main(int argc, char **argv)
 {
     char dir[EP_TEST_PATH_BYTES], checkpoint[EP_FIXTURE_PATH_BYTES], title[200];
-    ep_error error;
     if (argc == 5 && strcmp(argv[1], "--client") == 0) {
         return be_client(atoi(argv[2]), (const char *const *)(uintptr_t)&argv[3]);
     }
     if (!ep_test_lttng_prepare()) {
-        fail("LTTng", "lttng-tools is not installed, or root without user namespaces");
+        bench_fail("LTTng", "lttng-tools is not installed, or root without user namespaces");
     }
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.layers = 1;
-    fixture.hidden = HIDDEN;
-    fixture.inner = INNER;
-    fixture.experts = EXPERTS;
-    fixture.top_k = TOP_K;
-    ep_fixture_temp_dir(checkpoint);
-    if (!ep_test_dir_create(dir) || ep_fixture_write(&fixture, checkpoint, &error) != EP_OK) {
-        fail("checkpoint", error.text);
+    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, TOP_K);
+    ep_fixture_new(&fixture, checkpoint);
+    if (!ep_test_dir_create(dir)) {
+        bench_fail("no directory", NULL);
     }
     snprintf(title, sizeof(title),
              "One MoE layer, H = %d, I = %d, top-%d of %d, bf16, %d nodes: tracing against tracing "

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/decode_case.h"
 
+#include "bench/bench_report.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/random.h"
-
-void decode_fail(const char *what, const ep_error *error)
-{
-    fprintf(stderr, "bench_decode: %s: %s\n", what, error != NULL ? error->text : "");
-    exit(1);
-}
 
 static void pause_ms(long ms)
 {
@@ -65,7 +61,7 @@ static void start_node(ep_test_process *process, const char *dir, const char *na
     const char *args[] = {flag, NULL};
     if (!ep_test_write_file(path, config, 0600) ||
         !ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true)) {
-        decode_fail("expertd did not start", NULL);
+        bench_fail("expertd did not start", NULL);
     }
 }
 
@@ -89,7 +85,7 @@ void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, c
     }
     for (uint32_t n = 0; n < count; n++) {
         if (!ep_test_process_wait_ports(&nodes->processes[n], 60000)) {
-            decode_fail("expertd did not start", NULL);
+            bench_fail("expertd did not start", NULL);
         }
         while (!is_loaded(&nodes->processes[n])) {
             pause_ms(20);
@@ -104,7 +100,7 @@ void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, c
     }
     if (ep_client_create(&config, &nodes->client, &error) != EP_OK ||
         ep_client_wait_ready(nodes->client, 60000000, &error) != EP_OK) {
-        decode_fail("client", &error);
+        bench_fail("client", error.text);
     }
 }
 
@@ -132,7 +128,7 @@ void decode_nodes_call(const decode_nodes *nodes, const ep_batch *batch, uint16_
     args.deadline_us = 60000000;
     ep_tensor y = ep_tensor_2d(out, EP_DTYPE_BF16, batch->tokens, DECODE_HIDDEN);
     if (ep_moe_forward(nodes->client, &args, &y, &result) != EP_OK) {
-        decode_fail("forward", &result.error);
+        bench_fail("forward", result.error.text);
     }
 }
 
@@ -142,7 +138,7 @@ static double series(const char *metrics, const char *name)
 {
     const char *at = strstr(metrics, name);
     if (at == NULL) {
-        decode_fail("a node does not count", NULL);
+        bench_fail("a node does not count", NULL);
     }
     return strtod(at + strlen(name), NULL);
 }
@@ -153,7 +149,7 @@ static decode_lanes read_lanes(const decode_nodes *nodes)
     for (uint32_t n = 0; n < nodes->count; n++) {
         char *body = NULL;
         if (ep_test_http_get(nodes->processes[n].probe_url, "/metrics", &body) != 200) {
-            decode_fail("a node has no metrics", NULL);
+            bench_fail("a node has no metrics", NULL);
         }
         sum.shm += series(body, "expertd_lane_received_bytes_total{lane=\"shm\"} ") +
                    series(body, "expertd_lane_sent_bytes_total{lane=\"shm\"} ");

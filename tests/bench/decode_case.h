@@ -28,8 +28,6 @@ typedef struct decode_nodes {
     ep_client *client;
 } decode_nodes;
 
-/* Prints and exits. */
-void decode_fail(const char *what, const ep_error *error) __attribute__((noreturn));
 /* The tokens of a call; ids [T,K] below `experts`, those of a token different. */
 ep_batch decode_batch(uint32_t tokens, const uint16_t *x, const int32_t *ids, const float *scales);
 void decode_draw_ids(int32_t *ids, uint32_t tokens, uint32_t experts, uint64_t seed);

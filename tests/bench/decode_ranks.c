@@ -53,16 +53,6 @@ static size_t counts_bytes(uint32_t ranks)
     return (1 + DECODE_EXPERTS / ranks) * sizeof(uint32_t);
 }
 
-static void *room(size_t bytes)
-{
-    void *p = NULL;
-    if (posix_memalign(&p, 64, bytes) != 0) {
-        decode_fail("no memory", NULL);
-    }
-    memset(p, 0, bytes);
-    return p;
-}
-
 /* Ranks have loopback addresses of their own and one port. Any rank may get all rows. */
 static rank_mesh *open_mesh(uint32_t rank, uint32_t ranks, uint16_t port)
 {
@@ -91,7 +81,7 @@ static size_t slots_of(const counts_message *wanted, uint32_t ranks)
 static void compute(layer_local *local, const uint32_t *counts, const void *x, uint16_t *out)
 {
     if (layer_local_rows(local, counts, x, out) != EP_OK) {
-        decode_fail("rows", NULL);
+        bench_fail("rows", NULL);
     }
 }
 
@@ -145,11 +135,11 @@ bool decode_rank_main(int argc, char **argv)
     uint32_t ranks = (uint32_t)strtoul(argv[3], NULL, 10);
     uint32_t share = DECODE_EXPERTS / ranks;
     if (layer_local_open_share(argv[5], 0, (rank - 1) * share, share, 0, &local, &error) != EP_OK) {
-        decode_fail("experts of a rank", &error);
+        bench_fail("experts of a rank", error.text);
     }
     rank_mesh *mesh = open_mesh(rank, ranks, (uint16_t)strtoul(argv[4], NULL, 10));
-    uint16_t *own_x = room((size_t)SLOTS_MAX * DECODE_ROW_BYTES);
-    uint16_t *out = room((size_t)SLOTS_MAX * DECODE_ROW_BYTES);
+    uint16_t *own_x = bench_room((size_t)SLOTS_MAX * DECODE_ROW_BYTES);
+    uint16_t *out = bench_room((size_t)SLOTS_MAX * DECODE_ROW_BYTES);
     rank_layers(mesh, local, rank, ranks, own_x, out);
     rank_mesh_close(mesh);
     layer_local_close(local);
@@ -170,14 +160,14 @@ static void *watch(void *arg)
     }
     poll(ends, ranks->count, -1);
     if (!__atomic_load_n(&ranks->stopping, __ATOMIC_ACQUIRE)) {
-        decode_fail("a rank has ended", NULL);
+        bench_fail("a rank has ended", NULL);
     }
     return NULL;
 }
 
 decode_ranks *decode_ranks_start(uint32_t count, const char *dir, const char *checkpoint)
 {
-    decode_ranks *ranks = room(sizeof(*ranks));
+    decode_ranks *ranks = bench_room(sizeof(*ranks));
     char count_text[16], port_text[16];
     uint16_t port = (uint16_t)(20000 + getpid() % 10000);
     ranks->count = count;
@@ -190,15 +180,15 @@ decode_ranks *decode_ranks_start(uint32_t count, const char *dir, const char *ch
         const char *args[] = {"--rank", rank_text, count_text, port_text, checkpoint, NULL};
         if (!ep_test_process_start(&ranks->processes[i], dir, name, "/proc/self/exe", args, NULL,
                                    false)) {
-            decode_fail("a rank did not start", NULL);
+            bench_fail("a rank did not start", NULL);
         }
     }
-    ranks->sorted = room((size_t)SLOTS_MAX * DECODE_ROW_BYTES);
-    ranks->slot_at = room(SLOTS_MAX * sizeof(*ranks->slot_at));
-    ranks->rows = room(SLOTS_MAX * sizeof(*ranks->rows));
-    ranks->scratch = room(ep_combine_scratch_floats(DECODE_HIDDEN) * sizeof(float));
+    ranks->sorted = bench_room((size_t)SLOTS_MAX * DECODE_ROW_BYTES);
+    ranks->slot_at = bench_room(SLOTS_MAX * sizeof(*ranks->slot_at));
+    ranks->rows = bench_room(SLOTS_MAX * sizeof(*ranks->rows));
+    ranks->scratch = bench_room(ep_combine_scratch_floats(DECODE_HIDDEN) * sizeof(float));
     if (pthread_create(&ranks->watcher, NULL, watch, ranks) != 0) {
-        decode_fail("no thread", NULL);
+        bench_fail("no thread", NULL);
     }
     ranks->mesh = open_mesh(0, count, port);
     return ranks;

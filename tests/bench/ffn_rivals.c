@@ -151,14 +151,7 @@ static void add_rival(bench_report *report, const ffn_case *c, const ffn_meter *
     char what[64];
     snprintf(what, sizeof(what), ", share beside %s", p->name);
     if (p->pid <= 0 || p->count == 0) {
-        ffn_rows_add(report, c, what,
-                     (bench_row){.value = NAN,
-                                 .unit = "of limit",
-                                 .limit = NAN,
-                                 .rival = NAN,
-                                 .ratio = NAN,
-                                 .better = BENCH_HIGHER,
-                                 .bar = 1.0});
+        ffn_rows_add(report, c, what, bench_value(NAN, "of limit", BENCH_HIGHER, 1.0));
         printf("    %s is missing or failed; tests/bench/run --rivals builds it, rivals=no "
                "measures without\n",
                p->name);

@@ -53,10 +53,9 @@ double ffn_cell_error(const ffn_cell *cell)
 
 void ffn_rows_add(bench_report *report, const ffn_case *c, const char *what, bench_row row)
 {
-    snprintf(row.name, sizeof(row.name), "%s %ux%u M=%u%s%s%s", ep_weight_format_name(c->format),
-             c->hidden, c->inner, c->rows, c->family != NULL ? " " : "",
-             c->family != NULL ? c->family : "", what);
-    bench_report_add(report, &row);
+    bench_report_add(report, &row, "%s %ux%u M=%u%s%s%s", ep_weight_format_name(c->format),
+                     c->hidden, c->inner, c->rows, c->family != NULL ? " " : "",
+                     c->family != NULL ? c->family : "", what);
 }
 
 void ffn_rows_add_cell(bench_report *report, const ffn_cell *cell, const ffn_figures *f, double bar)

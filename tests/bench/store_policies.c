@@ -103,15 +103,11 @@ static double at(results *r, measure m, double p)
 static void add_row(bench_report *report, results *r, const char *name, const char *what,
                     measure value, measure other, measure points, double bar)
 {
-    bench_row row = {.value = at(r, value, 0.5),
-                     .unit = "% hits",
-                     .limit = at(r, BELADY, 0.5),
-                     .rival = at(r, other, 0.5),
-                     .ratio = at(r, points, 0.5),
-                     .better = BENCH_HIGHER,
-                     .bar = bar};
-    snprintf(row.name, sizeof(row.name), "%s%s", name, what);
-    bench_report_add(report, &row);
+    bench_row row = bench_value(at(r, value, 0.5), "% hits", BENCH_HIGHER, bar);
+    row.limit = at(r, BELADY, 0.5);
+    row.rival = at(r, other, 0.5);
+    row.ratio = at(r, points, 0.5);
+    bench_report_add(report, &row, "%s%s", name, what);
 }
 
 static void add_rows(bench_report *report, results *r, const char *name)

@@ -37,6 +37,18 @@ ep_fixture_config ep_fixture_default(void)
     };
 }
 
+ep_fixture_config ep_fixture_layer(uint32_t hidden, uint32_t inner, uint32_t experts,
+                                   uint32_t top_k)
+{
+    ep_fixture_config config = ep_fixture_default();
+    config.layers = 1;
+    config.hidden = hidden;
+    config.inner = inner;
+    config.experts = experts;
+    config.top_k = top_k;
+    return config;
+}
+
 /* Near normal, about 0.1 wide: the sum of four uniform values. Norm weights lie around 1, as real
  * ones do. */
 static float next_value(uint64_t *state, float centre)
@@ -432,6 +444,16 @@ void ep_fixture_temp_dir(char out_path[EP_FIXTURE_PATH_BYTES])
              base != NULL && base[0] != '\0' ? base : "/tmp");
     if (mkdtemp(out_path) == NULL) {
         perror(out_path);
+        abort();
+    }
+}
+
+void ep_fixture_new(const ep_fixture_config *config, char out_path[EP_FIXTURE_PATH_BYTES])
+{
+    ep_error error;
+    ep_fixture_temp_dir(out_path);
+    if (ep_fixture_write(config, out_path, &error) != EP_OK) {
+        fprintf(stderr, "%s: %s\n", out_path, error.text);
         abort();
     }
 }

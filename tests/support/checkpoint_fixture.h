@@ -53,6 +53,9 @@ typedef struct ep_fixture_config {
 
 /* A Mixtral of 2 layers, 8 experts, top 2, H 32, I 16, bf16, one file, no dense part. */
 ep_fixture_config ep_fixture_default(void);
+/* The same with one layer of this shape. */
+ep_fixture_config ep_fixture_layer(uint32_t hidden, uint32_t inner, uint32_t experts,
+                                   uint32_t top_k);
 /* Writes into dir, which must exist. Errors: INVALID_ARGUMENT, IO, NO_MEMORY. */
 ep_err ep_fixture_write(const ep_fixture_config *config, const char *dir, ep_error *out_error);
 
@@ -62,6 +65,8 @@ void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t cou
 /* A new empty directory below $TMPDIR or /tmp; its path. Aborts the test program when there is none
  * to be had. */
 void ep_fixture_temp_dir(char out_path[EP_FIXTURE_PATH_BYTES]);
+/* The same, with the checkpoint in it. */
+void ep_fixture_new(const ep_fixture_config *config, char out_path[EP_FIXTURE_PATH_BYTES]);
 /* Removes the directory and all in it, links not followed. */
 void ep_fixture_remove(const char *path);
 
