@@ -293,8 +293,7 @@ void raw_hello_init(Expertd__V1__Hello *hello)
 int raw_peer_hello(raw_peer *p, const Expertd__V1__Hello *hello)
 {
     Expertd__V1__Hello good;
-    ep_frame frame = {
-        .kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    ep_frame frame = raw_request(1, 0);
     raw_hello_init(&good);
     raw_peer_send_message(p, frame, hello != NULL ? &hello->base : &good.base, true, false);
     ep_buffer *reply = raw_peer_receive(p, &frame);
@@ -306,6 +305,23 @@ int raw_peer_hello(raw_peer *p, const Expertd__V1__Hello *hello)
     }
     ep_buffer_unref(reply);
     return (int)frame.status;
+}
+
+void raw_peer_meet(raw_peer *p, const char *url)
+{
+    raw_peer_dial(p, url);
+    if (raw_peer_hello(p, NULL) != 0) {
+        fprintf(stderr, "a good Hello to %s was refused: %s\n", url, p->refusal.text);
+        abort();
+    }
+}
+
+ep_frame raw_request(uint64_t call_id, uint16_t method_id)
+{
+    return (ep_frame){.kind = EP_FRAME_REQUEST,
+                      .call_id = call_id,
+                      .method_id = method_id,
+                      .deadline_us = EP_FRAME_DEADLINE_NONE};
 }
 
 void raw_status(const ep_buffer *buffer, const ep_frame *frame, ep_error *out_error)

@@ -63,6 +63,10 @@ void raw_hello_init(Expertd__V1__Hello *hello);
 /* Sends this Hello (NULL: a good one) and waits for the answer: its gRPC code, or -1 when the
  * connection ended. */
 int raw_peer_hello(raw_peer *p, const Expertd__V1__Hello *hello);
+/* Dials, and is welcome. */
+void raw_peer_meet(raw_peer *p, const char *url);
+/* The frame of a request without deadline. */
+ep_frame raw_request(uint64_t call_id, uint16_t method_id);
 /* Reads the Status of a reply. */
 void raw_status(const ep_buffer *buffer, const ep_frame *frame, ep_error *out_error);
 

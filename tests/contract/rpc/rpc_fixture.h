@@ -28,6 +28,19 @@
 #define HELD_MAX 4096
 #define SECONDS 60 /* nothing is timed: a wait that long means it never comes */
 
+/* One test over each lane; the body has its url. */
+#define RPC_LANE_TEST(suite, name)                                                                 \
+    static void name(const char *url);                                                             \
+    Test(suite##_loopback, name)                                                                   \
+    {                                                                                              \
+        name("loopback://" #suite);                                                                \
+    }                                                                                              \
+    Test(suite##_tcp, name)                                                                        \
+    {                                                                                              \
+        name("tcp://127.0.0.1:0");                                                                 \
+    }                                                                                              \
+    static void name(const char *url)
+
 typedef struct fixture fixture;
 
 typedef struct expert_impl {

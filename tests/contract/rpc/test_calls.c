@@ -9,17 +9,7 @@
 #include "support/expect.h"
 
 /* One body, a test per lane. */
-#define LANE_TEST(name)                                                                            \
-    static void name(const char *url);                                                             \
-    Test(rpc_calls_loopback, name)                                                                 \
-    {                                                                                              \
-        name("loopback://rpc-calls");                                                              \
-    }                                                                                              \
-    Test(rpc_calls_tcp, name)                                                                      \
-    {                                                                                              \
-        name("tcp://127.0.0.1:0");                                                                 \
-    }                                                                                              \
-    static void name(const char *url)
+#define LANE_TEST(name) RPC_LANE_TEST(rpc_calls, name)
 
 LANE_TEST(unary_call_brings_message_and_tensors_back)
 {

@@ -11,17 +11,7 @@
 #include "rpc_fixture.h"
 #include "support/expect.h"
 
-#define LANE_TEST(name)                                                                            \
-    static void name(const char *url);                                                             \
-    Test(rpc_connection_loopback, name)                                                            \
-    {                                                                                              \
-        name("loopback://rpc-connection");                                                         \
-    }                                                                                              \
-    Test(rpc_connection_tcp, name)                                                                 \
-    {                                                                                              \
-        name("tcp://127.0.0.1:0");                                                                 \
-    }                                                                                              \
-    static void name(const char *url)
+#define LANE_TEST(name) RPC_LANE_TEST(rpc_connection, name)
 
 /* ---- Hello at the server ---- */
 
@@ -113,10 +103,8 @@ LANE_TEST(an_unknown_hello_field_is_ignored)
     raw_peer p;
     uint8_t header[] = {0, 0,    0,    0, 0x08, 1,   0x10,
                         1, 0xfa, 0x3f, 3, 'n',  'e', 'w'}; /* min, max, field 1023 */
-    ep_frame frame = {.kind = EP_FRAME_REQUEST,
-                      .call_id = 9,
-                      .deadline_us = EP_FRAME_DEADLINE_NONE,
-                      .header_bytes = sizeof(header)};
+    ep_frame frame = raw_request(9, 0);
+    frame.header_bytes = sizeof(header);
     fixture_init(&f, &(fixture_options){.url = url, .no_channel = true});
     raw_peer_dial(&p, f.url);
     raw_peer_send(&p, frame, header, NULL, false);
@@ -153,8 +141,7 @@ LANE_TEST(hello_is_no_larger_than_the_peer_takes)
     fixture f;
     raw_peer p;
     Expertd__V1__Hello hello;
-    ep_frame frame = {
-        .kind = EP_FRAME_REQUEST, .call_id = 9, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    ep_frame frame = raw_request(9, 0);
     fixture_init(&f, &(fixture_options){.url = url, .server = with_models, .no_channel = true});
     raw_peer_dial(&p, f.url);
     raw_hello_init(&hello);
@@ -401,6 +388,15 @@ static void bad_server_take(bad_server *s)
     ep_buffer_unref(request);
 }
 
+/* A call of which the server knows. */
+static void bad_server_call(bad_server *s, size_t bytes, uint64_t deadline_ns, answer *out_answer,
+                            ep_rpc_call_id *out_id)
+{
+    cr_assert_eq(forward_start(&s->f, "echo", bytes, 1, deadline_ns, out_answer, out_id, NULL),
+                 EP_OK);
+    bad_server_take(s);
+}
+
 static void bad_server_fini(bad_server *s)
 {
     ep_rpc_channel_destroy(s->f.channel);
@@ -504,8 +500,7 @@ LANE_TEST(an_older_server_gets_a_plain_cancel)
     ep_frame frame;
     ep_rpc_call_id id;
     bad_server_init(&s, url, give_up, ANSWERS_HELLO);
-    cr_assert_eq(forward_start(&s.f, "echo", 10, 1, EP_TIME_NEVER, &a, &id, NULL), EP_OK);
-    bad_server_take(&s);
+    bad_server_call(&s, 10, EP_TIME_NEVER, &a, &id);
     ep_rpc_call_cancel_answered(s.f.channel, id);
     answer_wait_end(&a);
     ep_buffer *cancel = raw_peer_receive(&s.p, &frame);
@@ -521,8 +516,7 @@ LANE_TEST(a_server_that_never_answers_meets_the_deadline_and_gets_a_cancel)
     answer a;
     ep_frame frame;
     bad_server_init(&s, url, give_up, ANSWERS_HELLO);
-    cr_assert_eq(forward_start(&s.f, "echo", 10, 1, in_ms(30), &a, NULL, NULL), EP_OK);
-    bad_server_take(&s);
+    bad_server_call(&s, 10, in_ms(30), &a, NULL);
     answer_wait_end(&a);
     cr_assert_eq(a.error.code, EP_ERR_DEADLINE_EXCEEDED);
     ep_buffer *cancel = raw_peer_receive(&s.p, &frame);
@@ -533,15 +527,13 @@ LANE_TEST(a_server_that_never_answers_meets_the_deadline_and_gets_a_cancel)
     ep_frame late = {.kind = EP_FRAME_REPLY, .call_id = s.call_id, .method_id = s.method_id};
     raw_peer_send_message(&s.p, late, &reply.base, false, false);
     answer b;
-    cr_assert_eq(forward_start(&s.f, "echo", 10, 1, EP_TIME_NEVER, &b, NULL, NULL), EP_OK);
-    bad_server_take(&s);
+    bad_server_call(&s, 10, EP_TIME_NEVER, &b, NULL);
     late.call_id = s.call_id;
     raw_peer_send_message(&s.p, late, &reply.base, false, false);
     raw_peer_send_message(&s.p, late, &reply.base, false, false);
     answer_wait_end(&b);
     cr_assert_eq(b.error.code, EP_OK);
-    cr_assert_eq(forward_start(&s.f, "echo", 10, 1, EP_TIME_NEVER, &b, NULL, NULL), EP_OK);
-    bad_server_take(&s);
+    bad_server_call(&s, 10, EP_TIME_NEVER, &b, NULL);
     late.call_id = s.call_id;
     raw_peer_send_message(&s.p, late, &reply.base, false, false);
     answer_wait_end(&b);
@@ -598,8 +590,7 @@ LANE_TEST(wrong_frames_from_a_server_break_the_connection)
         bad_server s;
         answer a;
         bad_server_init(&s, url, give_up, ANSWERS_HELLO);
-        cr_assert_eq(forward_start(&s.f, "echo", 0, 1, EP_TIME_NEVER, &a, NULL, NULL), EP_OK);
-        bad_server_take(&s);
+        bad_server_call(&s, 0, EP_TIME_NEVER, &a, NULL);
         ep_frame frame = wrong[i];
         frame.call_id = frame.call_id == 0 ? s.call_id : frame.call_id;
         raw_peer_send(&s.p, frame, NULL, NULL, false);
@@ -617,8 +608,7 @@ LANE_TEST(an_undecodable_reply_fails_its_call_only)
     uint8_t junk[] = {0xff, 0xff, 0xff};
     bad_server_init(&s, url, give_up, ANSWERS_HELLO);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(forward_start(&s.f, "echo", 0, 1, EP_TIME_NEVER, &a, NULL, NULL), EP_OK);
-        bad_server_take(&s);
+        bad_server_call(&s, 0, EP_TIME_NEVER, &a, NULL);
         ep_frame frame = {.kind = EP_FRAME_REPLY,
                           .call_id = s.call_id,
                           .method_id = s.method_id,
@@ -678,8 +668,7 @@ Test(rpc_connection_tcp, a_damaged_payload_fails_its_call_and_keeps_the_connecti
     raw_peer p;
     Expertd__V1__Hello hello;
     Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_frame frame = {
-        .kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = EP_FRAME_DEADLINE_NONE};
+    ep_frame frame = raw_request(1, 0);
     fixture_init(&f, &(fixture_options){
                          .url = "tcp://127.0.0.1:0", .server = server_crc, .no_channel = true});
     raw_peer_dial(&p, f.url);
@@ -690,10 +679,7 @@ Test(rpc_connection_tcp, a_damaged_payload_fails_its_call_and_keeps_the_connecti
     cr_assert(reply != NULL && frame.status == 0);
     ep_buffer_unref(reply);
     for (uint32_t i = 0; i < 2; i++) {
-        ep_frame call = {.kind = EP_FRAME_REQUEST,
-                         .call_id = 2 + i,
-                         .method_id = 0x0101,
-                         .deadline_us = EP_FRAME_DEADLINE_NONE};
+        ep_frame call = raw_request(2 + i, 0x0101);
         call.payload_crc = 0x12345678; /* the first time it stays: a wrong one */
         raw_peer_send_message(&p, call, &request.base, true, i == 1);
         reply = raw_peer_receive(&p, &frame);

@@ -10,17 +10,7 @@
 #include "raw_peer.h"
 #include "rpc_fixture.h"
 
-#define LANE_TEST(name)                                                                            \
-    static void name(const char *url);                                                             \
-    Test(rpc_hostile_loopback, name)                                                               \
-    {                                                                                              \
-        name("loopback://rpc-hostile");                                                            \
-    }                                                                                              \
-    Test(rpc_hostile_tcp, name)                                                                    \
-    {                                                                                              \
-        name("tcp://127.0.0.1:0");                                                                 \
-    }                                                                                              \
-    static void name(const char *url)
+#define LANE_TEST(name) RPC_LANE_TEST(rpc_hostile, name)
 
 #define FORWARD_ID 0x0101
 #define NO_DEADLINE EP_FRAME_DEADLINE_NONE
@@ -91,10 +81,7 @@ static size_t good_request(uint8_t *out, uint64_t call_id)
     size_t header_bytes;
     request.model = (char *)(uintptr_t) "echo";
     uint8_t *header = raw_request_header(&request.base, &header_bytes);
-    ep_frame frame = {.kind = EP_FRAME_REQUEST,
-                      .call_id = call_id,
-                      .method_id = FORWARD_ID,
-                      .deadline_us = NO_DEADLINE};
+    ep_frame frame = raw_request(call_id, FORWARD_ID);
     frame.header_bytes = (uint32_t)header_bytes;
     frame.tensor_offset = ep_frame_tensor_offset(frame.header_bytes);
     memset(out, 0, frame.tensor_offset);
@@ -193,7 +180,7 @@ LANE_TEST(before_hello_nobody_takes_memory)
     raw_peer p;
     ep_buffer_pool_stats stats;
     uint8_t *large = calloc(1, 8 << 20);
-    ep_frame frame = {.kind = EP_FRAME_REQUEST, .call_id = 1, .deadline_us = NO_DEADLINE};
+    ep_frame frame = raw_request(1, 0);
     frame.tensor_offset = ep_frame_tensor_offset(0);
     frame.tensor_bytes = (8 << 20) - frame.tensor_offset;
     ep_frame_encode(&frame, large);
@@ -253,14 +240,12 @@ LANE_TEST(wrong_requests_are_answered_by_name)
 {
     fixture f;
     raw_peer p;
-    ep_frame call = {
-        .kind = EP_FRAME_REQUEST, .call_id = 10, .method_id = 0x7777, .deadline_us = NO_DEADLINE};
+    ep_frame call = raw_request(10, 0x7777);
     uint8_t junk[] = {0, 0, 0, 0, 0xff, 0xff, 0xff};
     uint8_t lies[] = {0xff, 0xff, 0xff, 0x7f, 0, 0};
     uint8_t empty[] = {0, 0, 0, 0};
     fixture_init(&f, &(fixture_options){.url = url});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_peer_meet(&p, f.url);
     expect_status(&p, call, NULL, 12, "method id 0x7777");
     call.method_id = 0x0201;
     expect_status(&p, call, NULL, 12, "expertd.v1.NodeInfo");
@@ -295,8 +280,7 @@ LANE_TEST(a_budget_bomb_is_refused_cheaply)
     raw_peer p;
     uint8_t *header = calloc(1, 4 + 2 * PAIRS);
     ep_buffer_pool_stats stats;
-    ep_frame call = {
-        .kind = EP_FRAME_REQUEST, .call_id = 10, .method_id = 0x0301, .deadline_us = NO_DEADLINE};
+    ep_frame call = raw_request(10, 0x0301);
     Expertd__V1__Hello hello;
     fixture_init(&f, &(fixture_options){.url = url});
     for (size_t i = 0; i < PAIRS; i++) {
@@ -316,6 +300,15 @@ LANE_TEST(a_budget_bomb_is_refused_cheaply)
     free(header);
 }
 
+static void raw_hold(raw_peer *p, uint64_t id, uint32_t deadline_us)
+{
+    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    ep_frame call = raw_request(id, FORWARD_ID);
+    call.deadline_us = deadline_us;
+    request.model = (char *)(uintptr_t) "hold";
+    raw_peer_send_message(p, call, &request.base, true, false);
+}
+
 /* ---- credits and ids ---- */
 
 static void small_credit(ep_rpc_server_config *config)
@@ -327,17 +320,10 @@ LANE_TEST(a_peer_that_overruns_its_credit_is_closed)
 {
     fixture f;
     raw_peer p;
-    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
     fixture_init(&f, &(fixture_options){.url = url, .server = small_credit});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
-    request.model = (char *)(uintptr_t) "hold";
+    raw_peer_meet(&p, f.url);
     for (uint32_t i = 0; i < 33; i++) { /* 32 frames of 128 bytes fit */
-        ep_frame call = {.kind = EP_FRAME_REQUEST,
-                         .call_id = 100 + i,
-                         .method_id = FORWARD_ID,
-                         .deadline_us = NO_DEADLINE};
-        raw_peer_send_message(&p, call, &request.base, true, false);
+        raw_hold(&p, 100 + i, NO_DEADLINE);
     }
     raw_peer_wait_closed(&p);
     fixture_wait(&f, &f.cancels, 32);
@@ -351,17 +337,10 @@ LANE_TEST(a_call_id_in_use_closes)
 {
     fixture f;
     raw_peer p;
-    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_frame call = {.kind = EP_FRAME_REQUEST,
-                     .call_id = 100,
-                     .method_id = FORWARD_ID,
-                     .deadline_us = NO_DEADLINE};
     fixture_init(&f, &(fixture_options){.url = url});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
-    request.model = (char *)(uintptr_t) "hold";
-    raw_peer_send_message(&p, call, &request.base, true, false);
-    raw_peer_send_message(&p, call, &request.base, true, false);
+    raw_peer_meet(&p, f.url);
+    raw_hold(&p, 100, NO_DEADLINE);
+    raw_hold(&p, 100, NO_DEADLINE);
     raw_peer_wait_closed(&p);
     fixture_wait(&f, &f.cancels, 1);
     raw_peer_fini(&p);
@@ -371,24 +350,12 @@ LANE_TEST(a_call_id_in_use_closes)
 
 /* ---- loss ---- */
 
-static void raw_hold(raw_peer *p, uint64_t id, uint32_t deadline_us)
-{
-    Expertd__V1__ForwardRequest request = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    ep_frame call = {.kind = EP_FRAME_REQUEST,
-                     .call_id = id,
-                     .method_id = FORWARD_ID,
-                     .deadline_us = deadline_us};
-    request.model = (char *)(uintptr_t) "hold";
-    raw_peer_send_message(p, call, &request.base, true, false);
-}
-
 LANE_TEST(a_lost_client_cancels_its_calls)
 {
     fixture f;
     raw_peer p;
     fixture_init(&f, &(fixture_options){.url = url});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_peer_meet(&p, f.url);
     for (uint64_t i = 0; i < 10; i++) {
         raw_hold(&p, 50 + i, NO_DEADLINE);
     }
@@ -404,8 +371,7 @@ LANE_TEST(the_server_cancels_at_the_deadline_by_itself)
     fixture f;
     raw_peer p;
     fixture_init(&f, &(fixture_options){.url = url});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_peer_meet(&p, f.url);
     raw_hold(&p, 50, 20000);
     fixture_wait(&f, &f.cancels, 1);
     raw_peer_fini(&p);
@@ -422,8 +388,7 @@ LANE_TEST(a_client_that_answers_no_ping_is_closed)
     fixture f;
     raw_peer p;
     fixture_init(&f, &(fixture_options){.url = url, .server = server_pings, .no_channel = true});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_peer_meet(&p, f.url);
     raw_hold(&p, 50, NO_DEADLINE);
     /* one that cannot leave yet stands for the next */
     cr_assert_geq(raw_peer_wait_closed(&p), 1, "no ping");
@@ -437,8 +402,7 @@ LANE_TEST(a_goodbye_from_a_client_ends_its_calls)
     fixture f;
     raw_peer p;
     fixture_init(&f, &(fixture_options){.url = url});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_peer_meet(&p, f.url);
     raw_hold(&p, 50, NO_DEADLINE);
     fixture_wait(&f, &f.held_count, 1);
     raw_peer_send(&p, (ep_frame){.kind = EP_FRAME_GOODBYE}, NULL, NULL, false);
@@ -491,8 +455,7 @@ LANE_TEST(answered_pings_keep_the_connection)
     fixture f;
     raw_peer p;
     fixture_init(&f, &(fixture_options){.url = url, .server = answered_pings, .no_channel = true});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_peer_meet(&p, f.url);
     for (int i = 0; i < 25; i++) { /* more than may be missed */
         ep_frame frame;
         ep_buffer *ping = raw_peer_receive(&p, &frame);
@@ -511,17 +474,13 @@ LANE_TEST(waiting_for_memory_is_not_taken_for_death)
 {
     fixture f;
     raw_peer p;
-    ep_frame frame = {.kind = EP_FRAME_REQUEST,
-                      .call_id = 7,
-                      .method_id = FORWARD_ID,
-                      .deadline_us = NO_DEADLINE};
+    ep_frame frame = raw_request(7, FORWARD_ID);
     ep_buffer *lent = NULL;
     ep_buffer_pool *server_pool;
     cr_assert_eq(ep_buffer_pool_create(1 << 20, 0, &server_pool), EP_OK);
     limited_pool = server_pool;
     fixture_init(&f, &(fixture_options){.url = url, .server = limited_pings, .no_channel = true});
-    raw_peer_dial(&p, f.url);
-    cr_assert_eq(raw_peer_hello(&p, NULL), 0);
+    raw_peer_meet(&p, f.url);
     ep_buffer_pool_stats stats;
     do { /* what Hello needed comes back first, else it would serve the request */
         sched_yield();
@@ -564,8 +523,7 @@ LANE_TEST(a_peer_that_does_not_read_its_replies_is_closed)
     ep_rpc_server_stats stats;
     Expertd__V1__WatchPlacementRequest request = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     Expertd__V1__Epoch have = EXPERTD__V1__EPOCH__INIT;
-    ep_frame call = {
-        .kind = EP_FRAME_REQUEST, .call_id = 9, .method_id = 0x0303, .deadline_us = NO_DEADLINE};
+    ep_frame call = raw_request(9, 0x0303);
     fixture_init(&f, &(fixture_options){.url = url, .server = small_queue});
     raw_peer_dial_limited(&p, f.url, 32768);
     cr_assert_eq(raw_peer_hello(&p, NULL), 0);
