@@ -9,7 +9,29 @@
 #include "base/check.h"
 #include "model/safetensors_writer.h"
 
-TestSuite(checkpoint_damage, .init = make_test_dir, .fini = remove_test_dir);
+static ep_checkpoint *checkpoint;
+static ep_error error;
+
+static void close_opened(void)
+{
+    ep_checkpoint_close(checkpoint);
+    checkpoint = NULL;
+}
+
+static void close_and_remove(void)
+{
+    close_opened();
+    remove_test_dir();
+}
+
+TestSuite(checkpoint_damage, .init = make_test_dir, .fini = close_and_remove);
+
+/* As the directory is now. */
+static void open_written(void)
+{
+    close_opened();
+    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+}
 
 #define INDEX "model.safetensors.index.json"
 #define SHARD_1 "model-00001-of-00002.safetensors"
@@ -18,15 +40,12 @@ TestSuite(checkpoint_damage, .init = make_test_dir, .fini = remove_test_dir);
 static void write_fixture(uint32_t shards)
 {
     ep_fixture_config config = ep_fixture_default();
-    ep_error error;
     config.shards = shards;
     ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
 }
 
 static void expect_open_fails(ep_err err, const char *text)
 {
-    ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     ep_err got = ep_checkpoint_open(test_dir, &checkpoint, &error);
     cr_assert_eq(got, err, "code %s: %s", ep_err_name(got), got == EP_OK ? "" : error.text);
     ASSERT_TEXT(error, text);
@@ -91,8 +110,6 @@ Test(checkpoint_damage, an_index_that_swaps_two_shards_is_refused)
 
 Test(checkpoint_damage, a_directory_without_its_files_says_which)
 {
-    ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     expect_open_fails(EP_ERR_NOT_FOUND, "config.json: there is no such file in ");
     write_fixture(1);
     unlink(test_path("model.safetensors"));
@@ -140,8 +157,6 @@ Test(checkpoint_damage, a_link_to_a_sibling_with_the_same_beginning_is_refused)
     cr_assert_eq(rename(test_path("config.json"), test_path("model-other/config.json")), 0);
     snprintf(target, sizeof(target), "%s/model-other/config.json", test_dir);
     cr_assert_eq(symlink(target, test_path("model/config.json")), 0);
-    ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     ASSERT_FAILS(ep_checkpoint_open(test_path("model"), &checkpoint, &error), EP_ERR_BAD_FILE,
                  error, "config.json: is a symbolic link to ");
 }
@@ -166,7 +181,6 @@ Test(checkpoint_damage, the_config_must_fit_the_tensors)
         "config.json: layer 0 has 7 experts by its config, but tensor "
         "model.layers.0.block_sparse_moe.experts.7.w2.weight exists; allowed experts 0..6");
     ep_fixture_config config = ep_fixture_default();
-    ep_error error;
     config.shared_inner = config.inner;
     ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
     edit_file("config.json", "\"n_shared_experts\": 1", "\"n_shared_experts\": 0");
@@ -178,7 +192,6 @@ static void write_one(const char *name, int64_t rows, int64_t columns)
 {
     static uint16_t zeros[4096];
     ep_named_tensor tensor = {name, ep_tensor_2d(zeros, EP_DTYPE_BF16, rows, columns)};
-    ep_error error;
     ASSERT_OK(ep_safetensors_write(test_path("model.safetensors"), &tensor, 1, NULL, 0, &error),
               error);
 }
@@ -186,7 +199,6 @@ static void write_one(const char *name, int64_t rows, int64_t columns)
 Test(checkpoint_damage, a_family_without_names_for_shared_experts_may_have_none)
 {
     ep_fixture_config config = ep_fixture_default();
-    ep_error error;
     config.shared_inner = config.inner;
     ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
     edit_file("config.json", "\"model_type\": \"mixtral\"", "\"model_type\": \"gpt_oss\"");
@@ -213,16 +225,13 @@ Test(checkpoint_damage, unknown_names_are_said)
 /* Words of GPTQ or AWQ mean something only with a config that says which. */
 Test(checkpoint_damage, words_without_a_method_are_refused)
 {
-    ep_checkpoint *checkpoint = NULL;
     ep_expert_data data = {0};
-    ep_error error;
     write_fixture(1);
     edit_file("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
     write_one("layers.0.mlp.experts.0.gate_proj.qweight", 2, 2);
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     cr_expect_neq(ep_checkpoint_read_expert(checkpoint, 0, 0, &data, &error), EP_OK);
     ASSERT_TEXT(error, "layers.0.mlp.experts.0.gate_proj.qweight: ");
-    ep_checkpoint_close(checkpoint);
 }
 
 /* ---- layers, keys and types ---- */
@@ -244,16 +253,13 @@ Test(checkpoint_damage, keys_and_files_must_agree_on_the_moe_layers)
 
 Test(checkpoint_damage, without_a_key_the_files_say_which_layers_have_experts)
 {
-    ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     write_fixture(1);
     edit_file("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
     edit_file("config.json", "\"first_k_dense_replace\"", "\"something_else\"");
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     cr_expect_eq(ep_checkpoint_info(checkpoint)->layers_count, 3);
     cr_assert_eq(ep_checkpoint_info(checkpoint)->moe_layers_count, 2);
     cr_expect_eq(ep_checkpoint_info(checkpoint)->moe_layers[1].layer, 1);
-    ep_checkpoint_close(checkpoint);
 }
 
 Test(checkpoint_damage, a_key_about_experts_that_nothing_reads_is_refused)
@@ -266,38 +272,31 @@ Test(checkpoint_damage, a_key_about_experts_that_nothing_reads_is_refused)
 
 Test(checkpoint_damage, an_unknown_type_serves_its_experts_and_not_its_router)
 {
-    ep_checkpoint *checkpoint = NULL;
     ep_checkpoint_gate gate;
     ep_expert_data expert;
-    ep_error error;
     write_fixture(1);
     edit_file("config.json", "\"model_type\": \"mixtral\"", "\"model_type\": \"newtral\"");
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 0, &expert, &error), error);
     ep_expert_data_free(&expert);
     cr_assert_eq(ep_checkpoint_read_gate(checkpoint, 0, &gate, &error), EP_ERR_UNIMPLEMENTED);
     cr_assert_str_eq(error.text, "this build does not compute the router of model type 'newtral': "
                                  "its model type has no row in this build's table");
-    ep_checkpoint_close(checkpoint);
 }
 
 Test(checkpoint_damage, a_survey_counts_experts_that_cannot_be_read)
 {
-    ep_checkpoint *checkpoint = NULL;
     ep_checkpoint_survey survey;
-    ep_error error;
     write_fixture(1);
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     ep_checkpoint_survey_experts(checkpoint, &survey);
     cr_expect(survey.experts == 16 && survey.unreadable == 0);
-    ep_checkpoint_close(checkpoint);
     edit_file("config.json", "\"moe_intermediate_size\": 16", "\"moe_intermediate_size\": 18");
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     ep_checkpoint_survey_experts(checkpoint, &survey);
     cr_expect(survey.experts == 16 && survey.unreadable == 16);
     cr_expect(survey.first.layer == 0 && survey.first.expert == 0);
     ASSERT_TEXT(survey.first, "shape is [16,32], allowed [18,32] by config.json");
-    ep_checkpoint_close(checkpoint);
 }
 
 /* Rewrites the fixture's tensors with one replaced, or left out when replacement is NULL. */
@@ -305,10 +304,8 @@ static void replace_tensor(const char *name, const ep_named_tensor *replacement)
 {
     ep_named_tensor tensors[128];
     size_t count = 0;
-    ep_error error;
-    ep_checkpoint *checkpoint = NULL;
     write_fixture(1);
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     for (uint32_t layer = 0; layer < 2; layer++) {
         for (int i = 0; i < 8 * 3 + 1; i++) {
             static const char *const words[] = {"w1", "w2", "w3"};
@@ -330,7 +327,7 @@ static void replace_tensor(const char *name, const ep_named_tensor *replacement)
                 strdup(full), ep_tensor_2d(data, info.dtype, info.shape[0], info.shape[1])};
         }
     }
-    ep_checkpoint_close(checkpoint);
+    close_opened();
     cr_assert_eq(count, 49, "%s is not in the fixture", name);
     size_t own = count;
     if (replacement != NULL) {
@@ -348,9 +345,7 @@ static void replace_tensor(const char *name, const ep_named_tensor *replacement)
 static void expect_one_bad(uint32_t bad_layer, uint32_t bad_expert, ep_err bad_err,
                            const char *text)
 {
-    ep_checkpoint *checkpoint = NULL;
-    ep_error error;
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     for (uint32_t layer = 0; layer < 2; layer++) {
         for (uint32_t e = 0; e < 8; e++) {
             ep_expert_data data = {0};
@@ -367,7 +362,6 @@ static void expect_one_bad(uint32_t bad_layer, uint32_t bad_expert, ep_err bad_e
             ep_expert_data_free(&data);
         }
     }
-    ep_checkpoint_close(checkpoint);
 }
 
 Test(checkpoint_damage, a_bad_tensor_takes_down_its_expert_only)
@@ -413,12 +407,10 @@ Test(checkpoint_damage, a_bad_router_is_named_and_the_experts_are_served)
     static float zeros[64 * 64];
     static const char gate[] = "model.layers.1.block_sparse_moe.gate.weight";
     ep_named_tensor other = {gate, ep_tensor_2d(zeros, EP_DTYPE_BF16, 7, 32)};
-    ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     float *weight = NULL;
     float *bias = NULL;
     replace_tensor(gate, &other);
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     ASSERT_FAILS(ep_checkpoint_read_router(checkpoint, 1, &weight, &bias, &error), EP_ERR_BAD_FILE,
                  error,
                  "model.layers.1.block_sparse_moe.gate.weight: shape is [7,32], allowed "
@@ -426,33 +418,28 @@ Test(checkpoint_damage, a_bad_router_is_named_and_the_experts_are_served)
     cr_assert_null(weight);
     ASSERT_OK(ep_checkpoint_read_router(checkpoint, 0, &weight, &bias, &error), error);
     free(weight);
-    ep_checkpoint_close(checkpoint);
     replace_tensor(gate, NULL);
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     ASSERT_FAILS(ep_checkpoint_read_router(checkpoint, 1, &weight, &bias, &error), EP_ERR_NOT_FOUND,
                  error, "tensor model.layers.1.block_sparse_moe.gate.weight: is in none");
-    ep_checkpoint_close(checkpoint);
 }
 
 Test(checkpoint_damage, a_gate_the_model_type_needs_may_not_be_missing)
 {
     ep_fixture_config config = ep_fixture_default();
-    ep_checkpoint *checkpoint = NULL;
     ep_expert_data data = {0};
-    ep_error error;
     config.names = EP_NAMES_N1;
     config.router = EP_ROUTER_R2;
     config.shared_inner = config.inner; /* no gate: written as a qwen3_moe with a shared expert */
     ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
     edit_file("config.json", "qwen3_moe", "qwen2_moe");
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     ASSERT_FAILS(
         ep_checkpoint_read_expert(checkpoint, 0, 8, &data, &error), EP_ERR_NOT_FOUND, error,
         "tensor model.layers.0.mlp.shared_expert_gate.weight: is missing; a qwen2_moe model's "
         "shared expert has a gate");
     ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 7, &data, &error), error);
     ep_expert_data_free(&data);
-    ep_checkpoint_close(checkpoint);
 }
 
 Test(checkpoint_damage, a_bias_does_not_stand_for_the_weight)
@@ -468,11 +455,9 @@ Test(checkpoint_damage, a_bias_does_not_stand_for_the_weight)
 
 Test(checkpoint_damage, files_that_change_after_open_fail_their_experts_only)
 {
-    ep_checkpoint *checkpoint = NULL;
     ep_expert_data data = {0};
-    ep_error error;
     write_fixture(2);
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     cr_assert_eq(truncate(test_path(SHARD_2), 100), 0);
     ASSERT_FAILS(ep_checkpoint_read_expert(checkpoint, 1, 7, &data, &error), EP_ERR_BAD_FILE, error,
                  "tensor model.layers.1.block_sparse_moe.experts.7.w1.weight: " SHARD_2
@@ -483,17 +468,14 @@ Test(checkpoint_damage, files_that_change_after_open_fail_their_experts_only)
     unlink(test_path(SHARD_1)); /* still open: its bytes are still there */
     ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 0, &data, &error), error);
     ep_expert_data_free(&data);
-    ep_checkpoint_close(checkpoint);
 }
 
 /* Of every expert: 1 its bytes are as they were, 0 it is refused by file, tensor and reason. */
-static uint32_t count_readable(ep_checkpoint *checkpoint, uint8_t digests[16][EP_SHA256_BYTES],
-                               const char *reason)
+static uint32_t count_readable(uint8_t digests[16][EP_SHA256_BYTES], const char *reason)
 {
     uint32_t readable = 0;
     for (uint32_t i = 0; i < 16; i++) {
         ep_expert_data data = {0};
-        ep_error error;
         const ep_err err = ep_checkpoint_read_expert(checkpoint, i / 8, i % 8, &data, &error);
         if (err == EP_OK) {
             cr_expect_arr_eq(data.sha256, digests[i], EP_SHA256_BYTES);
@@ -513,13 +495,11 @@ static uint32_t count_readable(ep_checkpoint *checkpoint, uint8_t digests[16][EP
 
 Test(checkpoint_damage, a_file_that_loses_its_end_loses_the_experts_there)
 {
-    ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     uint8_t digests[16][EP_SHA256_BYTES];
     size_t count;
     write_fixture(1);
     char *bytes = read_raw("model.safetensors", &count);
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     for (uint32_t i = 0; i < 16; i++) {
         ep_expert_data data = {0};
         ASSERT_OK(ep_checkpoint_read_expert(checkpoint, i / 8, i % 8, &data, &error), error);
@@ -528,11 +508,11 @@ Test(checkpoint_damage, a_file_that_loses_its_end_loses_the_experts_there)
     }
     uint32_t last = 16;
     for (size_t keep = count - 1; keep > count / 4; keep -= count / 8) {
-        ep_checkpoint_close(checkpoint); /* what is cut twice is not read at all */
+        /* what is cut twice is not read at all */
         write_raw("model.safetensors", bytes, count);
-        ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+        open_written();
         cr_assert_eq(truncate(test_path("model.safetensors"), (off_t)keep), 0);
-        const uint32_t readable = count_readable(checkpoint, digests, " bytes, had ");
+        const uint32_t readable = count_readable(digests, " bytes, had ");
         cr_expect(readable <= last, "%zu of %zu bytes: %u, before %u", keep, count, readable, last);
         cr_expect(keep < count - 1 || readable >= 15, "one byte is of one tensor, and %u are left",
                   readable);
@@ -540,16 +520,14 @@ Test(checkpoint_damage, a_file_that_loses_its_end_loses_the_experts_there)
     }
     cr_expect(last > 0 && last < 12, "%u, and less than half of the file is left", last);
     /* Shorter, but written anew: its bytes are another model's. */
-    ep_checkpoint_close(checkpoint);
     write_raw("model.safetensors", bytes, count);
-    ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
+    open_written();
     for (size_t i = count / 8; i < count; i++) {
         bytes[i] = (char)(bytes[i] ^ 1);
     }
     write_raw("model.safetensors", bytes, count - 1);
-    cr_expect_eq(count_readable(checkpoint, digests, " bytes, had "), 0);
+    cr_expect_eq(count_readable(digests, " bytes, had "), 0);
     free(bytes);
-    ep_checkpoint_close(checkpoint);
 }
 
 Test(checkpoint_damage, a_tensor_beside_the_experts_that_nothing_reads_is_refused)
