@@ -60,6 +60,15 @@ static ep_weight_stats settle(void)
     return stats;
 }
 
+static ep_weight_layer layer_of(uint32_t index)
+{
+    const ep_model_info *info = ep_checkpoint_info(checkpoint);
+    return (ep_weight_layer){.model = "demo",
+                             .checkpoint = checkpoint,
+                             .format = info->format,
+                             .shape = info->moe_layers[index]};
+}
+
 /* A store over the fixture's two layers of 8 experts. */
 static void open_store(uint64_t weight_bytes_max)
 {
@@ -80,10 +89,7 @@ static void open_store(uint64_t weight_bytes_max)
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
-        ep_weight_layer layer = {.model = "demo",
-                                 .checkpoint = checkpoint,
-                                 .format = info->format,
-                                 .shape = info->moe_layers[l]};
+        const ep_weight_layer layer = layer_of(l);
         cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
         cr_assert_eq(slot, l);
     }
@@ -92,10 +98,14 @@ static void open_store(uint64_t weight_bytes_max)
 
 static void setup(void)
 {
-    ep_error e;
-    ep_fixture_config fixture = ep_fixture_default();
-    ep_fixture_temp_dir(dir);
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    const ep_fixture_config fixture = ep_fixture_default();
+    ep_fixture_new(&fixture, dir);
+}
+
+static void write_anew(const ep_fixture_config *fixture)
+{
+    ep_fixture_remove(dir);
+    ep_fixture_new(fixture, dir);
 }
 
 static void teardown(void)
@@ -111,16 +121,23 @@ static void teardown(void)
 
 TestSuite(weight_store, .init = setup, .fini = teardown);
 
+static uint32_t missing; /* and what of it, where hold() returns false */
+static ep_expert_state state;
+
+static bool hold(uint32_t layer, const uint32_t *experts, uint32_t count, ep_resident **residents)
+{
+    return ep_weight_store_acquire(store, layer, experts, NULL, count, residents, &missing, &state);
+}
+
 Test(weight_store, wanted_experts_become_resident_with_their_hash)
 {
-    uint32_t owned[8], experts[2] = {1, 6}, missing;
-    ep_expert_state state;
+    uint32_t owned[8], experts[2] = {1, 6};
     ep_resident *residents[2];
     ep_expert_data data;
     ep_error e;
     const uint8_t some[8] = {0, 1, 0, 0, 0, 0, 1, 0};
     open_store(0);
-    cr_expect_not(ep_weight_store_acquire(store, 0, experts, NULL, 2, residents, &missing, &state));
+    cr_expect_not(hold(0, experts, 2, residents));
     cr_expect_eq(state, EP_EXPERT_ABSENT);
     ep_weight_store_want(store, 0, some);
     ep_weight_stats stats = settle();
@@ -130,7 +147,7 @@ Test(weight_store, wanted_experts_become_resident_with_their_hash)
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 2);
     cr_expect_eq(owned[1], 6);
     cr_expect_eq(ep_weight_store_owned_count(store, 1), 0);
-    cr_assert(ep_weight_store_acquire(store, 0, experts, NULL, 2, residents, &missing, &state));
+    cr_assert(hold(0, experts, 2, residents));
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 6, &data, &e), EP_OK);
     cr_expect_arr_eq(residents[1]->sha256, data.sha256, EP_SHA256_BYTES);
     ep_expert_data_free(&data);
@@ -141,13 +158,12 @@ Test(weight_store, wanted_experts_become_resident_with_their_hash)
 Test(weight_store, acquiring_is_all_or_nothing_and_names_the_missing_one)
 {
     const uint8_t some[8] = {1, 1};
-    uint32_t experts[3] = {0, 1, 5}, missing = 99;
-    ep_expert_state state;
+    uint32_t experts[3] = {0, 1, 5};
     ep_resident *residents[3];
     open_store(0);
     ep_weight_store_want(store, 0, some);
     settle();
-    cr_expect_not(ep_weight_store_acquire(store, 0, experts, NULL, 3, residents, &missing, &state));
+    cr_expect_not(hold(0, experts, 3, residents));
     cr_expect_eq(missing, 5);
     const uint8_t none[8] = {0};
     ep_weight_store_want(store, 0, none);
@@ -157,14 +173,13 @@ Test(weight_store, acquiring_is_all_or_nothing_and_names_the_missing_one)
 
 Test(weight_store, dropped_experts_live_until_their_last_user)
 {
-    uint32_t expert = 3, missing;
-    ep_expert_state state;
+    uint32_t expert = 3;
     ep_resident *resident;
     const uint8_t none[8] = {0};
     open_store(0);
     ep_weight_store_want(store, 1, all);
     settle();
-    cr_assert(ep_weight_store_acquire(store, 1, &expert, NULL, 1, &resident, &missing, &state));
+    cr_assert(hold(1, &expert, 1, &resident));
     ep_weight_store_want(store, 1, none);
     cr_expect_eq(ep_weight_store_unwanted_count(store), 8);
     cr_expect_eq(ep_weight_store_owned_count(store, 1), 8, "they stay until they are dropped");
@@ -181,13 +196,27 @@ Test(weight_store, dropped_experts_live_until_their_last_user)
 /* Bytes of one packed expert of the fixture. */
 static uint64_t bytes_of_one(void)
 {
-    const uint8_t one[8] = {1};
-    open_store(0);
-    ep_weight_store_want(store, 0, one);
-    const uint64_t bytes = settle().resident_bytes;
-    teardown();
-    setup();
+    const ep_backend_config config = {.threads = 1};
+    ep_checkpoint *of;
+    ep_backend *by;
+    ep_expert_source outline;
+    cr_assert_eq(ep_checkpoint_open(dir, &of, NULL), EP_OK);
+    cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &by, NULL), EP_OK);
+    cr_assert_eq(ep_checkpoint_outline_expert(of, 0, 0, &outline, NULL), EP_OK);
+    const uint64_t bytes = by->ops->weights_bytes(by, &outline);
+    by->ops->close(by);
+    ep_checkpoint_close(of);
     return bytes;
+}
+
+/* All experts of layer 0 are owned, with memory for so many; returns the bytes of one. */
+static uint64_t open_with_room(uint32_t experts)
+{
+    const uint64_t each = bytes_of_one();
+    open_store(each * experts);
+    ep_weight_store_want(store, 0, all);
+    settle();
+    return each;
 }
 
 /* A wait and what came of it. */
@@ -226,11 +255,16 @@ static void await(asked *a)
     cr_assert_eq(a->ready_count, 1);
 }
 
+static void get(asked *a, uint32_t layer, uint32_t expert)
+{
+    ask(a, layer, expert, UINT64_MAX);
+    await(a);
+}
+
 Test(weight_store, experts_beyond_the_budget_are_owned_and_come_when_they_are_asked_for)
 {
     const uint64_t each = bytes_of_one();
-    uint32_t owned[8], digests[8], missing;
-    ep_expert_state state;
+    uint32_t owned[8], digests[8];
     asked a;
     open_store(each * 3 + each / 2);
     ep_weight_store_want(store, 0, all);
@@ -247,10 +281,9 @@ Test(weight_store, experts_beyond_the_budget_are_owned_and_come_when_they_are_as
         ep_resident *resident = NULL;
         ep_expert_data data;
         ep_error e;
-        cr_assert(ep_weight_store_acquire(store, 0, &expert, NULL, 1, &resident, &missing, &state));
+        cr_assert(hold(0, &expert, 1, &resident));
         if (resident == NULL) {
-            ask(&a, 0, expert, UINT64_MAX);
-            await(&a);
+            get(&a, 0, expert);
             cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
             resident = a.resident;
         }
@@ -272,16 +305,11 @@ Test(weight_store, experts_beyond_the_budget_are_owned_and_come_when_they_are_as
 
 Test(weight_store, a_load_for_which_all_memory_is_held_waits_for_the_last_job)
 {
-    const uint64_t each = bytes_of_one();
     const uint32_t two[2] = {0, 1};
-    uint32_t missing;
-    ep_expert_state state;
     ep_resident *held[2];
     asked a, b;
-    open_store(each * 2);
-    ep_weight_store_want(store, 0, all);
-    settle();
-    cr_assert(ep_weight_store_acquire(store, 0, two, NULL, 2, held, &missing, &state));
+    const uint64_t each = open_with_room(2);
+    cr_assert(hold(0, two, 2, held));
     ask(&a, 0, 5, UINT64_MAX);
     ask(&b, 0, 5, UINT64_MAX);
     ep_weight_stats stats;
@@ -304,17 +332,12 @@ Test(weight_store, a_load_for_which_all_memory_is_held_waits_for_the_last_job)
 
 Test(weight_store, waits_end_at_their_deadline_and_when_the_store_closes)
 {
-    const uint64_t each = bytes_of_one();
     const uint32_t zero = 0;
-    uint32_t missing;
-    ep_expert_state state;
     ep_resident *held;
     asked late, closed, after;
     cr_assert_eq(ep_timer_service_create("timers", &timers), EP_OK);
-    open_store(each);
-    ep_weight_store_want(store, 0, all);
-    settle();
-    cr_assert(ep_weight_store_acquire(store, 0, &zero, NULL, 1, &held, &missing, &state));
+    open_with_room(1);
+    cr_assert(hold(0, &zero, 1, &held));
     ask(&late, 0, 4, ep_clock_now_ns() + EP_NS_PER_MS);
     ask(&closed, 0, 6, UINT64_MAX);
     await(&late);
@@ -344,11 +367,7 @@ Test(weight_store, a_budget_below_one_expert_is_refused_by_name)
         .backends = &backend, .backends_count = 1, .weight_bytes_max = 100, .on_change = on_change};
     ep_weight_store *small;
     cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
-    const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    ep_weight_layer layer = {.model = "demo",
-                             .checkpoint = checkpoint,
-                             .format = info->format,
-                             .shape = info->moe_layers[1]};
+    const ep_weight_layer layer = layer_of(1);
     cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e), EP_ERR_BAD_CONFIG);
     cr_expect_str_eq(e.text, "weight_bytes_max is 100, one expert of layer 1 of model demo needs "
                              "3072 bytes; allowed: at least that, or 0");
@@ -359,8 +378,7 @@ Test(weight_store, a_cold_expert_that_cannot_be_read_fails_alone)
 {
     const uint64_t each = bytes_of_one();
     char path[EP_FIXTURE_PATH_BYTES + 32];
-    uint32_t owned[8], missing;
-    ep_expert_state state;
+    uint32_t owned[8];
     ep_resident *resident;
     asked a;
     open_store(each * 2);
@@ -368,8 +386,7 @@ Test(weight_store, a_cold_expert_that_cannot_be_read_fails_alone)
     ep_weight_stats before = settle();
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     cr_assert_eq(truncate(path, 4096), 0);
-    ask(&a, 0, 7, UINT64_MAX);
-    await(&a);
+    get(&a, 0, 7);
     cr_expect_null(a.resident);
     cr_expect_eq(a.error.code, EP_ERR_NOT_OWNER, "another copy may help");
     cr_expect_not_null(strstr(a.error.text, "expert 7 could not be loaded"), "%s", a.error.text);
@@ -378,7 +395,7 @@ Test(weight_store, a_cold_expert_that_cannot_be_read_fails_alone)
     cr_expect_eq(stats.failed_count, 1);
     cr_expect_gt(stats.owned_changes, before.owned_changes);
     const uint32_t seven = 7;
-    cr_expect_not(ep_weight_store_acquire(store, 0, &seven, NULL, 1, &resident, &missing, &state));
+    cr_expect_not(hold(0, &seven, 1, &resident));
     cr_expect_eq(state, EP_EXPERT_FAILED);
 }
 
@@ -416,17 +433,12 @@ static bool when_given_up(const ep_weight_wait *wait)
 
 Test(weight_store, an_expert_placed_again_while_its_waiters_gave_up_is_owned)
 {
-    const uint64_t each = bytes_of_one();
     const uint8_t none[8] = {0};
     const uint32_t zero = 0;
-    uint32_t missing;
-    ep_expert_state state;
     ep_resident *held;
     asked a, b;
-    open_store(each);
-    ep_weight_store_want(store, 0, all);
-    settle();
-    cr_assert(ep_weight_store_acquire(store, 0, &zero, NULL, 1, &held, &missing, &state));
+    open_with_room(1);
+    cr_assert(hold(0, &zero, 1, &held));
     ask(&a, 0, 5, UINT64_MAX); /* keeps the loader waiting for the memory that is held */
     b = (asked){.wait = {.expert = 6,
                          .deadline_ns = UINT64_MAX,
@@ -448,16 +460,11 @@ Test(weight_store, an_expert_placed_again_while_its_waiters_gave_up_is_owned)
 
 Test(weight_store, requests_that_miss_do_not_keep_an_assignment_from_its_end, .timeout = 60)
 {
-    const uint64_t each = bytes_of_one();
     const uint32_t two[2] = {0, 1};
-    uint32_t missing;
-    ep_expert_state state;
     ep_resident *held[2];
     asked a, b;
-    open_store(each * 2);
-    ep_weight_store_want(store, 0, all);
-    settle();
-    cr_assert(ep_weight_store_acquire(store, 0, two, NULL, 2, held, &missing, &state));
+    open_with_room(2);
+    cr_assert(hold(0, two, 2, held));
     ask(&a, 0, 5, UINT64_MAX);
     ask(&b, 0, 6, UINT64_MAX);
     ep_weight_store_want(store, 1, all);
@@ -475,7 +482,7 @@ static const ep_backend_ops *plain_ops;
 static ep_backend_ops changed_ops;
 
 /* The backend's functions, for a test to put its own in place of some. The store must be at rest;
- * plain_ops has the real ones, to be put back. */
+ * plain_ops has the real ones. */
 static ep_backend_ops *change_ops(void)
 {
     plain_ops = backend->ops;
@@ -498,16 +505,11 @@ static ep_err load_or_fail(ep_backend *base, const ep_expert_source *source,
 
 Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_again)
 {
-    const uint64_t each = bytes_of_one();
     asked a;
-    open_store(each * 2);
-    ep_weight_store_want(store, 0, all);
-    settle();
-    ep_backend_ops *ops = change_ops();
-    ops->weights_load = load_or_fail;
+    open_with_room(2);
+    change_ops()->weights_load = load_or_fail;
     atomic_store(&fails_left, 1);
-    ask(&a, 0, 7, UINT64_MAX);
-    await(&a);
+    get(&a, 0, 7);
     cr_expect_eq(a.error.code, EP_ERR_UNAVAILABLE);
     cr_expect_not_null(strstr(a.error.text, "expert 7 could not be loaded: made up"), "%s",
                        a.error.text);
@@ -516,12 +518,10 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
     cr_expect_eq(settle().failed_count, 0);
     do {
         usleep(5000);
-        ask(&a, 0, 7, UINT64_MAX);
-        await(&a);
+        get(&a, 0, 7);
     } while (a.error.code == EP_ERR_UNAVAILABLE);
     cr_expect_eq(a.error.code, EP_OK, "%s", a.error.text);
     ep_resident_release(a.resident);
-    backend->ops = plain_ops;
 }
 
 static _Atomic uint64_t unavailable_count;
@@ -541,8 +541,7 @@ static ep_err load_if_available(ep_backend *base, const ep_expert_source *source
 Test(weight_store, what_no_node_gives_is_tried_by_the_first_pass_now_and_then)
 {
     open_store(0);
-    ep_backend_ops *ops = change_ops();
-    ops->weights_load = load_if_available;
+    change_ops()->weights_load = load_if_available;
     atomic_store(&is_unavailable, true);
     const uint64_t begin_ns = ep_clock_now_ns();
     ep_weight_store_want(store, 0, all);
@@ -560,7 +559,6 @@ Test(weight_store, what_no_node_gives_is_tried_by_the_first_pass_now_and_then)
     cr_expect_eq(stats.owned_count, 0);
     atomic_store(&is_unavailable, false);
     cr_expect_eq(settle().owned_count, 8);
-    backend->ops = plain_ops;
 }
 
 static _Atomic int load_nice;
@@ -576,21 +574,14 @@ static ep_err load_and_look(ep_backend *base, const ep_expert_source *source,
 /* A request waits for it, and the lock it takes is the requests' too. */
 Test(weight_store, an_expert_that_is_waited_for_loads_at_the_priority_of_the_process)
 {
-    const uint64_t each = bytes_of_one();
     asked a;
-    open_store(each * 2);
-    ep_weight_store_want(store, 0, all);
-    settle();
-    ep_backend_ops *ops = change_ops();
-    ops->weights_load = load_and_look;
+    open_with_room(2);
+    change_ops()->weights_load = load_and_look;
     atomic_store(&load_nice, 99);
-    ask(&a, 0, 7, UINT64_MAX);
-    await(&a);
+    get(&a, 0, 7);
     cr_expect_eq(a.error.code, EP_OK, "%s", a.error.text);
     cr_expect_eq(atomic_load(&load_nice), getpriority(PRIO_PROCESS, (id_t)getpid()));
     ep_resident_release(a.resident);
-    ep_weight_store_stop(store);
-    backend->ops = plain_ops;
 }
 
 static _Atomic uint32_t places; /* that the system has memory for */
@@ -615,16 +606,12 @@ static void unload_from_place(ep_backend *base, ep_backend_weights *weights)
 Test(weight_store,
      a_cold_expert_comes_in_the_place_of_another_where_memory_is_refused_below_the_budget)
 {
-    const uint64_t each = bytes_of_one();
     const uint8_t less[8] = {0, 0, 1, 1, 1, 1, 1, 1};
     const uint32_t owned[6] = {2, 3, 4, 5, 6, 7};
-    uint32_t missing, cold = 0;
+    uint32_t cold = 0;
     ep_resident *held[6];
-    ep_expert_state state;
     asked a;
-    open_store(each * 4);
-    ep_weight_store_want(store, 0, all);
-    settle();
+    const uint64_t each = open_with_room(4);
     ep_weight_store_want(store, 0, less);
     ep_weight_store_drop_unwanted(store);
     const ep_weight_stats before = settle();
@@ -633,8 +620,7 @@ Test(weight_store,
     ops->weights_load = load_into_place;
     ops->weights_unload = unload_from_place;
     for (uint32_t e = 4; e < 8; e++) {
-        ask(&a, 0, e, UINT64_MAX);
-        await(&a);
+        get(&a, 0, e);
         cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
         ep_resident_release(a.resident);
     }
@@ -642,12 +628,11 @@ Test(weight_store,
     cr_expect_eq(stats.evictions_total, before.evictions_total + 4, "one for each");
     cr_expect_eq(stats.resident_count, 2);
     cr_expect_eq(stats.resident_bytes, 2 * each);
-    cr_assert(ep_weight_store_acquire(store, 0, owned, NULL, 6, held, &missing, &state));
+    cr_assert(hold(0, owned, 6, held));
     for (uint32_t i = 0; i < 6; i++) {
         cold = held[i] == NULL ? owned[i] : cold;
     }
-    ask(&a, 0, cold, UINT64_MAX);
-    await(&a);
+    get(&a, 0, cold);
     cr_expect_eq(a.error.code, EP_ERR_UNAVAILABLE, "all are held");
     cr_expect_not_null(strstr(a.error.text, "could not be loaded: no place"), "%s", a.error.text);
     stats = settle();
@@ -656,8 +641,6 @@ Test(weight_store,
     for (uint32_t i = 0; i < 6; i++) {
         ep_resident_release(held[i]);
     }
-    ep_weight_store_stop(store);
-    backend->ops = plain_ops;
 }
 
 /* The end of the memory is as the end of the budget, also where an assignment is loaded; the
@@ -678,8 +661,7 @@ Test(weight_store, experts_for_which_memory_is_refused_at_the_start_are_cold_or_
         cr_expect_eq(stats.owned_count, has_budget ? 8 : 3);
         cr_expect_eq(stats.failed_count, has_budget ? 0 : 5);
         for (uint32_t e = 0; has_budget && e < 8; e++) {
-            ask(&a, 0, e, UINT64_MAX);
-            await(&a);
+            get(&a, 0, e);
             cr_assert_eq(a.error.code, EP_OK, "expert %u: %s", e, a.error.text);
             ep_resident_release(a.resident);
         }
@@ -711,12 +693,9 @@ Test(weight_store, a_limit_on_addresses_below_the_budget_costs_loads_only, .time
     const uint64_t mib = 1 << 20;
     ep_fixture_config fixture = ep_fixture_default();
     struct rlimit limit;
-    ep_error e;
-    ep_fixture_remove(dir);
-    ep_fixture_temp_dir(dir);
     fixture.hidden = 1024;
     fixture.inner = 512; /* 3 MiB an expert, 16 of them */
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    write_anew(&fixture);
     backend_name = "cpu";
     open_store(64 * mib);
     cr_assert_eq(getrlimit(RLIMIT_AS, &limit), 0);
@@ -789,8 +768,7 @@ Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
     ep_weight_store_want(store, 0, all);
     ep_weight_store_want(store, 1, all);
     settle();
-    ep_backend_ops *ops = change_ops();
-    ops->weights_load = load_or_fail;
+    change_ops()->weights_load = load_or_fail;
     atomic_store(&fails_left, UINT32_MAX);
     const int fd = catch_log(&saved);
     const uint64_t begin_ns = ep_clock_now_ns();
@@ -806,7 +784,6 @@ Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
     cr_expect_geq(lines, 1);
     cr_expect_leq(lines, 1 + spent_s);
     cr_expect_leq(said, 15, "of 16 one is resident");
-    backend->ops = plain_ops;
 }
 
 static uint8_t bytes_of_6[32]; /* its first ones */
@@ -826,25 +803,19 @@ static ep_err load_or_fail_6(ep_backend *base, const ep_expert_source *source,
 Test(weight_store, an_expert_that_cannot_be_read_ahead_of_time_does_not_keep_others_from_it,
      .timeout = 60)
 {
-    const uint64_t each = bytes_of_one();
     const uint32_t pair[2] = {6, 7};
-    uint32_t missing;
-    ep_expert_state state;
     ep_expert_data data;
     ep_weight_stats stats;
     ep_error e;
     prefetches = true;
-    open_store(each * 2);
-    ep_weight_store_want(store, 0, all);
-    settle();
+    open_with_room(2);
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 6, &data, &e), EP_OK, "%s", e.text);
     memcpy(bytes_of_6, data.source.up, sizeof(bytes_of_6));
     ep_expert_data_free(&data);
-    ep_backend_ops *ops = change_ops();
-    ops->weights_load = load_or_fail_6;
+    change_ops()->weights_load = load_or_fail_6;
     do {
         ep_resident *residents[2];
-        cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
+        cr_assert(hold(0, pair, 2, residents));
         ep_resident_release(residents[0]);
         ep_resident_release(residents[1]);
         ep_weight_store_wait(store, 0, NULL, 0);
@@ -852,8 +823,6 @@ Test(weight_store, an_expert_that_cannot_be_read_ahead_of_time_does_not_keep_oth
     } while (stats.prefetches_useful_total == 0);
     cr_expect_eq(atomic_load(&failed_loads), 1, "it is not tried before somebody asks for it");
     cr_expect_eq(stats.owned_count, 8);
-    ep_weight_store_stop(store);
-    backend->ops = plain_ops;
 }
 
 static bool drops_at_once(const ep_weight_wait *wait)
@@ -864,22 +833,16 @@ static bool drops_at_once(const ep_weight_wait *wait)
 
 Test(weight_store, a_prefetch_that_waits_for_the_rate_gives_way_to_a_request)
 {
-    const uint64_t each = bytes_of_one();
     const uint32_t pair[2] = {6, 7};
-    uint32_t missing;
-    ep_expert_state state;
     asked a;
     prefetches = true;
     load_bytes_per_s = 1;
-    open_store(each * 2);
-    ep_weight_store_want(store, 0, all);
-    settle();
-    ask(&a, 0, 3, UINT64_MAX); /* no other load is allowed for hours */
-    await(&a);
+    open_with_room(2);
+    get(&a, 0, 3); /* no other load is allowed for hours */
     ep_resident_release(a.resident);
     for (uint32_t i = 0; i < 100; i++) {
         ep_resident *residents[2];
-        cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
+        cr_assert(hold(0, pair, 2, residents));
         ep_resident_release(residents[0]);
         ep_resident_release(residents[1]);
     }
@@ -913,15 +876,13 @@ Test(weight_store, nothing_runs_for_a_request_once_the_store_has_stopped)
     cr_assert_eq(ep_timer_service_create("timers", &timers), EP_OK);
     for (int by_timer = 0; by_timer < 2; by_timer++) {
         const uint32_t zero = 0;
-        uint32_t missing;
-        ep_expert_state state;
         ep_resident *held = NULL;
         open_store(each);
         ep_weight_store_want(store, 0, all);
         settle();
         atomic_store(&has_left, false);
         if (by_timer) {
-            cr_assert(ep_weight_store_acquire(store, 0, &zero, NULL, 1, &held, &missing, &state));
+            cr_assert(hold(0, &zero, 1, &held));
         }
         a = (asked){
             .wait = {.expert = 3,
@@ -945,18 +906,13 @@ Test(weight_store, nothing_runs_for_a_request_once_the_store_has_stopped)
 
 Test(weight_store, likely_experts_come_ahead_of_time)
 {
-    const uint64_t each = bytes_of_one();
     const uint32_t pair[2] = {6, 7};
-    uint32_t missing;
-    ep_expert_state state;
     ep_weight_stats stats;
     prefetches = true;
-    open_store(each * 2);
-    ep_weight_store_want(store, 0, all);
-    settle();
+    open_with_room(2);
     do { /* experts 6 and 7 are used again and again, though nobody waits for them here */
         ep_resident *residents[2];
-        cr_assert(ep_weight_store_acquire(store, 0, pair, NULL, 2, residents, &missing, &state));
+        cr_assert(hold(0, pair, 2, residents));
         ep_resident_release(residents[0]);
         ep_resident_release(residents[1]);
         ep_weight_store_wait(store, 0, NULL, 0);
@@ -972,18 +928,12 @@ Test(weight_store, a_budget_below_the_shared_expert_is_refused_by_name)
     uint32_t slot;
     ep_weight_store *small;
     ep_fixture_config fixture = ep_fixture_default();
-    ep_fixture_remove(dir);
-    ep_fixture_temp_dir(dir);
     fixture.names = EP_NAMES_N1;
     fixture.router = EP_ROUTER_R3;
     fixture.shared_inner = 4 * fixture.inner;
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    write_anew(&fixture);
     open_store(0);
-    const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    ep_weight_layer layer = {.model = "demo",
-                             .checkpoint = checkpoint,
-                             .format = info->format,
-                             .shape = info->moe_layers[1]};
+    const ep_weight_layer layer = layer_of(1);
     cr_assert_eq(layer.shape.shared_experts, 1);
     const uint8_t shared[9] = {[8] = 1};
     ep_weight_store_want(store, 1, shared);
@@ -1037,19 +987,15 @@ static bool was_warmed(uint32_t inner, uint32_t rows)
  * and none of them twice. */
 Test(weight_store, each_kernel_shape_runs_before_the_first_pass_is_over)
 {
-    ep_error e;
     const uint8_t wanted[9] = {1, 1, 0, 0, 0, 0, 0, 0, 1};
     ep_fixture_config fixture = ep_fixture_default();
-    ep_fixture_remove(dir);
-    ep_fixture_temp_dir(dir);
     fixture.names = EP_NAMES_N1;
     fixture.router = EP_ROUTER_R3;
     fixture.shared_inner = 3 * fixture.inner;
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
+    write_anew(&fixture);
     warms_up = true;
     open_store(0);
-    ep_backend_ops *ops = change_ops();
-    ops->submit = submit_noted;
+    change_ops()->submit = submit_noted;
     ep_weight_store_want(store, 1, wanted);
     ep_weight_store_want(store, 0, wanted);
     cr_expect_eq(settle().resident_count, 6); /* nothing is pending: it is over */
@@ -1061,7 +1007,6 @@ Test(weight_store, each_kernel_shape_runs_before_the_first_pass_is_over)
     cr_expect_eq(warm_runs_count, 20, "ten runs of each shape");
     ep_weight_store_destroy(store);
     store = NULL;
-    backend->ops = plain_ops;
 }
 
 static size_t larger_bytes(ep_backend *base, const ep_expert_source *source)
@@ -1093,14 +1038,9 @@ Test(weight_store, the_size_of_experts_is_that_of_the_first_whole_one)
     open_store(0);
     cr_assert_neq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK);
     cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 1, &outline, &e), EP_OK, "%s", e.text);
-    ep_backend_ops *ops = change_ops();
-    ops->weights_bytes = larger_bytes;
+    change_ops()->weights_bytes = larger_bytes;
     const uint64_t each = backend->ops->weights_bytes(backend, &outline);
-    const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    const ep_weight_layer layer = {.model = "demo",
-                                   .checkpoint = checkpoint,
-                                   .format = info->format,
-                                   .shape = info->moe_layers[0]};
+    const ep_weight_layer layer = layer_of(0);
     for (int is_enough = 0; is_enough < 2; is_enough++) {
         const ep_weight_store_config sc = {.backends = &backend,
                                            .backends_count = 1,
@@ -1111,7 +1051,6 @@ Test(weight_store, the_size_of_experts_is_that_of_the_first_whole_one)
                      is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
         ep_weight_store_destroy(small);
     }
-    backend->ops = plain_ops;
 }
 
 /* What the outline of an expert says is what its data turns out to take. */
@@ -1162,14 +1101,10 @@ Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
     uint32_t slot;
     ep_error e;
     open_store(0);
-    ep_backend_ops *ops = change_ops();
-    ops->device_read = read_crowded;
+    change_ops()->device_read = read_crowded;
     const ep_weight_store_config sc = {
         .backends = &backend, .backends_count = 1, .on_change = on_change};
-    const ep_weight_layer layer = {.model = "demo",
-                                   .checkpoint = checkpoint,
-                                   .format = EP_WEIGHTS_BF16,
-                                   .shape = ep_checkpoint_info(checkpoint)->moe_layers[1]};
+    const ep_weight_layer layer = layer_of(1);
     cr_assert_eq(ep_weight_store_create(&sc, &crowded, &e), EP_OK);
     cr_expect_eq(ep_weight_store_add_layer(crowded, &layer, &slot, &e), EP_ERR_BAD_CONFIG);
     cr_expect_str_eq(
@@ -1178,7 +1113,6 @@ Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
         "3072 bytes; allowed: at "
         "least that; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
     ep_weight_store_destroy(crowded);
-    backend->ops = plain_ops;
 }
 
 /* ---- several devices ---- */
@@ -1228,10 +1162,7 @@ static uint64_t open_devices(uint32_t experts_each)
                                            .on_change = on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
-        ep_weight_layer layer = {.model = "demo",
-                                 .checkpoint = checkpoint,
-                                 .format = info->format,
-                                 .shape = info->moe_layers[l]};
+        const ep_weight_layer layer = layer_of(l);
         cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
     }
     cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);
@@ -1243,10 +1174,8 @@ static void count_places(uint32_t layer, uint32_t counts[DEVICES])
 {
     static const uint32_t experts[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     ep_resident *residents[8];
-    uint32_t missing;
-    ep_expert_state state;
     memset(counts, 0, DEVICES * sizeof(*counts));
-    cr_assert(ep_weight_store_acquire(store, layer, experts, NULL, 8, residents, &missing, &state));
+    cr_assert(hold(layer, experts, 8, residents));
     for (uint32_t e = 0; e < 8; e++) {
         for (uint32_t d = 0; residents[e] != NULL && d < DEVICES; d++) {
             counts[d] += residents[e]->backend == instances[d];
@@ -1259,15 +1188,12 @@ static void count_places(uint32_t layer, uint32_t counts[DEVICES])
 static ep_err use_one(uint32_t layer, uint32_t expert, const ep_backend **out_backend)
 {
     ep_resident *resident = NULL;
-    uint32_t missing;
-    ep_expert_state state;
     asked a;
-    if (!ep_weight_store_acquire(store, layer, &expert, NULL, 1, &resident, &missing, &state)) {
+    if (!hold(layer, &expert, 1, &resident)) {
         return EP_ERR_NOT_OWNER;
     }
     if (resident == NULL) {
-        ask(&a, layer, expert, UINT64_MAX);
-        await(&a);
+        get(&a, layer, expert);
         if (a.error.code != EP_OK) {
             return a.error.code;
         }
@@ -1312,13 +1238,11 @@ Test(weight_devices, what_a_lost_device_held_comes_on_the_others)
 {
     const ep_backend *on = NULL;
     const uint32_t expert = 2;
-    uint32_t missing;
-    ep_expert_state state;
     ep_resident *held;
     uint64_t each = open_devices(4);
     ep_weight_store_want(store, 0, all);
     settle();
-    cr_assert(ep_weight_store_acquire(store, 0, &expert, NULL, 1, &held, &missing, &state));
+    cr_assert(hold(0, &expert, 1, &held));
     uint32_t lost = 0;
     while (held->backend != instances[lost]) {
         lost++;
@@ -1493,9 +1417,7 @@ Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
     cr_assert_eq(settle().resident_count, 6);
     for (uint32_t e = 0; e < 8; e++) {
         ep_resident *resident = NULL;
-        uint32_t missing;
-        ep_expert_state state;
-        cr_assert(ep_weight_store_acquire(store, 0, &e, NULL, 1, &resident, &missing, &state));
+        cr_assert(hold(0, &e, 1, &resident));
         if (resident == NULL) {
             cold[cold_count++] = e;
         }
