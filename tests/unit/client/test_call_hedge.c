@@ -15,6 +15,14 @@ static ep_call_actions actions;
 static uint64_t now;
 static uint32_t window;
 
+static void end(void)
+{
+    ep_call_state_fini(&state);
+    state = (ep_call_state){0};
+}
+
+TestSuite(call_hedge, .fini = end);
+
 static void step(ep_call_event_kind kind, uint32_t parcel, const ep_error *error)
 {
     actions = (ep_call_actions){0};
@@ -49,6 +57,7 @@ static uint32_t begin(void)
 {
     ep_retry_budget_init(&budget, 30);
     ep_retry_budget_earn(&budget, 1000);
+    end();
     ep_call_state_init(&state, &budget, 7);
     now = 5 * MS;
     ep_call_state_begin(&state, now, now + DEADLINE, 1, false);
@@ -65,11 +74,6 @@ static void hedge(uint32_t parcel, uint32_t frames, bool silent, uint32_t *out_h
         cr_assert_eq(ep_call_state_add_hedge(&state, parcel, &out_hedges[i]), EP_OK);
     }
     ep_call_state_looked(&state);
-}
-
-static void end(void)
-{
-    ep_call_state_fini(&state);
 }
 
 Test(call_hedge, a_late_parcel_is_due_then_and_not_before)
@@ -91,7 +95,6 @@ Test(call_hedge, a_late_parcel_is_due_then_and_not_before)
                  "hedges are not hedged");
     cr_assert(!ep_call_state_begin_hedge(&state, a, 1, false), "once only");
     cr_assert(!ep_call_state_begin_hedge(&state, a, 1, true));
-    end();
 }
 
 Test(call_hedge, the_first_frame_wins)
@@ -106,7 +109,6 @@ Test(call_hedge, the_first_frame_wins)
     rows(h[1]);
     cr_assert(actions.late && !actions.complete);
     cr_assert_eq(state.parcels[h[1]].phase, EP_PARCEL_FREE);
-    end();
 }
 
 Test(call_hedge, all_the_hedges_win_together)
@@ -122,13 +124,13 @@ Test(call_hedge, all_the_hedges_win_together)
     rows(a);
     cr_assert(actions.late && !actions.complete);
     cr_assert_eq(state.parcels[a].phase, EP_PARCEL_FREE);
-    end();
 }
 
 Test(call_hedge, a_loser_does_not_hold_up_the_next_window_and_is_late_in_it)
 {
     ep_retry_budget_init(&budget, 1000);
     ep_retry_budget_earn(&budget, 100);
+    end();
     ep_call_state_init(&state, &budget, 7);
     ep_call_state_begin(&state, now, now + DEADLINE, 2, false);
     cr_assert(ep_call_state_open_window(&state, &window));
@@ -147,7 +149,6 @@ Test(call_hedge, a_loser_does_not_hold_up_the_next_window_and_is_late_in_it)
     cr_assert(actions.late && !actions.complete && actions.windows_done == 0);
     rows(b);
     cr_assert(actions.complete);
-    end();
 }
 
 Test(call_hedge, a_failed_hedge_changes_nothing)
@@ -161,7 +162,6 @@ Test(call_hedge, a_failed_hedge_changes_nothing)
     rows(a);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_OK);
-    end();
 }
 
 Test(call_hedge, a_failed_frame_waits_for_its_hedges)
@@ -176,7 +176,6 @@ Test(call_hedge, a_failed_frame_waits_for_its_hedges)
     cr_assert(actions.complete);
     ep_call_state_release_window(&state, window);
     cr_assert_eq(state.parcels[a].phase, EP_PARCEL_FREE);
-    end();
 }
 
 /* The frame has failed, and its hedge went to a node that stands still. */
@@ -193,7 +192,6 @@ Test(call_hedge, a_hedge_is_looked_at_too)
     fail(h, EP_ERR_CANCELLED); /* given up */
     cr_assert(actions.route);
     cr_assert_eq(state.parcels[a].phase, EP_PARCEL_ROUTABLE);
-    end();
 }
 
 Test(call_hedge, when_both_fail_the_slots_go_to_another_copy)
@@ -211,7 +209,6 @@ Test(call_hedge, when_both_fail_the_slots_go_to_another_copy)
     cr_assert(actions.late);
     rows(b);
     cr_assert(actions.complete);
-    end();
 }
 
 Test(call_hedge, after_a_failed_hedge_a_failed_frame_is_sent_again_at_once)
@@ -221,7 +218,6 @@ Test(call_hedge, after_a_failed_hedge_a_failed_frame_is_sent_again_at_once)
     fail(h[0], EP_ERR_UNAVAILABLE);
     fail(a, EP_ERR_CONNECTION_LOST);
     cr_assert(actions.route && actions.cancel);
-    end();
 }
 
 Test(call_hedge, an_error_no_copy_can_mend_ends_the_call)
@@ -234,7 +230,6 @@ Test(call_hedge, an_error_no_copy_can_mend_ends_the_call)
     cr_assert_eq(state.parcels[h].phase, EP_PARCEL_ZOMBIE);
     rows(h);
     cr_assert(actions.late && !actions.complete);
-    end();
 }
 
 Test(call_hedge, at_the_deadline_a_node_did_not_answer)
@@ -246,7 +241,6 @@ Test(call_hedge, at_the_deadline_a_node_did_not_answer)
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_ERR_DEADLINE_EXCEEDED);
-    end();
 }
 
 Test(call_hedge, hedges_pay_from_both_budgets_and_silence_pays_nothing)
@@ -265,7 +259,6 @@ Test(call_hedge, hedges_pay_from_both_budgets_and_silence_pays_nothing)
     hedge(a, 2, true, h);
     cr_assert_eq(budget.hedge_units, before);
     cr_assert_eq(budget.units, EP_RETRY_COST - 1);
-    end();
 }
 
 /* Of any number of frames, at most 3 % are hedged; and with an allowance of 100 %, still only what
@@ -301,7 +294,6 @@ Test(call_hedge, a_silent_node_is_looked_at_again_after_its_hedge_failed)
     hedge(a, 1, true, &h);
     rows(h);
     cr_assert(actions.complete);
-    end();
 }
 
 /* A copy that fails at once is not asked again as fast as it fails. */

@@ -14,6 +14,14 @@ static ep_call_state state;
 static ep_call_actions actions;
 static uint64_t now;
 
+static void end(void)
+{
+    ep_call_state_fini(&state);
+    state = (ep_call_state){0};
+}
+
+TestSuite(call_state, .fini = end);
+
 static void open_window(uint32_t expected)
 {
     uint32_t window = UINT32_MAX;
@@ -24,6 +32,7 @@ static void open_window(uint32_t expected)
 static void begin(uint32_t windows, bool allow_missing)
 {
     ep_retry_budget_init(&budget, 30);
+    end();
     ep_call_state_init(&state, &budget, 7);
     now = 5 * MS;
     ep_call_state_begin(&state, now, now + DEADLINE, windows, allow_missing);
@@ -60,11 +69,6 @@ static void refuse(uint32_t parcel, ep_err code)
     step(EP_EVENT_REFUSED, parcel, &error);
 }
 
-static void end(void)
-{
-    ep_call_state_fini(&state);
-}
-
 Test(call_state, completes_when_all_rows_are_there)
 {
     begin(1, false);
@@ -78,7 +82,6 @@ Test(call_state, completes_when_all_rows_are_there)
     cr_assert(actions.complete && !actions.late);
     cr_assert_eq(state.code, EP_OK);
     cr_assert_eq(ep_call_state_due_ns(&state), EP_TIME_NEVER);
-    end();
 }
 
 /* So that a call that was given room for all its frames asks for no more. */
@@ -95,7 +98,6 @@ Test(call_state, a_free_parcel_is_room_for_the_next)
     cr_assert_eq(add(), first);
     cr_assert_eq(ep_call_state_room(&state), 3u);
     cr_assert_neq(second, first);
-    ep_call_state_fini(&state);
 }
 
 Test(call_state, a_call_without_rows_completes_at_once)
@@ -104,7 +106,6 @@ Test(call_state, a_call_without_rows_completes_at_once)
     step(EP_EVENT_WINDOW, 0, NULL);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_OK);
-    end();
 }
 
 Test(call_state, windows_follow_one_another)
@@ -122,7 +123,6 @@ Test(call_state, windows_follow_one_another)
             open_window(0);
         }
     }
-    end();
 }
 
 static uint32_t add_to(uint32_t window)
@@ -179,7 +179,6 @@ Test(call_state, several_windows_are_under_way_and_end_in_any_order)
     step(EP_EVENT_ROWS, parcels[0], NULL);
     cr_assert(actions.complete && actions.windows_done == 0,
               "the others are released with the run");
-    end();
 }
 
 Test(call_state, a_window_without_room_is_sent_later)
@@ -196,7 +195,6 @@ Test(call_state, a_window_without_room_is_sent_later)
     open_window(0);
     sent(0);
     cr_assert(actions.complete);
-    end();
 }
 
 Test(call_state, an_empty_window_in_the_middle_is_done_at_once)
@@ -208,7 +206,6 @@ Test(call_state, an_empty_window_in_the_middle_is_done_at_once)
     open_window(0);
     step(EP_EVENT_WINDOW, 0, NULL);
     cr_assert(actions.complete);
-    end();
 }
 
 Test(call_state, duplicate_and_late_answers_change_nothing)
@@ -232,7 +229,6 @@ Test(call_state, duplicate_and_late_answers_change_nothing)
     step(EP_EVENT_CANCEL, 0, NULL);
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert(!actions.complete, "completed twice");
-    end();
 }
 
 Test(call_state, a_zombie_of_the_run_before_is_not_reused_before_its_answer)
@@ -247,7 +243,6 @@ Test(call_state, a_zombie_of_the_run_before_is_not_reused_before_its_answer)
     step(EP_EVENT_ROWS, a, NULL);
     cr_assert(actions.late && !actions.complete);
     cr_assert_eq(add(), a, "free again after its late answer");
-    end();
 }
 
 /* code, outcome for the parcel */
@@ -295,7 +290,6 @@ Test(call_state, each_error_reroutes_at_once_or_ends_the_call)
         } else {
             cr_assert_eq(state.last_error.code, outcomes[i].code);
         }
-        end();
     }
 }
 
@@ -318,7 +312,6 @@ Test(call_state, resource_exhausted_waits_at_least_as_long_as_asked_and_pays)
     now = due;
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert(actions.route);
-    end();
 }
 
 Test(call_state, a_node_without_room_before_the_deadline_is_not_waited_for)
@@ -332,7 +325,6 @@ Test(call_state, a_node_without_room_before_the_deadline_is_not_waited_for)
     cr_assert(actions.route && !actions.complete, "another copy may be quicker");
     cr_assert_eq(state.parcels[a].reason, EP_ERR_RESOURCE_EXHAUSTED);
     cr_assert_eq(budget.units, before - EP_RETRY_COST);
-    end();
     begin(1, false);
     a = add();
     step(EP_EVENT_WINDOW, 0, NULL);
@@ -341,7 +333,6 @@ Test(call_state, a_node_without_room_before_the_deadline_is_not_waited_for)
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert(actions.route);
     cr_assert_eq(state.parcels[a].reason, EP_OK, "its pause is over");
-    end();
 }
 
 Test(call_state, with_missing_rows_a_node_without_room_before_the_deadline_costs_its_rows_alone)
@@ -359,7 +350,6 @@ Test(call_state, with_missing_rows_a_node_without_room_before_the_deadline_costs
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_OK);
-    end();
 }
 
 Test(call_state, resource_exhausted_ends_the_call_when_the_budget_is_spent)
@@ -371,7 +361,6 @@ Test(call_state, resource_exhausted_ends_the_call_when_the_budget_is_spent)
     fail(a, EP_ERR_RESOURCE_EXHAUSTED, 1000);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_ERR_RESOURCE_EXHAUSTED);
-    end();
 }
 
 Test(call_state, the_budget_is_ten_percent)
@@ -402,7 +391,6 @@ Test(call_state, our_own_full_queue_only_pauses_and_is_not_charged)
     refuse(add(), EP_ERR_NO_MEMORY);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_ERR_NO_MEMORY);
-    end();
 }
 
 Test(call_state, stuck_slots_back_off_from_10_to_200_ms_until_the_deadline)
@@ -434,7 +422,6 @@ Test(call_state, stuck_slots_back_off_from_10_to_200_ms_until_the_deadline)
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_ERR_UNAVAILABLE);
-    end();
 }
 
 Test(call_state, a_wake_frees_stuck_slots_at_once)
@@ -450,7 +437,6 @@ Test(call_state, a_wake_frees_stuck_slots_at_once)
     uint32_t a = add();
     step(EP_EVENT_ROWS, a, NULL);
     cr_assert(actions.complete);
-    end();
 }
 
 Test(call_state, the_deadline_says_what_was_awaited)
@@ -467,7 +453,6 @@ Test(call_state, the_deadline_says_what_was_awaited)
     cr_assert_eq(state.code, EP_ERR_DEADLINE_EXCEEDED);
     cr_assert_eq(state.blame, a);
     cr_assert_eq(state.parcels[a].phase, EP_PARCEL_ZOMBIE);
-    end();
     /* the same, but the node noticed first */
     begin(1, false);
     a = add();
@@ -477,7 +462,6 @@ Test(call_state, the_deadline_says_what_was_awaited)
     now = state.deadline_ns;
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert_eq(state.code, EP_ERR_DEADLINE_EXCEEDED);
-    end();
     /* slots without a copy weigh more than a missing answer */
     begin(1, false);
     add();
@@ -487,14 +471,12 @@ Test(call_state, the_deadline_says_what_was_awaited)
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert_eq(state.code, EP_ERR_UNAVAILABLE);
     cr_assert_eq(state.blame, p);
-    end();
     /* a pause that did not end in time */
     begin(1, false);
     fail(add(), EP_ERR_RESOURCE_EXHAUSTED, 900000);
     now = state.deadline_ns;
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert_eq(state.code, EP_ERR_RESOURCE_EXHAUSTED);
-    end();
 }
 
 Test(call_state, allow_missing_turns_the_deadline_into_success)
@@ -505,7 +487,6 @@ Test(call_state, allow_missing_turns_the_deadline_into_success)
     step(EP_EVENT_TIMER, 0, NULL);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_OK);
-    end();
 }
 
 Test(call_state, fatal_and_cancel_end_the_call)
@@ -517,13 +498,11 @@ Test(call_state, fatal_and_cancel_end_the_call)
     step(EP_EVENT_FATAL, 0, &error);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_ERR_NO_MEMORY);
-    end();
     begin(1, false);
     add();
     step(EP_EVENT_CANCEL, 0, NULL);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_ERR_CANCELLED);
-    end();
 }
 
 Test(call_state, completing_overrides_what_earlier_events_asked_for)
@@ -542,7 +521,6 @@ Test(call_state, completing_overrides_what_earlier_events_asked_for)
                        &(ep_call_event){.kind = EP_EVENT_FAILED, .parcel = b, .error = &bad},
                        &actions);
     cr_assert(actions.complete && !actions.route);
-    end();
 }
 
 /* ---- choosing copies ---- */
@@ -590,7 +568,6 @@ Test(call_state, tried_copies_are_left_out_until_the_next_round)
     step(EP_EVENT_TIMER, 0, NULL);
     choose(usable, 0, chosen);
     cr_assert_neq(chosen[0], EP_NO_EXPERT);
-    end();
 }
 
 Test(call_state, calls_go_around_busy_nodes_and_draining_ones_come_last)
@@ -614,7 +591,6 @@ Test(call_state, calls_go_around_busy_nodes_and_draining_ones_come_last)
     choose(usable, 0, chosen);
     cr_assert_eq(chosen[0], 0, "better a draining copy than none");
     cr_assert_eq(chosen[1], EP_NO_EXPERT);
-    end();
 }
 
 Test(call_state, another_table_forgets_what_was_tried)
@@ -629,5 +605,4 @@ Test(call_state, another_table_forgets_what_was_tried)
     cr_assert_eq(ep_call_state_use_layer(&state, &layer), EP_OK);
     choose(usable, 0, chosen);
     cr_assert_eq(chosen[1], 1);
-    end();
 }

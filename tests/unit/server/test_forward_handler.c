@@ -214,6 +214,24 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     open_server();
 }
 
+/* All experts, and budgets that nothing reaches. */
+static void start(const char *backend, uint32_t jobs)
+{
+    start_with(backend, NULL, 1024, 1 << 20, jobs);
+}
+
+static void complete_all(void)
+{
+    while (hand_backend_complete(&rig.hand, EP_OK)) {
+    }
+}
+
+static void begin(const ep_test_forward *f, ep_test_pending *out_pending)
+{
+    ep_error e;
+    cr_assert_eq(ep_test_forward_begin(&rig.peer, f, NULL, out_pending, &e), EP_OK, "%s", e.text);
+}
+
 static void stop(void)
 {
     if (rig.peer.channel != NULL) {
@@ -222,8 +240,8 @@ static void stop(void)
     if (rig.batcher != NULL) {
         ep_batcher_close(rig.batcher, EP_ERR_DRAINING);
     }
-    while (rig.backend == &rig.hand.base && rig.backend != NULL &&
-           hand_backend_complete(&rig.hand, EP_OK)) {
+    if (rig.backend == &rig.hand.base) {
+        complete_all();
     }
     ep_rpc_server_destroy(rig.server);
     ep_batcher_destroy(rig.batcher);
@@ -243,6 +261,20 @@ static void stop(void)
 
 TestSuite(forward_handler, .fini = stop);
 
+/* Rows of bf16, both ways. */
+static ep_test_forward request_of(uint32_t layer, uint32_t rows, uint32_t slots, const void *x,
+                                  const ep_wire_slot *wire_slots)
+{
+    return (ep_test_forward){.layer = layer,
+                             .rows = rows,
+                             .slots = slots,
+                             .hidden = H,
+                             .x_dtype = EP_DTYPE_BF16,
+                             .reply_dtype = EP_DTYPE_BF16,
+                             .x = x,
+                             .wire_slots = wire_slots};
+}
+
 /* A request of 6 rows and 10 slots over experts 0, 3, 5 and 7 of layer 1. */
 static ep_test_forward sample(ep_dtype dtype)
 {
@@ -250,15 +282,10 @@ static ep_test_forward sample(ep_dtype dtype)
                                          {3, 5}, {0, 5}, {2, 7}, {4, 7}, {5, 7}};
     static uint8_t x[6 * H * 4];
     ep_test_fill_rows(7, dtype, 6 * H, x);
-    return (ep_test_forward){.layer = 1,
-                             .rows = 6,
-                             .slots = 10,
-                             .hidden = H,
-                             .x_dtype = dtype,
-                             .reply_dtype = dtype,
-                             .x = x,
-                             .wire_slots = slots,
-                             .want_timing = true};
+    ep_test_forward f = request_of(1, 6, 10, x, slots);
+    f.x_dtype = f.reply_dtype = dtype;
+    f.want_timing = true;
+    return f;
 }
 
 /* As open_backend opens it. */
@@ -298,14 +325,14 @@ static void expect_exact_everywhere(void)
 
 Test(forward_handler, rows_equal_the_reference_on_cpu)
 {
-    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    start("cpu", 4);
     expect_exact_everywhere();
 }
 
 Test(forward_handler, rows_equal_the_reference_on_a_slow_device_with_its_own_memory)
 {
     ep_slow_backend_reset(5);
-    start_with("slow", NULL, 1024, 1 << 20, 4);
+    start("slow", 4);
     expect_exact_everywhere();
 }
 
@@ -317,16 +344,10 @@ Test(forward_handler, int8_rows_carry_their_scale)
     for (int i = 0; i < 2 * H; i++) {
         x[i] = (int8_t)(i * 5 - 127);
     }
-    ep_test_forward f = {.layer = 0,
-                         .rows = 2,
-                         .slots = 2,
-                         .hidden = H,
-                         .x_dtype = EP_DTYPE_I8,
-                         .reply_dtype = EP_DTYPE_BF16,
-                         .x = x,
-                         .row_scales = scales,
-                         .wire_slots = slots};
-    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    ep_test_forward f = request_of(0, 2, 2, x, slots);
+    f.x_dtype = EP_DTYPE_I8;
+    f.row_scales = scales;
+    start("cpu", 4);
     expect_exact(&f);
 }
 
@@ -338,15 +359,8 @@ Test(forward_handler, slots_in_any_order_give_the_same_rows)
         slots[i] = (ep_wire_slot){.row = (i * 13) % 20, .expert = (i * 5 + i / 7) % EXPERTS};
     }
     ep_test_fill_rows(9, EP_DTYPE_BF16, 20 * H, x);
-    ep_test_forward f = {.layer = 0,
-                         .rows = 20,
-                         .slots = 100,
-                         .hidden = H,
-                         .x_dtype = EP_DTYPE_BF16,
-                         .reply_dtype = EP_DTYPE_BF16,
-                         .x = x,
-                         .wire_slots = slots};
-    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    ep_test_forward f = request_of(0, 20, 100, x, slots);
+    start("cpu", 4);
     expect_exact(&f);
 }
 
@@ -400,7 +414,7 @@ Test(forward_handler, wrong_requests_are_refused_by_name)
 
 Test(forward_handler, an_old_table_still_works_while_the_expert_is_here)
 {
-    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    start("cpu", 4);
     ep_test_forward f = sample(EP_DTYPE_BF16);
     f.epoch = (ep_epoch){1, 4};
     ep_node_epoch_set_in_force(&rig.epoch, (ep_epoch){1, 5});
@@ -413,21 +427,19 @@ Test(forward_handler, beyond_both_budgets_callers_are_told_to_come_back)
     ep_test_forward f = sample(EP_DTYPE_BF16);
     ep_error e;
     start_with("hand", NULL, 6, 4500, 64); /* room for one such request, about 3 KB, not for two */
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &first, &e), EP_OK);
+    begin(&f, &first);
     hand_backend_wait(&rig.hand, 4);
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &second, &e), EP_OK); /* spills */
+    begin(&f, &second); /* spills */
     hand_backend_wait(&rig.hand, 8);
     expect_error(&f, EP_ERR_RESOURCE_EXHAUSTED, "6 of inflight_tokens 6", -1, -1);
     cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect_gt(e.retry_after_us, 0);
-    while (hand_backend_complete(&rig.hand, EP_OK)) {
-    }
+    complete_all();
     cr_expect_eq(ep_test_forward_wait(&first, &e), EP_OK);
     cr_expect_eq(ep_test_forward_wait(&second, &e), EP_OK);
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &first, &e), EP_OK);
+    begin(&f, &first);
     hand_backend_wait(&rig.hand, 12);
-    while (hand_backend_complete(&rig.hand, EP_OK)) {
-    }
+    complete_all();
     cr_expect_eq(ep_test_forward_wait(&first, &e), EP_OK, "%s", e.text);
 }
 
@@ -473,7 +485,7 @@ Test(forward_handler, nothing_goes_to_a_neighbour_that_the_table_does_not_name)
 {
     ep_error e;
     ep_test_forward f = relayed_sample();
-    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    start("cpu", 4);
     cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE);
     cr_expect(
         strstr(e.text,
@@ -499,7 +511,7 @@ Test(forward_handler, nothing_goes_to_a_neighbour_in_plain_text)
     snprintf(neighbour->url, sizeof(neighbour->url), "tcp://127.0.0.1:%u", ntohs(at.sin_port));
     f.relay[1]->url = neighbour->url;
     rig.tls.ca_file = "/ca.pem";
-    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    start("cpu", 4);
     ep_relay_set_neighbours(rig.relay, neighbour, 1);
     cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE);
     cr_expect(strstr(e.text, neighbour->url) != NULL &&
@@ -515,8 +527,8 @@ Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
     ep_test_pending pending;
     ep_test_forward f = sample(EP_DTYPE_BF16);
     ep_error e;
-    start_with("hand", NULL, 1024, 1 << 20, 64);
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
+    start("hand", 64);
+    begin(&f, &pending);
     hand_backend_wait(&rig.hand, 4);
     hand_backend_complete(&rig.hand, EP_OK);
     /* expert 5, the second of those with three rows */
@@ -536,8 +548,8 @@ static ep_forward_stats cancel_at_the_first_job(void (*cancel)(ep_rpc_channel *c
     ep_test_pending pending;
     ep_test_forward f = sample(EP_DTYPE_BF16);
     ep_error e;
-    start_with("hand", NULL, 1024, 1 << 20, 1); /* one job at a time: three wait */
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e), EP_OK);
+    start("hand", 1); /* one job at a time: three wait */
+    begin(&f, &pending);
     hand_backend_wait(&rig.hand, 1);
     cancel(rig.peer.channel, pending.id);
     cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_ERR_CANCELLED);
@@ -576,17 +588,16 @@ Test(forward_handler, what_would_be_late_is_dropped_and_one_that_is_alone_is_end
     ep_test_forward marker = f;
     ep_error e;
     marker.model = "other";
-    f.timeout_ms = 4000;                        /* less than the estimate */
-    start_with("hand", NULL, 1024, 1 << 20, 1); /* one job at a time */
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &begun, &e), EP_OK);
+    f.timeout_ms = 4000; /* less than the estimate */
+    start("hand", 1);    /* one job at a time */
+    begin(&f, &begun);
     hand_backend_wait(&rig.hand, 1);
     hand_backend_complete(&rig.hand, EP_OK);
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, &f, NULL, &lost, &e), EP_OK);
+    begin(&f, &lost);
     /* behind the other */
     cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
     make_late();
-    while (hand_backend_complete(&rig.hand, EP_OK)) {
-    }
+    complete_all();
     cr_expect_eq(ep_test_forward_wait(&begun, &e), EP_OK, "%s", e.text);
     cr_expect_eq(ep_test_forward_wait(&lost, &e), EP_ERR_CANCELLED, "%s", e.text);
     cr_expect(strstr(e.text, "more work than it can do before the deadline") != NULL, "%s", e.text);
@@ -617,22 +628,13 @@ Test(forward_handler, large_requests_are_cut_into_jobs)
     for (uint32_t i = 0; i < slots_count; i++) {
         slots[i] = (ep_wire_slot){i % 64, 3};
     }
-    ep_test_forward f = {.layer = 0,
-                         .rows = 64,
-                         .slots = slots_count,
-                         .hidden = H,
-                         .x_dtype = EP_DTYPE_BF16,
-                         .reply_dtype = EP_DTYPE_BF16,
-                         .x = x,
-                         .wire_slots = slots};
-    start_with("hand", NULL, 1024, 1 << 20, 64);
-    ep_err err = ep_test_forward_begin(&rig.peer, &f, NULL, &pending, &e);
-    cr_assert_eq(err, EP_OK);
+    ep_test_forward f = request_of(0, 64, slots_count, x, slots);
+    start("hand", 64);
+    begin(&f, &pending);
     hand_backend_wait(&rig.hand, 3);
     cr_expect_eq(rig.hand.jobs[0]->rows_count, EP_BATCH_JOB_ROWS_MAX);
     cr_expect_eq(rig.hand.jobs[2]->rows_count, 1);
-    while (hand_backend_complete(&rig.hand, EP_OK)) {
-    }
+    complete_all();
     cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_OK, "%s", e.text);
     free(slots);
 }
@@ -643,15 +645,9 @@ Test(forward_handler, replies_above_the_frame_limit_are_refused)
     ep_wire_slot *slots = calloc(slots_count, sizeof(*slots));
     static uint16_t x[512 * H];
     ep_error e;
-    ep_test_forward f = {.layer = 0,
-                         .rows = 512,
-                         .slots = slots_count,
-                         .hidden = H,
-                         .x_dtype = EP_DTYPE_BF16,
-                         .reply_dtype = EP_DTYPE_F32,
-                         .x = x,
-                         .wire_slots = slots};
-    start_with("hand", NULL, 1024, 1 << 20, 64);
+    ep_test_forward f = request_of(0, 512, slots_count, x, slots);
+    f.reply_dtype = EP_DTYPE_F32;
+    start("hand", 64);
     cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_INVALID_ARGUMENT);
     cr_expect(strstr(e.text, "frame_bytes_max") != NULL, "%s", e.text);
     free(slots);
@@ -677,7 +673,7 @@ Test(forward_handler, many_callers_at_once_all_get_their_own_rows)
 {
     pthread_t threads[4];
     static uint64_t bad[4];
-    start_with("cpu", NULL, 1024, 1 << 20, 4);
+    start("cpu", 4);
     (void)sample(EP_DTYPE_BF16); /* fills the shared rows before the threads read them */
     for (int i = 0; i < 4; i++) {
         cr_assert_eq(pthread_create(&threads[i], NULL, call_many, &bad[i]), 0);
