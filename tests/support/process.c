@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -326,6 +327,45 @@ int ep_test_process_run(const char *dir, const char *name, const char *program,
         *out_output = calloc(1, 1);
     }
     ep_test_process_destroy(&process);
+    return code;
+}
+
+/* The next word of *io_rest, ended there; NULL at the end. */
+static char *next_word(char **io_rest)
+{
+    char *word = *io_rest + strspn(*io_rest, " ");
+    const bool is_quoted = *word == '\'';
+    if (*word == 0) {
+        return NULL;
+    }
+    word += is_quoted;
+    char *end = word + strcspn(word, is_quoted ? "'" : " ");
+    *io_rest = end + (*end != 0);
+    *end = 0;
+    return word;
+}
+
+int ep_test_process_run_line(const char *dir, const char *program,
+                             const char *const *extra_environment, int timeout_ms,
+                             char **out_output, const char *line, ...)
+{
+    const char *args[ARGS_MAX] = {NULL};
+    size_t count = 0;
+    char *words = NULL;
+    va_list values;
+    va_start(values, line);
+    const int length = vasprintf(&words, line, values);
+    va_end(values);
+    if (length < 0) {
+        return -1;
+    }
+    char *rest = words;
+    for (char *word; count + 1 < ARGS_MAX && (word = next_word(&rest)) != NULL;) {
+        args[count++] = word;
+    }
+    const int code =
+        ep_test_process_run(dir, "line", program, args, extra_environment, timeout_ms, out_output);
+    free(words);
     return code;
 }
 

@@ -63,6 +63,12 @@ int ep_test_process_run(const char *dir, const char *name, const char *program,
                         const char *const *args, const char *const *extra_environment,
                         int timeout_ms, char **out_output);
 
+/* The same with the arguments as one types them: words parted by spaces, '..' holds spaces or
+ * nothing. */
+__attribute__((format(printf, 6, 7))) int
+ep_test_process_run_line(const char *dir, const char *program, const char *const *extra_environment,
+                         int timeout_ms, char **out_output, const char *line, ...);
+
 /* GET of url ("http://127.0.0.1:port") + path: status code, or -1. *out_body (may be NULL) is
  * malloc'ed. */
 int ep_test_http_get(const char *url, const char *path, char **out_body);

@@ -16,9 +16,13 @@ enum {
     HIDDEN = 128,
     EXPERTS = 16,
     TOP_K = 2,
-    ARGS_MAX = 24,
+    LINE_BYTES = 2048,
     STATUS_TRIES_MAX = 2000
 };
+
+/* expertctl with a line of printf's. */
+#define CTL(out_text, ...)                                                                         \
+    ep_test_process_run_line(dir, EP_EXPERTCTL, NULL, TIMEOUT_MS, (out_text), __VA_ARGS__)
 
 static char dir[EP_TEST_PATH_BYTES];
 static ep_test_process node;
@@ -33,12 +37,10 @@ static char *path_of(const char *name)
 /* The port is open before the weights are loaded: ask until the node says that it serves. */
 static void wait_serving(const char *token_file)
 {
-    const char *const args[] = {"status",     "--node",
-                                node.rpc_url, token_file != NULL ? "--token-file" : NULL,
-                                token_file,   NULL};
     int code = 1;
     for (int i = 0; i < STATUS_TRIES_MAX && code != 0; i++) {
-        code = ep_test_process_run(dir, "status", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, NULL);
+        code = CTL(NULL, "status --node %s %s%s", node.rpc_url,
+                   token_file != NULL ? "--token-file " : "", token_file != NULL ? token_file : "");
     }
     cr_assert_eq(code, 0, "the node does not serve");
 }
@@ -60,11 +62,11 @@ static void stop_node(void)
     ep_test_dir_remove(dir);
 }
 
-static void run(const char *program, const char *name, const char *const *args)
+static void run(const char *program, const char *line)
 {
     char *text = NULL;
-    int code = ep_test_process_run(dir, name, program, args, NULL, TIMEOUT_MS, &text);
-    cr_assert_eq(code, 0, "%s: exit code %d: %s", program, code, text);
+    int code = ep_test_process_run_line(dir, program, NULL, TIMEOUT_MS, &text, "%s", line);
+    cr_assert_eq(code, 0, "%s %s: exit code %d: %s", program, line, code, text);
     free(text);
 }
 
@@ -95,17 +97,17 @@ Test(against_reference, generated_text, .init = start_node, .fini = stop_node, .
     char *theirs = path_of("theirs");
     char *report = path_of("report");
     for (size_t i = 0; i < 3; i++) {
-        const char *const reference[] = {
-            "--model",      DEMO,     "--prompt",     "The file ", "--bytes", "40", "--temperature",
-            settings[i][0], "--seed", settings[i][1], "--out",     theirs,    NULL};
-        const char *const generate[] = {"generate",     "--node",   node.rpc_url,   "--checkpoint",
-                                        DEMO,           "--model",  "demo",         "--prompt",
-                                        "The file ",    "--bytes",  "40",           "--temperature",
-                                        settings[i][0], "--seed",   settings[i][1], "--out",
-                                        ours,           "--report", "json",         "--report-file",
-                                        report,         NULL};
-        run(EP_REF_GENERATE, "reference", reference);
-        run(EP_EXPERTCTL, "expertctl", generate);
+        char line[LINE_BYTES];
+        snprintf(line, sizeof(line),
+                 "--model " DEMO " --prompt 'The file ' --bytes 40 --temperature %s --seed %s "
+                 "--out %s",
+                 settings[i][0], settings[i][1], theirs);
+        run(EP_REF_GENERATE, line);
+        snprintf(line, sizeof(line),
+                 "generate --node %s --checkpoint " DEMO " --model demo --prompt 'The file ' "
+                 "--bytes 40 --temperature %s --seed %s --out %s --report json --report-file %s",
+                 node.rpc_url, settings[i][0], settings[i][1], ours, report);
+        run(EP_EXPERTCTL, line);
         same_files(ours, theirs, settings[i][0]);
         char *text = ep_test_read_file(report);
         cr_assert(strstr(text, "\"calls\": 40") && strstr(text, "\"answered\": true") &&
@@ -148,45 +150,35 @@ static void write_batch(const char *path, int tokens)
 
 typedef struct forward_case {
     int tokens;
-    const char *reference[8];
-    const char *ours[8];
+    const char *reference; /* more of each command line */
+    const char *ours;
 } forward_case;
 
 static void run_case(const forward_case *c, const char *in, const char *ours, const char *theirs)
 {
-    const char *reference[ARGS_MAX] = {"--model", DEMO, "--layer", "2",
-                                       "--in",    in,   "--out",   theirs};
-    const char *forward[ARGS_MAX] = {"forward", "--node",  node.rpc_url, "--model",
-                                     "demo",    "--layer", "2",          "--in",
-                                     in,        "--out",   ours};
-    for (size_t i = 0; i < 8 && c->reference[i] != NULL; i++) {
-        reference[8 + i] = c->reference[i];
-    }
-    for (size_t i = 0; i < 8 && c->ours[i] != NULL; i++) {
-        forward[11 + i] = c->ours[i];
-    }
+    char line[LINE_BYTES];
     write_batch(in, c->tokens);
-    run(EP_REF_FORWARD, "reference", reference);
-    run(EP_EXPERTCTL, "expertctl", forward);
-    same_files(ours, theirs, c->ours[0] != NULL ? c->ours[0] : "defaults");
+    snprintf(line, sizeof(line), "--model " DEMO " --layer 2 --in %s --out %s %s", in, theirs,
+             c->reference);
+    run(EP_REF_FORWARD, line);
+    snprintf(line, sizeof(line), "forward --node %s --model demo --layer 2 --in %s --out %s %s",
+             node.rpc_url, in, ours, c->ours);
+    run(EP_EXPERTCTL, line);
+    same_files(ours, theirs, c->ours);
 }
 
 Test(against_reference, forward_files, .init = start_node, .fini = stop_node, .timeout = 280)
 {
     static const forward_case cases[] = {
-        {64, {NULL}, {NULL}},
-        {64, {NULL}, {"--mode", "prefill", NULL}},
-        {64, {NULL}, {"--mode", "decode", "--split", "1,0,2,61", NULL}},
-        {64, {NULL}, {"--split-tokens", "7", "--mode", "prefill", NULL}},
-        {1, {NULL}, {NULL}},
-        {0, {NULL}, {NULL}},
-        {33,
-         {"--wire", "f32", "--out-dtype", "f32", NULL},
-         {"--wire", "f32", "--out-dtype", "f32", NULL}},
-        {33, {"--uncombined", NULL}, {"--result", "uncombined", "--split-tokens", "10", NULL}},
-        {33,
-         {"--weight-on-input", "--wire", "f16", NULL},
-         {"--weight-on", "input", "--wire", "f16", NULL}},
+        {64, "", ""},
+        {64, "", "--mode prefill"},
+        {64, "", "--mode decode --split 1,0,2,61"},
+        {64, "", "--split-tokens 7 --mode prefill"},
+        {1, "", ""},
+        {0, "", ""},
+        {33, "--wire f32 --out-dtype f32", "--wire f32 --out-dtype f32"},
+        {33, "--uncombined", "--result uncombined --split-tokens 10"},
+        {33, "--weight-on-input --wire f16", "--weight-on input --wire f16"},
     };
     char *in = path_of("in");
     char *ours = path_of("ours");
@@ -205,35 +197,28 @@ Test(against_reference, the_node_says_no_by_name, .init = start_node, .fini = st
     char *in = path_of("in");
     char *out = path_of("out");
     char *text = NULL;
-    const char *const model[] = {"forward", "--node", node.rpc_url, "--model", "other", "--layer",
-                                 "0",       "--in",   in,           "--out",   out,     NULL};
-    const char *const split[] = {"forward", "--node",  node.rpc_url, "--model", "demo",
-                                 "--layer", "0",       "--in",       in,        "--out",
-                                 out,       "--split", "3,4",        NULL};
-    const char *const layer[] = {"table", "--node", node.rpc_url, "--layer", "9", NULL};
-    const char *const generate[] = {"generate", "--node",  node.rpc_url, "--checkpoint",
-                                    DEMO,       "--model", "other",      "--prompt",
-                                    "p",        NULL};
     write_batch(in, 5);
-    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, model, NULL, TIMEOUT_MS, &text), 1,
-                 "%s", text);
+    cr_assert_eq(CTL(&text, "forward --node %s --model other --layer 0 --in %s --out %s",
+                     node.rpc_url, in, out),
+                 1, "%s", text);
     cr_assert(strstr(text, "other") && strstr(text, "demo"), "%s", text);
     free(text);
-    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, split, NULL, TIMEOUT_MS, &text), 2,
-                 "%s", text);
+    cr_assert_eq(CTL(&text, "forward --node %s --model demo --layer 0 --in %s --out %s --split 3,4",
+                     node.rpc_url, in, out),
+                 2, "%s", text);
     cr_assert_not_null(strstr(text, "--split adds up to 7 tokens, allowed: 5, the tokens of x in "),
                        "%s", text);
     free(text);
     FILE *file = fopen(out, "rb");
     cr_assert_null(file, "a failed call left an output file");
-    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, layer, NULL, TIMEOUT_MS, &text), 1,
-                 "%s", text);
+    cr_assert_eq(CTL(&text, "table --node %s --layer 9", node.rpc_url), 1, "%s", text);
     cr_assert_not_null(
         strstr(text, "there is no layer 9 of model 'any'; the table has demo version "), "%s",
         text);
     free(text);
-    cr_assert_eq(ep_test_process_run(dir, "e", EP_EXPERTCTL, generate, NULL, TIMEOUT_MS, &text), 1,
-                 "%s", text);
+    cr_assert_eq(CTL(&text, "generate --node %s --checkpoint " DEMO " --model other --prompt p",
+                     node.rpc_url),
+                 1, "%s", text);
     cr_assert_not_null(strstr(text, "the service has no model 'other' of version "), "%s", text);
     free(text);
     free(in);
@@ -243,33 +228,26 @@ Test(against_reference, the_node_says_no_by_name, .init = start_node, .fini = st
 Test(against_reference, status_table_rpc_and_bench, .init = start_node, .fini = stop_node,
      .timeout = 280)
 {
-    static const char *const verbs[][8] = {
-        {"status", NULL},
-        {"status", "-o", "json", NULL},
-        {"table", NULL},
-        {"table", "-o", "json", NULL},
-        {"rpc", "list", NULL},
-        {"rpc", "list", "-o", "json", NULL},
-        {"bench", "--model=demo", "--layer=1", "--tokens=3", "--threads=2", "--seconds=0.1", NULL},
-        {"bench", "--model=demo", "--layer=1", "--seconds=0.1", "--mode=prefill", "-o", "json",
-         NULL},
+    static const struct {
+        const char *line;
+        const char *text;
+    } cases[] = {
+        {"status", "\nhealthy\n"},
+        {"status -o json", "\"healthy\": true"},
+        {"table", "demo "},
+        {"table -o json", "\"nodes_of_expert\": ["},
+        {"rpc list", "NodeStatus"},
+        {"rpc list -o json", "\"stream\": true"},
+        {"bench --model=demo --layer=1 --tokens=3 --threads=2 --seconds=0.1", "TOKENS/S"},
+        {"bench --model=demo --layer=1 --seconds=0.1 --mode=prefill -o json",
+         "\"bytes_per_token\""},
     };
-    static const char *const expected[] = {
-        "\nhealthy\n", "\"healthy\": true", "demo ",    "\"nodes_of_expert\": [",
-        "NodeStatus",  "\"stream\": true",  "TOKENS/S", "\"bytes_per_token\""};
-    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
-        const char *args[12] = {NULL};
-        size_t count = 0;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char *text = NULL;
-        for (; verbs[i][count] != NULL; count++) {
-            args[count] = verbs[i][count];
-        }
-        args[count++] = "--node";
-        args[count] = node.rpc_url;
-        int code = ep_test_process_run(dir, "e", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, &text);
-        cr_expect_eq(code, 0, "%s: exit code %d: %s", args[0], code, text);
-        cr_expect_not_null(strstr(text, expected[i]), "%s: '%s' is not in: %s", args[0],
-                           expected[i], text);
+        int code = CTL(&text, "%s --node %s", cases[i].line, node.rpc_url);
+        cr_expect_eq(code, 0, "%s: exit code %d: %s", cases[i].line, code, text);
+        cr_expect_not_null(strstr(text, cases[i].text), "%s: '%s' is not in: %s", cases[i].line,
+                           cases[i].text, text);
         free(text);
     }
 }
@@ -299,8 +277,7 @@ static void start_guarded_node(void)
 
 Test(against_reference, tokens, .init = start_guarded_node, .fini = stop_node, .timeout = 280)
 {
-    static const char *const verbs[2][6] = {
-        {"status", NULL}, {"bench", "--model=demo", "--layer=0", "--seconds=0.05", NULL}};
+    static const char *const lines[] = {"status", "bench --model=demo --layer=0 --seconds=0.05"};
     static const struct {
         const char *file; /* NULL: no token */
         int code;
@@ -308,22 +285,13 @@ Test(against_reference, tokens, .init = start_guarded_node, .fini = stop_node, .
     } cases[] = {
         {"token", 0, ""}, {"wrong", 1, "the token is wrong"}, {NULL, 1, "the token is missing"}};
     for (size_t i = 0; i < 6; i++) {
-        const char *args[12] = {NULL};
-        size_t count = 0;
         char *text = NULL;
-        char *path = cases[i / 2].file != NULL ? path_of(cases[i / 2].file) : NULL;
-        for (; verbs[i % 2][count] != NULL; count++) {
-            args[count] = verbs[i % 2][count];
-        }
-        args[count++] = "--node";
-        args[count++] = node.rpc_url;
-        if (path != NULL) {
-            args[count++] = "--token-file";
-            args[count] = path;
-        }
-        int code = ep_test_process_run(dir, "e", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, &text);
-        cr_expect_eq(code, cases[i / 2].code, "%s: exit code %d: %s", args[0], code, text);
-        cr_expect_not_null(strstr(text, cases[i / 2].text), "%s: %s", args[0], text);
+        char *path = path_of(cases[i / 2].file != NULL ? cases[i / 2].file : "");
+        int code = CTL(&text, "%s --node %s %s%s", lines[i % 2], node.rpc_url,
+                       cases[i / 2].file != NULL ? "--token-file " : "",
+                       cases[i / 2].file != NULL ? path : "");
+        cr_expect_eq(code, cases[i / 2].code, "%s: exit code %d: %s", lines[i % 2], code, text);
+        cr_expect_not_null(strstr(text, cases[i / 2].text), "%s: %s", lines[i % 2], text);
         cr_expect_null(strstr(text, "0123456789abcdef"), "the token was printed");
         free(text);
         free(path);

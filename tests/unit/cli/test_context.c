@@ -37,29 +37,22 @@ static void teardown(void)
 
 TestSuite(context, .init = setup, .fini = teardown, .timeout = 120);
 
-/* environment and args: words separated by blanks. Returns the exit code; *out_text: what was
- * printed. */
+/* environment: variables parted by blanks. Returns the exit code; *out_text: what was printed. */
 static int run(const char *environment, const char *args, char **out_text)
 {
     const char *variables[16] = {config_home, "EXPERTCTL_CONTEXT="};
-    const char *words[32] = {NULL};
-    size_t count = 0;
-    char *copies[2] = {strdup(environment), strdup(args)};
-    for (char *rest = copies[0], *word; (word = strsep(&rest, " ")) != NULL;) {
+    size_t count = 2;
+    char *copy = strdup(environment);
+    for (char *rest = copy, *word; (word = strsep(&rest, " ")) != NULL;) {
         if (strncmp(word, "EXPERTCTL_CONTEXT=", 18) == 0) {
             variables[1] = word;
         } else if (word[0] != 0) {
-            variables[2 + count++] = word;
+            variables[count++] = word;
         }
     }
-    count = 0;
-    for (char *rest = copies[1], *word; (word = strsep(&rest, " ")) != NULL;) {
-        words[count++] = word;
-    }
     int code =
-        ep_test_process_run(dir, "expertctl", EP_EXPERTCTL, words, variables, TIMEOUT_MS, out_text);
-    free(copies[0]);
-    free(copies[1]);
+        ep_test_process_run_line(dir, EP_EXPERTCTL, variables, TIMEOUT_MS, out_text, "%s", args);
+    free(copy);
     return code;
 }
 

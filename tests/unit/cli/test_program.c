@@ -8,7 +8,6 @@
 
 #include "support/process.h"
 
-#define ARGS_MAX 16
 #define TIMEOUT_MS 60000
 
 static char dir[EP_TEST_PATH_BYTES];
@@ -25,21 +24,10 @@ static void remove_dir(void)
 
 TestSuite(program, .init = make_dir, .fini = remove_dir);
 
-/* Arguments are parted by spaces; '' is an empty one. */
 static int run(char **out_text, const char *const *environment, const char *line)
 {
-    char words[1024];
-    const char *args[ARGS_MAX + 1] = {NULL};
-    size_t count = 0;
-    char *rest = NULL;
-    cr_assert_lt(snprintf(words, sizeof(words), "%s", line), (int)sizeof(words));
-    for (char *word = strtok_r(words, " ", &rest); word != NULL;
-         word = strtok_r(NULL, " ", &rest)) {
-        cr_assert_lt(count, ARGS_MAX);
-        args[count++] = strcmp(word, "''") == 0 ? "" : word;
-    }
-    return ep_test_process_run(dir, "expertctl", EP_EXPERTCTL, args, environment, TIMEOUT_MS,
-                               out_text);
+    return ep_test_process_run_line(dir, EP_EXPERTCTL, environment, TIMEOUT_MS, out_text, "%s",
+                                    line);
 }
 
 typedef struct usage_case {

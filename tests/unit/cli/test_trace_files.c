@@ -51,16 +51,14 @@ static void write_scene(const ep_test_scene *scene, const char *name, uint32_t r
     free(events);
 }
 
-static int run(char **out_text, const char *const *args)
-{
-    return ep_test_process_run(dir, "expertctl", EP_EXPERTCTL, args, NULL, TIMEOUT_MS, out_text);
-}
+/* expertctl with a line of printf's. */
+#define CTL(out_text, ...)                                                                         \
+    ep_test_process_run_line(dir, EP_EXPERTCTL, NULL, TIMEOUT_MS, (out_text), __VA_ARGS__)
 
 static json_t *report(const char *a, const char *b)
 {
-    const char *args[] = {"trace", "report", "-o", "json", a, b, NULL};
     char *text = NULL;
-    int code = run(&text, args);
+    int code = CTL(&text, "trace report -o json %s %s", a, b != NULL ? b : "");
     json_t *json = json_loads(text, 0, NULL);
     cr_assert_eq(code, 0, "%s", text);
     cr_assert_not_null(json, "%s", text);
@@ -226,8 +224,7 @@ static void expect_skipped(const char *program_text)
 {
     char path[EP_TEST_PATH_BYTES * 2];
     char *text = NULL;
-    const char *args[] = {"trace", "report", in_dir(path, "rec"), NULL};
-    cr_assert_eq(run(&text, args), 0, "%s", text);
+    cr_assert_eq(CTL(&text, "trace report %s", in_dir(path, "rec")), 0, "%s", text);
     cr_expect_not_null(strstr(text, "warning: "), "%s", text);
     cr_expect_not_null(strstr(text, program_text), "%s", text);
     free(text);
@@ -252,7 +249,6 @@ Test(trace_files, a_broken_stream_is_skipped_and_said, .init = make_dir, .fini =
 {
     char path[EP_TEST_PATH_BYTES * 2];
     char *text = NULL;
-    const char *args[] = {"trace", "report", in_dir(path, "rec"), NULL};
     setenv("TMPDIR", dir, 1);
     write_two_streams();
     char stream[EP_TEST_PATH_BYTES * 2];
@@ -272,7 +268,7 @@ Test(trace_files, a_broken_stream_is_skipped_and_said, .init = make_dir, .fini =
     close(fd);
     expect_skipped("rec/stream_1 is skipped: ");
     cr_assert_eq(truncate(in_dir(stream, "rec/stream_0"), 100), 0);
-    cr_expect_eq(run(&text, args), 1, "%s", text);
+    cr_expect_eq(CTL(&text, "trace report %s", in_dir(path, "rec")), 1, "%s", text);
     cr_expect_not_null(strstr(text, "/rec: "), "%s", text);
     free(text);
     const char *left[] = {"-c", "ls -d \"$0\"/expertctl-trace-*", dir, NULL};
@@ -283,32 +279,29 @@ Test(trace_files, a_broken_stream_is_skipped_and_said, .init = make_dir, .fini =
 Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = remove_dir)
 {
     char path[EP_TEST_PATH_BYTES * 2];
-    in_dir(path, "empty");
-    mkdir(path, 0700);
+    char empty[EP_TEST_PATH_BYTES * 2 + 16];
+    mkdir(in_dir(path, "empty"), 0700);
+    snprintf(empty, sizeof(empty), "report %s", path);
     const struct {
-        const char *args[9];
+        const char *line;
         int code;
         const char *text;
     } cases[] = {
-        {{"trace", NULL}, 2, "no verb given, allowed: record, snapshot, report, export"},
-        {{"trace", "fly", NULL}, 2, "there is no verb 'fly'"},
-        {{"trace", "report", NULL}, 2, "no recording given"},
-        {{"trace", "report", "/nonexistent/r", NULL}, 1, "expertctl trace report: /nonexistent/r"},
-        {{"trace", "report", path, NULL}, 1, "no recording there"},
-        {{"trace", "report", "x", "--trace-id", "12", NULL},
-         2,
-         "--trace-id is '12', allowed: 32 hexadecimal digits"},
-        {{"trace", "export", "x", "-o", "y", NULL}, 2, "--format"},
-        {{"trace", "export", "x", "-o", "y", "--format", "pdf", NULL},
-         2,
-         "allowed: perfetto, html, chrome-json"},
-        {{"trace", "record", "-d", "25h", NULL}, 2, "--duration is '25h', allowed: 1ms..24h"},
-        {{"trace", "record", "--subbufs", "3", NULL}, 2, "--subbufs is '3', allowed: a power of 2"},
-        {{"trace", "snapshot", NULL}, 2, "no verb given, allowed: start, take, stop"},
+        {"", 2, "no verb given, allowed: record, snapshot, report, export"},
+        {"fly", 2, "there is no verb 'fly'"},
+        {"report", 2, "no recording given"},
+        {"report /nonexistent/r", 1, "expertctl trace report: /nonexistent/r"},
+        {empty, 1, "no recording there"},
+        {"report x --trace-id 12", 2, "--trace-id is '12', allowed: 32 hexadecimal digits"},
+        {"export x -o y", 2, "--format"},
+        {"export x -o y --format pdf", 2, "allowed: perfetto, html, chrome-json"},
+        {"record -d 25h", 2, "--duration is '25h', allowed: 1ms..24h"},
+        {"record --subbufs 3", 2, "--subbufs is '3', allowed: a power of 2"},
+        {"snapshot", 2, "no verb given, allowed: start, take, stop"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char *text = NULL;
-        int code = run(&text, cases[i].args);
+        int code = CTL(&text, "trace %s", cases[i].line);
         cr_expect_eq(code, cases[i].code, "case %zu: %d, expected %d: %s", i, code, cases[i].code,
                      text);
         cr_expect_not_null(strstr(text, cases[i].text), "case %zu: '%s' is not in: %s", i,
@@ -321,10 +314,10 @@ static void export_as(const char *format, const char *recording, const char *fil
 {
     char from[EP_TEST_PATH_BYTES * 2];
     char to[EP_TEST_PATH_BYTES * 2];
-    const char *args[] = {"trace", "export", in_dir(from, recording), "--format",
-                          format,  "-o",     in_dir(to, file),        NULL};
     char *text = NULL;
-    cr_assert_eq(run(&text, args), 0, "%s", text);
+    int code = CTL(&text, "trace export %s --format %s -o %s", in_dir(from, recording), format,
+                   in_dir(to, file));
+    cr_assert_eq(code, 0, "%s", text);
     free(text);
 }
 
