@@ -198,20 +198,18 @@ static double call_us(service *s, const batch *b)
 
 /* ---- what is measured, and what is planned ---- */
 
-static void run_ctl(ep_test_cluster *cluster, const char *const *args, int code_max,
-                    const char *to_path)
+static void run_ctl(ep_test_cluster *cluster, const char *line, int code_max, const char *to_path)
 {
     char *output = NULL;
-    const int code = ep_test_cluster_ctl(cluster, args, &output);
+    const int code = ep_test_cluster_ctl(cluster, &output, "%s", line);
     EP_TEST_CHECK(code <= code_max && ep_test_write_file(to_path, output, 0600),
-                  "expertctl %s: %d: %s", args[0], code, output);
+                  "expertctl %s: %d: %s", line, code, output);
     free(output);
 }
 
 /* Other traffic of the same kind, as the service counts it. */
 static void count_load(service *s, const char *to_path)
 {
-    static const char *const args[] = {"stats", "--experts", "-o", "json", NULL};
     json_int_t slots = 0;
     for (uint32_t t = 0; t < COUNTED_TOKENS; t += 256) {
         batch b;
@@ -221,7 +219,7 @@ static void count_load(service *s, const char *to_path)
     }
     /* nodes report with their heartbeats */
     while (slots < (json_int_t)COUNTED_TOKENS * s->form->top_k) {
-        run_ctl(&s->cluster, args, 0, to_path);
+        run_ctl(&s->cluster, "stats --experts -o json", 0, to_path);
         json_t *root = json_load_file(to_path, 0, NULL);
         slots = json_integer_value(
             json_object_get(json_array_get(json_object_get(root, "layers"), 0), "slots"));
@@ -236,9 +234,6 @@ typedef struct planned {
 
 static planned ask_planner(service *s, const char *load_path)
 {
-    static const char *const tune[] = {"tune",     "--model", MODEL,      "--layer", "0",
-                                       "--tokens", "1,512",   "--rounds", "6",       "--seconds",
-                                       "50ms",     "-o",      "json",     NULL};
     char machine[EP_TEST_PATH_BYTES + 16], config[EP_TEST_PATH_BYTES + 16], nodes[16], at_once[16],
         tokens[16];
     char *output = NULL;
@@ -250,31 +245,16 @@ static planned ask_planner(service *s, const char *load_path)
                                                             : (long)s->form->nodes);
     snprintf(tokens, sizeof(tokens), "%u", s->form->tokens);
     do { /* other load may have been in the way */
-        run_ctl(&reference.cluster, tune, 1, machine);
+        run_ctl(&reference.cluster,
+                "tune --model " MODEL " --layer 0 --tokens 1,512 --rounds 6 --seconds 50ms -o json",
+                1, machine);
         free(output);
-        const char *const plan[] = {"plan",
-                                    "--model",
-                                    config,
-                                    "--nodes",
-                                    nodes,
-                                    "--trace",
-                                    load_path,
-                                    "--measured",
-                                    machine,
-                                    "--tokens",
-                                    tokens,
-                                    "--weight-bits",
-                                    s->form->weight_bits,
-                                    "--nodes-per-host",
-                                    nodes,
-                                    "--nodes-at-once",
-                                    at_once,
-                                    "-o",
-                                    "json",
-                                    NULL};
         output = NULL;
-        const int code = ep_test_process_run(s->cluster.dir, "plan", ep_test_expertctl, plan, NULL,
-                                             PATIENCE_MS, &output);
+        const int code = ep_test_process_run_line(
+            s->cluster.dir, ep_test_expertctl, NULL, PATIENCE_MS, &output,
+            "plan --model %s --nodes %s --trace %s --measured %s --tokens %s --weight-bits %s "
+            "--nodes-per-host %s --nodes-at-once %s -o json",
+            config, nodes, load_path, machine, tokens, s->form->weight_bits, nodes, at_once);
         if (code != 0) {
             fprintf(stderr, "%s", output);
         }

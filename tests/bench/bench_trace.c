@@ -381,8 +381,8 @@ static void check_recording(bench_report *report, ep_test_lttng *lttng, uint64_t
         bench_value(discarded != NULL ? strtod(discarded, NULL) : NAN, "", BENCH_LOWER, 0.0);
     bench_report_add(report, &row, "events discarded");
     free(text);
-    const char *du[] = {"-sb", recording, NULL};
-    if (ep_test_process_run(lttng->dir, "du", "/usr/bin/du", du, NULL, 60000, &text) != 0) {
+    if (ep_test_process_run_line(lttng->dir, "/usr/bin/du", NULL, 60000, &text, "-sb %s",
+                                 recording) != 0) {
         bench_fail("du", text);
     }
     row = bench_value(strtod(text, NULL) / (double)calls, "bytes", BENCH_LOWER, NAN);

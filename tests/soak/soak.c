@@ -120,8 +120,7 @@ static bool all_serve(soak *s)
 /* expertctl's status counts the copies. */
 static bool is_healthy(soak *s)
 {
-    const char *const args[] = {"status", NULL};
-    return all_serve(s) && ep_test_cluster_ctl(&s->faults.cluster, args, NULL) == 0;
+    return all_serve(s) && ep_test_cluster_ctl(&s->faults.cluster, NULL, "status") == 0;
 }
 
 static void expect_callers(soak *s)
@@ -141,8 +140,7 @@ static void wait_healthy(soak *s, uint64_t patience_ns)
         expect_callers(s);
         if (ep_clock_now_ns() > end_ns) {
             char *text = NULL;
-            const char *const args[] = {"status", NULL};
-            ep_test_cluster_ctl(&s->faults.cluster, args, &text);
+            ep_test_cluster_ctl(&s->faults.cluster, &text, "status");
             ep_test_fail("not healthy %.1f s after the last fault:\n%s", (double)patience_ns / 1e9,
                          text);
         }
@@ -177,12 +175,11 @@ static void cut(soak *s, uint32_t target, uint32_t directions)
 /* False: in wild mode the coordinator may not be there to hear of it. */
 static bool drain(soak *s, uint32_t target, const char *undo)
 {
-    const char *const args[] = {
-        "drain",     target_name(target),    "--admin", s->faults.cluster.coordinator.admin_url,
-        "--timeout", s->wild ? "2s" : "30s", undo,      NULL};
     char *text = NULL;
-    int code = ep_test_process_run(s->faults.cluster.dir, "drain", ep_test_expertctl, args, NULL,
-                                   EP_TEST_PATIENCE_MS, &text);
+    int code = ep_test_process_run_line(
+        s->faults.cluster.dir, ep_test_expertctl, NULL, EP_TEST_PATIENCE_MS, &text,
+        "drain %s --admin %s --timeout %s %s", target_name(target),
+        s->faults.cluster.coordinator.admin_url, s->wild ? "2s" : "30s", undo);
     EP_TEST_CHECK(s->wild || code == 0, "drain of %s: %d: %s", target_name(target), code, text);
     free(text);
     return code == 0;
@@ -208,7 +205,7 @@ static void begin_fault(soak *s, const fault *f)
         EP_TEST_CHECK(ep_test_process_signal(process, SIGTERM), "not terminated");
         break;
     case KIND_drain:
-        drain(s, f->target, NULL);
+        drain(s, f->target, "");
         break;
     case KIND_cut_requests:
         cut(s, f->target, EP_CHAOS_TO_SERVER);

@@ -18,6 +18,7 @@
 #define CLUSTERS_MAX 8
 #define DIRS_MAX 16
 #define ARG_BYTES 1024
+#define CTL_LINE_BYTES 4096
 #define ANY_PORT "tcp://127.0.0.1:0"
 #define HEARTBEAT_MS 50
 #define HEARTBEAT_DEAD_COUNT 100 /* 5 s: a busy machine must not look like a dead node */
@@ -421,16 +422,16 @@ void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const 
     protobuf_c_message_free_unpacked(reply, NULL);
 }
 
-int ep_test_cluster_ctl(ep_test_cluster *cluster, const char *const *args, char **out_output)
+int ep_test_cluster_ctl(ep_test_cluster *cluster, char **out_output, const char *line, ...)
 {
-    arg_list *list = calloc(1, sizeof(*list));
-    EP_TEST_CHECK(list != NULL, "no memory");
-    add_more(list, args);
-    add_arg(list, "--coordinator=%s", cluster->coordinator.rpc_url);
     const char *program =
         cluster->options.ctl_program != NULL ? cluster->options.ctl_program : ep_test_expertctl;
-    int code = ep_test_process_run(cluster->dir, "expertctl", program, list->args, NULL,
-                                   EP_TEST_PATIENCE_MS, out_output);
-    free(list);
-    return code;
+    char words[CTL_LINE_BYTES];
+    va_list values;
+    va_start(values, line);
+    const int bytes = vsnprintf(words, sizeof(words), line, values);
+    va_end(values);
+    EP_TEST_CHECK(bytes > 0 && (size_t)bytes < sizeof(words), "no command line: %s", line);
+    return ep_test_process_run_line(cluster->dir, program, NULL, EP_TEST_PATIENCE_MS, out_output,
+                                    "%s --coordinator=%s", words, cluster->coordinator.rpc_url);
 }

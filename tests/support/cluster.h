@@ -127,9 +127,10 @@ uint64_t ep_test_cluster_wait_in_flight(ep_test_cluster *cluster, uint32_t node)
 void ep_test_cluster_register(ep_test_cluster *cluster, const char *name, const char *url,
                               const char *host);
 
-/* Runs expertctl with args (NULL-terminated) and --coordinator; its exit code. *out_output (may be
- * NULL) is malloc'ed. */
-int ep_test_cluster_ctl(ep_test_cluster *cluster, const char *const *args, char **out_output);
+/* Runs expertctl with the line, as of ep_test_process_run_line, and --coordinator; its exit code.
+ */
+__attribute__((format(printf, 3, 4))) int
+ep_test_cluster_ctl(ep_test_cluster *cluster, char **out_output, const char *line, ...);
 
 /* All nodes and the coordinator still run. */
 void ep_test_cluster_expect_alive(ep_test_cluster *cluster);

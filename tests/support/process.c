@@ -83,6 +83,24 @@ char *ep_test_read_file(const char *path)
     return text;
 }
 
+bool ep_test_files_equal(const char *a, const char *b)
+{
+    FILE *first = fopen(a, "rb"), *second = fopen(b, "rb");
+    bool equal = first != NULL && second != NULL;
+    for (int x = 0; equal && x != EOF;) {
+        x = fgetc(first);
+        equal = x == fgetc(second);
+    }
+    equal = equal && ftell(first) > 0 && !ferror(first) && !ferror(second);
+    if (first != NULL) {
+        fclose(first);
+    }
+    if (second != NULL) {
+        fclose(second);
+    }
+    return equal;
+}
+
 /* Between fork and exec: only calls that are safe in a copy of a threaded process. */
 static void become_child(const char *program, char *const *argv, char *const *environment,
                          int output, pid_t parent)

@@ -24,6 +24,9 @@ bool ep_test_write_file(const char *path, const char *text, mode_t mode);
  * none). */
 char *ep_test_read_file(const char *path);
 
+/* Both are there, are not empty, and have the same bytes. */
+bool ep_test_files_equal(const char *a, const char *b);
+
 typedef struct ep_test_process {
     pid_t pid; /* 0: none, or already reaped */
     int pid_fd;

@@ -22,10 +22,9 @@ static void write_config(const char *text)
 static void expect_no_token(const char *admin, const char *token_path)
 {
     char *output = NULL;
-    const char *const args[] = {"config",   "-o", "json", "--admin", admin, "--admin-token-file",
-                                token_path, NULL};
-    int code = ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL,
-                                   EP_TEST_PATIENCE_MS, &output);
+    int code = ep_test_process_run_line(f.cluster.dir, ep_test_expertctl, NULL, EP_TEST_PATIENCE_MS,
+                                        &output, "config -o json --admin %s --admin-token-file %s",
+                                        admin, token_path);
     EP_TEST_CHECK(code == 0 && strstr(output, token_path) != NULL, "%d: %s", code, output);
     EP_TEST_CHECK(strstr(output, token_text) == NULL, "the token is shown: %s", output);
     free(output);

@@ -88,13 +88,12 @@ static void wait_copies(uint32_t copies)
 static void wait_window(const char *text)
 {
     for (uint32_t n = 0; n < FAULT_NODES; n++) {
-        const char *const args[] = {"config", "-o", "json", "--admin", f.cluster.nodes[n].admin_url,
-                                    NULL};
         bool found = false;
         for (const uint64_t end_ns = patience(); !found;) {
             char *output = NULL;
-            EP_TEST_CHECK(ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args,
-                                              NULL, EP_TEST_PATIENCE_MS, &output) == 0,
+            EP_TEST_CHECK(ep_test_process_run_line(
+                              f.cluster.dir, ep_test_expertctl, NULL, EP_TEST_PATIENCE_MS, &output,
+                              "config -o json --admin %s", f.cluster.nodes[n].admin_url) == 0,
                           "%s", output);
             found = strstr(output, text) != NULL;
             EP_TEST_CHECK(found || ep_clock_now_ns() < end_ns, "node%u never said %s: %s", n, text,
@@ -182,24 +181,11 @@ static void unset(void)
 static void tune(void)
 {
     char *output = NULL;
-    const char *const args[] = {"tune",
-                                "--model",
-                                "demo",
-                                "--layer",
-                                "0",
-                                "--tokens",
-                                "2,4",
-                                "--rounds",
-                                "6",
-                                "--seconds",
-                                "5ms",
-                                "-o",
-                                "json",
-                                "--coordinator",
-                                f.cluster.coordinator.rpc_url,
-                                NULL};
-    const int code = ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL,
-                                         EP_TEST_PATIENCE_MS, &output);
+    const int code = ep_test_process_run_line(f.cluster.dir, ep_test_expertctl, NULL,
+                                              EP_TEST_PATIENCE_MS, &output,
+                                              "tune --model demo --layer 0 --tokens 2,4 --rounds 6 "
+                                              "--seconds 5ms -o json --coordinator %s",
+                                              f.cluster.coordinator.rpc_url);
     const bool is_chosen = strstr(output, "\"decode_tokens_max\": 2") != NULL;
     const bool is_refused = strstr(output, "\"decode_tokens_max\": null") != NULL &&
                             strstr(output, "\"why\": \"") != NULL;

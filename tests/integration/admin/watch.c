@@ -97,12 +97,12 @@ static void wait_output(const ep_test_process *process, const char *text)
 /* The node learns of it by itself, not from top. */
 static void wait_lost(void)
 {
-    const char *const args[] = {"doctor", "--node", f.cluster.nodes[0].rpc_url, NULL};
     uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     for (;;) {
         char *output = NULL;
-        int code = ep_test_process_run(f.cluster.dir, "expertctl", ep_test_expertctl, args, NULL,
-                                       EP_TEST_PATIENCE_MS, &output);
+        int code =
+            ep_test_process_run_line(f.cluster.dir, ep_test_expertctl, NULL, EP_TEST_PATIENCE_MS,
+                                     &output, "doctor --node %s", f.cluster.nodes[0].rpc_url);
         bool found = code == 1 && output != NULL &&
                      strstr(output, "has no connection to its coordinator") != NULL;
         EP_TEST_CHECK(found || ep_clock_now_ns() < end_ns,

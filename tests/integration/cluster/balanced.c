@@ -35,9 +35,8 @@ static void make_batches(const char *path, const int32_t hot[TOP_K], uint64_t se
 /* Copies of each expert of layer 0 in the table that clients see. */
 static void read_copies(size_t out_copies[EXPERTS])
 {
-    const char *args[] = {"table", "-o", "json", NULL};
     char *output = NULL;
-    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, args, &output) == 0, "%s", output);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, &output, "table -o json") == 0, "%s", output);
     json_t *table = json_loads(output, 0, NULL);
     const json_t *experts =
         json_object_get(json_array_get(json_object_get(table, "layers"), 0), "nodes_of_expert");
@@ -53,9 +52,8 @@ static void read_copies(size_t out_copies[EXPERTS])
 /* Every node's speed against the median one, as an operator sees it. */
 static bool knows_speeds(void)
 {
-    const char *args[] = {"status", "-o", "json", NULL};
     char *output = NULL;
-    (void)ep_test_cluster_ctl(&cluster, args, &output); /* healthy or not */
+    (void)ep_test_cluster_ctl(&cluster, &output, "status -o json"); /* healthy or not */
     json_t *status = json_loads(output, 0, NULL);
     const json_t *nodes = json_object_get(status, "nodes");
     size_t known = 0;

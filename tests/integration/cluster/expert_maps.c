@@ -59,8 +59,7 @@ static void run_map_case(const char *path, size_t index)
         output = ep_test_process_output(&cluster.coordinator);
     }
     free(output);
-    const char *args[] = {"table", "--timeout=0.3", NULL};
-    int code = ep_test_cluster_ctl(&cluster, args, &output);
+    int code = ep_test_cluster_ctl(&cluster, &output, "table --timeout=0.3");
     EP_TEST_CHECK(code == 3 || code == 4, "%s: exit code %d: %s", map_cases[index].name, code,
                   output);
     free(output);

@@ -145,10 +145,9 @@ static void run_oracle(uint32_t tokens, uint32_t layer)
     input_path(in, tokens);
     expected_path(out, tokens, layer);
     snprintf(layer_text, sizeof(layer_text), "%u", layer);
-    const char *args[] = {"--model", fixture_dir, "--layer", layer_text, "--in",
-                          in,        "--out",     out,       NULL};
-    int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, args, NULL,
-                                   EP_TEST_PATIENCE_MS, &output);
+    int code = ep_test_process_run_line(fixture_dir, ep_test_ref_forward, NULL, EP_TEST_PATIENCE_MS,
+                                        &output, "--model %s --layer %s --in %s --out %s",
+                                        fixture_dir, layer_text, in, out);
     EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
     free(output);
 }
@@ -171,32 +170,6 @@ static void make_fixture(void)
     }
 }
 
-static uint8_t *read_whole(const char *path, size_t *out_bytes)
-{
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    EP_TEST_CHECK(fd >= 0 && fstat(fd, &st) == 0, "%s cannot be read", path);
-    uint8_t *bytes = malloc((size_t)st.st_size + 1);
-    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size,
-                  "%s cannot be read", path);
-    close(fd);
-    *out_bytes = (size_t)st.st_size;
-    return bytes;
-}
-
-static void expect_equal_files(const char *expected, const char *given, const char *what)
-{
-    size_t expected_bytes;
-    size_t given_bytes;
-    uint8_t *a = read_whole(expected, &expected_bytes);
-    uint8_t *b = read_whole(given, &given_bytes);
-    EP_TEST_CHECK(expected_bytes == given_bytes && memcmp(a, b, given_bytes) == 0,
-                  "%s: %s (%zu bytes) differs from %s (%zu bytes)", what, given, given_bytes,
-                  expected, expected_bytes);
-    free(a);
-    free(b);
-}
-
 static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens, uint32_t layer,
                     bool prefill, const char *split)
 {
@@ -212,21 +185,13 @@ static void forward(ep_test_cluster *cluster, const service *s, uint32_t tokens,
     snprintf(layer_text, sizeof(layer_text), "%u", layer);
     snprintf(what, sizeof(what), "%s, %u threads, T %u, layer %u, %s %s", s->name,
              cluster->options.threads, tokens, layer, prefill ? "prefill" : "decode", split);
-    const char *args[] = {"forward",
-                          "--model=demo",
-                          "--layer",
-                          layer_text,
-                          "--in",
-                          in,
-                          "--out",
-                          out,
-                          prefill ? "--mode=prefill" : "--mode=decode",
-                          split[0] != 0 ? split : NULL,
-                          NULL};
     unlink(out);
-    int code = ep_test_cluster_ctl(cluster, args, &output);
+    int code = ep_test_cluster_ctl(
+        cluster, &output, "forward --model=demo --layer %s --in %s --out %s %s %s", layer_text, in,
+        out, prefill ? "--mode=prefill" : "--mode=decode", split[0] != 0 ? split : "");
     EP_TEST_CHECK(code == 0, "%s: exit code %d: %s", what, code, output);
-    expect_equal_files(expected, out, what);
+    EP_TEST_CHECK(ep_test_files_equal(expected, out), "%s: %s differs from %s", what, out,
+                  expected);
     free(output);
 }
 
@@ -273,29 +238,19 @@ static uint32_t forward_quantised(ep_test_cluster *cluster)
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
     for (size_t i = 0; i < EP_ARRAY_COUNT(ways); i++) {
         char *output = NULL;
-        const char *oracle[] = {"--model",
-                                fixture_dir,
-                                "--layer",
-                                "1",
-                                "--in",
-                                in,
-                                "--out",
-                                expected,
-                                "--dispatch-quant",
-                                ways[i][0],
-                                "--combine-quant",
-                                ways[i][1],
-                                NULL};
-        const char *args[] = {"forward",  "--model=demo",    "--layer=1", "--in",
-                              in,         "--out",           out,         "--dispatch-quant",
-                              ways[i][0], "--combine-quant", ways[i][1],  NULL};
-        int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, oracle, NULL,
-                                       EP_TEST_PATIENCE_MS, &output);
+        int code = ep_test_process_run_line(
+            fixture_dir, ep_test_ref_forward, NULL, EP_TEST_PATIENCE_MS, &output,
+            "--model %s --layer 1 --in %s --out %s --dispatch-quant %s --combine-quant %s",
+            fixture_dir, in, expected, ways[i][0], ways[i][1]);
         EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
         free(output);
-        code = ep_test_cluster_ctl(cluster, args, &output);
+        code = ep_test_cluster_ctl(cluster, &output,
+                                   "forward --model=demo --layer=1 --in %s --out %s "
+                                   "--dispatch-quant %s --combine-quant %s",
+                                   in, out, ways[i][0], ways[i][1]);
         EP_TEST_CHECK(code == 0, "exit code %d: %s", code, output);
-        expect_equal_files(expected, out, ways[i][0]);
+        EP_TEST_CHECK(ep_test_files_equal(expected, out), "%s: %s differs from %s", ways[i][0], out,
+                      expected);
         free(output);
     }
     return EP_ARRAY_COUNT(ways);

@@ -85,37 +85,12 @@ static void run_oracle(const char *family, uint32_t tokens)
     char *output = NULL;
     input_path(in, tokens);
     expected_path(out, family, tokens);
-    const char *args[] = {"--model", fixture_dir, "--layer", "0",          "--in", in,  "--out",
-                          out,       "--wire",    "f32",     "--numerics", family, NULL};
-    int code = ep_test_process_run(fixture_dir, "oracle", ep_test_ref_forward, args, NULL,
-                                   EP_TEST_PATIENCE_MS, &output);
+    int code = ep_test_process_run_line(
+        fixture_dir, ep_test_ref_forward, NULL, EP_TEST_PATIENCE_MS, &output,
+        "--model %s --layer 0 --in %s --out %s --wire f32 --numerics %s", fixture_dir, in, out,
+        family);
     EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
     free(output);
-}
-
-static char *read_whole(const char *path, size_t *out_bytes)
-{
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    EP_TEST_CHECK(fd >= 0 && fstat(fd, &st) == 0, "%s cannot be read", path);
-    char *bytes = malloc((size_t)st.st_size + 1);
-    EP_TEST_CHECK(bytes != NULL && read(fd, bytes, (size_t)st.st_size) == st.st_size,
-                  "%s cannot be read", path);
-    close(fd);
-    *out_bytes = (size_t)st.st_size;
-    return bytes;
-}
-
-static bool is_equal(const char *a_path, const char *b_path)
-{
-    size_t a_bytes;
-    size_t b_bytes;
-    char *a = read_whole(a_path, &a_bytes);
-    char *b = read_whole(b_path, &b_bytes);
-    bool equal = a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
-    free(a);
-    free(b);
-    return equal;
 }
 
 /* In place of the one before. families: two, which must differ. */
@@ -138,8 +113,8 @@ static void make_fixture(ep_weight_format format, const char *first, const char 
         run_oracle(second, token_counts[i]);
         expected_path(a, first, token_counts[i]);
         expected_path(b, second, token_counts[i]);
-        EP_TEST_CHECK(!is_equal(a, b), "the families give the same results for %u tokens",
-                      token_counts[i]);
+        EP_TEST_CHECK(!ep_test_files_equal(a, b),
+                      "the families give the same results for %u tokens", token_counts[i]);
     }
 }
 
@@ -166,13 +141,13 @@ static void expect_forward(ep_test_cluster *cluster, const char *family, const c
         char *output = NULL;
         input_path(in, token_counts[i]);
         expected_path(expected, family, token_counts[i]);
-        const char *forward[] = {"forward", "--model=demo", "--layer=0", "--wire=f32", "--in",
-                                 in,        "--out",        out,         NULL};
         unlink(out);
-        int code = ep_test_cluster_ctl(cluster, forward, &output);
+        int code = ep_test_cluster_ctl(cluster, &output,
+                                       "forward --model=demo --layer=0 --wire=f32 --in %s --out %s",
+                                       in, out);
         EP_TEST_CHECK(code == 0, "%s: exit code %d: %s", what, code, output);
-        EP_TEST_CHECK(is_equal(expected, out), "%s, %u tokens: not what family %s gives", what,
-                      token_counts[i], family);
+        EP_TEST_CHECK(ep_test_files_equal(expected, out), "%s, %u tokens: not what family %s gives",
+                      what, token_counts[i], family);
         free(output);
     }
 }
@@ -198,10 +173,10 @@ static void run(const char *numerics, const char *backend, const char *level, co
              level == NULL ? "of the test" : level);
     expect_forward(&cluster, family, what);
     char *status = NULL;
-    const char *show[] = {"status", "--output=json", NULL};
     char id[64];
     snprintf(id, sizeof(id), "%s/%s/rne/", family, ep_weight_format_name(fixture_format));
-    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, show, &status) == 0 && strstr(status, id) != NULL,
+    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, &status, "status --output=json") == 0 &&
+                      strstr(status, id) != NULL,
                   "no id %s in %s", id, status);
     free(status);
     ep_test_cluster_stop(&cluster);
@@ -230,8 +205,7 @@ static void run_unlike_nodes(const char *other, const char *most)
         expertd__v1__node_status_reply__free_unpacked(status, NULL);
     }
     char *doctor = NULL;
-    const char *examine[] = {"doctor", NULL};
-    (void)ep_test_cluster_ctl(&cluster, examine, &doctor);
+    (void)ep_test_cluster_ctl(&cluster, &doctor, "doctor");
     EP_TEST_CHECK(strstr(doctor, "2 different numerics ids (") != NULL, "%s", doctor);
     free(doctor);
     ep_test_cluster_stop(&cluster);
@@ -245,10 +219,12 @@ static bool forward_by_gateway(ep_test_cluster *cluster, const char *family, cha
     input_path(in, token_counts[1]);
     expected_path(expected, family, token_counts[1]);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
-    const char *forward[] = {"forward", "--gateway", "--model=demo", "--layer=0", "--wire=f32",
-                             "--in",    in,          "--out",        out,         NULL};
     unlink(out);
-    return ep_test_cluster_ctl(cluster, forward, out_output) == 0 && is_equal(expected, out);
+    return ep_test_cluster_ctl(
+               cluster, out_output,
+               "forward --gateway --model=demo --layer=0 --wire=f32 --in %s --out %s", in,
+               out) == 0 &&
+           ep_test_files_equal(expected, out);
 }
 
 /* The gateway's client has chosen the id of two nodes. When these are drained, the third one's is
@@ -270,12 +246,9 @@ static void run_gateway(void)
     EP_TEST_CHECK(forward_by_gateway(&cluster, "bf16dp", &output), "by the gateway: %s", output);
     free(output);
     for (size_t i = 0; i < EP_ARRAY_COUNT(drained); i++) {
-        const char *drain[] = {"drain",   drained[i],
-                               "--wait",  "--timeout=60s",
-                               "--admin", cluster.coordinator.admin_url,
-                               NULL};
-        int code = ep_test_process_run(cluster.dir, "drain", ep_test_expertctl, drain, NULL,
-                                       EP_TEST_PATIENCE_MS, &output);
+        int code = ep_test_process_run_line(
+            cluster.dir, ep_test_expertctl, NULL, EP_TEST_PATIENCE_MS, &output,
+            "drain %s --wait --timeout=60s --admin %s", drained[i], cluster.coordinator.admin_url);
         EP_TEST_CHECK(code == 0, "drain %s: exit code %d: %s", drained[i], code, output);
         free(output);
     }
@@ -296,9 +269,8 @@ static void expect_unavailable(ep_test_cluster *cluster)
     char *output = NULL;
     input_path(in, token_counts[2]);
     snprintf(out, sizeof(out), "%s/out.safetensors", cluster->dir);
-    const char *forward[] = {
-        "forward", "--model=demo", "--layer=0", "--timeout=5s", "--in", in, "--out", out, NULL};
-    int code = ep_test_cluster_ctl(cluster, forward, &output);
+    int code = ep_test_cluster_ctl(
+        cluster, &output, "forward --model=demo --layer=0 --timeout=5s --in %s --out %s", in, out);
     EP_TEST_CHECK(code != 0 && strstr(output, "no live copy") != NULL &&
                       strstr(output, "(other numerics)") != NULL && access(out, F_OK) != 0,
                   "exit code %d: %s", code, output);
@@ -341,11 +313,10 @@ static void expect_refused_level(void)
     char *output = NULL;
     char model[PATH_BYTES];
     snprintf(model, sizeof(model), "--model=demo=%s", fixture_dir);
-    const char *args[] = {model, "--listen=tcp://127.0.0.1:0", "--admin-listen=tcp://127.0.0.1:0",
-                          NULL};
     set_level("avx1024");
-    int code = ep_test_process_run(fixture_dir, "refused", ep_test_expertd, args, NULL,
-                                   EP_TEST_PATIENCE_MS, &output);
+    int code = ep_test_process_run_line(
+        fixture_dir, ep_test_expertd, NULL, EP_TEST_PATIENCE_MS, &output,
+        "%s --listen=tcp://127.0.0.1:0 --admin-listen=tcp://127.0.0.1:0", model);
     set_level(level_of_test);
     EP_TEST_CHECK(
         code != 0 &&

@@ -72,9 +72,8 @@ static void check_calls(ep_client *client, const ep_test_batch *batch)
 static void check_bench(ep_test_cluster *cluster)
 {
     char *output = NULL;
-    const char *args[] = {"bench", "--model",   "demo", "--layer", "0",    "--tokens",
-                          "8",     "--seconds", "0.2",  "-o",      "json", NULL};
-    int code = ep_test_cluster_ctl(cluster, args, &output);
+    int code = ep_test_cluster_ctl(cluster, &output,
+                                   "bench --model demo --layer 0 --tokens 8 --seconds 0.2 -o json");
     EP_TEST_CHECK(code == 0, "bench ended with %d: %s", code, output);
     json_t *root = json_loads(output, 0, NULL);
     json_t *mean = json_object_get(root, "mean_of_a_call");

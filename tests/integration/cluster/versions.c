@@ -143,13 +143,12 @@ static void expect_exact_file(ep_test_cluster *cluster, const ep_test_batch *bat
                       EP_OK,
                   "%s", error.text);
     ref_file_write(expected, "y", REF_BF16, 2, shape, batch->expected);
-    const char *args[] = {"forward", "--model=demo", "--layer=0", "--in", in, "--out", out, NULL};
-    int code = ep_test_cluster_ctl(cluster, args, &output);
+    int code = ep_test_cluster_ctl(cluster, &output,
+                                   "forward --model=demo --layer=0 --in %s --out %s", in, out);
     EP_TEST_CHECK(code == 0, "expertctl: exit code %d: %s", code, output);
     free(output);
-    const char *compare[] = {"-s", expected, out, NULL};
-    EP_TEST_CHECK(ep_test_process_run(cluster->dir, "cmp", "/usr/bin/cmp", compare, NULL,
-                                      EP_TEST_PATIENCE_MS, NULL) == 0,
+    EP_TEST_CHECK(ep_test_process_run_line(cluster->dir, "/usr/bin/cmp", NULL, EP_TEST_PATIENCE_MS,
+                                           NULL, "-s %s %s", expected, out) == 0,
                   "%s differs from the oracle's", out);
 }
 

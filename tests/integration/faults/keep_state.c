@@ -140,16 +140,10 @@ static void set_policy(void)
     snprintf(expect, sizeof(expect), "%llu", (unsigned long long)test.policy_revision);
     snprintf(says, sizeof(says), "policy revision %llu\n",
              (unsigned long long)++test.policy_revision);
-    const char *const args[] = {"policy",
-                                "set",
-                                change,
-                                "--expect-revision",
-                                expect,
-                                "--admin",
-                                test.fixture.cluster.coordinator.admin_url,
-                                NULL};
-    int code = ep_test_process_run(test.fixture.cluster.dir, "expertctl", ep_test_expertctl, args,
-                                   NULL, EP_TEST_PATIENCE_MS, &output);
+    int code = ep_test_process_run_line(test.fixture.cluster.dir, ep_test_expertctl, NULL,
+                                        EP_TEST_PATIENCE_MS, &output,
+                                        "policy set %s --expect-revision %s --admin %s", change,
+                                        expect, test.fixture.cluster.coordinator.admin_url);
     EP_TEST_CHECK(code == 0 && strncmp(output, says, strlen(says)) == 0, "%d: %s", code, output);
     free(output);
 }

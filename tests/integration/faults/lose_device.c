@@ -99,16 +99,14 @@ static void wait_for(const char *url, const char *path, int code, const char *pa
  * tells. */
 static void expect_problem(const char *text)
 {
-    const char *const status[] = {"status", NULL};
-    const char *const doctor[] = {"doctor", NULL};
     char *output;
     wait_for(f.cluster.coordinator.probe_url, "/metrics", 200,
              "expertd_coordinator_problems{code=\"device-lost\",severity=\"error\"} 1");
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, status, &output) != 0 &&
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, &output, "status") != 0 &&
                       strstr(output, text) != NULL,
                   "%s", output);
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, doctor, &output) != 0 &&
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, &output, "doctor") != 0 &&
                       strstr(output, text) != NULL && strstr(output, "507010") != NULL &&
                       strstr(output, "npu-smi") != NULL,
                   "%s", output);
@@ -269,7 +267,6 @@ static void lose_and_replace(void)
     fault_device_init(&device, dir, "expertd-ascend-0", 1, 0);
     fault_device_init(&other, dir, "expertd-ascend-1", 1, 0);
     const char *const programs[] = {device.program, other.program};
-    const char *const table[] = {"table", "--model", "demo", NULL};
     const uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     const ep_test_cluster_options options = {
         .nodes_count = 2, .copies = 1, .node_programs = programs};
@@ -280,7 +277,8 @@ static void lose_and_replace(void)
         char *output;
         EP_TEST_CHECK(ep_clock_now_ns() < end_ns,
                       "the experts of the lost device are not given to the other node");
-        EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, table, &output) == 0, "%s", output);
+        EP_TEST_CHECK(ep_test_cluster_ctl(&f.cluster, &output, "table --model demo") == 0, "%s",
+                      output);
         is_moved = strstr(output, "node0") == NULL && strstr(output, "none") == NULL;
         free(output);
     }

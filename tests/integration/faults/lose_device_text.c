@@ -60,11 +60,11 @@ static char *generate(const char *numerics)
     snprintf(out, sizeof(out), "%s/text", cluster.dir);
     snprintf(option, sizeof(option), "--numerics=%s", numerics);
     snprintf(bytes, sizeof(bytes), "%d", BYTES);
-    const char *const args[] = {
-        "generate", "--checkpoint",    DEMO,   "--model=demo", "--prompt", PROMPT, "--bytes",
-        bytes,      "--temperature=0", option, "--out",        out,        NULL};
-    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, args, &output) == 0, "expertctl generate: %s",
-                  output);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&cluster, &output,
+                                      "generate --checkpoint %s --model=demo --prompt '%s' --bytes "
+                                      "%s --temperature=0 %s --out %s",
+                                      DEMO, PROMPT, bytes, option, out) == 0,
+                  "expertctl generate: %s", output);
     free(output);
     return ep_test_read_file(out);
 }

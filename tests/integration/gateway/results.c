@@ -196,26 +196,29 @@ static void run_expertctl(gateway_fixture *f)
     EP_TEST_CHECK(
         ep_safetensors_write(paths[0], tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) == EP_OK,
         "%s", error.text);
-    const char *oracle[] = {"--model", f->paths[1], "--layer", "1", "--in",
-                            paths[0],  "--out",     paths[2],  NULL};
-    const char *gateway[] = {"forward",          "--gateway", "--model=deepseek", "--layer=1",
-                             "--split-tokens=7", "--in",      paths[0],           "--out",
-                             paths[1],           NULL};
-    const char *logits[] = {"forward",   "--gateway", "--model=deepseek", "--layer=1", "--logits",
-                            f->paths[1], "--in",      paths[0],           "--out",     paths[3],
-                            NULL};
     char *output = NULL;
-    EP_TEST_CHECK(ep_test_process_run(f->cluster.dir, "ref_forward", ep_test_ref_forward, oracle,
-                                      NULL, EP_TEST_PATIENCE_MS, &output) == 0,
+    EP_TEST_CHECK(ep_test_process_run_line(f->cluster.dir, ep_test_ref_forward, NULL,
+                                           EP_TEST_PATIENCE_MS, &output,
+                                           "--model %s --layer 1 --in %s --out %s", f->paths[1],
+                                           paths[0], paths[2]) == 0,
                   "%s", output);
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, gateway, &output) == 0, "%s", output);
+    EP_TEST_CHECK(
+        ep_test_cluster_ctl(
+            &f->cluster, &output,
+            "forward --gateway --model=deepseek --layer=1 --split-tokens=7 --in %s --out %s",
+            paths[0], paths[1]) == 0,
+        "%s", output);
     free(output);
     char compare_command[3 * PATH];
     snprintf(compare_command, sizeof(compare_command), "cmp '%s' '%s'", paths[1], paths[2]);
     EP_TEST_CHECK(system(compare_command) == 0,
                   "expertctl forward --gateway differs from the oracle");
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, logits, &output) == 0, "%s", output);
+    EP_TEST_CHECK(ep_test_cluster_ctl(
+                      &f->cluster, &output,
+                      "forward --gateway --model=deepseek --layer=1 --logits %s --in %s --out %s",
+                      f->paths[1], paths[0], paths[3]) == 0,
+                  "%s", output);
     free(output);
     snprintf(compare_command, sizeof(compare_command), "cmp -s '%s' '%s'", paths[1], paths[3]);
     EP_TEST_CHECK(system(compare_command) != 0, "logits gave the result of the ids");

@@ -135,14 +135,11 @@ static void expect_counts(gateway_fixture *f, const uint64_t *counts, const doub
 
 static void expect_shown(gateway_fixture *f, const uint64_t *counts)
 {
-    static const char *const args[] = {
-        "stats", "--model=mixtral", "--layer=0", "--experts", "-o", "json", NULL};
-    static const char *const none[] = {"stats", "--model=nobody", NULL};
-    static const char *const absent[] = {"stats", "--layer=77", "--version=9", NULL};
-    static const char *const plain[] = {"stats", NULL};
     char *output = NULL;
     uint64_t total = 0;
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, args, &output) == 0, "%s", output);
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, &output,
+                                      "stats --model=mixtral --layer=0 --experts -o json") == 0,
+                  "%s", output);
     json_t *json = json_loads(output, 0, NULL);
     json_t *load = json_object_get(json_array_get(json_object_get(json, "layers"), 0), "load");
     EP_TEST_CHECK(json_array_size(load) == GATEWAY_EXPERTS, "%s", output);
@@ -153,15 +150,15 @@ static void expect_shown(gateway_fixture *f, const uint64_t *counts)
     }
     json_decref(json);
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, plain, &output) == 0 &&
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, &output, "stats") == 0 &&
                       strstr(output, "MAX/MEAN") != NULL && strstr(output, "mixtral") != NULL,
                   "%s", output);
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, none, &output) != 0 &&
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, &output, "stats --model=nobody") != 0 &&
                       strstr(output, "any layer of model 'nobody'; there") != NULL,
                   "%s", output); /* only what was asked for is named */
     free(output);
-    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, absent, &output) != 0 &&
+    EP_TEST_CHECK(ep_test_cluster_ctl(&f->cluster, &output, "stats --layer=77 --version=9") != 0 &&
                       strstr(output, "layer 77 of any model version '9'; there") != NULL,
                   "%s", output);
     free(output);

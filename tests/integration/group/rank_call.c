@@ -350,3 +350,11 @@ bool rank_call_check_combine(const rank_call *call, double tolerance)
     free(rstd);
     return good;
 }
+
+bool rank_error_says(const ep_error *error, const char *const *words)
+{
+    while (*words != NULL && strstr(error->text, *words) != NULL) {
+        words++;
+    }
+    return *words == NULL;
+}

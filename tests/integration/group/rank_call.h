@@ -42,4 +42,7 @@ ep_err rank_call_combine(rank_call *call, ep_group *group, ep_error *out_error);
 /* tolerance: of the greatest difference relative to max(1, |value|); 0: bit for bit. */
 bool rank_call_check_combine(const rank_call *call, double tolerance);
 
+/* All of the words, up to NULL, are in the text. */
+bool rank_error_says(const ep_error *error, const char *const *words);
+
 #endif

@@ -474,14 +474,13 @@ static bool gateway_answers(void)
 {
     char in[EP_TEST_PATH_BYTES + 64], out[EP_TEST_PATH_BYTES + 64], url[EP_TEST_PATH_BYTES + 64],
         token[EP_TEST_PATH_BYTES + 64], *output = NULL;
-    const char *args[] = {"forward", "--gateway", "--model=m", "--layer=0", url,
-                          token,     in,          out,         NULL};
     snprintf(in, sizeof(in), "--in=%s/batch.safetensors", dir);
     snprintf(out, sizeof(out), "--out=%s/y.safetensors", dir);
     snprintf(url, sizeof(url), "--coordinator=%s", daemon_process.rpc_url);
     snprintf(token, sizeof(token), "--token-file=%s/client.token", dir);
-    int code =
-        ep_test_process_run(dir, "ctl", EP_EXPERTCTL_PROGRAM, args, NULL, SECURE_WAIT_MS, &output);
+    int code = ep_test_process_run_line(dir, EP_EXPERTCTL_PROGRAM, NULL, SECURE_WAIT_MS, &output,
+                                        "forward --gateway --model=m --layer=0 %s %s %s %s", url,
+                                        token, in, out);
     fputs(output, stderr);
     free(output);
     return code == 0;

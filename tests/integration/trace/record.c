@@ -135,9 +135,8 @@ static void record_generate(ep_test_cluster *cluster)
     json_decref(one);
     json_decref(all);
     /* The session and its daemon are gone. */
-    const char *list[] = {"--no-sessiond", "list", NULL};
-    int code =
-        ep_test_process_run(cluster->dir, "lttng", "lttng", list, NULL, EP_TEST_PATIENCE_MS, NULL);
+    int code = ep_test_process_run_line(cluster->dir, "lttng", NULL, EP_TEST_PATIENCE_MS, NULL,
+                                        "--no-sessiond list");
     EP_TEST_CHECK(code != 0, "a session daemon was left behind");
 }
 
@@ -150,9 +149,9 @@ static void record_idle(ep_test_cluster *cluster)
     for (int i = 0; !all; i++) { /* on a busy machine a daemon may come too late for one */
         char *text = NULL;
         snprintf(out, sizeof(out), "%s/idle-%d", cluster->dir, i);
-        const char *args[] = {"trace", "record", "-d", "500ms", "-o", out, NULL};
-        int code = ep_test_process_run(cluster->dir, "ctl", ep_test_expertctl, args, NULL,
-                                       EP_TEST_PATIENCE_MS, &text);
+        int code =
+            ep_test_process_run_line(cluster->dir, ep_test_expertctl, NULL, EP_TEST_PATIENCE_MS,
+                                     &text, "trace record -d 500ms -o %s", out);
         all = code == 0 && strstr(text, " events of 3 processes") != NULL;
         EP_TEST_CHECK(all || ep_clock_now_ns() < end_ns, "exit code %d: %s", code, text);
         free(text);
@@ -164,20 +163,14 @@ static void take_snapshot(ep_test_cluster *cluster)
     char out[EP_TEST_PATH_BYTES * 2];
     snprintf(out, sizeof(out), "%s/snapshot", cluster->dir);
     const char *start[] = {"trace", "snapshot", "start", "--subbuf-kib", "64", NULL};
-    const char *generate[] = {"generate",
-                              "--model",
-                              "demo",
-                              "--checkpoint",
-                              EP_SOURCE_DIR "/deploy/demo-model/checkpoint",
-                              "--prompt",
-                              "The ",
-                              "--bytes",
-                              "4",
-                              NULL};
     const char *take[] = {"trace", "snapshot", "take", "-o", out, NULL};
     const char *stop[] = {"trace", "snapshot", "stop", NULL};
     free(ctl(cluster->dir, 0, start));
-    EP_TEST_CHECK(ep_test_cluster_ctl(cluster, generate, NULL) == 0, "generate failed");
+    EP_TEST_CHECK(ep_test_cluster_ctl(cluster, NULL,
+                                      "generate --model demo --checkpoint " EP_SOURCE_DIR
+                                      "/deploy/demo-model/checkpoint --prompt 'The ' --bytes 4") ==
+                      0,
+                  "generate failed");
     free(ctl(cluster->dir, 0, take));
     free(ctl(cluster->dir, 0, stop));
     json_t *json = report(cluster->dir, out, NULL);
@@ -221,9 +214,8 @@ static void record_two_at_once(ep_test_cluster *cluster)
                   "second: %s", text);
     fclose(in);
     json_decref(report(cluster->dir, inner, NULL));
-    const char *list[] = {"--no-sessiond", "list", NULL};
-    EP_TEST_CHECK(ep_test_process_run(cluster->dir, "lttng", "lttng", list, NULL,
-                                      EP_TEST_PATIENCE_MS, NULL) != 0,
+    EP_TEST_CHECK(ep_test_process_run_line(cluster->dir, "lttng", NULL, EP_TEST_PATIENCE_MS, NULL,
+                                           "--no-sessiond list") != 0,
                   "a session daemon was left behind");
 }
 

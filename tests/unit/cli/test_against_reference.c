@@ -70,25 +70,6 @@ static void run(const char *program, const char *line)
     free(text);
 }
 
-static void same_files(const char *a, const char *b, const char *what)
-{
-    FILE *first = fopen(a, "rb");
-    FILE *second = fopen(b, "rb");
-    cr_assert(first != NULL && second != NULL, "%s: a file is missing", what);
-    long bytes = 0;
-    int x;
-    int y;
-    do {
-        x = fgetc(first);
-        y = fgetc(second);
-        cr_assert_eq(x, y, "%s: byte %ld is %d, the reference's is %d", what, bytes, x, y);
-        bytes++;
-    } while (x != EOF);
-    cr_assert_gt(bytes, 1, "%s: empty", what);
-    fclose(first);
-    fclose(second);
-}
-
 Test(against_reference, generated_text, .init = start_node, .fini = stop_node, .timeout = 280)
 {
     static const char *const settings[][2] = {
@@ -108,7 +89,8 @@ Test(against_reference, generated_text, .init = start_node, .fini = stop_node, .
                  "--bytes 40 --temperature %s --seed %s --out %s --report json --report-file %s",
                  node.rpc_url, settings[i][0], settings[i][1], ours, report);
         run(EP_EXPERTCTL, line);
-        same_files(ours, theirs, settings[i][0]);
+        cr_assert(ep_test_files_equal(ours, theirs), "%s: not the bytes of the reference",
+                  settings[i][0]);
         char *text = ep_test_read_file(report);
         cr_assert(strstr(text, "\"calls\": 40") && strstr(text, "\"answered\": true") &&
                       !strstr(text, "\"rows_served\": 0\n"),
@@ -164,7 +146,7 @@ static void run_case(const forward_case *c, const char *in, const char *ours, co
     snprintf(line, sizeof(line), "forward --node %s --model demo --layer 2 --in %s --out %s %s",
              node.rpc_url, in, ours, c->ours);
     run(EP_EXPERTCTL, line);
-    same_files(ours, theirs, c->ours);
+    cr_assert(ep_test_files_equal(ours, theirs), "%s: not the bytes of the reference", c->ours);
 }
 
 Test(against_reference, forward_files, .init = start_node, .fini = stop_node, .timeout = 280)
