@@ -16,14 +16,16 @@
 
 #define FUZZ_BYTES_MAX 65536
 
-/* Runs once before the first input. */
+/* Runs once before the first input; a target that needs nothing has none. */
 void fuzz_start(void);
 /* One input. */
 void fuzz_one(const uint8_t *data, size_t bytes);
 /* Writes the index-th seed to out [FUZZ_BYTES_MAX]; its length, 0 past the last one. */
 size_t fuzz_seed(size_t index, uint8_t *out);
-/* Changes data in place so that it still looks right to the first checks; the new length. NULL:
- * none. */
+/* The text without its 0; its length. */
+size_t fuzz_seed_text(const char *text, uint8_t *out);
+/* Changes data in place so that it still looks right to the first checks; the new length. A target
+ * that has none of its own gets libFuzzer's. */
 extern size_t (*const fuzz_mutate)(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random);
 
 /* Ends the program: the input broke a promise. */

@@ -7,18 +7,6 @@
 #include "model/shard_index.h"
 #include "moe/routing_table.h"
 
-static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
-{
-    (void)random;
-    return fuzz_mutate_bytes(data, bytes, bytes_max);
-}
-
-size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
-
-void fuzz_start(void)
-{
-}
-
 static const char *const seeds[] = {
     "c{\"model_type\":\"mixtral\",\"hidden_size\":64,\"intermediate_size\":128,\"num_hidden_"
     "layers\":2,"
@@ -77,12 +65,7 @@ static const char *const seeds[] = {
 
 size_t fuzz_seed(size_t index, uint8_t *out)
 {
-    if (index >= sizeof(seeds) / sizeof(seeds[0])) {
-        return 0;
-    }
-    size_t bytes = strlen(seeds[index]);
-    memcpy(out, seeds[index], bytes);
-    return bytes;
+    return index < sizeof(seeds) / sizeof(seeds[0]) ? fuzz_seed_text(seeds[index], out) : 0;
 }
 
 static void check_config(const ep_model_config *config)

@@ -5,18 +5,6 @@
 #include "fuzz.h"
 #include "placement/expert_map.h"
 
-static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
-{
-    (void)random;
-    return fuzz_mutate_bytes(data, bytes, bytes_max);
-}
-
-size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
-
-void fuzz_start(void)
-{
-}
-
 static const char *const seeds[] = {
     "{\"moe_layer_count\":1,\"layer_list\":[{\"layer_id\":0,\"device_count\":2,\"device_list\":["
     "{\"device_id\":0,\"device_expert\":[0,1,2]},{\"device_id\":1,\"device_expert\":[3,1]}]}]}",
@@ -30,12 +18,7 @@ static const char *const seeds[] = {
 
 size_t fuzz_seed(size_t index, uint8_t *out)
 {
-    if (index >= sizeof(seeds) / sizeof(seeds[0])) {
-        return 0;
-    }
-    size_t bytes = strlen(seeds[index]);
-    memcpy(out, seeds[index], bytes);
-    return bytes;
+    return index < sizeof(seeds) / sizeof(seeds[0]) ? fuzz_seed_text(seeds[index], out) : 0;
 }
 
 void fuzz_one(const uint8_t *data, size_t bytes)

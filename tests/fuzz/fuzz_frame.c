@@ -38,10 +38,6 @@ static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t ran
 
 size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
 
-void fuzz_start(void)
-{
-}
-
 static const ep_frame frames[] = {
     {.kind = EP_FRAME_REQUEST,
      .call_id = 7,

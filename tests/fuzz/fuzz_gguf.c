@@ -27,10 +27,6 @@ static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t ran
 
 size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
 
-void fuzz_start(void)
-{
-}
-
 static void begin(gguf_writer *w, uint64_t more, uint64_t tensors, uint64_t keys)
 {
     gguf_put(w, 8, more);

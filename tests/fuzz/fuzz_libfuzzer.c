@@ -53,7 +53,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 /* One mutation of four is libFuzzer's own, so that broken forms come too. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
 {
-    if (fuzz_mutate == NULL || seed % 4 == 0) {
+    if (seed % 4 == 0) {
         return LLVMFuzzerMutate(data, size, max_size);
     }
     return fuzz_mutate(data, size, max_size, seed / 4);

@@ -15,18 +15,6 @@
 #include "expertd/node_config.h"
 #include "fuzz.h"
 
-static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
-{
-    (void)random;
-    return fuzz_mutate_bytes(data, bytes, bytes_max);
-}
-
-size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
-
-void fuzz_start(void)
-{
-}
-
 static const char *const seeds[] = {
     "nlisten:\n  - tcp://127.0.0.1:0\nnode_name: a\nthreads: 2\nspill_bytes: 64MiB\nlog_level: "
     "debug\ninsecure: false\n",
@@ -45,12 +33,7 @@ static const char *const seeds[] = {
 
 size_t fuzz_seed(size_t index, uint8_t *out)
 {
-    if (index >= sizeof(seeds) / sizeof(seeds[0])) {
-        return 0;
-    }
-    size_t bytes = strlen(seeds[index]);
-    memcpy(out, seeds[index], bytes);
-    return bytes;
+    return index < sizeof(seeds) / sizeof(seeds[0]) ? fuzz_seed_text(seeds[index], out) : 0;
 }
 
 /* A path under which the bytes can be read as a file. */

@@ -18,10 +18,6 @@ static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t ran
 
 size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
 
-void fuzz_start(void)
-{
-}
-
 static ep_routing_table *make_table(uint32_t nodes, uint32_t layers, uint32_t copies)
 {
     ep_routing_table *table;

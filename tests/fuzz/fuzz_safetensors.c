@@ -6,18 +6,6 @@
 #include "fuzz.h"
 #include "model/safetensors.h"
 
-static size_t mutate(uint8_t *data, size_t bytes, size_t bytes_max, uint32_t random)
-{
-    (void)random;
-    return fuzz_mutate_bytes(data, bytes, bytes_max);
-}
-
-size_t (*const fuzz_mutate)(uint8_t *, size_t, size_t, uint32_t) = mutate;
-
-void fuzz_start(void)
-{
-}
-
 static const struct {
     uint64_t data_bytes;
     const char *text;
