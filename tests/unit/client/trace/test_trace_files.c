@@ -415,7 +415,7 @@ Test(trace_files, perfetto_is_read_by_protoc, .init = make_dir, .fini = remove_d
     export_as("perfetto", "rec", "out.pftrace");
     snprintf(command, sizeof(command),
              "%s --decode=perfetto.protos.Trace -I " EP_SOURCE_DIR
-             "/tests/unit/cli perfetto_public.proto < %s/out.pftrace",
+             "/tests/unit/client/trace perfetto_public.proto < %s/out.pftrace",
              EP_PROTOC, dir);
     const char *args[] = {"-c", command, NULL};
     cr_assert_eq(ep_test_process_run(dir, "protoc", "/bin/sh", args, NULL, TIMEOUT_MS, &text), 0,
@@ -475,8 +475,8 @@ static void run_page(const ep_test_scene *scene, const char *what)
     cr_assert_eq(json_dump_file(json, in_dir(file, "report.json"), 0), 0);
     json_decref(json);
     const char *args[] = {EP_CHROMIUM, dir, in_dir(page, "out.html"), file, what, NULL};
-    int code = ep_test_process_run(dir, "page", EP_SOURCE_DIR "/tests/unit/cli/page.py", args, NULL,
-                                   TIMEOUT_MS, &text);
+    int code = ep_test_process_run(dir, "page", EP_SOURCE_DIR "/tests/unit/client/trace/page.py",
+                                   args, NULL, TIMEOUT_MS, &text);
     fprintf(stderr, "%s", text);
     cr_assert_eq(code, 0);
     free(text);
