@@ -27,8 +27,8 @@
 #include "bench/bench_report.h"
 #include "bench/store_policies.h"
 #include "expertd/weight_cache.h"
-#include "expertd/weight_store.h"
 #include "support/checkpoint_fixture.h"
+#include "support/store_watch.h"
 
 #define HIDDEN 2048
 #define INNER 768
@@ -54,37 +54,9 @@ typedef struct rig {
     ep_dtype dtype;
 } rig;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static uint64_t changes;
-
-static void on_change(void *arg)
-{
-    (void)arg;
-    pthread_mutex_lock(&lock);
-    changes++;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-}
-
 static void settle(rig *r)
 {
-    for (;;) {
-        ep_weight_stats stats;
-        pthread_mutex_lock(&lock);
-        const uint64_t seen = changes;
-        pthread_mutex_unlock(&lock);
-        ep_weight_store_read_stats(r->store, &stats);
-        EP_ASSERT(stats.failed_count == 0);
-        if (stats.pending_count == 0) {
-            return;
-        }
-        pthread_mutex_lock(&lock);
-        while (changes == seen) {
-            pthread_cond_wait(&changed, &lock);
-        }
-        pthread_mutex_unlock(&lock);
-    }
+    EP_ASSERT(store_settle(r->store).failed_count == 0);
 }
 
 /* Until the experts are there and the kernels are warm. */
@@ -105,7 +77,7 @@ static void rig_start(rig *r, uint32_t experts_max, bool has_cache)
                                            .weight_bytes_max = experts_max * expert_bytes,
                                            .cache = r->cache,
                                            .warms_up = true,
-                                           .on_change = on_change};
+                                           .on_change = store_on_change};
     ep_weight_layer layer = {.model = "bench",
                              .checkpoint = r->checkpoint,
                              .format = info->format,

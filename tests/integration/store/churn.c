@@ -17,8 +17,8 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "expertd/weight_cache.h"
-#include "expertd/weight_store.h"
 #include "support/checkpoint_fixture.h"
+#include "support/store_watch.h"
 
 #define LAYERS 6
 #define EXPERTS 16
@@ -137,38 +137,6 @@ static void want_all(uint32_t without)
     }
 }
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static uint64_t changes;
-
-static void on_change(void *arg)
-{
-    (void)arg;
-    pthread_mutex_lock(&lock);
-    changes++;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-}
-
-static void settle(void)
-{
-    ep_weight_stats stats;
-    for (;;) {
-        pthread_mutex_lock(&lock);
-        const uint64_t seen = changes;
-        pthread_mutex_unlock(&lock);
-        ep_weight_store_read_stats(store, &stats);
-        if (stats.pending_count == 0) {
-            return;
-        }
-        pthread_mutex_lock(&lock);
-        while (changes == seen) {
-            pthread_cond_wait(&changed, &lock);
-        }
-        pthread_mutex_unlock(&lock);
-    }
-}
-
 /* Takes one expert of each layer away and places it again. */
 static void *place(void *arg)
 {
@@ -180,7 +148,7 @@ static void *place(void *arg)
         want_all(i % EXPERTS);
         ep_weight_store_drop_unwanted(store);
         want_all(EXPERTS);
-        settle();
+        store_settle(store);
     }
     return NULL;
 }
@@ -201,7 +169,7 @@ static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t 
                                            .prefetches = true,
                                            .cache = cache,
                                            .timers = timers,
-                                           .on_change = on_change};
+                                           .on_change = store_on_change};
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     MUST(ep_weight_store_create(&config, &store, &e) == EP_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {
@@ -215,7 +183,7 @@ static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t 
     }
     MUST(ep_weight_store_start(store, &e) == EP_OK);
     want_all(EXPERTS);
-    settle();
+    store_settle(store);
     atomic_store(&ends, false);
     pthread_create(&placer, NULL, place, &loses);
     for (uint64_t i = 0; i < CALLERS; i++) {

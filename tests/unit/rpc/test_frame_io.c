@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "expert.pb-c.h"
 #include "rpc/rpc_frame_io.h"
+#include "support/expect.h"
 
 static ep_buffer_pool *new_pool(void)
 {
@@ -66,15 +67,13 @@ Test(rpc_frame_io, a_request_is_read_back_with_its_metadata)
         Expertd__V1__CallHeader *header;
         ProtobufCMessage *message;
         ep_rpc_budget budget;
-        cr_assert_eq(ep_frame_decode(bytes, 1 << 20, 1 << 16, &frame, &frame_bytes, &error), EP_OK,
-                     "%s", error.text);
+        ASSERT_OK(ep_frame_decode(bytes, 1 << 20, 1 << 16, &frame, &frame_bytes, &error), error);
         cr_assert_eq(frame_bytes, out->frame_bytes);
-        cr_assert_eq(ep_rpc_payload_check(&frame, bytes, true, &error), EP_OK, "%s", error.text);
+        ASSERT_OK(ep_rpc_payload_check(&frame, bytes, true, &error), error);
         ep_rpc_budget_init(&budget, pool, 1 << 16);
-        cr_assert_eq(ep_rpc_request_unpack(&budget, &expertd__v1__forward_request__descriptor,
-                                           bytes + 64, frame.header_bytes, &header, &message,
-                                           &error),
-                     EP_OK, "%s", error.text);
+        ASSERT_OK(ep_rpc_request_unpack(&budget, &expertd__v1__forward_request__descriptor,
+                                        bytes + 64, frame.header_bytes, &header, &message, &error),
+                  error);
         cr_assert_eq(header->n_metadata, count);
         for (size_t i = 0; i < count; i++) {
             cr_assert_str_eq(header->metadata[i]->key, metadata[i].key);

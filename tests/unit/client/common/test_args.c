@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/args.h"
+#include "support/expect.h"
 
 #define T 4
 #define K 2
@@ -46,7 +47,7 @@ static void bad(ep_err code, const char *part)
 {
     ep_err err = run();
     cr_expect_eq(err, code, "%s: got %s", part, ep_err_name(err));
-    cr_expect(strstr(error.text, part) != NULL, "'%s' is not in '%s'", part, error.text);
+    EXPECT_TEXT(error, part);
     good();
 }
 
@@ -55,7 +56,7 @@ Test(args, a_good_call_is_converted)
     good();
     args.active_mask = ep_tensor_1d(flags, EP_DTYPE_BOOL, T);
     args.tenant = "me";
-    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    ASSERT_OK(run(), error);
     cr_assert_eq(spec.batch.tokens, T);
     cr_assert_eq(spec.batch.top_k, K);
     cr_assert_eq(spec.batch.wire_dtype, EP_DTYPE_BF16);
@@ -64,13 +65,13 @@ Test(args, a_good_call_is_converted)
     cr_assert_str_eq(spec.tenant, "me");
     args.step_group = 1ull << 40;
     args.step_group_size = 8;
-    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    ASSERT_OK(run(), error);
     cr_assert_eq(spec.step_group, 1ull << 40);
     cr_assert_eq(spec.step_group_size, 8);
     args.active_mask = ep_tensor_2d(flags, EP_DTYPE_BOOL, T, K);
     args.result = EP_MOE_UNCOMBINED;
     out = ep_tensor_3d(y, EP_DTYPE_BF16, T, K, H);
-    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    ASSERT_OK(run(), error);
     cr_assert_null(spec.batch.mask_tokens);
     cr_assert_eq(spec.batch.mask_slots.data, flags);
     cr_assert_eq(spec.out.slot_stride_bytes, H * 2);
@@ -81,7 +82,7 @@ Test(args, shared_experts_alone_need_no_ids)
     good();
     args.expert_ids = ep_tensor_none();
     args.expert_scales = ep_tensor_none();
-    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    ASSERT_OK(run(), error);
     cr_assert_eq(spec.batch.top_k, 0);
 }
 
@@ -124,7 +125,7 @@ Test(args, how_rows_reach_a_host)
     float smooth[(E + 1) * H] = {0};
     good();
     args.comm_alg = EP_MOE_COMM_HIERARCHY;
-    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    ASSERT_OK(run(), error);
     cr_assert_eq(spec.comm_alg, EP_MOE_COMM_HIERARCHY);
     args.comm_alg = (ep_moe_comm)3;
     bad(EP_ERR_INVALID_ARGUMENT, "comm_alg 3: allowed 0 (auto), 1 (fullmesh), 2 (hierarchy)");
@@ -137,7 +138,7 @@ Test(args, sums_at_nodes)
 {
     good();
     args.combine_at = EP_MOE_COMBINE_NODE_SUM;
-    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    ASSERT_OK(run(), error);
     cr_assert(spec.batch.node_sum);
     args.combine_at = (ep_moe_combine_at)2;
     bad(EP_ERR_INVALID_ARGUMENT, "combine_at 2: allowed 0 (rows), 1 (node_sum)");
@@ -156,7 +157,7 @@ Test(args, rows_in_8_bits)
     good();
     args.dispatch_quant = EP_MOE_DISPATCH_FP8;
     args.combine_quant = EP_MOE_COMBINE_INT8;
-    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    ASSERT_OK(run(), error);
     cr_assert(spec.batch.dispatch_quant == EP_DISPATCH_FP8 &&
               spec.batch.combine_quant == EP_COMBINE_INT8);
     int64_t hidden = args.x.shape[1];
@@ -273,6 +274,6 @@ Test(args, empty_batches_need_no_data)
     args.expert_ids = ep_tensor_2d(NULL, EP_DTYPE_I32, 0, K);
     args.expert_scales = ep_tensor_2d(NULL, EP_DTYPE_F32, 0, K);
     out = ep_tensor_2d(NULL, EP_DTYPE_BF16, 0, H);
-    cr_assert_eq(run(), EP_OK, "%s", error.text);
+    ASSERT_OK(run(), error);
     cr_assert_eq(spec.batch.tokens, 0);
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/probes.h"
+#include "support/expect.h"
 #include "support/process.h"
 
 static bool is_ready;
@@ -65,7 +66,7 @@ static void start_with_page(void)
                                      .metrics = metrics,
                                      .timers = timers};
     ep_probes_stop(probes);
-    cr_assert_eq(ep_probes_start(&config, &probes, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_probes_start(&config, &probes, &e), e);
     ep_probes_url(probes, url, sizeof(url));
 }
 
@@ -97,7 +98,7 @@ static void setup(void)
     cr_assert_eq(ep_timer_service_create("timers", &timers), EP_OK);
     config.metrics = metrics;
     config.timers = timers;
-    cr_assert_eq(ep_probes_start(&config, &probes, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_probes_start(&config, &probes, &e), e);
     ep_probes_url(probes, url, sizeof(url));
 }
 
@@ -227,6 +228,5 @@ Test(probes, a_taken_port_is_reported)
     ep_error e;
     ep_probes_config config = {
         .address = url + strlen("http://"), .checks = checks, .metrics = metrics, .timers = timers};
-    cr_expect_eq(ep_probes_start(&config, &second, &e), EP_ERR_UNAVAILABLE);
-    cr_expect(strstr(e.text, config.address) != NULL, "%s", e.text);
+    EXPECT_FAILS(ep_probes_start(&config, &second, &e), EP_ERR_UNAVAILABLE, e, config.address);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "expertd/node_config.h"
+#include "support/expect.h"
 #include "support/process.h"
 #include "transport/address.h"
 
@@ -26,6 +27,8 @@ static void teardown(void)
 }
 
 static char *variables[2]; /* the environment of load */
+
+static ep_error e; /* of the last load */
 
 /* Loads expertd's configuration from flags; file NULL: none. */
 static ep_err load(const char *file, const char *a, const char *b, const char *c, bool with_model,
@@ -64,8 +67,7 @@ Test(service_config, variables_that_others_read_bring_no_warning)
                       (char *)(uintptr_t) "EXPERTD_CPU_FEATURES=portable", NULL};
     ep_options *options = NULL;
     ep_error error;
-    cr_assert_eq(ep_options_load(&ep_node_options, 1, argv, others, &options, &error), EP_OK, "%s",
-                 error.text);
+    ASSERT_OK(ep_options_load(&ep_node_options, 1, argv, others, &options, &error), error);
     cr_expect_null(ep_options_warning(options, 0), "%s", ep_options_warning(options, 0));
     ep_options_free(options);
 }
@@ -73,7 +75,18 @@ Test(service_config, variables_that_others_read_bring_no_warning)
 static void expect_bad(ep_err err, const ep_error *error, const char *part)
 {
     cr_expect_eq(err, EP_ERR_BAD_CONFIG, "%s: %s", part, error->text);
-    cr_expect(strstr(error->text, part) != NULL, "no '%s' in: %s", part, error->text);
+    EXPECT_TEXT(*error, part);
+}
+
+/* One or two flags beside a model. */
+static void refuses(const char *a, const char *b, const char *part)
+{
+    expect_bad(load(NULL, a, b, NULL, true, &e), &e, part);
+}
+
+static void accepts(const char *a, const char *b)
+{
+    EXPECT_OK(load(NULL, a, b, NULL, true, &e), e);
 }
 
 TestSuite(service_config, .init = setup, .fini = teardown);
@@ -197,31 +210,22 @@ Test(service_config, what_must_not_be_dialed_is_refused)
 
 Test(service_config, beyond_loopback_needs_tls_and_token_or_insecure)
 {
-    ep_error e;
-    expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e,
-               "neither TLS nor token");
+    refuses("--listen=tcp://0.0.0.0:0", NULL, "neither TLS nor token");
     cr_expect(strstr(e.text, "flag --listen: listen[0].url") != NULL &&
                   strstr(e.text, "insecure: true") != NULL,
               "%s", e.text);
-    cr_expect_eq(load(NULL, "--listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK, "%s",
-                 e.text);
+    accepts("--listen=tcp://0.0.0.0:0", "--insecure");
     cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0600));
-    expect_bad(load(NULL, "--listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e,
-               "there is no TLS");
-    expect_bad(load(NULL, "--listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e,
-               "tls_ca_file");
-    expect_bad(load(NULL, "--door-listen=tcp://0.0.0.0:0", NULL, NULL, true, &e), &e,
-               "neither TLS nor token");
+    refuses("--listen=tcp://0.0.0.0:0", token_flag, "there is no TLS");
+    refuses("--listen=tls+tcp://0.0.0.0:0", token_flag, "tls_ca_file");
+    refuses("--door-listen=tcp://0.0.0.0:0", NULL, "neither TLS nor token");
     cr_expect(strstr(e.text, "flag --door-listen: door_listen") != NULL &&
                   strstr(e.text, "insecure: true") != NULL,
               "%s", e.text);
-    cr_expect_eq(load(NULL, "--door-listen=tcp://0.0.0.0:0", "--insecure", NULL, true, &e), EP_OK,
-                 "%s", e.text);
-    expect_bad(load(NULL, "--door-listen=tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e,
-               "there is no TLS");
-    expect_bad(load(NULL, "--door-listen=tls+tcp://0.0.0.0:0", token_flag, NULL, true, &e), &e,
-               "tls_ca_file");
-    cr_expect_eq(load(NULL, "--door-listen=", NULL, NULL, true, &e), EP_OK, "%s", e.text);
+    accepts("--door-listen=tcp://0.0.0.0:0", "--insecure");
+    refuses("--door-listen=tcp://0.0.0.0:0", token_flag, "there is no TLS");
+    refuses("--door-listen=tls+tcp://0.0.0.0:0", token_flag, "tls_ca_file");
+    accepts("--door-listen=", NULL);
     expect_bad(
         load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true, &e),
         &e, "c.yaml:3: listen[1].url");
@@ -229,88 +233,71 @@ Test(service_config, beyond_loopback_needs_tls_and_token_or_insecure)
 
 Test(service_config, token_files_are_private_and_long_enough)
 {
-    ep_error e;
-    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e, "token_file: cannot open");
+    refuses(token_flag, NULL, "token_file: cannot open");
     cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0660));
-    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e,
-               "mode 0660; allowed: 0600 or 0400");
+    refuses(token_flag, NULL, "mode 0660; allowed: 0600 or 0400");
     cr_assert(ep_test_write_file(token_path, "short\n", 0600));
-    expect_bad(load(NULL, token_flag, NULL, NULL, true, &e), &e,
-               "has 5 characters; allowed: 16..1024");
+    refuses(token_flag, NULL, "has 5 characters; allowed: 16..1024");
     cr_expect(strstr(e.text, "short") == NULL, "the token must not be shown: %s", e.text);
     cr_assert(ep_test_write_file(token_path, "0123456789abcdef\n", 0600));
-    cr_expect_eq(load(NULL, token_flag, NULL, NULL, true, &e), EP_OK, "%s", e.text);
+    accepts(token_flag, NULL);
 }
 
 Test(service_config, nodes_need_models_backends_and_urls_that_exist)
 {
-    ep_error e;
     expect_bad(load(NULL, NULL, NULL, NULL, false, &e), &e, "no model to serve");
     expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false, &e), &e,
                "'/does/not/exist': No such file or directory; allowed: the directory with the "
                "model's config.json");
-    expect_bad(load(NULL, "--backend=gpu", NULL, NULL, true, &e), &e,
-               "'gpu' is no backend of this build; allowed: cpu, ascend, reference");
-    expect_bad(load(NULL, "--backend=ascend,", NULL, NULL, true, &e), &e,
-               "'' is no backend of this build; allowed: cpu");
-    expect_bad(load(NULL, "--backend=ascend cpu", NULL, NULL, true, &e), &e,
-               "'ascend cpu' is no backend of this build; allowed: cpu");
-    expect_bad(load(NULL, "--backend=cpu, ascend, cpu", NULL, NULL, true, &e), &e,
-               "'cpu, ascend, cpu' names cpu twice");
-    expect_bad(load(NULL, "--listen=udp://127.0.0.1:1", NULL, NULL, true, &e), &e,
-               "'udp://127.0.0.1:1' is no URL");
-    expect_bad(load(NULL, "--coordinator-url=nonsense", NULL, NULL, true, &e), &e,
-               "coordinator_url: 'nonsense' is no URL");
-    expect_bad(load(NULL, "--coordinator-url=tls+tcp://h:1", NULL, NULL, true, &e), &e,
-               "tls_server_name");
-    expect_bad(load(NULL, "--probe-address=here", NULL, NULL, true, &e), &e,
-               "probe_address: 'here' is not an address");
+    refuses("--backend=gpu", NULL,
+            "'gpu' is no backend of this build; allowed: cpu, ascend, reference");
+    refuses("--backend=ascend,", NULL, "'' is no backend of this build; allowed: cpu");
+    refuses("--backend=ascend cpu", NULL, "'ascend cpu' is no backend of this build; allowed: cpu");
+    refuses("--backend=cpu, ascend, cpu", NULL, "'cpu, ascend, cpu' names cpu twice");
+    refuses("--listen=udp://127.0.0.1:1", NULL, "'udp://127.0.0.1:1' is no URL");
+    refuses("--coordinator-url=nonsense", NULL, "coordinator_url: 'nonsense' is no URL");
+    refuses("--coordinator-url=tls+tcp://h:1", NULL, "tls_server_name");
+    refuses("--probe-address=here", NULL, "probe_address: 'here' is not an address");
     expect_bad(load(NULL, "--coordinator-url=tcp://127.0.0.1:1", "--listen=tcp://0.0.0.0:0",
                     "--insecure", true, &e),
                &e, "advertise_url");
-    expect_bad(load(NULL, "--frame-bytes-max=1GiB", NULL, NULL, true, &e), &e, "buffer_bytes_max");
+    refuses("--frame-bytes-max=1GiB", NULL, "buffer_bytes_max");
     char file[EP_TEST_PATH_BYTES + 128];
     snprintf(file, sizeof(file), "models:\n  - name: m\n    path: %s\n    experts: 3-1\n", dir);
     expect_bad(load(file, NULL, NULL, NULL, false, &e), &e,
                "c.yaml:4: models[0].experts: '3-1' is not a set of experts");
     snprintf(file, sizeof(file), "models:\n  - {name: m, path: %s, experts: assigned}\n", dir);
     expect_bad(load(file, NULL, NULL, NULL, false, &e), &e, "needs coordinator_url");
-    cr_expect_eq(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), EP_OK,
-                 "%s", e.text);
+    EXPECT_OK(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), e);
 }
 
 /* By flag, by file and by the environment the same rules hold, and the origin is named. */
 Test(service_config, lanes_are_chosen_from_what_there_is)
 {
     char text[64];
-    ep_error e;
-    expect_bad(load(NULL, "--stream-lane=tcp", NULL, NULL, true, &e), &e, "stream_lane");
-    expect_bad(load(NULL, "--stream-lane=tcp", NULL, NULL, true, &e), &e, "uv, nng");
+    refuses("--stream-lane=tcp", NULL, "stream_lane");
+    refuses("--stream-lane=tcp", NULL, "uv, nng");
     expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e,
                "c.yaml:1: busy_poll_us");
     expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "0..100ms");
-    expect_bad(load(NULL, "--busy-poll-us=-1", NULL, NULL, true, &e), &e, "busy-poll-us");
+    refuses("--busy-poll-us=-1", NULL, "busy-poll-us");
     snprintf(text, sizeof(text), "EXPERTD_BUSY_POLL_US=101ms");
     variables[0] = text;
-    expect_bad(load(NULL, NULL, NULL, NULL, true, &e), &e, "EXPERTD_BUSY_POLL_US");
+    refuses(NULL, NULL, "EXPERTD_BUSY_POLL_US");
     snprintf(text, sizeof(text), "EXPERTD_STREAM_LANE=zmq");
-    expect_bad(load(NULL, NULL, NULL, NULL, true, &e), &e, "EXPERTD_STREAM_LANE");
+    refuses(NULL, NULL, "EXPERTD_STREAM_LANE");
     snprintf(text, sizeof(text), "EXPERTD_STREAM_LANE=nng");
-    cr_expect_eq(load(NULL, "--busy-poll-us=100000", NULL, NULL, true, &e), EP_OK, "%s", e.text);
+    accepts("--busy-poll-us=100000", NULL);
     variables[0] = NULL;
 }
 
 Test(service_config, shared_memory_has_room_for_one_connection)
 {
-    ep_error e;
-    expect_bad(load(NULL, "--shm-total-bytes=1MiB", NULL, NULL, true, &e), &e,
-               "shm_ring_bytes 2097152");
-    expect_bad(load(NULL, "--shm-total-bytes=1MiB", "--shm-ring-bytes=512KiB", NULL, true, &e), &e,
-               "1048576 is less than the 1052672");
-    cr_expect_eq(load(NULL, "--shm-total-bytes=1MiB", "--shm-ring-bytes=256KiB", NULL, true, &e),
-                 EP_OK, "%s", e.text);
-    cr_expect_eq(load(NULL, "--shm-total-bytes=1MiB", "--shm=off", NULL, true, &e), EP_OK, "%s",
-                 e.text);
+    refuses("--shm-total-bytes=1MiB", NULL, "shm_ring_bytes 2097152");
+    refuses("--shm-total-bytes=1MiB", "--shm-ring-bytes=512KiB",
+            "1048576 is less than the 1052672");
+    accepts("--shm-total-bytes=1MiB", "--shm-ring-bytes=256KiB");
+    accepts("--shm-total-bytes=1MiB", "--shm=off");
 }
 
 Test(service_config, expert_ranges)

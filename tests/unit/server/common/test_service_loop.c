@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/service_loop.h"
+#include "support/expect.h"
 
 typedef struct probe {
     ep_service_loop *loop;
@@ -57,7 +58,7 @@ static void create(probe *p)
     ep_service_loop_handler handler = {.on_stop = on_stop, .on_reload = on_reload, .arg = p};
     *p = (probe){.loop_thread = pthread_self()};
     p->task = (ep_loop_task){.func = on_task, .arg = p};
-    cr_assert_eq(ep_service_loop_create(&handler, &p->loop, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_service_loop_create(&handler, &p->loop, &e), e);
 }
 
 Test(service_loop, tasks_run_on_the_loops_thread)
@@ -179,7 +180,7 @@ Test(service_loop, the_watchdog_hears_only_of_a_live_program)
     address.sun_path[0] = '@';
     setenv("NOTIFY_SOCKET", address.sun_path, 1);
     setenv("WATCHDOG_USEC", "4000", 1);
-    cr_assert_eq(ep_service_loop_create(&handler, &p.loop, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_service_loop_create(&handler, &p.loop, &e), e);
     ep_service_loop_run(p.loop);
     int looks = p.runs;
     for (ssize_t n; (n = recv(manager, message, sizeof(message) - 1, 0)) > 0; told++) {

@@ -17,6 +17,7 @@
 #include "expertd/forward_metrics.h"
 #include "hand_backend.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 #include "support/forward_call.h"
 #include "support/slow_backend.h"
 
@@ -125,7 +126,7 @@ static void open_backend(const char *name)
     ep_backend_config config = {.threads = 2};
     const ep_backend_ops *ops =
         strcmp(name, "slow") == 0 ? &ep_slow_backend_ops : ep_backend_by_name(name);
-    cr_assert_eq(ops->open(&config, &rig.backend, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ops->open(&config, &rig.backend, &e), e);
 }
 
 static void open_server(void)
@@ -142,15 +143,13 @@ static void open_server(void)
                                               .incarnation = 1,
                                               .payload_crc = true}};
     ep_rpc_limits_default(&config.common.limits);
-    cr_assert_eq(ep_rpc_server_create(&config, &rig.server, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_rpc_server_create(&config, &rig.server, &e), e);
     rig.service =
         (service){.base = EXPERTD__V1__EXPERT_SERVICE__INIT(serve_), .handler = rig.handler};
-    cr_assert_eq(ep_rpc_server_add_service(rig.server, &rig.service.base.base, &e), EP_OK, "%s",
-                 e.text);
+    ASSERT_OK(ep_rpc_server_add_service(rig.server, &rig.service.base.base, &e), e);
     ep_rpc_server_set_state(rig.server, "serving");
-    cr_assert_eq(ep_rpc_server_listen(rig.server, &address, EP_ROLES_MAIN, &e), EP_OK, "%s",
-                 e.text);
-    cr_assert_eq(ep_test_peer_open(&rig.peer, rig.url, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_rpc_server_listen(rig.server, &address, EP_ROLES_MAIN, &e), e);
+    ASSERT_OK(ep_test_peer_open(&rig.peer, rig.url, &e), e);
 }
 
 /* experts: NULL all, else ranges. */
@@ -163,7 +162,7 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     pthread_mutex_init(&rig.lock, NULL);
     pthread_cond_init(&rig.changed, NULL);
     ep_fixture_temp_dir(rig.dir);
-    cr_assert_eq(ep_fixture_write(&fixture, rig.dir, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_fixture_write(&fixture, rig.dir, &e), e);
     snprintf(rig.url, sizeof(rig.url), "loopback://rig-%d", (int)getpid());
     open_backend(backend);
     rig.model_config =
@@ -178,9 +177,8 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     ep_weight_store_config store = {
         .backends = &rig.backend, .backends_count = 1, .on_change = signal_change};
     cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
-    cr_assert_eq(
-        ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e), EP_OK,
-        "%s", e.text);
+    ASSERT_OK(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e),
+              e);
     cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
     for (uint32_t l = 0; l < rig.models.models[0].layers_count; l++) {
         uint8_t wanted[EXPERTS];
@@ -229,7 +227,7 @@ static void complete_all(void)
 static void begin(const ep_test_forward *f, ep_test_pending *out_pending)
 {
     ep_error e;
-    cr_assert_eq(ep_test_forward_begin(&rig.peer, f, NULL, out_pending, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_forward_begin(&rig.peer, f, NULL, out_pending, &e), e);
 }
 
 static void stop(void)
@@ -303,8 +301,8 @@ static void expect_exact(const ep_test_forward *f)
     static uint8_t got[4096 * 4], wanted[4096 * 4];
     memset(got, 0xee, sizeof(got));
     memset(wanted, 0xee, sizeof(wanted));
-    cr_assert_eq(ep_test_forward_run(&rig.peer, f, got, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(expected_rows(f, wanted, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_test_forward_run(&rig.peer, f, got, &e), e);
+    ASSERT_OK(expected_rows(f, wanted, &e), e);
     cr_expect_arr_eq(got, wanted, sizeof(got));
 }
 
@@ -370,7 +368,7 @@ static void expect_error(const ep_test_forward *f, ep_err code, const char *part
     ep_error e;
     ep_error_clear(&e);
     cr_expect_eq(ep_test_forward_run(&rig.peer, f, NULL, &e), code, "%s: %s", part, e.text);
-    cr_expect(strstr(e.text, part) != NULL, "no '%s' in: %s", part, e.text);
+    EXPECT_TEXT(e, part);
     cr_expect_eq(e.layer, layer, "%s", e.text);
     cr_expect_eq(e.expert, expert, "%s", e.text);
     cr_expect_str_eq(e.node, "rig");
@@ -440,7 +438,7 @@ Test(forward_handler, beyond_both_budgets_callers_are_told_to_come_back)
     begin(&f, &first);
     hand_backend_wait(&rig.hand, 12);
     complete_all();
-    cr_expect_eq(ep_test_forward_wait(&first, &e), EP_OK, "%s", e.text);
+    EXPECT_OK(ep_test_forward_wait(&first, &e), e);
 }
 
 /* Four slots for this node, six for a neighbour. */
@@ -486,12 +484,8 @@ Test(forward_handler, nothing_goes_to_a_neighbour_that_the_table_does_not_name)
     ep_error e;
     ep_test_forward f = relayed_sample();
     start("cpu", 4);
-    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE);
-    cr_expect(
-        strstr(e.text,
-               "node stranger at 'tcp://127.0.0.1:1' is not of this host in the newest table") !=
-            NULL,
-        "%s", e.text);
+    EXPECT_FAILS(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE, e,
+                 "node stranger at 'tcp://127.0.0.1:1' is not of this host in the newest table");
     cr_expect_str_eq(e.node, "stranger");
 }
 
@@ -598,9 +592,9 @@ Test(forward_handler, what_would_be_late_is_dropped_and_one_that_is_alone_is_end
     cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
     make_late();
     complete_all();
-    cr_expect_eq(ep_test_forward_wait(&begun, &e), EP_OK, "%s", e.text);
-    cr_expect_eq(ep_test_forward_wait(&lost, &e), EP_ERR_CANCELLED, "%s", e.text);
-    cr_expect(strstr(e.text, "more work than it can do before the deadline") != NULL, "%s", e.text);
+    EXPECT_OK(ep_test_forward_wait(&begun, &e), e);
+    EXPECT_FAILS(ep_test_forward_wait(&lost, &e), EP_ERR_CANCELLED, e,
+                 "more work than it can do before the deadline");
 }
 
 /* The caller uses the answer of another copy: what is dropped here is no failure. */
@@ -635,7 +629,7 @@ Test(forward_handler, large_requests_are_cut_into_jobs)
     cr_expect_eq(rig.hand.jobs[0]->rows_count, EP_BATCH_JOB_ROWS_MAX);
     cr_expect_eq(rig.hand.jobs[2]->rows_count, 1);
     complete_all();
-    cr_expect_eq(ep_test_forward_wait(&pending, &e), EP_OK, "%s", e.text);
+    EXPECT_OK(ep_test_forward_wait(&pending, &e), e);
     free(slots);
 }
 
@@ -648,8 +642,8 @@ Test(forward_handler, replies_above_the_frame_limit_are_refused)
     ep_test_forward f = request_of(0, 512, slots_count, x, slots);
     f.reply_dtype = EP_DTYPE_F32;
     start("hand", 64);
-    cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_INVALID_ARGUMENT);
-    cr_expect(strstr(e.text, "frame_bytes_max") != NULL, "%s", e.text);
+    EXPECT_FAILS(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_INVALID_ARGUMENT, e,
+                 "frame_bytes_max");
     free(slots);
 }
 

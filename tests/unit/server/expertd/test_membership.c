@@ -14,6 +14,7 @@
 #include "coordinator.pb-c.h"
 #include "expertd/membership.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 
 #define EXPERTS 8
 
@@ -214,12 +215,10 @@ static void start_coordinator(void)
     config.common.node = "c";
     config.common.role = "coordinator";
     rig.coordinator.base = (Expertd__V1__Coordinator_Service)EXPERTD__V1__COORDINATOR__INIT(serve_);
-    cr_assert_eq(ep_rpc_server_create(&config, &rig.coordinator.server, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_rpc_server_add_service(rig.coordinator.server, &rig.coordinator.base.base, &e),
-                 EP_OK, "%s", e.text);
+    ASSERT_OK(ep_rpc_server_create(&config, &rig.coordinator.server, &e), e);
+    ASSERT_OK(ep_rpc_server_add_service(rig.coordinator.server, &rig.coordinator.base.base, &e), e);
     ep_rpc_server_set_state(rig.coordinator.server, "serving");
-    cr_assert_eq(ep_rpc_server_listen(rig.coordinator.server, &address, EP_ROLES_MAIN, &e), EP_OK,
-                 "%s", e.text);
+    ASSERT_OK(ep_rpc_server_listen(rig.coordinator.server, &address, EP_ROLES_MAIN, &e), e);
 }
 
 static void assign(ep_epoch epoch, ep_epoch committed, uint32_t first, size_t count)
@@ -303,24 +302,22 @@ static void setup(void)
     pthread_mutex_init(&rig.lock, NULL);
     rig.state = "serving";
     ep_fixture_temp_dir(rig.dir);
-    cr_assert_eq(ep_fixture_write(&fixture, rig.dir, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_fixture_write(&fixture, rig.dir, &e), e);
     snprintf(rig.url, sizeof(rig.url), "loopback://coordinator-%d", (int)getpid());
     ep_backend_config backend = {.threads = 1};
-    cr_assert_eq(ep_backend_by_name("reference")->open(&backend, &rig.backend, &e), EP_OK, "%s",
-                 e.text);
+    ASSERT_OK(ep_backend_by_name("reference")->open(&backend, &rig.backend, &e), e);
     rig.model_config =
         (ep_node_model_config){.name = "demo", .path = rig.dir, .choice = EP_EXPERTS_ASSIGNED};
     rig.config = (ep_node_config){.models_count = 1, .models = &rig.model_config};
     ep_node_epoch_init(&rig.epoch);
     ep_service_loop_handler handler = {.on_stop = on_stop};
-    cr_assert_eq(ep_service_loop_create(&handler, &rig.loop, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_service_loop_create(&handler, &rig.loop, &e), e);
     rig.weights_task = (ep_loop_task){.func = weights_on_loop};
     ep_weight_store_config store = {
         .backends = &rig.backend, .backends_count = 1, .on_change = on_weights};
     cr_assert_eq(ep_weight_store_create(&store, &rig.store, &e), EP_OK);
-    cr_assert_eq(
-        ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e), EP_OK,
-        "%s", e.text);
+    ASSERT_OK(ep_node_models_open(&rig.models, &rig.config, &rig.backend, 1, rig.store, NULL, &e),
+              e);
     cr_assert_eq(ep_weight_store_start(rig.store, &e), EP_OK);
     cr_assert_eq(ep_timer_service_create("rig", &rig.timers), EP_OK);
     cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &rig.pool), EP_OK);
@@ -349,7 +346,7 @@ static void start_membership(void)
                                    .on_change = ignore,
                                    .on_neighbours = note_neighbours,
                                    .on_policy = note_policy};
-    cr_assert_eq(ep_membership_create(&config, &rig.membership, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_membership_create(&config, &rig.membership, &e), e);
 }
 
 static void teardown(void)

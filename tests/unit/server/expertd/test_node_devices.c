@@ -9,6 +9,7 @@
 #include "expertd/node_models.h"
 #include "expertd/node_devices.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 
 static struct {
     uint32_t count;
@@ -100,7 +101,7 @@ static void expect_described(const char *text)
 
 Test(node_devices, all_are_opened_and_a_loss_is_told)
 {
-    cr_assert_eq(open_fake(3, 0), EP_OK, "%s", error.text);
+    ASSERT_OK(open_fake(3, 0), error);
     cr_assert_eq(devices.count, 3);
     cr_assert_eq(devices.backends_count, 3);
     expect_described("3 devices");
@@ -118,7 +119,7 @@ Test(node_devices, all_are_opened_and_a_loss_is_told)
 
 Test(node_devices, one_that_cannot_be_opened_is_lost_where_others_can)
 {
-    cr_assert_eq(open_fake(3, 1u << 0), EP_OK, "%s", error.text);
+    ASSERT_OK(open_fake(3, 1u << 0), error);
     cr_expect_eq(devices.backends_count, 2);
     cr_expect_eq(devices.backends[0], &fakes[1]);
     cr_expect_eq(devices.devices[1].store_index, 0);
@@ -138,9 +139,7 @@ Test(node_devices, without_any_device_or_with_a_bad_configuration_the_node_does_
     cr_expect_eq(open_fake(2, 1u << 1), EP_ERR_INVALID_ARGUMENT);
     cr_expect_eq(fake.open_count, 0, "what was open is closed");
     cr_expect_eq(open_fake(65, 0), EP_ERR_UNAVAILABLE);
-    cr_expect_not_null(
-        strstr(error.text, "shows 65 devices, allowed: up to 64; ASCEND_RT_VISIBLE_DEVICES"), "%s",
-        error.text);
+    EXPECT_TEXT(error, "shows 65 devices, allowed: up to 64; ASCEND_RT_VISIBLE_DEVICES");
 }
 
 Test(node_devices, devices_that_compute_different_bits_do_not_share_a_model)
@@ -149,15 +148,14 @@ Test(node_devices, devices_that_compute_different_bits_do_not_share_a_model)
     const ep_fixture_config fixture = ep_fixture_default();
     ep_node_models models;
     ep_fixture_temp_dir(dir);
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &error), EP_OK, "%s", error.text);
+    ASSERT_OK(ep_fixture_write(&fixture, dir, &error), error);
     ep_node_model_config model = {.name = "demo", .path = dir, .choice = EP_EXPERTS_ALL};
     const ep_node_config config = {.models_count = 1, .models = &model};
     cr_assert_eq(open_fake(2, 0), EP_OK);
-    cr_expect_eq(ep_node_models_open(&models, &config, devices.backends, 2, NULL, NULL, &error),
-                 EP_ERR_FAILED_PRECONDITION);
-    cr_expect_not_null(strstr(error.text, "model demo: the devices of this node compute different "
-                                          "bits (fake/bf16/0 and fake/bf16/1)"),
-                       "%s", error.text);
+    EXPECT_FAILS(ep_node_models_open(&models, &config, devices.backends, 2, NULL, NULL, &error),
+                 EP_ERR_FAILED_PRECONDITION, error,
+                 "model demo: the devices of this node compute different "
+                 "bits (fake/bf16/0 and fake/bf16/1)");
     ep_node_models_close(&models);
     ep_node_devices_close(&devices);
     ep_fixture_remove(dir);

@@ -8,8 +8,9 @@
 #include <unistd.h>
 
 #include "expertd/weight_cache.h"
-#include "expertd/weight_store.h"
 #include "support/checkpoint_fixture.h"
+#include "support/store_watch.h"
+#include "support/expect.h"
 
 #define EXPERTS 8
 #define WAITS_MAX 10000 /* of 2 ms: only a writer that stopped gets there */
@@ -19,47 +20,9 @@ static ep_checkpoint *checkpoint;
 static ep_backend *backend;
 static ep_weight_cache *cache;
 static ep_weight_store *store;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static uint64_t changes;
 static const ep_backend_ops *plain_ops;
 static ep_backend_ops ops;
 static uint64_t load_bytes_per_s;
-
-static void on_change(void *arg)
-{
-    (void)arg;
-    pthread_mutex_lock(&lock);
-    changes++;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-}
-
-/* Until the first pass is over and so many loads ahead of time have ended well: the store counts
- * one only after its import returned. */
-static ep_weight_stats settle_with(uint64_t prefetches)
-{
-    ep_weight_stats stats;
-    for (;;) {
-        pthread_mutex_lock(&lock);
-        const uint64_t seen = changes;
-        pthread_mutex_unlock(&lock);
-        ep_weight_store_read_stats(store, &stats);
-        if (stats.pending_count == 0 && stats.prefetches_total >= prefetches) {
-            return stats;
-        }
-        pthread_mutex_lock(&lock);
-        while (changes == seen) {
-            pthread_cond_wait(&changed, &lock);
-        }
-        pthread_mutex_unlock(&lock);
-    }
-}
-
-static ep_weight_stats settle(void)
-{
-    return settle_with(0);
-}
 
 static void open_store(uint64_t weight_bytes_max)
 {
@@ -72,7 +35,7 @@ static void open_store(uint64_t weight_bytes_max)
                                            .prefetches = true,
                                            .cache = cache,
                                            .load_bytes_per_s = load_bytes_per_s,
-                                           .on_change = on_change};
+                                           .on_change = store_on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     ep_weight_layer layer = {.model = "demo",
@@ -80,8 +43,8 @@ static void open_store(uint64_t weight_bytes_max)
                              .format = info->format,
                              .shape = info->moe_layers[0]};
     cr_assert_eq(plain_ops->numerics_id(backend, info->format, 0, layer.numerics), EP_OK);
-    cr_assert_eq(ep_checkpoint_identity(checkpoint, layer.identity, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_checkpoint_identity(checkpoint, layer.identity, &e), e);
+    ASSERT_OK(ep_weight_store_add_layer(store, &layer, &slot, &e), e);
     cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);
     memset(all, 1, sizeof(all));
     ep_weight_store_want(store, 0, all);
@@ -96,9 +59,9 @@ static void setup(void)
     ep_weight_cache_stats stats;
     ep_fixture_temp_dir(dir);
     ep_fixture_temp_dir(cache_dir);
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_fixture_write(&fixture, dir, &e), e);
+    ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
+    ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &e), e);
     cr_assert_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e), EP_OK);
     plain_ops = backend->ops;
     ops = *plain_ops;
@@ -134,11 +97,11 @@ static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error
 {
     (void)wait;
     ep_resident_release(resident);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&store_lock);
     is_ready = true;
     ready_err = error != NULL ? error->code : EP_OK;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    pthread_cond_broadcast(&store_changed);
+    pthread_mutex_unlock(&store_lock);
 }
 
 /* Of a load ahead of time, on the loader's thread: a request comes before its first piece is
@@ -157,12 +120,12 @@ import_and_ask(ep_backend *base, const void *head, size_t head_bytes, size_t bod
     ep_weight_store_wait(store, 0, &wait_for_5, 1);
     const ep_err err = plain_ops->weights_import(base, head, head_bytes, body_bytes, fill, arg,
                                                  out_weights, out_error);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&store_lock);
     was_ready_before = is_ready;
     has_returned = true;
     import_err = err;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    pthread_cond_broadcast(&store_changed);
+    pthread_mutex_unlock(&store_lock);
     return err;
 }
 
@@ -170,7 +133,7 @@ import_and_ask(ep_backend *base, const void *head, size_t head_bytes, size_t bod
 static void provoke(void)
 {
     const uint32_t pair[2] = {6, 7};
-    settle();
+    store_settle(store);
     ops.weights_import = import_and_ask;
     backend->ops = &ops;
     is_armed = true;
@@ -183,21 +146,21 @@ static void provoke(void)
         ep_resident_release(residents[1]);
         /* these requests have given up: the loader wakes for nothing */
         ep_weight_store_wait(store, 0, NULL, 0);
-        pthread_mutex_lock(&lock);
+        pthread_mutex_lock(&store_lock);
         is_done = has_returned;
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&store_lock);
     }
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&store_lock);
     while (!is_ready) {
-        pthread_cond_wait(&changed, &lock);
+        pthread_cond_wait(&store_changed, &store_lock);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&store_lock);
 }
 
 static uint64_t bytes_of_one(void)
 {
     open_store(0);
-    const uint64_t bytes = settle().resident_bytes / EXPERTS;
+    const uint64_t bytes = store_settle(store).resident_bytes / EXPERTS;
     ep_weight_store_destroy(store);
     return bytes;
 }
@@ -209,7 +172,7 @@ Test(weight_ahead, a_request_is_served_in_the_middle_of_a_load_ahead_of_time)
     cr_expect(was_ready_before, "it did not wait for the end of a load that nobody asked for");
     cr_expect_eq(ready_err, EP_OK);
     cr_expect_eq(import_err, EP_OK, "which went on afterwards");
-    cr_expect_eq(settle_with(1).failed_count, 0);
+    cr_expect_eq(store_settle_with(store, 1).failed_count, 0);
 }
 
 Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_budget_does_not_hold_both)
@@ -219,8 +182,8 @@ Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_budget_does_not_hold_bo
     cr_expect_not(was_ready_before);
     cr_expect_eq(ready_err, EP_OK);
     cr_expect_eq(import_err, EP_ERR_RESOURCE_EXHAUSTED);
-    cr_expect_eq(settle().failed_count, 0);
-    cr_expect_eq(settle().owned_count, EXPERTS);
+    cr_expect_eq(store_settle(store).failed_count, 0);
+    cr_expect_eq(store_settle(store).owned_count, EXPERTS);
 }
 
 /* At ten bytes a second the load ahead of time would have to be paid for minutes. */
@@ -260,13 +223,13 @@ static size_t twice_the_bytes(ep_backend *base, const ep_expert_source *source)
 Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_request_needs_more_than_was_measured)
 {
     open_store(bytes_of_one() * 2);
-    settle();
+    store_settle(store);
     ops.weights_bytes = twice_the_bytes;
     remove_file_of_5();
     provoke();
     cr_expect_not(was_ready_before);
     cr_expect_eq(ready_err, EP_OK);
     cr_expect_eq(import_err, EP_ERR_RESOURCE_EXHAUSTED);
-    cr_expect_eq(settle().failed_count, 0);
-    cr_expect_eq(settle().owned_count, EXPERTS);
+    cr_expect_eq(store_settle(store).failed_count, 0);
+    cr_expect_eq(store_settle(store).owned_count, EXPERTS);
 }

@@ -18,6 +18,7 @@
 
 #include "expertd/weight_cache.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
 
 #define EXPERTS 8
 
@@ -41,9 +42,9 @@ static void setup(void)
     const ep_backend_config config = {.threads = 1};
     ep_fixture_temp_dir(dir);
     ep_fixture_temp_dir(cache_dir);
-    cr_assert_eq(ep_fixture_write(&fixture, dir, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_backend_by_name("cpu")->open(&config, &backend, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_fixture_write(&fixture, dir, &e), e);
+    ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
+    ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &e), e);
     cr_assert_eq(
         backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, 0, numerics),
         EP_OK);
@@ -64,7 +65,7 @@ static ep_weight_cache_key key_of(uint32_t expert)
 {
     ep_weight_cache_key key = {.numerics = numerics, .layer = 0, .expert = expert};
     ep_error e;
-    cr_assert_eq(ep_checkpoint_identity(checkpoint, key.identity, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_checkpoint_identity(checkpoint, key.identity, &e), e);
     return key;
 }
 
@@ -73,9 +74,8 @@ static ep_backend_weights *pack(uint32_t expert, uint8_t sha256[EP_SHA256_BYTES]
     ep_expert_data data;
     ep_backend_weights *weights = NULL;
     ep_error e;
-    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, expert, &data, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(backend->ops->weights_load(backend, &data.source, &weights, &e), EP_OK, "%s",
-                 e.text);
+    ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, expert, &data, &e), e);
+    ASSERT_OK(backend->ops->weights_load(backend, &data.source, &weights, &e), e);
     memcpy(sha256, data.sha256, EP_SHA256_BYTES);
     ep_expert_data_free(&data);
     return weights;
@@ -437,16 +437,14 @@ Test(weight_cache, what_others_may_write_is_not_believed)
     }
     ep_weight_cache_close(cache);
     cr_assert_eq(chmod(cache_dir, 0770), 0);
-    cr_expect_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e),
-                 EP_ERR_FAILED_PRECONDITION);
-    cr_expect_not_null(strstr(e.text, "mode 0770"), "%s", e.text);
+    EXPECT_FAILS(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e),
+                 EP_ERR_FAILED_PRECONDITION, e, "mode 0770");
     cr_expect_null(cache);
     cr_assert_eq(chmod(cache_dir, 0755), 0);
     if (geteuid() == 0) {
         cr_assert_eq(chown(cache_dir, 12345, 0), 0);
-        cr_expect_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e),
-                     EP_ERR_FAILED_PRECONDITION);
-        cr_expect_not_null(strstr(e.text, "user 12345"), "%s", e.text);
+        EXPECT_FAILS(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e),
+                     EP_ERR_FAILED_PRECONDITION, e, "user 12345");
         cr_assert_eq(chown(cache_dir, 0, 0), 0);
     }
     open_cache(0);

@@ -14,50 +14,23 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "expertd/weight_store.h"
 #include "support/checkpoint_fixture.h"
+#include "support/expect.h"
+#include "support/store_watch.h"
 
 static char dir[EP_FIXTURE_PATH_BYTES];
 static ep_checkpoint *checkpoint;
 static ep_backend *backend;
 static ep_weight_store *store;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static uint64_t changes;
 static ep_timer_service *timers;
 static bool prefetches, warms_up;
 static uint64_t load_bytes_per_s;
 static const char *backend_name = "reference";
 static const uint8_t all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
-static void on_change(void *arg)
-{
-    (void)arg;
-    pthread_mutex_lock(&lock);
-    changes++;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-}
-
-/* Until nothing is queued or loading. */
 static ep_weight_stats settle(void)
 {
-    ep_weight_stats stats;
-    pthread_mutex_lock(&lock);
-    for (;;) {
-        uint64_t seen = changes;
-        pthread_mutex_unlock(&lock);
-        ep_weight_store_read_stats(store, &stats);
-        pthread_mutex_lock(&lock);
-        if (stats.pending_count == 0) {
-            break;
-        }
-        while (changes == seen) {
-            pthread_cond_wait(&changed, &lock);
-        }
-    }
-    pthread_mutex_unlock(&lock);
-    return stats;
+    return store_settle(store);
 }
 
 static ep_weight_layer layer_of(uint32_t index)
@@ -75,9 +48,8 @@ static void open_store(uint64_t weight_bytes_max)
     ep_error e;
     uint32_t slot;
     ep_backend_config config = {.threads = 1};
-    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
-    cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &backend, &e), EP_OK, "%s",
-                 e.text);
+    ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
+    ASSERT_OK(ep_backend_by_name(backend_name)->open(&config, &backend, &e), e);
     ep_weight_store_config sc = {.backends = &backend,
                                  .backends_count = 1,
                                  .weight_bytes_max = weight_bytes_max,
@@ -85,7 +57,7 @@ static void open_store(uint64_t weight_bytes_max)
                                  .warms_up = warms_up,
                                  .load_bytes_per_s = load_bytes_per_s,
                                  .timers = timers,
-                                 .on_change = on_change};
+                                 .on_change = store_on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
@@ -230,12 +202,12 @@ typedef struct asked {
 static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error *error)
 {
     asked *a = wait->arg;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&store_lock);
     a->resident = resident;
     a->error = error != NULL ? *error : (ep_error){.code = EP_OK};
     a->ready_count++;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    pthread_cond_broadcast(&store_changed);
+    pthread_mutex_unlock(&store_lock);
 }
 
 static void ask(asked *a, uint32_t layer, uint32_t expert, uint64_t deadline_ns)
@@ -247,11 +219,11 @@ static void ask(asked *a, uint32_t layer, uint32_t expert, uint64_t deadline_ns)
 
 static void await(asked *a)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&store_lock);
     while (a->ready_count == 0) {
-        pthread_cond_wait(&changed, &lock);
+        pthread_cond_wait(&store_changed, &store_lock);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&store_lock);
     cr_assert_eq(a->ready_count, 1);
 }
 
@@ -284,7 +256,7 @@ Test(weight_store, experts_beyond_the_budget_are_owned_and_come_when_they_are_as
         cr_assert(hold(0, &expert, 1, &resident));
         if (resident == NULL) {
             get(&a, 0, expert);
-            cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+            ASSERT_OK(a.error.code, a.error);
             resident = a.resident;
         }
         cr_expect_eq(resident->expert, expert);
@@ -345,9 +317,8 @@ Test(weight_store, waits_end_at_their_deadline_and_when_the_store_closes)
     cr_expect_eq(late.error.code, EP_ERR_UNAVAILABLE);
     cr_expect_eq(late.error.layer, 0);
     cr_expect_eq(late.error.expert, 4);
-    cr_expect_not_null(strstr(late.error.text, "model demo layer 0 expert 4 is "), "%s",
-                       late.error.text);
-    cr_expect_not_null(strstr(late.error.text, "waited "), "%s", late.error.text);
+    EXPECT_TEXT(late.error, "model demo layer 0 expert 4 is ");
+    EXPECT_TEXT(late.error, "waited ");
     cr_expect_eq(closed.ready_count, 0);
     ep_weight_store_close(store, EP_ERR_DRAINING);
     await(&closed);
@@ -363,8 +334,10 @@ Test(weight_store, a_budget_below_one_expert_is_refused_by_name)
     ep_error e;
     uint32_t slot;
     open_store(0);
-    ep_weight_store_config sc = {
-        .backends = &backend, .backends_count = 1, .weight_bytes_max = 100, .on_change = on_change};
+    ep_weight_store_config sc = {.backends = &backend,
+                                 .backends_count = 1,
+                                 .weight_bytes_max = 100,
+                                 .on_change = store_on_change};
     ep_weight_store *small;
     cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
     const ep_weight_layer layer = layer_of(1);
@@ -389,7 +362,7 @@ Test(weight_store, a_cold_expert_that_cannot_be_read_fails_alone)
     get(&a, 0, 7);
     cr_expect_null(a.resident);
     cr_expect_eq(a.error.code, EP_ERR_NOT_OWNER, "another copy may help");
-    cr_expect_not_null(strstr(a.error.text, "expert 7 could not be loaded"), "%s", a.error.text);
+    EXPECT_TEXT(a.error, "expert 7 could not be loaded");
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 7);
     ep_weight_stats stats = settle();
     cr_expect_eq(stats.failed_count, 1);
@@ -511,8 +484,7 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
     atomic_store(&fails_left, 1);
     get(&a, 0, 7);
     cr_expect_eq(a.error.code, EP_ERR_UNAVAILABLE);
-    cr_expect_not_null(strstr(a.error.text, "expert 7 could not be loaded: made up"), "%s",
-                       a.error.text);
+    EXPECT_TEXT(a.error, "expert 7 could not be loaded: made up");
     cr_expect_eq(a.error.expert, 7);
     cr_expect_eq(settle().owned_count, 8);
     cr_expect_eq(settle().failed_count, 0);
@@ -520,7 +492,7 @@ Test(weight_store, an_error_that_may_pass_leaves_the_expert_owned_and_is_tried_a
         usleep(5000);
         get(&a, 0, 7);
     } while (a.error.code == EP_ERR_UNAVAILABLE);
-    cr_expect_eq(a.error.code, EP_OK, "%s", a.error.text);
+    EXPECT_OK(a.error.code, a.error);
     ep_resident_release(a.resident);
 }
 
@@ -579,7 +551,7 @@ Test(weight_store, an_expert_that_is_waited_for_loads_at_the_priority_of_the_pro
     change_ops()->weights_load = load_and_look;
     atomic_store(&load_nice, 99);
     get(&a, 0, 7);
-    cr_expect_eq(a.error.code, EP_OK, "%s", a.error.text);
+    EXPECT_OK(a.error.code, a.error);
     cr_expect_eq(atomic_load(&load_nice), getpriority(PRIO_PROCESS, (id_t)getpid()));
     ep_resident_release(a.resident);
 }
@@ -621,7 +593,7 @@ Test(weight_store,
     ops->weights_unload = unload_from_place;
     for (uint32_t e = 4; e < 8; e++) {
         get(&a, 0, e);
-        cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+        ASSERT_OK(a.error.code, a.error);
         ep_resident_release(a.resident);
     }
     ep_weight_stats stats = settle();
@@ -634,7 +606,7 @@ Test(weight_store,
     }
     get(&a, 0, cold);
     cr_expect_eq(a.error.code, EP_ERR_UNAVAILABLE, "all are held");
-    cr_expect_not_null(strstr(a.error.text, "could not be loaded: no place"), "%s", a.error.text);
+    EXPECT_TEXT(a.error, "could not be loaded: no place");
     stats = settle();
     cr_expect_eq(stats.owned_count, 6);
     cr_expect_eq(stats.resident_count, 2);
@@ -711,7 +683,7 @@ Test(weight_store, a_limit_on_addresses_below_the_budget_costs_loads_only, .time
         asked a;
         ask(&a, i / 8 % 2, i * 5 % 8, UINT64_MAX);
         await(&a);
-        cr_assert_eq(a.error.code, EP_OK, "%s", a.error.text);
+        ASSERT_OK(a.error.code, a.error);
         ep_resident_release(a.resident);
     }
     cr_expect_gt(settle().evictions_total, 0);
@@ -809,7 +781,7 @@ Test(weight_store, an_expert_that_cannot_be_read_ahead_of_time_does_not_keep_oth
     ep_error e;
     prefetches = true;
     open_with_room(2);
-    cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 6, &data, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 0, 6, &data, &e), e);
     memcpy(bytes_of_6, data.source.up, sizeof(bytes_of_6));
     ep_expert_data_free(&data);
     change_ops()->weights_load = load_or_fail_6;
@@ -940,14 +912,13 @@ Test(weight_store, a_budget_below_the_shared_expert_is_refused_by_name)
     const uint64_t in_memory = settle().resident_bytes;
     for (int is_enough = 0; is_enough < 2; is_enough++) {
         ep_expert_source outline;
-        cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, layer.shape.layer, 8, &outline, &e),
-                     EP_OK, "%s", e.text);
+        ASSERT_OK(ep_checkpoint_outline_expert(checkpoint, layer.shape.layer, 8, &outline, &e), e);
         const uint64_t bytes = backend->ops->weights_bytes(backend, &outline);
         cr_expect_eq(bytes, in_memory);
         ep_weight_store_config sc = {.backends = &backend,
                                      .backends_count = 1,
                                      .weight_bytes_max = is_enough ? bytes : bytes - 1,
-                                     .on_change = on_change};
+                                     .on_change = store_on_change};
         cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
         cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e),
                      is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
@@ -1037,7 +1008,7 @@ Test(weight_store, the_size_of_experts_is_that_of_the_first_whole_one)
     close(fd);
     open_store(0);
     cr_assert_neq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK);
-    cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 1, &outline, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_checkpoint_outline_expert(checkpoint, 0, 1, &outline, &e), e);
     change_ops()->weights_bytes = larger_bytes;
     const uint64_t each = backend->ops->weights_bytes(backend, &outline);
     const ep_weight_layer layer = layer_of(0);
@@ -1045,7 +1016,7 @@ Test(weight_store, the_size_of_experts_is_that_of_the_first_whole_one)
         const ep_weight_store_config sc = {.backends = &backend,
                                            .backends_count = 1,
                                            .weight_bytes_max = is_enough ? each : each - 1,
-                                           .on_change = on_change};
+                                           .on_change = store_on_change};
         cr_assert_eq(ep_weight_store_create(&sc, &small, &e), EP_OK);
         cr_expect_eq(ep_weight_store_add_layer(small, &layer, &slot, &e),
                      is_enough ? EP_OK : EP_ERR_BAD_CONFIG);
@@ -1061,7 +1032,7 @@ Test(weight_store, the_size_of_an_expert_is_known_before_it_is_read)
     ep_error e;
     open_store(0);
     ep_weight_store_want(store, 0, one);
-    cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), e);
     cr_expect_eq(settle().resident_bytes, backend->ops->weights_bytes(backend, &outline));
     cr_expect_eq(ep_checkpoint_outline_expert(checkpoint, 0, 8, &outline, &e),
                  EP_ERR_INVALID_ARGUMENT);
@@ -1103,7 +1074,7 @@ Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
     open_store(0);
     change_ops()->device_read = read_crowded;
     const ep_weight_store_config sc = {
-        .backends = &backend, .backends_count = 1, .on_change = on_change};
+        .backends = &backend, .backends_count = 1, .on_change = store_on_change};
     const ep_weight_layer layer = layer_of(1);
     cr_assert_eq(ep_weight_store_create(&sc, &crowded, &e), EP_OK);
     cr_expect_eq(ep_weight_store_add_layer(crowded, &layer, &slot, &e), EP_ERR_BAD_CONFIG);
@@ -1129,8 +1100,7 @@ static void setup_devices(void)
     ep_error e;
     setup();
     for (int d = 0; d < DEVICES; d++) {
-        cr_assert_eq(ep_backend_by_name(backend_name)->open(&config, &instances[d], &e), EP_OK,
-                     "%s", e.text);
+        ASSERT_OK(ep_backend_by_name(backend_name)->open(&config, &instances[d], &e), e);
     }
 }
 
@@ -1152,14 +1122,14 @@ static uint64_t open_devices(uint32_t experts_each)
     uint32_t slot;
     ep_expert_source outline;
     ep_error e;
-    cr_assert_eq(ep_checkpoint_open(dir, &checkpoint, &e), EP_OK, "%s", e.text);
+    ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
     info = ep_checkpoint_info(checkpoint);
     cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK);
     const uint64_t each = instances[0]->ops->weights_bytes(instances[0], &outline);
     const ep_weight_store_config config = {.backends = instances,
                                            .backends_count = DEVICES,
                                            .weight_bytes_max = each * experts_each,
-                                           .on_change = on_change};
+                                           .on_change = store_on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
         const ep_weight_layer layer = layer_of(l);
@@ -1437,9 +1407,9 @@ Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
     for (uint32_t d = 0; d < DEVICES; d++) {
         ep_weight_store_lose(store, d, "device is lost: test");
     }
-    pthread_mutex_lock(&lock);
-    const uint64_t before_last = changes;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&store_lock);
+    const uint64_t before_last = store_changes;
+    pthread_mutex_unlock(&store_lock);
     sem_post(&load_may_end);
     await(&loading);
     ep_resident_release(loading.resident);
@@ -1449,6 +1419,6 @@ Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
     cr_expect_eq(stats.owned_count, 0);
     cr_expect_eq(stats.failed_count, 8);
     ep_weight_store_stop(store);
-    cr_expect_geq(changes, before_last + 2,
+    cr_expect_geq(store_changes, before_last + 2,
                   "of the load, and of the one that was given up: the coordinator hears of both");
 }
