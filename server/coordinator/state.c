@@ -14,105 +14,6 @@
 
 static const char *const state_names[] = {"starting", "serving", "draining", "degraded", "suspect"};
 
-ep_err ep_coordinator_state_create(const ep_coordinator_state_config *config,
-                                   ep_coordinator_state **out_cluster)
-{
-    ep_coordinator_state *cluster = calloc(1, sizeof(*cluster));
-    if (cluster == NULL) {
-        return EP_ERR_NO_MEMORY;
-    }
-    cluster->config = *config;
-    cluster->configured = *config;
-    ep_error_clear(&cluster->placement_error);
-    ep_error_clear(&cluster->table_error);
-    ep_error_clear(&cluster->copy_error);
-    ep_error_clear(&cluster->left_out);
-    *out_cluster = cluster;
-    return EP_OK;
-}
-
-static void free_layer(node_layer *layer)
-{
-    free(layer->assigned);
-    free(layer->held);
-    free(layer->owned);
-    free(layer->failed);
-    free(layer->digests);
-}
-
-static void free_cluster_layer(cluster_layer *layer)
-{
-    free(layer->digests);
-    free(layer->heat);
-    free(layer->counted);
-}
-
-static void node_free_layers(cluster_node *node, uint32_t layers_count)
-{
-    for (uint32_t i = 0; i < layers_count && node->layers != NULL; i++) {
-        free_layer(&node->layers[i]);
-    }
-    free(node->layers);
-    free(node->numerics);
-}
-
-void ep_coordinator_state_destroy(ep_coordinator_state *cluster)
-{
-    if (cluster == NULL) {
-        return;
-    }
-    for (size_t i = 0; i < cluster->nodes_count; i++) {
-        node_free_layers(cluster->nodes[i], cluster->layers_count);
-        free(cluster->nodes[i]);
-    }
-    free(cluster->nodes);
-    for (uint32_t l = 0; l < cluster->layers_count; l++) {
-        free_cluster_layer(&cluster->layers[l]);
-    }
-    free(cluster->models);
-    free(cluster->layers);
-    free(cluster->drained);
-    free(cluster->lost);
-    free(cluster->former_votes);
-    ep_routing_table_unref(cluster->table);
-    free(cluster);
-}
-
-cluster_node *ep_state_find_node(const ep_coordinator_state *cluster, const char *name)
-{
-    for (size_t i = 0; i < cluster->nodes_count; i++) {
-        if (strcmp(cluster->nodes[i]->name, name) == 0) {
-            return cluster->nodes[i];
-        }
-    }
-    return NULL;
-}
-
-uint32_t ep_state_find_model(const ep_coordinator_state *cluster, const char *name,
-                             const char *version)
-{
-    for (uint32_t i = 0; i < cluster->models_count; i++) {
-        if (strcmp(cluster->models[i].name, name) == 0 &&
-            strcmp(cluster->models[i].version, version) == 0) {
-            return i;
-        }
-    }
-    return UINT32_MAX;
-}
-
-uint32_t ep_state_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer)
-{
-    for (uint32_t n = 0; n < cluster->layers_count; n++) {
-        uint32_t i = (cluster->likely_layer + n) % cluster->layers_count;
-        if (cluster->layers[i].model_index == model_index &&
-            cluster->layers[i].shape.layer == layer) {
-            cluster->likely_layer = i + 1;
-            return i;
-        }
-    }
-    return UINT32_MAX;
-}
-
 static ep_err check_name(const char *what, const char *value, size_t bytes_max, ep_error *out_error)
 {
     size_t length = strlen(value);
@@ -337,82 +238,6 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
     return EP_OK;
 }
 
-static bool node_add_layer(cluster_node *node, uint32_t layers_count, size_t words)
-{
-    node_layer *layers = realloc(node->layers, layers_count * sizeof(*layers));
-    if (layers == NULL) {
-        return false;
-    }
-    node->layers = layers;
-    node_layer *added = &layers[layers_count - 1];
-    *added = (node_layer){.assigned = calloc(words, sizeof(uint64_t)),
-                          .held = calloc(words, sizeof(uint64_t)),
-                          .owned = calloc(words, sizeof(uint64_t)),
-                          .failed = calloc(words, sizeof(uint64_t))};
-    if (added->assigned == NULL || added->held == NULL || added->owned == NULL ||
-        added->failed == NULL) {
-        free_layer(added);
-        return false;
-    }
-    return true;
-}
-
-/* Takes back a layer that only some nodes got, after running out of memory. */
-static void undo_layer(ep_coordinator_state *cluster, size_t nodes_done)
-{
-    for (size_t i = 0; i < nodes_done; i++) {
-        free_layer(&cluster->nodes[i]->layers[cluster->layers_count]);
-    }
-}
-
-uint32_t ep_state_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
-                            const ep_layer_shape *shape)
-{
-    cluster_layer *layers = realloc(cluster->layers, (cluster->layers_count + 1) * sizeof(*layers));
-    if (layers == NULL) {
-        return UINT32_MAX;
-    }
-    cluster->layers = layers;
-    cluster_layer *layer = &layers[cluster->layers_count];
-    *layer = (cluster_layer){.model_index = model_index, .shape = *shape};
-    layer->digests = calloc(layer_experts(layer), sizeof(uint32_t));
-    if (layer->digests == NULL) {
-        return UINT32_MAX;
-    }
-    for (size_t i = 0; i < cluster->nodes_count; i++) {
-        if (!node_add_layer(cluster->nodes[i], cluster->layers_count + 1, layer_words(layer))) {
-            undo_layer(cluster, i);
-            free(layer->digests);
-            return UINT32_MAX;
-        }
-    }
-    return cluster->layers_count++;
-}
-
-uint32_t ep_state_add_model(ep_coordinator_state *cluster, const char *name, const char *version)
-{
-    uint32_t count = cluster->models_count + 1;
-    for (size_t i = 0; i < cluster->nodes_count; i++) {
-        void *numerics =
-            realloc(cluster->nodes[i]->numerics, count * sizeof(cluster->nodes[i]->numerics[0]));
-        if (numerics == NULL) {
-            return UINT32_MAX;
-        }
-        cluster->nodes[i]->numerics = numerics;
-        cluster->nodes[i]->numerics[count - 1][0] = 0;
-    }
-    cluster_model *models = realloc(cluster->models, count * sizeof(*models));
-    if (models == NULL) {
-        return UINT32_MAX;
-    }
-    cluster->models = models;
-    models[count - 1].is_default = false;
-    snprintf(models[count - 1].name, sizeof(models[0].name), "%s", name);
-    snprintf(models[count - 1].version, sizeof(models[0].version), "%s", version);
-    cluster->models_count = count;
-    return count - 1;
-}
-
 /* Takes what the node says of a layer it holds; whether a copy is used is judged later. */
 static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, uint32_t index,
                       const Expertd__V1__LayerInfo *info)
@@ -472,64 +297,6 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node,
     return EP_OK;
 }
 
-cluster_node *ep_state_add_node(ep_coordinator_state *cluster, const char *name)
-{
-    cluster_node **nodes =
-        realloc(cluster->nodes, (cluster->nodes_count + 1) * sizeof(cluster_node *));
-    if (nodes == NULL) {
-        return NULL;
-    }
-    cluster->nodes = nodes;
-    cluster_node *node = calloc(1, sizeof(*node));
-    if (node == NULL) {
-        return NULL;
-    }
-    node->numerics = calloc(cluster->models_count + 1, sizeof(node->numerics[0]));
-    bool good = node->numerics != NULL;
-    uint32_t done = 0;
-    while (good && done < cluster->layers_count) {
-        good = node_add_layer(node, done + 1, layer_words(&cluster->layers[done]));
-        done += good;
-    }
-    if (!good) {
-        node_free_layers(node, done);
-        free(node);
-        return NULL;
-    }
-    node->node_id = cluster->next_node_id++;
-    snprintf(node->name, sizeof(node->name), "%s", name);
-    node->is_drained = ep_state_is_drained(cluster, name);
-    nodes[cluster->nodes_count++] = node;
-    return node;
-}
-
-/* Forgotten with its layers. */
-static void forget_model(ep_coordinator_state *cluster, uint32_t model_index)
-{
-    for (uint32_t l = cluster->layers_count; l-- > 0;) {
-        if (cluster->layers[l].model_index > model_index) {
-            cluster->layers[l].model_index--;
-        } else if (cluster->layers[l].model_index == model_index) {
-            free_cluster_layer(&cluster->layers[l]);
-            uint32_t after = --cluster->layers_count - l;
-            memmove(&cluster->layers[l], &cluster->layers[l + 1],
-                    after * sizeof(cluster->layers[0]));
-            for (size_t n = 0; n < cluster->nodes_count; n++) {
-                node_layer *layers = cluster->nodes[n]->layers;
-                free_layer(&layers[l]);
-                memmove(&layers[l], &layers[l + 1], after * sizeof(layers[0]));
-            }
-        }
-    }
-    uint32_t after = --cluster->models_count - model_index;
-    memmove(&cluster->models[model_index], &cluster->models[model_index + 1],
-            after * sizeof(cluster->models[0]));
-    for (size_t n = 0; n < cluster->nodes_count; n++) {
-        char(*numerics)[EP_NUMERICS_BYTES] = cluster->nodes[n]->numerics;
-        memmove(&numerics[model_index], &numerics[model_index + 1], after * sizeof(numerics[0]));
-    }
-}
-
 static bool is_offered(const ep_coordinator_state *cluster, uint32_t model_index)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
@@ -546,7 +313,7 @@ static void forget_unoffered(ep_coordinator_state *cluster)
 {
     for (uint32_t m = cluster->models_count; m-- > 0;) {
         if (!is_offered(cluster, m)) {
-            forget_model(cluster, m);
+            ep_state_forget_model(cluster, m);
         }
     }
 }
@@ -572,9 +339,8 @@ static uint64_t free_after_ns(const ep_coordinator_state *cluster)
     return 2 * (uint64_t)cluster->config.heartbeat_ms * EP_NS_PER_MS;
 }
 
-ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns,
-                                     const Expertd__V1__RegisterRequest *request,
-                                     uint32_t *out_node_id, ep_error *out_error)
+static ep_err check_register(ep_coordinator_state *cluster,
+                             const Expertd__V1__RegisterRequest *request, ep_error *out_error)
 {
     ep_err err = check_name("node name", request->node, EP_NODE_NAME_BYTES, out_error);
     err = err != EP_OK ? err : check_name("node url", request->url, EP_URL_BYTES, out_error);
@@ -588,11 +354,15 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
                            "secret of node %s has %zu characters, allowed up to %d", request->node,
                            strlen(request->secret), EP_NODE_SECRET_BYTES - 1);
     }
-    err = err != EP_OK ? err : check_models(cluster, request->models, request->n_models, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    cluster_node *node = ep_state_find_node(cluster, request->node);
+    return err != EP_OK ? err
+                        : check_models(cluster, request->models, request->n_models, out_error);
+}
+
+/* node: the one that has the name; NULL: none. */
+static ep_err check_place(const ep_coordinator_state *cluster, const cluster_node *node,
+                          uint64_t now_ns, const Expertd__V1__RegisterRequest *request,
+                          ep_error *out_error)
+{
     bool is_live = node != NULL && node_is_listed(node) && !node->is_restored;
     if (is_live && !knows_secret(node, request->secret) &&
         now_ns - node->last_seen_ns <= free_after_ns(cluster)) {
@@ -613,6 +383,22 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                             "node %s: %zu nodes are known, nodes_max is %u", request->node,
                             cluster->nodes_count, cluster->config.nodes_max);
+    }
+    return EP_OK;
+}
+
+ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now_ns,
+                                     const Expertd__V1__RegisterRequest *request,
+                                     uint32_t *out_node_id, ep_error *out_error)
+{
+    ep_err err = check_register(cluster, request, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    cluster_node *node = ep_state_find_node(cluster, request->node);
+    err = check_place(cluster, node, now_ns, request, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     const bool is_same = node != NULL && node->incarnation == request->incarnation;
     if (node != NULL && !is_same) {
@@ -768,8 +554,7 @@ static void forget_node(ep_coordinator_state *cluster, size_t index, uint64_t no
                         now_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS);
     memmove(&cluster->nodes[index], &cluster->nodes[index + 1],
             (--cluster->nodes_count - index) * sizeof(cluster->nodes[0]));
-    node_free_layers(node, cluster->layers_count);
-    free(node);
+    ep_state_node_free(node, cluster->layers_count);
     cluster->revision++;
 }
 

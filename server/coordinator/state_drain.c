@@ -1,48 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Nodes that an operator takes out of placement, by name. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "coordinator/state_private.h"
-
-static size_t find_drained(const ep_coordinator_state *cluster, const char *name)
-{
-    size_t i = 0;
-    while (i < cluster->drained_count && strcmp(cluster->drained[i], name) != 0) {
-        i++;
-    }
-    return i;
-}
-
-bool ep_state_is_drained(const ep_coordinator_state *cluster, const char *name)
-{
-    return find_drained(cluster, name) < cluster->drained_count;
-}
-
-bool ep_state_drained_add(ep_coordinator_state *cluster, const char *name)
-{
-    if (ep_state_is_drained(cluster, name)) {
-        return true;
-    }
-    void *grown =
-        realloc(cluster->drained, (cluster->drained_count + 1) * sizeof(cluster->drained[0]));
-    if (grown == NULL) {
-        return false;
-    }
-    cluster->drained = grown;
-    snprintf(cluster->drained[cluster->drained_count++], EP_NODE_NAME_BYTES, "%s", name);
-    return true;
-}
-
-static void drained_remove(ep_coordinator_state *cluster, const char *name)
-{
-    size_t i = find_drained(cluster, name);
-    if (i < cluster->drained_count) {
-        size_t last = --cluster->drained_count;
-        memmove(cluster->drained[i], cluster->drained[last], sizeof(cluster->drained[0]));
-    }
-}
 
 static ep_err unknown_node(const ep_coordinator_state *cluster, const char *name,
                            ep_error *out_error)
@@ -69,7 +30,7 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nam
         return unknown_node(cluster, name, out_error);
     }
     if (undo) {
-        drained_remove(cluster, name);
+        ep_state_drained_remove(cluster, name);
     } else if (!ep_state_drained_add(cluster, name)) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to drain node %s", name);
     }

@@ -521,11 +521,6 @@ void ep_state_place_waiting(ep_coordinator_state *cluster)
     }
 }
 
-const char *ep_coordinator_state_policy(const ep_coordinator_state_config *config)
-{
-    return config->expert_map != NULL ? "static" : config->is_balanced ? "balanced" : "uniform";
-}
-
 void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *model,
                                     const char *version, uint32_t layer, const uint64_t *counts,
                                     const uint64_t *passes, uint32_t experts)

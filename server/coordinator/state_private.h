@@ -287,9 +287,14 @@ cluster_node *ep_state_add_node(ep_coordinator_state *cluster, const char *name)
 uint32_t ep_state_add_model(ep_coordinator_state *cluster, const char *name, const char *version);
 uint32_t ep_state_add_layer(ep_coordinator_state *cluster, uint32_t model_index,
                             const ep_layer_shape *shape);
+/* With its layers, of which it has so many. */
+void ep_state_node_free(cluster_node *node, uint32_t layers_count);
+/* With its layers, at every node too. */
+void ep_state_forget_model(ep_coordinator_state *cluster, uint32_t model_index);
 /* The operator's list of drained names. */
 bool ep_state_is_drained(const ep_coordinator_state *cluster, const char *name);
 bool ep_state_drained_add(ep_coordinator_state *cluster, const char *name);
+void ep_state_drained_remove(ep_coordinator_state *cluster, const char *name);
 /* Takes what a heartbeat tells of the node's loading. */
 void ep_state_take_progress(cluster_node *node, uint64_t now_ns, uint32_t left_to_load);
 /* Takes what a heartbeat tells of the node's work. */
