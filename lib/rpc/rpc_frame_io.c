@@ -182,27 +182,26 @@ void ep_rpc_out_seal(ep_rpc_out *out, bool payload_crc)
 ep_err ep_rpc_payload_check(const ep_frame *frame, const uint8_t *bytes, bool payload_crc,
                             ep_error *out_error)
 {
-    const char *kind = ep_frame_kind_name(frame->kind);
     if (payload_crc) {
         size_t payload = frame->tensor_offset - EP_FRAME_FIXED_BYTES + (size_t)frame->tensor_bytes;
         uint32_t crc = ep_crc32c(0, bytes + EP_FRAME_FIXED_BYTES, payload);
         if (crc != frame->payload_crc) {
             return ep_error_set(
                 out_error, EP_ERR_DATA_LOSS,
-                "%s frame's payload of %zu bytes has CRC32C %08x, its bytes give %08x", kind,
-                payload, frame->payload_crc, crc);
+                "%s frame's payload of %zu bytes has CRC32C %08x, its bytes give %08x",
+                ep_frame_kind_name(frame->kind), payload, frame->payload_crc, crc);
         }
     } else if (frame->payload_crc != 0) {
         return ep_error_set(
             out_error, EP_ERR_PROTOCOL,
-            "%s frame has payload CRC %08x though payload_crc is off on this connection", kind,
-            frame->payload_crc);
+            "%s frame has payload CRC %08x though payload_crc is off on this connection",
+            ep_frame_kind_name(frame->kind), frame->payload_crc);
     }
     for (size_t i = EP_FRAME_FIXED_BYTES + frame->header_bytes; i < frame->tensor_offset; i++) {
         if (bytes[i] != 0) {
             return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                                "%s frame's padding byte at %zu is %u, must be 0", kind, i,
-                                bytes[i]);
+                                "%s frame's padding byte at %zu is %u, must be 0",
+                                ep_frame_kind_name(frame->kind), i, bytes[i]);
         }
     }
     return EP_OK;

@@ -210,6 +210,9 @@ static ep_err check_header(const Expertd__V1__ForwardRequest *header, const ep_l
         return BAD("reply_quant %" PRIu32 ": allowed 0 (none), 2 (int8 per 8 elements)",
                    header->reply_quant);
     }
+    if (header->node_sum && header->weight_on_input) {
+        return BAD("node_sum and weight_on_input are both set: allowed is one of them");
+    }
     return EP_OK;
 }
 
@@ -231,20 +234,11 @@ static ep_err check_slots(const ep_wire_slot *slots, uint32_t slots_count, uint3
     return EP_OK;
 }
 
-static ep_err check_sum(const Expertd__V1__ForwardRequest *header, ep_error *out_error)
-{
-    if (header->node_sum && header->weight_on_input) {
-        return BAD("node_sum and weight_on_input are both set: allowed is one of them");
-    }
-    return EP_OK;
-}
-
 ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uint8_t *tensors,
                             size_t tensor_bytes, const ep_layer_shape *shape,
                             ep_forward_view *out_view, ep_error *out_error)
 {
     ep_err err = check_header(header, shape, out_error);
-    err = err == EP_OK ? check_sum(header, out_error) : err;
     if (err != EP_OK) {
         return err;
     }

@@ -5,7 +5,6 @@
 
 #include <endian.h>
 #include <isa-l/crc.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -13,24 +12,30 @@
 #define STATUS_MAX 16u
 #define CRC_PIECE_BYTES ((size_t)1 << 29) /* crc32_iscsi takes an int */
 
-enum {
-    AT_MAGIC = 0,
-    AT_VERSION = 4,
-    AT_KIND = 5,
-    AT_FLAGS = 6,
-    AT_CALL_ID = 8,
-    AT_ATTEMPT = 16,
-    AT_METHOD_ID = 18,
-    AT_STATUS = 20,
-    AT_DEADLINE_US = 24,
-    AT_HEADER_BYTES = 28,
-    AT_TENSOR_OFFSET = 32,
-    AT_STREAM_SEQUENCE = 36,
-    AT_TENSOR_BYTES = 40,
-    AT_PAYLOAD_CRC = 48,
-    AT_RESERVED = 52,
-    AT_FIXED_CRC = 60
-};
+/* The fixed part as it lies in memory, numbers little endian. */
+typedef struct fixed_part {
+    uint8_t magic[4];
+    uint8_t version;
+    uint8_t kind;
+    uint16_t flags;
+    uint64_t call_id;
+    uint16_t attempt;
+    uint16_t method_id;
+    uint32_t status;
+    uint32_t deadline_us;
+    uint32_t header_bytes;
+    uint32_t tensor_offset;
+    uint32_t stream_sequence;
+    uint64_t tensor_bytes;
+    uint32_t payload_crc;
+    uint8_t reserved[8];
+    uint32_t fixed_crc; /* of what is before it */
+} fixed_part;
+
+_Static_assert(sizeof(fixed_part) == EP_FRAME_FIXED_BYTES && offsetof(fixed_part, call_id) == 8 &&
+                   offsetof(fixed_part, tensor_bytes) == 40 &&
+                   offsetof(fixed_part, fixed_crc) == 60,
+               "as frame.h says");
 
 static const uint8_t magic[4] = {'E', 'P', 'D', '1'};
 
@@ -69,45 +74,6 @@ const char *ep_frame_kind_name(ep_frame_kind kind)
 {
     unsigned number = (unsigned)kind;
     return number >= 1 && number <= EP_FRAME_KIND_LAST ? rules[number].name : "unknown";
-}
-
-static void put16(uint8_t *at, uint16_t value)
-{
-    value = htole16(value);
-    memcpy(at, &value, sizeof(value));
-}
-
-static void put32(uint8_t *at, uint32_t value)
-{
-    value = htole32(value);
-    memcpy(at, &value, sizeof(value));
-}
-
-static void put64(uint8_t *at, uint64_t value)
-{
-    value = htole64(value);
-    memcpy(at, &value, sizeof(value));
-}
-
-static uint16_t get16(const uint8_t *at)
-{
-    uint16_t value;
-    memcpy(&value, at, sizeof(value));
-    return le16toh(value);
-}
-
-static uint32_t get32(const uint8_t *at)
-{
-    uint32_t value;
-    memcpy(&value, at, sizeof(value));
-    return le32toh(value);
-}
-
-static uint64_t get64(const uint8_t *at)
-{
-    uint64_t value;
-    memcpy(&value, at, sizeof(value));
-    return le64toh(value);
 }
 
 /* Name of the first field that is set although the kind does not use it, or has an impossible
@@ -159,48 +125,52 @@ void ep_frame_encode(const ep_frame *frame, uint8_t out[EP_FRAME_FIXED_BYTES])
     EP_ASSERT(frame->tensor_offset == ep_frame_tensor_offset(frame->header_bytes));
     EP_ASSERT(frame->tensor_bytes <= EP_FRAME_BYTES_CEILING - frame->tensor_offset);
 
-    memcpy(out + AT_MAGIC, magic, sizeof(magic));
-    out[AT_VERSION] = EP_FRAME_VERSION;
-    out[AT_KIND] = (uint8_t)frame->kind;
-    put16(out + AT_FLAGS, frame->flags);
-    put64(out + AT_CALL_ID, frame->call_id);
-    put16(out + AT_ATTEMPT, frame->attempt);
-    put16(out + AT_METHOD_ID, frame->method_id);
-    put32(out + AT_STATUS, frame->status);
-    put32(out + AT_DEADLINE_US, frame->deadline_us);
-    put32(out + AT_HEADER_BYTES, frame->header_bytes);
-    put32(out + AT_TENSOR_OFFSET, frame->tensor_offset);
-    put32(out + AT_STREAM_SEQUENCE, frame->stream_sequence);
-    put64(out + AT_TENSOR_BYTES, frame->tensor_bytes);
-    put32(out + AT_PAYLOAD_CRC, frame->payload_crc);
-    put64(out + AT_RESERVED, 0);
-    put32(out + AT_FIXED_CRC, ep_crc32c(0, out, AT_FIXED_CRC));
+    fixed_part fixed = {
+        .version = EP_FRAME_VERSION,
+        .kind = (uint8_t)frame->kind,
+        .flags = htole16(frame->flags),
+        .call_id = htole64(frame->call_id),
+        .attempt = htole16(frame->attempt),
+        .method_id = htole16(frame->method_id),
+        .status = htole32(frame->status),
+        .deadline_us = htole32(frame->deadline_us),
+        .header_bytes = htole32(frame->header_bytes),
+        .tensor_offset = htole32(frame->tensor_offset),
+        .stream_sequence = htole32(frame->stream_sequence),
+        .tensor_bytes = htole64(frame->tensor_bytes),
+        .payload_crc = htole32(frame->payload_crc),
+    };
+    memcpy(fixed.magic, magic, sizeof(magic));
+    fixed.fixed_crc = htole32(ep_crc32c(0, &fixed, offsetof(fixed_part, fixed_crc)));
+    memcpy(out, &fixed, sizeof(fixed));
 }
 
 /* What must hold before any other byte is believed. */
-static ep_err check_identity(const uint8_t *fixed, ep_error *out_error)
+static ep_err check_identity(const fixed_part *fixed, ep_error *out_error)
 {
-    if (memcmp(fixed + AT_MAGIC, magic, sizeof(magic)) != 0) {
+    static const uint8_t zeros[sizeof(fixed->reserved)];
+    const uint8_t *begin = fixed->magic;
+    if (memcmp(begin, magic, sizeof(magic)) != 0) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
                             "frame begins with bytes %02x %02x %02x %02x, not with magic EPD1",
-                            fixed[0], fixed[1], fixed[2], fixed[3]);
+                            begin[0], begin[1], begin[2], begin[3]);
     }
-    if (fixed[AT_VERSION] != EP_FRAME_VERSION) {
+    if (fixed->version != EP_FRAME_VERSION) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "frame has wire version %u, this build speaks %u", fixed[AT_VERSION],
+                            "frame has wire version %u, this build speaks %u", fixed->version,
                             EP_FRAME_VERSION);
     }
-    uint32_t want = get32(fixed + AT_FIXED_CRC);
-    uint32_t have = ep_crc32c(0, fixed, AT_FIXED_CRC);
+    uint32_t want = le32toh(fixed->fixed_crc);
+    uint32_t have = ep_crc32c(0, fixed, offsetof(fixed_part, fixed_crc));
     if (want != have) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
                             "frame's fixed part has CRC32C %08x, its bytes give %08x", want, have);
     }
-    if (fixed[AT_KIND] < 1 || fixed[AT_KIND] > EP_FRAME_KIND_LAST) {
+    if (fixed->kind < 1 || fixed->kind > EP_FRAME_KIND_LAST) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame kind is %u, allowed 1 to %u",
-                            fixed[AT_KIND], (unsigned)EP_FRAME_KIND_LAST);
+                            fixed->kind, (unsigned)EP_FRAME_KIND_LAST);
     }
-    if (get64(fixed + AT_RESERVED) != 0) {
+    if (memcmp(fixed->reserved, zeros, sizeof(zeros)) != 0) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
                             "frame's reserved bytes 52 to 59 are not 0");
     }
@@ -210,7 +180,7 @@ static ep_err check_identity(const uint8_t *fixed, ep_error *out_error)
 static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, size_t header_bytes_max,
                             ep_error *out_error)
 {
-    const char *kind = ep_frame_kind_name(f->kind);
+    const char *kind = rules[f->kind].name;
     if (f->header_bytes > header_bytes_max || f->header_bytes > EP_FRAME_HEADER_BYTES_CEILING) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                             "%s frame has header_bytes %u, allowed up to header_bytes_max %zu",
@@ -233,33 +203,35 @@ static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, size_t he
     return EP_OK;
 }
 
-ep_err ep_frame_decode(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max,
+ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max,
                        size_t header_bytes_max, ep_frame *out_frame, size_t *out_frame_bytes,
                        ep_error *out_error)
 {
-    ep_err err = check_identity(fixed, out_error);
+    fixed_part fixed;
+    memcpy(&fixed, bytes, sizeof(fixed));
+    ep_err err = check_identity(&fixed, out_error);
     if (err != EP_OK) {
         return err;
     }
     ep_frame f = {
-        .kind = (ep_frame_kind)fixed[AT_KIND],
-        .flags = get16(fixed + AT_FLAGS),
-        .call_id = get64(fixed + AT_CALL_ID),
-        .attempt = get16(fixed + AT_ATTEMPT),
-        .method_id = get16(fixed + AT_METHOD_ID),
-        .status = get32(fixed + AT_STATUS),
-        .deadline_us = get32(fixed + AT_DEADLINE_US),
-        .header_bytes = get32(fixed + AT_HEADER_BYTES),
-        .tensor_offset = get32(fixed + AT_TENSOR_OFFSET),
-        .stream_sequence = get32(fixed + AT_STREAM_SEQUENCE),
-        .tensor_bytes = get64(fixed + AT_TENSOR_BYTES),
-        .payload_crc = get32(fixed + AT_PAYLOAD_CRC),
+        .kind = (ep_frame_kind)fixed.kind,
+        .flags = le16toh(fixed.flags),
+        .call_id = le64toh(fixed.call_id),
+        .attempt = le16toh(fixed.attempt),
+        .method_id = le16toh(fixed.method_id),
+        .status = le32toh(fixed.status),
+        .deadline_us = le32toh(fixed.deadline_us),
+        .header_bytes = le32toh(fixed.header_bytes),
+        .tensor_offset = le32toh(fixed.tensor_offset),
+        .stream_sequence = le32toh(fixed.stream_sequence),
+        .tensor_bytes = le64toh(fixed.tensor_bytes),
+        .payload_crc = le32toh(fixed.payload_crc),
     };
     const char *wrong = wrong_field(&f);
     if (wrong != NULL) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
                             "%s frame has a value in %s that its kind does not allow",
-                            ep_frame_kind_name(f.kind), wrong);
+                            rules[f.kind].name, wrong);
     }
     err = check_lengths(&f, frame_bytes_max, header_bytes_max, out_error);
     if (err != EP_OK) {
@@ -283,14 +255,16 @@ ep_err ep_frame_read_bytes(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t *ou
 
 void ep_frame_credit_encode(const ep_frame_credit *credit, uint8_t out[EP_FRAME_CREDIT_BYTES])
 {
-    put64(out, credit->tokens);
-    put64(out + 8, credit->bytes);
+    const uint64_t values[] = {htole64(credit->tokens), htole64(credit->bytes)};
+    memcpy(out, values, sizeof(values));
 }
 
 void ep_frame_credit_decode(const uint8_t header[EP_FRAME_CREDIT_BYTES],
                             ep_frame_credit *out_credit)
 {
-    *out_credit = (ep_frame_credit){.tokens = get64(header), .bytes = get64(header + 8)};
+    uint64_t values[2];
+    memcpy(values, header, sizeof(values));
+    *out_credit = (ep_frame_credit){.tokens = le64toh(values[0]), .bytes = le64toh(values[1])};
 }
 
 /*

@@ -108,7 +108,7 @@ void ep_frame_encode(const ep_frame *frame, uint8_t out[EP_FRAME_FIXED_BYTES]);
  * Errors: PROTOCOL (close the connection), RESOURCE_EXHAUSTED (frame or header above its limit).
  * Outputs are then untouched.
  */
-ep_err ep_frame_decode(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max,
+ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max,
                        size_t header_bytes_max, ep_frame *out_frame, size_t *out_frame_bytes,
                        ep_error *out_error);
 
