@@ -64,7 +64,7 @@ struct ep_job {
     const ep_trace_fields *trace;
     /* private to the backend while submitted */
     ep_job *next;
-    void *scratch[4];
+    uint32_t scratch[6];
 };
 
 /* An expert's packed form as a file keeps it: body is the large part. */

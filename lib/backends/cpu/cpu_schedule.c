@@ -40,12 +40,14 @@ typedef struct {
     _Atomic uint32_t tasks_done;
     _Atomic uint32_t threads_in; /* in its tasks; written under lock */
     bool open;
+    bool is_whole; /* so small that it is one task */
     ep_job *job;
     uint32_t first_row;
     uint32_t rows_count;
     stage stage;
-    uint32_t tasks_count; /* of this stage */
-    uint32_t grain;       /* tasks taken at a time */
+    uint32_t number; /* of this stage, as the next */
+    uint32_t tasks_count;
+    uint32_t grain; /* tasks taken at a time */
     ep_err err;
     uint64_t order; /* older passes first */
     ep_ffn_pass pass;
@@ -126,18 +128,8 @@ struct ep_cpu_schedule {
     bool stopping;
 };
 
-/* A job's private words while it is submitted. */
-enum { JOB_PASSES_OPENED, JOB_PASSES_DONE, JOB_ERR, JOB_PIECES };
-
-static uint32_t job_word(const ep_job *job, int word)
-{
-    return (uint32_t)(uintptr_t)job->scratch[word];
-}
-
-static void job_set_word(ep_job *job, int word, uint32_t value)
-{
-    job->scratch[word] = (void *)(uintptr_t)value;
-}
+/* A job's private words, its scratch, while it is submitted. */
+enum { JOB_PASSES, JOB_PASSES_OPENED, JOB_PASSES_DONE, JOB_ERR, JOB_PIECES };
 
 static uint32_t job_node(const ep_job *job)
 {
@@ -149,25 +141,9 @@ static uint32_t tasks_taken(const cpu_pass *pass)
     return (uint32_t)atomic_load_explicit(&pass->claim, memory_order_relaxed);
 }
 
-static uint32_t stage_number(const cpu_pass *pass)
-{
-    return (uint32_t)(atomic_load_explicit(&pass->claim, memory_order_relaxed) >> 32);
-}
-
 static bool has_tasks(const cpu_pass *pass)
 {
     return pass->open && tasks_taken(pass) < pass->tasks_count;
-}
-
-static void add_own(_Atomic uint64_t *counter, uint64_t more)
-{
-    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more,
-                          memory_order_relaxed);
-}
-
-static uint32_t job_passes_count(const ep_job *job)
-{
-    return (job->rows_count + EP_FFN_PASS_ROWS - 1) / EP_FFN_PASS_ROWS;
 }
 
 /*
@@ -180,30 +156,28 @@ static uint32_t job_passes_count(const ep_job *job)
 
 static void span_end(cpu_worker *worker, ep_err status)
 {
-    if (worker->span_open) {
-        worker->span_open = false;
-        worker->span.status = (int32_t)status;
-        EP_TRACE(kernel_end, &worker->span);
-    }
+    worker->span_open = false;
+    worker->span.status = (int32_t)status;
+    EP_TRACE(kernel_end, &worker->span);
 }
 
-/* Lock held. The thread turns to this pass; true when a span begins with that, once the lock is
- * released. */
+/* Lock held. The thread turns to this pass, or has a span open; true when a span begins with that,
+ * once the lock is released. */
 static bool span_turn(cpu_worker *worker, const cpu_pass *pass)
 {
-    if (worker->span_open && worker->span_order == pass->order) {
-        return false;
+    if (worker->span_open) {
+        if (worker->span_order == pass->order) {
+            return false;
+        }
+        span_end(worker, EP_OK); /* seldom: others took what was left of its stage */
     }
-    span_end(worker, EP_OK); /* seldom: others took what was left of its stage */
     ep_job *job = pass->job;
     if (job->trace == NULL || !EP_TRACE_SPAN_ON(kernel)) {
         return false;
     }
-    uint32_t piece = job_word(job, JOB_PIECES);
-    job_set_word(job, JOB_PIECES, piece + 1);
     worker->span = *job->trace;
     worker->span.parent = 0;
-    worker->span.sub = piece;
+    worker->span.sub = job->scratch[JOB_PIECES]++;
     worker->span.rows = pass->rows_count;
     worker->span_order = pass->order;
     worker->span_open = true;
@@ -237,19 +211,14 @@ static void announce(ep_cpu_schedule *s, uint32_t tasks)
     }
 }
 
-static uint64_t pass_fmas(const cpu_pass *pass)
-{
-    return (uint64_t)3 * pass->job->weights->hidden * pass->job->weights->inner * pass->rows_count;
-}
-
 /* Lock held, no task of the pass runs. Moves it into a stage; the caller announces its tasks. */
 static void enter_stage(cpu_pass *pass, stage next)
 {
     const ep_backend_weights *weights = pass->job->weights;
     const ep_ffn_packed *packed = &((const ep_cpu_weights *)weights)->packed;
     uint64_t task_fmas = 1;
-    const uint64_t number = (uint64_t)stage_number(pass) + 1;
     pass->stage = next;
+    pass->number++;
     atomic_store_explicit(&pass->tasks_done, 0, memory_order_relaxed);
     switch (next) {
     case STAGE_PREPARE:
@@ -276,7 +245,7 @@ static void enter_stage(cpu_pass *pass, stage next)
         break;
     }
     pass->grain = (uint32_t)(task_fmas >= TASK_FMAS ? 1 : (TASK_FMAS + task_fmas - 1) / task_fmas);
-    atomic_store_explicit(&pass->claim, number << 32, memory_order_release);
+    atomic_store_explicit(&pass->claim, (uint64_t)pass->number << 32, memory_order_release);
 }
 
 static bool is_patient(const ep_job *job)
@@ -315,15 +284,6 @@ static ep_job *choose_job(ep_cpu_schedule *s, uint32_t node, ep_job **out_before
     return s->first;
 }
 
-/* Lock held. The job has no more rows to open. */
-static void unqueue_job(ep_cpu_schedule *s, ep_job *job, ep_job *before)
-{
-    *(before == NULL ? &s->first : &before->next) = job->next;
-    if (s->last == job) {
-        s->last = before;
-    }
-}
-
 /* Lock held, a job waits. Its next rows become a pass, when one is free. */
 static cpu_pass *open_pass(ep_cpu_schedule *s, uint32_t node)
 {
@@ -336,19 +296,21 @@ static cpu_pass *open_pass(ep_cpu_schedule *s, uint32_t node)
     }
     ep_job *before;
     ep_job *job = choose_job(s, node, &before);
-    const uint32_t count = job_passes_count(job);
-    const uint32_t index = job_word(job, JOB_PASSES_OPENED);
+    const uint32_t count = job->scratch[JOB_PASSES];
+    const uint32_t index = job->scratch[JOB_PASSES_OPENED]++;
     const uint32_t base = job->rows_count / count;
     const uint32_t longer = job->rows_count % count;
     pass->open = true;
     pass->job = job;
     pass->first_row = base * index + (index < longer ? index : longer);
     pass->rows_count = base + (index < longer ? 1 : 0);
+    pass->is_whole = (uint64_t)3 * job->weights->hidden * job->weights->inner * pass->rows_count <=
+                     WHOLE_PASS_FMAS;
     pass->err = EP_OK;
     pass->order = s->next_order++;
-    job_set_word(job, JOB_PASSES_OPENED, index + 1);
-    if (index + 1 == count) {
-        unqueue_job(s, job, before);
+    if (index + 1 == count) { /* no more rows to open */
+        *(before == NULL ? &s->first : &before->next) = job->next;
+        s->last = s->last == job ? before : s->last;
     }
     enter_stage(pass, STAGE_PREPARE);
     /* threads in a patient pass may have to leave it */
@@ -381,7 +343,7 @@ static uint32_t pass_width(const cpu_pass *pass)
     const ep_ffn_packed *packed = &((const ep_cpu_weights *)pass->job->weights)->packed;
     uint32_t panels =
         packed->gate_up_panels > packed->down_panels ? packed->gate_up_panels : packed->down_panels;
-    return pass_fmas(pass) > WHOLE_PASS_FMAS ? panels : 1;
+    return pass->is_whole ? 1 : panels;
 }
 
 /*
@@ -465,7 +427,7 @@ static void find_then(const ep_cpu_schedule *s, cpu_turn *turn, uint32_t node)
     }
     if (best != NULL) {
         turn->then_pass = best;
-        turn->then_number = stage_number(best);
+        turn->then_number = best->number;
         turn->then = panels_of(best->pass.weights, best->stage);
     } else if (s->first != NULL) {
         turn->then = panels_of(&((const ep_cpu_weights *)s->first->weights)->packed, STAGE_GATE_UP);
@@ -495,7 +457,7 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
         }
         *turn = (cpu_turn){.pass = pass,
                            .stage = pass->stage,
-                           .number = stage_number(pass),
+                           .number = pass->number,
                            .tasks_count = pass->tasks_count,
                            .grain = pass->grain,
                            .seen = atomic_load_explicit(&s->changes, memory_order_relaxed)};
@@ -615,18 +577,6 @@ static void run_whole(cpu_pass *pass, stage which, uint32_t count, float *tile)
     run_tasks(&turn, &(cpu_work){.count = count}, &(cpu_work){.count = 0}, tile);
 }
 
-/* Scratch grows to the largest pass seen and is kept. */
-static ep_err grow_scratch(cpu_pass *pass, size_t bytes)
-{
-    if (bytes <= pass->scratch_bytes) {
-        return EP_OK;
-    }
-    free(pass->scratch);
-    pass->scratch = ep_host_alloc(bytes);
-    pass->scratch_bytes = pass->scratch == NULL ? 0 : bytes;
-    return pass->scratch == NULL ? EP_ERR_NO_MEMORY : EP_OK;
-}
-
 /* No lock; the pass has this one task. Returns the stage that follows. */
 static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
 {
@@ -639,17 +589,22 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
         .out_dtype = job->out_dtype,
         .weight_on_input = job->weight_on_input,
     };
-    pass->err = grow_scratch(pass, ep_ffn_pass_scratch_bytes(packed, pass->rows_count));
-    if (pass->err != EP_OK) {
+    const size_t scratch_bytes = ep_ffn_pass_scratch_bytes(packed, pass->rows_count);
+    if (scratch_bytes > pass->scratch_bytes) { /* it grows to the largest pass seen and is kept */
+        free(pass->scratch);
+        pass->scratch = ep_host_alloc(scratch_bytes);
+        pass->scratch_bytes = pass->scratch == NULL ? 0 : scratch_bytes;
+    }
+    if (scratch_bytes > pass->scratch_bytes) {
+        pass->err = EP_ERR_NO_MEMORY;
         return STAGE_END;
     }
     ep_ffn_pass_init(&pass->pass, s->kernels[packed->family], packed, &batch, pass->scratch);
-    const bool is_whole = pass_fmas(pass) <= WHOLE_PASS_FMAS;
-    if (!is_whole && pass->pass.chunks.count > 1) {
+    if (!pass->is_whole && pass->pass.chunks.count > 1) {
         return STAGE_PACK;
     }
     run_whole(pass, STAGE_PACK, pass->pass.chunks.count, tile);
-    if (!is_whole) {
+    if (!pass->is_whole) {
         return STAGE_GATE_UP;
     }
     run_whole(pass, STAGE_GATE_UP, packed->gate_up_panels, tile);
@@ -666,15 +621,13 @@ static stage stage_after(const cpu_turn *turn)
     return turn->stage == STAGE_GATE_UP && !rounds ? STAGE_DOWN : (stage)(turn->stage + 1);
 }
 
-/* No lock; all tasks of a stage have ended, `next` follows. A small round is done at once by the
- * thread that ended gate and up: handing it over would take longer. Returns the stage that
- * follows. */
-static stage round_if_small(cpu_pass *pass, stage next, float *tile)
+/* No lock; all tasks of gate and up have ended. A small round is done at once by the thread that
+ * ended them: handing it over would take longer. Returns the stage that follows. */
+static stage round_if_small(cpu_pass *pass, float *tile)
 {
     const ep_ffn_pass *p = &pass->pass;
-    if (next != STAGE_ROUND ||
-        (p->chunks.count > 1 && (uint64_t)p->weights->inner * pass->rows_count > SMALL_ROUND)) {
-        return next;
+    if (p->chunks.count > 1 && (uint64_t)p->weights->inner * pass->rows_count > SMALL_ROUND) {
+        return STAGE_ROUND;
     }
     run_whole(pass, STAGE_ROUND, p->chunks.count, tile);
     return STAGE_DOWN;
@@ -690,14 +643,17 @@ static bool any_tasks(const ep_cpu_schedule *s)
     return false;
 }
 
-/* Lock held. A pass has ended; returns its job when that was the job's last one. */
-static ep_job *close_pass(ep_cpu_schedule *s, cpu_pass *pass)
+/* Lock held, not while done() is called. All tasks of the pass's stage have ended. */
+static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
 {
     ep_job *job = pass->job;
-    uint32_t done = job_word(job, JOB_PASSES_DONE) + 1;
-    job_set_word(job, JOB_PASSES_DONE, done);
+    if (next != STAGE_END) {
+        enter_stage(pass, next);
+        announce(s, (pass->tasks_count + pass->grain - 1) / pass->grain);
+        return;
+    }
     if (pass->err != EP_OK) {
-        job_set_word(job, JOB_ERR, (uint32_t)pass->err);
+        job->scratch[JOB_ERR] = (uint32_t)pass->err;
     }
     pass->open = false;
     pass->job = NULL;
@@ -705,25 +661,10 @@ static ep_job *close_pass(ep_cpu_schedule *s, cpu_pass *pass)
         /* a waiting job may open this pass; patient ones may have given way to it */
         announce(s, s->threads);
     }
-    if (done < job_passes_count(job)) {
-        return NULL;
-    }
-    s->jobs_count--;
-    return job;
-}
-
-/* Lock held, not while done() is called. All tasks of the pass's stage have ended. */
-static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
-{
-    if (next != STAGE_END) {
-        enter_stage(pass, next);
-        announce(s, (pass->tasks_count + pass->grain - 1) / pass->grain);
-        return;
-    }
-    ep_job *job = close_pass(s, pass);
-    if (job != NULL) {
+    if (++job->scratch[JOB_PASSES_DONE] == job->scratch[JOB_PASSES]) {
+        s->jobs_count--;
         pthread_mutex_unlock(&s->lock);
-        job->done(job, (ep_err)job_word(job, JOB_ERR)); /* the job is the caller's again */
+        job->done(job, (ep_err)job->scratch[JOB_ERR]); /* the job is the caller's again */
         pthread_mutex_lock(&s->lock);
     }
 }
@@ -752,8 +693,10 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
             ahead = claim_ahead(s, turn);
             run_tasks(turn, &work, &ahead, worker->tile);
         }
-        add_own(counter, work.count);
-        if (ahead.count == 0) {
+        atomic_store_explicit(counter,
+                              atomic_load_explicit(counter, memory_order_relaxed) + work.count,
+                              memory_order_relaxed);
+        if (worker->span_open && ahead.count == 0) {
             span_leave(worker, &work, *out_next);
         }
         done = work.count +
@@ -767,8 +710,8 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
                    claim_tasks(turn, &work);
         }
     } while (more);
-    if (done == turn->tasks_count) {
-        *out_next = round_if_small(pass, *out_next, worker->tile);
+    if (done == turn->tasks_count && *out_next == STAGE_ROUND) {
+        *out_next = round_if_small(pass, worker->tile);
     }
     return done == turn->tasks_count;
 }
@@ -781,7 +724,7 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
     const bool is_patient_job = is_patient(pass->job);
     stage next;
 
-    bool begins = span_turn(worker, pass);
+    const bool begins = (worker->span_open || pass->job->trace != NULL) && span_turn(worker, pass);
     pthread_mutex_unlock(&s->lock);
     if (begins) {
         EP_TRACE(kernel_begin, &worker->span);
@@ -890,7 +833,9 @@ static void *worker_main(void *arg)
         } else if (s->stopping) {
             break;
         } else {
-            span_end(worker, EP_OK);
+            if (worker->span_open) {
+                span_end(worker, EP_OK);
+            }
             wait_for_work(worker);
         }
     }
@@ -986,6 +931,7 @@ ep_err ep_cpu_schedule_submit(ep_cpu_schedule *s, ep_job *job)
     ep_err err = EP_OK;
     job->next = NULL;
     memset(job->scratch, 0, sizeof(job->scratch));
+    job->scratch[JOB_PASSES] = (job->rows_count + EP_FFN_PASS_ROWS - 1) / EP_FFN_PASS_ROWS;
     pthread_mutex_lock(&s->lock);
     if (s->jobs_count >= EP_BACKEND_JOBS_MAX) {
         err = EP_ERR_RESOURCE_EXHAUSTED;
