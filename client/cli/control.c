@@ -86,20 +86,6 @@ void ep_cli_control_close(ep_cli_control *control)
     free(control);
 }
 
-/* The reply lives in the callback's memory; packed and unpacked again it lives on the heap. */
-static ProtobufCMessage *copy_message(const ProtobufCMessage *message)
-{
-    size_t bytes = protobuf_c_message_get_packed_size(message);
-    uint8_t *packed = malloc(bytes + 1);
-    if (packed == NULL) {
-        return NULL;
-    }
-    protobuf_c_message_pack(message, packed);
-    ProtobufCMessage *copy = protobuf_c_message_unpack(message->descriptor, NULL, bytes, packed);
-    free(packed);
-    return copy;
-}
-
 static uint64_t wall_clock_us(void)
 {
     struct timespec now;
@@ -136,7 +122,7 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
         finish_slot(slot, NULL, error);
         return;
     }
-    ProtobufCMessage *message = reply->header != NULL ? copy_message(reply->header) : NULL;
+    ProtobufCMessage *message = reply->header != NULL ? ep_rpc_message_copy(reply->header) : NULL;
     if (message != NULL) {
         finish_slot(slot, message, NULL);
         return;

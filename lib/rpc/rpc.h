@@ -171,11 +171,17 @@ void ep_rpc_server_destroy(ep_rpc_server *server);
  * closure copies the message (packs it) before it returns. Both may be called from any thread,
  * later.
  */
-/* Request tensor section; *out_bytes 0 when there is none. */
-const uint8_t *ep_rpc_call_tensors(const ep_rpc_call *call, size_t *out_bytes);
-/* ep_clock_now_ns() time; EP_TIME_NEVER when the caller set none. */
-uint64_t ep_rpc_call_deadline_ns(const ep_rpc_call *call);
-uint64_t ep_rpc_call_received_ns(const ep_rpc_call *call);
+typedef struct ep_rpc_incoming {
+    uint64_t number; /* the id in the caller's frame */
+    uint64_t received_ns;
+    uint64_t deadline_ns;   /* ep_clock_now_ns() time; EP_TIME_NEVER when the caller set none */
+    const uint8_t *tensors; /* the request's; NULL when there are none */
+    size_t tensor_bytes;
+    ep_buffer_pool *pool;  /* for tensors of the reply */
+    const char *peer_node; /* name as given in Hello */
+} ep_rpc_incoming;
+/* What came with the request; as long as the call. */
+const ep_rpc_incoming *ep_rpc_call_incoming(const ep_rpc_call *call);
 /* Value of a metadata key, or NULL. */
 const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key);
 /* The caller cancelled, its deadline passed, or its connection ended: the result will be
@@ -190,8 +196,6 @@ bool ep_rpc_call_is_answered(const ep_rpc_call *call);
  */
 void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call),
                            void *arg);
-/* Buffer pool for reply tensors. */
-ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call);
 /* The (last) reply may leave a little later when the finishing thread then need not write it to the
  * network itself. Before finish. */
 void ep_rpc_call_set_patient(ep_rpc_call *call);
@@ -201,13 +205,8 @@ void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors);
 /* Ends the call; error may be NULL when code is EP_OK, else it fills message Status. The call is
  * invalid afterwards. */
 void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error);
-/* The id in the caller's frame. */
-uint64_t ep_rpc_call_number(const ep_rpc_call *call);
 /* The trace this call belongs to, for the spans of its reply. Before closure and finish. */
 void ep_rpc_call_set_trace(ep_rpc_call *call, ep_trace_id trace);
-/* Name of the peer as given in Hello, and its role. Valid until finish. */
-const char *ep_rpc_call_peer_node(const ep_rpc_call *call);
-ep_rpc_role ep_rpc_call_peer_role(const ep_rpc_call *call);
 
 /* ---- client ---- */
 
@@ -332,6 +331,9 @@ void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id);
 /* The same, and the peer learns that another peer's answer is used: its part is no failure. */
 void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id);
 
+/* A reply's message on the heap, to outlive the callback; protobuf_c_message_free_unpacked(m, NULL)
+ * frees it. NULL: no memory. */
+ProtobufCMessage *ep_rpc_message_copy(const ProtobufCMessage *message);
 /* Unary call that waits; for control paths. *out_reply is freed with
  * protobuf_c_message_free_unpacked(m, NULL). Not from a callback. */
 ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method,

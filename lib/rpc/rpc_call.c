@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One call at the server: what its handler may ask and do, cancel, and the one end. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,9 +18,10 @@ static void call_deadline(ep_timer *timer, void *arg)
     ep_rpc_call_unref(call);
 }
 
-/* A call without a request: a kept one, or a new one. NULL when out of memory. */
-static ep_rpc_call *take_call(ep_rpc_server *server)
+ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame,
+                                ep_buffer *taken_buffer)
 {
+    ep_rpc_server *server = origin->server;
     pthread_mutex_lock(&server->lock);
     ep_rpc_call *call = server->free_calls;
     if (call != NULL) {
@@ -28,56 +30,36 @@ static ep_rpc_call *take_call(ep_rpc_server *server)
     }
     pthread_mutex_unlock(&server->lock);
     if (call == NULL) {
-        call = calloc(1, sizeof(*call));
+        call = malloc(sizeof(*call));
         if (call == NULL) {
             return NULL;
         }
         pthread_mutex_init(&call->lock, NULL);
         pthread_cond_init(&call->cancel_done, NULL);
     }
-    return call;
-}
-
-ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame,
-                                ep_buffer *taken_buffer)
-{
-    ep_rpc_server *server = origin->server;
-    ep_rpc_call *call = take_call(server);
-    if (call == NULL) {
-        return NULL;
-    }
+    const size_t kept_bytes = offsetof(ep_rpc_call, origin);
+    memset((uint8_t *)call + kept_bytes, 0, sizeof(*call) - kept_bytes);
+    call->reply_error.code = EP_OK;
     origin->ops->ref(origin);
     call->origin = origin;
-    call->next = NULL;
-    call->method = NULL;
-    call->id = frame->call_id;
     call->attempt = frame->attempt;
     call->method_id = frame->method_id;
     call->frame = taken_buffer;
     call->frame_bytes = taken_buffer->bytes;
-    call->tensors = frame->tensor_bytes > 0 ? taken_buffer->data + frame->tensor_offset : NULL;
-    call->tensor_bytes = (size_t)frame->tensor_bytes;
-    call->received_ns = ep_clock_now_ns();
-    call->deadline_ns = EP_TIME_NEVER;
-    if (frame->deadline_us != EP_FRAME_DEADLINE_NONE) {
-        call->deadline_ns = call->received_ns + frame->deadline_us * EP_NS_PER_US;
+    call->incoming = (ep_rpc_incoming){.number = frame->call_id,
+                                       .received_ns = ep_clock_now_ns(),
+                                       .deadline_ns = EP_TIME_NEVER,
+                                       .tensor_bytes = (size_t)frame->tensor_bytes,
+                                       .pool = origin->pool,
+                                       .peer_node = origin->node};
+    if (frame->tensor_bytes > 0) {
+        call->incoming.tensors = taken_buffer->data + frame->tensor_offset;
     }
-    ep_rpc_budget_init(&call->budget, call->origin->pool, server->common.limits.unpack_bytes_max);
-    call->call_header = NULL;
+    if (frame->deadline_us != EP_FRAME_DEADLINE_NONE) {
+        call->incoming.deadline_ns = call->incoming.received_ns + frame->deadline_us * EP_NS_PER_US;
+    }
+    ep_rpc_budget_init(&call->budget, origin->pool, server->common.limits.unpack_bytes_max);
     call->refs = 1;
-    call->cancelled = false;
-    call->answered = false;
-    call->finished = false;
-    call->cancel_running = false;
-    call->timer_held = false;
-    call->stream_over = false;
-    call->is_patient = false;
-    call->on_cancel = NULL;
-    call->attached = NULL;
-    call->reply = NULL;
-    call->reply_error.code = EP_OK;
-    call->sequence = 0;
-    call->trace = (ep_trace_id){0, 0};
     ep_timer_init(&call->timer, call_deadline, call);
     __atomic_fetch_add(&server->stats.calls_total, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&server->stats.calls_in_flight, 1, __ATOMIC_RELAXED);
@@ -124,30 +106,14 @@ void ep_rpc_call_unref(ep_rpc_call *call)
 
 /* ---- what handlers may ask ---- */
 
-const uint8_t *ep_rpc_call_tensors(const ep_rpc_call *call, size_t *out_bytes)
+const ep_rpc_incoming *ep_rpc_call_incoming(const ep_rpc_call *call)
 {
-    *out_bytes = call->tensor_bytes;
-    return call->tensors;
-}
-
-uint64_t ep_rpc_call_number(const ep_rpc_call *call)
-{
-    return call->id;
+    return &call->incoming;
 }
 
 void ep_rpc_call_set_trace(ep_rpc_call *call, ep_trace_id trace)
 {
     call->trace = trace;
-}
-
-uint64_t ep_rpc_call_deadline_ns(const ep_rpc_call *call)
-{
-    return call->deadline_ns;
-}
-
-uint64_t ep_rpc_call_received_ns(const ep_rpc_call *call)
-{
-    return call->received_ns;
 }
 
 const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key)
@@ -160,27 +126,13 @@ const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key)
     return NULL;
 }
 
-ep_buffer_pool *ep_rpc_call_pool(ep_rpc_call *call)
-{
-    return call->origin->pool;
-}
-
-ep_rpc_role ep_rpc_call_peer_role(const ep_rpc_call *call)
-{
-    return call->origin->role;
-}
-
-const char *ep_rpc_call_peer_node(const ep_rpc_call *call)
-{
-    return call->origin->node;
-}
-
 /* ---- cancel ---- */
 
 bool ep_rpc_call_is_cancelled(const ep_rpc_call *call)
 {
     return __atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE) ||
-           (call->deadline_ns != EP_TIME_NEVER && call->deadline_ns <= ep_clock_now_ns());
+           (call->incoming.deadline_ns != EP_TIME_NEVER &&
+            call->incoming.deadline_ns <= ep_clock_now_ns());
 }
 
 /* Runs on_cancel if there is one; finish waits for it. The lock is held, dropped for the callback,
@@ -239,9 +191,9 @@ void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_cal
     call->cancel_arg = arg;
     if (call->cancelled) {
         run_on_cancel_locked(call);
-    } else if (call->deadline_ns != EP_TIME_NEVER && !call->timer_held) {
+    } else if (call->incoming.deadline_ns != EP_TIME_NEVER && !call->timer_held) {
         /* when it fails the caller's own cancel must do */
-        arm_cancel_locked(call, call->deadline_ns);
+        arm_cancel_locked(call, call->incoming.deadline_ns);
     }
     pthread_mutex_unlock(&call->lock);
     ep_rpc_call_unref(call);
@@ -268,7 +220,7 @@ static void fill_frame(const ep_rpc_call *call, ep_rpc_out *out, ep_frame_kind k
 {
     out->frame.kind = kind;
     out->frame.flags = ep_rpc_server_is_draining(call->origin->server) ? EP_FRAME_FLAG_DRAINING : 0;
-    out->frame.call_id = call->id;
+    out->frame.call_id = call->incoming.number;
     out->frame.attempt = call->attempt;
     out->frame.method_id = call->method_id;
     out->frame.stream_sequence = call->sequence;
@@ -394,7 +346,8 @@ static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
     bool cancelled = __atomic_load_n(&call->cancelled, __ATOMIC_ACQUIRE);
     if (cancelled && origin->answers_cancelled && call->reply == NULL &&
         (code == EP_OK || code == EP_ERR_CANCELLED)) {
-        bool late = call->deadline_ns != EP_TIME_NEVER && call->deadline_ns <= ep_clock_now_ns();
+        bool late = call->incoming.deadline_ns != EP_TIME_NEVER &&
+                    call->incoming.deadline_ns <= ep_clock_now_ns();
         code = ep_error_set(
             &call->reply_error, late ? EP_ERR_DEADLINE_EXCEEDED : EP_ERR_CANCELLED, "%s",
             late ? "no answer before the deadline" : "the call was ended before it was answered");

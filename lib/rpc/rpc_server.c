@@ -107,17 +107,6 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
     return EP_OK;
 }
 
-ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server,
-                                             const ProtobufCServiceDescriptor *descriptor)
-{
-    for (size_t i = 0; i < server->services_count; i++) {
-        if (server->services[i]->descriptor == descriptor) {
-            return server->services[i];
-        }
-    }
-    return NULL;
-}
-
 static bool has_method(const ProtobufCServiceDescriptor *descriptor)
 {
     size_t count;
@@ -142,7 +131,7 @@ static ep_err check_service(ep_rpc_server *server, const ProtobufCService *servi
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "service %s has no method in methods.def", name);
     }
-    if (ep_rpc_server_find_service(server, service->descriptor) != NULL) {
+    if (ep_rpc_service_find(server, service->descriptor) != NULL) {
         return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS, "service %s is already registered",
                             name);
     }
@@ -298,11 +287,6 @@ void ep_rpc_server_set_state(ep_rpc_server *server, const char *state)
 ep_rpc_audit *ep_rpc_server_audit(ep_rpc_server *server)
 {
     return &server->audit;
-}
-
-bool ep_rpc_server_is_draining(const ep_rpc_server *server)
-{
-    return __atomic_load_n(&server->draining, __ATOMIC_ACQUIRE);
 }
 
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats)

@@ -146,24 +146,23 @@ struct ep_rpc_session {
 };
 
 struct ep_rpc_call {
+    pthread_mutex_t lock; /* below; this and the condition stay when the call is used again */
+    pthread_cond_t cancel_done;
+    ep_error reply_error; /* also only initialised anew; code EP_OK: none */
+
     ep_rpc_origin *origin; /* holds a reference */
     ep_rpc_call *next;     /* in its session's bucket, or among the free calls */
     const ep_rpc_method *method;
-    uint64_t id;
+    ep_rpc_incoming incoming;
     uint16_t attempt;
     uint16_t method_id;
     size_t frame_bytes;
     ep_buffer *frame;
-    const uint8_t *tensors;
-    size_t tensor_bytes;
-    uint64_t received_ns;
-    uint64_t deadline_ns;
     ep_rpc_budget budget;
     Expertd__V1__CallHeader *call_header;
     uint32_t refs;
 
-    pthread_mutex_t lock;
-    pthread_cond_t cancel_done;
+    /* under lock */
     bool cancelled; /* also read without the lock */
     bool answered;  /* set before cancelled */
     bool finished;
@@ -177,21 +176,23 @@ struct ep_rpc_call {
     ep_timer timer; /* the deadline, armed once there is an on_cancel */
     ep_buffer *attached;
     ep_rpc_out *reply; /* of a unary call, until finish */
-    ep_error reply_error;
     uint32_t sequence;
     ep_trace_id trace; /* may be none */
 };
 
 /* Makes a session of an accepted connection and starts it. */
 void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken_conn);
-bool ep_rpc_server_is_draining(const ep_rpc_server *server);
+static inline bool ep_rpc_server_is_draining(const ep_rpc_server *server)
+{
+    return __atomic_load_n(&server->draining, __ATOMIC_ACQUIRE);
+}
 
 /* Checks and starts a call that is entered; calls: how many its origin has in flight now. Always
  * ends in finish. */
 void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t calls);
 /* The registered service with this descriptor, or NULL. */
-ProtobufCService *ep_rpc_server_find_service(ep_rpc_server *server,
-                                             const ProtobufCServiceDescriptor *descriptor);
+ProtobufCService *ep_rpc_service_find(const ep_rpc_server *server,
+                                      const ProtobufCServiceDescriptor *descriptor);
 
 /* A call for this request; takes the buffer on success and holds a reference of its origin. NULL
  * when out of memory. */

@@ -8,6 +8,17 @@
 #include "rpc/rpc_hello.h"
 #include "rpc/rpc_server.h"
 
+ProtobufCService *ep_rpc_service_find(const ep_rpc_server *server,
+                                      const ProtobufCServiceDescriptor *descriptor)
+{
+    for (size_t i = 0; i < server->services_count; i++) {
+        if (server->services[i]->descriptor == descriptor) {
+            return server->services[i];
+        }
+    }
+    return NULL;
+}
+
 static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_error *out_error)
 {
     const ep_rpc_origin *origin = call->origin;
@@ -24,7 +35,7 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
                             method->method->name, ep_rpc_role_name(method->role),
                             ep_rpc_role_name(origin->role));
     }
-    *out_service = ep_rpc_server_find_service(origin->server, method->service);
+    *out_service = ep_rpc_service_find(origin->server, method->service);
     if (*out_service == NULL) {
         const ep_rpc_common *common = &origin->server->common;
         bool is_node = strcmp(common->role, "node") == 0;
@@ -71,20 +82,16 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
 }
 
 /* A line for everybody who asks what his role may not, and for everything an operator does. */
-static void audit_call(const ep_rpc_call *call)
+static void audit_call(const ep_rpc_call *call, bool allowed)
 {
     const ep_rpc_origin *origin = call->origin;
     const ep_rpc_method *method = call->method;
-    bool allowed = ep_rpc_role_may_call(origin->role, method->role);
     char name[128];
     ep_rpc_audit_event event = {.peer = origin->peer,
                                 .node = origin->node,
                                 .role = ep_rpc_role_name(origin->role),
                                 .label = origin->label,
                                 .method = name};
-    if (allowed && method->role != EP_ROLE_OPERATOR) {
-        return;
-    }
     snprintf(name, sizeof(name), "%s.%s", method->service->name, method->method->name);
     if (allowed) {
         ep_rpc_audit_admin(&event);
@@ -108,8 +115,9 @@ void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t 
     }
     if (err == EP_OK) {
         err = find_method(call, &service, &error);
-        if (call->method != NULL) {
-            audit_call(call);
+        const bool is_refused = err == EP_ERR_PERMISSION_DENIED;
+        if (is_refused || (call->method != NULL && call->method->role == EP_ROLE_OPERATOR)) {
+            audit_call(call, !is_refused);
         }
     }
     if (err == EP_OK) {

@@ -234,7 +234,7 @@ static ep_rpc_call *find_call(ep_rpc_session *session, uint64_t id)
 {
     pthread_mutex_lock(&session->link.lock);
     ep_rpc_call *call = *bucket_of(session, id);
-    while (call != NULL && call->id != id) {
+    while (call != NULL && call->incoming.number != id) {
         call = call->next;
     }
     if (call != NULL) {
@@ -283,7 +283,7 @@ static void origin_remove(ep_rpc_origin *origin, ep_rpc_call *call)
 {
     ep_rpc_session *session = session_of_origin(origin);
     pthread_mutex_lock(&session->link.lock);
-    ep_rpc_call **at = bucket_of(session, call->id);
+    ep_rpc_call **at = bucket_of(session, call->incoming.number);
     while (*at != call) {
         EP_ASSERT(*at != NULL);
         at = &(*at)->next;
@@ -337,15 +337,15 @@ static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_ca
 {
     ep_err err = EP_OK;
     pthread_mutex_lock(&session->link.lock);
-    ep_rpc_call **bucket = bucket_of(session, call->id);
+    ep_rpc_call **bucket = bucket_of(session, call->incoming.number);
     ep_rpc_call *same = *bucket;
-    while (same != NULL && same->id != call->id) {
+    while (same != NULL && same->incoming.number != call->incoming.number) {
         same = same->next;
     }
     if (same != NULL) {
         err = ep_error_set(out_error, EP_ERR_PROTOCOL,
                            "call id %016llx is used again while its call is in flight",
-                           (unsigned long long)call->id);
+                           (unsigned long long)call->incoming.number);
     } else if (call->frame_bytes > session->announced_bytes - session->received_bytes) {
         err = ep_error_set(out_error, EP_ERR_PROTOCOL,
                            "peer sent %llu request bytes in all, its credit is %llu",

@@ -14,9 +14,7 @@ typedef struct sync_call {
     ProtobufCMessage *reply;
 } sync_call;
 
-/* The reply lives in the callback's arena: packed and unpacked again it lives on the heap, as the
- * caller expects. */
-static ProtobufCMessage *copy_message(const ProtobufCMessage *message)
+ProtobufCMessage *ep_rpc_message_copy(const ProtobufCMessage *message)
 {
     size_t bytes = protobuf_c_message_get_packed_size(message);
     uint8_t *packed = malloc(bytes + 1);
@@ -37,7 +35,7 @@ static void sync_reply(void *arg, const ep_rpc_reply *reply, const ep_error *err
         call->error = *error;
         call->err = error->code;
     } else {
-        call->reply = copy_message(reply->header);
+        call->reply = ep_rpc_message_copy(reply->header);
         call->err = call->reply != NULL
                         ? EP_OK
                         : ep_error_set(&call->error, EP_ERR_NO_MEMORY, "no memory for a reply");

@@ -24,8 +24,8 @@ static const char *const kind_names[] = {"counter", "gauge", "histogram"};
 struct ep_metric_series {
     ep_metric_series *next;
     char labels[LABELS_BYTES]; /* `a="b",c="d"` */
-    _Atomic uint64_t value;    /* counter: count; gauge: bits of a double */
-    _Atomic uint64_t sum_bits; /* histogram: bits of a double */
+    _Atomic uint64_t value;    /* of a counter */
+    _Atomic double level;      /* of a gauge; a histogram's sum */
     size_t bounds_count;
     double bounds[EP_METRIC_BUCKETS_MAX];
     _Atomic uint64_t buckets[EP_METRIC_BUCKETS_MAX + 1]; /* not cumulative; the last is +Inf */
@@ -184,12 +184,6 @@ ep_metric_series *ep_metrics_counter(ep_metrics *metrics, const char *name, cons
     return add_series(metrics, KIND_COUNTER, name, help, labels, count, NULL, 0);
 }
 
-ep_metric_series *ep_metrics_gauge(ep_metrics *metrics, const char *name, const char *help,
-                                   const ep_metric_label *labels, size_t count)
-{
-    return add_series(metrics, KIND_GAUGE, name, help, labels, count, NULL, 0);
-}
-
 ep_metric_series *ep_metrics_histogram(ep_metrics *metrics, const char *name, const char *help,
                                        const ep_metric_label *labels, size_t count,
                                        const double *bounds, size_t bounds_count)
@@ -204,8 +198,10 @@ void ep_counter_add(ep_metric_series *series, uint64_t n)
     }
 }
 
-void ep_counter_set(ep_metric_series *series, uint64_t total)
+void ep_counter_set(ep_metrics *metrics, const char *name, const char *help,
+                    const ep_metric_label *labels, size_t count, uint64_t total)
 {
+    ep_metric_series *series = ep_metrics_counter(metrics, name, help, labels, count);
     if (series != NULL) {
         atomic_store_explicit(&series->value, total, memory_order_relaxed);
     }
@@ -216,24 +212,12 @@ uint64_t ep_counter_read(const ep_metric_series *series)
     return series != NULL ? atomic_load_explicit(&series->value, memory_order_relaxed) : 0;
 }
 
-static double as_double(uint64_t bits)
+void ep_gauge_set(ep_metrics *metrics, const char *name, const char *help,
+                  const ep_metric_label *labels, size_t count, double value)
 {
-    double value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-static uint64_t as_bits(double value)
-{
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
-
-void ep_gauge_set(ep_metric_series *series, double value)
-{
+    ep_metric_series *series = add_series(metrics, KIND_GAUGE, name, help, labels, count, NULL, 0);
     if (series != NULL) {
-        atomic_store_explicit(&series->value, as_bits(value), memory_order_relaxed);
+        atomic_store_explicit(&series->level, value, memory_order_relaxed);
     }
 }
 
@@ -247,9 +231,8 @@ void ep_histogram_observe(ep_metric_series *series, double value)
         i++;
     }
     atomic_fetch_add_explicit(&series->buckets[i], 1, memory_order_relaxed);
-    uint64_t before = atomic_load_explicit(&series->sum_bits, memory_order_relaxed);
-    while (!atomic_compare_exchange_weak_explicit(&series->sum_bits, &before,
-                                                  as_bits(as_double(before) + value),
+    double before = atomic_load_explicit(&series->level, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&series->level, &before, before + value,
                                                   memory_order_relaxed, memory_order_relaxed)) {
     }
 }
@@ -296,7 +279,7 @@ static void write_histogram(const family *f, const ep_metric_series *s, FILE *ou
     const char *open = s->labels[0] != 0 ? "{" : "";
     const char *close = s->labels[0] != 0 ? "}" : "";
     fprintf(out, "%s_sum%s%s%s ", f->name, open, s->labels, close);
-    write_number(out, as_double(atomic_load_explicit(&s->sum_bits, memory_order_relaxed)));
+    write_number(out, atomic_load_explicit(&s->level, memory_order_relaxed));
     fprintf(out, "\n%s_count%s%s%s %" PRIu64 "\n", f->name, open, s->labels, close, total);
 }
 
@@ -306,16 +289,15 @@ static void write_series(const family *f, const ep_metric_series *s, FILE *out)
         write_histogram(f, s, out);
         return;
     }
-    uint64_t value = atomic_load_explicit(&s->value, memory_order_relaxed);
     fputs(f->name, out);
     if (s->labels[0] != 0) {
         fprintf(out, "{%s}", s->labels);
     }
     fputc(' ', out);
     if (f->kind == KIND_COUNTER) {
-        fprintf(out, "%" PRIu64, value);
+        fprintf(out, "%" PRIu64, atomic_load_explicit(&s->value, memory_order_relaxed));
     } else {
-        write_number(out, as_double(value));
+        write_number(out, atomic_load_explicit(&s->level, memory_order_relaxed));
     }
     fputc('\n', out);
 }

@@ -35,18 +35,19 @@ void ep_metrics_destroy(ep_metrics *metrics);
  */
 ep_metric_series *ep_metrics_counter(ep_metrics *metrics, const char *name, const char *help,
                                      const ep_metric_label *labels, size_t count);
-ep_metric_series *ep_metrics_gauge(ep_metrics *metrics, const char *name, const char *help,
-                                   const ep_metric_label *labels, size_t count);
 /* bounds: ascending upper bounds of the buckets, 1..EP_METRIC_BUCKETS_MAX; +Inf is added. */
 ep_metric_series *ep_metrics_histogram(ep_metrics *metrics, const char *name, const char *help,
                                        const ep_metric_label *labels, size_t count,
                                        const double *bounds, size_t bounds_count);
 
 void ep_counter_add(ep_metric_series *series, uint64_t n);
-/* For counters that are kept elsewhere: sets the total. */
-void ep_counter_set(ep_metric_series *series, uint64_t total);
 uint64_t ep_counter_read(const ep_metric_series *series);
-void ep_gauge_set(ep_metric_series *series, double value);
+/* What is kept elsewhere: told at each collect, as the labels' series. Without memory nothing is.
+ */
+void ep_counter_set(ep_metrics *metrics, const char *name, const char *help,
+                    const ep_metric_label *labels, size_t count, uint64_t total);
+void ep_gauge_set(ep_metrics *metrics, const char *name, const char *help,
+                  const ep_metric_label *labels, size_t count, double value);
 void ep_histogram_observe(ep_metric_series *series, double value);
 
 /* func runs before each write, to set gauges. At most 8. Errors: RESOURCE_EXHAUSTED. */

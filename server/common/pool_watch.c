@@ -74,16 +74,13 @@ void ep_pool_watch_collect(const ep_pool_watch *watch, ep_metrics *metrics)
     ep_rpc_server_read_shares(watch->server, shares);
     for (size_t i = 0; i < EP_RPC_SHARES; i++) {
         const ep_metric_label label = {"share", shares[i].name};
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_bytes",
-                                      "Memory of frames lent now, by who may use it; "
-                                      "client_address: by the address that holds most",
-                                      &label, 1),
-                     (double)shares[i].lent_bytes);
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_buffer_share_limit_bytes", "The most of it",
-                                      &label, 1),
+        ep_gauge_set(metrics, "expertd_buffer_share_bytes",
+                     "Memory of frames lent now, by who may use it; "
+                     "client_address: by the address that holds most",
+                     &label, 1, (double)shares[i].lent_bytes);
+        ep_gauge_set(metrics, "expertd_buffer_share_limit_bytes", "The most of it", &label, 1,
                      (double)shares[i].limit_bytes);
-        ep_counter_set(ep_metrics_counter(metrics, "expertd_buffer_share_refused_total",
-                                          "Requests for it that found none", &label, 1),
-                       shares[i].refusals);
+        ep_counter_set(metrics, "expertd_buffer_share_refused_total",
+                       "Requests for it that found none", &label, 1, shares[i].refusals);
     }
 }

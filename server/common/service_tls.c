@@ -303,17 +303,14 @@ void ep_tls_watch_collect(ep_tls_watch *watch, ep_metrics *metrics)
         uint64_t expiry_s = __atomic_load_n(&watch->expiry_s[i], __ATOMIC_RELAXED);
         const ep_metric_label label = {"key", rows[i].key};
         if (expiry_s != 0) {
-            ep_gauge_set(
-                ep_metrics_gauge(metrics, "expertd_tls_expiry_seconds",
-                                 "When the certificate in force ends, in seconds since 1970",
-                                 &label, 1),
-                (double)expiry_s);
+            ep_gauge_set(metrics, "expertd_tls_expiry_seconds",
+                         "When the certificate in force ends, in seconds since 1970", &label, 1,
+                         (double)expiry_s);
         }
     }
     ep_tls_watch_refusal(watch, refusal);
-    ep_gauge_set(ep_metrics_gauge(
-                     metrics, "expertd_tls_refused",
-                     "1 when the TLS files in place are not good: a restart would fail", NULL, 0),
+    ep_gauge_set(metrics, "expertd_tls_refused",
+                 "1 when the TLS files in place are not good: a restart would fail", NULL, 0,
                  refusal[0] != '\0');
 }
 

@@ -308,9 +308,8 @@ static void collect_health(coordinator *self)
     ep_metrics *m = self->metrics;
     ep_health *health = ep_coordinator_service_judge(self->service);
     bool stopping = __atomic_load_n(&self->stopping, __ATOMIC_ACQUIRE);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_ready",
-                                  "1 when calls can be answered, as /readyz says", NULL, 0),
-                 health != NULL && !stopping && ep_health_end_of_service(health) == NULL);
+    ep_gauge_set(m, "expertd_coordinator_ready", "1 when calls can be answered, as /readyz says",
+                 NULL, 0, health != NULL && !stopping && ep_health_end_of_service(health) == NULL);
     if (health == NULL) {
         return;
     }
@@ -318,30 +317,25 @@ static void collect_health(coordinator *self)
         const ep_health_rule *rule = &ep_health_rules[code];
         const ep_metric_label labels[] = {{"code", rule->word},
                                           {"severity", rule->is_error ? "error" : "warning"}};
-        ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_problems",
-                                      "What is wrong now, as expertctl status lists it", labels, 2),
+        ep_gauge_set(m, "expertd_coordinator_problems",
+                     "What is wrong now, as expertctl status lists it", labels, 2,
                      health->counts[code]);
     }
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0),
+    ep_gauge_set(m, "expertd_coordinator_nodes", "Nodes that take part", NULL, 0,
                  health->nodes_seen);
-    ep_gauge_set(
-        ep_metrics_gauge(
-            m, "expertd_coordinator_nodes_expected",
-            "Those, and the ones that fell silent and no operator drained; at least min_nodes",
-            NULL, 0),
-        health->nodes_expected);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_without_copy",
-                                  "Experts of the table that no node serves", NULL, 0),
+    ep_gauge_set(m, "expertd_coordinator_nodes_expected",
+                 "Those, and the ones that fell silent and no operator drained; at least min_nodes",
+                 NULL, 0, health->nodes_expected);
+    ep_gauge_set(m, "expertd_coordinator_experts_without_copy",
+                 "Experts of the table that no node serves", NULL, 0,
                  (double)health->experts_without_copy);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_experts_with_few_copies",
-                                  "Experts with a copy, and fewer than wanted", NULL, 0),
+    ep_gauge_set(m, "expertd_coordinator_experts_with_few_copies",
+                 "Experts with a copy, and fewer than wanted", NULL, 0,
                  (double)health->experts_with_few_copies);
     ep_gauge_set(
-        ep_metrics_gauge(
-            m, "expertd_coordinator_node_speed_min",
-            "What the slowest node computes in a time against the median node; 1 when not known",
-            NULL, 0),
-        health->speed_min);
+        m, "expertd_coordinator_node_speed_min",
+        "What the slowest node computes in a time against the median node; 1 when not known", NULL,
+        0, health->speed_min);
     free(health);
 }
 
@@ -360,37 +354,28 @@ static void on_collect(void *arg)
                           ep_coordinator_service_balance, self->service, m,
                           self->config->metrics_per_expert);
     collect_health(self);
-    ep_gauge_set(
-        ep_metrics_gauge(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0),
-        (double)stats.watchers);
-    ep_gauge_set(
-        ep_metrics_gauge(m, "expertd_routing_epoch", "Number of the newest routing table", NULL, 0),
-        (double)stats.epoch.number);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_registrations_total",
-                                      "Registrations accepted", NULL, 0),
+    ep_gauge_set(m, "expertd_coordinator_watchers", "Placement watches open", NULL, 0,
+                 (double)stats.watchers);
+    ep_gauge_set(m, "expertd_routing_epoch", "Number of the newest routing table", NULL, 0,
+                 (double)stats.epoch.number);
+    ep_counter_set(m, "expertd_coordinator_registrations_total", "Registrations accepted", NULL, 0,
                    stats.registrations);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_heartbeats_total",
-                                      "Heartbeats received", NULL, 0),
+    ep_counter_set(m, "expertd_coordinator_heartbeats_total", "Heartbeats received", NULL, 0,
                    stats.heartbeats);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_tables_total",
-                                      "Routing tables published", NULL, 0),
+    ep_counter_set(m, "expertd_coordinator_tables_total", "Routing tables published", NULL, 0,
                    stats.tables_published);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_store_writes_total",
-                                      "Times the state was written", NULL, 0),
-                   stats.store_writes);
-    ep_counter_set(ep_metrics_counter(m, "expertd_coordinator_store_errors_total",
-                                      "Failed attempts to write the state", NULL, 0),
-                   stats.store_errors);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_coordinator_store_failing",
-                                  "1 while the newest state cannot be written", NULL, 0),
+    ep_counter_set(m, "expertd_coordinator_store_writes_total", "Times the state was written", NULL,
+                   0, stats.store_writes);
+    ep_counter_set(m, "expertd_coordinator_store_errors_total",
+                   "Failed attempts to write the state", NULL, 0, stats.store_errors);
+    ep_gauge_set(m, "expertd_coordinator_store_failing",
+                 "1 while the newest state cannot be written", NULL, 0,
                  stats.store_error.code != EP_OK);
-    ep_gauge_set(ep_metrics_gauge(m, "expertd_rpc_connections", "Connections open", NULL, 0),
+    ep_gauge_set(m, "expertd_rpc_connections", "Connections open", NULL, 0,
                  (double)rpc.connections);
-    ep_counter_set(ep_metrics_counter(m, "expertd_rpc_calls_total", "Calls received", NULL, 0),
-                   rpc.calls_total);
-    ep_counter_set(ep_metrics_counter(m, "expertd_rpc_protocol_errors_total",
-                                      "Frames that broke the protocol", NULL, 0),
-                   rpc.protocol_errors);
+    ep_counter_set(m, "expertd_rpc_calls_total", "Calls received", NULL, 0, rpc.calls_total);
+    ep_counter_set(m, "expertd_rpc_protocol_errors_total", "Frames that broke the protocol", NULL,
+                   0, rpc.protocol_errors);
     ep_rpc_metrics_refused(m, &rpc);
     ep_rpc_metrics_door(m, self->server);
 }
@@ -528,9 +513,8 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
     }
     const ep_metric_label labels[] = {
         {"version", ep_version_text()}, {"git", ep_version_build()}, {"isa", ep_version_isa()}};
-    ep_gauge_set(ep_metrics_gauge(self->metrics, "expertd_build_info", "What this build is", labels,
-                                  EP_ARRAY_COUNT(labels)),
-                 1);
+    ep_gauge_set(self->metrics, "expertd_build_info", "What this build is", labels,
+                 EP_ARRAY_COUNT(labels), 1);
     ep_rpc_server_url(self->server, 0, self->rpc_url, sizeof(self->rpc_url));
     ep_service_admin_url(service, self->server, self->admin_url, sizeof(self->admin_url));
     ep_rpc_server_door_url(self->server, self->door_url, sizeof(self->door_url));

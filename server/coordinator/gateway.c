@@ -36,7 +36,6 @@ struct ep_gateway {
     gateway_client *client;       /* NULL: not yet, or no more */
     gateway_client *next;         /* to take its place, once it has a table; NULL: none */
     gateway_client *former;       /* until its calls have ended; NULL: none */
-    ep_metric_series *in_flight_gauge;
     ep_metric_series *seconds;
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t idle;  /* in_flight became 0 */
@@ -128,7 +127,7 @@ static ep_trace_fields trace_begin(const Expertd__V1__GatewayForwardRequest *hea
                               .expert = -1,
                               .rows = header->tokens};
     if (EP_TRACE_SPAN_ON(gateway)) {
-        fields.call = ep_rpc_call_number(call);
+        fields.call = ep_rpc_call_incoming(call)->number;
         if (!ep_traceparent_parse(ep_rpc_call_metadata(call, "traceparent"), &fields.trace,
                                   &fields.parent)) {
             fields.trace = ep_trace_new_trace();
@@ -168,7 +167,7 @@ static ep_err request_create(ep_gateway *gateway, ep_rpc_call *call,
     if (request == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a gateway call");
     }
-    ep_err err = ep_buffer_acquire(ep_rpc_call_pool(call), reply_bytes, &request->reply);
+    ep_err err = ep_buffer_acquire(ep_rpc_call_incoming(call)->pool, reply_bytes, &request->reply);
     if (err != EP_OK) {
         free(request);
         ep_error_set(
@@ -328,7 +327,7 @@ static ep_err check_ready(ep_gateway *gateway, ep_error *out_error)
 static ep_err fill_deadline(const ep_rpc_call *call, uint64_t now_ns, ep_moe_args *args,
                             ep_error *out_error)
 {
-    uint64_t deadline_ns = ep_rpc_call_deadline_ns(call);
+    uint64_t deadline_ns = ep_rpc_call_incoming(call)->deadline_ns;
     if (deadline_ns == EP_TIME_NEVER) {
         return EP_OK; /* the client's default */
     }
@@ -480,9 +479,9 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     ep_gateway_view view;
     ep_moe_args args;
     gateway_request *request = NULL;
-    size_t tensor_bytes;
-    const uint8_t *tensors = ep_rpc_call_tensors(call, &tensor_bytes);
-    ep_err err = ep_gateway_view_make(header, tensors, tensor_bytes, &view, out_error);
+    const ep_rpc_incoming *asked = ep_rpc_call_incoming(call);
+    ep_err err =
+        ep_gateway_view_make(header, asked->tensors, asked->tensor_bytes, &view, out_error);
     if (err == EP_OK && view.reply_bytes > gateway->config.reply_bytes_max) {
         err =
             BAD("tokens %" PRIu32 ", hidden %" PRIu32
@@ -565,8 +564,6 @@ ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gatew
     pthread_rwlock_init(&gateway->client_lock, NULL);
     pthread_mutex_init(&gateway->lock, NULL);
     pthread_cond_init(&gateway->idle, NULL);
-    gateway->in_flight_gauge = ep_metrics_gauge(config->metrics, "expertd_gateway_calls_in_flight",
-                                                "Gateway calls under way", NULL, 0);
     gateway->seconds = ep_metrics_histogram(config->metrics, "expertd_gateway_duration_seconds",
                                             "Time of a gateway call in the coordinator", NULL, 0,
                                             second_bounds, EP_ARRAY_COUNT(second_bounds));
@@ -737,5 +734,6 @@ void ep_gateway_destroy(ep_gateway *gateway)
 
 void ep_gateway_collect(ep_gateway *gateway)
 {
-    ep_gauge_set(gateway->in_flight_gauge, ep_gateway_in_flight(gateway));
+    ep_gauge_set(gateway->config.metrics, "expertd_gateway_calls_in_flight",
+                 "Gateway calls under way", NULL, 0, ep_gateway_in_flight(gateway));
 }

@@ -312,7 +312,7 @@ static bool on_written(void *arg, const ep_table_job *job)
 static ep_err check_name_said(const ep_rpc_call *call, const char *what, const char *node,
                               ep_error *out_error)
 {
-    const char *said = ep_rpc_call_peer_node(call);
+    const char *said = ep_rpc_call_incoming(call)->peer_node;
     if (strcmp(said, node) == 0) {
         return EP_OK;
     }

@@ -149,9 +149,8 @@ static void collect_experts(const ep_load_layer *layer, const ep_metric_label *l
         char text[16];
         snprintf(text, sizeof(text), "%" PRIu32, e);
         all[3] = (ep_metric_label){"expert", text};
-        ep_counter_set(ep_metrics_counter(metrics, "expertd_expert_slots_total",
-                                          "Slots computed, by routed expert", all, 4),
-                       layer->counts[e]);
+        ep_counter_set(metrics, "expertd_expert_slots_total", "Slots computed, by routed expert",
+                       all, 4, layer->counts[e]);
     }
 }
 
@@ -167,20 +166,17 @@ static void collect_layer(const ep_load_layer *layer, ep_metrics *metrics, bool 
                                    layer->tokens, &statistics) != EP_OK) {
         return;
     }
-    ep_counter_set(ep_metrics_counter(metrics, "expertd_layer_slots_total",
-                                      "Slots computed by routed experts", labels, count),
-                   statistics.slots);
-    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_load_max_over_mean",
-                                  "Load of the fullest routed expert over the mean", labels, count),
+    ep_counter_set(metrics, "expertd_layer_slots_total", "Slots computed by routed experts", labels,
+                   count, statistics.slots);
+    ep_gauge_set(metrics, "expertd_layer_load_max_over_mean",
+                 "Load of the fullest routed expert over the mean", labels, count,
                  statistics.max_over_mean);
-    ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_load_gini",
-                                  "Gini coefficient of routed experts' loads, 0 even", labels,
-                                  count),
+    ep_gauge_set(metrics, "expertd_layer_load_gini",
+                 "Gini coefficient of routed experts' loads, 0 even", labels, count,
                  statistics.gini);
     if (layer->tokens > 0) {
-        ep_gauge_set(ep_metrics_gauge(metrics, "expertd_layer_auxiliary_loss",
-                                      "Load-balancing loss, 1 even; where logits were seen", labels,
-                                      count),
+        ep_gauge_set(metrics, "expertd_layer_auxiliary_loss",
+                     "Load-balancing loss, 1 even; where logits were seen", labels, count,
                      statistics.auxiliary_loss);
     }
     if (per_expert) {
@@ -207,18 +203,14 @@ static void collect_placement(const ep_load_layer *layers, size_t count,
             }
         }
         ep_gauge_set(
-            ep_metrics_gauge(
-                metrics, "expertd_placement_busiest_over_mean",
-                "Load of the busiest node over the mean of all, in the layer where it is worst; "
-                "0 not known",
-                labels, EP_ARRAY_COUNT(labels)),
-            worst.busiest_over_mean);
-        ep_gauge_set(ep_metrics_gauge(
-                         metrics, "expertd_placement_busiest_over_bound",
-                         "Load of the busiest node over the least that any placement can have, in "
-                         "the layer where it is worst; 0 not known",
-                         labels, EP_ARRAY_COUNT(labels)),
-                     worst.busiest_over_bound);
+            metrics, "expertd_placement_busiest_over_mean",
+            "Load of the busiest node over the mean of all, in the layer where it is worst; "
+            "0 not known",
+            labels, EP_ARRAY_COUNT(labels), worst.busiest_over_mean);
+        ep_gauge_set(metrics, "expertd_placement_busiest_over_bound",
+                     "Load of the busiest node over the least that any placement can have, in "
+                     "the layer where it is worst; 0 not known",
+                     labels, EP_ARRAY_COUNT(labels), worst.busiest_over_bound);
     }
 }
 

@@ -17,7 +17,7 @@
 
 /* Requests of one tenant and class, which wait behind one another. */
 typedef struct request_lane {
-    uint64_t work; /* work_of the requests that are in */
+    uint64_t work; /* of the requests that are in */
     /* of late, while it had requests; and work of those that were answered meanwhile */
     uint64_t busy_ns;
     uint64_t done_work;
@@ -37,6 +37,8 @@ typedef struct tenant_use {
 struct ep_admission {
     uint32_t inflight_tokens;
     uint64_t spill_bytes;
+    uint64_t tokens_part; /* of inflight_tokens: what one tenant may hold */
+    uint64_t spill_part;
     const ep_tenants *tenants;
     pthread_mutex_t lock;
     ep_admission_stats stats;
@@ -53,6 +55,12 @@ typedef struct refusal {
     uint64_t retry_us;
 } refusal;
 
+/* What one tenant may hold of a budget. */
+static uint64_t tenant_part(const ep_tenants *tenants, uint64_t budget)
+{
+    return tenants->count == 1 ? budget : budget - budget / 8 * (8 - EP_ADMISSION_TENANT_EIGHTHS);
+}
+
 ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes,
                            const ep_tenants *tenants, ep_admission **out_admission)
 {
@@ -62,6 +70,8 @@ ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes,
     }
     admission->inflight_tokens = inflight_tokens;
     admission->spill_bytes = spill_bytes;
+    admission->tokens_part = tenant_part(tenants, inflight_tokens);
+    admission->spill_part = tenant_part(tenants, spill_bytes);
     admission->tenants = tenants;
     admission->mean_us = RETRY_US_MIN;
     pthread_mutex_init(&admission->lock, NULL);
@@ -77,50 +87,34 @@ void ep_admission_destroy(ep_admission *admission)
     }
 }
 
-/* What one tenant may hold of a budget. */
-static uint64_t tenant_part(const ep_admission *admission, uint64_t budget)
+/* Lock held. Takes the ticket's tokens or, past those, its bytes. */
+static bool take(ep_admission *admission, ep_ticket *ticket)
 {
-    return admission->tenants->count == 1 ? budget
-                                          : budget - budget / 8 * (8 - EP_ADMISSION_TENANT_EIGHTHS);
-}
-
-/* Lock held. */
-static bool take(ep_admission *admission, const ep_admission_request *request,
-                 ep_ticket *out_ticket)
-{
-    const uint32_t tenant = request->tenant, tokens = request->tokens;
-    const uint64_t bytes = request->bytes;
+    const uint64_t tokens = ticket->tokens, bytes = ticket->bytes;
     ep_admission_stats *stats = &admission->stats;
-    tenant_use *use = &admission->uses[tenant];
-    const uint64_t spill_part = tenant_part(admission, admission->spill_bytes);
+    tenant_use *use = &admission->uses[ticket->tenant];
     if (stats->tokens_used + tokens <= admission->inflight_tokens &&
-        use->tokens_budget + tokens <= tenant_part(admission, admission->inflight_tokens)) {
+        use->tokens_budget + tokens <= admission->tokens_part) {
         stats->tokens_used += tokens;
         use->tokens_budget += tokens;
-        *out_ticket = (ep_ticket){.tenant = tenant, .tokens = tokens, .bytes = bytes};
         return true;
     }
-    if (bytes <= spill_part && stats->spill_used_bytes <= admission->spill_bytes - bytes &&
-        use->spill_bytes <= spill_part - bytes) {
+    if (bytes <= admission->spill_part &&
+        stats->spill_used_bytes <= admission->spill_bytes - bytes &&
+        use->spill_bytes <= admission->spill_part - bytes) {
         stats->spill_used_bytes += bytes;
         stats->spilled_total++;
         use->spill_bytes += bytes;
-        *out_ticket =
-            (ep_ticket){.tenant = tenant, .tokens = tokens, .bytes = bytes, .is_spilled = true};
+        ticket->is_spilled = true;
         return true;
     }
     return false;
 }
 
-/* Lock held. 0, or microseconds until the tenant's rate lets the next request in. */
-static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, tenant_use *use,
-                             uint64_t now_ns)
+/* Lock held. 0, or microseconds until a tenant's rate, tokens_per_s, lets the next request in. */
+static uint64_t rate_wait_us(tenant_use *use, uint64_t rate, uint64_t now_ns)
 {
-    const uint64_t rate = admission->tenants->limits[tenant].tokens_per_s;
     const int64_t full = (int64_t)(rate * EP_NS_PER_S);
-    if (rate == 0) {
-        return 0;
-    }
     /* who took its time first may get the lock last */
     now_ns = now_ns < use->rate_ns ? use->rate_ns : now_ns;
     uint64_t passed_ns = use->rate_ns == 0 ? 0 : now_ns - use->rate_ns;
@@ -131,12 +125,6 @@ static uint64_t rate_wait_us(const ep_admission *admission, uint32_t tenant, ten
     return use->rate_left > 0 ? 0 : (uint64_t)-use->rate_left / rate / EP_NS_PER_US + 1;
 }
 
-/* A request of a few tokens takes most of its time for reading weights. */
-static uint64_t work_of(uint32_t tokens)
-{
-    return (uint64_t)tokens + EP_BATCH_WEIGHT_ROWS;
-}
-
 /* Lock held. How long so much work takes, by what was done of late. What was computed too late is
  * not done: the more of that, the less comes in. */
 static uint64_t time_of(const request_lane *lane, uint64_t work)
@@ -144,17 +132,15 @@ static uint64_t time_of(const request_lane *lane, uint64_t work)
     return (uint64_t)((double)lane->busy_ns / (double)(lane->done_work + 1) * (double)work);
 }
 
-/* Lock held. 0, or how long the request would be in, when that is too long. Half of that is kept
- * beside, as the last of several nodes ends a call. One that is too late by itself says nothing
- * about the load. */
-static uint64_t too_late_us(request_lane *lane, const ep_admission_request *request,
-                            uint64_t now_ns)
+/* Lock held, requests are late. 0, or how long the request would be in, when that is too long. Half
+ * of that is kept beside, as the last of several nodes ends a call. One that is too late by itself
+ * says nothing about the load. */
+static uint64_t too_late_us(request_lane *lane, const ep_ticket *ticket, uint64_t now_ns)
 {
-    const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
-    const uint64_t work = work_of(request->tokens);
+    const uint64_t work = ticket->work, deadline_ns = ticket->deadline_ns;
+    const uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
     const uint64_t wait_ns = time_of(lane, lane->work + work) / 2 * 3;
-    if (lane->work == 0 || now_ns >= lane->late_ns || request->deadline_ns == EP_TIME_NEVER ||
-        wait_ns <= left_ns) {
+    if (lane->work == 0 || deadline_ns == EP_TIME_NEVER || wait_ns <= left_ns) {
         return 0;
     }
     if (time_of(lane, work) / 2 * 3 <= left_ns) {
@@ -163,31 +149,30 @@ static uint64_t too_late_us(request_lane *lane, const ep_admission_request *requ
     return wait_ns / EP_NS_PER_US + 1;
 }
 
-/* Lock held. */
-static refusal enter(ep_admission *admission, const ep_admission_request *request, uint64_t now_ns,
-                     ep_ticket *out_ticket)
+/* Lock held. Why the ticket's request may not come in; else it has taken what it needs. */
+static refusal enter(ep_admission *admission, ep_ticket *ticket, uint64_t now_ns)
 {
-    const uint32_t tokens = request->tokens;
-    tenant_use *use = &admission->uses[request->tenant];
-    request_lane *lane = &use->lanes[request->is_prefill];
-    const ep_tenant_limits *limits = &admission->tenants->limits[request->tenant];
-    refusal no = {.retry_us = rate_wait_us(admission, request->tenant, use, now_ns)};
-    if (no.retry_us > 0) {
+    const uint32_t tokens = ticket->tokens;
+    tenant_use *use = &admission->uses[ticket->tenant];
+    request_lane *lane = &use->lanes[ticket->is_prefill];
+    const ep_tenant_limits *limits = &admission->tenants->limits[ticket->tenant];
+    refusal no = {.reason = NONE};
+    if (limits->tokens_per_s != 0 &&
+        (no.retry_us = rate_wait_us(use, limits->tokens_per_s, now_ns)) > 0) {
         no.reason = TENANT_RATE;
     } else if (limits->inflight_tokens != 0 && use->stats.tokens_used > 0 &&
                use->stats.tokens_used + tokens > limits->inflight_tokens) {
         no.reason = TENANT_TOKENS;
         no.retry_us = admission->mean_us;
-    } else if ((no.wait_us = too_late_us(lane, request, now_ns)) > 0) {
+    } else if (now_ns < lane->late_ns && (no.wait_us = too_late_us(lane, ticket, now_ns)) > 0) {
         no.reason = LATE;
         no.retry_us = no.wait_us;
-    } else if (!take(admission, request, out_ticket)) {
+    } else if (!take(admission, ticket)) {
         no.reason = BUDGETS;
         no.retry_us = admission->mean_us;
     } else {
         lane->counted_ns = lane->work == 0 ? now_ns : lane->counted_ns;
-        lane->work += work_of(tokens);
-        out_ticket->is_prefill = request->is_prefill;
+        lane->work += ticket->work;
         use->stats.tokens_used += tokens;
         use->stats.tokens_total += tokens;
         use->rate_left -= limits->tokens_per_s != 0 ? (int64_t)(tokens * EP_NS_PER_S) : 0;
@@ -201,11 +186,11 @@ static refusal enter(ep_admission *admission, const ep_admission_request *reques
 }
 
 /* True: no waiting helps. */
-static bool describe(const ep_admission *admission, const ep_admission_request *request,
-                     uint64_t now_ns, const refusal *no, ep_error *out_error)
+static bool describe(const ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns,
+                     const refusal *no, ep_error *out_error)
 {
-    const uint32_t tenant = request->tenant, tokens = request->tokens;
-    const uint64_t bytes = request->bytes;
+    const uint32_t tenant = ticket->tenant, tokens = ticket->tokens;
+    const uint64_t bytes = ticket->bytes;
     const ep_tenant_limits *limits = &admission->tenants->limits[tenant];
     const char *label = ep_tenants_label(admission->tenants, tenant);
     if (no->reason == TENANT_RATE) {
@@ -222,7 +207,7 @@ static bool describe(const ep_admission *admission, const ep_admission_request *
         return false;
     }
     if (no->reason == LATE) {
-        const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
+        const uint64_t left_ns = ticket->deadline_ns > now_ns ? ticket->deadline_ns - now_ns : 0;
         ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                      "%u tokens would take about %" PRIu64 " us here and have %" PRIu64
                      " us left: the node has more work than it can do in time; ask for less, allow "
@@ -230,8 +215,7 @@ static bool describe(const ep_admission *admission, const ep_admission_request *
                      tokens, no->wait_us, (uint64_t)(left_ns / EP_NS_PER_US));
         return false;
     }
-    bool never_fits = tokens > tenant_part(admission, admission->inflight_tokens) &&
-                      bytes > tenant_part(admission, admission->spill_bytes);
+    bool never_fits = tokens > admission->tokens_part && bytes > admission->spill_part;
     ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                  "%u tokens, %" PRIu64 " bytes: %" PRIu64 " of inflight_tokens %u and %" PRIu64
                  " of spill_bytes %" PRIu64 " are in use%s",
@@ -244,16 +228,19 @@ static bool describe(const ep_admission *admission, const ep_admission_request *
     return never_fits;
 }
 
-ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *request,
-                          uint64_t now_ns, ep_ticket *out_ticket, ep_error *out_error)
+ep_err ep_admission_enter(ep_admission *admission, ep_ticket *ticket, uint64_t now_ns,
+                          ep_error *out_error)
 {
+    /* reading weights takes most of the time of a few tokens */
+    ticket->work = (uint64_t)ticket->tokens + EP_BATCH_WEIGHT_ROWS;
+    ticket->is_spilled = false;
     pthread_mutex_lock(&admission->lock);
-    refusal no = enter(admission, request, now_ns, out_ticket);
+    refusal no = enter(admission, ticket, now_ns);
     pthread_mutex_unlock(&admission->lock);
     if (no.reason == NONE) {
         return EP_OK;
     }
-    bool never_fits = describe(admission, request, now_ns, &no, out_error);
+    bool never_fits = describe(admission, ticket, now_ns, &no, out_error);
     if (out_error != NULL && no.reason == LATE) {
         out_error->retry_after_us = no.retry_us; /* whatever it is: after the deadline */
     } else if (out_error != NULL && !never_fits) {
@@ -264,22 +251,6 @@ ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *r
     return EP_ERR_RESOURCE_EXHAUSTED;
 }
 
-/* Lock held. */
-static void learn(request_lane *lane, const ep_ticket *ticket, uint64_t now_ns, ep_err result)
-{
-    lane->busy_ns += now_ns > lane->counted_ns ? now_ns - lane->counted_ns : 0;
-    lane->counted_ns = now_ns;
-    lane->done_work += result == EP_OK ? work_of(ticket->tokens) : 0;
-    while (lane->busy_ns > LEARN_NS) {
-        lane->busy_ns /= 2;
-        lane->done_work /= 2;
-    }
-    if (result == EP_ERR_DEADLINE_EXCEEDED) {
-        lane->late_ns = now_ns + LATE_NS;
-    }
-    lane->work -= work_of(ticket->tokens);
-}
-
 bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left,
                           uint64_t deadline_ns, uint64_t now_ns)
 {
@@ -288,9 +259,8 @@ bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, doub
         return now_ns >= deadline_ns;
     }
     pthread_mutex_lock(&admission->lock);
-    const uint64_t own = work_of(ticket->tokens);
     /* one that is alone mends a wrong estimate */
-    const uint64_t own_ns = lane->work == own ? 0 : time_of(lane, own);
+    const uint64_t own_ns = lane->work == ticket->work ? 0 : time_of(lane, ticket->work);
     pthread_mutex_unlock(&admission->lock);
     return now_ns + (uint64_t)((double)own_ns * left) >= deadline_ns;
 }
@@ -300,7 +270,18 @@ void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64
 {
     pthread_mutex_lock(&admission->lock);
     tenant_use *use = &admission->uses[ticket->tenant];
-    learn(&use->lanes[ticket->is_prefill], ticket, now_ns, result);
+    request_lane *lane = &use->lanes[ticket->is_prefill];
+    lane->busy_ns += now_ns > lane->counted_ns ? now_ns - lane->counted_ns : 0;
+    lane->counted_ns = now_ns;
+    lane->done_work += result == EP_OK ? ticket->work : 0;
+    while (lane->busy_ns > LEARN_NS) {
+        lane->busy_ns /= 2;
+        lane->done_work /= 2;
+    }
+    if (result == EP_ERR_DEADLINE_EXCEEDED) {
+        lane->late_ns = now_ns + LATE_NS;
+    }
+    lane->work -= ticket->work;
     use->stats.tokens_used -= ticket->tokens;
     if (ticket->is_spilled) {
         admission->stats.spill_used_bytes -= ticket->bytes;

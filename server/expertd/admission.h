@@ -24,23 +24,17 @@
 
 typedef struct ep_admission ep_admission;
 
-/* What a request took; zero: nothing. */
+/* Who wants to come in, and what it took. Zero it first. */
 typedef struct ep_ticket {
-    uint32_t tenant;
-    uint32_t tokens;
-    uint64_t bytes;
-    bool is_spilled;
-    bool is_prefill;
-} ep_ticket;
-
-/* Who wants to come in. */
-typedef struct ep_admission_request {
     uint32_t tenant;
     uint32_t tokens;
     uint64_t bytes;
     bool is_prefill;
     uint64_t deadline_ns; /* EP_TIME_NEVER: none */
-} ep_admission_request;
+    /* private */
+    bool is_spilled;
+    uint64_t work; /* tokens, and the weights they read */
+} ep_ticket;
 
 typedef struct ep_admission_stats {
     uint64_t tokens_used;
@@ -61,8 +55,8 @@ ep_err ep_admission_create(uint32_t inflight_tokens, uint64_t spill_bytes,
 void ep_admission_destroy(ep_admission *admission);
 /* Errors: RESOURCE_EXHAUSTED with retry_after_us; the text names budget, use and key. One that
  * would be late is told to come back after its deadline. */
-ep_err ep_admission_enter(ep_admission *admission, const ep_admission_request *request,
-                          uint64_t now_ns, ep_ticket *out_ticket, ep_error *out_error);
+ep_err ep_admission_enter(ep_admission *admission, ep_ticket *ticket, uint64_t now_ns,
+                          ep_error *out_error);
 /* took_ns: how long the request was in; the advice to come back follows it. result: OK is work
  * done, DEADLINE_EXCEEDED begins the judgement of lateness. */
 void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns,

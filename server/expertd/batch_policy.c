@@ -7,11 +7,13 @@
 #include "base/check.h"
 #include "expertd/batcher.h"
 
-#define VIRTUAL_UNIT 1024u /* of virtual time per cost at weight 1 */
-#define OWED_JOBS 4        /* prefill's time counts for so many of its jobs back */
+#define VIRTUAL_UNIT 1024 /* of virtual time per cost at weight 1 */
+#define OWED_JOBS 4       /* prefill's time counts for so many of its jobs back */
 /* a rank that comes after its group was released does not wait */
 #define GROUP_REMEMBERED_NS 1000000000ull
 
+const uint32_t ep_batch_rows_max[EP_WORK_CLASSES] = {EP_BATCH_JOB_ROWS_MAX,
+                                                     EP_BATCH_PREFILL_ROWS_MAX};
 /* Rows of other tenants that a job carries at most: so few that they hardly make it longer. */
 static const uint32_t guest_rows_max[EP_WORK_CLASSES] = {EP_BATCH_WEIGHT_ROWS,
                                                          EP_BATCH_PREFILL_FULL_ROWS};
@@ -23,53 +25,16 @@ void ep_batch_policy_init(ep_batch_policy *policy, const ep_batch_policy_config 
     EP_ASSERT(config->prefill_share_percent < 100);
     memset(policy, 0, sizeof(*policy));
     policy->config = *config;
+    /* each class has its own room, and one job more for a tenant that has none on the backend */
+    policy->jobs_all_max = EP_WORK_CLASSES * config->jobs_max +
+                           (config->tenants_count - 1 < config->jobs_max ? config->tenants_count - 1
+                                                                         : config->jobs_max);
     if (policy->config.jobs_wide_max == 0) {
         policy->config.jobs_wide_max = config->jobs_max;
     }
 }
 
-/* Each class has its own room, and one job more for a tenant that has none on the backend. */
-uint32_t ep_batch_policy_jobs_max(const ep_batch_policy_config *config)
-{
-    uint32_t guests =
-        config->tenants_count - 1 < config->jobs_max ? config->tenants_count - 1 : config->jobs_max;
-    return EP_WORK_CLASSES * config->jobs_max + guests;
-}
-
-uint32_t ep_batch_rows_max(ep_work_class work_class)
-{
-    return work_class == EP_WORK_PREFILL ? EP_BATCH_PREFILL_ROWS_MAX : EP_BATCH_JOB_ROWS_MAX;
-}
-
 /* ---- queues ---- */
-
-static void ready_append(ep_batch_policy *policy, ep_work_queue *queue, ep_work_class c)
-{
-    queue->classes[c].next_ready = NULL;
-    queue->classes[c].previous_ready = policy->ready_last[c];
-    if (policy->ready_last[c] != NULL) {
-        policy->ready_last[c]->classes[c].next_ready = queue;
-    } else {
-        policy->ready[c] = queue;
-    }
-    policy->ready_last[c] = queue;
-}
-
-static void ready_remove(ep_batch_policy *policy, ep_work_queue *queue, ep_work_class c)
-{
-    ep_work_queue *next = queue->classes[c].next_ready;
-    ep_work_queue *previous = queue->classes[c].previous_ready;
-    if (next != NULL) {
-        next->classes[c].previous_ready = previous;
-    } else {
-        policy->ready_last[c] = previous;
-    }
-    if (previous != NULL) {
-        previous->classes[c].next_ready = next;
-    } else {
-        policy->ready[c] = next;
-    }
-}
 
 /* Where the pointer to the tenant's first work is, or the end of the list. */
 static ep_work **flow_of(ep_work_queue *queue, ep_work_class c, uint32_t tenant)
@@ -91,8 +56,7 @@ static uint32_t jobs_of(const ep_batch_tenant *tenant)
 static uint64_t time_now(const ep_batch_policy *policy)
 {
     uint64_t now = policy->virtual_time;
-    for (uint32_t i = 0; i < policy->config.tenants_count && policy->config.tenants_count > 1;
-         i++) {
+    for (uint32_t i = 0; i < policy->config.tenants_count; i++) {
         const ep_batch_tenant *tenant = &policy->tenants[i];
         now = jobs_of(tenant) > 0 && tenant->begin_time < now ? tenant->begin_time : now;
     }
@@ -104,12 +68,18 @@ static void count_in(ep_batch_policy *policy, const ep_work *work)
 {
     const ep_work_class c = work->place.work_class;
     ep_batch_tenant *tenant = &policy->tenants[work->place.tenant];
-    if (work->place.queue->classes[c].rows == 0) {
-        ready_append(policy, work->place.queue, c);
+    ep_work_queue *queue = work->place.queue;
+    if (queue->classes[c].rows == 0) { /* it gets ready, the newest last */
+        ep_work_queue *last = policy->ready_last[c];
+        queue->classes[c].next_ready = NULL;
+        queue->classes[c].previous_ready = last;
+        *(last != NULL ? &last->classes[c].next_ready : &policy->ready[c]) = queue;
+        policy->ready_last[c] = queue;
     }
-    work->place.queue->classes[c].rows += work->job.rows_count;
+    queue->classes[c].rows += work->job.rows_count;
     if (tenant->waiting[EP_WORK_DECODE] + tenant->waiting[EP_WORK_PREFILL] + jobs_of(tenant) == 0) {
-        uint64_t now = time_now(policy); /* idle time is not saved up */
+        /* idle time is not saved up */
+        uint64_t now = policy->config.tenants_count > 1 ? time_now(policy) : policy->virtual_time;
         tenant->virtual_time = tenant->virtual_time < now ? now : tenant->virtual_time;
     }
     tenant->waiting[c]++;
@@ -157,9 +127,13 @@ static ep_work *dequeue(ep_batch_policy *policy, ep_work **flow)
         *flow = work->place.next_flow;
     }
     work->place.next = NULL;
-    work->place.queue->classes[c].rows -= work->job.rows_count;
-    if (work->place.queue->classes[c].rows == 0) {
-        ready_remove(policy, work->place.queue, c);
+    ep_work_queue *queue = work->place.queue;
+    queue->classes[c].rows -= work->job.rows_count;
+    if (queue->classes[c].rows == 0) {
+        ep_work_queue *after = queue->classes[c].next_ready;
+        ep_work_queue *before = queue->classes[c].previous_ready;
+        *(after != NULL ? &after->classes[c].previous_ready : &policy->ready_last[c]) = before;
+        *(before != NULL ? &before->classes[c].next_ready : &policy->ready[c]) = after;
     }
     policy->tenants[work->place.tenant].waiting[c]--;
     policy->waiting[c]--;
@@ -183,21 +157,12 @@ static void release(ep_batch_policy *policy, ep_batch_group *group, uint64_t now
     }
 }
 
-static void release_ended(ep_batch_policy *policy, uint64_t now_ns)
+void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t until_ns, uint64_t now_ns)
 {
     for (uint32_t i = 0; policy->groups_waiting > 0 && i < EP_BATCH_GROUPS_MAX; i++) {
         ep_batch_group *group = &policy->groups[i];
-        if (group->step.layer != NULL && !group->is_released && now_ns >= group->end_ns) {
+        if (group->step.layer != NULL && !group->is_released && group->end_ns <= until_ns) {
             release(policy, group, now_ns);
-        }
-    }
-}
-
-void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t now_ns)
-{
-    for (uint32_t i = 0; policy->groups_waiting > 0 && i < EP_BATCH_GROUPS_MAX; i++) {
-        if (policy->groups[i].step.layer != NULL && !policy->groups[i].is_released) {
-            release(policy, &policy->groups[i], now_ns);
         }
     }
 }
@@ -239,14 +204,10 @@ static bool has_come(const ep_batch_group *group, uint64_t member)
     return work != NULL;
 }
 
-/* True: the works wait for the others of their step. */
+/* The group waits for others. True: the works do too. */
 static bool join_group(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step,
                        uint64_t now_ns)
 {
-    if (step == NULL || step->group == 0 || step->size < 2 || policy->config.group_window_ns == 0 ||
-        works->place.work_class != EP_WORK_DECODE) {
-        return false;
-    }
     ep_batch_group *group = find_group(policy, step, works->place.tenant, now_ns);
     if (group->is_released) {
         return false;
@@ -288,13 +249,16 @@ uint64_t ep_batch_policy_window_end(const ep_batch_policy *policy)
 void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step,
                          uint64_t now_ns)
 {
-    if (works == NULL || join_group(policy, works, step, now_ns)) {
+    const bool is_in_step = works != NULL && step != NULL && step->group != 0 && step->size > 1 &&
+                            policy->config.group_window_ns != 0 &&
+                            works->place.work_class == EP_WORK_DECODE;
+    if (is_in_step && join_group(policy, works, step, now_ns)) {
         return;
     }
     for (ep_work *work = works, *next; work != NULL; work = next) {
         next = work->place.next;
         EP_ASSERT(work->job.rows_count > 0 &&
-                  work->job.rows_count <= ep_batch_rows_max(work->place.work_class));
+                  work->job.rows_count <= ep_batch_rows_max[work->place.work_class]);
         EP_ASSERT(work->place.tenant < policy->config.tenants_count);
         work->place.queued_ns = now_ns;
         enqueue(policy, work);
@@ -308,37 +272,27 @@ static uint64_t cost_of(const ep_work *work, uint64_t rows)
     return rows * (work->place.row_cost != 0 ? work->place.row_cost : 1);
 }
 
-/* A tenant pays for its rows and for its part of reading the weights. */
-static void charge(ep_batch_policy *policy, uint32_t tenant, uint64_t cost)
+/* A tenant pays for its rows and for its part of reading the weights. Below 0: it gets that
+ * back. */
+static void charge(ep_batch_policy *policy, uint32_t tenant, int64_t cost)
 {
-    uint32_t weight = policy->config.weights[tenant] != 0 ? policy->config.weights[tenant] : 1;
-    policy->tenants[tenant].virtual_time += cost * VIRTUAL_UNIT / weight;
-}
-
-static void give_back(ep_batch_policy *policy, uint32_t tenant, uint64_t cost)
-{
-    uint32_t weight = policy->config.weights[tenant] != 0 ? policy->config.weights[tenant] : 1;
-    policy->tenants[tenant].virtual_time -= cost * VIRTUAL_UNIT / weight;
+    const int64_t weight = policy->config.weights[tenant] != 0 ? policy->config.weights[tenant] : 1;
+    policy->tenants[tenant].virtual_time += (uint64_t)(cost * VIRTUAL_UNIT / weight);
 }
 
 /* ---- choosing ---- */
 
-static bool has_room(const ep_batch_policy *policy, ep_work_class c)
+/* A tenant with nothing on the backend gets one job in beyond its class's room, so that its job can
+ * overtake there. */
+static bool may_start(const ep_batch_policy *policy, ep_work_class c, uint32_t tenant)
 {
     const ep_batch_policy_config *config = &policy->config;
     bool is_wide = config->wide_cost != 0 && policy->costs[c] >= config->wide_cost;
     uint32_t max = is_wide && config->jobs_wide_max < config->jobs_max ? config->jobs_wide_max
                                                                        : config->jobs_max;
-    return policy->jobs[c] < max;
-}
-
-/* A tenant with nothing on the backend gets one job in beyond the room, so that its job can
- * overtake there. */
-static bool may_start(const ep_batch_policy *policy, ep_work_class c, uint32_t tenant)
-{
     uint32_t jobs = policy->jobs[EP_WORK_DECODE] + policy->jobs[EP_WORK_PREFILL];
-    return jobs < ep_batch_policy_jobs_max(&policy->config) &&
-           (has_room(policy, c) || policy->tenants[tenant].jobs[c] == 0);
+    return jobs < policy->jobs_all_max &&
+           (policy->jobs[c] < max || policy->tenants[tenant].jobs[c] == 0);
 }
 
 /* Prefill that may grow waits while the backend has something to do anyway. */
@@ -346,17 +300,10 @@ static bool is_held(const ep_batch_policy *policy, const ep_work_queue *queue, c
                     uint64_t now_ns)
 {
     const uint64_t age_ns = policy->config.age_ns;
-    return first->place.work_class == EP_WORK_PREFILL && !policy->config.no_merging &&
+    return !policy->config.no_merging &&
            queue->classes[EP_WORK_PREFILL].rows < EP_BATCH_PREFILL_FULL_ROWS &&
            policy->jobs[EP_WORK_DECODE] + policy->jobs[EP_WORK_PREFILL] > 0 &&
            policy->prefill_owed <= 0 && (age_ns == 0 || now_ns - first->place.queued_ns < age_ns);
-}
-
-/* Rows the next job could take. */
-static uint32_t rows_of(const ep_work_queue *queue, ep_work_class c)
-{
-    uint32_t max = ep_batch_rows_max(c);
-    return queue->classes[c].rows < max ? queue->classes[c].rows : max;
 }
 
 /* What makes one queue of a class better than another. Prefill has two kinds of queues, full ones
@@ -364,8 +311,8 @@ static uint32_t rows_of(const ep_work_queue *queue, ep_work_class c)
  * its frame nearer to its end. */
 static uint32_t fullness(const ep_work_queue *queue, ep_work_class c)
 {
-    uint32_t rows = rows_of(queue, c);
-    return c == EP_WORK_PREFILL ? rows >= EP_BATCH_PREFILL_FULL_ROWS : rows;
+    const uint32_t rows = queue->classes[c].rows, max = ep_batch_rows_max[c];
+    return c == EP_WORK_PREFILL ? rows >= EP_BATCH_PREFILL_FULL_ROWS : rows < max ? rows : max;
 }
 
 /* a before b? */
@@ -400,7 +347,7 @@ static ep_work *choose(const ep_batch_policy *policy, ep_work_class c, uint64_t 
         for (ep_work *first = queue->classes[c].flows; first != NULL;
              first = first->place.next_flow) {
             if (may_start(policy, c, first->place.tenant) &&
-                !is_held(policy, queue, first, now_ns) &&
+                !(c == EP_WORK_PREFILL && is_held(policy, queue, first, now_ns)) &&
                 (best == NULL || is_better(policy, first, best, now_ns))) {
                 best = first;
             }
@@ -418,17 +365,6 @@ static bool fits(const ep_batch_pick *pick, const ep_work *work, uint32_t rows_m
     return pick->rows + b->rows_count <= rows_max && a->weights == b->weights &&
            a->x_dtype == b->x_dtype && a->out_dtype == b->out_dtype &&
            a->weight_on_input == b->weight_on_input;
-}
-
-static ep_work **append(ep_batch_policy *policy, ep_batch_pick *pick, ep_work **flow, ep_work **end)
-{
-    ep_work *work = dequeue(policy, flow);
-    *end = work;
-    pick->works_count++;
-    pick->rows += work->job.rows_count;
-    pick->cost += cost_of(work, work->job.rows_count);
-    charge(policy, work->place.tenant, cost_of(work, work->job.rows_count));
-    return &work->place.next;
 }
 
 /* Of the tenants other than the pick's, the one with the least time whose first work fits. */
@@ -449,42 +385,43 @@ static ep_work **choose_guest(ep_batch_policy *policy, const ep_batch_pick *pick
     return best;
 }
 
+/* The flow whose first work the pick takes next: of its own tenant, then of others. */
+static ep_work **next_flow(ep_batch_policy *policy, const ep_batch_pick *pick, ep_work_queue *queue)
+{
+    ep_work **own = flow_of(queue, pick->work_class, pick->tenant);
+    if (*own != NULL && fits(pick, *own, ep_batch_rows_max[pick->work_class])) {
+        return own;
+    }
+    return policy->config.tenants_count > 1 ? choose_guest(policy, pick, queue) : NULL;
+}
+
 static void form(ep_batch_policy *policy, ep_work *first, ep_batch_pick *out_pick)
 {
     ep_work_queue *queue = first->place.queue;
-    const ep_work_class c = first->place.work_class;
-    const uint32_t tenant = first->place.tenant;
-    ep_work **end = &out_pick->works;
-    *out_pick = (ep_batch_pick){
-        .work_class = c, .tenant = tenant, .cost = cost_of(first, EP_BATCH_WEIGHT_ROWS)};
-    charge(policy, tenant, out_pick->cost);
-    end = append(policy, out_pick, flow_of(queue, c, tenant), end);
-    for (ep_work **flow; !policy->config.no_merging;) {
-        flow = flow_of(queue, c, tenant);
-        if (*flow == NULL || !fits(out_pick, *flow, ep_batch_rows_max(c))) {
-            break;
-        }
-        end = append(policy, out_pick, flow, end);
-    }
-    for (ep_work **flow;
-         !policy->config.no_merging && (flow = choose_guest(policy, out_pick, queue)) != NULL;) {
-        end = append(policy, out_pick, flow, end);
-    }
-    *end = NULL;
-}
-
-static void enter_backend(ep_batch_policy *policy, const ep_batch_pick *pick, uint64_t begin)
-{
-    ep_batch_tenant *tenant = &policy->tenants[pick->tenant];
-    tenant->begin_time = jobs_of(tenant) == 0 ? begin : tenant->begin_time;
-    tenant->jobs[pick->work_class]++;
-    policy->jobs[pick->work_class]++;
-    policy->costs[pick->work_class] += pick->cost;
+    ep_batch_pick pick = {.work_class = first->place.work_class,
+                          .tenant = first->place.tenant,
+                          .cost = cost_of(first, EP_BATCH_WEIGHT_ROWS)};
+    ep_work **end = &pick.works;
+    ep_work **flow = flow_of(queue, pick.work_class, pick.tenant);
+    charge(policy, pick.tenant, (int64_t)pick.cost);
+    do {
+        ep_work *work = dequeue(policy, flow);
+        const uint64_t cost = cost_of(work, work->job.rows_count);
+        *end = work;
+        end = &work->place.next;
+        pick.works_count++;
+        pick.rows += work->job.rows_count;
+        pick.cost += cost;
+        charge(policy, work->place.tenant, (int64_t)cost);
+    } while (!policy->config.no_merging && (flow = next_flow(policy, &pick, queue)) != NULL);
+    *out_pick = pick;
 }
 
 bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pick *out_pick)
 {
-    release_ended(policy, now_ns);
+    if (policy->groups_waiting > 0) {
+        ep_batch_policy_release_groups(policy, now_ns, now_ns);
+    }
     bool prefill_waits =
         policy->ready[EP_WORK_PREFILL] != NULL || policy->jobs[EP_WORK_PREFILL] > 0;
     if (!prefill_waits) {
@@ -503,7 +440,11 @@ bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pic
     out_pick->end_time = policy->tenants[out_pick->tenant].virtual_time;
     out_pick->priority = out_pick->end_time;
     out_pick->priority |= c == EP_WORK_PREFILL ? EP_JOB_PATIENT : 0;
-    enter_backend(policy, out_pick, begin);
+    ep_batch_tenant *tenant = &policy->tenants[out_pick->tenant];
+    tenant->begin_time = jobs_of(tenant) == 0 ? begin : tenant->begin_time;
+    tenant->jobs[c]++;
+    policy->jobs[c]++;
+    policy->costs[c] += out_pick->cost;
     return true;
 }
 
@@ -520,7 +461,7 @@ void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick
 {
     ep_work *backwards = NULL;
     leave_backend(policy, pick);
-    give_back(policy, pick->tenant, cost_of(pick->works, EP_BATCH_WEIGHT_ROWS));
+    charge(policy, pick->tenant, -(int64_t)cost_of(pick->works, EP_BATCH_WEIGHT_ROWS));
     for (ep_work *work = pick->works, *next; work != NULL; work = next) {
         next = work->place.next;
         work->place.next = backwards;
@@ -528,7 +469,7 @@ void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick
     }
     for (ep_work *work = backwards, *next; work != NULL; work = next) {
         next = work->place.next;
-        give_back(policy, work->place.tenant, cost_of(work, work->job.rows_count));
+        charge(policy, work->place.tenant, -(int64_t)cost_of(work, work->job.rows_count));
         enqueue_first(policy, work);
     }
 }
@@ -537,11 +478,11 @@ void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick
 void ep_batch_policy_drop(ep_batch_policy *policy, ep_batch_pick *pick, const ep_work *work)
 {
     uint64_t cost = cost_of(work, work->job.rows_count);
-    give_back(policy, work->place.tenant, cost);
+    charge(policy, work->place.tenant, -(int64_t)cost);
     pick->works_count--;
     pick->rows -= work->job.rows_count;
     if (pick->works_count == 0) {
-        give_back(policy, pick->tenant, cost_of(work, EP_BATCH_WEIGHT_ROWS));
+        charge(policy, pick->tenant, -(int64_t)cost_of(work, EP_BATCH_WEIGHT_ROWS));
         cost += cost_of(work, EP_BATCH_WEIGHT_ROWS);
     }
     pick->cost -= cost;
@@ -574,6 +515,6 @@ ep_work *ep_batch_policy_drain(ep_batch_policy *policy)
     if (policy->groups_waiting == 0) {
         return NULL;
     }
-    ep_batch_policy_release_groups(policy, 0);
+    ep_batch_policy_release_groups(policy, UINT64_MAX, 0);
     return ep_batch_policy_drain(policy);
 }

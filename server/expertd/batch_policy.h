@@ -130,6 +130,7 @@ typedef struct ep_batch_tenant {
 typedef struct ep_batch_policy {
     /* private */
     ep_batch_policy_config config;
+    uint32_t jobs_all_max;                 /* the most that ep_batch_policy_take lets run at once */
     ep_work_queue *ready[EP_WORK_CLASSES]; /* those with work, the newest last */
     ep_work_queue *ready_last[EP_WORK_CLASSES];
     uint32_t jobs[EP_WORK_CLASSES];
@@ -139,15 +140,13 @@ typedef struct ep_batch_policy {
     int64_t prefill_owed;  /* above 0: prefill's part is too small */
     ep_batch_tenant tenants[EP_BATCH_TENANTS_MAX];
     ep_batch_group groups[EP_BATCH_GROUPS_MAX];
-    uint32_t groups_waiting;
+    uint32_t groups_waiting; /* 0: no window runs */
 } ep_batch_policy;
 
 /* config is copied. */
 void ep_batch_policy_init(ep_batch_policy *policy, const ep_batch_policy_config *config);
-/* Most jobs ep_batch_policy_take lets run at once. */
-uint32_t ep_batch_policy_jobs_max(const ep_batch_policy_config *config);
-/* Rows a work may have at most. */
-uint32_t ep_batch_rows_max(ep_work_class work_class);
+/* Rows a work may have at most, by class. */
+extern const uint32_t ep_batch_rows_max[EP_WORK_CLASSES];
 
 /* One request's works (by place.next); step may be NULL. */
 void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step,
@@ -162,8 +161,8 @@ void ep_batch_policy_drop(ep_batch_policy *policy, ep_batch_pick *pick, const ep
 void ep_batch_policy_done(ep_batch_policy *policy, const ep_batch_pick *pick);
 /* Some waiting work, step groups included, without any rule; NULL: none. */
 ep_work *ep_batch_policy_drain(ep_batch_policy *policy);
-/* Ends the windows of all step groups. */
-void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t now_ns);
+/* Ends the windows of the step groups that wait no longer than until_ns. */
+void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t until_ns, uint64_t now_ns);
 /* When the next window of a step group ends; UINT64_MAX: none. */
 uint64_t ep_batch_policy_window_end(const ep_batch_policy *policy);
 

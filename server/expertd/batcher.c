@@ -15,12 +15,13 @@
 #include "base/clock.h"
 #include "expertd/pass_cost.h"
 
-/* A job on the backend. */
+/* A pick on the backend, as the job of its first work: all are of one expert. */
 typedef struct backend_job {
-    ep_job job;
     ep_batcher *batcher;
     ep_batch_pick pick;
     struct backend_job *next_free;
+    const ep_job_row *own_rows; /* of the first work, while its job holds all of them */
+    uint32_t own_rows_count;
     ep_job_row rows[EP_BATCH_JOB_ROWS_MAX]; /* of several works */
 } backend_job;
 
@@ -29,7 +30,7 @@ struct ep_batcher {
     pthread_mutex_t lock;
     pthread_cond_t idle;
     ep_batch_policy policy;
-    backend_job *jobs; /* [ep_batch_policy_jobs_max] */
+    backend_job *jobs; /* [policy.jobs_all_max] */
     backend_job *free;
     ep_timer window;        /* of the step group that ends first */
     uint64_t window_end_ns; /* what it is armed for; UINT64_MAX: not */
@@ -54,15 +55,17 @@ static void on_window_end(ep_timer *timer, void *arg);
 ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers,
                          ep_batcher **out_batcher)
 {
-    const uint32_t jobs_max = ep_batch_policy_jobs_max(policy);
     ep_batcher *batcher = calloc(1, sizeof(*batcher));
-    backend_job *jobs = calloc(jobs_max, sizeof(*jobs));
-    if (batcher == NULL || jobs == NULL) {
-        free(batcher);
-        free(jobs);
+    if (batcher == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     ep_batch_policy_init(&batcher->policy, policy);
+    const uint32_t jobs_max = batcher->policy.jobs_all_max;
+    backend_job *jobs = calloc(jobs_max, sizeof(*jobs));
+    if (jobs == NULL) {
+        free(batcher);
+        return EP_ERR_NO_MEMORY;
+    }
     if (timers == NULL) {
         batcher->policy.config.group_window_ns = 0;
     }
@@ -83,7 +86,7 @@ ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service 
     return EP_OK;
 }
 
-/* ---- spans ---- */
+/* ---- spans: of works that are traced ---- */
 
 /* The queue span speaks of R, the job's of J. */
 static ep_trace_fields queue_fields(const ep_work *work, uint64_t parent)
@@ -97,7 +100,7 @@ static ep_trace_fields queue_fields(const ep_work *work, uint64_t parent)
 
 static void trace_queue_begin(ep_work *work)
 {
-    if (work->trace != NULL && EP_TRACE_SPAN_ON(queue)) {
+    if (EP_TRACE_SPAN_ON(queue)) {
         ep_trace_fields fields = queue_fields(work, 0);
         work->trace->queue_open = true;
         EP_TRACE(queue_begin, &fields);
@@ -107,7 +110,7 @@ static void trace_queue_begin(ep_work *work)
 /* job: J, 0 when the work is dropped. */
 static void trace_queue_end(ep_work *work, uint64_t job, ep_err status)
 {
-    if (work->trace != NULL && work->trace->queue_open) {
+    if (work->trace->queue_open) {
         ep_trace_fields fields = queue_fields(work, job);
         work->trace->queue_open = false;
         fields.status = (int32_t)status;
@@ -117,18 +120,16 @@ static void trace_queue_end(ep_work *work, uint64_t job, ep_err status)
 
 static void trace_job_begin(ep_work *work)
 {
-    if (work->trace != NULL) {
-        trace_queue_end(work, work->trace->fields.call, EP_OK);
-        work->trace->job_open = EP_TRACE_SPAN_ON(job);
-        if (work->trace->job_open) {
-            EP_TRACE(job_begin, &work->trace->fields);
-        }
+    trace_queue_end(work, work->trace->fields.call, EP_OK);
+    work->trace->job_open = EP_TRACE_SPAN_ON(job);
+    if (work->trace->job_open) {
+        EP_TRACE(job_begin, &work->trace->fields);
     }
 }
 
 static void trace_job_end(ep_work *work, ep_err status)
 {
-    if (work->trace != NULL && work->trace->job_open) {
+    if (work->trace->job_open) {
         ep_trace_fields fields = work->trace->fields;
         work->trace->job_open = false;
         fields.status = (int32_t)status;
@@ -140,7 +141,9 @@ static void trace_job_end(ep_work *work, ep_err status)
 
 static void end_work(ended_list *ended, ep_work *work, ep_err result)
 {
-    trace_queue_end(work, 0, result);
+    if (work->trace != NULL) {
+        trace_queue_end(work, 0, result);
+    }
     work->place.next = NULL;
     work->result = result;
     *ended->end = work;
@@ -174,52 +177,68 @@ static void drop_works(ep_batch_policy *policy, ep_batch_pick *pick, ended_list 
     }
 }
 
-/* The backend's job for the works of run->pick, with the first one's weights: all are of one
- * expert. A single work's rows are used where they are. */
-static void make_job(backend_job *run)
+/* Makes the first work's job that of them all; a single work's rows are used where they are. Before
+ * the backend has it: a worker may be quick. */
+static void begin_job(backend_job *run)
 {
-    const ep_job *first = &run->pick.works->job;
-    run->job = (ep_job){.weights = first->weights,
-                        .rows = first->rows,
-                        .rows_count = run->pick.rows,
-                        .x_dtype = first->x_dtype,
-                        .out_dtype = first->out_dtype,
-                        .weight_on_input = first->weight_on_input,
-                        .priority = run->pick.priority,
-                        .done = on_job_done,
-                        .arg = run,
-                        .trace = first->trace};
-    if (run->pick.works_count == 1) {
-        return;
-    }
-    uint32_t count = 0;
-    for (const ep_work *work = run->pick.works; work != NULL; work = work->place.next) {
-        EP_ASSERT(count + work->job.rows_count <= EP_BATCH_JOB_ROWS_MAX);
-        memcpy(&run->rows[count], work->job.rows, work->job.rows_count * sizeof(*work->job.rows));
-        count += work->job.rows_count;
-    }
-    run->job.rows = run->rows;
-}
-
-/* Before the backend has them: a worker may be quick. */
-static void begin_works(const ep_batch_pick *pick)
-{
+    const ep_batch_pick *pick = &run->pick;
+    ep_job *job = &pick->works->job;
     const uint64_t now_ns = ep_clock_now_ns();
+    run->own_rows = job->rows;
+    run->own_rows_count = job->rows_count;
+    uint32_t count = 0;
     for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
+        if (pick->works_count > 1) {
+            EP_ASSERT(count + work->job.rows_count <= EP_BATCH_JOB_ROWS_MAX);
+            memcpy(&run->rows[count], work->job.rows,
+                   work->job.rows_count * sizeof(*work->job.rows));
+            count += work->job.rows_count;
+        }
         work->started_ns = now_ns;
-        trace_job_begin(work);
+        if (work->trace != NULL) {
+            trace_job_begin(work);
+        }
     }
+    job->rows = pick->works_count > 1 ? run->rows : job->rows;
+    job->rows_count = pick->rows;
+    job->priority = pick->priority;
+    job->done = on_job_done;
+    job->arg = run;
 }
 
-/* The backend did not take them. */
-static void unbegin_works(const ep_batch_pick *pick, ep_err err)
+/* The works have their own rows again. */
+static void end_job(const backend_job *run, ep_err result)
 {
-    for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
-        work->started_ns = 0;
-        trace_job_end(work, err);
+    ep_job *job = &run->pick.works->job;
+    job->rows = run->own_rows;
+    job->rows_count = run->own_rows_count;
+    for (ep_work *work = run->pick.works; work != NULL; work = work->place.next) {
+        if (work->trace != NULL) {
+            trace_job_end(work, result);
+        }
     }
 }
 
+/* Lock held. What jobs side by side took says nothing about one of them: the backend may run them
+ * in turn or at once. */
+static void count_ended(ep_batcher *batcher, const ep_backend_weights *used, uint64_t rows,
+                        ep_err result)
+{
+    const uint64_t weights = (uint64_t)used->hidden * used->inner, now_ns = ep_clock_now_ns();
+    const uint64_t pass_rows = batcher->stats.pass_rows;
+    if (batcher->is_alone && result == EP_OK) {
+        ep_pass_cost_add(&batcher->pass_cost, (uint32_t)rows,
+                         (double)(now_ns - batcher->busy_since_ns) / (double)weights);
+    }
+    __atomic_store_n(&batcher->stats.pass_rows, batcher->pass_cost.pass_rows, __ATOMIC_RELAXED);
+    batcher->busy_work += (double)((rows + pass_rows) * 2 * EP_BATCH_WEIGHT_ROWS * weights) /
+                          (EP_BATCH_WEIGHT_ROWS + pass_rows) / 65536;
+    if (--batcher->stats.in_flight == 0) {
+        batcher->stats.busy_ns += now_ns - batcher->busy_since_ns;
+    }
+}
+
+/* Lock held. The backend has the pick. */
 static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
 {
     batcher->is_alone = batcher->stats.in_flight++ == 0;
@@ -230,26 +249,6 @@ static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
     batcher->stats.jobs_total[pick->work_class]++;
     batcher->stats.works_total[pick->work_class] += pick->works_count;
     batcher->stats.rows_total[pick->work_class] += pick->rows;
-}
-
-/* Lock held. What jobs side by side took says nothing about one of them: the backend may run them
- * in turn or at once. */
-static void count_ended(ep_batcher *batcher, const ep_job *job, ep_err result)
-{
-    const uint64_t weights = (uint64_t)job->weights->hidden * job->weights->inner,
-                   now_ns = ep_clock_now_ns();
-    const uint64_t pass_rows = batcher->stats.pass_rows;
-    if (batcher->is_alone && result == EP_OK) {
-        ep_pass_cost_add(&batcher->pass_cost, job->rows_count,
-                         (double)(now_ns - batcher->busy_since_ns) / (double)weights);
-    }
-    __atomic_store_n(&batcher->stats.pass_rows, batcher->pass_cost.pass_rows, __ATOMIC_RELAXED);
-    batcher->busy_work +=
-        (double)((job->rows_count + pass_rows) * 2 * EP_BATCH_WEIGHT_ROWS * weights) /
-        (EP_BATCH_WEIGHT_ROWS + pass_rows) / 65536;
-    if (--batcher->stats.in_flight == 0) {
-        batcher->stats.busy_ns += now_ns - batcher->busy_since_ns;
-    }
 }
 
 /* Lock held. Hands a pick to the backend. False: the backend is full and the works are back in
@@ -264,19 +263,22 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
     backend_job *run = batcher->free;
     EP_ASSERT(run != NULL);
     run->pick = *pick;
-    make_job(run);
-    begin_works(pick);
-    ep_err err = ep_backend_run(pick->works->backend, &run->job);
+    begin_job(run);
+    ep_err err = ep_backend_run(pick->works->backend, &pick->works->job);
     if (err == EP_OK) {
         batcher->free = run->next_free;
         count_begun(batcher, pick);
         return true;
     }
-    unbegin_works(pick, err);
-    if (err == EP_ERR_RESOURCE_EXHAUSTED && batcher->stats.in_flight > 0) {
-        for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
+    end_job(run, err);
+    const bool is_full = err == EP_ERR_RESOURCE_EXHAUSTED && batcher->stats.in_flight > 0;
+    for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
+        work->started_ns = 0;
+        if (is_full && work->trace != NULL) {
             trace_queue_begin(work);
         }
+    }
+    if (is_full) {
         ep_batch_policy_put_back(&batcher->policy, pick); /* a completion will pump again */
         return false;
     }
@@ -288,30 +290,29 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
     return true;
 }
 
-/* Lock held. */
-static void start_picks(ep_batcher *batcher, uint64_t now_ns, ended_list *ended)
-{
-    ep_batch_pick pick;
-    while (ep_batch_policy_take(&batcher->policy, now_ns, &pick) &&
-           start_pick(batcher, &pick, ended)) {
-    }
-}
-
-/* Lock held. */
+/* Lock held. Fills the backend, and sees to it that the windows of step groups end. */
 static void pump(ep_batcher *batcher, ended_list *ended)
 {
+    ep_batch_policy *policy = &batcher->policy;
     const uint64_t now_ns = ep_clock_now_ns();
-    start_picks(batcher, now_ns, ended);
-    uint64_t end_ns = ep_batch_policy_window_end(&batcher->policy);
-    if (end_ns == batcher->window_end_ns || end_ns == UINT64_MAX || batcher->is_closed) {
-        return;
-    }
-    batcher->window_end_ns = end_ns;
-    if (ep_timer_arm(batcher->timers, &batcher->window, end_ns) != EP_OK) {
+    ep_batch_pick pick;
+    for (;;) {
+        while (ep_batch_policy_take(policy, now_ns, &pick) && start_pick(batcher, &pick, ended)) {
+        }
+        if (policy->groups_waiting == 0 || batcher->is_closed) {
+            return;
+        }
+        const uint64_t end_ns = ep_batch_policy_window_end(policy);
+        if (end_ns == batcher->window_end_ns) {
+            return;
+        }
+        batcher->window_end_ns = end_ns;
+        if (ep_timer_arm(batcher->timers, &batcher->window, end_ns) == EP_OK) {
+            return;
+        }
         /* Nothing would end their windows: nobody waits any longer. */
         batcher->window_end_ns = UINT64_MAX;
-        ep_batch_policy_release_groups(&batcher->policy, now_ns);
-        start_picks(batcher, now_ns, ended);
+        ep_batch_policy_release_groups(policy, UINT64_MAX, now_ns);
     }
 }
 
@@ -333,14 +334,13 @@ static void on_job_done(ep_job *job, ep_err result)
     ep_batcher *batcher = run->batcher;
     ended_list ended = {.end = &ended.first};
     ep_work *works = run->pick.works;
-    for (ep_work *work = works; work != NULL; work = work->place.next) {
-        trace_job_end(work, result);
-    }
+    const uint32_t rows = job->rows_count;
+    end_job(run, result);
     pthread_mutex_lock(&batcher->lock);
     ep_batch_policy_done(&batcher->policy, &run->pick);
     run->next_free = batcher->free;
     batcher->free = run;
-    count_ended(batcher, job, result);
+    count_ended(batcher, job->weights, rows, result);
     batcher->callbacks++;
     pump(batcher, &ended);
     pthread_mutex_unlock(&batcher->lock);
@@ -366,7 +366,9 @@ void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count,
     for (uint32_t i = 0; i < count; i++) {
         works[i].started_ns = 0;
         works[i].place.next = i + 1 < count ? &works[i + 1] : NULL;
-        trace_queue_begin(&works[i]);
+        if (works[i].trace != NULL) {
+            trace_queue_begin(&works[i]);
+        }
     }
     pthread_mutex_lock(&batcher->lock);
     if (batcher->is_closed) {

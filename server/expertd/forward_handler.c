@@ -27,6 +27,7 @@ typedef struct forward_request forward_request;
 /* The works of a request for one expert: [first, first + count). */
 typedef struct expert_group {
     ep_weight_wait wait; /* used when the expert is cold */
+    forward_request *request;
     uint32_t first;
     uint32_t count;
     /* the last one gives the expert back: others may need its memory while this request goes on */
@@ -36,20 +37,19 @@ typedef struct expert_group {
 struct forward_request {
     ep_forward_handler *handler;
     ep_rpc_call *call;
+    const ep_rpc_incoming *asked; /* what came with it */
     Expertd__V1__ForwardReply_Closure closure;
     ep_node_model *model;
     ep_node_layer *layer;
     ep_forward_view view;
-    bool is_prefill;
+    ep_work_class work_class;
     bool wants_timing;
-    uint64_t deadline_ns;
     ep_ticket ticket;
     ep_buffer *arena; /* this struct and the arrays below live in it */
     ep_reply_rows reply;
     ep_job_row *rows; /* [slots], grouped by expert */
     ep_work *works;   /* [works_count] */
     uint32_t works_count;
-    uint32_t *group_of; /* [works_count] */
     uint32_t experts_count;
     uint32_t *experts;       /* [experts_count] distinct, ascending */
     uint32_t *expert_rows;   /* [experts_count] */
@@ -57,6 +57,9 @@ struct forward_request {
     expert_group *groups;    /* [experts_count] */
     ep_relay_part *parts;    /* [parts_count] slots of neighbours */
     uint32_t parts_count;
+    ep_work_trace *traces; /* [works_count]; NULL: not traced */
+    uint32_t *order;       /* [slots] by expert; NULL: they came sorted */
+    ep_slot_shape shape;
     _Atomic bool are_parts_sent;
     /* why a neighbour or the wait for an expert failed, when that was the first error */
     ep_error part_error;
@@ -112,18 +115,12 @@ void ep_forward_handler_read_stats(ep_forward_handler *handler, ep_forward_stats
     pthread_mutex_unlock(&handler->lock);
 }
 
-static void count_begin(ep_forward_handler *handler)
-{
-    pthread_mutex_lock(&handler->lock);
-    handler->stats.in_flight++;
-    pthread_mutex_unlock(&handler->lock);
-}
-
 /* Before the reply goes out: whoever has it finds it counted. */
-static void count_result(ep_forward_handler *handler, const ep_rpc_call *call, ep_err result,
-                         uint64_t rows, uint64_t took_ns)
+static void count_result(const forward_request *request, ep_err result, uint64_t rows,
+                         uint64_t took_ns)
 {
-    bool hedged = result == EP_ERR_CANCELLED && ep_rpc_call_is_answered(call);
+    ep_forward_handler *handler = request->handler;
+    bool hedged = result == EP_ERR_CANCELLED && ep_rpc_call_is_answered(request->call);
     ep_forward_metrics_ended(&handler->metrics, result, hedged, took_ns);
     pthread_mutex_lock(&handler->lock);
     if (result == EP_OK) {
@@ -151,19 +148,15 @@ static void count_end(ep_forward_handler *handler)
 
 /* ---- spans: serve and what is inside of it. Without serve none of them is recorded ---- */
 
-/* call 0: not traced. */
 static ep_trace_fields trace_begin(const ep_forward_handler *handler,
                                    const Expertd__V1__ForwardRequest *header, ep_rpc_call *call)
 {
     ep_trace_fields fields = {.node = handler->config.node_name,
                               .peer = "",
+                              .call = ep_rpc_call_incoming(call)->number,
                               .epoch = header->epoch != NULL ? header->epoch->number : 0,
                               .layer = (int32_t)header->layer,
                               .expert = -1};
-    if (!EP_TRACE_SPAN_ON(serve)) {
-        return fields;
-    }
-    fields.call = ep_rpc_call_number(call);
     ep_traceparent_parse(ep_rpc_call_metadata(call, "traceparent"), &fields.trace, &fields.parent);
     ep_rpc_call_set_trace(call, fields.trace);
     EP_TRACE(serve_begin, &fields);
@@ -171,29 +164,24 @@ static ep_trace_fields trace_begin(const ep_forward_handler *handler,
     return fields;
 }
 
-static void trace_decode_end(const ep_trace_fields *trace, uint32_t slots, ep_err status)
+static void trace_decode_end(ep_trace_fields fields, uint32_t slots, ep_err status)
 {
-    if (trace->call != 0) {
-        ep_trace_fields fields = *trace;
-        fields.rows = slots;
-        fields.status = (int32_t)status;
-        EP_TRACE(decode_end, &fields);
-    }
+    fields.rows = slots;
+    fields.status = (int32_t)status;
+    EP_TRACE(decode_end, &fields);
 }
 
-static void trace_serve_end(const ep_trace_fields *trace, uint32_t slots, ep_err status)
+static void trace_serve_end(ep_trace_fields fields, uint32_t slots, ep_err status)
 {
-    if (trace->call != 0) {
-        ep_trace_fields fields = *trace;
-        fields.rows = slots;
-        fields.status = (int32_t)status;
-        EP_TRACE(serve_end, &fields);
-    }
+    fields.rows = slots;
+    fields.status = (int32_t)status;
+    EP_TRACE(serve_end, &fields);
 }
 
 /* Gives each work the fields of its job's spans. */
-static void trace_works(forward_request *request, ep_work_trace *traces)
+static void trace_works(forward_request *request)
 {
+    ep_work_trace *traces = request->traces;
     for (uint32_t w = 0; w < request->works_count; w++) {
         ep_work *work = &request->works[w];
         traces[w] = (ep_work_trace){.fields = request->trace, .group = w};
@@ -207,14 +195,19 @@ static void trace_works(forward_request *request, ep_work_trace *traces)
 }
 
 /* Ends a call that never became a request. */
-static void refuse(ep_forward_handler *handler, ep_rpc_call *call, uint64_t received_ns,
-                   const ep_trace_fields *trace, ep_error *error)
+static void refuse(const forward_request *request, ep_error *error)
 {
-    trace_decode_end(trace, 0, error->code);
+    ep_forward_handler *handler = request->handler;
+    const bool is_traced = request->trace.call != 0;
+    if (is_traced) {
+        trace_decode_end(request->trace, 0, error->code);
+    }
     snprintf(error->node, sizeof(error->node), "%s", handler->config.node_name);
-    count_result(handler, call, error->code, 0, ep_clock_now_ns() - received_ns);
-    ep_rpc_call_finish(call, error->code, error);
-    trace_serve_end(trace, 0, error->code);
+    count_result(request, error->code, 0, ep_clock_now_ns() - request->asked->received_ns);
+    ep_rpc_call_finish(request->call, error->code, error);
+    if (is_traced) {
+        trace_serve_end(request->trace, 0, error->code);
+    }
     count_end(handler);
 }
 
@@ -229,14 +222,14 @@ static void send_reply(forward_request *request, uint64_t now_ns)
     uint64_t started_ns = atomic_load(&request->first_start_ns);
     reply.pass_rows = ep_batcher_pass_rows(request->handler->config.batcher);
     if (request->wants_timing && started_ns != 0) {
-        reply.queue_us = (started_ns - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
+        reply.queue_us = (started_ns - request->asked->received_ns) / EP_NS_PER_US;
         reply.compute_us = (now_ns - started_ns) / EP_NS_PER_US;
-        reply.service_us =
-            (ep_clock_now_ns() - ep_rpc_call_received_ns(request->call)) / EP_NS_PER_US;
+        reply.service_us = (ep_clock_now_ns() - request->asked->received_ns) / EP_NS_PER_US;
     }
     ep_rpc_call_attach(request->call, request->reply.reply);
     request->reply.reply = NULL;
-    if (request->is_prefill) { /* this thread computes: others' rows wait for it */
+    if (request->work_class == EP_WORK_PREFILL) { /* this thread computes: others' rows wait for it
+                                                   */
         ep_rpc_call_set_patient(request->call);
     }
     bool is_traced = request->trace.call != 0 && EP_TRACE_SPAN_ON(reply);
@@ -265,45 +258,38 @@ static void describe_failure(const forward_request *request, ep_err result, ep_e
     snprintf(out_error->node, sizeof(out_error->node), "%s", request->handler->config.node_name);
 }
 
-/* Shared experts are not counted: every token uses them. */
-static void count_slots(const forward_request *request)
-{
-    ep_node_layer *layer = request->layer;
-    for (uint32_t w = 0; w < request->works_count; w++) {
-        const ep_work *work = &request->works[w];
-        size_t expert = (size_t)(work->place.queue - layer->queues);
-        if (expert < layer->shape.experts) {
-            atomic_fetch_add_explicit(&layer->slots[expert], work->job.rows_count,
-                                      memory_order_relaxed);
-        }
-    }
-}
-
 /* Gives back everything and ends the call. The request is gone afterwards. */
 static void finish(forward_request *request, ep_err result, const ep_error *error)
 {
     ep_forward_handler *handler = request->handler;
+    ep_node_layer *layer = request->layer;
     uint64_t now_ns = ep_clock_now_ns();
-    uint64_t took_ns = now_ns - ep_rpc_call_received_ns(request->call);
+    uint64_t took_ns = now_ns - request->asked->received_ns;
     uint64_t rows = request->view.own_slots;
     ep_admission_leave(handler->config.admission, &request->ticket, now_ns, took_ns, result);
-    count_result(handler, request->call, result, rows, took_ns);
+    count_result(request, result, rows, took_ns);
     if (result == EP_OK) {
         uint64_t started_ns = atomic_load(&request->first_start_ns);
-        ep_reply_rows_finish(&request->reply, &request->view);
-        ep_forward_metrics_computed(
-            &handler->metrics, rows,
-            started_ns != 0 ? started_ns - ep_rpc_call_received_ns(request->call) : 0,
-            started_ns != 0 ? now_ns - started_ns : 0);
-        atomic_fetch_add_explicit(&request->layer->rows_served, rows, memory_order_relaxed);
-        count_slots(request);
+        ep_reply_rows_finish(&request->reply);
+        ep_forward_metrics_computed(&handler->metrics, rows,
+                                    started_ns != 0 ? started_ns - request->asked->received_ns : 0,
+                                    started_ns != 0 ? now_ns - started_ns : 0);
+        atomic_fetch_add_explicit(&layer->rows_served, rows, memory_order_relaxed);
+        /* shared experts are not counted: every token uses them */
+        for (uint32_t g = 0;
+             g < request->experts_count && request->experts[g] < layer->shape.experts; g++) {
+            atomic_fetch_add_explicit(&layer->slots[request->experts[g]], request->expert_rows[g],
+                                      memory_order_relaxed);
+        }
         send_reply(request, now_ns);
     }
     ep_rpc_call_finish(request->call, result, error);
     for (uint32_t i = 0; i < request->parts_count; i++) {
         ep_relay_release(&request->parts[i]);
     }
-    trace_serve_end(&request->trace, (uint32_t)rows, result);
+    if (request->trace.call != 0) {
+        trace_serve_end(request->trace, (uint32_t)rows, result);
+    }
     ep_reply_rows_release(&request->reply);
     ep_buffer_unref(request->arena);
     count_end(handler);
@@ -329,7 +315,7 @@ static void end_one(forward_request *request)
     /* What was dropped as too late ends CANCELLED too, and the caller asks another copy at once.
      * Refused like those at the door instead, 0.02 of the calls of eight nodes' load on seven were
      * in time, this way 0.85 (bench capacity). */
-    if (outcome == EP_ERR_CANCELLED && ep_clock_now_ns() >= request->deadline_ns) {
+    if (outcome == EP_ERR_CANCELLED && ep_clock_now_ns() >= request->asked->deadline_ns) {
         outcome = EP_ERR_DEADLINE_EXCEEDED;
     }
     if (outcome != EP_OK && request->part_error.code != EP_OK) {
@@ -343,11 +329,26 @@ static void end_one(forward_request *request)
 /* What a neighbour sent is of the wire type, as if it had been computed here. */
 static void finish_rows(const forward_request *request, const Expertd__V1__RelayPart *part)
 {
-    size_t row_bytes = request->view.hidden * ep_dtype_bytes(request->view.reply_dtype);
+    const size_t row_bytes = request->reply.row_bytes;
     for (uint32_t i = 0; i < part->slots_count; i++) {
         const ep_job_row row = {.out = request->reply.rows + (part->slots_begin + i) * row_bytes};
-        ep_reply_rows_done(&request->reply, &request->view, &row, 1);
+        ep_reply_rows_done(&request->reply, &row, 1);
     }
+}
+
+/* Keeps the first error. error: NULL when a work of this group failed with code. */
+static void fail(forward_request *request, ep_err code, const expert_group *group,
+                 const ep_error *error)
+{
+    uint32_t none = EP_OK;
+    if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)code)) {
+        if (error != NULL) {
+            request->part_error = *error;
+        } else {
+            atomic_store(&request->failed_expert, request->experts[group - request->groups]);
+        }
+    }
+    cancel_parts(request);
 }
 
 static void on_part_done(ep_relay_part *part, const ep_error *error)
@@ -356,11 +357,7 @@ static void on_part_done(ep_relay_part *part, const ep_error *error)
     if (error == NULL) {
         finish_rows(request, part->header->relay[part->index]);
     } else {
-        uint32_t none = EP_OK;
-        if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)error->code)) {
-            request->part_error = *error;
-        }
-        cancel_parts(request);
+        fail(request, error->code, NULL, error);
     }
     end_one(request);
 }
@@ -374,10 +371,7 @@ static void on_call_cancelled(void *arg, ep_rpc_call *call)
 /* Before the works begin: until they end the request stays. */
 static void send_parts(forward_request *request, const Expertd__V1__ForwardRequest *header)
 {
-    size_t row_bytes = request->view.hidden * ep_dtype_bytes(request->view.reply_dtype);
-    if (request->parts_count == 0) {
-        return;
-    }
+    const size_t row_bytes = request->reply.row_bytes;
     for (uint32_t i = 0; i < request->parts_count; i++) {
         request->parts[i] = (ep_relay_part){.call = request->call,
                                             .header = header,
@@ -400,28 +394,21 @@ static void send_parts(forward_request *request, const Expertd__V1__ForwardReque
 
 static void on_work_done(ep_work *work, ep_err result)
 {
-    forward_request *request = work->arg;
-    if (result == EP_OK) {
+    expert_group *group = work->arg;
+    forward_request *request = group->request;
+    if (result != EP_OK) {
+        fail(request, result, group, NULL);
+    } else {
         ep_forward_metrics_rows(&request->handler->metrics, work->job.rows, work->job.rows_count,
                                 request->view.reply_dtype, request->view.hidden);
-        ep_reply_rows_done(&request->reply, &request->view, work->job.rows, work->job.rows_count);
-    }
-    if (result != EP_OK) {
-        uint32_t none = EP_OK;
-        if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)result)) {
-            atomic_store(&request->failed_expert,
-                         request->experts[request->group_of[work - request->works]]);
-        }
-        cancel_parts(request);
-    } else if (work->started_ns != 0) {
+        ep_reply_rows_done(&request->reply, work->job.rows, work->job.rows_count);
         uint64_t first = atomic_load(&request->first_start_ns);
         while ((first == 0 || work->started_ns < first) &&
                !atomic_compare_exchange_weak(&request->first_start_ns, &first, work->started_ns)) {
         }
     }
-    const uint32_t g = request->group_of[work - request->works];
-    if (atomic_fetch_sub(&request->groups[g].works_left, 1) == 1) {
-        ep_resident_release(request->residents[g]);
+    if (atomic_fetch_sub(&group->works_left, 1) == 1) {
+        ep_resident_release(request->residents[group - request->groups]);
     }
     end_one(request);
 }
@@ -429,65 +416,45 @@ static void on_work_done(ep_work *work, ep_err result)
 /* Nobody waits for the result any more, or what is left of it takes too long: do not compute it. */
 static bool is_dropped(const ep_work *work)
 {
-    const forward_request *request = work->arg;
+    const forward_request *request = ((const expert_group *)work->arg)->request;
     const uint32_t left = atomic_load(&request->works_left),
                    all = request->works_count + request->parts_count;
     return atomic_load(&request->first_error) != EP_OK || ep_rpc_call_is_cancelled(request->call) ||
            ep_admission_is_lost(request->handler->config.admission, &request->ticket,
-                                (double)left / all, request->deadline_ns, ep_clock_now_ns());
+                                (double)left / all, request->asked->deadline_ns, ep_clock_now_ns());
 }
 
-/* Sizes of the arena's parts. The counts come from a checked frame, so 64-bit sums cannot
- * overflow. */
-typedef struct arena_layout {
-    size_t rows_offset;
-    size_t works_offset;
-    size_t group_of_offset;
-    size_t experts_offset; /* experts and their rows */
-    size_t residents_offset;
-    size_t groups_offset;
-    size_t parts_offset;  /* ep_relay_part [parts] */
-    size_t traces_offset; /* traced only: ep_work_trace [works_max] */
-    size_t order_offset;  /* unsorted only: order [slots], counts [experts_total + 1] */
-    size_t total_bytes;
-} arena_layout;
-
-static arena_layout layout_of(const ep_forward_view *view, const ep_slot_shape *shape,
-                              uint32_t experts_total, uint32_t parts, bool is_traced)
+/* The next part of an arena; NULL when it is empty, or is only counted. */
+static void *part_of(uint8_t *base, size_t *used, size_t bytes)
 {
-    arena_layout layout;
-    size_t n = ep_align_up(sizeof(forward_request), EP_BUFFER_ALIGN);
-    layout.rows_offset = n;
-    n += ep_align_up(view->own_slots * sizeof(ep_job_row), EP_BUFFER_ALIGN);
-    layout.works_offset = n;
-    n += ep_align_up(shape->works_max * sizeof(ep_work), EP_BUFFER_ALIGN);
-    layout.residents_offset = n;
-    n += ep_align_up(shape->experts_max * sizeof(ep_resident *), EP_BUFFER_ALIGN);
-    layout.experts_offset = n;
-    n += ep_align_up(shape->experts_max * 2 * sizeof(uint32_t), EP_BUFFER_ALIGN);
-    layout.group_of_offset = n;
-    n += ep_align_up(shape->works_max * sizeof(uint32_t), EP_BUFFER_ALIGN);
-    layout.groups_offset = n;
-    n += ep_align_up(shape->experts_max * sizeof(expert_group), EP_BUFFER_ALIGN);
-    layout.parts_offset = n;
-    n += ep_align_up(parts * sizeof(ep_relay_part), EP_BUFFER_ALIGN);
-    layout.traces_offset = n;
-    n += is_traced ? ep_align_up(shape->works_max * sizeof(ep_work_trace), EP_BUFFER_ALIGN) : 0;
-    layout.order_offset = n;
-    n += shape->is_sorted ? 0 : ((size_t)view->own_slots + experts_total + 1) * sizeof(uint32_t);
-    layout.total_bytes = n;
-    return layout;
+    void *at = base == NULL || bytes == 0 ? NULL : base + *used;
+    *used += ep_align_up(bytes, EP_BUFFER_ALIGN);
+    return at;
 }
 
-static ep_work_class work_class_of(bool is_prefill)
+/* Places the request's arrays behind it in its arena; base NULL: only counts. Returns the bytes of
+ * it all. The counts come from a checked frame, so 64-bit sums cannot overflow. */
+static size_t lay_out(forward_request *request, uint8_t *base)
 {
-    return is_prefill ? EP_WORK_PREFILL : EP_WORK_DECODE;
-}
-
-/* Multiplications of a row, in EP_NODE_ROW_COST_UNIT: what queues and tenants are compared by. */
-static uint32_t row_cost_of(const ep_layer_shape *shape)
-{
-    return 1 + (uint32_t)((uint64_t)3 * shape->hidden * shape->inner / EP_NODE_ROW_COST_UNIT);
+    const ep_slot_shape *shape = &request->shape;
+    const size_t slots = request->view.own_slots, works = shape->works_max,
+                 experts = shape->experts_max;
+    size_t used = ep_align_up(sizeof(*request), EP_BUFFER_ALIGN);
+    request->rows = part_of(base, &used, slots * sizeof(*request->rows));
+    request->works = part_of(base, &used, works * sizeof(*request->works));
+    request->residents = part_of(base, &used, experts * sizeof(*request->residents));
+    request->experts = part_of(base, &used, experts * sizeof(*request->experts));
+    request->expert_rows = part_of(base, &used, experts * sizeof(*request->expert_rows));
+    request->groups = part_of(base, &used, experts * sizeof(*request->groups));
+    request->parts = part_of(base, &used, request->parts_count * sizeof(*request->parts));
+    if (request->trace.call != 0) {
+        request->traces = part_of(base, &used, works * sizeof(*request->traces));
+    }
+    if (!shape->is_sorted) { /* and counts */
+        request->order = part_of(
+            base, &used, (slots + request->layer->experts_total + 1) * sizeof(*request->order));
+    }
+    return used;
 }
 
 static void begin_group(forward_request *request, uint32_t expert)
@@ -495,17 +462,40 @@ static void begin_group(forward_request *request, uint32_t expert)
     const uint32_t g = request->experts_count++;
     request->experts[g] = expert;
     request->expert_rows[g] = 0;
-    request->groups[g].first = request->works_count;
-    request->groups[g].count = 0;
-    atomic_init(&request->groups[g].works_left, 0);
+    request->groups[g] = (expert_group){.request = request, .first = request->works_count};
+}
+
+static ep_work *begin_work(forward_request *request, const ep_job_row *rows)
+{
+    const ep_forward_view *view = &request->view;
+    const ep_layer_shape *shape = &request->layer->shape;
+    const uint32_t g = request->experts_count - 1;
+    ep_work *work = &request->works[request->works_count++];
+    request->groups[g].count++;
+    *work = (ep_work){
+        .job = {.rows = rows,
+                .x_dtype = view->x_dtype,
+                .out_dtype = view->reply_dtype,
+                .weight_on_input = view->weight_on_input},
+        .place = {.queue = &request->layer->queues[request->experts[g]],
+                  .work_class = request->work_class,
+                  .tenant = request->ticket.tenant,
+                  /* multiplications of a row: what queues and tenants are compared by */
+                  .row_cost = 1 + (uint32_t)((uint64_t)3 * shape->hidden * shape->inner /
+                                             EP_NODE_ROW_COST_UNIT)},
+        .is_dropped = is_dropped,
+        .done = on_work_done,
+        .arg = &request->groups[g],
+    };
+    return work;
 }
 
 /* Fills rows, works, groups and the list of experts. Weights come later. */
-static void group_slots(forward_request *request, const uint32_t *order)
+static void group_slots(forward_request *request)
 {
     const ep_forward_view *view = &request->view;
-    const ep_work_class work_class = work_class_of(request->is_prefill);
-    size_t out_row_bytes = view->hidden * ep_dtype_bytes(view->reply_dtype);
+    const uint32_t *order = request->order;
+    const uint32_t rows_max = ep_batch_rows_max[request->work_class];
     ep_work *work = NULL;
     for (uint32_t i = 0; i < view->own_slots; i++) {
         uint32_t slot = order != NULL ? order[i] : i;
@@ -515,26 +505,8 @@ static void group_slots(forward_request *request, const uint32_t *order)
         if (is_new_expert) {
             begin_group(request, place.expert);
         }
-        if (is_new_expert || work->job.rows_count == ep_batch_rows_max(work_class)) {
-            expert_group *group = &request->groups[request->experts_count - 1];
-            group->count++;
-            atomic_fetch_add_explicit(&group->works_left, 1, memory_order_relaxed);
-            request->group_of[request->works_count] = request->experts_count - 1;
-            work = &request->works[request->works_count++];
-            *work = (ep_work){
-                .job = {.rows = &request->rows[i],
-                        .x_dtype = view->x_dtype,
-                        .out_dtype = view->reply_dtype,
-                        .weight_on_input = view->weight_on_input,
-                        .scratch = {0}},
-                .place = {.queue = &request->layer->queues[place.expert],
-                          .work_class = work_class,
-                          .tenant = request->ticket.tenant,
-                          .row_cost = row_cost_of(&request->layer->shape)},
-                .is_dropped = is_dropped,
-                .done = on_work_done,
-                .arg = request,
-            };
+        if (is_new_expert || work->job.rows_count == rows_max) {
+            work = begin_work(request, &request->rows[i]);
         }
         const float *scales = view->row_scales != NULL
                                   ? view->row_scales + (size_t)place.row * view->row_scales_count
@@ -544,10 +516,13 @@ static void group_slots(forward_request *request, const uint32_t *order)
             .x_scale = scales != NULL ? scales[0] : 1.0f,
             .x_scales = scales,
             .input_weight = view->slot_scales != NULL ? view->slot_scales[slot] : 1.0f,
-            .out = request->reply.rows + slot * out_row_bytes,
+            .out = request->reply.rows + slot * request->reply.row_bytes,
         };
         work->job.rows_count++;
         request->expert_rows[request->experts_count - 1]++;
+    }
+    for (uint32_t g = 0; g < request->experts_count; g++) {
+        atomic_init(&request->groups[g].works_left, request->groups[g].count);
     }
 }
 
@@ -575,17 +550,20 @@ static ep_err missing_expert(const ep_forward_handler *handler, const ep_node_mo
     return code;
 }
 
-static void give_weights(forward_request *request, uint32_t g)
+static void give_weights(const expert_group *group)
 {
-    const expert_group *group = &request->groups[g];
+    forward_request *request = group->request;
+    const ep_resident *resident = request->residents[group - request->groups];
     for (uint32_t w = group->first; w < group->first + group->count; w++) {
-        request->works[w].backend = request->residents[g]->backend;
-        request->works[w].job.weights = request->residents[g]->weights;
+        request->works[w].backend = resident->backend;
+        request->works[w].job.weights = resident->weights;
     }
 }
 
-/* Takes references to the experts that are here; those of cold ones stay NULL. */
-static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error *out_error)
+/* Takes references to the experts that are here; those of cold ones stay NULL and are counted in
+ * *cold_count. */
+static ep_err acquire_experts(forward_request *request, ep_epoch asked, uint32_t *cold_count,
+                              ep_error *out_error)
 {
     uint32_t missing = 0;
     ep_expert_state state = EP_EXPERT_ABSENT;
@@ -597,23 +575,21 @@ static ep_err acquire_experts(forward_request *request, ep_epoch asked, ep_error
     }
     for (uint32_t g = 0; g < request->experts_count; g++) {
         if (request->residents[g] != NULL) {
-            give_weights(request, g);
+            give_weights(&request->groups[g]);
+        } else {
+            ++*cold_count;
         }
     }
     return EP_OK;
 }
 
-static void fail_group(forward_request *request, const expert_group *group, const ep_error *error)
+static void fail_group(expert_group *group, const ep_error *error)
 {
-    const uint32_t count = group->count;
-    uint32_t none = EP_OK;
-    if (atomic_compare_exchange_strong(&request->first_error, &none, (uint32_t)error->code)) {
-        request->part_error = *error;
-        snprintf(request->part_error.node, sizeof(request->part_error.node), "%s",
-                 request->handler->config.node_name);
-    }
-    cancel_parts(request);
-    for (uint32_t i = 0; i < count; i++) {
+    forward_request *request = group->request;
+    ep_error failed = *error;
+    snprintf(failed.node, sizeof(failed.node), "%s", request->handler->config.node_name);
+    fail(request, error->code, group, &failed);
+    for (uint32_t i = 0, count = group->count; i < count; i++) {
         end_one(request); /* the last one is the end of the request and of group */
     }
 }
@@ -621,32 +597,31 @@ static void fail_group(forward_request *request, const expert_group *group, cons
 /* A cold expert is here, or will not come. */
 static void on_expert_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error *error)
 {
-    forward_request *request = wait->arg;
-    expert_group *group = (expert_group *)(void *)wait; /* its first member */
-    const uint32_t g = (uint32_t)(group - request->groups);
+    expert_group *group = wait->arg;
+    forward_request *request = group->request;
     if (resident == NULL) {
-        fail_group(request, group, error);
+        fail_group(group, error);
         return;
     }
-    request->residents[g] = resident;
-    give_weights(request, g);
+    request->residents[group - request->groups] = resident;
+    give_weights(group);
     ep_batcher_submit(request->handler->config.batcher, &request->works[group->first], group->count,
                       NULL);
 }
 
 static bool is_wait_dropped(const ep_weight_wait *wait)
 {
-    const forward_request *request = wait->arg;
-    return is_dropped(&request->works[0]);
+    const expert_group *group = wait->arg;
+    return is_dropped(&group->request->works[group->first]);
 }
 
 /* Some of the time is kept for the answer, so that whoever asks learns why. */
 static uint64_t wait_until_ns(const forward_request *request)
 {
-    const uint64_t now_ns = ep_clock_now_ns();
-    const uint64_t left_ns = request->deadline_ns > now_ns ? request->deadline_ns - now_ns : 0;
+    const uint64_t now_ns = ep_clock_now_ns(), deadline_ns = request->asked->deadline_ns;
+    const uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
     const uint64_t kept_ns = left_ns / 8 < WAIT_KEEPS_NS ? left_ns / 8 : WAIT_KEEPS_NS;
-    return request->deadline_ns == EP_TIME_NEVER ? EP_TIME_NEVER : request->deadline_ns - kept_ns;
+    return deadline_ns == EP_TIME_NEVER ? EP_TIME_NEVER : deadline_ns - kept_ns;
 }
 
 /* Runs of groups that can begin. The request has more works until the last call, which may be its
@@ -670,22 +645,13 @@ static void submit_runs(forward_request *request, const ep_batch_step *step)
     }
 }
 
-/* What is here begins; each other expert's works begin when it has come. */
-static void submit_works(forward_request *request, const ep_batch_step *step)
+/* What is here begins; each cold expert's works begin when it has come. */
+static void submit_around_cold(forward_request *request, const ep_batch_step *step)
 {
     ep_weight_store *store = request->handler->config.store;
     const uint64_t until_ns = wait_until_ns(request);
     const uint32_t experts_count = request->experts_count;
     const uint32_t store_slot = request->layer->store_slot;
-    uint32_t cold_count = 0;
-    for (uint32_t g = 0; g < experts_count; g++) {
-        cold_count += request->residents[g] == NULL;
-    }
-    if (cold_count == 0) {
-        ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count,
-                          step);
-        return;
-    }
     atomic_fetch_add(&request->works_left, 1); /* ours, until all is under way */
     submit_runs(request, step);
     for (uint32_t g = 0; g < experts_count; g++) {
@@ -694,229 +660,193 @@ static void submit_works(forward_request *request, const ep_batch_step *step)
                                                        .deadline_ns = until_ns,
                                                        .is_dropped = is_wait_dropped,
                                                        .ready = on_expert_ready,
-                                                       .arg = request};
+                                                       .arg = &request->groups[g]};
             ep_weight_store_wait(store, store_slot, &request->groups[g].wait, 1);
         }
     }
     end_one(request);
 }
 
-static ep_err check_reply_bytes(const ep_forward_handler *handler, const ep_forward_view *view,
-                                size_t *out_bytes, ep_error *out_error)
+/* Admits rows and bytes, those of neighbours' parts too: their copies and replies are held here as
+ * well. */
+static ep_err admit(forward_request *request, const Expertd__V1__ForwardRequest *header,
+                    uint64_t bytes, ep_error *out_error)
 {
-    size_t bytes = ep_reply_rows_reply_bytes(view);
-    if (bytes > handler->config.reply_bytes_max) {
+    const ep_forward_handler_config *config = &request->handler->config;
+    ep_ticket ticket = {
+        .tenant = ep_tenants_find(config->tenants, ep_rpc_call_metadata(request->call, "tenant")),
+        .tokens = request->view.rows, /* no overflow: a frame has fewer rows, and parts */
+        .bytes = bytes + request->asked->tensor_bytes,
+        .is_prefill = request->work_class == EP_WORK_PREFILL,
+        .deadline_ns = request->asked->deadline_ns};
+    for (uint32_t i = 0; i < request->parts_count; i++) {
+        uint32_t part_rows;
+        uint64_t part_bytes;
+        ep_relay_bound(&request->view, header->relay[i + 1]->slots_count, &part_rows, &part_bytes);
+        ticket.tokens += part_rows;
+        ticket.bytes += part_bytes;
+    }
+    ep_err err = ep_admission_enter(config->admission, &ticket, ep_clock_now_ns(), out_error);
+    request->ticket = ticket;
+    return err;
+}
+
+/* Memory for the request and its reply, within budgets; draft is what is known of it so far. On
+ * error nothing is held. */
+static ep_err make_request(forward_request *draft, const Expertd__V1__ForwardRequest *header,
+                           forward_request **out_request, ep_error *out_error)
+{
+    ep_forward_handler *handler = draft->handler;
+    const ep_forward_view *view = &draft->view;
+    ep_reply_rows_plan(view, &draft->reply);
+    size_t reply_bytes = draft->reply.layout.total_bytes;
+    if (reply_bytes > handler->config.reply_bytes_max) {
         return ep_error_set(
             out_error, EP_ERR_INVALID_ARGUMENT,
             "a reply of %u slots x %u values is above frame_bytes_max; allowed: %zu bytes",
             view->slots, view->hidden, handler->config.reply_bytes_max);
     }
-    *out_bytes = bytes;
-    return EP_OK;
-}
-
-/* Slots for neighbours: the first relay part is our own. */
-static uint32_t parts_of(const Expertd__V1__ForwardRequest *header)
-{
-    return header->n_relay > 0 ? (uint32_t)header->n_relay - 1 : 0;
-}
-
-/* Admits rows and bytes, those of neighbours' parts too: their copies and replies are held here as
- * well. */
-static ep_err admit(ep_forward_handler *handler, ep_rpc_call *call, const ep_forward_view *view,
-                    const Expertd__V1__ForwardRequest *header, uint64_t bytes,
-                    ep_ticket *out_ticket, ep_error *out_error)
-{
-    size_t frame_bytes;
-    ep_admission_request request = {
-        .tenant = ep_tenants_find(handler->config.tenants, ep_rpc_call_metadata(call, "tenant")),
-        .tokens = view->rows, /* no overflow: a frame has fewer rows, and parts */
-        .is_prefill = header->prefill,
-        .deadline_ns = ep_rpc_call_deadline_ns(call)};
-    ep_rpc_call_tensors(call, &frame_bytes);
-    request.bytes = bytes + frame_bytes;
-    for (uint32_t i = 0; i < parts_of(header); i++) {
-        uint32_t part_rows;
-        uint64_t part_bytes;
-        ep_relay_bound(view, header->relay[i + 1]->slots_count, &part_rows, &part_bytes);
-        request.tokens += part_rows;
-        request.bytes += part_bytes;
-    }
-    return ep_admission_enter(handler->config.admission, &request, ep_clock_now_ns(), out_ticket,
-                              out_error);
-}
-
-/* Memory for the request and its reply, within budgets. On error nothing is held. */
-static ep_err make_request(ep_forward_handler *handler, ep_rpc_call *call,
-                           const ep_forward_view *view, const ep_node_layer *layer,
-                           const Expertd__V1__ForwardRequest *header, bool is_traced,
-                           forward_request **out_request, arena_layout *out_layout,
-                           ep_slot_shape *out_shape, ep_error *out_error)
-{
-    ep_ticket ticket;
-    ep_buffer *arena = NULL;
-    ep_reply_rows reply;
-    size_t reply_bytes;
-    ep_err err = check_reply_bytes(handler, view, &reply_bytes, out_error);
+    reply_bytes += draft->reply.beside_bytes;
+    ep_slot_shape_of(view->wire_slots, view->own_slots, draft->layer->experts_total,
+                     ep_batch_rows_max[draft->work_class], &draft->shape);
+    const size_t bytes = lay_out(draft, NULL);
+    ep_err err = admit(draft, header, reply_bytes + bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
-    ep_slot_shape_of(view->wire_slots, view->own_slots, ep_node_layer_experts(layer),
-                     ep_batch_rows_max(work_class_of(header->prefill)), out_shape);
-    reply_bytes += ep_reply_rows_beside_bytes(view);
-    *out_layout =
-        layout_of(view, out_shape, ep_node_layer_experts(layer), parts_of(header), is_traced);
-    err = admit(handler, call, view, header, reply_bytes + out_layout->total_bytes, &ticket,
-                out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_buffer_acquire(handler->arenas, out_layout->total_bytes, &arena);
+    err = ep_buffer_acquire(handler->arenas, bytes, &draft->arena);
     if (err == EP_OK) {
-        err = ep_reply_rows_acquire(view, ep_rpc_call_pool(call), &reply);
+        err = ep_reply_rows_acquire(&draft->reply, draft->asked->pool);
     }
     if (err != EP_OK) {
-        ep_buffer_unref(arena);
-        ep_admission_leave(handler->config.admission, &ticket, ep_clock_now_ns(), 0, err);
+        ep_buffer_unref(draft->arena);
+        ep_admission_leave(handler->config.admission, &draft->ticket, ep_clock_now_ns(), 0, err);
         return ep_error_set(
             out_error, err,
             "no buffer of %zu bytes for the reply or %zu for the request; see buffer_bytes_max",
-            reply_bytes, out_layout->total_bytes);
+            reply_bytes, bytes);
     }
-    forward_request *request = (forward_request *)(void *)arena->data;
-    memset(request, 0, sizeof(*request));
-    request->handler = handler;
-    request->call = call;
-    request->view = *view;
-    request->ticket = ticket;
-    request->arena = arena;
-    request->reply = reply;
+    forward_request *request = (forward_request *)(void *)draft->arena->data;
+    *request = *draft;
+    request->reply.view = &request->view;
+    lay_out(request, request->arena->data);
     *out_request = request;
     return EP_OK;
 }
 
-static ep_err check_relay(const ep_forward_handler *handler,
-                          const Expertd__V1__ForwardRequest *header, ep_forward_view *view,
+static ep_err check_relay(forward_request *draft, const Expertd__V1__ForwardRequest *header,
                           ep_error *out_error)
 {
-    if (handler->config.relay == NULL) {
+    if (draft->handler->config.relay == NULL) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "this node passes nothing on: relay has %zu parts, allowed 0",
                             header->n_relay);
     }
-    ep_err err = ep_relay_check(header, handler->config.node_name, out_error);
+    ep_err err = ep_relay_check(header, draft->handler->config.node_name, out_error);
     if (err == EP_OK) {
-        view->own_slots = header->relay[0]->slots_count;
+        draft->view.own_slots = header->relay[0]->slots_count;
+        draft->parts_count = (uint32_t)header->n_relay - 1; /* the first one is our own */
     }
     return err;
 }
 
-static ep_err check_header(const ep_forward_handler *handler,
-                           const Expertd__V1__ForwardRequest *header, ep_rpc_call *call,
-                           ep_node_model **out_model, ep_node_layer **out_layer,
-                           ep_forward_view *out_view, ep_error *out_error)
+static ep_err check_header(forward_request *draft, const Expertd__V1__ForwardRequest *header,
+                           ep_error *out_error)
 {
-    size_t bytes;
-    const uint8_t *tensors = ep_rpc_call_tensors(call, &bytes);
-    ep_err err = ep_node_models_find(handler->config.models, header->model, header->version,
-                                     header->layer, out_model, out_layer, out_error);
+    const ep_rpc_incoming *asked = draft->asked;
+    ep_err err = ep_node_models_find(draft->handler->config.models, header->model, header->version,
+                                     header->layer, &draft->model, &draft->layer, out_error);
     if (err != EP_OK) {
         return err;
     }
-    if (header->numerics[0] != 0 && strcmp(header->numerics, (*out_model)->numerics) != 0) {
+    const char *numerics = draft->model->numerics;
+    if (header->numerics[0] != 0 && strcmp(header->numerics, numerics) != 0) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
                             "model %s is computed here with numerics '%s', the call pins '%.90s'",
-                            header->model, (*out_model)->numerics, header->numerics);
+                            header->model, numerics, header->numerics);
     }
-    err = ep_forward_view_make(header, tensors, bytes, &(*out_layer)->shape, out_view, out_error);
+    err = ep_forward_view_make(header, asked->tensors, asked->tensor_bytes, &draft->layer->shape,
+                               &draft->view, out_error);
     if (err == EP_OK && header->n_relay > 0) {
-        err = check_relay(handler, header, out_view, out_error);
+        err = check_relay(draft, header, out_error);
     }
-    if (err == EP_OK &&
-        (ep_rpc_call_is_cancelled(call) || ep_clock_now_ns() >= ep_rpc_call_deadline_ns(call))) {
+    if (err == EP_OK && ep_rpc_call_is_cancelled(draft->call)) {
         return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
                             "the deadline passed before the work began");
     }
     return err;
 }
 
-static void start(forward_request *request, const arena_layout *layout, const ep_slot_shape *shape,
-                  const Expertd__V1__ForwardRequest *header, const ep_batch_step *step)
+static void start(forward_request *request, const Expertd__V1__ForwardRequest *header)
 {
-    uint8_t *base = request->arena->data;
-    uint32_t *order = NULL;
+    uint32_t cold_count = 0;
     ep_error error;
-    request->rows = (ep_job_row *)(void *)(base + layout->rows_offset);
-    request->works = (ep_work *)(void *)(base + layout->works_offset);
-    request->residents = (ep_resident **)(void *)(base + layout->residents_offset);
-    request->experts = (uint32_t *)(void *)(base + layout->experts_offset);
-    request->expert_rows = request->experts + shape->experts_max;
-    request->group_of = (uint32_t *)(void *)(base + layout->group_of_offset);
-    request->groups = (expert_group *)(void *)(base + layout->groups_offset);
-    request->parts = (ep_relay_part *)(void *)(base + layout->parts_offset);
-    if (!shape->is_sorted) {
-        order = (uint32_t *)(void *)(base + layout->order_offset);
+    if (request->order != NULL) {
         ep_slot_order(request->view.wire_slots, request->view.own_slots,
-                      ep_node_layer_experts(request->layer), order + request->view.own_slots,
-                      order);
+                      request->layer->experts_total, request->order + request->view.own_slots,
+                      request->order);
     }
-    group_slots(request, order);
+    group_slots(request);
     ep_error_clear(&error);
     ep_epoch asked = {0};
     if (header->epoch != NULL) {
         asked = (ep_epoch){.term = header->epoch->term, .number = header->epoch->number};
     }
-    ep_err err = acquire_experts(request, asked, &error);
+    ep_err err = acquire_experts(request, asked, &cold_count, &error);
     if (request->trace.call != 0) {
-        trace_works(request, (ep_work_trace *)(void *)(base + layout->traces_offset));
-        trace_decode_end(&request->trace, request->view.slots, err);
+        trace_works(request);
+        trace_decode_end(request->trace, request->view.slots, err);
     }
     if (err != EP_OK) {
         snprintf(error.node, sizeof(error.node), "%s", request->handler->config.node_name);
+        request->parts_count = 0; /* none was sent */
         finish(request, err, &error);
         return;
     }
-    request->parts_count = parts_of(header);
     EP_ASSERT(request->works_count > 0); /* a checked request has at least one slot */
     atomic_store(&request->works_left, request->works_count + request->parts_count);
-    send_parts(request, header);
-    submit_works(request, step);
+    if (request->parts_count > 0) {
+        send_parts(request, header);
+    }
+    const ep_batch_step step = {.layer = request->layer,
+                                .group = header->step_group,
+                                .size = header->step_group_size,
+                                .member = header->step_member != 0 ? header->step_member
+                                                                   : request->asked->number};
+    if (cold_count > 0) {
+        submit_around_cold(request, &step);
+    } else {
+        ep_batcher_submit(request->handler->config.batcher, request->works, request->works_count,
+                          &step);
+    }
 }
 
 void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__ForwardRequest *header,
                              Expertd__V1__ForwardReply_Closure closure, ep_rpc_call *call)
 {
-    ep_node_model *model;
-    ep_node_layer *layer;
-    ep_forward_view view;
+    forward_request draft = {.handler = handler,
+                             .call = call,
+                             .asked = ep_rpc_call_incoming(call),
+                             .closure = closure,
+                             .work_class = header->prefill ? EP_WORK_PREFILL : EP_WORK_DECODE,
+                             .wants_timing = header->want_timing};
     forward_request *request;
-    arena_layout layout;
-    ep_slot_shape shape;
     ep_error error;
     ep_error_clear(&error);
-    count_begin(handler);
-    const ep_trace_fields trace = trace_begin(handler, header, call);
-    ep_err err = check_header(handler, header, call, &model, &layer, &view, &error);
+    pthread_mutex_lock(&handler->lock);
+    handler->stats.in_flight++;
+    pthread_mutex_unlock(&handler->lock);
+    if (EP_TRACE_SPAN_ON(serve)) {
+        draft.trace = trace_begin(handler, header, call);
+    }
+    ep_err err = check_header(&draft, header, &error);
     if (err == EP_OK) {
-        err = make_request(handler, call, &view, layer, header, trace.call != 0, &request, &layout,
-                           &shape, &error);
+        err = make_request(&draft, header, &request, &error);
     }
     if (err != EP_OK) {
         error.code = err;
-        refuse(handler, call, ep_rpc_call_received_ns(call), &trace, &error);
+        refuse(&draft, &error);
         return;
     }
-    request->trace = trace;
-    request->closure = closure;
-    request->model = model;
-    request->layer = layer;
-    request->is_prefill = header->prefill;
-    request->wants_timing = header->want_timing;
-    request->deadline_ns = ep_rpc_call_deadline_ns(call);
-    const ep_batch_step step = {.layer = layer,
-                                .group = header->step_group,
-                                .size = header->step_group_size,
-                                .member = header->step_member != 0 ? header->step_member
-                                                                   : ep_rpc_call_number(call)};
-    start(request, &layout, &shape, header, &step);
+    start(request, header);
 }

@@ -106,12 +106,12 @@ static void mark_assigned(const ep_node_layer *layer, const Expertd__V1__NodeAss
                           uint8_t *wanted)
 {
     for (size_t i = 0; i < assignment->n_experts; i++) {
-        if (assignment->experts[i] < ep_node_layer_experts(layer)) {
+        if (assignment->experts[i] < layer->experts_total) {
             wanted[assignment->experts[i]] = 1;
         } else {
             ep_log(EP_LOG_ERROR, "assignment", EP_KV(model, assignment->model),
                    EP_KV(layer, assignment->layer), EP_KV(expert, assignment->experts[i]),
-                   EP_KV(expert_max, ep_node_layer_experts(layer) - 1),
+                   EP_KV(expert_max, layer->experts_total - 1),
                    EP_KV(reason, "the layer has no such expert"),
                    EP_KV(effect, "the others are loaded"));
         }
@@ -121,7 +121,7 @@ static void mark_assigned(const ep_node_layer *layer, const Expertd__V1__NodeAss
 static void want_layer(ep_membership *m, const ep_node_model *model, const ep_node_layer *layer,
                        Expertd__V1__NodeAssignment *const *assignments, size_t count)
 {
-    uint8_t *wanted = malloc(ep_node_layer_experts(layer));
+    uint8_t *wanted = malloc(layer->experts_total);
     if (wanted == NULL) {
         ep_log(EP_LOG_ERROR, "assignment", EP_KV(model, model->config->name),
                EP_KV(layer, layer->shape.layer), EP_KV(reason, "no memory"),
@@ -462,34 +462,21 @@ static void send_heartbeat(ep_membership *m)
 {
     Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
-    ep_membership_report report = {.state = ""};
+    ep_membership_texts texts = {.last_error = ""};
     ep_epoch loaded = ep_node_epoch_loaded(m->config.epoch);
-    m->config.report(m->config.arg, &report);
+    m->config.report(m->config.arg, &request, &texts);
     epoch.term = loaded.term;
     epoch.number = loaded.number;
     request.node = (char *)(uintptr_t)m->config.common->node;
     request.incarnation = m->config.common->incarnation;
     request.epoch = &epoch;
-    request.state = (char *)(uintptr_t)report.state;
-    request.rows_served = report.rows_served;
-    request.requests_failed = report.requests_failed;
-    request.requests_hedged = report.requests_hedged;
-    request.requests_refused = report.requests_refused;
-    request.tls_expiry = report.tls_expiry;
-    request.devices = report.devices;
-    request.devices_lost = report.devices_lost;
-    request.busy_us = report.busy_us;
-    request.busy_work = report.busy_work;
-    request.experts_to_load = report.experts_to_load;
-    request.last_error = report.last_error;
-    request.tls_error = report.tls_error;
     request.secret = m->secret;
     if (m->models_changed &&
         ep_node_models_describe(m->config.models, &request.models, &request.n_models) == EP_OK) {
         m->models_changed = false;
     }
-    m->sent_draining = strcmp(report.state, "draining") == 0;
-    m->sent_leaving = strcmp(report.state, "leaving") == 0;
+    m->sent_draining = strcmp(request.state, "draining") == 0;
+    m->sent_leaving = strcmp(request.state, "leaving") == 0;
     ep_load_report_make(m->loads, ep_clock_now_ns(), m->sent_draining, &request.loads,
                         &request.n_loads);
     call(m, LETTER_HEARTBEAT, "Heartbeat", &request.base);

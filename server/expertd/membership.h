@@ -23,22 +23,11 @@
 
 typedef struct ep_membership ep_membership;
 
-/* What a heartbeat says of the node. */
-typedef struct ep_membership_report {
-    const char *state; /* static text */
-    uint64_t rows_served;
-    uint64_t requests_failed;
-    uint64_t requests_hedged;
-    uint64_t requests_refused;
-    uint64_t tls_expiry; /* as ep_tls_watch_expiry */
-    uint32_t devices;
-    uint64_t devices_lost; /* bit d: device d */
-    uint64_t busy_us;      /* as in HeartbeatRequest, as the next */
-    uint64_t busy_work;
-    uint32_t experts_to_load;
+/* Room for what a heartbeat says in words. */
+typedef struct ep_membership_texts {
     char last_error[EP_ERROR_TEXT_BYTES];
-    char tls_error[EP_ERROR_TEXT_BYTES]; /* as ep_tls_watch_refusal */
-} ep_membership_report;
+    char tls_error[EP_ERROR_TEXT_BYTES];
+} ep_membership_texts;
 
 typedef struct ep_membership_config {
     const char *coordinator_url; /* everything here is borrowed */
@@ -51,7 +40,8 @@ typedef struct ep_membership_config {
     const ep_node_models *models;
     ep_weight_store *store;
     ep_node_epoch *epoch;
-    void (*report)(void *arg, ep_membership_report *out_report);
+    /* Fills what the node says of its state and work; texts lives until the request is sent. */
+    void (*report)(void *arg, Expertd__V1__HeartbeatRequest *request, ep_membership_texts *texts);
     void (*on_change)(void *arg); /* connected, assigned or loaded changed; on the loop's thread */
     /* The other nodes of this host in the newest table, with every answer of a coordinator that has
      * one; the loop's thread */

@@ -29,19 +29,6 @@
 #define SWEEP_MS 10000   /* how often links to neighbours are looked through */
 #define LEAVE_LOOK_MS 10 /* how often a draining node looks whether its replies are out */
 
-const char *ep_node_state_name(ep_node_state state)
-{
-    static const char *const names[] = {"starting", "serving", "degraded", "draining"};
-    return names[state];
-}
-
-const char *ep_node_state_text(const ep_node *node)
-{
-    ep_node_state state = (ep_node_state)atomic_load(&node->state);
-    return atomic_load(&node->is_leaving) && state != EP_NODE_DRAINING ? "leaving"
-                                                                       : ep_node_state_name(state);
-}
-
 /* ---- state ---- */
 
 static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *weights)
@@ -271,7 +258,8 @@ static bool is_alive(void *arg)
 
 /* ---- membership ---- */
 
-static void fill_report(void *arg, ep_membership_report *out_report)
+static void fill_report(void *arg, Expertd__V1__HeartbeatRequest *request,
+                        ep_membership_texts *texts)
 {
     ep_node *node = arg;
     ep_forward_stats requests;
@@ -282,19 +270,21 @@ static void fill_report(void *arg, ep_membership_report *out_report)
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_weight_store_read_stats(node->store, &weights);
     ep_admission_read_stats(node->admission, &admission);
-    out_report->state = ep_node_state_text(node);
-    out_report->rows_served = requests.rows_served;
-    out_report->requests_failed = requests.failed;
-    out_report->requests_hedged = requests.hedged;
-    out_report->requests_refused = admission.refused_total;
-    out_report->tls_expiry = ep_tls_watch_expiry(&node->tls_watch);
-    out_report->busy_us = jobs.busy_ns / EP_NS_PER_US;
-    out_report->busy_work = jobs.busy_work;
-    out_report->experts_to_load = (uint32_t)weights.pending_count;
-    out_report->devices = node->devices.count;
-    out_report->devices_lost = ep_node_devices_lost(&node->devices);
-    ep_tls_watch_refusal(&node->tls_watch, out_report->tls_error);
-    snprintf(out_report->last_error, sizeof(out_report->last_error), "%s", weights.last_error);
+    request->state = (char *)(uintptr_t)ep_node_state_text(node);
+    request->rows_served = requests.rows_served;
+    request->requests_failed = requests.failed;
+    request->requests_hedged = requests.hedged;
+    request->requests_refused = admission.refused_total;
+    request->tls_expiry = ep_tls_watch_expiry(&node->tls_watch);
+    request->busy_us = jobs.busy_ns / EP_NS_PER_US;
+    request->busy_work = jobs.busy_work;
+    request->experts_to_load = (uint32_t)weights.pending_count;
+    request->devices = node->devices.count;
+    request->devices_lost = ep_node_devices_lost(&node->devices);
+    ep_tls_watch_refusal(&node->tls_watch, texts->tls_error);
+    snprintf(texts->last_error, sizeof(texts->last_error), "%s", weights.last_error);
+    request->tls_error = texts->tls_error;
+    request->last_error = texts->last_error;
 }
 
 static void on_membership(void *arg)
@@ -636,7 +626,7 @@ static ep_err start_loading(ep_node *node, ep_error *out_error)
     for (uint32_t m = 0; err == EP_OK && m < node->models.count; m++) {
         const ep_node_model *model = &node->models.models[m];
         for (uint32_t l = 0; l < model->layers_count; l++) {
-            uint8_t *wanted = malloc(ep_node_layer_experts(&model->layers[l]));
+            uint8_t *wanted = malloc(model->layers[l].experts_total);
             if (wanted == NULL) {
                 return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to load model %s",
                                     model->config->name);
@@ -810,7 +800,6 @@ void ep_node_destroy(ep_node *node)
     ep_node_models_close(&node->models);
     ep_weight_fetch_destroy(node->weight_fetch);
     ep_node_devices_close(&node->devices);
-    ep_node_observe_fini(node);
     ep_metrics_destroy(node->metrics);
     ep_buffer_pool_destroy(node->pool);
     ep_timer_service_destroy(node->timers);

@@ -15,11 +15,6 @@
 static const uint32_t accepted_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8,
                                            EP_DTYPE_F8E4M3};
 
-uint32_t ep_node_layer_experts(const ep_node_layer *layer)
-{
-    return layer->shape.experts + layer->shape.shared_experts;
-}
-
 static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error *out_error)
 {
     const ep_model_info *info = model->info;
@@ -42,7 +37,8 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
         memcpy(weights.numerics, model->numerics, sizeof(weights.numerics));
         memcpy(weights.identity, identity, sizeof(weights.identity));
         layer->shape = info->moe_layers[i];
-        layer->queues = calloc(ep_node_layer_experts(layer), sizeof(*layer->queues));
+        layer->experts_total = layer->shape.experts + layer->shape.shared_experts;
+        layer->queues = calloc(layer->experts_total, sizeof(*layer->queues));
         layer->slots = calloc(layer->shape.experts, sizeof(*layer->slots));
         model->layers_count++;
         if (layer->queues == NULL || layer->slots == NULL) {
@@ -209,22 +205,6 @@ void ep_node_models_close(ep_node_models *models)
     *models = (ep_node_models){0};
 }
 
-static ep_node_layer *find_layer(const ep_node_model *model, uint32_t layer)
-{
-    uint32_t low = 0, high = model->layers_count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (model->layers[middle].shape.layer < layer) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low < model->layers_count && model->layers[low].shape.layer == layer
-               ? &model->layers[low]
-               : NULL;
-}
-
 static void list_models(const ep_node_models *models, char *out, size_t bytes)
 {
     size_t n = 0;
@@ -269,8 +249,16 @@ ep_err ep_node_models_find(const ep_node_models *models, const char *name, const
     if (err != EP_OK) {
         return err;
     }
-    ep_node_layer *found_layer = find_layer(found, layer);
-    if (found_layer == NULL) {
+    uint32_t low = 0, high = found->layers_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (found->layers[middle].shape.layer < layer) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    if (low == found->layers_count || found->layers[low].shape.layer != layer) {
         ep_error_set(out_error, EP_ERR_NOT_FOUND,
                      "model %s version %s has no MoE layer %u; its %u MoE layers are within %u..%u",
                      name, found->info->version, layer, found->layers_count,
@@ -282,7 +270,7 @@ ep_err ep_node_models_find(const ep_node_models *models, const char *name, const
         return EP_ERR_NOT_FOUND;
     }
     *out_model = found;
-    *out_layer = found_layer;
+    *out_layer = &found->layers[low];
     return EP_OK;
 }
 
@@ -290,11 +278,11 @@ void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *l
                               uint8_t *out_wanted)
 {
     const ep_node_model_config *config = model->config;
-    memset(out_wanted, config->choice == EP_EXPERTS_ALL, ep_node_layer_experts(layer));
+    memset(out_wanted, config->choice == EP_EXPERTS_ALL, layer->experts_total);
     if (config->choice == EP_EXPERTS_LISTED) {
         for (uint32_t r = 0; r < config->ranges_count; r++) {
             for (uint32_t e = config->ranges[r].first;
-                 e <= config->ranges[r].last && e < ep_node_layer_experts(layer); e++) {
+                 e <= config->ranges[r].last && e < layer->experts_total; e++) {
                 out_wanted[e] = 1;
             }
         }
@@ -313,7 +301,7 @@ uint64_t ep_node_models_file_bytes(const ep_node_models *models)
             bytes += ((ep_activation_has_gate(shape->activation) ? 2ull : 1ull) *
                           ep_weight_matrix_bytes(format, shape->inner, shape->hidden) +
                       ep_weight_matrix_bytes(down_format, shape->hidden, shape->inner)) *
-                     ep_node_layer_experts(&model->layers[l]);
+                     model->layers[l].experts_total;
         }
     }
     return bytes;
@@ -332,8 +320,8 @@ static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models,
                                                const ep_node_layer *layer)
 {
     Expertd__V1__LayerInfo *info = malloc(sizeof(*info));
-    uint32_t *owned = malloc(sizeof(*owned) * (ep_node_layer_experts(layer) + 1));
-    uint32_t *digests = malloc(sizeof(*digests) * (ep_node_layer_experts(layer) + 1));
+    uint32_t *owned = malloc(sizeof(*owned) * (layer->experts_total + 1));
+    uint32_t *digests = malloc(sizeof(*digests) * (layer->experts_total + 1));
     if (info == NULL || owned == NULL || digests == NULL) {
         free(info);
         free(owned);

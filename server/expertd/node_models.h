@@ -19,6 +19,7 @@
 
 typedef struct ep_node_layer {
     ep_layer_shape shape;
+    uint32_t experts_total; /* E + S */
     uint32_t store_slot;
     ep_work_queue *queues; /* [E+S] */
     _Atomic uint64_t rows_served;
@@ -56,7 +57,6 @@ ep_err ep_node_models_find_model(const ep_node_models *models, const char *name,
 ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
                            uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
                            ep_error *out_error);
-uint32_t ep_node_layer_experts(const ep_node_layer *layer); /* E + S */
 /* wanted[E+S] of one layer as configured, without any assignment. */
 void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer,
                               uint8_t *out_wanted);

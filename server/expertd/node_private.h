@@ -36,46 +36,6 @@ typedef struct ep_node_info_service {
     ep_node *node;
 } ep_node_info_service;
 
-/* Series whose values are read when somebody asks. */
-typedef struct ep_node_gauges {
-    ep_metric_series *ready;
-    ep_metric_series *in_flight;
-    ep_metric_series *queue_depth[EP_WORK_CLASSES];
-    ep_metric_series *jobs[EP_WORK_CLASSES];
-    ep_metric_series *job_works[EP_WORK_CLASSES];
-    ep_metric_series *job_rows[EP_WORK_CLASSES];
-    ep_metric_series *jobs_in_flight;
-    ep_metric_series *tokens_in_flight;
-    ep_metric_series *spill_bytes;
-    ep_metric_series *refused;
-    ep_metric_series *spilled;
-    ep_metric_series *experts_resident;
-    ep_metric_series *experts_failed;
-    ep_metric_series *experts_pending;
-    ep_metric_series *weight_bytes;
-    ep_metric_series *weight_files[2]; /* sent, received */
-    ep_metric_series *experts_owned;
-    ep_metric_series *expert_waits;
-    ep_metric_series *expert_uses[2];       /* hit, miss */
-    ep_metric_series *expert_prefetches[2]; /* useful, useless */
-    ep_metric_series *expert_evictions;
-    ep_metric_series *expert_loads;
-    ep_metric_series *expert_load_seconds;
-    ep_metric_series *cache_bytes;
-    ep_metric_series *cache_files[3]; /* read, written, dropped */
-    ep_metric_series *epoch;
-    ep_metric_series *coordinator_connected;
-    ep_metric_series *connections;
-    ep_metric_series *rpc_calls;
-    ep_metric_series *rpc_bytes_in;
-    ep_metric_series *rpc_bytes_out;
-    ep_metric_series *protocol_errors;
-    ep_metric_series *buffer_bytes;
-    ep_metric_series *buffer_bytes_peak;
-    ep_metric_series *devices[EP_BACKEND_DEVICES_MAX][4]; /* lost, memory, free, weights */
-    ep_metric_series **layer_rows;                        /* [all layers of all models] */
-} ep_node_gauges;
-
 struct ep_node {
     const ep_node_config *config;
     ep_node_source source;
@@ -107,7 +67,6 @@ struct ep_node {
     ep_weight_fetch *weight_fetch; /* NULL: no model is mirrored */
     ep_node_expert_service expert_service;
     ep_node_info_service info_service;
-    ep_node_gauges gauges;
     char url[EP_ADDRESS_BYTES]; /* first listener, real port */
     char probe_url[EP_ADDRESS_BYTES];
     char admin_url[EP_ADDRESS_BYTES]; /* "" off */
@@ -152,7 +111,6 @@ void ep_node_hello_free(void *arg, Expertd__V1__Hello *hello);
 
 /* node_observe.c: what operators see. */
 ep_err ep_node_observe_init(ep_node *node);
-void ep_node_observe_fini(ep_node *node);
 size_t ep_node_probe_checks(void *arg, ep_probe_kind kind, ep_probe_check *out);
 
 #endif

@@ -168,7 +168,7 @@ static ep_err start_part(ep_relay_part *part, ep_error *out_error)
     }
     ep_err err =
         ep_relay_pack(part->view, wire_part(part)->slots_begin, wire_part(part)->slots_count,
-                      ep_rpc_call_pool(part->call), &header, &tensors);
+                      ep_rpc_call_incoming(part->call)->pool, &header, &tensors);
     if (err != EP_OK) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no buffer for %" PRIu32 " slots: %s",
                             wire_part(part)->slots_count, ep_err_text(err));
@@ -192,7 +192,7 @@ static ep_err start_part(ep_relay_part *part, ep_error *out_error)
                               .method = part->link->relay->forward_method,
                               .header = &header.base,
                               .tensors = tensors,
-                              .deadline_ns = ep_rpc_call_deadline_ns(part->call),
+                              .deadline_ns = ep_rpc_call_incoming(part->call)->deadline_ns,
                               .metadata = metadata,
                               .metadata_count = metadata_count};
     err = ep_rpc_call_start(part->link->channel, &request, on_reply, part, &id, out_error);

@@ -101,7 +101,7 @@ static bool read_one(ep_weight_serve *serve, const waiting_read *read)
         ep_rpc_call_finish(read->call, EP_ERR_CANCELLED, NULL);
         return false;
     }
-    ep_err err = ep_buffer_acquire(ep_rpc_call_pool(read->call), bytes, &buffer);
+    ep_err err = ep_buffer_acquire(ep_rpc_call_incoming(read->call)->pool, bytes, &buffer);
     if (err != EP_OK) {
         ep_error_set(&error, err, "no buffer of %" PRIu32 " bytes: %s", bytes, ep_err_text(err));
     } else {

@@ -121,7 +121,6 @@ void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert,
 
 /* weight_loader.c */
 void *ep_weight_loader_main(void *store);
-/* weight_saver.c */
 void *ep_weight_saver_main(void *store);
 /* weight_warm.c. No lock held. */
 void ep_weight_warm(ep_weight_store *store);

@@ -18,17 +18,16 @@ static void on_forward(Expertd__V1__ExpertService_Service *service,
                        const Expertd__V1__ForwardRequest *request,
                        Expertd__V1__ForwardReply_Closure closure, void *closure_data)
 {
-    size_t bytes;
     Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
-    const uint8_t *tensors = ep_rpc_call_tensors(closure_data, &bytes);
+    const ep_rpc_incoming *asked = ep_rpc_call_incoming(closure_data);
     ep_buffer *out = NULL;
     (void)service;
-    if (ep_buffer_acquire(ep_rpc_call_pool(closure_data), bytes, &out) != EP_OK) {
+    if (ep_buffer_acquire(asked->pool, asked->tensor_bytes, &out) != EP_OK) {
         ep_rpc_call_finish(closure_data, EP_ERR_NO_MEMORY, NULL);
         return;
     }
     /* a real reply is written by a kernel: one write of each byte */
-    memcpy(out->data, tensors, bytes);
+    memcpy(out->data, asked->tensors, asked->tensor_bytes);
     reply.slots = request->slots;
     ep_rpc_call_attach(closure_data, out);
     closure(&reply, closure_data);

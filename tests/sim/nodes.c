@@ -72,8 +72,8 @@ static void compute(node_job *job, const ep_forward_view *view)
     ep_buffer *tensors = NULL;
     size_t row_bytes = view->hidden * ep_dtype_bytes(view->reply_dtype);
     float row[HIDDEN_MAX];
-    if (ep_buffer_acquire(ep_rpc_call_pool(job->call), view->slots * row_bytes + 1, &tensors) !=
-        EP_OK) {
+    if (ep_buffer_acquire(ep_rpc_call_incoming(job->call)->pool, view->slots * row_bytes + 1,
+                          &tensors) != EP_OK) {
         finish_error(job, EP_ERR_RESOURCE_EXHAUSTED, -1, RETRY_AFTER_US);
         return;
     }
@@ -107,9 +107,8 @@ static void answer(ep_sim_event *event, void *arg)
     sim_node *node = job->node;
     ep_forward_view view;
     ep_error error;
-    size_t bytes = 0;
     (void)event;
-    const uint8_t *tensors = ep_rpc_call_tensors(job->call, &bytes);
+    const ep_rpc_incoming *asked = ep_rpc_call_incoming(job->call);
     if (ep_rpc_call_is_cancelled(job->call)) {
         finish_error(job, EP_ERR_CANCELLED, -1, 0);
         return;
@@ -117,7 +116,8 @@ static void answer(ep_sim_event *event, void *arg)
     if (node->fault == NODE_HANG) {
         return; /* until it is released, cancelled, or the node dies */
     }
-    ep_err err = ep_forward_view_make(job->in, tensors, bytes, &node->world->shape, &view, &error);
+    ep_err err = ep_forward_view_make(job->in, asked->tensors, asked->tensor_bytes,
+                                      &node->world->shape, &view, &error);
     SIM_CHECK(err == EP_OK, "a request that passed its checksum is malformed: %s", error.text);
     check_routing(node, job->in, &view);
     for (uint32_t s = 0; s < view.slots; s++) {

@@ -45,14 +45,13 @@ void fixture_wait(fixture *f, const uint32_t *counter, uint32_t value)
 static void reply_ok(ep_rpc_call *call, Expertd__V1__ForwardReply_Closure closure, uint32_t slots)
 {
     Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
-    size_t bytes;
-    const uint8_t *tensors = ep_rpc_call_tensors(call, &bytes);
-    if (bytes > 0) {
+    const ep_rpc_incoming *asked = ep_rpc_call_incoming(call);
+    if (asked->tensor_bytes > 0) {
         ep_buffer *copy;
-        if (ep_buffer_acquire(ep_rpc_call_pool(call), bytes, &copy) != EP_OK) {
+        if (ep_buffer_acquire(asked->pool, asked->tensor_bytes, &copy) != EP_OK) {
             die("no buffer", NULL);
         }
-        memcpy(copy->data, tensors, bytes);
+        memcpy(copy->data, asked->tensors, asked->tensor_bytes);
         ep_rpc_call_attach(call, copy);
     }
     reply.slots = slots;
@@ -149,7 +148,7 @@ static void finish_big(ep_rpc_call *call, Expertd__V1__ForwardReply_Closure clos
 {
     Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
     ep_buffer *big;
-    if (ep_buffer_acquire(ep_rpc_call_pool(call), (size_t)17 << 20, &big) != EP_OK) {
+    if (ep_buffer_acquire(ep_rpc_call_incoming(call)->pool, (size_t)17 << 20, &big) != EP_OK) {
         die("no buffer", NULL);
     }
     ep_rpc_call_attach(call, big);
@@ -162,9 +161,9 @@ static void look(fixture *f, ep_rpc_call *call)
     const char *value = ep_rpc_call_metadata(call, "traceparent");
     pthread_mutex_lock(&f->lock);
     f->forwards++;
-    f->seen_deadline_ns = ep_rpc_call_deadline_ns(call);
+    f->seen_deadline_ns = ep_rpc_call_incoming(call)->deadline_ns;
     snprintf(f->seen_metadata, sizeof(f->seen_metadata), "%s", value != NULL ? value : "");
-    snprintf(f->seen_peer, sizeof(f->seen_peer), "%s", ep_rpc_call_peer_node(call));
+    snprintf(f->seen_peer, sizeof(f->seen_peer), "%s", ep_rpc_call_incoming(call)->peer_node);
     pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
 }

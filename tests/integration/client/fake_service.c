@@ -134,7 +134,8 @@ static void compute(job *j, const ep_forward_view *view, fake_fault fault)
     size_t row_bytes = view->hidden * ep_dtype_bytes(view->reply_dtype);
     size_t bytes = (size_t)slots * row_bytes;
     float *x = malloc(view->hidden * sizeof(*x));
-    must(ep_buffer_acquire(ep_rpc_call_pool(j->call), bytes + 1, &tensors), NULL, "reply buffer");
+    must(ep_buffer_acquire(ep_rpc_call_incoming(j->call)->pool, bytes + 1, &tensors), NULL,
+         "reply buffer");
     tensors->bytes = fault == FAKE_WRONG_BYTES ? bytes - row_bytes : bytes;
     for (uint32_t s = 0; s < slots; s++) {
         float *row = row_of(view, view->wire_slots[s].row, x);
@@ -163,8 +164,7 @@ static void answer(job *j, fake_fault fault, ep_err code, uint64_t retry_after_u
 {
     ep_forward_view view;
     ep_error error;
-    size_t bytes = 0;
-    const uint8_t *tensors = ep_rpc_call_tensors(j->call, &bytes);
+    const ep_rpc_incoming *asked = ep_rpc_call_incoming(j->call);
     if (ep_rpc_call_is_cancelled(j->call)) {
         finish_error(j, EP_ERR_CANCELLED, "the caller went away", -1, 0);
         return;
@@ -173,7 +173,8 @@ static void answer(job *j, fake_fault fault, ep_err code, uint64_t retry_after_u
         finish_error(j, code, "told to fail", -1, retry_after_us);
         return;
     }
-    ep_err err = ep_forward_view_make(j->in, tensors, bytes, &j->node->config.shape, &view, &error);
+    ep_err err = ep_forward_view_make(j->in, asked->tensors, asked->tensor_bytes,
+                                      &j->node->config.shape, &view, &error);
     if (err != EP_OK) {
         finish_error(j, err, error.text, -1, 0);
     } else if (check_owned(j, &view)) {

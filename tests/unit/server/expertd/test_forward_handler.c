@@ -569,9 +569,8 @@ Test(forward_handler, cancelled_work_is_dropped_before_it_is_computed)
 static void make_late(void)
 {
     const uint64_t long_ns = 6500 * EP_NS_PER_S, now_ns = ep_clock_now_ns();
-    const ep_admission_request request = {.tokens = 1, .deadline_ns = EP_TIME_NEVER};
-    ep_ticket late;
-    cr_assert_eq(ep_admission_enter(rig.admission, &request, now_ns, &late, NULL), EP_OK);
+    ep_ticket late = {.tokens = 1, .deadline_ns = EP_TIME_NEVER};
+    cr_assert_eq(ep_admission_enter(rig.admission, &late, now_ns, NULL), EP_OK);
     ep_admission_leave(rig.admission, &late, now_ns + long_ns, long_ns, EP_ERR_DEADLINE_EXCEEDED);
 }
 

@@ -255,10 +255,11 @@ static void weights_on_loop(void *arg)
     ep_membership_on_weights(rig.membership);
 }
 
-static void report(void *arg, ep_membership_report *out)
+static void report(void *arg, Expertd__V1__HeartbeatRequest *out, ep_membership_texts *texts)
 {
     (void)arg;
-    out->state = rig.state;
+    (void)texts;
+    out->state = (char *)(uintptr_t)rig.state;
     out->rows_served = 5;
     out->requests_failed = 4;
     out->requests_hedged = 3;

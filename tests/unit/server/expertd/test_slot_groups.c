@@ -45,9 +45,9 @@ Test(slot_groups, unsorted_slots_are_bounded_by_experts_and_sorted_stably)
 static ep_err enter_bytes(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t bytes,
                           uint64_t now_ns, ep_ticket *out_ticket, ep_error *out_error)
 {
-    const ep_admission_request request = {
+    *out_ticket = (ep_ticket){
         .tenant = tenant, .tokens = tokens, .bytes = bytes, .deadline_ns = EP_TIME_NEVER};
-    return ep_admission_enter(a, &request, now_ns, out_ticket, out_error);
+    return ep_admission_enter(a, out_ticket, now_ns, out_error);
 }
 
 static void leave(ep_admission *a, const ep_ticket *ticket, uint64_t took_ns)
@@ -208,9 +208,9 @@ typedef struct late_rig {
 static ep_err enter_tokens(late_rig *rig, uint32_t tokens, bool is_prefill, uint64_t now_ns,
                            uint64_t left_ns, ep_ticket *out_ticket, ep_error *out_error)
 {
-    const ep_admission_request request = {
+    *out_ticket = (ep_ticket){
         .tokens = tokens, .bytes = 1, .is_prefill = is_prefill, .deadline_ns = now_ns + left_ns};
-    return ep_admission_enter(rig->admission, &request, now_ns, out_ticket, out_error);
+    return ep_admission_enter(rig->admission, out_ticket, now_ns, out_error);
 }
 
 static ep_err enter_late(late_rig *rig, bool is_prefill, uint64_t now_ns, uint64_t left_ns,
