@@ -6,13 +6,6 @@
 #include "base/clock.h"
 #include "rpc/rpc_hello.h"
 
-/* Frames one connection may have queued, beside the lane's bound in bytes: each holds a pool buffer
- * of at least 4 KiB. */
-static uint32_t sends_max(const ep_rpc_link *link)
-{
-    return 2 * link->common->limits.calls_per_connection_max + 64;
-}
-
 void ep_rpc_link_ref(ep_rpc_link *link)
 {
     uint32_t before = __atomic_fetch_add(&link->refs, 1, __ATOMIC_RELAXED);
@@ -294,7 +287,7 @@ static bool frame_fields(const ep_rpc_link *link, const ep_frame *frame,
 static void trace_send_begin(const ep_rpc_link *link, ep_rpc_out *out)
 {
     ep_trace_fields fields;
-    out->is_traced = EP_TRACE_SPAN_ON(send) && frame_fields(link, &out->frame, &fields);
+    out->is_traced = frame_fields(link, &out->frame, &fields);
     if (out->is_traced) {
         fields.trace = out->trace;
         EP_TRACE(send_begin, &fields);
@@ -304,7 +297,7 @@ static void trace_send_begin(const ep_rpc_link *link, ep_rpc_out *out)
 static void trace_send_end(const ep_rpc_link *link, const ep_rpc_out *out, ep_err status)
 {
     ep_trace_fields fields;
-    if (out->is_traced && frame_fields(link, &out->frame, &fields)) {
+    if (frame_fields(link, &out->frame, &fields)) {
         fields.trace = out->trace;
         fields.status = (int32_t)status;
         EP_TRACE(send_end, &fields);
@@ -329,11 +322,9 @@ static void link_begin(void *arg, ep_conn *conn, const uint8_t prefix[EP_FRAME_P
 
 static void trace_receive_end(ep_rpc_link *link, ep_err status)
 {
-    if (link->receive_traced) {
-        link->receive_traced = false;
-        link->receiving.status = (int32_t)status;
-        EP_TRACE(receive_end, &link->receiving);
-    }
+    link->receive_traced = false;
+    link->receiving.status = (int32_t)status;
+    EP_TRACE(receive_end, &link->receiving);
 }
 
 /* ---- sending ---- */
@@ -343,7 +334,9 @@ static void link_sent(ep_send *send, ep_err result)
     ep_rpc_link *link = send->arg;
     ep_rpc_out *out = (ep_rpc_out *)(void *)send; /* send is its first member */
     bool last = out->last;
-    trace_send_end(link, out, result);
+    if (out->is_traced) {
+        trace_send_end(link, out, result);
+    }
     if (result == EP_OK) {
         __atomic_fetch_add(&link->bytes_sent, out->frame_bytes, __ATOMIC_RELAXED);
         __atomic_store_n(&link->left_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
@@ -361,7 +354,7 @@ static void link_sent(ep_send *send, ep_err result)
 
 static ep_err send_now(ep_rpc_link *link, ep_rpc_out *out, bool payload_crc)
 {
-    if (__atomic_add_fetch(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST) > sends_max(link) &&
+    if (__atomic_add_fetch(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST) > link->sends_max &&
         !out->last) {
         __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
         return EP_ERR_RESOURCE_EXHAUSTED;
@@ -371,10 +364,15 @@ static ep_err send_now(ep_rpc_link *link, ep_rpc_out *out, bool payload_crc)
     out->send.arg = link;
     out->send.done_inside = true; /* link_sent takes no lock that a sender holds */
     ep_rpc_link_ref(link);
-    trace_send_begin(link, out);
+    out->is_traced = false;
+    if (EP_TRACE_SPAN_ON(send)) {
+        trace_send_begin(link, out);
+    }
     ep_err err = ep_conn_send(link->conn, &out->send);
     if (err != EP_OK) {
-        trace_send_end(link, out, err);
+        if (out->is_traced) {
+            trace_send_end(link, out, err);
+        }
         __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
         ep_rpc_link_unref(link);
     }
@@ -407,7 +405,7 @@ void ep_rpc_link_send_reply(ep_rpc_link *link, ep_rpc_out *taken_out)
         ep_error_set(
             &why, err,
             "peer does not take its replies: send queue full (send_queue_bytes_max %zu, frames %u)",
-            link->common->limits.send_queue_bytes_max, sends_max(link));
+            link->common->limits.send_queue_bytes_max, link->sends_max);
         ep_rpc_link_close(link, &why);
     }
 }
@@ -487,7 +485,9 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
     ep_error why;
     ep_frame frame;
     (void)conn;
-    trace_receive_end(link, EP_OK);
+    if (link->receive_traced) {
+        trace_receive_end(link, EP_OK);
+    }
     __atomic_store_n(&link->received_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
     __atomic_fetch_add(&link->bytes_received, taken_frame->bytes, __ATOMIC_RELAXED);
     pthread_mutex_lock(&link->lock);
@@ -529,7 +529,9 @@ static void link_closed(void *arg, ep_conn *conn, const ep_error *error)
 {
     ep_rpc_link *link = arg;
     (void)conn;
-    trace_receive_end(link, error->code);
+    if (link->receive_traced) {
+        trace_receive_end(link, error->code);
+    }
     pthread_mutex_lock(&link->lock);
     link->phase = EP_LINK_CLOSED;
     link->close_asked = true;
@@ -552,6 +554,8 @@ void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rp
                           .refs = 1,
                           .phase = EP_LINK_NEW,
                           .peer_name = ""};
+    /* beside the lane's bound in bytes: each holds a pool buffer of at least 4 KiB */
+    link->sends_max = 2 * common->limits.calls_per_connection_max + 64;
     link->handler = (ep_conn_handler){
         .on_begin = link_begin, .on_frame = link_frame, .on_closed = link_closed, .arg = link};
     link->received_ns = ep_clock_now_ns();

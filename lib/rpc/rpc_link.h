@@ -70,6 +70,7 @@ struct ep_rpc_link {
     uint8_t ping_bytes[EP_FRAME_FIXED_BYTES];
     uint64_t received_ns;
     uint32_t sends_in_flight;
+    uint32_t sends_max;
     uint64_t bytes_received;
     uint64_t bytes_sent;
     const char *peer_name; /* for spans; "" until Hello */

@@ -238,19 +238,6 @@ static void count_ended(ep_batcher *batcher, const ep_backend_weights *used, uin
     }
 }
 
-/* Lock held. The backend has the pick. */
-static void count_begun(ep_batcher *batcher, const ep_batch_pick *pick)
-{
-    batcher->is_alone = batcher->stats.in_flight++ == 0;
-    if (batcher->is_alone) {
-        batcher->busy_since_ns = pick->works->started_ns;
-    }
-    atomic_fetch_add_explicit(&pick->works->place.queue->passes, 1, memory_order_relaxed);
-    batcher->stats.jobs_total[pick->work_class]++;
-    batcher->stats.works_total[pick->work_class] += pick->works_count;
-    batcher->stats.rows_total[pick->work_class] += pick->rows;
-}
-
 /* Lock held. Hands a pick to the backend. False: the backend is full and the works are back in
  * their queue. */
 static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *ended)
@@ -267,7 +254,14 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
     ep_err err = ep_backend_run(pick->works->backend, &pick->works->job);
     if (err == EP_OK) {
         batcher->free = run->next_free;
-        count_begun(batcher, pick);
+        batcher->is_alone = batcher->stats.in_flight++ == 0;
+        if (batcher->is_alone) {
+            batcher->busy_since_ns = pick->works->started_ns;
+        }
+        atomic_fetch_add_explicit(&pick->works->place.queue->passes, 1, memory_order_relaxed);
+        batcher->stats.jobs_total[pick->work_class]++;
+        batcher->stats.works_total[pick->work_class] += pick->works_count;
+        batcher->stats.rows_total[pick->work_class] += pick->rows;
         return true;
     }
     end_job(run, err);

@@ -116,12 +116,13 @@ void ep_forward_handler_read_stats(ep_forward_handler *handler, ep_forward_stats
 }
 
 /* Before the reply goes out: whoever has it finds it counted. */
-static void count_result(const forward_request *request, ep_err result, uint64_t rows,
-                         uint64_t took_ns)
+static void count_result(const forward_request *request, ep_err result, uint64_t took_ns,
+                         uint64_t queue_ns)
 {
+    const uint64_t rows = request->view.own_slots;
     ep_forward_handler *handler = request->handler;
     bool hedged = result == EP_ERR_CANCELLED && ep_rpc_call_is_answered(request->call);
-    ep_forward_metrics_ended(&handler->metrics, result, hedged, took_ns);
+    ep_forward_metrics_ended(&handler->metrics, result, hedged, rows, took_ns, queue_ns);
     pthread_mutex_lock(&handler->lock);
     if (result == EP_OK) {
         handler->stats.served++;
@@ -203,7 +204,7 @@ static void refuse(const forward_request *request, ep_error *error)
         trace_decode_end(request->trace, 0, error->code);
     }
     snprintf(error->node, sizeof(error->node), "%s", handler->config.node_name);
-    count_result(request, error->code, 0, ep_clock_now_ns() - request->asked->received_ns);
+    count_result(request, error->code, ep_clock_now_ns() - request->asked->received_ns, 0);
     ep_rpc_call_finish(request->call, error->code, error);
     if (is_traced) {
         trace_serve_end(request->trace, 0, error->code);
@@ -211,7 +212,7 @@ static void refuse(const forward_request *request, ep_error *error)
     count_end(handler);
 }
 
-static void send_reply(forward_request *request, uint64_t now_ns)
+static void send_reply(forward_request *request, uint64_t took_ns, uint64_t queue_ns)
 {
     Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
     reply.slots = request->view.slots;
@@ -219,11 +220,10 @@ static void send_reply(forward_request *request, uint64_t now_ns)
     reply.dtype = (uint32_t)request->view.reply_dtype;
     reply.numerics = request->model->numerics;
     reply.node_sum = request->view.node_sum;
-    uint64_t started_ns = atomic_load(&request->first_start_ns);
     reply.pass_rows = ep_batcher_pass_rows(request->handler->config.batcher);
-    if (request->wants_timing && started_ns != 0) {
-        reply.queue_us = (started_ns - request->asked->received_ns) / EP_NS_PER_US;
-        reply.compute_us = (now_ns - started_ns) / EP_NS_PER_US;
+    if (request->wants_timing) {
+        reply.queue_us = queue_ns / EP_NS_PER_US;
+        reply.compute_us = (took_ns - queue_ns) / EP_NS_PER_US;
         reply.service_us = (ep_clock_now_ns() - request->asked->received_ns) / EP_NS_PER_US;
     }
     ep_rpc_call_attach(request->call, request->reply.reply);
@@ -265,15 +265,16 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     ep_node_layer *layer = request->layer;
     uint64_t now_ns = ep_clock_now_ns();
     uint64_t took_ns = now_ns - request->asked->received_ns;
+    /* what has a result was begun */
+    uint64_t queue_ns =
+        result == EP_OK ? atomic_load(&request->first_start_ns) - request->asked->received_ns : 0;
     uint64_t rows = request->view.own_slots;
     ep_admission_leave(handler->config.admission, &request->ticket, now_ns, took_ns, result);
-    count_result(request, result, rows, took_ns);
+    count_result(request, result, took_ns, queue_ns);
     if (result == EP_OK) {
-        uint64_t started_ns = atomic_load(&request->first_start_ns);
-        ep_reply_rows_finish(&request->reply);
-        ep_forward_metrics_computed(&handler->metrics, rows,
-                                    started_ns != 0 ? started_ns - request->asked->received_ns : 0,
-                                    started_ns != 0 ? now_ns - started_ns : 0);
+        if (request->view.node_sum) {
+            ep_reply_rows_finish(&request->reply);
+        }
         atomic_fetch_add_explicit(&layer->rows_served, rows, memory_order_relaxed);
         /* shared experts are not counted: every token uses them */
         for (uint32_t g = 0;
@@ -281,7 +282,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
             atomic_fetch_add_explicit(&layer->slots[request->experts[g]], request->expert_rows[g],
                                       memory_order_relaxed);
         }
-        send_reply(request, now_ns);
+        send_reply(request, took_ns, queue_ns);
     }
     ep_rpc_call_finish(request->call, result, error);
     for (uint32_t i = 0; i < request->parts_count; i++) {
@@ -401,7 +402,9 @@ static void on_work_done(ep_work *work, ep_err result)
     } else {
         ep_forward_metrics_rows(&request->handler->metrics, work->job.rows, work->job.rows_count,
                                 request->view.reply_dtype, request->view.hidden);
-        ep_reply_rows_done(&request->reply, work->job.rows, work->job.rows_count);
+        if (request->reply.is_quantised) {
+            ep_reply_rows_done(&request->reply, work->job.rows, work->job.rows_count);
+        }
         uint64_t first = atomic_load(&request->first_start_ns);
         while ((first == 0 || work->started_ns < first) &&
                !atomic_compare_exchange_weak(&request->first_start_ns, &first, work->started_ns)) {
@@ -457,14 +460,6 @@ static size_t lay_out(forward_request *request, uint8_t *base)
     return used;
 }
 
-static void begin_group(forward_request *request, uint32_t expert)
-{
-    const uint32_t g = request->experts_count++;
-    request->experts[g] = expert;
-    request->expert_rows[g] = 0;
-    request->groups[g] = (expert_group){.request = request, .first = request->works_count};
-}
-
 static ep_work *begin_work(forward_request *request, const ep_job_row *rows)
 {
     const ep_forward_view *view = &request->view;
@@ -503,7 +498,10 @@ static void group_slots(forward_request *request)
         bool is_new_expert = request->experts_count == 0 ||
                              request->experts[request->experts_count - 1] != place.expert;
         if (is_new_expert) {
-            begin_group(request, place.expert);
+            const uint32_t g = request->experts_count++;
+            request->experts[g] = place.expert;
+            request->expert_rows[g] = 0;
+            request->groups[g] = (expert_group){.request = request, .first = request->works_count};
         }
         if (is_new_expert || work->job.rows_count == rows_max) {
             work = begin_work(request, &request->rows[i]);
@@ -673,12 +671,15 @@ static ep_err admit(forward_request *request, const Expertd__V1__ForwardRequest 
                     uint64_t bytes, ep_error *out_error)
 {
     const ep_forward_handler_config *config = &request->handler->config;
-    ep_ticket ticket = {
-        .tenant = ep_tenants_find(config->tenants, ep_rpc_call_metadata(request->call, "tenant")),
-        .tokens = request->view.rows, /* no overflow: a frame has fewer rows, and parts */
-        .bytes = bytes + request->asked->tensor_bytes,
-        .is_prefill = request->work_class == EP_WORK_PREFILL,
-        .deadline_ns = request->asked->deadline_ns};
+    ep_ticket ticket = {.tokens = request->view.rows, /* no overflow: a frame has fewer rows, and
+                                                         parts */
+                        .bytes = bytes + request->asked->tensor_bytes,
+                        .is_prefill = request->work_class == EP_WORK_PREFILL,
+                        .deadline_ns = request->asked->deadline_ns};
+    if (config->tenants->count > 1) {
+        ticket.tenant =
+            ep_tenants_find(config->tenants, ep_rpc_call_metadata(request->call, "tenant"));
+    }
     for (uint32_t i = 0; i < request->parts_count; i++) {
         uint32_t part_rows;
         uint64_t part_bytes;

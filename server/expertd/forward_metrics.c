@@ -51,13 +51,19 @@ void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry)
 }
 
 void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged,
-                              uint64_t took_ns)
+                              uint64_t rows, uint64_t took_ns, uint64_t queue_ns)
 {
     ep_counter_add(result == EP_OK
                        ? metrics->requests_ok
                        : requests(metrics->registry, hedged ? "HEDGED" : ep_err_name(result)),
                    1);
     ep_histogram_observe(metrics->total_seconds, (double)took_ns * 1e-9);
+    if (result == EP_OK) {
+        ep_counter_add(metrics->rows, rows);
+        ep_histogram_observe(metrics->request_rows, (double)rows);
+        ep_histogram_observe(metrics->queue_seconds, (double)queue_ns * 1e-9);
+        ep_histogram_observe(metrics->compute_seconds, (double)(took_ns - queue_ns) * 1e-9);
+    }
 }
 
 /* Rows need not be aligned. */
@@ -110,13 +116,4 @@ void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows
     if (nonfinite != 0) {
         ep_counter_add(metrics->nonfinite, nonfinite);
     }
-}
-
-void ep_forward_metrics_computed(ep_forward_metrics *metrics, uint64_t rows, uint64_t queue_ns,
-                                 uint64_t compute_ns)
-{
-    ep_counter_add(metrics->rows, rows);
-    ep_histogram_observe(metrics->request_rows, (double)rows);
-    ep_histogram_observe(metrics->queue_seconds, (double)queue_ns * 1e-9);
-    ep_histogram_observe(metrics->compute_seconds, (double)compute_ns * 1e-9);
 }

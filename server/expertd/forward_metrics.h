@@ -20,12 +20,10 @@ typedef struct ep_forward_metrics {
 } ep_forward_metrics;
 
 void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry);
-/* One request ended; hedged: cancelled, since the caller uses another node's answer. */
+/* One request ended; hedged: cancelled, since the caller uses another node's answer. With a result:
+ * rows were computed, from queue_ns after it came on. */
 void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged,
-                              uint64_t took_ns);
-/* One request was computed. */
-void ep_forward_metrics_computed(ep_forward_metrics *metrics, uint64_t rows, uint64_t queue_ns,
-                                 uint64_t compute_ns);
+                              uint64_t rows, uint64_t took_ns, uint64_t queue_ns);
 /* Some expert rows [hidden] of it were: they are looked through for NaN and Inf, while the cache
  * still holds them. The sums a node makes of them (node_sum) are not: a sum that overflows counts
  * nowhere. */

@@ -60,7 +60,7 @@ static void quantise(const ep_reply_rows *rows, const void *row, size_t at)
 
 void ep_reply_rows_done(const ep_reply_rows *rows, const ep_job_row *done, uint32_t done_count)
 {
-    for (uint32_t r = 0; rows->is_quantised && !rows->view->node_sum && r < done_count; r++) {
+    for (uint32_t r = 0; !rows->view->node_sum && r < done_count; r++) {
         quantise(rows, done[r].out,
                  (size_t)((const uint8_t *)done[r].out - rows->rows) / rows->row_bytes);
     }
@@ -77,9 +77,6 @@ void ep_reply_rows_finish(const ep_reply_rows *rows)
         .places = view->slot_places,
         .scales = view->slot_scales,
     };
-    if (!view->node_sum) {
-        return;
-    }
     uint8_t *base = rows->beside->data;
     uint8_t *sums = rows->is_quantised ? base + rows->sums_offset : rows->reply->data;
     uint32_t *begins = (uint32_t *)(void *)(base + rows->begins_offset);

@@ -498,17 +498,6 @@ void ep_weight_store_drop_unwanted(ep_weight_store *store)
 
 /* ---- requests ---- */
 
-/* Lock held. Whether it was in memory. */
-static bool count_use(ep_weight_store *store, expert_entry *entry)
-{
-    const bool is_hit = entry->state == EP_EXPERT_RESIDENT;
-    store->stats.hits_total += is_hit;
-    store->stats.misses_total += !is_hit;
-    store->stats.prefetches_useful_total += is_hit && entry->is_prefetched;
-    entry->is_prefetched = entry->is_prefetched && !is_hit;
-    return is_hit;
-}
-
 bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts,
                              const uint32_t *rows, uint32_t count, ep_resident **out_residents,
                              uint32_t *out_missing, ep_expert_state *out_state)
@@ -529,16 +518,24 @@ bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const 
         }
     }
     const bool is_whole = i == count;
-    bool is_hit = true;
+    uint32_t hits = 0;
     for (uint32_t j = 0; is_whole && j < count; j++) {
-        is_hit = count_use(store, &layer->experts[experts[j]]) && is_hit;
+        expert_entry *entry = &layer->experts[experts[j]];
+        if (entry->state == EP_EXPERT_RESIDENT) {
+            hits++;
+            store->stats.prefetches_useful_total += entry->is_prefetched;
+            entry->is_prefetched = false;
+        }
     }
+    store->stats.hits_total += hits;
+    store->stats.misses_total += is_whole ? count - hits : 0;
     if (is_whole && store->has_budget) { /* without a budget nothing ever goes */
         ep_expert_heat_visit(store->heat, layer_slot, experts, rows, count);
         ep_load_room_visit(&store->room_ahead, ep_clock_now_ns());
         if (store->config.prefetches && store->stats.owned_count > store->stats.resident_count) {
             store->prefetches_due = PREFETCHES_MAX;
-            if (is_hit) { /* else the loader is woken for what is missing, and that goes before */
+            if (hits == count) { /* else the loader is woken for what is missing, and that goes
+                                    before */
                 pthread_cond_signal(&store->work);
             }
         }

@@ -87,7 +87,7 @@ typedef struct {
     /* written by the thread alone */
     _Atomic uint64_t tasks_near; /* of weights on its own memory node */
     _Atomic uint64_t tasks_far;
-    _Atomic uint64_t idle; /* see idle_begin */
+    _Atomic uint64_t idle; /* see IDLE */
     /* The kernel span: what this thread does for one stage of a pass, or several, without turning
      * to another. */
     bool span_open;
@@ -776,18 +776,6 @@ static bool may_spin(cpu_worker *worker, uint64_t now_ns)
  */
 #define IDLE ((uint64_t)1 << 63)
 
-static void idle_begin(cpu_worker *worker, uint64_t now_ns)
-{
-    const uint64_t sum_ns = atomic_load_explicit(&worker->idle, memory_order_relaxed);
-    atomic_store_explicit(&worker->idle, (sum_ns - now_ns) | IDLE, memory_order_release);
-}
-
-static void idle_end(cpu_worker *worker, uint64_t now_ns)
-{
-    const uint64_t idle = atomic_load_explicit(&worker->idle, memory_order_relaxed);
-    atomic_store_explicit(&worker->idle, (idle + now_ns) & ~IDLE, memory_order_release);
-}
-
 static uint64_t idle_sum(const cpu_worker *worker)
 {
     const uint64_t idle = atomic_load_explicit(&worker->idle, memory_order_acquire);
@@ -801,7 +789,9 @@ static void wait_for_work(cpu_worker *worker)
     const uint64_t seen = atomic_load_explicit(&s->changes, memory_order_relaxed);
     pthread_mutex_unlock(&s->lock);
     const uint64_t begin_ns = ep_clock_now_ns();
-    idle_begin(worker, begin_ns);
+    uint64_t idle = atomic_load_explicit(&worker->idle, memory_order_relaxed);
+    idle = (idle - begin_ns) | IDLE;
+    atomic_store_explicit(&worker->idle, idle, memory_order_release);
     const bool changed = may_spin(worker, begin_ns) && spin_for_change(s, seen, begin_ns);
     pthread_mutex_lock(&s->lock);
     if (!changed) {
@@ -811,7 +801,7 @@ static void wait_for_work(cpu_worker *worker)
         }
         s->sleepers_count--;
     }
-    idle_end(worker, ep_clock_now_ns());
+    atomic_store_explicit(&worker->idle, (idle + ep_clock_now_ns()) & ~IDLE, memory_order_release);
 }
 
 static void *worker_main(void *arg)
