@@ -153,9 +153,6 @@ typedef struct ep_rpc_share {
     uint64_t refusals;
 } ep_rpc_share;
 void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP_RPC_SHARES]);
-/* For other doors of the same process: refusals there are logged, limited and counted together.
- * Lives as the server. */
-ep_rpc_audit *ep_rpc_server_audit(ep_rpc_server *server);
 /* Sends goodbye, closes listeners and connections, waits until no callback runs and every started
  * handler has finished its call. Handlers must not depend on the caller's thread. NULL allowed. Not
  * from a callback. */

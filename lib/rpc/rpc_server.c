@@ -284,11 +284,6 @@ void ep_rpc_server_set_state(ep_rpc_server *server, const char *state)
     ep_rpc_health_set_state(&server->health, state);
 }
 
-ep_rpc_audit *ep_rpc_server_audit(ep_rpc_server *server)
-{
-    return &server->audit;
-}
-
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats)
 {
     ep_rpc_server_stats *s = &server->stats;

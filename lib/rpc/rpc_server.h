@@ -115,8 +115,7 @@ struct ep_rpc_server {
     size_t listeners_count;
     ep_rpc_session *sessions;
     uint32_t sessions_count;
-    uint32_t admin_sessions_count; /* of them, on listeners for operators */
-    ep_rpc_hosts hosts;            /* of the sessions that are clients */
+    ep_rpc_hosts hosts; /* of the sessions that are clients */
     ep_rpc_call *free_calls;
     uint32_t free_calls_count;
     ep_rpc_door *door; /* NULL: none */

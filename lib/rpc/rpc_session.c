@@ -475,7 +475,6 @@ static void session_free(ep_rpc_link *link)
         ep_rpc_hosts_leave(&server->hosts, session->host);
     }
     server->sessions_count--;
-    server->admin_sessions_count -= session->roles == EP_ROLES_ADMIN;
     __atomic_fetch_add(&server->stats.bytes_received, link->bytes_received, __ATOMIC_RELAXED);
     __atomic_fetch_add(&server->stats.bytes_sent, link->bytes_sent, __ATOMIC_RELAXED);
     if (session->is_shm) {
@@ -514,7 +513,6 @@ void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken
     }
     server->sessions = session;
     server->sessions_count++;
-    server->admin_sessions_count += roles == EP_ROLES_ADMIN;
     pthread_mutex_unlock(&server->lock);
     ep_rpc_link_start(&session->link);
     ep_rpc_link_unref(&session->link);

@@ -207,11 +207,6 @@ void ep_counter_set(ep_metrics *metrics, const char *name, const char *help,
     }
 }
 
-uint64_t ep_counter_read(const ep_metric_series *series)
-{
-    return series != NULL ? atomic_load_explicit(&series->value, memory_order_relaxed) : 0;
-}
-
 void ep_gauge_set(ep_metrics *metrics, const char *name, const char *help,
                   const ep_metric_label *labels, size_t count, double value)
 {

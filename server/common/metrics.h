@@ -41,7 +41,6 @@ ep_metric_series *ep_metrics_histogram(ep_metrics *metrics, const char *name, co
                                        const double *bounds, size_t bounds_count);
 
 void ep_counter_add(ep_metric_series *series, uint64_t n);
-uint64_t ep_counter_read(const ep_metric_series *series);
 /* What is kept elsewhere: told at each collect, as the labels' series. Without memory nothing is.
  */
 void ep_counter_set(ep_metrics *metrics, const char *name, const char *help,

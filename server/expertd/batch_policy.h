@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which waiting work becomes the backend's next job. Works wait in one queue per (layer, expert); a
- * job takes works of one queue, of as many callers as fit, so that they ride one pass over the
- * weights.
+ * Which waiting work becomes the backend's next job, and with which ep_job.priority: this is the
+ * one place that decides who goes first and who is patient. Works wait in one queue per (layer,
+ * expert); a job takes works of one queue, of as many callers as fit, so that they ride one pass
+ * over the weights.
  *
  *   class     decode before prefill; what decode took is counted, and once prefill's part of the
  *             backend is below prefill_share_percent no decode job starts until a prefill job has

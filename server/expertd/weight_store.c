@@ -320,9 +320,7 @@ ep_resident *ep_weight_entry_evict(ep_weight_store *store, expert_entry *entry)
 
 void ep_weight_entry_own(ep_weight_store *store, expert_entry *entry, bool is_owned)
 {
-    layer_entry *layer = &store->layers[entry->layer_slot];
     if (entry->is_owned != is_owned) {
-        layer->owned_count += is_owned ? 1u : -1u;
         store->stats.owned_count += is_owned ? 1u : -1ull;
         store->stats.owned_changes++;
     }
@@ -771,14 +769,6 @@ uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint
 uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t layer_slot)
 {
     return store->layers[layer_slot].expert_bytes_max;
-}
-
-uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot)
-{
-    pthread_mutex_lock(&store->lock);
-    uint32_t count = store->layers[layer_slot].owned_count;
-    pthread_mutex_unlock(&store->lock);
-    return count;
 }
 
 uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot)

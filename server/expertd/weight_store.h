@@ -190,7 +190,6 @@ uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint
                                uint32_t *out_digests);
 /* What the layer's largest expert takes in memory. */
 uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t layer_slot);
-uint32_t ep_weight_store_owned_count(ep_weight_store *store, uint32_t layer_slot);
 uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot);
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats);
 /* The budgets of all devices together; 0: no limit. Pure after create. */

@@ -26,7 +26,6 @@ typedef struct expert_entry {
 typedef struct layer_entry {
     ep_weight_layer layer;
     uint32_t experts_count; /* E + S */
-    uint32_t owned_count;
     uint32_t resident_count;
     uint64_t expert_bytes_max; /* in memory, of its largest expert */
     expert_entry *experts;

@@ -85,5 +85,4 @@ Test(metrics, a_null_series_is_accepted)
 {
     ep_counter_add(NULL, 1);
     ep_histogram_observe(NULL, 1);
-    cr_expect_eq(ep_counter_read(NULL), 0);
 }

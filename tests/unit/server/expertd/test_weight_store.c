@@ -118,7 +118,7 @@ Test(weight_store, wanted_experts_become_resident_with_their_hash)
     cr_expect_gt(stats.resident_bytes, 0);
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 2);
     cr_expect_eq(owned[1], 6);
-    cr_expect_eq(ep_weight_store_owned_count(store, 1), 0);
+    cr_expect_eq(ep_weight_store_owned(store, 1, owned, NULL), 0);
     cr_assert(hold(0, experts, 2, residents));
     cr_assert_eq(ep_checkpoint_read_expert(checkpoint, 0, 6, &data, &e), EP_OK);
     cr_expect_arr_eq(residents[1]->sha256, data.sha256, EP_SHA256_BYTES);
@@ -145,7 +145,7 @@ Test(weight_store, acquiring_is_all_or_nothing_and_names_the_missing_one)
 
 Test(weight_store, dropped_experts_live_until_their_last_user)
 {
-    uint32_t expert = 3;
+    uint32_t expert = 3, owned[8];
     ep_resident *resident;
     const uint8_t none[8] = {0};
     open_store(0);
@@ -154,7 +154,8 @@ Test(weight_store, dropped_experts_live_until_their_last_user)
     cr_assert(hold(1, &expert, 1, &resident));
     ep_weight_store_want(store, 1, none);
     cr_expect_eq(ep_weight_store_unwanted_count(store), 8);
-    cr_expect_eq(ep_weight_store_owned_count(store, 1), 8, "they stay until they are dropped");
+    cr_expect_eq(ep_weight_store_owned(store, 1, owned, NULL), 8,
+                 "they stay until they are dropped");
     ep_weight_store_drop_unwanted(store);
     ep_weight_stats stats = settle();
     cr_expect_eq(stats.resident_count, 0);
