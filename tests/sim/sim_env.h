@@ -16,7 +16,7 @@
 
 #include "moe/combine.h"
 #include "rpc/rpc.h"
-#include "transport/sim_lane.h"
+#include "support/sim_lane.h"
 
 /* The network of this process. */
 extern ep_sim *sim_env;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "transport/sim_lane.h"
+#include "support/sim_lane.h"
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \

@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "transport/sim_lane.h"
+#include "support/sim_lane.h"
 
 #define FIXTURE_MAGIC 0x3152544e4f435045ull
 

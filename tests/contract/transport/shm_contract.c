@@ -22,7 +22,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "lane_fixture.h"
-#include "transport/shm_lane.h"
+#include "transport/shm/shm_lane.h"
 
 #define NOBODY 65534u
 #define CHILD_LIFE_S 300 /* longer than a test */

@@ -2,7 +2,7 @@
 /* How long a peer can make the receiver of shared memory look for bytes. */
 #include <criterion/criterion.h>
 
-#include "transport/shm_spin.h"
+#include "transport/shm/shm_spin.h"
 
 /* Looks as long as it may, once after each of these pieces. Returns the whole time. */
 static uint64_t look_after_each(size_t pieces, size_t bytes, unsigned frames)

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Accepting. One accept is posted at a time. Out of descriptors accept fails at once, for ever: so
+ * every failure is followed by a growing pause. Above connections_max a connection is closed as
+ * soon as it is accepted, so its peer knows.
+ *
+ * nng gives a connection its TLS settings when the accept for it is posted. After new ones were
+ * set, the listener connects to itself once, so that the accept that was posted with the old ones
+ * is not left for a caller who comes when they have expired.
+ */
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "transport/nng/nng_lane.h"
+#include "transport/uv/uv_lane.h"
+
+typedef struct stream_listener {
+    ep_listener base;
+    nng_stream_listener *listener;
+    nng_aio *accept_aio;
+    nng_aio *wait_aio;
+    ep_lane_limits limits;
+    ep_accept_func on_accept;
+    void *arg;
+    ep_accept_count *count;
+    bool tls;
+    bool closing;         /* atomic */
+    uint16_t own_port;    /* atomic: of our own connection, which is not for on_accept; 0 none */
+    pthread_mutex_t lock; /* nng reads its TLS settings without one when an accept is posted */
+    char url[EP_ADDRESS_BYTES];
+    char *asked_url; /* with tls, what the files of the next three were asked for */
+    ep_tls_config files;
+    /* touched only by the one callback in flight */
+    uint32_t backoff_ms;
+    bool refusing; /* warned that connections_max is reached */
+} stream_listener;
+
+static void take_stream(stream_listener *l, nng_stream *stream)
+{
+    if (!ep_accept_count_add(l->count, l->limits.connections_max)) {
+        if (!l->refusing) {
+            ep_accept_warn_full(l->url, l->limits.connections_max);
+        }
+        l->refusing = true;
+        nng_stream_free(stream);
+        return;
+    }
+    l->refusing = false;
+    stream_conn *conn;
+    if (ep_nng_stream_conn_create(stream, &l->limits, l->tls, l->count, &conn) != EP_OK) {
+        ep_accept_count_remove(l->count);
+        nng_stream_free(stream);
+        return;
+    }
+    l->on_accept(l->arg, &conn->base);
+}
+
+static void post_accept(stream_listener *l)
+{
+    pthread_mutex_lock(&l->lock);
+    nng_stream_listener_accept(l->listener, l->accept_aio);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static bool is_own(stream_listener *l, nng_stream *stream)
+{
+    uint16_t own = __atomic_load_n(&l->own_port, __ATOMIC_ACQUIRE);
+    nng_sockaddr peer;
+    if (own == 0 || nng_stream_get_addr(stream, NNG_OPT_REMADDR, &peer) != 0) {
+        return false;
+    }
+    uint16_t port = peer.s_family == NNG_AF_INET6 ? peer.s_in6.sa_port : peer.s_in.sa_port;
+    return ntohs(port) == own && __atomic_exchange_n(&l->own_port, 0, __ATOMIC_ACQ_REL) == own;
+}
+
+static void pause_accepting(stream_listener *l, int failed)
+{
+    l->backoff_ms = ep_accept_backoff_ms(l->backoff_ms, l->url, nng_strerror(failed));
+    nng_sleep_aio((nng_duration)l->backoff_ms, l->wait_aio);
+}
+
+static void accepted(void *arg)
+{
+    stream_listener *l = arg;
+    int failed = nng_aio_result(l->accept_aio);
+    nng_stream *stream = failed == 0 ? nng_aio_get_output(l->accept_aio, 0) : NULL;
+    if (__atomic_load_n(&l->closing, __ATOMIC_ACQUIRE)) {
+        if (stream != NULL) {
+            nng_stream_free(stream);
+        }
+        return;
+    }
+    if (failed != 0) {
+        pause_accepting(l, failed);
+        return;
+    }
+    l->backoff_ms = 0;
+    if (is_own(l, stream)) {
+        nng_stream_free(stream);
+    } else {
+        take_stream(l, stream);
+    }
+    post_accept(l);
+}
+
+static void accept_again(void *arg)
+{
+    stream_listener *l = arg;
+    if (!__atomic_load_n(&l->closing, __ATOMIC_ACQUIRE)) {
+        post_accept(l);
+    }
+}
+
+/* Copes with a half-built listener. A stopped aio takes no new operation, so the two callbacks
+ * cannot revive each other. */
+static void listener_free(stream_listener *l)
+{
+    if (l->listener != NULL) {
+        nng_stream_listener_close(l->listener);
+    }
+    nng_aio_stop(l->accept_aio);
+    nng_aio_stop(l->wait_aio);
+    nng_aio_free(l->accept_aio);
+    nng_aio_free(l->wait_aio);
+    if (l->listener != NULL) {
+        nng_stream_listener_free(l->listener);
+    }
+    ep_accept_count_unref(l->count);
+    pthread_mutex_destroy(&l->lock);
+    free(l->asked_url);
+    free((char *)(uintptr_t)l->files.ca_file);
+    free((char *)(uintptr_t)l->files.cert_key_file);
+    free(l);
+}
+
+static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
+{
+    ep_err err =
+        failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : ep_nng_stream_err_from_nng(failed);
+    return ep_error_set(out_error, err, "cannot listen on %s: %s%s", url, nng_strerror(failed),
+                        ep_nng_stream_advice(failed, true));
+}
+
+static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
+{
+    nng_tls_config *config;
+    ep_err err = ep_nng_stream_tls_config_create(address, NNG_TLS_MODE_SERVER, &config, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    pthread_mutex_lock(&l->lock);
+    int failed = nng_stream_listener_set_ptr(l->listener, NNG_OPT_TLS_CONFIG, config);
+    pthread_mutex_unlock(&l->lock);
+    nng_tls_config_free(config); /* the listener holds it */
+    return failed == 0 ? EP_OK : nng_failed(address->url, failed, out_error);
+}
+
+static ep_err set_options(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
+{
+    int failed = nng_stream_listener_set_bool(l->listener, NNG_OPT_TCP_NODELAY, true);
+    if (failed == 0) {
+        failed = nng_stream_listener_set_bool(l->listener, NNG_OPT_TCP_KEEPALIVE, true);
+    }
+    if (failed != 0) {
+        return nng_failed(address->url, failed, out_error);
+    }
+    return l->tls ? set_tls(l, address, out_error) : EP_OK;
+}
+
+static bool keep_tls_files(stream_listener *l, const ep_lane_address *address)
+{
+    if (!l->tls) {
+        return true;
+    }
+    l->asked_url = strdup(address->url);
+    l->files = (ep_tls_config){.ca_file = strdup(address->tls->ca_file),
+                               .cert_key_file = strdup(address->tls->cert_key_file),
+                               .require_client_cert = address->tls->require_client_cert};
+    return l->asked_url != NULL && l->files.ca_file != NULL && l->files.cert_key_file != NULL;
+}
+
+/* Best effort: without it the next connection still gets the settings before these. */
+static void connect_to_self(stream_listener *l)
+{
+    const ep_lane_address plain = {.url = l->url + strlen("tls+")};
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    uv_host_port at;
+    struct addrinfo *to = NULL;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4; /* the port stands at the same place in v6 */
+        struct sockaddr_in6 v6;
+    } own = {.v6 = {0}};
+    socklen_t own_bytes = sizeof(own);
+    if (ep_uv_lane_read_url(&plain, &at, NULL) != EP_OK ||
+        getaddrinfo(at.host[0] != 0 ? at.host : "127.0.0.1", at.port, &hints, &to) != 0) {
+        return;
+    }
+    own.any.sa_family = (sa_family_t)to->ai_family;
+    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    /* bound before it connects, since the accept may be quicker than this thread */
+    if (fd >= 0 && bind(fd, &own.any, to->ai_addrlen) == 0 &&
+        getsockname(fd, &own.any, &own_bytes) == 0) {
+        __atomic_store_n(&l->own_port, ntohs(own.v4.sin_port), __ATOMIC_RELEASE);
+        /* within this host: it is done at once, or it is not done */
+        (void)connect(fd, to->ai_addr, to->ai_addrlen);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    freeaddrinfo(to);
+}
+
+ep_err ep_nng_stream_listener_renew_tls(ep_listener *base, ep_error *out_error)
+{
+    stream_listener *l = (stream_listener *)base;
+    if (!l->tls) {
+        return EP_OK;
+    }
+    ep_err err = set_tls(l, &(ep_lane_address){.url = l->asked_url, .tls = &l->files}, out_error);
+    if (err == EP_OK) {
+        connect_to_self(l);
+    }
+    return err;
+}
+
+static ep_err listener_open(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
+{
+    l->count = ep_accept_count_create();
+    if (l->count == NULL || nng_aio_alloc(&l->accept_aio, accepted, l) != 0 ||
+        nng_aio_alloc(&l->wait_aio, accept_again, l) != 0) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
+    }
+    int failed = nng_stream_listener_alloc(&l->listener, address->url);
+    if (failed != 0) {
+        return nng_failed(address->url, failed, out_error);
+    }
+    ep_err err = set_options(l, address, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    failed = nng_stream_listener_listen(l->listener);
+    if (failed != 0) {
+        return nng_failed(address->url, failed, out_error);
+    }
+    int port = 0;
+    nng_stream_listener_get_int(l->listener, NNG_OPT_TCP_BOUND_PORT, &port);
+    ep_accept_url(address->url, port, l->url, sizeof(l->url));
+    ep_accept_leave_descriptors(&l->limits, l->url);
+    return EP_OK;
+}
+
+ep_err ep_nng_stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                            ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                            ep_error *out_error)
+{
+    bool tls;
+    ep_err err = ep_nng_stream_address_check(address, &tls, out_error);
+    if (err == EP_OK) {
+        err = ep_lane_limits_check(limits, true, out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_reaper_start(out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    stream_listener *l = calloc(1, sizeof(*l));
+    if (l == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
+    }
+    l->base.ops = &ep_nng_stream_lane;
+    l->tls = tls;
+    l->limits = *limits;
+    l->on_accept = on_accept;
+    l->arg = arg;
+    pthread_mutex_init(&l->lock, NULL);
+    err = listener_open(l, address, out_error);
+    if (err == EP_OK && !keep_tls_files(l, address)) {
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
+    }
+    if (err != EP_OK) {
+        listener_free(l);
+        return err;
+    }
+    *out_listener = &l->base; /* on_accept may need it */
+    post_accept(l);
+    return EP_OK;
+}
+
+void ep_nng_stream_listener_close(ep_listener *base)
+{
+    stream_listener *l = (stream_listener *)base;
+    __atomic_store_n(&l->closing, true, __ATOMIC_RELEASE);
+    listener_free(l);
+}
+
+void ep_nng_stream_listener_url(ep_listener *base, char *out_url, size_t bytes)
+{
+    snprintf(out_url, bytes, "%s", ((stream_listener *)base)->url);
+}

@@ -1,0 +1,742 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A shared-memory connection.
+ *
+ * Sending    the caller's thread copies into the ring as far as there is room; the loop does the
+ *            rest when the peer rings. done() runs in the sender where it may (done_inside). Else
+ *            it belongs to the loop, which is not woken for it: it runs when the loop is awake
+ *            next, or a millisecond later.
+ * Receiving  the loop copies out of the ring, each byte once: prefix, then the frame into its
+ *            buffer. Only the copies are looked at. On another CPU than the peer it looks for more
+ *            for a moment before it sleeps, in the middle of a frame, which the peer is copying
+ *            just then, and when the peer's last pause was about as short as a wake-up; for as long
+ *            as what came has earned (shm_spin.h).
+ * Ending     closing is set; the loop then closes the socket, unmaps, fails what is queued and
+ *            calls on_closed. A peer that ended is read to the ring's end first.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/cpu_features.h"
+#include "base/path_count.h"
+#include "transport/shm/shm_lane.h"
+#include "transport/shm/shm_spin.h"
+
+#define PUBLISH_BYTES ((size_t)64 << 10) /* the peer copies out while we copy in */
+/* no small piece at the end of a frame */
+#define PIECE_BYTES_MAX (PUBLISH_BYTES + PUBLISH_BYTES / 2)
+#define SHORT_PAUSE_NS (2 * SHM_SPIN_NS) /* with the wake-up that ends it */
+#define SPINS_PER_LOOK 32
+#define SERVE_BYTES ((size_t)1 << 20) /* then other connections have their turn */
+#define SERVE_STEPS 4096              /* the same for a peer that moves byte by byte */
+#define SERVE_FILLS 16                /* pieces put into the ring before the same */
+/* pieces a caller of ep_conn_send puts in before the loop takes over */
+#define SEND_FILLS 128
+#define BELLS_UNREAD_MAX 32 /* far fewer than a socket holds */
+#define BELL_READS_MAX 16
+#define MEMORY_BACKOFF_MIN_NS (1 * EP_NS_PER_MS)
+#define MEMORY_BACKOFF_MAX_NS (50 * EP_NS_PER_MS)
+
+typedef enum receive_step { RECEIVE_IDLE, RECEIVE_MORE, RECEIVE_WAITS, RECEIVE_ERROR } receive_step;
+
+typedef struct shm_conn {
+    ep_conn base;
+    pthread_mutex_t lock;
+    shm_loop *loop;
+    shm_held socket;
+    shm_source source;
+    shm_work work;  /* posted with a reference */
+    shm_work retry; /* waits for memory */
+    shm_memory memory;
+    ep_lane_limits limits;
+    ep_conn_handler handler;
+    shm_count *count;
+    char peer[EP_ADDRESS_BYTES];
+    bool large_allowed; /* atomic */
+    bool memory_wait;   /* atomic */
+    uint64_t heard_ns;  /* atomic */
+    bool closing;       /* atomic; set under lock: nothing is sent or received any more */
+
+    /* guarded by lock */
+    shm_producer out;
+    ep_send_queue queue;
+    ep_send *done_first; /* in the ring, done() still to run */
+    ep_send *done_last;
+    ep_error end;  /* why, once closing */
+    uint32_t refs; /* its owner, the lane, and posted work */
+    /* senders that ring or run a done(), without the lock: no end before they leave */
+    uint32_t inside;
+    bool posted;
+    bool started;
+    bool released;
+    bool finished; /* on_closed has run or never will */
+
+    /* the loop's */
+    shm_consumer in;
+    bool ended; /* socket and memory are gone */
+    bool peer_ended;
+    uint32_t bells_unread;
+    uint8_t prefix[EP_FRAME_PREFIX_BYTES];
+    size_t prefix_have_bytes;
+    ep_buffer *frame;
+    size_t frame_have_bytes;
+    uint64_t backoff_ns;
+    shm_spin spin;
+    uint64_t idle_ns;    /* since when nothing came; 0: something does */
+    bool paused_shortly; /* the newest time something came after a pause */
+} shm_conn;
+
+void ep_shm_count_unref(shm_count *count)
+{
+    if (count != NULL && __atomic_sub_fetch(&count->refs, 1, __ATOMIC_ACQ_REL) == 0) {
+        free(count);
+    }
+}
+
+static void unref(shm_conn *conn)
+{
+    pthread_mutex_lock(&conn->lock);
+    EP_ASSERT(conn->refs > 0);
+    bool last = --conn->refs == 0;
+    pthread_mutex_unlock(&conn->lock);
+    if (last) {
+        pthread_mutex_destroy(&conn->lock);
+        free(conn);
+    }
+}
+
+/* Lock held: has the loop look at the connection. */
+static void post(shm_conn *conn)
+{
+    if (conn->finished) {
+        return;
+    }
+    if (conn->posted) {
+        ep_shm_loop_hurry(conn->loop); /* it may have been lazy */
+        return;
+    }
+    conn->posted = true;
+    conn->refs++;
+    ep_shm_loop_post(conn->loop, &conn->work);
+}
+
+/* Lock held. */
+static void post_lazy(shm_conn *conn)
+{
+    if (!conn->posted) {
+        conn->posted = true;
+        conn->refs++;
+        ep_shm_loop_post_lazy(conn->loop, &conn->work);
+    }
+}
+
+/* Lock held: the first reason stays. */
+static void begin_end(shm_conn *conn, const ep_error *error)
+{
+    if (!conn->closing) {
+        conn->end = *error;
+        __atomic_store_n(&conn->closing, true, __ATOMIC_RELEASE);
+    }
+}
+
+static bool is_closing(const shm_conn *conn)
+{
+    return __atomic_load_n(&conn->closing, __ATOMIC_ACQUIRE);
+}
+
+static void end_with(shm_conn *conn, const ep_error *error)
+{
+    pthread_mutex_lock(&conn->lock);
+    begin_end(conn, error);
+    pthread_mutex_unlock(&conn->lock);
+}
+
+/*
+ * Wakes the peer. The socket is open: the loop's thread calls, or the lock is held and closing is
+ * not set, or the caller is counted in conn->inside. Without the lock wherever possible: the peer
+ * may run at once in place of this thread, and whoever wants the lock, perhaps for the peer's
+ * answer, would wait until this thread has its core again.
+ */
+static void ring_bell(const shm_conn *conn)
+{
+    /* A full socket holds wake-ups enough; an ended one is told by epoll. */
+    ssize_t n = send(conn->socket.fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)n;
+}
+
+/* ---- sending ---- */
+
+/*
+ * Lock held: puts bytes of the queue into the ring, offset bytes behind its head. Returns how many,
+ * room at most.
+ */
+static size_t gather(shm_conn *conn, size_t room)
+{
+    size_t put = 0;
+    while (conn->queue.head != NULL && put < room) {
+        ep_send *send = conn->queue.head;
+        size_t left = send->total_bytes - send->sent_bytes;
+        size_t want = left < room - put ? left : room - put;
+        size_t piece;
+        uint8_t *at = ep_shm_producer_at(&conn->out, put, want, &piece);
+        ep_send_copy(send, send->sent_bytes, at, piece);
+        ep_path_count(EP_PATH_LANE, piece);
+        send->sent_bytes += piece;
+        put += piece;
+        if (send->sent_bytes == send->total_bytes) {
+            ep_send_queue_pop(&conn->queue);
+            *(conn->done_last != NULL ? &conn->done_last->next : &conn->done_first) = send;
+            conn->done_last = send;
+        }
+    }
+    return put;
+}
+
+/* Lock held, the queue is not empty. */
+static size_t unsent_bytes(const shm_conn *conn)
+{
+    return conn->queue.bytes - conn->queue.head->sent_bytes;
+}
+
+/* In pieces the peer copies out while we copy in, unless it waits for our CPU: it would only
+ * interrupt us. */
+static size_t piece_bytes(size_t bytes, bool apart)
+{
+    return bytes <= PIECE_BYTES_MAX || !apart ? bytes : PUBLISH_BYTES;
+}
+
+/*
+ * Lock held, not closing: fills the ring from the queue. True: fills_max pieces are in and there
+ * may be room for more. A peer that frees byte by byte could keep us here, lock held, for as long
+ * as it likes. out_bell: the caller rings, once the lock is released.
+ */
+static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
+{
+    *out_bell = false;
+    for (unsigned fills = 0; conn->queue.head != NULL; fills++) {
+        if (fills == fills_max) {
+            return true;
+        }
+        size_t room;
+        if (!ep_shm_producer_wait_room(&conn->out, &room)) {
+            ep_error why;
+            ep_error_set(&why, EP_ERR_PROTOCOL,
+                         "%s broke the ring: it claims to have read what was not sent", conn->peer);
+            begin_end(conn, &why);
+            return false;
+        }
+        if (room == 0) {
+            return false;
+        }
+        if (*out_bell) {
+            ring_bell(conn); /* the peer copies out while we copy in */
+        }
+        size_t put = gather(conn, piece_bytes(room < unsent_bytes(conn) ? room : unsent_bytes(conn),
+                                              ep_shm_producer_is_apart(&conn->out)));
+        *out_bell = ep_shm_producer_publish(&conn->out, put);
+    }
+    return false;
+}
+
+/* Lock held: takes a frame whose done() its sender may run, and which is in the ring, from what
+ * waits for the loop. */
+static ep_send *take_own(shm_conn *conn, ep_send *send)
+{
+    if (!send->done_inside || conn->done_first != send) {
+        return NULL;
+    }
+    conn->done_first = NULL;
+    conn->done_last = NULL;
+    return send;
+}
+
+/* No lock, counted in conn->inside: the rest of a send. */
+static void end_send(shm_conn *conn, bool bell, ep_send *own)
+{
+    if (bell) {
+        ring_bell(conn);
+    }
+    if (own != NULL) {
+        own->done(own, EP_OK);
+    }
+    pthread_mutex_lock(&conn->lock);
+    if (--conn->inside == 0 && conn->closing) {
+        post(conn); /* its end waits for this */
+    }
+    pthread_mutex_unlock(&conn->lock);
+}
+
+ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
+{
+    shm_conn *conn = (shm_conn *)base;
+    ep_err err = ep_send_prepare(send, &conn->limits);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (ep_shm_in_child()) {
+        return EP_ERR_CLOSED;
+    }
+    bool bell = false;
+    ep_send *own = NULL;
+    pthread_mutex_lock(&conn->lock);
+    if (conn->closing) {
+        err = EP_ERR_CLOSED;
+    } else {
+        bool first = conn->queue.head == NULL;
+        bool more = false;
+        err = ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
+        if (err == EP_OK && first) {
+            more = fill_ring(conn, SEND_FILLS, &bell);
+            own = take_own(conn, send);
+        }
+        if (conn->closing || more) {
+            post(conn);
+        } else if (conn->done_first != NULL) {
+            post_lazy(conn);
+        }
+    }
+    bool is_inside = bell || own != NULL;
+    conn->inside += is_inside;
+    pthread_mutex_unlock(&conn->lock);
+    if (is_inside) {
+        end_send(conn, bell, own);
+    }
+    return err;
+}
+
+static void run_dones(shm_conn *conn)
+{
+    pthread_mutex_lock(&conn->lock);
+    ep_send *send = conn->done_first;
+    conn->done_first = NULL;
+    conn->done_last = NULL;
+    pthread_mutex_unlock(&conn->lock);
+    while (send != NULL) {
+        ep_send *next = send->next;
+        send->next = NULL;
+        send->done(send, EP_OK);
+        send = next;
+    }
+}
+
+static void fail_sends(shm_conn *conn)
+{
+    ep_err code = conn->end.code == EP_ERR_CLOSED ? EP_ERR_CLOSED : EP_ERR_CONNECTION_LOST;
+    for (;;) {
+        pthread_mutex_lock(&conn->lock);
+        ep_send *send = ep_send_queue_pop(&conn->queue);
+        pthread_mutex_unlock(&conn->lock);
+        if (send == NULL) {
+            return;
+        }
+        send->done(send, code);
+    }
+}
+
+/* ---- receiving, on the loop's thread ---- */
+
+static void take(shm_conn *conn, uint8_t *out, size_t bytes)
+{
+    ep_path_count(EP_PATH_LANE, bytes);
+    shm_spin_earn(&conn->spin, bytes, 0);
+    if (ep_shm_consumer_take(&conn->in, out, bytes)) {
+        ring_bell(conn);
+    }
+}
+
+/* The prefix is whole: gives the frame its buffer. */
+static receive_step begin_frame(shm_conn *conn, ep_error *out_error)
+{
+    size_t bytes = 0;
+    size_t least = ep_lane_prefix_bytes(&conn->limits);
+    if (conn->limits.frame_bytes(conn->prefix, &bytes, out_error) != EP_OK ||
+        ep_lane_frame_check(&conn->limits, __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE),
+                            bytes, conn->peer, out_error) != EP_OK) {
+        return RECEIVE_ERROR;
+    }
+    if (bytes < least) {
+        ep_error_set(out_error, EP_ERR_PROTOCOL, "frame of %zu bytes from %s, must be at least %zu",
+                     bytes, conn->peer, least);
+        return RECEIVE_ERROR;
+    }
+    if (ep_buffer_acquire(conn->limits.pool, bytes, &conn->frame) != EP_OK) {
+        return RECEIVE_WAITS;
+    }
+    memcpy(conn->frame->data, conn->prefix, least);
+    conn->frame_have_bytes = least;
+    conn->prefix_have_bytes = 0;
+    conn->backoff_ns = 0;
+    __atomic_store_n(&conn->memory_wait, false, __ATOMIC_RELAXED);
+    if (conn->handler.on_begin != NULL) {
+        conn->handler.on_begin(conn->handler.arg, &conn->base, conn->frame->data);
+    }
+    return RECEIVE_MORE;
+}
+
+/* Takes what is there, a frame's worth at most. RECEIVE_MORE: there may be more. */
+static receive_step receive_some(shm_conn *conn, ep_error *out_error)
+{
+    size_t available;
+    size_t least = ep_lane_prefix_bytes(&conn->limits);
+    if (!ep_shm_consumer_available(&conn->in, &available)) {
+        ep_error_set(out_error, EP_ERR_PROTOCOL, "%s broke the ring: its position is impossible",
+                     conn->peer);
+        return RECEIVE_ERROR;
+    }
+    if (conn->frame == NULL && conn->prefix_have_bytes < least) {
+        size_t want = least - conn->prefix_have_bytes;
+        size_t bytes = available < want ? available : want;
+        if (bytes == 0) {
+            return RECEIVE_IDLE;
+        }
+        take(conn, conn->prefix + conn->prefix_have_bytes, bytes);
+        conn->prefix_have_bytes += bytes;
+        available -= bytes;
+        if (bytes < want) {
+            return RECEIVE_IDLE;
+        }
+    }
+    if (conn->frame == NULL) {
+        receive_step step = begin_frame(conn, out_error);
+        if (step != RECEIVE_MORE) {
+            return step;
+        }
+    }
+    size_t want = conn->frame->bytes - conn->frame_have_bytes;
+    size_t bytes = available < want ? available : want;
+    /* the peer fills what is free meanwhile */
+    bytes = piece_bytes(bytes, ep_shm_consumer_is_apart(&conn->in));
+    if (bytes > 0) {
+        take(conn, conn->frame->data + conn->frame_have_bytes, bytes);
+        conn->frame_have_bytes += bytes;
+    }
+    if (conn->frame_have_bytes == conn->frame->bytes) {
+        ep_buffer *frame = conn->frame;
+        conn->frame = NULL;
+        shm_spin_earn(&conn->spin, 0, 1);
+        conn->handler.on_frame(conn->handler.arg, &conn->base, frame);
+        return RECEIVE_MORE;
+    }
+    return bytes > 0 ? RECEIVE_MORE : RECEIVE_IDLE;
+}
+
+static void wait_for_memory(shm_conn *conn)
+{
+    conn->backoff_ns = conn->backoff_ns == 0 ? MEMORY_BACKOFF_MIN_NS : conn->backoff_ns * 2;
+    if (conn->backoff_ns > MEMORY_BACKOFF_MAX_NS) {
+        conn->backoff_ns = MEMORY_BACKOFF_MAX_NS;
+    }
+    __atomic_store_n(&conn->memory_wait, true, __ATOMIC_RELAXED);
+    ep_shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + conn->backoff_ns);
+}
+
+/* Nothing is there: true when more comes within a moment, or something is wrong. Not after
+ * until_ns, nor beyond what is earned. */
+static bool spin_for_more(shm_conn *conn, uint64_t until_ns)
+{
+    if ((conn->frame == NULL && !conn->paused_shortly) || !ep_shm_consumer_is_apart(&conn->in)) {
+        return false;
+    }
+    uint64_t begin_ns = ep_clock_now_ns();
+    uint64_t end_ns = begin_ns + shm_spin_allowed_ns(&conn->spin);
+    uint64_t now_ns = begin_ns;
+    size_t available = 0;
+    bool broken = false;
+    end_ns = end_ns < until_ns ? end_ns : until_ns;
+    while (available == 0 && !broken && now_ns < end_ns) {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            ep_cpu_relax();
+        }
+        broken = !ep_shm_consumer_available(&conn->in, &available);
+        now_ns = ep_clock_now_ns();
+    }
+    shm_spin_pay(&conn->spin, now_ns - begin_ns);
+    return available > 0 || broken; /* the next step says so */
+}
+
+/* After a look that began then: how long the peer had paused. */
+static void note_pause(shm_conn *conn, bool moved, bool idle, uint64_t begin_ns)
+{
+    if (moved && conn->idle_ns != 0) {
+        conn->paused_shortly = begin_ns - conn->idle_ns < SHORT_PAUSE_NS;
+        conn->idle_ns = 0;
+    }
+    uint64_t now_ns = ep_clock_now_ns();
+    if (moved) {
+        __atomic_store_n(&conn->heard_ns, now_ns, __ATOMIC_RELAXED);
+    }
+    if (idle && conn->idle_ns == 0) {
+        conn->idle_ns = now_ns;
+    }
+}
+
+/* Delivers frames. True: more is there, but others shall have their turn. */
+static bool receive(shm_conn *conn)
+{
+    ep_error error;
+    uint64_t begin = conn->in.tail;
+    uint64_t begin_ns = ep_clock_now_ns();
+    receive_step step = RECEIVE_MORE;
+    ep_shm_consumer_disarm(&conn->in);
+    for (unsigned steps = 0;
+         steps < SERVE_STEPS && !is_closing(conn) && conn->in.tail - begin < SERVE_BYTES; steps++) {
+        step = receive_some(conn, &error);
+        if (step == RECEIVE_IDLE && spin_for_more(conn, begin_ns + SHM_SPINS_NS)) {
+            continue;
+        }
+        if (step == RECEIVE_IDLE && ep_shm_consumer_arm(&conn->in)) {
+            break;
+        }
+        if (step == RECEIVE_IDLE) {
+            ep_shm_consumer_disarm(&conn->in);
+        } else if (step != RECEIVE_MORE) {
+            break;
+        }
+    }
+    note_pause(conn, conn->in.tail != begin, step == RECEIVE_IDLE, begin_ns);
+    if (step == RECEIVE_WAITS) {
+        wait_for_memory(conn);
+    } else if (step == RECEIVE_ERROR) {
+        end_with(conn, &error);
+    } else if (step == RECEIVE_IDLE && conn->in.armed && conn->peer_ended) {
+        ep_error_set(
+            &error, EP_ERR_CONNECTION_LOST, "%s closed the connection%s", conn->peer,
+            conn->frame != NULL || conn->prefix_have_bytes > 0 ? " in the middle of a frame" : "");
+        end_with(conn, &error);
+    }
+    return step == RECEIVE_MORE || (step == RECEIVE_IDLE && !conn->in.armed);
+}
+
+/* ---- life ---- */
+
+static void let_go(shm_conn *conn)
+{
+    conn->ended = true;
+    ep_shm_loop_unwatch(conn->loop, conn->socket.fd);
+    ep_shm_loop_forget(conn->loop, &conn->retry);
+    /* whoever copies has seen closing not set and holds it; nobody is inside */
+    pthread_mutex_lock(&conn->lock);
+    shutdown(conn->socket.fd, SHUT_RDWR);
+    ep_shm_held_close(&conn->socket);
+    ep_shm_memory_close(&conn->memory);
+    pthread_mutex_unlock(&conn->lock);
+    ep_buffer_unref(conn->frame);
+    conn->frame = NULL;
+    if (conn->count != NULL) {
+        __atomic_sub_fetch(&conn->count->connections, 1, __ATOMIC_ACQ_REL);
+        ep_shm_count_unref(conn->count);
+    }
+    run_dones(conn);
+    fail_sends(conn);
+}
+
+/* Closing is set: ends it, as far as it can be. Perhaps the last touch of conn. */
+static void finish(shm_conn *conn)
+{
+    pthread_mutex_lock(&conn->lock);
+    bool is_used = conn->inside > 0;
+    pthread_mutex_unlock(&conn->lock);
+    if (is_used) {
+        return; /* whoever leaves last posts */
+    }
+    if (!conn->ended) {
+        let_go(conn);
+    }
+    pthread_mutex_lock(&conn->lock);
+    bool started = conn->started;
+    bool over = !conn->finished && (started || conn->released);
+    conn->finished = conn->finished || over;
+    pthread_mutex_unlock(&conn->lock);
+    if (!over) {
+        return; /* without a handler on_closed waits for start or release */
+    }
+    if (started) {
+        conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
+    }
+    unref(conn);
+    ep_shm_lane_drop();
+}
+
+static void serve(shm_conn *conn)
+{
+    bool more = false;
+    pthread_mutex_lock(&conn->lock);
+    bool started = conn->started;
+    bool bell = false;
+    bool more_to_send = !conn->closing && fill_ring(conn, SERVE_FILLS, &bell);
+    pthread_mutex_unlock(&conn->lock);
+    if (bell) {
+        ring_bell(conn);
+    }
+    if (!conn->ended) {
+        run_dones(conn);
+    }
+    if (started && !is_closing(conn) && !conn->retry.waiting) {
+        more = receive(conn);
+    }
+    if (is_closing(conn)) {
+        finish(conn);
+    } else if (more || more_to_send) {
+        pthread_mutex_lock(&conn->lock);
+        post(conn);
+        pthread_mutex_unlock(&conn->lock);
+    }
+}
+
+/*
+ * All of them: one event may stand for several, and a socket that stays full is told of no more.
+ * The end is told in events. Only a peer that fills it as fast as we read makes us stop before.
+ */
+static void read_bells(shm_conn *conn)
+{
+    char bells[256];
+    conn->bells_unread = 0;
+    for (int i = 0; i < BELL_READS_MAX; i++) {
+        if (recv(conn->socket.fd, bells, sizeof(bells), MSG_DONTWAIT) < (ssize_t)sizeof(bells)) {
+            return;
+        }
+    }
+}
+
+static void on_event(shm_source *source, uint32_t events)
+{
+    shm_conn *conn = (shm_conn *)(void *)((char *)source - offsetof(shm_conn, source));
+    if ((events & EPOLLIN) != 0 && ++conn->bells_unread >= BELLS_UNREAD_MAX) {
+        read_bells(conn);
+    }
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+        conn->peer_ended = true;
+    }
+    pthread_mutex_lock(&conn->lock);
+    conn->refs++;
+    pthread_mutex_unlock(&conn->lock);
+    serve(conn);
+    unref(conn);
+}
+
+static void on_posted(shm_work *work)
+{
+    shm_conn *conn = (shm_conn *)(void *)((char *)work - offsetof(shm_conn, work));
+    pthread_mutex_lock(&conn->lock);
+    conn->posted = false; /* whoever posts from now on is seen below or posts again */
+    pthread_mutex_unlock(&conn->lock);
+    serve(conn);
+    unref(conn);
+}
+
+static void on_retry(shm_work *work)
+{
+    serve((shm_conn *)(void *)((char *)work - offsetof(shm_conn, retry)));
+}
+
+ep_err ep_shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
+                          const char *peer, shm_count *taken_count, ep_conn **out_conn,
+                          ep_error *out_error)
+{
+    shm_conn *conn = calloc(1, sizeof(*conn));
+    if (conn == NULL) {
+        close(taken_socket);
+        ep_shm_memory_close(taken_memory);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
+    }
+    pthread_mutex_init(&conn->lock, NULL);
+    conn->base.ops = &ep_shm_lane;
+    conn->loop = ep_shm_loop_next();
+    conn->source.on_event = on_event;
+    conn->work.run = on_posted;
+    conn->retry.run = on_retry;
+    conn->memory = *taken_memory;
+    conn->limits = *limits;
+    conn->refs = 2;
+    shm_spin_init(&conn->spin);
+    snprintf(conn->peer, sizeof(conn->peer), "%s", peer);
+    ep_shm_memory_rings(&conn->memory, taken_count != NULL, &conn->out, &conn->in);
+    ep_shm_held_add(&conn->socket, taken_socket);
+    conn->count = taken_count;
+    *out_conn = &conn->base;
+    if (ep_shm_loop_watch(conn->loop, taken_socket, &conn->source,
+                          EPOLLIN | EPOLLRDHUP | EPOLLET) != EP_OK) {
+        ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
+        ep_shm_held_close(&conn->socket);
+        ep_shm_memory_close(&conn->memory);
+        conn->refs = 1;
+        unref(conn);
+        return EP_ERR_IO;
+    }
+    ep_shm_lane_hold();
+    return EP_OK;
+}
+
+void ep_shm_conn_start(ep_conn *base, const ep_conn_handler *handler)
+{
+    shm_conn *conn = (shm_conn *)base;
+    pthread_mutex_lock(&conn->lock);
+    EP_ASSERT(!conn->started && !conn->released);
+    conn->handler = *handler;
+    conn->started = true;
+    post(conn);
+    pthread_mutex_unlock(&conn->lock);
+}
+
+/* Lock held. */
+static void close_locked(shm_conn *conn)
+{
+    if (!conn->closing) {
+        ep_error closed;
+        ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
+                     conn->peer);
+        begin_end(conn, &closed);
+        post(conn);
+    }
+}
+
+void ep_shm_conn_close(ep_conn *base)
+{
+    shm_conn *conn = (shm_conn *)base;
+    pthread_mutex_lock(&conn->lock);
+    close_locked(conn);
+    pthread_mutex_unlock(&conn->lock);
+}
+
+void ep_shm_conn_release(ep_conn *base)
+{
+    shm_conn *conn = (shm_conn *)base;
+    pthread_mutex_lock(&conn->lock);
+    EP_ASSERT(!conn->released);
+    conn->released = true;
+    close_locked(conn);
+    post(conn);
+    pthread_mutex_unlock(&conn->lock);
+    unref(conn); /* the owner's, so conn was alive until here */
+}
+
+void ep_shm_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
+{
+    shm_conn *conn = (shm_conn *)base;
+    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
+}
+
+void ep_shm_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
+{
+    const shm_conn *conn = (const shm_conn *)base;
+    out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
+    out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
+}
+
+void ep_shm_conn_peer(ep_conn *base, char *out_address, size_t bytes)
+{
+    snprintf(out_address, bytes, "%s", ((shm_conn *)base)->peer);
+}
+
+bool ep_shm_conn_is_trusted(ep_conn *base)
+{
+    (void)base;
+    return true;
+}

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of the shared-memory lane.
+ *
+ *   shm_ring      bytes in shared memory, one direction
+ *   shm_memory    the sealed memory of a connection, and the message that hands it over
+ *   shm_access    whose processes may connect; socket paths, stale sockets
+ *   shm_loop      the lane's threads: epoll, work items, later work
+ *   shm_conn      a connection: sending, receiving, ending
+ *   shm_listener  accepting
+ *   ep_shm_dial      dialing
+ *
+ * A connection's socket carries the memory's descriptor once, and then single bytes that wake the
+ * other side. send() with MSG_DONTWAIT is the one wake-up that a hostile peer can neither block nor
+ * silence for others, as it could with a shared eventfd or futex. Sockets are polled edge-triggered
+ * and seldom read, which makes it about as cheap. The socket's end is the peer's end.
+ */
+#ifndef EP_TRANSPORT_SHM_LANE_H
+#define EP_TRANSPORT_SHM_LANE_H
+
+#include <sys/types.h>
+
+#include "transport/lane_common.h"
+#include "transport/shm/shm_ring.h"
+
+#define SHM_LOOPS_MAX 4
+
+/* Something epoll tells of. Only touched by its loop's thread while registered. */
+typedef struct shm_source {
+    void (*on_event)(struct shm_source *source, uint32_t events);
+} shm_source;
+
+/* A descriptor that a forked child must not keep: it would hide our end from the peer. */
+typedef struct shm_held {
+    int fd; /* -1 none */
+    struct shm_held *next;
+    struct shm_held *previous;
+} shm_held;
+
+typedef struct shm_work {
+    void (*run)(struct shm_work *work); /* on the loop's thread, no lock held */
+    struct shm_work *next;
+    bool queued;  /* posted; guarded by the loop's lock */
+    bool waiting; /* for due_ns; the loop's thread's */
+    uint64_t due_ns;
+} shm_work; /* posted, or waiting, not both */
+
+typedef struct shm_loop {
+    pthread_mutex_t lock;
+    pthread_t thread;
+    bool running;
+    bool stopping;
+    bool woken; /* wake_fd was rung and the thread has not looked at the queue since */
+    bool timer_armed;
+    shm_work *head;
+    shm_work *tail;
+    /* the thread's: any order; only what waits for memory or descriptors is here */
+    shm_work *later;
+    shm_held epoll;
+    shm_held wake;
+    shm_held timer;
+    shm_source wake_source;
+    shm_source timer_source;
+} shm_loop;
+
+/* ---- shm_loop.c ---- */
+/* Starts the lane's threads unless they run. Errors: IO. */
+ep_err ep_shm_loops_start(ep_error *out_error);
+/* The one for listeners and dials. */
+shm_loop *ep_shm_loop_first(void);
+/* The one for the next connection. */
+shm_loop *ep_shm_loop_next(void);
+/* Has work->run called soon, once however often it was asked. Its owner lives until then. */
+void ep_shm_loop_post(shm_loop *loop, shm_work *work);
+/* The same within a millisecond, without waking the thread for it: it is likely to be awake
+ * before. */
+void ep_shm_loop_post_lazy(shm_loop *loop, shm_work *work);
+/* What was posted lazily runs soon. */
+void ep_shm_loop_hurry(shm_loop *loop);
+/* On the loop's thread: has work->run called at due_ns. No-op when it waits already. */
+void ep_shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns);
+/* On the loop's thread: it does not wait any more. */
+void ep_shm_loop_forget(shm_loop *loop, shm_work *work);
+/* events: of epoll. Errors: IO. */
+ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events);
+void ep_shm_loop_unwatch(shm_loop *loop, int fd);
+/* Counts what must end before the threads may: connections, listeners, dials. */
+void ep_shm_lane_hold(void);
+void ep_shm_lane_drop(void);
+/* Closed in forked children from now on. fd < 0: it holds none. */
+void ep_shm_held_add(shm_held *held, int fd);
+/* Closes it here. No-op when it holds none. */
+void ep_shm_held_close(shm_held *held);
+/* This is a forked child: nothing of the lane works here. */
+bool ep_shm_in_child(void);
+
+/* ---- shm_memory.c ---- */
+typedef struct shm_memory {
+    uint8_t *base;
+    size_t bytes;
+    size_t ring_bytes;
+    bool counted; /* in ep_shm_stats: we made it */
+} shm_memory;
+
+/* Sealed, mapped, and its descriptor, which the caller closes. Errors: NO_MEMORY, IO. */
+ep_err ep_shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
+                            ep_error *out_error);
+/* Maps a descriptor from a peer, which may be anything. Errors: PROTOCOL, NO_MEMORY. */
+ep_err ep_shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory,
+                           ep_error *out_error);
+void ep_shm_memory_close(shm_memory *memory);
+/* One more in ep_shm_stats. */
+void ep_shm_memory_count_refusal(void);
+/* The two ends; listener: the end that created it. */
+void ep_shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out_producer,
+                         shm_consumer *out_consumer);
+/* Hands over the memory, or with fd -1 the reason why not. False: the peer is gone. */
+bool ep_shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal);
+/*
+ * Reads it; the caller closes *out_fd. Errors: what the listener refused with, PROTOCOL,
+ * UNAVAILABLE (gone), RESOURCE_EXHAUSTED (the descriptor did not fit into this process).
+ * EP_ERR_CANCELLED: nothing there yet.
+ */
+ep_err ep_shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd,
+                              ep_error *out_error);
+
+/* ---- shm_access.c ---- */
+typedef struct shm_access {
+    size_t ring_bytes;
+    size_t total_bytes;
+    size_t uids_count;
+    uint32_t uids[EP_SHM_IDS_MAX];
+    size_t gids_count;
+    uint32_t gids[EP_SHM_IDS_MAX];
+} shm_access;
+
+/* Checks and copies; config may be NULL. Errors: INVALID_ARGUMENT. */
+ep_err ep_shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_error *out_error);
+/* The path of a shm URL. Errors: INVALID_ARGUMENT. */
+ep_err ep_shm_url_path(const char *url, const char **out_path, ep_error *out_error);
+/* Who is at the other end, for people, and whether it may be. Errors: PERMISSION_DENIED. */
+ep_err ep_shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
+                           ep_error *out_error);
+/* A dialer's: the same; whoever owns the socket's directory may also be there. */
+ep_err ep_shm_access_check_listener(const shm_access *access, int socket, const char *path,
+                                    ep_error *out_error);
+/*
+ * Binds and listens; a socket that a dead process left is replaced. *out_lock holds the name until
+ * ep_shm_path_close.
+ * Errors: UNAVAILABLE (in use), INVALID_ARGUMENT (directory missing, or writable by everybody), IO.
+ */
+ep_err ep_shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
+                          ep_error *out_error);
+/* Removes the names and gives them free. */
+void ep_shm_path_close(const char *path, shm_held *lock);
+
+/* ---- shm_conn.c ---- */
+/* Connections of a listener that have not ended; outlives the listener. */
+typedef struct shm_count {
+    uint32_t refs;
+    uint32_t connections;
+} shm_count;
+void ep_shm_count_unref(shm_count *count);
+
+/*
+ * Takes socket and memory in every case, count (NULL at the dialing end), which is counted up
+ * already, on success.
+ * Errors: NO_MEMORY, IO.
+ */
+ep_err ep_shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
+                          const char *peer, shm_count *taken_count, ep_conn **out_conn,
+                          ep_error *out_error);
+void ep_shm_conn_start(ep_conn *conn, const ep_conn_handler *handler);
+ep_err ep_shm_conn_send(ep_conn *conn, ep_send *send);
+void ep_shm_conn_close(ep_conn *conn);
+void ep_shm_conn_release(ep_conn *conn);
+void ep_shm_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
+void ep_shm_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
+void ep_shm_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
+bool ep_shm_conn_is_trusted(ep_conn *conn);
+
+/* ---- shm_listener.c, shm_dial.c ---- */
+ep_err ep_shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                     ep_error *out_error);
+void ep_shm_listener_close(ep_listener *listener);
+void ep_shm_listener_url(ep_listener *listener, char *out_url, size_t bytes);
+ep_err ep_shm_dial(const ep_lane_address *address, const ep_lane_limits *limits,
+                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
+void ep_shm_dial_release(ep_dial *dial);
+
+#endif

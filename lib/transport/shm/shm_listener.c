@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Accepting: who connects is judged by what the kernel says of its process, then gets its memory.
+ * Whoever is refused is told why. Out of descriptors accept fails at once, for ever: so every
+ * failure is followed by a growing pause.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "transport/shm/shm_lane.h"
+
+#define ACCEPT_BACKOFF_MIN_NS (10 * EP_NS_PER_MS)
+#define ACCEPT_BACKOFF_MAX_NS (1000 * EP_NS_PER_MS)
+#define ACCEPTS_MAX 32 /* then the connections of this thread have their turn */
+
+typedef struct shm_listener {
+    ep_listener base;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    shm_loop *loop;
+    shm_source source;
+    shm_work work;  /* the end */
+    shm_work retry; /* after a pause */
+    shm_held socket;
+    shm_held name_lock;
+    shm_access access;
+    ep_lane_limits limits;
+    ep_accept_func on_accept;
+    void *arg;
+    shm_count *count;
+    const char *path; /* in url */
+    char url[EP_ADDRESS_BYTES];
+    /* guarded by lock */
+    bool closing;
+    bool accepting; /* on_accept runs */
+    /* the loop's */
+    uint64_t backoff_ns;
+    bool refusing; /* warned that connections_max is reached */
+} shm_listener;
+
+/* How many connections total_bytes has room for. */
+static uint32_t memory_room(const shm_access *access)
+{
+    size_t room = access->total_bytes / ep_shm_connection_bytes(access->ring_bytes);
+    return access->total_bytes == 0 || room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
+}
+
+static bool count_add(shm_count *count, uint32_t max)
+{
+    if (__atomic_add_fetch(&count->connections, 1, __ATOMIC_ACQ_REL) > max) {
+        __atomic_sub_fetch(&count->connections, 1, __ATOMIC_ACQ_REL);
+        return false;
+    }
+    __atomic_add_fetch(&count->refs, 1, __ATOMIC_ACQ_REL);
+    return true;
+}
+
+/* Makes the connection's memory and hands it over. Takes the socket. Errors: those the dialer is
+ * told. */
+static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_conn **out_conn,
+                      ep_error *out_error)
+{
+    shm_memory memory = {0};
+    int fd = -1;
+    ep_err err = ep_shm_memory_create(l->access.ring_bytes, &memory, &fd, out_error);
+    if (err != EP_OK) {
+        ep_shm_welcome_send(taken_socket, 0, -1, out_error);
+        close(taken_socket);
+        return err;
+    }
+    bool sent = ep_shm_welcome_send(taken_socket, l->access.ring_bytes, fd, NULL);
+    close(fd);
+    if (!sent) {
+        close(taken_socket);
+        ep_shm_memory_close(&memory);
+        return ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "%s left before it was welcomed",
+                            peer);
+    }
+    return ep_shm_conn_create(taken_socket, &memory, &l->limits, peer, l->count, out_conn,
+                              out_error);
+}
+
+static void refuse(shm_listener *l, int taken_socket, const ep_error *why)
+{
+    if (why->code != EP_ERR_RESOURCE_EXHAUSTED || !l->refusing) {
+        ep_log(EP_LOG_WARN, "lane-refused", EP_KV(url, l->url), EP_KV(reason, why->text));
+    }
+    l->refusing = why->code == EP_ERR_RESOURCE_EXHAUSTED;
+    ep_shm_welcome_send(taken_socket, 0, -1, why);
+    close(taken_socket);
+}
+
+static ep_conn *take_socket(shm_listener *l, int taken_socket)
+{
+    char peer[EP_ADDRESS_BYTES];
+    ep_error error;
+    if (ep_shm_access_check(&l->access, taken_socket, peer, sizeof(peer), &error) != EP_OK) {
+        refuse(l, taken_socket, &error);
+        return NULL;
+    }
+    uint32_t room = memory_room(&l->access);
+    if (!count_add(l->count, room < l->limits.connections_max ? room : l->limits.connections_max)) {
+        if (room < l->limits.connections_max) {
+            ep_shm_memory_count_refusal();
+            ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED,
+                         "%s has %u connections of %zu bytes of shared memory, all that "
+                         "total_bytes %zu allows",
+                         l->url, room, ep_shm_connection_bytes(l->access.ring_bytes),
+                         l->access.total_bytes);
+        } else {
+            ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections",
+                         l->url, l->limits.connections_max);
+        }
+        refuse(l, taken_socket, &error);
+        return NULL;
+    }
+    l->refusing = false;
+    ep_conn *conn = NULL;
+    if (welcome(l, taken_socket, peer, &conn, &error) != EP_OK) {
+        if (error.code != EP_ERR_CONNECTION_LOST) {
+            ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->url), EP_KV(reason, error.text),
+                   EP_KV(effect, "the caller uses the network"));
+        }
+        __atomic_sub_fetch(&l->count->connections, 1, __ATOMIC_ACQ_REL);
+        ep_shm_count_unref(l->count);
+        return NULL;
+    }
+    return conn;
+}
+
+/* False once the listener closes. */
+static bool begin_accept(shm_listener *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->accepting = !l->closing;
+    bool go = l->accepting;
+    pthread_mutex_unlock(&l->lock);
+    return go;
+}
+
+static void end_accept(shm_listener *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->accepting = false;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void pause_accepting(shm_listener *l)
+{
+    if (l->backoff_ns == 0) {
+        ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->url),
+               EP_KV(reason, strerror(errno)), EP_KV(effect, "accepting is tried again"));
+        l->backoff_ns = ACCEPT_BACKOFF_MIN_NS;
+    } else {
+        l->backoff_ns =
+            l->backoff_ns * 2 > ACCEPT_BACKOFF_MAX_NS ? ACCEPT_BACKOFF_MAX_NS : l->backoff_ns * 2;
+    }
+    ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns() + l->backoff_ns);
+}
+
+static void accept_all(shm_listener *l)
+{
+    for (unsigned accepts = 0; !l->retry.waiting && begin_accept(l); accepts++) {
+        int fd = accept4(l->socket.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        bool none = fd < 0 && (errno == EAGAIN || errno == EINVAL);
+        if (fd >= 0) {
+            l->backoff_ns = 0;
+            ep_conn *conn = take_socket(l, fd);
+            if (conn != NULL) {
+                l->on_accept(l->arg, conn);
+            }
+        } else if (!none && errno != EINTR && errno != ECONNABORTED) {
+            pause_accepting(l);
+        }
+        if (!none && accepts >= ACCEPTS_MAX) {
+            ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns());
+        }
+        end_accept(l);
+        if (none) {
+            return;
+        }
+    }
+}
+
+static void on_event(shm_source *source, uint32_t events)
+{
+    (void)events;
+    accept_all((shm_listener *)(void *)((char *)source - offsetof(shm_listener, source)));
+}
+
+static void on_retry(shm_work *work)
+{
+    accept_all((shm_listener *)(void *)((char *)work - offsetof(shm_listener, retry)));
+}
+
+static void listener_free(shm_listener *l)
+{
+    ep_shm_held_close(&l->socket);
+    ep_shm_held_close(&l->name_lock);
+    pthread_cond_destroy(&l->changed);
+    pthread_mutex_destroy(&l->lock);
+    ep_shm_count_unref(l->count);
+    free(l);
+}
+
+/* The end, where no event can be under way. */
+static void on_end(shm_work *work)
+{
+    shm_listener *l = (shm_listener *)(void *)((char *)work - offsetof(shm_listener, work));
+    ep_shm_loop_unwatch(l->loop, l->socket.fd);
+    ep_shm_loop_forget(l->loop, &l->retry);
+    listener_free(l);
+    ep_shm_lane_drop();
+}
+
+static ep_err listener_open(shm_listener *l, ep_error *out_error)
+{
+    int socket;
+    int name_lock;
+    bool others = l->access.uids_count > 0 || l->access.gids_count > 0;
+    l->count = calloc(1, sizeof(*l->count));
+    if (l->count == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
+    }
+    l->count->refs = 1;
+    ep_err err = ep_shm_path_listen(l->path, others, &socket, &name_lock, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_shm_held_add(&l->socket, socket);
+    ep_shm_held_add(&l->name_lock, name_lock);
+    return EP_OK;
+}
+
+ep_err ep_shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                     ep_error *out_error)
+{
+    const char *path;
+    shm_access access;
+    ep_err err = ep_shm_url_path(address->url, &path, out_error);
+    if (err == EP_OK) {
+        err = ep_shm_access_read(address->shm, &access, out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_lane_limits_check(limits, true, out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_shm_loops_start(out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    shm_listener *l = calloc(1, sizeof(*l));
+    if (l == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
+    }
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->changed, NULL);
+    l->base.ops = &ep_shm_lane;
+    l->loop = ep_shm_loop_first();
+    l->source.on_event = on_event;
+    l->work.run = on_end;
+    l->retry.run = on_retry;
+    l->socket.fd = -1;
+    l->name_lock.fd = -1;
+    l->access = access;
+    l->limits = *limits;
+    l->on_accept = on_accept;
+    l->arg = arg;
+    snprintf(l->url, sizeof(l->url), "%s", address->url);
+    l->path = l->url + (path - address->url);
+    err = listener_open(l, out_error);
+    if (err != EP_OK) {
+        listener_free(l);
+        return err;
+    }
+    *out_listener = &l->base; /* on_accept may need it */
+    ep_shm_lane_hold();
+    if (ep_shm_loop_watch(l->loop, l->socket.fd, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
+        *out_listener = NULL;
+        err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
+        ep_shm_path_close(l->path, &l->name_lock);
+        listener_free(l);
+        ep_shm_lane_drop();
+    }
+    return err;
+}
+
+void ep_shm_listener_close(ep_listener *base)
+{
+    shm_listener *l = (shm_listener *)base;
+    if (ep_shm_in_child()) {
+        return; /* the name and the thread are the parent's */
+    }
+    pthread_mutex_lock(&l->lock);
+    l->closing = true;
+    while (l->accepting) {
+        pthread_cond_wait(&l->changed, &l->lock);
+    }
+    pthread_mutex_unlock(&l->lock);
+    shutdown(l->socket.fd, SHUT_RDWR);
+    ep_shm_path_close(l->path, &l->name_lock);
+    ep_shm_loop_post(l->loop, &l->work);
+}
+
+void ep_shm_listener_url(ep_listener *base, char *out_url, size_t bytes)
+{
+    snprintf(out_url, bytes, "%s", ((shm_listener *)base)->url);
+}

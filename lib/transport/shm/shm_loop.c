@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lane's threads. Each sleeps in epoll and then runs what epoll told and what was posted; a
+ * connection belongs to one of them for its life. Nothing here is per connection, so a thousand
+ * idle ones cost no wake-up.
+ */
+#include "transport/shm/shm_lane.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+#define EVENTS_MAX 64
+#define LAZY_NS (1 * EP_NS_PER_MS)
+#define FINI_WAIT_MS 5000
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t dropped;
+    uint64_t held;
+    uint32_t loops_count; /* 0: not started */
+    uint32_t next;        /* atomic */
+    shm_loop loops[SHM_LOOPS_MAX];
+} lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
+
+/* ---- descriptors that forked children must not keep ---- */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_once_t once;
+    shm_held *first;
+    bool in_child; /* atomic */
+} helds = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&helds.lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&helds.lock);
+}
+
+static void after_fork_in_child(void)
+{
+    __atomic_store_n(&helds.in_child, true, __ATOMIC_RELAXED);
+    for (shm_held *held = helds.first; held != NULL; held = held->next) {
+        close(held->fd);
+        held->fd = -1; /* the number may soon be another file's */
+    }
+    helds.first = NULL;
+    pthread_mutex_unlock(&helds.lock);
+}
+
+static void hook_fork(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+bool ep_shm_in_child(void)
+{
+    return __atomic_load_n(&helds.in_child, __ATOMIC_RELAXED);
+}
+
+void ep_shm_held_add(shm_held *held, int fd)
+{
+    if (fd < 0) { /* ep_shm_held_close would leave it in the list */
+        *held = (shm_held){.fd = -1};
+        return;
+    }
+    pthread_mutex_lock(&helds.lock);
+    *held = (shm_held){.fd = fd, .next = helds.first};
+    if (held->next != NULL) {
+        held->next->previous = held;
+    }
+    helds.first = held;
+    pthread_mutex_unlock(&helds.lock);
+}
+
+void ep_shm_held_close(shm_held *held)
+{
+    pthread_mutex_lock(&helds.lock);
+    if (held->fd >= 0) {
+        *(held->previous != NULL ? &held->previous->next : &helds.first) = held->next;
+        if (held->next != NULL) {
+            held->next->previous = held->previous;
+        }
+        close(held->fd);
+        held->fd = -1;
+    }
+    pthread_mutex_unlock(&helds.lock);
+}
+
+/* ---- posting ---- */
+
+static bool on_thread(const shm_loop *loop)
+{
+    return pthread_equal(loop->thread, pthread_self()) != 0;
+}
+
+/* Lock held. */
+static void append(shm_loop *loop, shm_work *work)
+{
+    if (work->queued) {
+        return;
+    }
+    work->queued = true;
+    work->next = NULL;
+    *(loop->tail != NULL ? &loop->tail->next : &loop->head) = work;
+    loop->tail = work;
+}
+
+static void ring_self(shm_loop *loop)
+{
+    uint64_t one = 1;
+    ssize_t n = write(loop->wake.fd, &one, sizeof(one));
+    (void)n; /* it fails only when a wake-up is there already */
+}
+
+/* Lock held, so that the loop stays. */
+static void wake(shm_loop *loop)
+{
+    if (!loop->woken && !on_thread(loop)) {
+        loop->woken = true;
+        ring_self(loop);
+    }
+}
+
+void ep_shm_loop_post(shm_loop *loop, shm_work *work)
+{
+    pthread_mutex_lock(&loop->lock);
+    append(loop, work);
+    wake(loop);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void ep_shm_loop_hurry(shm_loop *loop)
+{
+    pthread_mutex_lock(&loop->lock);
+    wake(loop);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void ep_shm_loop_post_lazy(shm_loop *loop, shm_work *work)
+{
+    struct itimerspec soon = {.it_value = {.tv_nsec = LAZY_NS}};
+    pthread_mutex_lock(&loop->lock);
+    append(loop, work);
+    if (!loop->woken && !loop->timer_armed && !on_thread(loop)) {
+        loop->timer_armed = true;
+        timerfd_settime(loop->timer.fd, 0, &soon, NULL);
+    }
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void ep_shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns)
+{
+    if (work->waiting) {
+        return;
+    }
+    work->waiting = true;
+    work->due_ns = due_ns;
+    work->next = loop->later;
+    loop->later = work;
+}
+
+void ep_shm_loop_forget(shm_loop *loop, shm_work *work)
+{
+    for (shm_work **at = &loop->later; work->waiting && *at != NULL; at = &(*at)->next) {
+        if (*at == work) {
+            *at = work->next;
+            work->waiting = false;
+            break;
+        }
+    }
+}
+
+/* ---- the thread ---- */
+
+/* Runs what was posted until now. */
+static void run_posted(shm_loop *loop)
+{
+    pthread_mutex_lock(&loop->lock);
+    loop->woken = false;
+    shm_work *last = loop->tail;
+    while (last != NULL) {
+        shm_work *work = loop->head;
+        loop->head = work->next;
+        if (loop->head == NULL) {
+            loop->tail = NULL;
+        }
+        work->queued = false;
+        bool was_last = work == last;
+        pthread_mutex_unlock(&loop->lock);
+        work->run(work); /* may free its owner, may post again */
+        pthread_mutex_lock(&loop->lock);
+        if (was_last) {
+            break;
+        }
+    }
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* Runs what is due; returns when the next is. */
+static uint64_t run_due(shm_loop *loop)
+{
+    uint64_t now_ns = loop->later != NULL ? ep_clock_now_ns() : 0;
+    uint64_t next_ns = EP_TIME_NEVER;
+    shm_work *at = loop->later;
+    while (at != NULL) {
+        if (at->due_ns <= now_ns) {
+            shm_work *due = at;
+            ep_shm_loop_forget(loop, due);
+            due->run(due); /* may change the list */
+            at = loop->later;
+            next_ns = EP_TIME_NEVER;
+            continue;
+        }
+        next_ns = at->due_ns < next_ns ? at->due_ns : next_ns;
+        at = at->next;
+    }
+    return next_ns;
+}
+
+/* 0: do not sleep, something is posted. -1: for ever. */
+static int sleep_ms(shm_loop *loop, uint64_t next_ns)
+{
+    pthread_mutex_lock(&loop->lock);
+    bool busy = loop->head != NULL;
+    pthread_mutex_unlock(&loop->lock);
+    if (busy) {
+        return 0;
+    }
+    if (next_ns == EP_TIME_NEVER) {
+        return -1;
+    }
+    uint64_t now_ns = ep_clock_now_ns();
+    return next_ns <= now_ns ? 0 : (int)((next_ns - now_ns) / EP_NS_PER_MS) + 1;
+}
+
+static void on_wake(shm_source *source, uint32_t events)
+{
+    (void)source;
+    (void)events; /* only to be awake; edge-triggered, so the counter needs no reading */
+}
+
+static void on_timer(shm_source *source, uint32_t events)
+{
+    shm_loop *loop = (shm_loop *)(void *)((char *)source - offsetof(shm_loop, timer_source));
+    (void)events;
+    pthread_mutex_lock(&loop->lock);
+    loop->timer_armed = false;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+static void *loop_main(void *arg)
+{
+    shm_loop *loop = arg;
+    struct epoll_event events[EVENTS_MAX];
+    for (;;) {
+        pthread_mutex_lock(&loop->lock);
+        bool stop = loop->stopping;
+        pthread_mutex_unlock(&loop->lock);
+        if (stop) {
+            return NULL;
+        }
+        int count = epoll_wait(loop->epoll.fd, events, EVENTS_MAX, sleep_ms(loop, run_due(loop)));
+        for (int i = 0; i < count; i++) {
+            shm_source *source = events[i].data.ptr;
+            source->on_event(source, events[i].events);
+        }
+        run_posted(loop); /* here objects are freed: no event of this round points at one */
+    }
+}
+
+ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.ptr = source};
+    return epoll_ctl(loop->epoll.fd, EPOLL_CTL_ADD, fd, &event) == 0 ? EP_OK : EP_ERR_IO;
+}
+
+void ep_shm_loop_unwatch(shm_loop *loop, int fd)
+{
+    epoll_ctl(loop->epoll.fd, EPOLL_CTL_DEL, fd, NULL);
+}
+
+/* ---- start and end ---- */
+
+static void loop_close(shm_loop *loop)
+{
+    ep_shm_held_close(&loop->epoll);
+    ep_shm_held_close(&loop->wake);
+    ep_shm_held_close(&loop->timer);
+    pthread_mutex_destroy(&loop->lock);
+}
+
+static ep_err loop_open(shm_loop *loop, const char *name)
+{
+    *loop = (shm_loop){.wake_source.on_event = on_wake, .timer_source.on_event = on_timer};
+    pthread_mutex_init(&loop->lock, NULL);
+    ep_shm_held_add(&loop->epoll, epoll_create1(EPOLL_CLOEXEC));
+    ep_shm_held_add(&loop->wake, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    ep_shm_held_add(&loop->timer, timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    bool ok =
+        loop->epoll.fd >= 0 && loop->wake.fd >= 0 && loop->timer.fd >= 0 &&
+        ep_shm_loop_watch(loop, loop->wake.fd, &loop->wake_source, EPOLLIN | EPOLLET) == EP_OK &&
+        ep_shm_loop_watch(loop, loop->timer.fd, &loop->timer_source, EPOLLIN | EPOLLET) == EP_OK &&
+        ep_lane_thread_create(name, loop_main, loop, &loop->thread) == EP_OK;
+    if (!ok) {
+        loop_close(loop);
+        return EP_ERR_IO;
+    }
+    return EP_OK;
+}
+
+/*
+ * Two, so that a long callback or copy of one connection does not hold up all others; more where
+ * there are CPUs.
+ */
+static uint32_t loops_wanted(void)
+{
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    int count = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    return count >= 16 ? SHM_LOOPS_MAX : 2;
+}
+
+static void stop_loops(void)
+{
+    for (uint32_t i = 0; i < lane.loops_count; i++) {
+        shm_loop *loop = &lane.loops[i];
+        pthread_mutex_lock(&loop->lock);
+        loop->stopping = true;
+        ring_self(loop);
+        pthread_mutex_unlock(&loop->lock);
+        pthread_join(loop->thread, NULL);
+        loop_close(loop);
+    }
+    lane.loops_count = 0;
+}
+
+ep_err ep_shm_loops_start(ep_error *out_error)
+{
+    static const char *const names[SHM_LOOPS_MAX] = {"ep-shm-0", "ep-shm-1", "ep-shm-2",
+                                                     "ep-shm-3"};
+    pthread_once(&helds.once, hook_fork);
+    pthread_mutex_lock(&lane.lock);
+    ep_err err = ep_shm_in_child() ? EP_ERR_FAILED_PRECONDITION : EP_OK;
+    if (err == EP_OK && lane.loops_count == 0) {
+        uint32_t wanted = loops_wanted();
+        while (err == EP_OK && lane.loops_count < wanted) {
+            err = loop_open(&lane.loops[lane.loops_count], names[lane.loops_count]);
+            lane.loops_count += err == EP_OK;
+        }
+        if (err != EP_OK) {
+            stop_loops();
+        }
+    }
+    pthread_mutex_unlock(&lane.lock);
+    return err == EP_OK
+               ? EP_OK
+               : ep_error_set(out_error, err,
+                              "cannot start the threads of the shared-memory lane%s",
+                              err == EP_ERR_FAILED_PRECONDITION ? " in a forked child" : "");
+}
+
+shm_loop *ep_shm_loop_first(void)
+{
+    return &lane.loops[0];
+}
+
+shm_loop *ep_shm_loop_next(void)
+{
+    return &lane.loops[__atomic_fetch_add(&lane.next, 1, __ATOMIC_RELAXED) % lane.loops_count];
+}
+
+void ep_shm_lane_hold(void)
+{
+    pthread_mutex_lock(&lane.lock);
+    lane.held++;
+    pthread_mutex_unlock(&lane.lock);
+}
+
+void ep_shm_lane_drop(void)
+{
+    pthread_mutex_lock(&lane.lock);
+    EP_ASSERT(lane.held > 0);
+    if (--lane.held == 0) {
+        pthread_cond_broadcast(&lane.dropped);
+    }
+    pthread_mutex_unlock(&lane.lock);
+}
+
+void ep_shm_fini(void)
+{
+    uint64_t until_ns = ep_clock_now_ns() + FINI_WAIT_MS * EP_NS_PER_MS;
+    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    if (ep_shm_in_child()) {
+        return;
+    }
+    pthread_mutex_lock(&lane.lock);
+    while (lane.held > 0 &&
+           pthread_cond_clockwait(&lane.dropped, &lane.lock, CLOCK_MONOTONIC, &t) == 0) {
+    }
+    if (lane.held == 0) { /* else the threads stay: they may yet be needed */
+        stop_loops();
+    }
+    pthread_mutex_unlock(&lane.lock);
+}

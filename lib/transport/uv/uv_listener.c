@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Accepting, on one worker; connections go to all of them in turn. We accept ourselves: out of
+ * descriptors libuv would close what waits, and a failure is followed by a growing pause here.
+ * Above connections_max a connection is closed as soon as it is accepted, so its peer knows.
+ */
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "transport/address.h"
+#include "transport/uv/uv_lane.h"
+
+#define ACCEPTS_MAX 64 /* in one callback */
+
+typedef struct uv_lane_listener {
+    ep_listener base;
+    ep_uv_loop_worker *worker;
+    ep_uv_loop_job job;
+    int fd;
+    ep_lane_limits limits;
+    ep_accept_func on_accept;
+    void *arg;
+    ep_accept_count *count;
+    char url[EP_ADDRESS_BYTES];
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* guarded by lock */
+    bool closing;
+    bool closed;
+    /* touched by the worker only */
+    uv_poll_t poll;
+    uv_timer_t pause;
+    unsigned handles; /* open ones */
+    bool opened;
+    bool ending; /* handles are being closed */
+    uint32_t backoff_ms;
+    bool refusing; /* warned that connections_max is reached */
+} uv_lane_listener;
+
+static void on_acceptable(uv_poll_t *poll, int status, int events);
+
+static void take_socket(uv_lane_listener *l, int fd, const struct sockaddr_storage *address)
+{
+    if (!ep_accept_count_add(l->count, l->limits.connections_max)) {
+        if (!l->refusing) {
+            ep_accept_warn_full(l->url, l->limits.connections_max);
+        }
+        l->refusing = true;
+        close(fd);
+        return;
+    }
+    l->refusing = false;
+    ep_uv_lane_set_options(fd);
+    ep_uv_conn *conn;
+    if (ep_uv_conn_create(fd, address, &l->limits, ep_uv_loop_worker_choose(), l->count, &conn) !=
+        EP_OK) {
+        ep_accept_count_remove(l->count);
+        close(fd);
+        return;
+    }
+    l->on_accept(l->arg, &conn->base);
+}
+
+static void watch(uv_lane_listener *l)
+{
+    uv_poll_start(&l->poll, UV_READABLE, on_acceptable);
+}
+
+static void on_pause_over(uv_timer_t *timer)
+{
+    watch(timer->data);
+}
+
+static void pause_accepting(uv_lane_listener *l, int failed)
+{
+    l->backoff_ms = ep_accept_backoff_ms(l->backoff_ms, l->url, strerror(failed));
+    uv_poll_stop(&l->poll);
+    uv_timer_start(&l->pause, on_pause_over, l->backoff_ms, 0);
+}
+
+static bool is_closing(uv_lane_listener *l)
+{
+    pthread_mutex_lock(&l->lock);
+    bool closing = l->closing;
+    pthread_mutex_unlock(&l->lock);
+    return closing;
+}
+
+static void on_acceptable(uv_poll_t *poll, int status, int events)
+{
+    uv_lane_listener *l = poll->data;
+    (void)events;
+    if (status < 0) {
+        pause_accepting(l, -status);
+        return;
+    }
+    for (int i = 0; i < ACCEPTS_MAX && !is_closing(l); i++) {
+        struct sockaddr_storage address;
+        socklen_t bytes = sizeof(address);
+        int fd = accept4(l->fd, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0) {
+            l->backoff_ms = 0;
+            take_socket(l, fd, &address);
+        } else if (errno == EAGAIN) {
+            return;
+        } else if (errno != EINTR && errno != ECONNABORTED) {
+            pause_accepting(l, errno);
+            return;
+        }
+    }
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+    uv_lane_listener *l = handle->data;
+    if (--l->handles > 0) {
+        return;
+    }
+    close(l->fd);
+    pthread_mutex_lock(&l->lock);
+    l->closed = true;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock); /* the listener may be gone after this */
+}
+
+/* Opens on the first run, closes on the last. */
+static void run(ep_uv_loop_job *job)
+{
+    uv_lane_listener *l =
+        (uv_lane_listener *)(void *)((char *)job - offsetof(uv_lane_listener, job));
+    uv_loop_t *loop = ep_uv_loop_worker_loop(l->worker);
+    if (!l->opened) {
+        l->opened = true;
+        uv_timer_init(loop, &l->pause);
+        l->pause.data = l;
+        l->handles = 1;
+        int failed = uv_poll_init(loop, &l->poll, l->fd);
+        if (failed == 0) {
+            l->poll.data = l;
+            l->handles = 2;
+            watch(l);
+        } else {
+            ep_log(EP_LOG_ERROR, "lane-accept-failed", EP_KV(url, l->url),
+                   EP_KV(reason, uv_strerror(failed)), EP_KV(effect, "nobody gets in there"));
+        }
+    }
+    if (is_closing(l) && !l->ending) { /* once: closed while it was being opened, it runs again */
+        l->ending = true;
+        if (l->handles == 2) {
+            uv_close((uv_handle_t *)&l->poll, on_handle_closed);
+        }
+        uv_close((uv_handle_t *)&l->pause, on_handle_closed);
+    }
+}
+
+static void listener_free(uv_lane_listener *l)
+{
+    ep_accept_count_unref(l->count);
+    pthread_cond_destroy(&l->changed);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+/* A listening socket on the first of the addresses that takes one. Returns -1 with errno. */
+static int open_socket(const struct addrinfo *list)
+{
+    int fd = -1;
+    for (const struct addrinfo *at = list; at != NULL && fd < 0; at = at->ai_next) {
+        int on = 1;
+        fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0) {
+            continue;
+        }
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+        if (bind(fd, at->ai_addr, at->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) {
+            int failed = errno;
+            close(fd);
+            fd = -1;
+            errno = failed;
+        }
+    }
+    return fd;
+}
+
+static int bound_port(int fd)
+{
+    struct sockaddr_storage address = {.ss_family = AF_UNSPEC};
+    socklen_t bytes = sizeof(address);
+    getsockname(fd, (struct sockaddr *)&address, &bytes);
+    return ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
+                                               : ((struct sockaddr_in *)&address)->sin_port);
+}
+
+static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, ep_error *out_error)
+{
+    uv_host_port at;
+    struct addrinfo *list = NULL;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    ep_err err = ep_uv_lane_read_url(address, &at, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (at.host[0] == 0) {
+        hints.ai_family = AF_INET;
+    }
+    int failed = getaddrinfo(at.host[0] != 0 ? at.host : NULL, at.port, &hints, &list);
+    if (failed != 0) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "cannot listen on %s: the host's name cannot be resolved (%s)",
+                            address->url, gai_strerror(failed));
+    }
+    l->fd = open_socket(list);
+    failed = errno;
+    freeaddrinfo(list);
+    if (l->fd < 0) {
+        return ep_error_set(out_error, ep_uv_lane_err_from_errno(failed),
+                            "cannot listen on %s: %s%s", address->url, strerror(failed),
+                            ep_address_advice(failed, true));
+    }
+    ep_accept_url(address->url, bound_port(l->fd), l->url, sizeof(l->url));
+    return EP_OK;
+}
+
+ep_err ep_uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                         ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                         ep_error *out_error)
+{
+    ep_err err = ep_lane_limits_check(limits, true, out_error);
+    if (err == EP_OK) {
+        err = ep_uv_loop_workers_start(out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    uv_lane_listener *l = calloc(1, sizeof(*l));
+    ep_accept_count *count = ep_accept_count_create();
+    if (l == NULL || count == NULL) {
+        free(l);
+        ep_accept_count_unref(count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
+    }
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->changed, NULL);
+    l->base.ops = &ep_uv_stream_lane;
+    l->worker = ep_uv_loop_worker_choose();
+    l->job.run = run;
+    l->limits = *limits;
+    l->on_accept = on_accept;
+    l->arg = arg;
+    l->count = count;
+    err = bind_socket(l, address, out_error);
+    if (err != EP_OK) {
+        listener_free(l);
+        return err;
+    }
+    ep_accept_leave_descriptors(&l->limits, l->url);
+    ep_uv_loop_objects_hold();
+    *out_listener = &l->base; /* on_accept may need it */
+    ep_uv_loop_worker_push(l->worker, &l->job);
+    return EP_OK;
+}
+
+void ep_uv_lane_listener_close(ep_listener *base)
+{
+    uv_lane_listener *l = (uv_lane_listener *)base;
+    pthread_mutex_lock(&l->lock);
+    l->closing = true;
+    /* Under the lock: a run under way that sees the end must have this one behind it, not after the
+     * listener is gone. */
+    ep_uv_loop_worker_push(l->worker, &l->job);
+    while (!l->closed) {
+        pthread_cond_wait(&l->changed, &l->lock);
+    }
+    pthread_mutex_unlock(&l->lock);
+    listener_free(l);
+    ep_uv_loop_objects_drop();
+}
+
+void ep_uv_lane_listener_url(ep_listener *base, char *out_url, size_t bytes)
+{
+    snprintf(out_url, bytes, "%s", ((uv_lane_listener *)base)->url);
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The worker threads, one libuv loop each. Jobs are run before and after each wait, so a job that a
+ * callback of the loop pushes needs no wake-up; another thread wakes the loop only when it sleeps,
+ * and only once.
+ */
+#include <sched.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "transport/uv/uv_lane.h"
+
+#define WORKERS_MAX 4
+#define FINI_WAIT_MS 5000
+#define SPINS_PER_YIELD 8
+
+struct ep_uv_loop_worker {
+    uv_loop_t loop;
+    uv_async_t wake;
+    uv_prepare_t before;
+    uv_check_t after;
+    uv_idle_t spin; /* while active the loop does not sleep */
+    pthread_t thread;
+    uint64_t heard_ns; /* worker only, as spins */
+    uint32_t spins;
+    pthread_mutex_t lock;
+    /* guarded by lock */
+    ep_uv_loop_job *head;
+    ep_uv_loop_job *tail;
+    bool sleeping; /* a push must wake the loop */
+    bool stopping;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t dropped; /* the last object went */
+    bool running;
+    uint32_t count;
+    ep_uv_loop_worker workers[WORKERS_MAX];
+    uint64_t objects;
+} lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
+
+static uint32_t next_worker;                /* atomic */
+static uint64_t busy_poll_ns;               /* atomic */
+static uint64_t polls;                      /* atomic */
+static __thread ep_uv_loop_worker *current; /* the worker whose thread this is */
+
+void ep_stream_lane_set_busy_poll(uint32_t microseconds)
+{
+    __atomic_store_n(&busy_poll_ns, microseconds * EP_NS_PER_US, __ATOMIC_RELAXED);
+}
+
+uint32_t ep_uv_stream_busy_poll(uint64_t *out_polls)
+{
+    *out_polls = __atomic_load_n(&polls, __ATOMIC_RELAXED);
+    return (uint32_t)(__atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED) / EP_NS_PER_US);
+}
+
+/* ---- on a worker's thread ---- */
+
+static void run_jobs(ep_uv_loop_worker *worker)
+{
+    pthread_mutex_lock(&worker->lock);
+    while (worker->head != NULL) {
+        ep_uv_loop_job *job = worker->head;
+        worker->head = job->next;
+        if (worker->head == NULL) {
+            worker->tail = NULL;
+        }
+        job->queued = false;
+        pthread_mutex_unlock(&worker->lock);
+        job->run(job); /* may free its owner */
+        pthread_mutex_lock(&worker->lock);
+    }
+    pthread_mutex_unlock(&worker->lock);
+}
+
+/* While looking again and again; whoever needs this core, perhaps the peer, must get it now and
+ * then. */
+static void on_spin(uv_idle_t *spin)
+{
+    ep_uv_loop_worker *worker = spin->data;
+    __atomic_fetch_add(&polls, 1, __ATOMIC_RELAXED);
+    if (++worker->spins % SPINS_PER_YIELD == 0) {
+        sched_yield();
+    }
+}
+
+/* Whether to look again at once rather than to sleep. */
+static bool is_spinning(ep_uv_loop_worker *worker)
+{
+    uint64_t poll_ns = __atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED);
+    bool spin =
+        poll_ns != 0 && worker->heard_ns != 0 && ep_clock_now_ns() - worker->heard_ns < poll_ns;
+    if (spin) {
+        uv_idle_start(&worker->spin, on_spin); /* nothing when it is active already */
+    } else {
+        uv_idle_stop(&worker->spin);
+    }
+    return spin;
+}
+
+static void before_wait(uv_prepare_t *handle)
+{
+    ep_uv_loop_worker *worker = handle->data;
+    bool sleeping = false;
+    while (!sleeping) {
+        run_jobs(worker);
+        if (is_spinning(worker)) {
+            return;
+        }
+        pthread_mutex_lock(&worker->lock);
+        sleeping = worker->head == NULL;
+        worker->sleeping = sleeping;
+        pthread_mutex_unlock(&worker->lock);
+    }
+}
+
+static void close_own_handles(ep_uv_loop_worker *worker)
+{
+    uv_handle_t *handles[] = {(uv_handle_t *)&worker->wake, (uv_handle_t *)&worker->before,
+                              (uv_handle_t *)&worker->after, (uv_handle_t *)&worker->spin};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(handles); i++) {
+        uv_close(handles[i], NULL);
+    }
+}
+
+static void after_wait(uv_check_t *handle)
+{
+    ep_uv_loop_worker *worker = handle->data;
+    pthread_mutex_lock(&worker->lock);
+    worker->sleeping = false;
+    bool stopping = worker->stopping;
+    pthread_mutex_unlock(&worker->lock);
+    run_jobs(worker);
+    if (stopping) {
+        close_own_handles(worker); /* nothing else is open: then the loop ends */
+    }
+}
+
+static void on_wake(uv_async_t *handle)
+{
+    (void)handle;
+}
+
+static void *worker_main(void *arg)
+{
+    ep_uv_loop_worker *worker = arg;
+    current = worker;
+    uv_run(&worker->loop, UV_RUN_DEFAULT);
+    return NULL;
+}
+
+/* ---- from any thread ---- */
+
+static ep_err worker_open(ep_uv_loop_worker *worker)
+{
+    *worker = (ep_uv_loop_worker){.lock = PTHREAD_MUTEX_INITIALIZER};
+    if (uv_loop_init(&worker->loop) != 0) {
+        return EP_ERR_IO;
+    }
+    if (uv_async_init(&worker->loop, &worker->wake, on_wake) != 0) {
+        uv_loop_close(&worker->loop);
+        return EP_ERR_IO;
+    }
+    uv_prepare_init(&worker->loop, &worker->before);
+    uv_check_init(&worker->loop, &worker->after);
+    uv_idle_init(&worker->loop, &worker->spin);
+    worker->before.data = worker;
+    worker->after.data = worker;
+    worker->spin.data = worker;
+    uv_prepare_start(&worker->before, before_wait);
+    uv_check_start(&worker->after, after_wait);
+    if (ep_lane_thread_create("ep-lane-loop", worker_main, worker, &worker->thread) != EP_OK) {
+        close_own_handles(worker);
+        uv_run(&worker->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&worker->loop);
+        return EP_ERR_IO;
+    }
+    return EP_OK;
+}
+
+static void worker_stop(ep_uv_loop_worker *worker)
+{
+    pthread_mutex_lock(&worker->lock);
+    worker->stopping = true;
+    pthread_mutex_unlock(&worker->lock);
+    uv_async_send(&worker->wake);
+    pthread_join(worker->thread, NULL);
+    EP_ASSERT(uv_loop_close(&worker->loop) == 0);
+    pthread_mutex_destroy(&worker->lock);
+}
+
+/* Two at least: bulk traffic on one connection must not delay another's small frames. More help
+ * only where cores are many. */
+static uint32_t wanted_workers(void)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores >= 4 * WORKERS_MAX ? WORKERS_MAX : 2;
+}
+
+ep_err ep_uv_loop_workers_start(ep_error *out_error)
+{
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&lane.lock);
+    if (!lane.running) {
+        uint32_t wanted = wanted_workers();
+        for (lane.count = 0; lane.count < wanted && err == EP_OK; lane.count += err == EP_OK) {
+            err = worker_open(&lane.workers[lane.count]);
+        }
+        lane.running = lane.count > 0; /* fewer do too */
+        err = lane.running ? EP_OK : err;
+    }
+    pthread_mutex_unlock(&lane.lock);
+    return err == EP_OK
+               ? EP_OK
+               : ep_error_set(out_error, err, "cannot start the threads of the network lane");
+}
+
+ep_uv_loop_worker *ep_uv_loop_worker_choose(void)
+{
+    return &lane.workers[__atomic_fetch_add(&next_worker, 1, __ATOMIC_RELAXED) % lane.count];
+}
+
+uv_loop_t *ep_uv_loop_worker_loop(ep_uv_loop_worker *worker)
+{
+    return &worker->loop;
+}
+
+bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_uv_loop_job *job)
+{
+    bool wake = false;
+    pthread_mutex_lock(&worker->lock);
+    bool added = !job->queued;
+    if (added) {
+        job->queued = true;
+        job->next = NULL;
+        if (worker->tail == NULL) {
+            worker->head = job;
+        } else {
+            worker->tail->next = job;
+        }
+        worker->tail = job;
+        wake = worker->sleeping && current != worker;
+        worker->sleeping = worker->sleeping && !wake;
+    }
+    pthread_mutex_unlock(&worker->lock);
+    if (wake) {
+        uv_async_send(&worker->wake);
+    }
+    return added;
+}
+
+void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns)
+{
+    worker->heard_ns = now_ns;
+}
+
+void ep_uv_loop_objects_hold(void)
+{
+    pthread_mutex_lock(&lane.lock);
+    lane.objects++;
+    pthread_mutex_unlock(&lane.lock);
+}
+
+void ep_uv_loop_objects_drop(void)
+{
+    pthread_mutex_lock(&lane.lock);
+    if (--lane.objects == 0) {
+        pthread_cond_broadcast(&lane.dropped);
+    }
+    pthread_mutex_unlock(&lane.lock);
+}
+
+/* With an object left the threads stay: it may yet need them. */
+void ep_uv_stream_fini(void)
+{
+    uint64_t until_ns = ep_clock_now_ns() + FINI_WAIT_MS * EP_NS_PER_MS;
+    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    pthread_mutex_lock(&lane.lock);
+    while (lane.running && lane.objects > 0 &&
+           pthread_cond_clockwait(&lane.dropped, &lane.lock, CLOCK_MONOTONIC, &t) == 0) {
+    }
+    if (lane.running && lane.objects == 0) {
+        for (uint32_t i = 0; i < lane.count; i++) {
+            worker_stop(&lane.workers[i]);
+        }
+        lane.running = false;
+    }
+    pthread_mutex_unlock(&lane.lock);
+}

@@ -1,0 +1,902 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The simulated lane: listeners, dials and connections. Each connection has one event, which does
+ * one thing per run: end, take a packet that has arrived, or put the next frame on its link.
+ * Packets on their way are in the receiver's list.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "support/sim_network.h"
+
+#define WINDOW_BYTES ((size_t)256 << 10) /* on the way or unread; one frame may always be */
+#define RETRANSMIT_MIN_NS (200 * EP_NS_PER_MS)
+#define RETRANSMIT_MAX_NS (2 * EP_NS_PER_S)
+#define GIVE_UP_NS (60 * EP_NS_PER_S)
+#define DIAL_RETRY_NS (100 * EP_NS_PER_MS)
+#define DIAL_GIVE_UP_NS (5 * EP_NS_PER_S)
+#define MEMORY_RETRY_NS (5 * EP_NS_PER_MS)
+
+typedef enum packet_kind {
+    PACKET_FRAME,
+    PACKET_CUT_SHORT, /* the connection breaks inside this frame */
+    PACKET_END
+} packet_kind;
+
+typedef struct packet {
+    packet_kind kind;
+    bool repeated; /* not counted in the window */
+    uint64_t sent_ns;
+    uint64_t due_ns;
+    uint64_t retransmit_ns;
+    size_t bytes;
+    struct packet *next;
+    uint8_t data[];
+} packet;
+
+struct sim_listener {
+    ep_listener base;
+    char url[EP_ADDRESS_BYTES];
+    ep_sim_host_id host;
+    ep_lane_limits limits;
+    ep_accept_func on_accept;
+    void *arg;
+    uint32_t connections;
+    uint32_t refs; /* its owner, and each connection it accepted */
+    bool accepting;
+    sim_listener *next;
+};
+
+typedef enum dial_state { DIAL_PENDING, DIAL_RUNNING, DIAL_DONE } dial_state;
+
+typedef struct sim_dial {
+    ep_dial base;
+    ep_sim *sim;
+    ep_sim_event event;
+    ep_sim_host_id host;
+    char url[EP_ADDRESS_BYTES];
+    ep_lane_limits limits;
+    ep_dial_func on_dial;
+    void *arg;
+    uint64_t begin_ns;
+    uint32_t refs; /* owner; a posted or running event */
+    dial_state state;
+} sim_dial;
+
+struct sim_conn {
+    ep_conn base;
+    ep_sim *sim;
+    ep_sim_event event;
+    ep_sim_host_id host;
+    sim_conn *peer; /* a reference; NULL once finished */
+    sim_listener *listener;
+    char peer_url[EP_ADDRESS_BYTES];
+    ep_lane_limits limits;
+    ep_conn_handler handler;
+    ep_send_queue queue;
+    packet *arriving;        /* by due_ns */
+    size_t on_the_way_bytes; /* that we sent and the peer has not taken */
+    uint64_t link_free_ns;   /* rate limit */
+    uint64_t memory_ns;      /* try again then; 0: memory is there */
+    uint64_t heard_ns;
+    ep_error end;
+    uint32_t refs; /* its owner, the lane, its peer, a posted event */
+    bool large_allowed;
+    bool started;
+    bool released;
+    bool ending;
+    bool finished;
+    bool in_run;
+    sim_conn *next;
+    sim_conn *previous;
+};
+
+/* ---- connection: references, list, event ---- */
+
+static void lock(ep_sim *sim)
+{
+    pthread_mutex_lock(&sim->lock);
+}
+
+static void unlock(ep_sim *sim)
+{
+    pthread_mutex_unlock(&sim->lock);
+}
+
+static void conn_unref(sim_conn *conn)
+{
+    EP_ASSERT(conn->refs > 0);
+    if (--conn->refs == 0) {
+        EP_ASSERT(conn->finished && conn->queue.head == NULL && conn->peer == NULL &&
+                  conn->arriving == NULL);
+        free(conn);
+    }
+}
+
+static void list_add(sim_conn *conn)
+{
+    ep_sim *sim = conn->sim;
+    conn->previous = sim->conns_tail;
+    *(sim->conns_tail != NULL ? &sim->conns_tail->next : &sim->conns) = conn;
+    sim->conns_tail = conn;
+}
+
+static void list_remove(sim_conn *conn)
+{
+    ep_sim *sim = conn->sim;
+    *(conn->previous != NULL ? &conn->previous->next : &sim->conns) = conn->next;
+    *(conn->next != NULL ? &conn->next->previous : &sim->conns_tail) = conn->previous;
+    conn->next = NULL;
+    conn->previous = NULL;
+}
+
+static void listener_unref(sim_listener *listener)
+{
+    EP_ASSERT(listener->refs > 0);
+    if (--listener->refs == 0) {
+        free(listener);
+    }
+}
+
+static bool may_transmit(const sim_conn *conn)
+{
+    const ep_send *send = conn->queue.head;
+    return send != NULL && (conn->on_the_way_bytes == 0 ||
+                            conn->on_the_way_bytes + send->total_bytes <= WINDOW_BYTES);
+}
+
+static uint64_t next_due_ns(const sim_conn *conn)
+{
+    uint64_t due_ns = EP_TIME_NEVER;
+    if (conn->finished) {
+        return EP_TIME_NEVER;
+    }
+    if (conn->ending) {
+        return conn->started || conn->released || conn->queue.head != NULL ? conn->sim->now_ns
+                                                                           : EP_TIME_NEVER;
+    }
+    if (conn->arriving != NULL && (conn->started || conn->arriving->kind == PACKET_END)) {
+        due_ns =
+            conn->arriving->due_ns > conn->memory_ns ? conn->arriving->due_ns : conn->memory_ns;
+    }
+    if (may_transmit(conn) && conn->link_free_ns < due_ns) {
+        due_ns = conn->link_free_ns;
+    }
+    return due_ns;
+}
+
+/* Posts the connection's event for what it has to do next. */
+static void arm(sim_conn *conn)
+{
+    if (conn->in_run) {
+        return; /* at the end of the run */
+    }
+    bool was_posted = ep_sim_cancel_event(conn->sim, &conn->event);
+    uint64_t due_ns = next_due_ns(conn);
+    if (due_ns != EP_TIME_NEVER) {
+        EP_ASSERT(ep_sim_post_event(conn->sim, &conn->event, conn->host, due_ns) == EP_OK);
+        conn->refs += !was_posted;
+    } else if (was_posted) {
+        conn_unref(conn);
+    }
+}
+
+/* ---- the wire ---- */
+
+static ep_sim_link *link_of(const sim_conn *from)
+{
+    return &from->sim->links[from->host][from->peer->host];
+}
+
+/* Whether nothing passes from one host to the other just now. */
+static bool is_blocked(const ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to)
+{
+    return sim->links[from][to].cut || sim->hosts[from].state == EP_SIM_STOPPED ||
+           sim->hosts[to].state == EP_SIM_STOPPED;
+}
+
+static void insert(sim_conn *to, packet *p)
+{
+    packet **at = &to->arriving;
+    while (*at != NULL && (*at)->due_ns <= p->due_ns) {
+        at = &(*at)->next;
+    }
+    p->next = *at;
+    *at = p;
+    arm(to);
+}
+
+static uint64_t last_due_ns(const sim_conn *to)
+{
+    uint64_t due_ns = 0;
+    for (const packet *p = to->arriving; p != NULL; p = p->next) {
+        due_ns = p->due_ns;
+    }
+    return due_ns;
+}
+
+static uint64_t travel_ns(ep_sim *sim, const ep_sim_link *link)
+{
+    return link->delay_ns + ep_sim_random_below(sim, link->jitter_ns + 1);
+}
+
+/* NULL without memory: the frame is then lost like any other. */
+static packet *packet_make(sim_conn *from, packet_kind kind, size_t bytes)
+{
+    packet *p = calloc(1, sizeof(*p) + bytes);
+    if (p != NULL) {
+        p->kind = kind;
+        p->bytes = bytes;
+        p->sent_ns = from->sim->now_ns;
+        p->due_ns = from->sim->now_ns + travel_ns(from->sim, link_of(from));
+        p->retransmit_ns = RETRANSMIT_MIN_NS;
+    }
+    return p;
+}
+
+/* The end of the stream follows what is on its way; it is not lost, for it is repeated until
+ * someone hears it. */
+static void send_end(sim_conn *from)
+{
+    sim_conn *to = from->peer;
+    packet *p = to->finished || to->ending ? NULL : packet_make(from, PACKET_END, 0);
+    if (p != NULL) {
+        uint64_t last_ns = last_due_ns(to);
+        p->due_ns = p->due_ns < last_ns ? last_ns : p->due_ns;
+        insert(to, p);
+    }
+}
+
+/* The first reason to end stays. */
+static void begin_end(sim_conn *conn, ep_err code, const char *text)
+{
+    if (!conn->ending && !conn->finished) {
+        conn->ending = true;
+        ep_error_set(&conn->end, code, "%s", text);
+        arm(conn);
+    }
+}
+
+static void end_both(sim_conn *conn, ep_err code, const char *text)
+{
+    if (!conn->ending && !conn->finished) {
+        send_end(conn);
+        begin_end(conn, code, text);
+    }
+}
+
+static void flip_bit(sim_conn *from, packet *p)
+{
+    uint64_t bit = ep_sim_random_below(from->sim, p->bytes * 8);
+    p->data[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+    from->sim->stats.corrupted++;
+}
+
+/* As over TCP: losses cost time, order stays. */
+static void deliver_in_order(sim_conn *from, packet *p)
+{
+    ep_sim *sim = from->sim;
+    const ep_sim_link *link = link_of(from);
+    for (uint64_t again_ns = RETRANSMIT_MIN_NS; ep_sim_chance(sim, link->loss_ppm); again_ns *= 2) {
+        sim->stats.lost++;
+        p->due_ns += again_ns > RETRANSMIT_MAX_NS ? RETRANSMIT_MAX_NS : again_ns;
+    }
+    if (ep_sim_chance(sim, link->truncate_ppm)) {
+        p->kind = PACKET_CUT_SHORT;
+        sim->stats.truncated++;
+    }
+    uint64_t last_ns = last_due_ns(from->peer);
+    p->due_ns = p->due_ns < last_ns ? last_ns : p->due_ns;
+    insert(from->peer, p);
+}
+
+static void deliver_hostile(sim_conn *from, packet *p)
+{
+    ep_sim *sim = from->sim;
+    const ep_sim_link *link = link_of(from);
+    if (ep_sim_chance(sim, link->duplicate_ppm)) {
+        packet *twin = packet_make(from, PACKET_FRAME, p->bytes);
+        if (twin != NULL) {
+            memcpy(twin->data, p->data, p->bytes);
+            twin->repeated = true;
+            twin->due_ns += ep_sim_random_below(sim, 20 * link->delay_ns + 1);
+            sim->stats.duplicated++;
+            insert(from->peer, twin);
+        }
+    }
+    if (ep_sim_chance(sim, link->reorder_ppm)) {
+        sim->stats.reordered++;
+        p->due_ns += ep_sim_random_below(sim, 10 * link->delay_ns + 1);
+    }
+    if (link->cut || ep_sim_chance(sim, link->loss_ppm)) {
+        sim->stats.lost++;
+        from->on_the_way_bytes -= p->bytes;
+        free(p);
+        return;
+    }
+    insert(from->peer, p);
+}
+
+static void transmit(sim_conn *conn)
+{
+    ep_sim *sim = conn->sim;
+    ep_send *send = ep_send_queue_pop(&conn->queue);
+    const ep_sim_link *link = link_of(conn);
+    if (link->bytes_per_s != 0) {
+        conn->link_free_ns =
+            sim->now_ns + (uint64_t)send->total_bytes * EP_NS_PER_S / link->bytes_per_s;
+    }
+    packet *p = conn->peer->ending || conn->peer->finished
+                    ? NULL
+                    : packet_make(conn, PACKET_FRAME, send->total_bytes);
+    if (p != NULL) {
+        ep_send_copy(send, 0, p->data, p->bytes);
+        ep_sim_trace_words(sim, 's', conn->host, conn->peer->host, p->bytes);
+        ep_sim_trace_bytes(sim, p->data, p->bytes);
+        conn->on_the_way_bytes += p->bytes;
+        if (ep_sim_chance(sim, link->corrupt_ppm)) {
+            flip_bit(conn, p);
+        }
+        if (link->hostile) {
+            deliver_hostile(conn, p);
+        } else {
+            deliver_in_order(conn, p);
+        }
+    }
+    unlock(sim);
+    send->done(send, EP_OK);
+    lock(sim);
+}
+
+/* A packet that meets a cut or a stopped sender tries again later; when it has tried long enough
+ * the sender gives up. */
+static bool waits_for_link(sim_conn *conn, packet *p)
+{
+    ep_sim *sim = conn->sim;
+    const sim_conn *from = conn->peer;
+    if (!is_blocked(sim, from->host, conn->host)) {
+        return false;
+    }
+    sim->stats.cut_waits++;
+    if (sim->links[from->host][conn->host].hostile && p->kind == PACKET_FRAME) {
+        return false; /* it was on its way already */
+    }
+    if (sim->now_ns - p->sent_ns > GIVE_UP_NS) {
+        begin_end(conn->peer, EP_ERR_CONNECTION_LOST, "the peer acknowledged nothing for a minute");
+        begin_end(conn, EP_ERR_CONNECTION_LOST, "the connection was reset");
+        return true;
+    }
+    p->due_ns = sim->now_ns + p->retransmit_ns;
+    p->retransmit_ns =
+        p->retransmit_ns * 2 > RETRANSMIT_MAX_NS ? RETRANSMIT_MAX_NS : p->retransmit_ns * 2;
+    for (packet *after = p->next; after != NULL; after = after->next) {
+        after->due_ns = after->due_ns < p->due_ns ? p->due_ns : after->due_ns; /* order stays */
+    }
+    return true;
+}
+
+static void drop_packet(sim_conn *conn, packet *p)
+{
+    packet **at = &conn->arriving;
+    while (*at != p) {
+        at = &(*at)->next;
+    }
+    *at = p->next;
+    if (p->kind != PACKET_END && !p->repeated && conn->peer != NULL) {
+        conn->peer->on_the_way_bytes -= p->bytes;
+        arm(conn->peer);
+    }
+    free(p);
+}
+
+/* Checks what a lane checks before it takes a frame. Errors: NO_MEMORY means try again later. */
+static ep_err take_frame(sim_conn *conn, const packet *p, ep_buffer **out_frame,
+                         ep_error *out_error)
+{
+    size_t frame_bytes = 0;
+    ep_err err = conn->limits.frame_bytes(p->data, &frame_bytes, out_error);
+    if (err == EP_OK) {
+        err = ep_lane_frame_check(&conn->limits, conn->large_allowed, frame_bytes, "simulated peer",
+                                  out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    if (frame_bytes != p->bytes) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu",
+                            frame_bytes, p->bytes);
+    }
+    if (ep_buffer_acquire(conn->limits.pool, frame_bytes, out_frame) != EP_OK) {
+        return EP_ERR_NO_MEMORY;
+    }
+    memcpy((*out_frame)->data, p->data, p->bytes);
+    return EP_OK;
+}
+
+static void receive(sim_conn *conn)
+{
+    ep_sim *sim = conn->sim;
+    packet *p = conn->arriving;
+    ep_error error;
+    ep_buffer *frame = NULL;
+    if (waits_for_link(conn, p)) {
+        return;
+    }
+    if (p->kind != PACKET_FRAME) {
+        bool both = p->kind == PACKET_CUT_SHORT;
+        drop_packet(conn, p);
+        if (both) {
+            end_both(conn, EP_ERR_CONNECTION_LOST, "the connection broke in the middle of a frame");
+        } else {
+            begin_end(conn, EP_ERR_CONNECTION_LOST, "the peer closed the connection");
+        }
+        return;
+    }
+    ep_err err = take_frame(conn, p, &frame, &error);
+    conn->memory_ns = err == EP_ERR_NO_MEMORY ? sim->now_ns + MEMORY_RETRY_NS : 0;
+    if (err == EP_ERR_NO_MEMORY) {
+        return;
+    }
+    ep_sim_trace_words(sim, 'r', conn->peer->host, conn->host, p->bytes);
+    drop_packet(conn, p);
+    if (err != EP_OK) {
+        end_both(conn, err, error.text);
+        return;
+    }
+    sim->stats.frames++;
+    conn->heard_ns = sim->now_ns;
+    unlock(sim);
+    conn->handler.on_frame(conn->handler.arg, &conn->base, frame);
+    lock(sim);
+}
+
+static void finish(sim_conn *conn)
+{
+    ep_sim *sim = conn->sim;
+    ep_send *send;
+    while ((send = ep_send_queue_pop(&conn->queue)) != NULL) {
+        ep_err code = conn->end.code == EP_ERR_CLOSED ? EP_ERR_CLOSED : EP_ERR_CONNECTION_LOST;
+        unlock(sim);
+        send->done(send, code);
+        lock(sim);
+    }
+    if (conn->finished || (!conn->started && !conn->released)) {
+        return; /* without a handler on_closed waits for start or release */
+    }
+    conn->finished = true;
+    while (conn->arriving != NULL) {
+        drop_packet(conn, conn->arriving);
+    }
+    ep_sim_trace_words(sim, 'e', conn->host, conn->peer->host, conn->end.code);
+    if (conn->started) {
+        unlock(sim);
+        conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
+        lock(sim);
+    }
+    if (conn->listener != NULL) {
+        conn->listener->connections--;
+        listener_unref(conn->listener);
+        conn->listener = NULL;
+    }
+    list_remove(conn);
+    conn_unref(conn->peer);
+    conn->peer = NULL;
+    conn_unref(conn); /* the lane's own */
+    pthread_cond_broadcast(&sim->changed);
+}
+
+static void conn_run(ep_sim_event *event, void *arg)
+{
+    sim_conn *conn = arg;
+    ep_sim *sim = conn->sim;
+    (void)event;
+    lock(sim);
+    conn->in_run = true;
+    const packet *p = conn->arriving;
+    if (conn->finished) {
+        /* nothing is left to do */
+    } else if (conn->ending) {
+        finish(conn);
+    } else if (p != NULL && (conn->started || p->kind == PACKET_END) && p->due_ns <= sim->now_ns &&
+               conn->memory_ns <= sim->now_ns) {
+        receive(conn);
+    } else if (may_transmit(conn) && conn->link_free_ns <= sim->now_ns) {
+        transmit(conn);
+    }
+    conn->in_run = false;
+    arm(conn);
+    conn_unref(conn);
+    unlock(sim);
+}
+
+void ep_sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
+{
+    for (sim_conn *conn = sim->conns; conn != NULL; conn = conn->next) {
+        if (conn->peer == NULL || conn->finished) {
+            continue;
+        }
+        bool all = b == EP_SIM_HOSTS_MAX;
+        if (conn->host == a && (all || conn->peer->host == b)) {
+            end_both(conn, EP_ERR_CONNECTION_LOST, "the connection was reset");
+        }
+    }
+}
+
+/* ---- connection: the vtable ---- */
+
+static sim_conn *conn_create(ep_sim *sim, ep_sim_host_id host, const ep_lane_limits *limits,
+                             const char *peer_url)
+{
+    sim_conn *conn = calloc(1, sizeof(*conn));
+    if (conn == NULL) {
+        return NULL;
+    }
+    conn->base.ops = &ep_sim_lane;
+    conn->sim = sim;
+    conn->host = host;
+    conn->event = (ep_sim_event){.run = conn_run, .arg = conn};
+    conn->limits = *limits;
+    conn->refs = 3;
+    snprintf(conn->peer_url, sizeof(conn->peer_url), "%s", peer_url);
+    return conn;
+}
+
+static ep_err pair_create(sim_listener *listener, const sim_dial *dial, sim_conn **out_dialed,
+                          sim_conn **out_accepted)
+{
+    char dialer[EP_ADDRESS_BYTES + 8];
+    snprintf(dialer, sizeof(dialer), "%s", dial->sim->hosts[dial->host].name);
+    sim_conn *dialed = conn_create(dial->sim, dial->host, &dial->limits, listener->url);
+    sim_conn *accepted = conn_create(dial->sim, listener->host, &listener->limits, dialer);
+    if (dialed == NULL || accepted == NULL) {
+        free(dialed);
+        free(accepted);
+        return EP_ERR_NO_MEMORY;
+    }
+    dialed->peer = accepted;
+    accepted->peer = dialed;
+    accepted->listener = listener;
+    listener->connections++;
+    listener->refs++;
+    list_add(dialed);
+    list_add(accepted);
+    *out_dialed = dialed;
+    *out_accepted = accepted;
+    return EP_OK;
+}
+
+static void sim_conn_start(ep_conn *base, const ep_conn_handler *handler)
+{
+    sim_conn *conn = (sim_conn *)base;
+    lock(conn->sim);
+    EP_ASSERT(!conn->started && !conn->released);
+    conn->handler = *handler;
+    conn->started = true;
+    arm(conn);
+    unlock(conn->sim);
+}
+
+static ep_err sim_conn_send(ep_conn *base, ep_send *send)
+{
+    sim_conn *conn = (sim_conn *)base;
+    ep_err err = ep_send_prepare(send, &conn->limits);
+    if (err != EP_OK) {
+        return err;
+    }
+    lock(conn->sim);
+    if (conn->ending || conn->finished) {
+        err = EP_ERR_CLOSED;
+    } else {
+        err = ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
+    }
+    if (err == EP_OK) {
+        arm(conn);
+    }
+    unlock(conn->sim);
+    return err;
+}
+
+static void sim_conn_close(ep_conn *base)
+{
+    sim_conn *conn = (sim_conn *)base;
+    lock(conn->sim);
+    end_both(conn, EP_ERR_CLOSED, "the connection was closed on this side");
+    unlock(conn->sim);
+}
+
+static void sim_conn_release(ep_conn *base)
+{
+    sim_conn *conn = (sim_conn *)base;
+    ep_sim *sim = conn->sim;
+    lock(sim);
+    EP_ASSERT(!conn->released);
+    end_both(conn, EP_ERR_CLOSED, "the connection was closed on this side");
+    conn->released = true;
+    arm(conn);
+    conn_unref(conn);
+    unlock(sim);
+}
+
+static void sim_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
+{
+    sim_conn *conn = (sim_conn *)base;
+    lock(conn->sim);
+    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
+    unlock(conn->sim);
+}
+
+static void sim_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
+{
+    const sim_conn *conn = (const sim_conn *)base;
+    lock(conn->sim);
+    *out_receiving =
+        (ep_conn_receiving){.heard_ns = conn->heard_ns, .waits_for_memory = conn->memory_ns != 0};
+    unlock(conn->sim);
+}
+
+static void sim_conn_peer(ep_conn *base, char *out_address, size_t bytes)
+{
+    snprintf(out_address, bytes, "%s", ((sim_conn *)base)->peer_url);
+}
+
+/* Like a plain network: bits may flip. */
+static bool sim_conn_is_trusted(ep_conn *base)
+{
+    (void)base;
+    return false;
+}
+
+/* ---- listener ---- */
+
+static sim_listener *find_listener(const ep_sim *sim, const char *url)
+{
+    for (sim_listener *listener = sim->listeners; listener != NULL; listener = listener->next) {
+        if (strcmp(listener->url, url) == 0) {
+            return listener;
+        }
+    }
+    return NULL;
+}
+
+static ep_err check_url(const char *url, ep_error *out_error)
+{
+    size_t n = strlen(url);
+    if (ep_sim_current == NULL || !ep_url_has_scheme(url, "sim") || n == strlen("sim://") ||
+        n >= EP_ADDRESS_BYTES) {
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "address '%.64s' must be sim://name, up to %d characters, in a simulated network", url,
+            EP_ADDRESS_BYTES - 1);
+    }
+    return EP_OK;
+}
+
+static ep_err sim_listen(const ep_lane_address *address, const ep_lane_limits *limits,
+                         ep_accept_func on_accept, void *arg, ep_listener **out_listener,
+                         ep_error *out_error)
+{
+    ep_err err = check_url(address->url, out_error);
+    if (err == EP_OK) {
+        err = ep_lane_limits_check(limits, true, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    sim_listener *listener = calloc(1, sizeof(*listener));
+    if (listener == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
+    }
+    ep_sim *sim = ep_sim_current;
+    listener->base.ops = &ep_sim_lane;
+    snprintf(listener->url, sizeof(listener->url), "%s", address->url);
+    listener->limits = *limits;
+    listener->on_accept = on_accept;
+    listener->arg = arg;
+    listener->refs = 1;
+    lock(sim);
+    if (find_listener(sim, listener->url) != NULL) {
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", listener->url);
+        free(listener);
+    } else {
+        listener->host = ep_sim_find_host(sim, listener->url);
+        listener->next = sim->listeners;
+        sim->listeners = listener;
+        *out_listener = &listener->base;
+    }
+    unlock(sim);
+    return err;
+}
+
+static void sim_listener_close(ep_listener *base)
+{
+    sim_listener *listener = (sim_listener *)base;
+    ep_sim *sim = ep_sim_current;
+    lock(sim);
+    for (sim_listener **at = &sim->listeners; *at != NULL; at = &(*at)->next) {
+        if (*at == listener) {
+            *at = listener->next;
+            break;
+        }
+    }
+    EP_ASSERT(!listener->accepting || !ep_sim_on_runner(sim));
+    while (listener->accepting) {
+        pthread_cond_wait(&sim->changed, &sim->lock);
+    }
+    listener_unref(listener);
+    unlock(sim);
+}
+
+static void sim_listener_url(ep_listener *base, char *out_url, size_t bytes)
+{
+    snprintf(out_url, bytes, "%s", ((sim_listener *)base)->url);
+}
+
+/* ---- dial ---- */
+
+static void dial_unref(sim_dial *dial)
+{
+    EP_ASSERT(dial->refs > 0);
+    if (--dial->refs == 0) {
+        free(dial);
+    }
+}
+
+/* Makes the connection and hands out its accepted end. Lock held; dropped for on_accept. */
+static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_error *out_error)
+{
+    ep_sim *sim = dial->sim;
+    sim_listener *listener = find_listener(sim, dial->url);
+    if (listener == NULL || sim->hosts[listener->host].state == EP_SIM_DEAD) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nobody listens on %s", dial->url);
+    }
+    if (listener->connections >= listener->limits.connections_max) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "%s has connections_max %u connections", dial->url,
+                            listener->limits.connections_max);
+    }
+    sim_conn *accepted;
+    if (pair_create(listener, dial, out_dialed, &accepted) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
+    }
+    ep_sim_host_id host = sim->host;
+    sim->host = listener->host;
+    listener->accepting = true; /* keeps it alive: its close waits */
+    unlock(sim);
+    listener->on_accept(listener->arg, &accepted->base);
+    lock(sim);
+    listener->accepting = false;
+    sim->host = host;
+    pthread_cond_broadcast(&sim->changed);
+    return EP_OK;
+}
+
+/* A dial that meets a cut or a stopped host tries again until it gives up. */
+static bool dial_waits(sim_dial *dial)
+{
+    ep_sim *sim = dial->sim;
+    ep_sim_host_id to = ep_sim_find_host(sim, dial->url);
+    bool blocked = is_blocked(sim, dial->host, to) || is_blocked(sim, to, dial->host);
+    if (!blocked || sim->now_ns - dial->begin_ns >= DIAL_GIVE_UP_NS) {
+        return false;
+    }
+    sim->stats.cut_waits++;
+    return ep_sim_post_event(sim, &dial->event, dial->host, sim->now_ns + DIAL_RETRY_NS) == EP_OK;
+}
+
+static void dial_run(ep_sim_event *event, void *arg)
+{
+    sim_dial *dial = arg;
+    ep_sim *sim = dial->sim;
+    sim_conn *conn = NULL;
+    ep_error error;
+    ep_err err;
+    (void)event;
+    lock(sim);
+    if (dial->state != DIAL_PENDING || dial_waits(dial)) {
+        if (dial->state != DIAL_PENDING) {
+            dial_unref(dial);
+        }
+        unlock(sim);
+        return;
+    }
+    dial->state = DIAL_RUNNING;
+    if (sim->now_ns - dial->begin_ns >= DIAL_GIVE_UP_NS) {
+        err = ep_error_set(&error, EP_ERR_UNAVAILABLE, "no answer from %s within 5 s", dial->url);
+    } else {
+        err = connect_to_listener(dial, &conn, &error);
+    }
+    ep_sim_trace_words(sim, 'd', dial->host, err, 0);
+    unlock(sim);
+    dial->on_dial(dial->arg, err == EP_OK ? &conn->base : NULL, err == EP_OK ? NULL : &error);
+    lock(sim);
+    dial->state = DIAL_DONE;
+    pthread_cond_broadcast(&sim->changed);
+    dial_unref(dial);
+    unlock(sim);
+}
+
+static ep_err sim_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits,
+                             ep_dial_func on_dial, void *arg, ep_dial **out_dial,
+                             ep_error *out_error)
+{
+    ep_err err = check_url(address->url, out_error);
+    if (err == EP_OK) {
+        err = ep_lane_limits_check(limits, false, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    sim_dial *dial = calloc(1, sizeof(*dial));
+    if (dial == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a dial");
+    }
+    ep_sim *sim = ep_sim_current;
+    dial->base.ops = &ep_sim_lane;
+    dial->sim = sim;
+    dial->event = (ep_sim_event){.run = dial_run, .arg = dial};
+    snprintf(dial->url, sizeof(dial->url), "%s", address->url);
+    dial->limits = *limits;
+    dial->on_dial = on_dial;
+    dial->arg = arg;
+    dial->refs = 2;
+    *out_dial = &dial->base; /* before on_dial can run */
+    lock(sim);
+    dial->host = sim->host;
+    dial->begin_ns = sim->now_ns;
+    const ep_sim_link *link = &sim->links[dial->host][ep_sim_find_host(sim, dial->url)];
+    err = ep_sim_post_event(sim, &dial->event, dial->host, sim->now_ns + 2 * travel_ns(sim, link));
+    unlock(sim);
+    if (err != EP_OK) {
+        *out_dial = NULL;
+        free(dial);
+        return ep_error_set(out_error, err, "no memory for a dial");
+    }
+    return EP_OK;
+}
+
+static void sim_dial_release(ep_dial *base)
+{
+    sim_dial *dial = (sim_dial *)base;
+    ep_sim *sim = dial->sim;
+    lock(sim);
+    if (dial->state == DIAL_PENDING) {
+        dial->state = DIAL_DONE;
+        if (ep_sim_cancel_event(sim, &dial->event)) {
+            dial_unref(dial);
+        }
+        unlock(sim);
+        ep_error error;
+        ep_error_set(&error, EP_ERR_CANCELLED, "the dial to %s was cancelled", dial->url);
+        dial->on_dial(dial->arg, NULL, &error);
+        lock(sim);
+    }
+    EP_ASSERT(dial->state != DIAL_RUNNING || !ep_sim_on_runner(sim));
+    while (dial->state == DIAL_RUNNING) {
+        pthread_cond_wait(&sim->changed, &sim->lock);
+    }
+    dial_unref(dial);
+    unlock(sim);
+}
+
+static const char *const schemes[] = {"sim", NULL};
+
+const ep_lane_ops ep_sim_lane = {
+    .name = "sim",
+    .schemes = schemes,
+    .listen = sim_listen,
+    .listener_close = sim_listener_close,
+    .listener_url = sim_listener_url,
+    .dial = sim_dial_begin,
+    .dial_release = sim_dial_release,
+    .conn_start = sim_conn_start,
+    .conn_send = sim_conn_send,
+    .conn_close = sim_conn_close,
+    .conn_release = sim_conn_release,
+    .conn_allow_large = sim_conn_allow_large,
+    .conn_receiving = sim_conn_receiving,
+    .conn_peer = sim_conn_peer,
+    .conn_is_trusted = sim_conn_is_trusted,
+};
