@@ -410,7 +410,7 @@ static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
                            "cannot dial rank %" PRIu32 " at %s", rank, address.url);
     } else {
         *arg = (dial_arg){group, rank};
-        err = lane->dial(&address, &limits, on_dial, arg, &peer->dial, out_error);
+        err = lane->dial(lane, &address, &limits, on_dial, arg, &peer->dial, out_error);
     }
     if (err != EP_OK) {
         free(arg);
@@ -432,7 +432,7 @@ static ep_err drive_dials(ep_group *group, uint64_t *out_next_ns, ep_error *out_
             ep_dial *dial = peer->dial;
             peer->dial = NULL;
             pthread_mutex_unlock(&group->lock);
-            dial->ops->dial_release(dial);
+            ep_dial_release(dial);
             pthread_mutex_lock(&group->lock);
             *out_next_ns = 0;
         }
@@ -520,7 +520,7 @@ static ep_err meet(ep_group *group, uint64_t deadline_ns, ep_error *out_error)
 static ep_err choose_own_url(ep_group *group, const ep_group_config *config, ep_error *out_error)
 {
     char real[EP_GROUP_URL_BYTES];
-    group->lane->listener_url(group->listener, real, sizeof(real));
+    ep_listener_url(group->listener, real, sizeof(real));
     const char *given = config->urls_count == config->world_size || config->rank == 0
                             ? config->urls[config->rank]
                             : NULL;
@@ -551,8 +551,8 @@ static ep_err open_listener(ep_group *group, const ep_group_config *config, ep_e
     ep_lane_address address = {.url = url,
                                .tls = strncmp(url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
     group->lane = ep_lane_for_url(url);
-    ep_err err = group->lane->listen(&address, &group->limits, ep_group_accepted, group,
-                                     &group->listener, out_error);
+    ep_err err = group->lane->listen(group->lane, &address, &group->limits, ep_group_accepted,
+                                     group, &group->listener, out_error);
     return err != EP_OK ? err : choose_own_url(group, config, out_error);
 }
 
@@ -568,7 +568,7 @@ static void release_dials(ep_group *group)
 {
     for (uint32_t r = 0; r < group->world; r++) {
         if (group->peers[r].dial != NULL) {
-            group->peers[r].dial->ops->dial_release(group->peers[r].dial);
+            ep_dial_release(group->peers[r].dial);
             group->peers[r].dial = NULL;
         }
     }

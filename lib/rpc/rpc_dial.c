@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "rpc/rpc_channel.h"
 #include "rpc/rpc_hello.h"
+#include "transport/address.h"
 #include "transport/lane_common.h"
 
 /*
@@ -434,7 +435,8 @@ static void dial_now(ep_rpc_channel *channel)
     if (err != EP_OK) {
         ep_error_set(&why, err, "no memory for the dial's timer");
     } else {
-        err = channel->lane->dial(&address, &channel->lane_limits, dialled, channel, &dial, &why);
+        err = channel->lane->dial(channel->lane, &address, &channel->lane_limits, dialled, channel,
+                                  &dial, &why);
     }
     if (err != EP_OK) {
         lost(channel, NULL, &why);
@@ -466,7 +468,7 @@ static void dial_timer(ep_timer *timer, void *arg)
     }
     pthread_mutex_unlock(&channel->lock);
     if (old != NULL) {
-        old->ops->dial_release(old); /* cancels one that is under way: dialled() then reports */
+        ep_dial_release(old); /* cancels one that is under way: dialled() then reports */
     }
     if (phase == EP_DIAL_WAITING) {
         if (again) {
@@ -516,7 +518,7 @@ void ep_rpc_dial_stop(ep_rpc_channel *channel)
     channel->dial = NULL;
     pthread_mutex_unlock(&channel->lock);
     if (dial != NULL) {
-        dial->ops->dial_release(dial); /* after it no new link appears */
+        ep_dial_release(dial); /* after it no new link appears */
     }
     pthread_mutex_lock(&channel->lock);
     ep_rpc_client_link *link = channel->link;

@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/printable.h"
 #include "rpc/rpc_look_tls.h"
-#include "transport/lane_common.h"
+#include "transport/address.h"
 #include "wire/frame.h"
 
 #define HOST_BYTES 256

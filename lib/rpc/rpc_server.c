@@ -244,10 +244,10 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     }
     place->places = ep_accept_places(&limits, address->url);
     ep_listener *listener = NULL;
-    ep_err err = lane->listen(address, &limits, accepted, place, &listener, out_error);
+    ep_err err = lane->listen(lane, address, &limits, accepted, place, &listener, out_error);
     pthread_mutex_lock(&server->lock);
     if (err == EP_OK) {
-        lane->listener_url(listener, place->url, sizeof(place->url));
+        ep_listener_url(listener, place->url, sizeof(place->url));
         place->listener = listener;
     } else if (server->listeners_count == index + 1) {
         server->listeners_count--;

@@ -5,10 +5,15 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "transport/lane_common.h"
+bool ep_url_has_scheme(const char *url, const char *scheme)
+{
+    size_t n = strlen(scheme);
+    return strncmp(url, scheme, n) == 0 && strncmp(url + n, "://", 3) == 0;
+}
 
 /* Of digits alone. Another host than the one before the colon would be dialed otherwise:
  * "127.0.0.1:1@b". */
@@ -38,6 +43,57 @@ bool ep_address_is_loopback(const char *address)
     }
     return bytes >= 9 && sscanf(host, "%3u.%3u.%3u.%3u%n", &a, &b, &c, &d, &used) == 4 &&
            (size_t)used == bytes && a == 127;
+}
+
+/* Where the host begins, without brackets; its length. *out_port: behind the colon. NULL: there is
+ * no port. */
+static const char *find_host(const char *url, size_t *out_bytes, const char **out_port)
+{
+    const char *scheme = strstr(url, "://");
+    const char *host = scheme != NULL ? scheme + 3 : url;
+    const char *colon = strrchr(host, ':');
+    if (colon == NULL || !is_number(colon + 1)) {
+        return NULL;
+    }
+    size_t bytes = (size_t)(colon - host);
+    bool has_brackets = bytes > 2 && host[0] == '[' && host[bytes - 1] == ']';
+    *out_bytes = bytes - (has_brackets ? 2 : 0);
+    *out_port = colon + 1;
+    return host + has_brackets;
+}
+
+static ep_err check_tls(const ep_lane_address *address, bool has_tls, ep_error *out_error)
+{
+    return has_tls == (address->tls != NULL)
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address %s %s", address->url,
+                              has_tls ? "needs TLS settings: ca_file and others"
+                                      : "has TLS settings but its scheme is not tls+tcp");
+}
+
+ep_err ep_address_read_stream(const ep_lane_address *address, bool allows_tls, ep_host_port *out,
+                              ep_error *out_error)
+{
+    bool has_tls = allows_tls && ep_url_has_scheme(address->url, "tls+tcp");
+    size_t bytes = 0;
+    const char *port;
+    const char *host = find_host(address->url, &bytes, &port);
+    if ((!has_tls && !ep_url_has_scheme(address->url, "tcp")) ||
+        strlen(address->url) + sizeof(":65535") > EP_ADDRESS_BYTES || host == NULL ||
+        strlen(port) > 5 || atoi(port) > 65535) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "address '%.64s' must be tcp://host:port%s, port 0 to 65535",
+                            address->url, allows_tls ? " or tls+tcp://host:port" : "");
+    }
+    if (host[-1] != '[' && memchr(host, ':', bytes) != NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "address '%.64s': write an IPv6 address as [%.*s]", address->url,
+                            (int)bytes, host);
+    }
+    bool is_any = bytes == 1 && host[0] == '*';
+    snprintf(out->host, sizeof(out->host), "%.*s", is_any ? 0 : (int)bytes, host);
+    snprintf(out->port, sizeof(out->port), "%s", port);
+    return check_tls(address, has_tls, out_error);
 }
 
 /* ---- rules of hosts ---- */
@@ -88,34 +144,19 @@ bool ep_address_rule_is_good(const char *rule)
     return read_prefix(rule, ip, &fixed) > 0 || is_name(rule);
 }
 
-static bool read_host(const char *url, char out[HOST_BYTES])
-{
-    const char *scheme = strstr(url, "://");
-    const char *host = scheme != NULL ? scheme + 3 : url;
-    const char *colon = strrchr(host, ':');
-    if (colon == NULL || !is_number(colon + 1)) {
-        return false;
-    }
-    size_t bytes = (size_t)(colon - host);
-    bool has_brackets = bytes > 2 && host[0] == '[' && host[bytes - 1] == ']';
-    host += has_brackets;
-    bytes -= has_brackets ? 2 : 0;
-    if (bytes == 0 || bytes >= HOST_BYTES) {
-        return false;
-    }
-    memcpy(out, host, bytes);
-    out[bytes] = 0;
-    return true;
-}
-
 bool ep_address_fits_rule(const char *url, const char *rule)
 {
     char host[HOST_BYTES];
     uint8_t ip[16], wanted[16];
     unsigned fixed = 0;
-    if (!read_host(url, host)) {
+    size_t host_bytes = 0;
+    const char *port;
+    const char *at = find_host(url, &host_bytes, &port);
+    if (at == NULL || host_bytes == 0 || host_bytes >= sizeof(host)) {
         return false;
     }
+    memcpy(host, at, host_bytes);
+    host[host_bytes] = 0;
     unsigned bits = read_ip(host, ip);
     if (bits == 0) {
         size_t skip =

@@ -7,6 +7,20 @@
 
 #include "transport/transport.h"
 
+/* Whether url has this scheme ("tcp" for "tcp://..."). */
+bool ep_url_has_scheme(const char *url, const char *scheme);
+
+typedef struct ep_host_port {
+    char host[EP_ADDRESS_BYTES]; /* without brackets; "" for every address of this machine */
+    char port[8];
+} ep_host_port;
+/*
+ * Of tcp://host:port, or tls+tcp:// where that is allowed: splits it, and checks it against its TLS
+ * settings. Errors: INVALID_ARGUMENT.
+ */
+ep_err ep_address_read_stream(const ep_lane_address *address, bool allows_tls, ep_host_port *out,
+                              ep_error *out_error);
+
 /*
  * Whether a "scheme://host:port" or "host:port" text names this host only. Unresolved names are not
  * loopback, except "localhost"; lanes that cannot leave the host are.

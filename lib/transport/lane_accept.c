@@ -8,16 +8,17 @@
 #include <sys/resource.h>
 
 #include "base/log.h"
+#include "transport/lane_common.h"
 
 #define DESCRIPTORS_LEFT_FREE 64
+#define BACKOFF_MIN_MS 10
+#define BACKOFF_MAX_MS 1000
 
-ep_accept_count *ep_accept_count_create(void)
+static void count_unref(ep_accept_count *count)
 {
-    ep_accept_count *count = calloc(1, sizeof(*count));
-    if (count != NULL) {
-        count->refs = 1;
+    if (__atomic_sub_fetch(&count->refs, 1, __ATOMIC_ACQ_REL) == 0) {
+        free(count);
     }
-    return count;
 }
 
 bool ep_accept_count_add(ep_accept_count *count, uint32_t max)
@@ -32,15 +33,106 @@ bool ep_accept_count_add(ep_accept_count *count, uint32_t max)
 
 void ep_accept_count_remove(ep_accept_count *count)
 {
-    __atomic_sub_fetch(&count->connections, 1, __ATOMIC_ACQ_REL);
-    ep_accept_count_unref(count);
+    if (count != NULL) {
+        __atomic_sub_fetch(&count->connections, 1, __ATOMIC_ACQ_REL);
+        count_unref(count);
+    }
 }
 
-void ep_accept_count_unref(ep_accept_count *count)
+/* Lowers connections_max so that some descriptors stay free for the rest of the program; says so
+ * once. */
+static void leave_descriptors(ep_lane_limits *limits, const char *url)
 {
-    if (count != NULL && __atomic_sub_fetch(&count->refs, 1, __ATOMIC_ACQ_REL) == 0) {
-        free(count);
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return;
     }
+    rlim_t most =
+        limit.rlim_cur > DESCRIPTORS_LEFT_FREE ? limit.rlim_cur - DESCRIPTORS_LEFT_FREE : 1;
+    if (limits->connections_max > most) {
+        ep_log(EP_LOG_WARN, "lane-few-descriptors", EP_KV(url, url),
+               EP_KV(connections_max, limits->connections_max), EP_KV(fd_limit, limit.rlim_cur),
+               EP_KV(lowered_to, most), EP_KV(reason, "this process may not open as many files"),
+               EP_KV(hint, "raise LimitNOFILE of the unit (ulimit -n), or lower connections_max"));
+        limits->connections_max = (uint32_t)most;
+    }
+}
+
+/* ---- a listener ---- */
+
+ep_err ep_lane_listener_create(size_t bytes, const ep_lane_ops *lane,
+                               const ep_lane_address *address, const ep_lane_limits *limits,
+                               ep_accept_func on_accept, void *arg, ep_lane_listener **out_listener,
+                               ep_error *out_error)
+{
+    ep_err err = ep_lane_limits_check(limits, true, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_lane_listener *listener = calloc(1, bytes);
+    ep_accept_count *count = calloc(1, sizeof(*count));
+    if (listener == NULL || count == NULL) {
+        free(listener);
+        free(count);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
+    }
+    count->refs = 1;
+    listener->base.ops = lane;
+    listener->limits = *limits;
+    listener->on_accept = on_accept;
+    listener->arg = arg;
+    listener->count = count;
+    snprintf(listener->url, sizeof(listener->url), "%s", address->url);
+    ep_lane_hold();
+    *out_listener = listener;
+    return EP_OK;
+}
+
+void ep_lane_listener_free(ep_lane_listener *listener)
+{
+    count_unref(listener->count);
+    free(listener);
+    ep_lane_drop();
+}
+
+void ep_listener_url(ep_listener *listener, char *out_url, size_t bytes)
+{
+    snprintf(out_url, bytes, "%s", ((ep_lane_listener *)listener)->url);
+}
+
+bool ep_lane_listener_admit(ep_lane_listener *listener)
+{
+    uint32_t max = listener->limits.connections_max;
+    bool admitted = ep_accept_count_add(listener->count, max);
+    if (!admitted && !listener->refusing) {
+        ep_log(EP_LOG_WARN, "lane-connections-max", EP_KV(url, listener->url),
+               EP_KV(connections_max, max), EP_KV(reason, "all places are taken"),
+               EP_KV(effect, "newcomers are turned away until one is free"),
+               EP_KV(hint, "raise connections_max"));
+    }
+    listener->refusing = !admitted;
+    return admitted;
+}
+
+uint32_t ep_lane_listener_pause_ms(ep_lane_listener *listener, const char *reason)
+{
+    uint32_t pause_ms = listener->backoff_ms * 2;
+    if (pause_ms == 0) {
+        ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, listener->url), EP_KV(reason, reason),
+               EP_KV(effect, "accepting is tried again"));
+        pause_ms = BACKOFF_MIN_MS;
+    }
+    listener->backoff_ms = pause_ms < BACKOFF_MAX_MS ? pause_ms : BACKOFF_MAX_MS;
+    return listener->backoff_ms;
+}
+
+void ep_lane_listener_set_port(ep_lane_listener *listener, int port)
+{
+    char *host = strstr(listener->url, "://") + 3;
+    char *colon = strrchr(host, ':');
+    char *end = colon != NULL && strchr(colon, ']') == NULL ? colon : host + strlen(host);
+    snprintf(end, sizeof(listener->url) - (size_t)(end - listener->url), ":%d", port);
+    leave_descriptors(&listener->limits, listener->url);
 }
 
 /* ---- strangers ---- */
@@ -51,7 +143,7 @@ void ep_accept_count_unref(ep_accept_count *count)
 uint32_t ep_accept_places(ep_lane_limits *limits, const char *url)
 {
     uint32_t wanted = limits->connections_max;
-    ep_accept_leave_descriptors(limits, url);
+    leave_descriptors(limits, url);
     if (limits->connections_max == wanted) {
         limits->connections_max += SPARE;
         return wanted;
@@ -97,50 +189,4 @@ void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t places, bool *o
     void *gone = has_share ? pick->oldest_of_host : is_full ? pick->oldest : NULL;
     *out_room = gone != NULL || !is_full;
     return gone;
-}
-
-/* ---- descriptors, failures, addresses ---- */
-
-void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-        return;
-    }
-    rlim_t most =
-        limit.rlim_cur > DESCRIPTORS_LEFT_FREE ? limit.rlim_cur - DESCRIPTORS_LEFT_FREE : 1;
-    if (limits->connections_max > most) {
-        ep_log(EP_LOG_WARN, "lane-few-descriptors", EP_KV(url, url),
-               EP_KV(connections_max, limits->connections_max), EP_KV(fd_limit, limit.rlim_cur),
-               EP_KV(lowered_to, most), EP_KV(reason, "this process may not open as many files"),
-               EP_KV(hint, "raise LimitNOFILE of the unit (ulimit -n), or lower connections_max"));
-        limits->connections_max = (uint32_t)most;
-    }
-}
-
-void ep_accept_warn_full(const char *url, uint32_t connections_max)
-{
-    ep_log(EP_LOG_WARN, "lane-connections-max", EP_KV(url, url),
-           EP_KV(connections_max, connections_max), EP_KV(reason, "all places are taken"),
-           EP_KV(effect, "newcomers are turned away until one is free"),
-           EP_KV(hint, "raise connections_max"));
-}
-
-uint32_t ep_accept_backoff_ms(uint32_t backoff_ms, const char *url, const char *reason)
-{
-    if (backoff_ms == 0) {
-        ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, url), EP_KV(reason, reason),
-               EP_KV(effect, "accepting is tried again"));
-        return EP_ACCEPT_BACKOFF_MIN_MS;
-    }
-    return backoff_ms * 2 > EP_ACCEPT_BACKOFF_MAX_MS ? EP_ACCEPT_BACKOFF_MAX_MS : backoff_ms * 2;
-}
-
-void ep_accept_url(const char *asked, int port, char *out_url, size_t bytes)
-{
-    const char *host = strstr(asked, "://") + 3;
-    const char *colon = strrchr(host, ':');
-    size_t kept =
-        colon != NULL && strchr(colon, ']') == NULL ? (size_t)(colon - asked) : strlen(asked);
-    snprintf(out_url, bytes, "%.*s:%d", (int)kept, asked, port);
 }

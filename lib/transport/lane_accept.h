@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What listeners of the stream lanes share: how many connections they may have, and their address
- * with the real port. */
+/* What listeners of all lanes share: how many connections they may have, pauses after failures, and
+ * their address with the real port. */
 #ifndef EP_TRANSPORT_LANE_ACCEPT_H
 #define EP_TRANSPORT_LANE_ACCEPT_H
 
 #include "transport/transport.h"
-
-#define EP_ACCEPT_BACKOFF_MIN_MS 10
-#define EP_ACCEPT_BACKOFF_MAX_MS 1000
 
 /* Connections a listener has accepted and that have not ended; outlives the listener. */
 typedef struct ep_accept_count {
@@ -15,13 +12,37 @@ typedef struct ep_accept_count {
     uint32_t connections;
 } ep_accept_count;
 
-/* NULL: no memory. */
-ep_accept_count *ep_accept_count_create(void);
 /* False when max are there already. */
 bool ep_accept_count_add(ep_accept_count *count, uint32_t max);
-/* Undoes one add and its reference. */
+/* Undoes one add and its reference. NULL: nothing. */
 void ep_accept_count_remove(ep_accept_count *count);
-void ep_accept_count_unref(ep_accept_count *count);
+
+/* First member of a lane's listener. */
+typedef struct ep_lane_listener {
+    ep_listener base;
+    ep_lane_limits limits;
+    ep_accept_func on_accept;
+    void *arg;
+    ep_accept_count *count;
+    char url[EP_ADDRESS_BYTES]; /* with the real port once it is bound */
+    /* touched by whoever accepts, one at a time */
+    uint32_t backoff_ms; /* after failures in a row; 0: the newest accept went well */
+    bool refusing;       /* the newest newcomer found no place, and that is logged */
+} ep_lane_listener;
+
+/* A zeroed lane's listener of so many bytes. Errors: INVALID_ARGUMENT (limits), NO_MEMORY. */
+ep_err ep_lane_listener_create(size_t bytes, const ep_lane_ops *lane,
+                               const ep_lane_address *address, const ep_lane_limits *limits,
+                               ep_accept_func on_accept, void *arg, ep_lane_listener **out_listener,
+                               ep_error *out_error);
+void ep_lane_listener_free(ep_lane_listener *listener);
+/* Takes a place of count for a newcomer. False: all are taken, which is logged once. */
+bool ep_lane_listener_admit(ep_lane_listener *listener);
+/* The next pause after a failed accept; the first in a row is logged. */
+uint32_t ep_lane_listener_pause_ms(ep_lane_listener *listener, const char *reason);
+/* It is bound, to this port: its URL says so, and places that this process lacks descriptors for
+ * are taken away, which is logged. */
+void ep_lane_listener_set_port(ep_lane_listener *listener, int port);
 
 /*
  * For a listener that turns strangers away itself: limits->connections_max is the number of its
@@ -51,16 +72,5 @@ typedef struct ep_accept_pick {
 void ep_accept_pick_see(ep_accept_pick *pick, void *connection, const char *peer, bool is_stranger);
 /* The one to close; NULL none. *out_room: the newcomer may stay. */
 void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t places, bool *out_room);
-
-/* Lowers connections_max so that some descriptors stay free for the rest of the program; says so
- * once. */
-void ep_accept_leave_descriptors(ep_lane_limits *limits, const char *url);
-/* Says that all places are taken. */
-void ep_accept_warn_full(const char *url, uint32_t connections_max);
-/* The next pause after a failed accept, which is logged when it is the first in a row; backoff_ms
- * is 0 after a success. */
-uint32_t ep_accept_backoff_ms(uint32_t backoff_ms, const char *url, const char *reason);
-/* The URL asked for with the real port. */
-void ep_accept_url(const char *asked, int port, char *out_url, size_t bytes);
 
 #endif

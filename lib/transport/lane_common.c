@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by the lanes, and the choice of a lane by URL. */
+/* See lane_common.h. */
 #include "transport/lane_common.h"
 
 #include <signal.h>
@@ -8,50 +8,41 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-static const ep_lane_ops *const lanes[] = {&ep_nng_stream_lane, &ep_loopback_lane, &ep_shm_lane};
-static const ep_lane_ops *registered; /* atomic */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t dropped; /* the last hold went */
+    uint64_t held;
+} holds = {.lock = PTHREAD_MUTEX_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
 
-void ep_lane_register(const ep_lane_ops *ops)
+void ep_lane_hold(void)
 {
-    __atomic_store_n(&registered, ops, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&holds.lock);
+    holds.held++;
+    pthread_mutex_unlock(&holds.lock);
 }
 
-static bool serves(const ep_lane_ops *ops, const char *url)
+void ep_lane_drop(void)
 {
-    for (const char *const *scheme = ops->schemes; *scheme != NULL; scheme++) {
-        if (ep_url_has_scheme(url, *scheme)) {
-            return true;
-        }
+    pthread_mutex_lock(&holds.lock);
+    EP_ASSERT(holds.held > 0);
+    if (--holds.held == 0) {
+        pthread_cond_broadcast(&holds.dropped);
     }
-    return false;
+    pthread_mutex_unlock(&holds.lock);
 }
 
-bool ep_url_has_scheme(const char *url, const char *scheme)
+bool ep_lane_wait_dropped(uint32_t wait_ms)
 {
-    size_t n = strlen(scheme);
-    return strncmp(url, scheme, n) == 0 && strncmp(url + n, "://", 3) == 0;
-}
-
-const ep_lane_ops *ep_lane_for_url(const char *url)
-{
-    if (ep_url_has_scheme(url, "tcp") && !ep_stream_lane_is_nng()) {
-        return &ep_uv_stream_lane;
+    uint64_t until_ns = ep_clock_now_ns() + wait_ms * EP_NS_PER_MS;
+    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
+                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
+    pthread_mutex_lock(&holds.lock);
+    while (holds.held > 0 &&
+           pthread_cond_clockwait(&holds.dropped, &holds.lock, CLOCK_MONOTONIC, &t) == 0) {
     }
-    for (size_t i = 0; i < EP_ARRAY_COUNT(lanes); i++) {
-        if (serves(lanes[i], url)) {
-            return lanes[i];
-        }
-    }
-    const ep_lane_ops *more = __atomic_load_n(&registered, __ATOMIC_ACQUIRE);
-    return more != NULL && serves(more, url) ? more : NULL;
-}
-
-void ep_transport_fini(void)
-{
-    ep_loopback_fini();
-    ep_shm_fini();
-    ep_uv_stream_fini();
-    ep_nng_stream_fini();
+    bool dropped = holds.held == 0;
+    pthread_mutex_unlock(&holds.lock);
+    return dropped;
 }
 
 ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_error *out_error)

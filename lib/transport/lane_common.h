@@ -38,9 +38,6 @@ static inline size_t ep_lane_prefix_bytes(const ep_lane_limits *limits)
     return limits->prefix_bytes != 0 ? limits->prefix_bytes : EP_FRAME_PREFIX_BYTES;
 }
 
-/* Whether url has this scheme ("tcp" for "tcp://..."). */
-bool ep_url_has_scheme(const char *url, const char *scheme);
-
 /* Checks a send and fills its private fields. Errors: INVALID_ARGUMENT (parts, length). */
 ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits);
 
@@ -57,16 +54,10 @@ size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t byt
 ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
                              pthread_t *out_thread);
 
-/* What ep_stream_lane_set_busy_poll set, and the looks of it so far. */
-uint32_t ep_uv_stream_busy_poll(uint64_t *out_polls);
-
-/* Whether nng's lane serves tcp:// rather than libuv's. */
-bool ep_stream_lane_is_nng(void);
-
-/* Each ends a lane's own threads; called by ep_transport_fini only. */
-void ep_shm_fini(void);
-void ep_loopback_fini(void);
-void ep_uv_stream_fini(void);
-void ep_nng_stream_fini(void);
+/* Counts what needs the lanes' threads: connections, listeners, dials. */
+void ep_lane_hold(void);
+void ep_lane_drop(void);
+/* Waits until nothing is held; false: not within wait_ms. */
+bool ep_lane_wait_dropped(uint32_t wait_ms);
 
 #endif

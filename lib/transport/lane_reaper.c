@@ -2,22 +2,17 @@
 /* The thread that frees what cannot be freed where its end is noticed. */
 #include "transport/lane_reaper.h"
 
-#include "base/clock.h"
 #include "transport/lane_common.h"
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t work;    /* an item was pushed, or stop */
-    pthread_cond_t dropped; /* the last hold went */
+    pthread_cond_t work; /* an item was pushed, or stop */
     pthread_t thread;
     bool running;
     bool stopping;
-    uint64_t held;
     ep_reap_item *head;
     ep_reap_item *tail;
-} reaper = {.lock = PTHREAD_MUTEX_INITIALIZER,
-            .work = PTHREAD_COND_INITIALIZER,
-            .dropped = PTHREAD_COND_INITIALIZER};
+} reaper = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER};
 
 static void *reaper_main(void *arg)
 {
@@ -71,54 +66,18 @@ void ep_reaper_push(ep_reap_item *item)
     pthread_mutex_unlock(&reaper.lock);
 }
 
-void ep_reaper_hold(void)
-{
-    pthread_mutex_lock(&reaper.lock);
-    reaper.held++;
-    pthread_mutex_unlock(&reaper.lock);
-}
-
-void ep_reaper_drop(void)
-{
-    pthread_mutex_lock(&reaper.lock);
-    if (--reaper.held == 0) {
-        pthread_cond_broadcast(&reaper.dropped);
-    }
-    pthread_mutex_unlock(&reaper.lock);
-}
-
-/* Lock held. */
-static void wait_until_dropped(uint32_t wait_ms)
-{
-    uint64_t until_ns = ep_clock_now_ns() + wait_ms * EP_NS_PER_MS;
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    while (reaper.held > 0) {
-        if (pthread_cond_clockwait(&reaper.dropped, &reaper.lock, CLOCK_MONOTONIC, &t) != 0) {
-            return;
-        }
-    }
-}
-
-bool ep_reaper_stop(uint32_t wait_ms)
+void ep_reaper_stop(void)
 {
     pthread_mutex_lock(&reaper.lock);
     bool running = reaper.running;
-    if (running) {
-        wait_until_dropped(wait_ms);
-    }
-    bool clean = reaper.held == 0;
-    if (running && clean) {
-        reaper.stopping = true;
-        pthread_cond_signal(&reaper.work);
-    }
+    reaper.stopping = running;
+    pthread_cond_signal(&reaper.work);
     pthread_mutex_unlock(&reaper.lock);
-    if (running && clean) { /* with something held the thread must stay: it may yet be pushed to */
+    if (running) {
         pthread_join(reaper.thread, NULL);
         pthread_mutex_lock(&reaper.lock);
         reaper.running = false;
         reaper.stopping = false;
         pthread_mutex_unlock(&reaper.lock);
     }
-    return clean;
 }

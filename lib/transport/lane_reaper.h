@@ -20,10 +20,7 @@ typedef struct ep_reap_item {
 ep_err ep_reaper_start(ep_error *out_error);
 /* The item is embedded in its owner and not queued now. Needs a started reaper. */
 void ep_reaper_push(ep_reap_item *item);
-/* Counts objects that will yet push an item, so that _stop knows what to wait for. */
-void ep_reaper_hold(void);
-void ep_reaper_drop(void);
-/* Waits until nothing is held, at most wait_ms; true when so, and then the thread has ended. */
-bool ep_reaper_stop(uint32_t wait_ms);
+/* Nothing is pushed any more: ends the thread. */
+void ep_reaper_stop(void);
 
 #endif

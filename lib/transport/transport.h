@@ -182,16 +182,15 @@ typedef struct ep_lane_ops {
     const char *name;           /* "uv-stream", "shm", "loopback": as offered in Hello */
     const char *const *schemes; /* NULL-terminated: "tcp", "tls+tcp" */
 
+    /* lane, in listen and dial: this table. */
     /* Starts accepting; returns when the port is bound. Blocks shortly. Errors: INVALID_ARGUMENT,
      * UNAVAILABLE (address in use). */
-    ep_err (*listen)(const ep_lane_address *address, const ep_lane_limits *limits,
-                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                     ep_error *out_error);
+    ep_err (*listen)(const struct ep_lane_ops *lane, const ep_lane_address *address,
+                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                     ep_listener **out_listener, ep_error *out_error);
     /* Stops accepting, waits for a running on_accept; accepted connections live on. Not from a
      * callback. */
     void (*listener_close)(ep_listener *listener);
-    /* Address with the real port, e.g. "tcp://127.0.0.1:38211". */
-    void (*listener_url)(ep_listener *listener, char *out_url, size_t bytes);
     /*
      * Reads the files of its TLS settings again, for connections from now on; those there are stay.
      * NULL: a lane without TLS.
@@ -201,18 +200,12 @@ typedef struct ep_lane_ops {
 
     /*
      * Begins a dial; on_dial is called exactly once unless dial fails here. *out_dial must be
-     * released by dial_release; it is written before on_dial can run. A tls+tcp dial succeeds
+     * released by ep_dial_release; it is written before on_dial can run. A tls+tcp dial succeeds
      * before the handshake: a refused peer is on_closed.
      */
-    ep_err (*dial)(const ep_lane_address *address, const ep_lane_limits *limits,
-                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
-    /*
-     * Frees. Cancels if under way: on_dial then gets CANCELLED, on this thread, before this
-     * returns. Waits for an on_dial that is running, so not from on_dial, and not under a lock that
-     * on_dial takes.
-     */
-    void (*dial_release)(ep_dial *dial);
-
+    ep_err (*dial)(const struct ep_lane_ops *lane, const ep_lane_address *address,
+                   const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
+                   ep_dial **out_dial, ep_error *out_error);
     void (*conn_start)(ep_conn *conn, const ep_conn_handler *handler);
     ep_err (*conn_send)(ep_conn *conn, ep_send *send);
     void (*conn_close)(ep_conn *conn);
@@ -280,6 +273,15 @@ const ep_lane_ops *ep_lane_for_url(const char *url);
  * until the process ends.
  */
 void ep_transport_fini(void);
+
+/* Address with the real port, e.g. "tcp://127.0.0.1:38211". */
+void ep_listener_url(ep_listener *listener, char *out_url, size_t bytes);
+/*
+ * Frees. Cancels if under way: on_dial then gets CANCELLED, on this thread, before this returns.
+ * Waits for an on_dial that is running, so not from on_dial, and not under a lock that on_dial
+ * takes.
+ */
+void ep_dial_release(ep_dial *dial);
 
 static inline void ep_conn_start(ep_conn *conn, const ep_conn_handler *handler)
 {

@@ -159,10 +159,10 @@ static void serve(lane_state *s, const char *url, int url_fd)
     ep_error error;
     char real[EP_ADDRESS_BYTES] = "";
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (s->lane->listen(&address, &limits, on_accept, s, &listener, &error) != EP_OK) {
+    if (s->lane->listen(s->lane, &address, &limits, on_accept, s, &listener, &error) != EP_OK) {
         lanes_fail("lane listen", error.text);
     }
-    s->lane->listener_url(listener, real, sizeof(real));
+    ep_listener_url(listener, real, sizeof(real));
     if (write(url_fd, real, sizeof(real)) != (ssize_t)sizeof(real)) {
         _exit(1);
     }
@@ -212,11 +212,11 @@ static void lane_connect(lanes_form *form)
     s->payload = s->payload_buffer->data;
     memset(s->payload, 1, LANES_BYTES_MAX);
     sem_init(&s->ready, 0, 0);
-    if (s->lane->dial(&address, &limits, on_dial, s, &dial, &error) != EP_OK) {
+    if (s->lane->dial(s->lane, &address, &limits, on_dial, s, &dial, &error) != EP_OK) {
         lanes_fail("lane dial", error.text);
     }
     sem_wait(&s->ready);
-    s->lane->dial_release(dial);
+    ep_dial_release(dial);
 }
 
 void lanes_lane_open(lanes_form *form, const ep_lane_ops *lane, const char *url)

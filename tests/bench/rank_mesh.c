@@ -182,7 +182,7 @@ static void dial(rank_mesh *mesh, uint32_t to, const char *address)
     const ep_lane_ops *lane = ep_lane_for_url(url);
     while (peer->conn == NULL) {
         peer->taken = 0;
-        if (lane->dial(&lane_address, &mesh->limits, on_dialled, peer, &peer->dial, &error) !=
+        if (lane->dial(lane, &lane_address, &mesh->limits, on_dialled, peer, &peer->dial, &error) !=
             EP_OK) {
             broken("dial", &error);
         }
@@ -191,7 +191,7 @@ static void dial(rank_mesh *mesh, uint32_t to, const char *address)
             pthread_cond_wait(&mesh->changed, &mesh->lock);
         }
         pthread_mutex_unlock(&mesh->lock);
-        lane->dial_release(peer->dial);
+        ep_dial_release(peer->dial);
         if (peer->conn == NULL) {
             usleep(10000);
         }
@@ -235,8 +235,9 @@ rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addr
     }
     snprintf(url, sizeof(url), "tcp://%s:%u", addresses[rank], port);
     const ep_lane_address own = {.url = url};
-    if (ep_lane_for_url(url)->listen(&own, &mesh->limits, on_accept, mesh, &mesh->listener,
-                                     &error) != EP_OK) {
+    const ep_lane_ops *lane = ep_lane_for_url(url);
+    if (lane->listen(lane, &own, &mesh->limits, on_accept, mesh, &mesh->listener, &error) !=
+        EP_OK) {
         broken("listen", &error);
     }
     for (uint32_t i = 0; i < rank; i++) {

@@ -38,32 +38,18 @@ typedef struct packet {
 } packet;
 
 struct sim_listener {
-    ep_listener base;
-    char url[EP_ADDRESS_BYTES];
+    ep_lane_listener lane;
     ep_sim_host_id host;
-    ep_lane_limits limits;
-    ep_accept_func on_accept;
-    void *arg;
-    uint32_t connections;
-    uint32_t refs; /* its owner, and each connection it accepted */
     bool accepting;
     sim_listener *next;
 };
 
-typedef enum dial_state { DIAL_PENDING, DIAL_RUNNING, DIAL_DONE } dial_state;
-
 typedef struct sim_dial {
-    ep_dial base;
+    ep_lane_dial lane;
     ep_sim *sim;
-    ep_sim_event event;
+    ep_sim_event event; /* with the lane's reference */
     ep_sim_host_id host;
-    char url[EP_ADDRESS_BYTES];
-    ep_lane_limits limits;
-    ep_dial_func on_dial;
-    void *arg;
     uint64_t begin_ns;
-    uint32_t refs; /* owner; a posted or running event */
-    dial_state state;
 } sim_dial;
 
 struct sim_conn {
@@ -71,8 +57,8 @@ struct sim_conn {
     ep_sim *sim;
     ep_sim_event event;
     ep_sim_host_id host;
-    sim_conn *peer; /* a reference; NULL once finished */
-    sim_listener *listener;
+    sim_conn *peer;         /* a reference; NULL once finished */
+    ep_accept_count *count; /* NULL at the dialing end */
     char peer_url[EP_ADDRESS_BYTES];
     ep_lane_limits limits;
     ep_conn_handler handler;
@@ -131,14 +117,6 @@ static void list_remove(sim_conn *conn)
     *(conn->next != NULL ? &conn->next->previous : &sim->conns_tail) = conn->previous;
     conn->next = NULL;
     conn->previous = NULL;
-}
-
-static void listener_unref(sim_listener *listener)
-{
-    EP_ASSERT(listener->refs > 0);
-    if (--listener->refs == 0) {
-        free(listener);
-    }
 }
 
 static bool may_transmit(const sim_conn *conn)
@@ -476,11 +454,7 @@ static void finish(sim_conn *conn)
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
         lock(sim);
     }
-    if (conn->listener != NULL) {
-        conn->listener->connections--;
-        listener_unref(conn->listener);
-        conn->listener = NULL;
-    }
+    ep_accept_count_remove(conn->count);
     list_remove(conn);
     conn_unref(conn->peer);
     conn->peer = NULL;
@@ -527,14 +501,14 @@ void ep_sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
 
 /* ---- connection: the vtable ---- */
 
-static sim_conn *conn_create(ep_sim *sim, ep_sim_host_id host, const ep_lane_limits *limits,
-                             const char *peer_url)
+static sim_conn *conn_create(const ep_lane_ops *lane, ep_sim *sim, ep_sim_host_id host,
+                             const ep_lane_limits *limits, const char *peer_url)
 {
     sim_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
         return NULL;
     }
-    conn->base.ops = &ep_sim_lane;
+    conn->base.ops = lane;
     conn->sim = sim;
     conn->host = host;
     conn->event = (ep_sim_event){.run = conn_run, .arg = conn};
@@ -547,20 +521,19 @@ static sim_conn *conn_create(ep_sim *sim, ep_sim_host_id host, const ep_lane_lim
 static ep_err pair_create(sim_listener *listener, const sim_dial *dial, sim_conn **out_dialed,
                           sim_conn **out_accepted)
 {
-    char dialer[EP_ADDRESS_BYTES + 8];
-    snprintf(dialer, sizeof(dialer), "%s", dial->sim->hosts[dial->host].name);
-    sim_conn *dialed = conn_create(dial->sim, dial->host, &dial->limits, listener->url);
-    sim_conn *accepted = conn_create(dial->sim, listener->host, &listener->limits, dialer);
+    const ep_lane_ops *ops = dial->lane.base.ops;
+    sim_conn *dialed = conn_create(ops, dial->sim, dial->host, &dial->lane.limits, dial->lane.url);
+    sim_conn *accepted = conn_create(ops, dial->sim, listener->host, &listener->lane.limits,
+                                     dial->sim->hosts[dial->host].name);
     if (dialed == NULL || accepted == NULL) {
         free(dialed);
         free(accepted);
+        ep_accept_count_remove(listener->lane.count);
         return EP_ERR_NO_MEMORY;
     }
     dialed->peer = accepted;
     accepted->peer = dialed;
-    accepted->listener = listener;
-    listener->connections++;
-    listener->refs++;
+    accepted->count = listener->lane.count;
     list_add(dialed);
     list_add(accepted);
     *out_dialed = dialed;
@@ -654,7 +627,7 @@ static bool sim_conn_is_trusted(ep_conn *base)
 static sim_listener *find_listener(const ep_sim *sim, const char *url)
 {
     for (sim_listener *listener = sim->listeners; listener != NULL; listener = listener->next) {
-        if (strcmp(listener->url, url) == 0) {
+        if (strcmp(listener->lane.url, url) == 0) {
             return listener;
         }
     }
@@ -674,37 +647,30 @@ static ep_err check_url(const char *url, ep_error *out_error)
     return EP_OK;
 }
 
-static ep_err sim_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                         ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                         ep_error *out_error)
+static ep_err sim_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                         const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                         ep_listener **out_listener, ep_error *out_error)
 {
+    ep_lane_listener *base;
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {
-        err = ep_lane_limits_check(limits, true, out_error);
+        err = ep_lane_listener_create(sizeof(sim_listener), lane, address, limits, on_accept, arg,
+                                      &base, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    sim_listener *listener = calloc(1, sizeof(*listener));
-    if (listener == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
-    }
+    sim_listener *listener = (sim_listener *)base;
     ep_sim *sim = ep_sim_current;
-    listener->base.ops = &ep_sim_lane;
-    snprintf(listener->url, sizeof(listener->url), "%s", address->url);
-    listener->limits = *limits;
-    listener->on_accept = on_accept;
-    listener->arg = arg;
-    listener->refs = 1;
     lock(sim);
-    if (find_listener(sim, listener->url) != NULL) {
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", listener->url);
-        free(listener);
+    if (find_listener(sim, base->url) != NULL) {
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", base->url);
+        ep_lane_listener_free(base);
     } else {
-        listener->host = ep_sim_find_host(sim, listener->url);
+        listener->host = ep_sim_find_host(sim, base->url);
         listener->next = sim->listeners;
         sim->listeners = listener;
-        *out_listener = &listener->base;
+        *out_listener = &base->base;
     }
     unlock(sim);
     return err;
@@ -725,37 +691,24 @@ static void sim_listener_close(ep_listener *base)
     while (listener->accepting) {
         pthread_cond_wait(&sim->changed, &sim->lock);
     }
-    listener_unref(listener);
     unlock(sim);
-}
-
-static void sim_listener_url(ep_listener *base, char *out_url, size_t bytes)
-{
-    snprintf(out_url, bytes, "%s", ((sim_listener *)base)->url);
+    ep_lane_listener_free(&listener->lane);
 }
 
 /* ---- dial ---- */
-
-static void dial_unref(sim_dial *dial)
-{
-    EP_ASSERT(dial->refs > 0);
-    if (--dial->refs == 0) {
-        free(dial);
-    }
-}
 
 /* Makes the connection and hands out its accepted end. Lock held; dropped for on_accept. */
 static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_error *out_error)
 {
     ep_sim *sim = dial->sim;
-    sim_listener *listener = find_listener(sim, dial->url);
+    sim_listener *listener = find_listener(sim, dial->lane.url);
     if (listener == NULL || sim->hosts[listener->host].state == EP_SIM_DEAD) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nobody listens on %s", dial->url);
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nobody listens on %s", dial->lane.url);
     }
-    if (listener->connections >= listener->limits.connections_max) {
+    if (!ep_accept_count_add(listener->lane.count, listener->lane.limits.connections_max)) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "%s has connections_max %u connections", dial->url,
-                            listener->limits.connections_max);
+                            "%s has connections_max %u connections", dial->lane.url,
+                            listener->lane.limits.connections_max);
     }
     sim_conn *accepted;
     if (pair_create(listener, dial, out_dialed, &accepted) != EP_OK) {
@@ -765,7 +718,7 @@ static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_erro
     sim->host = listener->host;
     listener->accepting = true; /* keeps it alive: its close waits */
     unlock(sim);
-    listener->on_accept(listener->arg, &accepted->base);
+    listener->lane.on_accept(listener->lane.arg, &accepted->base);
     lock(sim);
     listener->accepting = false;
     sim->host = host;
@@ -777,7 +730,7 @@ static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_erro
 static bool dial_waits(sim_dial *dial)
 {
     ep_sim *sim = dial->sim;
-    ep_sim_host_id to = ep_sim_find_host(sim, dial->url);
+    ep_sim_host_id to = ep_sim_find_host(sim, dial->lane.url);
     bool blocked = is_blocked(sim, dial->host, to) || is_blocked(sim, to, dial->host);
     if (!blocked || sim->now_ns - dial->begin_ns >= DIAL_GIVE_UP_NS) {
         return false;
@@ -793,92 +746,66 @@ static void dial_run(ep_sim_event *event, void *arg)
     sim_conn *conn = NULL;
     ep_error error;
     ep_err err;
+    bool cancelled = ep_lane_dial_is_cancelled(&dial->lane);
     (void)event;
     lock(sim);
-    if (dial->state != DIAL_PENDING || dial_waits(dial)) {
-        if (dial->state != DIAL_PENDING) {
-            dial_unref(dial);
-        }
+    if (!cancelled && dial_waits(dial)) {
         unlock(sim);
         return;
     }
-    dial->state = DIAL_RUNNING;
-    if (sim->now_ns - dial->begin_ns >= DIAL_GIVE_UP_NS) {
-        err = ep_error_set(&error, EP_ERR_UNAVAILABLE, "no answer from %s within 5 s", dial->url);
+    if (cancelled) {
+        err = EP_ERR_CANCELLED;
+    } else if (sim->now_ns - dial->begin_ns >= DIAL_GIVE_UP_NS) {
+        err = ep_error_set(&error, EP_ERR_UNAVAILABLE, "no answer from %s within 5 s",
+                           dial->lane.url);
     } else {
         err = connect_to_listener(dial, &conn, &error);
     }
     ep_sim_trace_words(sim, 'd', dial->host, err, 0);
     unlock(sim);
-    dial->on_dial(dial->arg, err == EP_OK ? &conn->base : NULL, err == EP_OK ? NULL : &error);
-    lock(sim);
-    dial->state = DIAL_DONE;
-    pthread_cond_broadcast(&sim->changed);
-    dial_unref(dial);
-    unlock(sim);
+    ep_lane_dial_report(&dial->lane, conn != NULL ? &conn->base : NULL, &error);
+    ep_lane_dial_over(&dial->lane);
 }
 
-static ep_err sim_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits,
-                             ep_dial_func on_dial, void *arg, ep_dial **out_dial,
-                             ep_error *out_error)
+static void dial_cancel(ep_lane_dial *base)
 {
+    sim_dial *dial = (sim_dial *)base;
+    if (ep_sim_cancel(dial->sim, &dial->event)) {
+        ep_lane_dial_over(base);
+    }
+}
+
+static ep_err sim_dial_begin(const ep_lane_ops *lane, const ep_lane_address *address,
+                             const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
+                             ep_dial **out_dial, ep_error *out_error)
+{
+    ep_lane_dial *base;
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {
-        err = ep_lane_limits_check(limits, false, out_error);
+        err = ep_lane_dial_create(sizeof(sim_dial), lane, address, limits, on_dial, arg, &base,
+                                  out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    sim_dial *dial = calloc(1, sizeof(*dial));
-    if (dial == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a dial");
-    }
+    sim_dial *dial = (sim_dial *)base;
     ep_sim *sim = ep_sim_current;
-    dial->base.ops = &ep_sim_lane;
+    base->cancel = dial_cancel;
     dial->sim = sim;
     dial->event = (ep_sim_event){.run = dial_run, .arg = dial};
-    snprintf(dial->url, sizeof(dial->url), "%s", address->url);
-    dial->limits = *limits;
-    dial->on_dial = on_dial;
-    dial->arg = arg;
-    dial->refs = 2;
-    *out_dial = &dial->base; /* before on_dial can run */
+    *out_dial = &base->base; /* before on_dial can run */
     lock(sim);
     dial->host = sim->host;
     dial->begin_ns = sim->now_ns;
-    const ep_sim_link *link = &sim->links[dial->host][ep_sim_find_host(sim, dial->url)];
+    const ep_sim_link *link = &sim->links[dial->host][ep_sim_find_host(sim, base->url)];
     err = ep_sim_post_event(sim, &dial->event, dial->host, sim->now_ns + 2 * travel_ns(sim, link));
     unlock(sim);
     if (err != EP_OK) {
         *out_dial = NULL;
-        free(dial);
+        ep_lane_dial_abandon(base);
         return ep_error_set(out_error, err, "no memory for a dial");
     }
     return EP_OK;
-}
-
-static void sim_dial_release(ep_dial *base)
-{
-    sim_dial *dial = (sim_dial *)base;
-    ep_sim *sim = dial->sim;
-    lock(sim);
-    if (dial->state == DIAL_PENDING) {
-        dial->state = DIAL_DONE;
-        if (ep_sim_cancel_event(sim, &dial->event)) {
-            dial_unref(dial);
-        }
-        unlock(sim);
-        ep_error error;
-        ep_error_set(&error, EP_ERR_CANCELLED, "the dial to %s was cancelled", dial->url);
-        dial->on_dial(dial->arg, NULL, &error);
-        lock(sim);
-    }
-    EP_ASSERT(dial->state != DIAL_RUNNING || !ep_sim_on_runner(sim));
-    while (dial->state == DIAL_RUNNING) {
-        pthread_cond_wait(&sim->changed, &sim->lock);
-    }
-    dial_unref(dial);
-    unlock(sim);
 }
 
 static const char *const schemes[] = {"sim", NULL};
@@ -888,9 +815,7 @@ const ep_lane_ops ep_sim_lane = {
     .schemes = schemes,
     .listen = sim_listen,
     .listener_close = sim_listener_close,
-    .listener_url = sim_listener_url,
     .dial = sim_dial_begin,
-    .dial_release = sim_dial_release,
     .conn_start = sim_conn_start,
     .conn_send = sim_conn_send,
     .conn_close = sim_conn_close,

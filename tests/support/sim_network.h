@@ -6,7 +6,10 @@
 
 #include <pthread.h>
 
+#include "transport/address.h"
+#include "transport/lane_accept.h"
 #include "transport/lane_common.h"
+#include "transport/lane_dial.h"
 #include "support/sim_lane.h"
 
 typedef struct sim_conn sim_conn;

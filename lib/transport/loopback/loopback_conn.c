@@ -82,11 +82,7 @@ static void finish(loopback_conn *conn)
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
         ep_loopback_lock();
     }
-    if (conn->listener != NULL) {
-        conn->listener->connections--;
-        ep_loopback_listener_unref(conn->listener);
-        conn->listener = NULL;
-    }
+    ep_accept_count_remove(conn->count);
     conn_unref(conn->peer);
     conn->peer = NULL;
     conn_unref(conn); /* the lane's own */
@@ -185,13 +181,14 @@ static void conn_run(loopback_work *work)
     }
 }
 
-static loopback_conn *conn_create(const ep_lane_limits *limits, const char *peer_url)
+static loopback_conn *conn_create(const ep_lane_ops *lane, const ep_lane_limits *limits,
+                                  const char *peer_url)
 {
     loopback_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
         return NULL;
     }
-    conn->base.ops = &ep_loopback_lane;
+    conn->base.ops = lane;
     conn->work = (loopback_work){.run = conn_run, .unref = work_unref};
     conn->limits = *limits;
     conn->refs = 3; /* its owner, the lane, its peer */
@@ -199,21 +196,21 @@ static loopback_conn *conn_create(const ep_lane_limits *limits, const char *peer
     return conn;
 }
 
-ep_err ep_loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits,
-                                    loopback_conn **out_dialed, loopback_conn **out_accepted)
+ep_err ep_loopback_conn_pair_create(const ep_lane_dial *dial, const ep_lane_limits *accept_limits,
+                                    ep_accept_count *taken_count, loopback_conn **out_dialed,
+                                    loopback_conn **out_accepted)
 {
-    loopback_conn *dialed = conn_create(dial_limits, listener->url);
-    loopback_conn *accepted = conn_create(&listener->limits, "loopback peer");
+    loopback_conn *dialed = conn_create(dial->base.ops, &dial->limits, dial->url);
+    loopback_conn *accepted = conn_create(dial->base.ops, accept_limits, "loopback peer");
     if (dialed == NULL || accepted == NULL) {
         free(dialed);
         free(accepted);
+        ep_accept_count_remove(taken_count);
         return EP_ERR_NO_MEMORY;
     }
     dialed->peer = accepted;
     accepted->peer = dialed;
-    accepted->listener = listener;
-    listener->connections++;
-    listener->refs++;
+    accepted->count = taken_count;
     *out_dialed = dialed;
     *out_accepted = accepted;
     return EP_OK;

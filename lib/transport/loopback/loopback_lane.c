@@ -3,24 +3,22 @@
  * does. */
 #include "transport/loopback/loopback_lane.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "transport/address.h"
+#include "transport/lanes.h"
 
-typedef enum dial_state { DIAL_PENDING, DIAL_RUNNING, DIAL_DONE } dial_state;
+typedef struct loopback_listener {
+    ep_lane_listener lane;
+    bool accepting; /* on_accept runs */
+    struct loopback_listener *next;
+} loopback_listener;
 
 typedef struct loopback_dial {
-    ep_dial base;
+    ep_lane_dial lane;
     loopback_work work;
-    char url[EP_ADDRESS_BYTES];
-    ep_lane_limits limits;
-    ep_dial_func on_dial;
-    void *arg;
-    dial_state state;
-    uint32_t refs; /* its owner, and its work item */
 } loopback_dial;
 
 static struct {
@@ -194,19 +192,11 @@ static loopback_listener *find_listener(const char *url)
 {
     for (loopback_listener *listener = lane.listeners; listener != NULL;
          listener = listener->next) {
-        if (strcmp(listener->url, url) == 0) {
+        if (strcmp(listener->lane.url, url) == 0) {
             return listener;
         }
     }
     return NULL;
-}
-
-void ep_loopback_listener_unref(loopback_listener *listener)
-{
-    EP_ASSERT(listener->refs > 0);
-    if (--listener->refs == 0) {
-        free(listener);
-    }
 }
 
 static ep_err check_url(const char *url, ep_error *out_error)
@@ -225,8 +215,9 @@ static ep_err listener_add(loopback_listener *listener, ep_error *out_error)
 {
     ep_loopback_lock();
     ep_err err = EP_OK;
-    if (find_listener(listener->url) != NULL) {
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", listener->url);
+    if (find_listener(listener->lane.url) != NULL) {
+        err =
+            ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", listener->lane.url);
     } else {
         err = ep_loopback_thread_start(out_error);
     }
@@ -238,34 +229,26 @@ static ep_err listener_add(loopback_listener *listener, ep_error *out_error)
     return err;
 }
 
-static ep_err loopback_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                              ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                              ep_error *out_error)
+static ep_err loopback_listen(const ep_lane_ops *ops, const ep_lane_address *address,
+                              const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                              ep_listener **out_listener, ep_error *out_error)
 {
+    ep_lane_listener *listener;
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {
-        err = ep_lane_limits_check(limits, true, out_error);
+        err = ep_lane_listener_create(sizeof(loopback_listener), ops, address, limits, on_accept,
+                                      arg, &listener, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    loopback_listener *listener = calloc(1, sizeof(*listener));
-    if (listener == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
-    }
-    listener->base.ops = &ep_loopback_lane;
-    snprintf(listener->url, sizeof(listener->url), "%s", address->url);
-    listener->limits = *limits;
-    listener->on_accept = on_accept;
-    listener->arg = arg;
-    listener->refs = 1;
-    err = listener_add(listener, out_error);
+    *out_listener = &listener->base; /* on_accept may need it */
+    err = listener_add((loopback_listener *)listener, out_error);
     if (err != EP_OK) {
-        free(listener);
-        return err;
+        *out_listener = NULL;
+        ep_lane_listener_free(listener);
     }
-    *out_listener = &listener->base;
-    return EP_OK;
+    return err;
 }
 
 static void loopback_listener_close(ep_listener *base)
@@ -282,13 +265,8 @@ static void loopback_listener_close(ep_listener *base)
     while (listener->accepting) {
         ep_loopback_wait();
     }
-    ep_loopback_listener_unref(listener);
     ep_loopback_unlock();
-}
-
-static void loopback_listener_url(ep_listener *base, char *out_url, size_t bytes)
-{
-    snprintf(out_url, bytes, "%s", ((loopback_listener *)base)->url);
+    ep_lane_listener_free(&listener->lane);
 }
 
 /* ---- dial ---- */
@@ -298,35 +276,33 @@ static loopback_dial *dial_of_work(loopback_work *work)
     return (loopback_dial *)(void *)((char *)work - offsetof(loopback_dial, work));
 }
 
-static void dial_unref(loopback_work *work)
+static void dial_over(loopback_work *work)
 {
-    loopback_dial *dial = dial_of_work(work);
-    EP_ASSERT(dial->refs > 0);
-    if (--dial->refs == 0) {
-        free(dial);
-    }
+    ep_lane_dial_over(&dial_of_work(work)->lane);
 }
 
 /* Makes the connection and hands out its accepted end. Lock held; dropped for on_accept. */
-static ep_err connect_to_listener(loopback_dial *dial, loopback_conn **out_dialed,
+static ep_err connect_to_listener(const ep_lane_dial *dial, loopback_conn **out_dialed,
                                   ep_error *out_error)
 {
     loopback_listener *listener = find_listener(dial->url);
     if (listener == NULL) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "nobody listens on %s", dial->url);
     }
-    if (listener->connections >= listener->limits.connections_max) {
+    ep_accept_count *count = listener->lane.count;
+    const ep_lane_limits *limits = &listener->lane.limits;
+    loopback_conn *accepted;
+    if (!ep_accept_count_add(count, limits->connections_max)) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                             "%s has connections_max %u connections", dial->url,
-                            listener->limits.connections_max);
+                            limits->connections_max);
     }
-    loopback_conn *accepted;
-    if (ep_loopback_conn_pair_create(listener, &dial->limits, out_dialed, &accepted) != EP_OK) {
+    if (ep_loopback_conn_pair_create(dial, limits, count, out_dialed, &accepted) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
     }
     listener->accepting = true; /* keeps it alive: its close waits */
     ep_loopback_unlock();
-    listener->on_accept(listener->arg, &accepted->base);
+    listener->lane.on_accept(listener->lane.arg, &accepted->base);
     ep_loopback_lock();
     listener->accepting = false;
     ep_loopback_broadcast();
@@ -335,80 +311,44 @@ static ep_err connect_to_listener(loopback_dial *dial, loopback_conn **out_diale
 
 static void dial_run(loopback_work *work)
 {
-    loopback_dial *dial = dial_of_work(work);
-    if (dial->state != DIAL_PENDING) {
-        return;
-    }
-    dial->state = DIAL_RUNNING;
+    ep_lane_dial *dial = &dial_of_work(work)->lane;
     loopback_conn *conn = NULL;
     ep_error error;
-    ep_err err = connect_to_listener(dial, &conn, &error);
-    ep_loopback_unlock();
-    if (err == EP_OK) {
-        dial->on_dial(dial->arg, &conn->base, NULL);
-    } else {
-        dial->on_dial(dial->arg, NULL, &error);
+    if (!ep_lane_dial_is_cancelled(dial)) {
+        connect_to_listener(dial, &conn, &error);
     }
+    ep_loopback_unlock();
+    ep_lane_dial_report(dial, conn != NULL ? &conn->base : NULL, &error);
     ep_loopback_lock();
-    dial->state = DIAL_DONE;
-    ep_loopback_broadcast();
 }
 
-static ep_err loopback_dial_begin(const ep_lane_address *address, const ep_lane_limits *limits,
-                                  ep_dial_func on_dial, void *arg, ep_dial **out_dial,
-                                  ep_error *out_error)
+static ep_err loopback_dial_begin(const ep_lane_ops *ops, const ep_lane_address *address,
+                                  const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
+                                  ep_dial **out_dial, ep_error *out_error)
 {
+    ep_lane_dial *dial;
     ep_err err = check_url(address->url, out_error);
     if (err == EP_OK) {
-        err = ep_lane_limits_check(limits, false, out_error);
+        err = ep_lane_dial_create(sizeof(loopback_dial), ops, address, limits, on_dial, arg, &dial,
+                                  out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    loopback_dial *dial = calloc(1, sizeof(*dial));
-    if (dial == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a dial");
-    }
-    dial->base.ops = &ep_loopback_lane;
-    dial->work = (loopback_work){.run = dial_run, .unref = dial_unref};
-    snprintf(dial->url, sizeof(dial->url), "%s", address->url);
-    dial->limits = *limits;
-    dial->on_dial = on_dial;
-    dial->arg = arg;
-    dial->refs = 2;
+    loopback_dial *d = (loopback_dial *)dial;
+    d->work = (loopback_work){.run = dial_run, .unref = dial_over};
     *out_dial = &dial->base; /* on_dial may need it, so before it can run; undone below */
     ep_loopback_lock();
     err = ep_loopback_thread_start(out_error);
     if (err == EP_OK) {
-        ep_loopback_work_push(&dial->work);
+        ep_loopback_work_push(&d->work);
     }
     ep_loopback_unlock();
     if (err != EP_OK) {
         *out_dial = NULL;
-        free(dial);
+        ep_lane_dial_abandon(dial);
     }
     return err;
-}
-
-static void loopback_dial_release(ep_dial *base)
-{
-    loopback_dial *dial = (loopback_dial *)base;
-    ep_loopback_lock();
-    bool cancelled = dial->state == DIAL_PENDING;
-    if (cancelled) {
-        dial->state = DIAL_DONE;
-        ep_loopback_unlock();
-        ep_error error;
-        ep_error_set(&error, EP_ERR_CANCELLED, "the dial to %s was cancelled", dial->url);
-        dial->on_dial(dial->arg, NULL, &error);
-        ep_loopback_lock();
-    }
-    EP_ASSERT(dial->state != DIAL_RUNNING || !ep_loopback_on_thread());
-    while (dial->state == DIAL_RUNNING) {
-        ep_loopback_wait();
-    }
-    dial_unref(&dial->work);
-    ep_loopback_unlock();
 }
 
 static const char *const schemes[] = {"loopback", NULL};
@@ -418,9 +358,7 @@ const ep_lane_ops ep_loopback_lane = {
     .schemes = schemes,
     .listen = loopback_listen,
     .listener_close = loopback_listener_close,
-    .listener_url = loopback_listener_url,
     .dial = loopback_dial_begin,
-    .dial_release = loopback_dial_release,
     .conn_start = ep_loopback_conn_start,
     .conn_send = ep_loopback_conn_send,
     .conn_close = ep_loopback_conn_close,

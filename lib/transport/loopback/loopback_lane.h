@@ -6,7 +6,9 @@
 #ifndef EP_TRANSPORT_LOOPBACK_LANE_H
 #define EP_TRANSPORT_LOOPBACK_LANE_H
 
+#include "transport/lane_accept.h"
 #include "transport/lane_common.h"
+#include "transport/lane_dial.h"
 
 /* Run by the lane thread with the lock held; may drop it for callbacks. The queue holds a reference
  * to the owner. */
@@ -19,23 +21,11 @@ typedef struct loopback_work {
     bool waiting;
 } loopback_work;
 
-typedef struct loopback_listener {
-    ep_listener base;
-    char url[EP_ADDRESS_BYTES];
-    ep_lane_limits limits;
-    ep_accept_func on_accept;
-    void *arg;
-    uint32_t connections;
-    uint32_t refs;  /* its owner, and each connection it accepted */
-    bool accepting; /* on_accept runs */
-    struct loopback_listener *next;
-} loopback_listener;
-
 typedef struct loopback_conn {
     ep_conn base;
     loopback_work work;
-    struct loopback_conn *peer;  /* a reference; NULL once finished */
-    loopback_listener *listener; /* a reference; NULL at the dialing end */
+    struct loopback_conn *peer; /* a reference; NULL once finished */
+    ep_accept_count *count;     /* NULL at the dialing end */
     char peer_url[EP_ADDRESS_BYTES];
     ep_lane_limits limits;
     ep_conn_handler handler;
@@ -68,10 +58,11 @@ bool ep_loopback_work_push_later(loopback_work *work, uint64_t due_ns);
 /* Makes waiting work due now. */
 void ep_loopback_work_hurry(loopback_work *work);
 
-/* Makes both ends; the accepted end counts in listener. Lock held. Errors: NO_MEMORY. */
-ep_err ep_loopback_conn_pair_create(loopback_listener *listener, const ep_lane_limits *dial_limits,
-                                    loopback_conn **out_dialed, loopback_conn **out_accepted);
-void ep_loopback_listener_unref(loopback_listener *listener);
+/* Makes both ends; the accepted end takes the place of count in every case. Lock held. Errors:
+ * NO_MEMORY. */
+ep_err ep_loopback_conn_pair_create(const ep_lane_dial *dial, const ep_lane_limits *accept_limits,
+                                    ep_accept_count *taken_count, loopback_conn **out_dialed,
+                                    loopback_conn **out_accepted);
 
 void ep_loopback_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err ep_loopback_conn_send(ep_conn *conn, ep_send *send);

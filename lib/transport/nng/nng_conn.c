@@ -52,18 +52,18 @@ void ep_nng_stream_conn_leave(stream_conn *conn)
     pthread_mutex_unlock(&conn->lock);
 }
 
-static void free_nng_objects(stream_conn *conn)
+/* What nng and memory there is of it. */
+static void let_go(stream_conn *conn)
 {
     nng_aio_free(conn->send_aio);
     nng_aio_free(conn->receive_aio);
     nng_aio_free(conn->wait_aio);
     nng_aio_free(conn->watch_aio);
     nng_stream_free(conn->stream);
-    conn->send_aio = NULL;
-    conn->receive_aio = NULL;
-    conn->wait_aio = NULL;
-    conn->watch_aio = NULL;
     conn->stream = NULL;
+    ep_assembler_fini(&conn->assembler);
+    free(conn->scratch);
+    ep_accept_count_remove(conn->count);
 }
 
 static void fail_sends(stream_conn *conn)
@@ -85,12 +85,7 @@ static void finish(ep_reap_item *item)
 {
     stream_conn *conn = (stream_conn *)(void *)((char *)item - offsetof(stream_conn, reap));
     if (conn->stream != NULL) {
-        free_nng_objects(conn);
-        ep_assembler_fini(&conn->assembler);
-        free(conn->scratch);
-        if (conn->count != NULL) {
-            ep_accept_count_remove(conn->count);
-        }
+        let_go(conn);
         fail_sends(conn);
     }
     pthread_mutex_lock(&conn->lock);
@@ -105,7 +100,7 @@ static void finish(ep_reap_item *item)
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
     }
     unref(conn);
-    ep_reaper_drop();
+    ep_lane_drop();
 }
 
 static void read_peer(stream_conn *conn)
@@ -125,13 +120,24 @@ static void read_peer(stream_conn *conn)
     }
 }
 
-ep_err ep_nng_stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls,
-                                 ep_accept_count *taken_count, stream_conn **out_conn)
+ep_err ep_nng_conn_create(const ep_lane_ops *lane, nng_stream *taken_stream,
+                          const ep_lane_limits *limits, bool tls, ep_accept_count *taken_count,
+                          ep_conn **out_conn)
 {
     stream_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
+        nng_stream_free(taken_stream);
+        ep_accept_count_remove(taken_count);
         return EP_ERR_NO_MEMORY;
     }
+    pthread_mutex_init(&conn->lock, NULL);
+    conn->base.ops = lane;
+    conn->stream = taken_stream;
+    conn->limits = *limits;
+    conn->tls = tls;
+    conn->count = taken_count;
+    conn->reap.func = finish;
+    conn->refs = 2;
     conn->scratch = malloc(STREAM_SCRATCH_BYTES);
     /* a posted receive holds its memory while nothing comes */
     ep_err err = ep_assembler_init(&conn->assembler, false);
@@ -140,25 +146,14 @@ ep_err ep_nng_stream_conn_create(nng_stream *taken_stream, const ep_lane_limits 
         nng_aio_alloc(&conn->receive_aio, ep_nng_stream_receive_done, conn) != 0 ||
         nng_aio_alloc(&conn->wait_aio, ep_nng_stream_receive_retry, conn) != 0 ||
         nng_aio_alloc(&conn->watch_aio, ep_nng_stream_watch_tick, conn) != 0) {
-        nng_aio_free(conn->send_aio);
-        nng_aio_free(conn->receive_aio);
-        nng_aio_free(conn->wait_aio);
-        free(conn->scratch);
-        ep_assembler_fini(&conn->assembler);
+        let_go(conn);
+        pthread_mutex_destroy(&conn->lock);
         free(conn);
         return EP_ERR_NO_MEMORY;
     }
-    pthread_mutex_init(&conn->lock, NULL);
-    conn->base.ops = &ep_nng_stream_lane;
-    conn->stream = taken_stream;
-    conn->limits = *limits;
-    conn->tls = tls;
-    conn->count = taken_count;
-    conn->reap.func = finish;
-    conn->refs = 2;
     read_peer(conn);
-    ep_reaper_hold();
-    *out_conn = conn;
+    ep_lane_hold();
+    *out_conn = &conn->base;
     return EP_OK;
 }
 

@@ -74,10 +74,10 @@ typedef struct stream_conn {
 } stream_conn;
 
 /* nng_conn.c */
-/* Takes stream on success. count (may be NULL) is counted up already and is taken too. Errors:
- * NO_MEMORY. */
-ep_err ep_nng_stream_conn_create(nng_stream *taken_stream, const ep_lane_limits *limits, bool tls,
-                                 ep_accept_count *taken_count, stream_conn **out_conn);
+/* Takes the stream and count's place (NULL: none) in every case. Errors: NO_MEMORY. */
+ep_err ep_nng_conn_create(const ep_lane_ops *lane, nng_stream *taken_stream,
+                          const ep_lane_limits *limits, bool tls, ep_accept_count *taken_count,
+                          ep_conn **out_conn);
 /* Lock held: the first reason stays; the stream is closed when nobody is inside it. */
 void ep_nng_stream_conn_begin_end(stream_conn *conn, const ep_error *error);
 /* Lock held, released on return: closes and hands to the reaper when the time has come. Last touch
@@ -111,25 +111,22 @@ void ep_nng_stream_watch_start(stream_conn *conn);
 void ep_nng_stream_watch_tick(void *conn);
 
 /* nng_listener.c, nng_dial.c */
-ep_err ep_nng_stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                            ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                            ep_error *out_error);
-void ep_nng_stream_listener_close(ep_listener *listener);
-void ep_nng_stream_listener_url(ep_listener *listener, char *out_url, size_t bytes);
-ep_err ep_nng_stream_listener_renew_tls(ep_listener *listener, ep_error *out_error);
-ep_err ep_nng_stream_dial(const ep_lane_address *address, const ep_lane_limits *limits,
-                          ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
-void ep_nng_stream_dial_release(ep_dial *dial);
+ep_err ep_nng_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                     ep_listener **out_listener, ep_error *out_error);
+void ep_nng_listener_close(ep_listener *listener);
+ep_err ep_nng_listener_renew_tls(ep_listener *listener, ep_error *out_error);
+ep_err ep_nng_dial(const ep_lane_ops *lane, const ep_lane_address *address,
+                   const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
+                   ep_dial **out_dial, ep_error *out_error);
 
-/* nng_lane.c */
-/* Checks URL and TLS settings against each other. Errors: INVALID_ARGUMENT. */
-ep_err ep_nng_stream_address_check(const ep_lane_address *address, bool *out_tls,
-                                   ep_error *out_error);
+/* nng_tls.c */
 /* Errors: INVALID_ARGUMENT (a key is missing), BAD_FILE, NO_MEMORY. */
-ep_err ep_nng_stream_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
-                                       nng_tls_config **out_config, ep_error *out_error);
-ep_err ep_nng_stream_err_from_nng(int nng_error);
+ep_err ep_nng_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
+                                nng_tls_config **out_config, ep_error *out_error);
+bool ep_nng_tls_was_used(void);
+ep_err ep_nng_err(int nng_error);
 /* ep_address_advice of this. */
-const char *ep_nng_stream_advice(int nng_error, bool listens);
+const char *ep_nng_advice(int nng_error, bool listens);
 
 #endif

@@ -10,56 +10,35 @@
  */
 #include <arpa/inet.h>
 #include <netdb.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/check.h"
-#include "base/log.h"
+#include "transport/address.h"
 #include "transport/nng/nng_lane.h"
-#include "transport/uv/uv_lane.h"
 
 typedef struct stream_listener {
-    ep_listener base;
+    ep_lane_listener lane;
     nng_stream_listener *listener;
     nng_aio *accept_aio;
     nng_aio *wait_aio;
-    ep_lane_limits limits;
-    ep_accept_func on_accept;
-    void *arg;
-    ep_accept_count *count;
     bool tls;
     bool closing;         /* atomic */
     uint16_t own_port;    /* atomic: of our own connection, which is not for on_accept; 0 none */
     pthread_mutex_t lock; /* nng reads its TLS settings without one when an accept is posted */
-    char url[EP_ADDRESS_BYTES];
-    char *asked_url; /* with tls, what the files of the next three were asked for */
-    ep_tls_config files;
-    /* touched only by the one callback in flight */
-    uint32_t backoff_ms;
-    bool refusing; /* warned that connections_max is reached */
+    ep_tls_config files;  /* with tls */
 } stream_listener;
 
-static void take_stream(stream_listener *l, nng_stream *stream)
+static void take_stream(stream_listener *l, nng_stream *taken_stream)
 {
-    if (!ep_accept_count_add(l->count, l->limits.connections_max)) {
-        if (!l->refusing) {
-            ep_accept_warn_full(l->url, l->limits.connections_max);
-        }
-        l->refusing = true;
-        nng_stream_free(stream);
-        return;
+    ep_conn *conn;
+    if (!ep_lane_listener_admit(&l->lane)) {
+        nng_stream_free(taken_stream);
+    } else if (ep_nng_conn_create(l->lane.base.ops, taken_stream, &l->lane.limits, l->tls,
+                                  l->lane.count, &conn) == EP_OK) {
+        l->lane.on_accept(l->lane.arg, conn);
     }
-    l->refusing = false;
-    stream_conn *conn;
-    if (ep_nng_stream_conn_create(stream, &l->limits, l->tls, l->count, &conn) != EP_OK) {
-        ep_accept_count_remove(l->count);
-        nng_stream_free(stream);
-        return;
-    }
-    l->on_accept(l->arg, &conn->base);
 }
 
 static void post_accept(stream_listener *l)
@@ -82,8 +61,8 @@ static bool is_own(stream_listener *l, nng_stream *stream)
 
 static void pause_accepting(stream_listener *l, int failed)
 {
-    l->backoff_ms = ep_accept_backoff_ms(l->backoff_ms, l->url, nng_strerror(failed));
-    nng_sleep_aio((nng_duration)l->backoff_ms, l->wait_aio);
+    uint32_t pause_ms = ep_lane_listener_pause_ms(&l->lane, nng_strerror(failed));
+    nng_sleep_aio((nng_duration)pause_ms, l->wait_aio);
 }
 
 static void accepted(void *arg)
@@ -101,7 +80,7 @@ static void accepted(void *arg)
         pause_accepting(l, failed);
         return;
     }
-    l->backoff_ms = 0;
+    l->lane.backoff_ms = 0;
     if (is_own(l, stream)) {
         nng_stream_free(stream);
     } else {
@@ -132,26 +111,23 @@ static void listener_free(stream_listener *l)
     if (l->listener != NULL) {
         nng_stream_listener_free(l->listener);
     }
-    ep_accept_count_unref(l->count);
     pthread_mutex_destroy(&l->lock);
-    free(l->asked_url);
     free((char *)(uintptr_t)l->files.ca_file);
     free((char *)(uintptr_t)l->files.cert_key_file);
-    free(l);
+    ep_lane_listener_free(&l->lane);
 }
 
 static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
 {
-    ep_err err =
-        failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : ep_nng_stream_err_from_nng(failed);
+    ep_err err = failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : ep_nng_err(failed);
     return ep_error_set(out_error, err, "cannot listen on %s: %s%s", url, nng_strerror(failed),
-                        ep_nng_stream_advice(failed, true));
+                        ep_nng_advice(failed, true));
 }
 
 static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
 {
     nng_tls_config *config;
-    ep_err err = ep_nng_stream_tls_config_create(address, NNG_TLS_MODE_SERVER, &config, out_error);
+    ep_err err = ep_nng_tls_config_create(address, NNG_TLS_MODE_SERVER, &config, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -179,19 +155,18 @@ static bool keep_tls_files(stream_listener *l, const ep_lane_address *address)
     if (!l->tls) {
         return true;
     }
-    l->asked_url = strdup(address->url);
     l->files = (ep_tls_config){.ca_file = strdup(address->tls->ca_file),
                                .cert_key_file = strdup(address->tls->cert_key_file),
                                .require_client_cert = address->tls->require_client_cert};
-    return l->asked_url != NULL && l->files.ca_file != NULL && l->files.cert_key_file != NULL;
+    return l->files.ca_file != NULL && l->files.cert_key_file != NULL;
 }
 
 /* Best effort: without it the next connection still gets the settings before these. */
 static void connect_to_self(stream_listener *l)
 {
-    const ep_lane_address plain = {.url = l->url + strlen("tls+")};
+    const ep_lane_address plain = {.url = l->lane.url + strlen("tls+")};
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
-    uv_host_port at;
+    ep_host_port at;
     struct addrinfo *to = NULL;
     union {
         struct sockaddr any;
@@ -199,7 +174,7 @@ static void connect_to_self(stream_listener *l)
         struct sockaddr_in6 v6;
     } own = {.v6 = {0}};
     socklen_t own_bytes = sizeof(own);
-    if (ep_uv_lane_read_url(&plain, &at, NULL) != EP_OK ||
+    if (ep_address_read_stream(&plain, false, &at, NULL) != EP_OK ||
         getaddrinfo(at.host[0] != 0 ? at.host : "127.0.0.1", at.port, &hints, &to) != 0) {
         return;
     }
@@ -218,13 +193,13 @@ static void connect_to_self(stream_listener *l)
     freeaddrinfo(to);
 }
 
-ep_err ep_nng_stream_listener_renew_tls(ep_listener *base, ep_error *out_error)
+ep_err ep_nng_listener_renew_tls(ep_listener *base, ep_error *out_error)
 {
     stream_listener *l = (stream_listener *)base;
     if (!l->tls) {
         return EP_OK;
     }
-    ep_err err = set_tls(l, &(ep_lane_address){.url = l->asked_url, .tls = &l->files}, out_error);
+    ep_err err = set_tls(l, &(ep_lane_address){.url = l->lane.url, .tls = &l->files}, out_error);
     if (err == EP_OK) {
         connect_to_self(l);
     }
@@ -233,8 +208,7 @@ ep_err ep_nng_stream_listener_renew_tls(ep_listener *base, ep_error *out_error)
 
 static ep_err listener_open(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
 {
-    l->count = ep_accept_count_create();
-    if (l->count == NULL || nng_aio_alloc(&l->accept_aio, accepted, l) != 0 ||
+    if (nng_aio_alloc(&l->accept_aio, accepted, l) != 0 ||
         nng_aio_alloc(&l->wait_aio, accept_again, l) != 0) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
     }
@@ -252,35 +226,29 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
     }
     int port = 0;
     nng_stream_listener_get_int(l->listener, NNG_OPT_TCP_BOUND_PORT, &port);
-    ep_accept_url(address->url, port, l->url, sizeof(l->url));
-    ep_accept_leave_descriptors(&l->limits, l->url);
+    ep_lane_listener_set_port(&l->lane, port);
     return EP_OK;
 }
 
-ep_err ep_nng_stream_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                            ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                            ep_error *out_error)
+ep_err ep_nng_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                     ep_listener **out_listener, ep_error *out_error)
 {
-    bool tls;
-    ep_err err = ep_nng_stream_address_check(address, &tls, out_error);
-    if (err == EP_OK) {
-        err = ep_lane_limits_check(limits, true, out_error);
-    }
+    ep_host_port at;
+    ep_lane_listener *listener;
+    ep_err err = ep_address_read_stream(address, true, &at, out_error);
     if (err == EP_OK) {
         err = ep_reaper_start(out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_lane_listener_create(sizeof(stream_listener), lane, address, limits, on_accept,
+                                      arg, &listener, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    stream_listener *l = calloc(1, sizeof(*l));
-    if (l == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
-    }
-    l->base.ops = &ep_nng_stream_lane;
-    l->tls = tls;
-    l->limits = *limits;
-    l->on_accept = on_accept;
-    l->arg = arg;
+    stream_listener *l = (stream_listener *)listener;
+    l->tls = address->tls != NULL;
     pthread_mutex_init(&l->lock, NULL);
     err = listener_open(l, address, out_error);
     if (err == EP_OK && !keep_tls_files(l, address)) {
@@ -290,19 +258,14 @@ ep_err ep_nng_stream_listen(const ep_lane_address *address, const ep_lane_limits
         listener_free(l);
         return err;
     }
-    *out_listener = &l->base; /* on_accept may need it */
+    *out_listener = &listener->base; /* on_accept may need it */
     post_accept(l);
     return EP_OK;
 }
 
-void ep_nng_stream_listener_close(ep_listener *base)
+void ep_nng_listener_close(ep_listener *base)
 {
     stream_listener *l = (stream_listener *)base;
     __atomic_store_n(&l->closing, true, __ATOMIC_RELEASE);
     listener_free(l);
-}
-
-void ep_nng_stream_listener_url(ep_listener *base, char *out_url, size_t bytes)
-{
-    snprintf(out_url, bytes, "%s", ((stream_listener *)base)->url);
 }

@@ -11,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "transport/address.h"
 #include "transport/shm/shm_lane.h"
 
 #define BACKLOG 4096
@@ -19,7 +20,7 @@
 #define LOCK_SUFFIX ".lock"
 #define LOCK_TRIES 100
 
-ep_err ep_shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_error *out_error)
+static ep_err access_read(const ep_shm_config *config, shm_access *out_access, ep_error *out_error)
 {
     shm_access access = {.ring_bytes = EP_SHM_RING_BYTES_DEFAULT};
     if (config != NULL) {
@@ -56,7 +57,7 @@ ep_err ep_shm_access_read(const ep_shm_config *config, shm_access *out_access, e
     return EP_OK;
 }
 
-ep_err ep_shm_url_path(const char *url, const char **out_path, ep_error *out_error)
+static ep_err url_path(const char *url, const char **out_path, ep_error *out_error)
 {
     const char *path = ep_url_has_scheme(url, "shm") ? strstr(url, "://") + 3 : "";
     if (path[0] != '/' || strlen(path) + sizeof(LOCK_SUFFIX) > PATH_BYTES) {
@@ -67,6 +68,16 @@ ep_err ep_shm_url_path(const char *url, const char **out_path, ep_error *out_err
     }
     *out_path = path;
     return EP_OK;
+}
+
+ep_err ep_shm_open(const ep_lane_address *address, const char **out_path, shm_access *out_access,
+                   ep_error *out_error)
+{
+    ep_err err = url_path(address->url, out_path, out_error);
+    if (err == EP_OK) {
+        err = access_read(address->shm, out_access, out_error);
+    }
+    return err == EP_OK ? ep_shm_loops_start(out_error) : err;
 }
 
 static bool has(const uint32_t *ids, size_t count, uint32_t id)

@@ -57,7 +57,7 @@ typedef struct shm_conn {
     shm_memory memory;
     ep_lane_limits limits;
     ep_conn_handler handler;
-    shm_count *count;
+    ep_accept_count *count;
     char peer[EP_ADDRESS_BYTES];
     bool large_allowed; /* atomic */
     bool memory_wait;   /* atomic */
@@ -92,13 +92,6 @@ typedef struct shm_conn {
     uint64_t idle_ns;    /* since when nothing came; 0: something does */
     bool paused_shortly; /* the newest time something came after a pause */
 } shm_conn;
-
-void ep_shm_count_unref(shm_count *count)
-{
-    if (count != NULL && __atomic_sub_fetch(&count->refs, 1, __ATOMIC_ACQ_REL) == 0) {
-        free(count);
-    }
-}
 
 static void unref(shm_conn *conn)
 {
@@ -529,10 +522,7 @@ static void let_go(shm_conn *conn)
     pthread_mutex_unlock(&conn->lock);
     ep_buffer_unref(conn->frame);
     conn->frame = NULL;
-    if (conn->count != NULL) {
-        __atomic_sub_fetch(&conn->count->connections, 1, __ATOMIC_ACQ_REL);
-        ep_shm_count_unref(conn->count);
-    }
+    ep_accept_count_remove(conn->count);
     run_dones(conn);
     fail_sends(conn);
 }
@@ -561,7 +551,7 @@ static void finish(shm_conn *conn)
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
     }
     unref(conn);
-    ep_shm_lane_drop();
+    ep_lane_drop();
 }
 
 static void serve(shm_conn *conn)
@@ -636,18 +626,19 @@ static void on_retry(shm_work *work)
     serve((shm_conn *)(void *)((char *)work - offsetof(shm_conn, retry)));
 }
 
-ep_err ep_shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
-                          const char *peer, shm_count *taken_count, ep_conn **out_conn,
-                          ep_error *out_error)
+ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory *taken_memory,
+                          const ep_lane_limits *limits, const char *peer,
+                          ep_accept_count *taken_count, ep_conn **out_conn, ep_error *out_error)
 {
     shm_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
         close(taken_socket);
         ep_shm_memory_close(taken_memory);
+        ep_accept_count_remove(taken_count);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
     }
     pthread_mutex_init(&conn->lock, NULL);
-    conn->base.ops = &ep_shm_lane;
+    conn->base.ops = lane;
     conn->loop = ep_shm_loop_next();
     conn->source.on_event = on_event;
     conn->work.run = on_posted;
@@ -666,11 +657,12 @@ ep_err ep_shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_l
         ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
         ep_shm_held_close(&conn->socket);
         ep_shm_memory_close(&conn->memory);
+        ep_accept_count_remove(taken_count);
         conn->refs = 1;
         unref(conn);
         return EP_ERR_IO;
     }
-    ep_shm_lane_hold();
+    ep_lane_hold();
     return EP_OK;
 }
 

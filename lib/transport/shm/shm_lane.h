@@ -8,7 +8,7 @@
  *   shm_loop      the lane's threads: epoll, work items, later work
  *   shm_conn      a connection: sending, receiving, ending
  *   shm_listener  accepting
- *   ep_shm_dial      dialing
+ *   shm_dial      dialing
  *
  * A connection's socket carries the memory's descriptor once, and then single bytes that wake the
  * other side. send() with MSG_DONTWAIT is the one wake-up that a hostile peer can neither block nor
@@ -20,6 +20,7 @@
 
 #include <sys/types.h>
 
+#include "transport/lane_accept.h"
 #include "transport/lane_common.h"
 #include "transport/shm/shm_ring.h"
 
@@ -70,8 +71,9 @@ ep_err ep_shm_loops_start(ep_error *out_error);
 shm_loop *ep_shm_loop_first(void);
 /* The one for the next connection. */
 shm_loop *ep_shm_loop_next(void);
-/* Has work->run called soon, once however often it was asked. Its owner lives until then. */
-void ep_shm_loop_post(shm_loop *loop, shm_work *work);
+/* Has work->run called soon. Its owner lives until then. False: it was posted already, and then
+ * runs once for both. */
+bool ep_shm_loop_post(shm_loop *loop, shm_work *work);
 /* The same within a millisecond, without waking the thread for it: it is likely to be awake
  * before. */
 void ep_shm_loop_post_lazy(shm_loop *loop, shm_work *work);
@@ -84,9 +86,6 @@ void ep_shm_loop_forget(shm_loop *loop, shm_work *work);
 /* events: of epoll. Errors: IO. */
 ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events);
 void ep_shm_loop_unwatch(shm_loop *loop, int fd);
-/* Counts what must end before the threads may: connections, listeners, dials. */
-void ep_shm_lane_hold(void);
-void ep_shm_lane_drop(void);
 /* Closed in forked children from now on. fd < 0: it holds none. */
 void ep_shm_held_add(shm_held *held, int fd);
 /* Closes it here. No-op when it holds none. */
@@ -134,10 +133,10 @@ typedef struct shm_access {
     uint32_t gids[EP_SHM_IDS_MAX];
 } shm_access;
 
-/* Checks and copies; config may be NULL. Errors: INVALID_ARGUMENT. */
-ep_err ep_shm_access_read(const ep_shm_config *config, shm_access *out_access, ep_error *out_error);
-/* The path of a shm URL. Errors: INVALID_ARGUMENT. */
-ep_err ep_shm_url_path(const char *url, const char **out_path, ep_error *out_error);
+/* What a listener and a dial begin with: the path in the address's URL, a checked copy of its
+ * settings, and the lane's threads. Errors: INVALID_ARGUMENT, as ep_shm_loops_start. */
+ep_err ep_shm_open(const ep_lane_address *address, const char **out_path, shm_access *out_access,
+                   ep_error *out_error);
 /* Who is at the other end, for people, and whether it may be. Errors: PERMISSION_DENIED. */
 ep_err ep_shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
                            ep_error *out_error);
@@ -155,21 +154,11 @@ ep_err ep_shm_path_listen(const char *path, bool others, int *out_socket, int *o
 void ep_shm_path_close(const char *path, shm_held *lock);
 
 /* ---- shm_conn.c ---- */
-/* Connections of a listener that have not ended; outlives the listener. */
-typedef struct shm_count {
-    uint32_t refs;
-    uint32_t connections;
-} shm_count;
-void ep_shm_count_unref(shm_count *count);
-
-/*
- * Takes socket and memory in every case, count (NULL at the dialing end), which is counted up
- * already, on success.
- * Errors: NO_MEMORY, IO.
- */
-ep_err ep_shm_conn_create(int taken_socket, shm_memory *taken_memory, const ep_lane_limits *limits,
-                          const char *peer, shm_count *taken_count, ep_conn **out_conn,
-                          ep_error *out_error);
+/* Takes socket, memory and count's place (NULL at the dialing end) in every case. Errors:
+ * NO_MEMORY, IO. */
+ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory *taken_memory,
+                          const ep_lane_limits *limits, const char *peer,
+                          ep_accept_count *taken_count, ep_conn **out_conn, ep_error *out_error);
 void ep_shm_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err ep_shm_conn_send(ep_conn *conn, ep_send *send);
 void ep_shm_conn_close(ep_conn *conn);
@@ -180,13 +169,12 @@ void ep_shm_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 bool ep_shm_conn_is_trusted(ep_conn *conn);
 
 /* ---- shm_listener.c, shm_dial.c ---- */
-ep_err ep_shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                     ep_error *out_error);
+ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                     ep_listener **out_listener, ep_error *out_error);
 void ep_shm_listener_close(ep_listener *listener);
-void ep_shm_listener_url(ep_listener *listener, char *out_url, size_t bytes);
-ep_err ep_shm_dial(const ep_lane_address *address, const ep_lane_limits *limits,
-                   ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
-void ep_shm_dial_release(ep_dial *dial);
+ep_err ep_shm_dial(const ep_lane_ops *lane, const ep_lane_address *address,
+                   const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
+                   ep_dial **out_dial, ep_error *out_error);
 
 #endif

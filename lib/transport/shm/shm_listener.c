@@ -5,24 +5,19 @@
  * failure is followed by a growing pause.
  */
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "transport/shm/shm_lane.h"
 
-#define ACCEPT_BACKOFF_MIN_NS (10 * EP_NS_PER_MS)
-#define ACCEPT_BACKOFF_MAX_NS (1000 * EP_NS_PER_MS)
 #define ACCEPTS_MAX 32 /* then the connections of this thread have their turn */
 
 typedef struct shm_listener {
-    ep_listener base;
+    ep_lane_listener lane;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     shm_loop *loop;
@@ -32,18 +27,10 @@ typedef struct shm_listener {
     shm_held socket;
     shm_held name_lock;
     shm_access access;
-    ep_lane_limits limits;
-    ep_accept_func on_accept;
-    void *arg;
-    shm_count *count;
-    const char *path; /* in url */
-    char url[EP_ADDRESS_BYTES];
+    const char *path; /* in the URL */
     /* guarded by lock */
     bool closing;
     bool accepting; /* on_accept runs */
-    /* the loop's */
-    uint64_t backoff_ns;
-    bool refusing; /* warned that connections_max is reached */
 } shm_listener;
 
 /* How many connections total_bytes has room for. */
@@ -53,18 +40,8 @@ static uint32_t memory_room(const shm_access *access)
     return access->total_bytes == 0 || room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
 }
 
-static bool count_add(shm_count *count, uint32_t max)
-{
-    if (__atomic_add_fetch(&count->connections, 1, __ATOMIC_ACQ_REL) > max) {
-        __atomic_sub_fetch(&count->connections, 1, __ATOMIC_ACQ_REL);
-        return false;
-    }
-    __atomic_add_fetch(&count->refs, 1, __ATOMIC_ACQ_REL);
-    return true;
-}
-
-/* Makes the connection's memory and hands it over. Takes the socket. Errors: those the dialer is
- * told. */
+/* Makes the connection's memory and hands it over. Takes the socket and a place that is counted.
+ * Errors: those the dialer is told. */
 static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_conn **out_conn,
                       ep_error *out_error)
 {
@@ -74,6 +51,7 @@ static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_co
     if (err != EP_OK) {
         ep_shm_welcome_send(taken_socket, 0, -1, out_error);
         close(taken_socket);
+        ep_accept_count_remove(l->lane.count);
         return err;
     }
     bool sent = ep_shm_welcome_send(taken_socket, l->access.ring_bytes, fd, NULL);
@@ -81,19 +59,20 @@ static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_co
     if (!sent) {
         close(taken_socket);
         ep_shm_memory_close(&memory);
+        ep_accept_count_remove(l->lane.count);
         return ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "%s left before it was welcomed",
                             peer);
     }
-    return ep_shm_conn_create(taken_socket, &memory, &l->limits, peer, l->count, out_conn,
-                              out_error);
+    return ep_shm_conn_create(l->lane.base.ops, taken_socket, &memory, &l->lane.limits, peer,
+                              l->lane.count, out_conn, out_error);
 }
 
 static void refuse(shm_listener *l, int taken_socket, const ep_error *why)
 {
-    if (why->code != EP_ERR_RESOURCE_EXHAUSTED || !l->refusing) {
-        ep_log(EP_LOG_WARN, "lane-refused", EP_KV(url, l->url), EP_KV(reason, why->text));
+    if (why->code != EP_ERR_RESOURCE_EXHAUSTED || !l->lane.refusing) {
+        ep_log(EP_LOG_WARN, "lane-refused", EP_KV(url, l->lane.url), EP_KV(reason, why->text));
     }
-    l->refusing = why->code == EP_ERR_RESOURCE_EXHAUSTED;
+    l->lane.refusing = why->code == EP_ERR_RESOURCE_EXHAUSTED;
     ep_shm_welcome_send(taken_socket, 0, -1, why);
     close(taken_socket);
 }
@@ -107,30 +86,29 @@ static ep_conn *take_socket(shm_listener *l, int taken_socket)
         return NULL;
     }
     uint32_t room = memory_room(&l->access);
-    if (!count_add(l->count, room < l->limits.connections_max ? room : l->limits.connections_max)) {
-        if (room < l->limits.connections_max) {
+    uint32_t max = l->lane.limits.connections_max;
+    if (!ep_accept_count_add(l->lane.count, room < max ? room : max)) {
+        if (room < max) {
             ep_shm_memory_count_refusal();
             ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED,
                          "%s has %u connections of %zu bytes of shared memory, all that "
                          "total_bytes %zu allows",
-                         l->url, room, ep_shm_connection_bytes(l->access.ring_bytes),
+                         l->lane.url, room, ep_shm_connection_bytes(l->access.ring_bytes),
                          l->access.total_bytes);
         } else {
             ep_error_set(&error, EP_ERR_RESOURCE_EXHAUSTED, "%s has connections_max %u connections",
-                         l->url, l->limits.connections_max);
+                         l->lane.url, max);
         }
         refuse(l, taken_socket, &error);
         return NULL;
     }
-    l->refusing = false;
+    l->lane.refusing = false;
     ep_conn *conn = NULL;
     if (welcome(l, taken_socket, peer, &conn, &error) != EP_OK) {
         if (error.code != EP_ERR_CONNECTION_LOST) {
-            ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->url), EP_KV(reason, error.text),
-                   EP_KV(effect, "the caller uses the network"));
+            ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->lane.url),
+                   EP_KV(reason, error.text), EP_KV(effect, "the caller uses the network"));
         }
-        __atomic_sub_fetch(&l->count->connections, 1, __ATOMIC_ACQ_REL);
-        ep_shm_count_unref(l->count);
         return NULL;
     }
     return conn;
@@ -156,15 +134,8 @@ static void end_accept(shm_listener *l)
 
 static void pause_accepting(shm_listener *l)
 {
-    if (l->backoff_ns == 0) {
-        ep_log(EP_LOG_WARN, "lane-accept-failed", EP_KV(url, l->url),
-               EP_KV(reason, strerror(errno)), EP_KV(effect, "accepting is tried again"));
-        l->backoff_ns = ACCEPT_BACKOFF_MIN_NS;
-    } else {
-        l->backoff_ns =
-            l->backoff_ns * 2 > ACCEPT_BACKOFF_MAX_NS ? ACCEPT_BACKOFF_MAX_NS : l->backoff_ns * 2;
-    }
-    ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns() + l->backoff_ns);
+    uint64_t pause_ms = ep_lane_listener_pause_ms(&l->lane, strerror(errno));
+    ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns() + pause_ms * EP_NS_PER_MS);
 }
 
 static void accept_all(shm_listener *l)
@@ -173,10 +144,10 @@ static void accept_all(shm_listener *l)
         int fd = accept4(l->socket.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         bool none = fd < 0 && (errno == EAGAIN || errno == EINVAL);
         if (fd >= 0) {
-            l->backoff_ns = 0;
+            l->lane.backoff_ms = 0;
             ep_conn *conn = take_socket(l, fd);
             if (conn != NULL) {
-                l->on_accept(l->arg, conn);
+                l->lane.on_accept(l->lane.arg, conn);
             }
         } else if (!none && errno != EINTR && errno != ECONNABORTED) {
             pause_accepting(l);
@@ -208,8 +179,7 @@ static void listener_free(shm_listener *l)
     ep_shm_held_close(&l->name_lock);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
-    ep_shm_count_unref(l->count);
-    free(l);
+    ep_lane_listener_free(&l->lane);
 }
 
 /* The end, where no event can be under way. */
@@ -219,7 +189,6 @@ static void on_end(shm_work *work)
     ep_shm_loop_unwatch(l->loop, l->socket.fd);
     ep_shm_loop_forget(l->loop, &l->retry);
     listener_free(l);
-    ep_shm_lane_drop();
 }
 
 static ep_err listener_open(shm_listener *l, ep_error *out_error)
@@ -227,11 +196,6 @@ static ep_err listener_open(shm_listener *l, ep_error *out_error)
     int socket;
     int name_lock;
     bool others = l->access.uids_count > 0 || l->access.gids_count > 0;
-    l->count = calloc(1, sizeof(*l->count));
-    if (l->count == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
-    }
-    l->count->refs = 1;
     ep_err err = ep_shm_path_listen(l->path, others, &socket, &name_lock, out_error);
     if (err != EP_OK) {
         return err;
@@ -241,32 +205,24 @@ static ep_err listener_open(shm_listener *l, ep_error *out_error)
     return EP_OK;
 }
 
-ep_err ep_shm_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                     ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                     ep_error *out_error)
+ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                     ep_listener **out_listener, ep_error *out_error)
 {
     const char *path;
     shm_access access;
-    ep_err err = ep_shm_url_path(address->url, &path, out_error);
+    ep_lane_listener *listener;
+    ep_err err = ep_shm_open(address, &path, &access, out_error);
     if (err == EP_OK) {
-        err = ep_shm_access_read(address->shm, &access, out_error);
-    }
-    if (err == EP_OK) {
-        err = ep_lane_limits_check(limits, true, out_error);
-    }
-    if (err == EP_OK) {
-        err = ep_shm_loops_start(out_error);
+        err = ep_lane_listener_create(sizeof(shm_listener), lane, address, limits, on_accept, arg,
+                                      &listener, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    shm_listener *l = calloc(1, sizeof(*l));
-    if (l == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
-    }
+    shm_listener *l = (shm_listener *)listener;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
-    l->base.ops = &ep_shm_lane;
     l->loop = ep_shm_loop_first();
     l->source.on_event = on_event;
     l->work.run = on_end;
@@ -274,24 +230,18 @@ ep_err ep_shm_listen(const ep_lane_address *address, const ep_lane_limits *limit
     l->socket.fd = -1;
     l->name_lock.fd = -1;
     l->access = access;
-    l->limits = *limits;
-    l->on_accept = on_accept;
-    l->arg = arg;
-    snprintf(l->url, sizeof(l->url), "%s", address->url);
-    l->path = l->url + (path - address->url);
+    l->path = listener->url + (path - address->url);
     err = listener_open(l, out_error);
     if (err != EP_OK) {
         listener_free(l);
         return err;
     }
-    *out_listener = &l->base; /* on_accept may need it */
-    ep_shm_lane_hold();
+    *out_listener = &listener->base; /* on_accept may need it */
     if (ep_shm_loop_watch(l->loop, l->socket.fd, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
         *out_listener = NULL;
         err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
         ep_shm_path_close(l->path, &l->name_lock);
         listener_free(l);
-        ep_shm_lane_drop();
     }
     return err;
 }
@@ -311,9 +261,4 @@ void ep_shm_listener_close(ep_listener *base)
     shutdown(l->socket.fd, SHUT_RDWR);
     ep_shm_path_close(l->path, &l->name_lock);
     ep_shm_loop_post(l->loop, &l->work);
-}
-
-void ep_shm_listener_url(ep_listener *base, char *out_url, size_t bytes)
-{
-    snprintf(out_url, bytes, "%s", ((shm_listener *)base)->url);
 }

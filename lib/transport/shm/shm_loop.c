@@ -16,19 +16,17 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "transport/lanes.h"
 
 #define EVENTS_MAX 64
 #define LAZY_NS (1 * EP_NS_PER_MS)
-#define FINI_WAIT_MS 5000
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t dropped;
-    uint64_t held;
     uint32_t loops_count; /* 0: not started */
     uint32_t next;        /* atomic */
     shm_loop loops[SHM_LOOPS_MAX];
-} lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
+} lane = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- descriptors that forked children must not keep ---- */
 
@@ -106,16 +104,17 @@ static bool on_thread(const shm_loop *loop)
     return pthread_equal(loop->thread, pthread_self()) != 0;
 }
 
-/* Lock held. */
-static void append(shm_loop *loop, shm_work *work)
+/* Lock held. False: it was there. */
+static bool append(shm_loop *loop, shm_work *work)
 {
     if (work->queued) {
-        return;
+        return false;
     }
     work->queued = true;
     work->next = NULL;
     *(loop->tail != NULL ? &loop->tail->next : &loop->head) = work;
     loop->tail = work;
+    return true;
 }
 
 static void ring_self(shm_loop *loop)
@@ -134,12 +133,13 @@ static void wake(shm_loop *loop)
     }
 }
 
-void ep_shm_loop_post(shm_loop *loop, shm_work *work)
+bool ep_shm_loop_post(shm_loop *loop, shm_work *work)
 {
     pthread_mutex_lock(&loop->lock);
-    append(loop, work);
+    bool added = append(loop, work);
     wake(loop);
     pthread_mutex_unlock(&loop->lock);
+    return added;
 }
 
 void ep_shm_loop_hurry(shm_loop *loop)
@@ -382,37 +382,11 @@ shm_loop *ep_shm_loop_next(void)
     return &lane.loops[__atomic_fetch_add(&lane.next, 1, __ATOMIC_RELAXED) % lane.loops_count];
 }
 
-void ep_shm_lane_hold(void)
-{
-    pthread_mutex_lock(&lane.lock);
-    lane.held++;
-    pthread_mutex_unlock(&lane.lock);
-}
-
-void ep_shm_lane_drop(void)
-{
-    pthread_mutex_lock(&lane.lock);
-    EP_ASSERT(lane.held > 0);
-    if (--lane.held == 0) {
-        pthread_cond_broadcast(&lane.dropped);
-    }
-    pthread_mutex_unlock(&lane.lock);
-}
-
 void ep_shm_fini(void)
 {
-    uint64_t until_ns = ep_clock_now_ns() + FINI_WAIT_MS * EP_NS_PER_MS;
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    if (ep_shm_in_child()) {
-        return;
-    }
-    pthread_mutex_lock(&lane.lock);
-    while (lane.held > 0 &&
-           pthread_cond_clockwait(&lane.dropped, &lane.lock, CLOCK_MONOTONIC, &t) == 0) {
-    }
-    if (lane.held == 0) { /* else the threads stay: they may yet be needed */
+    if (!ep_shm_in_child()) {
+        pthread_mutex_lock(&lane.lock);
         stop_loops();
+        pthread_mutex_unlock(&lane.lock);
     }
-    pthread_mutex_unlock(&lane.lock);
 }

@@ -128,7 +128,7 @@ static void finish(ep_uv_conn *conn)
         conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
     }
     ep_uv_conn_unref(conn); /* the lane's; its job has one too */
-    ep_uv_loop_objects_drop();
+    ep_lane_drop();
 }
 
 static void on_handle_closed(uv_handle_t *handle)
@@ -143,9 +143,7 @@ static void on_handle_closed(uv_handle_t *handle)
     pthread_mutex_unlock(&conn->lock);
     close(fd);
     ep_assembler_fini(&conn->assembler);
-    if (conn->count != NULL) {
-        ep_accept_count_remove(conn->count);
-    }
+    ep_accept_count_remove(conn->count);
     ep_uv_conn_report_sent(conn);
     fail_sends(conn);
     conn->state = CONN_ENDED;
@@ -222,30 +220,30 @@ static void read_peer(ep_uv_conn *conn, const struct sockaddr_storage *address)
     }
 }
 
-ep_err ep_uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
-                         const ep_lane_limits *limits, ep_uv_loop_worker *worker,
-                         ep_accept_count *taken_count, ep_uv_conn **out_conn)
+ep_err ep_uv_conn_create(const ep_lane_ops *lane, int taken_fd,
+                         const struct sockaddr_storage *address, const ep_lane_limits *limits,
+                         ep_uv_loop_worker *worker, ep_accept_count *taken_count,
+                         ep_conn **out_conn)
 {
     ep_uv_conn *conn = calloc(1, sizeof(*conn));
-    if (conn == NULL) {
-        return EP_ERR_NO_MEMORY;
-    }
-    if (ep_assembler_init(&conn->assembler, true) != EP_OK) {
+    if (conn == NULL || ep_assembler_init(&conn->assembler, true) != EP_OK) {
         free(conn);
+        close(taken_fd);
+        ep_accept_count_remove(taken_count);
         return EP_ERR_NO_MEMORY;
     }
     pthread_mutex_init(&conn->lock, NULL);
-    conn->base.ops = &ep_uv_stream_lane;
+    conn->base.ops = lane;
     conn->worker = worker;
     conn->job.run = run;
     conn->refs = 2; /* its owner and the lane */
     conn->fd = taken_fd;
-    ep_uv_lane_set_congestion(taken_fd, address);
+    ep_uv_socket_set_congestion(taken_fd, address);
     conn->limits = *limits;
     conn->count = taken_count;
     read_peer(conn, address);
-    ep_uv_loop_objects_hold();
-    *out_conn = conn;
+    ep_lane_hold();
+    *out_conn = &conn->base;
     return EP_OK;
 }
 

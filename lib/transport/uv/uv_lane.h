@@ -49,9 +49,6 @@ uv_loop_t *ep_uv_loop_worker_loop(ep_uv_loop_worker *worker);
 bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_uv_loop_job *job);
 /* On the worker's thread: something came for its connections, so busy polling goes on. */
 void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns);
-/* Counts objects that use the workers, so that ep_uv_stream_fini knows what to wait for. */
-void ep_uv_loop_objects_hold(void);
-void ep_uv_loop_objects_drop(void);
 
 typedef enum ep_uv_conn_state { CONN_NEW, CONN_OPEN, CONN_ENDING, CONN_ENDED } ep_uv_conn_state;
 
@@ -97,12 +94,13 @@ typedef struct ep_uv_conn {
 
 /* uv_conn.c */
 /*
- * Takes the connected socket, count's reference and place (NULL: none) on success; address is the
- * peer's. Errors: NO_MEMORY.
+ * Takes the connected socket and count's place (NULL: none) in every case; address is the peer's.
+ * Errors: NO_MEMORY.
  */
-ep_err ep_uv_conn_create(int taken_fd, const struct sockaddr_storage *address,
-                         const ep_lane_limits *limits, ep_uv_loop_worker *worker,
-                         ep_accept_count *taken_count, ep_uv_conn **out_conn);
+ep_err ep_uv_conn_create(const ep_lane_ops *lane, int taken_fd,
+                         const struct sockaddr_storage *address, const ep_lane_limits *limits,
+                         ep_uv_loop_worker *worker, ep_accept_count *taken_count,
+                         ep_conn **out_conn);
 /* From any thread: the first reason stays; the worker ends the connection soon. */
 void ep_uv_conn_end(ep_uv_conn *conn, const ep_error *error);
 void ep_uv_conn_ref(ep_uv_conn *conn);
@@ -129,30 +127,22 @@ void ep_uv_conn_report_sent(ep_uv_conn *conn);
 void ep_uv_conn_readable(ep_uv_conn *conn, bool failed);
 
 /* uv_listener.c, uv_dial.c */
-ep_err ep_uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                         ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                         ep_error *out_error);
-void ep_uv_lane_listener_close(ep_listener *listener);
-void ep_uv_lane_listener_url(ep_listener *listener, char *out_url, size_t bytes);
-ep_err ep_uv_lane_dial(const ep_lane_address *address, const ep_lane_limits *limits,
-                       ep_dial_func on_dial, void *arg, ep_dial **out_dial, ep_error *out_error);
-void ep_uv_lane_dial_release(ep_dial *dial);
+ep_err ep_uv_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                    const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                    ep_listener **out_listener, ep_error *out_error);
+void ep_uv_listener_close(ep_listener *listener);
+ep_err ep_uv_dial(const ep_lane_ops *lane, const ep_lane_address *address,
+                  const ep_lane_limits *limits, ep_dial_func on_dial, void *arg, ep_dial **out_dial,
+                  ep_error *out_error);
 
-/* uv_lane.c */
-typedef struct uv_host_port {
-    char host[EP_ADDRESS_BYTES]; /* without brackets; "" for every address of this machine */
-    char port[8];
-} uv_host_port;
-
-/* Splits and checks the URL. Errors: INVALID_ARGUMENT. */
-ep_err ep_uv_lane_read_url(const ep_lane_address *address, uv_host_port *out, ep_error *out_error);
-ep_err ep_uv_lane_err_from_errno(int number);
-void ep_uv_lane_set_options(int fd);
+/* uv_socket.c */
+ep_err ep_uv_err(int errno_number);
+void ep_uv_socket_set_options(int fd);
 /*
  * Of a connected socket: no pacing towards a peer on this machine. There is no network to be kind
  * to, and the pacing of BBR, the default of many systems, leaves two thirds of what memory can move
  * unused.
  */
-void ep_uv_lane_set_congestion(int fd, const struct sockaddr_storage *peer);
+void ep_uv_socket_set_congestion(int fd, const struct sockaddr_storage *peer);
 
 #endif

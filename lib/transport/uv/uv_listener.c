@@ -7,8 +7,6 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -18,16 +16,11 @@
 
 #define ACCEPTS_MAX 64 /* in one callback */
 
-typedef struct uv_lane_listener {
-    ep_listener base;
+typedef struct uv_listener {
+    ep_lane_listener lane;
     ep_uv_loop_worker *worker;
     ep_uv_loop_job job;
     int fd;
-    ep_lane_limits limits;
-    ep_accept_func on_accept;
-    void *arg;
-    ep_accept_count *count;
-    char url[EP_ADDRESS_BYTES];
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* guarded by lock */
@@ -39,35 +32,25 @@ typedef struct uv_lane_listener {
     unsigned handles; /* open ones */
     bool opened;
     bool ending; /* handles are being closed */
-    uint32_t backoff_ms;
-    bool refusing; /* warned that connections_max is reached */
-} uv_lane_listener;
+} uv_listener;
 
 static void on_acceptable(uv_poll_t *poll, int status, int events);
 
-static void take_socket(uv_lane_listener *l, int fd, const struct sockaddr_storage *address)
+static void take_socket(uv_listener *l, int taken_fd, const struct sockaddr_storage *address)
 {
-    if (!ep_accept_count_add(l->count, l->limits.connections_max)) {
-        if (!l->refusing) {
-            ep_accept_warn_full(l->url, l->limits.connections_max);
-        }
-        l->refusing = true;
-        close(fd);
+    ep_conn *conn;
+    if (!ep_lane_listener_admit(&l->lane)) {
+        close(taken_fd);
         return;
     }
-    l->refusing = false;
-    ep_uv_lane_set_options(fd);
-    ep_uv_conn *conn;
-    if (ep_uv_conn_create(fd, address, &l->limits, ep_uv_loop_worker_choose(), l->count, &conn) !=
-        EP_OK) {
-        ep_accept_count_remove(l->count);
-        close(fd);
-        return;
+    ep_uv_socket_set_options(taken_fd);
+    if (ep_uv_conn_create(l->lane.base.ops, taken_fd, address, &l->lane.limits,
+                          ep_uv_loop_worker_choose(), l->lane.count, &conn) == EP_OK) {
+        l->lane.on_accept(l->lane.arg, conn);
     }
-    l->on_accept(l->arg, &conn->base);
 }
 
-static void watch(uv_lane_listener *l)
+static void watch(uv_listener *l)
 {
     uv_poll_start(&l->poll, UV_READABLE, on_acceptable);
 }
@@ -77,14 +60,14 @@ static void on_pause_over(uv_timer_t *timer)
     watch(timer->data);
 }
 
-static void pause_accepting(uv_lane_listener *l, int failed)
+static void pause_accepting(uv_listener *l, int failed)
 {
-    l->backoff_ms = ep_accept_backoff_ms(l->backoff_ms, l->url, strerror(failed));
+    uint32_t pause_ms = ep_lane_listener_pause_ms(&l->lane, strerror(failed));
     uv_poll_stop(&l->poll);
-    uv_timer_start(&l->pause, on_pause_over, l->backoff_ms, 0);
+    uv_timer_start(&l->pause, on_pause_over, pause_ms, 0);
 }
 
-static bool is_closing(uv_lane_listener *l)
+static bool is_closing(uv_listener *l)
 {
     pthread_mutex_lock(&l->lock);
     bool closing = l->closing;
@@ -94,7 +77,7 @@ static bool is_closing(uv_lane_listener *l)
 
 static void on_acceptable(uv_poll_t *poll, int status, int events)
 {
-    uv_lane_listener *l = poll->data;
+    uv_listener *l = poll->data;
     (void)events;
     if (status < 0) {
         pause_accepting(l, -status);
@@ -105,7 +88,7 @@ static void on_acceptable(uv_poll_t *poll, int status, int events)
         socklen_t bytes = sizeof(address);
         int fd = accept4(l->fd, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
-            l->backoff_ms = 0;
+            l->lane.backoff_ms = 0;
             take_socket(l, fd, &address);
         } else if (errno == EAGAIN) {
             return;
@@ -118,7 +101,7 @@ static void on_acceptable(uv_poll_t *poll, int status, int events)
 
 static void on_handle_closed(uv_handle_t *handle)
 {
-    uv_lane_listener *l = handle->data;
+    uv_listener *l = handle->data;
     if (--l->handles > 0) {
         return;
     }
@@ -132,8 +115,7 @@ static void on_handle_closed(uv_handle_t *handle)
 /* Opens on the first run, closes on the last. */
 static void run(ep_uv_loop_job *job)
 {
-    uv_lane_listener *l =
-        (uv_lane_listener *)(void *)((char *)job - offsetof(uv_lane_listener, job));
+    uv_listener *l = (uv_listener *)(void *)((char *)job - offsetof(uv_listener, job));
     uv_loop_t *loop = ep_uv_loop_worker_loop(l->worker);
     if (!l->opened) {
         l->opened = true;
@@ -146,7 +128,7 @@ static void run(ep_uv_loop_job *job)
             l->handles = 2;
             watch(l);
         } else {
-            ep_log(EP_LOG_ERROR, "lane-accept-failed", EP_KV(url, l->url),
+            ep_log(EP_LOG_ERROR, "lane-accept-failed", EP_KV(url, l->lane.url),
                    EP_KV(reason, uv_strerror(failed)), EP_KV(effect, "nobody gets in there"));
         }
     }
@@ -159,12 +141,11 @@ static void run(ep_uv_loop_job *job)
     }
 }
 
-static void listener_free(uv_lane_listener *l)
+static void listener_free(uv_listener *l)
 {
-    ep_accept_count_unref(l->count);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
-    free(l);
+    ep_lane_listener_free(&l->lane);
 }
 
 /* A listening socket on the first of the addresses that takes one. Returns -1 with errno. */
@@ -197,14 +178,14 @@ static int bound_port(int fd)
                                                : ((struct sockaddr_in *)&address)->sin_port);
 }
 
-static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, ep_error *out_error)
+static ep_err bind_socket(uv_listener *l, const ep_lane_address *address, ep_error *out_error)
 {
-    uv_host_port at;
+    ep_host_port at;
     struct addrinfo *list = NULL;
     struct addrinfo hints = {.ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-    ep_err err = ep_uv_lane_read_url(address, &at, out_error);
+    ep_err err = ep_address_read_stream(address, false, &at, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -221,56 +202,44 @@ static ep_err bind_socket(uv_lane_listener *l, const ep_lane_address *address, e
     failed = errno;
     freeaddrinfo(list);
     if (l->fd < 0) {
-        return ep_error_set(out_error, ep_uv_lane_err_from_errno(failed),
-                            "cannot listen on %s: %s%s", address->url, strerror(failed),
-                            ep_address_advice(failed, true));
+        return ep_error_set(out_error, ep_uv_err(failed), "cannot listen on %s: %s%s", address->url,
+                            strerror(failed), ep_address_advice(failed, true));
     }
-    ep_accept_url(address->url, bound_port(l->fd), l->url, sizeof(l->url));
+    ep_lane_listener_set_port(&l->lane, bound_port(l->fd));
     return EP_OK;
 }
 
-ep_err ep_uv_lane_listen(const ep_lane_address *address, const ep_lane_limits *limits,
-                         ep_accept_func on_accept, void *arg, ep_listener **out_listener,
-                         ep_error *out_error)
+ep_err ep_uv_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                    const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                    ep_listener **out_listener, ep_error *out_error)
 {
-    ep_err err = ep_lane_limits_check(limits, true, out_error);
+    ep_lane_listener *listener;
+    ep_err err = ep_uv_loop_workers_start(out_error);
     if (err == EP_OK) {
-        err = ep_uv_loop_workers_start(out_error);
+        err = ep_lane_listener_create(sizeof(uv_listener), lane, address, limits, on_accept, arg,
+                                      &listener, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    uv_lane_listener *l = calloc(1, sizeof(*l));
-    ep_accept_count *count = ep_accept_count_create();
-    if (l == NULL || count == NULL) {
-        free(l);
-        ep_accept_count_unref(count);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
-    }
+    uv_listener *l = (uv_listener *)listener;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
-    l->base.ops = &ep_uv_stream_lane;
     l->worker = ep_uv_loop_worker_choose();
     l->job.run = run;
-    l->limits = *limits;
-    l->on_accept = on_accept;
-    l->arg = arg;
-    l->count = count;
     err = bind_socket(l, address, out_error);
     if (err != EP_OK) {
         listener_free(l);
         return err;
     }
-    ep_accept_leave_descriptors(&l->limits, l->url);
-    ep_uv_loop_objects_hold();
-    *out_listener = &l->base; /* on_accept may need it */
+    *out_listener = &listener->base; /* on_accept may need it */
     ep_uv_loop_worker_push(l->worker, &l->job);
     return EP_OK;
 }
 
-void ep_uv_lane_listener_close(ep_listener *base)
+void ep_uv_listener_close(ep_listener *base)
 {
-    uv_lane_listener *l = (uv_lane_listener *)base;
+    uv_listener *l = (uv_listener *)base;
     pthread_mutex_lock(&l->lock);
     l->closing = true;
     /* Under the lock: a run under way that sees the end must have this one behind it, not after the
@@ -281,10 +250,4 @@ void ep_uv_lane_listener_close(ep_listener *base)
     }
     pthread_mutex_unlock(&l->lock);
     listener_free(l);
-    ep_uv_loop_objects_drop();
-}
-
-void ep_uv_lane_listener_url(ep_listener *base, char *out_url, size_t bytes)
-{
-    snprintf(out_url, bytes, "%s", ((uv_lane_listener *)base)->url);
 }

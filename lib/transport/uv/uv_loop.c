@@ -10,10 +10,10 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "transport/lanes.h"
 #include "transport/uv/uv_lane.h"
 
 #define WORKERS_MAX 4
-#define FINI_WAIT_MS 5000
 #define SPINS_PER_YIELD 8
 
 struct ep_uv_loop_worker {
@@ -35,12 +35,10 @@ struct ep_uv_loop_worker {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t dropped; /* the last object went */
     bool running;
     uint32_t count;
     ep_uv_loop_worker workers[WORKERS_MAX];
-    uint64_t objects;
-} lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
+} lane = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static uint32_t next_worker;                /* atomic */
 static uint64_t busy_poll_ns;               /* atomic */
@@ -52,7 +50,7 @@ void ep_stream_lane_set_busy_poll(uint32_t microseconds)
     __atomic_store_n(&busy_poll_ns, microseconds * EP_NS_PER_US, __ATOMIC_RELAXED);
 }
 
-uint32_t ep_uv_stream_busy_poll(uint64_t *out_polls)
+uint32_t ep_uv_busy_poll(uint64_t *out_polls)
 {
     *out_polls = __atomic_load_n(&polls, __ATOMIC_RELAXED);
     return (uint32_t)(__atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED) / EP_NS_PER_US);
@@ -258,37 +256,12 @@ void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns)
     worker->heard_ns = now_ns;
 }
 
-void ep_uv_loop_objects_hold(void)
+void ep_uv_fini(void)
 {
     pthread_mutex_lock(&lane.lock);
-    lane.objects++;
-    pthread_mutex_unlock(&lane.lock);
-}
-
-void ep_uv_loop_objects_drop(void)
-{
-    pthread_mutex_lock(&lane.lock);
-    if (--lane.objects == 0) {
-        pthread_cond_broadcast(&lane.dropped);
+    for (uint32_t i = 0; lane.running && i < lane.count; i++) {
+        worker_stop(&lane.workers[i]);
     }
-    pthread_mutex_unlock(&lane.lock);
-}
-
-/* With an object left the threads stay: it may yet need them. */
-void ep_uv_stream_fini(void)
-{
-    uint64_t until_ns = ep_clock_now_ns() + FINI_WAIT_MS * EP_NS_PER_MS;
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    pthread_mutex_lock(&lane.lock);
-    while (lane.running && lane.objects > 0 &&
-           pthread_cond_clockwait(&lane.dropped, &lane.lock, CLOCK_MONOTONIC, &t) == 0) {
-    }
-    if (lane.running && lane.objects == 0) {
-        for (uint32_t i = 0; i < lane.count; i++) {
-            worker_stop(&lane.workers[i]);
-        }
-        lane.running = false;
-    }
+    lane.running = false;
     pthread_mutex_unlock(&lane.lock);
 }

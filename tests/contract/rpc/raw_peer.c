@@ -115,7 +115,8 @@ void raw_peer_dial_limited(raw_peer *p, const char *url, size_t memory_bytes)
     ep_lane_limits limits = init(p, memory_bytes);
     ep_error error;
     ep_lane_address address = {.url = url};
-    if (ep_lane_for_url(url)->dial(&address, &limits, on_dial, p, &p->dial, &error) != EP_OK) {
+    const ep_lane_ops *lane = ep_lane_for_url(url);
+    if (lane->dial(lane, &address, &limits, on_dial, p, &p->dial, &error) != EP_OK) {
         die(error.text);
     }
     raw_peer_accept(p);
@@ -127,10 +128,10 @@ void raw_peer_listen(raw_peer *p, const char *url)
     ep_error error;
     ep_lane_address address = {.url = url};
     const ep_lane_ops *lane = ep_lane_for_url(url);
-    if (lane->listen(&address, &limits, on_accept, p, &p->listener, &error) != EP_OK) {
+    if (lane->listen(lane, &address, &limits, on_accept, p, &p->listener, &error) != EP_OK) {
         die(error.text);
     }
-    lane->listener_url(p->listener, p->url, sizeof(p->url));
+    ep_listener_url(p->listener, p->url, sizeof(p->url));
 }
 
 void raw_peer_accept(raw_peer *p)
@@ -148,7 +149,7 @@ void raw_peer_fini(raw_peer *p)
         p->listener->ops->listener_close(p->listener);
     }
     if (p->dial != NULL) {
-        p->dial->ops->dial_release(p->dial);
+        ep_dial_release(p->dial);
     }
     if (p->conn != NULL) {
         ep_conn_close(p->conn);

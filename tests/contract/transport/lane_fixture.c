@@ -399,9 +399,10 @@ void world_listen(lane_world *w)
     ep_lane_address address;
     ep_error error;
     world_address(w, true, &address);
-    CHECK(w->ops->listen(&address, &w->limits, handle_accept, w, &w->listener, &error) == EP_OK,
+    CHECK(w->ops->listen(w->ops, &address, &w->limits, handle_accept, w, &w->listener, &error) ==
+              EP_OK,
           "%s", error.text);
-    w->ops->listener_url(w->listener, w->dial_url, sizeof(w->dial_url));
+    ep_listener_url(w->listener, w->dial_url, sizeof(w->dial_url));
 }
 
 ep_conn *world_take_accepted(lane_world *w)
@@ -445,7 +446,7 @@ ep_conn *world_dial(lane_world *w, ep_error *out_error)
     ep_dial *dial = NULL;
     world_address(w, false, &address);
     inside_lane_call = true;
-    ep_err err = w->ops->dial(&address, &w->limits, handle_dial, &d, &dial, out_error);
+    ep_err err = w->ops->dial(w->ops, &address, &w->limits, handle_dial, &d, &dial, out_error);
     inside_lane_call = false;
     if (err != EP_OK) {
         return NULL;
@@ -455,7 +456,7 @@ ep_conn *world_dial(lane_world *w, ep_error *out_error)
         wait_changed(&d.changed, &d.lock, "on_dial");
     }
     pthread_mutex_unlock(&d.lock);
-    w->ops->dial_release(dial);
+    ep_dial_release(dial);
     CHECK(d.calls == 1, "on_dial came %u times", d.calls);
     CHECK((d.conn == NULL) == (d.error.code != EP_OK));
     if (d.conn == NULL && out_error != NULL) {

@@ -215,12 +215,13 @@ static ep_conn *open_connection(uint64_t *random)
     ep_error error;
     world_address(&world, false, &address);
     bump(&t.dials);
-    CHECK(world.ops->dial(&address, &world.limits, on_dial, &result, &dial, &error) == EP_OK, "%s",
-          error.text);
+    CHECK(world.ops->dial(world.ops, &address, &world.limits, on_dial, &result, &dial, &error) ==
+              EP_OK,
+          "%s", error.text);
     if (ep_splitmix64(random) % 8 != 0) {
         wait_until_at_least(&result.calls, 1, NULL);
     }
-    world.ops->dial_release(dial);
+    ep_dial_release(dial);
     CHECK(result.calls == 1, "on_dial came %u times", result.calls);
     return result.conn;
 }
@@ -313,10 +314,10 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
     unsigned descriptors = open_descriptors();
     world_open(&world, scheme);
     world_address(&world, true, &address);
-    CHECK(world.ops->listen(&address, &world.limits, on_accept, NULL, &world.listener, &error) ==
-              EP_OK,
+    CHECK(world.ops->listen(world.ops, &address, &world.limits, on_accept, NULL, &world.listener,
+                            &error) == EP_OK,
           "%s", error.text);
-    world.ops->listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
+    ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
     for (unsigned i = 0; i < THREADS; i++) {
         workers[i] = (worker){.seed = seed * THREADS + i, .cycles = cycles};
         CHECK(pthread_create(&workers[i].thread, NULL, work, &workers[i]) == 0);

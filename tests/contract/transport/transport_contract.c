@@ -721,9 +721,9 @@ Test(transport, closes_a_listener_at_once)
     world_address(&world, true, &address);
     for (unsigned i = 0; i < 1000; i++) {
         ep_listener *listener;
-        cr_assert_eq(
-            world.ops->listen(&address, &world.limits, release_accepted, NULL, &listener, &error),
-            EP_OK, "%s", error.text);
+        cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                       &listener, &error),
+                     EP_OK, "%s", error.text);
         const uint64_t until_ns = ep_clock_now_ns() + i % 100 * 1000;
         while (ep_clock_now_ns() < until_ns) {
         }
@@ -739,19 +739,20 @@ Test(transport, reports_a_cancelled_dial_once)
     ep_error error;
     unsigned cancelled = 0;
     world_address(&world, true, &address);
-    cr_assert_eq(
-        world.ops->listen(&address, &world.limits, release_accepted, NULL, &world.listener, &error),
-        EP_OK, "%s", error.text);
-    world.ops->listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
+    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                   &world.listener, &error),
+                 EP_OK, "%s", error.text);
+    ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
     world_address(&world, false, &address);
     for (unsigned i = 0; i < 4000; i++) {
         ep_dial *dial;
-        cr_assert_eq(world.ops->dial(&address, &world.limits, count_dial, NULL, &dial, &error),
-                     EP_OK, "%s", error.text);
+        cr_assert_eq(
+            world.ops->dial(world.ops, &address, &world.limits, count_dial, NULL, &dial, &error),
+            EP_OK, "%s", error.text);
         const uint64_t until_ns = ep_clock_now_ns() + i % 100 * 500;
         while (ep_clock_now_ns() < until_ns) {
         }
-        world.ops->dial_release(dial);
+        ep_dial_release(dial);
         cr_assert_eq(__atomic_load_n(&dial_calls, __ATOMIC_ACQUIRE), i + 1);
         cr_assert((dial_conn == NULL) == (dial_code == EP_ERR_CANCELLED));
         cancelled += dial_conn == NULL;
@@ -772,22 +773,24 @@ Test(transport, refuses_wrong_arguments_by_name)
     world_address(&world, false, &address);
     ep_lane_limits limits = world.limits;
     limits.send_queue_bytes_max = limits.frame_bytes_max - 1;
-    cr_assert_eq(world.ops->dial(&address, &limits, count_dial, NULL, &dial, &error),
+    cr_assert_eq(world.ops->dial(world.ops, &address, &limits, count_dial, NULL, &dial, &error),
                  EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "send_queue_bytes_max"), "%s", error.text);
     limits = world.limits;
     limits.connections_max = 0;
     world_address(&world, true, &address);
-    cr_assert_eq(world.ops->listen(&address, &limits, release_accepted, NULL, &listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        world.ops->listen(world.ops, &address, &limits, release_accepted, NULL, &listener, &error),
+        EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "connections_max"), "%s", error.text);
     address.url = world.dial_url;
-    cr_assert_eq(
-        world.ops->listen(&address, &world.limits, release_accepted, NULL, &listener, &error),
-        EP_ERR_UNAVAILABLE, "%s", error.text);
+    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                   &listener, &error),
+                 EP_ERR_UNAVAILABLE, "%s", error.text);
     address.url = "ftp://127.0.0.1:1";
-    cr_assert_eq(world.ops->dial(&address, &world.limits, count_dial, NULL, &dial, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        world.ops->dial(world.ops, &address, &world.limits, count_dial, NULL, &dial, &error),
+        EP_ERR_INVALID_ARGUMENT);
     cr_assert_null(ep_lane_for_url("ftp://127.0.0.1:1"));
     cr_assert_null(ep_lane_for_url(""));
 }

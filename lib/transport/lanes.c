@@ -1,16 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which lane serves tcp:// in this process, and how: by its program, else by the environment, else
- * uv. */
+/*
+ * The list of lanes, and which of them serves a URL. tcp:// has two: its program says which, else
+ * the environment, else it is uv. No lane needs this file.
+ */
+#include "transport/lanes.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/quantity.h"
+#include "transport/address.h"
 #include "transport/lane_common.h"
 
 #define BUSY_POLL_US_MAX 100000
+#define FINI_WAIT_MS 5000
+
+static const ep_lane_ops *const lanes[] = {&ep_nng_stream_lane, &ep_loopback_lane, &ep_shm_lane};
+static const ep_lane_ops *registered; /* atomic */
 
 static bool by_nng; /* atomic */
 static bool chosen; /* atomic: by the program */
+
+static bool is_by_nng(void)
+{
+    return __atomic_load_n(&by_nng, __ATOMIC_ACQUIRE);
+}
 
 static ep_err set_by_name(const char *name, const char *what, ep_error *out_error)
 {
@@ -58,11 +73,45 @@ ep_err ep_stream_lane_read_environment(ep_error *out_error)
 
 void ep_stream_lane_read_stats(ep_stream_lane_stats *out_stats)
 {
-    out_stats->name = ep_stream_lane_is_nng() ? "nng" : "uv";
-    out_stats->busy_poll_us = ep_uv_stream_busy_poll(&out_stats->polls_total);
+    out_stats->name = is_by_nng() ? "nng" : "uv";
+    out_stats->busy_poll_us = ep_uv_busy_poll(&out_stats->polls_total);
 }
 
-bool ep_stream_lane_is_nng(void)
+void ep_lane_register(const ep_lane_ops *ops)
 {
-    return __atomic_load_n(&by_nng, __ATOMIC_ACQUIRE);
+    __atomic_store_n(&registered, ops, __ATOMIC_RELEASE);
+}
+
+static bool serves(const ep_lane_ops *ops, const char *url)
+{
+    for (const char *const *scheme = ops->schemes; *scheme != NULL; scheme++) {
+        if (ep_url_has_scheme(url, *scheme)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+const ep_lane_ops *ep_lane_for_url(const char *url)
+{
+    if (ep_url_has_scheme(url, "tcp") && !is_by_nng()) {
+        return &ep_uv_stream_lane;
+    }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(lanes); i++) {
+        if (serves(lanes[i], url)) {
+            return lanes[i];
+        }
+    }
+    const ep_lane_ops *more = __atomic_load_n(&registered, __ATOMIC_ACQUIRE);
+    return more != NULL && serves(more, url) ? more : NULL;
+}
+
+void ep_transport_fini(void)
+{
+    if (ep_lane_wait_dropped(FINI_WAIT_MS)) { /* else the threads stay: they may yet be needed */
+        ep_loopback_fini();
+        ep_shm_fini();
+        ep_uv_fini();
+        ep_nng_fini();
+    }
 }

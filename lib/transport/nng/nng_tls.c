@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nng's errors in our words, and its TLS settings from ours. */
+#include "transport/nng/nng_lane.h"
+
+#include <errno.h>
+
+#include "transport/address.h"
+
+static bool tls_used; /* atomic */
+
+ep_err ep_nng_err(int nng_error)
+{
+    switch (nng_error) {
+    case 0:
+        return EP_OK;
+    case NNG_ENOMEM:
+        return EP_ERR_NO_MEMORY;
+    case NNG_ENOFILES:
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    case NNG_EPERM:
+        return EP_ERR_PERMISSION_DENIED;
+    case NNG_EINVAL:
+    case NNG_ENOTSUP:
+        return EP_ERR_INVALID_ARGUMENT;
+    case NNG_ECANCELED:
+        return EP_ERR_CANCELLED;
+    default:
+        return EP_ERR_UNAVAILABLE;
+    }
+}
+
+const char *ep_nng_advice(int nng_error, bool listens)
+{
+    return ep_address_advice(nng_error == NNG_EADDRINUSE     ? EADDRINUSE
+                             : nng_error == NNG_EADDRINVAL   ? EADDRNOTAVAIL
+                             : nng_error == NNG_ECONNREFUSED ? ECONNREFUSED
+                             : nng_error == NNG_EPERM        ? EACCES
+                                                             : 0,
+                             listens);
+}
+
+bool ep_nng_tls_was_used(void)
+{
+    return __atomic_load_n(&tls_used, __ATOMIC_ACQUIRE);
+}
+
+static ep_err require_key(const ep_lane_address *address, const char *key, const char *value,
+                          ep_error *out_error)
+{
+    if (value == NULL || value[0] == '\0') {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "TLS setting %s is required for %s",
+                            key, address->url);
+    }
+    return EP_OK;
+}
+
+static ep_err check_keys(const ep_lane_address *address, enum nng_tls_mode mode,
+                         ep_error *out_error)
+{
+    ep_err err = require_key(address, "ca_file", address->tls->ca_file, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (mode == NNG_TLS_MODE_CLIENT) {
+        return require_key(address, "server_name", address->tls->server_name, out_error);
+    }
+    return require_key(address, "cert_key_file", address->tls->cert_key_file, out_error);
+}
+
+/* what: the fault of a file that can be read. */
+static ep_err bad_file(const char *key, const char *option, const char *path, int failed,
+                       const char *what, ep_error *out_error)
+{
+    const char *why = failed == NNG_ENOENT   ? "no such file"
+                      : failed == NNG_EPERM  ? "this process may not read it"
+                      : failed == NNG_ENOMEM ? nng_strerror(failed)
+                                             : what;
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s (expertctl's %s) '%s': %s", key, option,
+                        path, why);
+}
+
+static ep_err load_files(const ep_tls_config *tls, nng_tls_config *config, ep_error *out_error)
+{
+    int failed = nng_tls_config_ca_file(config, tls->ca_file);
+    if (failed != 0) {
+        return bad_file("tls_ca_file", "--tls-ca", tls->ca_file, failed,
+                        "it holds no certificate in PEM form, or a broken one", out_error);
+    }
+    if (tls->cert_key_file != NULL && tls->cert_key_file[0] != '\0') {
+        failed = nng_tls_config_cert_key_file(config, tls->cert_key_file, NULL);
+        if (failed != 0) {
+            return bad_file(
+                "tls_cert_key_file", "--tls-cert-key", tls->cert_key_file, failed,
+                "it must hold a certificate in PEM form and its key, without a password",
+                out_error);
+        }
+    }
+    return EP_OK;
+}
+
+ep_err ep_nng_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
+                                nng_tls_config **out_config, ep_error *out_error)
+{
+    const ep_tls_config *tls = address->tls;
+    ep_err err = check_keys(address, mode, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    __atomic_store_n(&tls_used, true, __ATOMIC_RELEASE);
+    nng_tls_config *config;
+    int failed = nng_tls_config_alloc(&config, mode);
+    if (failed != 0) {
+        return ep_error_set(out_error, ep_nng_err(failed), "cannot set up TLS: %s",
+                            nng_strerror(failed));
+    }
+    err = load_files(tls, config, out_error);
+    if (err == EP_OK) {
+        bool verify = mode == NNG_TLS_MODE_CLIENT || tls->require_client_cert;
+        failed = nng_tls_config_auth_mode(config, verify ? NNG_TLS_AUTH_MODE_REQUIRED
+                                                         : NNG_TLS_AUTH_MODE_NONE);
+        if (failed == 0 && mode == NNG_TLS_MODE_CLIENT) {
+            failed = nng_tls_config_server_name(config, tls->server_name);
+        }
+        if (failed != 0) {
+            err = ep_error_set(out_error, ep_nng_err(failed), "cannot set up TLS: %s",
+                               nng_strerror(failed));
+        }
+    }
+    if (err != EP_OK) {
+        nng_tls_config_free(config);
+        return err;
+    }
+    *out_config = config;
+    return EP_OK;
+}
