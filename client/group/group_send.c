@@ -84,7 +84,7 @@ ep_err ep_group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *t
     frame->payload_bytes = taken_buffer->bytes - SEND_BYTES - EP_GROUP_FRAME_FIXED_BYTES;
     frame->flags &= EP_GROUP_FRAME_FLAG_PASSED_ON;
     frame->payload_crc = 0;
-    if (group->payload_crc && !link->conn->ops->conn_is_trusted(link->conn)) {
+    if (group->payload_crc && !ep_conn_is_trusted(link->conn)) {
         frame->flags |= EP_GROUP_FRAME_FLAG_CRC;
         frame->payload_crc =
             ep_crc32c(0, data + EP_GROUP_FRAME_FIXED_BYTES, (size_t)frame->payload_bytes);

@@ -109,8 +109,7 @@ static void look_locked(ep_rpc_channel *channel, ep_rpc_client_link *link)
         (channel->looked_ns != 0 && now_ns < channel->looked_ns + LOOK_EVERY_NS)) {
         return;
     }
-    link->link.conn->ops->conn_peer(link->link.conn, channel->look_peer,
-                                    sizeof(channel->look_peer));
+    ep_conn_peer(link->link.conn, channel->look_peer, sizeof(channel->look_peer));
     channel->looked_ns = now_ns;
     ep_rpc_dial_join_look(channel);
     channel->looking =

@@ -49,7 +49,7 @@ bool ep_rpc_hello_has_feature(const Expertd__V1__Hello *hello, const char *featu
 
 bool ep_rpc_hello_wants_crc(const ep_rpc_common *common, ep_conn *conn)
 {
-    return common->payload_crc && !conn->ops->conn_is_trusted(conn);
+    return common->payload_crc && !ep_conn_is_trusted(conn);
 }
 
 static ep_err check_versions(const Expertd__V1__Hello *hello, ep_error *out_error)

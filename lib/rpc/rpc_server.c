@@ -201,7 +201,7 @@ static void accepted(void *arg, ep_conn *taken_conn)
     ep_rpc_session *gone;
     char peer[EP_ADDRESS_BYTES];
     __atomic_fetch_add(&server->stats.connections_total, 1, __ATOMIC_RELAXED);
-    taken_conn->ops->conn_peer(taken_conn, peer, sizeof(peer));
+    ep_conn_peer(taken_conn, peer, sizeof(peer));
     bool room = admit(server, listener, peer, &gone);
     if (gone != NULL) {
         turn_away(server, gone);

@@ -502,7 +502,7 @@ void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken
     ep_rpc_link_init(&session->link, &session_ops, &server->common, taken_conn);
     session->server = server;
     session->roles = roles;
-    taken_conn->ops->conn_peer(taken_conn, session->origin.peer, sizeof(session->origin.peer));
+    ep_conn_peer(taken_conn, session->origin.peer, sizeof(session->origin.peer));
     session->origin.ops = &origin_ops;
     session->origin.server = server;
     session->origin.pool = server->hello_pool;

@@ -177,16 +177,7 @@ static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, b
     if (first < need) {
         memcpy(prefix + first, a->staging + a->staged_begin, need - first);
     }
-    ep_err err = limits->frame_bytes(prefix, out_bytes, out_error);
-    if (err == EP_OK) {
-        err = ep_lane_frame_check(limits, large_allowed, *out_bytes, peer, out_error);
-    }
-    if (err == EP_OK && *out_bytes < need) {
-        err = ep_error_set(out_error, EP_ERR_PROTOCOL,
-                           "frame of %zu bytes from %s, must be at least %zu", *out_bytes, peer,
-                           need);
-    }
-    return err;
+    return ep_lane_frame_length(limits, large_allowed, prefix, peer, out_bytes, out_error);
 }
 
 static void expect(ep_assembler *a, size_t bytes)

@@ -78,20 +78,32 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
     return EP_OK;
 }
 
-ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes,
-                           const char *peer, ep_error *out_error)
+ep_err ep_lane_frame_length(const ep_lane_limits *limits, bool large_allowed,
+                            const uint8_t prefix[EP_FRAME_PREFIX_BYTES], const char *peer,
+                            size_t *out_bytes, ep_error *out_error)
 {
-    if (frame_bytes > limits->frame_bytes_max) {
+    size_t least = ep_lane_prefix_bytes(limits);
+    size_t bytes = 0;
+    ep_err err = limits->frame_bytes(prefix, &bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (bytes > limits->frame_bytes_max) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "frame of %zu bytes from %s, frame_bytes_max is %zu", frame_bytes, peer,
+                            "frame of %zu bytes from %s, frame_bytes_max is %zu", bytes, peer,
                             limits->frame_bytes_max);
     }
     if (!large_allowed && limits->first_frame_bytes_max != 0 &&
-        frame_bytes > limits->first_frame_bytes_max) {
+        bytes > limits->first_frame_bytes_max) {
         return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "first frame of %zu bytes from %s, first_frame_bytes_max is %zu",
-                            frame_bytes, peer, limits->first_frame_bytes_max);
+                            "first frame of %zu bytes from %s, first_frame_bytes_max is %zu", bytes,
+                            peer, limits->first_frame_bytes_max);
     }
+    if (bytes < least) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "frame of %zu bytes from %s, must be at least %zu", bytes, peer, least);
+    }
+    *out_bytes = bytes;
     return EP_OK;
 }
 
@@ -128,19 +140,20 @@ ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits)
     return EP_OK;
 }
 
+void ep_send_queue_append(ep_send_queue *queue, ep_send *send)
+{
+    queue->bytes += send->total_bytes;
+    *(queue->tail != NULL ? &queue->tail->next : &queue->head) = send;
+    queue->tail = send;
+}
+
 ep_err ep_send_queue_push(ep_send_queue *queue, ep_send *send, size_t bytes_max)
 {
     EP_ASSERT(queue->bytes <= bytes_max);
     if (send->total_bytes > bytes_max - queue->bytes) {
         return EP_ERR_RESOURCE_EXHAUSTED;
     }
-    queue->bytes += send->total_bytes;
-    if (queue->tail == NULL) {
-        queue->head = send;
-    } else {
-        queue->tail->next = send;
-    }
-    queue->tail = send;
+    ep_send_queue_append(queue, send);
     return EP_OK;
 }
 
@@ -156,6 +169,33 @@ ep_send *ep_send_queue_pop(ep_send_queue *queue)
         send->next = NULL;
     }
     return send;
+}
+
+unsigned ep_send_queue_gather(const ep_send_queue *queue, bool patient, unsigned iovs_max,
+                              struct iovec *out_iovs, size_t *out_bytes)
+{
+    unsigned count = 0;
+    *out_bytes = 0;
+    for (const ep_send *send = queue->head; send != NULL && (patient || !send->is_patient);
+         send = send->next) {
+        size_t skip = send->sent_bytes;
+        for (uint32_t i = 0; i < send->parts_count; i++) {
+            const ep_send_part *part = &send->parts[i];
+            if (skip >= part->bytes) {
+                skip -= part->bytes;
+                continue;
+            }
+            if (count == iovs_max) {
+                return count;
+            }
+            /* who sends reads only; iovec has no const */
+            out_iovs[count++] = (struct iovec){.iov_base = (uint8_t *)(uintptr_t)part->data + skip,
+                                               .iov_len = part->bytes - skip};
+            *out_bytes += part->bytes - skip;
+            skip = 0;
+        }
+    }
+    return count;
 }
 
 size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t bytes)

@@ -5,6 +5,7 @@
 #define EP_TRANSPORT_LANE_COMMON_H
 
 #include <pthread.h>
+#include <sys/uio.h>
 
 #include "transport/transport.h"
 
@@ -18,19 +19,13 @@ typedef struct ep_send_queue {
 ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_error *out_error);
 
 /*
- * Whether a frame of this length may be received; large_allowed: ep_conn_allow_large was called.
- * Errors: RESOURCE_EXHAUSTED, naming the limit.
+ * The length of the frame that begins so, when it may be received; large_allowed:
+ * ep_conn_allow_large was called. Errors: RESOURCE_EXHAUSTED naming the limit, PROTOCOL, those of
+ * frame_bytes.
  */
-ep_err ep_lane_frame_check(const ep_lane_limits *limits, bool large_allowed, size_t frame_bytes,
-                           const char *peer, ep_error *out_error);
-
-/* What ep_conn_allow_large does to a connection's own limits, in on_frame. */
-static inline void ep_lane_limits_allow_large(ep_lane_limits *limits, ep_buffer_pool *pool,
-                                              bool *large_allowed)
-{
-    limits->pool = pool != NULL ? pool : limits->pool;
-    __atomic_store_n(large_allowed, true, __ATOMIC_RELEASE);
-}
+ep_err ep_lane_frame_length(const ep_lane_limits *limits, bool large_allowed,
+                            const uint8_t prefix[EP_FRAME_PREFIX_BYTES], const char *peer,
+                            size_t *out_bytes, ep_error *out_error);
 
 /* The shortest frame, and what must be there before frame_bytes is asked. */
 static inline size_t ep_lane_prefix_bytes(const ep_lane_limits *limits)
@@ -44,11 +39,18 @@ ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits);
 /* Appends a prepared send. Errors: RESOURCE_EXHAUSTED (nothing appended). The caller holds the
  * lock. */
 ep_err ep_send_queue_push(ep_send_queue *queue, ep_send *send, size_t bytes_max);
+/* The same without a bound. */
+void ep_send_queue_append(ep_send_queue *queue, ep_send *send);
 /* Takes the oldest; NULL when empty. */
 ep_send *ep_send_queue_pop(ep_send_queue *queue);
 /* Copies bytes of the gather list from offset on; returns how many were copied (fewer only at its
  * end). */
 size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t bytes);
+
+/* The bytes that are not sent yet, as long as iovs last; patient: also of patient frames and what
+ * is behind them. Returns how many iovs are used. */
+unsigned ep_send_queue_gather(const ep_send_queue *queue, bool patient, unsigned iovs_max,
+                              struct iovec *out_iovs, size_t *out_bytes);
 
 /* Starts a thread that blocks every signal. name: up to 15 characters. Errors: IO. */
 ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,

@@ -527,7 +527,7 @@ static void accepted(void *arg, ep_conn *taken_conn)
         ep_conn_release(taken_conn);
         return;
     }
-    taken_conn->ops->conn_peer(taken_conn, conn->peer, sizeof(conn->peer));
+    ep_conn_peer(taken_conn, conn->peer, sizeof(conn->peer));
     conn->door = door;
     conn->conn = taken_conn;
     conn->refs = 2; /* the lane's and that of the hello */
@@ -661,7 +661,7 @@ ep_err ep_nng_rep_door_renew_tls(ep_nng_rep_door *door, ep_error *out_error)
 void ep_nng_rep_door_peer(ep_nng_rep_door *door, uint32_t slot, char *out_address, size_t bytes)
 {
     ep_conn *conn = door->slots[slot].from->conn; /* it stays until the answer */
-    conn->ops->conn_peer(conn, out_address, bytes);
+    ep_conn_peer(conn, out_address, bytes);
 }
 
 void ep_nng_rep_door_read_stats(ep_nng_rep_door *door, ep_nng_rep_stats *out_stats)

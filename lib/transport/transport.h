@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A lane moves whole frames between two peers and knows no messages. This header is the porting
- * guide: a new lane (shared memory, RDMA, a simulator) fills one ep_lane_ops and runs
+ * guide: a new lane (shared memory, RDMA, a simulator) fills one ep_lane_ops, with objects that
+ * begin with those of lane_conn.h, lane_dial.h and lane_accept.h, and runs
  * tests/contract/transport; nothing else changes.
  *
  * Frames     A frame is at least `prefix_bytes` long; the lane learns its length from the prefix
@@ -206,22 +207,13 @@ typedef struct ep_lane_ops {
     ep_err (*dial)(const struct ep_lane_ops *lane, const ep_lane_address *address,
                    const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
                    ep_dial **out_dial, ep_error *out_error);
-    void (*conn_start)(ep_conn *conn, const ep_conn_handler *handler);
     ep_err (*conn_send)(ep_conn *conn, ep_send *send);
-    void (*conn_close)(ep_conn *conn);
-    void (*conn_release)(ep_conn *conn);
-    void (*conn_allow_large)(ep_conn *conn, ep_buffer_pool *pool);
-    void (*conn_receiving)(ep_conn *conn, ep_conn_receiving *out_receiving);
     /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this
      * side closes. NULL: there are none, or the lane cannot tell (nng). */
     uint64_t (*conn_unacked)(ep_conn *conn);
-    void (*conn_peer)(ep_conn *conn, char *out_address, size_t bytes);
-    /* True when the lane encrypts and authenticates bytes, or never leaves this machine: no payload
-     * CRC needed. */
-    bool (*conn_is_trusted)(ep_conn *conn);
 } ep_lane_ops;
 
-/* First member of every lane's connection, listener and dial, so that one pointer is enough to
+/* First member of ep_lane_conn, ep_lane_listener and ep_lane_dial, so that one pointer is enough to
  * call. */
 struct ep_conn {
     const ep_lane_ops *ops;
@@ -283,37 +275,26 @@ void ep_listener_url(ep_listener *listener, char *out_url, size_t bytes);
  */
 void ep_dial_release(ep_dial *dial);
 
-static inline void ep_conn_start(ep_conn *conn, const ep_conn_handler *handler)
-{
-    conn->ops->conn_start(conn, handler);
-}
+void ep_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 /* Errors: RESOURCE_EXHAUSTED (queue full), CLOSED, INVALID_ARGUMENT (parts); on error done() is not
  * called. */
 static inline ep_err ep_conn_send(ep_conn *conn, ep_send *send)
 {
     return conn->ops->conn_send(conn, send);
 }
-static inline void ep_conn_close(ep_conn *conn)
-{
-    conn->ops->conn_close(conn);
-}
-static inline void ep_conn_release(ep_conn *conn)
-{
-    conn->ops->conn_release(conn);
-}
+void ep_conn_close(ep_conn *conn);
+void ep_conn_release(ep_conn *conn);
 /*
  * Lifts first_frame_bytes_max for the frames that begin from now on; called in on_frame, for the
  * very next one. They come from pool, borrowed for the life of the connection; NULL: from the same
  * as before.
  */
-static inline void ep_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool)
-{
-    conn->ops->conn_allow_large(conn, pool);
-}
-static inline void ep_conn_read_receiving(ep_conn *conn, ep_conn_receiving *out_receiving)
-{
-    conn->ops->conn_receiving(conn, out_receiving);
-}
+void ep_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
+void ep_conn_read_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
+void ep_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
+/* True when the lane encrypts and authenticates bytes, or never leaves this machine: no payload CRC
+ * needed. */
+bool ep_conn_is_trusted(const ep_conn *conn);
 static inline uint64_t ep_conn_unacked(ep_conn *conn)
 {
     return conn->ops->conn_unacked != NULL ? conn->ops->conn_unacked(conn) : 0;

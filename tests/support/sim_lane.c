@@ -53,28 +53,16 @@ typedef struct sim_dial {
 } sim_dial;
 
 struct sim_conn {
-    ep_conn base;
+    ep_lane_conn lane; /* its lock is the network's */
     ep_sim *sim;
-    ep_sim_event event;
+    ep_sim_event event; /* posted with a reference */
     ep_sim_host_id host;
-    sim_conn *peer;         /* a reference; NULL once finished */
-    ep_accept_count *count; /* NULL at the dialing end */
-    char peer_url[EP_ADDRESS_BYTES];
-    ep_lane_limits limits;
-    ep_conn_handler handler;
-    ep_send_queue queue;
+    sim_conn *peer;          /* a reference; NULL once finished */
     packet *arriving;        /* by due_ns */
     size_t on_the_way_bytes; /* that we sent and the peer has not taken */
     uint64_t link_free_ns;   /* rate limit */
     uint64_t memory_ns;      /* try again then; 0: memory is there */
-    uint64_t heard_ns;
-    ep_error end;
-    uint32_t refs; /* its owner, the lane, its peer, a posted event */
-    bool large_allowed;
-    bool started;
-    bool released;
-    bool ending;
-    bool finished;
+    bool end_told;           /* to the peer, or by it */
     bool in_run;
     sim_conn *next;
     sim_conn *previous;
@@ -90,16 +78,6 @@ static void lock(ep_sim *sim)
 static void unlock(ep_sim *sim)
 {
     pthread_mutex_unlock(&sim->lock);
-}
-
-static void conn_unref(sim_conn *conn)
-{
-    EP_ASSERT(conn->refs > 0);
-    if (--conn->refs == 0) {
-        EP_ASSERT(conn->finished && conn->queue.head == NULL && conn->peer == NULL &&
-                  conn->arriving == NULL);
-        free(conn);
-    }
 }
 
 static void list_add(sim_conn *conn)
@@ -121,7 +99,7 @@ static void list_remove(sim_conn *conn)
 
 static bool may_transmit(const sim_conn *conn)
 {
-    const ep_send *send = conn->queue.head;
+    const ep_send *send = conn->lane.queue.head;
     return send != NULL && (conn->on_the_way_bytes == 0 ||
                             conn->on_the_way_bytes + send->total_bytes <= WINDOW_BYTES);
 }
@@ -129,14 +107,15 @@ static bool may_transmit(const sim_conn *conn)
 static uint64_t next_due_ns(const sim_conn *conn)
 {
     uint64_t due_ns = EP_TIME_NEVER;
-    if (conn->finished) {
+    if (conn->peer == NULL) {
         return EP_TIME_NEVER;
     }
-    if (conn->ending) {
-        return conn->started || conn->released || conn->queue.head != NULL ? conn->sim->now_ns
-                                                                           : EP_TIME_NEVER;
+    if (conn->lane.closing) {
+        return conn->lane.started || conn->lane.released || conn->lane.queue.head != NULL
+                   ? conn->sim->now_ns
+                   : EP_TIME_NEVER;
     }
-    if (conn->arriving != NULL && (conn->started || conn->arriving->kind == PACKET_END)) {
+    if (conn->arriving != NULL && (conn->lane.started || conn->arriving->kind == PACKET_END)) {
         due_ns =
             conn->arriving->due_ns > conn->memory_ns ? conn->arriving->due_ns : conn->memory_ns;
     }
@@ -156,9 +135,11 @@ static void arm(sim_conn *conn)
     uint64_t due_ns = next_due_ns(conn);
     if (due_ns != EP_TIME_NEVER) {
         EP_ASSERT(ep_sim_post_event(conn->sim, &conn->event, conn->host, due_ns) == EP_OK);
-        conn->refs += !was_posted;
+        if (!was_posted) {
+            ep_lane_conn_ref(&conn->lane);
+        }
     } else if (was_posted) {
-        conn_unref(conn);
+        ep_lane_conn_unref(&conn->lane);
     }
 }
 
@@ -215,12 +196,17 @@ static packet *packet_make(sim_conn *from, packet_kind kind, size_t bytes)
     return p;
 }
 
+static bool is_ending(const sim_conn *conn)
+{
+    return conn->peer == NULL || conn->lane.closing;
+}
+
 /* The end of the stream follows what is on its way; it is not lost, for it is repeated until
  * someone hears it. */
 static void send_end(sim_conn *from)
 {
     sim_conn *to = from->peer;
-    packet *p = to->finished || to->ending ? NULL : packet_make(from, PACKET_END, 0);
+    packet *p = is_ending(to) ? NULL : packet_make(from, PACKET_END, 0);
     if (p != NULL) {
         uint64_t last_ns = last_due_ns(to);
         p->due_ns = p->due_ns < last_ns ? last_ns : p->due_ns;
@@ -228,22 +214,32 @@ static void send_end(sim_conn *from)
     }
 }
 
-/* The first reason to end stays. */
-static void begin_end(sim_conn *conn, ep_err code, const char *text)
+/* Lock held: started, closing or released. */
+static void wake(ep_lane_conn *lane)
 {
-    if (!conn->ending && !conn->finished) {
-        conn->ending = true;
-        ep_error_set(&conn->end, code, "%s", text);
-        arm(conn);
+    sim_conn *conn = (sim_conn *)lane;
+    if (lane->closing && !conn->end_told) {
+        conn->end_told = true;
+        send_end(conn);
+    }
+    arm(conn);
+}
+
+/* The first reason to end stays. */
+static void end_both(sim_conn *conn, ep_err code, const char *text)
+{
+    ep_error error;
+    ep_error_set(&error, code, "%s", text);
+    if (ep_lane_conn_begin_end(&conn->lane, &error)) {
+        wake(&conn->lane);
     }
 }
 
-static void end_both(sim_conn *conn, ep_err code, const char *text)
+/* The same for one that the peer, or nobody, is to be told of. */
+static void begin_end(sim_conn *conn, ep_err code, const char *text)
 {
-    if (!conn->ending && !conn->finished) {
-        send_end(conn);
-        begin_end(conn, code, text);
-    }
+    conn->end_told = true;
+    end_both(conn, code, text);
 }
 
 static void flip_bit(sim_conn *from, packet *p)
@@ -301,15 +297,13 @@ static void deliver_hostile(sim_conn *from, packet *p)
 static void transmit(sim_conn *conn)
 {
     ep_sim *sim = conn->sim;
-    ep_send *send = ep_send_queue_pop(&conn->queue);
+    const ep_send *send = conn->lane.queue.head;
     const ep_sim_link *link = link_of(conn);
     if (link->bytes_per_s != 0) {
         conn->link_free_ns =
             sim->now_ns + (uint64_t)send->total_bytes * EP_NS_PER_S / link->bytes_per_s;
     }
-    packet *p = conn->peer->ending || conn->peer->finished
-                    ? NULL
-                    : packet_make(conn, PACKET_FRAME, send->total_bytes);
+    packet *p = is_ending(conn->peer) ? NULL : packet_make(conn, PACKET_FRAME, send->total_bytes);
     if (p != NULL) {
         ep_send_copy(send, 0, p->data, p->bytes);
         ep_sim_trace_words(sim, 's', conn->host, conn->peer->host, p->bytes);
@@ -324,8 +318,9 @@ static void transmit(sim_conn *conn)
             deliver_in_order(conn, p);
         }
     }
+    ep_lane_conn_advance(&conn->lane, send->total_bytes, NULL);
     unlock(sim);
-    send->done(send, EP_OK);
+    ep_lane_conn_report_sent(&conn->lane);
     lock(sim);
 }
 
@@ -375,11 +370,9 @@ static ep_err take_frame(sim_conn *conn, const packet *p, ep_buffer **out_frame,
                          ep_error *out_error)
 {
     size_t frame_bytes = 0;
-    ep_err err = conn->limits.frame_bytes(p->data, &frame_bytes, out_error);
-    if (err == EP_OK) {
-        err = ep_lane_frame_check(&conn->limits, conn->large_allowed, frame_bytes, "simulated peer",
-                                  out_error);
-    }
+    bool large_allowed = __atomic_load_n(&conn->lane.large_allowed, __ATOMIC_ACQUIRE);
+    ep_err err = ep_lane_frame_length(&conn->lane.limits, large_allowed, p->data, "simulated peer",
+                                      &frame_bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -387,7 +380,7 @@ static ep_err take_frame(sim_conn *conn, const packet *p, ep_buffer **out_frame,
         return ep_error_set(out_error, EP_ERR_PROTOCOL, "frame announces %zu bytes and has %zu",
                             frame_bytes, p->bytes);
     }
-    if (ep_buffer_acquire(conn->limits.pool, frame_bytes, out_frame) != EP_OK) {
+    if (ep_buffer_acquire(conn->lane.limits.pool, frame_bytes, out_frame) != EP_OK) {
         return EP_ERR_NO_MEMORY;
     }
     memcpy((*out_frame)->data, p->data, p->bytes);
@@ -415,6 +408,7 @@ static void receive(sim_conn *conn)
     }
     ep_err err = take_frame(conn, p, &frame, &error);
     conn->memory_ns = err == EP_ERR_NO_MEMORY ? sim->now_ns + MEMORY_RETRY_NS : 0;
+    __atomic_store_n(&conn->lane.memory_wait, err == EP_ERR_NO_MEMORY, __ATOMIC_RELAXED);
     if (err == EP_ERR_NO_MEMORY) {
         return;
     }
@@ -425,40 +419,34 @@ static void receive(sim_conn *conn)
         return;
     }
     sim->stats.frames++;
-    conn->heard_ns = sim->now_ns;
+    __atomic_store_n(&conn->lane.heard_ns, sim->now_ns, __ATOMIC_RELAXED);
     unlock(sim);
-    conn->handler.on_frame(conn->handler.arg, &conn->base, frame);
+    conn->lane.handler.on_frame(conn->lane.handler.arg, &conn->lane.base, frame);
     lock(sim);
 }
 
+/* Lock held, dropped meanwhile. */
 static void finish(sim_conn *conn)
 {
     ep_sim *sim = conn->sim;
-    ep_send *send;
-    while ((send = ep_send_queue_pop(&conn->queue)) != NULL) {
-        ep_err code = conn->end.code == EP_ERR_CLOSED ? EP_ERR_CLOSED : EP_ERR_CONNECTION_LOST;
-        unlock(sim);
-        send->done(send, code);
-        lock(sim);
-    }
-    if (conn->finished || (!conn->started && !conn->released)) {
+    unlock(sim);
+    ep_lane_conn_let_go(&conn->lane);
+    conn->lane.count = NULL;
+    lock(sim);
+    if (conn->peer == NULL || (!conn->lane.started && !conn->lane.released)) {
         return; /* without a handler on_closed waits for start or release */
     }
-    conn->finished = true;
     while (conn->arriving != NULL) {
         drop_packet(conn, conn->arriving);
     }
-    ep_sim_trace_words(sim, 'e', conn->host, conn->peer->host, conn->end.code);
-    if (conn->started) {
-        unlock(sim);
-        conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
-        lock(sim);
-    }
-    ep_accept_count_remove(conn->count);
-    list_remove(conn);
-    conn_unref(conn->peer);
+    ep_sim_trace_words(sim, 'e', conn->host, conn->peer->host, conn->lane.end.code);
+    sim_conn *peer = conn->peer;
     conn->peer = NULL;
-    conn_unref(conn); /* the lane's own */
+    list_remove(conn);
+    unlock(sim);
+    ep_lane_conn_finish(&conn->lane);
+    ep_lane_conn_unref(&peer->lane);
+    lock(sim);
     pthread_cond_broadcast(&sim->changed);
 }
 
@@ -470,28 +458,26 @@ static void conn_run(ep_sim_event *event, void *arg)
     lock(sim);
     conn->in_run = true;
     const packet *p = conn->arriving;
-    if (conn->finished) {
+    if (conn->peer == NULL) {
         /* nothing is left to do */
-    } else if (conn->ending) {
+    } else if (conn->lane.closing) {
         finish(conn);
-    } else if (p != NULL && (conn->started || p->kind == PACKET_END) && p->due_ns <= sim->now_ns &&
-               conn->memory_ns <= sim->now_ns) {
+    } else if (p != NULL && (conn->lane.started || p->kind == PACKET_END) &&
+               p->due_ns <= sim->now_ns && conn->memory_ns <= sim->now_ns) {
         receive(conn);
     } else if (may_transmit(conn) && conn->link_free_ns <= sim->now_ns) {
         transmit(conn);
     }
     conn->in_run = false;
     arm(conn);
-    conn_unref(conn);
     unlock(sim);
+    ep_lane_conn_unref(&conn->lane);
 }
 
-void ep_sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
+/* Lock held. b EP_SIM_HOSTS_MAX: with anybody. */
+static void break_links(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
 {
     for (sim_conn *conn = sim->conns; conn != NULL; conn = conn->next) {
-        if (conn->peer == NULL || conn->finished) {
-            continue;
-        }
         bool all = b == EP_SIM_HOSTS_MAX;
         if (conn->host == a && (all || conn->peer->host == b)) {
             end_both(conn, EP_ERR_CONNECTION_LOST, "the connection was reset");
@@ -499,127 +485,57 @@ void ep_sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
     }
 }
 
-/* ---- connection: the vtable ---- */
+void ep_sim_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
+{
+    lock(sim);
+    ep_sim_trace_words(sim, 'b', a, b, 0);
+    break_links(sim, a, b);
+    unlock(sim);
+}
+
+void ep_sim_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state)
+{
+    lock(sim);
+    if (state == EP_SIM_DEAD) {
+        break_links(sim, host, EP_SIM_HOSTS_MAX);
+    }
+    ep_sim_network_set_host_state(sim, host, state);
+    unlock(sim);
+}
+
+/* ---- connection: its making, and sending ---- */
 
 static sim_conn *conn_create(const ep_lane_ops *lane, ep_sim *sim, ep_sim_host_id host,
-                             const ep_lane_limits *limits, const char *peer_url)
+                             const ep_lane_limits *limits, ep_accept_count *taken_count,
+                             const char *peer_url)
 {
     sim_conn *conn = calloc(1, sizeof(*conn));
-    if (conn == NULL) {
-        return NULL;
-    }
-    conn->base.ops = lane;
+    EP_ASSERT(conn != NULL);
+    ep_lane_conn_init(&conn->lane, lane, limits, taken_count, wake);
+    ep_lane_conn_ref(&conn->lane); /* its peer's */
+    conn->lane.lock = &sim->lock;
     conn->sim = sim;
     conn->host = host;
     conn->event = (ep_sim_event){.run = conn_run, .arg = conn};
-    conn->limits = *limits;
-    conn->refs = 3;
-    snprintf(conn->peer_url, sizeof(conn->peer_url), "%s", peer_url);
+    snprintf(conn->lane.peer, sizeof(conn->lane.peer), "%s", peer_url);
+    list_add(conn);
     return conn;
-}
-
-static ep_err pair_create(sim_listener *listener, const sim_dial *dial, sim_conn **out_dialed,
-                          sim_conn **out_accepted)
-{
-    const ep_lane_ops *ops = dial->lane.base.ops;
-    sim_conn *dialed = conn_create(ops, dial->sim, dial->host, &dial->lane.limits, dial->lane.url);
-    sim_conn *accepted = conn_create(ops, dial->sim, listener->host, &listener->lane.limits,
-                                     dial->sim->hosts[dial->host].name);
-    if (dialed == NULL || accepted == NULL) {
-        free(dialed);
-        free(accepted);
-        ep_accept_count_remove(listener->lane.count);
-        return EP_ERR_NO_MEMORY;
-    }
-    dialed->peer = accepted;
-    accepted->peer = dialed;
-    accepted->count = listener->lane.count;
-    list_add(dialed);
-    list_add(accepted);
-    *out_dialed = dialed;
-    *out_accepted = accepted;
-    return EP_OK;
-}
-
-static void sim_conn_start(ep_conn *base, const ep_conn_handler *handler)
-{
-    sim_conn *conn = (sim_conn *)base;
-    lock(conn->sim);
-    EP_ASSERT(!conn->started && !conn->released);
-    conn->handler = *handler;
-    conn->started = true;
-    arm(conn);
-    unlock(conn->sim);
 }
 
 static ep_err sim_conn_send(ep_conn *base, ep_send *send)
 {
     sim_conn *conn = (sim_conn *)base;
-    ep_err err = ep_send_prepare(send, &conn->limits);
+    ep_err err = ep_send_prepare(send, &conn->lane.limits);
     if (err != EP_OK) {
         return err;
     }
     lock(conn->sim);
-    if (conn->ending || conn->finished) {
-        err = EP_ERR_CLOSED;
-    } else {
-        err = ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
-    }
+    err = ep_lane_conn_queue(&conn->lane, send);
     if (err == EP_OK) {
         arm(conn);
     }
     unlock(conn->sim);
     return err;
-}
-
-static void sim_conn_close(ep_conn *base)
-{
-    sim_conn *conn = (sim_conn *)base;
-    lock(conn->sim);
-    end_both(conn, EP_ERR_CLOSED, "the connection was closed on this side");
-    unlock(conn->sim);
-}
-
-static void sim_conn_release(ep_conn *base)
-{
-    sim_conn *conn = (sim_conn *)base;
-    ep_sim *sim = conn->sim;
-    lock(sim);
-    EP_ASSERT(!conn->released);
-    end_both(conn, EP_ERR_CLOSED, "the connection was closed on this side");
-    conn->released = true;
-    arm(conn);
-    conn_unref(conn);
-    unlock(sim);
-}
-
-static void sim_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
-{
-    sim_conn *conn = (sim_conn *)base;
-    lock(conn->sim);
-    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
-    unlock(conn->sim);
-}
-
-static void sim_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
-{
-    const sim_conn *conn = (const sim_conn *)base;
-    lock(conn->sim);
-    *out_receiving =
-        (ep_conn_receiving){.heard_ns = conn->heard_ns, .waits_for_memory = conn->memory_ns != 0};
-    unlock(conn->sim);
-}
-
-static void sim_conn_peer(ep_conn *base, char *out_address, size_t bytes)
-{
-    snprintf(out_address, bytes, "%s", ((sim_conn *)base)->peer_url);
-}
-
-/* Like a plain network: bits may flip. */
-static bool sim_conn_is_trusted(ep_conn *base)
-{
-    (void)base;
-    return false;
 }
 
 /* ---- listener ---- */
@@ -710,15 +626,18 @@ static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_erro
                             "%s has connections_max %u connections", dial->lane.url,
                             listener->lane.limits.connections_max);
     }
-    sim_conn *accepted;
-    if (pair_create(listener, dial, out_dialed, &accepted) != EP_OK) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
-    }
+    const ep_lane_ops *ops = dial->lane.base.ops;
+    sim_conn *dialed = conn_create(ops, sim, dial->host, &dial->lane.limits, NULL, dial->lane.url);
+    sim_conn *accepted = conn_create(ops, sim, listener->host, &listener->lane.limits,
+                                     listener->lane.count, sim->hosts[dial->host].name);
+    dialed->peer = accepted;
+    accepted->peer = dialed;
+    *out_dialed = dialed;
     ep_sim_host_id host = sim->host;
     sim->host = listener->host;
     listener->accepting = true; /* keeps it alive: its close waits */
     unlock(sim);
-    listener->lane.on_accept(listener->lane.arg, &accepted->base);
+    listener->lane.on_accept(listener->lane.arg, &accepted->lane.base);
     lock(sim);
     listener->accepting = false;
     sim->host = host;
@@ -763,7 +682,7 @@ static void dial_run(ep_sim_event *event, void *arg)
     }
     ep_sim_trace_words(sim, 'd', dial->host, err, 0);
     unlock(sim);
-    ep_lane_dial_report(&dial->lane, conn != NULL ? &conn->base : NULL, &error);
+    ep_lane_dial_report(&dial->lane, conn != NULL ? &conn->lane.base : NULL, &error);
     ep_lane_dial_over(&dial->lane);
 }
 
@@ -816,12 +735,14 @@ const ep_lane_ops ep_sim_lane = {
     .listen = sim_listen,
     .listener_close = sim_listener_close,
     .dial = sim_dial_begin,
-    .conn_start = sim_conn_start,
     .conn_send = sim_conn_send,
-    .conn_close = sim_conn_close,
-    .conn_release = sim_conn_release,
-    .conn_allow_large = sim_conn_allow_large,
-    .conn_receiving = sim_conn_receiving,
-    .conn_peer = sim_conn_peer,
-    .conn_is_trusted = sim_conn_is_trusted,
 };
+
+ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
+{
+    ep_err err = ep_sim_network_create(seed, start_ns, out_sim);
+    if (err == EP_OK) {
+        ep_lane_register(&ep_sim_lane);
+    }
+    return err;
+}

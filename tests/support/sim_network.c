@@ -15,7 +15,7 @@
 
 ep_sim *ep_sim_current;
 
-ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
+ep_err ep_sim_network_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
 {
     EP_ASSERT(ep_sim_current == NULL);
     ep_sim *sim = calloc(1, sizeof(*sim));
@@ -35,7 +35,6 @@ ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
     }
     ep_sim_find_host(sim, "test");
     ep_sim_current = sim;
-    ep_lane_register(&ep_sim_lane);
     *out_sim = sim;
     return EP_OK;
 }
@@ -341,14 +340,10 @@ ep_sim_host_id ep_sim_current_host(ep_sim *sim)
     return host;
 }
 
-void ep_sim_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state)
+void ep_sim_network_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state)
 {
-    pthread_mutex_lock(&sim->lock);
     ep_sim_trace_words(sim, 'h', host, state, 0);
     sim->hosts[host].state = state;
-    if (state == EP_SIM_DEAD) {
-        ep_sim_lane_break(sim, host, EP_SIM_HOSTS_MAX);
-    }
     for (size_t i = 0; state != EP_SIM_STOPPED && i < sim->parked_count;) {
         ep_sim_event *event = sim->parked[i];
         if (event->host != host) {
@@ -358,7 +353,6 @@ void ep_sim_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state s
         unpark(sim, i);
         EP_ASSERT(ep_sim_post_event(sim, event, host, sim->now_ns) == EP_OK);
     }
-    pthread_mutex_unlock(&sim->lock);
 }
 
 void ep_sim_set_link(ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to, const ep_sim_link *link)
@@ -372,14 +366,6 @@ void ep_sim_get_link(ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to, ep_sim
 {
     pthread_mutex_lock(&sim->lock);
     *out_link = sim->links[from][to];
-    pthread_mutex_unlock(&sim->lock);
-}
-
-void ep_sim_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
-{
-    pthread_mutex_lock(&sim->lock);
-    ep_sim_trace_words(sim, 'b', a, b, 0);
-    ep_sim_lane_break(sim, a, b);
     pthread_mutex_unlock(&sim->lock);
 }
 

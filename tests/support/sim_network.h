@@ -7,8 +7,7 @@
 #include <pthread.h>
 
 #include "transport/address.h"
-#include "transport/lane_accept.h"
-#include "transport/lane_common.h"
+#include "transport/lane_conn.h"
 #include "transport/lane_dial.h"
 #include "support/sim_lane.h"
 
@@ -58,7 +57,9 @@ void ep_sim_trace_bytes(ep_sim *sim, const void *bytes, size_t count);
 ep_sim_host_id ep_sim_find_host(ep_sim *sim, const char *name);
 bool ep_sim_on_runner(const ep_sim *sim);
 
-/* sim_lane.c: ends the connections of a host that died (b EP_SIM_HOSTS_MAX: with anybody). */
-void ep_sim_lane_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b);
+void ep_sim_network_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state);
+
+/* ep_sim_create without the lane. No lock held. */
+ep_err ep_sim_network_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim);
 
 #endif

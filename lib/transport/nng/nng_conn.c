@@ -1,122 +1,348 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Life of an nng stream connection. It ends in three acts: closing is set and nothing is posted any
- * more; when the last thread is out of the stream, the stream is closed, which completes what is in
- * flight; when both directions are idle the reaper frees the nng objects, fails the queued sends
- * and calls on_closed.
+ * An nng stream connection.
+ *
+ * Sending    queued frames leave in slices of up to STREAM_IOVS_MAX pieces, small frames several at
+ *            a time; a slice may be taken only partly, so each next slice is built anew from what
+ *            has been sent.
+ * Receiving  one receive is always posted, and lane_assembler makes frames of what comes.
+ * Ending     closing is set and nothing is posted any more; when the last thread is out of the
+ *            stream, the stream is closed, which completes what is in flight; when all aios are
+ *            idle the reaper frees the nng objects and finishes.
+ * Watching   a second look at tls streams. nng 1.5.2 reads ahead; when it meets the end of the
+ *            connection while no receive is posted, it shuts the socket and tells nobody, and the
+ *            receive posted next never completes. A socket that nng has shut and whose peer is gone
+ *            has no peer name. So: a receive that is still in flight one tick after the socket was
+ *            seen like that is lost. One tick of grace, since plain text nng has decrypted already
+ *            completes the receive first.
  */
-#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "base/check.h"
+#include "base/clock.h"
+#include "base/path_count.h"
+#include "transport/lane_conn.h"
 #include "transport/nng/nng_lane.h"
 
-static void unref(stream_conn *conn)
-{
-    pthread_mutex_lock(&conn->lock);
-    EP_ASSERT(conn->refs > 0);
-    bool last = --conn->refs == 0;
-    pthread_mutex_unlock(&conn->lock);
-    if (last) {
-        pthread_mutex_destroy(&conn->lock);
-        free(conn);
-    }
-}
+#define IOVS_GATHERED_MAX 64
+#define WATCH_TICK_MS 250
 
-void ep_nng_stream_conn_begin_end(stream_conn *conn, const ep_error *error)
-{
-    if (!conn->closing) {
-        conn->closing = true;
-        conn->end = *error;
-    }
-}
+ep_lane_worker ep_nng_reaper = EP_LANE_WORKER("ep-lane-reaper");
 
-void ep_nng_stream_conn_leave(stream_conn *conn)
+typedef struct stream_conn {
+    ep_lane_conn lane;
+    nng_stream *stream;
+    nng_aio *send_aio;
+    nng_aio *receive_aio;
+    nng_aio *wait_aio;  /* sleeps until memory may be there */
+    nng_aio *watch_aio; /* tls only: sleeps between looks at the socket */
+    ep_lane_job reap;   /* pushed with a reference */
+    bool tls;
+    uint8_t *scratch; /* touched only by whoever set send_busy */
+
+    /* guarded by lock */
+    uint32_t posting; /* threads inside an nng call on stream: it is closed only at 0 */
+    bool stream_closed;
+    bool send_busy;          /* the send aio is in flight, or its callback runs */
+    bool receive_busy;       /* the same of receive_aio or wait_aio; its callback receives */
+    bool watch_busy;         /* the same of watch_aio */
+    bool receive_posted;     /* the receive aio is in flight */
+    uint64_t receive_number; /* counts posted receives */
+    /* the receive that was in flight when the socket was last seen dead; 0 none */
+    uint64_t suspect_number;
+} stream_conn;
+
+/* ---- who is inside ---- */
+
+/* Lock held, dropped meanwhile: closes the stream when the time has come, then hands the connection
+ * to the reaper. */
+static void settle(stream_conn *conn)
 {
-    if (conn->closing && !conn->stream_closed && conn->posting == 0) {
+    ep_lane_conn *lane = &conn->lane;
+    if (lane->closing && !conn->stream_closed && conn->posting == 0) {
         conn->stream_closed = true;
         conn->posting++;
-        pthread_mutex_unlock(&conn->lock);
+        pthread_mutex_unlock(lane->lock);
         nng_stream_close(conn->stream);
         nng_aio_cancel(conn->wait_aio);
         nng_aio_cancel(conn->watch_aio);
-        pthread_mutex_lock(&conn->lock);
+        pthread_mutex_lock(lane->lock);
         conn->posting--;
     }
     bool idle = conn->posting == 0 && !conn->send_busy && !conn->receive_busy && !conn->watch_busy;
-    if (conn->stream_closed && idle && !conn->reaping) {
-        conn->reaping = true;
-        ep_reaper_push(&conn->reap);
+    if (conn->stream_closed && idle && !lane->over) {
+        ep_lane_conn_ref(lane);
+        if (!ep_lane_worker_push(&ep_nng_reaper, &conn->reap)) {
+            ep_lane_conn_unref(lane);
+        }
     }
-    pthread_mutex_unlock(&conn->lock);
 }
 
-/* What nng and memory there is of it. */
-static void let_go(stream_conn *conn)
+/* Lock held, released on return. Last touch of conn. */
+static void leave(stream_conn *conn)
+{
+    settle(conn);
+    pthread_mutex_unlock(conn->lane.lock);
+}
+
+/* Lock held, dropped meanwhile. */
+static void sleep_on(stream_conn *conn, nng_aio *aio, nng_duration ms)
+{
+    conn->posting++;
+    pthread_mutex_unlock(conn->lane.lock);
+    nng_sleep_aio(ms, aio);
+    pthread_mutex_lock(conn->lane.lock);
+    conn->posting--;
+}
+
+/* ---- sending ---- */
+
+typedef struct slice {
+    nng_iov iovs[STREAM_IOVS_MAX];
+    unsigned count;
+    uint8_t *scratch;
+    size_t scratch_used;
+    bool last_is_scratch;
+    bool tls;
+} slice;
+
+/* Copies up to bytes to the scratch memory, joining the last piece when that is there too. Returns
+ * how many fit. */
+static size_t slice_copy(slice *s, const uint8_t *data, size_t bytes)
+{
+    size_t room = STREAM_SCRATCH_BYTES - s->scratch_used;
+    size_t taken = bytes < room ? bytes : room;
+    uint8_t *at = s->scratch + s->scratch_used;
+    if (taken == 0 || (!s->last_is_scratch && s->count == STREAM_IOVS_MAX)) {
+        return 0;
+    }
+    memcpy(at, data, taken);
+    ep_path_count(EP_PATH_LANE, taken);
+    s->scratch_used += taken;
+    if (s->last_is_scratch) {
+        s->iovs[s->count - 1].iov_len += taken;
+    } else {
+        s->iovs[s->count++] = (nng_iov){.iov_buf = at, .iov_len = taken};
+        s->last_is_scratch = true;
+    }
+    return taken;
+}
+
+/* Adds a piece; false when the slice is full (the piece may then be added in part). */
+static bool slice_add(slice *s, const struct iovec *piece)
+{
+    size_t bytes = piece->iov_len;
+    bool copied =
+        s->tls ? s->count > 0 || bytes < STREAM_SCRATCH_BYTES : bytes <= STREAM_COALESCE_BYTES_MAX;
+    if (copied && (s->tls || STREAM_SCRATCH_BYTES - s->scratch_used >= bytes)) {
+        return slice_copy(s, piece->iov_base, bytes) == bytes;
+    }
+    if (s->count == STREAM_IOVS_MAX) {
+        return false;
+    }
+    s->iovs[s->count++] = (nng_iov){.iov_buf = piece->iov_base, .iov_len = bytes};
+    s->last_is_scratch = false;
+    return !s->tls; /* tls sends the first piece only */
+}
+
+/* Lock held, dropped meanwhile, send_busy set, not closing, queue not empty: posts the next
+ * slice. */
+static void post_send(stream_conn *conn)
+{
+    struct iovec pieces[IOVS_GATHERED_MAX];
+    size_t bytes;
+    slice s = {.scratch = conn->scratch, .tls = conn->tls};
+    unsigned count =
+        ep_send_queue_gather(&conn->lane.queue, true, IOVS_GATHERED_MAX, pieces, &bytes);
+    for (unsigned i = 0; i < count && slice_add(&s, &pieces[i]); i++) {
+    }
+    conn->posting++;
+    pthread_mutex_unlock(conn->lane.lock);
+    nng_aio_set_iov(conn->send_aio, s.count, s.iovs);
+    nng_stream_send(conn->stream, conn->send_aio);
+    pthread_mutex_lock(conn->lane.lock);
+    conn->posting--;
+}
+
+static void send_done(void *arg)
+{
+    stream_conn *conn = arg;
+    ep_lane_conn *lane = &conn->lane;
+    int failed = nng_aio_result(conn->send_aio);
+    pthread_mutex_lock(lane->lock);
+    ep_lane_conn_advance(lane, failed == 0 ? nng_aio_count(conn->send_aio) : 0, NULL);
+    pthread_mutex_unlock(lane->lock);
+    ep_lane_conn_report_sent(lane);
+    pthread_mutex_lock(lane->lock);
+    if (failed != 0) {
+        ep_error lost;
+        ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", lane->peer,
+                     nng_strerror(failed));
+        ep_lane_conn_begin_end(lane, &lost);
+    }
+    if (lane->closing || lane->queue.head == NULL) {
+        conn->send_busy = false;
+    } else {
+        post_send(conn);
+    }
+    leave(conn);
+}
+
+ep_err ep_nng_conn_send(ep_conn *base, ep_send *send)
+{
+    stream_conn *conn = (stream_conn *)base;
+    ep_err err = ep_send_prepare(send, &conn->lane.limits);
+    if (err != EP_OK) {
+        return err;
+    }
+    pthread_mutex_lock(conn->lane.lock);
+    err = ep_lane_conn_queue(&conn->lane, send);
+    if (err == EP_OK && !conn->send_busy) {
+        conn->send_busy = true;
+        post_send(conn);
+    }
+    leave(conn);
+    return err;
+}
+
+/* ---- receiving ---- */
+
+/* Lock held, dropped meanwhile, receive_busy set, not closing. */
+static void post_receive(stream_conn *conn)
+{
+    struct iovec room[EP_ASSEMBLER_IOVS_MAX];
+    nng_iov iovs[EP_ASSEMBLER_IOVS_MAX];
+    unsigned count = ep_assembler_room(&conn->lane.assembler, &conn->lane.limits, room);
+    for (unsigned i = 0; i < count; i++) {
+        iovs[i] = (nng_iov){.iov_buf = room[i].iov_base, .iov_len = room[i].iov_len};
+    }
+    conn->posting++;
+    conn->receive_posted = true;
+    conn->receive_number++;
+    pthread_mutex_unlock(conn->lane.lock);
+    nng_aio_set_iov(conn->receive_aio, count, iovs);
+    nng_stream_recv(conn->stream, conn->receive_aio);
+    pthread_mutex_lock(conn->lane.lock);
+    conn->posting--;
+}
+
+/* Delivers whole frames, then receives on, or waits for memory. */
+static void pump(void *arg)
+{
+    stream_conn *conn = arg;
+    ep_lane_conn *lane = &conn->lane;
+    ep_assembler_step step = ep_lane_conn_deliver(lane);
+    ep_assembler_note(&lane->assembler, ep_clock_now_ns());
+    pthread_mutex_lock(lane->lock);
+    if (lane->closing) {
+        conn->receive_busy = false;
+    } else if (step == EP_ASSEMBLER_NO_MEMORY) {
+        sleep_on(conn, conn->wait_aio, (nng_duration)ep_lane_conn_wait_ms(lane));
+    } else {
+        post_receive(conn);
+    }
+    leave(conn);
+}
+
+static void receive_done(void *arg)
+{
+    stream_conn *conn = arg;
+    ep_lane_conn *lane = &conn->lane;
+    int failed = nng_aio_result(conn->receive_aio);
+    size_t received = failed == 0 ? nng_aio_count(conn->receive_aio) : 0;
+    pthread_mutex_lock(lane->lock);
+    conn->receive_posted = false;
+    pthread_mutex_unlock(lane->lock);
+    if (received > 0) {
+        __atomic_store_n(&lane->heard_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
+        ep_assembler_received(&lane->assembler, received);
+        pump(conn);
+        return;
+    }
+    ep_error lost; /* tls reports its end as 0 bytes received */
+    ep_assembler_describe_end(&lane->assembler, lane->peer,
+                              failed != 0 ? nng_strerror(failed) : "end of stream", &lost);
+    pthread_mutex_lock(lane->lock);
+    ep_lane_conn_begin_end(lane, &lost);
+    conn->receive_busy = false;
+    leave(conn);
+}
+
+static void watch_tick(void *arg)
+{
+    stream_conn *conn = arg;
+    ep_lane_conn *lane = &conn->lane;
+    nng_sockaddr address; /* watch_busy keeps the stream from being freed */
+    bool dead = nng_stream_get_addr(conn->stream, NNG_OPT_REMADDR, &address) != 0;
+    pthread_mutex_lock(lane->lock);
+    if (dead && conn->receive_posted) {
+        if (conn->suspect_number == conn->receive_number) {
+            ep_error lost;
+            ep_error_set(&lost, EP_ERR_CONNECTION_LOST,
+                         "connection to %s lost: its socket was shut", lane->peer);
+            ep_lane_conn_begin_end(lane, &lost);
+        }
+        conn->suspect_number = conn->receive_number;
+    }
+    if (lane->closing) {
+        conn->watch_busy = false;
+    } else {
+        sleep_on(conn, conn->watch_aio, WATCH_TICK_MS);
+    }
+    leave(conn);
+}
+
+/* ---- life ---- */
+
+static void wake(ep_lane_conn *lane)
+{
+    stream_conn *conn = (stream_conn *)lane;
+    if (!lane->closing) { /* it was started */
+        conn->receive_busy = true;
+        post_receive(conn);
+    }
+    if (!lane->closing && conn->tls) {
+        conn->watch_busy = true;
+        sleep_on(conn, conn->watch_aio, WATCH_TICK_MS);
+    }
+    settle(conn);
+}
+
+static void free_nng_objects(stream_conn *conn)
 {
     nng_aio_free(conn->send_aio);
     nng_aio_free(conn->receive_aio);
     nng_aio_free(conn->wait_aio);
     nng_aio_free(conn->watch_aio);
     nng_stream_free(conn->stream);
-    conn->stream = NULL;
-    ep_assembler_fini(&conn->assembler);
     free(conn->scratch);
-    ep_accept_count_remove(conn->count);
+    conn->stream = NULL;
 }
 
-static void fail_sends(stream_conn *conn)
+/* On the reaper's thread; a second time for a connection that had no handler. */
+static void reap(ep_lane_job *job)
 {
-    ep_err code = conn->end.code == EP_ERR_CLOSED ? EP_ERR_CLOSED : EP_ERR_CONNECTION_LOST;
-    for (;;) {
-        pthread_mutex_lock(&conn->lock);
-        ep_send *send = ep_send_queue_pop(&conn->queue);
-        pthread_mutex_unlock(&conn->lock);
-        if (send == NULL) {
-            return;
-        }
-        send->done(send, code);
-    }
-}
-
-/* On the reaper's thread; a second time for a connection that was parked. */
-static void finish(ep_reap_item *item)
-{
-    stream_conn *conn = (stream_conn *)(void *)((char *)item - offsetof(stream_conn, reap));
+    stream_conn *conn = (stream_conn *)(void *)((char *)job - offsetof(stream_conn, reap));
     if (conn->stream != NULL) {
-        let_go(conn);
-        fail_sends(conn);
+        free_nng_objects(conn);
+        ep_lane_conn_let_go(&conn->lane);
     }
-    pthread_mutex_lock(&conn->lock);
-    bool started = conn->started;
-    conn->parked = !started && !conn->released;
-    bool parked = conn->parked;
-    pthread_mutex_unlock(&conn->lock);
-    if (parked) {
-        return;
-    }
-    if (started) {
-        conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
-    }
-    unref(conn);
-    ep_lane_drop();
+    ep_lane_conn_finish(&conn->lane);
+    ep_lane_conn_unref(&conn->lane);
 }
 
 static void read_peer(stream_conn *conn)
 {
-    nng_sockaddr address;
-    char host[INET6_ADDRSTRLEN] = "";
-    snprintf(conn->peer, sizeof(conn->peer), "unknown");
-    if (nng_stream_get_addr(conn->stream, NNG_OPT_REMADDR, &address) != 0) {
+    nng_sockaddr at;
+    snprintf(conn->lane.peer, sizeof(conn->lane.peer), "unknown");
+    if (nng_stream_get_addr(conn->stream, NNG_OPT_REMADDR, &at) != 0) {
         return; /* it ended already */
     }
-    if (address.s_family == NNG_AF_INET) {
-        inet_ntop(AF_INET, &address.s_in.sa_addr, host, sizeof(host));
-        snprintf(conn->peer, sizeof(conn->peer), "%s:%u", host, ntohs(address.s_in.sa_port));
-    } else if (address.s_family == NNG_AF_INET6) {
-        inet_ntop(AF_INET6, address.s_in6.sa_addr, host, sizeof(host));
-        snprintf(conn->peer, sizeof(conn->peer), "[%s]:%u", host, ntohs(address.s_in6.sa_port));
+    if (at.s_family == NNG_AF_INET) {
+        ep_lane_conn_set_peer(&conn->lane, AF_INET, &at.s_in.sa_addr, at.s_in.sa_port);
+    } else if (at.s_family == NNG_AF_INET6) {
+        ep_lane_conn_set_peer(&conn->lane, AF_INET6, at.s_in6.sa_addr, at.s_in6.sa_port);
     }
 }
 
@@ -130,125 +356,24 @@ ep_err ep_nng_conn_create(const ep_lane_ops *lane, nng_stream *taken_stream,
         ep_accept_count_remove(taken_count);
         return EP_ERR_NO_MEMORY;
     }
-    pthread_mutex_init(&conn->lock, NULL);
-    conn->base.ops = lane;
+    ep_lane_conn_init(&conn->lane, lane, limits, taken_count, wake);
+    conn->lane.is_trusted = tls;
     conn->stream = taken_stream;
-    conn->limits = *limits;
     conn->tls = tls;
-    conn->count = taken_count;
-    conn->reap.func = finish;
-    conn->refs = 2;
+    conn->reap.run = reap;
     conn->scratch = malloc(STREAM_SCRATCH_BYTES);
     /* a posted receive holds its memory while nothing comes */
-    ep_err err = ep_assembler_init(&conn->assembler, false);
+    ep_err err = ep_assembler_init(&conn->lane.assembler, false);
     if (conn->scratch == NULL || err != EP_OK ||
-        nng_aio_alloc(&conn->send_aio, ep_nng_stream_send_done, conn) != 0 ||
-        nng_aio_alloc(&conn->receive_aio, ep_nng_stream_receive_done, conn) != 0 ||
-        nng_aio_alloc(&conn->wait_aio, ep_nng_stream_receive_retry, conn) != 0 ||
-        nng_aio_alloc(&conn->watch_aio, ep_nng_stream_watch_tick, conn) != 0) {
-        let_go(conn);
-        pthread_mutex_destroy(&conn->lock);
-        free(conn);
+        nng_aio_alloc(&conn->send_aio, send_done, conn) != 0 ||
+        nng_aio_alloc(&conn->receive_aio, receive_done, conn) != 0 ||
+        nng_aio_alloc(&conn->wait_aio, pump, conn) != 0 ||
+        nng_aio_alloc(&conn->watch_aio, watch_tick, conn) != 0) {
+        free_nng_objects(conn);
+        ep_lane_conn_abandon(&conn->lane);
         return EP_ERR_NO_MEMORY;
     }
     read_peer(conn);
-    ep_lane_hold();
-    *out_conn = &conn->base;
+    *out_conn = &conn->lane.base;
     return EP_OK;
-}
-
-void ep_nng_stream_conn_start(ep_conn *base, const ep_conn_handler *handler)
-{
-    stream_conn *conn = (stream_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    EP_ASSERT(!conn->started && !conn->released);
-    conn->handler = *handler;
-    conn->started = true;
-    if (conn->parked) {
-        conn->parked = false;
-        ep_reaper_push(&conn->reap);
-    } else if (!conn->closing) {
-        conn->receive_busy = true;
-        ep_nng_stream_receive_post(conn);
-        ep_nng_stream_watch_start(conn);
-    }
-    ep_nng_stream_conn_leave(conn);
-}
-
-ep_err ep_nng_stream_conn_send(ep_conn *base, ep_send *send)
-{
-    stream_conn *conn = (stream_conn *)base;
-    ep_err err = ep_send_prepare(send, &conn->limits);
-    if (err != EP_OK) {
-        return err;
-    }
-    pthread_mutex_lock(&conn->lock);
-    if (conn->closing) {
-        err = EP_ERR_CLOSED;
-    } else {
-        err = ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
-    }
-    if (err == EP_OK && !conn->send_busy) {
-        conn->send_busy = true;
-        ep_nng_stream_send_post(conn);
-    }
-    ep_nng_stream_conn_leave(conn);
-    return err;
-}
-
-static void close_locked(stream_conn *conn)
-{
-    if (!conn->closing) {
-        ep_error closed;
-        ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
-                     conn->peer);
-        ep_nng_stream_conn_begin_end(conn, &closed);
-    }
-}
-
-void ep_nng_stream_conn_close(ep_conn *base)
-{
-    stream_conn *conn = (stream_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    close_locked(conn);
-    ep_nng_stream_conn_leave(conn);
-}
-
-void ep_nng_stream_conn_release(ep_conn *base)
-{
-    stream_conn *conn = (stream_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    EP_ASSERT(!conn->released);
-    conn->released = true;
-    close_locked(conn);
-    if (conn->parked) {
-        conn->parked = false;
-        ep_reaper_push(&conn->reap);
-    }
-    ep_nng_stream_conn_leave(conn);
-    unref(conn); /* the owner's, so conn was alive until here */
-}
-
-void ep_nng_stream_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
-{
-    stream_conn *conn = (stream_conn *)base;
-    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
-}
-
-void ep_nng_stream_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
-{
-    const stream_conn *conn = (const stream_conn *)base;
-    out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
-    out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
-    ep_assembler_read_noted(&conn->assembler, out_receiving);
-}
-
-void ep_nng_stream_conn_peer(ep_conn *base, char *out_address, size_t bytes)
-{
-    snprintf(out_address, bytes, "%s", ((stream_conn *)base)->peer);
-}
-
-bool ep_nng_stream_conn_is_trusted(ep_conn *base)
-{
-    return ((stream_conn *)base)->tls;
 }

@@ -9,7 +9,7 @@ typedef struct stream_dial {
     ep_lane_dial lane;
     nng_stream_dialer *dialer;
     nng_aio *aio;
-    ep_reap_item reap;
+    ep_lane_job reap;
     bool tls;
 } stream_dial;
 
@@ -21,9 +21,9 @@ static void free_nng_objects(stream_dial *d)
     }
 }
 
-static void dial_reap(ep_reap_item *item)
+static void dial_reap(ep_lane_job *job)
 {
-    stream_dial *d = (stream_dial *)(void *)((char *)item - offsetof(stream_dial, reap));
+    stream_dial *d = (stream_dial *)(void *)((char *)job - offsetof(stream_dial, reap));
     free_nng_objects(d);
     ep_lane_dial_over(&d->lane);
 }
@@ -44,7 +44,7 @@ static void dialed(void *arg)
         ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for a connection to %s", d->lane.url);
     }
     ep_lane_dial_report(&d->lane, conn, &error); /* its lock: nobody else is in the dialer */
-    ep_reaper_push(&d->reap);
+    ep_lane_worker_push(&ep_nng_reaper, &d->reap);
 }
 
 /* Lock held, for which dialed() waits: the dialer is still there. */
@@ -95,7 +95,7 @@ ep_err ep_nng_dial(const ep_lane_ops *lane, const ep_lane_address *address,
     ep_lane_dial *dial;
     ep_err err = ep_address_read_stream(address, true, &to, out_error);
     if (err == EP_OK) {
-        err = ep_reaper_start(out_error);
+        err = ep_lane_worker_start(&ep_nng_reaper, out_error);
     }
     if (err == EP_OK) {
         err = ep_lane_dial_create(sizeof(stream_dial), lane, address, limits, on_dial, arg, &dial,
@@ -107,7 +107,7 @@ ep_err ep_nng_dial(const ep_lane_ops *lane, const ep_lane_address *address,
     stream_dial *d = (stream_dial *)dial;
     dial->cancel = cancel;
     d->tls = address->tls != NULL;
-    d->reap.func = dial_reap;
+    d->reap.run = dial_reap;
     err = dialer_open(d, address, out_error);
     if (err != EP_OK) {
         free_nng_objects(d);

@@ -12,7 +12,7 @@
  */
 void ep_nng_fini(void)
 {
-    ep_reaper_stop();
+    ep_lane_worker_stop(&ep_nng_reaper);
     if (!ep_nng_tls_was_used()) {
         nng_fini();
     }
@@ -27,12 +27,5 @@ const ep_lane_ops ep_nng_stream_lane = {
     .listener_close = ep_nng_listener_close,
     .listener_renew_tls = ep_nng_listener_renew_tls,
     .dial = ep_nng_dial,
-    .conn_start = ep_nng_stream_conn_start,
-    .conn_send = ep_nng_stream_conn_send,
-    .conn_close = ep_nng_stream_conn_close,
-    .conn_release = ep_nng_stream_conn_release,
-    .conn_allow_large = ep_nng_stream_conn_allow_large,
-    .conn_receiving = ep_nng_stream_conn_receiving,
-    .conn_peer = ep_nng_stream_conn_peer,
-    .conn_is_trusted = ep_nng_stream_conn_is_trusted,
+    .conn_send = ep_nng_conn_send,
 };

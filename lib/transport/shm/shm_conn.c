@@ -22,10 +22,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/cpu_features.h"
 #include "base/path_count.h"
+#include "transport/lane_conn.h"
 #include "transport/shm/shm_lane.h"
 #include "transport/shm/shm_spin.h"
 
@@ -41,42 +41,23 @@
 #define SEND_FILLS 128
 #define BELLS_UNREAD_MAX 32 /* far fewer than a socket holds */
 #define BELL_READS_MAX 16
-#define MEMORY_BACKOFF_MIN_NS (1 * EP_NS_PER_MS)
-#define MEMORY_BACKOFF_MAX_NS (50 * EP_NS_PER_MS)
 
 typedef enum receive_step { RECEIVE_IDLE, RECEIVE_MORE, RECEIVE_WAITS, RECEIVE_ERROR } receive_step;
 
 typedef struct shm_conn {
-    ep_conn base;
-    pthread_mutex_t lock;
+    ep_lane_conn lane;
     shm_loop *loop;
     shm_held socket;
     shm_source source;
-    shm_work work;  /* posted with a reference */
-    shm_work retry; /* waits for memory */
+    ep_lane_job job;   /* posted with a reference */
+    ep_lane_job retry; /* waits for memory */
     shm_memory memory;
-    ep_lane_limits limits;
-    ep_conn_handler handler;
-    ep_accept_count *count;
-    char peer[EP_ADDRESS_BYTES];
-    bool large_allowed; /* atomic */
-    bool memory_wait;   /* atomic */
-    uint64_t heard_ns;  /* atomic */
-    bool closing;       /* atomic; set under lock: nothing is sent or received any more */
 
     /* guarded by lock */
     shm_producer out;
-    ep_send_queue queue;
-    ep_send *done_first; /* in the ring, done() still to run */
-    ep_send *done_last;
-    ep_error end;  /* why, once closing */
-    uint32_t refs; /* its owner, the lane, and posted work */
     /* senders that ring or run a done(), without the lock: no end before they leave */
     uint32_t inside;
     bool posted;
-    bool started;
-    bool released;
-    bool finished; /* on_closed has run or never will */
 
     /* the loop's */
     shm_consumer in;
@@ -87,28 +68,16 @@ typedef struct shm_conn {
     size_t prefix_have_bytes;
     ep_buffer *frame;
     size_t frame_have_bytes;
-    uint64_t backoff_ns;
     shm_spin spin;
     uint64_t idle_ns;    /* since when nothing came; 0: something does */
     bool paused_shortly; /* the newest time something came after a pause */
 } shm_conn;
 
-static void unref(shm_conn *conn)
-{
-    pthread_mutex_lock(&conn->lock);
-    EP_ASSERT(conn->refs > 0);
-    bool last = --conn->refs == 0;
-    pthread_mutex_unlock(&conn->lock);
-    if (last) {
-        pthread_mutex_destroy(&conn->lock);
-        free(conn);
-    }
-}
-
 /* Lock held: has the loop look at the connection. */
-static void post(shm_conn *conn)
+static void post(ep_lane_conn *lane)
 {
-    if (conn->finished) {
+    shm_conn *conn = (shm_conn *)lane;
+    if (lane->over) {
         return;
     }
     if (conn->posted) {
@@ -116,8 +85,8 @@ static void post(shm_conn *conn)
         return;
     }
     conn->posted = true;
-    conn->refs++;
-    ep_shm_loop_post(conn->loop, &conn->work);
+    ep_lane_conn_ref(lane);
+    ep_shm_loop_post(conn->loop, &conn->job);
 }
 
 /* Lock held. */
@@ -125,30 +94,9 @@ static void post_lazy(shm_conn *conn)
 {
     if (!conn->posted) {
         conn->posted = true;
-        conn->refs++;
-        ep_shm_loop_post_lazy(conn->loop, &conn->work);
+        ep_lane_conn_ref(&conn->lane);
+        ep_shm_loop_post_lazy(conn->loop, &conn->job);
     }
-}
-
-/* Lock held: the first reason stays. */
-static void begin_end(shm_conn *conn, const ep_error *error)
-{
-    if (!conn->closing) {
-        conn->end = *error;
-        __atomic_store_n(&conn->closing, true, __ATOMIC_RELEASE);
-    }
-}
-
-static bool is_closing(const shm_conn *conn)
-{
-    return __atomic_load_n(&conn->closing, __ATOMIC_ACQUIRE);
-}
-
-static void end_with(shm_conn *conn, const ep_error *error)
-{
-    pthread_mutex_lock(&conn->lock);
-    begin_end(conn, error);
-    pthread_mutex_unlock(&conn->lock);
 }
 
 /*
@@ -172,22 +120,18 @@ static void ring_bell(const shm_conn *conn)
  */
 static size_t gather(shm_conn *conn, size_t room)
 {
+    ep_send_queue *queue = &conn->lane.queue;
     size_t put = 0;
-    while (conn->queue.head != NULL && put < room) {
-        ep_send *send = conn->queue.head;
+    while (queue->head != NULL && put < room) {
+        const ep_send *send = queue->head;
         size_t left = send->total_bytes - send->sent_bytes;
         size_t want = left < room - put ? left : room - put;
         size_t piece;
         uint8_t *at = ep_shm_producer_at(&conn->out, put, want, &piece);
         ep_send_copy(send, send->sent_bytes, at, piece);
         ep_path_count(EP_PATH_LANE, piece);
-        send->sent_bytes += piece;
+        ep_lane_conn_advance(&conn->lane, piece, NULL);
         put += piece;
-        if (send->sent_bytes == send->total_bytes) {
-            ep_send_queue_pop(&conn->queue);
-            *(conn->done_last != NULL ? &conn->done_last->next : &conn->done_first) = send;
-            conn->done_last = send;
-        }
     }
     return put;
 }
@@ -195,7 +139,7 @@ static size_t gather(shm_conn *conn, size_t room)
 /* Lock held, the queue is not empty. */
 static size_t unsent_bytes(const shm_conn *conn)
 {
-    return conn->queue.bytes - conn->queue.head->sent_bytes;
+    return conn->lane.queue.bytes - conn->lane.queue.head->sent_bytes;
 }
 
 /* In pieces the peer copies out while we copy in, unless it waits for our CPU: it would only
@@ -213,7 +157,7 @@ static size_t piece_bytes(size_t bytes, bool apart)
 static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
 {
     *out_bell = false;
-    for (unsigned fills = 0; conn->queue.head != NULL; fills++) {
+    for (unsigned fills = 0; conn->lane.queue.head != NULL; fills++) {
         if (fills == fills_max) {
             return true;
         }
@@ -221,8 +165,9 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
         if (!ep_shm_producer_wait_room(&conn->out, &room)) {
             ep_error why;
             ep_error_set(&why, EP_ERR_PROTOCOL,
-                         "%s broke the ring: it claims to have read what was not sent", conn->peer);
-            begin_end(conn, &why);
+                         "%s broke the ring: it claims to have read what was not sent",
+                         conn->lane.peer);
+            ep_lane_conn_begin_end(&conn->lane, &why);
             return false;
         }
         if (room == 0) {
@@ -240,14 +185,10 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
 
 /* Lock held: takes a frame whose done() its sender may run, and which is in the ring, from what
  * waits for the loop. */
-static ep_send *take_own(shm_conn *conn, ep_send *send)
+static ep_send *take_own(shm_conn *conn, const ep_send *send)
 {
-    if (!send->done_inside || conn->done_first != send) {
-        return NULL;
-    }
-    conn->done_first = NULL;
-    conn->done_last = NULL;
-    return send;
+    bool is_own = send->done_inside && conn->lane.sent.head == send;
+    return is_own ? ep_send_queue_pop(&conn->lane.sent) : NULL;
 }
 
 /* No lock, counted in conn->inside: the rest of a send. */
@@ -259,17 +200,18 @@ static void end_send(shm_conn *conn, bool bell, ep_send *own)
     if (own != NULL) {
         own->done(own, EP_OK);
     }
-    pthread_mutex_lock(&conn->lock);
-    if (--conn->inside == 0 && conn->closing) {
-        post(conn); /* its end waits for this */
+    pthread_mutex_lock(conn->lane.lock);
+    if (--conn->inside == 0 && conn->lane.closing) {
+        post(&conn->lane); /* its end waits for this */
     }
-    pthread_mutex_unlock(&conn->lock);
+    pthread_mutex_unlock(conn->lane.lock);
 }
 
 ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
 {
     shm_conn *conn = (shm_conn *)base;
-    ep_err err = ep_send_prepare(send, &conn->limits);
+    ep_lane_conn *lane = &conn->lane;
+    ep_err err = ep_send_prepare(send, &lane->limits);
     if (err != EP_OK) {
         return err;
     }
@@ -277,60 +219,27 @@ ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
         return EP_ERR_CLOSED;
     }
     bool bell = false;
+    bool more = false;
     ep_send *own = NULL;
-    pthread_mutex_lock(&conn->lock);
-    if (conn->closing) {
-        err = EP_ERR_CLOSED;
-    } else {
-        bool first = conn->queue.head == NULL;
-        bool more = false;
-        err = ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
-        if (err == EP_OK && first) {
-            more = fill_ring(conn, SEND_FILLS, &bell);
-            own = take_own(conn, send);
-        }
-        if (conn->closing || more) {
-            post(conn);
-        } else if (conn->done_first != NULL) {
-            post_lazy(conn);
-        }
+    pthread_mutex_lock(lane->lock);
+    bool first = lane->queue.head == NULL;
+    err = ep_lane_conn_queue(lane, send);
+    if (err == EP_OK && first) {
+        more = fill_ring(conn, SEND_FILLS, &bell);
+        own = take_own(conn, send);
+    }
+    if (lane->closing || more) {
+        post(lane);
+    } else if (lane->sent.head != NULL) {
+        post_lazy(conn);
     }
     bool is_inside = bell || own != NULL;
     conn->inside += is_inside;
-    pthread_mutex_unlock(&conn->lock);
+    pthread_mutex_unlock(lane->lock);
     if (is_inside) {
         end_send(conn, bell, own);
     }
     return err;
-}
-
-static void run_dones(shm_conn *conn)
-{
-    pthread_mutex_lock(&conn->lock);
-    ep_send *send = conn->done_first;
-    conn->done_first = NULL;
-    conn->done_last = NULL;
-    pthread_mutex_unlock(&conn->lock);
-    while (send != NULL) {
-        ep_send *next = send->next;
-        send->next = NULL;
-        send->done(send, EP_OK);
-        send = next;
-    }
-}
-
-static void fail_sends(shm_conn *conn)
-{
-    ep_err code = conn->end.code == EP_ERR_CLOSED ? EP_ERR_CLOSED : EP_ERR_CONNECTION_LOST;
-    for (;;) {
-        pthread_mutex_lock(&conn->lock);
-        ep_send *send = ep_send_queue_pop(&conn->queue);
-        pthread_mutex_unlock(&conn->lock);
-        if (send == NULL) {
-            return;
-        }
-        send->done(send, code);
-    }
 }
 
 /* ---- receiving, on the loop's thread ---- */
@@ -347,29 +256,20 @@ static void take(shm_conn *conn, uint8_t *out, size_t bytes)
 /* The prefix is whole: gives the frame its buffer. */
 static receive_step begin_frame(shm_conn *conn, ep_error *out_error)
 {
+    ep_lane_conn *lane = &conn->lane;
+    bool large_allowed = __atomic_load_n(&lane->large_allowed, __ATOMIC_ACQUIRE);
     size_t bytes = 0;
-    size_t least = ep_lane_prefix_bytes(&conn->limits);
-    if (conn->limits.frame_bytes(conn->prefix, &bytes, out_error) != EP_OK ||
-        ep_lane_frame_check(&conn->limits, __atomic_load_n(&conn->large_allowed, __ATOMIC_ACQUIRE),
-                            bytes, conn->peer, out_error) != EP_OK) {
+    if (ep_lane_frame_length(&lane->limits, large_allowed, conn->prefix, lane->peer, &bytes,
+                             out_error) != EP_OK) {
         return RECEIVE_ERROR;
     }
-    if (bytes < least) {
-        ep_error_set(out_error, EP_ERR_PROTOCOL, "frame of %zu bytes from %s, must be at least %zu",
-                     bytes, conn->peer, least);
-        return RECEIVE_ERROR;
-    }
-    if (ep_buffer_acquire(conn->limits.pool, bytes, &conn->frame) != EP_OK) {
+    if (ep_buffer_acquire(lane->limits.pool, bytes, &conn->frame) != EP_OK) {
         return RECEIVE_WAITS;
     }
-    memcpy(conn->frame->data, conn->prefix, least);
-    conn->frame_have_bytes = least;
+    memcpy(conn->frame->data, conn->prefix, conn->prefix_have_bytes);
+    conn->frame_have_bytes = conn->prefix_have_bytes;
     conn->prefix_have_bytes = 0;
-    conn->backoff_ns = 0;
-    __atomic_store_n(&conn->memory_wait, false, __ATOMIC_RELAXED);
-    if (conn->handler.on_begin != NULL) {
-        conn->handler.on_begin(conn->handler.arg, &conn->base, conn->frame->data);
-    }
+    ep_lane_conn_begin_frame(lane, conn->frame);
     return RECEIVE_MORE;
 }
 
@@ -377,10 +277,10 @@ static receive_step begin_frame(shm_conn *conn, ep_error *out_error)
 static receive_step receive_some(shm_conn *conn, ep_error *out_error)
 {
     size_t available;
-    size_t least = ep_lane_prefix_bytes(&conn->limits);
+    size_t least = ep_lane_prefix_bytes(&conn->lane.limits);
     if (!ep_shm_consumer_available(&conn->in, &available)) {
         ep_error_set(out_error, EP_ERR_PROTOCOL, "%s broke the ring: its position is impossible",
-                     conn->peer);
+                     conn->lane.peer);
         return RECEIVE_ERROR;
     }
     if (conn->frame == NULL && conn->prefix_have_bytes < least) {
@@ -414,20 +314,10 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
         ep_buffer *frame = conn->frame;
         conn->frame = NULL;
         shm_spin_earn(&conn->spin, 0, 1);
-        conn->handler.on_frame(conn->handler.arg, &conn->base, frame);
+        conn->lane.handler.on_frame(conn->lane.handler.arg, &conn->lane.base, frame);
         return RECEIVE_MORE;
     }
     return bytes > 0 ? RECEIVE_MORE : RECEIVE_IDLE;
-}
-
-static void wait_for_memory(shm_conn *conn)
-{
-    conn->backoff_ns = conn->backoff_ns == 0 ? MEMORY_BACKOFF_MIN_NS : conn->backoff_ns * 2;
-    if (conn->backoff_ns > MEMORY_BACKOFF_MAX_NS) {
-        conn->backoff_ns = MEMORY_BACKOFF_MAX_NS;
-    }
-    __atomic_store_n(&conn->memory_wait, true, __ATOMIC_RELAXED);
-    ep_shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + conn->backoff_ns);
 }
 
 /* Nothing is there: true when more comes within a moment, or something is wrong. Not after
@@ -463,7 +353,7 @@ static void note_pause(shm_conn *conn, bool moved, bool idle, uint64_t begin_ns)
     }
     uint64_t now_ns = ep_clock_now_ns();
     if (moved) {
-        __atomic_store_n(&conn->heard_ns, now_ns, __ATOMIC_RELAXED);
+        __atomic_store_n(&conn->lane.heard_ns, now_ns, __ATOMIC_RELAXED);
     }
     if (idle && conn->idle_ns == 0) {
         conn->idle_ns = now_ns;
@@ -478,8 +368,9 @@ static bool receive(shm_conn *conn)
     uint64_t begin_ns = ep_clock_now_ns();
     receive_step step = RECEIVE_MORE;
     ep_shm_consumer_disarm(&conn->in);
-    for (unsigned steps = 0;
-         steps < SERVE_STEPS && !is_closing(conn) && conn->in.tail - begin < SERVE_BYTES; steps++) {
+    for (unsigned steps = 0; steps < SERVE_STEPS && !ep_lane_conn_is_closing(&conn->lane) &&
+                             conn->in.tail - begin < SERVE_BYTES;
+         steps++) {
         step = receive_some(conn, &error);
         if (step == RECEIVE_IDLE && spin_for_more(conn, begin_ns + SHM_SPINS_NS)) {
             continue;
@@ -495,14 +386,15 @@ static bool receive(shm_conn *conn)
     }
     note_pause(conn, conn->in.tail != begin, step == RECEIVE_IDLE, begin_ns);
     if (step == RECEIVE_WAITS) {
-        wait_for_memory(conn);
+        uint64_t wait_ns = ep_lane_conn_wait_ms(&conn->lane) * EP_NS_PER_MS;
+        ep_shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + wait_ns);
     } else if (step == RECEIVE_ERROR) {
-        end_with(conn, &error);
+        ep_lane_conn_end(&conn->lane, &error);
     } else if (step == RECEIVE_IDLE && conn->in.armed && conn->peer_ended) {
         ep_error_set(
-            &error, EP_ERR_CONNECTION_LOST, "%s closed the connection%s", conn->peer,
+            &error, EP_ERR_CONNECTION_LOST, "%s closed the connection%s", conn->lane.peer,
             conn->frame != NULL || conn->prefix_have_bytes > 0 ? " in the middle of a frame" : "");
-        end_with(conn, &error);
+        ep_lane_conn_end(&conn->lane, &error);
     }
     return step == RECEIVE_MORE || (step == RECEIVE_IDLE && !conn->in.armed);
 }
@@ -515,68 +407,55 @@ static void let_go(shm_conn *conn)
     ep_shm_loop_unwatch(conn->loop, conn->socket.fd);
     ep_shm_loop_forget(conn->loop, &conn->retry);
     /* whoever copies has seen closing not set and holds it; nobody is inside */
-    pthread_mutex_lock(&conn->lock);
+    pthread_mutex_lock(conn->lane.lock);
     shutdown(conn->socket.fd, SHUT_RDWR);
     ep_shm_held_close(&conn->socket);
     ep_shm_memory_close(&conn->memory);
-    pthread_mutex_unlock(&conn->lock);
+    pthread_mutex_unlock(conn->lane.lock);
     ep_buffer_unref(conn->frame);
     conn->frame = NULL;
-    ep_accept_count_remove(conn->count);
-    run_dones(conn);
-    fail_sends(conn);
+    ep_lane_conn_let_go(&conn->lane);
 }
 
-/* Closing is set: ends it, as far as it can be. Perhaps the last touch of conn. */
+/* Closing is set: ends it, as far as it can be. */
 static void finish(shm_conn *conn)
 {
-    pthread_mutex_lock(&conn->lock);
+    pthread_mutex_lock(conn->lane.lock);
     bool is_used = conn->inside > 0;
-    pthread_mutex_unlock(&conn->lock);
+    pthread_mutex_unlock(conn->lane.lock);
     if (is_used) {
         return; /* whoever leaves last posts */
     }
     if (!conn->ended) {
         let_go(conn);
     }
-    pthread_mutex_lock(&conn->lock);
-    bool started = conn->started;
-    bool over = !conn->finished && (started || conn->released);
-    conn->finished = conn->finished || over;
-    pthread_mutex_unlock(&conn->lock);
-    if (!over) {
-        return; /* without a handler on_closed waits for start or release */
-    }
-    if (started) {
-        conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
-    }
-    unref(conn);
-    ep_lane_drop();
+    ep_lane_conn_finish(&conn->lane);
 }
 
 static void serve(shm_conn *conn)
 {
+    ep_lane_conn *lane = &conn->lane;
     bool more = false;
-    pthread_mutex_lock(&conn->lock);
-    bool started = conn->started;
+    pthread_mutex_lock(lane->lock);
+    bool started = lane->started;
     bool bell = false;
-    bool more_to_send = !conn->closing && fill_ring(conn, SERVE_FILLS, &bell);
-    pthread_mutex_unlock(&conn->lock);
+    bool more_to_send = !lane->closing && fill_ring(conn, SERVE_FILLS, &bell);
+    pthread_mutex_unlock(lane->lock);
     if (bell) {
         ring_bell(conn);
     }
     if (!conn->ended) {
-        run_dones(conn);
+        ep_lane_conn_report_sent(lane);
     }
-    if (started && !is_closing(conn) && !conn->retry.waiting) {
+    if (started && !ep_lane_conn_is_closing(lane) && !conn->retry.waiting) {
         more = receive(conn);
     }
-    if (is_closing(conn)) {
+    if (ep_lane_conn_is_closing(lane)) {
         finish(conn);
     } else if (more || more_to_send) {
-        pthread_mutex_lock(&conn->lock);
-        post(conn);
-        pthread_mutex_unlock(&conn->lock);
+        pthread_mutex_lock(lane->lock);
+        post(lane);
+        pthread_mutex_unlock(lane->lock);
     }
 }
 
@@ -604,26 +483,24 @@ static void on_event(shm_source *source, uint32_t events)
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
         conn->peer_ended = true;
     }
-    pthread_mutex_lock(&conn->lock);
-    conn->refs++;
-    pthread_mutex_unlock(&conn->lock);
+    ep_lane_conn_ref(&conn->lane);
     serve(conn);
-    unref(conn);
+    ep_lane_conn_unref(&conn->lane);
 }
 
-static void on_posted(shm_work *work)
+static void on_posted(ep_lane_job *job)
 {
-    shm_conn *conn = (shm_conn *)(void *)((char *)work - offsetof(shm_conn, work));
-    pthread_mutex_lock(&conn->lock);
+    shm_conn *conn = (shm_conn *)(void *)((char *)job - offsetof(shm_conn, job));
+    pthread_mutex_lock(conn->lane.lock);
     conn->posted = false; /* whoever posts from now on is seen below or posts again */
-    pthread_mutex_unlock(&conn->lock);
+    pthread_mutex_unlock(conn->lane.lock);
     serve(conn);
-    unref(conn);
+    ep_lane_conn_unref(&conn->lane);
 }
 
-static void on_retry(shm_work *work)
+static void on_retry(ep_lane_job *job)
 {
-    serve((shm_conn *)(void *)((char *)work - offsetof(shm_conn, retry)));
+    serve((shm_conn *)(void *)((char *)job - offsetof(shm_conn, retry)));
 }
 
 ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory *taken_memory,
@@ -637,98 +514,26 @@ ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory 
         ep_accept_count_remove(taken_count);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
     }
-    pthread_mutex_init(&conn->lock, NULL);
-    conn->base.ops = lane;
+    ep_lane_conn_init(&conn->lane, lane, limits, taken_count, post);
+    conn->lane.is_trusted = true;
+    snprintf(conn->lane.peer, sizeof(conn->lane.peer), "%s", peer);
     conn->loop = ep_shm_loop_next();
     conn->source.on_event = on_event;
-    conn->work.run = on_posted;
+    conn->job.run = on_posted;
     conn->retry.run = on_retry;
     conn->memory = *taken_memory;
-    conn->limits = *limits;
-    conn->refs = 2;
     shm_spin_init(&conn->spin);
-    snprintf(conn->peer, sizeof(conn->peer), "%s", peer);
     ep_shm_memory_rings(&conn->memory, taken_count != NULL, &conn->out, &conn->in);
     ep_shm_held_add(&conn->socket, taken_socket);
-    conn->count = taken_count;
-    *out_conn = &conn->base;
+    *out_conn = &conn->lane.base;
     if (ep_shm_loop_watch(conn->loop, taken_socket, &conn->source,
                           EPOLLIN | EPOLLRDHUP | EPOLLET) != EP_OK) {
         ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
+        *out_conn = NULL;
         ep_shm_held_close(&conn->socket);
         ep_shm_memory_close(&conn->memory);
-        ep_accept_count_remove(taken_count);
-        conn->refs = 1;
-        unref(conn);
+        ep_lane_conn_abandon(&conn->lane);
         return EP_ERR_IO;
     }
-    ep_lane_hold();
     return EP_OK;
-}
-
-void ep_shm_conn_start(ep_conn *base, const ep_conn_handler *handler)
-{
-    shm_conn *conn = (shm_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    EP_ASSERT(!conn->started && !conn->released);
-    conn->handler = *handler;
-    conn->started = true;
-    post(conn);
-    pthread_mutex_unlock(&conn->lock);
-}
-
-/* Lock held. */
-static void close_locked(shm_conn *conn)
-{
-    if (!conn->closing) {
-        ep_error closed;
-        ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
-                     conn->peer);
-        begin_end(conn, &closed);
-        post(conn);
-    }
-}
-
-void ep_shm_conn_close(ep_conn *base)
-{
-    shm_conn *conn = (shm_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    close_locked(conn);
-    pthread_mutex_unlock(&conn->lock);
-}
-
-void ep_shm_conn_release(ep_conn *base)
-{
-    shm_conn *conn = (shm_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    EP_ASSERT(!conn->released);
-    conn->released = true;
-    close_locked(conn);
-    post(conn);
-    pthread_mutex_unlock(&conn->lock);
-    unref(conn); /* the owner's, so conn was alive until here */
-}
-
-void ep_shm_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)
-{
-    shm_conn *conn = (shm_conn *)base;
-    ep_lane_limits_allow_large(&conn->limits, pool, &conn->large_allowed);
-}
-
-void ep_shm_conn_receiving(ep_conn *base, ep_conn_receiving *out_receiving)
-{
-    const shm_conn *conn = (const shm_conn *)base;
-    out_receiving->heard_ns = __atomic_load_n(&conn->heard_ns, __ATOMIC_RELAXED);
-    out_receiving->waits_for_memory = __atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
-}
-
-void ep_shm_conn_peer(ep_conn *base, char *out_address, size_t bytes)
-{
-    snprintf(out_address, bytes, "%s", ((shm_conn *)base)->peer);
-}
-
-bool ep_shm_conn_is_trusted(ep_conn *base)
-{
-    (void)base;
-    return true;
 }

@@ -16,7 +16,7 @@ typedef struct shm_dial {
     ep_lane_dial lane;
     shm_loop *loop;
     shm_source source;
-    shm_work work; /* begins, and ends a cancelled one; posted with a reference */
+    ep_lane_job job; /* begins, and ends a cancelled one; posted with a reference */
     shm_access access;
     const char *path; /* in the URL */
     /* the loop's */
@@ -98,9 +98,9 @@ static void on_event(shm_source *source, uint32_t events)
     }
 }
 
-static void on_posted(shm_work *work)
+static void on_posted(ep_lane_job *job)
 {
-    shm_dial *d = (shm_dial *)(void *)((char *)work - offsetof(shm_dial, work));
+    shm_dial *d = (shm_dial *)(void *)((char *)job - offsetof(shm_dial, job));
     bool cancelled = ep_lane_dial_is_cancelled(&d->lane);
     ep_error error = {.code = EP_ERR_CANCELLED};
     if (!d->over && (cancelled || (!d->begun && open_socket(d, &error) != EP_OK))) {
@@ -114,7 +114,7 @@ static void post(ep_lane_dial *dial)
 {
     shm_dial *d = (shm_dial *)dial;
     ep_lane_dial_ref(dial);
-    if (!ep_shm_loop_post(d->loop, &d->work)) {
+    if (!ep_shm_loop_post(d->loop, &d->job)) {
         ep_lane_dial_unref(dial);
     }
 }
@@ -138,7 +138,7 @@ ep_err ep_shm_dial(const ep_lane_ops *lane, const ep_lane_address *address,
     dial->cancel = post;
     d->loop = ep_shm_loop_first();
     d->source.on_event = on_event;
-    d->work.run = on_posted;
+    d->job.run = on_posted;
     d->socket.fd = -1;
     d->access = access;
     d->path = dial->url + (path - address->url);

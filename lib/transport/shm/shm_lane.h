@@ -21,7 +21,7 @@
 #include <sys/types.h>
 
 #include "transport/lane_accept.h"
-#include "transport/lane_common.h"
+#include "transport/lane_worker.h"
 #include "transport/shm/shm_ring.h"
 
 #define SHM_LOOPS_MAX 4
@@ -38,14 +38,6 @@ typedef struct shm_held {
     struct shm_held *previous;
 } shm_held;
 
-typedef struct shm_work {
-    void (*run)(struct shm_work *work); /* on the loop's thread, no lock held */
-    struct shm_work *next;
-    bool queued;  /* posted; guarded by the loop's lock */
-    bool waiting; /* for due_ns; the loop's thread's */
-    uint64_t due_ns;
-} shm_work; /* posted, or waiting, not both */
-
 typedef struct shm_loop {
     pthread_mutex_t lock;
     pthread_t thread;
@@ -53,10 +45,8 @@ typedef struct shm_loop {
     bool stopping;
     bool woken; /* wake_fd was rung and the thread has not looked at the queue since */
     bool timer_armed;
-    shm_work *head;
-    shm_work *tail;
-    /* the thread's: any order; only what waits for memory or descriptors is here */
-    shm_work *later;
+    ep_lane_jobs posted;
+    ep_lane_job *later; /* the thread's */
     shm_held epoll;
     shm_held wake;
     shm_held timer;
@@ -71,18 +61,18 @@ ep_err ep_shm_loops_start(ep_error *out_error);
 shm_loop *ep_shm_loop_first(void);
 /* The one for the next connection. */
 shm_loop *ep_shm_loop_next(void);
-/* Has work->run called soon. Its owner lives until then. False: it was posted already, and then
+/* Has job->run called soon. Its owner lives until then. False: it was posted already, and then
  * runs once for both. */
-bool ep_shm_loop_post(shm_loop *loop, shm_work *work);
+bool ep_shm_loop_post(shm_loop *loop, ep_lane_job *job);
 /* The same within a millisecond, without waking the thread for it: it is likely to be awake
  * before. */
-void ep_shm_loop_post_lazy(shm_loop *loop, shm_work *work);
+void ep_shm_loop_post_lazy(shm_loop *loop, ep_lane_job *job);
 /* What was posted lazily runs soon. */
 void ep_shm_loop_hurry(shm_loop *loop);
-/* On the loop's thread: has work->run called at due_ns. No-op when it waits already. */
-void ep_shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns);
+/* On the loop's thread: has job->run called at due_ns. It does not wait yet. */
+void ep_shm_loop_post_later(shm_loop *loop, ep_lane_job *job, uint64_t due_ns);
 /* On the loop's thread: it does not wait any more. */
-void ep_shm_loop_forget(shm_loop *loop, shm_work *work);
+void ep_shm_loop_forget(shm_loop *loop, ep_lane_job *job);
 /* events: of epoll. Errors: IO. */
 ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events);
 void ep_shm_loop_unwatch(shm_loop *loop, int fd);
@@ -159,14 +149,7 @@ void ep_shm_path_close(const char *path, shm_held *lock);
 ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory *taken_memory,
                           const ep_lane_limits *limits, const char *peer,
                           ep_accept_count *taken_count, ep_conn **out_conn, ep_error *out_error);
-void ep_shm_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 ep_err ep_shm_conn_send(ep_conn *conn, ep_send *send);
-void ep_shm_conn_close(ep_conn *conn);
-void ep_shm_conn_release(ep_conn *conn);
-void ep_shm_conn_allow_large(ep_conn *conn, ep_buffer_pool *pool);
-void ep_shm_conn_receiving(ep_conn *conn, ep_conn_receiving *out_receiving);
-void ep_shm_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
-bool ep_shm_conn_is_trusted(ep_conn *conn);
 
 /* ---- shm_listener.c, shm_dial.c ---- */
 ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,

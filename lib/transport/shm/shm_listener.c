@@ -22,8 +22,8 @@ typedef struct shm_listener {
     pthread_cond_t changed;
     shm_loop *loop;
     shm_source source;
-    shm_work work;  /* the end */
-    shm_work retry; /* after a pause */
+    ep_lane_job end;
+    ep_lane_job retry; /* after a pause */
     shm_held socket;
     shm_held name_lock;
     shm_access access;
@@ -152,7 +152,7 @@ static void accept_all(shm_listener *l)
         } else if (!none && errno != EINTR && errno != ECONNABORTED) {
             pause_accepting(l);
         }
-        if (!none && accepts >= ACCEPTS_MAX) {
+        if (!none && accepts >= ACCEPTS_MAX && !l->retry.waiting) {
             ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns());
         }
         end_accept(l);
@@ -168,9 +168,9 @@ static void on_event(shm_source *source, uint32_t events)
     accept_all((shm_listener *)(void *)((char *)source - offsetof(shm_listener, source)));
 }
 
-static void on_retry(shm_work *work)
+static void on_retry(ep_lane_job *job)
 {
-    accept_all((shm_listener *)(void *)((char *)work - offsetof(shm_listener, retry)));
+    accept_all((shm_listener *)(void *)((char *)job - offsetof(shm_listener, retry)));
 }
 
 static void listener_free(shm_listener *l)
@@ -183,9 +183,9 @@ static void listener_free(shm_listener *l)
 }
 
 /* The end, where no event can be under way. */
-static void on_end(shm_work *work)
+static void on_end(ep_lane_job *job)
 {
-    shm_listener *l = (shm_listener *)(void *)((char *)work - offsetof(shm_listener, work));
+    shm_listener *l = (shm_listener *)(void *)((char *)job - offsetof(shm_listener, end));
     ep_shm_loop_unwatch(l->loop, l->socket.fd);
     ep_shm_loop_forget(l->loop, &l->retry);
     listener_free(l);
@@ -225,7 +225,7 @@ ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
     pthread_cond_init(&l->changed, NULL);
     l->loop = ep_shm_loop_first();
     l->source.on_event = on_event;
-    l->work.run = on_end;
+    l->end.run = on_end;
     l->retry.run = on_retry;
     l->socket.fd = -1;
     l->name_lock.fd = -1;
@@ -260,5 +260,5 @@ void ep_shm_listener_close(ep_listener *base)
     pthread_mutex_unlock(&l->lock);
     shutdown(l->socket.fd, SHUT_RDWR);
     ep_shm_path_close(l->path, &l->name_lock);
-    ep_shm_loop_post(l->loop, &l->work);
+    ep_shm_loop_post(l->loop, &l->end);
 }

@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "transport/lane_common.h"
 #include "transport/lanes.h"
 
 #define EVENTS_MAX 64
@@ -104,19 +105,6 @@ static bool on_thread(const shm_loop *loop)
     return pthread_equal(loop->thread, pthread_self()) != 0;
 }
 
-/* Lock held. False: it was there. */
-static bool append(shm_loop *loop, shm_work *work)
-{
-    if (work->queued) {
-        return false;
-    }
-    work->queued = true;
-    work->next = NULL;
-    *(loop->tail != NULL ? &loop->tail->next : &loop->head) = work;
-    loop->tail = work;
-    return true;
-}
-
 static void ring_self(shm_loop *loop)
 {
     uint64_t one = 1;
@@ -133,10 +121,10 @@ static void wake(shm_loop *loop)
     }
 }
 
-bool ep_shm_loop_post(shm_loop *loop, shm_work *work)
+bool ep_shm_loop_post(shm_loop *loop, ep_lane_job *job)
 {
     pthread_mutex_lock(&loop->lock);
-    bool added = append(loop, work);
+    bool added = ep_lane_jobs_push(&loop->posted, job);
     wake(loop);
     pthread_mutex_unlock(&loop->lock);
     return added;
@@ -149,11 +137,11 @@ void ep_shm_loop_hurry(shm_loop *loop)
     pthread_mutex_unlock(&loop->lock);
 }
 
-void ep_shm_loop_post_lazy(shm_loop *loop, shm_work *work)
+void ep_shm_loop_post_lazy(shm_loop *loop, ep_lane_job *job)
 {
     struct itimerspec soon = {.it_value = {.tv_nsec = LAZY_NS}};
     pthread_mutex_lock(&loop->lock);
-    append(loop, work);
+    ep_lane_jobs_push(&loop->posted, job);
     if (!loop->woken && !loop->timer_armed && !on_thread(loop)) {
         loop->timer_armed = true;
         timerfd_settime(loop->timer.fd, 0, &soon, NULL);
@@ -161,26 +149,14 @@ void ep_shm_loop_post_lazy(shm_loop *loop, shm_work *work)
     pthread_mutex_unlock(&loop->lock);
 }
 
-void ep_shm_loop_post_later(shm_loop *loop, shm_work *work, uint64_t due_ns)
+void ep_shm_loop_post_later(shm_loop *loop, ep_lane_job *job, uint64_t due_ns)
 {
-    if (work->waiting) {
-        return;
-    }
-    work->waiting = true;
-    work->due_ns = due_ns;
-    work->next = loop->later;
-    loop->later = work;
+    ep_lane_later_add(&loop->later, job, due_ns);
 }
 
-void ep_shm_loop_forget(shm_loop *loop, shm_work *work)
+void ep_shm_loop_forget(shm_loop *loop, ep_lane_job *job)
 {
-    for (shm_work **at = &loop->later; work->waiting && *at != NULL; at = &(*at)->next) {
-        if (*at == work) {
-            *at = work->next;
-            work->waiting = false;
-            break;
-        }
-    }
+    ep_lane_later_remove(&loop->later, job);
 }
 
 /* ---- the thread ---- */
@@ -190,21 +166,13 @@ static void run_posted(shm_loop *loop)
 {
     pthread_mutex_lock(&loop->lock);
     loop->woken = false;
-    shm_work *last = loop->tail;
-    while (last != NULL) {
-        shm_work *work = loop->head;
-        loop->head = work->next;
-        if (loop->head == NULL) {
-            loop->tail = NULL;
-        }
-        work->queued = false;
-        bool was_last = work == last;
+    const ep_lane_job *last = loop->posted.tail;
+    for (const ep_lane_job *ran = NULL; ran != last;) {
+        ep_lane_job *job = ep_lane_jobs_pop(&loop->posted);
+        ran = job;
         pthread_mutex_unlock(&loop->lock);
-        work->run(work); /* may free its owner, may post again */
+        job->run(job); /* may free its owner, may post again */
         pthread_mutex_lock(&loop->lock);
-        if (was_last) {
-            break;
-        }
     }
     pthread_mutex_unlock(&loop->lock);
 }
@@ -213,19 +181,9 @@ static void run_posted(shm_loop *loop)
 static uint64_t run_due(shm_loop *loop)
 {
     uint64_t now_ns = loop->later != NULL ? ep_clock_now_ns() : 0;
-    uint64_t next_ns = EP_TIME_NEVER;
-    shm_work *at = loop->later;
-    while (at != NULL) {
-        if (at->due_ns <= now_ns) {
-            shm_work *due = at;
-            ep_shm_loop_forget(loop, due);
-            due->run(due); /* may change the list */
-            at = loop->later;
-            next_ns = EP_TIME_NEVER;
-            continue;
-        }
-        next_ns = at->due_ns < next_ns ? at->due_ns : next_ns;
-        at = at->next;
+    uint64_t next_ns;
+    for (ep_lane_job *job; (job = ep_lane_later_take(&loop->later, now_ns, &next_ns)) != NULL;) {
+        job->run(job); /* may change the list */
     }
     return next_ns;
 }
@@ -234,7 +192,7 @@ static uint64_t run_due(shm_loop *loop)
 static int sleep_ms(shm_loop *loop, uint64_t next_ns)
 {
     pthread_mutex_lock(&loop->lock);
-    bool busy = loop->head != NULL;
+    bool busy = loop->posted.head != NULL;
     pthread_mutex_unlock(&loop->lock);
     if (busy) {
         return 0;

@@ -1,92 +1,286 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Life of a uv stream connection. It ends in three acts: closing is set and nothing new is written;
- * when the last thread is out of the socket its worker closes the libuv handles; then it closes the
- * socket, fails the queued sends and calls on_closed. A connection that nobody has started or
- * released waits for that before the last act.
+ * A uv stream connection.
+ *
+ * Sending    one thread at a time is inside the socket (writing): the one that called ep_conn_send,
+ *            or the worker once the socket was full or a patient frame is next. It gathers what is
+ *            queued, small frames several at a time.
+ * Receiving  on its worker: reads while bytes are there, within a budget; lane_assembler makes
+ *            frames.
+ * Ending     closing is set and nothing new is written; when the last thread is out of the socket
+ *            its worker closes the libuv handles, then the socket, and finishes in its next job.
  */
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <stdio.h>
+#include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/check.h"
+#include "base/clock.h"
+#include "transport/lane_conn.h"
 #include "transport/uv/uv_lane.h"
 
-void ep_uv_conn_ref(ep_uv_conn *conn)
-{
-    __atomic_fetch_add(&conn->refs, 1, __ATOMIC_RELAXED);
-}
+#define IOVS_MAX 64
+#define ROUNDS_MAX 16                  /* a caller does not write others' frames for ever */
+#define BUDGET_BYTES ((size_t)4 << 20) /* then the worker's other connections have their turn */
 
-void ep_uv_conn_unref(ep_uv_conn *conn)
-{
-    uint32_t before = __atomic_fetch_sub(&conn->refs, 1, __ATOMIC_ACQ_REL);
-    EP_ASSERT(before > 0);
-    if (before == 1) {
-        pthread_mutex_destroy(&conn->lock);
-        free(conn);
-    }
-}
+typedef enum conn_state { CONN_NEW, CONN_OPEN, CONN_ENDING, CONN_ENDED } conn_state;
 
-void ep_uv_conn_kick(ep_uv_conn *conn)
+typedef struct uv_conn {
+    ep_lane_conn lane;
+    ep_uv_loop_worker *worker;
+    ep_lane_job job; /* pushed with a reference */
+    int fd;          /* closed by the worker when nobody is inside it */
+
+    /* guarded by lock */
+    bool writing; /* a thread is inside the socket, or runs the done() of what it wrote */
+    /* the socket is full, or the caller is not to write: only the worker writes */
+    bool wait_writable;
+
+    /* touched by the worker only */
+    conn_state state;
+    uv_poll_t poll;
+    uv_timer_t retry; /* until memory may be there */
+    unsigned handles; /* of the two, not yet closed */
+    int events;       /* watched now */
+} uv_conn;
+
+/* From any thread, with a reference held: runs the connection's job. */
+static void kick(ep_lane_conn *lane)
 {
-    ep_uv_conn_ref(conn); /* the queued job's */
+    uv_conn *conn = (uv_conn *)lane;
+    ep_lane_conn_ref(lane);
     if (!ep_uv_loop_worker_push(conn->worker, &conn->job)) {
-        ep_uv_conn_unref(conn);
+        ep_lane_conn_unref(lane);
     }
 }
 
-bool ep_uv_conn_is_closing(const ep_uv_conn *conn)
-{
-    return __atomic_load_n(&conn->closing, __ATOMIC_ACQUIRE);
-}
+/* ---- sending ---- */
 
-static bool begin_end_locked(ep_uv_conn *conn, const ep_error *error)
+/*
+ * A write failed for good. When the peer has ended, what it had sent before may still be unread:
+ * then reading goes on, to the end that it finds. True: it does.
+ */
+static bool end_after_failure(ep_lane_conn *lane, int failed)
 {
-    bool first = !conn->closing;
-    if (first) {
-        conn->end = *error;
-        __atomic_store_n(&conn->closing, true, __ATOMIC_RELEASE);
+    pthread_mutex_lock(lane->lock);
+    bool reads = lane->started && (failed == EPIPE || failed == ECONNRESET);
+    pthread_mutex_unlock(lane->lock);
+    if (!reads) {
+        ep_error lost;
+        ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "sending to %s failed: %s", lane->peer,
+                     strerror(failed));
+        ep_lane_conn_end(lane, &lost);
     }
-    return first;
+    return reads;
 }
 
-void ep_uv_conn_end(ep_uv_conn *conn, const ep_error *error)
+/* One write. Lock held, dropped meanwhile. mine, on_worker: see write_queue. */
+static void write_once(uv_conn *conn, const ep_send **mine, bool on_worker)
 {
-    pthread_mutex_lock(&conn->lock);
-    bool first = begin_end_locked(conn, error);
-    pthread_mutex_unlock(&conn->lock);
-    if (first) {
-        ep_uv_conn_kick(conn);
+    ep_lane_conn *lane = &conn->lane;
+    bool reads = false;
+    struct iovec iovs[IOVS_MAX];
+    size_t bytes;
+    struct msghdr message = {.msg_iov = iovs};
+    message.msg_iovlen = ep_send_queue_gather(&lane->queue, on_worker, IOVS_MAX, iovs, &bytes);
+    pthread_mutex_unlock(lane->lock);
+    ssize_t sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    int failed = sent < 0 ? errno : 0;
+    if (failed != 0 && failed != EAGAIN && failed != EINTR && failed != ENOBUFS) {
+        reads = end_after_failure(lane, failed);
+    }
+    pthread_mutex_lock(lane->lock);
+    ep_send *whole = ep_lane_conn_advance(lane, sent > 0 ? (size_t)sent : 0, *mine);
+    conn->wait_writable =
+        reads || failed == EAGAIN || failed == ENOBUFS || (failed == 0 && (size_t)sent < bytes);
+    if (whole != NULL) {
+        *mine = NULL; /* another send may get its memory */
+        pthread_mutex_unlock(lane->lock);
+        whole->done(whole, EP_OK);
+        pthread_mutex_lock(lane->lock);
     }
 }
 
-/* ---- on the worker ---- */
+/*
+ * Writes what the socket takes. mine: the frame whose done() may run here, NULL none. on_worker:
+ * this is its thread, patient frames too; a caller may find one that another thread queued while it
+ * was inside the socket. Lock held on entry and return, nobody is writing. True: the job is to run.
+ */
+static bool write_queue(uv_conn *conn, const ep_send *mine, bool on_worker)
+{
+    ep_lane_conn *lane = &conn->lane;
+    conn->writing = true;
+    conn->wait_writable = false;
+    for (int round = 0; lane->queue.head != NULL && !conn->wait_writable && !lane->closing;
+         round++) {
+        if (round == ROUNDS_MAX || (lane->queue.head->is_patient && !on_worker)) {
+            conn->wait_writable = true;
+            break;
+        }
+        write_once(conn, &mine, on_worker);
+    }
+    conn->writing = false;
+    return conn->wait_writable || lane->closing || lane->sent.head != NULL;
+}
+
+ep_err ep_uv_conn_send(ep_conn *base, ep_send *send)
+{
+    uv_conn *conn = (uv_conn *)base;
+    ep_lane_conn *lane = &conn->lane;
+    bool must_kick = false;
+    ep_err err = ep_send_prepare(send, &lane->limits);
+    if (err != EP_OK) {
+        return err;
+    }
+    const ep_send *mine = send->done_inside ? send : NULL; /* send may be gone once it is queued */
+    const bool is_patient = send->is_patient;
+    pthread_mutex_lock(lane->lock);
+    err = ep_lane_conn_queue(lane, send);
+    if (err == EP_OK && !conn->writing && !conn->wait_writable) {
+        conn->wait_writable = is_patient;
+        must_kick = is_patient || write_queue(conn, mine, false);
+    }
+    if (must_kick) {
+        ep_lane_conn_ref(lane); /* a done() may have released it */
+    }
+    pthread_mutex_unlock(lane->lock);
+    if (must_kick) {
+        kick(lane);
+        ep_lane_conn_unref(lane);
+    }
+    return err;
+}
+
+/* On the worker: the socket takes bytes again. */
+static void on_writable(uv_conn *conn)
+{
+    ep_lane_conn *lane = &conn->lane;
+    pthread_mutex_lock(lane->lock);
+    bool must_kick = !conn->writing && !lane->closing && write_queue(conn, NULL, true);
+    pthread_mutex_unlock(lane->lock);
+    if (must_kick) {
+        kick(lane); /* reports, after this callback */
+    }
+}
+
+uint64_t ep_uv_conn_unacked(ep_conn *base)
+{
+    uv_conn *conn = (uv_conn *)base;
+    int bytes = 0;
+    pthread_mutex_lock(conn->lane.lock);
+    if (conn->fd < 0 || ioctl(conn->fd, SIOCOUTQ, &bytes) != 0) {
+        bytes = 0;
+    }
+    pthread_mutex_unlock(conn->lane.lock);
+    return (uint64_t)bytes;
+}
+
+/* ---- receiving, on the worker ---- */
+
+static void on_retry_memory(uv_timer_t *timer);
+
+/* Delivers whole frames. False when nothing may be read now. */
+static bool pump(uv_conn *conn)
+{
+    ep_assembler_step step = ep_lane_conn_deliver(&conn->lane);
+    if (step == EP_ASSEMBLER_NO_MEMORY) {
+        uv_timer_start(&conn->retry, on_retry_memory, ep_lane_conn_wait_ms(&conn->lane), 0);
+    }
+    return step == EP_ASSEMBLER_MORE;
+}
+
+static void end_of_stream(ep_lane_conn *lane, const char *reason)
+{
+    ep_error lost;
+    ep_assembler_describe_end(&lane->assembler, lane->peer, reason, &lost);
+    ep_lane_conn_end(lane, &lost);
+}
+
+static void rest(ep_lane_conn *lane)
+{
+    ep_assembler_rest(&lane->assembler);
+    ep_assembler_note(&lane->assembler, ep_clock_now_ns());
+}
+
+/* Only a failed socket brings a connection here that is not started: it waits for room to write,
+ * and there is no handler yet. */
+static bool is_started(ep_lane_conn *lane)
+{
+    pthread_mutex_lock(lane->lock);
+    bool started = lane->started;
+    pthread_mutex_unlock(lane->lock);
+    return started;
+}
+
+/* failed: the socket has an error; nothing watches it any more. */
+static void on_readable(uv_conn *conn, bool failed)
+{
+    ep_lane_conn *lane = &conn->lane;
+    size_t had_bytes = 0;
+    bool waits = __atomic_load_n(&lane->memory_wait, __ATOMIC_RELAXED);
+    /* one that waits for memory does not read: its error would come again and again */
+    if (!is_started(lane) || (failed && waits)) {
+        end_of_stream(lane, "its socket failed");
+        return;
+    }
+    bool more = !ep_lane_conn_is_closing(lane) && !waits;
+    while (more && had_bytes < BUDGET_BYTES) {
+        struct iovec room[EP_ASSEMBLER_IOVS_MAX];
+        unsigned count = ep_assembler_room(&lane->assembler, &lane->limits, room);
+        size_t asked = room[0].iov_len + (count > 1 ? room[1].iov_len : 0);
+        struct msghdr message = {.msg_iov = room, .msg_iovlen = count};
+        ssize_t got = recvmsg(conn->fd, &message, MSG_DONTWAIT);
+        if (got > 0) {
+            uint64_t now_ns = ep_clock_now_ns();
+            __atomic_store_n(&lane->heard_ns, now_ns, __ATOMIC_RELAXED);
+            ep_uv_loop_worker_heard(conn->worker, now_ns);
+            ep_assembler_received(&lane->assembler, (size_t)got);
+            had_bytes += (size_t)got;
+            more = pump(conn) && (size_t)got == asked; /* less: the socket is empty */
+        } else if (got == 0) {
+            end_of_stream(lane, "end of stream");
+            more = false;
+        } else if (errno != EINTR) {
+            if (errno != EAGAIN) {
+                end_of_stream(lane, strerror(errno));
+            }
+            more = false;
+        }
+    }
+    rest(lane);
+}
+
+/* ---- life, on the worker ---- */
+
+static void update_events(uv_conn *conn);
 
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
-    ep_uv_conn *conn = poll->data;
+    uv_conn *conn = poll->data;
     if (status < 0) {
         conn->events = 0; /* libuv watches no more; reading tells why */
     }
     if ((events & UV_WRITABLE) != 0) {
-        ep_uv_conn_writable(conn);
+        on_writable(conn);
     }
     if (status < 0 || (events & UV_READABLE) != 0) {
-        ep_uv_conn_readable(conn, status < 0);
+        on_readable(conn, status < 0);
     }
-    if (!ep_uv_conn_is_closing(conn)) {
-        ep_uv_conn_update_events(conn);
+    if (!ep_lane_conn_is_closing(&conn->lane)) {
+        update_events(conn);
     }
 }
 
-void ep_uv_conn_update_events(ep_uv_conn *conn)
+/* Watches what is to be watched now. */
+static void update_events(uv_conn *conn)
 {
-    pthread_mutex_lock(&conn->lock);
+    pthread_mutex_lock(conn->lane.lock);
     bool writable = conn->wait_writable;
-    bool readable = conn->started && !__atomic_load_n(&conn->memory_wait, __ATOMIC_RELAXED);
-    pthread_mutex_unlock(&conn->lock);
+    bool readable =
+        conn->lane.started && !__atomic_load_n(&conn->lane.memory_wait, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(conn->lane.lock);
     int events = (readable ? UV_READABLE : 0) | (writable ? UV_WRITABLE : 0);
     if (events == conn->events) {
         return;
@@ -99,59 +293,36 @@ void ep_uv_conn_update_events(ep_uv_conn *conn)
     }
 }
 
-static void fail_sends(ep_uv_conn *conn)
+static void on_retry_memory(uv_timer_t *timer)
 {
-    ep_err code = conn->end.code == EP_ERR_CLOSED ? EP_ERR_CLOSED : EP_ERR_CONNECTION_LOST;
-    for (;;) {
-        pthread_mutex_lock(&conn->lock);
-        ep_send *send = ep_send_queue_pop(&conn->queue);
-        pthread_mutex_unlock(&conn->lock);
-        if (send == NULL) {
-            return;
-        }
-        send->done(send, code);
-    }
-}
-
-/* Calls on_closed, unless its handler is yet to come. */
-static void finish(ep_uv_conn *conn)
-{
-    pthread_mutex_lock(&conn->lock);
-    bool started = conn->started;
-    bool parked = !started && !conn->released;
-    conn->over = !parked;
-    pthread_mutex_unlock(&conn->lock);
-    if (parked) {
+    uv_conn *conn = timer->data;
+    if (ep_lane_conn_is_closing(&conn->lane)) {
         return;
     }
-    if (started) {
-        conn->handler.on_closed(conn->handler.arg, &conn->base, &conn->end);
-    }
-    ep_uv_conn_unref(conn); /* the lane's; its job has one too */
-    ep_lane_drop();
+    pump(conn); /* memory_wait stays until there is memory */
+    rest(&conn->lane);
+    update_events(conn);
 }
 
 static void on_handle_closed(uv_handle_t *handle)
 {
-    ep_uv_conn *conn = handle->data;
+    uv_conn *conn = handle->data;
     if (--conn->handles > 0) {
         return;
     }
-    pthread_mutex_lock(&conn->lock);
+    pthread_mutex_lock(conn->lane.lock);
     int fd = conn->fd;
     conn->fd = -1;
-    pthread_mutex_unlock(&conn->lock);
+    pthread_mutex_unlock(conn->lane.lock);
     close(fd);
-    ep_assembler_fini(&conn->assembler);
-    ep_accept_count_remove(conn->count);
-    ep_uv_conn_report_sent(conn);
-    fail_sends(conn);
+    ep_lane_conn_let_go(&conn->lane);
     conn->state = CONN_ENDED;
-    ep_uv_conn_kick(conn); /* finishes in its job */
+    kick(&conn->lane); /* finishes in its job */
 }
 
-static void open_handles(ep_uv_conn *conn)
+static void open_handles(uv_conn *conn)
 {
+    ep_lane_conn *lane = &conn->lane;
     uv_loop_t *loop = ep_uv_loop_worker_loop(conn->worker);
     int failed = uv_poll_init(loop, &conn->poll, conn->fd);
     uv_timer_init(loop, &conn->retry);
@@ -164,14 +335,12 @@ static void open_handles(ep_uv_conn *conn)
         return;
     }
     ep_error lost;
-    ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "cannot watch the connection to %s: %s", conn->peer,
+    ep_error_set(&lost, EP_ERR_CONNECTION_LOST, "cannot watch the connection to %s: %s", lane->peer,
                  uv_strerror(failed));
-    pthread_mutex_lock(&conn->lock);
-    begin_end_locked(conn, &lost);
-    pthread_mutex_unlock(&conn->lock);
+    ep_lane_conn_end(lane, &lost);
 }
 
-static void close_handles(ep_uv_conn *conn)
+static void close_handles(uv_conn *conn)
 {
     conn->state = CONN_ENDING;
     if (conn->handles == 2) {
@@ -181,42 +350,38 @@ static void close_handles(ep_uv_conn *conn)
 }
 
 /* Whatever is due. */
-static void run(ep_uv_loop_job *job)
+static void run(ep_lane_job *job)
 {
-    ep_uv_conn *conn = (ep_uv_conn *)(void *)((char *)job - offsetof(ep_uv_conn, job));
+    uv_conn *conn = (uv_conn *)(void *)((char *)job - offsetof(uv_conn, job));
+    ep_lane_conn *lane = &conn->lane;
     if (conn->state == CONN_NEW) {
         open_handles(conn);
     }
     if (conn->state == CONN_OPEN) {
-        ep_uv_conn_report_sent(conn);
-        pthread_mutex_lock(&conn->lock);
-        bool closing = conn->closing;
+        ep_lane_conn_report_sent(lane);
+        pthread_mutex_lock(lane->lock);
+        bool closing = lane->closing;
         bool writing = conn->writing; /* who writes kicks again when closing */
-        pthread_mutex_unlock(&conn->lock);
+        pthread_mutex_unlock(lane->lock);
         if (!closing) {
-            ep_uv_conn_update_events(conn);
+            update_events(conn);
         } else if (!writing) {
             close_handles(conn);
         }
-    } else if (conn->state == CONN_ENDED && !conn->over) {
-        finish(conn);
+    } else if (conn->state == CONN_ENDED) {
+        ep_lane_conn_finish(lane);
     }
-    ep_uv_conn_unref(conn);
+    ep_lane_conn_unref(lane);
 }
 
-/* ---- from any thread ---- */
-
-static void read_peer(ep_uv_conn *conn, const struct sockaddr_storage *address)
+static void read_peer(ep_lane_conn *lane, const struct sockaddr_storage *address)
 {
-    char host[INET6_ADDRSTRLEN] = "";
+    const struct sockaddr_in *in = (const struct sockaddr_in *)address;
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
     if (address->ss_family == AF_INET) {
-        const struct sockaddr_in *in = (const struct sockaddr_in *)address;
-        inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host));
-        snprintf(conn->peer, sizeof(conn->peer), "%s:%u", host, ntohs(in->sin_port));
+        ep_lane_conn_set_peer(lane, AF_INET, &in->sin_addr, in->sin_port);
     } else {
-        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
-        inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof(host));
-        snprintf(conn->peer, sizeof(conn->peer), "[%s]:%u", host, ntohs(in6->sin6_port));
+        ep_lane_conn_set_peer(lane, AF_INET6, &in6->sin6_addr, in6->sin6_port);
     }
 }
 
@@ -225,70 +390,19 @@ ep_err ep_uv_conn_create(const ep_lane_ops *lane, int taken_fd,
                          ep_uv_loop_worker *worker, ep_accept_count *taken_count,
                          ep_conn **out_conn)
 {
-    ep_uv_conn *conn = calloc(1, sizeof(*conn));
-    if (conn == NULL || ep_assembler_init(&conn->assembler, true) != EP_OK) {
+    uv_conn *conn = calloc(1, sizeof(*conn));
+    if (conn == NULL || ep_assembler_init(&conn->lane.assembler, true) != EP_OK) {
         free(conn);
         close(taken_fd);
         ep_accept_count_remove(taken_count);
         return EP_ERR_NO_MEMORY;
     }
-    pthread_mutex_init(&conn->lock, NULL);
-    conn->base.ops = lane;
+    ep_lane_conn_init(&conn->lane, lane, limits, taken_count, kick);
     conn->worker = worker;
     conn->job.run = run;
-    conn->refs = 2; /* its owner and the lane */
     conn->fd = taken_fd;
     ep_uv_socket_set_congestion(taken_fd, address);
-    conn->limits = *limits;
-    conn->count = taken_count;
-    read_peer(conn, address);
-    ep_lane_hold();
-    *out_conn = &conn->base;
+    read_peer(&conn->lane, address);
+    *out_conn = &conn->lane.base;
     return EP_OK;
-}
-
-void ep_uv_conn_start(ep_conn *base, const ep_conn_handler *handler)
-{
-    ep_uv_conn *conn = (ep_uv_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    EP_ASSERT(!conn->started && !conn->released);
-    conn->handler = *handler;
-    conn->started = true;
-    pthread_mutex_unlock(&conn->lock);
-    ep_uv_conn_kick(conn);
-}
-
-/* Lock held. True: the job is to run. */
-static bool close_locked(ep_uv_conn *conn)
-{
-    ep_error closed;
-    ep_error_set(&closed, EP_ERR_CLOSED, "the connection to %s was closed on this side",
-                 conn->peer);
-    return begin_end_locked(conn, &closed);
-}
-
-void ep_uv_conn_close(ep_conn *base)
-{
-    ep_uv_conn *conn = (ep_uv_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    bool kick = close_locked(conn);
-    pthread_mutex_unlock(&conn->lock);
-    if (kick) {
-        ep_uv_conn_kick(conn);
-    }
-}
-
-void ep_uv_conn_release(ep_conn *base)
-{
-    ep_uv_conn *conn = (ep_uv_conn *)base;
-    pthread_mutex_lock(&conn->lock);
-    EP_ASSERT(!conn->released);
-    conn->released = true;
-    close_locked(conn);
-    bool kick = !conn->over; /* a parked one goes on to its end */
-    pthread_mutex_unlock(&conn->lock);
-    if (kick) {
-        ep_uv_conn_kick(conn);
-    }
-    ep_uv_conn_unref(conn); /* the owner's, so conn was alive until here */
 }

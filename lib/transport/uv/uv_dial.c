@@ -13,7 +13,7 @@
 typedef struct uv_dial {
     ep_lane_dial lane;
     ep_uv_loop_worker *worker;
-    ep_uv_loop_job job;
+    ep_lane_job job;
     ep_host_port to;
     /* touched by the worker only */
     bool begun;
@@ -188,7 +188,7 @@ static void begin(uv_dial *d)
 }
 
 /* Begins; and ends what is under way when cancelled. */
-static void run(ep_uv_loop_job *job)
+static void run(ep_lane_job *job)
 {
     uv_dial *d = (uv_dial *)(void *)((char *)job - offsetof(uv_dial, job));
     bool cancelled = ep_lane_dial_is_cancelled(&d->lane);

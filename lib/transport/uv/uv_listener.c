@@ -19,7 +19,7 @@
 typedef struct uv_listener {
     ep_lane_listener lane;
     ep_uv_loop_worker *worker;
-    ep_uv_loop_job job;
+    ep_lane_job job;
     int fd;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -113,7 +113,7 @@ static void on_handle_closed(uv_handle_t *handle)
 }
 
 /* Opens on the first run, closes on the last. */
-static void run(ep_uv_loop_job *job)
+static void run(ep_lane_job *job)
 {
     uv_listener *l = (uv_listener *)(void *)((char *)job - offsetof(uv_listener, job));
     uv_loop_t *loop = ep_uv_loop_worker_loop(l->worker);

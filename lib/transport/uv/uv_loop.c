@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "transport/lane_common.h"
 #include "transport/lanes.h"
 #include "transport/uv/uv_lane.h"
 
@@ -27,8 +28,7 @@ struct ep_uv_loop_worker {
     uint32_t spins;
     pthread_mutex_t lock;
     /* guarded by lock */
-    ep_uv_loop_job *head;
-    ep_uv_loop_job *tail;
+    ep_lane_jobs jobs;
     bool sleeping; /* a push must wake the loop */
     bool stopping;
 };
@@ -61,13 +61,7 @@ uint32_t ep_uv_busy_poll(uint64_t *out_polls)
 static void run_jobs(ep_uv_loop_worker *worker)
 {
     pthread_mutex_lock(&worker->lock);
-    while (worker->head != NULL) {
-        ep_uv_loop_job *job = worker->head;
-        worker->head = job->next;
-        if (worker->head == NULL) {
-            worker->tail = NULL;
-        }
-        job->queued = false;
+    for (ep_lane_job *job; (job = ep_lane_jobs_pop(&worker->jobs)) != NULL;) {
         pthread_mutex_unlock(&worker->lock);
         job->run(job); /* may free its owner */
         pthread_mutex_lock(&worker->lock);
@@ -110,7 +104,7 @@ static void before_wait(uv_prepare_t *handle)
             return;
         }
         pthread_mutex_lock(&worker->lock);
-        sleeping = worker->head == NULL;
+        sleeping = worker->jobs.head == NULL;
         worker->sleeping = sleeping;
         pthread_mutex_unlock(&worker->lock);
     }
@@ -227,20 +221,12 @@ uv_loop_t *ep_uv_loop_worker_loop(ep_uv_loop_worker *worker)
     return &worker->loop;
 }
 
-bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_uv_loop_job *job)
+bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_lane_job *job)
 {
     bool wake = false;
     pthread_mutex_lock(&worker->lock);
-    bool added = !job->queued;
+    bool added = ep_lane_jobs_push(&worker->jobs, job);
     if (added) {
-        job->queued = true;
-        job->next = NULL;
-        if (worker->tail == NULL) {
-            worker->head = job;
-        } else {
-            worker->tail->next = job;
-        }
-        worker->tail = job;
         wake = worker->sleeping && current != worker;
         worker->sleeping = worker->sleeping && !wake;
     }

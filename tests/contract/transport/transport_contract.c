@@ -834,14 +834,14 @@ Test(transport, says_who_the_peer_is_and_whether_to_trust_the_bytes)
 {
     char peer[EP_ADDRESS_BYTES];
     start_pair();
-    world.ops->conn_peer(client.conn, peer, sizeof(peer));
+    ep_conn_peer(client.conn, peer, sizeof(peer));
     if (world_is(&world, "loopback") || world_is(&world, "sim") || world_is(&world, "shm")) {
         cr_assert_str_eq(peer, world.dial_url);
     } else {
         cr_assert_not_null(strstr(world.dial_url, strrchr(peer, ':')), "%s %s", peer,
                            world.dial_url);
     }
-    cr_assert_eq(world.ops->conn_is_trusted(client.conn),
+    cr_assert_eq(ep_conn_is_trusted(client.conn),
                  !world_is(&world, "tcp") && !world_is(&world, "sim"));
     pair_close(&client, &server);
 }

@@ -24,6 +24,7 @@
 #include "expertd/node_private.h"
 #include "support/alloc_count.h"
 #include "support/checkpoint_fixture.h"
+#include "transport/lane_assembler.h"
 #include "transport/nng/nng_lane.h"
 #include "transport/transport.h"
 
