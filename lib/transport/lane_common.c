@@ -147,16 +147,6 @@ void ep_send_queue_append(ep_send_queue *queue, ep_send *send)
     queue->tail = send;
 }
 
-ep_err ep_send_queue_push(ep_send_queue *queue, ep_send *send, size_t bytes_max)
-{
-    EP_ASSERT(queue->bytes <= bytes_max);
-    if (send->total_bytes > bytes_max - queue->bytes) {
-        return EP_ERR_RESOURCE_EXHAUSTED;
-    }
-    ep_send_queue_append(queue, send);
-    return EP_OK;
-}
-
 ep_send *ep_send_queue_pop(ep_send_queue *queue)
 {
     ep_send *send = queue->head;

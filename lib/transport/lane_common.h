@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every lane needs: checked limits, a checked and bounded send queue, and threads that leave
- * the program's signals alone. */
+/* What every lane needs: checked limits, a queue of checked sends, a count of what needs its
+ * threads, and threads that leave the program's signals alone. */
 #ifndef EP_TRANSPORT_LANE_COMMON_H
 #define EP_TRANSPORT_LANE_COMMON_H
 
@@ -36,10 +36,7 @@ static inline size_t ep_lane_prefix_bytes(const ep_lane_limits *limits)
 /* Checks a send and fills its private fields. Errors: INVALID_ARGUMENT (parts, length). */
 ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits);
 
-/* Appends a prepared send. Errors: RESOURCE_EXHAUSTED (nothing appended). The caller holds the
- * lock. */
-ep_err ep_send_queue_push(ep_send_queue *queue, ep_send *send, size_t bytes_max);
-/* The same without a bound. */
+/* Appends a prepared send. The caller holds the lock, and keeps to its bound. */
 void ep_send_queue_append(ep_send_queue *queue, ep_send *send);
 /* Takes the oldest; NULL when empty. */
 ep_send *ep_send_queue_pop(ep_send_queue *queue);

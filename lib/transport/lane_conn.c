@@ -60,9 +60,14 @@ void ep_lane_conn_unref(ep_lane_conn *conn)
 
 ep_err ep_lane_conn_queue(ep_lane_conn *conn, ep_send *send)
 {
-    return conn->closing
-               ? EP_ERR_CLOSED
-               : ep_send_queue_push(&conn->queue, send, conn->limits.send_queue_bytes_max);
+    if (conn->closing) {
+        return EP_ERR_CLOSED;
+    }
+    if (send->total_bytes > conn->limits.send_queue_bytes_max - conn->queue.bytes) {
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    }
+    ep_send_queue_append(&conn->queue, send);
+    return EP_OK;
 }
 
 ep_send *ep_lane_conn_advance(ep_lane_conn *conn, size_t bytes, const ep_send *mine)
