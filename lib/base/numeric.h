@@ -125,19 +125,14 @@ static inline uint8_t ep_f32_to_f8e4m3(float x)
 #define EP_EXP_C4 1.6666665459e-1f
 #define EP_EXP_C5 5.0000001201e-1f
 
+/* Without branches, so that a plain loop over it becomes vector code of the same bits. NaN gives
+ * NaN. */
 static inline float ep_expf(float x)
 {
-    if (x != x) {
-        return x;
-    }
-    if (x > EP_EXP_MAX) {
-        return INFINITY;
-    }
-    if (x < EP_EXP_MIN) {
-        return 0.0f;
-    }
-    float n = rintf(x * EP_EXP_LOG2E);
-    float r = fmaf(n, -EP_EXP_LN2_HIGH, x);
+    float inside = x > EP_EXP_MIN ? x : EP_EXP_MIN; /* NaN too */
+    inside = inside < EP_EXP_MAX ? inside : EP_EXP_MAX;
+    float n = rintf(inside * EP_EXP_LOG2E);
+    float r = fmaf(n, -EP_EXP_LN2_HIGH, inside);
     r = fmaf(n, -EP_EXP_LN2_LOW, r);
     float p = EP_EXP_C0;
     p = fmaf(p, r, EP_EXP_C1);
@@ -151,7 +146,10 @@ static inline float ep_expf(float x)
     int32_t half = whole >> 1;
     float first = ep_f32_from_bits((uint32_t)(half + 127) << 23);
     float second = ep_f32_from_bits((uint32_t)(whole - half + 127) << 23);
-    return (y * first) * second;
+    float result = (y * first) * second;
+    result = x > EP_EXP_MAX ? INFINITY : result;
+    result = x < EP_EXP_MIN ? 0.0f : result;
+    return x != x ? x : result;
 }
 
 static inline float ep_sigmoidf(float x)

@@ -15,41 +15,6 @@
 #include "base/numeric.h"
 #include "kernels/ffn_kernel.h"
 
-/* ep_expf without branches, the same bits for every x; NaN gives NaN. */
-static inline float ep_act_exp(float x)
-{
-    float inside = x > EP_EXP_MIN ? x : EP_EXP_MIN; /* NaN too */
-    inside = inside < EP_EXP_MAX ? inside : EP_EXP_MAX;
-    float n = rintf(inside * EP_EXP_LOG2E);
-    float r = fmaf(n, -EP_EXP_LN2_HIGH, inside);
-    r = fmaf(n, -EP_EXP_LN2_LOW, r);
-    float p = EP_EXP_C0;
-    p = fmaf(p, r, EP_EXP_C1);
-    p = fmaf(p, r, EP_EXP_C2);
-    p = fmaf(p, r, EP_EXP_C3);
-    p = fmaf(p, r, EP_EXP_C4);
-    p = fmaf(p, r, EP_EXP_C5);
-    float y = fmaf(p, r * r, r) + 1.0f;
-    int32_t whole = (int32_t)n;
-    int32_t half = whole >> 1;
-    float first = ep_f32_from_bits((uint32_t)(half + 127) << 23);
-    float second = ep_f32_from_bits((uint32_t)(whole - half + 127) << 23);
-    float result = (y * first) * second;
-    result = x > EP_EXP_MAX ? INFINITY : result;
-    result = x < EP_EXP_MIN ? 0.0f : result;
-    return x != x ? x : result;
-}
-
-static inline float ep_act_sigmoid(float x)
-{
-    return 1.0f / (1.0f + ep_act_exp(-x));
-}
-
-static inline float ep_act_silu(float x)
-{
-    return x / (1.0f + ep_act_exp(-x));
-}
-
 static inline float ep_act_tanh(float x)
 {
     float a = fabsf(x);
@@ -60,7 +25,7 @@ static inline float ep_act_tanh(float x)
     p = fmaf(p, z, 0x1.110e1cp-3f);
     p = fmaf(p, z, -0x1.555552p-2f);
     float near = fmaf(x * z, p, x);
-    float far = copysignf(1.0f - 2.0f / (ep_act_exp(2.0f * a) + 1.0f), x);
+    float far = copysignf(1.0f - 2.0f / (ep_expf(2.0f * a) + 1.0f), x);
     return a < 0.625f ? near : far;
 }
 
@@ -85,7 +50,7 @@ static inline float ep_act_erf(float x)
     q = fmaf(q, t, -0x1.b3fbaep-4f);
     q = fmaf(q, t, -0x1.452d0ep-1f);
     q = fmaf(q, t, -0x1.20ee3cp+0f);
-    float far = copysignf(1.0f - ep_act_exp(t * q), x);
+    float far = copysignf(1.0f - ep_expf(t * q), x);
     float y = a < 1.0f ? near : far;
     return x != x ? x : y;
 }
@@ -130,15 +95,15 @@ ep_act_one(ep_activation kind, float alpha, float beta, float limit, float g, fl
         return ep_act_gelu_tanh(g) * u;
     case EP_ACT_SWIGLU_OAI:
         g = ep_act_min(g, limit);
-        return g * ep_act_sigmoid(alpha * g) * (ep_act_clamp(u, limit) + beta);
+        return g * ep_sigmoidf(alpha * g) * (ep_act_clamp(u, limit) + beta);
     case EP_ACT_SWIGLU_LIMIT:
-        return ep_act_silu(ep_act_min(g, limit)) * ep_act_clamp(u, limit);
+        return ep_siluf(ep_act_min(g, limit)) * ep_act_clamp(u, limit);
     case EP_ACT_SWIGLU_STEP:
-        return ep_act_min(ep_act_silu(g), limit) * ep_act_clamp(u, limit);
+        return ep_act_min(ep_siluf(g), limit) * ep_act_clamp(u, limit);
     case EP_ACT_SITU:
-        return alpha * ep_act_tanh(g / alpha) * ep_act_sigmoid(g) * (beta * ep_act_tanh(u / beta));
+        return alpha * ep_act_tanh(g / alpha) * ep_sigmoidf(g) * (beta * ep_act_tanh(u / beta));
     case EP_ACT_SILU_NO_GATE:
-        return ep_act_silu(u);
+        return ep_siluf(u);
     case EP_ACT_GELU_NO_GATE:
         return ep_act_gelu(u);
     case EP_ACT_GELU_TANH_NO_GATE:
@@ -149,19 +114,21 @@ ep_act_one(ep_activation kind, float alpha, float beta, float limit, float g, fl
         u = u < 0.0f ? 0.0f : u;
         return u * u;
     default:
-        return ep_act_silu(g) * u;
+        return ep_siluf(g) * u;
     }
 }
 
 /*
- * ep_ffn_kernel.activate: one loop per kind, so that each becomes vector code where it is inlined,
- * and goes over many rows, so that the steps of one row run beside those of others. The gate is not
- * read where there is none.
+ * ep_ffn_kernel.activate: one loop per kind, so that each becomes vector code of the file that has
+ * it, and goes over many rows, so that the steps of one row run beside those of others. The gate is
+ * not read where there is none.
  */
-static inline __attribute__((always_inline)) void
-ep_act_rows(ep_activation activation, const ep_activation_numbers *numbers, const float *restrict c,
-            uint32_t rows, float *restrict h, size_t stride)
+static inline void ep_act_rows(ep_activation activation, const ep_activation_numbers *numbers,
+                               const float *restrict c, uint32_t rows, float *restrict h,
+                               size_t stride)
 {
+    c = __builtin_assume_aligned(c, 64);
+    h = __builtin_assume_aligned(h, 64);
     const float alpha = numbers->alpha;
     const float beta = numbers->beta;
     const float limit = ep_act_limit(numbers);
@@ -186,6 +153,14 @@ ep_act_rows(ep_activation activation, const ep_activation_numbers *numbers, cons
         break;
     }
 #undef EP_ACT_CASE
+}
+
+/* ep_ffn_kernel.exp16. */
+static inline void ep_act_exp16(const float *x, float *out)
+{
+    for (uint32_t i = 0; i < 16; i++) {
+        out[i] = ep_expf(x[i]);
+    }
 }
 
 #endif

@@ -268,7 +268,7 @@ static void gather_row(ep_ascend_slot *slot, const layout *l, const ep_job *job,
         sum += weights->shared_gate[h] * slot->wide[h];
     }
     if (weights->shared_gate != NULL) {
-        slot->factors[place] = ep_act_sigmoid(sum);
+        slot->factors[place] = ep_sigmoidf(sum);
     }
     if (l->is_quant) {
         quantise_row(slot, l, place);

@@ -10,11 +10,8 @@ extern const ep_ffn_kernel ep_ffn_kernel_neon_bf16; /* family bf16odd: BFDOT, BF
 extern const ep_ffn_kernel ep_ffn_kernel_neon_dot;  /* dot products of int8 */
 extern const ep_ffn_kernel ep_ffn_kernel_neon;      /* Armv8.0 */
 
-/* The parts of ep_ffn_kernel_neon, for kernels that differ in one of them only. */
+/* panel of ep_ffn_kernel_neon. */
 void ep_ffn_neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
                        uint32_t k_count, const uint8_t *next, float *c);
-void ep_ffn_neon_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                          const float *c, uint32_t rows, float *h, size_t stride);
-void ep_ffn_neon_exp16(const float *x, float *out);
 
 #endif

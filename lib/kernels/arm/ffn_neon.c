@@ -8,6 +8,7 @@
 
 #include "kernels/arm/ffn_arm.h"
 #include "kernels/ffn_activation.h"
+#include "kernels/ffn_int8.h"
 #include "kernels/generic/ffn_generic.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -196,27 +197,12 @@ void ep_ffn_neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint
     }
 }
 
-/* Plain loops: the compiler makes them vector code. */
-void ep_ffn_neon_exp16(const float *x, float *out)
-{
-    for (int i = 0; i < 16; i++) {
-        out[i] = ep_act_exp(x[i]);
-    }
-}
-
-void ep_ffn_neon_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                          const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
-                __builtin_assume_aligned(h, 64), stride);
-}
-
 const ep_ffn_kernel ep_ffn_kernel_neon = {
     .name = "neon",
     .panel = ep_ffn_neon_panel,
     .group_panel = ep_ffn_generic_group_panel,
-    .int8_rows = ep_ffn_generic_int8_rows,
+    .int8_rows = ep_ffn_int8_rows,
     .int8_panel = ep_ffn_generic_int8_panel,
-    .activate = ep_ffn_neon_activate,
-    .exp16 = ep_ffn_neon_exp16,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
 };

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/arm/ffn_arm.h"
+#include "kernels/ffn_activation.h"
 #include "kernels/generic/ffn_generic.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -226,8 +227,8 @@ const ep_ffn_kernel ep_ffn_kernel_neon_bf16 = {
     .name = "neon_bf16",
     .family = EP_FFN_FAMILY_BF16ODD,
     .panel = bf16_panel,
-    .activate = ep_ffn_neon_activate,
-    .exp16 = ep_ffn_neon_exp16,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
     .pack_rows = ep_ffn_generic_pack_pairs,
     .lay = ep_ffn_generic_lay_pairs,
 };

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/arm/ffn_arm.h"
+#include "kernels/ffn_activation.h"
 #include "kernels/ffn_int8.h"
 #include "kernels/generic/ffn_generic.h"
 
@@ -83,18 +84,12 @@ static void dot_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel,
     ep_ffn_int8_panel_of(dot_sums, a, rows, panel, k_count, row_scales, c);
 }
 
-static void dot_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
-                          uint32_t k_count, int8_t *a, float *scales)
-{
-    ep_ffn_int8_rows(batch, first_row, rows, k_count, a, scales);
-}
-
 const ep_ffn_kernel ep_ffn_kernel_neon_dot = {
     .name = "neon_dot",
     .panel = ep_ffn_neon_panel,
     .group_panel = ep_ffn_generic_group_panel,
-    .int8_rows = dot_int8_rows,
+    .int8_rows = ep_ffn_int8_rows,
     .int8_panel = dot_int8_panel,
-    .activate = ep_ffn_neon_activate,
-    .exp16 = ep_ffn_neon_exp16,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
 };

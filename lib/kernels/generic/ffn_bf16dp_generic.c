@@ -156,26 +156,13 @@ void ep_ffn_generic_lay_pairs(const float *h, uint32_t rows, uint32_t count, flo
     }
 }
 
-static void pairs_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                           const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_act_rows(activation, numbers, c, rows, h, stride);
-}
-
-static void pairs_exp16(const float *x, float *out)
-{
-    for (uint32_t i = 0; i < 16; i++) {
-        out[i] = ep_expf(x[i]);
-    }
-}
-
 const ep_ffn_kernel ep_ffn_kernel_bf16dp_generic = {
     .name = "generic-bf16dp",
     .family = EP_FFN_FAMILY_BF16DP,
     .panel = bf16dp_panel,
     .group_panel = bf16dp_group_panel,
-    .activate = pairs_activate,
-    .exp16 = pairs_exp16,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
     .pack_rows = ep_ffn_generic_pack_pairs,
     .lay = ep_ffn_generic_lay_pairs,
 };
@@ -184,8 +171,8 @@ const ep_ffn_kernel ep_ffn_kernel_bf16odd_generic = {
     .name = "generic-bf16odd",
     .family = EP_FFN_FAMILY_BF16ODD,
     .panel = bf16odd_panel,
-    .activate = pairs_activate,
-    .exp16 = pairs_exp16,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
     .pack_rows = ep_ffn_generic_pack_pairs,
     .lay = ep_ffn_generic_lay_pairs,
 };

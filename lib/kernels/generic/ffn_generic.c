@@ -145,31 +145,12 @@ void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *pa
     ep_ffn_int8_panel_of(int8_sums, a, rows, panel, k_count, row_scales, c);
 }
 
-void ep_ffn_generic_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
-                              uint32_t k_count, int8_t *a, float *scales)
-{
-    ep_ffn_int8_rows(batch, first_row, rows, k_count, a, scales);
-}
-
-static void generic_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                             const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_act_rows(activation, numbers, c, rows, h, stride);
-}
-
-static void generic_exp16(const float *x, float *out)
-{
-    for (uint32_t i = 0; i < 16; i++) {
-        out[i] = ep_expf(x[i]);
-    }
-}
-
 const ep_ffn_kernel ep_ffn_kernel_generic = {
     .name = "generic",
     .panel = generic_panel,
     .group_panel = ep_ffn_generic_group_panel,
-    .int8_rows = ep_ffn_generic_int8_rows,
+    .int8_rows = ep_ffn_int8_rows,
     .int8_panel = ep_ffn_generic_int8_panel,
-    .activate = generic_activate,
-    .exp16 = generic_exp16,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
 };

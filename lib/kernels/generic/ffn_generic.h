@@ -13,8 +13,6 @@ extern const ep_ffn_kernel ep_ffn_kernel_w4a8_generic;
 void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_t rows,
                                 const uint8_t *panel, uint32_t k_count, const uint8_t *next,
                                 float *c);
-void ep_ffn_generic_int8_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
-                              uint32_t k_count, int8_t *a, float *scales);
 void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel,
                                uint32_t k_count, const float *row_scales, const uint8_t *next,
                                float *c);

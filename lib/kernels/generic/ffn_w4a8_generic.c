@@ -65,36 +65,12 @@ static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t r
     }
 }
 
-static void w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
-                           uint32_t hidden, float *a)
-{
-    ep_ffn_w4a8_pack_rows(batch, first_row, rows, hidden, a);
-}
-
-static void w4a8_lay(const float *h, uint32_t rows, uint32_t count, float *a)
-{
-    ep_ffn_w4a8_lay(h, rows, count, a);
-}
-
-static void w4a8_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                          const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_act_rows(activation, numbers, c, rows, h, stride);
-}
-
-static void w4a8_exp16(const float *x, float *out)
-{
-    for (uint32_t i = 0; i < 16; i++) {
-        out[i] = ep_expf(x[i]);
-    }
-}
-
 const ep_ffn_kernel ep_ffn_kernel_w4a8_generic = {
     .name = "generic-w4a8",
     .family = EP_FFN_FAMILY_W4A8,
     .group_panel = w4a8_group_panel,
-    .activate = w4a8_activate,
-    .exp16 = w4a8_exp16,
-    .pack_rows = w4a8_pack_rows,
-    .lay = w4a8_lay,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
+    .pack_rows = ep_ffn_w4a8_pack_rows,
+    .lay = ep_ffn_w4a8_lay,
 };

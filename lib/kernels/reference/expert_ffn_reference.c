@@ -280,7 +280,7 @@ void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source,
         }
         float share = 1.0f;
         if (source->shared_gate != NULL) {
-            share = ep_act_sigmoid(
+            share = ep_sigmoidf(
                 dot_plain(source->shared_gate, source->shared_gate_dtype, 0, x.x, hidden));
         }
         round_row(source->format, family, &x, hidden);

@@ -116,56 +116,12 @@ static void avx2_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint
     }
 }
 
-/* ep_expf, step by step. */
-INLINE __m256 exp_vector(__m256 x)
-{
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(EP_EXP_LOG2E)),
-                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-EP_EXP_LN2_HIGH), x);
-    r = _mm256_fmadd_ps(n, _mm256_set1_ps(-EP_EXP_LN2_LOW), r);
-    __m256 p = _mm256_set1_ps(EP_EXP_C0);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EP_EXP_C1));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EP_EXP_C2));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EP_EXP_C3));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EP_EXP_C4));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(EP_EXP_C5));
-    __m256 y = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
-    const __m256i bias = _mm256_set1_epi32(127);
-    __m256i whole = _mm256_cvtps_epi32(n);
-    __m256i half = _mm256_srai_epi32(whole, 1);
-    __m256i rest = _mm256_sub_epi32(whole, half);
-    __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
-    __m256 second = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
-    __m256 result = _mm256_mul_ps(_mm256_mul_ps(y, first), second);
-
-    __m256 above = _mm256_cmp_ps(x, _mm256_set1_ps(EP_EXP_MAX), _CMP_GT_OQ);
-    __m256 below = _mm256_cmp_ps(x, _mm256_set1_ps(EP_EXP_MIN), _CMP_LT_OQ);
-    __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-    result = _mm256_blendv_ps(result, _mm256_set1_ps(INFINITY), above);
-    result = _mm256_blendv_ps(result, _mm256_setzero_ps(), below);
-    return _mm256_blendv_ps(result, x, nan);
-}
-
-static void avx2_exp16(const float *x, float *out)
-{
-    _mm256_storeu_ps(out, exp_vector(_mm256_loadu_ps(x)));
-    _mm256_storeu_ps(out + 8, exp_vector(_mm256_loadu_ps(x + 8)));
-}
-
-/* Plain loops: the compiler makes them vector code of this file's instruction set. */
-static void avx2_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                          const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
-                __builtin_assume_aligned(h, 64), stride);
-}
-
 const ep_ffn_kernel ep_ffn_kernel_avx2 = {
     .name = "avx2",
     .panel = avx2_panel,
     .group_panel = ep_ffn_avx2_group_panel,
     .int8_rows = ep_ffn_avx2_int8_rows,
     .int8_panel = ep_ffn_avx2_int8_panel,
-    .activate = avx2_activate,
-    .exp16 = avx2_exp16,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
 };

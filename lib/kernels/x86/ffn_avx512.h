@@ -61,7 +61,7 @@ EP_AVX512_INLINE __m512 ep_avx512_exp(__m512 x)
     return _mm512_mask_mov_ps(result, nan, x);
 }
 
-EP_AVX512_INLINE void ep_avx512_exp16(const float *x, float *out)
+static inline void ep_avx512_exp16(const float *x, float *out)
 {
     _mm512_storeu_ps(out, ep_avx512_exp(_mm512_loadu_ps(x)));
 }
@@ -77,13 +77,12 @@ EP_AVX512_INLINE __m512 ep_avx512_silu_mul(__m512 g, __m512 u)
 
 /* Others are plain loops: the compiler makes them vector code of the file's instruction set, with
  * more steps. */
-EP_AVX512_INLINE void ep_avx512_activate(ep_activation activation,
-                                         const ep_activation_numbers *numbers, const float *c,
-                                         uint32_t rows, float *h, size_t stride)
+static inline void ep_avx512_activate(ep_activation activation,
+                                      const ep_activation_numbers *numbers, const float *c,
+                                      uint32_t rows, float *h, size_t stride)
 {
     if (activation != EP_ACT_SILU) {
-        ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
-                    __builtin_assume_aligned(h, 64), stride);
+        ep_act_rows(activation, numbers, c, rows, h, stride);
         return;
     }
     for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL, h += stride) {
@@ -246,8 +245,8 @@ EP_AVX512_INLINE __m256i ep_avx512_round_bf16(__m512 y)
     return _mm512_cvtepi32_epi16(rounded);
 }
 
-EP_AVX512_INLINE void ep_avx512_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
-                                          uint32_t first)
+static inline void ep_avx512_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
+                                       uint32_t first)
 {
     uint32_t i = 0;
     for (; i + EP_AVX512_FLOATS <= count; i += EP_AVX512_FLOATS) {

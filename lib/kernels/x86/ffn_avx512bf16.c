@@ -160,17 +160,6 @@ static void bf16dp_panel_to_rows(ep_dtype dtype, const float *a, const ep_ffn_ba
              panel, lines, next, c);
 }
 
-static void bf16dp_exp16(const float *x, float *out)
-{
-    ep_avx512_exp16(x, out);
-}
-
-static void bf16dp_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                            const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_avx512_activate(activation, numbers, c, rows, h, stride);
-}
-
 /* Inputs k..k + count - 1 of a row, narrowed; 0 behind them. count 1..32. */
 INLINE __m512i load_pairs(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k,
                           uint32_t count)
@@ -240,8 +229,8 @@ const ep_ffn_kernel ep_ffn_kernel_avx512bf16 = {
     .family = EP_FFN_FAMILY_BF16DP,
     .panel = bf16dp_panel,
     .group_panel = ep_ffn_avx512bf16_group_panel,
-    .activate = bf16dp_activate,
-    .exp16 = bf16dp_exp16,
+    .activate = ep_avx512_activate,
+    .exp16 = ep_avx512_exp16,
     .pack_rows = bf16dp_pack_rows,
     .lay = bf16dp_lay,
     .write_row = bf16dp_write_row,

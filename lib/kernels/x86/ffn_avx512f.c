@@ -150,23 +150,6 @@ static void avx512f_panel(ep_dtype dtype, const float *a, uint32_t rows, const u
     }
 }
 
-static void avx512f_exp16(const float *x, float *out)
-{
-    ep_avx512_exp16(x, out);
-}
-
-static void avx512f_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                             const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_avx512_activate(activation, numbers, c, rows, h, stride);
-}
-
-static void avx512f_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
-                              uint32_t first)
-{
-    ep_avx512_write_row(y, count, dtype, out, first);
-}
-
 /* rows is a constant wherever this is inlined. */
 INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first_row,
                        uint32_t hidden, float *a)
@@ -213,8 +196,8 @@ static void avx512f_lay(const float *h, uint32_t rows, uint32_t count, float *a)
 
 #define COMMON_PARTS                                                                               \
     .panel = avx512f_panel, .group_panel = ep_ffn_avx512f_group_panel,                             \
-    .activate = avx512f_activate, .exp16 = avx512f_exp16, .pack_rows = avx512f_pack_rows,          \
-    .lay = avx512f_lay, .write_row = avx512f_write_row
+    .activate = ep_avx512_activate, .exp16 = ep_avx512_exp16, .pack_rows = avx512f_pack_rows,      \
+    .lay = avx512f_lay, .write_row = ep_avx512_write_row
 
 const ep_ffn_kernel ep_ffn_kernel_avx512f = {
     .name = "avx512f",

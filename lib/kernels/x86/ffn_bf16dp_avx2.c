@@ -22,8 +22,8 @@ const ep_ffn_kernel ep_ffn_kernel_bf16dp_avx2 = {
     .family = EP_FFN_FAMILY_BF16DP,
     .panel = fma_panel,
     .group_panel = fma_group_panel,
-    .activate = fma_activate,
-    .exp16 = fma_exp16,
+    .activate = ep_act_rows,
+    .exp16 = ep_act_exp16,
     .pack_rows = ep_ffn_generic_pack_pairs,
     .lay = ep_ffn_generic_lay_pairs,
 };

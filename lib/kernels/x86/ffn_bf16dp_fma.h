@@ -241,19 +241,4 @@ static void fma_group_panel(ep_weight_format format, const float *a, uint32_t ro
     }
 }
 
-/* A plain loop: the compiler makes it vector code of the file's instruction set. */
-static void fma_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                         const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_act_rows(activation, numbers, __builtin_assume_aligned(c, 64), rows,
-                __builtin_assume_aligned(h, 64), stride);
-}
-
-static void fma_exp16(const float *x, float *out)
-{
-    for (uint32_t i = 0; i < 16; i++) {
-        out[i] = ep_act_exp(x[i]);
-    }
-}
-
 #endif

@@ -453,30 +453,13 @@ static void w4a8_lay(const float *h, uint32_t rows, uint32_t count, float *a)
     EP_AVX512_FOR_ROWS(rows, lay_chunk, h, count, a)
 }
 
-static void w4a8_activate(ep_activation activation, const ep_activation_numbers *numbers,
-                          const float *c, uint32_t rows, float *h, size_t stride)
-{
-    ep_avx512_activate(activation, numbers, c, rows, h, stride);
-}
-
-static void w4a8_exp16(const float *x, float *out)
-{
-    ep_avx512_exp16(x, out);
-}
-
-static void w4a8_write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
-                           uint32_t first)
-{
-    ep_avx512_write_row(y, count, dtype, out, first);
-}
-
 const ep_ffn_kernel ep_ffn_kernel_w4a8_avx512vnni = {
     .name = "avx512vnni-w4a8",
     .family = EP_FFN_FAMILY_W4A8,
     .group_panel = w4a8_group_panel,
-    .activate = w4a8_activate,
-    .exp16 = w4a8_exp16,
+    .activate = ep_avx512_activate,
+    .exp16 = ep_avx512_exp16,
     .pack_rows = w4a8_pack_rows,
     .lay = w4a8_lay,
-    .write_row = w4a8_write_row,
+    .write_row = ep_avx512_write_row,
 };
