@@ -9,9 +9,9 @@
 #include "kernels/arm/ffn_arm.h"
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_int8.h"
+#include "kernels/ffn_tile.h"
 #include "kernels/generic/ffn_generic.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define UNITS 8 /* of a panel */
 
 /*
@@ -78,13 +78,6 @@ INLINE float input_at(const int rows, const inputs *x, const int r)
     return r < 4 ? x->four[r] : rows == 5 ? x->one[0] : x->two[r - 4];
 }
 
-/* What a tile fetches into the second level cache while it computes: `lines` cache lines from next
- * on, per line of b. */
-typedef struct {
-    const uint8_t *next;
-    size_t step;
-} prefetch;
-
 /* One register tile over n lines of `units` units from unit first on. fresh: c is not read. */
 INLINE void tile(const int rows, const ep_dtype dtype, const uint32_t units, const int lines,
                  prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh,
@@ -136,9 +129,9 @@ typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool fre
                           float *c);
 
 /* All outputs of a panel; each tile fetches its part of what `ahead` says. */
-#define TILE(name, dtype, rows)                                                                    \
-    static void tile_##name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool fresh,     \
-                                     prefetch ahead, float *c)                                     \
+#define TILE(rows, name, dtype)                                                                    \
+    static void name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool fresh,            \
+                              prefetch ahead, float *c)                                            \
     {                                                                                              \
         const uint32_t units = (rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2;                              \
         const uint32_t tiles = UNITS / units;                                                      \
@@ -150,20 +143,10 @@ typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool fre
             ahead.next += n * ahead.step;                                                          \
         }                                                                                          \
     }
-#define TILES(name, dtype)                                                                         \
-    TILE(name, dtype, 1)                                                                           \
-    TILE(name, dtype, 2)                                                                           \
-    TILE(name, dtype, 3)                                                                           \
-    TILE(name, dtype, 4)                                                                           \
-    TILE(name, dtype, 5)                                                                           \
-    TILE(name, dtype, 6)                                                                           \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,    \
-                                                              tile_##name##_3, tile_##name##_4,    \
-                                                              tile_##name##_5, tile_##name##_6};
 
-TILES(bf16, EP_DTYPE_BF16)
-TILES(f16, EP_DTYPE_F16)
-TILES(f32, EP_DTYPE_F32)
+EP_FFN_BY_ROWS(tile_func, tiles_bf16, TILE, EP_DTYPE_BF16)
+EP_FFN_BY_ROWS(tile_func, tiles_f16, TILE, EP_DTYPE_F16)
+EP_FFN_BY_ROWS(tile_func, tiles_f32, TILE, EP_DTYPE_F32)
 
 /*
  * Blocks of k, all chunks per block. While a block is used from the nearest cache every tile

@@ -9,18 +9,11 @@
 
 #include "kernels/arm/ffn_arm.h"
 #include "kernels/ffn_activation.h"
+#include "kernels/ffn_tile.h"
 #include "kernels/generic/ffn_generic.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define LINE_BYTES 256u /* of a panel: 64 outputs, a pair each */
 #define LINES_BLOCK 64u /* done for all chunks before the next: 16 KiB; even */
-
-/* What a tile fetches into the second level cache while it computes: a cache line per line of the
- * panel. */
-typedef struct {
-    const uint8_t *next;
-    size_t step;
-} prefetch;
 
 INLINE bfloat16x8_t load_weights(const uint8_t *from)
 {

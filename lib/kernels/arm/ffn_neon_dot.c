@@ -7,9 +7,9 @@
 #include "kernels/arm/ffn_arm.h"
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_int8.h"
+#include "kernels/ffn_tile.h"
 #include "kernels/generic/ffn_generic.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define VECTORS 16 /* of 4 outputs: one panel line */
 
 /*
@@ -55,21 +55,16 @@ INLINE void tile(const int rows, const int vectors, const int8_t *a, const uint8
 
 typedef void (*tile_func)(const int8_t *a, const uint8_t *panel, uint32_t quads, int32_t *sums);
 
-#define TILE(rows)                                                                                 \
-    static void tile_##rows(const int8_t *a, const uint8_t *panel, uint32_t quads, int32_t *sums)  \
+#define TILE(rows, name)                                                                           \
+    static void name##_##rows(const int8_t *a, const uint8_t *panel, uint32_t quads,               \
+                              int32_t *sums)                                                       \
     {                                                                                              \
         const int vectors = (rows) == 1 ? 16 : (rows) <= 3 ? 8 : 4;                                \
         for (int first = 0; first < VECTORS; first += vectors) {                                   \
             tile(rows, vectors, a, panel, quads, first, sums);                                     \
         }                                                                                          \
     }
-TILE(1)
-TILE(2)
-TILE(3)
-TILE(4)
-TILE(5)
-TILE(6)
-static const tile_func tiles[EP_FFN_CHUNK_ROWS] = {tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
+EP_FFN_BY_ROWS(tile_func, tiles, TILE)
 
 static void dot_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads,
                      int32_t *sums)

@@ -7,10 +7,9 @@
 #include <immintrin.h>
 
 #include "kernels/ffn_activation.h"
-#include "kernels/ffn_kernel.h"
+#include "kernels/ffn_tile.h"
 #include "kernels/ffn_widen.h"
 
-#define EP_AVX512_INLINE static inline __attribute__((always_inline))
 #define EP_AVX512_FLOATS 16u
 
 /* func with rows as a constant, 1..EP_FFN_CHUNK_ROWS. */
@@ -37,7 +36,7 @@
     }
 
 /* ep_expf, step by step. */
-EP_AVX512_INLINE __m512 ep_avx512_exp(__m512 x)
+INLINE __m512 ep_avx512_exp(__m512 x)
 {
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(EP_EXP_LOG2E)),
                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -67,7 +66,7 @@ static inline void ep_avx512_exp16(const float *x, float *out)
 }
 
 /* The usual activation of 16 values, ep_act_silu(g) * u. */
-EP_AVX512_INLINE __m512 ep_avx512_silu_mul(__m512 g, __m512 u)
+INLINE __m512 ep_avx512_silu_mul(__m512 g, __m512 u)
 {
     const __m512 negative =
         _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(g), _mm512_set1_epi32(INT32_MIN)));
@@ -95,8 +94,8 @@ static inline void ep_avx512_activate(ep_activation activation,
 }
 
 /* Inputs k..k + count - 1 of a row, widened; 0 behind them. count 1..16. */
-EP_AVX512_INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_row *row,
-                                        uint32_t k, uint32_t count)
+INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k,
+                              uint32_t count)
 {
     const ep_dtype dtype = batch->x_dtype;
     const uint8_t *x = row->x;
@@ -124,8 +123,8 @@ EP_AVX512_INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_
 
 /* Fetches byte `at` of rows from first on, those that there are: each row is a stream of its own,
  * too short for the processor to see it coming. */
-EP_AVX512_INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_batch *batch,
-                                           uint32_t first, size_t at)
+INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first,
+                                 size_t at)
 {
 #pragma GCC unroll 6
     for (uint32_t r = 0; r < rows; r++) {
@@ -137,8 +136,8 @@ EP_AVX512_INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_bat
 
 /* Fetches what rows' outputs first..first + count - 1 are written over: lines of their own for each
  * row, which a store would wait for. */
-EP_AVX512_INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_t first_row,
-                                              uint32_t rows, uint32_t first, uint32_t count)
+INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                                    uint32_t first, uint32_t count)
 {
     const size_t value_bytes = ep_dtype_bytes(batch->out_dtype);
     for (uint32_t r = first_row; r < first_row + rows; r++) {
@@ -150,7 +149,7 @@ EP_AVX512_INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_
 }
 
 /* The lanes l of output vector j that come from row r; its element is (16 j + l) / rows. */
-EP_AVX512_INLINE __mmask16 ep_avx512_lanes_of(const uint32_t rows, uint32_t j, uint32_t r)
+INLINE __mmask16 ep_avx512_lanes_of(const uint32_t rows, uint32_t j, uint32_t r)
 {
     uint32_t mask = 0;
 #pragma GCC unroll 16
@@ -161,7 +160,7 @@ EP_AVX512_INLINE __mmask16 ep_avx512_lanes_of(const uint32_t rows, uint32_t j, u
 }
 
 /* Words of out behind the first `words` are not stored. */
-EP_AVX512_INLINE void ep_avx512_store_words(float *to, uint32_t at, uint32_t words, __m512i out)
+INLINE void ep_avx512_store_words(float *to, uint32_t at, uint32_t words, __m512i out)
 {
     if (words >= at + 16) {
         _mm512_storeu_si512(to + at, out);
@@ -172,7 +171,7 @@ EP_AVX512_INLINE void ep_avx512_store_words(float *to, uint32_t at, uint32_t wor
 
 /* ep_avx512_interleave of 6 rows: rows to pairs, then pairs in threes, half as many steps as one
  * row after the other. */
-EP_AVX512_INLINE void ep_avx512_interleave6(const __m512i *lanes, uint32_t words, float *to)
+INLINE void ep_avx512_interleave6(const __m512i *lanes, uint32_t words, float *to)
 {
     const __m512i first_half =
         _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -206,8 +205,8 @@ EP_AVX512_INLINE void ep_avx512_interleave6(const __m512i *lanes, uint32_t words
 }
 
 /* to[i][r] = word i of lanes[r], i < count (1..16). rows is a constant wherever this is inlined. */
-EP_AVX512_INLINE void ep_avx512_interleave(const uint32_t rows, const __m512i *lanes,
-                                           uint32_t count, float *to)
+INLINE void ep_avx512_interleave(const uint32_t rows, const __m512i *lanes, uint32_t count,
+                                 float *to)
 {
     if (rows == 6) {
         ep_avx512_interleave6(lanes, count * rows, to);
@@ -234,7 +233,7 @@ EP_AVX512_INLINE void ep_avx512_interleave(const uint32_t rows, const __m512i *l
 }
 
 /* ep_ffn_round_bf16 on 16 values. */
-EP_AVX512_INLINE __m256i ep_avx512_round_bf16(__m512 y)
+INLINE __m256i ep_avx512_round_bf16(__m512 y)
 {
     const __m512i bits = _mm512_castps_si512(y);
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

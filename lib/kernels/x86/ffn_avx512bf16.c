@@ -3,27 +3,16 @@
  * step. */
 #include "kernels/bf16dp.h"
 #include "kernels/x86/ffn_avx512.h"
-#include "kernels/x86/ffn_avx512bf16_tile.h"
+#include "kernels/x86/ffn_avx512bf16.h"
+#include "kernels/x86/ffn_lines.h"
+#include "kernels/x86/ffn_panel_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE EP_AVX512_INLINE
-/*
- * The most lines of a block. It and what is fetched of the next one lie in the second level cache
- * (1 MB on the CPUs that have this instruction): long ones spare the accumulators trips to memory.
- * With few rows a block is soon done, and one that was not fetched ahead is dear.
- */
-#define FEW_ROWS 32u
-#define FEW_ROWS_BLOCK 512u
-#define WIDE_BLOCK 1024u
-/* Fetched that far ahead while weights stream in and each line is used by one chunk. */
-#define STREAM_LINES 8u
+TILES(tiles_one, EP_DTYPE_BF16, 1)
+TILES(tiles_two, EP_DTYPE_BF16, 2)
+TILES(tiles_whole, EP_DTYPE_BF16, 4)
 
-/* How many cache lines a tile fetches per line of b: none, its share of the next block in one or
- * two, whole lines. */
-TILES(none, 0)
-TILES(one, 1)
-TILES(two, 2)
-TILES(whole, 4)
+static const panel_tiles tiles = {tiles_one, tiles_two, tiles_whole, LINE_BYTES};
 
 /* 32 floats to 16 pairs. The instruction is ep_bf16dp_narrow. */
 INLINE __m512i narrow(__m512 first, __m512 second)
@@ -55,92 +44,10 @@ static void bf16dp_write_row(const float *y, uint32_t count, ep_dtype dtype, voi
     ep_avx512_write_row(y + i, count - i, dtype, out, first + i);
 }
 
-/* One chunk: the weights stream through once. The last lines fetch the first ones of the next
- * panel. */
-static void stream_panel(const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                         const uint8_t *next, float *c)
-{
-    const uint32_t inside = lines > STREAM_LINES ? lines - STREAM_LINES : 0;
-    prefetch ahead = {.next = panel + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
-    if (inside > 0) {
-        tiles_whole[rows - 1](ahead, a, panel, inside, true, c);
-    }
-    ahead.next = next == NULL ? panel : next;
-    (next == NULL ? tiles_none : tiles_whole)[rows - 1](ahead, a + (size_t)inside * rows,
-                                                        panel + (size_t)inside * LINE_BYTES,
-                                                        lines - inside, inside == 0, c);
-}
-
-/* Where the rows of a panel's products go when they are complete; batch NULL: nowhere. */
-typedef struct {
-    const ep_ffn_batch *batch;
-    uint32_t first;
-    uint32_t count;
-} destination;
-
-static void write_rows(const destination *to, uint32_t first_row, uint32_t rows, const float *c)
-{
-    for (uint32_t r = first_row; to->batch != NULL && r < first_row + rows; r++) {
-        bf16dp_write_row(c + (size_t)r * EP_FFN_PANEL, to->count, to->batch->out_dtype,
-                         to->batch->rows[r].out, to->first);
-    }
-}
-
-/* Before the arithmetic that ends in them. */
-static void fetch_outputs(const destination *to, uint32_t first_row, uint32_t rows)
+static void end_row(const destination *to, uint32_t r, float *y)
 {
     if (to->batch != NULL) {
-        ep_avx512_fetch_outputs(to->batch, first_row, rows, to->first, to->count);
-    }
-}
-
-/* Blocks of one length, so that each fetches all of the next one. */
-static uint32_t block_lines(uint32_t rows, uint32_t lines)
-{
-    const uint32_t most = rows <= FEW_ROWS ? FEW_ROWS_BLOCK : WIDE_BLOCK;
-    const uint32_t count = (lines + most - 1) / most;
-    return (lines + count - 1) / count;
-}
-
-/*
- * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk
- * fetches its share of the next one, evenly, so that loading hides behind arithmetic. Behind the
- * last block lies the next panel.
- */
-static void panel_to(const destination *to, const float *a, uint32_t rows, const uint8_t *panel,
-                     uint32_t lines, const uint8_t *next, float *c)
-{
-    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
-    if (chunks.count == 1) {
-        fetch_outputs(to, 0, rows);
-        stream_panel(a, rows, panel, lines, next, c);
-        write_rows(to, 0, rows, c);
-        return;
-    }
-    const size_t share = (LINE_BYTES + chunks.count - 1) / chunks.count;
-    const tile_func *fetching = share > 64 ? tiles_two : tiles_one;
-    const uint32_t block = block_lines(rows, lines);
-    for (uint32_t line = 0; line < lines; line += block) {
-        const uint32_t n = lines - line < block ? lines - line : block;
-        const uint8_t *b = panel + (size_t)line * LINE_BYTES;
-        const bool is_last = line + n == lines;
-        const uint8_t *behind = is_last ? next : b + (size_t)n * LINE_BYTES;
-        const tile_func *tiles = behind == NULL ? tiles_none : fetching;
-        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
-            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            const float *x = a + (size_t)first_row * lines + (size_t)line * chunk_rows;
-            prefetch ahead = {
-                .next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
-                .step = share};
-            if (is_last) {
-                fetch_outputs(to, first_row, chunk_rows);
-            }
-            tiles[chunk_rows - 1](ahead, x, b, n, line == 0, c + (size_t)first_row * EP_FFN_PANEL);
-            if (is_last) {
-                write_rows(to, first_row, chunk_rows, c);
-            }
-        }
+        bf16dp_write_row(y, to->count, to->batch->out_dtype, to->batch->rows[r].out, to->first);
     }
 }
 
@@ -148,7 +55,7 @@ static void bf16dp_panel(ep_dtype dtype, const float *a, uint32_t rows, const ui
                          uint32_t lines, const uint8_t *next, float *c)
 {
     (void)dtype;
-    panel_to(&(destination){.batch = NULL}, a, rows, panel, lines, next, c);
+    panel_to(&tiles, &(destination){.batch = NULL}, a, rows, panel, lines, next, c);
 }
 
 static void bf16dp_panel_to_rows(ep_dtype dtype, const float *a, const ep_ffn_batch *batch,
@@ -156,8 +63,8 @@ static void bf16dp_panel_to_rows(ep_dtype dtype, const float *a, const ep_ffn_ba
                                  uint32_t first, uint32_t count, float *c)
 {
     (void)dtype;
-    panel_to(&(destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count,
-             panel, lines, next, c);
+    panel_to(&tiles, &(destination){.batch = batch, .first = first, .count = count}, a,
+             batch->rows_count, panel, lines, next, c);
 }
 
 /* Inputs k..k + count - 1 of a row, narrowed; 0 behind them. count 1..32. */

@@ -8,224 +8,66 @@
  */
 #include "kernels/ffn_int8.h"
 #include "kernels/x86/ffn_avx512.h"
+#include "kernels/x86/ffn_vector_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE EP_AVX512_INLINE
-#define VECTORS 4       /* of 16 outputs: one panel line */
 #define LINE_BYTES 256u /* of a panel: a quad of 64 outputs */
-#define ROUNDED 64u     /* inputs rounded at a time: 16 quads */
-/* The most lines of a block, as in the bf16 kernel. */
-#define FEW_ROWS 32u
-#define FEW_ROWS_BLOCK 512u
-#define WIDE_BLOCK 1024u
-/* Fetched that far ahead while weights stream in and each line is used by one chunk. */
-#define STREAM_LINES 8u
+#define LINE_PARTS 1
+#define LINE_INPUTS 1
+#define ROUNDED 64u /* inputs rounded at a time: 16 quads */
+#define line_bytes(dtype) LINE_BYTES
+#define load_line(dtype, part, line, strip, w) ((void)(dtype), vector_load_words(line, w))
 
-/* What a tile fetches into the second level cache while it computes: cache lines from next on, per
- * line of b. */
-typedef struct {
-    const uint8_t *next;
-    size_t step;
-} prefetch;
-
-/* What follows a panel's lines, and the scales of a tile's rows. */
-typedef struct {
-    const float *weight_scales;
-    const int32_t *offsets;
-    const float *row_scales;
-    bool first; /* no sums in c yet */
-    bool last;  /* c gets the results */
-} edges;
-
-/* One register tile over n lines. rows and fetched are constants wherever this is inlined. */
-INLINE void tile(const int rows, const int fetched, prefetch ahead, const int8_t *a,
-                 const uint8_t *b, uint32_t n, const edges *e, float *c)
+/* acc are integers, w and x quads. */
+INLINE vector vector_step(vector acc, vector w, vector x)
 {
-    __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            acc[r][j] = e->first ? _mm512_setzero_si512()
-                                 : _mm512_load_si512(c + r * EP_FFN_PANEL + 16 * j);
-        }
-    }
-    for (uint32_t line = 0; line < n; line++) {
-        __m512i w[VECTORS];
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            w[j] = _mm512_load_si512(b + 64 * j);
-        }
-#pragma GCC unroll 4
-        for (int q = 0; q < fetched; q++) {
-            _mm_prefetch((const char *)ahead.next + 64 * q, _MM_HINT_T1);
-        }
-        ahead.next += ahead.step;
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            int32_t quad;
-            __builtin_memcpy(&quad, a + 4 * r, sizeof(quad));
-            const __m512i x = _mm512_set1_epi32(quad);
-#pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) {
-                acc[r][j] = _mm512_dpbusd_epi32(acc[r][j], x, w[j]);
-            }
-        }
-        a += 4 * rows;
-        b += LINE_BYTES;
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            float *to = c + r * EP_FFN_PANEL + 16 * j;
-            if (e->last) {
-                const __m512i sum =
-                    _mm512_add_epi32(acc[r][j], _mm512_load_si512(e->offsets + 16 * j));
-                const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum),
-                                                    _mm512_load_ps(e->weight_scales + 16 * j));
-                _mm512_store_ps(to, _mm512_mul_ps(scaled, _mm512_set1_ps(e->row_scales[r])));
-            } else {
-                _mm512_store_si512(to, acc[r][j]);
-            }
-        }
-    }
+    return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(acc), _mm512_castps_si512(x),
+                                                   _mm512_castps_si512(w)));
 }
 
-typedef void (*tile_func)(prefetch ahead, const int8_t *a, const uint8_t *b, uint32_t n,
-                          const edges *e, float *c);
+#include "kernels/x86/ffn_lines.h"
+#include "kernels/x86/ffn_panel_avx512.h"
 
-/* How many cache lines a tile fetches per line of b: none, its share of the next block in one or
- * two, whole lines. */
-#define TILE(rows, name, fetched)                                                                  \
-    static void tile_##name##_##rows(prefetch ahead, const int8_t *a, const uint8_t *b,            \
-                                     uint32_t n, const edges *e, float *c)                         \
-    {                                                                                              \
-        tile(rows, fetched, ahead, a, b, n, e, c);                                                 \
-    }
-#define TILES(name, fetched)                                                                       \
-    TILE(1, name, fetched)                                                                         \
-    TILE(2, name, fetched)                                                                         \
-    TILE(3, name, fetched)                                                                         \
-    TILE(4, name, fetched)                                                                         \
-    TILE(5, name, fetched)                                                                         \
-    TILE(6, name, fetched)                                                                         \
-    static const tile_func tiles_##name[EP_FFN_CHUNK_ROWS] = {tile_##name##_1, tile_##name##_2,    \
-                                                              tile_##name##_3, tile_##name##_4,    \
-                                                              tile_##name##_5, tile_##name##_6};
+TILES(tiles_one, EP_DTYPE_I8, 1)
+TILES(tiles_two, EP_DTYPE_I8, 2)
+TILES(tiles_whole, EP_DTYPE_I8, 4)
 
-TILES(none, 0)
-TILES(one, 1)
-TILES(two, 2)
-TILES(whole, 4)
+static const panel_tiles tiles = {tiles_one, tiles_two, tiles_whole, LINE_BYTES};
 
-/* One chunk: the weights stream through once. The last lines fetch the first ones of the next
- * panel. */
-static void stream_panel(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
-                         const uint8_t *next, edges e, float *c)
+static void end_row(const destination *to, uint32_t r, float *y)
 {
-    const uint32_t inside = lines > STREAM_LINES ? lines - STREAM_LINES : 0;
-    prefetch ahead = {.next = panel + STREAM_LINES * LINE_BYTES, .step = LINE_BYTES};
-    e.first = true;
-    if (inside > 0) {
-        e.last = false;
-        tiles_whole[rows - 1](ahead, a, panel, inside, &e, c);
-        e.first = false;
+    const __m512 row_scale = _mm512_set1_ps(to->row_scales[r]);
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; j++) {
+        const __m512i sum = _mm512_add_epi32(_mm512_load_si512(y + 16 * j),
+                                             _mm512_load_si512(to->offsets + 16 * j));
+        const __m512 scaled =
+            _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(to->weight_scales + 16 * j));
+        _mm512_store_ps(y + 16 * j, _mm512_mul_ps(scaled, row_scale));
     }
-    e.last = true;
-    ahead.next = next == NULL ? panel : next;
-    (next == NULL ? tiles_none : tiles_whole)[rows - 1](ahead, a + (size_t)inside * 4 * rows,
-                                                        panel + (size_t)inside * LINE_BYTES,
-                                                        lines - inside, &e, c);
-}
-
-/* Where the rows of a panel's products go when they are complete; batch NULL: nowhere. */
-typedef struct {
-    const ep_ffn_batch *batch;
-    uint32_t first;
-    uint32_t count;
-} destination;
-
-static void write_rows(const destination *to, size_t first_row, uint32_t rows, const float *c)
-{
-    for (size_t r = first_row; to->batch != NULL && r < first_row + rows; r++) {
-        ep_avx512_write_row(c + r * EP_FFN_PANEL, to->count, to->batch->out_dtype,
-                            to->batch->rows[r].out, to->first);
-    }
-}
-
-/* Before the arithmetic that ends in them. */
-static void fetch_outputs(const destination *to, uint32_t first_row, uint32_t rows)
-{
     if (to->batch != NULL) {
-        ep_avx512_fetch_outputs(to->batch, first_row, rows, to->first, to->count);
+        ep_avx512_write_row(y, to->count, to->batch->out_dtype, to->batch->rows[r].out, to->first);
     }
 }
 
-/* Blocks of one length, so that each fetches all of the next one. */
-static uint32_t block_lines(uint32_t rows, uint32_t lines)
+static void int8_panel(destination to, const int8_t *a, uint32_t rows, const uint8_t *panel,
+                       uint32_t k_count, const float *row_scales, const uint8_t *next, float *c)
 {
-    const uint32_t most = rows <= FEW_ROWS ? FEW_ROWS_BLOCK : WIDE_BLOCK;
-    const uint32_t count = (lines + most - 1) / most;
-    return (lines + count - 1) / count;
-}
-
-/*
- * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk
- * fetches its share of the next one, evenly, so that loading hides behind arithmetic. Behind the
- * last block lies the next panel.
- */
-static void panel_to(const destination *to, const int8_t *a, uint32_t rows, const uint8_t *panel,
-                     uint32_t k_count, const float *row_scales, const uint8_t *next, float *c)
-{
-    const uint32_t lines = ep_ffn_quads(k_count);
-    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
-    edges e = {.weight_scales = ep_ffn_int8_weight_scales(panel, k_count),
-               .offsets = ep_ffn_int8_offsets(panel, k_count),
-               .row_scales = row_scales};
+    to.offsets = ep_ffn_int8_offsets(panel, k_count);
+    to.weight_scales = ep_ffn_int8_weight_scales(panel, k_count);
+    to.row_scales = row_scales;
     for (uint32_t i = 0; i < 8; i++) {
-        _mm_prefetch((const char *)e.weight_scales + 64 * (size_t)i, _MM_HINT_T1);
+        _mm_prefetch((const char *)to.weight_scales + 64 * (size_t)i, _MM_HINT_T1);
     }
-    if (chunks.count == 1) {
-        fetch_outputs(to, 0, rows);
-        stream_panel(a, rows, panel, lines, next, e, c);
-        write_rows(to, 0, rows, c);
-        return;
-    }
-    const size_t share = (LINE_BYTES + chunks.count - 1) / chunks.count;
-    const tile_func *fetching = share > 64 ? tiles_two : tiles_one;
-    const uint32_t block = block_lines(rows, lines);
-    for (uint32_t line = 0; line < lines; line += block) {
-        const uint32_t n = lines - line < block ? lines - line : block;
-        const uint8_t *b = panel + (size_t)line * LINE_BYTES;
-        e.first = line == 0;
-        e.last = line + n == lines;
-        const uint8_t *behind = e.last ? next : b + (size_t)n * LINE_BYTES;
-        const tile_func *tiles = behind == NULL ? tiles_none : fetching;
-        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
-            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const uint32_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            const int8_t *x = a + 4 * ((size_t)first_row * lines + (size_t)line * chunk_rows);
-            prefetch ahead = {
-                .next = behind == NULL ? b : behind + (size_t)chunk * n * LINE_BYTES / chunks.count,
-                .step = share};
-            e.row_scales = row_scales + first_row;
-            if (e.last) {
-                fetch_outputs(to, first_row, chunk_rows);
-            }
-            tiles[chunk_rows - 1](ahead, x, b, n, &e, c + (size_t)first_row * EP_FFN_PANEL);
-            if (e.last) {
-                write_rows(to, first_row, chunk_rows, c);
-            }
-        }
-    }
+    panel_to(&tiles, &to, (const float *)(const void *)a, rows, panel, ep_ffn_quads(k_count), next,
+             c);
 }
 
 void ep_ffn_avx512vnni_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel,
                                   uint32_t k_count, const float *row_scales, const uint8_t *next,
                                   float *c)
 {
-    panel_to(&(destination){.batch = NULL}, a, rows, panel, k_count, row_scales, next, c);
+    int8_panel((destination){.batch = NULL}, a, rows, panel, k_count, row_scales, next, c);
 }
 
 void ep_ffn_avx512vnni_int8_panel_to_rows(const int8_t *a, const ep_ffn_batch *batch,
@@ -233,8 +75,8 @@ void ep_ffn_avx512vnni_int8_panel_to_rows(const int8_t *a, const ep_ffn_batch *b
                                           const float *row_scales, const uint8_t *next,
                                           uint32_t first, uint32_t count, float *c)
 {
-    panel_to(&(destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count,
-             panel, k_count, row_scales, next, c);
+    int8_panel((destination){.batch = batch, .first = first, .count = count}, a, batch->rows_count,
+               panel, k_count, row_scales, next, c);
 }
 
 /* ---- rows to int8 ---- */

@@ -2,149 +2,86 @@
 /*
  * Family `bf16dp` on processors with fused multiply-adds and without AVX-512 BF16. With FTZ and DAZ
  * set one of them is ep_bf16dp_fma: tiny is decided after rounding there too. They are set around
- * the dot products alone. Included by files with instruction set flags, which first define VECTOR
- * with its operations:
- *     VECTOR_FLOATS  VECTORS (of a tile)
- *     vector_zero()  vector_load(p)  vector_store(p, v)  vector_fma(a, b, c)
- *     vector_odd_of(v), vector_even_of(v)  the members of pairs, widened
- *     vector_all(p)  the float at p in all lanes
+ * the dot products alone. Included behind the vectors of an instruction set.
  */
 #ifndef EP_KERNELS_X86_FFN_BF16DP_FMA_H
 #define EP_KERNELS_X86_FFN_BF16DP_FMA_H
-
-#include <immintrin.h>
 
 #include "kernels/bf16dp.h"
 #include "kernels/ffn_activation.h"
 #include "kernels/generic/ffn_generic.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define LINE_WORDS EP_FFN_PANEL /* pairs of a panel's line */
-#define TILE_OUTPUTS (VECTORS * VECTOR_FLOATS)
+#define LINE_PARTS 2            /* the odd members of pairs, then the even ones */
+#define line_bytes(dtype) (4 * LINE_WORDS)
+#define vector_member(part, pairs)                                                                 \
+    ((part) == 0 ? vector_high_halves(pairs) : vector_low_halves(pairs))
+#define vector_step(acc, w, x) vector_fma(w, x, acc)
+
+/* Where several tiles share a row's pairs, their members are widened once into memory; one tile
+ * widens them in registers. */
+#if STRIPS > 1
+#define LINE_INPUTS 2
+#else
+#define LINE_INPUTS 1
+#define vector_input(part, from) vector_member(part, vector_all(from))
+#endif
+
 #define FLUSH_TO_ZERO 0x8040u /* MXCSR: FTZ and DAZ */
-#define PREFETCH_BYTES 2048
 
 #define BLOCK_LINES (EP_FFN_K_BLOCK / 2) /* 16 KiB of a panel stay near while all chunks pass */
 
-/* Where several tiles share a row's pairs, their members are widened once into memory, odd and even
- * in turn; one tile widens them in registers. */
-#if VECTORS * VECTOR_FLOATS < EP_FFN_PANEL
-#define WORDS_OF_PAIR 2
-#define all_odd(x, r) vector_all((x) + 2 * (r))
-#define all_even(x, r) vector_all((x) + 2 * (r) + 1)
-#else
-#define WORDS_OF_PAIR 1
-#define all_odd(x, r) vector_odd_of(vector_all((x) + (r)))
-#define all_even(x, r) vector_even_of(vector_all((x) + (r)))
-#endif
-
-/* One register tile over n lines: outputs first..first + TILE_OUTPUTS - 1. x: above. fresh: c is
- * not read. rows is a constant. */
-INLINE void tile(const int rows, const float *x, const uint32_t *b, uint32_t n, bool fresh,
-                 uint32_t first, float *c)
+INLINE void load_line(ep_dtype dtype, int part, const uint8_t *line, uint32_t strip,
+                      vector w[VECTORS])
 {
-    VECTOR acc[EP_FFN_CHUNK_ROWS][VECTORS];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
+    (void)dtype;
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            acc[r][j] = fresh ? vector_zero()
-                              : vector_load(c + r * EP_FFN_PANEL + first + j * VECTOR_FLOATS);
-        }
-    }
-    for (uint32_t line = 0; line < n; line++, x += WORDS_OF_PAIR * rows, b += LINE_WORDS) {
-        VECTOR w[VECTORS];
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            w[j] = vector_odd_of(
-                vector_load((const float *)(const void *)(b + first + j * VECTOR_FLOATS)));
-        }
-        _mm_prefetch((const char *)(b + first) + PREFETCH_BYTES, _MM_HINT_T1);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            const VECTOR all = all_odd(x, r);
-#pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) {
-                acc[r][j] = vector_fma(w[j], all, acc[r][j]);
-            }
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            w[j] = vector_even_of(
-                vector_load((const float *)(const void *)(b + first + j * VECTOR_FLOATS)));
-        }
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            const VECTOR all = all_even(x, r);
-#pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) {
-                acc[r][j] = vector_fma(w[j], all, acc[r][j]);
-            }
-        }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            vector_store(c + r * EP_FFN_PANEL + first + j * VECTOR_FLOATS, acc[r][j]);
-        }
+    for (int j = 0; j < VECTORS; j++) {
+        w[j] = vector_member(part, vector_load(line + 4 * vector_output(strip, j)));
     }
 }
 
-/* What the tiles of a chunk read: a itself, or its pairs widened into room. */
-INLINE const float *inputs(const float *a, uint32_t count, float *room)
+#include "kernels/x86/ffn_lines.h"
+#include "kernels/x86/ffn_near_blocks.h"
+
+/* What the tiles of a chunk read for n lines: a itself, or its pairs widened into room. */
+INLINE const float *inputs(const float *a, const uint32_t n, const uint32_t rows, float *room)
 {
-    if (WORDS_OF_PAIR == 1) {
+    float *to = room;
+    if (LINE_INPUTS == 1) {
         return a;
     }
-    for (uint32_t i = 0; i < count; i++) {
-        room[2 * i] = ep_f32_from_bits(ep_f32_bits(a[i]) & 0xffff0000u);
-        room[2 * i + 1] = ep_f32_from_bits(ep_f32_bits(a[i]) << 16);
+    for (uint32_t line = 0; line < n; line++, a += rows, to += 2 * rows) {
+        for (uint32_t r = 0; r < rows; r++) {
+            to[r] = ep_f32_from_bits(ep_f32_bits(a[r]) & 0xffff0000u);
+            to[rows + r] = ep_f32_from_bits(ep_f32_bits(a[r]) << 16);
+        }
     }
     return room;
 }
 
 /* n is at most BLOCK_LINES. Not inlined: no arithmetic may wander out of where MXCSR is set. */
-#define TILE(rows)                                                                                 \
-    static __attribute__((noinline)) void tile_##rows(const float *a, const uint32_t *b,           \
-                                                      uint32_t n, bool fresh, float *c)            \
+#define FMA_TILE(rows, name)                                                                       \
+    static __attribute__((noinline)) void name##_##rows(                                           \
+        prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c)        \
     {                                                                                              \
-        float room[WORDS_OF_PAIR == 1 ? 1 : BLOCK_LINES * 2 * rows];                               \
-        const float *x = inputs(a, n * rows, room);                                                \
-        for (uint32_t first = 0; first < EP_FFN_PANEL; first += TILE_OUTPUTS) {                    \
-            tile(rows, x, b, n, fresh, first, c);                                                  \
+        float room[LINE_INPUTS == 1 ? 1 : BLOCK_LINES * LINE_INPUTS * rows];                       \
+        const float *x = inputs(a, n, rows, room);                                                 \
+        for (uint32_t strip = 0; strip < STRIPS; strip++) {                                        \
+            tile(rows, EP_DTYPE_BF16, 1, ahead, x, b, n, fresh, strip, c);                         \
         }                                                                                          \
     }
-TILE(1)
-TILE(2)
-TILE(3)
-TILE(4)
-TILE(5)
-TILE(6)
-
-static void (*const tiles[EP_FFN_CHUNK_ROWS])(const float *a, const uint32_t *b, uint32_t n,
-                                              bool fresh, float *c) = {tile_1, tile_2, tile_3,
-                                                                       tile_4, tile_5, tile_6};
+EP_FFN_BY_ROWS(tile_func, tiles, FMA_TILE)
 
 static void fma_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
                       uint32_t lines, const uint8_t *next, float *c)
 {
     (void)dtype;
     (void)next;
-    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | FLUSH_TO_ZERO);
-    for (uint32_t line = 0; line < lines; line += BLOCK_LINES) {
-        const uint32_t n = lines - line < BLOCK_LINES ? lines - line : BLOCK_LINES;
-        const uint32_t *b = (const uint32_t *)(const void *)panel + (size_t)line * LINE_WORDS;
-        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
-            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            tiles[chunk_rows - 1](a + first_row * lines + (size_t)line * chunk_rows, b, n,
-                                  line == 0, c + first_row * EP_FFN_PANEL);
-        }
-    }
+    near_blocks(tiles, 4 * LINE_WORDS, BLOCK_LINES, a, rows, panel, lines, c);
     _mm_setcsr(before);
 }
 
@@ -206,7 +143,8 @@ static void group_chunk(const wide_group *group, const float *x, uint32_t rows, 
     float sums[EP_FFN_CHUNK_ROWS];
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | FLUSH_TO_ZERO);
-    tiles[rows - 1](x, group->pairs, group->lines, !group->is_mx || fresh,
+    const uint8_t *pairs = (const uint8_t *)group->pairs;
+    tiles[rows - 1]((prefetch){.next = pairs}, x, pairs, group->lines, !group->is_mx || fresh,
                     group->is_mx ? c : chain);
     if (group->has_offsets) {
         row_sums(x, rows, group->lines, sums);
@@ -240,5 +178,11 @@ static void fma_group_panel(ep_weight_format format, const float *a, uint32_t ro
         }
     }
 }
+
+/* What ep_ffn_kernel has of these. */
+#define FMA_PARTS                                                                                  \
+    .family = EP_FFN_FAMILY_BF16DP, .panel = fma_panel, .group_panel = fma_group_panel,            \
+    .activate = ep_act_rows, .exp16 = ep_act_exp16, .pack_rows = ep_ffn_generic_pack_pairs,        \
+    .lay = ep_ffn_generic_lay_pairs
 
 #endif

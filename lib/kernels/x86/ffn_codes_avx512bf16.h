@@ -10,14 +10,14 @@
 
 #include <immintrin.h>
 
-#include "kernels/ffn_kernel.h"
+#include "kernels/ffn_tile.h"
 
 /*
  * 4-bit codes: their bf16, twice: a look-up sees five bits, of which the last is the next code's.
  * e4m3: what is added to a code moved to the place of bf16's exponent and mantissa: 120 to the
  * exponent, else what makes a small code's last three bits the normal number they are. int8: none.
  */
-static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_codes codes)
+INLINE __m512i ep_codes_table(ep_weight_codes codes)
 {
     static const uint16_t integers[24] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
                                           0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
@@ -42,16 +42,14 @@ static inline __attribute__((always_inline)) __m512i ep_codes_table(ep_weight_co
  * a byte on: that spares a shift, which takes half a dot product's time (Zen 4). It reads a byte
  * behind the line; behind a group's last one are scales.
  */
-static inline __attribute__((always_inline)) __m512i ep_codes_load(ep_weight_codes codes,
-                                                                   const uint8_t *line, int j)
+INLINE __m512i ep_codes_load(ep_weight_codes codes, const uint8_t *line, int j)
 {
     return _mm512_loadu_si512(line + (ep_weight_codes_are_nibbles(codes) ? j / 2 : 32 * (j & 2)));
 }
 
 /* high: codes in the upper halves of 16-bit words; index: the same with the last three bits
  * lowest. */
-static inline __attribute__((always_inline)) __m512i
-ep_codes_widen_e4m3(__m512i table, __m512i high, __m512i index)
+INLINE __m512i ep_codes_widen_e4m3(__m512i table, __m512i high, __m512i index)
 {
     const __mmask32 is_small = _mm512_testn_epi16_mask(high, _mm512_set1_epi16(0x7800));
     const __m512i bits =
@@ -63,7 +61,7 @@ ep_codes_widen_e4m3(__m512i table, __m512i high, __m512i index)
 
 /* Pairs of int8: byte 0 or 1 of each half of a word. All of them have at most 8 bits: the lower
  * half of their f32 is zero. */
-static inline __attribute__((always_inline)) __m512i ep_codes_widen_int8(__m512i words, int j)
+INLINE __m512i ep_codes_widen_int8(__m512i words, int j)
 {
     const __m512i low =
         _mm512_srai_epi32(_mm512_slli_epi32(words, (unsigned)(24 - 8 * (j & 1))), 24);
@@ -75,8 +73,7 @@ static inline __attribute__((always_inline)) __m512i ep_codes_widen_int8(__m512i
 }
 
 /* The pairs of vector j from the load for it. */
-static inline __attribute__((always_inline)) __m512i
-ep_codes_widen(ep_weight_codes codes, __m512i table, __m512i loaded, int j)
+INLINE __m512i ep_codes_widen(ep_weight_codes codes, __m512i table, __m512i loaded, int j)
 {
     if (ep_weight_codes_are_nibbles(codes)) {
         return _mm512_permutexvar_epi16(_mm512_srli_epi16(loaded, (unsigned)(4 * (j & 1))), table);

@@ -4,17 +4,13 @@
  * panel streams through once and its codes are widened in registers. More: blocks of groups are
  * widened into memory that stays in the near caches, and every chunk passes over them; both take
  * the same steps for each output.
- * Included by files with instruction set flags; each has tiles of its own.
+ * Included behind the vectors of an instruction set, by files with its flags; each family has tiles
+ * of its own.
  */
 #ifndef EP_KERNELS_X86_FFN_GROUP_H
 #define EP_KERNELS_X86_FFN_GROUP_H
 
-#include <immintrin.h>
 #include <string.h>
-
-#include "kernels/ffn_kernel.h"
-
-#define EP_GROUP_INLINE static inline __attribute__((always_inline))
 
 /* Widened groups of a block: 256 bytes a line, then 64 scales as f32, then, where there are any, 64
  * offsets. */
@@ -63,59 +59,94 @@ typedef struct ep_group_form {
 } ep_group_form;
 
 /* func(rows, constants.., walk, a, c) for every number of rows. */
-#define EP_GROUP_TILE(name, rows, func, ...)                                                       \
+#define EP_GROUP_TILE(rows, name, func, ...)                                                       \
     static void name##_##rows(const ep_group_walk *walk, const float *a, float *c)                 \
     {                                                                                              \
         func(rows, ##__VA_ARGS__, walk, a, c);                                                     \
     }
 #define EP_GROUP_TILES(name, func, ...)                                                            \
-    EP_GROUP_TILE(name, 1, func, ##__VA_ARGS__)                                                    \
-    EP_GROUP_TILE(name, 2, func, ##__VA_ARGS__)                                                    \
-    EP_GROUP_TILE(name, 3, func, ##__VA_ARGS__)                                                    \
-    EP_GROUP_TILE(name, 4, func, ##__VA_ARGS__)                                                    \
-    EP_GROUP_TILE(name, 5, func, ##__VA_ARGS__)                                                    \
-    EP_GROUP_TILE(name, 6, func, ##__VA_ARGS__)                                                    \
-    static const ep_group_tile name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,            \
-                                                          name##_4, name##_5, name##_6};
+    EP_FFN_BY_ROWS(ep_group_tile, name, EP_GROUP_TILE, func, ##__VA_ARGS__)
 
-/*
- * The form of formats with such codes, and with offsets or without: tiles over codes, a function
- * that widens a group, and tiles over what that makes. Which format it is of these, they look up in
- * the panel's form at the end of each group.
- */
-#define EP_GROUP_FORM(name, codes, has_offsets, code_tile, widen_group, wide_tiles)                \
-    EP_GROUP_TILES(name, code_tile, codes, has_offsets)                                            \
-    static void widen_group_##name(const ep_group_panel_form *form, const uint8_t *group,          \
-                                   uint32_t first, uint32_t lines, uint8_t *to)                    \
-    {                                                                                              \
-        widen_group(codes, has_offsets, form, group, first, lines, to);                            \
-    }                                                                                              \
-    static const ep_group_form form_##name = {                                                     \
-        .tiles = name, .wide = wide_tiles, .widen = widen_group_##name};
-
-EP_GROUP_INLINE bool ep_group_has_offsets(ep_weight_format format)
+INLINE bool ep_group_has_offsets(ep_weight_format format)
 {
     return ep_weight_format_offsets(format) != EP_OFFSETS_NONE;
 }
 
 /* Factors of the group that begins at this line of the panel. */
-EP_GROUP_INLINE const float *ep_group_factors(const ep_group_panel_form *form, uint32_t line)
+INLINE const float *ep_group_factors(const ep_group_panel_form *form, uint32_t line)
 {
     return form->factors + line / form->block_lines * form->block_factors;
 }
 
+/* What ends a group, for a tile. offset: looked at where there are offsets. */
+typedef struct {
+    vector scale[VECTORS];
+    vector offset[VECTORS];
+} ep_group_end;
+
+/* Outputs o.. of an array of scales, or of parts of them. */
+INLINE vector ep_group_load_scale(ep_weight_scales kind, const uint8_t *scales, uint32_t o)
+{
+    if (kind == EP_SCALES_BF16 || kind == EP_SCALES_F16) {
+        return kind == EP_SCALES_F16 ? vector_of_f16(scales + 2 * o)
+                                     : vector_of_bf16(scales + 2 * o);
+    }
+    if (kind == EP_SCALES_E8M0) {
+        return vector_of_e8m0(scales + o);
+    }
+    if (kind == EP_SCALES_UINT8_PARTS) {
+        return vector_of_uint8(scales + o);
+    }
+    if (kind == EP_SCALES_INT8_PARTS) {
+        return vector_of_int8(scales + o);
+    }
+    return kind == EP_SCALES_E4M3_PARTS ? vector_of_e4m3(scales + o)
+                                        : vector_load_any(scales + 4 * o);
+}
+
+/* scales: behind the codes of the group that has these factors. has_offsets is a constant. */
+INLINE void ep_group_load_end(const bool has_offsets, const ep_group_panel_form *form,
+                              const uint8_t *scales, const float *factors, uint32_t strip,
+                              ep_group_end *end)
+{
+    const ep_weight_scales kind = ep_weight_format_scales(form->format);
+    const ep_weight_offsets offsets = ep_weight_format_offsets(form->format);
+    const uint8_t *codes = scales + ep_weight_scale_bytes(kind) * EP_FFN_PANEL;
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; j++) {
+        end->scale[j] = ep_group_load_scale(kind, scales, vector_output(strip, j));
+    }
+    if (ep_weight_scales_have_levels(kind)) {
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            end->scale[j] =
+                vector_mul(end->scale[j], vector_load_any(factors + vector_output(strip, j)));
+        }
+    }
+    if (!has_offsets) {
+        return;
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; j++) {
+        const uint32_t o = vector_output(strip, j);
+        end->offset[j] = offsets == EP_OFFSETS_ZERO
+                             ? vector_mul(end->scale[j], vector_of_int8(codes + o))
+                             : vector_mul(vector_of_uint8(codes + o),
+                                          vector_load_any(factors + EP_FFN_PANEL + o));
+    }
+}
+
 /* Bytes of a widened group. */
-EP_GROUP_INLINE size_t ep_group_wide_bytes(const ep_group_panel_form *form)
+INLINE size_t ep_group_wide_bytes(const ep_group_panel_form *form)
 {
     return (size_t)(form->group_lines + (ep_group_has_offsets(form->format) ? 2 : 1)) *
            EP_GROUP_LINE_BYTES;
 }
 
 /* One chunk. The last groups fetch the first ones of the next panel. */
-EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form,
-                                     const ep_group_panel_form *panel_form, const float *a,
-                                     uint32_t rows, const uint8_t *panel, uint32_t lines,
-                                     const uint8_t *next, float *c)
+INLINE void ep_group_stream(const ep_group_form *form, const ep_group_panel_form *panel_form,
+                            const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                            const uint8_t *next, float *c)
 {
     const size_t group_bytes = panel_form->group_bytes;
     const uint32_t group_lines = panel_form->group_lines;
@@ -137,10 +168,9 @@ EP_GROUP_INLINE void ep_group_stream(const ep_group_form *form,
 
 /* Blocks of groups, all chunks per block; each chunk fetches its share of the next block,
  * evenly. */
-EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form,
-                                     const ep_group_panel_form *panel_form, const float *a,
-                                     uint32_t rows, const uint8_t *panel, uint32_t lines,
-                                     const uint8_t *next, float *c)
+INLINE void ep_group_blocks(const ep_group_form *form, const ep_group_panel_form *panel_form,
+                            const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
+                            const uint8_t *next, float *c)
 {
     _Alignas(64) uint8_t block[EP_GROUP_BLOCK_BYTES];
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
@@ -179,10 +209,9 @@ EP_GROUP_INLINE void ep_group_blocks(const ep_group_form *form,
 }
 
 /* group_panel of ffn_kernel.h. columns: of a line in the kernel's family, 1 or 2. */
-EP_GROUP_INLINE void ep_group_panel(const ep_group_form *form, ep_weight_format format,
-                                    uint32_t columns, const float *a, uint32_t rows,
-                                    const uint8_t *panel, uint32_t k_count, const uint8_t *next,
-                                    float *c)
+INLINE void ep_group_panel(const ep_group_form *form, ep_weight_format format, uint32_t columns,
+                           const float *a, uint32_t rows, const uint8_t *panel, uint32_t k_count,
+                           const uint8_t *next, float *c)
 {
     const uint32_t lines = (k_count + columns - 1) / columns;
     const ep_group_panel_form panel_form = {

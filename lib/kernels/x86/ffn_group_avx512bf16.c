@@ -4,12 +4,12 @@
  * arithmetic, two k per step. At the end of a group one multiplication stands beside 16 dot
  * products. MX formats: ffn_mx_avx512bf16.c.
  */
+#include "kernels/x86/ffn_avx512bf16.h"
 #include "kernels/x86/ffn_codes_avx512bf16.h"
-#include "kernels/x86/ffn_group_avx512.h"
+#include "kernels/x86/ffn_group.h"
+#include "kernels/x86/ffn_sums.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE EP_GROUP_INLINE
-#define VECTORS EP_GROUP_VECTORS
 #define HALF_ROWS 3 /* whose chains and totals both stay in registers */
 
 /* Bytes of a line of codes. */
@@ -18,24 +18,11 @@ INLINE size_t line_bytes_of(ep_weight_codes codes)
     return ep_weight_codes_are_nibbles(codes) ? EP_FFN_PANEL : 2 * EP_FFN_PANEL;
 }
 
-/* What ends a group. offset: looked at where there are offsets. sums: of the rows' inputs, a row to
- * a lane. */
+/* What ends a group, and the sums of the rows' inputs, a row to a lane. */
 typedef struct {
-    __m512 scale[VECTORS];
-    __m512 offset[VECTORS];
+    ep_group_end of;
     __m512 sums;
 } group_end;
-
-INLINE void clear(const int rows, __m512 acc[][VECTORS])
-{
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            acc[r][j] = _mm512_setzero_ps();
-        }
-    }
-}
 
 INLINE __m512 sum_of(const group_end *end, int r)
 {
@@ -46,35 +33,8 @@ INLINE __m512 sum_of(const group_end *end, int r)
 INLINE __m512 add_scaled(const bool has_offsets, const group_end *end, int j, __m512 total,
                          __m512 chain, __m512 sum)
 {
-    total = _mm512_add_ps(total, _mm512_mul_ps(chain, end->scale[j]));
-    return has_offsets ? _mm512_sub_ps(total, _mm512_mul_ps(sum, end->offset[j])) : total;
-}
-
-INLINE __m512bh pair_of(const float *a)
-{
-    return (__m512bh)_mm512_castps_si512(_mm512_set1_ps(*a));
-}
-
-INLINE void load_rows(const int rows, const float *c, __m512 total[][VECTORS])
-{
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            total[r][j] = _mm512_load_ps(c + r * EP_FFN_PANEL + 16 * j);
-        }
-    }
-}
-
-INLINE void store_rows(const int rows, __m512 total[][VECTORS], float *c)
-{
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            _mm512_store_ps(c + r * EP_FFN_PANEL + 16 * j, total[r][j]);
-        }
-    }
+    total = _mm512_add_ps(total, _mm512_mul_ps(chain, end->of.scale[j]));
+    return has_offsets ? _mm512_sub_ps(total, _mm512_mul_ps(sum, end->of.offset[j])) : total;
 }
 
 /* total += chains of one group, scaled. */
@@ -108,7 +68,7 @@ INLINE void add_group_to(const int rows, const bool has_offsets, const group_end
 }
 
 /* Inputs of a line's rows, a lane each, onto their sums. */
-INLINE __m512 add_inputs(const int rows, const float *a, __m512 sums)
+INLINE __m512 add_sums(const int rows, const float *a, __m512 sums)
 {
     const __m512 x = _mm512_maskz_loadu_ps((__mmask16)((1u << rows) - 1u), a);
     return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_castps_si512(x),
@@ -121,7 +81,7 @@ INLINE void code_lines(const int rows, const ep_weight_codes codes, const bool h
                        uint32_t n, __m512 acc[][VECTORS], group_end *end)
 {
     const size_t line_bytes = line_bytes_of(codes);
-    clear(rows, acc);
+    load_sums(rows, true, 0, NULL, acc);
     end->sums = _mm512_setzero_ps();
     for (uint32_t i = 0; i < n; i++, b += line_bytes, ahead += line_bytes, a += rows) {
         __m512i loaded = _mm512_setzero_si512();
@@ -129,15 +89,12 @@ INLINE void code_lines(const int rows, const ep_weight_codes codes, const bool h
         for (size_t q = 0; q < line_bytes; q += 64) {
             _mm_prefetch((const char *)ahead + q, _MM_HINT_T1);
         }
-        end->sums = has_offsets ? add_inputs(rows, a, end->sums) : end->sums;
+        end->sums = has_offsets ? add_sums(rows, a, end->sums) : end->sums;
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             loaded = j % 2 == 0 ? ep_codes_load(codes, b, j) : loaded;
-            const __m512bh w = (__m512bh)ep_codes_widen(codes, table, loaded, j);
-#pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) {
-                acc[r][j] = _mm512_dpbf16_ps(acc[r][j], pair_of(a + r), w);
-            }
+            const __m512i w = ep_codes_widen(codes, table, loaded, j);
+            add_vector(rows, _mm512_castsi512_ps(w), j, a, acc);
         }
     }
 }
@@ -152,7 +109,7 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
     const uint8_t *group = walk->groups;
     const uint8_t *ahead = walk->ahead;
     __m512 total[HALF_ROWS][VECTORS];
-    load_rows(keeps ? rows : 0, c, total);
+    load_sums(keeps ? rows : 0, false, 0, c, total);
     for (uint32_t line = 0; line < walk->lines;
          line += form->group_lines, group += form->group_bytes, ahead += form->group_bytes) {
         const uint32_t left = walk->lines - line;
@@ -164,32 +121,32 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
         for (size_t q = form->code_bytes; q < form->group_bytes; q += 64) {
             _mm_prefetch((const char *)ahead + q, _MM_HINT_T1);
         }
-        ep_group_load_end(has_offsets, form, group + form->code_bytes, walk->first + line,
-                          end.scale, end.offset);
+        ep_group_load_end(has_offsets, form, group + form->code_bytes,
+                          ep_group_factors(form, walk->first + line), 0, &end.of);
         if (keeps) {
             add_group(rows, has_offsets, 0, &end, acc, total);
         } else {
             add_group_to(rows, has_offsets, &end, acc, c);
         }
     }
-    store_rows(keeps ? rows : 0, total, c);
+    store_sums(keeps ? rows : 0, 0, total, c);
 }
 
 /* A line's weights, from b; widens: from codes, and left at b. widens and codes are constants
  * wherever this is inlined. */
-INLINE void load_line(const bool widens, const ep_weight_codes codes, __m512i table,
-                      const uint8_t *line, uint8_t *b, __m512i w[VECTORS])
+INLINE void take_line(const bool widens, const ep_weight_codes codes, __m512i table,
+                      const uint8_t *line, uint8_t *b, vector w[VECTORS])
 {
+    if (!widens) {
+        vector_load_words(b, w);
+        return;
+    }
     __m512i loaded = _mm512_setzero_si512();
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; j++) {
-        if (!widens) {
-            w[j] = _mm512_load_si512(b + 64 * j);
-            continue;
-        }
         loaded = j % 2 == 0 ? ep_codes_load(codes, line, j) : loaded;
-        w[j] = ep_codes_widen(codes, table, loaded, j);
-        _mm512_store_si512(b + 64 * j, w[j]);
+        w[j] = _mm512_castsi512_ps(ep_codes_widen(codes, table, loaded, j));
+        vector_store((float *)(void *)b + 16 * j, w[j]);
     }
 }
 
@@ -199,21 +156,21 @@ INLINE void load_wide_end(const bool widens, const bool has_offsets,
                           uint8_t *b, group_end *end)
 {
     if (widens) {
-        ep_group_load_end(has_offsets, form, scales, line, end->scale, end->offset);
+        ep_group_load_end(has_offsets, form, scales, ep_group_factors(form, line), 0, &end->of);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; j++) {
         uint8_t *offsets = b + EP_GROUP_LINE_BYTES + 64 * j;
         if (widens) {
-            _mm512_store_ps(b + 64 * j, end->scale[j]);
+            _mm512_store_ps(b + 64 * j, end->of.scale[j]);
             if (has_offsets) {
-                _mm512_store_ps(offsets, end->offset[j]);
+                _mm512_store_ps(offsets, end->of.offset[j]);
             }
             continue;
         }
-        end->scale[j] = _mm512_load_ps(b + 64 * j);
+        end->of.scale[j] = _mm512_load_ps(b + 64 * j);
         if (has_offsets) {
-            end->offset[j] = _mm512_load_ps(offsets);
+            end->of.offset[j] = _mm512_load_ps(offsets);
         }
     }
 }
@@ -237,7 +194,7 @@ INLINE void wide_part(const int rows, const int first_row, const int stride, con
     const uint32_t group = form->group_lines;
     const size_t step = walk->step;
     __m512 total[HALF_ROWS][VECTORS];
-    load_rows(rows, c, total);
+    load_sums(rows, false, 0, c, total);
     for (uint32_t line = 0; line < walk->lines; line += group, group_codes += form->group_bytes) {
         const uint32_t n = walk->lines - line < group ? walk->lines - line : group;
         uint8_t *scales = b + (size_t)group * EP_GROUP_LINE_BYTES;
@@ -245,30 +202,23 @@ INLINE void wide_part(const int rows, const int first_row, const int stride, con
         const uint8_t *from = group_codes;
         __m512 acc[HALF_ROWS][VECTORS];
         group_end end = {.sums = _mm512_setzero_ps()};
-        clear(rows, acc);
+        load_sums(rows, true, 0, NULL, acc);
         for (; b != stop; b += EP_GROUP_LINE_BYTES, from += line_bytes, a += stride) {
-            __m512i w[VECTORS];
-            load_line(widens, codes, table, from, b, w);
-            end.sums = has_offsets ? add_inputs(stride, a, end.sums) : end.sums;
+            vector w[VECTORS];
+            take_line(widens, codes, table, from, b, w);
+            end.sums = has_offsets ? add_sums(stride, a, end.sums) : end.sums;
             if (first_row == 0) {
                 _mm_prefetch((const char *)ahead, _MM_HINT_T1);
                 ahead += step;
             }
-#pragma GCC unroll 3
-            for (int r = 0; r < rows; r++) {
-                const __m512bh x = pair_of(a + first_row + r);
-#pragma GCC unroll 4
-                for (int j = 0; j < VECTORS; j++) {
-                    acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, (__m512bh)w[j]);
-                }
-            }
+            add_line(rows, w, a + first_row, acc);
         }
         load_wide_end(widens, has_offsets, form, group_codes + form->code_bytes, walk->first + line,
                       scales, &end);
         add_group(rows, has_offsets, first_row, &end, acc, total);
         b = scales + (has_offsets ? 2 : 1) * EP_GROUP_LINE_BYTES;
     }
-    store_rows(rows, total, c);
+    store_sums(rows, 0, total, c);
 }
 
 /* A chunk; its first half fetches and, if it is to, widens. rows, widens, codes and has_offsets are

@@ -7,17 +7,16 @@
  * Few rows: each chunk in ffn_mx_few_avx512bf16.c.
  */
 #include "kernels/ffn_element.h"
-#include "kernels/x86/ffn_avx512bf16_tile.h"
+#include "kernels/x86/ffn_avx512bf16.h"
 #include "kernels/x86/ffn_codes_avx512bf16.h"
+#include "kernels/x86/ffn_lines.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define GROUP_LINES (EP_MX_GROUP / 2u)
 /* 128 KiB: with what is fetched of the next one it lies in the second level cache */
 #define BLOCK_LINES 512u
 
-TILES(none, 0)
-TILES(one, 1)
+TILES(tiles_one, EP_DTYPE_BF16, 1)
 
 /* Groups that a chunk widens. */
 typedef struct mx_walk {
@@ -128,21 +127,14 @@ INLINE void code_lines(const int rows, const ep_weight_format format, const mx_w
         ahead += walk->step;
         /* all of a line before its dot products: stores between these hold them up, 13 cycles a
          * line */
-        __m512i w[VECTORS];
+        vector w[VECTORS];
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             codes = j % 2 == 0 ? ep_codes_load(ep_weight_format_codes(format), b, j) : codes;
-            w[j] = scaled(format, table, words[j], codes, j);
-            _mm512_store_si512(wide + 64 * j, w[j]);
+            w[j] = _mm512_castsi512_ps(scaled(format, table, words[j], codes, j));
+            vector_store((float *)(void *)wide + 16 * j, w[j]);
         }
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
-#pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) {
-                acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, (__m512bh)w[j]);
-            }
-        }
+        add_line(rows, w, a, acc);
     }
 }
 
@@ -154,7 +146,7 @@ INLINE uint32_t code_tile(const int rows, const ep_weight_format format, mx_walk
     const __m512i table = great_table(format);
     __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
     uint32_t line = 0;
-    load_sums(rows, first, c, acc);
+    load_sums(rows, first, 0, c, acc);
     for (; line < walk.lines; line += GROUP_LINES) {
         const uint8_t *scales = walk.groups + ep_ffn_group_code_bytes(format);
         const uint32_t n = walk.lines - line < GROUP_LINES ? walk.lines - line : GROUP_LINES;
@@ -167,7 +159,7 @@ INLINE uint32_t code_tile(const int rows, const ep_weight_format format, mx_walk
         walk.ahead += n * walk.step;
         walk.wide += (size_t)n * LINE_BYTES;
     }
-    store_sums(rows, acc, c);
+    store_sums(rows, 0, acc, c);
     return line < walk.lines ? line : walk.lines;
 }
 
@@ -178,18 +170,9 @@ typedef uint32_t (*code_func)(mx_walk walk, const float *a, bool first, float *c
     {                                                                                              \
         return code_tile(rows, format, walk, a, first, c);                                         \
     }
-#define CODE_TILES(name, format)                                                                   \
-    CODE_TILE(1, name, format)                                                                     \
-    CODE_TILE(2, name, format)                                                                     \
-    CODE_TILE(3, name, format)                                                                     \
-    CODE_TILE(4, name, format)                                                                     \
-    CODE_TILE(5, name, format)                                                                     \
-    CODE_TILE(6, name, format)                                                                     \
-    static const code_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                \
-                                                      name##_4, name##_5, name##_6};
 
-CODE_TILES(mxfp4, EP_WEIGHTS_MXFP4)
-CODE_TILES(mxfp8, EP_WEIGHTS_MXFP8)
+EP_FFN_BY_ROWS(code_func, mxfp4, CODE_TILE, EP_WEIGHTS_MXFP4)
+EP_FFN_BY_ROWS(code_func, mxfp8, CODE_TILE, EP_WEIGHTS_MXFP8)
 
 /* ep_bf16dp_mx_weight of 16 pairs. */
 INLINE __m512i scale_pairs(__m512i pairs, __m512 scale)
@@ -248,7 +231,7 @@ static void chunk_of_codes(ep_weight_format format, mx_walk walk, const float *a
         walk.wide += (size_t)done * LINE_BYTES;
         widen_hard_group(format, walk.groups, hard, walk.wide);
         a += (size_t)done * rows;
-        tiles_none[rows - 1]((prefetch){.next = walk.wide}, a, walk.wide, hard, false, c);
+        tiles_one[rows - 1]((prefetch){.next = walk.wide}, a, walk.wide, hard, false, c);
         a += (size_t)hard * rows;
         walk.groups += ep_ffn_group_bytes(format);
         walk.wide += (size_t)hard * LINE_BYTES;

@@ -12,11 +12,11 @@
  *   great the inputs are; no unit is above 1, so what overflows as scaled weights overflows here
  *   too, and stays an infinity or a NaN.
  */
-#include "kernels/x86/ffn_avx512bf16_tile.h"
+#include "kernels/x86/ffn_avx512bf16.h"
 #include "kernels/x86/ffn_codes_avx512bf16.h"
+#include "kernels/x86/ffn_sums.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define GROUP_LINES (EP_MX_GROUP / 2u)
 #define GROUPS_AHEAD 8u /* fetched that far ahead: fewer and memory's latency shows */
 #define UNIT 127        /* the scale 1.0 */
@@ -122,13 +122,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, __m512i ta
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
             codes = j % 2 == 0 ? ep_codes_load(ep_weight_format_codes(format), b, j) : codes;
-            const __m512bh w =
-                (__m512bh)ep_codes_widen(ep_weight_format_codes(format), table, codes, j);
-#pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) {
-                const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
-                acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x, w);
-            }
+            const __m512i w = ep_codes_widen(ep_weight_format_codes(format), table, codes, j);
+            add_vector(rows, _mm512_castsi512_ps(w), j, a, acc);
         }
     }
 }
@@ -148,7 +143,7 @@ INLINE bool few_rows(const int rows, const ep_weight_format format, const float 
     uint8_t one[EP_FFN_PANEL];
     seen all = {_mm512_set1_epi16(-1), _mm512_set1_epi8(-1), _mm512_setzero_si512()};
     __m512 acc[EP_FFN_CHUNK_ROWS][VECTORS];
-    load_sums(rows, true, c, acc);
+    load_sums(rows, true, 0, c, acc);
     for (; panel != end; panel += group_bytes, ahead += group_bytes) {
         const uint32_t n = lines < GROUP_LINES ? lines : GROUP_LINES;
         if (ahead == end) {
@@ -164,7 +159,7 @@ INLINE bool few_rows(const int rows, const ep_weight_format format, const float 
     }
     _mm512_storeu_si512(one, _mm512_set1_epi8(UNIT));
     change_units(rows, scales, one, acc);
-    store_sums(rows, acc, c);
+    store_sums(rows, 0, acc, c);
     return is_sure(rows, format, &all, acc);
 }
 
@@ -177,18 +172,9 @@ typedef bool (*few_func)(const float *a, const uint8_t *panel, uint32_t lines, c
     {                                                                                              \
         return few_rows(rows, format, a, panel, lines, next, c);                                   \
     }
-#define FEWS(name, format)                                                                         \
-    FEW(1, name, format)                                                                           \
-    FEW(2, name, format)                                                                           \
-    FEW(3, name, format)                                                                           \
-    FEW(4, name, format)                                                                           \
-    FEW(5, name, format)                                                                           \
-    FEW(6, name, format)                                                                           \
-    static const few_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                 \
-                                                     name##_4, name##_5, name##_6};
 
-FEWS(mxfp4, EP_WEIGHTS_MXFP4)
-FEWS(mxfp8, EP_WEIGHTS_MXFP8)
+EP_FFN_BY_ROWS(few_func, mxfp4, FEW, EP_WEIGHTS_MXFP4)
+EP_FFN_BY_ROWS(few_func, mxfp8, FEW, EP_WEIGHTS_MXFP8)
 
 bool ep_ffn_avx512bf16_mx_few(ep_weight_format format, const float *a, uint32_t rows,
                               const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)

@@ -7,10 +7,10 @@
 #include <immintrin.h>
 
 #include "kernels/ffn_activation.h"
+#include "kernels/ffn_tile.h"
 #include "kernels/ffn_w4a8.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define STRIPS 8 /* of 8 outputs: a panel */
 #define AHEAD_BYTES 4096u
 #define BLOCK_GROUPS 16u /* stay near while all chunks pass */
@@ -105,23 +105,14 @@ INLINE void tile(const int rows, const ep_weight_format format, const uint8_t *g
 
 typedef void (*tile_func)(const uint8_t *group, uint32_t n, const float *a, float *c);
 
-#define TILE(name, rows, format)                                                                   \
+#define TILE(rows, name, format)                                                                   \
     static void name##_##rows(const uint8_t *group, uint32_t n, const float *a, float *c)          \
     {                                                                                              \
         tile(rows, format, group, n, a, c);                                                        \
     }
-#define TILES(name, format)                                                                        \
-    TILE(name, 1, format)                                                                          \
-    TILE(name, 2, format)                                                                          \
-    TILE(name, 3, format)                                                                          \
-    TILE(name, 4, format)                                                                          \
-    TILE(name, 5, format)                                                                          \
-    TILE(name, 6, format)                                                                          \
-    static const tile_func name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                \
-                                                      name##_4, name##_5, name##_6};
 
-TILES(mxfp4, EP_WEIGHTS_MXFP4)
-TILES(int4, EP_WEIGHTS_INT4)
+EP_FFN_BY_ROWS(tile_func, mxfp4, TILE, EP_WEIGHTS_MXFP4)
+EP_FFN_BY_ROWS(tile_func, int4, TILE, EP_WEIGHTS_INT4)
 
 static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows,
                              const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)

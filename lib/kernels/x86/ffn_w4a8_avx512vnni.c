@@ -9,7 +9,6 @@
 #include "kernels/x86/ffn_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define INLINE EP_AVX512_INLINE
 #define VECTORS 4       /* of 16 outputs: a panel */
 #define HALF_VECTORS 2  /* whose totals stay in registers beside the sums of any number of rows */
 #define STREAM_GROUPS 6 /* fetched that many groups ahead while weights stream in */
