@@ -2,6 +2,7 @@
 #include "support/slow_backend.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,8 +10,7 @@
 #include <unistd.h>
 
 #include "backends/host_common.h"
-#include "backends/known_answer.h"
-#include "backends/reference/reference_weights.h"
+#include "backends/reference/reference_backend.h"
 #include "base/check.h"
 #include "support/slow_faults.h"
 
@@ -45,8 +45,7 @@ typedef struct slow_work {
 
 typedef struct slow_backend {
     ep_backend base;
-    ep_backend_budget budget;
-    ep_known_answer answer;
+    ep_backend *reference; /* holds the weights and computes */
     pthread_t thread;
     bool started;
 
@@ -89,18 +88,26 @@ static bool rows_are_ours(slow_backend *backend, const ep_job *job)
     return ours;
 }
 
+/* A job of the reference backend, for which ours waits. */
+typedef struct inner_job {
+    ep_job job;
+    ep_err result;
+    sem_t done;
+} inner_job;
+
+static void on_computed(ep_job *job, ep_err result)
+{
+    inner_job *inner = job->arg;
+    inner->result = result;
+    sem_post(&inner->done);
+}
+
 static ep_err compute(slow_backend *backend, const ep_job *job)
 {
-    const ep_reference_weights *weights = (const ep_reference_weights *)job->weights;
-    const size_t x_bytes = weights->base.hidden * ep_dtype_bytes(job->x_dtype);
-    const size_t out_bytes = weights->base.hidden * ep_dtype_bytes(job->out_dtype);
-    ep_ffn_row *rows = malloc(job->rows_count * sizeof(*rows));
-    float *scratch =
-        malloc(ep_ffn_reference_scratch_floats(weights->base.hidden, weights->base.inner) *
-               sizeof(*scratch));
-    if (rows == NULL || scratch == NULL) {
-        free(rows);
-        free(scratch);
+    const size_t x_bytes = job->weights->hidden * ep_dtype_bytes(job->x_dtype);
+    const size_t out_bytes = job->weights->hidden * ep_dtype_bytes(job->out_dtype);
+    ep_job_row *rows = malloc(job->rows_count * sizeof(*rows));
+    if (rows == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     pthread_mutex_lock(&backend->lock);
@@ -111,17 +118,20 @@ static ep_err compute(slow_backend *backend, const ep_job *job)
         EP_ASSERT(rows[r].x != NULL && rows[r].out != NULL);
     }
     pthread_mutex_unlock(&backend->lock);
-    const ep_ffn_batch batch = {
-        .rows = rows,
-        .rows_count = job->rows_count,
-        .x_dtype = job->x_dtype,
-        .out_dtype = job->out_dtype,
-        .weight_on_input = job->weight_on_input,
-    };
-    ep_ffn_reference(&weights->matrices, &batch, scratch);
+    inner_job inner = {.job = *job};
+    inner.job.rows = rows;
+    inner.job.done = on_computed;
+    inner.job.arg = &inner;
+    sem_init(&inner.done, 0, 0);
+    ep_err err = backend->reference->ops->submit(backend->reference, &inner.job);
+    if (err == EP_OK) {
+        while (sem_wait(&inner.done) != 0) {
+        }
+        err = inner.result;
+    }
+    sem_destroy(&inner.done);
     free(rows);
-    free(scratch);
-    return EP_OK;
+    return err;
 }
 
 static ep_err perform(slow_backend *backend, const slow_work *work)
@@ -264,7 +274,7 @@ static void slow_close(ep_backend *base)
         pthread_join(backend->thread, NULL);
     }
     EP_ASSERT(backend->blocks == NULL);
-    EP_ASSERT(atomic_load(&backend->budget.used_bytes) == 0);
+    backend->reference->ops->close(backend->reference);
     pthread_mutex_destroy(&backend->lock);
     pthread_cond_destroy(&backend->wake);
     free(backend->works);
@@ -274,30 +284,26 @@ static void slow_close(ep_backend *base)
 static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backend,
                         ep_error *out_error)
 {
-    if (config->threads > EP_BACKEND_THREADS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "compute threads is %u, allowed 0 to %u", config->threads,
-                            EP_BACKEND_THREADS_MAX);
-    }
     slow_backend *backend = calloc(1, sizeof(*backend));
     if (backend == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for backend slow");
     }
+    ep_backend_config portable = *config;
+    portable.numerics = EP_NUMERICS_PORTABLE;
+    ep_err err = ep_backend_reference_ops.open(&portable, &backend->reference, out_error);
+    if (err != EP_OK) {
+        free(backend);
+        return err;
+    }
     backend->base.ops = &ep_slow_backend_ops;
     pthread_mutex_init(&backend->lock, NULL);
     pthread_cond_init(&backend->wake, NULL);
-    ep_err err = ep_host_thread_start(&backend->thread, device_main, backend);
+    err = ep_host_thread_start(&backend->thread, device_main, backend);
     if (err != EP_OK) {
         slow_close(&backend->base);
         return ep_error_set(out_error, err, "backend slow cannot start its thread");
     }
     backend->started = true;
-    err = ep_known_answer_run(&backend->base, EP_NUMERICS_PORTABLE, &backend->answer, out_error);
-    if (err != EP_OK) {
-        slow_close(&backend->base);
-        return err;
-    }
-    backend->budget.limit_bytes = config->memory_bytes;
     *out_backend = &backend->base;
     return EP_OK;
 }
@@ -305,49 +311,30 @@ static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backen
 static ep_err slow_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
                                char out_id[EP_NUMERICS_ID_BYTES])
 {
-    return ep_known_answer_id(&((slow_backend *)base)->answer,
-                              ep_ffn_family_name(EP_FFN_FAMILY_PORTABLE), format, others, out_id);
+    ep_backend *reference = ((slow_backend *)base)->reference;
+    return reference->ops->numerics_id(reference, format, others, out_id);
 }
 
 static size_t slow_weights_bytes(ep_backend *base, const ep_expert_source *source)
 {
-    (void)base;
-    return ep_expert_source_supported(source) ? ep_reference_weights_bytes(source) : 0;
+    ep_backend *reference = ((slow_backend *)base)->reference;
+    return reference->ops->weights_bytes(reference, source);
 }
 
 static ep_err slow_weights_load(ep_backend *base, const ep_expert_source *source,
                                 ep_backend_weights **out_weights, ep_error *out_error)
 {
-    slow_backend *backend = (slow_backend *)base;
-    ep_err err = ep_expert_source_check(source, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
+    ep_backend *reference = ((slow_backend *)base)->reference;
     if (slow_faults_at_done(EP_OK) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_DEVICE_LOST, "backend slow: the device is lost");
     }
-    size_t bytes = ep_reference_weights_bytes(source);
-    err = ep_backend_budget_take(&backend->budget, bytes, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    ep_reference_weights *weights = NULL;
-    err = ep_reference_weights_create(source, &weights, out_error);
-    if (err != EP_OK) {
-        ep_backend_budget_give(&backend->budget, bytes);
-        return err;
-    }
-    *out_weights = &weights->base;
-    return EP_OK;
+    return reference->ops->weights_load(reference, source, out_weights, out_error);
 }
 
-static void slow_weights_unload(ep_backend *base, ep_backend_weights *base_weights)
+static void slow_weights_unload(ep_backend *base, ep_backend_weights *weights)
 {
-    ep_reference_weights *weights = (ep_reference_weights *)base_weights;
-    if (weights != NULL) {
-        ep_backend_budget_give(&((slow_backend *)base)->budget, weights->bytes);
-        ep_reference_weights_destroy(weights);
-    }
+    ep_backend *reference = ((slow_backend *)base)->reference;
+    reference->ops->weights_unload(reference, weights);
 }
 
 static ep_err slow_submit(ep_backend *base, ep_job *job)
@@ -426,48 +413,43 @@ static void *slow_memory_address(ep_backend_memory *memory)
     return memory->given;
 }
 
-static bool inside(const ep_backend_memory *memory, size_t offset, size_t row_bytes,
-                   uint32_t rows_count)
+static ep_err enqueue_copy(ep_backend *base, ep_backend_memory *memory, size_t offset,
+                           ep_slow_operation operation, slow_work work)
 {
     size_t bytes;
-    return ep_mul_size(row_bytes, rows_count, &bytes) && offset <= memory->bytes &&
-           bytes <= memory->bytes - offset;
+    if (!ep_mul_size(work.row_bytes, work.rows_count, &bytes) || offset > memory->bytes ||
+        bytes > memory->bytes - offset) {
+        return EP_ERR_INVALID_ARGUMENT;
+    }
+    work.own = memory->own + offset;
+    ep_err err = slow_faults_at_call(operation, &work.err);
+    return err != EP_OK ? err : enqueue((slow_backend *)base, &work);
 }
 
 static ep_err slow_copy_in(ep_backend *base, ep_backend_memory *memory, size_t offset,
                            const void *const *rows, size_t row_bytes, uint32_t rows_count,
                            void (*done)(void *arg, ep_err result), void *arg)
 {
-    slow_work work = {.kind = WORK_COPY_IN,
-                      .from = rows,
-                      .row_bytes = row_bytes,
-                      .rows_count = rows_count,
-                      .done = done,
-                      .arg = arg};
-    if (!inside(memory, offset, row_bytes, rows_count)) {
-        return EP_ERR_INVALID_ARGUMENT;
-    }
-    work.own = memory->own + offset;
-    ep_err err = slow_faults_at_call(EP_SLOW_COPY_IN, &work.err);
-    return err != EP_OK ? err : enqueue((slow_backend *)base, &work);
+    return enqueue_copy(base, memory, offset, EP_SLOW_COPY_IN,
+                        (slow_work){.kind = WORK_COPY_IN,
+                                    .from = rows,
+                                    .row_bytes = row_bytes,
+                                    .rows_count = rows_count,
+                                    .done = done,
+                                    .arg = arg});
 }
 
 static ep_err slow_copy_out(ep_backend *base, ep_backend_memory *memory, size_t offset,
                             void *const *rows, size_t row_bytes, uint32_t rows_count,
                             void (*done)(void *arg, ep_err result), void *arg)
 {
-    slow_work work = {.kind = WORK_COPY_OUT,
-                      .to = rows,
-                      .row_bytes = row_bytes,
-                      .rows_count = rows_count,
-                      .done = done,
-                      .arg = arg};
-    if (!inside(memory, offset, row_bytes, rows_count)) {
-        return EP_ERR_INVALID_ARGUMENT;
-    }
-    work.own = memory->own + offset;
-    ep_err err = slow_faults_at_call(EP_SLOW_COPY_OUT, &work.err);
-    return err != EP_OK ? err : enqueue((slow_backend *)base, &work);
+    return enqueue_copy(base, memory, offset, EP_SLOW_COPY_OUT,
+                        (slow_work){.kind = WORK_COPY_OUT,
+                                    .to = rows,
+                                    .row_bytes = row_bytes,
+                                    .rows_count = rows_count,
+                                    .done = done,
+                                    .arg = arg});
 }
 
 const ep_backend_ops ep_slow_backend_ops = {

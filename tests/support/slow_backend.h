@@ -6,7 +6,7 @@
  * - Copies and jobs complete from its own thread, in an order shuffled by a seed.
  * - The addresses it gives out are PROT_NONE: whoever touches its memory from the host crashes. Its
  *   own thread reads and writes through a second, private mapping.
- * - It computes with the reference kernels, so its rows equal theirs bit for bit.
+ * - The reference backend has its weights and computes, so its rows equal theirs bit for bit.
  * - Faults can be planned: the n-th operation of a kind fails.
  *
  * Use: ep_backend_register(&ep_slow_backend_ops) before threads start, then
