@@ -54,20 +54,12 @@ static ep_err check_slot_mask(const ep_batch *batch, bool *out_has_inactive, ep_
 static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
                                ep_error *out_error)
 {
-    uint32_t experts[EP_TOP_K_MAX];
-    for (uint32_t k = 0; k < batch->top_k; k++) {
-        if (ep_batch_slot(batch, shape, token, k, &experts[k]) != EP_SLOT_ROUTED) {
-            experts[k] = EP_NO_EXPERT;
-            continue;
-        }
-        for (uint32_t j = 0; j < k; j++) {
-            if (experts[j] == experts[k]) {
-                return BAD("expert_ids is %" PRIu32 " at token %" PRIu32 ", slots %" PRIu32
-                           " and %" PRIu32
-                           ": a token's experts must differ unless allow_duplicates is set",
-                           experts[k], token, j, k);
-            }
-        }
+    uint32_t expert;
+    uint32_t slots[2];
+    if (ep_batch_duplicate(batch, shape, token, &expert, slots)) {
+        return BAD("expert_ids is %" PRIu32 " at token %" PRIu32 ", slots %" PRIu32 " and %" PRIu32
+                   ": a token's experts must differ unless allow_duplicates is set",
+                   expert, token, slots[0], slots[1]);
     }
     return EP_OK;
 }

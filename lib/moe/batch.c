@@ -94,3 +94,24 @@ float ep_batch_scale(const ep_batch *batch, uint32_t token, uint32_t slot)
     memcpy(&scale, row + (size_t)slot * sizeof(scale), sizeof(scale));
     return scale;
 }
+
+bool ep_batch_duplicate(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
+                        uint32_t *out_expert, uint32_t out_slots[2])
+{
+    uint32_t experts[EP_TOP_K_MAX];
+    for (uint32_t k = 0; k < batch->top_k; k++) {
+        if (ep_batch_slot(batch, shape, token, k, &experts[k]) != EP_SLOT_ROUTED) {
+            experts[k] = EP_NO_EXPERT;
+            continue;
+        }
+        for (uint32_t j = 0; j < k; j++) {
+            if (experts[j] == experts[k]) {
+                *out_expert = experts[k];
+                out_slots[0] = j;
+                out_slots[1] = k;
+                return true;
+            }
+        }
+    }
+    return false;
+}

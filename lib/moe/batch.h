@@ -109,6 +109,10 @@ bool ep_batch_token_active(const ep_batch *batch, uint32_t token);
  * the result has no place for them. */
 ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
                            uint32_t slot, uint32_t *out_expert);
+/* Whether a routed expert has two slots of a token that will be computed: masked ones are often
+ * padding. *out_slots: the earlier one, then the later. */
+bool ep_batch_duplicate(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
+                        uint32_t *out_expert, uint32_t out_slots[2]);
 /* scales[t,k] widened to f32. */
 float ep_batch_scale(const ep_batch *batch, uint32_t token, uint32_t slot);
 /* x_scales[t] after the NaN policy: zero and mean turn a scale that is not finite into 0. i8

@@ -188,25 +188,17 @@ static ep_err check_masks(const ep_batch *batch, ep_error *out_error)
     return err;
 }
 
-/* Only slots that will be computed can be duplicates: masked rows are often padding. */
 static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
                                ep_error *out_error)
 {
-    uint32_t experts[EP_TOP_K_MAX];
-    for (uint32_t k = 0; k < batch->top_k; k++) {
-        if (ep_batch_slot(batch, shape, token, k, &experts[k]) != EP_SLOT_ROUTED) {
-            experts[k] = EP_NO_EXPERT;
-            continue;
-        }
-        for (uint32_t j = 0; j < k; j++) {
-            if (experts[j] == experts[k]) {
-                return BAD("expert id %" PRIu32 " at token %" PRIu32 ", slot %" PRIu32
-                           " is already in slot %" PRIu32
-                           ": a token's experts must differ, unless allow_duplicates "
-                           "(--allow-duplicates) is set",
-                           experts[k], token, k, j);
-            }
-        }
+    uint32_t expert;
+    uint32_t slots[2];
+    if (ep_batch_duplicate(batch, shape, token, &expert, slots)) {
+        return BAD("expert id %" PRIu32 " at token %" PRIu32 ", slot %" PRIu32
+                   " is already in slot %" PRIu32
+                   ": a token's experts must differ, unless allow_duplicates "
+                   "(--allow-duplicates) is set",
+                   expert, token, slots[1], slots[0]);
     }
     return EP_OK;
 }

@@ -57,23 +57,6 @@ static token_scratch split_scratch(float *scratch, uint32_t hidden)
     return (token_scratch){scratch, scratch + row, scratch + 2 * row, scratch + 3 * row, false};
 }
 
-static void add_weighted_bf16(const uint8_t *restrict row, float weight, size_t n,
-                              float *restrict acc)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint16_t b;
-        memcpy(&b, row + 2 * i, sizeof(b));
-        acc[i] = acc[i] + weight * ep_bf16_to_f32(b);
-    }
-}
-
-static void add_weighted(const float *restrict row, float weight, size_t n, float *restrict acc)
-{
-    for (size_t i = 0; i < n; i++) {
-        acc[i] = acc[i] + weight * row[i];
-    }
-}
-
 static void add_plain(const float *restrict row, size_t n, float *restrict acc)
 {
     for (size_t i = 0; i < n; i++) {
@@ -112,7 +95,7 @@ static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_
         size_t n = batch->hidden - done < QUANT_PIECE ? batch->hidden - done : QUANT_PIECE;
         ep_row_dequantize_i8_blocks(row + done, scales, batch->wire_dtype, n, wide);
         if (weighted) {
-            add_weighted(wide, weight, n, s->acc + done);
+            ep_floats_add_weighted(wide, weight, n, s->acc + done);
         } else {
             add_plain(wide, n, s->acc + done);
         }
@@ -131,16 +114,12 @@ static void add_expert_row(const ep_batch *batch, sent_row sent, bool weighted, 
         add_quantized(batch, row, sent.scales, weighted, weight, s);
         return;
     }
-    if (weighted && batch->wire_dtype == EP_DTYPE_BF16) {
-        add_weighted_bf16(row, weight, batch->hidden, s->acc);
+    if (weighted) {
+        ep_row_add_weighted(row, batch->wire_dtype, weight, batch->hidden, s->row, s->acc);
         return;
     }
     ep_row_widen(row, batch->wire_dtype, batch->hidden, s->row);
-    if (weighted) {
-        add_weighted(s->row, weight, batch->hidden, s->acc);
-    } else {
-        add_plain(s->row, batch->hidden, s->acc);
-    }
+    add_plain(s->row, batch->hidden, s->acc);
 }
 
 static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
@@ -163,8 +142,8 @@ static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, co
             break;
         case EP_SLOT_COPY:
         case EP_SLOT_CONST:
-            add_weighted(special_row(batch, token, kind, expert, s),
-                         ep_batch_scale(batch, token, k), batch->hidden, s->acc);
+            ep_floats_add_weighted(special_row(batch, token, kind, expert, s),
+                                   ep_batch_scale(batch, token, k), batch->hidden, s->acc);
             break;
         case EP_SLOT_INACTIVE:
             break;

@@ -87,6 +87,34 @@ void ep_row_narrow(const float *row, size_t n, ep_dtype dtype, void *out)
     }
 }
 
+static void add_weighted_bf16(const uint8_t *restrict row, float weight, size_t n,
+                              float *restrict acc)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t b;
+        memcpy(&b, row + 2 * i, sizeof(b));
+        acc[i] = acc[i] + weight * ep_bf16_to_f32(b);
+    }
+}
+
+void ep_floats_add_weighted(const float *restrict row, float weight, size_t n, float *restrict acc)
+{
+    for (size_t i = 0; i < n; i++) {
+        acc[i] = acc[i] + weight * row[i];
+    }
+}
+
+void ep_row_add_weighted(const void *row, ep_dtype dtype, float weight, size_t n, float *wide,
+                         float *acc)
+{
+    if (dtype == EP_DTYPE_BF16) {
+        add_weighted_bf16(row, weight, n, acc);
+        return;
+    }
+    ep_row_widen(row, dtype, n, wide);
+    ep_floats_add_weighted(wide, weight, n, acc);
+}
+
 void ep_row_convert(const void *row, ep_dtype dtype, size_t n, ep_dtype out_dtype, void *out)
 {
     size_t in_bytes = ep_dtype_bytes(dtype);

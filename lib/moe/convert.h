@@ -22,6 +22,11 @@ bool ep_dtype_is_float(ep_dtype dtype);
 
 void ep_row_widen(const void *row, ep_dtype dtype, size_t n, float *out);
 void ep_row_narrow(const float *row, size_t n, ep_dtype dtype, void *out);
+/* acc[i] = acc[i] + weight * row[i], in f32, product and sum rounded apart. */
+void ep_floats_add_weighted(const float *row, float weight, size_t n, float *acc);
+/* The same of any type. wide: room for n. */
+void ep_row_add_weighted(const void *row, ep_dtype dtype, float weight, size_t n, float *wide,
+                         float *acc);
 /* Through f32, so with one rounding at most; equal types are copied. */
 void ep_row_convert(const void *row, ep_dtype dtype, size_t n, ep_dtype out_dtype, void *out);
 

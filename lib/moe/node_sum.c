@@ -62,23 +62,6 @@ void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uin
     }
 }
 
-static void add_weighted_bf16(const uint8_t *restrict row, float scale, size_t n,
-                              float *restrict acc)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint16_t b;
-        memcpy(&b, row + 2 * i, sizeof(b));
-        acc[i] = acc[i] + scale * ep_bf16_to_f32(b);
-    }
-}
-
-static void add_weighted(const float *restrict row, float scale, size_t n, float *restrict acc)
-{
-    for (size_t i = 0; i < n; i++) {
-        acc[i] = acc[i] + scale * row[i];
-    }
-}
-
 void ep_node_sum(const ep_node_sum_slots *slots, const uint32_t *row_begins, const uint32_t *order,
                  const void *rows, ep_dtype dtype, size_t hidden, float *scratch, void *out)
 {
@@ -89,13 +72,7 @@ void ep_node_sum(const ep_node_sum_slots *slots, const uint32_t *row_begins, con
         memset(acc, 0, hidden * sizeof(*acc));
         for (uint32_t i = row_begins[r]; i < row_begins[r + 1]; i++) {
             const uint8_t *row = (const uint8_t *)rows + order[i] * row_bytes;
-            float scale = slots->scales[order[i]];
-            if (dtype == EP_DTYPE_BF16) {
-                add_weighted_bf16(row, scale, hidden, acc);
-            } else {
-                ep_row_widen(row, dtype, hidden, wide);
-                add_weighted(wide, scale, hidden, acc);
-            }
+            ep_row_add_weighted(row, dtype, slots->scales[order[i]], hidden, wide, acc);
         }
         ep_row_narrow(acc, hidden, dtype, (uint8_t *)out + r * row_bytes);
     }

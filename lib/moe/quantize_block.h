@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* int8 per block of 8 (quantize.h): one block in plain C, and whole rows for x86. Private to
- * quantize_loops.c and its like. */
+ * lib/moe. */
 #ifndef EP_MOE_QUANTIZE_BLOCK_H
 #define EP_MOE_QUANTIZE_BLOCK_H
 
