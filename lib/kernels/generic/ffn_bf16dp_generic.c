@@ -106,23 +106,8 @@ static void bf16dp_group_panel(ep_weight_format format, const float *a, uint32_t
                                const uint8_t *panel, uint32_t k_count, const uint8_t *next,
                                float *c)
 {
-    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
-    const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_BF16DP, k_count);
-    const uint32_t group = ep_weight_group_columns(format);
-    const uint32_t groups = ep_ffn_groups(format, k_count);
-    const uint8_t *block = panel;
     (void)next;
-    memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
-    for (uint32_t k = 0; k < k_count; k += group, block += ep_ffn_group_bytes(format)) {
-        const uint32_t n = k_count - k < group ? k_count - k : group;
-        const float *factors = ep_ffn_factors_of(format, panel, groups, k);
-        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
-            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(format, a + first_row * lines + (size_t)k / 2 * chunk_rows, chunk_rows,
-                        block, factors, n, c + first_row * EP_FFN_PANEL);
-        }
-    }
+    ep_ffn_generic_groups(group_chunk, EP_FFN_FAMILY_BF16DP, format, a, rows, panel, k_count, c);
 }
 
 static uint32_t pair_of(const float *x, uint32_t count, uint32_t i)

@@ -98,15 +98,15 @@ static void group_chunk(ep_weight_format format, const float *x, uint32_t rows,
     }
 }
 
-void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_t rows,
-                                const uint8_t *panel, uint32_t k_count, const uint8_t *next,
-                                float *c)
+void ep_ffn_generic_groups(ep_ffn_generic_group do_chunk, ep_ffn_family family,
+                           ep_weight_format format, const float *a, uint32_t rows,
+                           const uint8_t *panel, uint32_t k_count, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    const uint32_t lines = ep_ffn_lines(family, k_count);
     const uint32_t group = ep_weight_group_columns(format);
     const uint32_t groups = ep_ffn_groups(format, k_count);
     const uint8_t *block = panel;
-    (void)next;
     memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
     for (uint32_t k = 0; k < k_count; k += group, block += ep_ffn_group_bytes(format)) {
         const uint32_t n = k_count - k < group ? k_count - k : group;
@@ -114,10 +114,18 @@ void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_
         for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
             const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
             const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(format, a + first_row * k_count + (size_t)k * chunk_rows, chunk_rows, block,
-                        factors, n, c + first_row * EP_FFN_PANEL);
+            do_chunk(format, a + first_row * lines + (size_t)ep_ffn_lines(family, k) * chunk_rows,
+                     chunk_rows, block, factors, n, c + first_row * EP_FFN_PANEL);
         }
     }
+}
+
+void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_t rows,
+                                const uint8_t *panel, uint32_t k_count, const uint8_t *next,
+                                float *c)
+{
+    (void)next;
+    ep_ffn_generic_groups(group_chunk, EP_FFN_FAMILY_PORTABLE, format, a, rows, panel, k_count, c);
 }
 
 static void int8_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint32_t quads,

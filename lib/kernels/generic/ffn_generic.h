@@ -16,6 +16,13 @@ void ep_ffn_generic_group_panel(ep_weight_format format, const float *a, uint32_
 void ep_ffn_generic_int8_panel(const int8_t *a, uint32_t rows, const uint8_t *panel,
                                uint32_t k_count, const float *row_scales, const uint8_t *next,
                                float *c);
+/* group_panel from what does one group for one chunk: n columns onto c. */
+typedef void (*ep_ffn_generic_group)(ep_weight_format format, const float *x, uint32_t rows,
+                                     const uint8_t *block, const float *factors, uint32_t n,
+                                     float *c);
+void ep_ffn_generic_groups(ep_ffn_generic_group do_chunk, ep_ffn_family family,
+                           ep_weight_format format, const float *a, uint32_t rows,
+                           const uint8_t *panel, uint32_t k_count, float *c);
 /* Column k of a packed group's codes, exactly: one value per output. codes: of the whole group. */
 void ep_ffn_generic_widen_codes(ep_ffn_family family, ep_weight_format format, const uint8_t *codes,
                                 uint32_t k, float *w);

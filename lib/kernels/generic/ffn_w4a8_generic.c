@@ -27,20 +27,25 @@ static void widen_group(ep_weight_format format, const uint8_t *block, wide_grou
 }
 
 /* One group for one chunk. x: the group's lines. */
-static void group_chunk(const wide_group *group, const float *x, uint32_t rows, float *c)
+static void group_chunk(ep_weight_format format, const float *x, uint32_t rows,
+                        const uint8_t *block, const float *factors, uint32_t n, float *c)
 {
+    (void)factors;
+    (void)n; /* zeros behind it */
+    wide_group group;
+    widen_group(format, block, &group);
     for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL) {
         int32_t sums[EP_FFN_PANEL] = {0};
         for (uint32_t k = 0; k < EP_MX_GROUP; k++) {
             const uint32_t quad = ep_f32_bits(x[k / 4 * rows + r]);
             const int32_t q = (int8_t)(quad >> (8 * (k % 4)) & 0xffu);
             for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-                sums[o] += group->w[k][o] * q;
+                sums[o] += group.w[k][o] * q;
             }
         }
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
             c[o] = ep_ffn_w4a8_add_group(c[o], sums[o], x[EP_FFN_W4A8_SCALE_LINE * rows + r],
-                                         group->scales[o]);
+                                         group.scales[o]);
         }
     }
 }
@@ -48,21 +53,8 @@ static void group_chunk(const wide_group *group, const float *x, uint32_t rows, 
 static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows,
                              const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
-    const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
-    const uint32_t lines = ep_ffn_lines(EP_FFN_FAMILY_W4A8, k_count);
     (void)next;
-    memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
-    for (uint32_t line = 0; line < lines;
-         line += EP_FFN_W4A8_LINES, panel += ep_ffn_group_bytes(format)) {
-        wide_group group;
-        widen_group(format, panel, &group);
-        for (uint32_t chunk = 0; chunk < chunks.count; chunk++) {
-            const uint32_t chunk_rows = ep_ffn_chunk_rows(&chunks, chunk);
-            const size_t first_row = ep_ffn_chunk_first_row(&chunks, chunk);
-            group_chunk(&group, a + first_row * lines + (size_t)line * chunk_rows, chunk_rows,
-                        c + first_row * EP_FFN_PANEL);
-        }
-    }
+    ep_ffn_generic_groups(group_chunk, EP_FFN_FAMILY_W4A8, format, a, rows, panel, k_count, c);
 }
 
 const ep_ffn_kernel ep_ffn_kernel_w4a8_generic = {
