@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strict values of options. */
+/* Strict values of options, and their tables for argp. */
 #include "arguments.h"
 
 #include <errno.h>
@@ -10,9 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "settings.h"
+#include "base/check.h"
+#include "base/words.h"
+#include "origin.h"
 
 #define WORDS_TEXT_BYTES 256
+#define OPTION_BYTES 64
+#define KEY_FIRST 0x200 /* + index of the row */
+/* of all commands, twice */
+#define ROWS_MAX 1536
+#define TABLES_MAX 512
 
 uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const char *text,
                           uint64_t min, uint64_t max)
@@ -26,7 +33,8 @@ uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const ch
     return value;
 }
 
-float ep_cli_arg_float(struct argp_state *state, const char *option, const char *text, float min,
+/* Read as f32 directly: the nearest float of the text. */
+static float arg_float(struct argp_state *state, const char *option, const char *text, float min,
                        float max)
 {
     char *end = NULL;
@@ -55,28 +63,17 @@ uint64_t ep_cli_arg_quantity(struct argp_state *state, const char *option, const
     return value;
 }
 
-uint64_t ep_cli_arg_time_us(struct argp_state *state, const char *option, const char *text,
-                            uint64_t min, uint64_t max)
+uint32_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text,
+                         const char *words)
 {
-    return ep_cli_arg_quantity(state, option, text, EP_UNIT_S, EP_UNIT_US, min, max);
-}
-
-size_t ep_cli_arg_word(struct argp_state *state, const char *option, const char *text,
-                       const char *const *words)
-{
-    char allowed[WORDS_TEXT_BYTES] = "";
-    size_t used = 0;
-    for (size_t i = 0; words[i] != NULL; i++) {
-        if (strcmp(text, words[i]) == 0) {
-            return i;
-        }
-        if (used < sizeof(allowed)) {
-            used += (size_t)snprintf(allowed + used, sizeof(allowed) - used, "%s%s",
-                                     i > 0 ? ", " : "", words[i]);
-        }
+    char allowed[WORDS_TEXT_BYTES];
+    uint32_t place = 0;
+    if (!ep_words_find(words, text, &place)) {
+        ep_words_list(words, allowed, sizeof(allowed));
+        argp_error(state, "%s is '%s', allowed: %s", ep_cli_setting_name(option, text), text,
+                   allowed);
     }
-    argp_error(state, "%s is '%s', allowed: %s", ep_cli_setting_name(option, text), text, allowed);
-    return 0;
+    return place;
 }
 
 const char *ep_cli_arg_text(struct argp_state *state, const char *option, const char *text,
@@ -121,21 +118,136 @@ void ep_cli_arg_required(struct argp_state *state, const char *option, const voi
     }
 }
 
-error_t ep_cli_arg_unexpected(struct argp_state *state, const char *text)
+/* ---- rows ---- */
+
+static uint64_t number_of(struct argp_state *state, const ep_cli_option *row, const char *option,
+                          const char *text)
 {
-    argp_error(state, "unexpected argument '%s', allowed: options only", text);
-    return EINVAL;
+    const ep_unit plain = row->plain != EP_UNIT_NONE ? row->plain : row->unit;
+    return row->unit == EP_UNIT_NONE
+               ? ep_cli_arg_whole(state, option, text, row->min, row->max)
+               : ep_cli_arg_quantity(state, option, text, plain, row->unit, row->min, row->max);
 }
 
-error_t ep_cli_arg_verb(struct argp_state *state, int key, const char *text, const char *allowed)
+static void take(struct argp_state *state, const ep_cli_option *row, char *text)
 {
-    if (key == ARGP_KEY_ARG) {
-        argp_error(state, "there is no verb '%s', allowed: %s", text, allowed);
-        return EINVAL;
+    char option[OPTION_BYTES];
+    snprintf(option, sizeof(option), "--%s", row->name);
+    if (row->flag != NULL) {
+        *row->flag = true;
+    } else if (row->off != NULL) {
+        *row->off = false;
+    } else if (row->text != NULL) {
+        *row->text = row->max > 0 ? ep_cli_arg_text(state, option, text, row->max) : text;
+    } else if (row->u32 != NULL) {
+        *row->u32 = (uint32_t)number_of(state, row, option, text);
+    } else if (row->u64 != NULL) {
+        *row->u64 = number_of(state, row, option, text);
+    } else if (row->f32 != NULL) {
+        *row->f32 = arg_float(state, option, text, row->least, row->most);
+    } else if (row->f64 != NULL) {
+        *row->f64 = (double)arg_float(state, option, text, row->least, row->most);
+    } else if (row->word != NULL) {
+        const uint32_t place =
+            ep_cli_arg_word(state, option, text, row->words != NULL ? row->words : row->arg);
+        *row->word = row->numbers != NULL ? row->numbers[place] : place;
+    } else {
+        row->take(state, option, text);
     }
-    if (key == ARGP_KEY_NO_ARGS) {
-        argp_error(state, "no verb given, allowed: %s", allowed);
-        return EINVAL;
+    if (row->given != NULL) {
+        *row->given = true;
     }
-    return ARGP_ERR_UNKNOWN;
+}
+
+static void check(struct argp_state *state, const ep_cli_options *options)
+{
+    for (size_t i = 0; i < options->count; i++) {
+        const ep_cli_option *row = &options->rows[i];
+        char option[OPTION_BYTES];
+        if (row->required) {
+            snprintf(option, sizeof(option), "--%s", row->name);
+            ep_cli_arg_required(state, option,
+                                row->text != NULL ? *row->text
+                                : *row->given     ? row->name
+                                                  : NULL);
+        }
+    }
+    if (options->check != NULL) {
+        options->check(state);
+    }
+}
+
+static int key_of(const ep_cli_options *options, size_t index)
+{
+    const ep_cli_option *row = &options->rows[index];
+    return row->name == NULL ? 0 : row->letter != 0 ? row->letter : KEY_FIRST + (int)index;
+}
+
+error_t ep_cli_options_parse(const ep_cli_options *options, int key, char *arg,
+                             struct argp_state *state)
+{
+    if (key == ARGP_KEY_INIT && options->init != NULL) {
+        options->init();
+    } else if (key == ARGP_KEY_END) {
+        check(state, options);
+    } else if (key == ARGP_KEY_SUCCESS && options->success != NULL) {
+        options->success(state);
+    }
+    for (size_t i = 0; key != ARGP_KEY_ARG && i < options->count; i++) {
+        if (key_of(options, i) == key) {
+            take(state, &options->rows[i], arg);
+            if (options->first != NULL && *options->first == NULL) {
+                *options->first = options->rows[i].name;
+            }
+            return 0;
+        }
+    }
+    return key == ARGP_KEY_INIT || key == ARGP_KEY_END || key == ARGP_KEY_SUCCESS
+               ? 0
+               : ARGP_ERR_UNKNOWN;
+}
+
+static error_t parse_used(int key, char *arg, struct argp_state *state)
+{
+    return ep_cli_options_parse(state->input, key, arg, state);
+}
+
+/* A table is asked for a few times in a process, so none is freed. */
+static const struct argp_option *argp_rows(const ep_cli_options *options)
+{
+    static struct argp_option rows[ROWS_MAX];
+    static size_t used;
+    struct argp_option *out = &rows[used];
+    if (options->count == 0) {
+        return NULL; /* of an empty table argp's help leaks */
+    }
+    used += options->count + 1; /* a row of zeros ends them */
+    EP_ASSERT(used <= ROWS_MAX);
+    for (size_t i = 0; i < options->count; i++) {
+        const ep_cli_option *row = &options->rows[i];
+        out[i] =
+            (struct argp_option){row->name, key_of(options, i), row->arg, 0, row->help, row->group};
+    }
+    return out;
+}
+
+const struct argp *ep_cli_options_argp(const ep_cli_options *own,
+                                       const ep_cli_options *const uses[EP_CLI_USES_MAX],
+                                       const struct argp *root)
+{
+    static struct argp tables[TABLES_MAX];
+    static struct argp_child children[TABLES_MAX];
+    static size_t used;
+    struct argp *out = &tables[used];
+    struct argp_child *child = &children[used];
+    EP_ASSERT(used + 1 + EP_CLI_USES_MAX <= TABLES_MAX);
+    *out = *root;
+    out->options = argp_rows(own);
+    out->children = child;
+    used++; /* a child of zeros ends them */
+    for (size_t i = 0; i < EP_CLI_USES_MAX && uses[i] != NULL; i++) {
+        tables[used] = (struct argp){.options = argp_rows(uses[i]), .parser = parse_used};
+        child[i] = (struct argp_child){&tables[used++], 0, uses[i]->heading, uses[i]->group};
+    }
+    return out;
 }

@@ -69,8 +69,7 @@ static ep_err no_tensor(const ep_safetensors *file, const char *path, const char
     }
     return ep_error_set(out_error, EP_ERR_BAD_FILE,
                         "%s: there is no tensor %s; a batch has x [T,H], expert_ids [T,K] and "
-                        "expert_scales [T,K], this "
-                        "file has %s",
+                        "expert_scales [T,K], this file has %s",
                         path, name, names);
 }
 

@@ -6,114 +6,64 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "command_table.h"
 #include "connect.h"
 #include "context_file.h"
-#include "exit_code.h"
 #include "output.h"
 #include "usage/usage.h"
 
 #define CONTEXT_VARIABLE "EXPERTCTL_CONTEXT"
 
-enum { KEY_USE = 0x200, KEY_NAMES };
-
-typedef struct context_options {
-    ep_cli_connect connect; /* of add */
-    ep_cli_format format;
+static struct {
     const char *name;
     bool use;
     bool names;
-} context_options;
+} wanted;
+
+#define NAME_MISSING "the name is missing; expertctl context list shows all"
+#define NAME_DOC(what, more, example)                                                              \
+    what "\v" more "\n\nExamples:\n  expertctl context " example "\n\n" EP_CLI_EXIT_HELP
 
 /* The context that a call would use; "" none. */
 static const char *in_use(const ep_cli_contexts *contexts)
 {
-    const char *wanted = getenv(CONTEXT_VARIABLE);
-    wanted = wanted != NULL && wanted[0] != '\0' ? wanted : ep_cli_contexts_current(contexts);
-    return strcmp(wanted, EP_CLI_CONTEXT_NONE) == 0 ? "" : wanted;
+    const char *name = getenv(CONTEXT_VARIABLE);
+    name = name != NULL && name[0] != '\0' ? name : ep_cli_contexts_current(contexts);
+    return strcmp(name, EP_CLI_CONTEXT_NONE) == 0 ? "" : name;
 }
 
 /* What a call without --context does from now on. */
 static void say_current(const char *program, const char *current)
 {
-    const char *wanted = getenv(CONTEXT_VARIABLE);
+    const char *name = getenv(CONTEXT_VARIABLE);
     if (current[0] != '\0') {
         ep_cli_line(stdout, "context %s is in use", current);
     } else {
         ep_cli_line(stdout, "no context is in use: commands go to " EP_CLI_COORDINATOR_DEFAULT
                             " unless told otherwise");
     }
-    if (wanted != NULL && wanted[0] != '\0' && strcmp(wanted, current) != 0) {
+    if (name != NULL && name[0] != '\0' && strcmp(name, current) != 0) {
         ep_cli_line(stderr, "%s: warning: here " CONTEXT_VARIABLE " is set and picks %s", program,
-                    wanted);
+                    name);
     }
 }
 
 /* ---- add ---- */
 
-static error_t parse_name(int key, char *arg, struct argp_state *state)
+static void take_name(struct argp_state *state, char *text)
 {
-    context_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0) {
-            argp_error(state, "unexpected argument '%s', allowed: one name", arg);
-        }
-        if (!ep_cli_context_name_is_good(arg)) {
-            argp_error(state, "the name is '%s', allowed: " EP_CLI_CONTEXT_NAMES, arg);
-        }
-        options->name = arg;
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "the name is missing; expertctl context list shows all");
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+    if (state->arg_num > 0) {
+        argp_error(state, "unexpected argument '%s', allowed: one name", text);
     }
+    if (!ep_cli_context_name_is_good(text)) {
+        argp_error(state, "the name is '%s', allowed: " EP_CLI_CONTEXT_NAMES, text);
+    }
+    wanted.name = text;
 }
 
-static error_t parse_add(int key, char *arg, struct argp_state *state)
-{
-    context_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        return 0;
-    case KEY_USE:
-        options->use = true;
-        return 0;
-    default:
-        return parse_name(key, arg, state);
-    }
-}
-
-static const struct argp_option add_list[] = {
-    {"use", KEY_USE, NULL, 0, "It is in use from now on", 1},
-    {0},
+static const ep_cli_option add_rows[] = {
+    {"use", 0, NULL, "It is in use from now on", 1, .flag = &wanted.use},
 };
-static const struct argp_child add_children[] = {{&ep_cli_context_argp, 0, NULL, 0}, {0}};
-static const struct argp add_argp = {
-    add_list,
-    parse_add,
-    "NAME",
-    "Keeps how a cluster is reached under a name: the options given here, and nothing from "
-    "variables or other "
-    "contexts."
-    "\vAddresses are checked, files must be there, and paths are kept in full. Tokens are not "
-    "copied: the context "
-    "names their files, and shows them to its own addresses and to peers of its CA alone. A "
-    "context that exists is "
-    "not changed; remove it first.\n\n"
-    "Examples:\n"
-    "  expertctl context add local --use --coordinator tcp://127.0.0.1:7410 \\\n"
-    "      --admin tcp://127.0.0.1:7412\n"
-    "  expertctl context add production --coordinator tls+tcp://10.0.0.10:7410 \\\n"
-    "      --token-file client.token --tls-ca ca.pem \\\n"
-    "      --tls-server-name expertd.example\n\n" EP_CLI_EXIT_HELP,
-    add_children,
-    NULL,
-    NULL};
 
 /* A context is used from other folders too. */
 static bool complete_path(ep_cli_given *given, size_t index, ep_error *out_error)
@@ -129,7 +79,7 @@ static bool complete_path(ep_cli_given *given, size_t index, ep_error *out_error
     return true;
 }
 
-static ep_err add_context(const context_options *options, ep_cli_given *given, ep_error *out_error)
+static ep_err add_context(ep_cli_given *given, ep_error *out_error)
 {
     ep_cli_contexts *contexts = NULL;
     size_t there;
@@ -141,166 +91,133 @@ static ep_err add_context(const context_options *options, ep_cli_given *given, e
         }
     }
     ep_err err = ep_cli_contexts_open(true, &contexts, out_error);
-    if (err == EP_OK && ep_cli_contexts_find(contexts, options->name, &there, NULL) == EP_OK) {
+    if (err == EP_OK && ep_cli_contexts_find(contexts, wanted.name, &there, NULL) == EP_OK) {
         err = ep_error_set(out_error, EP_ERR_BAD_CONFIG,
-                           "context %s exists; expertctl context remove %s first", options->name,
-                           options->name);
+                           "context %s exists; expertctl context remove %s first", wanted.name,
+                           wanted.name);
     }
     if (err == EP_OK) {
-        const char *current = options->use ? options->name : ep_cli_contexts_current(contexts);
-        err = ep_cli_contexts_write(contexts, current, SIZE_MAX, options->name, given, out_error);
+        const char *current = wanted.use ? wanted.name : ep_cli_contexts_current(contexts);
+        err = ep_cli_contexts_write(contexts, current, SIZE_MAX, wanted.name, given, out_error);
     }
     ep_cli_contexts_close(contexts);
     return err;
 }
 
-static int run_add(int argc, char **argv)
+static ep_err run_add(ep_cli_call *call, ep_error *out_error)
 {
-    static context_options options;
-    static ep_cli_given given;
-    ep_error error;
-    /* the texts; the parser below checks them */
-    if (!ep_cli_given_read(&add_argp, argc, argv, &given)) {
-        ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for options");
-        return ep_cli_fail(argv[0], &error);
+    static ep_cli_given given; /* the texts; the command's parser has checked them */
+    if (!ep_cli_given_read(call->argp, call->argc, call->argv, &given)) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options");
     }
-    ep_cli_connect_init(&options.connect);
-    argp_parse(&add_argp, argc, argv, 0, NULL, &options);
     if (ep_cli_given_text(&given, "coordinator") == NULL &&
         ep_cli_given_text(&given, "node") == NULL) {
         ep_cli_line(stderr,
                     "%s: --coordinator is missing: a context says whose it is (or --node, where "
                     "there is none)",
-                    argv[0]);
+                    call->program);
         ep_cli_given_fini(&given);
-        return EP_CLI_EXIT_USAGE;
+        call->exit_code = EP_CLI_EXIT_USAGE;
+        return EP_OK;
     }
-    ep_err err = add_context(&options, &given, &error);
+    ep_err err = add_context(&given, out_error);
     ep_cli_given_fini(&given);
-    if (err != EP_OK) {
-        return ep_cli_fail(argv[0], &error);
-    }
-    if (options.use) {
-        say_current(argv[0], options.name);
-    } else {
+    if (err == EP_OK && wanted.use) {
+        say_current(call->program, wanted.name);
+    } else if (err == EP_OK) {
         ep_cli_line(stdout, "context %s is kept; expertctl context use %s takes it into use",
-                    options.name, options.name);
+                    wanted.name, wanted.name);
     }
-    return EP_CLI_EXIT_OK;
+    return err;
 }
+
+static const ep_cli_command add_command = {
+    .name = "add",
+    .help = "keeps how a cluster is reached under a name",
+    .args = "NAME",
+    .doc = "Keeps how a cluster is reached under a name: the options given here, and nothing from "
+           "variables or other contexts."
+           "\vAddresses are checked, files must be there, and paths are kept in full. Tokens are "
+           "not copied: the context names their files, and shows them to its own addresses and to "
+           "peers of its CA alone. A context that exists is not changed; remove it first.\n\n"
+           "Examples:\n"
+           "  expertctl context add local --use --coordinator tcp://127.0.0.1:7410 \\\n"
+           "      --admin tcp://127.0.0.1:7412\n"
+           "  expertctl context add production --coordinator tls+tcp://10.0.0.10:7410 \\\n"
+           "      --token-file client.token --tls-ca ca.pem \\\n"
+           "      --tls-server-name expertd.example\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = add_rows, .count = EP_ARRAY_COUNT(add_rows)},
+    .uses = {&ep_cli_context_admin_options, &ep_cli_reach_options},
+    .sets_context = true,
+    .take_argument = take_name,
+    .missing = NAME_MISSING,
+    .run = run_add,
+};
 
 /* ---- use, remove ---- */
 
-#define NAME_DOC(what, more, example)                                                              \
-    what "\v" more "\n\nExamples:\n  expertctl context " example "\n\n" EP_CLI_EXIT_HELP
-static const struct argp use_argp = {
-    NULL,
-    parse_name,
-    "CONTEXT",
-    NAME_DOC("Takes a context into use for commands that name none.",
-             "That holds for all shells of this user; --context or " CONTEXT_VARIABLE
-             " picks one for a call or a shell.",
-             "use staging"),
-    NULL,
-    NULL,
-    NULL};
-static const struct argp remove_argp = {
-    NULL,
-    parse_name,
-    "CONTEXT",
-    NAME_DOC("Forgets a context; the files it names stay.",
-             "Without the one in use, commands go where their options say.", "remove staging"),
-    NULL,
-    NULL,
-    NULL};
-
 /* removes: forgets the context, else takes it into use. */
-static int change(int argc, char **argv, const struct argp *argp, bool removes)
+static ep_err change(ep_cli_call *call, bool removes, ep_error *out_error)
 {
-    context_options options = {.name = NULL};
     ep_cli_contexts *contexts = NULL;
-    ep_error error;
     size_t index = 0;
-    argp_parse(argp, argc, argv, 0, NULL, &options);
-    ep_err err = ep_cli_contexts_open(true, &contexts, &error);
-    err = err != EP_OK ? err : ep_cli_contexts_find(contexts, options.name, &index, &error);
+    ep_err err = ep_cli_contexts_open(true, &contexts, out_error);
+    err = err != EP_OK ? err : ep_cli_contexts_find(contexts, wanted.name, &index, out_error);
     if (err != EP_OK) {
         ep_cli_contexts_close(contexts);
-        return ep_cli_fail(argv[0], &error);
+        return err;
     }
     const char *before = ep_cli_contexts_current(contexts);
-    const bool was_current = strcmp(before, options.name) == 0;
-    const char *current = !removes ? options.name : was_current ? "" : before;
-    err = ep_cli_contexts_write(contexts, current, removes ? index : SIZE_MAX, NULL, NULL, &error);
+    const bool was_current = strcmp(before, wanted.name) == 0;
+    const char *current = !removes ? wanted.name : was_current ? "" : before;
+    err =
+        ep_cli_contexts_write(contexts, current, removes ? index : SIZE_MAX, NULL, NULL, out_error);
     if (err == EP_OK && removes) {
-        ep_cli_line(stdout, "context %s is forgotten", options.name);
+        ep_cli_line(stdout, "context %s is forgotten", wanted.name);
     }
     if (err == EP_OK && (!removes || was_current)) {
-        say_current(argv[0], current);
+        say_current(call->program, current);
     }
     ep_cli_contexts_close(contexts);
-    return err == EP_OK ? EP_CLI_EXIT_OK : ep_cli_fail(argv[0], &error);
+    return err;
 }
 
-static int run_use(int argc, char **argv)
+static ep_err run_use(ep_cli_call *call, ep_error *out_error)
 {
-    return change(argc, argv, &use_argp, false);
+    return change(call, false, out_error);
 }
 
-static int run_remove(int argc, char **argv)
+static ep_err run_remove(ep_cli_call *call, ep_error *out_error)
 {
-    return change(argc, argv, &remove_argp, true);
+    return change(call, true, out_error);
 }
+
+static const ep_cli_command use_command = {
+    .name = "use",
+    .help = "takes a context into use",
+    .args = "CONTEXT",
+    .doc = NAME_DOC("Takes a context into use for commands that name none.",
+                    "That holds for all shells of this user; --context or " CONTEXT_VARIABLE
+                    " picks one for a call or a shell.",
+                    "use staging"),
+    .take_argument = take_name,
+    .missing = NAME_MISSING,
+    .run = run_use,
+};
+
+static const ep_cli_command remove_command = {
+    .name = "remove",
+    .help = "forgets a context",
+    .args = "CONTEXT",
+    .doc =
+        NAME_DOC("Forgets a context; the files it names stay.",
+                 "Without the one in use, commands go where their options say.", "remove staging"),
+    .take_argument = take_name,
+    .missing = NAME_MISSING,
+    .run = run_remove,
+};
 
 /* ---- list, show ---- */
-
-static error_t parse_list(int key, char *arg, struct argp_state *state)
-{
-    context_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->format;
-        return 0;
-    case KEY_NAMES:
-        options->names = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static error_t parse_show(int key, char *arg, struct argp_state *state)
-{
-    return key == ARGP_KEY_NO_ARGS ? 0
-           : key == ARGP_KEY_ARG   ? parse_name(key, arg, state)
-                                   : parse_list(key, arg, state);
-}
-
-static const struct argp_option list_list[] = {
-    {"names", KEY_NAMES, NULL, 0, "Only the names, a line each", 1},
-    {0},
-};
-static const struct argp_child list_children[] = {{&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp list_argp = {
-    list_list,
-    parse_list,
-    NULL,
-    NAME_DOC("Lists the contexts; * marks the one that a call uses.",
-             "That is the one of " CONTEXT_VARIABLE " if it is set.", "list"),
-    list_children,
-    NULL,
-    NULL};
-static const struct argp show_argp = {
-    NULL,
-    parse_show,
-    "[CONTEXT]",
-    NAME_DOC("Prints what a context says; without a name the one in use.",
-             "Of files only the paths are shown.", "show production"),
-    list_children,
-    NULL,
-    NULL};
 
 /* A file may say what no call takes: that is told here, not only when the context is used. */
 static void warn_of_urls(const char *program, const ep_cli_contexts *contexts, size_t index)
@@ -324,7 +241,7 @@ static void warn_of_urls(const char *program, const ep_cli_contexts *contexts, s
     }
 }
 
-static bool print_list(const context_options *options, const ep_cli_contexts *contexts)
+static bool print_list(const ep_cli_contexts *contexts)
 {
     const char *current = in_use(contexts);
     ep_cli_table *table = ep_cli_table_create("USED|NAME|SERVICE|ADMIN");
@@ -335,7 +252,7 @@ static bool print_list(const context_options *options, const ep_cli_contexts *co
         url = url[0] != '\0' ? url : ep_cli_contexts_value(contexts, i, "node", NULL);
         const char *admin_url = ep_cli_contexts_value(contexts, i, "admin", NULL);
         const bool is_used = strcmp(name, current) == 0;
-        if (options->names) {
+        if (wanted.names) {
             ep_cli_line(stdout, "%s", name);
         }
         ep_cli_table_cell(table, "%s", is_used ? "*" : "");
@@ -346,32 +263,44 @@ static bool print_list(const context_options *options, const ep_cli_contexts *co
                                               "service", ep_cli_json_text(url), "admin",
                                               ep_cli_json_text(admin_url)));
     }
-    bool good = options->names                   ? table != NULL
-                : options->format == EP_CLI_JSON ? ep_cli_json_print(json_incref(list), stdout)
-                                                 : ep_cli_table_print(table, stdout);
+    bool good = wanted.names                          ? table != NULL
+                : ep_cli_output_format == EP_CLI_JSON ? ep_cli_json_print(json_incref(list), stdout)
+                                                      : ep_cli_table_print(table, stdout);
     json_decref(list);
     ep_cli_table_destroy(table);
     return good;
 }
 
-static int run_list(int argc, char **argv)
+static ep_err run_list(ep_cli_call *call, ep_error *out_error)
 {
-    context_options options = {.name = NULL};
     ep_cli_contexts *contexts = NULL;
-    ep_error error;
-    argp_parse(&list_argp, argc, argv, 0, NULL, &options);
-    if (ep_cli_contexts_open(false, &contexts, &error) != EP_OK) {
-        return ep_cli_fail(argv[0], &error);
+    ep_err err = ep_cli_contexts_open(false, &contexts, out_error);
+    if (err != EP_OK) {
+        return err;
     }
-    bool good = print_list(&options, contexts);
-    for (size_t i = 0; !options.names && i < ep_cli_contexts_count(contexts); i++) {
-        warn_of_urls(argv[0], contexts, i);
+    call->failed = !print_list(contexts);
+    for (size_t i = 0; !wanted.names && i < ep_cli_contexts_count(contexts); i++) {
+        warn_of_urls(call->program, contexts, i);
     }
     ep_cli_contexts_close(contexts);
-    return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    return EP_OK;
 }
 
-static bool print_context(ep_cli_format format, const ep_cli_contexts *contexts, size_t index)
+static const ep_cli_option list_rows[] = {
+    {"names", 0, NULL, "Only the names, a line each", 1, .flag = &wanted.names},
+};
+
+static const ep_cli_command list_command = {
+    .name = "list",
+    .help = "lists the contexts and marks the one in use",
+    .doc = NAME_DOC("Lists the contexts; * marks the one that a call uses.",
+                    "That is the one of " CONTEXT_VARIABLE " if it is set.", "list"),
+    .options = {.rows = list_rows, .count = EP_ARRAY_COUNT(list_rows)},
+    .uses = {&ep_cli_output_options},
+    .run = run_list,
+};
+
+static bool print_context(const ep_cli_contexts *contexts, size_t index)
 {
     const ep_cli_given *rows = ep_cli_context_rows();
     ep_cli_table *table = ep_cli_table_create("OPTION|VALUE");
@@ -391,81 +320,64 @@ static bool print_context(ep_cli_format format, const ep_cli_contexts *contexts,
             json_object_set_new(object, rows->rows[r]->name, ep_cli_json_text(text));
         }
     }
-    bool good = format == EP_CLI_JSON ? ep_cli_json_print(json_incref(object), stdout)
-                                      : ep_cli_table_print(table, stdout);
+    bool good = ep_cli_output_format == EP_CLI_JSON ? ep_cli_json_print(json_incref(object), stdout)
+                                                    : ep_cli_table_print(table, stdout);
     json_decref(object);
     ep_cli_table_destroy(table);
     return good;
 }
 
-static int run_show(int argc, char **argv)
+static ep_err run_show(ep_cli_call *call, ep_error *out_error)
 {
-    context_options options = {.name = NULL};
     ep_cli_contexts *contexts = NULL;
-    ep_error error;
     size_t index = 0;
-    argp_parse(&show_argp, argc, argv, 0, NULL, &options);
-    ep_err err = ep_cli_contexts_open(false, &contexts, &error);
-    const char *name = err != EP_OK ? "" : options.name != NULL ? options.name : in_use(contexts);
+    ep_err err = ep_cli_contexts_open(false, &contexts, out_error);
+    const char *name = err != EP_OK ? "" : wanted.name != NULL ? wanted.name : in_use(contexts);
     if (err == EP_OK && name[0] == '\0') {
-        err = ep_error_set(&error, EP_ERR_NOT_FOUND,
+        err = ep_error_set(out_error, EP_ERR_NOT_FOUND,
                            "no context is in use; expertctl context list shows all");
     }
-    err = err != EP_OK ? err : ep_cli_contexts_find(contexts, name, &index, &error);
-    int code = err != EP_OK                                     ? ep_cli_fail(argv[0], &error)
-               : print_context(options.format, contexts, index) ? EP_CLI_EXIT_OK
-                                                                : EP_CLI_EXIT_FAILED;
+    err = err != EP_OK ? err : ep_cli_contexts_find(contexts, name, &index, out_error);
     if (err == EP_OK) {
-        warn_of_urls(argv[0], contexts, index);
+        call->failed = !print_context(contexts, index);
+        warn_of_urls(call->program, contexts, index);
     }
     ep_cli_contexts_close(contexts);
-    return code;
+    return err;
 }
 
-/* ---- the verb ---- */
+static const ep_cli_command show_command = {
+    .name = "show",
+    .help = "prints what a context says",
+    .args = "[CONTEXT]",
+    .doc = NAME_DOC("Prints what a context says; without a name the one in use.",
+                    "Of files only the paths are shown.", "show production"),
+    .uses = {&ep_cli_output_options},
+    .take_argument = take_name,
+    .run = run_show,
+};
 
-static const ep_cli_command *verb_at(size_t index)
-{
-    static const ep_cli_command verbs[] = {
-        {"add", "keeps how a cluster is reached under a name", &add_argp, run_add, NULL},
-        {"use", "takes a context into use", &use_argp, run_use, NULL},
-        {"list", "lists the contexts and marks the one in use", &list_argp, run_list, NULL},
-        {"show", "prints what a context says", &show_argp, run_show, NULL},
-        {"remove", "forgets a context", &remove_argp, run_remove, NULL},
-    };
-    return index < sizeof(verbs) / sizeof(verbs[0]) ? &verbs[index] : NULL;
-}
+/* ---- the verbs ---- */
 
-static error_t parse_verb(int key, char *arg, struct argp_state *state)
-{
-    return ep_cli_arg_verb(state, key, arg, "add, use, list, show, remove");
-}
+static const ep_cli_command *const verbs[] = {&add_command,  &use_command,    &list_command,
+                                              &show_command, &remove_command, NULL};
 
-static const struct argp argp = {
-    NULL,
-    parse_verb,
-    "add|use|list|show|remove [OPTION...]",
-    "Named sets of connection settings, in ${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml.\v"
-    "  add     keeps how a cluster is reached under a name\n"
-    "  use     takes a context into use\n"
-    "  list    lists the contexts and marks the one in use\n"
-    "  show    prints what a context says\n"
-    "  remove  forgets a context\n\n"
-    "Each has its own help: expertctl context add --help\n\n"
-    "Commands with a context say on standard error which one it is and whom they speak to, where "
-    "they judge or "
-    "change a cluster.\n\n"
-    "Examples:\n"
-    "  expertctl context add staging --coordinator tcp://10.1.0.10:7410\n"
-    "  expertctl status --context staging\n\n" EP_CLI_EXIT_HELP,
-    NULL,
-    NULL,
-    NULL};
-
-static int run(int argc, char **argv)
-{
-    return ep_cli_run_verb(argc, argv, verb_at, &argp);
-}
-
-const ep_cli_command ep_cli_context = {"context", "how clusters are reached, by name", &argp, run,
-                                       verb_at};
+const ep_cli_command ep_cli_context = {
+    .name = "context",
+    .help = "how clusters are reached, by name",
+    .args = "add|use|list|show|remove [OPTION...]",
+    .doc = "Named sets of connection settings, in "
+           "${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml.\v  add     keeps how a cluster "
+           "is reached under a name\n"
+           "  use     takes a context into use\n"
+           "  list    lists the contexts and marks the one in use\n"
+           "  show    prints what a context says\n"
+           "  remove  forgets a context\n\n"
+           "Each has its own help: expertctl context add --help\n\n"
+           "Commands with a context say on standard error which one it is and whom they speak to, "
+           "where they judge or change a cluster.\n\n"
+           "Examples:\n"
+           "  expertctl context add staging --coordinator tcp://10.1.0.10:7410\n"
+           "  expertctl status --context staging\n\n" EP_CLI_EXIT_HELP,
+    .verbs = verbs,
+};

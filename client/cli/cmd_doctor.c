@@ -6,89 +6,41 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "arguments.h"
 #include "base/screen.h"
 #include "command_table.h"
 #include "doctor_ascend.h"
 #include "doctor_config.h"
-#include "exit_code.h"
 #include "observe/trace.h"
 #include "output.h"
-#include "settings.h"
+#include "origin.h"
 
 #define FILES_MAX 16
 
-enum { KEY_CONFIG = 0x200, KEY_PROGRAM };
-
-typedef struct doctor_options {
-    ep_cli_connect connect;
-    ep_cli_format format;
+static struct {
     const char *files[FILES_MAX];
     size_t files_count;
     const char *program; /* NULL: by the file's name */
-} doctor_options;
+} wanted;
 
-static error_t parse(int key, char *arg, struct argp_state *state)
+static void take_file(struct argp_state *state, const char *option, char *text)
 {
-    doctor_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->format;
-        return 0;
-    case KEY_CONFIG:
-        if (options->files_count == FILES_MAX) {
-            argp_error(state, "--config is given more than %d times, allowed: 1..%d", FILES_MAX,
-                       FILES_MAX);
-        }
-        options->files[options->files_count++] = arg;
-        return 0;
-    case KEY_PROGRAM:
-        options->program = arg;
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    default:
-        return ARGP_ERR_UNKNOWN;
+    if (wanted.files_count == FILES_MAX) {
+        argp_error(state, "%s is given more than %d times, allowed: 1..%d", option, FILES_MAX,
+                   FILES_MAX);
     }
+    wanted.files[wanted.files_count++] = text;
 }
 
-static const struct argp_option option_list[] = {
-    {"config", KEY_CONFIG, "FILE", 0,
+static const ep_cli_option rows[] = {
+    {"config", 0, "FILE",
      "Also check this configuration file of a daemon on this host, and open the checkpoints it "
      "names; may be repeated",
-     1},
-    {"program", KEY_PROGRAM, "PATH", 0,
+     1, .take = take_file},
+    {"program", 0, "PATH",
      "The daemon whose file it is (default: expertd-coordinator for files named coordinator*, else "
      "expertd)",
-     1},
-    {0},
+     1, .text = &wanted.program},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {
-    option_list,
-    parse,
-    NULL,
-    "Looks for what is wrong with the service and says what to do, one finding a line. Exit code 0 "
-    "when nothing is wrong "
-    "(information may be printed), 1 when there are warnings or errors, also when nobody answers."
-    "\vChecked are: that coordinator and nodes answer, and what stands there otherwise (another "
-    "kind of port, TLS or not, tokens); that "
-    "there is a routing table with every copy that is wanted; nodes that are silent, draining, "
-    "degraded or loading for long; experts that "
-    "could not be loaded; budgets that are nearly used up; versions, numerics ids, clocks and "
-    "epochs that differ; doors that are "
-    "open to anybody; whether token batches can be traced from this host; and, for a configuration "
-    "with backend "
-    "ascend, driver, device nodes, their group, and where CANN and its libraries are.\n\n"
-    "Examples:\n"
-    "  expertctl doctor\n"
-    "  expertctl doctor --node tcp://10.0.0.7:7420 -o json\n"
-    "  expertctl doctor --config /etc/expertd/expertd.yaml\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
 typedef struct gathered {
     ep_doctor_facts facts;
@@ -156,10 +108,10 @@ static bool is_on_path(const char *name)
     return false;
 }
 
-static ep_err gather(const doctor_options *options, gathered *g, ep_error *out_error)
+static ep_err gather(gathered *g, ep_error *out_error)
 {
     ep_cli_control *control = NULL;
-    const ep_cli_connect *connect = &options->connect;
+    const ep_cli_connect *connect = &ep_cli_peer;
     ep_error_clear(&g->facts.coordinator_error);
     g->facts.has_token = connect->token_file != NULL;
     g->facts.has_trace_library = ep_trace_load(NULL);
@@ -234,31 +186,47 @@ static bool print_lines(const ep_doctor_findings *findings)
     return ferror(stdout) == 0;
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static doctor_options options;
     static ep_doctor_findings findings;
     ep_doctor_ascend_facts ascend;
     gathered g = {.cluster = NULL};
-    ep_error error;
-    ep_cli_connect_init(&options.connect);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    ep_cli_settings_say(argv[0], ep_cli_connect_url(&options.connect));
     bool wants_ascend = false;
-    for (size_t i = 0; i < options.files_count; i++) {
-        wants_ascend |= ep_doctor_check_config(options.files[i], options.program, &findings);
+    ep_cli_settings_say(call->program, ep_cli_connect_url(&ep_cli_peer));
+    for (size_t i = 0; i < wanted.files_count; i++) {
+        wants_ascend |= ep_doctor_check_config(wanted.files[i], wanted.program, &findings);
     }
     ep_doctor_ascend_look("", getenv("ASCEND_HOME_PATH"), getenv("LD_LIBRARY_PATH"), &ascend);
     ep_doctor_ascend_examine(&ascend, wants_ascend, &findings);
-    if (gather(&options, &g, &error) != EP_OK) {
-        gathered_fini(&g);
-        return ep_cli_fail(argv[0], &error);
+    ep_err err = gather(&g, out_error);
+    if (err == EP_OK) {
+        ep_doctor_examine(&g.facts, &findings);
+        bool good =
+            ep_cli_output_format == EP_CLI_JSON ? print_json(&findings) : print_lines(&findings);
+        call->failed = !good || ep_doctor_is_ill(&findings);
     }
-    ep_doctor_examine(&g.facts, &findings);
-    bool good = options.format == EP_CLI_JSON ? print_json(&findings) : print_lines(&findings);
     gathered_fini(&g);
-    return good && !ep_doctor_is_ill(&findings) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    return err;
 }
 
-const ep_cli_command ep_cli_doctor = {"doctor", "what is wrong with the service, and what to do",
-                                      &argp, run, NULL};
+const ep_cli_command ep_cli_doctor = {
+    .name = "doctor",
+    .help = "what is wrong with the service, and what to do",
+    .doc = "Looks for what is wrong with the service and says what to do, one finding a line. Exit "
+           "code 0 when nothing is wrong (information may be printed), 1 when there are warnings "
+           "or errors, also when nobody answers."
+           "\vChecked are: that coordinator and nodes answer, and what stands there otherwise "
+           "(another kind of port, TLS or not, tokens); that there is a routing table with every "
+           "copy that is wanted; nodes that are silent, draining, degraded or loading for long; "
+           "experts that could not be loaded; budgets that are nearly used up; versions, numerics "
+           "ids, clocks and epochs that differ; doors that are open to anybody; whether token "
+           "batches can be traced from this host; and, for a configuration with backend ascend, "
+           "driver, device nodes, their group, and where CANN and its libraries are.\n\n"
+           "Examples:\n"
+           "  expertctl doctor\n"
+           "  expertctl doctor --node tcp://10.0.0.7:7420 -o json\n"
+           "  expertctl doctor --config /etc/expertd/expertd.yaml\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows)},
+    .uses = {&ep_cli_connect_options, &ep_cli_output_options},
+    .run = run,
+};

@@ -7,11 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "base/check.h"
 #include "command_table.h"
 #include "connect.h"
-#include "exit_code.h"
 #include "gate_options.h"
 #include "gateway_call.h"
 #include "layer_options.h"
@@ -22,27 +20,13 @@
 #include "trace_option.h"
 #include "wire/frame.h"
 
-enum {
-    KEY_OUT = 0x200,
-    KEY_SPLIT,
-    KEY_SPLIT_TOKENS,
-    KEY_RESULT,
-    KEY_GATEWAY,
-    KEY_RANDOM,
-    KEY_SEED
-};
-
 #define SEED_DEFAULT 1
 #define NAMES_BYTES 1024
 
 static const char *const mode_words[] = {"auto", "decode", "prefill"}; /* as ep_moe_mode */
-static const char *const result_words[] = {"combined", "uncombined", NULL};
+static const unsigned result_numbers[] = {EP_MOE_COMBINED, EP_MOE_UNCOMBINED};
 
 typedef struct forward_options {
-    ep_cli_connect connect;
-    ep_cli_format format;
-    ep_cli_trace trace;
-    ep_cli_layer_options layer;
     const char *out;        /* NULL: y is not kept */
     uint32_t random_tokens; /* 0: a batch from a file */
     uint64_t seed;
@@ -52,6 +36,8 @@ typedef struct forward_options {
     uint32_t split_tokens; /* 0: not given */
     bool gateway;
 } forward_options;
+
+static forward_options wanted = {.seed = SEED_DEFAULT};
 
 /* Whom the calls go to, and how ids are made. */
 typedef struct forward_service {
@@ -73,19 +59,20 @@ typedef struct forward_totals {
     ep_moe_result last;
 } forward_totals;
 
-static void parse_split(struct argp_state *state, forward_options *options, char *text)
+static void take_split(struct argp_state *state, const char *option, char *text)
 {
+    forward_options *options = &wanted;
     size_t count = 1;
     for (const char *c = text; *c != '\0'; c++) {
         count += *c == ',';
     }
     if (count > EP_TOKENS_MAX) {
-        argp_error(state, "--split has %zu parts, allowed: 1..%d", count, EP_TOKENS_MAX);
+        argp_error(state, "%s has %zu parts, allowed: 1..%d", option, count, EP_TOKENS_MAX);
     }
     free(options->split);
     options->split = calloc(count, sizeof(*options->split));
     if (options->split == NULL) {
-        argp_error(state, "--split: no memory for %zu parts", count);
+        argp_error(state, "%s: no memory for %zu parts", option, count);
     }
     options->split_count = 0;
     for (char *part; (part = strsep(&text, ",")) != NULL;) {
@@ -96,13 +83,13 @@ static void parse_split(struct argp_state *state, forward_options *options, char
 
 static void check_input(struct argp_state *state, const forward_options *options)
 {
-    if (options->random_tokens == 0 && options->layer.in == NULL) {
+    if (options->random_tokens == 0 && ep_cli_layer_wanted.in == NULL) {
         argp_error(state, "--in and --random are both missing; one of them is required");
     }
-    if (options->random_tokens > 0 && options->layer.in != NULL) {
+    if (options->random_tokens > 0 && ep_cli_layer_wanted.in != NULL) {
         argp_error(state, "--in and --random are both given, allowed: one of them");
     }
-    if (options->random_tokens > 0 && options->layer.logits != NULL) {
+    if (options->random_tokens > 0 && ep_cli_layer_wanted.logits != NULL) {
         argp_error(state, "--logits and --random are both given, allowed: one of them; random "
                           "tokens have experts");
     }
@@ -114,25 +101,21 @@ static void check_input(struct argp_state *state, const forward_options *options
     }
 }
 
-static void check_options(struct argp_state *state, const forward_options *options)
+static void check_options(struct argp_state *state)
 {
-    ep_cli_layer_require(state, &options->layer);
+    const forward_options *options = &wanted;
+    ep_cli_layer_require(state);
     check_input(state, options);
-    if (options->gateway && options->connect.coordinator_url == NULL) {
-        argp_error(state, "--gateway and --node are both given: the gateway is the coordinator's");
-    }
-    if (options->gateway && options->connect.numerics != NULL) {
-        argp_error(state, "--gateway and --numerics are both given: the gateway chooses the id");
-    }
-    if (options->gateway && (options->layer.args.comm_alg != EP_MOE_COMM_AUTO ||
-                             options->layer.args.combine_at != EP_MOE_COMBINE_ROWS)) {
+    ep_cli_gateway_check(state, options->gateway);
+    if (options->gateway && (ep_cli_layer_wanted.args.comm_alg != EP_MOE_COMM_AUTO ||
+                             ep_cli_layer_wanted.args.combine_at != EP_MOE_COMBINE_ROWS)) {
         argp_error(state, "--comm-alg or --combine-at, allowed with --gateway: neither");
     }
-    if (options->gateway && (options->layer.args.dispatch_quant != EP_MOE_DISPATCH_PLAIN ||
-                             options->layer.args.combine_quant != EP_MOE_COMBINE_PLAIN)) {
+    if (options->gateway && (ep_cli_layer_wanted.args.dispatch_quant != EP_MOE_DISPATCH_PLAIN ||
+                             ep_cli_layer_wanted.args.combine_quant != EP_MOE_COMBINE_PLAIN)) {
         argp_error(state, "--dispatch-quant or --combine-quant, allowed with --gateway: plain");
     }
-    if (options->gateway && options->layer.args.result != EP_MOE_COMBINED) {
+    if (options->gateway && ep_cli_layer_wanted.args.result != EP_MOE_COMBINED) {
         argp_error(state, "--result uncombined, allowed with --gateway: combined");
     }
     if (options->split != NULL && options->split_tokens > 0) {
@@ -140,90 +123,22 @@ static void check_options(struct argp_state *state, const forward_options *optio
     }
 }
 
-static error_t parse(int key, char *arg, struct argp_state *state)
-{
-    forward_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->format;
-        state->child_inputs[2] = &options->trace;
-        state->child_inputs[3] = &options->layer;
-        state->child_inputs[4] = &options->connect;
-        return 0;
-    case KEY_OUT:
-        options->out = arg;
-        return 0;
-    case KEY_SPLIT:
-        parse_split(state, options, arg);
-        return 0;
-    case KEY_SPLIT_TOKENS:
-        options->split_tokens =
-            (uint32_t)ep_cli_arg_whole(state, "--split-tokens", arg, 1, EP_TOKENS_MAX);
-        return 0;
-    case KEY_GATEWAY:
-        options->gateway = true;
-        return 0;
-    case KEY_RANDOM:
-        options->random_tokens =
-            (uint32_t)ep_cli_arg_whole(state, "--random", arg, 1, EP_TOKENS_MAX);
-        return 0;
-    case KEY_SEED:
-        options->seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
-        options->has_seed = true;
-        return 0;
-    case KEY_RESULT:
-        options->layer.args.result = ep_cli_arg_word(state, "--result", arg, result_words) == 0
-                                         ? EP_MOE_COMBINED
-                                         : EP_MOE_UNCOMBINED;
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    case ARGP_KEY_END:
-        check_options(state, options);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option option_list[] = {
-    {"random", KEY_RANDOM, "T", 0,
-     "T random tokens for random experts, instead of --in: no file is needed", 1},
-    {"seed", KEY_SEED, "S", 0, "Of --random: the same seed, the same tokens (default: 1)", 1},
-    {"out", KEY_OUT, "FILE", 0,
-     "Gets the tensor y, safetensors; replaced as a whole (required with --in)", 1},
-    {"split", KEY_SPLIT, "N,N,...", 0,
-     "Cut the batch into calls of these token counts; they add up to T", 2},
-    {"split-tokens", KEY_SPLIT_TOKENS, "N", 0, "Cut the batch into calls of N tokens", 2},
-    {"gateway", KEY_GATEWAY, NULL, 0, "The coordinator routes: one connection, to it alone", 2},
-    {"result", KEY_RESULT, "combined|uncombined", 0,
-     "y [T,H], or one row per slot [T,K,H] (default: combined)", 3},
-    {0},
+static const ep_cli_option rows[] = {
+    {"random", 0, "T", "T random tokens for random experts, instead of --in: no file is needed", 1,
+     .u32 = &wanted.random_tokens, .min = 1, .max = EP_TOKENS_MAX},
+    {"seed", 0, "S", "Of --random: the same seed, the same tokens (default: 1)", 1,
+     .u64 = &wanted.seed, .max = UINT64_MAX, .given = &wanted.has_seed},
+    {"out", 0, "FILE", "Gets the tensor y, safetensors; replaced as a whole (required with --in)",
+     1, .text = &wanted.out},
+    {"split", 0, "N,N,...", "Cut the batch into calls of these token counts; they add up to T", 2,
+     .take = take_split},
+    {"split-tokens", 0, "N", "Cut the batch into calls of N tokens", 2, .u32 = &wanted.split_tokens,
+     .min = 1, .max = EP_TOKENS_MAX},
+    {"gateway", 0, NULL, "The coordinator routes: one connection, to it alone", 2,
+     .flag = &wanted.gateway},
+    {"result", 0, "combined|uncombined", "y [T,H], or one row per slot [T,K,H] (default: combined)",
+     3, .word = &ep_cli_layer_wanted.args.result, .numbers = result_numbers},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0},  {&ep_cli_output_argp, 0, NULL, 0},
-    {&ep_cli_trace_argp, 0, NULL, 0},    {&ep_cli_layer_argp, 0, NULL, 0},
-    {&ep_cli_numerics_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {
-    option_list,
-    parse,
-    "--model NAME --layer L --in FILE --out FILE\n--model NAME --layer L --random T [--out FILE]",
-    "Runs one MoE layer on a batch from a file, or on random tokens, writes the result to a file "
-    "and says what it "
-    "was: shape, checksum, nodes, time."
-    "\vEqual results give byte-identical files and the same checksum, whatever nodes, mode and "
-    "split.\n\n"
-    "Examples:\n"
-    "  expertctl forward --model demo --layer 0 --random 4\n"
-    "  expertctl forward --model demo --layer 0 --in x.safetensors \\\n"
-    "      --out y.safetensors\n"
-    "  expertctl forward --model demo --layer 0 --in x.safetensors \\\n"
-    "      --out y.safetensors --mode prefill --split-tokens 64 \\\n"
-    "      --node tcp://127.0.0.1:7420\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
 /* ---- the calls ---- */
 
@@ -239,19 +154,19 @@ static ep_err call_service(const forward_service *service, const ep_moe_args *ar
                : ep_moe_forward(service->client, args, out, out_result);
 }
 
-static ep_err run_part(const forward_service *service, const forward_options *options,
-                       const ep_cli_batch *batch, const ep_tensor *out, int64_t first,
-                       int64_t count, forward_totals *totals, ep_error *out_error)
+static ep_err run_part(const forward_service *service, const ep_cli_batch *batch,
+                       const ep_tensor *out, int64_t first, int64_t count, forward_totals *totals,
+                       ep_error *out_error)
 {
     ep_moe_args args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_tensor part = ep_cli_tensor_rows(out, first, count);
     ep_tensor logits = ep_cli_tensor_rows(&batch->logits, first, count);
-    ep_cli_layer_args(&options->layer, batch, first, count, &args);
+    ep_cli_layer_args(batch, first, count, &args);
     args.want_timing = service->client != NULL; /* so that the nodes are known by name */
     ep_gate_config gate = {0};
     if (service->gate != NULL) {
-        gate = ep_cli_gate_config(service->gate, &options->layer, first, &args);
+        gate = ep_cli_gate_config(service->gate, first, &args);
     }
     ep_err err =
         call_service(service, &args, service->gate != NULL ? &gate : NULL, &logits, &part, &result);
@@ -284,7 +199,7 @@ static ep_err run_parts(const forward_service *service, const forward_options *o
         int64_t count = options->split != NULL ? (int64_t)options->split[part]
                         : step < left          ? step
                                                : left;
-        err = run_part(service, options, batch, out, first, count, totals, out_error);
+        err = run_part(service, batch, out, first, count, totals, out_error);
         first += count;
         part++;
     } while (err == EP_OK &&
@@ -301,11 +216,10 @@ static size_t elements(const ep_tensor *tensor)
     return count;
 }
 
-static ep_err allocate_out(const forward_options *options, const ep_cli_batch *batch,
-                           ep_tensor *out_tensor, ep_error *out_error)
+static ep_err allocate_out(const ep_cli_batch *batch, ep_tensor *out_tensor, ep_error *out_error)
 {
-    ep_dtype dtype = ep_cli_layer_out_dtype(&options->layer, batch);
-    bool uncombined = options->layer.args.result == EP_MOE_UNCOMBINED;
+    ep_dtype dtype = ep_cli_layer_out_dtype(batch);
+    bool uncombined = ep_cli_layer_wanted.args.result == EP_MOE_UNCOMBINED;
     size_t bytes = ep_dtype_bytes(dtype);
     if (!ep_mul_size(bytes, (size_t)batch->tokens, &bytes) ||
         !ep_mul_size(bytes, (size_t)batch->hidden, &bytes) ||
@@ -380,7 +294,7 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
     char x_text[96];
     char y_text[96];
     char seed[48] = "";
-    if (options->format == EP_CLI_JSON) {
+    if (ep_cli_output_format == EP_CLI_JSON) {
         return ep_cli_json_print(totals_json(options, batch, y, totals), stdout);
     }
     shape_text(&batch->x, x_text, sizeof(x_text));
@@ -388,10 +302,10 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
     if (options->random_tokens > 0) {
         snprintf(seed, sizeof(seed), ", random with seed %" PRIu64, options->seed);
     }
-    ep_cli_line(stdout, "layer   %" PRIu32 " of model %s", options->layer.args.layer,
-                options->layer.args.model);
-    ep_cli_line(stdout, "x       %s%s%s", x_text, options->layer.in != NULL ? " of " : seed,
-                options->layer.in != NULL ? options->layer.in : "");
+    ep_cli_line(stdout, "layer   %" PRIu32 " of model %s", ep_cli_layer_wanted.args.layer,
+                ep_cli_layer_wanted.args.model);
+    ep_cli_line(stdout, "x       %s%s%s", x_text, ep_cli_layer_wanted.in != NULL ? " of " : seed,
+                ep_cli_layer_wanted.in != NULL ? ep_cli_layer_wanted.in : "");
     ep_cli_line(stdout, "y       %s, CRC32C %08" PRIx32 "%s%s", y_text, totals->y_crc,
                 options->out != NULL ? ", in " : "", options->out != NULL ? options->out : "");
     if (totals->node_names[0] != '\0') {
@@ -427,19 +341,20 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
 {
     forward_service service = {.client = NULL};
     ep_cli_gate gate = {.chosen = NULL};
-    ep_err err = allocate_out(options, batch, out_y, out_error);
+    ep_err err = allocate_out(batch, out_y, out_error);
     if (err != EP_OK) {
         return err;
     }
-    if (options->layer.logits != NULL) {
-        err = ep_cli_gate_read(options->layer.logits, options->layer.args.layer, &gate, out_error);
-        err = err == EP_OK ? ep_cli_gate_choose(&gate, options->layer.in, batch, out_error) : err;
+    if (ep_cli_layer_wanted.logits != NULL) {
+        err = ep_cli_gate_read(ep_cli_layer_wanted.logits, ep_cli_layer_wanted.args.layer, &gate,
+                               out_error);
+        err = err == EP_OK ? ep_cli_gate_choose(&gate, ep_cli_layer_wanted.in, batch, out_error)
+                           : err;
         service.gate = &gate;
     }
     if (err == EP_OK) {
-        err = options->gateway
-                  ? ep_cli_gateway_open(&options->connect, &service.gateway, out_error)
-                  : ep_cli_connect_client(&options->connect, &service.client, out_error);
+        err = options->gateway ? ep_cli_gateway_open(&ep_cli_peer, &service.gateway, out_error)
+                               : ep_cli_connect_client(&ep_cli_peer, &service.client, out_error);
     }
     err = err != EP_OK ? err : run_parts(&service, options, batch, out_y, totals, out_error);
     if (err == EP_OK && service.client != NULL) {
@@ -463,10 +378,11 @@ static int check_batch(const char *program, const forward_options *options,
                        const ep_cli_batch *batch)
 {
     int64_t sum = 0;
-    const char *missing = ep_cli_layer_missing(&options->layer, batch);
+    const char *missing = ep_cli_layer_missing(batch);
     if (missing != NULL) {
-        fprintf(stderr, "%s: there is no tensor %s in %s%s\n", program, missing, options->layer.in,
-                options->layer.logits != NULL ? "" : "; with --logits it may have logits instead");
+        fprintf(
+            stderr, "%s: there is no tensor %s in %s%s\n", program, missing, ep_cli_layer_wanted.in,
+            ep_cli_layer_wanted.logits != NULL ? "" : "; with --logits it may have logits instead");
         return EP_CLI_EXIT_USAGE;
     }
     for (size_t i = 0; i < options->split_count; i++) {
@@ -476,49 +392,62 @@ static int check_batch(const char *program, const forward_options *options,
         fprintf(stderr,
                 "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64
                 ", the tokens of %s%s\n",
-                program, sum, batch->tokens, options->layer.in != NULL ? "x in " : "",
-                options->layer.in != NULL ? options->layer.in : "--random");
+                program, sum, batch->tokens, ep_cli_layer_wanted.in != NULL ? "x in " : "",
+                ep_cli_layer_wanted.in != NULL ? ep_cli_layer_wanted.in : "--random");
         return EP_CLI_EXIT_USAGE;
     }
     return EP_CLI_EXIT_OK;
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static forward_options options = {.seed = SEED_DEFAULT};
     forward_totals totals = {0};
     ep_cli_batch batch;
     ep_tensor y = ep_tensor_none();
-    ep_error error;
-    ep_cli_connect_init(&options.connect);
-    ep_cli_layer_options_init(&options.layer);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    options.layer.args.traceparent = ep_cli_trace_parent(&options.trace);
-    ep_err err = options.random_tokens > 0
-                     ? ep_cli_batch_random(&options.connect, &options.layer.args,
-                                           options.random_tokens, options.seed, &batch, &error)
-                     : ep_cli_batch_read(options.layer.in, &batch, &error);
+    ep_moe_args *args = &ep_cli_layer_wanted.args;
+    args->traceparent = ep_cli_trace_parent();
+    ep_err err = wanted.random_tokens > 0
+                     ? ep_cli_batch_random(&ep_cli_peer, args, wanted.random_tokens, wanted.seed,
+                                           &batch, out_error)
+                     : ep_cli_batch_read(ep_cli_layer_wanted.in, &batch, out_error);
     if (err != EP_OK) {
-        free(options.split);
-        return ep_cli_fail(argv[0], &error);
+        free(wanted.split);
+        return err;
     }
     if (batch.ignored[0] != '\0') {
-        fprintf(stderr, "%s: %s: not used: %s\n", argv[0], options.layer.in, batch.ignored);
+        fprintf(stderr, "%s: %s: not used: %s\n", call->program, ep_cli_layer_wanted.in,
+                batch.ignored);
     }
-    int code = check_batch(argv[0], &options, &batch);
-    if (code == EP_CLI_EXIT_OK) {
-        err = run_batch(&options, &batch, &totals, &y, &error);
-        ep_cli_trace_report(&options.trace);
-        code = err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
-    }
-    if (code == EP_CLI_EXIT_OK && !print_totals(&options, &batch, &y, &totals)) {
-        code = EP_CLI_EXIT_FAILED;
+    call->exit_code = check_batch(call->program, &wanted, &batch);
+    if (call->exit_code == EP_CLI_EXIT_OK) {
+        err = run_batch(&wanted, &batch, &totals, &y, out_error);
+        ep_cli_trace_report();
+        call->failed = err == EP_OK && !print_totals(&wanted, &batch, &y, &totals);
     }
     free(y.data);
     ep_cli_batch_free(&batch);
-    free(options.split);
-    return code;
+    free(wanted.split);
+    return err;
 }
 
 const ep_cli_command ep_cli_forward = {
-    "forward", "runs one MoE layer on a batch from a file, or on random tokens", &argp, run, NULL};
+    .name = "forward",
+    .help = "runs one MoE layer on a batch from a file, or on random tokens",
+    .args = "--model NAME --layer L --in FILE --out FILE\n--model NAME --layer L --random T [--out "
+            "FILE]",
+    .doc = "Runs one MoE layer on a batch from a file, or on random tokens, writes the result to a "
+           "file and says what it was: shape, checksum, nodes, time."
+           "\vEqual results give byte-identical files and the same checksum, whatever nodes, mode "
+           "and split.\n\n"
+           "Examples:\n"
+           "  expertctl forward --model demo --layer 0 --random 4\n"
+           "  expertctl forward --model demo --layer 0 --in x.safetensors \\\n"
+           "      --out y.safetensors\n"
+           "  expertctl forward --model demo --layer 0 --in x.safetensors \\\n"
+           "      --out y.safetensors --mode prefill --split-tokens 64 \\\n"
+           "      --node tcp://127.0.0.1:7420\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows), .check = check_options},
+    .uses = {&ep_cli_connect_options, &ep_cli_output_options, &ep_cli_trace_options,
+             &ep_cli_layer_set, &ep_cli_numerics_options},
+    .run = run,
+};

@@ -6,17 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "cmd_frame.h"
-#include "exit_code.h"
 #include "message_json.h"
-#include "output.h"
+#include "origin.h"
 #include "rpc/rpc_door.h"
 #include "rpc/rpc_frame_io.h"
 
 #define FIRST_BYTES ((size_t)1 << 20)
-
-enum { KEY_METHOD = 0x500, KEY_TENSORS_OUT };
+#define SERVICE_BYTES 128
 
 typedef struct decode_options {
     const char *file;
@@ -24,59 +21,54 @@ typedef struct decode_options {
     const char *tensors_out;     /* NULL none */
 } decode_options;
 
+static decode_options wanted;
+
 typedef struct frame_file {
     uint8_t *data;
     size_t bytes;
     ep_frame frame;
 } frame_file;
 
-static error_t parse(int key, char *arg, struct argp_state *state)
+const ep_rpc_method *ep_cli_frame_method(struct argp_state *state, const char *text)
 {
-    decode_options *options = state->input;
-    switch (key) {
-    case KEY_METHOD:
-        options->method = ep_cli_frame_method(state, arg);
-        return 0;
-    case KEY_TENSORS_OUT:
-        options->tensors_out = arg;
-        return 0;
-    case ARGP_KEY_ARG:
-        if (options->file != NULL) {
-            argp_error(state, "unexpected argument '%s', allowed: one FILE", arg);
-        }
-        options->file = arg;
-        return 0;
-    case ARGP_KEY_END:
-        ep_cli_arg_required(state, "FILE", options->file);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+    char service[SERVICE_BYTES];
+    const char *slash = strchr(text, '/');
+    const ep_rpc_method *method = NULL;
+    if (slash != NULL && (size_t)(slash - text) < sizeof(service)) {
+        snprintf(service, sizeof(service), "%.*s", (int)(slash - text), text);
+        method = ep_rpc_method_by_name(service, slash + 1);
     }
+    if (method == NULL) {
+        argp_error(state, "%s is '%s', allowed: SERVICE/METHOD as in expertctl frame list",
+                   ep_cli_setting_name("--method", text), text);
+    }
+    return method;
 }
 
-static const struct argp_option option_list[] = {
-    {"method", KEY_METHOD, "SERVICE/METHOD", 0,
-     "Whose message it is (default: by the number in the frame)", 1},
-    {"tensors-out", KEY_TENSORS_OUT, "FILE", 0, "Gets the tensor section, as it is", 1},
-    {0},
+static void take_method(struct argp_state *state, const char *option, char *text)
+{
+    (void)option;
+    wanted.method = ep_cli_frame_method(state, text);
+}
+
+static void take_file(struct argp_state *state, char *text)
+{
+    if (wanted.file != NULL) {
+        argp_error(state, "unexpected argument '%s', allowed: one FILE", text);
+    }
+    wanted.file = text;
+}
+
+static void check(struct argp_state *state)
+{
+    ep_cli_arg_required(state, "FILE", wanted.file);
+}
+
+static const ep_cli_option rows[] = {
+    {"method", 0, "SERVICE/METHOD", "Whose message it is (default: by the number in the frame)", 1,
+     .take = take_method},
+    {"tensors-out", 0, "FILE", "Gets the tensor section, as it is", 1, .text = &wanted.tensors_out},
 };
-static const struct argp argp = {
-    option_list,
-    parse,
-    "FILE",
-    "Prints a frame as JSON: its fixed part, and its message by the method's descriptor. FILE - is "
-    "standard "
-    "input."
-    "\vBoth checksums are checked. A reply that holds an error is printed too; its words go to "
-    "standard "
-    "error and the exit code is 1. "
-    "A token in a request is not shown.\n\n"
-    "Examples:\n"
-    "  expertctl frame decode reply.bin\n"
-    "  expertctl frame decode reply.bin --tensors-out y.raw\n\n" EP_CLI_EXIT_HELP,
-    NULL,
-    NULL,
-    NULL};
 
 /* ---- reading ---- */
 
@@ -270,31 +262,37 @@ static ep_err print_frame(const decode_options *options, const frame_file *file,
     return err;
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static decode_options options;
     frame_file file;
-    ep_error error;
     ep_error status;
-    ep_error_clear(&error);
     ep_error_clear(&status);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    ep_err err = read_frame(options.file, &file, &error);
-    err = err != EP_OK ? err : print_frame(&options, &file, &status, &error);
-    if (err == EP_OK && options.tensors_out != NULL) {
-        err = write_tensors(options.tensors_out, &file, &error);
+    ep_err err = read_frame(wanted.file, &file, out_error);
+    err = err != EP_OK ? err : print_frame(&wanted, &file, &status, out_error);
+    if (err == EP_OK && wanted.tensors_out != NULL) {
+        err = write_tensors(wanted.tensors_out, &file, out_error);
     }
     free(file.data);
-    if (err != EP_OK) {
-        ep_cli_fail(argv[0], &error);
-        return EP_CLI_EXIT_FAILED;
+    if (err != EP_OK || status.code != EP_OK) {
+        /* what a service said of a deadline is not that ours is over */
+        ep_cli_fail(call->program, err != EP_OK ? out_error : &status);
+        call->failed = true;
     }
-    if (status.code != EP_OK) {
-        ep_cli_fail(argv[0], &status);
-        return EP_CLI_EXIT_FAILED;
-    }
-    return EP_CLI_EXIT_OK;
+    return EP_OK;
 }
 
-const ep_cli_command ep_cli_frame_decode_command = {"decode", "prints a frame as JSON", &argp, run,
-                                                    NULL};
+const ep_cli_command ep_cli_frame_decode_command = {
+    .name = "decode",
+    .help = "prints a frame as JSON",
+    .args = "FILE",
+    .doc = "Prints a frame as JSON: its fixed part, and its message by the method's descriptor. "
+           "FILE - is standard input."
+           "\vBoth checksums are checked. A reply that holds an error is printed too; its words go "
+           "to standard error and the exit code is 1. A token in a request is not shown.\n\n"
+           "Examples:\n"
+           "  expertctl frame decode reply.bin\n"
+           "  expertctl frame decode reply.bin --tensors-out y.raw\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows), .check = check},
+    .take_argument = take_file,
+    .run = run,
+};

@@ -9,10 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "arguments.h"
 #include "cmd_frame.h"
 #include "connect.h"
-#include "exit_code.h"
+#include "origin.h"
 #include "gate_options.h"
 #include "gateway_request.h"
 #include "layer_options.h"
@@ -20,26 +19,11 @@
 #include "model/safetensors.h"
 #include "rpc/rpc_door.h"
 #include "rpc/rpc_frame_io.h"
-#include "settings.h"
 
 #define METADATA_MAX 16
 #define TENSORS_MAX 64
 
-enum {
-    KEY_METHOD = 0x500,
-    KEY_JSON,
-    KEY_JSON_FILE,
-    KEY_TENSORS,
-    KEY_TENSOR,
-    KEY_TOKEN_FILE,
-    KEY_METADATA,
-    KEY_DEADLINE,
-    KEY_CALL_ID,
-    KEY_NO_PAYLOAD_CRC
-};
-
 typedef struct encode_options {
-    ep_cli_layer_options layer; /* .in NULL: the message comes from JSON */
     const ep_rpc_method *method;
     const char *json;
     const char *json_file;
@@ -57,27 +41,51 @@ typedef struct encode_options {
     const char *out;
 } encode_options;
 
+static encode_options wanted = {
+    .deadline_us = EP_FRAME_DEADLINE_NONE, .call_id = 1, .payload_crc = true};
+
 /* ---- the command line ---- */
 
-static void add_metadata(struct argp_state *state, encode_options *options, char *text)
+static void take_method(struct argp_state *state, const char *option, char *text)
 {
+    (void)option;
+    wanted.method = ep_cli_frame_method(state, text);
+}
+
+static void take_tensor(struct argp_state *state, const char *option, char *text)
+{
+    if (wanted.tensor_names_count == TENSORS_MAX) {
+        argp_error(state, "%s is given more than %d times", option, TENSORS_MAX);
+    }
+    wanted.tensor_names[wanted.tensor_names_count++] = text;
+}
+
+static void take_token(struct argp_state *state, const char *option, char *text)
+{
+    ep_cli_token_read(state, option, text, wanted.token);
+}
+
+static void take_metadata(struct argp_state *state, const char *option, char *text)
+{
+    encode_options *options = &wanted;
     char *equals = strchr(text, '=');
     if (equals == NULL || equals == text) {
-        argp_error(state, "%s is '%s', allowed: KEY=VALUE", ep_cli_setting_name("--metadata", text),
+        argp_error(state, "%s is '%s', allowed: KEY=VALUE", ep_cli_setting_name(option, text),
                    text);
     }
     if (options->metadata_count == METADATA_MAX) {
-        argp_error(state, "--metadata is given more than %d times", METADATA_MAX);
+        argp_error(state, "%s is given more than %d times", option, METADATA_MAX);
     }
     *equals = '\0';
     options->metadata[options->metadata_count++] = (ep_rpc_metadata){text, equals + 1};
 }
 
-static void check_options(struct argp_state *state, encode_options *options)
+static void check_options(struct argp_state *state)
 {
-    bool from_batch = options->layer.in != NULL;
-    bool batch_options = options->layer.args.model != NULL || options->layer.has_layer ||
-                         options->layer.logits != NULL;
+    encode_options *options = &wanted;
+    bool from_batch = ep_cli_layer_wanted.in != NULL;
+    bool batch_options = ep_cli_layer_wanted.args.model != NULL || ep_cli_layer_wanted.has_layer ||
+                         ep_cli_layer_wanted.logits != NULL;
     ep_cli_arg_required(state, "--method", options->method);
     ep_cli_arg_required(state, "-o", options->out);
     if (from_batch || batch_options) {
@@ -87,7 +95,7 @@ static void check_options(struct argp_state *state, encode_options *options)
                        "only, --method is %s/%s",
                        options->method->service->name, options->method->method->name);
         }
-        ep_cli_layer_require(state, &options->layer);
+        ep_cli_layer_require(state);
     }
     if ((options->json != NULL) + (options->json_file != NULL) + from_batch > 1) {
         argp_error(state,
@@ -101,112 +109,35 @@ static void check_options(struct argp_state *state, encode_options *options)
         argp_error(state, "--tensor needs --tensors, a safetensors file");
     }
     if (options->token[0] != '\0') {
-        snprintf(options->authorization, sizeof(options->authorization), "%s%s",
-                 EP_RPC_DOOR_TOKEN_PREFIX, options->token);
+        snprintf(options->authorization, sizeof(options->authorization), "%s%.*s",
+                 EP_RPC_DOOR_TOKEN_PREFIX, EP_CLI_TOKEN_BYTES_MAX, options->token);
         options->metadata[options->metadata_count++] =
             (ep_rpc_metadata){EP_RPC_DOOR_TOKEN_KEY, options->authorization};
     }
 }
 
-static error_t parse_frame(int key, char *arg, struct argp_state *state, encode_options *options)
-{
-    switch (key) {
-    case KEY_TOKEN_FILE:
-        ep_cli_token_read(state, "--token-file", arg, options->token);
-        return 0;
-    case KEY_METADATA:
-        add_metadata(state, options, arg);
-        return 0;
-    case KEY_DEADLINE:
-        options->deadline_us = (uint32_t)ep_cli_arg_quantity(
-            state, "--deadline-us", arg, EP_UNIT_US, EP_UNIT_US, 0, EP_FRAME_DEADLINE_NONE - 1);
-        return 0;
-    case KEY_CALL_ID:
-        options->call_id = ep_cli_arg_whole(state, "--call-id", arg, 0, UINT64_MAX);
-        return 0;
-    case KEY_NO_PAYLOAD_CRC:
-        options->payload_crc = false;
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static error_t parse(int key, char *arg, struct argp_state *state)
-{
-    encode_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->layer;
-        return 0;
-    case KEY_METHOD:
-        options->method = ep_cli_frame_method(state, arg);
-        return 0;
-    case KEY_JSON:
-        options->json = arg;
-        return 0;
-    case KEY_JSON_FILE:
-        options->json_file = arg;
-        return 0;
-    case KEY_TENSORS:
-        options->tensors = arg;
-        return 0;
-    case KEY_TENSOR:
-        if (options->tensor_names_count == TENSORS_MAX) {
-            argp_error(state, "--tensor is given more than %d times", TENSORS_MAX);
-        }
-        options->tensor_names[options->tensor_names_count++] = arg;
-        return 0;
-    case 'o':
-        options->out = arg;
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    case ARGP_KEY_END:
-        check_options(state, options);
-        return 0;
-    default:
-        return parse_frame(key, arg, state, options);
-    }
-}
-
-static const struct argp_option option_list[] = {
-    {"method", KEY_METHOD, "SERVICE/METHOD", 0, "As in expertctl frame list (required)", 1},
-    {"output", 'o', "FILE", 0, "Gets the frame; - is standard output (required)", 1},
-    {"json", KEY_JSON, "TEXT", 0, "The request message as JSON (default: {})", 1},
-    {"json-file", KEY_JSON_FILE, "FILE", 0, "The same from a file", 1},
-    {"tensors", KEY_TENSORS, "FILE", 0,
-     "The tensor section, as it is; with --tensor a safetensors file", 1},
-    {"tensor", KEY_TENSOR, "NAME", 0,
-     "A tensor of that file; may be repeated, each at the next multiple of 64", 1},
-    {"token-file", KEY_TOKEN_FILE, "FILE", 0, "File of mode 0600 with the token to show", 2},
-    {"metadata", KEY_METADATA, "KEY=VALUE", 0, "Travels beside the message; may be repeated", 2},
-    {"deadline-us", KEY_DEADLINE, "TIME", 0,
-     "Time the service has, from when the frame arrives (default: no limit)", 2},
-    {"call-id", KEY_CALL_ID, "N", 0, "Comes back in the reply (default: 1)", 2},
-    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0,
-     "For TLS, and for services with payload_crc: false", 2},
-    {0},
+static const ep_cli_option rows[] = {
+    {"method", 0, "SERVICE/METHOD", "As in expertctl frame list (required)", 1,
+     .take = take_method},
+    {"output", 'o', "FILE", "Gets the frame; - is standard output (required)", 1,
+     .text = &wanted.out},
+    {"json", 0, "TEXT", "The request message as JSON (default: {})", 1, .text = &wanted.json},
+    {"json-file", 0, "FILE", "The same from a file", 1, .text = &wanted.json_file},
+    {"tensors", 0, "FILE", "The tensor section, as it is; with --tensor a safetensors file", 1,
+     .text = &wanted.tensors},
+    {"tensor", 0, "NAME", "A tensor of that file; may be repeated, each at the next multiple of 64",
+     1, .take = take_tensor},
+    {"token-file", 0, "FILE", "File of mode 0600 with the token to show", 2, .take = take_token},
+    {"metadata", 0, "KEY=VALUE", "Travels beside the message; may be repeated", 2,
+     .take = take_metadata},
+    {"deadline-us", 0, "TIME",
+     "Time the service has, from when the frame arrives (default: no limit)", 2,
+     .u32 = &wanted.deadline_us, .unit = EP_UNIT_US, .max = EP_FRAME_DEADLINE_NONE - 1},
+    {"call-id", 0, "N", "Comes back in the reply (default: 1)", 2, .u64 = &wanted.call_id,
+     .max = UINT64_MAX},
+    {"no-payload-crc", 0, NULL, "For TLS, and for services with payload_crc: false", 2,
+     .off = &wanted.payload_crc},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_layer_argp, 0,
-     "A batch for expertd.v1.Gateway/Forward, instead of --json and --tensors:", 3},
-    {0}};
-static const struct argp argp = {
-    option_list,
-    parse,
-    "--method SERVICE/METHOD -o FILE",
-    "Writes a request frame: what one message to the open door (door_listen) has to hold."
-    "\vA FILE that holds a token gets mode 0600.\n\n"
-    "Examples:\n"
-    "  expertctl frame encode --method expertd.v1.Health/Check -o request.bin\n"
-    "  expertctl frame encode --method expertd.v1.Coordinator/Statistics \\\n"
-    "      --json '{\"model\": \"demo\"}' -o request.bin\n"
-    "  expertctl frame encode --method expertd.v1.Gateway/Forward \\\n"
-    "      --in batch.safetensors --model demo --layer 0 -o request.bin\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
 /* ---- tensors ---- */
 
@@ -385,8 +316,8 @@ static ep_err encode_json(const encode_options *options, ep_buffer_pool *pool, e
 static ep_err encode_rows(const encode_options *options, const ep_cli_batch *batch,
                           ep_buffer_pool *pool, ep_error *out_error)
 {
-    const ep_cli_layer_options *layer = &options->layer;
-    const char *missing = ep_cli_layer_missing(layer, batch);
+    const ep_cli_layer_options *layer = &ep_cli_layer_wanted;
+    const char *missing = ep_cli_layer_missing(batch);
     ep_cli_gateway_request request;
     ep_cli_gate gate = {.chosen = NULL};
     ep_gate_config config = {0};
@@ -395,18 +326,17 @@ static ep_err encode_rows(const encode_options *options, const ep_cli_batch *bat
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", layer->in,
                             missing);
     }
-    ep_cli_layer_args(layer, batch, 0, batch->tokens, &args);
+    ep_cli_layer_args(batch, 0, batch->tokens, &args);
     ep_err err = EP_OK;
     if (layer->logits != NULL) {
         err = ep_cli_gate_read(layer->logits, layer->args.layer, &gate, out_error);
         err = err == EP_OK ? ep_cli_gate_choose(&gate, layer->in, batch, out_error) : err;
-        config = ep_cli_gate_config(&gate, layer, 0, &args);
+        config = ep_cli_gate_config(&gate, 0, &args);
     }
-    err = err != EP_OK
-              ? err
-              : ep_cli_gateway_request_make(&args, layer->logits != NULL ? &config : NULL,
-                                            &batch->logits, ep_cli_layer_out_dtype(layer, batch),
-                                            pool, &request, out_error);
+    err = err != EP_OK ? err
+                       : ep_cli_gateway_request_make(&args, layer->logits != NULL ? &config : NULL,
+                                                     &batch->logits, ep_cli_layer_out_dtype(batch),
+                                                     pool, &request, out_error);
     if (err == EP_OK) {
         err = write_frame(options, &request.header.base, pool, request.tensors, out_error);
     }
@@ -417,7 +347,7 @@ static ep_err encode_rows(const encode_options *options, const ep_cli_batch *bat
 static ep_err encode_batch(const encode_options *options, ep_buffer_pool *pool, ep_error *out_error)
 {
     ep_cli_batch batch;
-    ep_err err = ep_cli_batch_read(options->layer.in, &batch, out_error);
+    ep_err err = ep_cli_batch_read(ep_cli_layer_wanted.in, &batch, out_error);
     if (err == EP_OK) {
         err = encode_rows(options, &batch, pool, out_error);
         ep_cli_batch_free(&batch);
@@ -425,24 +355,33 @@ static ep_err encode_batch(const encode_options *options, ep_buffer_pool *pool, 
     return err;
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static encode_options options = {
-        .deadline_us = EP_FRAME_DEADLINE_NONE, .call_id = 1, .payload_crc = true};
     ep_buffer_pool *pool = NULL;
-    ep_error error;
-    ep_cli_layer_options_init(&options.layer);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    ep_err err = ep_buffer_pool_create(0, 0, &pool);
-    if (err != EP_OK) {
-        ep_error_set(&error, err, "no memory");
-    } else {
-        err = options.layer.in != NULL ? encode_batch(&options, pool, &error)
-                                       : encode_json(&options, pool, &error);
+    (void)call;
+    if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
     }
+    ep_err err = ep_cli_layer_wanted.in != NULL ? encode_batch(&wanted, pool, out_error)
+                                                : encode_json(&wanted, pool, out_error);
     ep_buffer_pool_destroy(pool);
-    return err == EP_OK ? EP_CLI_EXIT_OK : ep_cli_fail(argv[0], &error);
+    return err;
 }
 
-const ep_cli_command ep_cli_frame_encode_command = {"encode", "writes a request frame to a file",
-                                                    &argp, run, NULL};
+const ep_cli_command ep_cli_frame_encode_command = {
+    .name = "encode",
+    .help = "writes a request frame to a file",
+    .args = "--method SERVICE/METHOD -o FILE",
+    .doc =
+        "Writes a request frame: what one message to the open door (door_listen) has to hold."
+        "\vA FILE that holds a token gets mode 0600.\n\n"
+        "Examples:\n"
+        "  expertctl frame encode --method expertd.v1.Health/Check -o request.bin\n"
+        "  expertctl frame encode --method expertd.v1.Coordinator/Statistics \\\n"
+        "      --json '{\"model\": \"demo\"}' -o request.bin\n"
+        "  expertctl frame encode --method expertd.v1.Gateway/Forward \\\n"
+        "      --in batch.safetensors --model demo --layer 0 -o request.bin\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows), .check = check_options},
+    .uses = {&ep_cli_layer_of_frame_set},
+    .run = run,
+};

@@ -6,9 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "command_table.h"
-#include "exit_code.h"
 #include "generate_report.h"
 #include "trace_option.h"
 
@@ -18,35 +16,20 @@
 /* for the report only: a dead node is not waited for long */
 #define NODE_STATUS_TIMEOUT_US 1000000u
 
-enum {
-    KEY_CHECKPOINT = 0x200,
-    KEY_MODEL,
-    KEY_PROMPT,
-    KEY_BYTES,
-    KEY_SEED,
-    KEY_TEMPERATURE,
-    KEY_GATEWAY,
-    KEY_OUT,
-    KEY_STREAM,
-    KEY_REPORT,
-    KEY_REPORT_FILE
-};
-
-/* begins as ep_cli_format */
-static const char *const report_words[] = {"table", "json", "none", NULL};
-#define REPORT_NONE 2
+#define REPORT_NONE 2 /* begins as ep_cli_format */
 
 typedef struct generate_options {
-    ep_cli_connect connect;
-    ep_cli_trace trace;
     ep_cli_generate_request request;
     const char *checkpoint;
     bool gateway;
     const char *out; /* NULL stdout */
     bool stream;
-    size_t report;
+    unsigned report;
     const char *report_file; /* NULL stderr */
 } generate_options;
+
+static generate_options wanted = {
+    .request = {.bytes = BYTES_DEFAULT, .seed = SEED_DEFAULT, .temperature = TEMPERATURE_DEFAULT}};
 
 /* One of the two makes the layer calls. */
 typedef struct service {
@@ -54,115 +37,37 @@ typedef struct service {
     ep_cli_gateway *gateway;
 } service;
 
-static error_t parse(int key, char *arg, struct argp_state *state)
+/* The children have seen everything. */
+static void check(struct argp_state *state)
 {
-    generate_options *options = state->input;
-    ep_cli_generate_request *request = &options->request;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->trace;
-        state->child_inputs[2] = &options->connect;
-        return 0;
-    case KEY_CHECKPOINT:
-        options->checkpoint = arg;
-        return 0;
-    case KEY_MODEL:
-        request->model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
-        return 0;
-    case KEY_PROMPT:
-        request->prompt = ep_cli_arg_text(state, "--prompt", arg, EP_DENSE_POSITIONS_MAX);
-        return 0;
-    case KEY_BYTES:
-        request->bytes =
-            (uint32_t)ep_cli_arg_whole(state, "--bytes", arg, 0, EP_DENSE_POSITIONS_MAX);
-        return 0;
-    case KEY_SEED:
-        request->seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
-        return 0;
-    case KEY_TEMPERATURE:
-        request->temperature = ep_cli_arg_float(state, "--temperature", arg, 0.0f, 1000.0f);
-        return 0;
-    case KEY_GATEWAY:
-        options->gateway = true;
-        return 0;
-    case KEY_OUT:
-        options->out = arg;
-        return 0;
-    case KEY_STREAM:
-        options->stream = true;
-        return 0;
-    case KEY_REPORT:
-        options->report = ep_cli_arg_word(state, "--report", arg, report_words);
-        return 0;
-    case KEY_REPORT_FILE:
-        options->report_file = arg;
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    case ARGP_KEY_END:
-        ep_cli_arg_required(state, "--checkpoint", options->checkpoint);
-        ep_cli_arg_required(state, "--model", request->model);
-        ep_cli_arg_required(state, "--prompt", request->prompt);
-        return 0;
-    case ARGP_KEY_SUCCESS: /* the children have seen everything */
-        if (options->gateway && options->connect.coordinator_url == NULL) {
-            argp_error(state,
-                       "--gateway and --node are both given: the gateway is the coordinator's");
-        }
-        if (options->gateway && options->connect.numerics != NULL) {
-            argp_error(state,
-                       "--gateway and --numerics are both given: the gateway chooses the id");
-        }
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    ep_cli_gateway_check(state, wanted.gateway);
 }
 
-static const struct argp_option option_list[] = {
-    {"checkpoint", KEY_CHECKPOINT, "DIR", 0,
-     "Directory of the checkpoint; its dense part is run here (required)", 1},
-    {"model", KEY_MODEL, "NAME", 0, "Name of the model at the service (required)", 1},
-    {"prompt", KEY_PROMPT, "TEXT", 0, "What the text begins with (required)", 1},
-    {"bytes", KEY_BYTES, "N", 0, "Bytes to generate (default: 128)", 1},
-    {"seed", KEY_SEED, "S", 0, "The same seed gives the same text (default: 1)", 1},
-    {"temperature", KEY_TEMPERATURE, "F", 0, "0 always takes the likeliest byte (default: 0.7)", 1},
-    {"gateway", KEY_GATEWAY, NULL, 0,
-     "The coordinator routes the layer calls: no connection to nodes", 1},
-    {"out", KEY_OUT, "FILE", 0, "Write the text there instead of to standard output", 2},
-    {"stream", KEY_STREAM, NULL, 0,
-     "Write each byte as it comes; else the whole text at the end, and only on success", 2},
-    {"report", KEY_REPORT, "table|json|none", 0, "Form of the report (default: table)", 2},
-    {"report-file", KEY_REPORT_FILE, "FILE", 0,
-     "Write the report there instead of to standard error", 2},
-    {0},
+static const ep_cli_option rows[] = {
+    {"checkpoint", 0, "DIR", "Directory of the checkpoint; its dense part is run here (required)",
+     1, .text = &wanted.checkpoint, .required = true},
+    {"model", 0, "NAME", "Name of the model at the service (required)", 1,
+     .text = &wanted.request.model, .max = EP_MODEL_NAME_BYTES - 1, .required = true},
+    {"prompt", 0, "TEXT", "What the text begins with (required)", 1, .text = &wanted.request.prompt,
+     .max = EP_DENSE_POSITIONS_MAX, .required = true},
+    {"bytes", 0, "N", "Bytes to generate (default: 128)", 1, .u32 = &wanted.request.bytes,
+     .max = EP_DENSE_POSITIONS_MAX},
+    {"seed", 0, "S", "The same seed gives the same text (default: 1)", 1,
+     .u64 = &wanted.request.seed, .max = UINT64_MAX},
+    {"temperature", 0, "F", "0 always takes the likeliest byte (default: 0.7)", 1,
+     .f32 = &wanted.request.temperature, .most = 1000},
+    {"gateway", 0, NULL, "The coordinator routes the layer calls: no connection to nodes", 1,
+     .flag = &wanted.gateway},
+    {"out", 0, "FILE", "Write the text there instead of to standard output", 2,
+     .text = &wanted.out},
+    {"stream", 0, NULL,
+     "Write each byte as it comes; else the whole text at the end, and only on success", 2,
+     .flag = &wanted.stream},
+    {"report", 0, "table|json|none", "Form of the report (default: table)", 2,
+     .word = &wanted.report},
+    {"report-file", 0, "FILE", "Write the report there instead of to standard error", 2,
+     .text = &wanted.report_file},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0},
-                                             {&ep_cli_trace_argp, 0, NULL, 0},
-                                             {&ep_cli_numerics_argp, 0, NULL, 0},
-                                             {0}};
-static const struct argp argp = {
-    option_list,
-    parse,
-    "--checkpoint DIR --model NAME --prompt TEXT",
-    "Generates text: embedding, attention and router run here, every expert at the service."
-    "\vThe text (prompt and generated bytes) goes to standard output, the report to standard "
-    "error: latency "
-    "per layer, re-routed "
-    "frames, rows served per node. The model is a byte-level one in the Mixtral layout, and the "
-    "service must "
-    "have loaded the same "
-    "checkpoint.\n\n"
-    "Examples:\n"
-    "  expertctl generate --checkpoint deploy/demo-model/checkpoint \\\n"
-    "      --model demo --prompt \"The file descriptor \" --bytes 200\n"
-    "  expertctl generate --checkpoint deploy/demo-model/checkpoint \\\n"
-    "      --model demo --prompt \"The \" --stream --report json \\\n"
-    "      --report-file report.json\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
 static ep_err file_error(const char *path, const char *verb, ep_error *out_error)
 {
@@ -258,13 +163,13 @@ static ep_err run_connected(const generate_options *options, const service *to,
     if (err != EP_OK) {
         return err;
     }
-    ep_cli_node_list_read(control, &options->connect, &nodes, NULL); /* for the report: without it
+    ep_cli_node_list_read(control, &ep_cli_peer, &nodes, NULL); /* for the report: without it
                                                                         the list is empty */
     err = generate_text(options, to, model, &result, out_error);
     if (err == EP_OK && options->report != REPORT_NONE) {
         ep_cli_generate_report report = {&options->request, &result, ep_dense_model_shape(model),
                                          &nodes};
-        ask_nodes(control, &options->connect, &nodes);
+        ask_nodes(control, &ep_cli_peer, &nodes);
         err = write_report(options, &report, out_error);
     }
     ep_cli_node_list_free(&nodes);
@@ -276,10 +181,10 @@ static ep_err run_model(const generate_options *options, ep_dense_model *model, 
 {
     service to = {.client = NULL};
     ep_cli_control *control = NULL;
-    ep_err err = ep_cli_control_open(&options->connect, &control, out_error);
+    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
     if (err == EP_OK) {
-        err = options->gateway ? ep_cli_gateway_open(&options->connect, &to.gateway, out_error)
-                               : ep_cli_connect_client(&options->connect, &to.client, out_error);
+        err = options->gateway ? ep_cli_gateway_open(&ep_cli_peer, &to.gateway, out_error)
+                               : ep_cli_connect_client(&ep_cli_peer, &to.client, out_error);
     }
     if (err == EP_OK) {
         err = run_connected(options, &to, control, model, out_error);
@@ -290,33 +195,44 @@ static ep_err run_model(const generate_options *options, ep_dense_model *model, 
     return err;
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static generate_options options = {.request = {.bytes = BYTES_DEFAULT,
-                                                   .seed = SEED_DEFAULT,
-                                                   .temperature = TEMPERATURE_DEFAULT}};
     char wrong[EP_ERROR_TEXT_BYTES];
     ep_dense_model *model = NULL;
-    ep_error error;
-    ep_cli_connect_init(&options.connect);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    options.request.traceparent = ep_cli_trace_parent(&options.trace);
-    options.request.deadline_us = options.connect.timeout_us;
-    ep_err err = ep_dense_model_open(options.checkpoint, &model, &error);
+    wanted.request.traceparent = ep_cli_trace_parent();
+    wanted.request.deadline_us = ep_cli_peer.timeout_us;
+    ep_err err = ep_dense_model_open(wanted.checkpoint, &model, out_error);
     if (err != EP_OK) {
-        return ep_cli_fail(argv[0], &error);
+        return err;
     }
-    ep_cli_generate_check(&options.request, ep_dense_model_shape(model), wrong, sizeof(wrong));
+    ep_cli_generate_check(&wanted.request, ep_dense_model_shape(model), wrong, sizeof(wrong));
     if (wrong[0] != '\0') {
-        ep_dense_model_close(model);
-        fprintf(stderr, "%s: %s\n", argv[0], wrong);
-        return EP_CLI_EXIT_USAGE;
+        fprintf(stderr, "%s: %s\n", call->program, wrong);
+        call->exit_code = EP_CLI_EXIT_USAGE;
+    } else {
+        err = run_model(&wanted, model, out_error);
+        ep_cli_trace_report();
     }
-    err = run_model(&options, model, &error);
-    ep_cli_trace_report(&options.trace);
     ep_dense_model_close(model);
-    return err != EP_OK ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
+    return err;
 }
 
 const ep_cli_command ep_cli_generate = {
-    "generate", "text from a model whose experts are the service's", &argp, run, NULL};
+    .name = "generate",
+    .help = "text from a model whose experts are the service's",
+    .args = "--checkpoint DIR --model NAME --prompt TEXT",
+    .doc = "Generates text: embedding, attention and router run here, every expert at the service."
+           "\vThe text (prompt and generated bytes) goes to standard output, the report to "
+           "standard error: latency per layer, re-routed frames, rows served per node. The model "
+           "is a byte-level one in the Mixtral layout, and the service must have loaded the same "
+           "checkpoint.\n\n"
+           "Examples:\n"
+           "  expertctl generate --checkpoint deploy/demo-model/checkpoint \\\n"
+           "      --model demo --prompt \"The file descriptor \" --bytes 200\n"
+           "  expertctl generate --checkpoint deploy/demo-model/checkpoint \\\n"
+           "      --model demo --prompt \"The \" --stream --report json \\\n"
+           "      --report-file report.json\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows), .success = check},
+    .uses = {&ep_cli_connect_options, &ep_cli_trace_options, &ep_cli_numerics_options},
+    .run = run,
+};

@@ -8,10 +8,8 @@
 #include <unistd.h>
 
 #include "admin_call.h"
-#include "arguments.h"
 #include "base/clock.h"
 #include "command_table.h"
-#include "exit_code.h"
 #include "output.h"
 
 #define CHANGES_MAX 16
@@ -19,129 +17,54 @@
 #define POLL_NS_MIN (20 * EP_NS_PER_MS)
 #define POLL_NS_MAX (500 * EP_NS_PER_MS) /* each question is a line in the coordinator's log */
 
-enum { KEY_EXPECT_REVISION = 0x200 };
-
-typedef struct policy_options {
-    ep_cli_connect connect;
-    ep_cli_format format;
-    bool is_unset;
+static struct {
     bool has_expect_revision;
     uint64_t expect_revision;
     size_t count;
     Expertd__V1__PolicyChange changes[CHANGES_MAX];
     char keys[CHANGES_MAX][TEXT_BYTES];
-} policy_options;
+} wanted;
 
 /* ---- options ---- */
 
-static void add_change(struct argp_state *state, policy_options *options, const char *arg)
+static void add_change(struct argp_state *state, bool is_unset, const char *arg)
 {
     const char *equals = strchr(arg, '=');
-    if (options->count == CHANGES_MAX) {
+    if (wanted.count == CHANGES_MAX) {
         argp_error(state, "more than %d keys, allowed: 1..%d", CHANGES_MAX, CHANGES_MAX);
     }
-    if (options->is_unset ? equals != NULL : equals == NULL || equals == arg) {
+    if (is_unset ? equals != NULL : equals == NULL || equals == arg) {
         argp_error(state, "'%s' is not a %s, allowed: %s", arg,
-                   options->is_unset ? "key" : "key with a value",
-                   options->is_unset ? "copies" : "copies=2, decode_tokens_max=128");
+                   is_unset ? "key" : "key with a value",
+                   is_unset ? "copies" : "copies=2, decode_tokens_max=128");
     }
-    ep_cli_arg_text(state, options->is_unset ? "KEY" : "KEY=VALUE", arg, TEXT_BYTES - 1);
-    Expertd__V1__PolicyChange *change = &options->changes[options->count];
-    char *key = options->keys[options->count++];
+    ep_cli_arg_text(state, is_unset ? "KEY" : "KEY=VALUE", arg, TEXT_BYTES - 1);
+    Expertd__V1__PolicyChange *change = &wanted.changes[wanted.count];
+    char *key = wanted.keys[wanted.count++];
     expertd__v1__policy_change__init(change);
     snprintf(key, TEXT_BYTES, "%.*s", equals != NULL ? (int)(equals - arg) : (int)strlen(arg), arg);
     change->key = key;
-    change->unset = options->is_unset;
+    change->unset = is_unset;
     if (equals != NULL) {
         change->value = (char *)(uintptr_t)(equals + 1);
     }
 }
 
-static error_t parse_change(int key, char *arg, struct argp_state *state)
+static void take_set(struct argp_state *state, char *text)
 {
-    policy_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->format;
-        return 0;
-    case KEY_EXPECT_REVISION:
-        options->expect_revision = ep_cli_arg_whole(state, "--expect-revision", arg, 0, UINT64_MAX);
-        options->has_expect_revision = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        add_change(state, options, arg);
-        return 0;
-    case ARGP_KEY_NO_ARGS:
-        argp_error(state, "%s is missing; expertctl policy show lists the keys",
-                   options->is_unset ? "KEY" : "KEY=VALUE");
-        return EINVAL;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
+    add_change(state, false, text);
 }
 
-static error_t parse_show(int key, char *arg, struct argp_state *state)
+static void take_unset(struct argp_state *state, char *text)
 {
-    return key == ARGP_KEY_ARG       ? ep_cli_arg_unexpected(state, arg)
-           : key == ARGP_KEY_NO_ARGS ? 0
-                                     : parse_change(key, arg, state);
+    add_change(state, true, text);
 }
 
-static const struct argp_option change_options[] = {
-    {"expect-revision", KEY_EXPECT_REVISION, "N", 0,
-     "Only if the policy is at this revision: nobody else has changed it", 1},
-    {0},
+static const ep_cli_option rows[] = {
+    {"expect-revision", 0, "N",
+     "Only if the policy is at this revision: nobody else has changed it", 1,
+     .u64 = &wanted.expect_revision, .max = UINT64_MAX, .given = &wanted.has_expect_revision},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_admin_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp show_argp = {
-    NULL,
-    parse_show,
-    NULL,
-    "Prints each key of the policy: the value in force, where it comes from, and when and by whom "
-    "it was set."
-    "\vWhere the policy says nothing, the configuration does: the coordinator's, or that of each "
-    "node or caller.\n\n"
-    "Examples:\n"
-    "  expertctl policy show --admin tcp://127.0.0.1:7412\n"
-    "  expertctl policy show -o json --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
-static const struct argp set_argp = {
-    change_options,
-    parse_change,
-    "KEY=VALUE...",
-    "Sets keys of the policy, all of them or none, without a restart and without failing a call."
-    "\vA key that is set stands in for what configuration files say, until it is unset; a "
-    "coordinator with a store "
-    "keeps it over a restart. "
-    "What a caller sets itself, in its client's configuration or for a call, stays in force for "
-    "that caller. Each "
-    "change is a revision. The "
-    "command ends when the change is written; callers have it with the next routing table, nodes "
-    "with the next "
-    "heartbeat.\n\n"
-    "Examples:\n"
-    "  expertctl policy set decode_tokens_max=128 --admin tcp://127.0.0.1:7412\n"
-    "  expertctl policy set copies=2 hedge_permille=50 --expect-revision 7 \\\n"
-    "      --admin tcp://127.0.0.1:7412 --admin-token-file "
-    "/etc/expertd/admin.token\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
-static const struct argp unset_argp = {
-    change_options,
-    parse_change,
-    "KEY...",
-    "Takes keys out of the policy: what the configuration says is in force again."
-    "\vA key that is not set stays so. That is a revision too when it changes something.\n\n"
-    "Examples:\n"
-    "  expertctl policy unset decode_tokens_max --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
 /* ---- printing ---- */
 
@@ -206,13 +129,12 @@ static bool print_table(const Expertd__V1__PolicyReply *reply)
 }
 
 /* What was asked for, as it is now. */
-static void print_changes(const char *program, const policy_options *options,
-                          const Expertd__V1__PolicyReply *reply)
+static void print_changes(const char *program, const Expertd__V1__PolicyReply *reply)
 {
-    for (size_t c = 0; c < options->count; c++) {
+    for (size_t c = 0; c < wanted.count; c++) {
         for (size_t i = 0; i < reply->n_entries; i++) {
             const Expertd__V1__PolicyEntry *entry = reply->entries[i];
-            if (strcmp(entry->key, options->changes[c].key) == 0) {
+            if (strcmp(entry->key, wanted.changes[c].key) == 0) {
                 ep_cli_line(stdout, "%s is %s, %s", entry->key,
                             entry->value[0] != '\0' ? entry->value : "not set", entry->origin);
             }
@@ -258,126 +180,133 @@ static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect,
 }
 
 /* Asks again until the change is written. */
-static ep_err change(ep_cli_control *control, const policy_options *options,
-                     Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
+static ep_err change(ep_cli_control *control, Expertd__V1__PolicyReply **out_reply,
+                     ep_error *out_error)
 {
     struct timespec pause = {.tv_nsec = (long)POLL_NS_MIN};
-    const uint64_t end_ns = ep_clock_now_ns() + options->connect.timeout_us * EP_NS_PER_US;
+    const uint64_t end_ns = ep_clock_now_ns() + ep_cli_peer.timeout_us * EP_NS_PER_US;
     const Expertd__V1__PolicyChange *list[CHANGES_MAX];
     Expertd__V1__PolicyRequest request = EXPERTD__V1__POLICY_REQUEST__INIT;
     Expertd__V1__PolicyRequest question = EXPERTD__V1__POLICY_REQUEST__INIT;
     char who[TEXT_BYTES];
-    for (size_t i = 0; i < options->count; i++) {
-        list[i] = &options->changes[i];
+    for (size_t i = 0; i < wanted.count; i++) {
+        list[i] = &wanted.changes[i];
     }
     say_who(who, sizeof(who));
     request.changes = (Expertd__V1__PolicyChange **)(uintptr_t)list;
-    request.n_changes = options->count;
-    request.has_expect_revision = options->has_expect_revision;
-    request.expect_revision = options->expect_revision;
+    request.n_changes = wanted.count;
+    request.has_expect_revision = wanted.has_expect_revision;
+    request.expect_revision = wanted.expect_revision;
     request.who = who;
-    ep_err err = ask(control, &options->connect, &request, end_ns, out_reply, out_error);
+    ep_err err = ask(control, &ep_cli_peer, &request, end_ns, out_reply, out_error);
     const uint64_t revision = err == EP_OK ? (*out_reply)->revision : 0;
     while (err == EP_OK && !(*out_reply)->kept) {
         if (ep_clock_now_ns() >= end_ns) {
             return ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
                                 "policy revision %" PRIu64
                                 " is taken, but not written after %g s: %s",
-                                revision, (double)options->connect.timeout_us / 1e6,
+                                revision, (double)ep_cli_peer.timeout_us / 1e6,
                                 (*out_reply)->store_error[0] != '\0' ? (*out_reply)->store_error
                                                                      : "the store is slow");
         }
         nanosleep(&pause, NULL);
         pause.tv_nsec =
             2 * pause.tv_nsec < (long)POLL_NS_MAX ? 2 * pause.tv_nsec : (long)POLL_NS_MAX;
-        err = ask(control, &options->connect, &question, end_ns, out_reply, out_error);
+        err = ask(control, &ep_cli_peer, &question, end_ns, out_reply, out_error);
     }
     return err;
 }
 
-static int run(int argc, char **argv, const struct argp *argp, bool is_unset)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static policy_options options;
     ep_cli_control *control = NULL;
     Expertd__V1__PolicyReply *reply = NULL;
-    ep_error error;
-    options.is_unset = is_unset;
-    ep_cli_connect_init(&options.connect);
-    argp_parse(argp, argc, argv, 0, NULL, &options);
-    ep_err err = ep_cli_control_open_operator(&options.connect, &control, &error);
-    err = err == EP_OK ? change(control, &options, &reply, &error) : err;
+    ep_err err = ep_cli_control_open_operator(&ep_cli_peer, &control, out_error);
+    err = err == EP_OK ? change(control, &reply, out_error) : err;
     ep_cli_control_close(control);
-    int code = EP_CLI_EXIT_OK;
-    if (err != EP_OK) {
-        code = ep_cli_fail(argv[0], &error);
-    } else if (options.format == EP_CLI_JSON) {
-        code = print_json(reply) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
-    } else if (options.count == 0) {
-        code = print_table(reply) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
-    } else {
+    if (err == EP_OK && ep_cli_output_format == EP_CLI_JSON) {
+        call->failed = !print_json(reply);
+    } else if (err == EP_OK && wanted.count == 0) {
+        call->failed = !print_table(reply);
+    } else if (err == EP_OK) {
         ep_cli_line(stdout, "policy revision %" PRIu64, reply->revision);
-        print_changes(argv[0], &options, reply);
+        print_changes(call->program, reply);
     }
     if (reply != NULL) {
         protobuf_c_message_free_unpacked(&reply->base, NULL);
     }
-    return code;
-}
-
-static int run_show(int argc, char **argv)
-{
-    return run(argc, argv, &show_argp, false);
-}
-
-static int run_set(int argc, char **argv)
-{
-    return run(argc, argv, &set_argp, false);
-}
-
-static int run_unset(int argc, char **argv)
-{
-    return run(argc, argv, &unset_argp, true);
+    return err;
 }
 
 /* ---- the verbs ---- */
 
-static const ep_cli_command verbs[] = {
-    {"show", "the values in force, and where they come from", &show_argp, run_show, NULL},
-    {"set", "sets values for the whole service", &set_argp, run_set, NULL},
-    {"unset", "back to what the configuration says", &unset_argp, run_unset, NULL},
+static const ep_cli_command show_command = {
+    .name = "show",
+    .help = "the values in force, and where they come from",
+    .doc = "Prints each key of the policy: the value in force, where it comes from, and when and "
+           "by whom it was set."
+           "\vWhere the policy says nothing, the configuration does: the coordinator's, or that of "
+           "each node or caller.\n\n"
+           "Examples:\n"
+           "  expertctl policy show --admin tcp://127.0.0.1:7412\n"
+           "  expertctl policy show -o json --admin tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    .uses = {&ep_cli_admin_options, &ep_cli_output_options},
+    .run = run,
 };
 
-static const ep_cli_command *verb_at(size_t index)
-{
-    return index < sizeof(verbs) / sizeof(verbs[0]) ? &verbs[index] : NULL;
-}
+static const ep_cli_command set_command = {
+    .name = "set",
+    .help = "sets values for the whole service",
+    .args = "KEY=VALUE...",
+    .doc = "Sets keys of the policy, all of them or none, without a restart and without failing a "
+           "call."
+           "\vA key that is set stands in for what configuration files say, until it is unset; a "
+           "coordinator with a store keeps it over a restart. What a caller sets itself, in its "
+           "client's configuration or for a call, stays in force for that caller. Each change is a "
+           "revision. The command ends when the change is written; callers have it with the next "
+           "routing table, nodes with the next heartbeat.\n\n"
+           "Examples:\n"
+           "  expertctl policy set decode_tokens_max=128 --admin tcp://127.0.0.1:7412\n"
+           "  expertctl policy set copies=2 hedge_permille=50 --expect-revision 7 \\\n"
+           "      --admin tcp://127.0.0.1:7412 --admin-token-file "
+           "/etc/expertd/admin.token\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows)},
+    .uses = {&ep_cli_admin_options, &ep_cli_output_options},
+    .take_argument = take_set,
+    .missing = "KEY=VALUE is missing; expertctl policy show lists the keys",
+    .run = run,
+};
 
-static error_t parse_verb(int key, char *arg, struct argp_state *state)
-{
-    return ep_cli_arg_verb(state, key, arg, "show, set, unset");
-}
+static const ep_cli_command unset_command = {
+    .name = "unset",
+    .help = "back to what the configuration says",
+    .args = "KEY...",
+    .doc = "Takes keys out of the policy: what the configuration says is in force again."
+           "\vA key that is not set stays so. That is a revision too when it changes something.\n\n"
+           "Examples:\n"
+           "  expertctl policy unset decode_tokens_max --admin "
+           "tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows)},
+    .uses = {&ep_cli_admin_options, &ep_cli_output_options},
+    .take_argument = take_unset,
+    .missing = "KEY is missing; expertctl policy show lists the keys",
+    .run = run,
+};
 
-static const struct argp argp = {
-    NULL,
-    parse_verb,
-    "show|set|unset [OPTION...]",
-    "What operators set for the whole service while it runs: coordinator, nodes and callers.\v"
-    "  show   the values in force, and where they come from\n"
-    "  set    sets values for the whole service\n"
-    "  unset  back to what the configuration says\n\n"
-    "Each has its own help: expertctl policy set --help\n\n"
-    "Examples:\n"
-    "  expertctl policy show --admin tcp://127.0.0.1:7412\n"
-    "  expertctl policy set decode_tokens_max=128 --admin "
-    "tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
-    NULL,
-    NULL,
-    NULL};
+static const ep_cli_command *const verbs[] = {&show_command, &set_command, &unset_command, NULL};
 
-static int run_policy(int argc, char **argv)
-{
-    return ep_cli_run_verb(argc, argv, verb_at, &argp);
-}
-
-const ep_cli_command ep_cli_policy = {"policy", "what is set for the whole service while it runs",
-                                      &argp, run_policy, verb_at};
+const ep_cli_command ep_cli_policy = {
+    .name = "policy",
+    .help = "what is set for the whole service while it runs",
+    .args = "show|set|unset [OPTION...]",
+    .doc = "What operators set for the whole service while it runs: coordinator, nodes and "
+           "callers.\v  show   the values in force, and where they come from\n"
+           "  set    sets values for the whole service\n"
+           "  unset  back to what the configuration says\n\n"
+           "Each has its own help: expertctl policy set --help\n\n"
+           "Examples:\n"
+           "  expertctl policy show --admin tcp://127.0.0.1:7412\n"
+           "  expertctl policy set decode_tokens_max=128 --admin "
+           "tcp://127.0.0.1:7412\n\n" EP_CLI_EXIT_HELP,
+    .verbs = verbs,
+};

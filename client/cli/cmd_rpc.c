@@ -2,64 +2,31 @@
 /* expertctl rpc list: the services and methods a program offers. */
 #include <string.h>
 
-#include "arguments.h"
 #include "command_table.h"
 #include "control.h"
-#include "exit_code.h"
 #include "health.pb-c.h"
 #include "output.h"
 
-typedef struct rpc_options {
-    ep_cli_connect connect;
-    ep_cli_format format;
-    const char *verb;
-} rpc_options;
+static bool is_list;
 
-static error_t parse(int key, char *arg, struct argp_state *state)
+static void take_verb(struct argp_state *state, char *text)
 {
-    rpc_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->format;
-        return 0;
-    case ARGP_KEY_ARG:
-        if (options->verb != NULL || strcmp(arg, "list") != 0) {
-            argp_error(state, "unexpected argument '%s', allowed: list", arg);
-        }
-        options->verb = arg;
-        return 0;
-    case ARGP_KEY_END:
-        if (options->verb == NULL) {
-            argp_error(state, "an argument is missing, allowed: list");
-        }
-        if (options->connect.node_urls_count > 1) {
-            argp_error(state, "--node is given %zu times, allowed here: once",
-                       options->connect.node_urls_count);
-        }
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+    if (is_list || strcmp(text, "list") != 0) {
+        argp_error(state, "unexpected argument '%s', allowed: list", text);
     }
+    is_list = true;
 }
 
-static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {
-    NULL,
-    parse,
-    "list",
-    "Lists the services and methods of a coordinator or a node, by its own account."
-    "\vA method's id is what travels on the wire; role is the least role that may call it; an "
-    "idempotent "
-    "method may be sent "
-    "again after a connection loss.\n\n"
-    "Examples:\n"
-    "  expertctl rpc list\n"
-    "  expertctl rpc list --node tcp://127.0.0.1:7420 -o json\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
+static void check(struct argp_state *state)
+{
+    if (!is_list) {
+        argp_error(state, "an argument is missing, allowed: list");
+    }
+    if (ep_cli_peer.node_urls_count > 1) {
+        argp_error(state, "--node is given %zu times, allowed here: once",
+                   ep_cli_peer.node_urls_count);
+    }
+}
 
 static bool print_json(const char *url, const Expertd__V1__ListServicesReply *reply)
 {
@@ -105,28 +72,38 @@ static bool print_table(const Expertd__V1__ListServicesReply *reply)
     return good;
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static rpc_options options;
     ep_cli_control *control = NULL;
     ProtobufCMessage *message = NULL;
-    ep_error error;
-    ep_cli_connect_init(&options.connect);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    const char *url = ep_cli_connect_url(&options.connect);
-    ep_err err = ep_cli_control_open(&options.connect, &control, &error);
+    const char *url = ep_cli_connect_url(&ep_cli_peer);
+    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
     err = err != EP_OK ? err
                        : ep_cli_control_ask_one(control, url, "expertd.v1.Reflection",
-                                                "ListServices", &message, &error);
+                                                "ListServices", &message, out_error);
     ep_cli_control_close(control);
     if (err != EP_OK) {
-        return ep_cli_fail(argv[0], &error);
+        return err;
     }
     const Expertd__V1__ListServicesReply *reply = (const Expertd__V1__ListServicesReply *)message;
-    bool good = options.format == EP_CLI_JSON ? print_json(url, reply) : print_table(reply);
+    call->failed =
+        !(ep_cli_output_format == EP_CLI_JSON ? print_json(url, reply) : print_table(reply));
     protobuf_c_message_free_unpacked(message, NULL);
-    return good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    return EP_OK;
 }
 
-const ep_cli_command ep_cli_rpc = {"rpc", "list: services and methods of a coordinator or node",
-                                   &argp, run, NULL};
+const ep_cli_command ep_cli_rpc = {
+    .name = "rpc",
+    .help = "list: services and methods of a coordinator or node",
+    .args = "list",
+    .doc = "Lists the services and methods of a coordinator or a node, by its own account."
+           "\vA method's id is what travels on the wire; role is the least role that may call it; "
+           "an idempotent method may be sent again after a connection loss.\n\n"
+           "Examples:\n"
+           "  expertctl rpc list\n"
+           "  expertctl rpc list --node tcp://127.0.0.1:7420 -o json\n\n" EP_CLI_EXIT_HELP,
+    .options = {.check = check},
+    .uses = {&ep_cli_connect_options, &ep_cli_output_options},
+    .take_argument = take_verb,
+    .run = run,
+};

@@ -2,89 +2,37 @@
 /* expertctl stats: how evenly the load of each layer falls on its experts. */
 #include <inttypes.h>
 
-#include "arguments.h"
 #include "command_table.h"
 #include "control.h"
-#include "exit_code.h"
 #include "moe/routing_table.h"
 #include "output.h"
 
-enum { KEY_MODEL = 0x200, KEY_VERSION, KEY_LAYER, KEY_EXPERTS };
-
-typedef struct stats_options {
-    ep_cli_connect connect;
-    ep_cli_format format;
+static struct {
     const char *model;   /* NULL all */
     const char *version; /* NULL all */
     uint32_t layer;
     bool has_layer;
     bool experts;
-} stats_options;
+} wanted;
 
-static error_t parse(int key, char *arg, struct argp_state *state)
+static void check(struct argp_state *state)
 {
-    stats_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->format;
-        return 0;
-    case KEY_MODEL:
-        options->model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
-        return 0;
-    case KEY_VERSION:
-        options->version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
-        return 0;
-    case KEY_LAYER:
-        options->layer = (uint32_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
-        options->has_layer = true;
-        return 0;
-    case KEY_EXPERTS:
-        options->experts = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    case ARGP_KEY_END:
-        if (options->connect.coordinator_url == NULL && options->connect.node_urls_count > 0) {
-            argp_error(
-                state,
-                "--node is given, allowed: --coordinator, which adds up what the nodes count");
-        }
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+    if (ep_cli_peer.coordinator_url == NULL && ep_cli_peer.node_urls_count > 0) {
+        argp_error(state,
+                   "--node is given, allowed: --coordinator, which adds up what the nodes count");
     }
 }
 
-static const struct argp_option option_list[] = {
-    {"model", KEY_MODEL, "NAME", 0, "Only this model", 1},
-    {"version", KEY_VERSION, "V", 0, "Only this version", 1},
-    {"layer", KEY_LAYER, "L", 0, "Only this layer", 1},
-    {"experts", KEY_EXPERTS, NULL, 0,
-     "Also every expert: slots, share of slots, mean gate probability", 1},
-    {0},
+static const ep_cli_option rows[] = {
+    {"model", 0, "NAME", "Only this model", 1, .text = &wanted.model,
+     .max = EP_MODEL_NAME_BYTES - 1},
+    {"version", 0, "V", "Only this version", 1, .text = &wanted.version,
+     .max = EP_VERSION_BYTES - 1},
+    {"layer", 0, "L", "Only this layer", 1, .u32 = &wanted.layer, .max = UINT32_MAX,
+     .given = &wanted.has_layer},
+    {"experts", 0, NULL, "Also every expert: slots, share of slots, mean gate probability", 1,
+     .flag = &wanted.experts},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {
-    option_list,
-    parse,
-    NULL,
-    "Prints how evenly slots fall on the routed experts of each layer: slots computed since the "
-    "coordinator "
-    "started, the fullest expert's load over the mean, the Gini coefficient (0 even), and, where "
-    "the gateway saw "
-    "logits, the load-balancing loss (1 even); and how evenly they fall on the nodes: the load of "
-    "late of the "
-    "busiest node over the mean, and over the least that any placement of as many copies could "
-    "give it. Nodes "
-    "report once a second; balance is told once a layer has 32 slots an expert and 1,024 a node."
-    "\vExamples:\n"
-    "  expertctl stats\n"
-    "  expertctl stats --model mixtral --layer 3 --experts -o json\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
 /* ---- json ---- */
 
@@ -198,46 +146,57 @@ static bool print_experts(const Expertd__V1__StatisticsReply *reply)
     return good;
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static stats_options options;
     ep_cli_control *control = NULL;
     ep_cli_answer answer;
-    ep_error error;
     Expertd__V1__StatisticsRequest request = EXPERTD__V1__STATISTICS_REQUEST__INIT;
-    ep_cli_connect_init(&options.connect);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    if (ep_cli_control_open(&options.connect, &control, &error) != EP_OK) {
-        return ep_cli_fail(argv[0], &error);
+    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
+    if (err != EP_OK) {
+        return err;
     }
-    if (options.model != NULL) {
-        request.model = (char *)(uintptr_t)options.model;
+    if (wanted.model != NULL) {
+        request.model = (char *)(uintptr_t)wanted.model;
     }
-    if (options.version != NULL) {
-        request.version = (char *)(uintptr_t)options.version;
+    if (wanted.version != NULL) {
+        request.version = (char *)(uintptr_t)wanted.version;
     }
-    request.has_layer = options.has_layer;
-    request.layer = options.layer;
-    request.per_expert = options.experts;
-    int code;
-    ep_cli_control_ask(control, &options.connect.coordinator_url, 1, "expertd.v1.Coordinator",
-                       "Statistics", &request.base, options.connect.timeout_us, &answer);
+    request.has_layer = wanted.has_layer;
+    request.layer = wanted.layer;
+    request.per_expert = wanted.experts;
+    ep_cli_control_ask(control, &ep_cli_peer.coordinator_url, 1, "expertd.v1.Coordinator",
+                       "Statistics", &request.base, ep_cli_peer.timeout_us, &answer);
     if (answer.message == NULL) {
-        code = ep_cli_fail(argv[0], &answer.error);
+        *out_error = answer.error;
+        err = answer.error.code;
     } else {
         const Expertd__V1__StatisticsReply *reply =
             (const Expertd__V1__StatisticsReply *)(const void *)answer.message;
-        bool good = options.format == EP_CLI_JSON ? print_json(reply) : print_layers(reply);
-        if (options.format == EP_CLI_TABLE && options.experts && good) {
+        bool good = ep_cli_output_format == EP_CLI_JSON ? print_json(reply) : print_layers(reply);
+        if (ep_cli_output_format == EP_CLI_TABLE && wanted.experts && good) {
             fputc('\n', stdout);
             good = print_experts(reply);
         }
-        code = good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+        call->failed = !good;
     }
     ep_cli_answers_free(&answer, 1);
     ep_cli_control_close(control);
-    return code;
+    return err;
 }
 
-const ep_cli_command ep_cli_stats = {"stats", "how evenly each layer's load falls on its experts",
-                                     &argp, run, NULL};
+const ep_cli_command ep_cli_stats = {
+    .name = "stats",
+    .help = "how evenly each layer's load falls on its experts",
+    .doc = "Prints how evenly slots fall on the routed experts of each layer: slots computed since "
+           "the coordinator started, the fullest expert's load over the mean, the Gini coefficient "
+           "(0 even), and, where the gateway saw logits, the load-balancing loss (1 even); and how "
+           "evenly they fall on the nodes: the load of late of the busiest node over the mean, and "
+           "over the least that any placement of as many copies could give it. Nodes report once a "
+           "second; balance is told once a layer has 32 slots an expert and 1,024 a node."
+           "\vExamples:\n"
+           "  expertctl stats\n"
+           "  expertctl stats --model mixtral --layer 3 --experts -o json\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows), .check = check},
+    .uses = {&ep_cli_connect_options, &ep_cli_output_options},
+    .run = run,
+};

@@ -4,77 +4,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "command_table.h"
-#include "exit_code.h"
 #include "output.h"
 #include "placement.h"
 
-enum { KEY_VERSION = 0x200 };
-
-typedef struct table_options {
-    ep_cli_connect connect;
-    ep_cli_format format;
+static struct {
     const char *model;   /* NULL all */
     const char *version; /* NULL all */
-    int64_t layer;       /* -1 all */
-} table_options;
+    uint32_t layer;
+    bool has_layer; /* else all */
+} wanted;
 
-static error_t parse(int key, char *arg, struct argp_state *state)
-{
-    table_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->format;
-        return 0;
-    case 'm':
-        options->model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
-        return 0;
-    case KEY_VERSION:
-        options->version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
-        return 0;
-    case 'l':
-        options->layer = (int64_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option option_list[] = {
-    {"model", 'm', "NAME", 0, "Only this model (all its versions)", 1},
-    {"version", KEY_VERSION, "V", 0, "Only this version", 1},
-    {"layer", 'l', "L", 0, "Only this layer", 1},
-    {0},
+static const ep_cli_option rows[] = {
+    {"model", 'm', "NAME", "Only this model (all its versions)", 1, .text = &wanted.model,
+     .max = EP_MODEL_NAME_BYTES - 1},
+    {"version", 0, "V", "Only this version", 1, .text = &wanted.version,
+     .max = EP_VERSION_BYTES - 1},
+    {"layer", 'l', "L", "Only this layer", 1, .u32 = &wanted.layer, .max = UINT32_MAX,
+     .given = &wanted.has_layer},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {
-    option_list,
-    parse,
-    NULL,
-    "Prints the routing table: for each model and layer, expert -> nodes that hold a copy."
-    "\vWith --node the table is made of what the given nodes say they own. Experts after the "
-    "routed ones are "
-    "shared experts.\n\n"
-    "Examples:\n"
-    "  expertctl table\n"
-    "  expertctl table --model demo --layer 3\n"
-    "  expertctl table -o json --node tcp://127.0.0.1:7420\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
-static bool is_chosen(const table_options *options, const ep_routing_table *table,
-                      const ep_routing_layer *layer)
+static bool is_chosen(const ep_routing_table *table, const ep_routing_layer *layer)
 {
     const ep_routing_model *model = &table->models[layer->model_index];
-    return (options->model == NULL || strcmp(options->model, model->name) == 0) &&
-           (options->version == NULL || strcmp(options->version, model->version) == 0) &&
-           (options->layer < 0 || options->layer == (int64_t)layer->shape.layer);
+    return (wanted.model == NULL || strcmp(wanted.model, model->name) == 0) &&
+           (wanted.version == NULL || strcmp(wanted.version, model->version) == 0) &&
+           (!wanted.has_layer || wanted.layer == layer->shape.layer);
 }
 
 /* ---- JSON ---- */
@@ -108,7 +63,7 @@ static json_t *layer_json(const ep_routing_table *table, const ep_routing_layer 
                      (json_int_t)copies_max, "nodes_of_expert", placement_json(table, layer));
 }
 
-static bool print_json(const table_options *options, const ep_routing_table *table)
+static bool print_json(const ep_routing_table *table)
 {
     json_t *nodes = json_array();
     json_t *layers = json_array();
@@ -120,7 +75,7 @@ static bool print_json(const table_options *options, const ep_routing_table *tab
                                                ep_cli_json_text(table->nodes[n].host)));
     }
     for (uint32_t l = 0; l < table->layers_count; l++) {
-        if (is_chosen(options, table, &table->layers[l])) {
+        if (is_chosen(table, &table->layers[l])) {
             json_array_append_new(layers, layer_json(table, &table->layers[l]));
         }
     }
@@ -144,7 +99,7 @@ static void node_names(const ep_routing_table *table, const ep_routing_layer *la
     }
 }
 
-static bool print_table(const table_options *options, const ep_routing_table *table)
+static bool print_table(const ep_routing_table *table)
 {
     char names[EP_CLI_CELL_BYTES_MAX];
     ep_cli_table *out = ep_cli_table_create("2MODEL|1VERSION|>LAYER|>EXPERT|NODES");
@@ -153,8 +108,8 @@ static bool print_table(const table_options *options, const ep_routing_table *ta
                 table->policy[0] != '\0' ? table->policy : "own", table->nodes_count);
     for (uint32_t l = 0; out != NULL && l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
-        for (uint32_t e = 0; is_chosen(options, table, layer) &&
-                             e < layer->shape.experts + layer->shape.shared_experts;
+        for (uint32_t e = 0;
+             is_chosen(table, layer) && e < layer->shape.experts + layer->shape.shared_experts;
              e++) {
             bool shared = e >= layer->shape.experts;
             node_names(table, layer, e, names, sizeof(names));
@@ -172,42 +127,47 @@ static bool print_table(const table_options *options, const ep_routing_table *ta
 }
 
 /* Naming a model, version or layer that is not there is an error, not an empty table. */
-static ep_err check_filter(const table_options *options, const ep_routing_table *table,
-                           ep_error *out_error)
+static ep_err check_filter(const ep_routing_table *table, ep_error *out_error)
 {
     for (uint32_t l = 0; l < table->layers_count; l++) {
-        if (is_chosen(options, table, &table->layers[l])) {
+        if (is_chosen(table, &table->layers[l])) {
             return EP_OK;
         }
     }
-    bool is_all = options->model == NULL && options->version == NULL && options->layer < 0;
-    return is_all ? EP_OK
-                  : ep_cli_placement_missing(table, options->model, options->version,
-                                             options->layer, out_error);
+    bool is_all = wanted.model == NULL && wanted.version == NULL && !wanted.has_layer;
+    return is_all
+               ? EP_OK
+               : ep_cli_placement_missing(table, wanted.model, wanted.version,
+                                          wanted.has_layer ? (int64_t)wanted.layer : -1, out_error);
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static table_options options = {.layer = -1};
     ep_cli_control *control = NULL;
     ep_routing_table *table = NULL;
-    ep_error error;
-    ep_cli_connect_init(&options.connect);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    ep_err err = ep_cli_control_open(&options.connect, &control, &error);
-    err = err != EP_OK ? err : ep_cli_placement_read(control, &options.connect, &table, &error);
-    err = err != EP_OK ? err : check_filter(&options, table, &error);
-    int code = EP_CLI_EXIT_OK;
-    if (err != EP_OK) {
-        code = ep_cli_fail(argv[0], &error);
-    } else if (!(options.format == EP_CLI_JSON ? print_json(&options, table)
-                                               : print_table(&options, table))) {
-        code = EP_CLI_EXIT_FAILED;
+    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
+    err = err != EP_OK ? err : ep_cli_placement_read(control, &ep_cli_peer, &table, out_error);
+    err = err != EP_OK ? err : check_filter(table, out_error);
+    if (err == EP_OK) {
+        call->failed =
+            !(ep_cli_output_format == EP_CLI_JSON ? print_json(table) : print_table(table));
     }
     ep_routing_table_unref(table);
     ep_cli_control_close(control);
-    return code;
+    return err;
 }
 
 const ep_cli_command ep_cli_table_command = {
-    "table", "the placement: expert -> nodes, per model and layer", &argp, run, NULL};
+    .name = "table",
+    .help = "the placement: expert -> nodes, per model and layer",
+    .doc = "Prints the routing table: for each model and layer, expert -> nodes that hold a copy."
+           "\vWith --node the table is made of what the given nodes say they own. Experts after "
+           "the routed ones are shared experts.\n\n"
+           "Examples:\n"
+           "  expertctl table\n"
+           "  expertctl table --model demo --layer 3\n"
+           "  expertctl table -o json --node tcp://127.0.0.1:7420\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows)},
+    .uses = {&ep_cli_connect_options, &ep_cli_output_options},
+    .run = run,
+};

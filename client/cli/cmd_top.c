@@ -5,10 +5,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "arguments.h"
 #include "base/clock.h"
 #include "command_table.h"
-#include "exit_code.h"
 #include "output.h"
 #include "terminal.h"
 #include "top.h"
@@ -18,81 +16,20 @@
 /* a node that takes longer, and longer than the interval, is silent in that view */
 #define ANSWER_US_MIN 2000000u
 
-enum { KEY_INTERVAL = 0x200, KEY_ONCE };
-
-typedef struct top_options {
-    ep_cli_connect connect;
-    ep_cli_format format;
+static struct {
     uint64_t interval_us;
     bool once;
-    size_t hottest;
-} top_options;
+    uint64_t hottest;
+} wanted = {.interval_us = INTERVAL_US_DEFAULT, .hottest = HOTTEST_DEFAULT};
 
-static error_t parse(int key, char *arg, struct argp_state *state)
-{
-    top_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->format;
-        return 0;
-    case KEY_INTERVAL:
-        options->interval_us = ep_cli_arg_time_us(state, "--interval", arg, 100000, 3600000000u);
-        return 0;
-    case KEY_ONCE:
-        options->once = true;
-        return 0;
-    case 'n':
-        options->hottest = ep_cli_arg_whole(state, "--hottest", arg, 1, EP_TOP_HOTTEST_MAX);
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option option_list[] = {
-    {"interval", KEY_INTERVAL, "TIME", 0, "Between two samples: 500ms, 5s (default: 1s)", 1},
-    {"once", KEY_ONCE, NULL, 0, "Two samples, one view, and end", 1},
-    {"hottest", 'n', "N", 0, "How many layers and experts to show, 1..64 (default: 8)", 1},
-    {0},
+static const ep_cli_option rows[] = {
+    {"interval", 0, "TIME", "Between two samples: 500ms, 5s (default: 1s)", 1,
+     .u64 = &wanted.interval_us, .unit = EP_UNIT_US, .plain = EP_UNIT_S, .min = 100000,
+     .max = 3600000000u},
+    {"once", 0, NULL, "Two samples, one view, and end", 1, .flag = &wanted.once},
+    {"hottest", 'n', "N", "How many layers and experts to show, 1..64 (default: 8)", 1,
+     .u64 = &wanted.hottest, .min = 1, .max = EP_TOP_HOTTEST_MAX},
 };
-static const struct argp_child children[] = {
-    {&ep_cli_connect_argp, 0, NULL, 0}, {&ep_cli_output_argp, 0, NULL, 0}, {0}};
-static const struct argp argp = {
-    option_list,
-    parse,
-    NULL,
-    "Shows what each node does (rows and calls per second, requests in flight, jobs that wait, "
-    "tokens in flight, "
-    "failures, refusals and hedges per second) and the hottest layers and experts, until q, ^C or "
-    "the end of input."
-    "\vThe view fits the terminal and follows its size; the arrow and page keys (or j, k, space, "
-    "b) move among nodes "
-    "that do not fit. Where input or output is no terminal the views follow one another, whole. "
-    "When the coordinator "
-    "is lost, the nodes are asked on. What the coordinator counts per expert is a second old.\n\n"
-    "-o json prints one object a view, each in a line of its own:\n"
-    "  time_us            time of day of the view\n"
-    "  seconds            from the sample before to this one\n"
-    "  coordinator_error  why the coordinator did not answer; null: it did\n"
-    "  nodes_lost         how many the coordinator knows as lost\n"
-    "  nodes[]            name, url, state, rows_per_s, calls_per_s,\n"
-    "                     requests_in_flight, jobs_waiting, tokens_in_flight,\n"
-    "                     failed_per_s, refused_per_s, hedged_per_s; of a silent\n"
-    "                     node name, url, state and error; a rate is null where\n"
-    "                     the sample before has none of the same process\n"
-    "  layers[]           the hottest: model, version, layer, rows_per_s\n"
-    "  experts[]          the hottest: model, version, layer, expert,\n"
-    "                     slots_per_s; null: the coordinator gave none\n\n"
-    "Examples:\n"
-    "  expertctl top\n"
-    "  expertctl top --once --interval 5s -n 20 -o json\n"
-    "  expertctl top --node tcp://127.0.0.1:7420 --node tcp://127.0.0.1:7421\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
 /* The coordinator is gone: the nodes of the last sample, by the addresses they had. */
 static ep_err nodes_of(const ep_top_sample *last, ep_cli_node_list *out_nodes, ep_error *out_error)
@@ -152,7 +89,6 @@ static ep_err take(ep_cli_control *control, const ep_cli_connect *connect,
 /* ---- the views ---- */
 
 typedef struct watch_state {
-    const top_options *options;
     bool draws; /* on an open terminal; else views follow one another */
     bool ended;
     bool good; /* what was printed */
@@ -164,8 +100,7 @@ typedef struct watch_state {
 
 static bool print_json(const watch_state *state)
 {
-    return ep_cli_json_print_line(ep_top_json(&state->before, &state->now, state->options->hottest),
-                                  stdout);
+    return ep_cli_json_print_line(ep_top_json(&state->before, &state->now, wanted.hottest), stdout);
 }
 
 static void draw(watch_state *state)
@@ -190,12 +125,12 @@ static void show(watch_state *state)
         draw(state);
         return;
     }
-    if (state->options->format == EP_CLI_JSON) {
+    if (ep_cli_output_format == EP_CLI_JSON) {
         state->good = print_json(state);
     } else {
         state->view.screen = (ep_screen){.columns = ep_screen_of(STDOUT_FILENO).columns};
         state->good = ep_top_print(&state->before, &state->now, &state->view, NULL, stdout);
-        fputs(state->options->once ? "" : "\n", stdout);
+        fputs(wanted.once ? "" : "\n", stdout);
     }
     state->good = fflush(stdout) == 0 && state->good;
 }
@@ -236,20 +171,19 @@ static bool is_over(void *arg)
 static ep_err watch(watch_state *state, ep_cli_control *control, ep_cli_connect *connect,
                     ep_error *out_error)
 {
-    const top_options *options = state->options;
     ep_top_sample next;
     ep_err err = take(control, connect, NULL, &state->before, out_error);
     state->now = state->before; /* the same sample until there are two */
-    if (err == EP_OK && !state->ended && !options->once && options->format == EP_CLI_TABLE &&
+    if (err == EP_OK && !state->ended && !wanted.once && ep_cli_output_format == EP_CLI_TABLE &&
         ep_cli_terminal_open()) {
         state->draws = true;
         draw(state);
     }
     const uint64_t answer_us =
-        options->interval_us > ANSWER_US_MIN ? options->interval_us : ANSWER_US_MIN;
+        wanted.interval_us > ANSWER_US_MIN ? wanted.interval_us : ANSWER_US_MIN;
     connect->timeout_us = connect->timeout_us < answer_us ? connect->timeout_us : answer_us;
     for (bool is_first = true; err == EP_OK && state->good && !state->ended; is_first = false) {
-        wait_until(state, state->now.at_ns + options->interval_us * EP_NS_PER_US);
+        wait_until(state, state->now.at_ns + wanted.interval_us * EP_NS_PER_US);
         if (state->ended) {
             break;
         }
@@ -264,7 +198,7 @@ static ep_err watch(watch_state *state, ep_cli_control *control, ep_cli_connect 
         state->before = state->now;
         state->now = next;
         show(state);
-        state->ended = state->ended || options->once;
+        state->ended = state->ended || wanted.once;
     }
     ep_cli_terminal_close();
     if (state->now.at_ns != state->before.at_ns) {
@@ -276,24 +210,50 @@ static ep_err watch(watch_state *state, ep_cli_control *control, ep_cli_connect 
                : ep_error_set(out_error, EP_ERR_IO, "cannot write to standard output");
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static top_options options = {.interval_us = INTERVAL_US_DEFAULT, .hottest = HOTTEST_DEFAULT};
-    watch_state state = {.options = &options, .good = true};
+    watch_state state = {.good = true, .view = {.hottest = wanted.hottest}};
     ep_cli_control *control = NULL;
-    ep_error error;
-    ep_cli_connect_init(&options.connect);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    state.view.hottest = options.hottest;
-    ep_err err = ep_cli_terminal_prepare(&error);
-    err = err != EP_OK ? err : ep_cli_control_open(&options.connect, &control, &error);
+    (void)call;
+    ep_err err = ep_cli_terminal_prepare(out_error);
+    err = err != EP_OK ? err : ep_cli_control_open(&ep_cli_peer, &control, out_error);
     if (err == EP_OK) {
         ep_cli_control_on_wait(control, is_over, &state);
-        err = watch(&state, control, &options.connect, &error);
+        err = watch(&state, control, &ep_cli_peer, out_error);
     }
     ep_cli_control_close(control);
-    return err != EP_OK && !state.ended ? ep_cli_fail(argv[0], &error) : EP_CLI_EXIT_OK;
+    return state.ended ? EP_OK : err;
 }
 
 const ep_cli_command ep_cli_top = {
-    "top", "what each node does, live: rows, calls, queues, hottest experts", &argp, run, NULL};
+    .name = "top",
+    .help = "what each node does, live: rows, calls, queues, hottest experts",
+    .doc = "Shows what each node does (rows and calls per second, requests in flight, jobs that "
+           "wait, tokens in flight, failures, refusals and hedges per second) and the hottest "
+           "layers and experts, until q, ^C or the end of input."
+           "\vThe view fits the terminal and follows its size; the arrow and page keys (or j, k, "
+           "space, b) move among nodes that do not fit. Where input or output is no terminal the "
+           "views follow one another, whole. When the coordinator is lost, the nodes are asked on. "
+           "What the coordinator counts per expert is a second old.\n\n"
+           "-o json prints one object a view, each in a line of its own:\n"
+           "  time_us            time of day of the view\n"
+           "  seconds            from the sample before to this one\n"
+           "  coordinator_error  why the coordinator did not answer; null: it did\n"
+           "  nodes_lost         how many the coordinator knows as lost\n"
+           "  nodes[]            name, url, state, rows_per_s, calls_per_s,\n"
+           "                     requests_in_flight, jobs_waiting, tokens_in_flight,\n"
+           "                     failed_per_s, refused_per_s, hedged_per_s; of a silent\n"
+           "                     node name, url, state and error; a rate is null where\n"
+           "                     the sample before has none of the same process\n"
+           "  layers[]           the hottest: model, version, layer, rows_per_s\n"
+           "  experts[]          the hottest: model, version, layer, expert,\n"
+           "                     slots_per_s; null: the coordinator gave none\n\n"
+           "Examples:\n"
+           "  expertctl top\n"
+           "  expertctl top --once --interval 5s -n 20 -o json\n"
+           "  expertctl top --node tcp://127.0.0.1:7420 --node "
+           "tcp://127.0.0.1:7421\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows)},
+    .uses = {&ep_cli_connect_options, &ep_cli_output_options},
+    .run = run,
+};

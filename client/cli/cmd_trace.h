@@ -3,14 +3,11 @@
 #ifndef EP_CLI_CMD_TRACE_H
 #define EP_CLI_CMD_TRACE_H
 
-#include "command_table.h"
+#include "command.h"
 
 extern const ep_cli_command ep_cli_trace_record_command;
 extern const ep_cli_command ep_cli_trace_snapshot_command;
 extern const ep_cli_command ep_cli_trace_report_command;
 extern const ep_cli_command ep_cli_trace_export_command;
-
-/* NULL past the end. */
-const ep_cli_command *ep_cli_trace_verb_at(size_t index);
 
 #endif

@@ -5,11 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "bench.h"
 #include "command_table.h"
 #include "connect.h"
-#include "exit_code.h"
 #include "moe/flow.h"
 #include "moe/routing_table.h"
 #include "output.h"
@@ -23,26 +21,12 @@
 #define MEASURE_US_MAX 60000000u
 #define POLICY_TOKENS_MAX 65536 /* of decode_tokens_max */
 
-enum {
-    KEY_MODEL = 0x200,
-    KEY_VERSION,
-    KEY_LAYER,
-    KEY_TOKENS,
-    KEY_ROUNDS,
-    KEY_SECONDS,
-    KEY_THREADS,
-    KEY_SEED
-};
-
 static const uint32_t tokens_default[] = {1, 16, 32, 64, 128, 256, 512, 1024};
 /* as ep_cli_tune_winner */
 static const char *const winner_words[] = {"within noise", "decode", "prefill"};
 
 typedef struct tune_options {
-    ep_cli_connect connect;
-    ep_cli_format format;
     ep_cli_bench_request request;
-    bool has_layer;
     uint32_t rounds;
     size_t count;
     ep_cli_tune_size sizes[EP_CLI_TUNE_SIZES_MAX];
@@ -51,9 +35,15 @@ typedef struct tune_options {
     ep_error machine_why; /* why there is none; code EP_OK: there is one */
 } tune_options;
 
+static tune_options wanted = {
+    .request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1},
+    .rounds = ROUNDS_DEFAULT};
+static bool has_layer;
+
 /* "16,64,256" */
-static void parse_tokens(struct argp_state *state, tune_options *options, const char *arg)
+static void take_tokens(struct argp_state *state, const char *option, char *arg)
 {
+    tune_options *options = &wanted;
     options->count = 0;
     for (const char *at = arg; at != NULL;) {
         char text[16];
@@ -62,7 +52,7 @@ static void parse_tokens(struct argp_state *state, tune_options *options, const 
         snprintf(text, sizeof(text), "%.*s",
                  bytes < sizeof(text) ? (int)bytes : (int)sizeof(text) - 1, at);
         const uint32_t tokens = (uint32_t)ep_cli_arg_whole(
-            state, "--tokens", text, 1,
+            state, option, text, 1,
             EP_TOKENS_MAX < POLICY_TOKENS_MAX ? EP_TOKENS_MAX : POLICY_TOKENS_MAX);
         if (options->count == EP_CLI_TUNE_SIZES_MAX ||
             (options->count > 0 && tokens <= options->sizes[options->count - 1].tokens)) {
@@ -78,113 +68,25 @@ static void parse_tokens(struct argp_state *state, tune_options *options, const 
     }
 }
 
-static error_t parse_load(int key, char *arg, struct argp_state *state, tune_options *options)
-{
-    switch (key) {
-    case KEY_TOKENS:
-        parse_tokens(state, options, arg);
-        return 0;
-    case KEY_ROUNDS:
-        options->rounds = (uint32_t)ep_cli_arg_whole(state, "--rounds", arg, EP_CLI_TUNE_ROUNDS_MIN,
-                                                     EP_CLI_TUNE_ROUNDS_MAX);
-        return 0;
-    case KEY_SECONDS:
-        options->request.duration_us =
-            ep_cli_arg_time_us(state, "--seconds", arg, MEASURE_US_MIN, MEASURE_US_MAX);
-        return 0;
-    case KEY_THREADS:
-        options->request.threads =
-            (uint32_t)ep_cli_arg_whole(state, "--threads", arg, 1, EP_CLI_BENCH_THREADS_MAX);
-        return 0;
-    case KEY_SEED:
-        options->request.seed = ep_cli_arg_whole(state, "--seed", arg, 0, UINT64_MAX);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static error_t parse(int key, char *arg, struct argp_state *state)
-{
-    tune_options *options = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = &options->connect;
-        state->child_inputs[1] = &options->format;
-        state->child_inputs[2] = &options->connect;
-        return 0;
-    case KEY_MODEL:
-        options->request.model = ep_cli_arg_text(state, "--model", arg, EP_MODEL_NAME_BYTES - 1);
-        return 0;
-    case KEY_VERSION:
-        options->request.version = ep_cli_arg_text(state, "--version", arg, EP_VERSION_BYTES - 1);
-        return 0;
-    case KEY_LAYER:
-        options->request.layer = (uint32_t)ep_cli_arg_whole(state, "--layer", arg, 0, UINT32_MAX);
-        options->has_layer = true;
-        return 0;
-    case ARGP_KEY_ARG:
-        return ep_cli_arg_unexpected(state, arg);
-    case ARGP_KEY_END:
-        ep_cli_arg_required(state, "--model", options->request.model);
-        ep_cli_arg_required(state, "--layer", options->has_layer ? options : NULL);
-        return 0;
-    default:
-        return parse_load(key, arg, state, options);
-    }
-}
-
-static const struct argp_option option_list[] = {
-    {"model", KEY_MODEL, "NAME", 0, "The model (required)", 1},
-    {"version", KEY_VERSION, "V", 0, "Version of the model (default: the service's default for it)",
-     1},
-    {"layer", KEY_LAYER, "L", 0, "The MoE layer (required)", 1},
-    {"tokens", KEY_TOKENS, "T,T...", 0,
-     "Sizes of a batch, ascending (default: 1,16,32,64,128,256,512,1024)", 2},
-    {"rounds", KEY_ROUNDS, "N", 0, "How often each size is measured in both modes (default: 9)", 2},
-    {"seconds", KEY_SECONDS, "TIME", 0, "How long each time (default: 100ms)", 2},
-    {"threads", KEY_THREADS, "N", 0, "Callers at once (default: 1)", 2},
-    {"seed", KEY_SEED, "S", 0, "Of the random batches (default: 1)", 2},
-    {0},
+static const ep_cli_option rows[] = {
+    {"model", 0, "NAME", "The model (required)", 1, .text = &wanted.request.model,
+     .max = EP_MODEL_NAME_BYTES - 1, .required = true},
+    {"version", 0, "V", "Version of the model (default: the service's default for it)", 1,
+     .text = &wanted.request.version, .max = EP_VERSION_BYTES - 1},
+    {"layer", 0, "L", "The MoE layer (required)", 1, .u32 = &wanted.request.layer,
+     .max = UINT32_MAX, .given = &has_layer, .required = true},
+    {"tokens", 0, "T,T...", "Sizes of a batch, ascending (default: 1,16,32,64,128,256,512,1024)", 2,
+     .take = take_tokens},
+    {"rounds", 0, "N", "How often each size is measured in both modes (default: 9)", 2,
+     .u32 = &wanted.rounds, .min = EP_CLI_TUNE_ROUNDS_MIN, .max = EP_CLI_TUNE_ROUNDS_MAX},
+    {"seconds", 0, "TIME", "How long each time (default: 100ms)", 2,
+     .u64 = &wanted.request.duration_us, .unit = EP_UNIT_US, .plain = EP_UNIT_S,
+     .min = MEASURE_US_MIN, .max = MEASURE_US_MAX},
+    {"threads", 0, "N", "Callers at once (default: 1)", 2, .u32 = &wanted.request.threads, .min = 1,
+     .max = EP_CLI_BENCH_THREADS_MAX},
+    {"seed", 0, "S", "Of the random batches (default: 1)", 2, .u64 = &wanted.request.seed,
+     .max = UINT64_MAX},
 };
-static const struct argp_child children[] = {{&ep_cli_connect_argp, 0, NULL, 0},
-                                             {&ep_cli_output_argp, 0, NULL, 0},
-                                             {&ep_cli_numerics_argp, 0, NULL, 0},
-                                             {0}};
-static const struct argp argp = {
-    option_list,
-    parse,
-    "--model NAME --layer L",
-    "Measures at which size of a batch prefill becomes the faster mode, and suggests "
-    "decode_tokens_max for "
-    "the "
-    "service's policy."
-    "\vBoth modes are measured in turn, round by round. WINS are the rounds that decode and "
-    "prefill won; one "
-    "of "
-    "them is called the faster only where equal modes would not look so in 19 of 20 times, and by "
-    "more than "
-    "2 %. "
-    "The suggestion is the largest size measured at which prefill does not win. Where the figures "
-    "do not "
-    "tell, "
-    "there is none, and the exit code is 1. Nothing is changed.\n\n"
-    "From the smallest and the largest size it also works out the figures of the machine for "
-    "expertctl plan "
-    "--measured. The layer must be on one node then, and the sizes go from 1 to 32 tokens for each "
-    "expert "
-    "and slot.\n\n"
-    "It puts load on the service, and other load is noise to it. It says nothing of "
-    "hedge_permille: what "
-    "hedges "
-    "gain depends on nodes that are slow now and then, which a short quiet run does not show.\n\n"
-    "Examples:\n"
-    "  expertctl tune --model demo --layer 0\n"
-    "  expertctl tune --model demo --layer 0 --tokens 64,128,256,512,1024,2048 \\\n"
-    "      --seconds 500ms --threads 4\n\n" EP_CLI_EXIT_HELP,
-    children,
-    NULL,
-    NULL};
 
 /* One mode at one size for a while: the median of its calls, and its node's part of it. */
 static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer,
@@ -247,8 +149,8 @@ static ep_err find_machine(tune_options *options, ep_error *out_error)
     ep_cli_control *control = NULL;
     ep_routing_table *table = NULL;
     uint32_t model;
-    ep_err err = ep_cli_control_open(&options->connect, &control, out_error);
-    err = err != EP_OK ? err : ep_cli_placement_read(control, &options->connect, &table, out_error);
+    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
+    err = err != EP_OK ? err : ep_cli_placement_read(control, &ep_cli_peer, &table, out_error);
     ep_cli_control_close(control);
     if (err != EP_OK) {
         return err;
@@ -334,40 +236,58 @@ static bool print_table(const char *program, const tune_options *options, uint32
     return good;
 }
 
-static int run(int argc, char **argv)
+static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    static tune_options options = {
-        .request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1},
-        .rounds = ROUNDS_DEFAULT};
     ep_client *client = NULL;
     ep_layer_desc layer;
-    ep_error error;
     const char *why = NULL;
-    options.count = sizeof(tokens_default) / sizeof(tokens_default[0]);
-    for (size_t s = 0; s < options.count; s++) {
-        options.sizes[s].tokens = tokens_default[s];
+    for (size_t s = 0; wanted.count == 0 && s < EP_ARRAY_COUNT(tokens_default); s++) {
+        wanted.sizes[s].tokens = tokens_default[s];
     }
-    ep_cli_connect_init(&options.connect);
-    argp_parse(&argp, argc, argv, 0, NULL, &options);
-    options.request.deadline_us = options.connect.timeout_us;
-    ep_err err = ep_cli_connect_client(&options.connect, &client, &error);
-    err = err != EP_OK ? err : ep_cli_bench_find_layer(client, &options.request, &layer, &error);
-    err = err != EP_OK ? err : measure_all(client, &options, &layer, &error);
+    wanted.count = wanted.count > 0 ? wanted.count : EP_ARRAY_COUNT(tokens_default);
+    wanted.request.deadline_us = ep_cli_peer.timeout_us;
+    ep_err err = ep_cli_connect_client(&ep_cli_peer, &client, out_error);
+    err = err != EP_OK ? err : ep_cli_bench_find_layer(client, &wanted.request, &layer, out_error);
+    err = err != EP_OK ? err : measure_all(client, &wanted, &layer, out_error);
     ep_client_destroy(client);
     if (err != EP_OK) {
-        return ep_cli_fail(argv[0], &error);
+        return err;
     }
-    for (size_t s = 0; s < options.count; s++) {
-        ep_cli_tune_judge(&options.sizes[s], &options.verdicts[s]);
+    for (size_t s = 0; s < wanted.count; s++) {
+        ep_cli_tune_judge(&wanted.sizes[s], &wanted.verdicts[s]);
     }
-    ep_error_clear(&options.machine_why);
-    (void)find_machine(&options, &options.machine_why);
-    const uint32_t chosen =
-        ep_cli_tune_choose(options.sizes, options.verdicts, options.count, &why);
-    bool good = options.format == EP_CLI_JSON ? print_json(&options, chosen, why)
-                                              : print_table(argv[0], &options, chosen, why);
-    return good && chosen != 0 ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    ep_error_clear(&wanted.machine_why);
+    (void)find_machine(&wanted, &wanted.machine_why);
+    const uint32_t chosen = ep_cli_tune_choose(wanted.sizes, wanted.verdicts, wanted.count, &why);
+    bool good = ep_cli_output_format == EP_CLI_JSON
+                    ? print_json(&wanted, chosen, why)
+                    : print_table(call->program, &wanted, chosen, why);
+    call->failed = !good || chosen == 0;
+    return EP_OK;
 }
 
 const ep_cli_command ep_cli_tune = {
-    "tune", "measures where prefill is the faster mode, and suggests a policy", &argp, run, NULL};
+    .name = "tune",
+    .help = "measures where prefill is the faster mode, and suggests a policy",
+    .args = "--model NAME --layer L",
+    .doc = "Measures at which size of a batch prefill becomes the faster mode, and suggests "
+           "decode_tokens_max for the service's policy."
+           "\vBoth modes are measured in turn, round by round. WINS are the rounds that decode and "
+           "prefill won; one of them is called the faster only where equal modes would not look so "
+           "in 19 of 20 times, and by more than 2 %. The suggestion is the largest size measured "
+           "at which prefill does not win. Where the figures do not tell, there is none, and the "
+           "exit code is 1. Nothing is changed.\n\n"
+           "From the smallest and the largest size it also works out the figures of the machine "
+           "for expertctl plan --measured. The layer must be on one node then, and the sizes go "
+           "from 1 to 32 tokens for each expert and slot.\n\n"
+           "It puts load on the service, and other load is noise to it. It says nothing of "
+           "hedge_permille: what hedges gain depends on nodes that are slow now and then, which a "
+           "short quiet run does not show.\n\n"
+           "Examples:\n"
+           "  expertctl tune --model demo --layer 0\n"
+           "  expertctl tune --model demo --layer 0 --tokens 64,128,256,512,1024,2048 \\\n"
+           "      --seconds 500ms --threads 4\n\n" EP_CLI_EXIT_HELP,
+    .options = {.rows = rows, .count = EP_ARRAY_COUNT(rows)},
+    .uses = {&ep_cli_connect_options, &ep_cli_output_options, &ep_cli_numerics_options},
+    .run = run,
+};

@@ -9,38 +9,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "arguments.h"
+#include "base/check.h"
 #include "base/error.h"
 #include "base/private_file.h"
-#include "context_file.h"
 #include "control.h"
 #include "moe/routing_table.h"
-#include "settings.h"
+#include "origin.h"
 
 #define TIMEOUT_US_MIN 1000u
 #define TIMEOUT_US_MAX 86400000000u
 
-enum {
-    KEY_CONTEXT = 0x100,
-    KEY_COORDINATOR,
-    KEY_NODE,
-    KEY_TOKEN_FILE,
-    KEY_ADMIN,
-    KEY_ADMIN_TOKEN_FILE,
-    KEY_TIMEOUT,
-    KEY_TLS_CA,
-    KEY_TLS_CERT_KEY,
-    KEY_TLS_SERVER_NAME,
-    KEY_NO_PAYLOAD_CRC,
-    KEY_NUMERICS
-};
-
-void ep_cli_connect_init(ep_cli_connect *out_connect)
-{
-    memset(out_connect, 0, sizeof(*out_connect));
-    out_connect->timeout_us = EP_CLI_TIMEOUT_US_DEFAULT;
-    out_connect->payload_crc = true;
-}
+ep_cli_connect ep_cli_peer = {.timeout_us = EP_CLI_TIMEOUT_US_DEFAULT, .payload_crc = true};
 
 static bool is_tls(const char *url)
 {
@@ -70,13 +49,23 @@ static const char *check_url(struct argp_state *state, const char *option, const
     return url;
 }
 
-static void add_node(struct argp_state *state, ep_cli_connect *connect, const char *url)
+static void take_coordinator(struct argp_state *state, const char *option, char *url)
 {
-    if (connect->node_urls_count == EP_CLI_NODES_MAX) {
-        argp_error(state, "--node is given more than %d times, allowed: 1..%d", EP_CLI_NODES_MAX,
-                   EP_CLI_NODES_MAX);
+    ep_cli_peer.coordinator_url = check_url(state, option, url);
+}
+
+static void take_node(struct argp_state *state, const char *option, char *url)
+{
+    if (ep_cli_peer.node_urls_count == EP_CLI_NODES_MAX) {
+        argp_error(state, "%s is given more than %d times, allowed: 1..%d", option,
+                   EP_CLI_NODES_MAX, EP_CLI_NODES_MAX);
     }
-    connect->node_urls[connect->node_urls_count++] = check_url(state, "--node", url);
+    ep_cli_peer.node_urls[ep_cli_peer.node_urls_count++] = check_url(state, option, url);
+}
+
+static void take_admin(struct argp_state *state, const char *option, char *url)
+{
+    ep_cli_peer.admin_url = check_url(state, option, url);
 }
 
 void ep_cli_token_read(struct argp_state *state, const char *option, const char *path,
@@ -107,27 +96,27 @@ void ep_cli_token_read(struct argp_state *state, const char *option, const char 
     }
 }
 
-static void check_tls(struct argp_state *state, const ep_cli_connect *connect, const char *url)
+static void check_tls(struct argp_state *state, const char *url)
 {
-    if (is_tls(url) && (connect->tls.ca_file == NULL || connect->tls.server_name == NULL)) {
+    if (is_tls(url) && (ep_cli_peer.tls.ca_file == NULL || ep_cli_peer.tls.server_name == NULL)) {
         argp_error(state, "%s needs --tls-ca and --tls-server-name", url);
     }
 }
 
-static void read_tokens(struct argp_state *state, ep_cli_connect *connect)
+static void read_tokens(struct argp_state *state)
 {
-    if (connect->token_file != NULL) {
-        ep_cli_token_read(state, "--token-file", connect->token_file, connect->token);
+    if (ep_cli_peer.token_file != NULL) {
+        ep_cli_token_read(state, "--token-file", ep_cli_peer.token_file, ep_cli_peer.token);
     }
-    if (connect->admin_token_file != NULL) {
-        ep_cli_token_read(state, "--admin-token-file", connect->admin_token_file,
-                          connect->admin_token);
+    if (ep_cli_peer.admin_token_file != NULL) {
+        ep_cli_token_read(state, "--admin-token-file", ep_cli_peer.admin_token_file,
+                          ep_cli_peer.admin_token);
     }
 }
 
-/* All options are read: what they say together. */
-static void complete(struct argp_state *state, ep_cli_connect *connect)
+static void check_reach(struct argp_state *state)
 {
+    ep_cli_connect *connect = &ep_cli_peer;
     if (connect->coordinator_url != NULL && connect->node_urls_count > 0) {
         argp_error(state, "%s %s and %s %s are both given, allowed: one of them",
                    ep_cli_setting_name("--coordinator", connect->coordinator_url),
@@ -142,197 +131,117 @@ static void complete(struct argp_state *state, ep_cli_connect *connect)
         connect->coordinator_url = EP_CLI_COORDINATOR_DEFAULT;
     }
     if (connect->coordinator_url != NULL) {
-        check_tls(state, connect, connect->coordinator_url);
+        check_tls(state, connect->coordinator_url);
     }
     for (size_t i = 0; i < connect->node_urls_count; i++) {
-        check_tls(state, connect, connect->node_urls[i]);
+        check_tls(state, connect->node_urls[i]);
     }
-    read_tokens(state, connect);
+    read_tokens(state);
 }
 
-static error_t parse_reach(int key, char *arg, struct argp_state *state)
+static void check_admin(struct argp_state *state)
 {
-    ep_cli_connect *connect = state->input;
-    switch (key) {
-    case KEY_COORDINATOR:
-        connect->coordinator_url = check_url(state, "--coordinator", arg);
-        return 0;
-    case KEY_NODE:
-        add_node(state, connect, arg);
-        return 0;
-    case KEY_TOKEN_FILE:
-        connect->token_file = arg;
-        return 0;
-    case KEY_ADMIN_TOKEN_FILE:
-        connect->admin_token_file = arg;
-        return 0;
-    case KEY_TIMEOUT:
-        connect->timeout_us =
-            ep_cli_arg_time_us(state, "--timeout", arg, TIMEOUT_US_MIN, TIMEOUT_US_MAX);
-        return 0;
-    case KEY_TLS_CA:
-        connect->tls.ca_file = arg;
-        return 0;
-    case KEY_TLS_CERT_KEY:
-        connect->tls.cert_key_file = arg;
-        return 0;
-    case KEY_TLS_SERVER_NAME:
-        connect->tls.server_name = arg;
-        return 0;
-    case KEY_NO_PAYLOAD_CRC:
-        connect->payload_crc = false;
-        return 0;
-    case ARGP_KEY_END:
-        complete(state, connect);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
+    const char *url = ep_cli_peer.admin_url;
+    if (ep_cli_peer.asks_nobody != NULL) {
+        return;
     }
+    if (url == NULL && ep_cli_settings_context() != NULL) {
+        argp_error(state, "--admin is missing; context %s names none", ep_cli_settings_context());
+    }
+    ep_cli_arg_required(state, "--admin", url);
+    check_tls(state, url);
+    read_tokens(state);
+    ep_cli_settings_say(state->name, url);
 }
 
-static const struct argp_option reach_options[] = {
-    {NULL, 0, NULL, 0,
-     "How to reach the service (EXPERTCTL_* variables or a context may say it, see expertctl "
-     "--help):",
-     10},
-    {"coordinator", KEY_COORDINATOR, "URL", 0,
-     "The coordinator, tcp://host:port (default: " EP_CLI_COORDINATOR_DEFAULT ")", 10},
-    {"node", KEY_NODE, "URL", 0, "A node instead of a coordinator; may be repeated", 10},
-    {"timeout", KEY_TIMEOUT, "TIME", 0, "For connecting, and for each call (default: 10s)", 10},
-    {"token-file", KEY_TOKEN_FILE, "FILE", 0,
-     "File that only we can read (mode 0600) with the token to show", 10},
-    {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0,
-     "The same for commands of operators, which connect to admin_listen", 10},
-    {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
-    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0,
-     "Own certificate and key (PEM), where the service asks for one", 10},
-    {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the service must prove, for tls+tcp",
-     10},
-    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0,
-     "No checksum of payloads; the service must be set the same", 10},
-    {0},
-};
-static const struct argp reach_argp = {reach_options, parse_reach, NULL, NULL, NULL, NULL, NULL};
-static const struct argp_child reach_children[] = {{&reach_argp, 0, NULL, 0}, {0}};
-
-/* --context has been looked up before the command line is parsed (settings.h). */
-static error_t parse_connect(int key, char *arg, struct argp_state *state)
+static void check_context_admin(struct argp_state *state)
 {
-    (void)arg;
-    if (key == ARGP_KEY_INIT) {
-        state->child_inputs[0] = state->input;
+    if (ep_cli_peer.admin_url != NULL) {
+        check_tls(state, ep_cli_peer.admin_url);
     }
-    return key == ARGP_KEY_INIT || key == KEY_CONTEXT ? 0 : ARGP_ERR_UNKNOWN;
 }
 
 #define CONTEXT_HELP                                                                               \
     "The context whose settings are used; " EP_CLI_CONTEXT_NONE                                    \
     ": without any (default: that of expertctl context use)"
-static const struct argp_option connect_options[] = {
-    {"context", KEY_CONTEXT, "CONTEXT", 0, CONTEXT_HELP, 10}, {0}};
-const struct argp ep_cli_connect_argp = {connect_options, parse_connect, NULL, NULL,
-                                         reach_children,  NULL,          NULL};
+static const char *context; /* looked up before the command line is parsed (settings.h) */
 
-static error_t parse_numerics(int key, char *arg, struct argp_state *state)
-{
-    ep_cli_connect *connect = state->input;
-    if (key != KEY_NUMERICS) {
-        return ARGP_ERR_UNKNOWN;
-    }
-    connect->numerics = ep_cli_arg_text(state, "--numerics", arg, EP_NUMERICS_BYTES - 1);
-    return 0;
-}
-
-static const struct argp_option numerics_options[] = {
-    {"numerics", KEY_NUMERICS, "ID|any", 0,
-     "Only rows of this numerics id; any: results of unlike ids may meet in a call, which gives up "
-     "equal bits "
-     "(default: the first id that has all experts)",
-     3},
-    {0},
+static const ep_cli_option reach_rows[] = {
+    {"context", 0, "CONTEXT", CONTEXT_HELP, 10, .text = &context},
+    {.help = "How to reach the service (EXPERTCTL_* variables or a context may say it, see "
+             "expertctl --help):",
+     .group = 10},
+    {"coordinator", 0, "URL",
+     "The coordinator, tcp://host:port (default: " EP_CLI_COORDINATOR_DEFAULT ")", 10,
+     .take = take_coordinator},
+    {"node", 0, "URL", "A node instead of a coordinator; may be repeated", 10, .take = take_node},
+    {"timeout", 0, "TIME", "For connecting, and for each call (default: 10s)", 10,
+     .u64 = &ep_cli_peer.timeout_us, .unit = EP_UNIT_US, .plain = EP_UNIT_S, .min = TIMEOUT_US_MIN,
+     .max = TIMEOUT_US_MAX},
+    {"token-file", 0, "FILE", "File that only we can read (mode 0600) with the token to show", 10,
+     .text = &ep_cli_peer.token_file},
+    {"admin-token-file", 0, "FILE",
+     "The same for commands of operators, which connect to admin_listen", 10,
+     .text = &ep_cli_peer.admin_token_file},
+    {"tls-ca", 0, "FILE", "CA certificates (PEM), for tls+tcp", 10,
+     .text = &ep_cli_peer.tls.ca_file},
+    {"tls-cert-key", 0, "FILE", "Own certificate and key (PEM), where the service asks for one", 10,
+     .text = &ep_cli_peer.tls.cert_key_file},
+    {"tls-server-name", 0, "NAME", "Name the service must prove, for tls+tcp", 10,
+     .text = &ep_cli_peer.tls.server_name},
+    {"no-payload-crc", 0, NULL, "No checksum of payloads; the service must be set the same", 10,
+     .off = &ep_cli_peer.payload_crc},
 };
-const struct argp ep_cli_numerics_argp = {
-    numerics_options, parse_numerics, NULL, NULL, NULL, NULL, NULL};
 
-static error_t parse_context(int key, char *arg, struct argp_state *state)
-{
-    ep_cli_connect *connect = state->input;
-    switch (key) {
-    case ARGP_KEY_INIT:
-        state->child_inputs[0] = connect;
-        return 0;
-    case KEY_ADMIN:
-        connect->admin_url = check_url(state, "--admin", arg);
-        return 0;
-    case ARGP_KEY_END:
-        if (connect->admin_url != NULL) {
-            check_tls(state, connect, connect->admin_url);
-        }
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
+const ep_cli_options ep_cli_connect_options = {
+    .rows = reach_rows, .count = EP_ARRAY_COUNT(reach_rows), .check = check_reach};
+const ep_cli_options ep_cli_reach_options = {
+    .rows = reach_rows + 1, .count = EP_ARRAY_COUNT(reach_rows) - 1, .check = check_reach};
 
-static const struct argp_option context_options[] = {
-    {"admin", KEY_ADMIN, "URL", 0, "The coordinator's admin listener, for commands of operators",
-     10},
-    {0},
-};
-const struct argp ep_cli_context_argp = {context_options, parse_context, NULL, NULL,
-                                         reach_children,  NULL,          NULL};
-
-static error_t parse_admin(int key, char *arg, struct argp_state *state)
-{
-    ep_cli_connect *connect = state->input;
-    switch (key) {
-    case KEY_CONTEXT:
-        return 0;
-    case KEY_ADMIN:
-        connect->admin_url = check_url(state, "--admin", arg);
-        return 0;
-    case ARGP_KEY_END:
-        if (connect->asks_nobody) {
-            return 0;
-        }
-        if (connect->admin_url == NULL && ep_cli_settings_context() != NULL) {
-            argp_error(state, "--admin is missing; context %s names none",
-                       ep_cli_settings_context());
-        }
-        ep_cli_arg_required(state, "--admin", connect->admin_url);
-        check_tls(state, connect, connect->admin_url);
-        read_tokens(state, connect);
-        ep_cli_settings_say(state->name, connect->admin_url);
-        return 0;
-    default:
-        return parse_reach(key, arg, state);
-    }
-}
-
-static const struct argp_option admin_options[] = {
-    {NULL, 0, NULL, 0,
-     "How to reach the program (EXPERTCTL_* variables or a context may say it, see expertctl "
-     "--help):",
-     10},
-    {"context", KEY_CONTEXT, "CONTEXT", 0, CONTEXT_HELP, 10},
-    {"admin", KEY_ADMIN, "URL", 0,
+static const ep_cli_option admin_rows[] = {
+    {.help = "How to reach the program (EXPERTCTL_* variables or a context may say it, see "
+             "expertctl --help):",
+     .group = 10},
+    {"context", 0, "CONTEXT", CONTEXT_HELP, 10, .text = &context},
+    {"admin", 0, "URL",
      "Its admin listener, tcp://host:port or tls+tcp://host:port: admin_listen of the "
-     "coordinator's or the node's "
-     "configuration",
-     10},
-    {"admin-token-file", KEY_ADMIN_TOKEN_FILE, "FILE", 0,
-     "File of mode 0600 with the token of operators", 10},
-    {"timeout", KEY_TIMEOUT, "TIME", 0, "For the call (default: 10s)", 10},
-    {"tls-ca", KEY_TLS_CA, "FILE", 0, "CA certificates (PEM), for tls+tcp", 10},
-    {"tls-cert-key", KEY_TLS_CERT_KEY, "FILE", 0,
-     "Own certificate and key (PEM), where the program asks for one", 10},
-    {"tls-server-name", KEY_TLS_SERVER_NAME, "NAME", 0, "Name the program must prove, for tls+tcp",
-     10},
-    {"no-payload-crc", KEY_NO_PAYLOAD_CRC, NULL, 0,
-     "No checksum of payloads; the program must be set the same", 10},
-    {0},
+     "coordinator's or the node's configuration",
+     10, .take = take_admin},
+    {"admin-token-file", 0, "FILE", "File of mode 0600 with the token of operators", 10,
+     .text = &ep_cli_peer.admin_token_file},
+    {"timeout", 0, "TIME", "For the call (default: 10s)", 10, .u64 = &ep_cli_peer.timeout_us,
+     .unit = EP_UNIT_US, .plain = EP_UNIT_S, .min = TIMEOUT_US_MIN, .max = TIMEOUT_US_MAX},
+    {"tls-ca", 0, "FILE", "CA certificates (PEM), for tls+tcp", 10,
+     .text = &ep_cli_peer.tls.ca_file},
+    {"tls-cert-key", 0, "FILE", "Own certificate and key (PEM), where the program asks for one", 10,
+     .text = &ep_cli_peer.tls.cert_key_file},
+    {"tls-server-name", 0, "NAME", "Name the program must prove, for tls+tcp", 10,
+     .text = &ep_cli_peer.tls.server_name},
+    {"no-payload-crc", 0, NULL, "No checksum of payloads; the program must be set the same", 10,
+     .off = &ep_cli_peer.payload_crc},
 };
-const struct argp ep_cli_admin_argp = {admin_options, parse_admin, NULL, NULL, NULL, NULL, NULL};
+
+const ep_cli_options ep_cli_admin_options = {
+    .rows = admin_rows, .count = EP_ARRAY_COUNT(admin_rows), .check = check_admin};
+
+static const ep_cli_option context_admin_rows[] = {
+    {"admin", 0, "URL", "The coordinator's admin listener, for commands of operators", 10,
+     .take = take_admin},
+};
+
+const ep_cli_options ep_cli_context_admin_options = {
+    .rows = context_admin_rows, .count = 1, .check = check_context_admin};
+const ep_cli_options *const ep_cli_context_uses[EP_CLI_USES_MAX] = {&ep_cli_context_admin_options,
+                                                                    &ep_cli_reach_options};
+
+static const ep_cli_option numerics_rows[] = {
+    {"numerics", 0, "ID|any",
+     "Only rows of this numerics id; any: results of unlike ids may meet in a call, which gives up "
+     "equal bits (default: the first id that has all experts)",
+     3, .text = &ep_cli_peer.numerics, .max = EP_NUMERICS_BYTES - 1},
+};
+
+const ep_cli_options ep_cli_numerics_options = {.rows = numerics_rows, .count = 1};
 
 const char *ep_cli_connect_url(const ep_cli_connect *connect)
 {

@@ -9,8 +9,7 @@
 #ifndef EP_CLI_CONNECT_H
 #define EP_CLI_CONNECT_H
 
-#include <argp.h>
-
+#include "arguments.h"
 #include "expertd/client.h"
 #include "transport/transport.h"
 
@@ -24,8 +23,10 @@ typedef struct ep_cli_connect {
     const char *coordinator_url; /* NULL: nodes are addressed directly */
     const char *node_urls[EP_CLI_NODES_MAX];
     size_t node_urls_count;
-    const char *admin_url; /* of ep_cli_admin_argp */
-    bool asks_nobody;      /* set while options are read: ep_cli_admin_argp then requires nothing */
+    const char *admin_url; /* of ep_cli_admin_options */
+    /* set while options are read, to one that asks nobody: ep_cli_admin_options then require
+     * nothing */
+    const char *asks_nobody;
     const char *token_file;                 /* NULL none */
     char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
     const char *admin_token_file;           /* NULL none */
@@ -33,22 +34,22 @@ typedef struct ep_cli_connect {
     uint64_t timeout_us;
     ep_tls_config tls;
     bool payload_crc;
-    const char *numerics; /* of ep_cli_numerics_argp; NULL: one id */
+    const char *numerics; /* of ep_cli_numerics_options; NULL: one id */
 } ep_cli_connect;
 
-void ep_cli_connect_init(ep_cli_connect *out_connect);
+/* What the command line says. */
+extern ep_cli_connect ep_cli_peer;
 
-/* The common options; its input is an ep_cli_connect. Checks and completes it at the end of the
- * command line.
- */
-extern const struct argp ep_cli_connect_argp;
+/* The common options. */
+extern const ep_cli_options ep_cli_connect_options;
 /* The same for commands of operators, which speak to one program's admin listener: --admin URL is
  * required. */
-extern const struct argp ep_cli_admin_argp;
-/* For commands whose calls a client makes: --numerics. Its input is the same ep_cli_connect. */
-extern const struct argp ep_cli_numerics_argp;
-/* What a context may say: --admin and all of ep_cli_connect_argp but --context. */
-extern const struct argp ep_cli_context_argp;
+extern const ep_cli_options ep_cli_admin_options;
+/* For commands whose calls a client makes: --numerics. */
+extern const ep_cli_options ep_cli_numerics_options;
+/* What a context may say: --admin and all of ep_cli_connect_options but --context. */
+extern const ep_cli_options ep_cli_context_admin_options, ep_cli_reach_options;
+extern const ep_cli_options *const ep_cli_context_uses[EP_CLI_USES_MAX];
 
 /* Is it an address that a flag takes: EP_CLI_URL_ALLOWED, with EP_ADDRESS_BYTES - 1? */
 #define EP_CLI_URL_ALLOWED                                                                         \

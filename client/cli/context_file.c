@@ -28,7 +28,9 @@ const ep_cli_given *ep_cli_context_rows(void)
 {
     static ep_cli_given rows;
     if (rows.count == 0) {
-        ep_cli_given_add(&rows, &ep_cli_context_argp);
+        static const ep_cli_options own = {.count = 0};
+        static const struct argp none = {.parser = NULL};
+        ep_cli_given_add(&rows, ep_cli_options_argp(&own, ep_cli_context_uses, &none));
     }
     return &rows;
 }

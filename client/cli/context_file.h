@@ -2,7 +2,7 @@
 /*
  * The operator's file of contexts, ${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml:
  * connection settings by name, and which one is in use. Its keys are the flags of
- * ep_cli_context_argp with underscores. Tokens stay in the files that it names.
+ * ep_cli_context_uses with underscores. Tokens stay in the files that it names.
  *
  *     current: production
  *     contexts:
@@ -18,10 +18,9 @@
 #define EP_CLI_CONTEXT_FILE_H
 
 #include "base/error.h"
-#include "settings.h"
+#include "given.h"
+#include "origin.h"
 
-#define EP_CLI_CONTEXT_NONE "none" /* --context none: without any */
-#define EP_CLI_CONTEXT_NAME_MAX 63
 #define EP_CLI_CONTEXT_NAMES                                                                       \
     "1..63 letters, digits, '.', '_' and '-', no '-' at first, and not " EP_CLI_CONTEXT_NONE
 

@@ -136,8 +136,7 @@ static bool examine_devices(const Expertd__V1__NodeStatusReply *node, ep_doctor_
             lost++;
             ep_doctor_add(out, EP_DOCTOR_ERROR, "device-lost",
                           "npu-smi info on its host shows the device; restart its expertd once it "
-                          "is well, or without "
-                          "it by ASCEND_RT_VISIBLE_DEVICES",
+                          "is well, or without it by ASCEND_RT_VISIBLE_DEVICES",
                           "node %s has lost device %" PRIu32 ": %s", node->node, device->device,
                           device->lost_why);
         }

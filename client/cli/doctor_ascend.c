@@ -216,8 +216,7 @@ static void examine_driver(const ep_doctor_ascend_facts *facts, ep_doctor_findin
         char advice[320];
         snprintf(advice, sizeof(advice),
                  "run as a member of group %s: usermod -a -G %s USER and a new login; a unit: "
-                 "SupplementaryGroups=%s; a container: "
-                 "--group-add, or supplementalGroups",
+                 "SupplementaryGroups=%s; a container: --group-add, or supplementalGroups",
                  facts->node_group, facts->node_group, facts->node_group);
         ep_doctor_add(out, EP_DOCTOR_ERROR, "npu-access", advice,
                       "%s may not be opened by this user", facts->node_closed);

@@ -64,15 +64,14 @@ ep_err ep_cli_gate_choose(ep_cli_gate *gate, const char *batch_path, const ep_cl
     return EP_OK;
 }
 
-ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, const ep_cli_layer_options *options,
-                                  int64_t first, ep_moe_args *args)
+ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, int64_t first, ep_moe_args *args)
 {
     ep_gate_config config = gate->layer.config;
     config.chosen = gate->chosen == NULL ? NULL : gate->chosen + (size_t)first * config.top_k;
-    config.noise_temperature = options->noise_temperature;
-    config.expert_dropout = options->expert_dropout;
+    config.noise_temperature = ep_cli_layer_wanted.noise_temperature;
+    config.expert_dropout = ep_cli_layer_wanted.expert_dropout;
     /* other draws than those of the tokens before */
-    config.seed = options->gate_seed + (uint64_t)first;
+    config.seed = ep_cli_layer_wanted.gate_seed + (uint64_t)first;
     args->weight_on = gate->router.weight_on_input ? EP_MOE_WEIGHT_ON_INPUT : args->weight_on;
     args->zero_experts = gate->router.zero_experts;
     args->copy_experts = gate->router.copy_experts;

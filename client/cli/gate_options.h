@@ -23,8 +23,7 @@ ep_err ep_cli_gate_choose(ep_cli_gate *gate, const char *batch_path, const ep_cl
                           ep_error *out_error);
 /* The gate of the batch's tokens from first on, with noise and dropout as options want them; into
  * args goes what the router says of the call: weight on the input, zero and copy experts. */
-ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, const ep_cli_layer_options *options,
-                                  int64_t first, ep_moe_args *args);
+ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, int64_t first, ep_moe_args *args);
 void ep_cli_gate_fini(ep_cli_gate *gate);
 
 #endif

@@ -267,3 +267,13 @@ ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args,
     trace_end(&trace, err);
     return err;
 }
+
+void ep_cli_gateway_check(struct argp_state *state, bool is_asked)
+{
+    if (is_asked && ep_cli_peer.coordinator_url == NULL) {
+        argp_error(state, "--gateway and --node are both given: the gateway is the coordinator's");
+    }
+    if (is_asked && ep_cli_peer.numerics != NULL) {
+        argp_error(state, "--gateway and --numerics are both given: the gateway chooses the id");
+    }
+}

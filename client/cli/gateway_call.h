@@ -12,6 +12,9 @@
 
 typedef struct ep_cli_gateway ep_cli_gateway;
 
+/* is_asked: --gateway is given. Ends the program when other options do not go with it. */
+void ep_cli_gateway_check(struct argp_state *state, bool is_asked);
+
 /* connect (with a coordinator) is borrowed until _close. Errors: NO_MEMORY; what dialling says. */
 ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_gateway,
                            ep_error *out_error);

@@ -5,9 +5,7 @@
 #ifndef EP_CLI_LAYER_OPTIONS_H
 #define EP_CLI_LAYER_OPTIONS_H
 
-#include <argp.h>
-#include <stdbool.h>
-
+#include "arguments.h"
 #include "batch_file.h"
 #include "expertd/client.h"
 
@@ -22,23 +20,26 @@ typedef struct ep_cli_layer_options {
     ep_dtype out_dtype; /* NONE: not given */
 } ep_cli_layer_options;
 
-void ep_cli_layer_options_init(ep_cli_layer_options *out_options);
-
-/* Its input is an ep_cli_layer_options. Texts are borrowed from argv. */
-extern const struct argp ep_cli_layer_argp;
+extern const ep_cli_options ep_cli_layer_set;
+/* The same below a heading, for who makes a frame of the batch. */
+extern const ep_cli_options ep_cli_layer_of_frame_set;
+/* What the command line says. Texts are borrowed from argv. */
+extern ep_cli_layer_options ep_cli_layer_wanted;
+/* ep_dtype of bf16|f16|f32 */
+extern const unsigned ep_cli_dtype_numbers[];
 
 /* Ends the program when --model or --layer is missing. */
-void ep_cli_layer_require(struct argp_state *state, const ep_cli_layer_options *options);
+void ep_cli_layer_require(struct argp_state *state);
 
 /* The type of y: what was asked for, else that of x, bf16 for int8. */
-ep_dtype ep_cli_layer_out_dtype(const ep_cli_layer_options *options, const ep_cli_batch *batch);
+ep_dtype ep_cli_layer_out_dtype(const ep_cli_batch *batch);
 
 /* The tensor that the options need and the batch lacks; NULL: none. */
-const char *ep_cli_layer_missing(const ep_cli_layer_options *options, const ep_cli_batch *batch);
+const char *ep_cli_layer_missing(const ep_cli_batch *batch);
 
 /* The wishes and rows first .. first+count of the batch. With logits ids and scales stay absent.
  * Borrows. */
-void ep_cli_layer_args(const ep_cli_layer_options *options, const ep_cli_batch *batch,
-                       int64_t first, int64_t count, ep_moe_args *out_args);
+void ep_cli_layer_args(const ep_cli_batch *batch, int64_t first, int64_t count,
+                       ep_moe_args *out_args);
 
 #endif

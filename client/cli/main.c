@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/cpu_features.h"
@@ -26,8 +27,8 @@ static void print_help(FILE *out)
             "Usage: %s COMMAND [OPTION...]\n"
             "The operator's and the tester's command line of expertd.\n\nCommands:\n",
             PROGRAM);
-    for (size_t i = 0; ep_cli_command_at(i) != NULL; i++) {
-        fprintf(out, "  %-10s %s\n", ep_cli_command_at(i)->name, ep_cli_command_at(i)->help);
+    for (size_t i = 0; ep_cli_commands[i] != NULL; i++) {
+        fprintf(out, "  %-10s %s\n", ep_cli_commands[i]->name, ep_cli_commands[i]->help);
     }
     fprintf(out, "  %-10s %s\n\n", "help",
             "this text, or all about a command: expertctl help generate");
@@ -45,8 +46,8 @@ static void print_help(FILE *out)
 static int unknown_command(const char *name)
 {
     fprintf(stderr, "%s: there is no command '%s', allowed:", PROGRAM, name);
-    for (size_t i = 0; ep_cli_command_at(i) != NULL; i++) {
-        fprintf(stderr, " %s", ep_cli_command_at(i)->name);
+    for (size_t i = 0; ep_cli_commands[i] != NULL; i++) {
+        fprintf(stderr, " %s", ep_cli_commands[i]->name);
     }
     fprintf(stderr, " help\n");
     return EP_CLI_EXIT_USAGE;
@@ -59,18 +60,59 @@ static int help(int argc, char **argv)
         print_help(stdout);
         return EP_CLI_EXIT_OK;
     }
-    const ep_cli_command *command = ep_cli_command_find(argv[0]);
+    const ep_cli_command *command = ep_cli_command_find(ep_cli_commands, argv[0]);
     if (command == NULL) {
         return unknown_command(argv[0]);
     }
     snprintf(name, sizeof(name), "%s %s", PROGRAM, command->name);
-    argp_help(command->argp, stdout, ARGP_HELP_STD_HELP & ~(unsigned)ARGP_HELP_EXIT_OK, name);
+    argp_help(ep_cli_command_argp(command), stdout,
+              ARGP_HELP_STD_HELP & ~(unsigned)ARGP_HELP_EXIT_OK, name);
     return EP_CLI_EXIT_OK;
+}
+
+/* argv[0]: "expertctl status". */
+static int run_command(const ep_cli_command *command, int argc, char **argv)
+{
+    ep_cli_call call = {.program = argv[0],
+                        .argc = argc,
+                        .argv = argv,
+                        .argp = ep_cli_command_argp(command),
+                        .commands = ep_cli_commands};
+    const bool in_order = command->in_order || command->verbs != NULL;
+    ep_error error;
+    /* A command of verbs has no options of its own. */
+    if (command->verbs == NULL && !command->sets_context &&
+        !ep_cli_settings_apply(ep_cli_commands, call.argp, &argc, &argv)) {
+        return EP_CLI_EXIT_USAGE;
+    }
+    argp_parse(call.argp, argc, argv, in_order ? ARGP_IN_ORDER : 0, NULL,
+               (void *)(uintptr_t)command);
+    ep_err err = command->run(&call, &error);
+    if (argv != call.argv) {
+        free(argv);
+    }
+    const int code = err != EP_OK  ? ep_cli_fail(call.program, &error)
+                     : call.failed ? EP_CLI_EXIT_FAILED
+                                   : EP_CLI_EXIT_OK;
+    return call.exit_code != 0 ? call.exit_code : code;
+}
+
+/* The verb that argv[2] names, else the command itself: its parser says what is wrong. */
+static int run_named(const ep_cli_command *command, int argc, char **argv)
+{
+    static char name[NAME_BYTES];
+    const ep_cli_command *verb =
+        command->verbs != NULL && argc > 2 ? ep_cli_command_find(command->verbs, argv[2]) : NULL;
+    const char *space = verb != NULL ? " " : "";
+    snprintf(name, sizeof(name), "%s %s%s%s", PROGRAM, command->name, space,
+             verb != NULL ? verb->name : "");
+    const int used = verb != NULL ? 2 : 1;
+    argv[used] = name;
+    return run_command(verb != NULL ? verb : command, argc - used, argv + used);
 }
 
 static int run(int argc, char **argv)
 {
-    static char name[NAME_BYTES];
     const char *word = argc > 1 ? argv[1] : NULL;
     if (word == NULL) {
         fprintf(stderr, "%s: no command given; see %s --help\n", PROGRAM, PROGRAM);
@@ -85,9 +127,9 @@ static int run(int argc, char **argv)
         return help(argc - 2, argv + 2);
     }
     if (strcmp(word, "--help-man") == 0) { /* for the build */
-        return ep_cli_print_man(stdout) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+        return ep_cli_print_man(ep_cli_commands, stdout) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
     }
-    const ep_cli_command *command = ep_cli_command_find(word);
+    const ep_cli_command *command = ep_cli_command_find(ep_cli_commands, word);
     if (command == NULL) {
         return unknown_command(word);
     }
@@ -97,9 +139,7 @@ static int run(int argc, char **argv)
         fprintf(stderr, "%s: %s\n", PROGRAM, error.text);
         return EP_CLI_EXIT_USAGE;
     }
-    snprintf(name, sizeof(name), "%s %s", PROGRAM, command->name);
-    argv[1] = name;
-    return ep_cli_command_run(command, argc - 1, argv + 1);
+    return run_named(command, argc, argv);
 }
 
 int main(int argc, char **argv)

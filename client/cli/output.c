@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arguments.h"
 #include "base/check.h"
 #include "base/printable.h"
 #include "base/screen.h"
@@ -18,8 +17,6 @@
 #define LEAST 12      /* columns a text is cut to before its column is left out */
 #define WORTH_KEPT 10 /* of a column that is never left out for one of less worth */
 #define INDENT_MAX 20
-
-const char *const ep_cli_format_words[] = {"table", "json", NULL};
 
 typedef struct table_cell {
     char *text;
@@ -41,23 +38,6 @@ struct ep_cli_table {
     size_t cells_capacity;
     bool lost;
 };
-
-static error_t parse_output(int key, char *arg, struct argp_state *state)
-{
-    ep_cli_format *format = state->input;
-    if (key != 'o') {
-        return ARGP_ERR_UNKNOWN;
-    }
-    *format = (ep_cli_format)ep_cli_arg_word(state, "--output", arg, ep_cli_format_words);
-    return 0;
-}
-
-static const struct argp_option output_options[] = {
-    {"output", 'o', "table|json", 0,
-     "Form of the result (default: table, on a terminal cut to its width)", 1},
-    {0},
-};
-const struct argp ep_cli_output_argp = {output_options, parse_output, NULL, NULL, NULL, NULL, NULL};
 
 /* Lines, cells and JSON get a peer's words through this alone. NULL: no memory. */
 static char *escaped(const char *text)

@@ -9,7 +9,6 @@
 #ifndef EP_CLI_OUTPUT_H
 #define EP_CLI_OUTPUT_H
 
-#include <argp.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -21,10 +20,6 @@
 #define EP_CLI_BRIEF_BYTES 32
 
 typedef enum ep_cli_format { EP_CLI_TABLE, EP_CLI_JSON } ep_cli_format;
-extern const char *const ep_cli_format_words[]; /* as ep_cli_format, NULL-terminated */
-
-/* Option -o, --output; its input is an ep_cli_format. */
-extern const struct argp ep_cli_output_argp;
 
 /* One formatted line of up to EP_CLI_CELL_BYTES_MAX bytes, and its end; what is not printable
  * becomes \xNN. A terminal gets it in lines that fit, the later ones set in: under the second

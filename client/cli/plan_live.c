@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "admin_call.h"
-#include "exit_code.h"
 #include "moe/routing_table.h"
 #include "placement/expert_map.h"
 
@@ -244,8 +243,7 @@ static void say_written(const char *program, const char *file, const Expertd__V1
     if (least != most) {
         ep_cli_line(stderr,
                     "%s: its devices hold %u..%u experts of a layer: placement: static takes that, "
-                    "vllm-ascend wants "
-                    "equal counts",
+                    "vllm-ascend wants equal counts",
                     program, least, most);
     }
 }
@@ -269,27 +267,26 @@ static ep_err write_map(const char *program, const char *file, const Expertd__V1
     return err;
 }
 
-int ep_cli_plan_live_run(const char *program, const ep_cli_connect *connect, ep_cli_format format,
-                         const ep_cli_plan_live *options)
+ep_err ep_cli_plan_live_run(ep_cli_call *call, bool apply, const char *map_file,
+                            ep_error *out_error)
 {
     Expertd__V1__PlanRequest request = EXPERTD__V1__PLAN_REQUEST__INIT;
     ProtobufCMessage *message = NULL;
-    ep_error error;
-    request.apply = options->apply;
-    request.with_copies = options->map_file != NULL;
-    if (ep_cli_admin_call_once(connect, "PlanPlacement", &request.base, &message, &error) !=
-        EP_OK) {
-        return ep_cli_fail(program, &error);
+    request.apply = apply;
+    request.with_copies = map_file != NULL;
+    ep_err err =
+        ep_cli_admin_call_once(&ep_cli_peer, "PlanPlacement", &request.base, &message, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     const Expertd__V1__PlanReply *reply = (const Expertd__V1__PlanReply *)message;
-    bool good = true;
-    ep_err err = check_reply(reply, request.with_copies, &error);
+    err = check_reply(reply, request.with_copies, out_error);
     if (err == EP_OK) {
         const plan_sum sum = sum_up(reply);
-        good = format == EP_CLI_JSON ? print_json(reply, &sum) : print_tables(reply, &sum);
-        err = options->map_file != NULL ? write_map(program, options->map_file, reply, &error)
-                                        : EP_OK;
+        call->failed = !(ep_cli_output_format == EP_CLI_JSON ? print_json(reply, &sum)
+                                                             : print_tables(reply, &sum));
+        err = map_file != NULL ? write_map(call->program, map_file, reply, out_error) : EP_OK;
     }
     protobuf_c_message_free_unpacked(message, NULL);
-    return err != EP_OK ? ep_cli_fail(program, &error) : good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    return err;
 }

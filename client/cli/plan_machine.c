@@ -93,9 +93,7 @@ ep_err ep_plan_machine_fit(const ep_routing_table *table, const ep_routing_layer
     }
     if (!(row_s > 0) || !(read_s > 0) || !(token_s > 0) || !(round_trip_s > 0)) {
         return BAD("%g tokens took %.0f us, %.0f of them computing, and %g tokens %.0f and %.0f: "
-                   "other load "
-                   "was in the "
-                   "way, measure again",
+                   "other load was in the way, measure again",
                    few->tokens, few->total_s * 1e6, few->compute_s * 1e6, many->tokens,
                    many->total_s * 1e6, many->compute_s * 1e6);
     }

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exit_code.h"
 #include "model/model_config.h"
 #include "model/model_files.h"
 #include "placement/placement.h"
@@ -369,8 +368,7 @@ static void print_head(const plan *p)
     char size[EP_CLI_BRIEF_BYTES], memory[EP_CLI_BRIEF_BYTES], link[EP_CLI_BRIEF_BYTES];
     ep_cli_line(stdout,
                 "%s: %u MoE layers of %u experts, %u a token, %s each at %g bits a weight; on %u "
-                "nodes, copies %u, spare "
-                "copies %u a layer",
+                "nodes, copies %u, spare copies %u a layer",
                 info->model_type, info->moe_layers_count, first->experts, first->top_k,
                 ep_cli_bytes_text((uint64_t)expert_bytes(p, 0, first->inner), size), p->weight_bits,
                 options->nodes, options->copies, options->spare_copies);
@@ -391,17 +389,16 @@ static void print_head(const plan *p)
         ep_cli_line(stdout, "load: assumed, drawn by zipf %g with seed %" PRIu64, options->zipf,
                     options->seed);
     }
-    ep_cli_line(
-        stdout,
-        "%s: %" PRIu64
-        " tokens a step, rows of %s; a host of %u nodes, %u at once: memory %s/s, computing %.3g "
-        "T/s, link %s/s, round trip %.3gus",
-        options->measured_file != NULL ? options->measured_file : "assumed", options->tokens,
-        ep_dtype_name(p->dtype), p->machine.nodes_per_host, p->machine.nodes_at_once,
-        ep_cli_bytes_text((uint64_t)p->machine.memory_bytes_per_s, memory),
-        p->machine.compute_per_s / 1e12,
-        ep_cli_bytes_text((uint64_t)p->machine.link_bytes_per_s, link),
-        p->machine.round_trip_s * 1e6);
+    ep_cli_line(stdout,
+                "%s: %" PRIu64 " tokens a step, rows of %s; a host of %u nodes, %u at once: memory "
+                "%s/s, computing %.3g T/s, link %s/s, round trip %.3gus",
+                options->measured_file != NULL ? options->measured_file : "assumed",
+                options->tokens, ep_dtype_name(p->dtype), p->machine.nodes_per_host,
+                p->machine.nodes_at_once,
+                ep_cli_bytes_text((uint64_t)p->machine.memory_bytes_per_s, memory),
+                p->machine.compute_per_s / 1e12,
+                ep_cli_bytes_text((uint64_t)p->machine.link_bytes_per_s, link),
+                p->machine.round_trip_s * 1e6);
 }
 
 static void ratio_row(ep_cli_table *table, const char *what, double uniform, double balanced)
@@ -509,16 +506,14 @@ static ep_err make(plan *p, ep_error *out_error)
     return err != EP_OK ? err : judge(p, true, &p->balanced, out_error);
 }
 
-int ep_cli_plan_offline_run(const char *program, ep_cli_format format,
-                            const ep_cli_plan_offline *options)
+ep_err ep_cli_plan_offline_run(ep_cli_call *call, const ep_cli_plan_offline *options,
+                               ep_error *out_error)
 {
     plan p = {.options = options};
-    ep_error error;
-    bool good = true;
-    ep_err err = make(&p, &error);
+    ep_err err = make(&p, out_error);
     if (err == EP_OK) {
-        good = format == EP_CLI_JSON ? print_json(&p) : print_tables(&p);
-        err = options->map_file != NULL ? write_map(&p, &error) : EP_OK;
+        call->failed = !(ep_cli_output_format == EP_CLI_JSON ? print_json(&p) : print_tables(&p));
+        err = options->map_file != NULL ? write_map(&p, out_error) : EP_OK;
     }
     result_fini(&p.uniform);
     result_fini(&p.balanced);
@@ -527,5 +522,5 @@ int ep_cli_plan_offline_run(const char *program, ep_cli_format format,
     free(p.nodes);
     free(p.hosts);
     free(p.layers);
-    return err != EP_OK ? ep_cli_fail(program, &error) : good ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
+    return err;
 }

@@ -4,7 +4,7 @@
 #ifndef EP_CLI_PLAN_OFFLINE_H
 #define EP_CLI_PLAN_OFFLINE_H
 
-#include "output.h"
+#include "command.h"
 #include "plan_cost.h"
 
 typedef struct ep_cli_plan_offline {
@@ -22,8 +22,8 @@ typedef struct ep_cli_plan_offline {
     const char *map_file;      /* NULL: none */
 } ep_cli_plan_offline;
 
-/* An ep_cli_exit. */
-int ep_cli_plan_offline_run(const char *program, ep_cli_format format,
-                            const ep_cli_plan_offline *options);
+/* Works it out, prints, writes. */
+ep_err ep_cli_plan_offline_run(ep_cli_call *call, const ep_cli_plan_offline *options,
+                               ep_error *out_error);
 
 #endif

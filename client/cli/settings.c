@@ -3,206 +3,43 @@
 #include "settings.h"
 
 #include <ctype.h>
-#include <getopt.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/check.h"
-#include "command_table.h"
-#include "connect.h"
 #include "context_file.h"
 #include "options/options.h"
+#include "origin.h"
 #include "output.h"
-#include "usage/usage.h"
 
 #define PREFIX "EXPERTCTL_"
-#define SET_MAX 320 /* flags that a call takes from elsewhere: --node alone may be 256 */
+#define SET_MAX (sizeof(origins->flags) / sizeof(origins->flags[0]))
 #define NAME_BYTES 64
 #define VARIABLE_BYTES (NAME_BYTES + sizeof(PREFIX))
 #define SAID_BYTES 512
-#define KEY_FIRST 0x10000 /* + index of the row */
 
-/* ---- what the command line says ---- */
-
-static size_t find_row(const ep_cli_given *given, const char *flag)
-{
-    size_t i = 0;
-    while (i < given->count && strcmp(given->rows[i]->name, flag) != 0) {
-        i++;
-    }
-    return i;
-}
-
-static void add_row(void *arg, const struct argp_option *row)
-{
-    ep_cli_given *given = arg;
-    bool is_flag = row->name != NULL && strcmp(row->name, "help") != 0;
-    if (is_flag && find_row(given, row->name) == given->count) {
-        EP_ASSERT(given->count < EP_CLI_ROWS_MAX);
-        given->rows[given->count++] = row;
-    }
-}
-
-void ep_cli_given_add(ep_cli_given *given, const struct argp *argp)
-{
-    ep_usage_walk(argp, add_row, given);
-}
-
-/* By its help. */
-static bool may_be_repeated(const struct argp_option *row)
-{
-    return row->arg != NULL && row->doc != NULL && strstr(row->doc, "may be repeated") != NULL;
-}
-
-static bool take_given(ep_cli_given *given, size_t index, const char *text)
-{
-    char *before = given->texts[index];
-    const char *first = before != NULL && may_be_repeated(given->rows[index]) ? before : NULL;
-    char *joined = NULL;
-    if (asprintf(&joined, "%s%s%s", first != NULL ? first : "", first != NULL ? "," : "",
-                 text != NULL ? text : "true") < 0) {
-        return false;
-    }
-    free(before);
-    given->texts[index] = joined;
-    return true;
-}
-
-/* The tables as getopt wants them. */
-static void make_table(const ep_cli_given *given, struct option *longs, char *shorts)
-{
-    for (size_t i = 0; i < given->count; i++) {
-        const struct argp_option *row = given->rows[i];
-        const int kind = row->arg == NULL                          ? no_argument
-                         : (row->flags & OPTION_ARG_OPTIONAL) != 0 ? optional_argument
-                                                                   : required_argument;
-        longs[i] = (struct option){row->name, kind, NULL, KEY_FIRST + (int)i};
-        if (isalnum((unsigned char)ep_usage_letter(row))) {
-            *shorts++ = ep_usage_letter(row);
-            shorts = stpcpy(shorts, kind == no_argument         ? ""
-                                    : kind == required_argument ? ":"
-                                                                : "::");
-        }
-    }
-}
-
-bool ep_cli_given_read(const struct argp *argp, int argc, char **argv, ep_cli_given *out_given)
-{
-    struct option longs[EP_CLI_ROWS_MAX + 1] = {{0}};
-    char shorts[3 * EP_CLI_ROWS_MAX + 1] = "";
-    char **copy = calloc((size_t)argc + 1, sizeof(*copy)); /* getopt sorts it */
-    ep_cli_given *given = out_given;
-    *given = (ep_cli_given){.count = 0};
-    ep_cli_given_add(given, argp);
-    make_table(given, longs, shorts);
-    bool good = copy != NULL;
-    if (good) {
-        memcpy(copy, argv, (size_t)argc * sizeof(*copy));
-    }
-    optind = 0;
-    opterr = 0;
-    for (int key; good && (key = getopt_long(argc, copy, shorts, longs, NULL)) != -1;) {
-        size_t index = key >= KEY_FIRST ? (size_t)(key - KEY_FIRST) : 0;
-        while (key < KEY_FIRST && index < given->count &&
-               ep_usage_letter(given->rows[index]) != key) {
-            index++;
-        }
-        good = index == given->count || take_given(given, index, optarg);
-    }
-    free(copy);
-    if (!good) {
-        ep_cli_given_fini(given);
-    }
-    return good;
-}
-
-void ep_cli_given_fini(ep_cli_given *given)
-{
-    for (size_t i = 0; i < given->count; i++) {
-        free(given->texts[i]);
-        given->texts[i] = NULL;
-    }
-}
-
-const struct argp_option *ep_cli_given_row(const ep_cli_given *given, const char *flag)
-{
-    size_t index = find_row(given, flag);
-    return index < given->count ? given->rows[index] : NULL;
-}
-
-const char *ep_cli_given_text(const ep_cli_given *given, const char *flag)
-{
-    size_t index = find_row(given, flag);
-    return index < given->count ? given->texts[index] : NULL;
-}
-
-void ep_cli_key_of(const char *flag, char *out, size_t bytes)
-{
-    snprintf(out, bytes, "%s", flag);
-    for (char *p = out; *p != '\0'; p++) {
-        *p = *p == '-' ? '_' : *p;
-    }
-}
+static ep_cli_origins *const origins = &ep_cli_origins_noted;
 
 /* ---- what else is set ---- */
-
-/* A flag that is not of the command line. */
-typedef struct set_flag {
-    char *flag; /* "--timeout=5s" */
-    char *name; /* "EXPERTCTL_TIMEOUT", "timeout of context staging (file PATH:7)" */
-} set_flag;
-
-static set_flag set_flags[SET_MAX];
-static size_t set_count;
-static char context_name[EP_CLI_CONTEXT_NAME_MAX + 1];
-/* "--admin, EXPERTCTL_TOKEN_FILE": what else says how the service is reached */
-static char others[SAID_BYTES];
-
-const char *ep_cli_setting_name(const char *option, const char *arg)
-{
-    for (size_t i = 0; i < set_count; i++) {
-        uintptr_t at = (uintptr_t)arg, begin = (uintptr_t)set_flags[i].flag;
-        if (at >= begin && at <= begin + strlen(set_flags[i].flag)) {
-            return set_flags[i].name;
-        }
-    }
-    return option;
-}
-
-const char *ep_cli_settings_context(void)
-{
-    return context_name[0] != '\0' ? context_name : NULL;
-}
-
-void ep_cli_settings_say(const char *program, const char *url)
-{
-    if (context_name[0] != '\0') {
-        ep_cli_line(stderr, "%s: context %s, %s%s%s%s", program, context_name, url,
-                    others[0] != '\0' ? " (not from it: " : "", others,
-                    others[0] != '\0' ? ")" : "");
-    }
-}
 
 static bool add_flag(const struct argp_option *row, const char *value, size_t bytes,
                      const char *name, ep_error *out_error)
 {
-    set_flag *set = &set_flags[set_count];
-    if (set_count == SET_MAX) {
-        ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s has too many values, allowed: %d together",
+    if (origins->count == SET_MAX) {
+        ep_error_set(out_error, EP_ERR_BAD_CONFIG, "%s has too many values, allowed: %zu together",
                      name, SET_MAX);
         return false;
     }
-    int made = value != NULL ? asprintf(&set->flag, "--%s=%.*s", row->name, (int)bytes, value)
-                             : asprintf(&set->flag, "--%s", row->name);
-    set->name = made >= 0 ? strdup(name) : NULL;
-    if (set->name == NULL) {
+    char **flag = &origins->flags[origins->count].flag;
+    int made = value != NULL ? asprintf(flag, "--%s=%.*s", row->name, (int)bytes, value)
+                             : asprintf(flag, "--%s", row->name);
+    origins->flags[origins->count].name = made >= 0 ? strdup(name) : NULL;
+    if (origins->flags[origins->count].name == NULL) {
         ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options");
         return false;
     }
-    set_count++;
+    origins->count++;
     return true;
 }
 
@@ -211,7 +48,7 @@ static bool add_flag(const struct argp_option *row, const char *value, size_t by
 static bool set_row(const struct argp_option *row, const char *text, const char *name,
                     ep_error *out_error)
 {
-    const bool is_list = may_be_repeated(row);
+    const bool is_list = ep_cli_may_be_repeated(row);
     if (row->arg == NULL) {
         const bool is_true = strcmp(text, "true") == 0;
         if (!is_true && strcmp(text, "false") != 0) {
@@ -243,16 +80,17 @@ typedef struct levels {
 } levels;
 
 /* All long flags as a table of options: its environment is read as that of the daemons. */
-static ep_err read_variables(const char *program, levels *l, ep_error *out_error)
+static ep_err read_variables(const char *program, const ep_cli_command *const *commands, levels *l,
+                             ep_error *out_error)
 {
     static ep_option table[EP_CLI_ROWS_MAX];
     static char keys[EP_CLI_ROWS_MAX][NAME_BYTES];
     static ep_options_spec spec = {.program = "expertctl", .env_prefix = PREFIX, .options = table};
-    for (size_t i = 0; ep_cli_command_at(i) != NULL; i++) {
-        const ep_cli_command *command = ep_cli_command_at(i);
-        ep_cli_given_add(&l->all, command->argp);
-        for (size_t v = 0; command->verb_at != NULL && command->verb_at(v) != NULL; v++) {
-            ep_cli_given_add(&l->all, command->verb_at(v)->argp);
+    for (; *commands != NULL; commands++) {
+        const ep_cli_command *const *verb = (*commands)->verbs;
+        ep_cli_given_add(&l->all, ep_cli_command_argp(*commands));
+        for (; verb != NULL && *verb != NULL; verb++) {
+            ep_cli_given_add(&l->all, ep_cli_command_argp(*verb));
         }
     }
     for (size_t i = 0; i < l->all.count; i++) {
@@ -289,7 +127,7 @@ static const char *variable_of(const levels *l, const struct argp_option *row,
 static ep_err read_context(levels *l, const ep_cli_given *given, ep_error *out_error)
 {
     char variable[VARIABLE_BYTES];
-    const size_t row = find_row(given, "context");
+    const size_t row = ep_cli_given_find(given, "context");
     if (row == given->count) {
         return EP_OK;
     }
@@ -310,7 +148,7 @@ static ep_err read_context(levels *l, const ep_cli_given *given, ep_error *out_e
     if (err == EP_OK && (name[0] != '\0' || given->texts[row] != NULL)) {
         err = ep_cli_contexts_find(l->contexts, name, &l->context, out_error);
         if (err == EP_OK) {
-            snprintf(context_name, sizeof(context_name), "%s", name);
+            snprintf(origins->context, sizeof(origins->context), "%s", name);
         } else {
             ep_error_prefix(out_error, err, "%s", where);
         }
@@ -328,10 +166,10 @@ static bool is_of_contexts(const struct argp_option *row)
 
 static void note_other(const struct argp_option *row, const char *dashes, const char *name)
 {
-    size_t used = strlen(others);
+    size_t used = strlen(origins->others);
     if (is_of_contexts(row) && strcmp(row->name, "timeout") != 0) {
-        snprintf(others + used, sizeof(others) - used, "%s%s%s", used > 0 ? ", " : "", dashes,
-                 name);
+        snprintf(origins->others + used, sizeof(origins->others) - used, "%s%s%s",
+                 used > 0 ? ", " : "", dashes, name);
     }
 }
 
@@ -398,9 +236,8 @@ static bool keeps_token(const levels *l, const ep_cli_given *given, const struct
         is_said = true;
         ep_cli_line(stderr,
                     "expertctl: warning: context %s does not name %.80s: its token is not shown "
-                    "there; --%s FILE shows "
-                    "one",
-                    context_name, stranger, row->name);
+                    "there; --%s FILE shows one",
+                    origins->context, stranger, row->name);
     }
     return stranger != NULL;
 }
@@ -414,7 +251,7 @@ static bool set_from_context(const levels *l, const ep_cli_given *given,
         return true;
     }
     const char *text = ep_cli_contexts_value(l->contexts, l->context, row->name, &origin);
-    snprintf(name, sizeof(name), "%s of context %s (%s)", row->name, context_name, origin);
+    snprintf(name, sizeof(name), "%s of context %s (%s)", row->name, origins->context, origin);
     return text[0] == '\0' || keeps_token(l, given, row) || set_row(row, text, name, out_error);
 }
 
@@ -449,15 +286,9 @@ static bool set_flags_of(levels *l, const ep_cli_given *given, ep_error *out_err
     return good;
 }
 
-/* Whoever asks for help gets it; and what makes a context is the command line alone. */
-static bool takes_nothing(const struct argp *argp, int argc, char **argv)
+/* Whoever asks for help gets it. */
+static bool asks_for_help(int argc, char **argv)
 {
-    for (const struct argp_child *child = argp->children; child != NULL && child->argp != NULL;
-         child++) {
-        if (child->argp == &ep_cli_context_argp) {
-            return true;
-        }
-    }
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "--usage") == 0 ||
             strcmp(argv[i], "-?") == 0) {
@@ -467,12 +298,13 @@ static bool takes_nothing(const struct argp *argp, int argc, char **argv)
     return false;
 }
 
-bool ep_cli_settings_apply(const struct argp *argp, int *argc, char ***argv)
+bool ep_cli_settings_apply(const ep_cli_command *const *commands, const struct argp *argp,
+                           int *argc, char ***argv)
 {
     static levels l;
     ep_cli_given given;
     ep_error error;
-    if (takes_nothing(argp, *argc, *argv)) {
+    if (asks_for_help(*argc, *argv)) {
         return true;
     }
     bool good = ep_cli_given_read(argp, *argc, *argv, &given);
@@ -480,19 +312,19 @@ bool ep_cli_settings_apply(const struct argp *argp, int *argc, char ***argv)
     if (!good) {
         ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for options");
     }
-    good = good && read_variables((*argv)[0], &l, &error) == EP_OK &&
+    good = good && read_variables((*argv)[0], commands, &l, &error) == EP_OK &&
            read_context(&l, &given, &error) == EP_OK && set_flags_of(&l, &given, &error);
     if (good) {
-        grown = calloc((size_t)*argc + set_count + 1, sizeof(*grown));
+        grown = calloc((size_t)*argc + origins->count + 1, sizeof(*grown));
         good = grown != NULL;
     }
     if (good) {
         grown[0] = (*argv)[0];
-        for (size_t i = 0; i < set_count; i++) {
-            grown[1 + i] = set_flags[i].flag;
+        for (size_t i = 0; i < origins->count; i++) {
+            grown[1 + i] = origins->flags[i].flag;
         }
-        memcpy(grown + 1 + set_count, *argv + 1, ((size_t)*argc - 1) * sizeof(*grown));
-        *argc += (int)set_count;
+        memcpy(grown + 1 + origins->count, *argv + 1, ((size_t)*argc - 1) * sizeof(*grown));
+        *argc += (int)origins->count;
         *argv = grown;
     } else {
         ep_cli_line(stderr, "%s: %s", (*argv)[0], error.text);

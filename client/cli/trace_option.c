@@ -5,11 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "settings.h"
+#include "observe/trace.h"
+#include "origin.h"
 
-#define KEY_TRACEPARENT 0x300
+static struct {
+    char traceparent[EP_TRACEPARENT_CHARS + 1]; /* "" none */
+    bool is_given;
+} trace;
 
-static void take_given(struct argp_state *state, ep_cli_trace *trace, const char *text)
+static void take_given(struct argp_state *state, const char *option, char *text)
 {
     ep_trace_id id;
     uint64_t span;
@@ -17,13 +21,13 @@ static void take_given(struct argp_state *state, ep_cli_trace *trace, const char
         argp_error(state,
                    "%s is '%.80s', allowed: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, "
                    "lower case, no id of zeros",
-                   ep_cli_setting_name("--traceparent", text), text);
+                   ep_cli_setting_name(option, text), text);
     }
-    ep_traceparent_format(id, span, trace->traceparent);
-    trace->is_given = true;
+    ep_traceparent_format(id, span, trace.traceparent);
+    trace.is_given = true;
 }
 
-static void start(struct argp_state *state, ep_cli_trace *trace)
+static void start(struct argp_state *state)
 {
     const char *wish = getenv(EP_CLI_TRACING_ENV);
     bool is_off = wish != NULL && strcmp(wish, "off") == 0;
@@ -31,41 +35,27 @@ static void start(struct argp_state *state, ep_cli_trace *trace)
         argp_error(state, EP_CLI_TRACING_ENV " is '%.40s', allowed: auto, off", wish);
     }
     bool is_loaded = !is_off && ep_trace_load(NULL);
-    if (is_loaded && !trace->is_given) {
-        ep_traceparent_format(ep_trace_new_trace(), ep_trace_new_id(), trace->traceparent);
+    if (is_loaded && !trace.is_given) {
+        ep_traceparent_format(ep_trace_new_trace(), ep_trace_new_id(), trace.traceparent);
     }
 }
 
-static error_t parse(int key, char *arg, struct argp_state *state)
-{
-    ep_cli_trace *trace = state->input;
-    switch (key) {
-    case KEY_TRACEPARENT:
-        take_given(state, trace, arg);
-        return 0;
-    case ARGP_KEY_SUCCESS:
-        start(state, trace);
-        return 0;
-    default:
-        return ARGP_ERR_UNKNOWN;
-    }
-}
-
-static const struct argp_option option_list[] = {
-    {"traceparent", KEY_TRACEPARENT, "TP", 0,
-     "W3C trace context the calls join (default: a trace of their own when LTTng records)", 8},
-    {0},
+static const ep_cli_option rows[] = {
+    {"traceparent", 0, "TP",
+     "W3C trace context the calls join (default: a trace of their own when LTTng records)", 8,
+     .take = take_given},
 };
-const struct argp ep_cli_trace_argp = {option_list, parse, NULL, NULL, NULL, NULL, NULL};
 
-const char *ep_cli_trace_parent(const ep_cli_trace *trace)
+const ep_cli_options ep_cli_trace_options = {.rows = rows, .count = 1, .success = start};
+
+const char *ep_cli_trace_parent(void)
 {
-    return trace->traceparent[0] != '\0' ? trace->traceparent : NULL;
+    return trace.traceparent[0] != '\0' ? trace.traceparent : NULL;
 }
 
-void ep_cli_trace_report(const ep_cli_trace *trace)
+void ep_cli_trace_report(void)
 {
-    if (trace->is_given || EP_TRACE_ON(forward_begin)) {
-        fprintf(stderr, "trace id %.32s\n", trace->traceparent + strlen("00-"));
+    if (trace.is_given || EP_TRACE_ON(forward_begin)) {
+        fprintf(stderr, "trace id %.32s\n", trace.traceparent + strlen("00-"));
     }
 }

@@ -7,23 +7,15 @@
 #ifndef EP_CLI_TRACE_OPTION_H
 #define EP_CLI_TRACE_OPTION_H
 
-#include <argp.h>
-
-#include "observe/trace.h"
+#include "arguments.h"
 
 #define EP_CLI_TRACING_ENV "EXPERTD_TRACING"
 
-typedef struct ep_cli_trace {
-    char traceparent[EP_TRACEPARENT_CHARS + 1]; /* for ep_moe_args; "" none */
-    bool is_given;
-} ep_cli_trace;
-
-/* Its input is an ep_cli_trace, zeroed. */
-extern const struct argp ep_cli_trace_argp;
+extern const ep_cli_options ep_cli_trace_options;
 
 /* For ep_moe_args.traceparent; NULL: neither given nor can anything be recorded. */
-const char *ep_cli_trace_parent(const ep_cli_trace *trace);
+const char *ep_cli_trace_parent(void);
 /* One line with the trace id to stderr, when it was given or a session records this process. */
-void ep_cli_trace_report(const ep_cli_trace *trace);
+void ep_cli_trace_report(void);
 
 #endif

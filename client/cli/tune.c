@@ -74,8 +74,7 @@ uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_ver
     }
     if (decodes == 0 && first_prefill == count) {
         *out_why = "the modes differ by no more than noise at every size: any value does as well, "
-                   "or more --rounds and "
-                   "longer ones tell them apart";
+                   "or more --rounds and longer ones tell them apart";
     } else if (first_prefill == count) {
         *out_why = "decode is the faster, or no slower, up to the largest size measured: measure "
                    "larger ones (--tokens)";

@@ -24,6 +24,29 @@ const ep_cli_stage ep_cli_stage_of[EP_CLI_PATH_PARTS] = {
     [EP_CLI_PATH_LATE] = EP_CLI_STAGE_LATE,       [EP_CLI_PATH_COMBINE] = EP_CLI_STAGE_COMBINE,
     [EP_CLI_PATH_CLIENT] = EP_CLI_STAGE_CLIENT};
 
+static int compare_i64(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a;
+    int64_t y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+ep_cli_trace_stat ep_cli_trace_stat_of(int64_t *values, size_t count)
+{
+    ep_cli_trace_stat stat = {.count = count};
+    if (count == 0) {
+        return stat;
+    }
+    qsort(values, count, sizeof(*values), compare_i64);
+    stat.p50_ns = values[(count + 1) / 2 - 1];
+    stat.p99_ns = values[(count * 99 + 99) / 100 - 1];
+    stat.max_ns = values[count - 1];
+    for (size_t i = 0; i < count; i++) {
+        stat.total_ns += values[i];
+    }
+    return stat;
+}
+
 /* ---- whose each span is ---- */
 
 typedef struct owning {

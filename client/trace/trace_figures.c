@@ -5,32 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int compare_i64(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a;
-    int64_t y = *(const int64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 static int64_t length(const ep_cli_span *span)
 {
     return span->end_ns - span->begin_ns;
-}
-
-ep_cli_trace_stat ep_cli_trace_stat_of(int64_t *values, size_t count)
-{
-    ep_cli_trace_stat stat = {.count = count};
-    if (count == 0) {
-        return stat;
-    }
-    qsort(values, count, sizeof(*values), compare_i64);
-    stat.p50_ns = values[(count + 1) / 2 - 1];
-    stat.p99_ns = values[(count * 99 + 99) / 100 - 1];
-    stat.max_ns = values[count - 1];
-    for (size_t i = 0; i < count; i++) {
-        stat.total_ns += values[i];
-    }
-    return stat;
 }
 
 static int64_t network_of(const ep_cli_trace_model *model, const ep_cli_span *exchange)

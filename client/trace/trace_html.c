@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "output.h"
+#include "cli/output.h"
 #include "trace/trace_export.h"
 #include "trace/trace_report.h"
 

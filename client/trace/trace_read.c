@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +14,6 @@
 #include <unistd.h>
 
 #include "base/printable.h"
-#include "trace/trace_sift.h"
 #include "trace/trace_source.h"
 
 #define FOLDERS_OPEN 16
@@ -188,74 +186,4 @@ ep_err ep_cli_trace_read_dir(ep_cli_trace_model *model, const char *name, const 
     err = err != EP_OK ? err : read_traces(model, name, &traces, out_error);
     ep_cli_traces_free(&traces);
     return err;
-}
-
-/* ---- all recordings ---- */
-
-/* A recording that was sifted is read from its sieve. *out_failed: the recording of an error. */
-static ep_err load_once(const char *const *dirs, size_t dirs_count, uint64_t events_max,
-                        ep_cli_trace_sieve *sieves, ep_cli_trace_model **out_model,
-                        size_t *out_failed, ep_error *out_error)
-{
-    ep_cli_trace_model *model = ep_cli_trace_model_create(events_max);
-    ep_err err = model != NULL
-                     ? EP_OK
-                     : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the spans");
-    *out_failed = 0;
-    for (size_t i = 0; i < dirs_count && err == EP_OK; i++) {
-        bool sifted = sieves[i].dir[0] != '\0';
-        *out_failed = i;
-        err = ep_cli_trace_read_dir(model, dirs[i], sifted ? sieves[i].dir : dirs[i], out_error);
-    }
-    if (err != EP_OK) {
-        ep_cli_trace_model_destroy(model);
-        return err;
-    }
-    for (size_t i = 0; i < dirs_count; i++) {
-        model->recordings[i].skipped = sieves[i].skipped;
-        model->recordings[i].skipped_count = sieves[i].skipped_count;
-        sieves[i].skipped = NULL;
-    }
-    *out_model = model;
-    return EP_OK;
-}
-
-ep_err ep_cli_trace_load(const char *const *dirs, size_t dirs_count, uint64_t events_max,
-                         ep_cli_trace_model **out_model, ep_error *out_error)
-{
-    size_t failed = 0;
-    ep_cli_trace_sieve *sieves = calloc(dirs_count, sizeof(*sieves));
-    if (sieves == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu recordings",
-                            dirs_count);
-    }
-    ep_err err = load_once(dirs, dirs_count, events_max, sieves, out_model, &failed, out_error);
-    while (err == EP_ERR_BAD_FILE && sieves[failed].dir[0] == '\0' &&
-           ep_cli_trace_sieve_make(&sieves[failed], dirs[failed],
-                                   events_max)) { /* what it told before is taken back */
-        err = load_once(dirs, dirs_count, events_max, sieves, out_model, &failed, out_error);
-    }
-    for (size_t i = 0; i < dirs_count; i++) {
-        ep_cli_trace_sieve_remove(&sieves[i]);
-    }
-    free(sieves);
-    return err;
-}
-
-void ep_cli_trace_warn_skipped(const char *program, const ep_cli_trace_model *model)
-{
-    for (size_t i = 0; i < model->recordings_count; i++) {
-        const ep_cli_recording *r = &model->recordings[i];
-        for (size_t k = 0; k < r->skipped_count && k < EP_CLI_TRACE_SKIPPED_MAX; k++) {
-            fprintf(stderr,
-                    "%s: warning: %s is skipped: %s. Its %" PRIu64
-                    " bytes are lost, with LTTng the events of one CPU: spans "
-                    "with one half there count as unmatched or cut\n",
-                    program, r->skipped[k].file, r->skipped[k].why, r->skipped[k].bytes);
-        }
-        if (r->skipped_count > EP_CLI_TRACE_SKIPPED_MAX) {
-            fprintf(stderr, "%s: warning: %zu more streams of %s are skipped\n", program,
-                    r->skipped_count - EP_CLI_TRACE_SKIPPED_MAX, r->path);
-        }
-    }
 }

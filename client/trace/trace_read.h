@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Recordings on disk into a span model. CTF is read by libbabeltrace2 in child processes: a damaged
- * or hostile recording that brings the library down costs this one reading, with an error, and
- * nothing else.
- */
+/* One recording on disk into a span model. Private to trace_load.c. */
 #ifndef EP_CLI_TRACE_READ_H
 #define EP_CLI_TRACE_READ_H
 
 #include "trace/trace_model.h"
 
-#define EP_CLI_TRACE_EVENTS_MAX_DEFAULT 2000000ULL
+#define EP_CLI_TRACES_MAX 256 /* of one recording: a directory per user and word size */
 
-/*
- * A new model with every trace below each of dirs[1..EP_CLI_TRACE_RECORDINGS_MAX] as one recording;
- * to be finished. A stream of a recording that cannot be read to its end is left out as a whole,
- * and said in the recording. Errors: NOT_FOUND, no trace there; BAD_FILE, no stream of it is
- * readable; NO_MEMORY; RESOURCE_EXHAUSTED.
- */
-ep_err ep_cli_trace_load(const char *const *dirs, size_t dirs_count, uint64_t events_max,
-                         ep_cli_trace_model **out_model, ep_error *out_error);
-/* A line to stderr for each stream that was left out. */
-void ep_cli_trace_warn_skipped(const char *program, const ep_cli_trace_model *model);
+typedef struct ep_cli_traces {
+    char *dirs[EP_CLI_TRACES_MAX];
+    size_t count;
+} ep_cli_traces;
+
+/* Folders below dir with a file 'metadata', by name. NOT_FOUND,
+ * RESOURCE_EXHAUSTED. */
+ep_err ep_cli_traces_find(const char *dir, ep_cli_traces *out_traces, ep_error *out_error);
+void ep_cli_traces_free(ep_cli_traces *traces);
+/* Adds the traces below dir as one recording called name. Errors: as
+ * ep_cli_trace_load, also BAD_FILE for one bad stream; what was read before the error stays in the
+ * model. */
+ep_err ep_cli_trace_read_dir(ep_cli_trace_model *model, const char *name, const char *dir,
+                             ep_error *out_error);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include <inttypes.h>
 
-#include "output.h"
+#include "cli/output.h"
 
 #define CALL_BYTES 17
 

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "output.h"
+#include "cli/output.h"
 #include "trace/trace_report.h"
 
 #define UNMATCHED_SHOWN 10
@@ -54,8 +54,8 @@ static bool print_stages(const ep_cli_trace_figures *f, FILE *out)
 static bool print_peers(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, FILE *out)
 {
     ep_cli_table *table =
-        ep_cli_table_create("PEER|4>EXCHANGES|>P50 US|>P99 US|2>MAX US|3>SERVE P50|3>NETWORK P50|"
-                            "6>FAILED|1>UNUSED|5>SLOWEST OF|7>WAITED MS");
+        ep_cli_table_create("PEER|4>EXCHANGES|>P50 US|>P99 US|2>MAX US|3>SERVE P50|3>NETWORK "
+                            "P50|6>FAILED|1>UNUSED|5>SLOWEST OF|7>WAITED MS");
     for (size_t i = 0; table != NULL && i < f->peers_count; i++) {
         const ep_cli_trace_peer *peer = &f->peers[i];
         ep_cli_table_cell(table, "%s", peer->name != 0 ? model->names[peer->name] : "-");
@@ -90,11 +90,10 @@ static void mostly_cell(ep_cli_table *out, const ep_cli_trace_path *path, int64_
 static bool print_requests(const ep_cli_trace_model *model, const ep_cli_trace_figures *f,
                            size_t top, FILE *out)
 {
-    ep_cli_table *table =
-        ep_cli_table_create(">TRACE "
-                            "ID|7>LAYER|6>TOKENS|>US|9MOSTLY|3>PLAN|3>PACK|5>NETWORK|3>DECODE|5>"
-                            "QUEUE|5>JOB|3>REPLY|3>NODE|"
-                            "3>GATEWAY|4>UNSERVED|4>LATE|4>COMBINE|3>CLIENT|8PEER");
+    ep_cli_table *table = ep_cli_table_create(
+        ">TRACE "
+        "ID|7>LAYER|6>TOKENS|>US|9MOSTLY|3>PLAN|3>PACK|5>NETWORK|3>DECODE|5>QUEUE|5>JOB|3>REPLY|3>"
+        "NODE|3>GATEWAY|4>UNSERVED|4>LATE|4>COMBINE|3>CLIENT|8PEER");
     for (size_t i = 0; table != NULL && i < f->requests_count && i < top; i++) {
         const ep_cli_span *span = &model->spans[f->requests[i]];
         char trace[EP_CLI_TRACE_ID_BYTES];

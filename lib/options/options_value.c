@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/quantity.h"
+#include "base/words.h"
 
 static ep_unit unit_of(const ep_option *option)
 {
@@ -39,19 +40,9 @@ void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes
                  ep_quantity_format(option->max, unit_of(option), most),
                  option->unit != NULL ? " " : "", option->unit != NULL ? option->unit : "");
         break;
-    case EP_OPTION_ENUM: {
-        size_t n = 0;
-        for (const char *p = option->allowed; *p != 0 && n + 3 < bytes; p++) {
-            if (*p == '|') {
-                out[n++] = ',';
-                out[n++] = ' ';
-            } else {
-                out[n++] = *p;
-            }
-        }
-        out[n] = 0;
+    case EP_OPTION_ENUM:
+        ep_words_list(option->allowed, out, bytes);
         break;
-    }
     case EP_OPTION_STRING:
     case EP_OPTION_PATH:
         snprintf(out, bytes, "%" PRIu64 "..%" PRIu64 " characters", option->min, text_max(option));
@@ -83,18 +74,12 @@ static const char *parse_quantity(const ep_option *option, const char *text, uin
 
 static const char *parse_enum(const ep_option *option, const char *text, uint64_t *out_number)
 {
-    size_t bytes = strlen(text);
-    uint64_t place = 0;
-    for (const char *word = option->allowed; word != NULL; place++) {
-        const char *end = strchr(word, '|');
-        size_t word_bytes = end != NULL ? (size_t)(end - word) : strlen(word);
-        if (bytes == word_bytes && memcmp(word, text, bytes) == 0) {
-            *out_number = place;
-            return NULL;
-        }
-        word = end != NULL ? end + 1 : NULL;
+    uint32_t place;
+    if (!ep_words_find(option->allowed, text, &place)) {
+        return "is not an allowed word";
     }
-    return "is not an allowed word";
+    *out_number = place;
+    return NULL;
 }
 
 /* Reads one UTF-8 character; false when there is none at *text. */

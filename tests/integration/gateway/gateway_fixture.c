@@ -43,7 +43,7 @@ void gateway_fixture_init(gateway_fixture *f, uint32_t copies, const char *const
                                              .models_count = GATEWAY_MODELS,
                                              .coordinator_args = coordinator_args};
     ep_test_cluster_start(&f->cluster, &options);
-    ep_cli_connect_init(&f->connect);
+    f->connect = (ep_cli_connect){.timeout_us = EP_CLI_TIMEOUT_US_DEFAULT, .payload_crc = true};
     f->connect.coordinator_url = f->cluster.coordinator.rpc_url;
     f->connect.timeout_us = (uint64_t)EP_TEST_PATIENCE_MS * 1000;
 }

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "trace/trace_read.h"
+#include "trace/trace_load.h"
 #include "perfetto.pb-c.h"
 #include "support/process.h"
 #include "support/trace_scene.h"

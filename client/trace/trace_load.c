@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libbabeltrace2 takes folders, not files, and a bad stream spoils its folder: so folders of links
- * are made. */
-#include "trace/trace_sift.h"
+ * to the readable streams are made. */
+#include "trace/trace_load.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +14,20 @@
 #include <unistd.h>
 
 #include "base/printable.h"
+#include "trace/trace_read.h"
 
 #define METADATA "metadata"
 #define FOLDERS_OPEN 16
 #define PATH_BYTES 4096 /* PATH_MAX: realpath writes so much */
 
+typedef struct trace_sieve {
+    char dir[512]; /* temporary: the recording as links to its readable streams; "" none */
+    ep_cli_skipped *skipped;
+    size_t skipped_count;
+} trace_sieve;
+
 typedef struct sift {
-    ep_cli_trace_sieve *sieve;
+    trace_sieve *sieve;
     uint64_t events_max;
     size_t kept_count;
 } sift;
@@ -69,7 +77,7 @@ static void cut_out(char *text, const char *dir, const char *rest)
 static void skip(sift *s, const char *trace, const char *name, const struct stat *st,
                  const ep_error *why)
 {
-    ep_cli_trace_sieve *sieve = s->sieve;
+    trace_sieve *sieve = s->sieve;
     if (sieve->skipped == NULL) {
         sieve->skipped = calloc(EP_CLI_TRACE_SKIPPED_MAX, sizeof(*sieve->skipped));
     }
@@ -124,7 +132,18 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
     return remove(path);
 }
 
-bool ep_cli_trace_sieve_make(ep_cli_trace_sieve *out_sieve, const char *dir, uint64_t events_max)
+static void sieve_remove(trace_sieve *sieve)
+{
+    if (sieve->dir[0] != '\0') {
+        nftw(sieve->dir, remove_one, FOLDERS_OPEN, FTW_DEPTH | FTW_PHYS);
+    }
+    free(sieve->skipped);
+    *sieve = (trace_sieve){0};
+}
+
+/* Reads each stream of dir alone, at most events_max events of it. False, and nothing is kept: no
+ * stream is readable. */
+static bool sieve_make(trace_sieve *out_sieve, const char *dir, uint64_t events_max)
 {
     const char *place = getenv("TMPDIR");
     ep_cli_traces traces;
@@ -142,16 +161,77 @@ bool ep_cli_trace_sieve_make(ep_cli_trace_sieve *out_sieve, const char *dir, uin
         ep_cli_traces_free(&traces);
     }
     if (s.kept_count == 0) {
-        ep_cli_trace_sieve_remove(out_sieve);
+        sieve_remove(out_sieve);
     }
     return s.kept_count > 0;
 }
 
-void ep_cli_trace_sieve_remove(ep_cli_trace_sieve *sieve)
+/* ---- all recordings ---- */
+
+/* A recording that was sifted is read from its sieve. *out_failed: the recording of an error. */
+static ep_err load_once(const char *const *dirs, size_t dirs_count, uint64_t events_max,
+                        trace_sieve *sieves, ep_cli_trace_model **out_model, size_t *out_failed,
+                        ep_error *out_error)
 {
-    if (sieve->dir[0] != '\0') {
-        nftw(sieve->dir, remove_one, FOLDERS_OPEN, FTW_DEPTH | FTW_PHYS);
+    ep_cli_trace_model *model = ep_cli_trace_model_create(events_max);
+    ep_err err = model != NULL
+                     ? EP_OK
+                     : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the spans");
+    *out_failed = 0;
+    for (size_t i = 0; i < dirs_count && err == EP_OK; i++) {
+        bool sifted = sieves[i].dir[0] != '\0';
+        *out_failed = i;
+        err = ep_cli_trace_read_dir(model, dirs[i], sifted ? sieves[i].dir : dirs[i], out_error);
     }
-    free(sieve->skipped);
-    *sieve = (ep_cli_trace_sieve){0};
+    if (err != EP_OK) {
+        ep_cli_trace_model_destroy(model);
+        return err;
+    }
+    for (size_t i = 0; i < dirs_count; i++) {
+        model->recordings[i].skipped = sieves[i].skipped;
+        model->recordings[i].skipped_count = sieves[i].skipped_count;
+        sieves[i].skipped = NULL;
+    }
+    *out_model = model;
+    return EP_OK;
+}
+
+ep_err ep_cli_trace_load(const char *const *dirs, size_t dirs_count, uint64_t events_max,
+                         ep_cli_trace_model **out_model, ep_error *out_error)
+{
+    size_t failed = 0;
+    trace_sieve *sieves = calloc(dirs_count, sizeof(*sieves));
+    if (sieves == NULL) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu recordings",
+                            dirs_count);
+    }
+    ep_err err = load_once(dirs, dirs_count, events_max, sieves, out_model, &failed, out_error);
+    while (err == EP_ERR_BAD_FILE && sieves[failed].dir[0] == '\0' &&
+           sieve_make(&sieves[failed], dirs[failed], events_max)) { /* what it told before is taken
+                                                                       back */
+        err = load_once(dirs, dirs_count, events_max, sieves, out_model, &failed, out_error);
+    }
+    for (size_t i = 0; i < dirs_count; i++) {
+        sieve_remove(&sieves[i]);
+    }
+    free(sieves);
+    return err;
+}
+
+void ep_cli_trace_warn_skipped(const char *program, const ep_cli_trace_model *model)
+{
+    for (size_t i = 0; i < model->recordings_count; i++) {
+        const ep_cli_recording *r = &model->recordings[i];
+        for (size_t k = 0; k < r->skipped_count && k < EP_CLI_TRACE_SKIPPED_MAX; k++) {
+            fprintf(stderr,
+                    "%s: warning: %s is skipped: %s. Its %" PRIu64
+                    " bytes are lost, with LTTng the events of one CPU: spans with one half there "
+                    "count as unmatched or cut\n",
+                    program, r->skipped[k].file, r->skipped[k].why, r->skipped[k].bytes);
+        }
+        if (r->skipped_count > EP_CLI_TRACE_SKIPPED_MAX) {
+            fprintf(stderr, "%s: warning: %zu more streams of %s are skipped\n", program,
+                    r->skipped_count - EP_CLI_TRACE_SKIPPED_MAX, r->path);
+        }
+    }
 }
