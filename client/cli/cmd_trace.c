@@ -14,7 +14,7 @@ const ep_cli_command ep_cli_trace_command = {
            "processes of expertd on this host, for a time or while a command runs\n"
            "  snapshot  a flight recorder: start once, take what happened last at any time\n"
            "  report    where the time went: stages, peers, slowest requests, experts\n"
-           "  export    for Perfetto, as one HTML page, or as Chrome's JSON\n\n"
+           "  export    for Perfetto, or as one HTML page\n\n"
            "Each has its own help: expertctl trace record --help\n\n"
            "Examples:\n"
            "  expertctl trace record -d 5s -o /tmp/rec\n"

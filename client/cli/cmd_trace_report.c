@@ -18,7 +18,7 @@
 #define TOP_MAX 10000
 #define PATH_BYTES 4096
 
-typedef enum export_format { EXPORT_PERFETTO, EXPORT_HTML, EXPORT_CHROME } export_format;
+typedef enum export_format { EXPORT_PERFETTO, EXPORT_HTML } export_format;
 
 typedef struct read_options {
     const char *dirs[EP_CLI_TRACE_RECORDINGS_MAX];
@@ -151,8 +151,8 @@ const ep_cli_command ep_cli_trace_report_command = {
 /* ---- export ---- */
 
 static const ep_cli_option export_rows[] = {
-    {"format", 'f', "FORMAT", "perfetto, html or chrome-json", 1, .word = &wanted.kind,
-     .words = "perfetto|html|chrome-json", .given = &kind_given, .required = true},
+    {"format", 'f', "FORMAT", "perfetto or html", 1, .word = &wanted.kind, .words = "perfetto|html",
+     .given = &kind_given, .required = true},
     {"output", 'o', "FILE", "The file to write; it appears whole or not at all", 1,
      .text = &wanted.file, .max = PATH_BYTES - 16, .required = true},
     {"trace-id", 't', "ID",
@@ -184,18 +184,6 @@ static ep_err make_data(const read_options *options, export_data *out_data, ep_e
                                         EP_CLI_TRACE_PAGE_SPANS, &out_data->pick, out_error);
 }
 
-static bool write_as(export_format kind, const export_data *data, FILE *out)
-{
-    switch (kind) {
-    case EXPORT_PERFETTO:
-        return ep_cli_trace_write_perfetto(data->model, &data->lanes, out);
-    case EXPORT_HTML:
-        return ep_cli_trace_write_html(data->model, &data->figures, &data->pick, out);
-    default:
-        return ep_cli_trace_write_chrome(data->model, &data->lanes, out);
-    }
-}
-
 static ep_err write_file(const read_options *options, const export_data *data, ep_error *out_error)
 {
     char part[PATH_BYTES];
@@ -204,7 +192,9 @@ static ep_err write_file(const read_options *options, const export_data *data, e
     if (out == NULL) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", part, strerror(errno));
     }
-    bool good = write_as(options->kind, data, out);
+    bool good = options->kind == EXPORT_HTML
+                    ? ep_cli_trace_write_html(data->model, &data->figures, &data->pick, out)
+                    : ep_cli_trace_write_perfetto(data->model, &data->lanes, out);
     good = fclose(out) == 0 && good;
     if (!good || rename(part, options->file) != 0) {
         int number = errno;
@@ -249,12 +239,12 @@ static ep_err run_export(ep_cli_call *call, ep_error *out_error)
 
 const ep_cli_command ep_cli_trace_export_command = {
     .name = "export",
-    .help = "recordings for Perfetto, as an HTML page, or as Chrome's JSON",
+    .help = "recordings for Perfetto, or as an HTML page",
     .args = "DIR...",
-    .doc = "Writes recordings for a viewer.\vperfetto     for ui.perfetto.dev: tracks per process "
+    .doc = "Writes recordings for a viewer.\v"
+           "perfetto     for ui.perfetto.dev: tracks per process "
            "and lane, flows from client to node and back, counters\n"
-           "html         one page: what takes time, which node is slow, what failed\n"
-           "chrome-json  for chrome://tracing and older tools\n\n"
+           "html         one page: what takes time, which node is slow, what failed\n\n"
            "Examples:\n"
            "  expertctl trace export /tmp/rec --format perfetto -o /tmp/rec.pftrace\n"
            "  expertctl trace export /tmp/rec --format html -o /tmp/rec.html\n\n" EP_CLI_EXIT_HELP,

@@ -73,8 +73,6 @@ void ep_cli_trace_pick_free(ep_cli_trace_pick *pick);
 /* Each: false when there is no memory or the file takes no more. */
 bool ep_cli_trace_write_perfetto(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
                                  FILE *out);
-bool ep_cli_trace_write_chrome(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
-                               FILE *out);
 bool ep_cli_trace_write_html(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,
                              const ep_cli_trace_pick *pick, FILE *out);
 

@@ -294,7 +294,7 @@ Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = rem
         {empty, 1, "no recording there"},
         {"report x --trace-id 12", 2, "--trace-id is '12', allowed: 32 hexadecimal digits"},
         {"export x -o y", 2, "--format"},
-        {"export x -o y --format pdf", 2, "allowed: perfetto, html, chrome-json"},
+        {"export x -o y --format pdf", 2, "allowed: perfetto, html"},
         {"record -d 25h", 2, "--duration is '25h', allowed: 1ms..24h"},
         {"record --subbufs 3", 2, "--subbufs is '3', allowed: a power of 2"},
         {"snapshot", 2, "no verb given, allowed: start, take, stop"},
@@ -427,33 +427,6 @@ Test(trace_files, perfetto_is_read_by_protoc, .init = make_dir, .fini = remove_d
         line += strspn(line, "\n ");
         cr_assert(*line < '0' || *line > '9', "an unknown field: %.20s", line);
     }
-    free(text);
-}
-
-Test(trace_files, chrome_json_nests, .init = make_dir, .fini = remove_dir)
-{
-    size_t bytes;
-    size_t i;
-    json_t *event;
-    long depth[4][8192] = {{0}};
-    size_t begins = 0;
-    write_scene(&(ep_test_scene){.requests = REQUESTS, .node1 = "no\"de\\<1>"}, "rec", 0, 0);
-    export_as("chrome-json", "rec", "out.json");
-    char *text = (char *)read_bytes("out.json", &bytes);
-    json_t *json = json_loads(text, 0, NULL);
-    cr_assert_not_null(json);
-    json_array_foreach(json_object_get(json, "traceEvents"), i, event)
-    {
-        const char *phase = json_string_value(json_object_get(event, "ph"));
-        json_int_t pid = number(event, "pid");
-        json_int_t tid = number(event, "tid");
-        cr_assert(pid < 4 && tid < 8192);
-        begins += phase[0] == 'B';
-        depth[pid][tid] += phase[0] == 'B' ? 1 : phase[0] == 'E' ? -1 : 0;
-        cr_assert_geq(depth[pid][tid], 0);
-    }
-    cr_expect_eq(begins, REQUESTS * EP_TEST_SCENE_SPANS);
-    json_decref(json);
     free(text);
 }
 
