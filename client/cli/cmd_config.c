@@ -3,8 +3,8 @@
  * from. */
 #include <string.h>
 
-#include "admin_call.h"
 #include "command_table.h"
+#include "control.h"
 #include "output.h"
 
 static bool only_changed;

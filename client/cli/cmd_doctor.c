@@ -66,8 +66,8 @@ static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *con
 {
     const char *url = connect->coordinator_url;
     g->facts.coordinator_url = url;
-    if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &g->cluster,
-                               &g->facts.coordinator_error) != EP_OK) {
+    if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", NULL,
+                               &g->cluster, &g->facts.coordinator_error) != EP_OK) {
         look_at(connect, url, &g->facts.coordinator_error, &g->facts.coordinator_look);
         return EP_OK;
     }

@@ -3,9 +3,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "admin_call.h"
 #include "base/clock.h"
 #include "command_table.h"
+#include "control.h"
 #include "moe/routing_table.h"
 #include "output.h"
 
@@ -64,8 +64,8 @@ static ep_err ask(ep_cli_control *control, uint64_t end_ns, Expertd__V1__DrainRe
     uint64_t call_ns = left_ns < CALL_NS_MAX || !wanted.wait ? left_ns : CALL_NS_MAX;
     request.node = (char *)(uintptr_t)wanted.node;
     request.undo = wanted.undo;
-    ep_err err = ep_cli_admin_call(control, &ep_cli_peer, "Drain", &request.base,
-                                   call_ns / EP_NS_PER_US + 1, &message, out_error);
+    ep_err err = ep_cli_admin_call(control, "Drain", &request.base, call_ns / EP_NS_PER_US + 1,
+                                   &message, out_error);
     *out_reply = (Expertd__V1__DrainReply *)message;
     return err;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertctl model: which version callers get that name none, and which types of model there are
  * rules for. */
-#include "admin_call.h"
 #include "command_table.h"
+#include "control.h"
 #include "model/model_types.h"
 #include "moe/routing_table.h"
 #include "output.h"

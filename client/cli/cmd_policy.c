@@ -7,9 +7,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "admin_call.h"
 #include "base/clock.h"
 #include "command_table.h"
+#include "control.h"
 #include "output.h"
 
 #define CHANGES_MAX 16
@@ -161,13 +161,12 @@ static void say_who(char *out, size_t bytes)
     snprintf(out, bytes, "%.30s@%.30s", user != NULL ? user->pw_name : "uid", host);
 }
 
-static ep_err ask(ep_cli_control *control, const ep_cli_connect *connect,
-                  const Expertd__V1__PolicyRequest *request, uint64_t end_ns,
-                  Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
+static ep_err ask(ep_cli_control *control, const Expertd__V1__PolicyRequest *request,
+                  uint64_t end_ns, Expertd__V1__PolicyReply **out_reply, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
     const uint64_t now_ns = ep_clock_now_ns();
-    ep_err err = ep_cli_admin_call(control, connect, "Policy", &request->base,
+    ep_err err = ep_cli_admin_call(control, "Policy", &request->base,
                                    (end_ns > now_ns ? end_ns - now_ns : 0) / EP_NS_PER_US + 1,
                                    &message, out_error);
     if (err == EP_OK) {
@@ -198,7 +197,7 @@ static ep_err change(ep_cli_control *control, Expertd__V1__PolicyReply **out_rep
     request.has_expect_revision = wanted.has_expect_revision;
     request.expect_revision = wanted.expect_revision;
     request.who = who;
-    ep_err err = ask(control, &ep_cli_peer, &request, end_ns, out_reply, out_error);
+    ep_err err = ask(control, &request, end_ns, out_reply, out_error);
     const uint64_t revision = err == EP_OK ? (*out_reply)->revision : 0;
     while (err == EP_OK && !(*out_reply)->kept) {
         if (ep_clock_now_ns() >= end_ns) {
@@ -212,7 +211,7 @@ static ep_err change(ep_cli_control *control, Expertd__V1__PolicyReply **out_rep
         nanosleep(&pause, NULL);
         pause.tv_nsec =
             2 * pause.tv_nsec < (long)POLL_NS_MAX ? 2 * pause.tv_nsec : (long)POLL_NS_MAX;
-        err = ask(control, &ep_cli_peer, &question, end_ns, out_reply, out_error);
+        err = ask(control, &question, end_ns, out_reply, out_error);
     }
     return err;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertctl reload: a program reads its configuration again, as on SIGHUP. */
-#include "admin_call.h"
 #include "command_table.h"
+#include "control.h"
 #include "output.h"
 
 static void print_keys(const char *what, char *const *keys, size_t count)

@@ -80,7 +80,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
     err = err != EP_OK ? err
                        : ep_cli_control_ask_one(control, url, "expertd.v1.Reflection",
-                                                "ListServices", &message, out_error);
+                                                "ListServices", NULL, &message, out_error);
     ep_cli_control_close(control);
     if (err != EP_OK) {
         return err;

@@ -148,13 +148,9 @@ static bool print_experts(const Expertd__V1__StatisticsReply *reply)
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    ep_cli_control *control = NULL;
-    ep_cli_answer answer;
     Expertd__V1__StatisticsRequest request = EXPERTD__V1__STATISTICS_REQUEST__INIT;
-    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
+    ep_cli_control *control = NULL;
+    ProtobufCMessage *message = NULL;
     if (wanted.model != NULL) {
         request.model = (char *)(uintptr_t)wanted.model;
     }
@@ -164,24 +160,25 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     request.has_layer = wanted.has_layer;
     request.layer = wanted.layer;
     request.per_expert = wanted.experts;
-    ep_cli_control_ask(control, &ep_cli_peer.coordinator_url, 1, "expertd.v1.Coordinator",
-                       "Statistics", &request.base, ep_cli_peer.timeout_us, &answer);
-    if (answer.message == NULL) {
-        *out_error = answer.error;
-        err = answer.error.code;
-    } else {
-        const Expertd__V1__StatisticsReply *reply =
-            (const Expertd__V1__StatisticsReply *)(const void *)answer.message;
-        bool good = ep_cli_output_format == EP_CLI_JSON ? print_json(reply) : print_layers(reply);
-        if (ep_cli_output_format == EP_CLI_TABLE && wanted.experts && good) {
-            fputc('\n', stdout);
-            good = print_experts(reply);
-        }
-        call->failed = !good;
-    }
-    ep_cli_answers_free(&answer, 1);
+    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
+    err = err != EP_OK ? err
+                       : ep_cli_control_ask_one(control, ep_cli_peer.coordinator_url,
+                                                "expertd.v1.Coordinator", "Statistics",
+                                                &request.base, &message, out_error);
     ep_cli_control_close(control);
-    return err;
+    if (err != EP_OK) {
+        return err;
+    }
+    const Expertd__V1__StatisticsReply *reply =
+        (const Expertd__V1__StatisticsReply *)(const void *)message;
+    bool good = ep_cli_output_format == EP_CLI_JSON ? print_json(reply) : print_layers(reply);
+    if (ep_cli_output_format == EP_CLI_TABLE && wanted.experts && good) {
+        fputc('\n', stdout);
+        good = print_experts(reply);
+    }
+    call->failed = !good;
+    protobuf_c_message_free_unpacked(message, NULL);
+    return EP_OK;
 }
 
 const ep_cli_command ep_cli_stats = {

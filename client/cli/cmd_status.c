@@ -11,7 +11,7 @@ static ep_err run_cluster(ep_cli_call *call, ep_cli_control *control, ep_error *
     ProtobufCMessage *message = NULL;
     ep_routing_table *table = NULL;
     ep_err err = ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus",
-                                        &message, out_error);
+                                        NULL, &message, out_error);
     if (err != EP_OK) {
         return err;
     }

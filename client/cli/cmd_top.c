@@ -54,11 +54,11 @@ static void ask_statistics(ep_cli_control *control, const ep_cli_connect *connec
                            ep_top_sample *sample)
 {
     Expertd__V1__StatisticsRequest request = EXPERTD__V1__STATISTICS_REQUEST__INIT;
-    ep_cli_answer answer;
+    ProtobufCMessage *message = NULL;
     request.per_expert = true;
-    ep_cli_control_ask(control, &connect->coordinator_url, 1, "expertd.v1.Coordinator",
-                       "Statistics", &request.base, connect->timeout_us, &answer);
-    sample->statistics = (Expertd__V1__StatisticsReply *)answer.message;
+    ep_cli_control_ask_one(control, connect->coordinator_url, "expertd.v1.Coordinator",
+                           "Statistics", &request.base, &message, NULL);
+    sample->statistics = (Expertd__V1__StatisticsReply *)message;
 }
 
 /* last NULL: the first sample, for which a coordinator that is not there is an error. */

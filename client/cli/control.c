@@ -219,6 +219,7 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
                         const char *service, const char *method, const ProtobufCMessage *request,
                         uint64_t timeout_us, ep_cli_answer *out_answers)
 {
+    const Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     const ep_rpc_method *row = ep_rpc_method_by_name(service, method);
     uint64_t deadline_ns = ep_clock_now_ns() + timeout_us * EP_NS_PER_US;
     ask_round round = {.open_count = count};
@@ -244,7 +245,8 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
     for (size_t i = 0; i < count; i++) {
         slots[i].round = &round;
         slots[i].answer = &out_answers[i];
-        start_slot(control, &slots[i], urls[i], row, request, deadline_ns);
+        start_slot(control, &slots[i], urls[i], row, request != NULL ? request : &empty.base,
+                   deadline_ns);
     }
     wait_for_answers(control, &round);
     for (size_t i = 0; i < count; i++) {
@@ -275,25 +277,47 @@ void ep_cli_answers_free(ep_cli_answer *answers, size_t count)
     }
 }
 
-ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service,
-                              const char *method, ProtobufCMessage **out_message,
-                              ep_error *out_error)
+static ep_err ask_one(ep_cli_control *control, const char *url, const char *service,
+                      const char *method, const ProtobufCMessage *request, uint64_t timeout_us,
+                      ProtobufCMessage **out_message, ep_error *out_error)
 {
     ep_cli_answer answer;
-    const ep_rpc_method *row = ep_rpc_method_by_name(service, method);
-    Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
-    Expertd__V1__WatchPlacementRequest watch = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
-    bool is_watch = row != NULL && row->method->input == watch.base.descriptor;
-    ep_cli_control_ask(control, &url, 1, service, method, is_watch ? &watch.base : &empty.base,
-                       control->connect->timeout_us, &answer);
-    if (answer.message == NULL) {
-        if (out_error != NULL) {
-            *out_error = answer.error;
-        }
-        return answer.error.code;
+    ep_cli_control_ask(control, &url, 1, service, method, request, timeout_us, &answer);
+    if (answer.message != NULL) {
+        *out_message = answer.message;
+    } else if (out_error != NULL) {
+        *out_error = answer.error;
     }
-    *out_message = answer.message;
-    return EP_OK;
+    return answer.error.code;
+}
+
+ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service,
+                              const char *method, const ProtobufCMessage *request,
+                              ProtobufCMessage **out_message, ep_error *out_error)
+{
+    return ask_one(control, url, service, method, request, control->connect->timeout_us,
+                   out_message, out_error);
+}
+
+ep_err ep_cli_admin_call(ep_cli_control *control, const char *method,
+                         const ProtobufCMessage *request, uint64_t timeout_us,
+                         ProtobufCMessage **out_message, ep_error *out_error)
+{
+    return ask_one(control, control->connect->admin_url, "expertd.v1.Admin", method, request,
+                   timeout_us, out_message, out_error);
+}
+
+ep_err ep_cli_admin_call_once(const ep_cli_connect *connect, const char *method,
+                              const ProtobufCMessage *request, ProtobufCMessage **out_message,
+                              ep_error *out_error)
+{
+    ep_cli_control *control = NULL;
+    ep_err err = ep_cli_control_open_operator(connect, &control, out_error);
+    err = err != EP_OK ? err
+                       : ep_cli_admin_call(control, method, request, connect->timeout_us,
+                                           out_message, out_error);
+    ep_cli_control_close(control);
+    return err;
 }
 
 ep_err ep_cli_control_probe(const ep_cli_connect *connect, ep_error *out_error)

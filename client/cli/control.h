@@ -8,6 +8,7 @@
 #ifndef EP_CLI_CONTROL_H
 #define EP_CLI_CONTROL_H
 
+#include "admin.pb-c.h"
 #include "connect.h"
 #include "coordinator.pb-c.h"
 #include "rpc/rpc.h"
@@ -33,19 +34,29 @@ typedef struct ep_cli_answer {
 } ep_cli_answer;
 
 /*
- * Sends the same request to every URL and waits for all answers, timeout_us at most. Of a stream
- * the first message is the answer. out_answers [count] is filled in every case; ep_cli_answers_free
- * it. A peer that cannot be connected to is UNAVAILABLE.
+ * Sends the same request (NULL: Empty) to every URL and waits for all answers, timeout_us at most.
+ * Of a stream the first message is the answer. out_answers [count] is filled in every case;
+ * ep_cli_answers_free it. A peer that cannot be connected to is UNAVAILABLE.
  */
 void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count,
                         const char *service, const char *method, const ProtobufCMessage *request,
                         uint64_t timeout_us, ep_cli_answer *out_answers);
 void ep_cli_answers_free(ep_cli_answer *answers, size_t count);
 
-/* The same to one URL with an Empty request and the common timeout. *out_message:
+/* The same to one URL with the common timeout. *out_message:
  * protobuf_c_message_free_unpacked(m, NULL). */
 ep_err ep_cli_control_ask_one(ep_cli_control *control, const char *url, const char *service,
-                              const char *method, ProtobufCMessage **out_message,
+                              const char *method, const ProtobufCMessage *request,
+                              ProtobufCMessage **out_message, ep_error *out_error);
+
+/* The same of the Admin service to the program whose admin listener --admin names. */
+ep_err ep_cli_admin_call(ep_cli_control *control, const char *method,
+                         const ProtobufCMessage *request, uint64_t timeout_us,
+                         ProtobufCMessage **out_message, ep_error *out_error);
+/* The same as an operator, with a connection of its own and the common timeout: for commands of one
+ * call. */
+ep_err ep_cli_admin_call_once(const ep_cli_connect *connect, const char *method,
+                              const ProtobufCMessage *request, ProtobufCMessage **out_message,
                               ep_error *out_error);
 
 /*

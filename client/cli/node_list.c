@@ -61,7 +61,7 @@ ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *conn
                                           out_error);
     }
     ep_err err = ep_cli_control_ask_one(control, connect->coordinator_url, "expertd.v1.Coordinator",
-                                        "ClusterStatus", &message, out_error);
+                                        "ClusterStatus", NULL, &message, out_error);
     if (err == EP_OK) {
         err = ep_cli_node_list_from_cluster((const Expertd__V1__ClusterStatusReply *)message,
                                             out_list, out_error);
@@ -89,7 +89,6 @@ void ep_cli_node_list_free(ep_cli_node_list *list)
 
 void ep_cli_node_list_ask(ep_cli_control *control, ep_cli_node_list *list, uint64_t timeout_us)
 {
-    Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
     const char **urls = calloc(list->count + 1, sizeof(*urls));
     ep_cli_answer *answers = calloc(list->count + 1, sizeof(*answers));
     for (size_t i = 0; i < list->count; i++) {
@@ -105,7 +104,7 @@ void ep_cli_node_list_ask(ep_cli_control *control, ep_cli_node_list *list, uint6
     for (size_t i = 0; i < list->count; i++) {
         urls[i] = list->nodes[i].url;
     }
-    ep_cli_control_ask(control, urls, list->count, "expertd.v1.NodeInfo", "NodeStatus", &empty.base,
+    ep_cli_control_ask(control, urls, list->count, "expertd.v1.NodeInfo", "NodeStatus", NULL,
                        timeout_us, answers);
     for (size_t i = 0; i < list->count; i++) {
         list->nodes[i].status = (Expertd__V1__NodeStatusReply *)answers[i].message;

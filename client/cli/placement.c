@@ -15,8 +15,8 @@
 static void explain_silence(ep_cli_control *control, const char *url, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
-    if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", &message,
-                               NULL) != EP_OK) {
+    if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", NULL,
+                               &message, NULL) != EP_OK) {
         return;
     }
     const Expertd__V1__ClusterStatusReply *cluster =
@@ -34,9 +34,10 @@ static void explain_silence(ep_cli_control *control, const char *url, ep_error *
 static ep_err read_from_coordinator(ep_cli_control *control, const char *url,
                                     ep_routing_table **out_table, ep_error *out_error)
 {
+    Expertd__V1__WatchPlacementRequest request = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     ProtobufCMessage *message = NULL;
     ep_err err = ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "WatchPlacement",
-                                        &message, out_error);
+                                        &request.base, &message, out_error);
     if (err == EP_ERR_DEADLINE_EXCEEDED) { /* a watch is silent until there is a table */
         explain_silence(control, url, out_error);
     }

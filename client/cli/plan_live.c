@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "admin_call.h"
+#include "control.h"
 #include "moe/routing_table.h"
 #include "placement/expert_map.h"
 

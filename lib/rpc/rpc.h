@@ -331,6 +331,7 @@ void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id);
 /* A reply's message on the heap, to outlive the callback; protobuf_c_message_free_unpacked(m, NULL)
  * frees it. NULL: no memory. */
 ProtobufCMessage *ep_rpc_message_copy(const ProtobufCMessage *message);
+
 /* Unary call that waits; for control paths. *out_reply is freed with
  * protobuf_c_message_free_unpacked(m, NULL). Not from a callback. */
 ep_err ep_rpc_call_sync(ep_rpc_channel *channel, const char *service, const char *method,
