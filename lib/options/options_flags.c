@@ -10,17 +10,9 @@
 #include "base/check.h"
 
 #define KEY_CONFIG 0x200
-#define KEY_CHECK 0x201
-#define KEY_PRINT 0x202
-#define KEY_VERSION 0x203
-#define KEY_JSON 0x204
-#define KEY_HELP 0x205
-#define KEY_SAMPLE 0x206
-#define KEY_MAN 0x207
-#define KEY_MAN_FILE 0x208
-#define KEY_COMPLETION 0x209
-#define KEY_CHECK_KEYS 0x20a
-#define KEY_FIRST 0x300 /* + index in the table */
+#define KEY_JSON 0x201
+#define KEY_ACTION 0x210 /* + what is asked for */
+#define KEY_FIRST 0x300  /* + index in the table */
 
 #define NAME_BYTES 64
 #define HELP_BYTES 512
@@ -41,20 +33,23 @@ typedef struct parse_state {
 static const struct argp_option general[] = {
     {"config", KEY_CONFIG, "FILE", 0, "Read FILE (YAML; the keys are the flags with underscores)",
      0},
-    {"check-config", KEY_CHECK, "FILE", OPTION_ARG_OPTIONAL,
+    {"check-config", KEY_ACTION + EP_ACTION_CHECK, "FILE", OPTION_ARG_OPTIONAL,
      "Check the configuration, say what is wrong, and exit with 0 or 1", 0},
-    {"check-keys", KEY_CHECK_KEYS, NULL, 0,
+    {"check-keys", KEY_ACTION + EP_ACTION_CHECK_KEYS, NULL, 0,
      "The same, but only keys and values: no file that they name is opened", 0},
-    {"print-config", KEY_PRINT, NULL, 0, "Print every effective value with its origin, and exit",
+    {"print-config", KEY_ACTION + EP_ACTION_PRINT, NULL, 0,
+     "Print every effective value with its origin, and exit", 0},
+    {"print-config-sample", KEY_ACTION + EP_ACTION_SAMPLE, NULL, 0,
+     "Print a file with every key explained, and exit", 0},
+    {"completion", KEY_ACTION + EP_ACTION_COMPLETION, "bash|zsh|fish", 0,
+     "Print shell completion, and exit", 0},
+    {"help-man", KEY_ACTION + EP_ACTION_MAN, NULL, OPTION_HIDDEN, "Print the man page of section 8",
      0},
-    {"print-config-sample", KEY_SAMPLE, NULL, 0, "Print a file with every key explained, and exit",
-     0},
-    {"completion", KEY_COMPLETION, "bash|zsh|fish", 0, "Print shell completion, and exit", 0},
-    {"help-man", KEY_MAN, NULL, OPTION_HIDDEN, "Print the man page of section 8", 0},
-    {"help-man-file", KEY_MAN_FILE, NULL, OPTION_HIDDEN, "Print the man page of section 5", 0},
-    {"version", KEY_VERSION, NULL, 0, "Print the version and exit", 0},
+    {"help-man-file", KEY_ACTION + EP_ACTION_MAN_FILE, NULL, OPTION_HIDDEN,
+     "Print the man page of section 5", 0},
+    {"version", KEY_ACTION + EP_ACTION_VERSION, NULL, 0, "Print the version and exit", 0},
     {"json", KEY_JSON, NULL, 0, "With --version: as JSON", 0},
-    {"help", KEY_HELP, NULL, 0, "Print this help and exit", 0},
+    {"help", KEY_ACTION + EP_ACTION_HELP, NULL, 0, "Print this help and exit", 0},
 };
 
 void ep_option_flag_name(const ep_option *option, char *out, size_t bytes)
@@ -126,56 +121,40 @@ ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_opti
     return EP_OK;
 }
 
+static error_t parse_argument(ep_flags *flags, char *argument, struct argp_state *state)
+{
+    /* "--check-config FILE": argp gives an optional argument only after '='. */
+    if (flags->action == EP_ACTION_CHECK && flags->config_path == NULL) {
+        flags->config_path = argument;
+        return 0;
+    }
+    argp_error(state, "'%s' is not a flag", argument);
+    return EINVAL;
+}
+
 static error_t parse_one(int key, char *argument, struct argp_state *state)
 {
     parse_state *parse = state->input;
     ep_flags *flags = parse->flags;
-    switch (key) {
-    case KEY_CONFIG:
+    if (key == ARGP_KEY_ARG) {
+        return parse_argument(flags, argument, state);
+    }
+    if (key == KEY_CONFIG) {
         flags->config_path = argument;
         return 0;
-    case KEY_CHECK:
-        flags->action = EP_ACTION_CHECK;
-        flags->config_path = argument != NULL ? argument : flags->config_path;
-        return 0;
-    case KEY_CHECK_KEYS:
-        flags->action = EP_ACTION_CHECK_KEYS;
-        return 0;
-    case KEY_PRINT:
-        flags->action = EP_ACTION_PRINT;
-        return 0;
-    case KEY_SAMPLE:
-        flags->action = EP_ACTION_SAMPLE;
-        return 0;
-    case KEY_MAN:
-        flags->action = EP_ACTION_MAN;
-        return 0;
-    case KEY_MAN_FILE:
-        flags->action = EP_ACTION_MAN_FILE;
-        return 0;
-    case KEY_COMPLETION:
-        flags->action = EP_ACTION_COMPLETION;
-        flags->shell = argument;
-        return 0;
-    case KEY_VERSION:
-        flags->action = EP_ACTION_VERSION;
-        return 0;
-    case KEY_JSON:
+    }
+    if (key == KEY_JSON) {
         flags->json = true;
         return 0;
-    case KEY_HELP:
-        flags->action = EP_ACTION_HELP;
-        return 0;
-    case ARGP_KEY_ARG:
-        /* "--check-config FILE": argp gives an optional argument only after '='. */
-        if (flags->action == EP_ACTION_CHECK && flags->config_path == NULL) {
+    }
+    if (key >= KEY_ACTION && key <= KEY_ACTION + EP_ACTION_COMPLETION) {
+        flags->action = (ep_options_action)(key - KEY_ACTION);
+        if (flags->action == EP_ACTION_COMPLETION) {
+            flags->shell = argument;
+        } else if (argument != NULL) { /* of --check-config */
             flags->config_path = argument;
-            return 0;
         }
-        argp_error(state, "'%s' is not a flag", argument);
-        return EINVAL;
-    default:
-        break;
+        return 0;
     }
     if (key < KEY_FIRST || (size_t)(key - KEY_FIRST) >= parse->spec->options_count) {
         return ARGP_ERR_UNKNOWN;
