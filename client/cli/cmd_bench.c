@@ -1,65 +1,250 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertctl bench: what a layer of the running service does per second. */
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "bench.h"
-#include "bench_print.h"
 #include "command_table.h"
 #include "connect.h"
+#include "layer_options.h"
 #include "moe/flow.h"
 #include "moe/routing_table.h"
 #include "output.h"
-#include "layer_options.h"
 #include "trace_option.h"
 
 #define DURATION_US_DEFAULT 5000000u
 #define DURATION_US_MIN 10000u
 #define DURATION_US_MAX 3600000000u
 
-static ep_cli_bench_request request = {
+static ep_cli_bench_request wanted = {
     .tokens = 1, .threads = 1, .duration_us = DURATION_US_DEFAULT, .seed = 1};
 static bool has_layer;
 
 static const ep_cli_option rows[] = {
-    {"model", 0, "NAME", "The model (required)", 1, .text = &request.model,
+    {"model", 0, "NAME", "The model (required)", 1, .text = &wanted.model,
      .max = EP_MODEL_NAME_BYTES - 1, .required = true},
     {"version", 0, "V", "Version of the model (default: the service's default for it)", 1,
-     .text = &request.version, .max = EP_VERSION_BYTES - 1},
-    {"layer", 0, "L", "The MoE layer (required)", 1, .u32 = &request.layer, .max = UINT32_MAX,
+     .text = &wanted.version, .max = EP_VERSION_BYTES - 1},
+    {"layer", 0, "L", "The MoE layer (required)", 1, .u32 = &wanted.layer, .max = UINT32_MAX,
      .given = &has_layer, .required = true},
-    {"tokens", 0, "T", "Tokens of a call (default: 1)", 2, .u32 = &request.tokens, .min = 1,
+    {"tokens", 0, "T", "Tokens of a call (default: 1)", 2, .u32 = &wanted.tokens, .min = 1,
      .max = EP_TOKENS_MAX},
-    {"top-k", 0, "K", "Experts per token (default: the model's)", 2, .u32 = &request.top_k,
-     .min = 1, .max = EP_TOP_K_MAX},
-    {"threads", 0, "N", "Callers at once (default: 1)", 2, .u32 = &request.threads, .min = 1,
+    {"top-k", 0, "K", "Experts per token (default: the model's)", 2, .u32 = &wanted.top_k, .min = 1,
+     .max = EP_TOP_K_MAX},
+    {"threads", 0, "N", "Callers at once (default: 1)", 2, .u32 = &wanted.threads, .min = 1,
      .max = EP_CLI_BENCH_THREADS_MAX},
-    {"seconds", 0, "TIME", "How long (default: 5s)", 2, .u64 = &request.duration_us,
+    {"seconds", 0, "TIME", "How long (default: 5s)", 2, .u64 = &wanted.duration_us,
      .unit = EP_UNIT_US, .plain = EP_UNIT_S, .min = DURATION_US_MIN, .max = DURATION_US_MAX},
-    {"mode", 0, "auto|decode|prefill", "How rows travel (default: auto)", 2, .word = &request.mode},
+    {"mode", 0, "auto|decode|prefill", "How rows travel (default: auto)", 2, .word = &wanted.mode},
     {"wire", 0, "bf16|f16|f32", "Type an expert's row is rounded to (default: bf16)", 2,
-     .word = &request.wire_dtype, .numbers = ep_cli_dtype_numbers},
+     .word = &wanted.wire_dtype, .numbers = ep_cli_dtype_numbers},
     {"comm-alg", 0, "auto|fullmesh|hierarchy",
      "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 2,
-     .word = &request.comm_alg},
+     .word = &wanted.comm_alg},
     {"combine-at", 0, "rows|node_sum", "Where rows are summed (default: rows, the exact sum)", 2,
-     .word = &request.combine_at},
-    {"seed", 0, "S", "Of the random batches (default: 1)", 2, .u64 = &request.seed,
+     .word = &wanted.combine_at},
+    {"seed", 0, "S", "Of the random batches (default: 1)", 2, .u64 = &wanted.seed,
      .max = UINT64_MAX},
 };
+
+/* ---- printing ---- */
+
+/* as ep_moe_mode */
+static const char *const mode_words[] = {"auto", "decode", "prefill"};
+
+/* Means of a call, in microseconds. */
+typedef struct stage_means {
+    double total;
+    double pack;
+    double wire;
+    double queue;
+    double compute;
+    double combine;
+} stage_means;
+
+static stage_means means_of(const ep_cli_bench_result *result)
+{
+    double calls = result->calls > 0 ? (double)result->calls : 1.0;
+    return (stage_means){.total = (double)result->total_us / calls,
+                         .pack = (double)result->pack_us / calls,
+                         .wire = (double)result->wire_us / calls,
+                         .queue = (double)result->queue_us / calls,
+                         .compute = (double)result->compute_us / calls,
+                         .combine = (double)result->combine_us / calls};
+}
+
+static double share(double part, double whole)
+{
+    return whole > 0.0 ? part / whole : 0.0;
+}
+
+static uint64_t mean(uint64_t sum, uint64_t count)
+{
+    return count > 0 ? sum / count : 0;
+}
+
+static double bytes_per_token(const ep_cli_bench_request *request,
+                              const ep_cli_bench_result *result)
+{
+    uint64_t tokens = result->calls * request->tokens;
+    return tokens > 0 ? (double)(result->bytes_sent + result->bytes_received) / (double)tokens
+                      : 0.0;
+}
+
+static double calls_per_s(const ep_cli_bench_result *result)
+{
+    return result->elapsed_us > 0 ? (double)result->calls * 1e6 / (double)result->elapsed_us : 0.0;
+}
+
+/* ---- JSON ---- */
+
+static json_t *nodes_json(ep_client *client)
+{
+    json_t *nodes = json_array();
+    ep_client_node_waits w = {.struct_bytes = sizeof(w)};
+    for (uint32_t i = 0; ep_client_read_waits(client, i, &w) == EP_OK; i++) {
+        json_array_append_new(
+            nodes,
+            json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "node", ep_cli_json_text(w.node),
+                      "frames", (json_int_t)w.frames, "wait_us", (json_int_t)w.wait_us, "wire_us",
+                      (json_int_t)w.wire_us, "queue_us", (json_int_t)w.queue_us, "compute_us",
+                      (json_int_t)w.compute_us, "wait_max_us", (json_int_t)w.wait_max_us));
+    }
+    return nodes;
+}
+
+static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result *result,
+                       ep_client *client, FILE *out)
+{
+    stage_means m = means_of(result);
+    json_t *root = json_pack(
+        "{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}",
+        "model", ep_cli_json_text(request->model), "layer", (json_int_t)request->layer, "tokens",
+        (json_int_t)request->tokens, "top_k", (json_int_t)request->top_k, "threads",
+        (json_int_t)request->threads, "mode", mode_words[request->mode], "seconds",
+        (double)result->elapsed_us / 1e6, "calls", (json_int_t)result->calls, "calls_per_s",
+        calls_per_s(result), "tokens_per_s", calls_per_s(result) * request->tokens, "p50_us",
+        (json_int_t)ep_latency_percentile(&result->latency, 50), "p99_us",
+        (json_int_t)ep_latency_percentile(&result->latency, 99), "mean_us",
+        ep_latency_mean(&result->latency), "max_us", (json_int_t)result->latency.max_us,
+        "bytes_per_token", bytes_per_token(request, result), "frames", (json_int_t)result->frames,
+        "rerouted_frames", (json_int_t)result->rerouted_frames);
+    json_t *stages =
+        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "total_us", m.total, "pack_us", m.pack,
+                  "wire_us", m.wire, "queue_us", m.queue, "compute_us", m.compute, "combine_us",
+                  m.combine, "limit_share", share(m.compute, m.total));
+    if (root != NULL) {
+        json_object_set_new(root, "mean_of_a_call", stages);
+        json_object_set_new(root, "nodes", nodes_json(client));
+    }
+    return ep_cli_json_print(root, out);
+}
+
+/* ---- tables ---- */
+
+static bool print_and_free(ep_cli_table *table, FILE *out)
+{
+    bool good = table != NULL && ep_cli_table_print(table, out);
+    ep_cli_table_destroy(table);
+    return good;
+}
+
+static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result *result, FILE *out)
+{
+    ep_cli_table *table = ep_cli_table_create(
+        ">CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>MAX US|1>BYTES/TOKEN|2>RE-ROUTED");
+    if (table == NULL) {
+        return false;
+    }
+    ep_cli_line(out,
+                "model %s layer %" PRIu32 ": %" PRIu32 " tokens a call, top-%" PRIu32
+                ", threads %" PRIu32 ", mode %s, %.1f s",
+                request->model, request->layer, request->tokens, request->top_k, request->threads,
+                mode_words[request->mode], (double)result->elapsed_us / 1e6);
+    fputc('\n', out);
+    ep_cli_table_cell(table, "%" PRIu64, result->calls);
+    ep_cli_table_cell(table, "%.1f", calls_per_s(result));
+    ep_cli_table_cell(table, "%.1f", calls_per_s(result) * request->tokens);
+    ep_cli_table_cell(table, "%" PRIu64, ep_latency_percentile(&result->latency, 50));
+    ep_cli_table_cell(table, "%" PRIu64, ep_latency_percentile(&result->latency, 99));
+    ep_cli_table_cell(table, "%" PRIu64, result->latency.max_us);
+    ep_cli_table_cell(table, "%.0f", bytes_per_token(request, result));
+    ep_cli_table_cell(table, "%" PRIu64, result->rerouted_frames);
+    return print_and_free(table, out);
+}
+
+static void stage_row(ep_cli_table *table, const char *name, double us, double total)
+{
+    ep_cli_table_cell(table, "%s", name);
+    ep_cli_table_cell(table, "%.1f", us);
+    ep_cli_table_cell(table, "%.1f", 100.0 * share(us, total));
+}
+
+static bool print_stages(const ep_cli_bench_result *result, FILE *out)
+{
+    stage_means m = means_of(result);
+    double named = m.pack + m.wire + m.queue + m.compute + m.combine;
+    ep_cli_table *table = ep_cli_table_create("MEAN OF A CALL|>US|>SHARE %");
+    if (table == NULL) {
+        return false;
+    }
+    stage_row(table, "pack", m.pack, m.total);
+    stage_row(table, "wire", m.wire, m.total);
+    stage_row(table, "queue", m.queue, m.total);
+    stage_row(table, "compute", m.compute, m.total);
+    stage_row(table, "combine", m.combine, m.total);
+    stage_row(table, "other", m.total > named ? m.total - named : 0.0, m.total);
+    stage_row(table, "total", m.total, m.total);
+    stage_row(table, "LIMIT (compute alone)", m.compute, m.total);
+    return print_and_free(table, out);
+}
+
+static bool print_waits(ep_client *client, FILE *out)
+{
+    ep_client_node_waits w = {.struct_bytes = sizeof(w)};
+    ep_cli_table *table =
+        ep_cli_table_create("WAITED FOR|1>FRAMES|>MEAN US|2>WIRE|2>QUEUE|2>COMPUTE|>MAX US");
+    if (table == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; ep_client_read_waits(client, i, &w) == EP_OK; i++) {
+        ep_cli_table_cell(table, "%s", w.node);
+        ep_cli_table_cell(table, "%" PRIu64, w.frames);
+        ep_cli_table_cell(table, "%" PRIu64, mean(w.wait_us, w.frames));
+        ep_cli_table_cell(table, "%" PRIu64, mean(w.wire_us, w.frames));
+        ep_cli_table_cell(table, "%" PRIu64, mean(w.queue_us, w.frames));
+        ep_cli_table_cell(table, "%" PRIu64, mean(w.compute_us, w.frames));
+        ep_cli_table_cell(table, "%" PRIu64, w.wait_max_us);
+    }
+    return print_and_free(table, out);
+}
+
+/* The waits are the client's, calls before the clock started included. Sorts the latencies. */
+static bool print_result(const ep_cli_bench_request *request, ep_cli_bench_result *result,
+                         ep_client *client, ep_cli_format format, FILE *out)
+{
+    if (format == EP_CLI_JSON) {
+        return print_json(request, result, client, out);
+    }
+    return print_whole(request, result, out) && fputc('\n', out) != EOF &&
+           print_stages(result, out) && fputc('\n', out) != EOF && print_waits(client, out);
+}
+
+/* ---- */
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
     ep_client *client = NULL;
     ep_cli_bench_result result = {0};
     ep_layer_desc layer;
-    request.traceparent = ep_cli_trace_parent();
-    request.deadline_us = ep_cli_peer.timeout_us;
+    wanted.traceparent = ep_cli_trace_parent();
+    wanted.deadline_us = ep_cli_peer.timeout_us;
     ep_err err = ep_cli_connect_client(&ep_cli_peer, &client, out_error);
-    err = err != EP_OK ? err : ep_cli_bench_find_layer(client, &request, &layer, out_error);
-    err = err != EP_OK ? err : ep_cli_bench_run(client, &request, &layer, &result, out_error);
+    err = err != EP_OK ? err : ep_cli_bench_find_layer(client, &wanted, &layer, out_error);
+    err = err != EP_OK ? err : ep_cli_bench_run(client, &wanted, &layer, &result, out_error);
     ep_cli_trace_report();
-    call->failed = err == EP_OK &&
-                   !ep_cli_bench_print(&request, &result, client, ep_cli_output_format, stdout);
+    call->failed =
+        err == EP_OK && !print_result(&wanted, &result, client, ep_cli_output_format, stdout);
     ep_latency_fini(&result.latency);
     ep_client_destroy(client);
     return err;

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertctl plan: what the placement solver would do. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "command.h"
 #include "command_table.h"
 #include "connect.h"
+#include "control.h"
 #include "moe/routing_table.h"
-#include "plan_live.h"
+#include "placement/expert_map.h"
 #include "plan_offline.h"
 
 #define PATH_BYTES_MAX 4000
@@ -112,11 +117,297 @@ static const ep_cli_option offline_rows[] = {
 static const ep_cli_options offline_options = {
     .rows = offline_rows, .count = EP_ARRAY_COUNT(offline_rows), .first = &ep_cli_peer.asks_nobody};
 
+/* ---- at a running coordinator ---- */
+
+typedef struct plan_sum {
+    uint64_t copies_to_load, copies_given_up, bytes_to_load;
+    Expertd__V1__LayerBalance before, after; /* the worst of the layers */
+    size_t layers_without_load;
+} plan_sum;
+
+static void keep_worse(Expertd__V1__LayerBalance *worst, const Expertd__V1__LayerBalance *layer)
+{
+    if (layer->busiest_over_mean > worst->busiest_over_mean) {
+        worst->busiest_over_mean = layer->busiest_over_mean;
+    }
+    if (layer->busiest_over_bound > worst->busiest_over_bound) {
+        worst->busiest_over_bound = layer->busiest_over_bound;
+    }
+}
+
+static plan_sum sum_up(const Expertd__V1__PlanReply *reply)
+{
+    plan_sum sum = {.copies_to_load = 0};
+    for (size_t l = 0; l < reply->n_layers; l++) {
+        const Expertd__V1__LayerPlan *layer = reply->layers[l];
+        sum.copies_to_load += layer->copies_to_load;
+        sum.copies_given_up += layer->copies_given_up;
+        sum.bytes_to_load += layer->bytes_to_load;
+        sum.layers_without_load += !layer->has_heat;
+        keep_worse(&sum.before, layer->before);
+        keep_worse(&sum.after, layer->after);
+    }
+    return sum;
+}
+
+/* ---- json ---- */
+
+static json_t *balance_json(const Expertd__V1__LayerBalance *balance)
+{
+    return json_pack("{s:f, s:f}", "busiest_over_mean", balance->busiest_over_mean,
+                     "busiest_over_bound", balance->busiest_over_bound);
+}
+
+static json_t *layer_json(const Expertd__V1__LayerPlan *layer)
+{
+    return json_pack("{s:o, s:o, s:I, s:I, s:b, s:o, s:o, s:I, s:I, s:I, s:I}", "model",
+                     ep_cli_json_text(layer->model), "version", ep_cli_json_text(layer->version),
+                     "layer", (json_int_t)layer->layer, "experts", (json_int_t)layer->experts,
+                     "load_known", (int)layer->has_heat, "before", balance_json(layer->before),
+                     "after", balance_json(layer->after), "copies", (json_int_t)layer->copies,
+                     "copies_to_load", (json_int_t)layer->copies_to_load, "copies_given_up",
+                     (json_int_t)layer->copies_given_up, "bytes_to_load",
+                     (json_int_t)layer->bytes_to_load);
+}
+
+static json_t *node_json(const Expertd__V1__NodePlan *node)
+{
+    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "node", ep_cli_json_text(node->name),
+                     "copies_before", (json_int_t)node->copies_before, "copies_after",
+                     (json_int_t)node->copies_after, "bytes_before", (json_int_t)node->bytes_before,
+                     "bytes_after", (json_int_t)node->bytes_after, "copies_to_load",
+                     (json_int_t)node->copies_to_load, "bytes_to_load",
+                     (json_int_t)node->bytes_to_load);
+}
+
+static bool print_json(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
+{
+    json_t *layers = json_array(), *nodes = json_array(), *loading = json_array();
+    for (size_t l = 0; l < reply->n_layers; l++) {
+        json_array_append_new(layers, layer_json(reply->layers[l]));
+    }
+    for (size_t n = 0; n < reply->n_nodes; n++) {
+        json_array_append_new(nodes, node_json(reply->nodes[n]));
+    }
+    for (size_t n = 0; n < reply->n_loading; n++) {
+        json_array_append_new(loading, ep_cli_json_text(reply->loading[n]));
+    }
+    return ep_cli_json_print(
+        json_pack("{s:o, s:b, s:b, s:o, s:o, s:{s:I, s:I, s:I, s:o, s:o}, s:o, s:o}", "policy",
+                  ep_cli_json_text(reply->policy), "applied", (int)reply->applied, "is_cut",
+                  (int)reply->is_cut, "loading", loading, "note", ep_cli_json_text(reply->note),
+                  "sum", "copies_to_load", (json_int_t)sum->copies_to_load, "copies_given_up",
+                  (json_int_t)sum->copies_given_up, "bytes_to_load", (json_int_t)sum->bytes_to_load,
+                  "worst_before", balance_json(&sum->before), "worst_after",
+                  balance_json(&sum->after), "layers", layers, "nodes", nodes),
+        stdout);
+}
+
+/* ---- tables ---- */
+
+static const char *policy_text(const char *policy)
+{
+    return strcmp(policy, "balanced") == 0 ? "by load"
+           : strcmp(policy, "static") == 0 ? "the expert map alone decides"
+                                           : "equal counts, whatever the load";
+}
+
+static void print_sum(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
+{
+    char bytes[EP_CLI_BRIEF_BYTES];
+    ep_cli_line(stdout, "placement %s (%s): %s%" PRIu64 " copies to load, %s; %" PRIu64 " given up",
+                reply->policy, policy_text(reply->policy), reply->applied ? "applied, " : "",
+                sum->copies_to_load, ep_cli_bytes_text(sum->bytes_to_load, bytes),
+                sum->copies_given_up);
+    ep_cli_line(
+        stdout,
+        "busiest node, worst layer: %.3f of the mean, after %.3f; %.3f of the bound, after %.3f",
+        sum->before.busiest_over_mean, sum->after.busiest_over_mean, sum->before.busiest_over_bound,
+        sum->after.busiest_over_bound);
+    if (sum->layers_without_load > 0) {
+        ep_cli_line(stdout, "no load is known yet of %zu of %zu layers: their experts count alike",
+                    sum->layers_without_load, reply->n_layers);
+    }
+    for (size_t n = 0; n < reply->n_loading; n++) {
+        ep_cli_line(stdout, "node %s still loads what it was given before, which counts as loaded",
+                    reply->loading[n]);
+    }
+    if (reply->is_cut) {
+        ep_cli_line(stdout, "the solver looked at as much as it may at once: when this is applied, "
+                            "plan again for more");
+    }
+    if (reply->note[0] != '\0') {
+        ep_cli_line(stdout, "%s", reply->note);
+    }
+}
+
+static bool print_nodes(const Expertd__V1__PlanReply *reply)
+{
+    ep_cli_table *table =
+        ep_cli_table_create("NODE|>COPIES|>AFTER|>BYTES|>BYTES AFTER|>TO LOAD|>BYTES TO LOAD");
+    for (size_t n = 0; table != NULL && n < reply->n_nodes; n++) {
+        const Expertd__V1__NodePlan *node = reply->nodes[n];
+        ep_cli_table_cell(table, "%s", node->name);
+        ep_cli_table_cell(table, "%" PRIu32, node->copies_before);
+        ep_cli_table_cell(table, "%" PRIu32, node->copies_after);
+        ep_cli_table_bytes(table, node->bytes_before);
+        ep_cli_table_bytes(table, node->bytes_after);
+        ep_cli_table_cell(table, "%" PRIu32, node->copies_to_load);
+        ep_cli_table_bytes(table, node->bytes_to_load);
+    }
+    bool good = table != NULL && ep_cli_table_print(table, stdout);
+    ep_cli_table_destroy(table);
+    return good;
+}
+
+static bool print_layers(const Expertd__V1__PlanReply *reply)
+{
+    ep_cli_table *table =
+        ep_cli_table_create("MODEL|1VERSION|>LAYER|>/MEAN|>/MEAN AFTER|>/BOUND|>/BOUND AFTER|>TO "
+                            "LOAD|3>GIVEN UP|2>BYTES TO LOAD");
+    for (size_t l = 0; table != NULL && l < reply->n_layers; l++) {
+        const Expertd__V1__LayerPlan *layer = reply->layers[l];
+        ep_cli_table_cell(table, "%s", layer->model);
+        ep_cli_table_cell(table, "%s", layer->version);
+        ep_cli_table_cell(table, "%" PRIu32, layer->layer);
+        ep_cli_table_cell(table, "%.3f", layer->before->busiest_over_mean);
+        ep_cli_table_cell(table, "%.3f", layer->after->busiest_over_mean);
+        ep_cli_table_cell(table, "%.3f", layer->before->busiest_over_bound);
+        ep_cli_table_cell(table, "%.3f", layer->after->busiest_over_bound);
+        ep_cli_table_cell(table, "%" PRIu32, layer->copies_to_load);
+        ep_cli_table_cell(table, "%" PRIu32, layer->copies_given_up);
+        ep_cli_table_bytes(table, layer->bytes_to_load);
+    }
+    bool good = table != NULL && ep_cli_table_print(table, stdout);
+    ep_cli_table_destroy(table);
+    return good;
+}
+
+static bool print_tables(const Expertd__V1__PlanReply *reply, const plan_sum *sum)
+{
+    print_sum(reply, sum);
+    ep_cli_line(stdout, "%s", "");
+    bool good = print_nodes(reply);
+    ep_cli_line(stdout, "%s", "");
+    return print_layers(reply) && good;
+}
+
+/* ---- the map ---- */
+
+static ep_err check_reply(const Expertd__V1__PlanReply *reply, bool with_copies,
+                          ep_error *out_error)
+{
+    for (size_t l = 0; l < reply->n_layers; l++) {
+        const Expertd__V1__LayerPlan *layer = reply->layers[l];
+        bool good = layer->before != NULL && layer->after != NULL;
+        if (good && with_copies) {
+            good = layer->experts <= EP_EXPERTS_MAX &&
+                   layer->n_offsets == (size_t)layer->experts + 1 && layer->offsets[0] == 0 &&
+                   layer->offsets[layer->experts] == layer->n_node_indexes;
+            for (uint32_t e = 0; good && e < layer->experts; e++) {
+                good = layer->offsets[e] <= layer->offsets[e + 1];
+            }
+            for (size_t i = 0; good && i < layer->n_node_indexes; i++) {
+                good = layer->node_indexes[i] < reply->n_nodes;
+            }
+        }
+        if (!good) {
+            return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                                "the coordinator's plan of layer %" PRIu32 " contradicts itself",
+                                layer->layer);
+        }
+    }
+    return EP_OK;
+}
+
+static ep_err check_one_model(const Expertd__V1__PlanReply *reply, ep_error *out_error)
+{
+    for (size_t l = 1; l < reply->n_layers; l++) {
+        const Expertd__V1__LayerPlan *a = reply->layers[0], *b = reply->layers[l];
+        if (strcmp(a->model, b->model) != 0 || strcmp(a->version, b->version) != 0) {
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "--write-map: %.100s version %.40s and %.100s version %.40s are "
+                                "placed, an expert map is of one model",
+                                a->model, a->version, b->model, b->version);
+        }
+    }
+    return EP_OK;
+}
+
+/* Who reads the map knows devices by number. */
+static void say_written(const char *program, const char *file, const Expertd__V1__PlanReply *reply,
+                        const ep_expert_map *map)
+{
+    uint32_t least = UINT32_MAX, most = 0;
+    for (uint32_t l = 0; l < map->layers_count; l++) {
+        for (uint32_t d = 0; d < map->layers[l].devices_count; d++) {
+            const uint32_t count = map->layers[l].offsets[d + 1] - map->layers[l].offsets[d];
+            least = count < least ? count : least;
+            most = count > most ? count : most;
+        }
+    }
+    ep_cli_line(
+        stderr,
+        "%s: %s is the %s of %u layers; its devices are the %zu nodes in order of name, %s first",
+        program, file, reply->applied ? "new placement" : "plan", map->layers_count, reply->n_nodes,
+        reply->nodes[0]->name);
+    if (least != most) {
+        ep_cli_line(stderr,
+                    "%s: its devices hold %u..%u experts of a layer: placement: static takes that, "
+                    "vllm-ascend wants equal counts",
+                    program, least, most);
+    }
+}
+
+static ep_err write_map(const char *program, const char *file, const Expertd__V1__PlanReply *reply,
+                        ep_error *out_error)
+{
+    ep_expert_map *map = NULL;
+    ep_err err = check_one_model(reply, out_error);
+    err = err != EP_OK ? err : ep_expert_map_create((uint32_t)reply->n_layers, &map, out_error);
+    for (uint32_t l = 0; err == EP_OK && l < reply->n_layers; l++) {
+        const Expertd__V1__LayerPlan *layer = reply->layers[l];
+        err = ep_expert_map_set_layer(map, l, layer->experts, layer->offsets, layer->node_indexes,
+                                      (uint32_t)reply->n_nodes, out_error);
+    }
+    err = err != EP_OK ? err : ep_expert_map_write_file(map, file, out_error);
+    if (err == EP_OK) {
+        say_written(program, file, reply, map);
+    }
+    ep_expert_map_destroy(map);
+    return err;
+}
+
+static ep_err run_live(ep_cli_call *call, bool apply, const char *map_file, ep_error *out_error)
+{
+    Expertd__V1__PlanRequest request = EXPERTD__V1__PLAN_REQUEST__INIT;
+    ProtobufCMessage *message = NULL;
+    request.apply = apply;
+    request.with_copies = map_file != NULL;
+    ep_err err =
+        ep_cli_admin_call_once(&ep_cli_peer, "PlanPlacement", &request.base, &message, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    const Expertd__V1__PlanReply *reply = (const Expertd__V1__PlanReply *)message;
+    err = check_reply(reply, request.with_copies, out_error);
+    if (err == EP_OK) {
+        const plan_sum sum = sum_up(reply);
+        call->failed = !(ep_cli_output_format == EP_CLI_JSON ? print_json(reply, &sum)
+                                                             : print_tables(reply, &sum));
+        err = map_file != NULL ? write_map(call->program, map_file, reply, out_error) : EP_OK;
+    }
+    protobuf_c_message_free_unpacked(message, NULL);
+    return err;
+}
+
+/* ---- */
+
 static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
     ep_plan_machine *machine = &wanted.offline.machine;
     if (wanted.offline.config_file == NULL) {
-        return ep_cli_plan_live_run(call, wanted.apply, wanted.offline.map_file, out_error);
+        return run_live(call, wanted.apply, wanted.offline.map_file, out_error);
     }
     machine->memory_bytes_per_s = (double)wanted.memory_bandwidth;
     machine->link_bytes_per_s = (double)wanted.link_bandwidth;

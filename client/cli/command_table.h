@@ -3,6 +3,8 @@
 #ifndef EP_CLI_COMMAND_TABLE_H
 #define EP_CLI_COMMAND_TABLE_H
 
+#include <stdio.h>
+
 #include "command.h"
 
 extern const ep_cli_command ep_cli_status;
@@ -28,5 +30,8 @@ extern const ep_cli_command ep_cli_top;
 
 /* In the order of --help; NULL past the end. */
 extern const ep_cli_command *const ep_cli_commands[];
+
+/* cmd_completion.c: False: out takes no more. */
+bool ep_cli_print_man(const ep_cli_command *const *commands, FILE *out);
 
 #endif
