@@ -9,7 +9,6 @@
 #include "layer_options.h"
 #include "moe/flow.h"
 #include "moe/routing_table.h"
-#include "output.h"
 #include "trace_option.h"
 
 #define DURATION_US_DEFAULT 5000000u

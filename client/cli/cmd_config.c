@@ -5,7 +5,6 @@
 
 #include "command_table.h"
 #include "control.h"
-#include "output.h"
 
 static bool only_changed;
 

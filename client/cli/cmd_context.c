@@ -9,7 +9,6 @@
 #include "command_table.h"
 #include "connect.h"
 #include "context_file.h"
-#include "output.h"
 #include "usage/usage.h"
 
 #define CONTEXT_VARIABLE "EXPERTCTL_CONTEXT"

@@ -11,7 +11,6 @@
 #include "doctor_ascend.h"
 #include "doctor_config.h"
 #include "observe/trace.h"
-#include "output.h"
 #include "origin.h"
 
 #define FILES_MAX 16

@@ -7,7 +7,6 @@
 #include "command_table.h"
 #include "control.h"
 #include "moe/routing_table.h"
-#include "output.h"
 
 #define CALL_NS_MAX (10 * EP_NS_PER_S)
 #define POLL_NS (500 * EP_NS_PER_MS)

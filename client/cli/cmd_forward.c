@@ -17,7 +17,6 @@
 #include "layer_options.h"
 #include "model/safetensors_writer.h"
 #include "moe/flow.h"
-#include "output.h"
 #include "placement.h"
 #include "trace_option.h"
 #include "wire/frame.h"

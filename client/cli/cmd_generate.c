@@ -10,7 +10,6 @@
 #include "command_table.h"
 #include "generate.h"
 #include "node_list.h"
-#include "output.h"
 #include "trace_option.h"
 
 #define BYTES_DEFAULT 128

@@ -5,7 +5,6 @@
 #include "control.h"
 #include "model/model_types.h"
 #include "moe/routing_table.h"
-#include "output.h"
 
 static struct {
     const char *name;

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "command.h"
 #include "command_table.h"
 #include "connect.h"
 #include "control.h"

@@ -10,7 +10,6 @@
 #include "base/clock.h"
 #include "command_table.h"
 #include "control.h"
-#include "output.h"
 
 #define CHANGES_MAX 16
 #define TEXT_BYTES 128

@@ -2,7 +2,6 @@
 /* expertctl reload: a program reads its configuration again, as on SIGHUP. */
 #include "command_table.h"
 #include "control.h"
-#include "output.h"
 
 static void print_keys(const char *what, char *const *keys, size_t count)
 {

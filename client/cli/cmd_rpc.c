@@ -5,7 +5,6 @@
 #include "command_table.h"
 #include "control.h"
 #include "health.pb-c.h"
-#include "output.h"
 
 static bool is_list;
 

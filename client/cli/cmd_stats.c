@@ -5,7 +5,6 @@
 #include "command_table.h"
 #include "control.h"
 #include "moe/routing_table.h"
-#include "output.h"
 
 static struct {
     const char *model;   /* NULL all */

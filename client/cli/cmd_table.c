@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "command_table.h"
-#include "output.h"
 #include "placement.h"
 
 static struct {

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "command_table.h"
-#include "output.h"
 #include "terminal.h"
 #include "top.h"
 

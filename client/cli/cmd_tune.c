@@ -10,7 +10,6 @@
 #include "connect.h"
 #include "moe/flow.h"
 #include "moe/routing_table.h"
-#include "output.h"
 #include "placement.h"
 #include "plan_machine.h"
 #include "tune.h"

@@ -23,24 +23,20 @@ static void walk_tables(const struct argp *argp,
     }
 }
 
-typedef struct help_search {
-    bool found;
-} help_search;
-
 static void look_for_help(void *arg, const struct argp_option *option)
 {
-    help_search *search = arg;
-    search->found = search->found || (option->name != NULL && strcmp(option->name, "help") == 0);
+    bool *found = arg;
+    *found = *found || (option->name != NULL && strcmp(option->name, "help") == 0);
 }
 
 void ep_usage_walk(const struct argp *argp,
                    void (*func)(void *arg, const struct argp_option *option), void *arg)
 {
     static const struct argp_option help = {"help", '?', NULL, 0, "Print this help and exit", -1};
-    help_search search = {0};
-    walk_tables(argp, look_for_help, &search);
+    bool found = false;
+    walk_tables(argp, look_for_help, &found);
     walk_tables(argp, func, arg);
-    if (!search.found) {
+    if (!found) {
         func(arg, &help); /* argp's own */
     }
 }
